@@ -1,0 +1,123 @@
+//! What a device says of itself: the content of `spillway status`, `swap status` and `run --stats`.
+
+use serde::{Deserialize, Serialize};
+
+/// A device and everything behind it, at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceStatus {
+    /// The name it was started with.
+    pub name: String,
+    /// The block device, such as `/dev/loop0`.
+    pub path: String,
+    /// How it reaches the kernel (`loop+fuse`), and why that one was taken.
+    pub frontend: String,
+    /// Bytes of the device.
+    pub size_bytes: u64,
+    /// Bytes of a slab.
+    pub slab_size_bytes: u64,
+    /// The setting, as text.
+    pub redundancy: String,
+    /// `ok`, or why it is less safe or slower than asked, in words (disk only, a copy missing, backing file failing).
+    pub health: String,
+    /// Slabs by state.
+    pub slabs: SlabCounts,
+    /// Every donor known to this device.
+    pub donors: Vec<DonorLinkStatus>,
+    /// Pages stored now (written and not discarded).
+    pub pages_stored: u64,
+    /// Pages whose every copy was lost; reading one fails.
+    pub pages_lost: u64,
+    /// The copy on disk.
+    pub disk: Option<DiskStatus>,
+    /// Traffic since the start.
+    pub traffic: TrafficStatus,
+}
+
+/// Slabs by state (DESIGN.md, "Volume").
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SlabCounts {
+    /// No donor holds them; nothing was written, or only the disk has it.
+    pub unmapped: u64,
+    /// All copies in place.
+    pub mapped: u64,
+    /// Fewer copies than the setting asks for, or a copy is being filled.
+    pub degraded: u64,
+    /// Being moved to another donor.
+    pub migrating: u64,
+    /// Hold pages that no copy has any more.
+    pub lost: u64,
+}
+
+/// One donor as this device sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DonorLinkStatus {
+    /// The address that was given.
+    pub address: String,
+    /// The donor's identity; empty until it answered once.
+    pub donor: String,
+    /// `connected`, `connecting`, or `lost`.
+    pub state: String,
+    /// `shm` or `tcp`; empty until connected.
+    pub transport: String,
+    /// Slabs of this device that it holds.
+    pub slabs: u64,
+    /// Memory that it said it can still lend.
+    pub free_bytes: u64,
+    /// The last reason for a lost connection or a refusal.
+    pub last_error: String,
+}
+
+/// The backing file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DiskStatus {
+    /// Its path.
+    pub path: String,
+    /// Pages accepted and not yet on disk.
+    pub backlog_pages: u64,
+    /// The bound of the backlog.
+    pub backlog_pages_max: u64,
+    /// Pages written since the start.
+    pub pages_written: u64,
+    /// Writes that failed (full, I/O error); their pages live at donors only.
+    pub write_errors: u64,
+    /// The last error, in words.
+    pub last_error: String,
+}
+
+/// Counters and latencies since the device started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrafficStatus {
+    /// Pages read by the kernel (page-ins).
+    pub pages_in: u64,
+    /// Pages written by the kernel (page-outs).
+    pub pages_out: u64,
+    /// Pages discarded by the kernel.
+    pub pages_discarded: u64,
+    /// Pages that were read from the disk copy.
+    pub pages_in_from_disk: u64,
+    /// Read requests.
+    pub read_requests: u64,
+    /// Write requests.
+    pub write_requests: u64,
+    /// Requests that failed.
+    pub failed_requests: u64,
+    /// Latency of read requests inside the device.
+    pub read_latency: LatencyStatus,
+    /// Latency of write requests inside the device.
+    pub write_latency: LatencyStatus,
+    /// CPU time of the device's process so far.
+    pub cpu_seconds: f64,
+}
+
+/// A latency distribution in microseconds; bucketed, so each figure is exact to about 6 %.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LatencyStatus {
+    /// Median.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// Mean.
+    pub mean_us: f64,
+    /// Largest.
+    pub max_us: f64,
+}

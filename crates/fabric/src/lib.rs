@@ -1,0 +1,19 @@
+//! How pages reach a donor.
+//!
+//! Shaped like RDMA verbs: memory is registered once ([`buffer_pool`]), requests are posted to a queue pair with a tag, and
+//! completions are polled, or waited for on an event ([`queue_pair`]). One queue pair belongs to one I/O thread and one
+//! donor, so nothing on the path takes a lock or allocates.
+//!
+//! In reading order:
+//! - [`units`]: the words of the field as types.
+//! - [`limits`]: every bound of this crate, with its origin.
+//! - [`buffer_pool`]: pre-registered, locked page buffers.
+//! - [`queue_pair`]: the transport trait.
+
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod buffer_pool;
+pub mod limits;
+pub mod queue_pair;
+pub mod units;

@@ -1,0 +1,55 @@
+//! Every bound of the fabric, with its origin. Relations between them are checked at compile time.
+
+use std::time::Duration;
+
+use crate::units::PAGE_SIZE_BYTES;
+
+/// Largest request on the wire. HPBD's largest was 128 KiB; the loop driver and FUSE carry up to 1 MiB (FUSE's
+/// `max_pages` is at most 256).
+pub const REQUEST_SIZE_BYTES_MAX: usize = 1 << 20;
+
+/// Requests in flight on one queue pair, all classes together. One I/O thread has at most 32 block requests of 1 MiB in
+/// flight, each cut at slab boundaries and at changes of the source.
+pub const QUEUE_DEPTH_MAX: usize = 256;
+
+/// Credits that only demand requests may take.
+pub const CREDITS_RESERVED_FOR_DEMAND: usize = 32;
+
+/// Credits that write-back may not take: those of demand and as many for prefetching.
+pub const CREDITS_RESERVED_FOR_PREFETCH: usize = 32;
+
+/// Slabs one donor lends to one borrower at most: with slabs of 1 GiB this is 4 TiB.
+pub const SLABS_PER_SESSION_MAX: usize = 4096;
+
+/// Slab sizes are powers of two between these: a smaller one costs more metadata than it saves, a larger one cannot be
+/// addressed by a 32-bit offset.
+pub const SLAB_SIZE_BYTES_MIN: u64 = 1 << 20;
+/// See [`SLAB_SIZE_BYTES_MIN`].
+pub const SLAB_SIZE_BYTES_MAX: u64 = 1 << 30;
+
+/// A request that is not answered for so long is given up, and its connection with it.
+pub const REQUEST_DEADLINE: Duration = Duration::from_secs(2);
+
+/// A whole handshake, control or data, takes at most so long.
+pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Both ends send something on the control channel at least this often.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// A control channel that brought nothing for so long is lost: four heartbeats.
+pub const SILENCE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Longest control message: a recall or an activity report of [`SLABS_PER_SESSION_MAX`] slabs fits in several.
+pub const CONTROL_MESSAGE_BYTES_MAX: usize = 16 * 1024;
+
+/// Slabs named by one recall, activity query or report.
+pub const SLABS_PER_MESSAGE_MAX: usize = 512;
+
+const _: () = {
+    assert!(REQUEST_SIZE_BYTES_MAX.is_multiple_of(PAGE_SIZE_BYTES));
+    assert!(CREDITS_RESERVED_FOR_DEMAND + CREDITS_RESERVED_FOR_PREFETCH < QUEUE_DEPTH_MAX);
+    assert!(SLAB_SIZE_BYTES_MIN >= REQUEST_SIZE_BYTES_MAX as u64);
+    assert!(SLAB_SIZE_BYTES_MAX <= u32::MAX as u64);
+    assert!(SLABS_PER_MESSAGE_MAX * 16 + 64 <= CONTROL_MESSAGE_BYTES_MAX);
+    assert!(SILENCE_DEADLINE.as_millis() >= 4 * HEARTBEAT_INTERVAL.as_millis());
+};

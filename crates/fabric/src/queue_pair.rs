@@ -1,0 +1,100 @@
+//! The transport trait: what every way to a donor looks like to an I/O thread.
+//!
+//! The shape is that of RDMA verbs: one-sided READ and WRITE between a registered buffer and a remote slab, posted with a
+//! tag, completed in any order. Nothing blocks and nothing allocates after the queue pair was made. A queue pair belongs to
+//! one thread at a time (`Send`, not `Sync`).
+//!
+//! Life of a request: `post` takes a credit (or says `Busy`) -> the transport moves the bytes -> `poll` yields exactly one
+//! [`Completion`] with the request's tag, within [`REQUEST_DEADLINE`](crate::limits::REQUEST_DEADLINE) and some grace. Until
+//! then the buffer belongs to the transport; after it, the transport never touches the buffer again. When a connection
+//! fails, every request in flight completes with an error and every later `post` says `Down`.
+
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use crate::units::{BufferRange, Priority, RemoteAddress, Tag};
+
+/// What to do with a range of a slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Copy from the slab into the buffer.
+    Read,
+    /// Copy from the buffer to the slab.
+    Write,
+    /// Free the range's pages at the donor; they read as zeroes afterwards. The buffer gives the length only.
+    Discard,
+}
+
+/// One request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What to do.
+    pub operation: Operation,
+    /// Where at the donor.
+    pub remote: RemoteAddress,
+    /// The registered buffer; whole pages. For a discard only its length counts (it may exceed the pool).
+    pub buffer: BufferRange,
+    /// Comes back in the completion.
+    pub tag: Tag,
+    /// Class for credits.
+    pub priority: Priority,
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// No credit of this class is free; poll and try again.
+    #[error("no credit is free")]
+    Busy,
+    /// The connection is lost; this queue pair takes nothing any more.
+    #[error("the connection to the donor is lost")]
+    Down,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// The donor does not lend this slab (any more), or the range lies outside it.
+    #[error("the donor does not lend this slab")]
+    NotLent,
+    /// The connection was lost, or the donor missed the deadline; the range may or may not have been written.
+    #[error("the connection to the donor was lost")]
+    Down,
+    /// The medium failed (a file's I/O error); the queue pair goes on.
+    #[error("input or output error {0}")]
+    Medium(i32),
+}
+
+/// The end of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The request's tag.
+    pub tag: Tag,
+    /// Its result.
+    pub result: Result<(), RequestError>,
+}
+
+/// One connection of one I/O thread to one donor, see the module text.
+pub trait QueuePair: Send {
+    /// Hands a request over. It may start at once or at the next [`QueuePair::poll`].
+    fn post(&mut self, request: Request, now: Instant) -> Result<(), PostError>;
+
+    /// Moves bytes as far as possible without blocking, and calls `complete` for each request that ended. `now` judges
+    /// deadlines. Returns how many ended.
+    fn poll(&mut self, now: Instant, complete: &mut dyn FnMut(Completion)) -> usize;
+
+    /// Requests posted and not completed.
+    fn in_flight(&self) -> usize;
+
+    /// A descriptor to wait on (with epoll, level-triggered, for reading; also for writing while
+    /// [`QueuePair::wants_write`]). `None`: requests complete by polling alone (shared memory).
+    fn event(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Whether unsent bytes wait for the descriptor to become writable.
+    fn wants_write(&self) -> bool {
+        false
+    }
+
+    /// Whether the connection is lost.
+    fn is_down(&self) -> bool;
+}

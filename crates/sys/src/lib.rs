@@ -1,0 +1,11 @@
+//! What Spillway asks of the kernel, wrapped so that every other crate can forbid unsafe code.
+//!
+//! Each file is one kernel facility. Nothing here decides anything: policy lives with the callers.
+//!
+//! - [`mapping`]: memory shared with the kernel or with another process, copied in and out as bytes.
+//! - [`memfd`]: sealed anonymous files, the memory of slabs.
+//! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
+
+pub mod allocation_guard;
+pub mod mapping;
+pub mod memfd;

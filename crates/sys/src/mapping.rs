@@ -1,0 +1,272 @@
+//! Memory that others may change at any time: shared with a donor, or lent to the kernel as an I/O buffer.
+//!
+//! A Rust reference promises that bytes do not change behind it, which shared memory cannot keep. A [`Mapping`] therefore
+//! never hands out references: bytes are copied in and out through raw pointers, bounds checked. A torn copy is possible
+//! when two sides race; it is never undefined behaviour that reaches a caller, only bytes that the protocol above must not
+//! use.
+//!
+//! Invariants: the address range `[base, base + length)` stays mapped readable and writable for as long as the value
+//! lives, also while parts of it are replaced by [`Mapping::attach`] and [`Mapping::detach`].
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use rustix::mm::{self, Advice, MapFlags, MlockFlags, ProtFlags};
+
+use crate::memfd::Memfd;
+
+/// Bytes of a page of memory on every machine that Spillway supports.
+pub const PAGE_SIZE_BYTES: usize = 4096;
+
+/// A mapped range of memory, see the module text.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the range is plain memory owned by this value until `drop`; all access is by copying bytes through raw pointers,
+// so moving the value to another thread moves nothing that is bound to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; concurrent copies may tear, which the type's contract allows, and no reference to the bytes exists.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Private zeroed memory of `length` bytes (a multiple of the page size), not yet backed by pages.
+    pub fn anonymous(length: usize) -> io::Result<Self> {
+        Self::map_anonymous(length, MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }
+
+    /// Private zeroed memory whose pages are all present and locked: what I/O threads may touch while the machine has no
+    /// memory left. Fails with a clear error when the lock limit (`ulimit -l`) forbids it.
+    pub fn locked(length: usize) -> io::Result<Self> {
+        let mapping = Self::map_anonymous(length, MapFlags::PRIVATE)?;
+        mapping.lock()?;
+        Ok(mapping)
+    }
+
+    fn map_anonymous(length: usize, flags: MapFlags) -> io::Result<Self> {
+        check_length(length)?;
+        // SAFETY: a fresh anonymous mapping at an address the kernel chooses replaces nothing.
+        let base =
+            unsafe { mm::mmap_anonymous(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        Ok(Self { base: non_null(base.cast())?, length })
+    }
+
+    /// The first `length` bytes of `file`, shared with everyone who maps it. `file` must not be able to shrink (a sealed
+    /// memfd), otherwise a copy can raise SIGBUS; [`Memfd::open`] checks the seals.
+    pub fn shared(file: &Memfd, length: usize) -> io::Result<Self> {
+        check_length(length)?;
+        if (length as u64) > file.length_bytes() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "mapping is longer than its memfd"));
+        }
+        // SAFETY: a fresh mapping at an address the kernel chooses replaces nothing; the memfd is sealed against shrinking.
+        let base = unsafe {
+            mm::mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file.as_fd_for_map(),
+                0,
+            )?
+        };
+        Ok(Self { base: non_null(base.cast())?, length })
+    }
+
+    /// Bytes mapped.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The address of the first byte, for system calls that take addresses. Never dereference it outside this crate.
+    pub fn address(&self) -> usize {
+        self.base.as_ptr() as usize
+    }
+
+    /// Replaces `[offset, offset + length)` by the first `length` bytes of `file`. Copies that race see either memory.
+    pub fn attach(&self, offset: usize, file: &Memfd, length: usize) -> io::Result<()> {
+        check_length(length)?;
+        self.check(offset, length);
+        assert!(offset.is_multiple_of(PAGE_SIZE_BYTES), "attach at a page boundary");
+        if (length as u64) > file.length_bytes() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "attachment is longer than its memfd"));
+        }
+        // SAFETY: the range lies inside this mapping (checked), which nobody refers to by reference; MAP_FIXED swaps the
+        // pages atomically, so the range stays mapped.
+        unsafe {
+            mm::mmap(
+                self.base.as_ptr().add(offset).cast(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE,
+                file.as_fd_for_map(),
+                0,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Replaces `[offset, offset + length)` by fresh private zeroed memory, which gives an attached file back.
+    pub fn detach(&self, offset: usize, length: usize) -> io::Result<()> {
+        check_length(length)?;
+        self.check(offset, length);
+        assert!(offset.is_multiple_of(PAGE_SIZE_BYTES), "detach at a page boundary");
+        // SAFETY: as for `attach`.
+        unsafe {
+            mm::mmap_anonymous(
+                self.base.as_ptr().add(offset).cast(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Makes every page present and locks it in memory.
+    pub fn lock(&self) -> io::Result<()> {
+        // SAFETY: the range is mapped by this value.
+        unsafe { mm::mlock_with(self.base.as_ptr().cast(), self.length, MlockFlags::empty()) }.map_err(|errno| {
+            io::Error::new(
+                io::Error::from(errno).kind(),
+                format!(
+                    "cannot lock {} bytes of memory ({errno}); raise the limit (ulimit -l unlimited, or LimitMEMLOCK=infinity)",
+                    self.length
+                ),
+            )
+        })
+    }
+
+    /// Asks for huge pages in the range; fewer TLB misses when copying. A kernel without them ignores it.
+    pub fn advise_huge_pages(&self) {
+        // SAFETY: the range is mapped by this value and the advice changes no content.
+        let _ = unsafe { mm::madvise(self.base.as_ptr().cast(), self.length, Advice::LinuxHugepage) };
+    }
+
+    /// Frees the pages of `[offset, offset + length)`; they read as zeroes afterwards (also in a shared file).
+    pub fn remove(&self, offset: usize, length: usize) -> io::Result<()> {
+        self.check(offset, length);
+        // SAFETY: the range is mapped by this value (checked); content becomes zero, which the caller asked for.
+        unsafe { mm::madvise(self.base.as_ptr().add(offset).cast(), length, Advice::LinuxRemove)? };
+        Ok(())
+    }
+
+    /// Copies `target.len()` bytes from `offset` of the mapping.
+    pub fn read(&self, offset: usize, target: &mut [u8]) {
+        self.check(offset, target.len());
+        // SAFETY: the source range is mapped (checked), the target is an exclusive slice of ours, and they cannot overlap.
+        unsafe { std::ptr::copy_nonoverlapping(self.at(offset), target.as_mut_ptr(), target.len()) };
+    }
+
+    /// Copies `source` to `offset` of the mapping.
+    pub fn write(&self, offset: usize, source: &[u8]) {
+        self.check(offset, source.len());
+        // SAFETY: the target range is mapped (checked) and writable; no reference to it exists.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), self.at(offset), source.len()) };
+    }
+
+    /// Copies `length` bytes from `source_offset` of `source` to `offset` of this mapping; the ranges may overlap.
+    pub fn copy_from(&self, offset: usize, source: &Mapping, source_offset: usize, length: usize) {
+        self.check(offset, length);
+        source.check(source_offset, length);
+        // SAFETY: both ranges are mapped (checked); `copy` allows overlap.
+        unsafe { std::ptr::copy(source.at(source_offset), self.at(offset), length) };
+    }
+
+    /// Zeroes `[offset, offset + length)` by writing.
+    pub fn zero(&self, offset: usize, length: usize) {
+        self.check(offset, length);
+        // SAFETY: the range is mapped (checked) and writable.
+        unsafe { std::ptr::write_bytes(self.at(offset), 0, length) };
+    }
+
+    /// The address of byte `offset`; the fence keeps the compiler from carrying a copy across system calls that change
+    /// what is mapped (seen: a store sunk below a hole punch).
+    fn at(&self, offset: usize) -> *mut u8 {
+        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+        // SAFETY: callers checked that `offset` lies inside the mapping.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    fn check(&self, offset: usize, length: usize) {
+        assert!(
+            offset.checked_add(length).is_some_and(|end| end <= self.length),
+            "range {offset}+{length} lies outside a mapping of {} bytes",
+            self.length
+        );
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the value owns the range and is going away; nothing else refers to it.
+        let _ = unsafe { mm::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+fn check_length(length: usize) -> io::Result<()> {
+    if length == 0 || !length.is_multiple_of(PAGE_SIZE_BYTES) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a mapping is a positive number of whole pages"));
+    }
+    Ok(())
+}
+
+fn non_null(base: *mut u8) -> io::Result<NonNull<u8>> {
+    NonNull::new(base).ok_or_else(|| io::Error::other("the kernel mapped memory at address zero"))
+}
+
+/// The descriptor of a memfd as a mapping call wants it.
+trait MapDescriptor {
+    fn as_fd_for_map(&self) -> BorrowedFd<'_>;
+}
+
+impl MapDescriptor for Memfd {
+    fn as_fd_for_map(&self) -> BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_mappings_of_one_memfd_see_the_same_bytes_until_detached() {
+        let file = Memfd::create("mapping-test", 8192).unwrap();
+        let one = Mapping::shared(&file, 8192).unwrap();
+        let window = Mapping::anonymous(4 * 4096).unwrap();
+        window.attach(4096, &file, 8192).unwrap();
+        one.write(10, b"page");
+        let mut seen = [0; 4];
+        window.read(4096 + 10, &mut seen);
+        assert_eq!(&seen, b"page");
+        window.detach(4096, 8192).unwrap();
+        window.read(4096 + 10, &mut seen);
+        assert_eq!(seen, [0; 4]);
+    }
+
+    #[test]
+    fn removed_pages_read_as_zeroes_everywhere() {
+        let file = Memfd::create("mapping-test", 8192).unwrap();
+        let one = Mapping::shared(&file, 8192).unwrap();
+        one.write(4096, &[7; 4096]);
+        one.remove(4096, 4096).unwrap();
+        let mut seen = [1; 16];
+        one.read(4096, &mut seen);
+        assert_eq!(seen, [0; 16]);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside a mapping")]
+    fn a_copy_past_the_end_panics_instead_of_reading() {
+        Mapping::anonymous(4096).unwrap().read(4090, &mut [0; 16]);
+    }
+
+    #[test]
+    fn odd_lengths_are_refused() {
+        assert!(Mapping::anonymous(0).is_err());
+        assert!(Mapping::anonymous(100).is_err());
+    }
+}

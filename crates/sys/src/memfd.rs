@@ -1,0 +1,101 @@
+//! Anonymous files in memory: what a donor lends a slab in, and passes to borrowers on the same host.
+//!
+//! A memfd that another process can shrink turns every access into a possible SIGBUS, so ours are sealed at their size
+//! before anyone maps them, and a received one is refused unless it is sealed.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags};
+
+/// An anonymous file of fixed size, see the module text.
+#[derive(Debug)]
+pub struct Memfd {
+    descriptor: OwnedFd,
+    length_bytes: u64,
+}
+
+/// The seals that make mapping safe: neither side can change the size, or take the seals away.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+impl Memfd {
+    /// A new file of `length_bytes` zeroes; `name` shows in `/proc`. Its pages appear when they are touched or
+    /// [preallocated](Memfd::preallocate).
+    pub fn create(name: &str, length_bytes: u64) -> io::Result<Self> {
+        let descriptor = fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        fs::ftruncate(&descriptor, length_bytes)?;
+        fs::fcntl_add_seals(&descriptor, SEALS)?;
+        Ok(Self { descriptor, length_bytes })
+    }
+
+    /// Takes over a descriptor that a peer sent; refuses one that is not a memfd sealed at its size.
+    pub fn open(descriptor: OwnedFd) -> io::Result<Self> {
+        let seals = fs::fcntl_get_seals(&descriptor)?;
+        if !seals.contains(SEALS) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the peer sent memory that is not sealed"));
+        }
+        let length_bytes = fs::fstat(&descriptor)?.st_size.unsigned_abs();
+        Ok(Self { descriptor, length_bytes })
+    }
+
+    /// The fixed size.
+    pub fn length_bytes(&self) -> u64 {
+        self.length_bytes
+    }
+
+    /// Makes the pages of `[offset, offset + length)` present, zeroed. Fails when the machine has no memory left, instead
+    /// of a later SIGBUS.
+    pub fn preallocate(&self, offset: u64, length: u64) -> io::Result<()> {
+        Ok(fs::fallocate(&self.descriptor, FallocateFlags::empty(), offset, length)?)
+    }
+
+    /// Frees the pages of `[offset, offset + length)`; they read as zeroes afterwards.
+    pub fn punch_hole(&self, offset: u64, length: u64) -> io::Result<()> {
+        Ok(fs::fallocate(&self.descriptor, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length)?)
+    }
+
+    /// Bytes that have pages behind them now.
+    pub fn resident_bytes(&self) -> io::Result<u64> {
+        Ok(fs::fstat(&self.descriptor)?.st_blocks.unsigned_abs() * 512)
+    }
+
+    /// A second descriptor of the same file.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { descriptor: self.descriptor.try_clone()?, length_bytes: self.length_bytes })
+    }
+}
+
+impl AsFd for Memfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_created_file_cannot_shrink() {
+        let file = Memfd::create("sealed", 4096).unwrap();
+        assert!(fs::ftruncate(file.as_fd(), 0).is_err());
+        assert!(Memfd::open(file.try_clone().unwrap().descriptor).is_ok());
+    }
+
+    #[test]
+    fn an_unsealed_descriptor_is_refused() {
+        let descriptor = fs::memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        assert!(Memfd::open(descriptor).is_err());
+        let file: OwnedFd = tempfile::tempfile().unwrap().into();
+        assert!(Memfd::open(file).is_err());
+    }
+
+    #[test]
+    fn holes_give_pages_back() {
+        let file = Memfd::create("holes", 8 * 4096).unwrap();
+        file.preallocate(0, 8 * 4096).unwrap();
+        assert_eq!(file.resident_bytes().unwrap(), 8 * 4096);
+        file.punch_hole(0, 4 * 4096).unwrap();
+        assert_eq!(file.resident_bytes().unwrap(), 4 * 4096);
+    }
+}
