@@ -9,6 +9,7 @@
 //! - [`limits`]: every bound of this crate, with its origin.
 //! - [`buffer_pool`]: pre-registered, locked page buffers.
 //! - [`queue_pair`]: the transport trait.
+//! - [`wire`]: the first bytes of every connection, and the data protocol.
 
 #![forbid(unsafe_code)]
 
@@ -17,3 +18,4 @@ pub mod buffer_pool;
 pub mod limits;
 pub mod queue_pair;
 pub mod units;
+pub mod wire;
