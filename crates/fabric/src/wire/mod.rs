@@ -5,7 +5,9 @@
 //! read. Decoders never panic: the bytes come from a peer that may be broken or hostile.
 //!
 //! - [`preface`]: the first bytes of every connection.
+//! - [`data`]: pages and what is done with them.
 
+pub mod data;
 pub mod preface;
 
 use std::fmt;
