@@ -4,8 +4,10 @@
 //!
 //! - [`mapping`]: memory shared with the kernel or with another process, copied in and out as bytes.
 //! - [`memfd`]: sealed anonymous files, the memory of slabs.
+//! - [`event`]: an eventfd.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
 pub mod allocation_guard;
+pub mod event;
 pub mod mapping;
 pub mod memfd;
