@@ -2,6 +2,7 @@
 //!
 //! In the order of the path:
 //! - [`block`]: the request path that every front end shares; [`service`]: what answers it.
+//! - [`io_thread`]: the loop between the two.
 //! - [`engine`]: what happens to a request, one state machine per I/O thread.
 //! - [`volume`]: which copies of a page are valid, shared by all threads.
 //! - [`device`]: everything put together.
@@ -13,6 +14,7 @@
 pub mod block;
 pub mod device;
 pub mod engine;
+pub mod io_thread;
 pub mod limits;
 pub mod local_memory;
 pub mod metrics;

@@ -29,6 +29,9 @@ pub const MAPPING_WAIT: Duration = Duration::from_millis(500);
 /// How often parked requests are tried again.
 pub const PARKED_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
+/// Longest sleep of an I/O thread with pieces in flight: it must notice that the manager took a donor away.
+pub const EVENT_WAIT_MAX: Duration = Duration::from_millis(20);
+
 /// Pages that the disk copy may lag behind: 64 MiB of locked memory.
 pub const BACKLOG_PAGES: usize = 16 * 1024;
 

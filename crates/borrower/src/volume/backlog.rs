@@ -19,7 +19,7 @@ use crate::volume::page_bits::{Bit, PageBits};
 use crate::volume::page_table::PageTable;
 
 /// A place in the backlog's buffer pool, one page each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BacklogSlot(pub u32);
 
 /// A page to write, and where its content is.
