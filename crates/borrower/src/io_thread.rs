@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use spillway_sys::event::Event;
+use spillway_sys::event::EventFd;
 
 use crate::block::{BlockChannel, Received};
 use crate::limits::{DONORS_MAX, EVENT_WAIT_MAX, PARKED_RETRY_INTERVAL};
@@ -30,7 +30,7 @@ impl IoThread {
         name: String,
         channel: Box<dyn BlockChannel>,
         service: Box<dyn BlockService>,
-        stop: Arc<Event>,
+        stop: Arc<EventFd>,
     ) -> io::Result<Self> {
         let mut request_loop = RequestLoop::new(channel, service, stop)?;
         let handle = std::thread::Builder::new().name(name).spawn(move || {
@@ -54,7 +54,7 @@ impl IoThread {
 pub struct RequestLoop {
     channel: Box<dyn BlockChannel>,
     service: Box<dyn BlockService>,
-    stop: Arc<Event>,
+    stop: Arc<EventFd>,
     /// Watches `channel` and `stop`.
     idle: OwnedFd,
 }
@@ -64,11 +64,7 @@ const STOP: u64 = 1;
 
 impl RequestLoop {
     /// Prepares the loop; everything it needs is made here.
-    pub fn new(
-        channel: Box<dyn BlockChannel>,
-        service: Box<dyn BlockService>,
-        stop: Arc<Event>,
-    ) -> io::Result<Self> {
+    pub fn new(channel: Box<dyn BlockChannel>, service: Box<dyn BlockService>, stop: Arc<EventFd>) -> io::Result<Self> {
         let idle = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let exclusive = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
         epoll::add(&idle, channel.event(), epoll::EventData::new_u64(CHANNEL), exclusive)?;
@@ -144,6 +140,8 @@ impl RequestLoop {
         }
         let mut stopped = PollFd::new(&*self.stop, PollFlags::IN);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        Ok(open && waits[0].revents().contains(PollFlags::IN) && poll(std::slice::from_mut(&mut stopped), Some(&now))? > 0)
+        Ok(open
+            && waits[0].revents().contains(PollFlags::IN)
+            && poll(std::slice::from_mut(&mut stopped), Some(&now))? > 0)
     }
 }

@@ -1,35 +1,39 @@
-//! An event that one thread signals and another waits for with poll: an eventfd.
+//! An eventfd: how one thread wakes another that sleeps in epoll, without allocating.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 
-/// A counter that is readable while it is not zero. Signalling never blocks or allocates.
+/// Readable from [`EventFd::signal`] until [`EventFd::clear`]; several signals are one.
 #[derive(Debug)]
-pub struct Event {
+pub struct EventFd {
     descriptor: OwnedFd,
 }
 
-impl Event {
-    /// A new event, not signalled.
+impl EventFd {
+    /// An event that was not signalled.
     pub fn new() -> io::Result<Self> {
         Ok(Self { descriptor: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
     }
 
-    /// Makes the event readable.
+    /// Makes it readable.
     pub fn signal(&self) {
-        // The only failure is an overflow of 2^64 - 2 signals, and then it is readable anyway.
-        let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
+        match rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes()) {
+            // A full counter is readable already.
+            Ok(_) | Err(Errno::AGAIN) => {}
+            Err(errno) => panic!("an eventfd of our own takes a signal: {errno}"),
+        }
     }
 
-    /// Makes it not readable; true when it was.
-    pub fn consume(&self) -> bool {
+    /// Makes it unreadable. Whether it was signalled.
+    pub fn clear(&self) -> bool {
         rustix::io::read(&self.descriptor, &mut [0; 8]).is_ok()
     }
 }
 
-impl AsFd for Event {
+impl AsFd for EventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
@@ -40,12 +44,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_join_until_consumed() {
-        let event = Event::new().unwrap();
-        assert!(!event.consume());
+    fn many_signals_are_one_until_cleared() {
+        let event = EventFd::new().unwrap();
+        assert!(!event.clear());
         event.signal();
         event.signal();
-        assert!(event.consume());
-        assert!(!event.consume());
+        assert!(event.clear());
+        assert!(!event.clear());
     }
 }

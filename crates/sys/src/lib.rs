@@ -4,10 +4,13 @@
 //!
 //! - [`mapping`]: memory shared with the kernel or with another process, copied in and out as bytes.
 //! - [`memfd`]: sealed anonymous files, the memory of slabs.
-//! - [`event`]: an eventfd.
+//! - [`vectored`]: sockets to and from several pieces of memory.
+//! - [`epoll`], [`event`]: waiting, and waking a waiter.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
 pub mod allocation_guard;
+pub mod epoll;
 pub mod event;
 pub mod mapping;
 pub mod memfd;
+pub mod vectored;

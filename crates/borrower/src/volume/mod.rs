@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabIndex};
-use spillway_sys::event::Event;
+use spillway_sys::event::EventFd;
 
 use self::backlog::Backlog;
 use self::page_bits::PageBits;
@@ -90,7 +90,7 @@ pub struct Volume {
     /// The disk copy, when the redundancy has one.
     pub disk: Option<DiskCopy>,
     /// Wakes the manager: a slab wants a donor.
-    pub manager_event: Event,
+    pub manager_event: EventFd,
     slabs: Box<[SlabEntry]>,
     assignment: Mutex<()>,
     wanted: AtomicBool,
@@ -108,7 +108,7 @@ impl Volume {
             redundancy,
             bits: PageBits::new(geometry.page_count()),
             disk,
-            manager_event: Event::new()?,
+            manager_event: EventFd::new()?,
             slabs: (0..geometry.slab_count).map(|_| SlabEntry::default()).collect(),
             assignment: Mutex::new(()),
             wanted: AtomicBool::new(false),
