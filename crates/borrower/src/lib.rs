@@ -7,6 +7,8 @@
 //! - [`volume`]: which copies of a page are valid, shared by all threads.
 //! - [`device`]: everything put together.
 //!
+//! Away from the path: [`manager`] (connections to donors, placement, moving, recovery).
+//!
 //! Beside it: [`limits`], [`metrics`], [`local_memory`] (a yardstick).
 
 #![forbid(unsafe_code)]
@@ -17,6 +19,7 @@ pub mod engine;
 pub mod io_thread;
 pub mod limits;
 pub mod local_memory;
+pub mod manager;
 pub mod metrics;
 pub mod service;
 mod sync;

@@ -31,8 +31,11 @@ pub fn choose(
     random: &mut dyn Random,
     refresh: &mut dyn FnMut(DonorSlot) -> Option<u64>,
 ) -> Option<DonorSlot> {
-    let mut pool: Vec<Candidate> =
-        candidates.iter().filter(|candidate| !candidate.refused && candidate.free_bytes >= slab_size_bytes).copied().collect();
+    let mut pool: Vec<Candidate> = candidates
+        .iter()
+        .filter(|candidate| !candidate.refused && candidate.free_bytes >= slab_size_bytes)
+        .copied()
+        .collect();
     while !pool.is_empty() {
         let fresh: Vec<usize> = (0..pool.len()).filter(|index| pool[*index].slabs_held == 0).collect();
         let drawn_from = if fresh.is_empty() { (0..pool.len()).collect() } else { fresh };
