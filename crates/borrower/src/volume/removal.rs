@@ -12,6 +12,7 @@ use spillway_fabric::units::SlabIndex;
 use super::Volume;
 use super::page_bits::Bit;
 use super::slab_entry::Location;
+use crate::limits::COPIES_MAX;
 use crate::sync::yield_now;
 
 /// What a removal found.
@@ -27,12 +28,38 @@ impl Volume {
     /// Empties `place` of `slab`, see the module text. `None` when it is empty already. The caller holds the assignment lock
     /// and is not inside the slab's gate; `pause` is called while it waits.
     pub fn remove_copy(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> Option<Removed> {
+        let location = self.slab(slab).empty(place)?;
+        self.slab(slab).gate.drain(&mut pause);
+        Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
+    }
+
+    /// As [`Volume::remove_copy`], but only when every page of the copy has another one; otherwise puts it back and says
+    /// `None`. Looking after the drain is what makes it safe: a write that only this copy got has set its bit by then.
+    pub fn remove_covered_copy(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> Option<Removed> {
         let entry = self.slab(slab);
         let location = entry.empty(place)?;
         entry.gate.drain(&mut pause);
-        let pages = self.geometry.pages(slab);
+        if !self.is_covered(slab, place) {
+            entry.fill(place, location);
+            return None;
+        }
+        Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
+    }
+
+    /// Whether every page of the copy in `place` has another copy, at a donor or on disk.
+    pub fn is_covered(&self, slab: SlabIndex, place: usize) -> bool {
+        let places = self.slab(slab).places();
+        self.geometry.pages(slab).step_by(64).all(|first| {
+            let word = self.bits.word(first);
+            let others = (0..COPIES_MAX).filter(|other| *other != place && places[*other].is_some());
+            let elsewhere = others.fold(word.disk, |all, other| all | word.copies[other]);
+            word.copies[place] & !elsewhere == 0
+        })
+    }
+
+    fn forget_copies(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> u64 {
         let mut pages_lost = 0;
-        for first in pages.step_by(64) {
+        for first in self.geometry.pages(slab).step_by(64) {
             while !self.bits.try_acquire(first, 64) {
                 yield_now();
                 pause();
@@ -40,7 +67,7 @@ impl Volume {
             pages_lost += self.forget_copy(first, place);
             self.bits.release(first, 64);
         }
-        Some(Removed { location, pages_lost })
+        pages_lost
     }
 
     /// Clears the bits of `place` for the 64 owned pages from `first` on, and marks what is lost by it.
