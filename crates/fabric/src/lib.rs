@@ -11,6 +11,7 @@
 //! - [`queue_pair`]: the transport trait.
 //! - [`credit`], [`completion`]: how much may be in flight, and how to wait for it.
 //! - [`shm`]: slabs of the same host.
+//! - [`tcp`]: slabs anywhere, over a stream socket.
 //! - [`wire`]: the first bytes of every connection, and the data protocol.
 
 #![forbid(unsafe_code)]
@@ -22,5 +23,6 @@ pub mod credit;
 pub mod limits;
 pub mod queue_pair;
 pub mod shm;
+pub mod tcp;
 pub mod units;
 pub mod wire;

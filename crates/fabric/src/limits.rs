@@ -45,6 +45,17 @@ pub const CONTROL_MESSAGE_BYTES_MAX: usize = 16 * 1024;
 /// Slabs named by one recall, activity query or report.
 pub const SLABS_PER_MESSAGE_MAX: usize = 512;
 
+/// The kernel's buffers of a data connection, each way: two of the largest requests, so that one travels while the next is
+/// made ready.
+pub const SOCKET_BUFFER_BYTES: usize = 2 * REQUEST_SIZE_BYTES_MAX;
+
+/// What a donor receives ahead of knowing where it belongs: three pages with their headers. Copying so much costs less than
+/// the system call it saves; more would only be copied twice.
+pub const STAGING_BYTES: usize = 16 * 1024;
+
+/// A donor's thread that waits for requests looks so often whether it shall stop.
+pub const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
 /// A waiter spins at most so long before it sleeps: what waking a halted CPU costs (measured: 60 us), so that spinning in
 /// vain wastes no more than sleeping would have.
 pub const SPIN_DURATION_MAX: Duration = Duration::from_micros(60);
