@@ -10,11 +10,15 @@
 //! - [`buffer_pool`]: pre-registered, locked page buffers.
 //! - [`queue_pair`]: the transport trait.
 //! - [`wire`]: the first bytes of every connection, and the data protocol.
+//! - [`key`]: the cluster's shared secret.
+//! - [`control`]: the encrypted channel on which slabs are leased and recalled.
 
 #![forbid(unsafe_code)]
 
 pub mod address;
 pub mod buffer_pool;
+pub mod control;
+pub mod key;
 pub mod limits;
 pub mod queue_pair;
 pub mod units;
