@@ -7,7 +7,7 @@
 //! - [`volume`]: which copies of a page are valid, shared by all threads.
 //! - [`device`]: everything put together.
 //!
-//! Away from the path: [`manager`] (connections to donors, placement, moving, recovery).
+//! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
 //!
 //! Beside it: [`limits`], [`metrics`], [`local_memory`] (a yardstick).
 
@@ -15,6 +15,7 @@
 
 pub mod block;
 pub mod device;
+pub mod disk_writer;
 pub mod engine;
 pub mod io_thread;
 pub mod limits;
