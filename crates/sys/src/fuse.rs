@@ -53,8 +53,7 @@ impl FuseDevice {
     /// Mounts the filesystem that this descriptor serves on `directory`, for this user only. `source` is the name it shows
     /// in `/proc/mounts`. The kernel's first request (INIT) waits on the descriptor afterwards.
     pub fn mount(&self, source: &str, directory: &Path) -> io::Result<()> {
-        let options =
-            format!("fd={},rootmode=40000,user_id=0,group_id=0", self.descriptor.as_fd().as_raw_fd());
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", self.descriptor.as_fd().as_raw_fd());
         let options = CString::new(options).map_err(io::Error::other)?;
         let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
         rustix::mount::mount(source, directory, FILESYSTEM_TYPE, flags, options.as_c_str())?;

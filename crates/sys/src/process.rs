@@ -66,10 +66,7 @@ impl FromStr for ProcessIdentity {
     fn from_str(text: &str) -> Result<Self, ParseIdentityError> {
         let error = || ParseIdentityError(text.to_owned());
         let (pid, start_ticks) = text.split_once('.').ok_or_else(error)?;
-        Ok(Self {
-            pid: pid.parse().map_err(|_| error())?,
-            start_ticks: start_ticks.parse().map_err(|_| error())?,
-        })
+        Ok(Self { pid: pid.parse().map_err(|_| error())?, start_ticks: start_ticks.parse().map_err(|_| error())? })
     }
 }
 
