@@ -74,6 +74,11 @@ pub const SPIN_GAP_MAX: Duration = Duration::from_micros(200);
 
 /// Where spinning does not pay, one wait in so many tries it again: 60 us in 1024 waits is lost in the noise.
 pub const WAITS_WITHOUT_SPIN_MAX: u32 = 1023;
+/// Longest name in a control message: a volume's, or the path of a UNIX socket (the kernel allows 108 bytes).
+pub const NAME_BYTES_MAX: usize = 256;
+
+/// Longest explanation in a control message; longer ones are cut.
+pub const REASON_BYTES_MAX: usize = 512;
 
 const _: () = {
     assert!(SPIN_DURATION_MIN.as_micros() < SPIN_DURATION_MAX.as_micros());
@@ -82,6 +87,8 @@ const _: () = {
     assert!(CREDITS_RESERVED_FOR_DEMAND + CREDITS_RESERVED_FOR_PREFETCH < QUEUE_DEPTH_MAX);
     assert!(SLAB_SIZE_BYTES_MIN >= REQUEST_SIZE_BYTES_MAX as u64);
     assert!(SLAB_SIZE_BYTES_MAX <= u32::MAX as u64);
+    assert!(NAME_BYTES_MAX + REASON_BYTES_MAX + 128 <= CONTROL_MESSAGE_BYTES_MAX);
+    assert!(CONTROL_MESSAGE_BYTES_MAX + 16 <= u16::MAX as usize);
     assert!(SLABS_PER_MESSAGE_MAX * 16 + 64 <= CONTROL_MESSAGE_BYTES_MAX);
     assert!(SILENCE_DEADLINE.as_millis() >= 4 * HEARTBEAT_INTERVAL.as_millis());
 };
