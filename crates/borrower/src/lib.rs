@@ -1,6 +1,7 @@
 //! Uses memory that donors lend: the path of a page from the kernel to the fabric.
 //!
 //! In the order of the path:
+//! - [`frontend`]: how the kernel reaches a device.
 //! - [`block`]: the request path that every front end shares; [`service`]: what answers it.
 //! - [`io_thread`]: the loop between the two.
 //! - [`engine`]: what happens to a request, one state machine per I/O thread.
@@ -17,6 +18,7 @@ pub mod block;
 pub mod device;
 pub mod disk_writer;
 pub mod engine;
+pub mod frontend;
 pub mod io_thread;
 pub mod limits;
 pub mod local_memory;
