@@ -45,6 +45,11 @@ pub const CONTROL_MESSAGE_BYTES_MAX: usize = 16 * 1024;
 /// Slabs named by one recall, activity query or report.
 pub const SLABS_PER_MESSAGE_MAX: usize = 512;
 
+/// Longest name in a control message: a volume's, or the path of a UNIX socket (the kernel allows 108 bytes).
+pub const NAME_BYTES_MAX: usize = 256;
+
+/// Longest explanation in a control message; longer ones are cut.
+pub const REASON_BYTES_MAX: usize = 512;
 /// The kernel's buffers of a data connection, each way: two of the largest requests, so that one travels while the next is
 /// made ready.
 pub const SOCKET_BUFFER_BYTES: usize = 2 * REQUEST_SIZE_BYTES_MAX;
