@@ -61,6 +61,12 @@ pub const STAGING_BYTES: usize = 16 * 1024;
 /// A donor's thread that waits for requests looks so often whether it shall stop.
 pub const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Direct I/O moves whole blocks of this size, in the file and in memory: the largest logical block of disks is a page.
+pub const DIRECT_ALIGNMENT_BYTES: usize = PAGE_SIZE_BYTES;
+
+/// Buffers in one run of the background writer: 1 MiB of single pages, which a disk writes at its full speed.
+pub const RUN_PIECES_MAX: usize = 256;
+
 /// A waiter spins at most so long before it sleeps: what waking a halted CPU costs (measured: 60 us), so that spinning in
 /// vain wastes no more than sleeping would have.
 pub const SPIN_DURATION_MAX: Duration = Duration::from_micros(60);

@@ -5,12 +5,14 @@
 //! - [`mapping`]: memory shared with the kernel or with another process, copied in and out as bytes.
 //! - [`memfd`]: sealed anonymous files, the memory of slabs.
 //! - [`vectored`]: sockets to and from several pieces of memory.
+//! - [`io_ring`]: asynchronous I/O on a file.
 //! - [`epoll`], [`event`]: waiting, and waking a waiter.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
 pub mod allocation_guard;
 pub mod epoll;
 pub mod event;
+pub mod io_ring;
 pub mod mapping;
 pub mod memfd;
 pub mod vectored;

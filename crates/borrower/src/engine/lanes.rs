@@ -56,7 +56,7 @@ impl LaneMailbox {
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             changed: AtomicBool::new(false),
-            changes: Mutex::new(Vec::with_capacity(2 * DONORS_MAX)),
+            changes: Mutex::new(Vec::with_capacity(DONORS_MAX)),
             retired: Mutex::new(Vec::with_capacity(4 * DONORS_MAX)),
         })
     }
@@ -64,7 +64,13 @@ impl LaneMailbox {
     /// Leaves a change; the I/O thread sees it before it looks at any place filled later. Also frees what was retired.
     pub fn leave(&self, change: LaneChange) {
         self.sweep();
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner).push(change);
+        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        // Only the last change of a donor counts, so an idle thread's mailbox stays small.
+        match changes.iter_mut().find(|other| other.donor == change.donor) {
+            Some(other) => *other = change,
+            None => changes.push(change),
+        }
+        drop(changes);
         self.changed.store(true, Ordering::SeqCst);
     }
 
