@@ -33,7 +33,7 @@ pub(crate) enum Failure {
         status: u8,
     },
     /// A signal asked the command to end before it was done; it ends by the same signal.
-    #[error("interrupted by signal {0}; nothing is left attached")]
+    #[error("interrupted by signal {0}")]
     Interrupted(i32),
 }
 

@@ -123,6 +123,11 @@ impl Entry {
         &self.path
     }
 
+    /// Leaves it for the next mender, as the remains of this process once that has ended.
+    pub(crate) fn abandon(self) {
+        std::mem::forget(self);
+    }
+
     /// Where this process answers.
     pub(crate) fn status_socket(&self) -> PathBuf {
         self.path.join("status.sock")
@@ -200,6 +205,11 @@ impl Registry {
         self.root.join(format!("{}-{name}.log", kind.word()))
     }
 
+    /// Where an entry of that kind and name answers.
+    pub(crate) fn status_socket(&self, kind: Kind, name: &str) -> PathBuf {
+        self.entry_path(kind, name).join("status.sock")
+    }
+
     fn lock(&self) -> Result<File, RegistryError> {
         let path = self.root.join("lock");
         let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(system(&path))?;
@@ -208,7 +218,8 @@ impl Registry {
         Ok(file)
     }
 
-    fn entry_path(&self, kind: Kind, name: &str) -> PathBuf {
+    /// The directory of an entry of that kind and name.
+    pub(crate) fn entry_path(&self, kind: Kind, name: &str) -> PathBuf {
         self.root.join(format!("{}-{name}", kind.word()))
     }
 

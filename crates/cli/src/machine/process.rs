@@ -3,7 +3,6 @@
 //! A process id alone may have been given to somebody else since it was written down; together with the time the process
 //! started (in clock ticks since boot) it names one process for good. Everything that kills or cleans compares both.
 
-use std::fs;
 use std::io;
 use std::time::Instant;
 
@@ -29,18 +28,15 @@ impl ProcessIdentity {
 
     /// The process that has this id now.
     pub(crate) fn of(pid: u32) -> io::Result<Self> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        let (start_ticks, _) =
-            parse_stat(&stat).ok_or_else(|| io::Error::other(format!("/proc/{pid}/stat cannot be understood")))?;
-        Ok(Self { pid, start_ticks })
+        let identity = spillway_sys::process::ProcessIdentity::of(pid)?;
+        let identity = identity.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        Ok(Self { pid, start_ticks: identity.start_ticks })
     }
 
     /// Whether it still runs; a process that ended and was not waited for does not.
     pub(crate) fn is_alive(&self) -> bool {
-        let Ok(stat) = fs::read_to_string(format!("/proc/{}/stat", self.pid)) else { return false };
-        parse_stat(&stat).is_some_and(|(start_ticks, state)| {
-            start_ticks == self.start_ticks && !matches!(state, 'Z' | 'X' | 'x')
-        })
+        let Self { pid, start_ticks } = *self;
+        spillway_sys::process::ProcessIdentity { pid, start_ticks }.is_alive().unwrap_or(false)
     }
 
     /// Sends a signal if it is still the same process.
@@ -64,30 +60,12 @@ impl ProcessIdentity {
     }
 }
 
-/// Start time and state from a `stat` line; the name in it may hold anything, even parentheses and line ends.
-fn parse_stat(stat: &str) -> Option<(u64, char)> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
-    // The state is field 3 of proc(5) and the start time is field 22.
-    let start_ticks = fields.nth(18)?.parse().ok()?;
-    Some((start_ticks, state))
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
     use std::time::Duration;
 
     use super::*;
-
-    #[test]
-    fn names_with_parentheses_do_not_confuse() {
-        let stat = "12 (a) Z (b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 777 20 21";
-        assert_eq!(parse_stat(stat), Some((777, 'S')));
-        assert_eq!(parse_stat("12 (a S 1 2"), None);
-        assert_eq!(parse_stat("12 (a) S 1 2"), None);
-    }
 
     #[test]
     fn this_process_is_alive_and_another_start_time_is_another_process() {

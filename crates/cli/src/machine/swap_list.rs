@@ -3,7 +3,6 @@
 //! The kernel fills the area with the highest priority first and shares between those of the same priority, so an area of
 //! ours beside an equal one gets only part of the pages that the user wants at donors.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -24,36 +23,24 @@ pub(crate) struct SwapArea {
 
 /// Every swap area that is on now.
 pub(crate) fn read() -> io::Result<Vec<SwapArea>> {
-    match fs::read_to_string("/proc/swaps") {
-        Ok(text) => Ok(parse(&text)),
+    match spillway_sys::swap::areas() {
+        Ok(areas) => Ok(areas.into_iter().map(SwapArea::from).collect()),
         // A kernel built without swap has no such file.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),
     }
 }
 
+impl From<spillway_sys::swap::SwapArea> for SwapArea {
+    fn from(area: spillway_sys::swap::SwapArea) -> Self {
+        let spillway_sys::swap::SwapArea { path, size_bytes, used_bytes, priority } = area;
+        Self { path, size_bytes, used_bytes, priority }
+    }
+}
+
 /// The area on `path`, if it is on.
 pub(crate) fn find(path: &Path) -> io::Result<Option<SwapArea>> {
     Ok(read()?.into_iter().find(|area| area.path == path))
-}
-
-fn parse(text: &str) -> Vec<SwapArea> {
-    text.lines().skip(1).filter_map(parse_line).collect()
-}
-
-/// `path type size used priority`, from the right because a path may hold anything (spaces are written as `\040`).
-fn parse_line(line: &str) -> Option<SwapArea> {
-    let mut fields = line.split_ascii_whitespace().rev();
-    let priority = fields.next()?.parse().ok()?;
-    let used_kibibytes: u64 = fields.next()?.parse().ok()?;
-    let size_kibibytes: u64 = fields.next()?.parse().ok()?;
-    let path = line.split_ascii_whitespace().next()?.replace("\\040", " ");
-    Some(SwapArea {
-        path: path.into(),
-        size_bytes: size_kibibytes * 1024,
-        used_bytes: used_kibibytes * 1024,
-        priority,
-    })
 }
 
 /// The priority that is filled before every area that is on.
@@ -72,24 +59,22 @@ pub(crate) fn rivals<'a>(areas: &'a [SwapArea], path: &Path, priority: i32) -> V
 mod tests {
     use super::*;
 
-    const TEXT: &str = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
-        /dev/zram0                              partition\t524284\t\t100\t\t5\n\
-        /swap\\040file                           file\t\t1024\t\t0\t\t-2\n";
+    fn areas() -> [SwapArea; 2] {
+        let area = |path: &str, priority| SwapArea { path: path.into(), size_bytes: 1 << 20, used_bytes: 0, priority };
+        [area("/dev/zram0", 5), area("/swap file", -2)]
+    }
 
     #[test]
-    fn areas_are_read_from_the_right() {
-        let areas = parse(TEXT);
-        assert_eq!(areas.len(), 2);
-        assert_eq!(areas[0].path, Path::new("/dev/zram0"));
-        assert_eq!((areas[0].size_bytes, areas[0].used_bytes, areas[0].priority), (524_284 << 10, 100 << 10, 5));
-        assert_eq!(areas[1].path, Path::new("/swap file"));
-        assert_eq!(areas[1].priority, -2);
-        assert_eq!(parse("Filename Type Size Used Priority\nbroken\n"), []);
+    fn what_is_on_can_be_read() {
+        for area in read().unwrap() {
+            assert_eq!(find(&area.path).unwrap().map(|found| found.path), Some(area.path));
+        }
+        assert_eq!(find(Path::new("/nonexistent/area")).unwrap(), None);
     }
 
     #[test]
     fn our_priority_is_above_all() {
-        let areas = parse(TEXT);
+        let areas = areas();
         assert_eq!(priority_above(&areas), 6);
         assert_eq!(priority_above(&areas[1..]), 0);
         assert_eq!(priority_above(&[]), 0);
@@ -99,7 +84,7 @@ mod tests {
 
     #[test]
     fn equal_and_higher_areas_are_rivals() {
-        let areas = parse(TEXT);
+        let areas = areas();
         let names = |priority| rivals(&areas, Path::new("/dev/loop0"), priority).len();
         assert_eq!((names(6), names(5), names(-2)), (0, 1, 2));
         assert_eq!(rivals(&areas, Path::new("/dev/zram0"), 5).len(), 0);
