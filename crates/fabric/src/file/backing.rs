@@ -179,7 +179,7 @@ mod tests {
 
     /// A directory on the disk that holds the build, since the system's own may be in memory.
     fn directory() -> tempfile::TempDir {
-        tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap()
+        tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
     }
 
     #[test]
