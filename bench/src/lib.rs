@@ -1,0 +1,17 @@
+//! Workloads, and side-by-side comparisons of Spillway with its peers. Drives the `spillway` binary as a user would.
+//!
+//! In the order of use:
+//! - [`workloads`]: programs with a known working set that check their own results; below them [`random`],
+//!   [`permutation`], [`zipf`] and [`checksum`].
+//!
+//! [`size`] and [`limits`] serve all of them.
+
+#![forbid(unsafe_code)]
+
+pub mod checksum;
+pub mod limits;
+pub mod permutation;
+pub mod random;
+pub mod size;
+pub mod workloads;
+pub mod zipf;
