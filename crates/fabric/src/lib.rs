@@ -14,14 +14,18 @@
 //! - [`tcp`]: slabs anywhere, over a stream socket.
 //! - [`file`]: the local backing file, used like a donor.
 //! - [`wire`]: the first bytes of every connection, and the data protocol.
+//! - [`key`]: the cluster's shared secret.
+//! - [`control`]: the encrypted channel on which slabs are leased and recalled.
 
 #![forbid(unsafe_code)]
 
 pub mod address;
 pub mod buffer_pool;
 pub mod completion;
+pub mod control;
 pub mod credit;
 pub mod file;
+pub mod key;
 pub mod limits;
 pub mod queue_pair;
 pub mod shm;

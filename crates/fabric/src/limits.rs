@@ -45,6 +45,11 @@ pub const CONTROL_MESSAGE_BYTES_MAX: usize = 16 * 1024;
 /// Slabs named by one recall, activity query or report.
 pub const SLABS_PER_MESSAGE_MAX: usize = 512;
 
+/// Longest name in a control message: a volume's, or the path of a UNIX socket (the kernel allows 108 bytes).
+pub const NAME_BYTES_MAX: usize = 256;
+
+/// Longest explanation in a control message; longer ones are cut.
+pub const REASON_BYTES_MAX: usize = 512;
 /// The kernel's buffers of a data connection, each way: two of the largest requests, so that one travels while the next is
 /// made ready.
 pub const SOCKET_BUFFER_BYTES: usize = 2 * REQUEST_SIZE_BYTES_MAX;
@@ -74,7 +79,6 @@ pub const SPIN_GAP_MAX: Duration = Duration::from_micros(200);
 
 /// Where spinning does not pay, one wait in so many tries it again: 60 us in 1024 waits is lost in the noise.
 pub const WAITS_WITHOUT_SPIN_MAX: u32 = 1023;
-
 const _: () = {
     assert!(SPIN_DURATION_MIN.as_micros() < SPIN_DURATION_MAX.as_micros());
     assert!(SPIN_DURATION_MAX.as_micros() < SPIN_GAP_MAX.as_micros());
@@ -82,6 +86,8 @@ const _: () = {
     assert!(CREDITS_RESERVED_FOR_DEMAND + CREDITS_RESERVED_FOR_PREFETCH < QUEUE_DEPTH_MAX);
     assert!(SLAB_SIZE_BYTES_MIN >= REQUEST_SIZE_BYTES_MAX as u64);
     assert!(SLAB_SIZE_BYTES_MAX <= u32::MAX as u64);
+    assert!(NAME_BYTES_MAX + REASON_BYTES_MAX + 128 <= CONTROL_MESSAGE_BYTES_MAX);
+    assert!(CONTROL_MESSAGE_BYTES_MAX + 16 <= u16::MAX as usize);
     assert!(SLABS_PER_MESSAGE_MAX * 16 + 64 <= CONTROL_MESSAGE_BYTES_MAX);
     assert!(SILENCE_DEADLINE.as_millis() >= 4 * HEARTBEAT_INTERVAL.as_millis());
 };

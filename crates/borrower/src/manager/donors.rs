@@ -229,7 +229,7 @@ impl DonorEntry {
             Err(_) => Err(CallError::NotConnected),
         };
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).remove(&request);
-        if reply == Err(CallError::Silent) {
+        if matches!(reply, Err(CallError::Silent)) {
             self.link().refused_until = Some(Instant::now() + REFUSAL_PAUSE);
         }
         reply
