@@ -320,8 +320,8 @@ mod tests {
     #[test]
     fn entries_are_listed_in_order_and_other_files_are_not() {
         let (_directory, registry) = registry();
-        let _kept =
-            [(Kind::Donor, "b"), (Kind::Donor, "a"), (Kind::Run, "9")].map(|(kind, name)| registry.claim(kind, name).unwrap());
+        let _kept = [(Kind::Donor, "b"), (Kind::Donor, "a"), (Kind::Run, "9")]
+            .map(|(kind, name)| registry.claim(kind, name).unwrap());
         fs::write(registry.log_path(Kind::Donor, "a"), "text").unwrap();
         let titles: Vec<String> = registry.entries().unwrap().iter().map(Found::title).collect();
         assert_eq!(titles, ["run '9'", "donor 'a'", "donor 'b'"]);

@@ -57,15 +57,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     }
     let plan = Plan::make(arguments, &registry)?;
     let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
-    let mut run = Run {
-        registry,
-        plan,
-        group: None,
-        device: None,
-        donors: OwnDonors::default(),
-        down: false,
-        _entry: entry,
-    };
+    let mut run =
+        Run { registry, plan, group: None, device: None, donors: OwnDonors::default(), down: false, _entry: entry };
     run.set_up(&interruption)?;
     let outcome = run.run_program(&program, arguments, &interruption);
     let down = run.take_down();
@@ -88,7 +81,9 @@ impl Run {
         swap_area::on(device.path(), priority).map_err(Failure::failed)?;
         for rival in swap_list::rivals(&areas, device.path(), priority) {
             let path = rival.path.display();
-            eprintln!("spillway: pages also go to the swap area {path}, whose priority is as high; `swapoff {path}` stops that");
+            eprintln!(
+                "spillway: pages also go to the swap area {path}, whose priority is as high; `swapoff {path}` stops that"
+            );
         }
         let group = MemoryGroup::create(&self.plan.hierarchy, &self.plan.group_name())
             .map_err(|error| Failure::during("making a memory group", error))?;
@@ -111,7 +106,8 @@ impl Run {
         let started = Program::start(program, group, interruption)?;
         let watched = watch::watch(&started, group, &mut budget, &self._entry, &arguments.local.to_string());
         let ending = started.ending()?;
-        let statistics = Statistics::collect(&watched, group, start.elapsed(), ending, device.status_socket(), arguments);
+        let statistics =
+            Statistics::collect(&watched, group, start.elapsed(), ending, device.status_socket(), arguments);
         statistics.deliver(arguments)?;
         Ok(ending)
     }

@@ -109,7 +109,9 @@ fn check_machine() -> Result<Hierarchy, Failure> {
         return Err(Failure::failed("`run` needs root for swap and memory groups; write `sudo spillway run ...`"));
     }
     Hierarchy::detect().ok_or_else(|| {
-        Failure::failed("no memory cgroup is mounted; `mount -t cgroup2 cgroup2 /sys/fs/cgroup` mounts one, see `spillway doctor`")
+        Failure::failed(
+            "no memory cgroup is mounted; `mount -t cgroup2 cgroup2 /sys/fs/cgroup` mounts one, see `spillway doctor`",
+        )
     })
 }
 
