@@ -195,11 +195,6 @@ impl Registry {
         Ok(Self { root })
     }
 
-    /// Where it is.
-    pub(crate) fn root(&self) -> &Path {
-        &self.root
-    }
-
     /// The log of a background process.
     pub(crate) fn log_path(&self, kind: Kind, name: &str) -> PathBuf {
         self.root.join(format!("{}-{name}.log", kind.word()))
@@ -270,6 +265,8 @@ impl Registry {
     fn found(&self, file_name: &str) -> Option<Found> {
         let (kind, name) =
             Kind::ALL.iter().find_map(|kind| Some((*kind, file_name.strip_prefix(kind.word())?.strip_prefix('-')?)))?;
+        // Front ends keep directories of their own here, with names that no entry can have.
+        check_name(name).ok()?;
         let path = self.root.join(file_name);
         path.is_dir().then(|| Found { kind, name: name.to_owned(), owner: read_owner(&path), path })
     }

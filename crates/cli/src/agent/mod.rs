@@ -10,7 +10,7 @@ use self::configuration::{BorrowerRole, Configuration};
 use crate::arguments::{
     AgentArguments, NameArguments, NewDeviceArguments, OutputArguments, StorageArguments, SwapCommand, SwapOnArguments,
 };
-use crate::donate::{self, DonorService};
+use crate::donate::DonorService;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::registry::{Kind, Registry};

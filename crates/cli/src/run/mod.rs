@@ -17,8 +17,7 @@ pub(crate) mod statistics;
 pub(crate) mod take_down;
 pub(crate) mod watch;
 
-use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use self::donors::OwnDonors;
 use self::plan::Plan;
@@ -33,7 +32,7 @@ use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::machine::swap_list;
 use crate::registry::{Entry, Kind, Registry};
-use crate::{mend, status_socket, swap_area};
+use crate::{mend, swap_area};
 
 /// Everything that a run has started; taken down when dropped.
 struct Run {
@@ -72,9 +71,6 @@ impl Run {
         self.donors = OwnDonors::start(&self.plan, interruption)?;
         let launched = self.plan.launched(self.donors.addresses());
         let device = launch(&self.registry, &launched, interruption)?;
-        for note in device.notes() {
-            eprintln!("spillway: {note}");
-        }
         let device = self.device.insert(device);
         let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
         let priority = swap_list::priority_above(&areas);

@@ -79,7 +79,7 @@ impl Statistics {
             warnings.push(format!("the kernel killed {kills} process(es) for lack of memory; raise --local or --lend"));
         }
         let health = self.device.pointer("/device/health").and_then(Value::as_str);
-        if let Some(health) = health.filter(|health| !health.is_empty() && *health != "ok") {
+        if let Some(health) = health.filter(|health| !health.is_empty() && !health.starts_with("ok")) {
             warnings.push(format!("the device was not well: {health}"));
         }
         warnings
