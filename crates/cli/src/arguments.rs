@@ -105,6 +105,9 @@ pub(crate) struct RunArguments {
     /// Donors to start on this machine when none is named
     #[arg(long, value_name = "COUNT", default_value_t = limits::OWN_DONORS_DEFAULT, value_parser = own_donors)]
     pub(crate) own_donors: usize,
+    /// Page to this machine's own memory, without donors: the yardstick for measurements
+    #[arg(long, hide = true)]
+    pub(crate) local_memory: bool,
     /// Write statistics as JSON to this file when the program ends
     #[arg(long, value_name = "FILE")]
     pub(crate) stats: Option<PathBuf>,
@@ -335,7 +338,7 @@ mod tests {
             ("spillway device on --size 1G --donor nowhere", "HOST:PORT"),
             ("spillway device on --size 1G --slab-size 3M --donor a:1", "power of two"),
             ("spillway device on --size 1G --redundancy raid --donor a:1", "replicas=N"),
-            ("spillway donate --memory -5", "--memory"),
+            ("spillway donate --memory=-5", "--memory"),
             ("spillway swap on --size 1G --priority 40000 --donor a:1", "32767"),
         ] {
             let error = parse(line).unwrap_err();

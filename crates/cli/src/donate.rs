@@ -7,11 +7,11 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::shim::ClusterKey;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
 use spillway_donor::{Donor, DonorConfig, DonorStatus};
 use spillway_fabric::address::DonorAddress as ListenAddress;
-use crate::shim::ClusterKey;
 
 use crate::arguments::DonateArguments;
 use crate::cgroup::OwnGroup;
@@ -119,8 +119,8 @@ pub(crate) fn execute(arguments: &DonateArguments) -> Result<(), Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
     let entry = registry.claim(Kind::Donor, &arguments.name).map_err(Failure::failed)?;
-    let sockets =
-        StatusServer::bind(&entry.status_socket()).map_err(|error| Failure::during(entry.status_socket().display(), error))?;
+    let sockets = StatusServer::bind(&entry.status_socket())
+        .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
     let service = DonorService::start(arguments, &entry)?;
     announce(arguments, &service)?;
     while interruption.signal().is_none() && !(arguments.owned && owner_is_gone() && service.status().lent_bytes == 0) {

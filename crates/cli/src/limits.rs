@@ -52,9 +52,6 @@ pub(crate) const STATUS_DEADLINE: Duration = Duration::from_secs(5);
 /// Longest line on a status socket: a status with hundreds of donors is below 200 KiB.
 pub(crate) const STATUS_LINE_BYTES_MAX: u64 = 4 << 20;
 
-/// An entry without an owner record that is older than this was left by a process that died while making it.
-pub(crate) const ENTRY_GRACE: Duration = Duration::from_secs(10);
-
 /// Longest device or donor name: it becomes part of socket paths, of which the kernel takes 107 bytes.
 pub(crate) const NAME_LENGTH_MAX: usize = 32;
 

@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 mod agent;
-mod shim;
 mod arguments;
 mod budget;
 mod cgroup;
@@ -25,6 +24,7 @@ mod mend;
 mod output;
 mod registry;
 mod run;
+mod shim;
 mod size;
 mod status;
 mod status_socket;

@@ -17,7 +17,8 @@ use crate::swap_area;
 
 /// Everything of ours whose owner is dead, in words.
 pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
-    let mut found: Vec<String> = dead(registry)?.iter().map(|found| format!("{} of a dead process", found.title())).collect();
+    let mut found: Vec<String> =
+        dead(registry)?.iter().map(|found| format!("{} of a dead process", found.title())).collect();
     found.extend(stray_groups(registry)?.iter().map(|group| format!("memory group {}", group.path().display())));
     found.extend(frontend_remains::list().map_err(Failure::failed)?.iter().map(describe));
     Ok(found)

@@ -195,11 +195,6 @@ impl Registry {
         Ok(Self { root })
     }
 
-    /// Where it is.
-    pub(crate) fn root(&self) -> &Path {
-        &self.root
-    }
-
     /// The log of a background process.
     pub(crate) fn log_path(&self, kind: Kind, name: &str) -> PathBuf {
         self.root.join(format!("{}-{name}.log", kind.word()))
@@ -270,6 +265,8 @@ impl Registry {
     fn found(&self, file_name: &str) -> Option<Found> {
         let (kind, name) =
             Kind::ALL.iter().find_map(|kind| Some((*kind, file_name.strip_prefix(kind.word())?.strip_prefix('-')?)))?;
+        // Front ends keep directories of their own here, with names that no entry can have.
+        check_name(name).ok()?;
         let path = self.root.join(file_name);
         path.is_dir().then(|| Found { kind, name: name.to_owned(), owner: read_owner(&path), path })
     }
@@ -320,8 +317,8 @@ mod tests {
     #[test]
     fn entries_are_listed_in_order_and_other_files_are_not() {
         let (_directory, registry) = registry();
-        let _kept =
-            [(Kind::Donor, "b"), (Kind::Donor, "a"), (Kind::Run, "9")].map(|(kind, name)| registry.claim(kind, name).unwrap());
+        let _kept = [(Kind::Donor, "b"), (Kind::Donor, "a"), (Kind::Run, "9")]
+            .map(|(kind, name)| registry.claim(kind, name).unwrap());
         fs::write(registry.log_path(Kind::Donor, "a"), "text").unwrap();
         let titles: Vec<String> = registry.entries().unwrap().iter().map(Found::title).collect();
         assert_eq!(titles, ["run '9'", "donor 'a'", "donor 'b'"]);

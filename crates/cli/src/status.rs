@@ -60,7 +60,15 @@ pub(crate) fn ask(found: &Found, areas: &[SwapArea]) -> Item {
             format!("pages also go to the swap area {path} (priority {}); `swapoff {path}` stops that", rival.priority)
         }));
     }
-    Item { kind: found.kind, name: found.name.clone(), pid: found.owner.map(|owner| owner.pid), state, report, swap, warnings }
+    Item {
+        kind: found.kind,
+        name: found.name.clone(),
+        pid: found.owner.map(|owner| owner.pid),
+        state,
+        report,
+        swap,
+        warnings,
+    }
 }
 
 /// Every entry that `wanted` takes.
@@ -135,13 +143,24 @@ fn describe(text: &mut String, item: &Item) {
 
 fn describe_device(text: &mut String, item: &Item) {
     let (path, size) = (item.text("/device/path"), human(item.number("/device/size_bytes")));
-    let _ = writeln!(text, "  {path}, {size}, {}, health: {}", item.text("/device/redundancy"), item.text("/device/health"));
+    let _ = writeln!(
+        text,
+        "  {path}, {size}, {}, health: {}",
+        item.text("/device/redundancy"),
+        item.text("/device/health")
+    );
     let stored = human(item.number("/device/pages_stored") * 4096);
     let (out, into) = (item.number("/device/traffic/pages_out"), item.number("/device/traffic/pages_in"));
     let lost = item.number("/device/pages_lost");
     let _ = writeln!(text, "  stored {stored}, pages out {out}, in {into}, lost {lost}");
     if let Some(area) = &item.swap {
-        let _ = writeln!(text, "  swap: {} of {} in use, priority {}", human(area.used_bytes), human(area.size_bytes), area.priority);
+        let _ = writeln!(
+            text,
+            "  swap: {} of {} in use, priority {}",
+            human(area.used_bytes),
+            human(area.size_bytes),
+            area.priority
+        );
     }
     let donors = item.report.pointer("/device/donors").and_then(Value::as_array);
     for donor in donors.into_iter().flatten() {
@@ -158,12 +177,14 @@ fn describe_device(text: &mut String, item: &Item) {
 
 fn describe_donor(text: &mut String, item: &Item) {
     let number = |name: &str| human(item.number(&format!("/donor/{name}")));
-    let _ = writeln!(text, "  lent {} of {}, {} free", number("lent_bytes"), number("memory_bytes"), number("free_bytes"));
+    let _ =
+        writeln!(text, "  lent {} of {}, {} free", number("lent_bytes"), number("memory_bytes"), number("free_bytes"));
 }
 
 fn describe_run(text: &mut String, item: &Item) {
     let number = |name: &str| human(item.number(name));
-    let (footprint, local, lent) = (number("/footprint_bytes"), number("/usage/charged_bytes"), number("/usage/swapped_bytes"));
+    let (footprint, local, lent) =
+        (number("/footprint_bytes"), number("/usage/charged_bytes"), number("/usage/swapped_bytes"));
     let _ = writeln!(text, "  footprint {footprint}, local {local}, lent {lent}, budget {}", item.text("/local"));
 }
 
@@ -179,12 +200,15 @@ mod tests {
 
     #[test]
     fn people_read_what_matters_of_a_device() {
-        let donor = json!({"address": "a:1", "state": "lost", "transport": "tcp", "slabs": 3, "last_error": "timed out"});
+        let donor =
+            json!({"address": "a:1", "state": "lost", "transport": "tcp", "slabs": 3, "last_error": "timed out"});
         let report = json!({"notes": ["careful"], "device": {
             "path": "/dev/loop0", "size_bytes": 1 << 30, "redundancy": "disk", "health": "disk only", "donors": [donor]}});
         let mut text = String::new();
         describe(&mut text, &item(Kind::Device, report));
-        for expected in ["/dev/loop0, 1 GiB, disk, health: disk only", "donor a:1: lost tcp, 3 slabs (timed out)", "note: careful"] {
+        for expected in
+            ["/dev/loop0, 1 GiB, disk, health: disk only", "donor a:1: lost tcp, 3 slabs (timed out)", "note: careful"]
+        {
             assert!(text.contains(expected), "{text}");
         }
     }

@@ -67,7 +67,7 @@ pub(crate) fn on(path: &Path, priority: i32) -> Result<(), SwapError> {
     };
     spillway_sys::swap::make(path, LABEL, [0; 16]).map_err(|source| error("making a swap area on", source))?;
     let priority = u16::try_from(priority).ok();
-    spillway_sys::swap::on(path, priority, SwapDiscard::Both).map_err(|source| error("swapon", source))
+    spillway_sys::swap::on(path, priority, SwapDiscard::Pages).map_err(|source| error("swapon", source))
 }
 
 /// Whether everything that was paged out to `path` fits into memory.

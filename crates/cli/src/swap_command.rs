@@ -4,13 +4,13 @@ use serde_json::json;
 
 use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
 use crate::device::command::{chosen, start};
+use crate::device::serve::DeviceRecord;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::machine::swap_list;
-use crate::registry::{Registry, Found};
+use crate::registry::{Found, Registry};
 use crate::run::take_down::stop_device_process;
 use crate::status::{self, Item};
-use crate::device::serve::DeviceRecord;
 use crate::{output, swap_area};
 
 /// Runs one of the subcommands.
@@ -31,7 +31,9 @@ fn on(arguments: &SwapOnArguments) -> Result<(), Failure> {
     let priority = arguments.priority.unwrap_or_else(|| swap_list::priority_above(&areas));
     for rival in swap_list::rivals(&areas, &path, priority) {
         let rival = rival.path.display();
-        eprintln!("spillway: pages also go to the swap area {rival}, whose priority is as high; `swapoff {rival}` stops that");
+        eprintln!(
+            "spillway: pages also go to the swap area {rival}, whose priority is as high; `swapoff {rival}` stops that"
+        );
     }
     interruption.check()?;
     swap_area::on(&path, priority).map_err(Failure::failed)?;

@@ -184,7 +184,11 @@ mod tests {
     use super::*;
 
     fn parse(texts: &[&str]) -> Result<Configuration, String> {
-        let files: Vec<_> = texts.iter().enumerate().map(|(index, text)| (format!("{index}.toml").into(), (*text).to_owned())).collect();
+        let files: Vec<_> = texts
+            .iter()
+            .enumerate()
+            .map(|(index, text)| (format!("{index}.toml").into(), (*text).to_owned()))
+            .collect();
         Configuration::parse(&files).map_err(|error| error.to_string())
     }
 

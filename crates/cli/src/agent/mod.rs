@@ -10,7 +10,7 @@ use self::configuration::{BorrowerRole, Configuration};
 use crate::arguments::{
     AgentArguments, NameArguments, NewDeviceArguments, OutputArguments, StorageArguments, SwapCommand, SwapOnArguments,
 };
-use crate::donate::{self, DonorService};
+use crate::donate::DonorService;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::registry::{Kind, Registry};
@@ -32,8 +32,8 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
     let entry = registry.claim(Kind::Agent, "agent").map_err(Failure::failed)?;
-    let sockets =
-        StatusServer::bind(&entry.status_socket()).map_err(|error| Failure::during(entry.status_socket().display(), error))?;
+    let sockets = StatusServer::bind(&entry.status_socket())
+        .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
     let donor = match &configuration.donor {
         Some(role) => Some(DonorService::start(&role.arguments(), &entry)?),
         None => None,
@@ -119,7 +119,8 @@ mod tests {
 
     #[test]
     fn the_roles_become_the_same_arguments_as_on_the_command_line() {
-        let text = "[borrower]\nname = \"far\"\nsize = \"1G\"\ndonors = [\"a:1\"]\nredundancy = \"disk\"\npriority = 9\n";
+        let text =
+            "[borrower]\nname = \"far\"\nsize = \"1G\"\ndonors = [\"a:1\"]\nredundancy = \"disk\"\npriority = 9\n";
         let configuration = Configuration::parse(&[("x".into(), text.to_owned())]).unwrap();
         let arguments = swap_on(configuration.borrower.as_ref().unwrap());
         assert_eq!((arguments.name.as_str(), arguments.priority), ("far", Some(9)));

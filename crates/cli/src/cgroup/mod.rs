@@ -203,7 +203,7 @@ mod tests {
         group.set_limit(Some(64 << 20)).unwrap();
         let usage = group.usage().unwrap();
         assert!(usage.charged_bytes < 64 << 20);
-        assert_eq!(group.processes(), []);
+        assert!(group.processes().is_empty());
         assert_eq!(group.out_of_memory_kills(), 0);
         group.set_limit(None).unwrap();
         group.remove(Instant::now() + limits::STOP_DEADLINE).unwrap();

@@ -131,7 +131,9 @@ fn off(arguments: &NameArguments) -> Result<(), Failure> {
     let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
     if status::ask(&found, &areas).is_swap() {
         let name = &found.name;
-        return Err(Failure::Failed(format!("the device '{name}' is a swap area; `spillway swap off --name {name}` stops it")));
+        return Err(Failure::Failed(format!(
+            "the device '{name}' is a swap area; `spillway swap off --name {name}` stops it"
+        )));
     }
     stop_device_process(&found).map_err(Failure::Failed)?;
     if arguments.output.json {

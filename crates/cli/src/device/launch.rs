@@ -135,7 +135,8 @@ pub(crate) fn launch(
     interruption: &Interruption,
 ) -> Result<RunningDevice, Failure> {
     let log_path = registry.log_path(Kind::Device, &launched.name);
-    let mut child = spawn(launched, &log_path).map_err(|error| Failure::during("starting the device's process", error))?;
+    let mut child =
+        spawn(launched, &log_path).map_err(|error| Failure::during("starting the device's process", error))?;
     let owner_pipe = child.stdin.take();
     let answer = child.stdout.take().map(|stdout| wait_ready(stdout, interruption));
     match answer.unwrap_or_else(|| Err(Failure::failed("the device's process has no standard output"))) {
@@ -204,7 +205,8 @@ fn wait_ready(stdout: ChildStdout, interruption: &Interruption) -> Result<Readin
         interruption.check()?;
         match receiver.recv_timeout(Duration::from_millis(50)) {
             Ok(Ok(line)) => {
-                return serde_json::from_str(&line).map_err(|_| Failure::failed("the device's process ended at its start"));
+                return serde_json::from_str(&line)
+                    .map_err(|_| Failure::failed("the device's process ended at its start"));
             }
             Ok(Err(error)) => return Err(Failure::during("the device's process", error)),
             Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}

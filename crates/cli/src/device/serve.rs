@@ -17,8 +17,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use spillway_borrower::device::status::DeviceStatus;
-use spillway_sys::paging_safety;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
+use spillway_sys::paging_safety;
 
 use super::launch::{LaunchedDevice, Readiness};
 use crate::cgroup::OwnGroup;
@@ -80,7 +80,9 @@ pub(crate) fn serve(launched_text: &str, io_flusher: std::io::Result<()>) -> Res
     let launched: LaunchedDevice = serde_json::from_str(launched_text).map_err(Failure::usage)?;
     let mut notes = Vec::new();
     if let Err(error) = io_flusher {
-        notes.push(format!("PR_SET_IO_FLUSHER was refused ({error}): under extreme pressure paging may wait for itself"));
+        notes.push(format!(
+            "PR_SET_IO_FLUSHER was refused ({error}): under extreme pressure paging may wait for itself"
+        ));
     }
     let terminate = separate_from_terminal()?;
     match Server::start(&launched, notes, terminate) {
@@ -148,7 +150,8 @@ impl Server {
             temporary_backing: launched.backing.clone().filter(|_| launched.backing_temporary),
             run: launched.run.clone(),
         };
-        let write = |record: &DeviceRecord| record.write(entry.path()).map_err(|error| Failure::during("device.json", error));
+        let write =
+            |record: &DeviceRecord| record.write(entry.path()).map_err(|error| Failure::during("device.json", error));
         write(&record)?;
         let device = Device::start(config(launched)?).map_err(|error| {
             remove_backing(&record);
@@ -156,8 +159,8 @@ impl Server {
         })?;
         record.path = Some(device.path().to_path_buf());
         write(&record)?;
-        let sockets =
-            StatusServer::bind(&entry.status_socket()).map_err(|error| Failure::during(entry.status_socket().display(), error))?;
+        let sockets = StatusServer::bind(&entry.status_socket())
+            .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
         Ok(Self {
             launched: launched.clone(),
             path: device.path().to_path_buf(),
@@ -332,7 +335,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let backing = directory.path().join("backing");
         fs::write(&backing, "x").unwrap();
-        let record = DeviceRecord { path: Some("/dev/loop9".into()), temporary_backing: Some(backing.clone()), run: None };
+        let record =
+            DeviceRecord { path: Some("/dev/loop9".into()), temporary_backing: Some(backing.clone()), run: None };
         record.write(directory.path()).unwrap();
         let read = DeviceRecord::read(directory.path()).unwrap();
         assert_eq!(read.path, record.path);

@@ -73,7 +73,9 @@ fn check_backing(path: &Path, size_bytes: u64) -> Result<(), Failure> {
         return Err(Failure::Failed(format!("{shown} is a directory; --backing names a file")));
     }
     if !path.parent().is_some_and(Path::is_dir) {
-        return Err(Failure::Failed(format!("{shown} lies in no directory that exists; make it, or name another file")));
+        return Err(Failure::Failed(format!(
+            "{shown} lies in no directory that exists; make it, or name another file"
+        )));
     }
     let found = FileSystem::of(path).map_err(|error| Failure::during(shown.to_string(), error))?;
     if let Some(kind) = found.in_memory {

@@ -3,7 +3,7 @@
 //! Everything is read below a root directory, so that tests can show each answer on files of their own.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -105,7 +105,12 @@ fn kernel(system: &System) -> Check {
     let release = system.text("/proc/sys/kernel/osrelease").unwrap_or_default();
     match version(&release) {
         Some(version) if version >= KERNEL_MIN => good("kernel", format!("Linux {release}")),
-        Some(_) => lacking("kernel", State::Bad, format!("Linux {release} is older than 5.8"), "apt-get install linux-image-amd64"),
+        Some(_) => lacking(
+            "kernel",
+            State::Bad,
+            format!("Linux {release} is older than 5.8"),
+            "apt-get install linux-image-amd64",
+        ),
         None => lacking("kernel", State::Optional, format!("version '{release}' cannot be understood"), "uname -r"),
     }
 }
@@ -122,14 +127,7 @@ fn swap(system: &System) -> Check {
     lacking("swap", State::Bad, "this kernel was built without it", "apt-get install linux-image-amd64")
 }
 
-fn device_file(
-    system: &System,
-    name: &'static str,
-    path: &str,
-    missing: State,
-    mend: &str,
-    purpose: &str,
-) -> Check {
+fn device_file(system: &System, name: &'static str, path: &str, missing: State, mend: &str, purpose: &str) -> Check {
     if !system.exists(path) {
         return lacking(name, missing, format!("no {path} ({purpose})"), mend);
     }
@@ -142,14 +140,17 @@ fn device_file(
 fn cgroups(system: &System) -> Check {
     let controller = "the memory controller";
     match Hierarchy::detect() {
-        Some(hierarchy) => {
-            good("cgroups", format!("{controller} is in version {:?} at {}", hierarchy.version, hierarchy.root.display()))
-        }
+        Some(hierarchy) => good(
+            "cgroups",
+            format!("{controller} is in version {:?} at {}", hierarchy.version, hierarchy.root.display()),
+        ),
         None if system.exists("/sys/fs/cgroup") => {
             let mend = "mount -t cgroup2 cgroup2 /sys/fs/cgroup";
             lacking("cgroups", State::Bad, format!("{controller} is not mounted"), mend)
         }
-        None => lacking("cgroups", State::Bad, "this kernel was built without them", "apt-get install linux-image-amd64"),
+        None => {
+            lacking("cgroups", State::Bad, "this kernel was built without them", "apt-get install linux-image-amd64")
+        }
     }
 }
 
@@ -169,9 +170,12 @@ fn io_uring(system: &System) -> Check {
     match system.text("/proc/sys/kernel/io_uring_disabled").as_deref() {
         Some("0") => good("io_uring", "allowed"),
         Some("1") if system.user_is_root => good("io_uring", "allowed for root"),
-        Some(_) => {
-            lacking("io_uring", State::Optional, "switched off: backing files are slower", "sysctl kernel.io_uring_disabled=0")
-        }
+        Some(_) => lacking(
+            "io_uring",
+            State::Optional,
+            "switched off: backing files are slower",
+            "sysctl kernel.io_uring_disabled=0",
+        ),
         // The switch is newer (6.6) than the facility.
         None => good("io_uring", "no switch for it; used if the kernel has it"),
     }
@@ -234,8 +238,10 @@ fn compressed_swap_cache(system: &System) -> Check {
 fn rival_areas() -> Option<Check> {
     let areas = swap_list::read().ok()?;
     let area = areas.iter().find(|area| !swap_list::rivals(&areas, &area.path, area.priority).is_empty())?;
-    let rival = swap_list::rivals(&areas, &area.path, area.priority).first().map(|rival| rival.path.display().to_string())?;
-    let detail = format!("{} and {rival}: pages go to the one of higher priority, and to both at the same", area.path.display());
+    let rival =
+        swap_list::rivals(&areas, &area.path, area.priority).first().map(|rival| rival.path.display().to_string())?;
+    let detail =
+        format!("{} and {rival}: pages go to the one of higher priority, and to both at the same", area.path.display());
     Some(lacking("swap areas", State::Optional, detail, &format!("swapoff {rival}")))
 }
 
@@ -248,7 +254,7 @@ mod tests {
         let system = System { root: directory.path().to_path_buf(), user_is_root: true };
         for (path, text) in files {
             let path = system.path(path);
-            fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
         (directory, system)
@@ -279,7 +285,9 @@ mod tests {
             ("/sys/class/infiniband/rxe0", ""),
             ("/sys/module/nbd/x", ""),
         ]);
-        for name in ["user", "FUSE", "swap", "kernel", "PSI", "io_uring", "userfaultfd", "RDMA", "NBD", "zswap", "memlock"] {
+        for name in
+            ["user", "FUSE", "swap", "kernel", "PSI", "io_uring", "userfaultfd", "RDMA", "NBD", "zswap", "memlock"]
+        {
             let checks = all(&system);
             let check = checks.iter().find(|check| check.name == name).unwrap();
             assert_eq!(check.state, State::Good, "{name}: {}", check.detail);

@@ -39,7 +39,8 @@ pub(crate) fn execute(arguments: &DoctorArguments) -> Result<(), Failure> {
     if arguments.mend && !report.remains.is_empty() {
         return Err(Failure::Failed(format!("could not remove: {}", report.remains.join(", "))));
     }
-    let missing: Vec<&str> = report.checks.iter().filter(|check| check.state == State::Bad).map(|check| check.name).collect();
+    let missing: Vec<&str> =
+        report.checks.iter().filter(|check| check.state == State::Bad).map(|check| check.name).collect();
     if missing.is_empty() || arguments.mend {
         return Ok(());
     }

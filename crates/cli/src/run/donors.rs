@@ -28,12 +28,14 @@ pub(crate) struct OwnDonors {
 impl OwnDonors {
     /// Starts those that the plan asks for, and waits until each listens.
     pub(crate) fn start(plan: &Plan, interruption: &Interruption) -> Result<Self, Failure> {
-        let mut donors = Self { children: Vec::new(), addresses: plan.donors.iter().map(DonorAddress::to_string).collect() };
+        let mut donors =
+            Self { children: Vec::new(), addresses: plan.donors.iter().map(DonorAddress::to_string).collect() };
         let mut answers = Vec::new();
         for index in 0..plan.own_donors {
             let socket = plan.sockets.join(format!("donor-{index}.sock"));
             let log = plan.sockets.join(format!("donor-{index}.log"));
-            let mut child = spawn(plan, index, &socket, &log).map_err(|error| Failure::during("starting a donor", error))?;
+            let mut child =
+                spawn(plan, index, &socket, &log).map_err(|error| Failure::during("starting a donor", error))?;
             answers.push((child.stdout.take(), log));
             donors.children.push(child);
             donors.addresses.push(DonorAddress::Unix(socket).to_string());
@@ -99,7 +101,9 @@ fn wait_listening(stdout: std::process::ChildStdout, interruption: &Interruption
             Ok(true) => return Ok(()),
             Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
             Err(RecvTimeoutError::Timeout) => return Err(Failure::failed("a donor did not get ready in time")),
-            Ok(false) | Err(RecvTimeoutError::Disconnected) => return Err(Failure::failed("a donor ended at its start")),
+            Ok(false) | Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::failed("a donor ended at its start"));
+            }
         }
     }
 }

@@ -17,8 +17,7 @@ pub(crate) mod statistics;
 pub(crate) mod take_down;
 pub(crate) mod watch;
 
-use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use self::donors::OwnDonors;
 use self::plan::Plan;
@@ -33,7 +32,7 @@ use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::machine::swap_list;
 use crate::registry::{Entry, Kind, Registry};
-use crate::{mend, status_socket, swap_area};
+use crate::{mend, swap_area};
 
 /// Everything that a run has started; taken down when dropped.
 struct Run {
@@ -57,15 +56,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     }
     let plan = Plan::make(arguments, &registry)?;
     let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
-    let mut run = Run {
-        registry,
-        plan,
-        group: None,
-        device: None,
-        donors: OwnDonors::default(),
-        down: false,
-        _entry: entry,
-    };
+    let mut run =
+        Run { registry, plan, group: None, device: None, donors: OwnDonors::default(), down: false, _entry: entry };
     run.set_up(&interruption)?;
     let outcome = run.run_program(&program, arguments, &interruption);
     let down = run.take_down();
@@ -79,16 +71,15 @@ impl Run {
         self.donors = OwnDonors::start(&self.plan, interruption)?;
         let launched = self.plan.launched(self.donors.addresses());
         let device = launch(&self.registry, &launched, interruption)?;
-        for note in device.notes() {
-            eprintln!("spillway: {note}");
-        }
         let device = self.device.insert(device);
         let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
         let priority = swap_list::priority_above(&areas);
         swap_area::on(device.path(), priority).map_err(Failure::failed)?;
         for rival in swap_list::rivals(&areas, device.path(), priority) {
             let path = rival.path.display();
-            eprintln!("spillway: pages also go to the swap area {path}, whose priority is as high; `swapoff {path}` stops that");
+            eprintln!(
+                "spillway: pages also go to the swap area {path}, whose priority is as high; `swapoff {path}` stops that"
+            );
         }
         let group = MemoryGroup::create(&self.plan.hierarchy, &self.plan.group_name())
             .map_err(|error| Failure::during("making a memory group", error))?;
@@ -111,7 +102,8 @@ impl Run {
         let started = Program::start(program, group, interruption)?;
         let watched = watch::watch(&started, group, &mut budget, &self._entry, &arguments.local.to_string());
         let ending = started.ending()?;
-        let statistics = Statistics::collect(&watched, group, start.elapsed(), ending, device.status_socket(), arguments);
+        let statistics =
+            Statistics::collect(&watched, group, start.elapsed(), ending, device.status_socket(), arguments);
         statistics.deliver(arguments)?;
         Ok(ending)
     }

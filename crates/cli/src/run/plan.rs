@@ -30,6 +30,7 @@ pub(crate) struct Plan {
     pub(crate) own_donor_bytes: u64,
     /// Directory of its entry, for its own donors' sockets.
     pub(crate) sockets: std::path::PathBuf,
+    local_memory: bool,
     device_size_bytes: u64,
     slab_size_bytes: u64,
     redundancy: Redundancy,
@@ -47,7 +48,7 @@ impl Plan {
         if donors.is_empty() {
             donors = agent_donors(registry)?;
         }
-        let own_donors = if donors.is_empty() { arguments.own_donors } else { 0 };
+        let own_donors = if donors.is_empty() && !arguments.local_memory { arguments.own_donors } else { 0 };
         let redundancy = redundancy(arguments, own_donors)?;
         let memory = Memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?;
         let slab_size_bytes = storage.slab_size.bytes;
@@ -69,6 +70,7 @@ impl Plan {
             donors,
             own_donors,
             own_donor_bytes: own_donor_bytes(size_bytes, slab_size_bytes, redundancy, own_donors),
+            local_memory: arguments.local_memory,
             device_size_bytes: size_bytes,
             slab_size_bytes,
             redundancy,
@@ -98,7 +100,7 @@ impl Plan {
             redundancy: self.redundancy.to_string(),
             backing: self.backing.as_ref().map(|choice| choice.path.clone()),
             backing_temporary: self.backing.as_ref().is_some_and(|choice| choice.temporary),
-            local_memory: false,
+            local_memory: self.local_memory,
             run: Some(self.name.clone()),
         }
     }
@@ -109,14 +111,16 @@ fn check_machine() -> Result<Hierarchy, Failure> {
         return Err(Failure::failed("`run` needs root for swap and memory groups; write `sudo spillway run ...`"));
     }
     Hierarchy::detect().ok_or_else(|| {
-        Failure::failed("no memory cgroup is mounted; `mount -t cgroup2 cgroup2 /sys/fs/cgroup` mounts one, see `spillway doctor`")
+        Failure::failed(
+            "no memory cgroup is mounted; `mount -t cgroup2 cgroup2 /sys/fs/cgroup` mounts one, see `spillway doctor`",
+        )
     })
 }
 
 /// Donors of the run's own end only with it, so that copies elsewhere are the user's choice; others may vanish.
 fn redundancy(arguments: &RunArguments, own_donors: usize) -> Result<Redundancy, Failure> {
     let redundancy = match arguments.storage.redundancy {
-        None if own_donors > 0 => Redundancy::NONE,
+        None if own_donors > 0 || arguments.local_memory => Redundancy::NONE,
         _ => storage::redundancy(&arguments.storage),
     };
     let donors = own_donors.max(arguments.storage.donors.len());

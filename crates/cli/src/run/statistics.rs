@@ -79,7 +79,7 @@ impl Statistics {
             warnings.push(format!("the kernel killed {kills} process(es) for lack of memory; raise --local or --lend"));
         }
         let health = self.device.pointer("/device/health").and_then(Value::as_str);
-        if let Some(health) = health.filter(|health| !health.is_empty() && *health != "ok") {
+        if let Some(health) = health.filter(|health| !health.is_empty() && !health.starts_with("ok")) {
             warnings.push(format!("the device was not well: {health}"));
         }
         warnings
@@ -122,10 +122,14 @@ mod tests {
 
     #[test]
     fn the_summary_names_what_matters() {
-        let device = json!({"device": {"health": "ok", "traffic": {"pages_out": 12, "read_latency": {"p50_us": 25.2}}}});
+        let device =
+            json!({"device": {"health": "ok", "traffic": {"pages_out": 12, "read_latency": {"p50_us": 25.2}}}});
         let statistics = statistics(device);
         let text = statistics.summary();
-        assert!(text.contains("1.50 s") && text.contains("64 MiB") && text.contains("12 pages out, 0 in at 25/0"), "{text}");
+        assert!(
+            text.contains("1.50 s") && text.contains("64 MiB") && text.contains("12 pages out, 0 in at 25/0"),
+            "{text}"
+        );
         assert_eq!(statistics.warnings(), Vec::<String>::new());
     }
 
