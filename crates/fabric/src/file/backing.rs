@@ -101,6 +101,12 @@ impl BackingFile {
         FileWriter::new(self, pool, depth)
     }
 
+    /// Any open file, unchecked.
+    #[cfg(test)]
+    pub(super) fn unchecked(file: impl Into<OwnedFd>, size_bytes: u64) -> Self {
+        Self { file: file.into(), size_bytes, buffered_reason: None }
+    }
+
     /// Another descriptor of the open file.
     pub(super) fn descriptor(&self) -> std::io::Result<OwnedFd> {
         self.file.try_clone()
