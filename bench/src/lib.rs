@@ -6,11 +6,14 @@
 //!
 //! - [`statistics`], [`result`], [`table`], [`plot`], [`machine`]: from samples to what people read.
 //!
+//! - [`harness`]: other programs and kernel resources, always put back.
+//!
 //! [`size`] and [`limits`] serve all of them.
 
 #![forbid(unsafe_code)]
 
 pub mod checksum;
+pub mod harness;
 pub mod limits;
 pub mod machine;
 pub mod permutation;
