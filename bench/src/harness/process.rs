@@ -23,7 +23,7 @@ use super::interrupt::Interrupt;
 use crate::limits::{OUTPUT_BYTES_MAX, STOP_DEADLINE};
 
 /// How often a waiting program looks at the interrupt and at its deadline.
-const TICK: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(20);
 
 /// Bytes collected from a program; what exceeds [`OUTPUT_BYTES_MAX`] is dropped. Clones share the bytes.
 #[derive(Clone, Debug, Default)]
@@ -121,7 +121,8 @@ impl Running {
         !self.reaped && matches!(self.ends_within(Duration::ZERO), Ok(false))
     }
 
-    /// Waits until it ends. When `limit` passes, or at an interrupt, it is ended. `tick` is called about ten times a second.
+    /// Waits until it ends. When `limit` passes, or at an interrupt, it is ended. `tick` is called every
+    /// [`TICK`].
     pub fn wait(
         mut self,
         limit: Duration,
