@@ -79,7 +79,6 @@ pub const SPIN_GAP_MAX: Duration = Duration::from_micros(200);
 
 /// Where spinning does not pay, one wait in so many tries it again: 60 us in 1024 waits is lost in the noise.
 pub const WAITS_WITHOUT_SPIN_MAX: u32 = 1023;
-
 const _: () = {
     assert!(SPIN_DURATION_MIN.as_micros() < SPIN_DURATION_MAX.as_micros());
     assert!(SPIN_DURATION_MAX.as_micros() < SPIN_GAP_MAX.as_micros());

@@ -7,12 +7,18 @@
 //! - [`vectored`]: sockets to and from several pieces of memory.
 //! - [`io_ring`]: asynchronous I/O on a file.
 //! - [`epoll`], [`event`]: waiting, and waking a waiter.
+//! - [`fuse`]: `/dev/fuse`, requests and replies without a second copy.
+//! - [`loop_device`]: a file as a block device.
+//! - [`process`]: which process is meant.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
 pub mod allocation_guard;
 pub mod epoll;
 pub mod event;
+pub mod fuse;
 pub mod io_ring;
+pub mod loop_device;
 pub mod mapping;
 pub mod memfd;
+pub mod process;
 pub mod vectored;

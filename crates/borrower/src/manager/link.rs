@@ -17,9 +17,7 @@ use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::host::boot_id;
 use spillway_fabric::control::message::{Hello, Message, Welcome};
 use spillway_fabric::control::{ControlChannel, ControlError, ControlReceiver, ControlSender};
-use spillway_fabric::limits::{
-    HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX,
-};
+use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX};
 use spillway_fabric::queue_pair::QueuePair;
 use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
 use spillway_fabric::tcp::TcpQueuePair;
@@ -111,8 +109,7 @@ pub fn say_goodbye(donor: &DonorEntry) {
 fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
     let opened = open(shared, &donor.address)?;
     let window = install_queue_pairs(shared, donor, &opened).map_err(LinkError::Data)?;
-    let session =
-        Arc::new(Session { donor: opened.welcome.donor, sender: opened.sender, window: window.clone() });
+    let session = Arc::new(Session { donor: opened.welcome.donor, sender: opened.sender, window: window.clone() });
     let transport = if window.is_some() { "shm" } else { "tcp" };
     tracing::info!("donor {} at {} is connected over {transport}", session.donor, donor.address);
     donor.connected(Arc::clone(&session), transport, opened.welcome.free_bytes);

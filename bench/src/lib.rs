@@ -1,0 +1,24 @@
+//! Workloads, and side-by-side comparisons of Spillway with its peers. Drives the `spillway` binary as a user would.
+//!
+//! In the order of use:
+//! - [`workloads`]: programs with a known working set that check their own results; below them [`random`],
+//!   [`permutation`], [`zipf`] and [`checksum`].
+//!
+//! - [`statistics`], [`result`], [`table`], [`plot`], [`machine`]: from samples to what people read.
+//!
+//! [`size`] and [`limits`] serve all of them.
+
+#![forbid(unsafe_code)]
+
+pub mod checksum;
+pub mod limits;
+pub mod machine;
+pub mod permutation;
+pub mod plot;
+pub mod random;
+pub mod result;
+pub mod size;
+pub mod statistics;
+pub mod table;
+pub mod workloads;
+pub mod zipf;
