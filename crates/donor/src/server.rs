@@ -52,16 +52,11 @@ fn serve_connection(shared: &Shared, stream: OwnedFd, peer: &str) {
         Role::Control => match session::serve(shared, opening, peer, &place) {
             Ok(()) => {}
             Err(end @ (SessionEnd::Goodbye(_) | SessionEnd::Stopping)) => tracing::info!("{peer} left: {end}"),
-            Err(SessionEnd::Control(error)) if is_refusal(&error) => refuse(shared, peer, &error),
+            Err(end @ (SessionEnd::Handshake(_) | SessionEnd::Rejected(_))) => refuse(shared, peer, &end),
             Err(end) => tracing::warn!("{peer} is gone: {end}"),
         },
         Role::Data => serve_data(shared, opening, peer, &place),
     }
-}
-
-fn is_refusal(error: &spillway_fabric::control::ControlError) -> bool {
-    use spillway_fabric::control::ControlError;
-    matches!(error, ControlError::WrongKey | ControlError::Preface(_))
 }
 
 fn refuse(shared: &Shared, peer: &str, error: &dyn std::error::Error) {

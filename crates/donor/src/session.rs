@@ -40,6 +40,8 @@ pub(crate) struct Session {
 pub(crate) enum SessionEnd {
     #[error("it said goodbye: {0}")]
     Goodbye(String),
+    #[error("no session began: {0}")]
+    Handshake(ControlError),
     #[error("{0}")]
     Control(#[from] ControlError),
     #[error("it was silent for {}", SILENCE_DEADLINE.as_secs_f32())]
@@ -96,10 +98,10 @@ impl Session {
 
 /// Serves a control connection until its session ends.
 pub(crate) fn serve(shared: &Shared, opening: Opening, peer: &str, place: &Place<'_>) -> Result<(), SessionEnd> {
-    let channel = ControlChannel::accept_opened(opening, shared.key.as_ref())?;
+    let channel = ControlChannel::accept_opened(opening, shared.key.as_ref()).map_err(SessionEnd::Handshake)?;
     let passes_descriptors = channel.passes_descriptors();
     let (sender, mut receiver) = channel.split();
-    let (Message::Hello(hello), _) = receiver.receive(HANDSHAKE_DEADLINE)? else {
+    let (Message::Hello(hello), _) = receiver.receive(HANDSHAKE_DEADLINE).map_err(SessionEnd::Handshake)? else {
         return Err(SessionEnd::Protocol);
     };
     let session = match admit(shared, &hello, passes_descriptors, peer, &sender)? {
