@@ -2,9 +2,12 @@
 
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use spillway_bench::harness::interrupt::Interrupt;
+use spillway_bench::runner::{self, RunSettings};
 use spillway_bench::size::Size;
 use spillway_bench::workloads::{self, WorkloadSettings};
 
@@ -20,6 +23,30 @@ struct Arguments {
 enum Command {
     /// Runs one workload here, checks its result and prints its checksum.
     Workload(WorkloadArguments),
+    /// Runs studies that compare Spillway with its peers, and writes results as JSON, tables and plots. Needs root.
+    Run(RunArguments),
+}
+
+#[derive(Debug, clap::Args)]
+struct RunArguments {
+    /// Only this study; repeat it for more. A wrong name lists them.
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// Small inputs and two rounds: to see that all works, not to measure.
+    #[arg(long)]
+    quick: bool,
+    /// Rounds of each comparison [default: 5, or 2 with --quick]
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// The product's binary [default: beside this one]
+    #[arg(long, value_name = "FILE")]
+    spillway: Option<PathBuf>,
+    /// Where swap files go; must be on a disk [default: /var/tmp or another usual place]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+    /// Where results go
+    #[arg(long, value_name = "DIR", default_value = "bench/results")]
+    results: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
@@ -51,9 +78,16 @@ fn workload(arguments: &WorkloadArguments) -> Result<(), Box<dyn std::error::Err
     Ok(())
 }
 
+fn run(arguments: RunArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let RunArguments { only, quick, rounds, spillway, directory, results } = arguments;
+    let settings = RunSettings { only, quick, rounds, spillway, directory, results };
+    Ok(runner::run(&settings, &Interrupt::on_signals()?)?)
+}
+
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Workload(arguments) => workload(&arguments),
+        Command::Run(arguments) => run(arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -18,6 +18,7 @@ use spillway_fabric::tcp::{self, TcpQueuePair};
 use spillway_fabric::units::SlabHandle;
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RequestHeader, ResponseHeader, Status};
 use spillway_fabric::wire::preface::{self, Role};
+use spillway_sys::epoll::{Epoll, Interest};
 use support::*;
 
 /// A queue pair whose donor is a script: it accepts the connection and then does `script` with the stream.
@@ -219,6 +220,31 @@ fn many_large_requests_both_ways_do_not_lock_each_other_out() {
     std::thread::sleep(Duration::from_millis(20));
     let ended = complete(&mut pair, count as usize);
     assert!(ended.iter().all(|ended| ended.result == Ok(())));
+}
+
+#[test]
+fn whoever_waits_for_the_descriptor_misses_nothing() {
+    let count = 12;
+    let pool = pool(2, REQUEST_SIZE_BYTES_MAX);
+    let (mut pair, _serving) = over_tcp(&Slabs::with_count(2), &pool);
+    let epoll = Epoll::new().unwrap();
+    epoll.add(pair.event().unwrap(), 0, Interest::Readable).unwrap();
+    for tag in 0..count {
+        let (operation, slot) = if tag % 2 == 0 { (Operation::Write, 0) } else { (Operation::Read, 1) };
+        pair.post(request(operation, tag % 2, 0, pool.slot(slot), tag), Instant::now()).unwrap();
+    }
+    // Never polled without a reason to.
+    let mut ended = 0;
+    while ended < count {
+        let interest = if pair.wants_write() { Interest::ReadableOrWritable } else { Interest::Readable };
+        epoll.modify(pair.event().unwrap(), 0, interest).unwrap();
+        assert_eq!(epoll.wait(Some(PATIENCE), |_| {}).unwrap(), 1, "{ended} ended");
+        pair.poll(Instant::now(), &mut |completion| {
+            assert_eq!(completion.result, Ok(()));
+            ended += 1;
+        });
+    }
+    assert!(!pair.wants_write());
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl FuseDevice {
     }
 
     /// Another descriptor of the same filesystem, so that another thread takes requests without sharing a queue of
-    /// answers. The filesystem must be mounted.
+    /// answers. The filesystem must be mounted: newer kernels wait here until it is.
     pub fn clone_device(&self) -> io::Result<Self> {
         let clone = Self::open()?;
         let source = self.descriptor.as_raw_fd() as u32;
@@ -207,12 +207,5 @@ mod tests {
         let (device, _kernel) = stand_in().unwrap();
         let data = Mapping::anonymous(4096).unwrap();
         let _ = device.receive(&mut [0; REQUEST_HEAD_BYTES], &data, 1, 4096);
-    }
-
-    #[test]
-    fn a_device_that_is_no_filesystem_yet_cannot_be_cloned() {
-        if let Ok(device) = FuseDevice::open() {
-            assert!(device.clone_device().is_err());
-        }
     }
 }

@@ -6,11 +6,11 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use spillway_sys::fuse::{FILESYSTEM_TYPE, Unmount, unmount};
 use spillway_sys::loop_device::{self, Detached};
+use spillway_sys::swap::unescape;
 
 use super::FrontEndError;
 use super::ownership::Ownership;
@@ -121,35 +121,9 @@ fn abandoned(name: &str) -> io::Result<Option<Ownership>> {
     }
 }
 
-/// Paths in `/proc` have blanks, tabs, line ends and backslashes as three octal digits.
-fn unescape(text: &str) -> PathBuf {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        let digits = tail.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) if first == b'\\' => {
-                bytes.push(byte);
-                rest = &tail[3..];
-            }
-            _ => {
-                bytes.push(first);
-                rest = tail;
-            }
-        }
-    }
-    PathBuf::from(std::ffi::OsString::from_vec(bytes))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn paths_are_read_as_the_mount_table_writes_them() {
-        assert_eq!(unescape(r"/run/a\040b\134c"), PathBuf::from("/run/a b\\c"));
-        assert_eq!(unescape(r"/run/tail\04"), PathBuf::from(r"/run/tail\04"));
-    }
 
     #[test]
     fn what_lives_is_not_listed() {

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use spillway_sys::io_ring::{IoRing, RingMemory, RingOperation};
 
-use super::{BackingError, BackingFile, Progress, progress};
+use super::{BackingFile, Progress, progress};
 use crate::buffer_pool::BufferPool;
 use crate::credit::Credits;
 use crate::limits::QUEUE_DEPTH_MAX;
@@ -63,11 +63,6 @@ pub struct FileQueuePair {
 }
 
 impl FileQueuePair {
-    /// Same as [`BackingFile::prepare`].
-    pub fn prepare(path: &std::path::Path, size_bytes: u64) -> Result<BackingFile, BackingError> {
-        BackingFile::prepare(path, size_bytes)
-    }
-
     /// A queue pair that moves pages between `pool` and `file`, which is cut into slabs of `slab_size_bytes`.
     pub fn open(file: &BackingFile, slab_size_bytes: u64, pool: Arc<BufferPool>) -> io::Result<Self> {
         let memory: Arc<dyn RingMemory> = pool;

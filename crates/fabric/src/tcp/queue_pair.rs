@@ -54,8 +54,6 @@ pub struct TcpQueuePair {
     socket: Option<OwnedFd>,
     /// A send failed in `post`; the next `poll` takes the connection down.
     failed: bool,
-    /// The socket took no more bytes.
-    blocked: bool,
     pool: Arc<BufferPool>,
     credits: Credits,
     pending: Box<[Pending]>,
@@ -87,7 +85,6 @@ impl TcpQueuePair {
         Ok(Self {
             socket: Some(socket),
             failed: false,
-            blocked: false,
             pool,
             credits: Credits::new(),
             pending: vec![nothing; QUEUE_DEPTH_MAX].into(),
@@ -117,14 +114,10 @@ impl TcpQueuePair {
 
     /// Sends until everything went or the socket is full.
     fn flush(&mut self) -> io::Result<()> {
-        self.blocked = false;
         while self.sent < self.posted {
             match self.send_some() {
                 Ok(count) => self.note_sent(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.blocked = true;
-                    return Ok(());
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -252,7 +245,6 @@ impl TcpQueuePair {
     /// Closes the socket, then ends every request in flight.
     fn take_down(&mut self, complete: &mut dyn FnMut(Completion)) -> usize {
         self.socket = None;
-        self.blocked = false;
         let ended = (self.posted - self.answered) as usize;
         while self.answered < self.posted {
             let tag = self.pending[place_of(self.answered)].tag;
@@ -311,8 +303,9 @@ impl QueuePair for TcpQueuePair {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 
+    /// Also while the socket has room, so that a caller who sleeps instead of polling is woken to send the rest.
     fn wants_write(&self) -> bool {
-        self.blocked
+        self.sent < self.posted
     }
 
     fn is_down(&self) -> bool {
