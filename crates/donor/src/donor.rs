@@ -127,7 +127,7 @@ impl Donor {
     }
 
     /// Says goodbye to all borrowers and ends. What they did not give back is lost to them: drain first.
-    pub fn stop(mut self) {
+    pub fn stop(&mut self) {
         self.halt();
     }
 
@@ -151,6 +151,8 @@ impl Donor {
         if !self.shared.connections.wait_empty(STOP_DEADLINE) {
             tracing::error!("some connections of the donor did not end in time");
         }
+        // Closes the sockets and removes the UNIX socket's file.
+        self.listeners.clear();
     }
 }
 
