@@ -7,11 +7,10 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::shim::ClusterKey;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
-use spillway_donor::{Donor, DonorConfig, DonorStatus};
-use spillway_fabric::address::DonorAddress as ListenAddress;
+use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
+use spillway_fabric::key::ClusterKey;
 
 use crate::arguments::DonateArguments;
 use crate::cgroup::OwnGroup;
@@ -40,7 +39,6 @@ const SLABS_PREPARED: usize = 2;
 const OUT_OF_MEMORY_ADJUSTMENT: i32 = -900;
 
 /// A donor inside this process.
-#[derive(Debug)]
 pub(crate) struct DonorService {
     donor: Donor,
     _group: Option<OwnGroup>,
@@ -62,12 +60,14 @@ impl DonorService {
 
     /// Asks everything back, waits a while for borrowers to move their pages, and stops.
     pub(crate) fn end(self) {
-        self.donor.drain(limits::STOP_DEADLINE / 2);
+        if let Err(error) = self.donor.drain(limits::STOP_DEADLINE / 2) {
+            tracing::warn!("{error}");
+        }
         self.stop();
     }
 
     /// Stops at once.
-    fn stop(mut self) {
+    fn stop(self) {
         self.donor.stop();
     }
 }
@@ -148,7 +148,7 @@ fn announce(arguments: &DonateArguments, service: &DonorService) -> Result<(), F
     }
     let unix = unix.map(|path| format!("unix:{}", path.display()));
     let places: Vec<String> = tcp.into_iter().chain(unix).collect();
-    output::text(&format!("lending up to {} at {}\n", human(status.memory_bytes), places.join(" and ")))
+    output::text(&format!("lending up to {} at {}\n", human(status.quota_bytes), places.join(" and ")))
 }
 
 /// Drains in another thread, so that a second signal is seen.

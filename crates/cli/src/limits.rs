@@ -43,6 +43,9 @@ pub(crate) const START_DEADLINE: Duration = Duration::from_secs(60);
 /// A process that was told to stop and has not by then is killed, unless pages would be lost.
 pub(crate) const STOP_DEADLINE: Duration = Duration::from_secs(20);
 
+/// A device's process whose launcher gave up while it was starting has so long to undo what it did.
+pub(crate) const GIVE_UP_DEADLINE: Duration = Duration::from_secs(5);
+
 /// How often a wait looks again.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 

@@ -24,7 +24,6 @@ mod mend;
 mod output;
 mod registry;
 mod run;
-mod shim;
 mod size;
 mod status;
 mod status_socket;

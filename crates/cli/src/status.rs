@@ -177,8 +177,13 @@ fn describe_device(text: &mut String, item: &Item) {
 
 fn describe_donor(text: &mut String, item: &Item) {
     let number = |name: &str| human(item.number(&format!("/donor/{name}")));
-    let _ =
-        writeln!(text, "  lent {} of {}, {} free", number("lent_bytes"), number("memory_bytes"), number("free_bytes"));
+    let _ = writeln!(
+        text,
+        "  lent {} of {}, {} free",
+        number("lent_bytes"),
+        number("quota_bytes"),
+        number("free_to_lend_bytes")
+    );
 }
 
 fn describe_run(text: &mut String, item: &Item) {

@@ -122,7 +122,8 @@ fn backing_files_that_cannot_work_are_refused() {
     }
     let directory = disk_directory();
     let device = |backing: &str, size: &str, expected: &[&str]| {
-        let arguments = ["device", "on", "--size", size, "--donor", "127.0.0.1:9", "--key", "none", "--backing", backing];
+        let arguments =
+            ["device", "on", "--size", size, "--donor", "127.0.0.1:9", "--key", "none", "--backing", backing];
         assert_fails(&arguments, 1, expected);
     };
     device(directory.path().to_str().unwrap(), "64M", &["is a directory"]);
@@ -133,8 +134,18 @@ fn backing_files_that_cannot_work_are_refused() {
         assert!(!Path::new("/dev/shm/spillway-test-backing").exists());
     }
     let useless = directory.path().join("useless");
-    let arguments =
-        ["device", "on", "--size", "64M", "--donor", "a:1", "--redundancy", "none", "--backing", useless.to_str().unwrap()];
+    let arguments = [
+        "device",
+        "on",
+        "--size",
+        "64M",
+        "--donor",
+        "a:1",
+        "--redundancy",
+        "none",
+        "--backing",
+        useless.to_str().unwrap(),
+    ];
     assert_fails(&arguments, 2, &["has no use"]);
 }
 
@@ -164,7 +175,8 @@ fn a_key_that_others_can_read_is_refused() {
     let key = directory.path().join("key");
     std::fs::write(&key, [7; 32]).unwrap();
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
-    let arguments = ["donate", "--listen", "127.0.0.1:0", "--memory", "64M", "--headroom", "1M", "--key", key.to_str().unwrap()];
+    let arguments =
+        ["donate", "--listen", "127.0.0.1:0", "--memory", "64M", "--headroom", "1M", "--key", key.to_str().unwrap()];
     assert_fails(&arguments, 1, &["key"]);
 }
 

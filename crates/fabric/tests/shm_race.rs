@@ -16,7 +16,7 @@ use spillway_sys::memfd::Memfd;
 use support::*;
 
 /// Handles are not reused, as donors promise.
-const HANDLES: u32 = 200;
+const HANDLES: u32 = 1000;
 
 #[test]
 fn a_copy_that_is_done_met_the_slab() {

@@ -317,6 +317,32 @@ fn a_slab_taken_back_is_refused_from_then_on() {
 }
 
 #[test]
+fn a_slab_taken_back_while_it_is_read_gives_its_bytes_or_an_error() {
+    let (count, slab) = (16, SlabHandle(0));
+    let pool = pool(count, REQUEST_SIZE_BYTES_MAX);
+    for round in 0..12 {
+        let slabs = Slabs::with_count(1);
+        let (mut pair, _serving) = over_tcp(&slabs, &pool);
+        fill(&pool, pool.slot(0), 7);
+        assert_eq!(carry_out(&mut pair, request(Operation::Write, 0, 0, pool.slot(0), 0)), Ok(()));
+        // More than the sockets hold, so that the donor stops somewhere inside an answer.
+        for slot in 0..count {
+            fill(&pool, pool.slot(slot), 1);
+            pair.post(request(Operation::Read, 0, 0, pool.slot(slot), slot as u32), Instant::now()).unwrap();
+        }
+        let mut ended = complete(&mut pair, round);
+        slabs.take_back(slab);
+        ended.extend(complete(&mut pair, count - ended.len()));
+        for ended in ended {
+            match ended.result {
+                Ok(()) => assert!(content(&pool, pool.slot(ended.tag.0 as usize)).iter().all(|&byte| byte == 7)),
+                Err(error) => assert!(matches!(error, RequestError::NotLent | RequestError::Down), "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
 fn a_refused_token_makes_no_queue_pair() {
     let (borrower, donor) = UnixStream::pair().unwrap();
     let donor = std::thread::spawn(move || {

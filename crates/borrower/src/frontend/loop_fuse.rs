@@ -249,15 +249,15 @@ fn set_up(device: &Path) -> Result<(), FrontEndError> {
     }
     let name = device.file_name().unwrap_or_default();
     let queue = Path::new("/sys/block").join(name).join("queue");
-    // Whatever a kernel does not have needs no setting; the size of requests is checked.
-    for (setting, value) in [("scheduler", "none"), ("read_ahead_kb", "0"), ("rotational", "0")] {
-        let _ = fs::write(queue.join(setting), value);
-    }
     let limit = queue.join("max_sectors_kb");
     let context = || FrontEndError::system(format!("cannot limit requests by {}", limit.display()));
     let now: usize = fs::read_to_string(&limit).map_err(context())?.trim().parse().unwrap_or(usize::MAX);
     if now > QUEUE_REQUEST_KIB_MAX {
         fs::write(&limit, QUEUE_REQUEST_KIB_MAX.to_string()).map_err(context())?;
+    }
+    // Whatever a kernel does not have needs no setting. Read-ahead comes last, because changing another limit resets it.
+    for (setting, value) in [("scheduler", "none"), ("rotational", "0"), ("read_ahead_kb", "0")] {
+        let _ = fs::write(queue.join(setting), value);
     }
     Ok(())
 }

@@ -161,9 +161,9 @@ pub(crate) fn launch(
     }
 }
 
-/// Without its launcher's pipe the process undoes what it did; only one that hangs is killed.
+/// Without its launcher's pipe the process undoes what it did; one that hangs is killed, and its remains are mended.
 fn end(child: &mut Child) {
-    if !wait_for(child, Instant::now() + limits::STOP_DEADLINE) {
+    if !wait_for(child, Instant::now() + limits::GIVE_UP_DEADLINE) {
         // It may have ended between the two.
         let _ = child.kill();
         let _ = child.wait();

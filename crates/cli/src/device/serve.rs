@@ -264,7 +264,9 @@ fn make_safe(name: &str, notes: &mut Vec<String>) -> Option<OwnGroup> {
     if paging_safety::avoid_out_of_memory_kill().is_err() {
         notes.push("the kernel may kill this process when memory is short; run as root".to_owned());
     }
-    if let Err(error) = paging_safety::lock_all_memory(false) {
+    // When first touched: windows onto donors' slabs reserve far more address space than is ever used of it, and everything
+    // that the I/O threads use is touched before they start.
+    if let Err(error) = paging_safety::lock_all_memory(true) {
         notes.push(format!("memory cannot be locked ({error}); run as root, or raise `ulimit -l`"));
     }
     let hierarchy = Hierarchy::detect()?;

@@ -89,8 +89,13 @@ impl Running {
 
     /// Waits for its end; what it left running may hold its output open, so only output until then counts.
     pub fn end(mut self) -> Said {
-        let status = wait_until("a command to end", || self.child.try_wait().expect("a child of ours can be waited for"));
-        Said { status, output: collect(&mut self.output), errors: String::from_utf8_lossy(&collect(&mut self.errors)).into_owned() }
+        let status =
+            wait_until("a command to end", || self.child.try_wait().expect("a child of ours can be waited for"));
+        Said {
+            status,
+            output: collect(&mut self.output),
+            errors: String::from_utf8_lossy(&collect(&mut self.errors)).into_owned(),
+        }
     }
 }
 
@@ -154,7 +159,9 @@ pub fn disk_directory() -> tempfile::TempDir {
 /// Whether a program is installed.
 pub fn has_program(name: impl AsRef<OsStr>) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).any(|directory: PathBuf| directory.join(name.as_ref()).is_file())
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .any(|directory: PathBuf| directory.join(name.as_ref()).is_file())
 }
 
 /// Ends a test because something is missing; under `SPILLWAY_NO_SKIP=1`, as in CI, that is a failure.

@@ -325,3 +325,59 @@ fn connected(socket: Option<&OwnedFd>) -> io::Result<BorrowedFd<'_>> {
 fn broken() -> io::Error {
     io::ErrorKind::InvalidData.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
+    use crate::wire::data::Status;
+    use crate::wire::preface::{self, Role};
+
+    const COUNT: usize = 4;
+
+    /// Answers `COUNT` discards, and returns their sequences.
+    fn donor(mut stream: UnixStream) -> Vec<u32> {
+        stream.read_exact(&mut [0; 40]).unwrap();
+        stream.write_all(&preface::encode(Role::Data)).unwrap();
+        stream.write_all(&[1]).unwrap();
+        let answer_one = |_| {
+            let mut bytes = [0; REQUEST_HEADER_BYTES];
+            stream.read_exact(&mut bytes).unwrap();
+            let sequence = RequestHeader::decode(&bytes).unwrap().sequence;
+            let answer = ResponseHeader { sequence, status: Status::Done, payload_bytes: 0 };
+            stream.write_all(&answer.encode()).unwrap();
+            sequence
+        };
+        (0..COUNT).map(answer_one).collect()
+    }
+
+    #[test]
+    fn sequences_wrap_after_four_billion_requests() {
+        let (borrower, peer) = UnixStream::pair().unwrap();
+        let donor = std::thread::spawn(|| donor(peer));
+        let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
+        let mut pair = TcpQueuePair::connect(borrower, SessionToken([0; 32]), pool).unwrap();
+        let start = u64::from(u32::MAX) - 1;
+        (pair.posted, pair.sent, pair.answered) = (start, start, start);
+        let now = Instant::now();
+        for tag in 0..COUNT as u32 {
+            let request = Request {
+                operation: Operation::Discard,
+                remote: RemoteAddress { slab: SlabHandle(0), offset_bytes: 0 },
+                buffer: BufferRange { offset_bytes: 0, length_bytes: PAGE_SIZE_BYTES as u32 },
+                tag: Tag(tag),
+                priority: Priority::Demand,
+            };
+            pair.post(request, now).unwrap();
+        }
+        let mut ended = Vec::new();
+        while ended.len() < COUNT {
+            pair.poll(now, &mut |completion| ended.push(completion));
+        }
+        assert!(ended.iter().all(|ended| ended.result == Ok(())), "{ended:?}");
+        assert_eq!(donor.join().unwrap(), [u32::MAX - 1, u32::MAX, 0, 1]);
+    }
+}

@@ -163,7 +163,7 @@ pub fn request(operation: Operation, slab: u32, offset_bytes: usize, buffer: Buf
     }
 }
 
-/// Polls until `count` requests ended.
+/// Polls until at least `count` requests ended.
 pub fn complete(pair: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
     let mut ended = Vec::new();
     let end = Instant::now() + PATIENCE;
@@ -174,7 +174,6 @@ pub fn complete(pair: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
         assert_eq!(said, ended.len() - before);
         std::thread::yield_now();
     }
-    assert_eq!(ended.len(), count);
     ended
 }
 
