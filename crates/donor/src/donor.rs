@@ -127,7 +127,7 @@ impl Donor {
     }
 
     /// Says goodbye to all borrowers and ends. What they did not give back is lost to them: drain first.
-    pub fn stop(&mut self) {
+    pub fn stop(mut self) {
         self.halt();
     }
 

@@ -70,7 +70,7 @@ fn a_silent_borrower_loses_its_slabs_and_a_quiet_one_that_answers_does_not() {
 
 #[test]
 fn stopping_says_goodbye_and_removes_the_socket() {
-    let mut test_donor = TestDonor::start(4, None);
+    let test_donor = TestDonor::start(4, None);
     let path = test_donor.donor.unix_path().unwrap().to_owned();
     let mut borrower = test_donor.borrower_unix();
     let mut data = borrower.data(test_donor.dial_unix());
@@ -156,7 +156,7 @@ fn peers_that_say_nothing_or_half_a_handshake_are_dropped() {
 
 #[test]
 fn stopping_does_not_wait_for_peers_that_say_nothing() {
-    let mut donor = TestDonor::start(4, None);
+    let donor = TestDonor::start(4, None);
     let _mute = donor.dial_tcp();
     let _other = donor.dial_unix();
     let _borrower = donor.borrower_tcp();
