@@ -130,9 +130,9 @@ fn other_programs_get_no_answer_and_disturb_nobody() {
     for bytes in [&b"GET / HTTP/1.1\r\nHost: donor\r\n\r\n"[..], b"SPLW\x63\x00\x02\x00", b"SPLW", b""] {
         let mut stream = donor.dial_tcp();
         stream.write_all(bytes).unwrap();
-        stream.shutdown(Shutdown::Write).unwrap();
+        // The donor may have hung up already, which resets the connection; either way nothing is answered.
+        let _ = stream.shutdown(Shutdown::Write);
         let mut answer = Vec::new();
-        // A connection that is cut with bytes unread is reset; either way nothing was answered.
         let _ = stream.read_to_end(&mut answer);
         assert_eq!(answer, []);
     }
