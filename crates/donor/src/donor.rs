@@ -151,6 +151,8 @@ impl Donor {
         if !self.shared.connections.wait_empty(STOP_DEADLINE) {
             tracing::error!("some connections of the donor did not end in time");
         }
+        // Closes the sockets and removes the UNIX socket's file.
+        self.listeners.clear();
     }
 }
 

@@ -223,12 +223,11 @@ impl Shared {
         memory: Option<SlabMemory>,
     ) -> Result<(SlabHandle, Option<Memfd>), Refusal> {
         let memory = memory.map_or_else(|| SlabMemory::prepare(session.slab_size_bytes), Ok);
-        let lent = memory.map(|memory| {
-            if session.shares_memory {
-                return Some(memory.into_file());
-            }
+        let lent = memory.and_then(|memory| {
+            let file = if session.shares_memory { Some(memory.file()?) } else { None };
+            self.note_unlocked(&memory);
             session.slabs.insert(handle, memory);
-            None
+            Ok(file)
         });
         lent.map(|file| (handle, file)).map_err(|error| {
             tracing::warn!("a slab of {} bytes cannot be made: {error}", session.slab_size_bytes);
@@ -236,6 +235,19 @@ impl Shared {
             let _ = self.take_back(session, handle);
             Refusal { full: true, reason: format!("the donor cannot make a slab: {error}") }
         })
+    }
+
+    fn note_unlocked(&self, memory: &SlabMemory) {
+        if memory.is_locked() {
+            return;
+        }
+        let mut state = self.lock();
+        state.counters.slabs_unlocked += 1;
+        if state.counters.slabs_unlocked == 1 {
+            tracing::warn!(
+                "slabs cannot be locked in memory, so this machine may swap them out; run as root, or raise `ulimit -l`"
+            );
+        }
     }
 
     /// `session` releases a slab.

@@ -1,9 +1,11 @@
 //! The memory of slabs: each in a sealed file of its own, present before it is lent.
 //!
 //! A slab is lent in a file that no other borrower ever had, so there is nothing to scrub and nothing to share. Making one
-//! takes a millisecond per few MiB; therefore some are prepared ahead. A returned slab's pages go back to the machine as
-//! soon as its borrower has unmapped it too; nothing is punched out under a borrower that may still read (one that was
-//! stopped for a while and does not know yet that its session has ended).
+//! takes a millisecond per few MiB; therefore some are prepared ahead. It is locked in memory: a borrower on the same
+//! machine may be the very swap device that the kernel would put it on, and then it could never be read again.
+//!
+//! A returned slab's pages go back to the machine as soon as its borrower has unmapped it too; nothing is punched out under
+//! a borrower that may still read (one that was stopped for a while and does not know yet that its session has ended).
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,6 +24,7 @@ const FILE_NAME: &str = "spillway-slab";
 pub struct SlabMemory {
     file: Memfd,
     mapping: Mapping,
+    is_locked: bool,
 }
 
 impl SlabMemory {
@@ -33,12 +36,14 @@ impl SlabMemory {
         let mapping = Mapping::anonymous(length)?;
         // Replaces the range by the file and maps all of its pages at once.
         mapping.attach(0, &file, length)?;
-        // Lent memory must not be swapped out by the donor's kernel, least of all to a device that borrows it. Without the
-        // right to lock it is lent all the same: on such a machine the operator decides about swap.
-        if let Err(error) = mapping.lock() {
-            tracing::debug!("slabs are not locked: {error}");
-        }
-        Ok(Self { file, mapping })
+        // Without the privilege the slab is lent all the same, and counted.
+        let is_locked = mapping.lock().is_ok();
+        Ok(Self { file, mapping, is_locked })
+    }
+
+    /// Whether the donor's kernel keeps the slab in memory, whatever happens.
+    pub fn is_locked(&self) -> bool {
+        self.is_locked
     }
 
     /// Bytes of the slab.
@@ -46,10 +51,9 @@ impl SlabMemory {
         self.file.length_bytes()
     }
 
-    /// The file alone, for a borrower on this host that maps it itself. The donor needs to keep nothing of it: the pages
-    /// live as long as the borrower maps them.
-    pub fn into_file(self) -> Memfd {
-        self.file
+    /// A descriptor of the file, for a borrower on this host that maps it itself.
+    pub fn file(&self) -> io::Result<Memfd> {
+        self.file.try_clone()
     }
 }
 
@@ -186,8 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn a_passed_file_stays_present_until_the_borrower_closes_it() {
-        let file = SlabMemory::prepare(SIZE).unwrap().into_file();
+    fn a_passed_file_shows_the_same_bytes_and_stays_present_without_the_donor() {
+        let slab = SlabMemory::prepare(SIZE).unwrap();
+        let file = slab.file().unwrap();
+        slab.mapping.write(5, b"page");
+        drop(slab);
         assert_eq!(file.resident_bytes().unwrap(), SIZE);
+        let mut seen = [0; 4];
+        Mapping::shared(&file, SIZE as usize).unwrap().read(5, &mut seen);
+        assert_eq!(&seen, b"page");
     }
 }

@@ -63,4 +63,6 @@ pub struct Counters {
     pub leases_refused: u64,
     /// Leases that had to wait for their slab to be made.
     pub leases_unprepared: u64,
+    /// Slabs lent that are not locked in memory: this machine may swap them out.
+    pub slabs_unlocked: u64,
 }

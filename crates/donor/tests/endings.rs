@@ -70,9 +70,8 @@ fn a_silent_borrower_loses_its_slabs_and_a_quiet_one_that_answers_does_not() {
 
 #[test]
 fn stopping_says_goodbye_and_removes_the_socket() {
-    let TestDonor { donor, directory } = TestDonor::start(4, None);
-    let path = donor.unix_path().unwrap().to_owned();
-    let test_donor = TestDonor { donor, directory };
+    let test_donor = TestDonor::start(4, None);
+    let path = test_donor.donor.unix_path().unwrap().to_owned();
     let mut borrower = test_donor.borrower_unix();
     let mut data = borrower.data(test_donor.dial_unix());
     borrower.lease();
@@ -131,9 +130,9 @@ fn other_programs_get_no_answer_and_disturb_nobody() {
     for bytes in [&b"GET / HTTP/1.1\r\nHost: donor\r\n\r\n"[..], b"SPLW\x63\x00\x02\x00", b"SPLW", b""] {
         let mut stream = donor.dial_tcp();
         stream.write_all(bytes).unwrap();
-        stream.shutdown(Shutdown::Write).unwrap();
+        // The donor may have hung up already, which resets the connection; either way nothing is answered.
+        let _ = stream.shutdown(Shutdown::Write);
         let mut answer = Vec::new();
-        // A connection that is cut with bytes unread is reset; either way nothing was answered.
         let _ = stream.read_to_end(&mut answer);
         assert_eq!(answer, []);
     }

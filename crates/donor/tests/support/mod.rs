@@ -128,6 +128,18 @@ impl Borrower {
         }
     }
 
+    /// Answers the heartbeats that came, and nothing else may have.
+    pub fn keep_alive(&mut self) {
+        loop {
+            match self.receiver.receive(Duration::ZERO) {
+                Ok((Message::Ping, None)) => self.sender.send(&Message::Pong, None).unwrap(),
+                Ok((Message::Pong, None)) => {}
+                Err(ControlError::TimedOut) => return,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
     /// Asks for a slab; the refusal if there is none.
     pub fn try_lease(&mut self) -> Result<(SlabHandle, Option<Memfd>), Message> {
         self.request += 1;
