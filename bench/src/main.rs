@@ -1,1 +1,99 @@
-fn main() {}
+//! The command line of the benchmarks.
+
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use spillway_bench::harness::interrupt::Interrupt;
+use spillway_bench::runner::{self, RunSettings};
+use spillway_bench::size::Size;
+use spillway_bench::workloads::{self, WorkloadSettings};
+
+/// Workloads and side-by-side comparisons for Spillway.
+#[derive(Debug, Parser)]
+#[command(name = "spillway-bench", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs one workload here, checks its result and prints its checksum.
+    Workload(WorkloadArguments),
+    /// Runs studies that compare Spillway with its peers, and writes results as JSON, tables and plots. Needs root.
+    Run(RunArguments),
+}
+
+#[derive(Debug, clap::Args)]
+struct RunArguments {
+    /// Only this study; repeat it for more. A wrong name lists them.
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// Small inputs and two rounds: to see that all works, not to measure.
+    #[arg(long)]
+    quick: bool,
+    /// Rounds of each comparison [default: 5, or 2 with --quick]
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// The product's binary [default: beside this one]
+    #[arg(long, value_name = "FILE")]
+    spillway: Option<PathBuf>,
+    /// Where swap files go; must be on a disk [default: /var/tmp or another usual place]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+    /// Where results go
+    #[arg(long, value_name = "DIR", default_value = "bench/results")]
+    results: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+struct WorkloadArguments {
+    /// Which one; a wrong name lists them.
+    name: String,
+    /// Its working set.
+    #[arg(long, default_value = "256M")]
+    size: Size,
+    /// Fixes the input and the checksum.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Threads that work at once.
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Print times, and microseconds per page of each part, as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn workload(arguments: &WorkloadArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let settings = WorkloadSettings { size: arguments.size, seed: arguments.seed, threads: arguments.threads };
+    let report = workloads::run(&arguments.name, &settings)?;
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        println!("checksum {} {} {}", report.workload, arguments.size, report.checksum);
+    }
+    Ok(())
+}
+
+fn run(arguments: RunArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let RunArguments { only, quick, rounds, spillway, directory, results } = arguments;
+    let settings = RunSettings { only, quick, rounds, spillway, directory, results };
+    Ok(runner::run(&settings, &Interrupt::on_signals()?)?)
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Workload(arguments) => workload(&arguments),
+        Command::Run(arguments) => run(arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("spillway-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -8,7 +8,7 @@
 //! - [`volume`]: which copies of a page are valid, shared by all threads.
 //! - [`device`]: everything put together.
 //!
-//! Away from the path: [`manager`] (connections to donors, placement, moving, recovery).
+//! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
 //!
 //! Beside it: [`limits`], [`metrics`], [`local_memory`] (a yardstick).
 
@@ -16,6 +16,7 @@
 
 pub mod block;
 pub mod device;
+pub mod disk_writer;
 pub mod engine;
 pub mod frontend;
 pub mod io_thread;

@@ -13,6 +13,15 @@ pub const COPIES_MAX: usize = REPLICAS_MAX + 1;
 /// Donors behind one device. HPBD measured up to 16 servers, Infiniswap 31.
 pub const DONORS_MAX: usize = 64;
 
+/// I/O threads of a device unless told otherwise; docs/decisions/io-threads.md has the measurement.
+pub const IO_THREADS_DEFAULT: usize = 2;
+
+/// Requests that one I/O thread holds at a time; each has 1 MiB of locked buffer.
+pub const SLOTS_PER_THREAD: usize = 16;
+
+/// How long stopping a device waits for others to close it (probing programs open every new device for a moment).
+pub const DETACH_DEADLINE: Duration = Duration::from_secs(3);
+
 /// Pages of the largest request.
 pub const REQUEST_PAGES_MAX: usize = REQUEST_SIZE_BYTES_MAX / PAGE_SIZE_BYTES;
 

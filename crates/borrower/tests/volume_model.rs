@@ -64,7 +64,7 @@ impl World {
             .then(|| DiskCopy { backlog: Backlog::new(200), pool: BufferPool::new(200, PAGE_SIZE_BYTES).unwrap() });
         let volume = Arc::new(Volume::new(GEOMETRY, redundancy, disk_copy).unwrap());
         let disk = store(SLAB_BYTES);
-        GEOMETRY.slabs().for_each(|slab| drop(disk.lock().unwrap().slab(SlabHandle(slab.0)).len()));
+        GEOMETRY.slabs().for_each(|slab| assert_eq!(disk.lock().unwrap().slab(SlabHandle(slab.0)).len(), SLAB_BYTES));
         let mut pools: Vec<_> =
             (0..ENGINES).map(|_| BufferPool::new(SLOTS, SLOT_PAGES as usize * PAGE_SIZE_BYTES).unwrap()).collect();
         pools.push(BufferPool::new(1, MOVE_BATCH_PAGES * PAGE_SIZE_BYTES).unwrap());
@@ -232,7 +232,7 @@ impl World {
         self.submit(engine, slot, BlockOperation::Write, first, count);
         let answer = self.run(engine, slot);
         if answer.is_ok() {
-            (first..first + count).for_each(|page| drop(self.model.insert(page, self.clock)));
+            self.model.extend((first..first + count).map(|page| (page, self.clock)));
         }
         answer
     }
@@ -240,7 +240,7 @@ impl World {
     fn discard(&mut self, engine: usize, first: u64, count: u64) {
         self.submit(engine, 1, BlockOperation::Discard, first, count);
         self.run(engine, 1).expect("a discard never fails");
-        (first..first + count).for_each(|page| drop(self.model.remove(&page)));
+        self.model.retain(|page, _| !(first..first + count).contains(page));
     }
 
     /// Reads and compares; `Err` when the device says that it lost a page.

@@ -42,20 +42,16 @@ pub struct HybridWait {
     waits_without_spin: u32,
     /// How many such waits the last failure cost; doubles with each further one.
     penalty: u32,
-    never: bool,
 }
 
 impl HybridWait {
-    /// A waiter on a machine with `cpu_count` CPUs; with one, spinning only delays what is waited for.
-    pub fn new(cpu_count: usize) -> Self {
-        Self { state: State::Idle, bound: SPIN_DURATION_MAX, waits_without_spin: 0, penalty: 0, never: cpu_count <= 1 }
+    /// A waiter that has yet to learn whether spinning pays.
+    pub fn new() -> Self {
+        Self { state: State::Idle, bound: SPIN_DURATION_MAX, waits_without_spin: 0, penalty: 0 }
     }
 
     /// A wait starts. [`Step::Sleep`]: do not even poll once more.
     pub fn begin(&mut self, now: Instant) -> Step {
-        if self.never {
-            return Step::Sleep;
-        }
         if self.waits_without_spin > 0 {
             self.waits_without_spin -= 1;
             return Step::Sleep;
@@ -99,6 +95,12 @@ impl HybridWait {
     }
 }
 
+impl Default for HybridWait {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,14 +124,14 @@ mod tests {
 
     #[test]
     fn short_waits_are_caught_spinning() {
-        let (mut wait, mut now) = (HybridWait::new(2), Instant::now());
+        let (mut wait, mut now) = (HybridWait::new(), Instant::now());
         assert!((0..1000).all(|_| wait_for(&mut wait, &mut now, micros(8))));
         assert!(wait.bound < SPIN_DURATION_MAX, "the bound follows the usual wait");
     }
 
     #[test]
     fn long_waits_soon_cost_no_spinning() {
-        let (mut wait, mut now) = (HybridWait::new(2), Instant::now());
+        let (mut wait, mut now) = (HybridWait::new(), Instant::now());
         let spun = (0..20_000).filter(|_| {
             let tried = wait.waits_without_spin == 0;
             assert!(!wait_for(&mut wait, &mut now, SPIN_DURATION_MAX * 10));
@@ -140,7 +142,7 @@ mod tests {
 
     #[test]
     fn spinning_resumes_when_it_pays_again() {
-        let (mut wait, mut now) = (HybridWait::new(2), Instant::now());
+        let (mut wait, mut now) = (HybridWait::new(), Instant::now());
         for _ in 0..5000 {
             wait_for(&mut wait, &mut now, SPIN_DURATION_MAX * 10);
         }
@@ -150,19 +152,13 @@ mod tests {
 
     #[test]
     fn losing_the_cpu_while_spinning_counts_as_busy() {
-        let (mut wait, now) = (HybridWait::new(2), Instant::now());
+        let (mut wait, now) = (HybridWait::new(), Instant::now());
         assert_eq!(wait.begin(now), Step::Spin);
         assert_eq!(wait.next(now + SPIN_GAP_MAX + micros(1)), Step::Sleep);
         assert_eq!(wait.begin(now), Step::Sleep);
-        let mut wait = HybridWait::new(2);
+        let mut wait = HybridWait::new();
         wait.begin(now);
         wait.arrived(now + SPIN_GAP_MAX + micros(1));
         assert_eq!(wait.begin(now), Step::Sleep, "it came only because something else had run meanwhile");
-    }
-
-    #[test]
-    fn one_cpu_never_spins() {
-        let mut wait = HybridWait::new(1);
-        assert_eq!(wait.begin(Instant::now()), Step::Sleep);
     }
 }

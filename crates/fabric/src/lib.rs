@@ -12,7 +12,7 @@
 //! - [`credit`], [`completion`]: how much may be in flight, and how to wait for it.
 //! - [`shm`]: slabs of the same host.
 //! - [`tcp`]: slabs anywhere, over a stream socket.
-//! - [`file`]: the local backing file, used like a donor.
+//! - [`mod@file`]: the local backing file, used like a donor.
 //! - [`wire`]: the first bytes of every connection, and the data protocol.
 //! - [`key`]: the cluster's shared secret.
 //! - [`control`]: the encrypted channel on which slabs are leased and recalled.

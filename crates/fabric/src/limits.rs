@@ -45,6 +45,11 @@ pub const CONTROL_MESSAGE_BYTES_MAX: usize = 16 * 1024;
 /// Slabs named by one recall, activity query or report.
 pub const SLABS_PER_MESSAGE_MAX: usize = 512;
 
+/// Longest name in a control message: a volume's, or the path of a UNIX socket (the kernel allows 108 bytes).
+pub const NAME_BYTES_MAX: usize = 256;
+
+/// Longest explanation in a control message; longer ones are cut.
+pub const REASON_BYTES_MAX: usize = 512;
 /// The kernel's buffers of a data connection, each way: two of the largest requests, so that one travels while the next is
 /// made ready.
 pub const SOCKET_BUFFER_BYTES: usize = 2 * REQUEST_SIZE_BYTES_MAX;
@@ -74,12 +79,6 @@ pub const SPIN_GAP_MAX: Duration = Duration::from_micros(200);
 
 /// Where spinning does not pay, one wait in so many tries it again: 60 us in 1024 waits is lost in the noise.
 pub const WAITS_WITHOUT_SPIN_MAX: u32 = 1023;
-/// Longest name in a control message: a volume's, or the path of a UNIX socket (the kernel allows 108 bytes).
-pub const NAME_BYTES_MAX: usize = 256;
-
-/// Longest explanation in a control message; longer ones are cut.
-pub const REASON_BYTES_MAX: usize = 512;
-
 const _: () = {
     assert!(SPIN_DURATION_MIN.as_micros() < SPIN_DURATION_MAX.as_micros());
     assert!(SPIN_DURATION_MAX.as_micros() < SPIN_GAP_MAX.as_micros());

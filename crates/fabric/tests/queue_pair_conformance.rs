@@ -23,6 +23,8 @@ fn on_each(slots: usize, check: impl Fn(&mut dyn QueuePair, &BufferPool)) {
     let buffers = pool(slots, 256 * 1024);
     let slabs = Slabs::with_count(SLAB_COUNT);
     check(&mut over_shm(SLAB_COUNT, &buffers).0, &buffers);
+    let (mut pair, _file, _directory) = over_file(SLAB_COUNT, &buffers);
+    check(&mut pair, &buffers);
     let (mut pair, _serving) = over_tcp(&slabs, &buffers);
     check(&mut pair, &buffers);
     let slabs = Slabs::with_count(SLAB_COUNT);

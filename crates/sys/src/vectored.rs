@@ -68,6 +68,11 @@ impl Pieces {
         self.push(memory.address() + offset, length);
     }
 
+    /// The piece, if it is the only one: the kernel takes it without reading a list first.
+    fn only(&self) -> Option<&libc::iovec> {
+        if self.count == 1 { self.vectors.first() } else { None }
+    }
+
     fn message(&mut self) -> libc::msghdr {
         // SAFETY: msghdr is plain numbers and pointers, for which all zeroes are valid (no name, no control data).
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -118,10 +123,16 @@ impl<'a> SendList<'a> {
 
     /// Sends as much as goes at once; returns how many bytes went.
     pub fn send(&mut self, socket: BorrowedFd<'_>, wait: Wait) -> io::Result<usize> {
-        let message = self.pieces.message();
-        // SAFETY: the message points to `count` initialised vectors, each inside memory that is borrowed for 'a (bytes) or
-        // mapped while its borrowed Mapping lives; sending only reads it.
-        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, wait.flags() | libc::MSG_NOSIGNAL) };
+        let flags = wait.flags() | libc::MSG_NOSIGNAL;
+        let sent = if let Some(piece) = self.pieces.only() {
+            // SAFETY: as below, for one piece.
+            unsafe { libc::send(socket.as_raw_fd(), piece.iov_base, piece.iov_len, flags) }
+        } else {
+            let message = self.pieces.message();
+            // SAFETY: the message points to `count` initialised vectors, each inside memory that is borrowed for 'a (bytes)
+            // or mapped while its borrowed Mapping lives; sending only reads it.
+            unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) }
+        };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 }
@@ -144,10 +155,15 @@ impl<'a> ReceiveList<'a> {
 
     /// Receives what is there; returns how many bytes came, 0 when the peer has closed.
     pub fn receive(&mut self, socket: BorrowedFd<'_>, wait: Wait) -> io::Result<usize> {
-        let mut message = self.pieces.message();
-        // SAFETY: the message points to `count` initialised vectors, each inside bytes that are borrowed exclusively for 'a,
-        // or inside a Mapping, which allows its bytes to change at any time.
-        let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, wait.flags()) };
+        let received = if let Some(piece) = self.pieces.only() {
+            // SAFETY: as below, for one piece.
+            unsafe { libc::recv(socket.as_raw_fd(), piece.iov_base, piece.iov_len, wait.flags()) }
+        } else {
+            let mut message = self.pieces.message();
+            // SAFETY: the message points to `count` initialised vectors, each inside bytes that are borrowed exclusively for
+            // 'a, or inside a Mapping, which allows its bytes to change at any time.
+            unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, wait.flags()) }
+        };
         usize::try_from(received).map_err(|_| io::Error::last_os_error())
     }
 }

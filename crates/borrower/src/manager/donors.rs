@@ -270,3 +270,128 @@ impl DonorEntry {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(all(test, not(feature = "schedules")))]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::thread::JoinHandle;
+    use std::time::Duration;
+
+    use spillway_fabric::control::{ControlChannel, ControlReceiver};
+
+    use super::*;
+
+    const SLAB: u64 = 1 << 20;
+
+    /// A donor entry with an open session, whose other end the test answers by `donor`.
+    fn connect(
+        donor: impl FnOnce(ControlSender, ControlReceiver) + Send + 'static,
+    ) -> (Arc<DonorEntry>, JoinHandle<()>, JoinHandle<()>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let donor = std::thread::spawn(move || {
+            let (sender, receiver) = ControlChannel::accept(theirs, None).unwrap().split();
+            donor(sender, receiver);
+        });
+        let (sender, mut receiver) = ControlChannel::connect(ours, None).unwrap().split();
+        let entry = Arc::new(DonorEntry::new(DonorSlot(0), "unix:/test".parse().unwrap()));
+        let window = Some(ShmWindow::new(SLAB, 16).unwrap());
+        entry.connected(Arc::new(Session { donor: DonorId(1), sender, window }), "shm", 4 * SLAB);
+        let link = Arc::clone(&entry);
+        let link = std::thread::spawn(move || {
+            while let Ok((message, descriptor)) = receiver.receive(Duration::from_secs(10)) {
+                match message {
+                    Message::Free { request, .. }
+                    | Message::Leased { request, .. }
+                    | Message::Refused { request, .. } => link.answer(request, message, descriptor),
+                    _ => {}
+                }
+            }
+            link.disconnected("the test is over".to_owned());
+        });
+        (entry, donor, link)
+    }
+
+    fn end(entry: &DonorEntry, threads: [JoinHandle<()>; 2]) {
+        entry.session().expect("still connected").sender.close();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    #[test]
+    fn a_leased_slab_is_mapped_and_given_back() {
+        let (entry, donor, link) = connect(|sender, mut receiver| {
+            let memory = Memfd::create("test", SLAB).unwrap();
+            while let Ok((message, _)) = receiver.receive(Duration::from_secs(10)) {
+                match message {
+                    Message::Lease { request } => {
+                        let leased = Message::Leased { request, slab: SlabHandle(3) };
+                        sender.send(&leased, Some(memory.as_fd())).unwrap();
+                    }
+                    Message::Release { slab } => {
+                        assert_eq!(slab, SlabHandle(3));
+                        return;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+        assert_eq!(entry.lease(SLAB), Ok(SlabHandle(3)));
+        assert_eq!((entry.slabs_held(), entry.room(Instant::now())), (1, Some((3 * SLAB, false))));
+        let window = entry.session().unwrap().window.clone().unwrap();
+        assert!(window.is_attached(SlabHandle(3)));
+        entry.give_back(SlabHandle(3));
+        assert!(!window.is_attached(SlabHandle(3)));
+        end(&entry, [donor, link]);
+        assert_eq!(entry.phase(), Phase::Lost);
+        assert_eq!(entry.status().last_error, "the test is over");
+    }
+
+    #[test]
+    fn refusals_silence_and_nonsense_are_told_apart() {
+        let (entry, donor, link) = connect(|sender, mut receiver| {
+            let mut answers = 0;
+            while let Ok((message, _)) = receiver.receive(Duration::from_secs(10)) {
+                let Message::Lease { request } = message else { continue };
+                answers += 1;
+                match answers {
+                    1 => {
+                        sender.send(&Message::Refused { request, full: true, reason: "full".to_owned() }, None).unwrap()
+                    }
+                    2 => sender.send(&Message::Leased { request, slab: SlabHandle(0) }, None).unwrap(),
+                    _ => {}
+                }
+            }
+        });
+        assert_eq!(entry.lease(SLAB), Err(CallError::Refused("full".to_owned())));
+        assert_eq!(entry.room(Instant::now()).map(|(_, refused)| refused), Some(true), "not asked again at once");
+        assert!(matches!(entry.lease(SLAB), Err(CallError::Unusable(_))), "no memory came along");
+        assert_eq!(entry.lease(SLAB), Err(CallError::Silent));
+        assert_eq!(entry.slabs_held(), 0);
+        end(&entry, [donor, link]);
+        assert_eq!(entry.lease(SLAB), Err(CallError::NotConnected));
+    }
+
+    #[test]
+    fn a_slab_that_comes_after_its_caller_gave_up_is_released() {
+        let (released, waiting) = std::sync::mpsc::channel();
+        let (entry, donor, link) = connect(move |sender, mut receiver| {
+            let mut late = None;
+            while let Ok((message, _)) = receiver.receive(Duration::from_secs(10)) {
+                match message {
+                    Message::Lease { request } => late = Some(request),
+                    Message::Query { request } => {
+                        let leased = Message::Leased { request: late.take().unwrap(), slab: SlabHandle(5) };
+                        sender.send(&leased, None).unwrap();
+                        sender.send(&Message::Free { request, free_bytes: 7, slabs_held: 0 }, None).unwrap();
+                    }
+                    Message::Release { slab } => released.send(slab).unwrap(),
+                    _ => {}
+                }
+            }
+        });
+        assert_eq!(entry.lease(SLAB), Err(CallError::Silent));
+        assert_eq!(entry.query(), Ok(7));
+        assert_eq!(waiting.recv_timeout(Duration::from_secs(10)), Ok(SlabHandle(5)));
+        end(&entry, [donor, link]);
+    }
+}

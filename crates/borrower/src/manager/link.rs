@@ -117,12 +117,12 @@ fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
     let mut receiver = opened.receiver;
     let mut heard = Instant::now();
     while !shared.is_stopping() {
-        match receiver.receive(Instant::now() + HEARTBEAT_INTERVAL) {
+        match receiver.receive(HEARTBEAT_INTERVAL) {
             Ok((message, descriptor)) => {
                 heard = Instant::now();
                 handle(shared, donor, &session, message, descriptor)?;
             }
-            Err(ControlError::Silent) if heard.elapsed() < SILENCE_DEADLINE => {
+            Err(ControlError::TimedOut) if heard.elapsed() < SILENCE_DEADLINE => {
                 session.sender.send(&Message::Ping, None)?;
             }
             Err(error) => return Err(error.into()),
@@ -219,7 +219,7 @@ fn greet(
         wants_shared_memory,
     };
     sender.send(&Message::Hello(hello), None)?;
-    match receiver.receive(Instant::now() + HANDSHAKE_DEADLINE)?.0 {
+    match receiver.receive(HANDSHAKE_DEADLINE)?.0 {
         Message::Welcome(welcome) => Ok((sender, receiver, welcome)),
         Message::Rejected { reason } => Err(LinkError::Rejected(reason)),
         other => Err(LinkError::Protocol(format!("{other:?} instead of a welcome"))),

@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use snow::StatelessTransportState;
 
@@ -111,9 +111,10 @@ impl ControlSender {
 }
 
 impl ControlReceiver {
-    /// The next message, and the descriptor that came with it. [`ControlError::Silent`] when it was not there, whole, by
-    /// `deadline` (call again); every other error is final.
-    pub fn receive(&mut self, deadline: Instant) -> Result<(Message, Option<OwnedFd>), ControlError> {
+    /// The next message, and the descriptor that came with it. [`ControlError::TimedOut`] when it was not there, whole, within
+    /// `timeout` (call again); every other error is final.
+    pub fn receive(&mut self, timeout: Duration) -> Result<(Message, Option<OwnedFd>), ControlError> {
+        let deadline = Instant::now() + timeout;
         self.fill(LENGTH_BYTES, deadline)?;
         let length = usize::from(u16::from_le_bytes([self.buffer[0], self.buffer[1]]));
         if !(TAG_BYTES..=CONTROL_MESSAGE_BYTES_MAX + TAG_BYTES).contains(&length) {
@@ -171,14 +172,11 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
     use crate::units::SlabHandle;
 
-    fn later() -> Instant {
-        Instant::now() + Duration::from_secs(10)
-    }
+    const LATER: Duration = Duration::from_secs(10);
 
     fn meet(one: impl Into<OwnedFd> + Send + 'static, other: impl Into<OwnedFd>) -> (ControlChannel, ControlChannel) {
         let accepting = thread::spawn(move || ControlChannel::accept(one, None).unwrap());
@@ -200,10 +198,10 @@ mod tests {
         let ((one_sender, mut one_receiver), (other_sender, mut other_receiver)) = (one.split(), other.split());
         for request in 0..100 {
             one_sender.send(&Message::Lease { request }, None).unwrap();
-            assert_eq!(other_receiver.receive(later()).unwrap().0, Message::Lease { request });
+            assert_eq!(other_receiver.receive(LATER).unwrap().0, Message::Lease { request });
             other_sender.send(&Message::Leased { request, slab: SlabHandle(request) }, None).unwrap();
             let leased = Message::Leased { request, slab: SlabHandle(request) };
-            assert_eq!(one_receiver.receive(later()).unwrap().0, leased);
+            assert_eq!(one_receiver.receive(LATER).unwrap().0, leased);
         }
         let null = std::fs::File::open("/dev/null").unwrap();
         assert!(one_sender.send(&Message::Ping, Some(null.as_fd())).is_err());
@@ -219,7 +217,7 @@ mod tests {
             sender.send(&Message::Query { request }, passed).unwrap();
         }
         for request in 0..10 {
-            let (message, passed) = receiver.receive(later()).unwrap();
+            let (message, passed) = receiver.receive(LATER).unwrap();
             assert_eq!(message, Message::Query { request });
             assert_eq!(passed.is_some(), request % 3 == 1);
         }
@@ -234,10 +232,10 @@ mod tests {
         let length = sender.shared.cipher.write_message(0, &plain, &mut frame[LENGTH_BYTES..]).unwrap();
         frame[..LENGTH_BYTES].copy_from_slice(&(length as u16).to_le_bytes());
         for byte in frame {
-            assert!(matches!(receiver.receive(Instant::now()), Err(ControlError::Silent)));
-            sender.shared.socket.send(&[byte], None, later()).unwrap();
+            assert!(matches!(receiver.receive(Duration::ZERO), Err(ControlError::TimedOut)));
+            sender.shared.socket.send(&[byte], None, Instant::now() + LATER).unwrap();
         }
-        assert_eq!(receiver.receive(later()).unwrap().0, Message::Query { request: 5 });
+        assert_eq!(receiver.receive(LATER).unwrap().0, Message::Query { request: 5 });
     }
 
     #[test]
@@ -247,14 +245,14 @@ mod tests {
         let plain = codec::encode(&Message::Ping).unwrap();
         sender.shared.send(0, &plain, None).unwrap();
         sender.shared.send(0, &plain, None).unwrap();
-        assert_eq!(receiver.receive(later()).unwrap().0, Message::Ping);
-        assert!(matches!(receiver.receive(later()), Err(ControlError::Malformed(_))));
+        assert_eq!(receiver.receive(LATER).unwrap().0, Message::Ping);
+        assert!(matches!(receiver.receive(LATER), Err(ControlError::Malformed(_))));
         for frame in [&[0u8, 0][..], &[0xff, 0xff], &[17, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]]
         {
             let (one, other) = unix_pair();
-            one.sender.shared.socket.send(frame, None, later()).unwrap();
+            one.sender.shared.socket.send(frame, None, Instant::now() + LATER).unwrap();
             let (_other_sender, mut receiver) = other.split();
-            assert!(matches!(receiver.receive(later()), Err(ControlError::Malformed(_))));
+            assert!(matches!(receiver.receive(LATER), Err(ControlError::Malformed(_))));
         }
     }
 
@@ -262,10 +260,10 @@ mod tests {
     fn closing_wakes_the_receiver_at_both_ends_and_stops_senders() {
         let (one, other) = unix_pair();
         let ((sender, mut receiver), (other_sender, mut other_receiver)) = (one.split(), other.split());
-        let waiting = thread::spawn(move || receiver.receive(Instant::now() + Duration::from_secs(30)).map(drop));
+        let waiting = thread::spawn(move || receiver.receive(Duration::from_secs(30)).map(drop));
         sender.close();
         assert!(matches!(waiting.join().unwrap(), Err(ControlError::Closed)));
-        assert!(matches!(other_receiver.receive(later()), Err(ControlError::Closed)));
+        assert!(matches!(other_receiver.receive(LATER), Err(ControlError::Closed)));
         assert!(other_sender.send(&Message::Ping, None).is_err());
         assert!(matches!(other_sender.send(&Message::Ping, None), Err(ControlError::Closed)));
     }
@@ -283,7 +281,7 @@ mod tests {
             .collect();
         let mut next = [0; 4];
         for _ in 0..800 {
-            let (Message::Leased { request, slab }, None) = receiver.receive(later()).unwrap() else {
+            let (Message::Leased { request, slab }, None) = receiver.receive(LATER).unwrap() else {
                 panic!("only leased messages were sent");
             };
             assert_eq!(slab.0, next[request as usize]);

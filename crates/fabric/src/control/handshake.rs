@@ -139,17 +139,17 @@ mod tests {
     type Outcome = Result<(), ControlError>;
 
     /// Both ends' outcomes with these keys.
-    fn meet(ours: Option<ClusterKey>, theirs: Option<ClusterKey>) -> (Outcome, Outcome) {
+    fn meet(ours: Option<&ClusterKey>, theirs: Option<ClusterKey>) -> (Outcome, Outcome) {
         let (one, other) = UnixStream::pair().unwrap();
         let donor = thread::spawn(move || Opening::receive(other)?.respond(theirs.as_ref()).map(drop));
-        let borrower = initiate(one.into(), ours.as_ref()).map(drop);
+        let borrower = initiate(one.into(), ours).map(drop);
         (borrower, donor.join().unwrap())
     }
 
     #[test]
     fn equal_keys_and_no_keys_meet() {
         for key in [Some(key(1)), None] {
-            let (borrower, donor) = meet(key.clone(), key);
+            let (borrower, donor) = meet(key.clone().as_ref(), key);
             borrower.unwrap();
             donor.unwrap();
         }
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn unequal_keys_do_not_meet_and_the_borrower_learns_why() {
         for (ours, theirs) in [(Some(key(1)), Some(key(2))), (None, Some(key(2))), (Some(key(1)), None)] {
-            let (borrower, donor) = meet(ours, theirs);
+            let (borrower, donor) = meet(ours.as_ref(), theirs);
             assert!(borrower.unwrap_err().to_string().contains("key"));
             assert!(matches!(donor, Err(ControlError::WrongKey)));
         }

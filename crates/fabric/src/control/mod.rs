@@ -5,7 +5,6 @@
 //!
 //! - [`message`]: what is said.
 //! - [`codec`]: how it is written as bytes.
-//! - [`dial`]: a stream to a donor's address.
 //! - [`handshake`]: who may talk.
 //! - [`channel`]: the two ends of an open channel.
 //! - [`socket`]: sending and receiving with a deadline.
@@ -13,7 +12,6 @@
 
 pub mod channel;
 pub mod codec;
-pub mod dial;
 pub mod handshake;
 pub mod host;
 pub mod message;
@@ -43,7 +41,7 @@ pub enum ControlError {
     WrongKey,
     /// Nothing, or only part of a message, came before the deadline.
     #[error("the peer sent nothing in time; check that it runs and that no firewall drops the connection")]
-    Silent,
+    TimedOut,
     /// The peer does not take what we send.
     #[error("the peer does not read what it is sent; its session is ended")]
     Stuck,

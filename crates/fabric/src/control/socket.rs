@@ -96,7 +96,7 @@ impl Socket {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     if !self.wait(PollFlags::IN, deadline)? {
-                        return Err(ControlError::Silent);
+                        return Err(ControlError::TimedOut);
                     }
                 }
                 Err(errno) => return Err(ControlError::Io(errno.into())),
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn silence_closing_and_a_peer_that_does_not_read_are_told_apart() {
         let (one, other) = pair();
-        assert!(matches!(one.receive_exact(&mut [0; 4], soon()), Err(ControlError::Silent)));
+        assert!(matches!(one.receive_exact(&mut [0; 4], soon()), Err(ControlError::TimedOut)));
         assert!(matches!(one.send(&vec![0; 8 << 20], None, soon()), Err(ControlError::Stuck)));
         other.shutdown();
         assert!(matches!(one.receive_exact(&mut [0; 4], soon()), Err(ControlError::Closed)));

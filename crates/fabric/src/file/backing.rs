@@ -101,6 +101,12 @@ impl BackingFile {
         FileWriter::new(self, pool, depth)
     }
 
+    /// Any open file, unchecked.
+    #[cfg(test)]
+    pub(super) fn unchecked(file: impl Into<OwnedFd>, size_bytes: u64) -> Self {
+        Self { file: file.into(), size_bytes, buffered_reason: None }
+    }
+
     /// Another descriptor of the open file.
     pub(super) fn descriptor(&self) -> std::io::Result<OwnedFd> {
         self.file.try_clone()
@@ -179,7 +185,7 @@ mod tests {
 
     /// A directory on the disk that holds the build, since the system's own may be in memory.
     fn directory() -> tempfile::TempDir {
-        tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap()
+        tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
     }
 
     #[test]

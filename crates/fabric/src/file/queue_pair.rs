@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use spillway_sys::io_ring::{IoRing, RingMemory, RingOperation};
 
-use super::{BackingError, BackingFile, Progress, progress};
+use super::{BackingFile, Progress, progress};
 use crate::buffer_pool::BufferPool;
 use crate::credit::Credits;
 use crate::limits::QUEUE_DEPTH_MAX;
@@ -63,11 +63,6 @@ pub struct FileQueuePair {
 }
 
 impl FileQueuePair {
-    /// Same as [`BackingFile::prepare`].
-    pub fn prepare(path: &std::path::Path, size_bytes: u64) -> Result<BackingFile, BackingError> {
-        BackingFile::prepare(path, size_bytes)
-    }
-
     /// A queue pair that moves pages between `pool` and `file`, which is cut into slabs of `slab_size_bytes`.
     pub fn open(file: &BackingFile, slab_size_bytes: u64, pool: Arc<BufferPool>) -> io::Result<Self> {
         let memory: Arc<dyn RingMemory> = pool;
@@ -171,5 +166,93 @@ impl QueuePair for FileQueuePair {
 
     fn is_down(&self) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::{PAGE_SIZE_BYTES, Priority, SlabHandle};
+
+    const SLAB: u64 = 1 << 20;
+
+    fn open(path: &str) -> BackingFile {
+        let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        BackingFile::unchecked(file, 2 * SLAB)
+    }
+
+    /// Carries out one page's `operation` and says how it ended.
+    fn carry_out(pair: &mut FileQueuePair, operation: Operation, page: u32) -> Result<(), RequestError> {
+        let request = Request {
+            operation,
+            remote: RemoteAddress { slab: SlabHandle(1), offset_bytes: page * PAGE_SIZE_BYTES as u32 },
+            buffer: BufferRange { offset_bytes: 0, length_bytes: PAGE_SIZE_BYTES as u32 },
+            tag: Tag(page),
+            priority: Priority::Demand,
+        };
+        let now = Instant::now();
+        pair.post(request, now).unwrap();
+        let mut result = None;
+        while result.is_none() {
+            pair.poll(now, &mut |completion| {
+                assert_eq!(completion.tag, Tag(page));
+                result = Some(completion.result);
+            });
+        }
+        assert_eq!(pair.in_flight(), 0);
+        result.unwrap()
+    }
+
+    #[test]
+    fn a_full_disk_fails_the_write_and_nothing_else() {
+        let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
+        let mut pair = FileQueuePair::open(&open("/dev/full"), SLAB, pool).unwrap();
+        let no_space = RequestError::Medium(rustix::io::Errno::NOSPC.raw_os_error());
+        assert_eq!(carry_out(&mut pair, Operation::Write, 0), Err(no_space));
+        assert_eq!(carry_out(&mut pair, Operation::Read, 1), Ok(()));
+        assert_eq!(carry_out(&mut pair, Operation::Write, 2), Err(no_space));
+        assert!(!pair.is_down());
+    }
+
+    #[test]
+    fn a_file_cut_short_behind_our_back_is_an_error_not_a_hang() {
+        let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let mut pair = FileQueuePair::open(&BackingFile::unchecked(file, 2 * SLAB), SLAB, pool).unwrap();
+        assert!(matches!(carry_out(&mut pair, Operation::Read, 0), Err(RequestError::Medium(_))));
+    }
+
+    #[test]
+    fn what_cannot_be_punched_says_so() {
+        let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
+        let mut pair = FileQueuePair::open(&open("/dev/full"), SLAB, pool).unwrap();
+        assert!(matches!(carry_out(&mut pair, Operation::Discard, 0), Err(RequestError::Medium(_))));
+    }
+
+    #[test]
+    fn the_event_is_ready_exactly_while_completions_wait() {
+        let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(2 * SLAB).unwrap();
+        let mut pair = FileQueuePair::open(&BackingFile::unchecked(file, 2 * SLAB), SLAB, pool).unwrap();
+        let epoll = spillway_sys::epoll::Epoll::new().unwrap();
+        epoll.add(pair.event().unwrap(), 0, spillway_sys::epoll::Interest::Readable).unwrap();
+        let ready = |seconds| epoll.wait(Some(std::time::Duration::from_secs(seconds)), |_| {}).unwrap();
+        assert_eq!(ready(0), 0);
+        for tag in 0..2 {
+            let remote = RemoteAddress { slab: SlabHandle(0), offset_bytes: 0 };
+            let buffer = BufferRange { offset_bytes: 0, length_bytes: PAGE_SIZE_BYTES as u32 };
+            let priority = Priority::Demand;
+            let request = Request { operation: Operation::Read, remote, buffer, tag: Tag(tag), priority };
+            pair.post(request, Instant::now()).unwrap();
+        }
+        assert!(pair.wants_write(), "nothing was handed over yet");
+        let mut ended = pair.poll(Instant::now(), &mut |_| {});
+        assert!(!pair.wants_write());
+        while ended < 2 {
+            assert_eq!(ready(10), 1);
+            ended += pair.poll(Instant::now(), &mut |_| {});
+        }
+        assert_eq!(ready(0), 0);
     }
 }

@@ -86,3 +86,64 @@ impl QueuePair for ShmQueuePair {
         self.window.is_closed()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use spillway_sys::mapping::Mapping;
+    use spillway_sys::memfd::Memfd;
+
+    use super::*;
+    use crate::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle, Tag};
+
+    const SLAB: u64 = 1 << 20;
+
+    fn pair() -> (ShmQueuePair, Arc<ShmWindow>, Request) {
+        let window = ShmWindow::new(SLAB, 2).unwrap();
+        window.attach(SlabHandle(0), &Memfd::create("slab", SLAB).unwrap()).unwrap();
+        let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
+        let request = Request {
+            operation: Operation::Write,
+            remote: RemoteAddress { slab: SlabHandle(0), offset_bytes: 0 },
+            buffer: pool.slot(0),
+            tag: Tag(1),
+            priority: Priority::Demand,
+        };
+        (ShmQueuePair::new(Arc::clone(&window), pool), window, request)
+    }
+
+    fn poll(pair: &mut ShmQueuePair) -> Vec<Completion> {
+        let mut ended = Vec::new();
+        pair.poll(Instant::now(), &mut |completion| ended.push(completion));
+        ended
+    }
+
+    #[test]
+    fn a_closed_window_ends_what_is_in_flight_and_takes_nothing_more() {
+        let (mut pair, window, request) = pair();
+        pair.post(request, Instant::now()).unwrap();
+        assert_eq!(pair.in_flight(), 1);
+        window.close();
+        assert!(pair.is_down());
+        assert_eq!(poll(&mut pair), [Completion { tag: Tag(1), result: Err(RequestError::Down) }]);
+        assert_eq!(pair.post(request, Instant::now()), Err(PostError::Down));
+        assert_eq!(pair.in_flight(), 0);
+    }
+
+    #[test]
+    fn a_detached_slab_is_refused_and_its_memory_keeps_its_bytes() {
+        let (mut pair, window, request) = pair();
+        let file = Memfd::create("slab", SLAB).unwrap();
+        window.attach(SlabHandle(1), &file).unwrap();
+        pair.pool.memory().write(0, &[6; PAGE_SIZE_BYTES]);
+        let request = Request { remote: RemoteAddress { slab: SlabHandle(1), offset_bytes: 8192 }, ..request };
+        pair.post(request, Instant::now()).unwrap();
+        window.detach(SlabHandle(1)).unwrap();
+        pair.pool.memory().write(0, &[7; PAGE_SIZE_BYTES]);
+        pair.post(Request { tag: Tag(2), ..request }, Instant::now()).unwrap();
+        let results: Vec<_> = poll(&mut pair).iter().map(|ended| ended.result).collect();
+        assert_eq!(results, [Ok(()), Err(RequestError::NotLent)]);
+        let mut byte = [0];
+        Mapping::shared(&file, SLAB as usize).unwrap().read(8192, &mut byte);
+        assert_eq!(byte, [6]);
+    }
+}

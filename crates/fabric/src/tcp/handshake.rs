@@ -1,6 +1,6 @@
 //! How a data connection starts.
 //!
-//! The borrower sends the [preface](crate::wire::preface) and its session's token at once; the donor, which has read the
+//! The borrower sends the [preface] and its session's token at once; the donor, which has read the
 //! preface to tell control from data, looks the token up and answers with a preface of its own and a verdict. Everything
 //! happens within [`HANDSHAKE_DEADLINE`], whatever the peer does.
 

@@ -186,3 +186,52 @@ fn with_range<T>(slabs: &dyn SlabDirectory, header: &RequestHeader, access: impl
 fn broken(error: DataError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::{RemoteAddress, SlabHandle};
+
+    /// Lends nothing.
+    struct Nothing;
+
+    impl SlabDirectory for Nothing {
+        fn with_slab(&self, _slab: SlabHandle, _use_memory: &mut dyn FnMut(&Mapping)) -> bool {
+            false
+        }
+    }
+
+    fn stage(intake: &mut Intake, sequence: u32) {
+        let remote = RemoteAddress { slab: SlabHandle(0), offset_bytes: 0 };
+        let header = RequestHeader { operation: Operation::Discard, sequence, remote, length_bytes: 4096 };
+        let end = intake.end + REQUEST_HEADER_BYTES;
+        intake.staging[intake.end..end].copy_from_slice(&header.encode());
+        intake.end = end;
+    }
+
+    #[test]
+    fn sequences_wrap_and_nothing_else_is_taken() {
+        let (mut intake, mut replies) = (Intake::new(), Replies::new().unwrap());
+        intake.expected_sequence = u32::MAX;
+        stage(&mut intake, u32::MAX);
+        stage(&mut intake, 0);
+        assert!(intake.digest(&Nothing, &mut replies).is_ok());
+        assert!(intake.is_between_requests());
+        stage(&mut intake, 0);
+        assert!(intake.digest(&Nothing, &mut replies).is_err(), "a repeated request");
+    }
+
+    #[test]
+    fn requests_wait_while_the_answers_are_full() {
+        let (mut intake, mut replies) = (Intake::new(), Replies::new().unwrap());
+        let mut sequence = 0;
+        while !replies.is_full() {
+            stage(&mut intake, sequence);
+            sequence += 1;
+            intake.digest(&Nothing, &mut replies).unwrap();
+        }
+        stage(&mut intake, sequence);
+        intake.digest(&Nothing, &mut replies).unwrap();
+        assert!(!intake.is_between_requests(), "the request stays staged");
+    }
+}

@@ -54,8 +54,6 @@ pub struct TcpQueuePair {
     socket: Option<OwnedFd>,
     /// A send failed in `post`; the next `poll` takes the connection down.
     failed: bool,
-    /// The socket took no more bytes.
-    blocked: bool,
     pool: Arc<BufferPool>,
     credits: Credits,
     pending: Box<[Pending]>,
@@ -87,7 +85,6 @@ impl TcpQueuePair {
         Ok(Self {
             socket: Some(socket),
             failed: false,
-            blocked: false,
             pool,
             credits: Credits::new(),
             pending: vec![nothing; QUEUE_DEPTH_MAX].into(),
@@ -117,14 +114,10 @@ impl TcpQueuePair {
 
     /// Sends until everything went or the socket is full.
     fn flush(&mut self) -> io::Result<()> {
-        self.blocked = false;
         while self.sent < self.posted {
             match self.send_some() {
                 Ok(count) => self.note_sent(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.blocked = true;
-                    return Ok(());
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -252,7 +245,6 @@ impl TcpQueuePair {
     /// Closes the socket, then ends every request in flight.
     fn take_down(&mut self, complete: &mut dyn FnMut(Completion)) -> usize {
         self.socket = None;
-        self.blocked = false;
         let ended = (self.posted - self.answered) as usize;
         while self.answered < self.posted {
             let tag = self.pending[place_of(self.answered)].tag;
@@ -311,8 +303,9 @@ impl QueuePair for TcpQueuePair {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 
+    /// Also while the socket has room, so that a caller who sleeps instead of polling is woken to send the rest.
     fn wants_write(&self) -> bool {
-        self.blocked
+        self.sent < self.posted
     }
 
     fn is_down(&self) -> bool {
@@ -331,4 +324,60 @@ fn connected(socket: Option<&OwnedFd>) -> io::Result<BorrowedFd<'_>> {
 /// Without an allocation, since it is found on the page path; the connection goes down, and that is all its owner sees.
 fn broken() -> io::Error {
     io::ErrorKind::InvalidData.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
+    use crate::wire::data::Status;
+    use crate::wire::preface::{self, Role};
+
+    const COUNT: usize = 4;
+
+    /// Answers `COUNT` discards, and returns their sequences.
+    fn donor(mut stream: UnixStream) -> Vec<u32> {
+        stream.read_exact(&mut [0; 40]).unwrap();
+        stream.write_all(&preface::encode(Role::Data)).unwrap();
+        stream.write_all(&[1]).unwrap();
+        let answer_one = |_| {
+            let mut bytes = [0; REQUEST_HEADER_BYTES];
+            stream.read_exact(&mut bytes).unwrap();
+            let sequence = RequestHeader::decode(&bytes).unwrap().sequence;
+            let answer = ResponseHeader { sequence, status: Status::Done, payload_bytes: 0 };
+            stream.write_all(&answer.encode()).unwrap();
+            sequence
+        };
+        (0..COUNT).map(answer_one).collect()
+    }
+
+    #[test]
+    fn sequences_wrap_after_four_billion_requests() {
+        let (borrower, peer) = UnixStream::pair().unwrap();
+        let donor = std::thread::spawn(|| donor(peer));
+        let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
+        let mut pair = TcpQueuePair::connect(borrower, SessionToken([0; 32]), pool).unwrap();
+        let start = u64::from(u32::MAX) - 1;
+        (pair.posted, pair.sent, pair.answered) = (start, start, start);
+        let now = Instant::now();
+        for tag in 0..COUNT as u32 {
+            let request = Request {
+                operation: Operation::Discard,
+                remote: RemoteAddress { slab: SlabHandle(0), offset_bytes: 0 },
+                buffer: BufferRange { offset_bytes: 0, length_bytes: PAGE_SIZE_BYTES as u32 },
+                tag: Tag(tag),
+                priority: Priority::Demand,
+            };
+            pair.post(request, now).unwrap();
+        }
+        let mut ended = Vec::new();
+        while ended.len() < COUNT {
+            pair.poll(now, &mut |completion| ended.push(completion));
+        }
+        assert!(ended.iter().all(|ended| ended.result == Ok(())), "{ended:?}");
+        assert_eq!(donor.join().unwrap(), [u32::MAX - 1, u32::MAX, 0, 1]);
+    }
 }

@@ -35,9 +35,8 @@ pub fn serve(stream: impl Into<OwnedFd>, slabs: &dyn SlabDirectory, stop: &Atomi
     handshake::tune(socket.as_fd())?;
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(STOP_CHECK_INTERVAL))?;
     handshake::accept_token(socket.as_fd())?;
-    let cpu_count = std::thread::available_parallelism().map_or(1, usize::from);
     let mut connection =
-        Connection { socket, slabs, intake: Intake::new(), replies: Replies::new()?, wait: HybridWait::new(cpu_count) };
+        Connection { socket, slabs, intake: Intake::new(), replies: Replies::new()?, wait: HybridWait::new() };
     while !stop.load(Ordering::Relaxed) {
         if connection.turn()? == Turn::Closed {
             return connection.closed();

@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::file::{BackingFile, FileQueuePair};
 use spillway_fabric::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
 use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
 use spillway_fabric::tcp::{self, SlabDirectory, TcpQueuePair};
@@ -139,6 +140,19 @@ pub fn over_shm(slab_count: u32, pool: &Arc<BufferPool>) -> (ShmQueuePair, Arc<S
     (ShmQueuePair::new(Arc::clone(&window), Arc::clone(pool)), window)
 }
 
+/// A directory on the disk that holds the build, since the system's own for such things may be in memory.
+pub fn disk_directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+pub fn over_file(slab_count: u32, pool: &Arc<BufferPool>) -> (FileQueuePair, BackingFile, tempfile::TempDir) {
+    let directory = disk_directory();
+    let size_bytes = u64::from(slab_count) * SLAB_SIZE_BYTES as u64;
+    let file = BackingFile::prepare(&directory.path().join("backing"), size_bytes).unwrap();
+    let pair = FileQueuePair::open(&file, SLAB_SIZE_BYTES as u64, Arc::clone(pool)).unwrap();
+    (pair, file, directory)
+}
+
 pub fn request(operation: Operation, slab: u32, offset_bytes: usize, buffer: BufferRange, tag: u32) -> Request {
     Request {
         operation,
@@ -149,7 +163,7 @@ pub fn request(operation: Operation, slab: u32, offset_bytes: usize, buffer: Buf
     }
 }
 
-/// Polls until `count` requests ended.
+/// Polls until at least `count` requests ended.
 pub fn complete(pair: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
     let mut ended = Vec::new();
     let end = Instant::now() + PATIENCE;
@@ -160,7 +174,6 @@ pub fn complete(pair: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
         assert_eq!(said, ended.len() - before);
         std::thread::yield_now();
     }
-    assert_eq!(ended.len(), count);
     ended
 }
 

@@ -1,0 +1,221 @@
+//! Memory cgroups, versions 1 and 2: a limit on local memory for a program and its children.
+//!
+//! A program enters by itself, through a shell that writes its own process id and then becomes the program; so no page is
+//! ever charged elsewhere.
+//!
+//! Invariant: when the value is dropped, every process still in the group is ended (only what was started in it can be
+//! there) and the group is removed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::HarnessError;
+use super::interrupt::Interrupt;
+use super::process::bound;
+
+/// How long an emptied group may take until it can be removed.
+const REMOVAL_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The version of the hierarchy that has the memory controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// Where memory groups are made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Hierarchy {
+    version: Version,
+    root: PathBuf,
+}
+
+/// A memory cgroup of this run's own.
+#[derive(Debug)]
+pub struct MemoryGroup {
+    version: Version,
+    path: PathBuf,
+}
+
+/// What a group holds and has been through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupUsage {
+    /// Anonymous memory that is in local memory.
+    pub anonymous_bytes: u64,
+    /// Major faults: those that had to wait for a device.
+    pub major_faults: u64,
+}
+
+impl Hierarchy {
+    /// From the text of `/proc/mounts`; `controllers` reads a version-2 root's `cgroup.controllers`.
+    fn find(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<Self> {
+        let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<&str>>());
+        for mount in fields.filter(|mount| mount.len() > 3) {
+            let root = PathBuf::from(mount[1]);
+            let version = match mount[2] {
+                "cgroup" if mount[3].split(',').any(|option| option == "memory") => Version::One,
+                "cgroup2" if controllers(&root).split_whitespace().any(|name| name == "memory") => Version::Two,
+                _ => continue,
+            };
+            return Some(Self { version, root });
+        }
+        None
+    }
+
+    fn here() -> Result<Self, HarnessError> {
+        let mounts = std::fs::read_to_string("/proc/mounts").map_err(HarnessError::system("reading /proc/mounts"))?;
+        let controllers = |root: &Path| std::fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+        Self::find(&mounts, controllers).ok_or_else(|| {
+            HarnessError::Missing("no memory cgroup is mounted; mount one under /sys/fs/cgroup".to_owned())
+        })
+    }
+}
+
+impl MemoryGroup {
+    /// A new group whose local memory is bounded by `limit_bytes`.
+    pub fn create(limit_bytes: Option<u64>) -> Result<Self, HarnessError> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let hierarchy = Hierarchy::here()?;
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = hierarchy.root.join(format!("spillway-bench-{}-{number}", std::process::id()));
+        if hierarchy.version == Version::Two {
+            // Already on where systemd runs; a refusal shows when the limit cannot be set.
+            let _ = std::fs::write(hierarchy.root.join("cgroup.subtree_control"), "+memory");
+        }
+        std::fs::create_dir(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::PermissionDenied => {
+                HarnessError::Missing("making a memory cgroup needs root; use sudo".to_owned())
+            }
+            _ => HarnessError::system(format!("making {}", path.display()))(error),
+        })?;
+        let group = Self { version: hierarchy.version, path };
+        if let Some(limit) = limit_bytes {
+            group.write(group.name("memory.limit_in_bytes", "memory.max"), &limit.to_string())?;
+        }
+        Ok(group)
+    }
+
+    /// `command` as a command that enters the group first.
+    pub fn enter(&self, command: &Command) -> Command {
+        let mut shell = bound("sh");
+        shell.arg("-c").arg("echo $$ > \"$0\" && exec \"$@\"").arg(self.path.join("cgroup.procs"));
+        shell.arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        if let Some(directory) = command.get_current_dir() {
+            shell.current_dir(directory);
+        }
+        shell
+    }
+
+    /// What it holds now.
+    pub fn usage(&self) -> GroupUsage {
+        GroupUsage::parse(&std::fs::read_to_string(self.path.join("memory.stat")).unwrap_or_default(), self.version)
+    }
+
+    fn name<'name>(&self, one: &'name str, two: &'name str) -> &'name str {
+        if self.version == Version::One { one } else { two }
+    }
+
+    fn write(&self, file: &str, value: &str) -> Result<(), HarnessError> {
+        let path = self.path.join(file);
+        std::fs::write(&path, value).map_err(HarnessError::system(format!("writing {value} to {}", path.display())))
+    }
+
+    fn end_processes(&self) {
+        let text = std::fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
+        for process in text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
+            let _ = kill_process(process, Signal::KILL);
+        }
+    }
+}
+
+impl GroupUsage {
+    fn parse(text: &str, version: Version) -> Self {
+        let value = |name: &str| {
+            let mut pairs = text.lines().filter_map(|line| line.split_once(' '));
+            pairs.find(|(key, _)| *key == name).and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
+        };
+        match version {
+            Version::One => Self { anonymous_bytes: value("total_rss"), major_faults: value("total_pgmajfault") },
+            Version::Two => Self { anonymous_bytes: value("anon"), major_faults: value("pgmajfault") },
+        }
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let removed = Interrupt::never().poll("the end of a memory cgroup", REMOVAL_DEADLINE, || {
+            std::fs::remove_dir(&self.path).map_err(|_| self.end_processes()).ok()
+        });
+        if let Err(error) = removed {
+            eprintln!("spillway-bench: cannot remove {}: {error}; remove it with rmdir", self.path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::process::{Collected, Running};
+
+    #[test]
+    fn both_versions_are_found() {
+        let controllers = |root: &Path| if root.ends_with("two") { "cpu memory io".to_owned() } else { String::new() };
+        let one = "tmpfs /x tmpfs rw 0 0\ncgroup /cg/cpu cgroup rw,cpu 0 0\ncgroup /cg/memory cgroup rw,memory 0 0\n";
+        let found = Hierarchy::find(one, controllers).unwrap();
+        assert_eq!(found, Hierarchy { version: Version::One, root: "/cg/memory".into() });
+        let two = "cgroup2 /cg/without cgroup2 rw 0 0\ncgroup2 /cg/two cgroup2 rw 0 0\n";
+        assert_eq!(Hierarchy::find(two, controllers).unwrap().version, Version::Two);
+        assert_eq!(Hierarchy::find("", controllers), None);
+    }
+
+    #[test]
+    fn usage_is_read_by_version() {
+        let text = "rss 1\nanon 5\npgmajfault 7\ntotal_rss 4096\ntotal_pgmajfault 3\n";
+        assert_eq!(GroupUsage::parse(text, Version::One), GroupUsage { anonymous_bytes: 4096, major_faults: 3 });
+        assert_eq!(GroupUsage::parse(text, Version::Two), GroupUsage { anonymous_bytes: 5, major_faults: 7 });
+    }
+
+    fn group(limit: Option<u64>) -> Option<MemoryGroup> {
+        MemoryGroup::create(limit).map_err(|error| println!("left out: {error}")).ok()
+    }
+
+    #[test]
+    fn a_program_runs_inside_and_the_group_goes() {
+        let Some(group) = group(Some(64 << 20)) else { return };
+        let path = group.path.clone();
+        let mut command = Command::new("sh");
+        command.arg("-c").arg("cat /proc/self/cgroup; echo \"$WORD\"").env("WORD", "two words");
+        let output = Collected::default();
+        let running = Running::start("a look", &mut group.enter(&command), output.clone()).unwrap();
+        assert!(running.wait(Duration::from_secs(20), &Interrupt::never(), || {}).unwrap().status.success());
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(output.text().contains(name) && output.text().contains("two words"), "{}", output.text());
+        drop(group);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_is_left_inside_is_ended() {
+        let Some(group) = group(None) else { return };
+        let path = group.path.clone();
+        let mut command = Command::new("sleep");
+        let mut running =
+            Running::start("a sleeper", &mut group.enter(command.arg("100")), Collected::default()).unwrap();
+        let inside = || std::fs::read_to_string(path.join("cgroup.procs")).ok().filter(|text| !text.is_empty());
+        Interrupt::never().poll("the sleeper in its group", Duration::from_secs(10), inside).unwrap();
+        drop(group);
+        assert!(!path.exists());
+        let ended = || (!running.is_running()).then_some(());
+        Interrupt::never().poll("its end", Duration::from_secs(10), ended).unwrap();
+    }
+}

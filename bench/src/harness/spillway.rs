@@ -1,0 +1,427 @@
+//! The product, driven as a user would: donors, devices, runs, and what they say of themselves.
+//!
+//! Only the parts of the JSON that are needed are named here, and all have defaults, so that a newer product can be
+//! measured by an older benchmark.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::process::Pid;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::cleanup::Cleanup;
+use super::interrupt::Interrupt;
+use super::process::{Collected, Running, bound};
+use super::{HarnessError, tool};
+use crate::limits::{START_DEADLINE, STOP_DEADLINE};
+use crate::size::Size;
+
+/// Memory that donors keep free: little, as the benchmark's machine does nothing else.
+const HEADROOM: &str = "256M";
+
+/// A latency distribution as the product gives it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Latency {
+    /// Median.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// Mean.
+    pub mean_us: f64,
+}
+
+/// Traffic of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Traffic {
+    /// Pages in.
+    pub pages_in: u64,
+    /// Pages out.
+    pub pages_out: u64,
+    /// Read requests.
+    pub read_requests: u64,
+    /// Requests that failed.
+    pub failed_requests: u64,
+    /// Of read requests, inside the device.
+    pub read_latency: Latency,
+    /// CPU time of the device's process.
+    pub cpu_seconds: f64,
+}
+
+/// A donor as a device sees it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct DonorLink {
+    /// `shm` or `tcp`.
+    pub transport: String,
+    /// `connected`, `connecting` or `lost`.
+    pub state: String,
+}
+
+/// The backing file of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct DiskReport {
+    /// Pages accepted and not yet on disk.
+    pub backlog_pages: u64,
+    /// Its bound.
+    pub backlog_pages_max: u64,
+}
+
+/// A device.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct DeviceReport {
+    /// Pages stored now.
+    pub pages_stored: u64,
+    /// Pages whose every copy was lost.
+    pub pages_lost: u64,
+    /// Its donors.
+    pub donors: Vec<DonorLink>,
+    /// Traffic since its start.
+    pub traffic: Traffic,
+    /// The copy on disk.
+    pub disk: Option<DiskReport>,
+    /// Its process, where the product tells.
+    #[serde(skip)]
+    pub process: Option<i32>,
+}
+
+/// What `run --stats` writes.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct RunReport {
+    /// The device under the program.
+    pub device: DeviceReport,
+    /// The program's own time.
+    pub elapsed_seconds: f64,
+    /// The most that it used, local and lent.
+    pub footprint_bytes_max: u64,
+    /// Local memory at the end.
+    pub local_bytes: u64,
+}
+
+/// How a donor is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Over a UNIX socket, with the memory shared.
+    SharedMemory,
+    /// Over TCP on the loopback interface.
+    Tcp,
+}
+
+/// A donor of this run's own.
+#[derive(Debug)]
+pub struct Donor {
+    /// Its process.
+    pub running: Running,
+    /// How borrowers name it.
+    pub address: String,
+}
+
+/// The program `spillway`.
+#[derive(Clone, Debug)]
+pub struct Spillway {
+    binary: PathBuf,
+    directory: PathBuf,
+}
+
+/// What a device or run is made of.
+#[derive(Clone, Debug, Default)]
+pub struct Storage {
+    /// Donors' addresses.
+    pub donors: Vec<String>,
+    /// The setting for copies.
+    pub redundancy: String,
+    /// The backing file.
+    pub backing: Option<PathBuf>,
+    /// The unit of lending; the product's default without.
+    pub slab_size: Option<Size>,
+}
+
+/// A number that no other device, donor or run of this program has.
+fn next_number() -> u32 {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    NUMBER.fetch_add(1, Ordering::Relaxed)
+}
+
+/// `program` bound to a CPU, or free to run anywhere.
+pub fn pinned(program: &Path, cpu: Option<usize>) -> Command {
+    let Some(cpu) = cpu else { return bound(program) };
+    let mut command = bound("taskset");
+    command.arg("-c").arg(cpu.to_string()).arg(program);
+    command
+}
+
+impl Spillway {
+    /// The product at `binary`, or beside this program; keys and sockets go to `directory`.
+    pub fn find(binary: Option<&Path>, directory: &Path) -> Result<Self, HarnessError> {
+        let beside = || Some(std::env::current_exe().ok()?.with_file_name("spillway"));
+        let binary = binary.map(Path::to_owned).or_else(beside).filter(|file| file.is_file());
+        let binary = binary.or_else(|| tool::find("spillway")).ok_or_else(|| {
+            HarnessError::Missing(
+                "the spillway binary is not beside this one; build it, or name it with --spillway".to_owned(),
+            )
+        })?;
+        Ok(Self { binary, directory: directory.to_owned() })
+    }
+
+    fn key(&self) -> PathBuf {
+        self.directory.join("cluster.key")
+    }
+
+    /// Starts a donor that lends `memory` and waits until it answers.
+    pub fn donor(
+        &self,
+        memory: Size,
+        transport: Transport,
+        cpu: Option<usize>,
+        interrupt: &Interrupt,
+    ) -> Result<Donor, HarnessError> {
+        let name = format!("bench-{}-{}", std::process::id(), next_number());
+        let address = match transport {
+            Transport::SharedMemory => format!("unix:{}", self.directory.join(&name).with_extension("sock").display()),
+            Transport::Tcp => format!("127.0.0.1:{}", free_port()?),
+        };
+        let mut command = pinned(&self.binary, cpu);
+        command.args(["donate", "--name", &name, "--memory", &memory.to_string(), "--headroom", HEADROOM]);
+        command.args(["--listen", &address]).arg("--key").arg(self.key());
+        let mut running = Running::start("a donor", &mut command, Collected::default())?;
+        interrupt.poll("the start of a donor", START_DEADLINE, || {
+            (answers(&address) || !running.is_running()).then_some(())
+        })?;
+        if !running.is_running() {
+            return Err(HarnessError::failed("spillway donate", running.messages.last_line()));
+        }
+        Ok(Donor { running, address })
+    }
+
+    fn storage_arguments(&self, command: &mut Command, storage: &Storage) {
+        for donor in &storage.donors {
+            command.args(["--donor", donor]);
+        }
+        command.args(["--redundancy", &storage.redundancy]).arg("--key").arg(self.key());
+        if let Some(backing) = &storage.backing {
+            command.arg("--backing").arg(backing);
+        }
+        if let Some(size) = storage.slab_size {
+            command.args(["--slab-size", &size.to_string()]);
+        }
+    }
+
+    /// Starts a device; gives its path and name. `cleanup` gets what stops it.
+    pub fn device_on(
+        &self,
+        size: Size,
+        storage: Option<&Storage>,
+        cpu: Option<usize>,
+        cleanup: &mut Cleanup,
+        interrupt: &Interrupt,
+    ) -> Result<(PathBuf, String), HarnessError> {
+        let name = format!("bench-{}-{}", std::process::id(), next_number());
+        let off = {
+            let (binary, name) = (self.binary.clone(), name.clone());
+            move || {
+                let mut command = Command::new(&binary);
+                command.args(["device", "off", "--name", &name]);
+                tool::run_command(&mut command, STOP_DEADLINE, &Interrupt::never()).map(|_| ())
+            }
+        };
+        let mut command = match cpu {
+            Some(cpu) => {
+                let mut command = Command::new("taskset");
+                command.arg("-c").arg(cpu.to_string()).arg(&self.binary);
+                command
+            }
+            None => Command::new(&self.binary),
+        };
+        command.args(["device", "on", "--name", &name, "--size", &size.to_string()]);
+        match storage {
+            Some(storage) => self.storage_arguments(&mut command, storage),
+            None => {
+                command.arg("--local-memory");
+            }
+        }
+        let text = tool::run_command(&mut command, START_DEADLINE, interrupt)?;
+        cleanup.push(format!("spillway device off --name {name}"), off);
+        let path = text.lines().map(str::trim).find(|line| line.starts_with("/dev/"));
+        let path =
+            path.ok_or_else(|| HarnessError::failed("spillway device on", format!("it printed '{}'", text.trim())))?;
+        Ok((PathBuf::from(path), name))
+    }
+
+    /// What device `name` says of itself.
+    pub fn device_status(&self, name: &str, interrupt: &Interrupt) -> Result<DeviceReport, HarnessError> {
+        let mut command = Command::new(&self.binary);
+        let text = tool::run_command(command.args(["device", "status", "--json"]), START_DEADLINE, interrupt)?;
+        let value: Value =
+            serde_json::from_str(&text).map_err(HarnessError::system("reading 'device status --json'"))?;
+        find_device(&value, name, None)
+            .ok_or_else(|| HarnessError::failed("spillway device status", format!("it does not list '{name}'")))
+    }
+
+    /// `program` with `local` of local memory; statistics go to `stats`.
+    pub fn run(&self, local: &str, storage: &Storage, stats: &Path, program: &Command) -> Command {
+        let mut command = bound(&self.binary);
+        command.args(["run", "--local", local, "--via", "swap"]).arg("--stats").arg(stats);
+        self.storage_arguments(&mut command, storage);
+        command.arg("--").arg(program.get_program()).args(program.get_args());
+        for (name, value) in program.get_envs() {
+            if let Some(value) = value {
+                command.env(name, value);
+            }
+        }
+        command
+    }
+}
+
+impl RunReport {
+    /// Reads what `run --stats` wrote.
+    pub fn read(path: &Path) -> Result<Self, HarnessError> {
+        let what = || format!("reading the statistics in {}", path.display());
+        let text = std::fs::read_to_string(path).map_err(HarnessError::system(what()))?;
+        serde_json::from_str(&text).map_err(HarnessError::system(what()))
+    }
+}
+
+/// Looks for the device called `name` anywhere in `value`; its process id may stand beside it or above.
+fn find_device(value: &Value, name: &str, process: Option<i32>) -> Option<DeviceReport> {
+    let process = value.get("pid").and_then(Value::as_i64).map(|id| id as i32).or(process);
+    if value.get("name").and_then(Value::as_str) == Some(name) && value.get("traffic").is_some() {
+        let report: DeviceReport = serde_json::from_value(value.clone()).ok()?;
+        return Some(DeviceReport { process, ..report });
+    }
+    match value {
+        Value::Array(values) => values.iter().find_map(|value| find_device(value, name, process)),
+        Value::Object(values) => values.values().find_map(|value| find_device(value, name, process)),
+        _ => None,
+    }
+}
+
+/// A TCP port that is free now.
+fn free_port() -> Result<u16, HarnessError> {
+    let listener =
+        std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(HarnessError::system("looking for a free port"))?;
+    Ok(listener.local_addr().map_err(HarnessError::system("looking for a free port"))?.port())
+}
+
+fn answers(address: &str) -> bool {
+    match address.strip_prefix("unix:") {
+        Some(path) => std::os::unix::net::UnixStream::connect(path).is_ok(),
+        None => std::net::TcpStream::connect(address).is_ok(),
+    }
+}
+
+impl DeviceReport {
+    /// The process as an id.
+    pub fn process(&self) -> Option<Pid> {
+        self.process.and_then(Pid::from_raw)
+    }
+
+    /// The transports of the connected donors, each once.
+    pub fn transports(&self) -> Vec<&str> {
+        let mut transports: Vec<&str> = self.donors.iter().map(|donor| donor.transport.as_str()).collect();
+        transports.sort_unstable();
+        transports.dedup();
+        transports
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn fake(directory: &Path, script: &str) -> Spillway {
+        let binary = directory.join("fake-spillway");
+        std::fs::write(&binary, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Spillway::find(Some(&binary), directory).unwrap()
+    }
+
+    #[test]
+    fn a_device_is_found_at_any_depth_with_its_process() {
+        let value = serde_json::json!({"devices": [
+            {"name": "other", "traffic": {}},
+            {"pid": 12, "status": {"name": "mine", "pages_stored": 5, "new": [], "traffic": {"pages_in": 7},
+             "donors": [{"transport": "tcp"}, {"transport": "shm"}, {"transport": "tcp"}]}},
+        ]});
+        let found = find_device(&value, "mine", None).unwrap();
+        assert_eq!((found.pages_stored, found.traffic.pages_in, found.process), (5, 7, Some(12)));
+        assert_eq!(found.transports(), ["shm", "tcp"]);
+        assert_eq!(find_device(&value, "none", None), None);
+    }
+
+    #[test]
+    fn a_run_names_everything() {
+        let directory = tempfile::tempdir().unwrap();
+        let spillway = fake(directory.path(), "exit 0");
+        let storage = Storage {
+            donors: vec!["127.0.0.1:1".to_owned(), "unix:/x".to_owned()],
+            redundancy: "disk".to_owned(),
+            backing: Some("/b".into()),
+            slab_size: Some(Size(4 << 20)),
+        };
+        let mut program = Command::new("sort");
+        program.args(["--local", "file"]).env("LC_ALL", "C");
+        let command = spillway.run("25%", &storage, Path::new("/s.json"), &program);
+        let line: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy()).collect();
+        let line = line.join(" ");
+        for part in [
+            "--local 25%",
+            "--donor 127.0.0.1:1 --donor unix:/x",
+            "--redundancy disk",
+            "--backing /b",
+            "--slab-size 4M",
+            "--stats /s.json",
+            "-- sort --local file",
+        ] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+        assert!(command.get_envs().any(|(name, _)| name == "LC_ALL"));
+    }
+
+    #[test]
+    fn a_device_that_started_is_stopped() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("log");
+        let script = format!("echo \"$@\" >> {}; [ \"$2\" = on ] && echo /dev/loop77; exit 0", log.display());
+        let spillway = fake(directory.path(), &script);
+        let mut cleanup = Cleanup::default();
+        let (path, name) = spillway.device_on(Size(1 << 30), None, None, &mut cleanup, &Interrupt::never()).unwrap();
+        assert_eq!(path, Path::new("/dev/loop77"));
+        assert_eq!(cleanup.run(), Vec::<String>::new());
+        let log = std::fs::read_to_string(log).unwrap();
+        assert!(log.contains("--local-memory") && log.contains(&format!("device off --name {name}")), "{log}");
+    }
+
+    #[test]
+    fn a_donor_that_fails_says_why() {
+        let directory = tempfile::tempdir().unwrap();
+        let spillway = fake(directory.path(), "echo 'no memory to lend' >&2; exit 1");
+        let error = spillway.donor(Size(1 << 20), Transport::Tcp, None, &Interrupt::never()).unwrap_err().to_string();
+        assert!(error.contains("no memory to lend"), "{error}");
+    }
+
+    #[test]
+    fn statistics_with_other_fields_are_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), r#"{"exit": 0, "elapsed_seconds": 1.5, "device": {"pages_lost": 2}}"#).unwrap();
+        let report = RunReport::read(file.path()).unwrap();
+        assert_eq!((report.elapsed_seconds, report.device.pages_lost), (1.5, 2));
+        std::fs::write(file.path(), "nonsense").unwrap();
+        assert!(RunReport::read(file.path()).unwrap_err().to_string().contains("reading the statistics"));
+    }
+
+    #[test]
+    fn a_missing_product_says_what_to_do() {
+        let error = Spillway::find(Some(Path::new("/nonexistent")), Path::new("/")).map(|_| ());
+        if let Err(error) = error {
+            assert!(error.to_string().contains("--spillway"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Directories on a real disk, and private ones for a run.
+//!
+//! A swap file on tmpfs makes the kernel page memory into memory that it may have to page: it can stop for good. So a
+//! directory for swap is refused unless its file system is a disk's.
+
+use std::path::{Path, PathBuf};
+
+use super::HarnessError;
+
+/// File systems whose files live in memory, by the magic numbers of `statfs(2)`: tmpfs, ramfs, hugetlbfs.
+const MEMORY_FILE_SYSTEMS: [i64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
+
+/// Where large files go, the first that is on a disk.
+const CANDIDATES: [&str; 3] = ["/var/tmp", "/var/lib", "/root"];
+
+/// A directory of this run's own; removed with all it holds when dropped.
+#[derive(Debug)]
+pub struct PrivateDirectory {
+    path: PathBuf,
+}
+
+/// Whether files in `directory` live in memory.
+pub fn is_in_memory(directory: &Path) -> Result<bool, HarnessError> {
+    let what = format!("looking at the file system of {}", directory.display());
+    let found = rustix::fs::statfs(directory).map_err(HarnessError::system(what))?;
+    Ok(MEMORY_FILE_SYSTEMS.contains(&(found.f_type as i64)))
+}
+
+/// `directory` if it is on a disk.
+pub fn on_disk(directory: &Path) -> Result<PathBuf, HarnessError> {
+    if is_in_memory(directory)? {
+        return Err(HarnessError::Missing(format!(
+            "{} is in memory, where a swap file can stop the machine; name a directory on a disk with --directory",
+            directory.display()
+        )));
+    }
+    Ok(directory.to_owned())
+}
+
+/// Bytes that are free for files in `directory`.
+pub fn free_bytes(directory: &Path) -> Result<u64, HarnessError> {
+    let what = format!("looking at the free space of {}", directory.display());
+    let found = rustix::fs::statvfs(directory).map_err(HarnessError::system(what))?;
+    Ok(found.f_bavail * found.f_frsize)
+}
+
+impl PrivateDirectory {
+    /// A new directory in `parent`, or, without one, in the first usual place that is on a disk.
+    pub fn on_disk(parent: Option<&Path>) -> Result<Self, HarnessError> {
+        if let Some(parent) = parent {
+            return Self::create(&on_disk(parent)?);
+        }
+        let usable = |place: &&&str| matches!(is_in_memory(Path::new(place)), Ok(false));
+        let place = CANDIDATES.iter().find(usable).ok_or_else(|| {
+            HarnessError::Missing("no usual directory is on a disk; name one with --directory".to_owned())
+        })?;
+        Self::create(Path::new(place))
+    }
+
+    /// A new directory in memory, for what is compared with and never swapped to.
+    pub fn in_memory() -> Result<Self, HarnessError> {
+        let place = Path::new("/dev/shm");
+        if !matches!(is_in_memory(place), Ok(true)) {
+            return Err(HarnessError::Missing("/dev/shm is not in memory; mount a tmpfs there".to_owned()));
+        }
+        Self::create(place)
+    }
+
+    fn create(parent: &Path) -> Result<Self, HarnessError> {
+        let name = |attempt: u32| format!("spillway-bench-{}-{attempt}", std::process::id());
+        for attempt in 0.. {
+            let path = parent.join(name(attempt));
+            match std::fs::create_dir(&path) {
+                Ok(()) => return Ok(Self { path }),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(HarnessError::system(format!("making {}", path.display()))(error)),
+            }
+        }
+        unreachable!("some number is free")
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for PrivateDirectory {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+            eprintln!("spillway-bench: cannot remove {}: {error}; remove it by hand", self.path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_is_refused_for_swap() {
+        if !Path::new("/dev/shm").is_dir() {
+            println!("left out: there is no /dev/shm");
+            return;
+        }
+        let error = on_disk(Path::new("/dev/shm")).unwrap_err().to_string();
+        assert!(error.contains("--directory"), "{error}");
+        assert!(PrivateDirectory::on_disk(Some(Path::new("/dev/shm"))).is_err());
+    }
+
+    #[test]
+    fn a_private_directory_goes_with_its_content() {
+        let parent = tempfile::tempdir().unwrap();
+        let (one, other) =
+            (PrivateDirectory::create(parent.path()).unwrap(), PrivateDirectory::create(parent.path()).unwrap());
+        assert_ne!(one.path(), other.path());
+        std::fs::write(one.path().join("file"), "content").unwrap();
+        let path = one.path().to_owned();
+        drop(one);
+        assert!(!path.exists() && other.path().is_dir());
+    }
+
+    #[test]
+    fn unknown_places_are_errors() {
+        assert!(is_in_memory(Path::new("/nonexistent")).is_err());
+        assert!(free_bytes(Path::new("/nonexistent")).is_err());
+        assert!(free_bytes(Path::new("/")).unwrap() > 0);
+    }
+}

@@ -1,0 +1,92 @@
+//! Swap that is on for as long as a value lives.
+//!
+//! Invariants: one area of ours is on at a time, so a page can only have gone to the device that is measured; its priority
+//! is above that of any other area; a file in memory is never swapped to.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::interrupt::Interrupt;
+use super::{HarnessError, storage, tool};
+use crate::limits::{SWAP_OFF_DEADLINE, SWAP_PRIORITY};
+
+/// Whether an area of ours is on.
+static ON: AtomicBool = AtomicBool::new(false);
+
+/// A swap area that is on.
+#[derive(Debug)]
+pub struct SwapArea {
+    path: PathBuf,
+}
+
+impl SwapArea {
+    /// Formats `path`, a block device or a file on a disk, and turns swapping to it on.
+    pub fn on(path: &Path, interrupt: &Interrupt) -> Result<Self, HarnessError> {
+        if path.is_file() {
+            storage::on_disk(path.parent().unwrap_or(Path::new("/")))?;
+        }
+        if ON.swap(true, Ordering::SeqCst) {
+            return Err(HarnessError::failed("swapon", "another swap area of this run is on"));
+        }
+        // From here on the value exists, so that a failure turns off what may be on.
+        let area = Self { path: path.to_owned() };
+        tool::run("mkswap", [path], interrupt)?;
+        let priority = SWAP_PRIORITY.to_string();
+        tool::run("swapon", ["--priority".as_ref(), priority.as_ref(), path.as_os_str()], interrupt)?;
+        Ok(area)
+    }
+}
+
+/// Whether the kernel swaps to `path`, by the text of `/proc/swaps`.
+fn is_on(swaps: &str, path: &Path) -> bool {
+    swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(|area| Path::new(area) == path)
+}
+
+impl Drop for SwapArea {
+    fn drop(&mut self) {
+        let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+        if is_on(&swaps, &self.path)
+            && let Err(error) = tool::undo("swapoff", [&self.path], SWAP_OFF_DEADLINE)
+        {
+            eprintln!("spillway-bench: {error}; run: swapoff {}", self.path.display());
+        }
+        ON.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn areas_are_found_by_their_whole_path() {
+        let swaps = "Filename\tType\tSize\tUsed\tPriority\n/dev/zram0  partition\t1\t0\t5\n/var/swap file 1 0 1\n";
+        assert!(is_on(swaps, Path::new("/dev/zram0")) && is_on(swaps, Path::new("/var/swap")));
+        assert!(!is_on(swaps, Path::new("/dev/zram")) && !is_on("", Path::new("/var/swap")));
+    }
+
+    #[test]
+    fn only_one_at_a_time_and_a_failure_frees_the_place() {
+        let interrupt = Interrupt::never();
+        let nothing = Path::new("/nonexistent/swap");
+        for _ in 0..2 {
+            let error = SwapArea::on(nothing, &interrupt).unwrap_err().to_string();
+            assert!(!error.contains("another"), "{error}");
+        }
+        ON.store(true, Ordering::SeqCst);
+        let error = SwapArea::on(nothing, &interrupt).unwrap_err().to_string();
+        ON.store(false, Ordering::SeqCst);
+        assert!(error.contains("another"), "{error}");
+    }
+
+    #[test]
+    fn memory_is_never_swapped_to() {
+        let Ok(directory) = storage::PrivateDirectory::in_memory() else {
+            println!("left out: there is no /dev/shm");
+            return;
+        };
+        let file = directory.path().join("swap");
+        std::fs::write(&file, [0; 4096]).unwrap();
+        assert!(matches!(SwapArea::on(&file, &Interrupt::never()), Err(HarnessError::Missing(_))));
+    }
+}

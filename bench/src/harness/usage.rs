@@ -1,0 +1,95 @@
+//! CPU time and memory of processes, and what the kernel counted about swapping, from `/proc`.
+
+use rustix::process::Pid;
+
+/// Pages that the kernel has swapped since the machine started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwapCount {
+    /// Pages in.
+    pub pages_in: u64,
+    /// Pages out.
+    pub pages_out: u64,
+}
+
+impl SwapCount {
+    /// The count now.
+    pub fn now() -> Self {
+        Self::parse(&std::fs::read_to_string("/proc/vmstat").unwrap_or_default())
+    }
+
+    /// What was swapped since `earlier`.
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            pages_in: self.pages_in.saturating_sub(earlier.pages_in),
+            pages_out: self.pages_out.saturating_sub(earlier.pages_out),
+        }
+    }
+
+    fn parse(text: &str) -> Self {
+        let value = |name: &str| {
+            let mut values = text.lines().filter_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+            values.next().unwrap_or(0)
+        };
+        Self { pages_in: value("pswpin "), pages_out: value("pswpout ") }
+    }
+}
+
+/// CPU seconds that the process has used, in user mode and in the kernel; `None` when it is gone.
+pub fn cpu_seconds(process: Pid) -> Option<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).ok()?;
+    Some(cpu_ticks(&text)? as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Bytes of memory that are the process's own or shared with others in equal parts; `None` when it is gone.
+pub fn proportional_bytes(process: Pid) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", process.as_raw_nonzero())).ok()?;
+    kibibytes(&text, "Pss:")
+}
+
+/// Fields 14 and 15 of `/proc/PID/stat`; the name before them may hold anything, so it is skipped up to its last bracket.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+}
+
+fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|number| number * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_uses_time_and_memory() {
+        let own = rustix::process::getpid();
+        assert!(cpu_seconds(own).is_some_and(|seconds| seconds >= 0.0));
+        assert!(proportional_bytes(own).is_some_and(|bytes| bytes > 0));
+        let none = Pid::from_raw(i32::MAX).unwrap();
+        assert_eq!((cpu_seconds(none), proportional_bytes(none)), (None, None));
+    }
+
+    #[test]
+    fn odd_names_do_not_confuse() {
+        let stat = "12 (a) b (c)) S 1 2 3 4 5 6 7 8 9 10 70 30 0 0 20";
+        assert_eq!(cpu_ticks(stat), Some(100));
+        assert_eq!(cpu_ticks("nonsense"), None);
+    }
+
+    #[test]
+    fn swapping_is_counted_from_the_earlier_count() {
+        let text = "pgmajfault 3\npswpin 10\npswpout 25\npswpin_zero 7\n";
+        let count = SwapCount::parse(text);
+        assert_eq!(count, SwapCount { pages_in: 10, pages_out: 25 });
+        let earlier = SwapCount { pages_in: 4, pages_out: 30 };
+        assert_eq!(count.since(earlier), SwapCount { pages_in: 6, pages_out: 0 });
+        assert_eq!(SwapCount::parse(""), SwapCount::default());
+    }
+
+    #[test]
+    fn kibibytes_are_read() {
+        assert_eq!(kibibytes("Rss:  8 kB\nPss:   3 kB\n", "Pss:"), Some(3072));
+        assert_eq!(kibibytes("", "Pss:"), None);
+    }
+}

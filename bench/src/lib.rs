@@ -1,0 +1,30 @@
+//! Workloads, and side-by-side comparisons of Spillway with its peers. Drives the `spillway` binary as a user would.
+//!
+//! In the order of use:
+//! - [`workloads`]: programs with a known working set that check their own results; below them [`random`],
+//!   [`permutation`], [`zipf`] and [`checksum`].
+//!
+//! - [`statistics`], [`result`], [`table`], [`plot`], [`machine`]: from samples to what people read.
+//!
+//! - [`harness`]: other programs and kernel resources, always put back.
+//! - [`studies`]: what is compared with what; [`runner`] runs them and writes their results.
+//!
+//! [`size`] and [`limits`] serve all of them.
+
+#![forbid(unsafe_code)]
+
+pub mod checksum;
+pub mod harness;
+pub mod limits;
+pub mod machine;
+pub mod permutation;
+pub mod plot;
+pub mod random;
+pub mod result;
+pub mod runner;
+pub mod size;
+pub mod statistics;
+pub mod studies;
+pub mod table;
+pub mod workloads;
+pub mod zipf;

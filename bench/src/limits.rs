@@ -1,0 +1,46 @@
+//! Every bound of the benchmarks, with its origin. Relations between them are checked at compile time.
+
+use std::time::Duration;
+
+use crate::size::PAGE_SIZE_BYTES;
+
+/// Threads of a workload at most: more than any machine this is meant for has CPUs.
+pub const THREADS_MAX: usize = 256;
+
+/// Smallest working set: below it a matrix has hardly a row and a graph hardly a vertex.
+pub const WORKLOAD_SIZE_BYTES_MIN: u64 = 16 * PAGE_SIZE_BYTES;
+
+/// A helper command (`mkswap`, `losetup`) that takes longer than this is stuck; they take milliseconds.
+pub const TOOL_DEADLINE: Duration = Duration::from_secs(30);
+
+/// `swapoff` reads everything back: at 20 MB/s, a slow disk's random reads, 2 GiB take 100 s.
+pub const SWAP_OFF_DEADLINE: Duration = Duration::from_secs(180);
+
+/// How long a program of ours may take to end after SIGTERM before it gets SIGKILL. `spillway run` detaches its device
+/// meanwhile, which reads pages back if the program still holds some.
+pub const STOP_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long a server (donor, nbdkit, Redis) may take until it answers.
+pub const START_DEADLINE: Duration = Duration::from_secs(15);
+
+/// One measured program may take so long; the slowest, a sort over disk swap at 25 %, took a tenth of it.
+pub const PROGRAM_DEADLINE: Duration = Duration::from_secs(600);
+
+/// Pause between two looks at something that has no event to wait for (a file that appears, a cgroup that empties).
+pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Captured output of a helper command; what exceeds it is cut. `fio` writes about 20 KiB of JSON.
+pub const OUTPUT_BYTES_MAX: usize = 4 << 20;
+
+/// Rounds of a paired comparison at most.
+pub const ROUNDS_MAX: usize = 100;
+
+/// Priority of our swap areas: above any that a system sets by default (negative) or by hand (usually 0 to 100), so that
+/// only ours is used; the kernel's largest is 32767.
+pub const SWAP_PRIORITY: u16 = 30_000;
+
+const _: () = {
+    assert!(TOOL_DEADLINE.as_millis() > POLL_INTERVAL.as_millis());
+    assert!(SWAP_PRIORITY <= 32_767);
+    assert!(STOP_DEADLINE.as_secs() < PROGRAM_DEADLINE.as_secs());
+};

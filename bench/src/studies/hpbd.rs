@@ -1,0 +1,191 @@
+//! HPBD's own experiments: quicksort and Barnes-Hut with a quarter of their memory local, two quicksorts at once, and from
+//! 1 to 16 donors (HPBD saw no degradation up to 12).
+
+use std::process::Command;
+
+use super::program_run::{Place, ProgramRunner, own_program, place_name, start_donors};
+use super::{Context, Study};
+use crate::harness::HarnessError;
+use crate::harness::memory_group::MemoryGroup;
+use crate::harness::process::{Collected, Running};
+use crate::harness::spillway::{RunReport, Storage};
+use crate::harness::subject::Subject;
+use crate::harness::swap_area::SwapArea;
+use crate::limits::PROGRAM_DEADLINE;
+use crate::plot::lines::{Line, LineChart};
+use crate::result::{Better, SECONDS, StudyResult};
+use crate::size::{MIB, Size};
+
+/// Share of the working set in local memory.
+const SHARE_PERCENT: u64 = 25;
+
+/// HPBD reported up to 12; the next power of two is the end of the sweep.
+const DONORS: [usize; 5] = [1, 2, 4, 8, 16];
+
+/// What counts as flat: no more than this over one donor.
+const FLAT_GOAL: f64 = 1.1;
+
+const TWO_AT_ONCE: &str = "two quicksorts at once";
+
+/// The study of HPBD's experiments.
+#[derive(Clone, Copy, Debug)]
+pub struct HpbdStudy;
+
+fn sweep_case() -> String {
+    format!("quicksort L({SHARE_PERCENT}) by donors")
+}
+
+fn donors_name(count: usize) -> String {
+    format!("{count} donors")
+}
+
+impl Study for HpbdStudy {
+    fn name(&self) -> &'static str {
+        "hpbd"
+    }
+
+    fn title(&self) -> &'static str {
+        "HPBD's experiments with a quarter of the memory local"
+    }
+
+    fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
+        let size = Size(context.choose(256, 16) * MIB);
+        let mut runner = ProgramRunner::new(context);
+        for program in ["quicksort", "barnes-hut"] {
+            let local = runner.footprint(program, size)?.percent(SHARE_PERCENT);
+            let places = [Place::AllLocal, Place::Swap(Subject::DiskFile, local), Place::Spillway(local, 1)];
+            let case = format!("{program} L({SHARE_PERCENT})");
+            context.interleave(result, &places, place_name, |round, place, result| {
+                let seconds = runner.seconds(program, size, place)?;
+                result.record(round, &case, &place_name(place), SECONDS, seconds);
+                Ok(())
+            })?;
+        }
+        self.two_at_once(context, result, size)?;
+        let local = runner.footprint("quicksort", size)?.percent(SHARE_PERCENT);
+        context.interleave(result, &DONORS, donors_name, |round, count, result| {
+            let seconds = runner.seconds("quicksort", size, Place::Spillway(local, count))?;
+            result.record(round, &sweep_case(), &donors_name(count), SECONDS, seconds);
+            Ok(())
+        })?;
+        compare(result);
+        Ok(())
+    }
+
+    fn plots(&self, result: &StudyResult) -> Vec<(String, String)> {
+        let value = |count| result.measure(&sweep_case(), &donors_name(count))?.summary;
+        let line = Line { name: "quicksort".to_owned(), values: DONORS.map(value).to_vec() };
+        let chart = LineChart {
+            title: format!("quicksort L({SHARE_PERCENT}): seconds by donors"),
+            steps_title: "donors".to_owned(),
+            steps: DONORS.map(|count| count.to_string()).to_vec(),
+            lines: vec![line],
+        };
+        vec![("hpbd-donors".to_owned(), chart.svg())]
+    }
+}
+
+fn compare(result: &mut StudyResult) {
+    let local = Size(0);
+    let [all_local, disk, spillway] =
+        [Place::AllLocal, Place::Swap(Subject::DiskFile, local), Place::Spillway(local, 1)].map(place_name);
+    result.compare_with(&all_local);
+    result.compare_with(&disk);
+    for program in ["quicksort", "barnes-hut"] {
+        let case = format!("{program} L({SHARE_PERCENT})");
+        result.goal("faster than disk swap (HPBD: 4.7x and 1.4x)", &case, &disk, &spillway, 1.0, Better::Higher);
+    }
+    result.goal("faster than disk swap (HPBD: 21x)", TWO_AT_ONCE, &disk, &spillway, 1.0, Better::Higher);
+    for count in &DONORS[1..] {
+        let goal = format!("{count} donors as fast as one");
+        result.goal(&goal, &sweep_case(), &donors_name(*count), &donors_name(1), FLAT_GOAL, Better::Lower);
+    }
+}
+
+impl HpbdStudy {
+    /// Two of them share one limit, so each evicts the other's pages.
+    fn two_at_once(&self, context: &Context, result: &mut StudyResult, size: Size) -> Result<(), HarnessError> {
+        let local = Size(size.0 * 2).percent(SHARE_PERCENT);
+        let places = [Place::AllLocal, Place::Swap(Subject::DiskFile, local), Place::Spillway(local, 1)];
+        context.interleave(result, &places, place_name, |round, place, result| {
+            let seconds = run_two(context, size, place)?;
+            result.record(round, TWO_AT_ONCE, &place_name(place), SECONDS, seconds);
+            Ok(())
+        })
+    }
+}
+
+/// A command that runs two quicksorts and fails if either does.
+fn two_command(size: Size) -> Result<Command, HarnessError> {
+    let mut command = Command::new("sh");
+    let script = "\"$0\" workload quicksort --size \"$1\" --seed 1 & first=$!
+                  \"$0\" workload quicksort --size \"$1\" --seed 2 || exit 1
+                  wait $first";
+    command.arg("-c").arg(script).arg(own_program()?).arg(size.to_string());
+    Ok(command)
+}
+
+fn run_two(context: &Context, size: Size, place: Place) -> Result<f64, HarnessError> {
+    let (shop, plain) = (&context.shop, two_command(size)?);
+    let finish = |command: &mut Command| {
+        let running = Running::start(TWO_AT_ONCE, command, Collected::default())?;
+        let messages = running.messages.clone();
+        let finished = running.wait(PROGRAM_DEADLINE, &shop.interrupt, || {})?;
+        if finished.status.success() {
+            return Ok(finished.elapsed.as_secs_f64());
+        }
+        Err(HarnessError::failed(TWO_AT_ONCE, messages.last_line()))
+    };
+    match place {
+        Place::AllLocal => finish(&mut MemoryGroup::create(None)?.enter(&plain)),
+        Place::Swap(subject, local) => {
+            let device = subject.attach(shop, Size(size.0 * 4), None)?;
+            let _swap = SwapArea::on(&device.path, &shop.interrupt)?;
+            let group = MemoryGroup::create(Some(local.0))?;
+            finish(&mut group.enter(&plain))
+        }
+        Place::Spillway(local, count) => {
+            let donors = start_donors(context, count, Size(size.0 * 4))?;
+            let storage = Storage {
+                donors: donors.iter().map(|donor| donor.address.clone()).collect(),
+                redundancy: "disk".to_owned(),
+                backing: Some(shop.directory.path().join("backing")),
+                slab_size: None,
+            };
+            let stats = shop.directory.path().join("stats.json");
+            finish(&mut shop.product()?.run(&local.to_string(), &storage, &stats, &plain))?;
+            // The product's own figure leaves out what it takes to attach the device.
+            Ok(RunReport::read(&stats)?.elapsed_seconds)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+
+    #[test]
+    fn more_donors_are_compared_with_one() {
+        let mut result = StudyResult::new("hpbd", "", true, Machine::default());
+        for (count, seconds) in DONORS.into_iter().zip([10.0, 10.5, 10.9, 11.0, 12.0]) {
+            result.record(0, &sweep_case(), &donors_name(count), SECONDS, seconds);
+        }
+        compare(&mut result);
+        let flat: Vec<_> = result.goals.iter().filter(|goal| goal.goal.contains("as fast")).collect();
+        assert_eq!(flat.len(), 4);
+        let met: Vec<_> = flat.iter().map(|goal| goal.met).collect();
+        assert_eq!(met, [Some(true), Some(true), Some(true), Some(false)]);
+        assert_eq!(HpbdStudy.plots(&result)[0].1.matches("<circle").count(), 5);
+    }
+
+    #[test]
+    fn two_run_at_once_where_all_is_local() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = crate::studies::tests::context(directory.path(), 1);
+        match run_two(&context, Size(256 * 1024), Place::AllLocal) {
+            Ok(seconds) => assert!(seconds > 0.0),
+            Err(error) => assert!(matches!(error, HarnessError::Missing(_) | HarnessError::Failed { .. }), "{error}"),
+        }
+    }
+}

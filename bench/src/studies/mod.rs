@@ -1,0 +1,197 @@
+//! The studies: what is compared with what, round by round.
+//!
+//! | file | question |
+//! |---|---|
+//! | [`device`] | what a request to the block device costs, against its peers |
+//! | [`swap`] | what a page costs when the kernel swaps to it |
+//! | [`programs`] | what whole programs cost at L(100), L(75), L(50), L(25) |
+//! | [`hpbd`] | HPBD's own experiments: quicksort and Barnes-Hut at 25 %, two at once, 1 to 16 donors |
+//! | [`cost`] | CPU time and memory that lending takes |
+//! | [`slab`] | the slab size (never published for Infiniswap) |
+//! | [`writes`] | sustained writes with a copy on disk, before and after its backlog is full |
+//!
+//! Invariant: a subject that cannot be had is left out with its reason in the result; only an interrupt ends a study early.
+
+pub mod cost;
+pub mod device;
+pub mod hpbd;
+pub mod loopback;
+pub mod pinning;
+pub mod program_run;
+pub mod programs;
+pub mod slab;
+pub mod swap;
+pub mod writes;
+
+use crate::harness::HarnessError;
+use crate::harness::subject::{Subject, Workshop};
+use crate::result::StudyResult;
+
+/// What a study works with.
+#[derive(Debug)]
+pub struct Context {
+    /// Builds subjects.
+    pub shop: Workshop,
+    /// Small inputs and few rounds: to see that all works.
+    pub quick: bool,
+    /// Rounds of each comparison.
+    pub rounds: usize,
+}
+
+/// A question and how it is answered.
+pub trait Study: Sync {
+    /// Its name on the command line and in file names.
+    fn name(&self) -> &'static str;
+    /// What it answers.
+    fn title(&self) -> &'static str;
+    /// Measures.
+    fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError>;
+    /// Plots beyond the bars that every study gets: name and SVG.
+    fn plots(&self, _result: &StudyResult) -> Vec<(String, String)> {
+        Vec::new()
+    }
+}
+
+/// All of them.
+pub const ALL: [&dyn Study; 7] = [
+    &device::DeviceStudy,
+    &swap::SwapStudy,
+    &programs::ProgramsStudy,
+    &hpbd::HpbdStudy,
+    &cost::CostStudy,
+    &slab::SlabStudy,
+    &writes::WritesStudy,
+];
+
+impl Context {
+    /// `full`, or `quick` in a quick run.
+    pub fn choose<Value>(&self, full: Value, quick: Value) -> Value {
+        if self.quick { quick } else { full }
+    }
+
+    /// Runs `trial` for each subject in each round, interleaved: A B C A B C. A subject that fails is left out of that
+    /// round, one that cannot be had of all later ones.
+    pub fn interleave<Subject: Copy + PartialEq>(
+        &self,
+        result: &mut StudyResult,
+        subjects: &[Subject],
+        name: impl Fn(Subject) -> String,
+        mut trial: impl FnMut(usize, Subject, &mut StudyResult) -> Result<(), HarnessError>,
+    ) -> Result<(), HarnessError> {
+        let mut missing: Vec<Subject> = Vec::new();
+        for round in 0..self.rounds {
+            for subject in subjects.iter().copied() {
+                self.shop.interrupt.check()?;
+                if missing.contains(&subject) {
+                    continue;
+                }
+                eprintln!("{}: round {} of {}: {}", result.study, round + 1, self.rounds, name(subject));
+                if let Err(error) = trial(round, subject, result) {
+                    if error.is_interrupt() {
+                        return Err(error);
+                    }
+                    eprintln!("{}: left out: {}: {error}", result.study, name(subject));
+                    result.skip(&name(subject), &error.to_string());
+                    if matches!(error, HarnessError::Missing(_)) {
+                        missing.push(subject);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Context::interleave`] for block devices.
+    pub fn interleave_devices(
+        &self,
+        result: &mut StudyResult,
+        subjects: &[Subject],
+        trial: impl FnMut(usize, Subject, &mut StudyResult) -> Result<(), HarnessError>,
+    ) -> Result<(), HarnessError> {
+        self.interleave(result, subjects, |subject| subject.name().to_owned(), trial)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::harness::interrupt::Interrupt;
+    use crate::harness::storage::PrivateDirectory;
+    use crate::machine::Machine;
+    use crate::result::SECONDS;
+
+    /// A context without the product, in a directory on a disk.
+    pub(crate) fn context(directory: &std::path::Path, rounds: usize) -> Context {
+        let shop = Workshop {
+            interrupt: Interrupt::never(),
+            spillway: Err("the product is not built".to_owned()),
+            directory: PrivateDirectory::on_disk(Some(directory)).unwrap(),
+        };
+        Context { shop, quick: true, rounds }
+    }
+
+    fn empty() -> StudyResult {
+        StudyResult::new("test", "Test", true, Machine::default())
+    }
+
+    #[test]
+    fn rounds_are_interleaved() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (mut order, mut result) = (Vec::new(), empty());
+        let trial = |round, subject: char, result: &mut StudyResult| {
+            order.push((round, subject));
+            result.record(round, "case", &subject.to_string(), SECONDS, 1.0);
+            Ok(())
+        };
+        context(directory.path(), 2).interleave(&mut result, &['a', 'b'], String::from, trial).unwrap();
+        assert_eq!(order, [(0, 'a'), (0, 'b'), (1, 'a'), (1, 'b')]);
+        assert_eq!(result.measures.len(), 2);
+    }
+
+    #[test]
+    fn what_fails_is_tried_again_and_what_is_missing_is_not() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (mut order, mut result) = (Vec::new(), empty());
+        let trial = |_, subject: char, _: &mut StudyResult| {
+            order.push(subject);
+            match subject {
+                'm' => Err(HarnessError::Missing("install it".to_owned())),
+                _ => Err(HarnessError::failed("it", "broke")),
+            }
+        };
+        context(directory.path(), 2).interleave(&mut result, &['m', 'f'], String::from, trial).unwrap();
+        assert_eq!(order, ['m', 'f', 'f']);
+        let reasons: Vec<_> = result.skipped.iter().map(|skip| skip.reason.as_str()).collect();
+        assert_eq!(reasons, ["install it", "it failed: broke"]);
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_rounds() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = context(directory.path(), 5);
+        let mut trials = 0;
+        let trial = |_, _: char, _: &mut StudyResult| {
+            trials += 1;
+            context.shop.interrupt.raise();
+            Ok(())
+        };
+        let error = context.interleave(&mut empty(), &['a'], String::from, trial).unwrap_err();
+        assert!(error.is_interrupt() && trials == 1);
+    }
+
+    #[test]
+    fn every_study_runs_without_the_product_and_says_so() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        for study in ALL.iter().filter(|study| matches!(study.name(), "cost" | "slab")) {
+            let mut result = StudyResult::new(study.name(), study.title(), true, Machine::default());
+            study.run(&context(directory.path(), 1), &mut result).unwrap();
+            assert!(result.skipped.iter().any(|skip| skip.reason.contains("not built")), "{}", study.name());
+        }
+    }
+
+    #[test]
+    fn names_are_distinct() {
+        let names: std::collections::HashSet<_> = ALL.iter().map(|study| study.name()).collect();
+        assert_eq!(names.len(), ALL.len());
+    }
+}

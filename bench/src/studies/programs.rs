@@ -1,0 +1,150 @@
+//! What whole programs cost at L(100), L(75), L(50) and L(25): relative to all-local, and to disk swap and zram under the
+//! same limit.
+//!
+//! L(N) is N % of what the program really uses, measured in a first run with all memory local.
+
+use std::collections::HashMap;
+
+use super::program_run::{Place, ProgramRunner, place_name};
+use super::{Context, Study};
+use crate::harness::HarnessError;
+use crate::harness::subject::Subject;
+use crate::plot::lines::{Line, LineChart};
+use crate::result::{SECONDS, StudyResult};
+use crate::size::{MIB, Size};
+
+/// The shares of the working set that fit local memory.
+const SHARES_PERCENT: [u64; 4] = [100, 75, 50, 25];
+
+/// Donors of the runs over Spillway.
+const DONORS: usize = 3;
+
+const PROGRAMS: [&str; 6] = ["quicksort", "barnes-hut", "page-rank", "key-value", "matrix", "fill-modify"];
+
+/// The study of whole programs.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramsStudy;
+
+/// Which kind of place, before the limit is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    AllLocal,
+    Disk,
+    Zram,
+    Spillway,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::AllLocal, Self::Spillway, Self::Zram, Self::Disk];
+
+    fn place(self, local: Size) -> Place {
+        match self {
+            Self::AllLocal => Place::AllLocal,
+            Self::Disk => Place::Swap(Subject::DiskFile, local),
+            Self::Zram => Place::Swap(Subject::Zram, local),
+            Self::Spillway => Place::Spillway(local, DONORS),
+        }
+    }
+
+    fn name(self) -> String {
+        place_name(self.place(Size(0)))
+    }
+}
+
+fn case(program: &str, percent: u64) -> String {
+    format!("{program} L({percent})")
+}
+
+impl Study for ProgramsStudy {
+    fn name(&self) -> &'static str {
+        "programs"
+    }
+
+    fn title(&self) -> &'static str {
+        "whole programs with part of their memory lent"
+    }
+
+    fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
+        let size = Size(context.choose(256, 16) * MIB);
+        let mut runner = ProgramRunner::new(context);
+        let mut footprints = HashMap::new();
+        for program in PROGRAMS {
+            footprints.insert(program, runner.footprint(program, size)?);
+        }
+        context.interleave(result, &Kind::ALL, Kind::name, |round, kind, result| {
+            for program in PROGRAMS {
+                self.measure(&mut runner, result, (round, kind, program), size, footprints[program])?;
+            }
+            Ok(())
+        })?;
+        for baseline in [Kind::AllLocal, Kind::Disk, Kind::Zram] {
+            result.compare_with(&baseline.name());
+        }
+        Ok(())
+    }
+
+    fn plots(&self, result: &StudyResult) -> Vec<(String, String)> {
+        PROGRAMS.iter().map(|program| (format!("programs-{program}"), plot(result, program))).collect()
+    }
+}
+
+impl ProgramsStudy {
+    fn measure(
+        &self,
+        runner: &mut ProgramRunner<'_>,
+        result: &mut StudyResult,
+        (round, kind, program): (usize, Kind, &str),
+        size: Size,
+        footprint: Size,
+    ) -> Result<(), HarnessError> {
+        // All-local does not depend on the share: it is measured once and stands in each case.
+        let mut all_local = None;
+        for percent in SHARES_PERCENT {
+            let seconds = match all_local {
+                Some(seconds) => seconds,
+                None => runner.seconds(program, size, kind.place(footprint.percent(percent)))?,
+            };
+            all_local = (kind == Kind::AllLocal).then_some(seconds);
+            result.record(round, &case(program, percent), &kind.name(), SECONDS, seconds);
+        }
+        Ok(())
+    }
+}
+
+fn plot(result: &StudyResult, program: &str) -> String {
+    let line = |kind: Kind| {
+        let value = |percent| result.measure(&case(program, percent), &kind.name())?.summary;
+        Line { name: kind.name(), values: SHARES_PERCENT.map(value).to_vec() }
+    };
+    LineChart {
+        title: format!("{program}: seconds by local memory"),
+        steps_title: "local memory, % of the working set".to_owned(),
+        steps: SHARES_PERCENT.map(|percent| percent.to_string()).to_vec(),
+        lines: Kind::ALL.map(line).to_vec(),
+    }
+    .svg()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+
+    #[test]
+    fn programs_are_workloads() {
+        let names = crate::workloads::names();
+        assert!(PROGRAMS.iter().all(|program| names.contains(program)));
+    }
+
+    #[test]
+    fn a_plot_has_a_line_for_each_kind() {
+        let mut result = StudyResult::new("programs", "", true, Machine::default());
+        for kind in Kind::ALL {
+            result.record(0, &case("quicksort", 50), &kind.name(), SECONDS, 2.0);
+        }
+        let svg = plot(&result, "quicksort");
+        assert_eq!(svg.matches("<circle").count(), Kind::ALL.len());
+        assert!(svg.contains(">disk file swap<"));
+        assert_eq!(ProgramsStudy.plots(&result).len(), PROGRAMS.len());
+    }
+}

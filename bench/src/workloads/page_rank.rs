@@ -1,0 +1,233 @@
+//! PageRank on a generated power-law graph (the kind of PowerGraph's and GraphX's runs in the Infiniswap paper).
+//!
+//! Ranks are pulled along incoming edges: the edges are read in sequence, the ranks at random with few hot vertices, as the
+//! sources follow a power law. The graph is made in two passes over the same random numbers (count, then place).
+//!
+//! Invariants: the ranks sum to one (vertices without outgoing edges share theirs among all); each vertex is computed by
+//! one thread in one order, so the result does not depend on the number of threads.
+
+use super::phase::PhaseClock;
+use super::{Workload, WorkloadError, WorkloadSettings, part_length, wrong};
+use crate::checksum::{Checksum, Ordered};
+use crate::permutation::Permutation;
+use crate::random::Random;
+use crate::size::PAGE_SIZE_BYTES;
+
+/// The chance to follow an edge rather than jump anywhere (Brin and Page 1998).
+const DAMPING: f64 = 0.85;
+
+/// Rounds; the usual number of published comparisons.
+const ROUNDS: usize = 10;
+
+/// Edges for each vertex: that of the Twitter graph used by PowerGraph (1.5 billion edges, 42 million vertices) halved, so
+/// that the ranks weigh more.
+const EDGES_PER_VERTEX: usize = 16;
+
+/// Skew of the vertices' popularity: vertex = n * u^SKEW gives a density of x^(1/SKEW - 1), for 4 close to natural graphs.
+const SKEW: i32 = 4;
+
+/// Largest deviation of the ranks' sum from one, for rounding errors of 10^8 additions.
+const SUM_DEVIATION_MAX: f64 = 1e-6;
+
+/// Ranks the vertices of a random graph.
+#[derive(Clone, Copy, Debug)]
+pub struct PageRank;
+
+/// A directed graph by incoming edges.
+#[derive(Debug, PartialEq, Eq)]
+struct Graph {
+    /// The edges into vertex v are `sources[starts[v]..starts[v + 1]]`.
+    starts: Vec<u64>,
+    sources: Vec<u32>,
+    outgoing: Vec<u32>,
+}
+
+/// The two ends of each edge, popular vertices scattered over the whole range.
+fn edges(vertices: usize, count: usize, seed: u64) -> impl Iterator<Item = (u32, u32)> {
+    let mut random = Random::new(seed);
+    let scattered = Permutation::new(vertices as u64, seed);
+    let popular = move |random: &mut Random| {
+        let rank = (vertices as f64 * random.unit().powi(SKEW)) as u64;
+        scattered.at(rank.min(vertices as u64 - 1)) as u32
+    };
+    (0..count).map(move |_| (popular(&mut random), popular(&mut random)))
+}
+
+impl Graph {
+    /// The graph of `edges()`, which must give the same edges each time.
+    fn build<Edges: Iterator<Item = (u32, u32)>>(vertices: usize, edges: impl Fn() -> Edges) -> Self {
+        let (mut starts, mut outgoing) = (vec![0_u64; vertices + 1], vec![0_u32; vertices]);
+        for (source, target) in edges() {
+            starts[target as usize + 1] += 1;
+            outgoing[source as usize] += 1;
+        }
+        for vertex in 0..vertices {
+            starts[vertex + 1] += starts[vertex];
+        }
+        let mut places = starts.clone();
+        let mut sources = vec![0_u32; starts[vertices] as usize];
+        for (source, target) in edges() {
+            let place = &mut places[target as usize];
+            sources[*place as usize] = source;
+            *place += 1;
+        }
+        Self { starts, sources, outgoing }
+    }
+
+    fn vertices(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    fn sources_of(&self, vertex: usize) -> &[u32] {
+        &self.sources[self.starts[vertex] as usize..self.starts[vertex + 1] as usize]
+    }
+
+    /// One round: from `ranks` to `next`. `shares` is room for each vertex's rank per outgoing edge.
+    fn round(&self, ranks: &[f64], shares: &mut [f64], next: &mut [f64], threads: usize) {
+        let mut stranded = 0.0;
+        for ((share, rank), outgoing) in shares.iter_mut().zip(ranks).zip(&self.outgoing) {
+            *share = if *outgoing == 0 { 0.0 } else { rank / f64::from(*outgoing) };
+            stranded += if *outgoing == 0 { *rank } else { 0.0 };
+        }
+        let base = (1.0 - DAMPING + DAMPING * stranded) / self.vertices() as f64;
+        let (each, shares) = (part_length(self.vertices(), threads), &*shares);
+        std::thread::scope(|scope| {
+            for (part, ranks) in next.chunks_mut(each).enumerate() {
+                scope.spawn(move || self.pull(part * each, ranks, shares, base));
+            }
+        });
+    }
+
+    fn pull(&self, first: usize, ranks: &mut [f64], shares: &[f64], base: f64) {
+        for (offset, rank) in ranks.iter_mut().enumerate() {
+            let incoming: f64 = self.sources_of(first + offset).iter().map(|source| shares[*source as usize]).sum();
+            *rank = base + DAMPING * incoming;
+        }
+    }
+}
+
+impl Workload for PageRank {
+    fn name(&self) -> &'static str {
+        "page-rank"
+    }
+
+    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
+        // Per vertex: its edges, their start, the number of outgoing ones, and three arrays of numbers. (The places of the
+        // second pass are gone when the third array is touched.)
+        let vertex_bytes =
+            EDGES_PER_VERTEX * size_of::<u32>() + size_of::<u64>() + size_of::<u32>() + 3 * size_of::<f64>();
+        let vertices = settings.size.0 as usize / vertex_bytes;
+        let count = vertices * EDGES_PER_VERTEX;
+        let edge_pages = (count * size_of::<u32>()) as u64 / PAGE_SIZE_BYTES;
+        let graph =
+            clock.measure("build", 2 * edge_pages, || Graph::build(vertices, || edges(vertices, count, settings.seed)));
+        let mut ranks = vec![1.0 / vertices as f64; vertices];
+        let (mut shares, mut next) = (vec![0.0; vertices], vec![0.0; vertices]);
+        clock.measure("rank", ROUNDS as u64 * edge_pages, || {
+            for _ in 0..ROUNDS {
+                graph.round(&ranks, &mut shares, &mut next, settings.threads);
+                std::mem::swap(&mut ranks, &mut next);
+            }
+        });
+        self.check(&graph, count, &ranks)
+    }
+}
+
+impl PageRank {
+    fn check(&self, graph: &Graph, edges: usize, ranks: &[f64]) -> Result<Checksum, WorkloadError> {
+        let outgoing: u64 = graph.outgoing.iter().map(|count| u64::from(*count)).sum();
+        if outgoing != edges as u64 {
+            return Err(wrong(self, format!("{outgoing} of {edges} edges are there")));
+        }
+        let sum: f64 = ranks.iter().sum();
+        // Written so that a NaN is refused too.
+        if !matches!((sum - 1.0).abs().partial_cmp(&SUM_DEVIATION_MAX), Some(std::cmp::Ordering::Less)) {
+            return Err(wrong(self, format!("the ranks sum to {sum}, not 1")));
+        }
+        let mut checksum = Ordered::default();
+        graph.sources.iter().for_each(|source| checksum.add(u64::from(*source)));
+        ranks.iter().for_each(|rank| checksum.add(rank.to_bits()));
+        Ok(checksum.finish())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rank(vertices: usize, list: &[(u32, u32)], threads: usize) -> Vec<f64> {
+        let graph = Graph::build(vertices, || list.iter().copied());
+        let mut ranks = vec![1.0 / vertices as f64; vertices];
+        let (mut shares, mut next) = (vec![0.0; vertices], vec![0.0; vertices]);
+        for _ in 0..200 {
+            graph.round(&ranks, &mut shares, &mut next, threads);
+            std::mem::swap(&mut ranks, &mut next);
+        }
+        ranks
+    }
+
+    fn close(found: &[f64], expected: &[f64]) -> bool {
+        found.iter().zip(expected).all(|(one, other)| (one - other).abs() < 1e-3)
+    }
+
+    #[test]
+    fn a_ring_is_even() {
+        assert!(close(&rank(4, &[(0, 1), (1, 2), (2, 3), (3, 0)], 2), &[0.25; 4]));
+    }
+
+    #[test]
+    fn the_textbook_graph_has_its_ranks() {
+        // Wikipedia's "PageRank" figure: A is a sink (here: shares with all), B 38.4 %, C 34.3 %, E 8.1 %, D and F 3.9 %,
+        // A 3.3 %, and 1.6 % for each of the five others.
+        let (a, b, c, d, e, f) = (0, 1, 2, 3, 4, 5);
+        let mut list = vec![(b, c), (c, b), (d, a), (d, b), (e, b), (e, d), (e, f), (f, b), (f, e)];
+        list.extend([6, 7, 8].iter().flat_map(|other| [(*other, b), (*other, e)]));
+        list.extend([(9, e), (10, e)]);
+        let ranks = rank(11, &list, 3);
+        let expected = [0.033, 0.384, 0.343, 0.039, 0.081, 0.039, 0.016, 0.016, 0.016, 0.016, 0.016];
+        assert!(close(&ranks, &expected), "{ranks:?}");
+    }
+
+    #[test]
+    fn generated_graphs_are_skewed() {
+        let (vertices, count) = (1000, 16_000);
+        let mut popularity = vec![0_u32; vertices];
+        edges(vertices, count, 1).for_each(|(_, target)| popularity[target as usize] += 1);
+        popularity.sort_unstable_by(|one, other| other.cmp(one));
+        let hot: u32 = popularity[..10].iter().sum();
+        assert!(hot as usize > count / 4, "1 % of the vertices have {hot} of {count} edges");
+    }
+
+    #[test]
+    fn lost_edges_and_ranks_are_found() {
+        let graph = Graph::build(2, || [(0, 1), (1, 0)].into_iter());
+        assert!(PageRank.check(&graph, 2, &[0.5, 0.5]).is_ok());
+        assert!(PageRank.check(&graph, 3, &[0.5, 0.5]).unwrap_err().to_string().contains("2 of 3 edges"));
+        assert!(PageRank.check(&graph, 2, &[0.5, 0.4]).unwrap_err().to_string().contains("sum to"));
+        assert!(PageRank.check(&graph, 2, &[f64::NAN, 0.5]).is_err());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn building_keeps_every_edge(list in proptest::collection::vec((0_u32..20, 0_u32..20), 0..200)) {
+            let graph = Graph::build(20, || list.iter().copied());
+            let mut found: Vec<(u32, u32)> = (0..20)
+                .flat_map(|target| graph.sources_of(target as usize).iter().map(move |source| (*source, target)))
+                .collect();
+            let mut expected = list;
+            found.sort_unstable();
+            expected.sort_unstable();
+            prop_assert_eq!(found, expected);
+        }
+
+        #[test]
+        fn ranks_sum_to_one(list in proptest::collection::vec((0_u32..20, 0_u32..20), 0..200), threads in 1_usize..4) {
+            let sum: f64 = rank(20, &list, threads).iter().sum();
+            prop_assert!((sum - 1.0).abs() < 1e-9);
+        }
+    }
+}
