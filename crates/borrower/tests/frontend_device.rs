@@ -1,5 +1,7 @@
 //! The loop device over FUSE in a real kernel: content, concurrency, discard, use by others, and what a killed server leaves.
 
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
 mod frontend_support;
 
 use std::fs::File;
@@ -137,6 +139,20 @@ fn a_device_in_use_is_not_detached_and_goes_on() {
     assert!(matches!(refused, Err(FrontEndError::Busy(_))));
     assert_eq!(remains::list().unwrap().iter().filter(|remain| is_mine(remain, "busy")).count(), 0);
     server.stop();
+}
+
+#[test]
+fn a_dropped_device_leaves_nothing() {
+    if !can_run("a_dropped_device_leaves_nothing") {
+        return;
+    }
+    let server = Server::start("dropped", 8 * MIB, 1);
+    let (device, directory) = (server.path.clone(), server.directory().to_owned());
+    drop(server);
+    assert!(!is_bound(&device) || !is_ours(&device));
+    assert!(!directory.exists());
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains(directory.to_str().unwrap()));
 }
 
 #[test]

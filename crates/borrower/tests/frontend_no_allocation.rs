@@ -1,5 +1,7 @@
 //! Nothing that an I/O thread does on a FUSE channel allocates: a real device under an allocator that aborts.
 
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
 #[allow(dead_code)]
 mod frontend_support;
 

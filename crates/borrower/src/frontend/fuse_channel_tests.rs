@@ -1,5 +1,7 @@
 //! The channel with a socket in the kernel's place: life of a slot, refusals, and the end.
 
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
 use std::os::fd::OwnedFd;
 
 use spillway_sys::fuse::stand_in;
