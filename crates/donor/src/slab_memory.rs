@@ -33,6 +33,11 @@ impl SlabMemory {
         let mapping = Mapping::anonymous(length)?;
         // Replaces the range by the file and maps all of its pages at once.
         mapping.attach(0, &file, length)?;
+        // Lent memory must not be swapped out by the donor's kernel, least of all to a device that borrows it. Without the
+        // right to lock it is lent all the same: on such a machine the operator decides about swap.
+        if let Err(error) = mapping.lock() {
+            tracing::debug!("slabs are not locked: {error}");
+        }
         Ok(Self { file, mapping })
     }
 
