@@ -148,9 +148,31 @@ impl Mapping {
     /// Frees the pages of `[offset, offset + length)`; they read as zeroes afterwards (also in a shared file).
     pub fn remove(&self, offset: usize, length: usize) -> io::Result<()> {
         self.check(offset, length);
+        match self.advise_remove(offset, length) {
+            // The kernel refuses locked ranges, which is what a process that serves pages has (`lock_all_memory`).
+            Err(rustix::io::Errno::INVAL) => Ok(self.unlocked(offset, length, || self.advise_remove(offset, length))?),
+            result => Ok(result?),
+        }
+    }
+
+    fn advise_remove(&self, offset: usize, length: usize) -> rustix::io::Result<()> {
         // SAFETY: the range is mapped by this value (checked); content becomes zero, which the caller asked for.
-        unsafe { mm::madvise(self.base.as_ptr().add(offset).cast(), length, Advice::LinuxRemove)? };
-        Ok(())
+        unsafe { mm::madvise(self.base.as_ptr().add(offset).cast(), length, Advice::LinuxRemove) }
+    }
+
+    /// Does something with the lock taken off a range; pages are locked again as they are touched.
+    fn unlocked(
+        &self,
+        offset: usize,
+        length: usize,
+        action: impl FnOnce() -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<()> {
+        // SAFETY: the range is mapped by this value (checked by the callers).
+        unsafe { mm::munlock(self.base.as_ptr().add(offset).cast(), length)? };
+        let result = action();
+        // SAFETY: as above.
+        unsafe { mm::mlock_with(self.base.as_ptr().add(offset).cast(), length, MlockFlags::ONFAULT)? };
+        result
     }
 
     /// Copies `target.len()` bytes from `offset` of the mapping.
@@ -231,6 +253,19 @@ impl MapDescriptor for Memfd {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn locked_shared_memory_can_be_removed_too() {
+        let file = Memfd::create("removed", 4 * PAGE_SIZE_BYTES as u64).unwrap();
+        let mapping = Mapping::shared(&file, 4 * PAGE_SIZE_BYTES).unwrap();
+        mapping.lock().unwrap();
+        mapping.write(0, &[7; 4 * PAGE_SIZE_BYTES]);
+        mapping.remove(PAGE_SIZE_BYTES, 2 * PAGE_SIZE_BYTES).unwrap();
+        let mut bytes = [1; 4 * PAGE_SIZE_BYTES];
+        mapping.read(0, &mut bytes);
+        let removed = PAGE_SIZE_BYTES..3 * PAGE_SIZE_BYTES;
+        assert!(bytes.iter().enumerate().all(|(index, byte)| *byte == if removed.contains(&index) { 0 } else { 7 }));
+    }
 
     #[test]
     fn shared_mappings_of_one_memfd_see_the_same_bytes_until_detached() {
