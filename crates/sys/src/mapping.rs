@@ -245,6 +245,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn locked_shared_memory_can_be_removed_too() {
+        let file = Memfd::create("removed", 4 * PAGE_SIZE_BYTES as u64).unwrap();
+        let mapping = Mapping::shared(&file, 4 * PAGE_SIZE_BYTES).unwrap();
+        mapping.lock().unwrap();
+        mapping.write(0, &[7; 4 * PAGE_SIZE_BYTES]);
+        mapping.remove(PAGE_SIZE_BYTES, 2 * PAGE_SIZE_BYTES).unwrap();
+        let mut bytes = [1; 4 * PAGE_SIZE_BYTES];
+        mapping.read(0, &mut bytes);
+        let removed = PAGE_SIZE_BYTES..3 * PAGE_SIZE_BYTES;
+        assert!(bytes.iter().enumerate().all(|(index, byte)| *byte == if removed.contains(&index) { 0 } else { 7 }));
+    }
+
+    #[test]
     fn shared_mappings_of_one_memfd_see_the_same_bytes_until_detached() {
         let file = Memfd::create("mapping-test", 8192).unwrap();
         let one = Mapping::shared(&file, 8192).unwrap();
