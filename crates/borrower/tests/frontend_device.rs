@@ -1,5 +1,7 @@
 //! The loop device over FUSE in a real kernel: content, concurrency, discard, use by others, and what a killed server leaves.
 
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
 mod frontend_support;
 
 use std::fs::File;
@@ -13,6 +15,7 @@ use std::time::{Duration, Instant};
 use frontend_support::{Aligned, Server, can_run, is_bound, is_ours, open_direct, queue_setting, skip};
 use spillway_borrower::frontend::FrontEndError;
 use spillway_borrower::frontend::remains;
+use spillway_sys::child;
 use spillway_sys::swap::{self, SwapDiscard};
 
 const MIB: u64 = 1 << 20;
@@ -136,6 +139,20 @@ fn a_device_in_use_is_not_detached_and_goes_on() {
     assert!(matches!(refused, Err(FrontEndError::Busy(_))));
     assert_eq!(remains::list().unwrap().iter().filter(|remain| is_mine(remain, "busy")).count(), 0);
     server.stop();
+}
+
+#[test]
+fn a_dropped_device_leaves_nothing() {
+    if !can_run("a_dropped_device_leaves_nothing") {
+        return;
+    }
+    let server = Server::start("dropped", 8 * MIB, 1);
+    let (device, directory) = (server.path.clone(), server.directory().to_owned());
+    drop(server);
+    assert!(!is_bound(&device) || !is_ours(&device));
+    assert!(!directory.exists());
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains(directory.to_str().unwrap()));
 }
 
 #[test]
@@ -265,4 +282,94 @@ fn a_killed_server_leaves_errors_and_mendable_remains() {
     assert!(!is_bound(&device) || !is_ours(&device));
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "the mount's directory is removed");
     std::fs::remove_dir(&directory).unwrap();
+}
+
+/// A memory cgroup (version 1) that is removed at the end.
+struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    fn new(limit_bytes: u64) -> Option<Self> {
+        let directory = Path::new("/sys/fs/cgroup/memory").join(format!("spillway-front-test-{}", std::process::id()));
+        std::fs::create_dir(&directory).ok()?;
+        let group = Self(directory);
+        std::fs::write(group.0.join("memory.limit_in_bytes"), limit_bytes.to_string()).ok()?;
+        Some(group)
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while std::fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Swap on a device; off again before the device goes, whatever happens.
+struct SwappedOn(PathBuf);
+
+impl Drop for SwappedOn {
+    fn drop(&mut self) {
+        let _ = swap::off(&self.0);
+    }
+}
+
+/// The process that [`a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote`] limits.
+#[test]
+#[ignore = "runs as a process of its own, under a memory limit"]
+fn fill_and_verify() {
+    let bytes: usize = std::env::var("SPILLWAY_TEST_FILL").expect("another test starts this one").parse().unwrap();
+    let mut words: Vec<u64> = vec![0; bytes / 8];
+    for round in 1..=2_u64 {
+        words
+            .iter_mut()
+            .enumerate()
+            .for_each(|(at, word)| *word = (at as u64).wrapping_mul(round ^ 0x9E37_79B9_7F4A_7C15));
+        let wrong = words
+            .iter()
+            .enumerate()
+            .filter(|(at, word)| **word != (*at as u64).wrapping_mul(round ^ 0x9E37_79B9_7F4A_7C15));
+        assert_eq!(wrong.count(), 0, "round {round}");
+    }
+}
+
+#[test]
+fn a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote() {
+    const TEST: &str = "a_limited_program_swaps_to_the_device";
+    if !can_run(TEST) {
+        return;
+    }
+    let Some(group) = MemoryGroup::new(24 << 20) else {
+        return skip(TEST, "a memory cgroup (version 1)");
+    };
+    let procs = File::options().write(true).open(group.0.join("cgroup.procs")).unwrap();
+    let server = Server::start("swap", 96 * MIB, 2);
+    swap::make(&server.path, "test", [2; 16]).unwrap();
+    swap::on(&server.path, Some(100), SwapDiscard::Pages).unwrap();
+    let swapped_on = SwappedOn(server.path.clone());
+
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "fill_and_verify", "--ignored"]).env("SPILLWAY_TEST_FILL", (64 << 20).to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let steps = child::ChildSteps { cgroups: vec![procs], ..child::ChildSteps::default() };
+    let mut program = child::spawn(command, steps).unwrap();
+    let mut used_bytes = 0;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        let areas = swap::areas().unwrap();
+        used_bytes =
+            areas.iter().find(|area| area.path == server.path).map_or(0, |area| area.used_bytes).max(used_bytes);
+        if let Some(status) = program.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > deadline {
+            program.signal(rustix::process::Signal::KILL).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    drop(swapped_on);
+    assert_eq!(child::exit_code(status), 0, "the program saw what it wrote");
+    assert!(used_bytes > 16 << 20, "it was swapped: {used_bytes} bytes at most");
+    server.stop();
 }

@@ -21,7 +21,7 @@ pub struct ChildSteps {
     pub parent_death_signal: Option<Signal>,
     /// Whether it leads a process group of its own (the terminal's signals then no longer reach it).
     pub new_process_group: bool,
-    /// Its out-of-memory adjustment: a file `/proc/self/oom_score_adj` cannot be inherited sensibly from a daemon.
+    /// Whether its out-of-memory adjustment is 0 again, when its parent is one that must not be killed for memory.
     pub reset_out_of_memory_adjustment: bool,
 }
 

@@ -148,9 +148,21 @@ impl Mapping {
     /// Frees the pages of `[offset, offset + length)`; they read as zeroes afterwards (also in a shared file).
     pub fn remove(&self, offset: usize, length: usize) -> io::Result<()> {
         self.check(offset, length);
+        let start = self.at(offset).cast();
         // SAFETY: the range is mapped by this value (checked); content becomes zero, which the caller asked for.
-        unsafe { mm::madvise(self.base.as_ptr().add(offset).cast(), length, Advice::LinuxRemove)? };
-        Ok(())
+        match unsafe { mm::madvise(start, length, Advice::LinuxRemove) } {
+            // The kernel removes nothing from locked memory (madvise(2)), so the range is unlocked for that moment.
+            Err(rustix::io::Errno::INVAL) => {
+                // SAFETY: as above; unlocking and locking change no content.
+                unsafe {
+                    mm::munlock(start, length)?;
+                    let removed = mm::madvise(start, length, Advice::LinuxRemove);
+                    mm::mlock_with(start, length, MlockFlags::ONFAULT)?;
+                    Ok(removed?)
+                }
+            }
+            result => Ok(result?),
+        }
     }
 
     /// Copies `target.len()` bytes from `offset` of the mapping.
@@ -256,6 +268,21 @@ mod tests {
         let mut seen = [1; 16];
         one.read(4096, &mut seen);
         assert_eq!(seen, [0; 16]);
+    }
+
+    #[test]
+    fn pages_of_locked_memory_are_removed_too() {
+        let file = Memfd::create("mapping-test", 8192).unwrap();
+        let one = Mapping::shared(&file, 8192).unwrap();
+        one.lock().unwrap();
+        one.write(0, &[7; 8192]);
+        one.remove(4096, 4096).unwrap();
+        let mut seen = [1; 16];
+        one.read(4096, &mut seen);
+        assert_eq!(seen, [0; 16]);
+        assert_eq!(file.resident_bytes().unwrap(), 4096 + 4096, "looking made a zero page");
+        one.read(0, &mut seen);
+        assert_eq!(seen, [7; 16]);
     }
 
     #[test]

@@ -151,7 +151,7 @@ fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
 fn piece_ended(requests: &mut [Active], volume: &Volume, piece: Piece, result: Result<(), RequestError>) {
     let active = &mut requests[piece.owner];
     assert!(active.stage == Stage::Moving && active.outstanding > 0, "a piece ends while its owner waits for it");
-    if let (Target::Donor(donor), Err(_)) = (piece.target, result) {
+    if let (Target::Donor(donor), Err(RequestError::Down | RequestError::NotLent)) = (piece.target, result) {
         volume.report_trouble(donor);
     }
     match active.request.operation {

@@ -197,3 +197,7 @@ impl BlockChannel for FuseChannel {
         self.device.as_fd()
     }
 }
+
+#[cfg(test)]
+#[path = "fuse_channel_tests.rs"]
+mod tests;

@@ -334,3 +334,7 @@ impl Reply {
         self
     }
 }
+
+#[cfg(test)]
+#[path = "fuse_protocol_tests.rs"]
+mod tests;

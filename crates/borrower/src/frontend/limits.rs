@@ -19,8 +19,8 @@ pub const THREADS_MAX: usize = 64;
 /// Slots of one I/O thread at most, 1 MiB each.
 pub const SLOTS_PER_THREAD_MAX: usize = 64;
 
-/// Slots of one I/O thread unless told otherwise: 16 MiB of locked memory, and twice what a swap device keeps in flight
-/// on one CPU (`SWAP_CLUSTER_MAX` pages in a few requests).
+/// Slots of one I/O thread unless told otherwise: 16 MiB of locked memory, and as deep as the deepest queue that is measured
+/// (fio at depth 16). Further requests wait in the kernel.
 pub const SLOTS_PER_THREAD_DEFAULT: usize = 16;
 
 /// Characters of a device's name, so that it fits with its owner into a loop device's name of 63 bytes.
