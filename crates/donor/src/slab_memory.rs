@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::RwLock;
+use std::sync::{Arc, RwLock};
 
 use spillway_fabric::tcp::SlabDirectory;
 use spillway_fabric::units::SlabHandle;
@@ -103,9 +103,12 @@ impl PreparedSlabs {
 }
 
 /// The slabs of one session, as its data connections see them.
+///
+/// The lock is held to find a slab, never while its memory is used: a long discard must not hold up the other connections.
+/// A request that still runs when its slab is released ends on memory that nobody else ever gets.
 #[derive(Debug, Default)]
 pub struct SessionSlabs {
-    lent: RwLock<Vec<Option<SlabMemory>>>,
+    lent: RwLock<Vec<Option<Arc<SlabMemory>>>>,
 }
 
 impl SessionSlabs {
@@ -117,10 +120,10 @@ impl SessionSlabs {
             lent.resize_with(index + 1, || None);
         }
         assert!(lent[index].is_none(), "a handle names one slab");
-        lent[index] = Some(slab);
+        lent[index] = Some(Arc::new(slab));
     }
 
-    /// `handle` is not lent any more; requests in progress were waited for.
+    /// `handle` is not lent any more.
     pub fn remove(&self, handle: SlabHandle) {
         let mut lent = self.lent.write().expect("no thread panics with the slabs locked");
         let slab = lent.get_mut(handle.0 as usize).and_then(Option::take);
@@ -139,7 +142,9 @@ impl SessionSlabs {
 impl SlabDirectory for SessionSlabs {
     fn with_slab(&self, slab: SlabHandle, use_memory: &mut dyn FnMut(&Mapping)) -> bool {
         let lent = self.lent.read().expect("no thread panics with the slabs locked");
-        let Some(Some(memory)) = lent.get(slab.0 as usize) else { return false };
+        let found = lent.get(slab.0 as usize).and_then(Option::clone);
+        drop(lent);
+        let Some(memory) = found else { return false };
         use_memory(&memory.mapping);
         true
     }
@@ -187,6 +192,21 @@ mod tests {
         assert!(!served(3) && served(1));
         slabs.clear();
         assert!(!served(1));
+    }
+
+    #[test]
+    fn a_request_that_runs_while_its_slab_is_released_holds_nobody_up() {
+        let slabs = SessionSlabs::default();
+        slabs.insert(SlabHandle(0), SlabMemory::prepare(SIZE).unwrap());
+        let found = slabs.with_slab(SlabHandle(0), &mut |memory| {
+            slabs.remove(SlabHandle(0));
+            slabs.insert(SlabHandle(0), SlabMemory::prepare(SIZE).unwrap());
+            memory.write(0, &[9; 16]);
+        });
+        assert!(found);
+        let mut seen = [1; 16];
+        slabs.with_slab(SlabHandle(0), &mut |memory| memory.read(0, &mut seen));
+        assert_eq!(seen, [0; 16], "the slab's next borrower sees nothing of it");
     }
 
     #[test]
