@@ -7,10 +7,14 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use spillway_bench::demo::{self, DemoSettings, redis_job};
+use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::interrupt::Interrupt;
 use spillway_bench::runner::{self, RunSettings};
 use spillway_bench::size::Size;
 use spillway_bench::workloads::{self, WorkloadSettings};
+
+/// The status of a program that Ctrl-C ended, as shells give it: 128 and the number of SIGINT.
+const INTERRUPTED: u8 = 130;
 
 /// Workloads and side-by-side comparisons for Spillway.
 #[derive(Debug, Parser)]
@@ -139,7 +143,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("spillway-bench: {error}");
-            ExitCode::FAILURE
+            let interrupted = error.downcast_ref::<HarnessError>().is_some_and(HarnessError::is_interrupt);
+            if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -168,7 +168,7 @@ impl<'shop> Trials<'shop> {
         patience: Duration,
     ) -> Result<Disk, HarnessError> {
         let interrupt = &self.shop.interrupt;
-        let file = Subject::DiskFile.attach(self.shop, Size(reference.footprint.0 * 2), None)?;
+        let file = Subject::DiskFile.attach(self.shop, Size(reference.footprint.0 * 2 + 64 * MIB), None)?;
         let _swap = SwapArea::on(&file.path, interrupt)?;
         let group = MemoryGroup::create(Some(local.0))?;
         let output = Output::compare(&reference.output)?;
