@@ -1,10 +1,29 @@
 //! Uses memory that donors lend: the path of a page from the kernel to the fabric.
 //!
 //! In the order of the path:
-//! - [`block`]: the request path that every front end shares.
+//! - [`frontend`]: how the kernel reaches a device.
+//! - [`block`]: the request path that every front end shares; [`service`]: what answers it.
+//! - [`io_thread`]: the loop between the two.
+//! - [`engine`]: what happens to a request, one state machine per I/O thread.
+//! - [`volume`]: which copies of a page are valid, shared by all threads.
 //! - [`device`]: everything put together.
+//!
+//! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
+//!
+//! Beside it: [`limits`], [`metrics`], [`local_memory`] (a yardstick).
 
 #![forbid(unsafe_code)]
 
 pub mod block;
 pub mod device;
+pub mod disk_writer;
+pub mod engine;
+pub mod frontend;
+pub mod io_thread;
+pub mod limits;
+pub mod local_memory;
+pub mod manager;
+pub mod metrics;
+pub mod service;
+mod sync;
+pub mod volume;

@@ -1,1 +1,88 @@
-fn main() {}
+//! The `spillway` command: reads the command line and hands over.
+//!
+//! In reading order:
+//! - [`arguments`]: the command line; [`failure`]: how a command ends when it does not succeed.
+//! - [`run`]: an unmodified program with part of its memory lent; [`budget`] and [`cgroup`]: its local part.
+//! - [`device`]: block devices, each in a process of its own; [`swap_area`] and [`swap_command`]: swapping to one.
+//! - [`donate`]: lending; [`agent`]: the daemon.
+//! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`], [`mend`].
+
+#![forbid(unsafe_code)]
+
+mod agent;
+mod arguments;
+mod budget;
+mod cgroup;
+mod device;
+mod doctor;
+mod donate;
+mod failure;
+mod interruption;
+mod limits;
+mod machine;
+mod mend;
+mod output;
+mod registry;
+mod run;
+mod size;
+mod status;
+mod status_socket;
+mod swap_area;
+mod swap_command;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::arguments::{Arguments, Command};
+use crate::failure::{EXIT_DONE, Failure};
+use crate::run::program::Ending;
+
+fn main() -> ExitCode {
+    // Before any thread exists, because the kernel keeps it per thread and new threads inherit it.
+    let serves_pages = std::env::args_os().nth(1).is_some_and(|command| command == "serve-device");
+    let io_flusher = if serves_pages { spillway_sys::paging_safety::set_input_output_flusher() } else { Ok(()) };
+    log_to_stderr();
+    match execute(Arguments::parse().command, io_flusher) {
+        Ok(ending) => end(ending),
+        Err(failure) => {
+            eprintln!("spillway: {failure}");
+            if let Failure::Interrupted(signal) = failure {
+                interruption::end_by(signal);
+            }
+            ExitCode::from(failure.exit_status())
+        }
+    }
+}
+
+/// Ends as the program ended, so that whoever started `run` cannot tell the difference.
+fn end(ending: Ending) -> ExitCode {
+    match ending {
+        Ending::Exited(status) => ExitCode::from(status),
+        Ending::Signalled(signal) => {
+            interruption::end_by(signal);
+            ExitCode::from(Failure::Interrupted(signal).exit_status())
+        }
+    }
+}
+
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("SPILLWAY_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, Failure> {
+    match command {
+        Command::Run(arguments) => return run::run(&arguments),
+        Command::BecomeProgram(arguments) => return Err(run::program::become_program(&arguments)),
+        Command::Swap(command) => swap_command::execute(&command)?,
+        Command::Device(command) => device::command::execute(&command)?,
+        Command::Donate(arguments) => donate::execute(&arguments)?,
+        Command::Status(output) => status::show(&output, &|_| true)?,
+        Command::Doctor(arguments) => doctor::execute(&arguments)?,
+        Command::Agent(arguments) => agent::execute(&arguments)?,
+        Command::ServeDevice(arguments) => device::serve::serve(&arguments.launched, io_flusher)?,
+    }
+    Ok(Ending::Exited(EXIT_DONE))
+}

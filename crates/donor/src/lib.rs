@@ -1,1 +1,39 @@
-//! placeholder
+//! The donor: lends this machine's idle memory, slab by slab.
+//!
+//! Borrowers connect, prove the cluster key, and lease slabs. Over shared memory they map a slab themselves and the donor's
+//! CPU does nothing; over TCP a thread per data connection carries out their requests. Decisions (capacity, leases,
+//! eviction) are plain state machines; threads, sockets and memory stand around them.
+//!
+//! In reading order:
+//! - [`config`]: what a donor is told.
+//! - [`donor`]: starting, stopping, draining.
+//! - [`listen`], `server`, [`connections`]: from a socket to a session.
+//! - `session`: one borrower's conversation.
+//! - `shared`: lending a slab and taking it back.
+//! - [`leases`]: who holds what. [`capacity`]: how much may be lent. [`eviction`]: what to ask back.
+//! - [`slab_memory`]: the memory itself. [`host_memory`]: what the machine has.
+//! - `housekeeper`: what happens in the background.
+//! - [`status`]: what a donor tells. [`limits`]: every bound. [`random`]: seeded randomness.
+
+#![forbid(unsafe_code)]
+
+pub mod capacity;
+pub mod config;
+pub mod connections;
+pub mod donor;
+pub mod eviction;
+pub mod host_memory;
+mod housekeeper;
+pub mod leases;
+pub mod limits;
+pub mod listen;
+pub mod random;
+mod server;
+mod session;
+mod shared;
+pub mod slab_memory;
+pub mod status;
+
+pub use config::{DonorConfig, DonorError, ListenAddress};
+pub use donor::Donor;
+pub use status::DonorStatus;

@@ -9,11 +9,26 @@
 //! - [`limits`]: every bound of this crate, with its origin.
 //! - [`buffer_pool`]: pre-registered, locked page buffers.
 //! - [`queue_pair`]: the transport trait.
+//! - [`credit`], [`completion`]: how much may be in flight, and how to wait for it.
+//! - [`shm`]: slabs of the same host.
+//! - [`tcp`]: slabs anywhere, over a stream socket.
+//! - [`mod@file`]: the local backing file, used like a donor.
+//! - [`wire`]: the first bytes of every connection, and the data protocol.
+//! - [`key`]: the cluster's shared secret.
+//! - [`control`]: the encrypted channel on which slabs are leased and recalled.
 
 #![forbid(unsafe_code)]
 
 pub mod address;
 pub mod buffer_pool;
+pub mod completion;
+pub mod control;
+pub mod credit;
+pub mod file;
+pub mod key;
 pub mod limits;
 pub mod queue_pair;
+pub mod shm;
+pub mod tcp;
 pub mod units;
+pub mod wire;

@@ -45,11 +45,49 @@ pub const CONTROL_MESSAGE_BYTES_MAX: usize = 16 * 1024;
 /// Slabs named by one recall, activity query or report.
 pub const SLABS_PER_MESSAGE_MAX: usize = 512;
 
+/// Longest name in a control message: a volume's, or the path of a UNIX socket (the kernel allows 108 bytes).
+pub const NAME_BYTES_MAX: usize = 256;
+
+/// Longest explanation in a control message; longer ones are cut.
+pub const REASON_BYTES_MAX: usize = 512;
+/// The kernel's buffers of a data connection, each way: two of the largest requests, so that one travels while the next is
+/// made ready.
+pub const SOCKET_BUFFER_BYTES: usize = 2 * REQUEST_SIZE_BYTES_MAX;
+
+/// What a donor receives ahead of knowing where it belongs: three pages with their headers. Copying so much costs less than
+/// the system call it saves; more would only be copied twice.
+pub const STAGING_BYTES: usize = 16 * 1024;
+
+/// A donor's thread that waits for requests looks so often whether it shall stop.
+pub const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Direct I/O moves whole blocks of this size, in the file and in memory: the largest logical block of disks is a page.
+pub const DIRECT_ALIGNMENT_BYTES: usize = PAGE_SIZE_BYTES;
+
+/// Buffers in one run of the background writer: 1 MiB of single pages, which a disk writes at its full speed.
+pub const RUN_PIECES_MAX: usize = 256;
+
+/// A waiter spins at most so long before it sleeps: what waking a halted CPU costs (measured: 60 us), so that spinning in
+/// vain wastes no more than sleeping would have.
+pub const SPIN_DURATION_MAX: Duration = Duration::from_micros(60);
+/// A waiter that spins does so at least this long: a loopback round trip (measured: 5 to 10 us) with some slack.
+pub const SPIN_DURATION_MIN: Duration = Duration::from_micros(20);
+
+/// Two polls of a spinning waiter that lie further apart mean that other work took the CPU: many times what a poll takes
+/// (below 1 us), below a scheduler's slice (milliseconds).
+pub const SPIN_GAP_MAX: Duration = Duration::from_micros(200);
+
+/// Where spinning does not pay, one wait in so many tries it again: 60 us in 1024 waits is lost in the noise.
+pub const WAITS_WITHOUT_SPIN_MAX: u32 = 1023;
 const _: () = {
+    assert!(SPIN_DURATION_MIN.as_micros() < SPIN_DURATION_MAX.as_micros());
+    assert!(SPIN_DURATION_MAX.as_micros() < SPIN_GAP_MAX.as_micros());
     assert!(REQUEST_SIZE_BYTES_MAX.is_multiple_of(PAGE_SIZE_BYTES));
     assert!(CREDITS_RESERVED_FOR_DEMAND + CREDITS_RESERVED_FOR_PREFETCH < QUEUE_DEPTH_MAX);
     assert!(SLAB_SIZE_BYTES_MIN >= REQUEST_SIZE_BYTES_MAX as u64);
     assert!(SLAB_SIZE_BYTES_MAX <= u32::MAX as u64);
+    assert!(NAME_BYTES_MAX + REASON_BYTES_MAX + 128 <= CONTROL_MESSAGE_BYTES_MAX);
+    assert!(CONTROL_MESSAGE_BYTES_MAX + 16 <= u16::MAX as usize);
     assert!(SLABS_PER_MESSAGE_MAX * 16 + 64 <= CONTROL_MESSAGE_BYTES_MAX);
     assert!(SILENCE_DEADLINE.as_millis() >= 4 * HEARTBEAT_INTERVAL.as_millis());
 };

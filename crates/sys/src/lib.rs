@@ -4,8 +4,26 @@
 //!
 //! - [`mapping`]: memory shared with the kernel or with another process, copied in and out as bytes.
 //! - [`memfd`]: sealed anonymous files, the memory of slabs.
+//! - [`vectored`]: sockets to and from several pieces of memory.
+//! - [`io_ring`]: asynchronous I/O on a file.
+//! - [`epoll`], [`event`]: waiting, and waking a waiter.
+//! - [`fuse`]: `/dev/fuse`, requests and replies without a second copy.
+//! - [`loop_device`]: a file as a block device.
+//! - [`swap`]: swap areas.
+//! - [`paging_safety`]: never waiting for the memory that one frees.
+//! - [`child`], [`process`]: starting programs, and which process is meant.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
 pub mod allocation_guard;
+pub mod child;
+pub mod epoll;
+pub mod event;
+pub mod fuse;
+pub mod io_ring;
+pub mod loop_device;
 pub mod mapping;
 pub mod memfd;
+pub mod paging_safety;
+pub mod process;
+pub mod swap;
+pub mod vectored;

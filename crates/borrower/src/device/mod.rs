@@ -1,43 +1,46 @@
 //! A device: volume, I/O threads, manager and front end put together.
 //!
+//! - [`config`]: how it is started, and what may be wrong with that.
 //! - [`redundancy`]: the setting for copies.
-//! - [`status`]: what a device says of itself.
+//! - [`status`]: what a device says of itself; [`health`]: in one line.
 
+pub mod config;
+pub mod health;
 pub mod redundancy;
 pub mod status;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use spillway_fabric::address::DonorAddress;
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::control::host::random_bytes;
+use spillway_fabric::file::{BackingError, BackingFile, FileQueuePair};
+use spillway_fabric::key::ClusterKey;
+use spillway_fabric::queue_pair::QueuePair;
+use spillway_fabric::units::{BorrowerId, PAGE_SIZE_BYTES};
+use spillway_sys::event::EventFd;
+use spillway_sys::mapping::Mapping;
 
-use self::redundancy::Redundancy;
-use self::status::DeviceStatus;
-
-/// How to start a device.
-#[derive(Clone, Debug)]
-pub struct DeviceConfig {
-    /// Shows in status, mounts and logs; letters, digits and dashes.
-    pub name: String,
-    /// Bytes of the device; rounded up to whole slabs.
-    pub size_bytes: u64,
-    /// Bytes of a slab: a power of two between the fabric's limits.
-    pub slab_size_bytes: u64,
-    /// Donors to borrow from; more may be added later by the cluster manager.
-    pub donors: Vec<DonorAddress>,
-    /// The cluster key file; `None` reaches only donors without a key (loopback and UNIX sockets).
-    pub key_file: Option<PathBuf>,
-    /// Where copies live.
-    pub redundancy: Redundancy,
-    /// The backing file for `redundancy.disk`; made, at the device's size, when it does not exist.
-    pub backing: Option<PathBuf>,
-    /// Threads that serve the device; `None` takes the measured default.
-    pub io_threads: Option<usize>,
-    /// Serve from memory of this process instead of donors: the yardstick for the front end's own cost.
-    pub local_memory: bool,
-    /// How long to wait at the start for the first donor.
-    pub donor_wait: Duration,
-}
+pub use self::config::DeviceConfig;
+use self::status::{DeviceStatus, DiskStatus, SlabCounts};
+use crate::block::BlockChannel;
+use crate::disk_writer::{DiskCounters, DiskThread};
+use crate::engine::Engine;
+use crate::engine::lanes::{LaneMailbox, Lanes};
+use crate::frontend::FrontEndError;
+use crate::frontend::loop_fuse::{LoopFuse, LoopFuseConfig};
+use crate::io_thread::IoThread;
+use crate::limits::{
+    BACKLOG_PAGES, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, MOVE_BATCH_PAGES, SLOTS_PER_THREAD,
+};
+use crate::local_memory::LocalMemory;
+use crate::manager::donors::Phase;
+use crate::manager::{Lane, Manager, ManagerParts, care};
+use crate::metrics::Metrics;
+use crate::service::BlockService;
+use crate::volume::backlog::Backlog;
+use crate::volume::{DiskCopy, Geometry, Volume};
 
 /// Why a device could not be started or stopped. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -52,8 +55,8 @@ pub enum DeviceError {
     #[error("{0}")]
     NoDonor(String),
     /// The backing file cannot be used.
-    #[error("{0}")]
-    Backing(String),
+    #[error(transparent)]
+    Backing(#[from] BackingError),
     /// Somebody still uses the device.
     #[error("{0}")]
     Busy(String),
@@ -67,16 +70,95 @@ pub enum DeviceError {
     },
 }
 
+impl DeviceError {
+    fn system(context: &str) -> impl FnOnce(std::io::Error) -> Self + use<> {
+        let context = context.to_owned();
+        move |source| Self::System { context, source }
+    }
+}
+
+impl From<FrontEndError> for DeviceError {
+    fn from(error: FrontEndError) -> Self {
+        match error {
+            FrontEndError::Invalid(text) => Self::Invalid(text),
+            FrontEndError::Missing(text) => Self::Missing(text),
+            FrontEndError::Busy(text) => Self::Busy(text),
+            FrontEndError::System { context, source } => Self::System { context, source },
+        }
+    }
+}
+
 /// A running block device. Dropping it detaches everything that can be detached.
-#[derive(Debug)]
 pub struct Device {
+    config: DeviceConfig,
     path: PathBuf,
+    front_end: LoopFuse,
+    metrics: Arc<Metrics>,
+    stop: Arc<EventFd>,
+    io_threads: Vec<IoThread>,
+    remote: Option<Remote>,
+    stopped: bool,
+}
+
+/// What a device has behind its I/O threads, unless it serves local memory.
+struct Remote {
+    volume: Arc<Volume>,
+    manager: Manager,
+    disk: Option<(DiskThread, Arc<DiskCounters>)>,
 }
 
 impl Device {
     /// Connects to donors, starts the threads and attaches the block device. Nothing is left behind on an error.
-    pub fn start(_config: DeviceConfig) -> Result<Self, DeviceError> {
-        Err(DeviceError::Missing("not built yet".to_owned()))
+    pub fn start(config: DeviceConfig) -> Result<Self, DeviceError> {
+        let geometry = config.check()?;
+        let metrics = Arc::new(Metrics::default());
+        let (front_end, channels) = mount(&config, geometry)?;
+        let (services, remote) = if config.local_memory {
+            (local_services(geometry, &metrics, &channels)?, None)
+        } else {
+            let (services, remote) = remote_services(&config, geometry, &metrics, &channels)?;
+            (services, Some(remote))
+        };
+        let mut device = Self {
+            path: PathBuf::new(),
+            front_end,
+            metrics,
+            stop: Arc::new(EventFd::new().map_err(DeviceError::system("cannot make an event"))?),
+            io_threads: Vec::new(),
+            remote,
+            config,
+            stopped: false,
+        };
+        device.await_donors()?;
+        for (number, (channel, service)) in channels.into_iter().zip(services).enumerate() {
+            let thread = IoThread::start(format!("io-{number}"), channel, service, Arc::clone(&device.stop));
+            device.io_threads.push(thread.map_err(DeviceError::system("cannot start an I/O thread"))?);
+        }
+        device.path = device.front_end.attach()?;
+        Ok(device)
+    }
+
+    /// Waits until every donor was reached or refused once, for the configured time; then one must be there.
+    fn await_donors(&self) -> Result<(), DeviceError> {
+        let Some(remote) = &self.remote else { return Ok(()) };
+        let donors = &remote.manager.shared.donors;
+        let give_up = Instant::now() + self.config.donor_wait;
+        let is_connected = |phase| phase == Phase::Connected;
+        while !donors.iter().all(|donor| is_connected(donor.phase())) && Instant::now() < give_up {
+            let tried = donors.iter().all(|donor| !donor.status().last_error.is_empty() || is_connected(donor.phase()));
+            if tried && donors.iter().any(|donor| is_connected(donor.phase())) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if donors.iter().any(|donor| is_connected(donor.phase())) {
+            return Ok(());
+        }
+        let reasons = donors.iter().map(|donor| format!("{}: {}", donor.address, donor.status().last_error));
+        Err(DeviceError::NoDonor(format!(
+            "no donor can be reached; start one with 'spillway donate', or check the address and the key\n  {}",
+            reasons.collect::<Vec<_>>().join("\n  ")
+        )))
     }
 
     /// The block device, such as `/dev/loop0`.
@@ -84,14 +166,191 @@ impl Device {
         &self.path
     }
 
+    /// Bytes of the device: the asked size, rounded up to whole slabs.
+    pub fn size_bytes(&self) -> u64 {
+        self.config.size_bytes.next_multiple_of(self.config.slab_size_bytes)
+    }
+
     /// What is going on.
     pub fn status(&self) -> DeviceStatus {
-        DeviceStatus::default()
+        let mut status = DeviceStatus {
+            name: self.config.name.clone(),
+            path: self.path.display().to_string(),
+            frontend: "loop+fuse (works on every kernel)".to_owned(),
+            size_bytes: self.size_bytes(),
+            slab_size_bytes: self.config.slab_size_bytes,
+            redundancy: self.config.redundancy.to_string(),
+            traffic: self.metrics.status(),
+            ..DeviceStatus::default()
+        };
+        if let Some(remote) = &self.remote {
+            remote.describe(&self.config, &mut status);
+            status.health = health::summarise(&status, usize::from(self.config.redundancy.replicas));
+        } else {
+            status.redundancy = "none".to_owned();
+            status.health = "ok (memory of this process, no donor: for measuring only)".to_owned();
+        }
+        status
     }
 
     /// Detaches the block device, stops the threads and gives all slabs back. Fails with [`DeviceError::Busy`], and leaves
     /// everything as it was, while somebody has the device open (swap on, mounted).
     pub fn stop(&mut self) -> Result<(), DeviceError> {
+        if !self.stopped {
+            self.front_end.detach(DETACH_DEADLINE)?;
+            self.stop_threads();
+        }
         Ok(())
     }
+
+    fn stop_threads(&mut self) {
+        self.stopped = true;
+        self.stop.signal();
+        self.io_threads.iter_mut().for_each(IoThread::join);
+        if let Some(remote) = &mut self.remote {
+            remote.stop();
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            // The threads go on until the process ends: somebody still pages to this device.
+            tracing::error!("{} cannot be detached: {error}", self.path.display());
+            std::mem::forget(std::mem::take(&mut self.io_threads));
+        }
+    }
+}
+
+impl Remote {
+    fn stop(&mut self) {
+        self.manager.stop();
+        if let Some(copy) = &self.volume.disk {
+            copy.backlog.close();
+        }
+        if let Some((thread, _)) = &mut self.disk {
+            thread.join();
+        }
+    }
+
+    fn describe(&self, config: &DeviceConfig, status: &mut DeviceStatus) {
+        let shared = &self.manager.shared;
+        status.donors = shared.donors.iter().map(|donor| donor.status()).collect();
+        for slab in self.volume.geometry.slabs() {
+            let finding = care::examine(shared, slab);
+            status.pages_stored += finding.stored;
+            status.pages_lost += finding.lost;
+            let migrating = self.volume.slab(slab).is_migrating();
+            *state_of(&finding, migrating, config.redundancy.replicas, &mut status.slabs) += 1;
+        }
+        if let (Some(copy), Some((_, counters))) = (&self.volume.disk, &self.disk) {
+            status.disk = Some(DiskStatus {
+                path: config.backing.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+                backlog_pages: copy.backlog.length() as u64,
+                backlog_pages_max: copy.backlog.capacity() as u64,
+                pages_written: counters.pages_written(),
+                write_errors: counters.write_errors(),
+                last_error: counters.last_error(),
+            });
+        }
+    }
+}
+
+/// The counter of the state that a slab is in.
+fn state_of<'a>(finding: &care::Finding, migrating: bool, replicas: u8, counts: &'a mut SlabCounts) -> &'a mut u64 {
+    match finding.copies {
+        _ if finding.lost > 0 => &mut counts.lost,
+        _ if migrating => &mut counts.migrating,
+        0 if finding.stored == 0 => &mut counts.unmapped,
+        copies if copies < usize::from(replicas) || finding.missing > 0 => &mut counts.degraded,
+        _ => &mut counts.mapped,
+    }
+}
+
+fn mount(config: &DeviceConfig, geometry: Geometry) -> Result<(LoopFuse, Vec<Box<dyn BlockChannel>>), DeviceError> {
+    let (front_end, channels) = LoopFuse::mount(&LoopFuseConfig {
+        name: config.name.clone(),
+        size_bytes: geometry.page_count() * PAGE_SIZE_BYTES as u64,
+        threads: config.io_threads.unwrap_or(IO_THREADS_DEFAULT),
+        slots_per_thread: SLOTS_PER_THREAD,
+        directory: PathBuf::from("/run/spillway"),
+    })?;
+    Ok((front_end, channels.into_iter().map(|channel| Box::new(channel) as Box<dyn BlockChannel>).collect()))
+}
+
+type Services = Vec<Box<dyn BlockService>>;
+
+fn local_services(
+    geometry: Geometry,
+    metrics: &Arc<Metrics>,
+    channels: &[Box<dyn BlockChannel>],
+) -> Result<Services, DeviceError> {
+    let memory = Mapping::anonymous(geometry.page_count() as usize * PAGE_SIZE_BYTES);
+    let memory = Arc::new(memory.map_err(DeviceError::system("cannot reserve memory for the device"))?);
+    let service = |channel: &Box<dyn BlockChannel>| {
+        let pool = Arc::clone(channel.pool());
+        Box::new(LocalMemory::new(Arc::clone(&memory), Arc::clone(metrics), pool)) as Box<dyn BlockService>
+    };
+    Ok(channels.iter().map(service).collect())
+}
+
+fn remote_services(
+    config: &DeviceConfig,
+    geometry: Geometry,
+    metrics: &Arc<Metrics>,
+    channels: &[Box<dyn BlockChannel>],
+) -> Result<(Services, Remote), DeviceError> {
+    let key = config.key_file.as_deref().map(ClusterKey::load).transpose();
+    let key = key.map_err(|error| DeviceError::Invalid(error.to_string()))?;
+    let backing = config
+        .backing
+        .as_deref()
+        .map(|path| BackingFile::prepare(path, config.size_bytes.next_multiple_of(geometry.slab_size_bytes())));
+    let backing = backing.transpose()?;
+    let system = || DeviceError::system("cannot set the device up");
+    let disk_copy = backing
+        .as_ref()
+        .map(|_| BufferPool::new(BACKLOG_PAGES, PAGE_SIZE_BYTES))
+        .transpose()
+        .map_err(system())?
+        .map(|pool| DiskCopy { backlog: Backlog::new(BACKLOG_PAGES), pool });
+    let volume = Arc::new(Volume::new(geometry, config.redundancy, disk_copy).map_err(system())?);
+    let make_lanes = |lane: &Lane| -> std::io::Result<Lanes> {
+        let file =
+            backing.as_ref().map(|file| FileQueuePair::open(file, geometry.slab_size_bytes(), Arc::clone(&lane.pool)));
+        let file = file.transpose()?.map(|file| Box::new(file) as Box<dyn QueuePair>);
+        Ok(Lanes::new(Arc::clone(&lane.mailbox), file))
+    };
+    let mut services: Services = Vec::new();
+    let mut io_lanes = Vec::new();
+    for channel in channels {
+        let lane = Lane { mailbox: LaneMailbox::new(), pool: Arc::clone(channel.pool()) };
+        let lanes = make_lanes(&lane).map_err(system())?;
+        let pool = Arc::clone(&lane.pool);
+        services.push(Box::new(Engine::new(Arc::clone(&volume), Arc::clone(metrics), pool, lanes, Instant::now())));
+        io_lanes.push(lane);
+    }
+    let mover_pool = BufferPool::new(1, MOVE_BATCH_PAGES * PAGE_SIZE_BYTES).map_err(system())?;
+    let mover_lane = Lane { mailbox: LaneMailbox::new(), pool: mover_pool };
+    let disk = match (&backing, &volume.disk) {
+        (Some(file), Some(copy)) => {
+            let writer = file.writer(Arc::clone(&copy.pool), DISK_WRITES_MAX).map_err(system())?;
+            let counters = Arc::new(DiskCounters::default());
+            let thread = DiskThread::start(Arc::clone(&volume), writer, Arc::clone(&counters)).map_err(system())?;
+            Some((thread, counters))
+        }
+        _ => None,
+    };
+    let manager = Manager::start(ManagerParts {
+        volume: Arc::clone(&volume),
+        addresses: config.donors.clone(),
+        io_lanes,
+        mover_lanes: make_lanes(&mover_lane).map_err(system())?,
+        mover_lane,
+        borrower: BorrowerId(u128::from_ne_bytes(random_bytes().map_err(system())?)),
+        name: config.name.clone(),
+        key,
+    });
+    Ok((services, Remote { volume, manager: manager.map_err(system())?, disk }))
 }

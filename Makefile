@@ -1,0 +1,47 @@
+# Spillway: two commands set everything up on a fresh Debian-like machine: `make demo` and `make test`.
+#
+#   make demo    builds, runs real programs with embedded donors, shows the result (about two minutes)
+#   make test    all tests
+#   make bench   side-by-side comparisons, into bench/results/
+#   make soak    long runs of the failure tests (minutes; SPILLWAY_SOAK_SECONDS sets each one's length)
+#   make check   formatting, lints, documentation, dependencies
+
+SHELL := /bin/bash
+CARGO ?= cargo
+PROFILE := --release
+
+.PHONY: demo test test-binaries bench soak check packages-demo packages-test packages-bench
+
+demo: packages-demo
+	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench
+	target/release/spillway-bench demo
+
+# The end-to-end tests run the built binary; the volume's threads are explored by a scheduler in a build of its own.
+test: packages-test test-binaries
+	$(CARGO) test $(PROFILE) --workspace --no-fail-fast
+	$(CARGO) test $(PROFILE) -p spillway-borrower --features schedules --test schedules
+
+test-binaries:
+	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench
+
+bench: packages-bench test-binaries
+	target/release/spillway-bench run
+
+soak: packages-test test-binaries
+	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test end_to_end -- --nocapture chaos overcommit
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check; \
+	else echo "cargo-deny is not installed: dependencies are not checked (cargo install cargo-deny)"; fi
+
+packages-demo:
+	.ci/packages demo
+
+packages-test:
+	.ci/packages test
+
+packages-bench:
+	.ci/packages bench

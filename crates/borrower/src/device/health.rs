@@ -1,0 +1,61 @@
+//! One line that says whether a device is as safe and as fast as asked, or why not.
+
+use super::status::{DeviceStatus, DiskStatus};
+
+/// Reads the rest of `status`; `ok`, or everything that is wrong in words, the worst first.
+pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
+    let mut complaints = Vec::new();
+    if status.pages_lost > 0 {
+        complaints.push(format!("{} pages are lost: every copy was at donors that died", status.pages_lost));
+    }
+    let connected = status.donors.iter().filter(|donor| donor.state == "connected").count();
+    if connected == 0 && !status.donors.is_empty() {
+        let rest = if status.disk.is_some() { "pages go to the disk only" } else { "new pages cannot be stored" };
+        complaints.push(format!("no donor is connected: {rest}"));
+    } else if connected < replicas {
+        complaints.push(format!("{connected} donors for {replicas} replicas"));
+    }
+    if status.slabs.degraded > 0 {
+        complaints.push(format!("{} slabs wait for a copy", status.slabs.degraded));
+    }
+    let lacking = status.donors.iter().filter(|donor| donor.state != "connected").count();
+    if lacking > 0 && connected > 0 {
+        complaints.push(format!("{lacking} of {} donors are not connected", status.donors.len()));
+    }
+    if let Some(DiskStatus { write_errors, last_error, .. }) = &status.disk
+        && *write_errors > 0
+    {
+        complaints.push(format!("{write_errors} pages could not be written to the backing file: {last_error}"));
+    }
+    if complaints.is_empty() { "ok".to_owned() } else { complaints.join("; ") }
+}
+
+#[cfg(all(test, not(feature = "schedules")))]
+mod tests {
+    use super::*;
+    use crate::device::status::DonorLinkStatus;
+
+    fn donor(state: &str) -> DonorLinkStatus {
+        DonorLinkStatus { state: state.to_owned(), ..DonorLinkStatus::default() }
+    }
+
+    #[test]
+    fn nothing_wrong_is_ok() {
+        let status = DeviceStatus { donors: vec![donor("connected")], ..DeviceStatus::default() };
+        assert_eq!(summarise(&status, 1), "ok");
+    }
+
+    #[test]
+    fn every_fall_back_is_named() {
+        let mut status =
+            DeviceStatus { donors: vec![donor("lost")], disk: Some(DiskStatus::default()), ..DeviceStatus::default() };
+        assert!(summarise(&status, 1).contains("disk only"));
+        status.donors.push(donor("connected"));
+        assert!(summarise(&status, 2).contains("1 donors for 2 replicas"));
+        assert!(summarise(&status, 1).contains("1 of 2 donors"));
+        status.pages_lost = 7;
+        assert!(summarise(&status, 1).starts_with("7 pages are lost"));
+        status.disk = Some(DiskStatus { write_errors: 3, last_error: "full".to_owned(), ..DiskStatus::default() });
+        assert!(summarise(&status, 1).contains("3 pages could not be written to the backing file: full"));
+    }
+}

@@ -1,0 +1,233 @@
+//! One I/O thread's queue pairs: one per donor, one to the backing file, and the pieces in flight on them.
+//!
+//! A piece is one posted request. Its number is the tag, so a completion finds its owner without a search. When a donor is
+//! replaced or lost, the pieces on the old queue pair are orphaned and end with [`RequestError::Down`] at the next poll:
+//! every posted piece ends exactly once.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use spillway_fabric::queue_pair::{Operation, PostError, QueuePair, Request, RequestError};
+use spillway_fabric::units::{BufferRange, Priority, RemoteAddress, Tag};
+
+use crate::limits::{DONORS_MAX, PIECES_MAX};
+use crate::volume::slab_entry::DonorSlot;
+
+/// Where a piece goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A donor.
+    Donor(DonorSlot),
+    /// The backing file.
+    Disk,
+}
+
+/// What a piece is to its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The request slot that posted it.
+    pub owner: usize,
+    /// The copy's place in the slab entry; meaningless for the disk.
+    pub place: usize,
+    /// Where it went.
+    pub target: Target,
+}
+
+/// A new queue pair for a donor, or none any more.
+pub struct LaneChange {
+    /// The donor.
+    pub donor: DonorSlot,
+    /// What to use from now on.
+    pub queue_pair: Option<Box<dyn QueuePair>>,
+}
+
+/// Where the manager leaves changes for an I/O thread, and takes old queue pairs away: freeing is not for I/O threads.
+#[derive(Default)]
+pub struct LaneMailbox {
+    changed: AtomicBool,
+    changes: Mutex<Vec<LaneChange>>,
+    retired: Mutex<Vec<Box<dyn QueuePair>>>,
+}
+
+impl LaneMailbox {
+    /// An empty mailbox with room for a change of every donor.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            changed: AtomicBool::new(false),
+            changes: Mutex::new(Vec::with_capacity(DONORS_MAX)),
+            retired: Mutex::new(Vec::with_capacity(4 * DONORS_MAX)),
+        })
+    }
+
+    /// Leaves a change; the I/O thread sees it before it looks at any place filled later. Also frees what was retired.
+    pub fn leave(&self, change: LaneChange) {
+        self.sweep();
+        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        // Only the last change of a donor counts, so an idle thread's mailbox stays small.
+        match changes.iter_mut().find(|other| other.donor == change.donor) {
+            Some(other) => *other = change,
+            None => changes.push(change),
+        }
+        drop(changes);
+        self.changed.store(true, Ordering::SeqCst);
+    }
+
+    /// Frees retired queue pairs.
+    pub fn sweep(&self) {
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        for queue_pair in retired.drain(..) {
+            drop(queue_pair);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flight {
+    Free,
+    Posted,
+    Orphaned,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    piece: Piece,
+    flight: Flight,
+}
+
+/// The queue pairs of one I/O thread, see the module text.
+pub struct Lanes {
+    donors: Box<[Option<Box<dyn QueuePair>>]>,
+    disk: Option<Box<dyn QueuePair>>,
+    entries: Box<[Entry]>,
+    free: Vec<u32>,
+    orphans: usize,
+    mailbox: Arc<LaneMailbox>,
+}
+
+impl Lanes {
+    /// No donor yet; they come through `mailbox`.
+    pub fn new(mailbox: Arc<LaneMailbox>, disk: Option<Box<dyn QueuePair>>) -> Self {
+        let piece = Piece { owner: 0, place: 0, target: Target::Disk };
+        Self {
+            donors: (0..DONORS_MAX).map(|_| None).collect(),
+            disk,
+            entries: vec![Entry { piece, flight: Flight::Free }; PIECES_MAX].into_boxed_slice(),
+            free: (0..PIECES_MAX as u32).rev().collect(),
+            orphans: 0,
+            mailbox,
+        }
+    }
+
+    /// Takes what the manager left. Called before any place is looked at; costs one load when nothing changed.
+    pub fn adopt(&mut self) {
+        if !self.mailbox.changed.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let mailbox = Arc::clone(&self.mailbox);
+        let mut changes = mailbox.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        for change in changes.drain(..) {
+            self.orphan(change.donor);
+            let old = std::mem::replace(&mut self.donors[usize::from(change.donor.0)], change.queue_pair);
+            if let Some(old) = old {
+                mailbox.retired.lock().unwrap_or_else(PoisonError::into_inner).push(old);
+            }
+        }
+    }
+
+    fn orphan(&mut self, donor: DonorSlot) {
+        for entry in &mut *self.entries {
+            if entry.flight == Flight::Posted && entry.piece.target == Target::Donor(donor) {
+                entry.flight = Flight::Orphaned;
+                self.orphans += 1;
+            }
+        }
+    }
+
+    /// Whether requests to `donor` have a chance.
+    pub fn is_usable(&self, donor: DonorSlot) -> bool {
+        self.donors[usize::from(donor.0)].as_ref().is_some_and(|queue_pair| !queue_pair.is_down())
+    }
+
+    /// Posts one piece.
+    pub fn post(
+        &mut self,
+        piece: Piece,
+        operation: Operation,
+        remote: RemoteAddress,
+        buffer: BufferRange,
+        now: Instant,
+    ) -> Result<(), PostError> {
+        let queue_pair = match piece.target {
+            Target::Donor(donor) => self.donors[usize::from(donor.0)].as_mut(),
+            Target::Disk => self.disk.as_mut(),
+        };
+        let queue_pair = queue_pair.ok_or(PostError::Down)?;
+        let number = self.free.pop().ok_or(PostError::Busy)?;
+        let request = Request { operation, remote, buffer, tag: Tag(number), priority: Priority::Demand };
+        if let Err(error) = queue_pair.post(request, now) {
+            self.free.push(number);
+            return Err(error);
+        }
+        self.entries[number as usize] = Entry { piece, flight: Flight::Posted };
+        Ok(())
+    }
+
+    /// Moves bytes, and tells `ended` every piece that ended.
+    pub fn poll(&mut self, now: Instant, ended: &mut dyn FnMut(Piece, Result<(), RequestError>)) {
+        if self.in_flight() == 0 {
+            return;
+        }
+        let (entries, free) = (&mut self.entries, &mut self.free);
+        let mut complete = |completion: spillway_fabric::queue_pair::Completion| {
+            let entry = &mut entries[completion.tag.0 as usize];
+            assert!(entry.flight == Flight::Posted, "a piece ends once");
+            entry.flight = Flight::Free;
+            free.push(completion.tag.0);
+            ended(entry.piece, completion.result);
+        };
+        for queue_pair in self.donors.iter_mut().flatten().chain(self.disk.as_mut()) {
+            if queue_pair.in_flight() > 0 {
+                queue_pair.poll(now, &mut complete);
+            }
+        }
+        self.end_orphans(ended);
+    }
+
+    fn end_orphans(&mut self, ended: &mut dyn FnMut(Piece, Result<(), RequestError>)) {
+        if self.orphans == 0 {
+            return;
+        }
+        self.orphans = 0;
+        for (number, entry) in self.entries.iter_mut().enumerate() {
+            if entry.flight == Flight::Orphaned {
+                entry.flight = Flight::Free;
+                self.free.push(number as u32);
+                ended(entry.piece, Err(RequestError::Down));
+            }
+        }
+    }
+
+    /// Pieces posted and not ended.
+    pub fn in_flight(&self) -> usize {
+        PIECES_MAX - self.free.len()
+    }
+
+    /// Descriptors to wait on while pieces are in flight, and whether each waits to write.
+    pub fn for_each_event<'a>(&'a self, visit: &mut dyn FnMut(BorrowedFd<'a>, bool)) {
+        for queue_pair in self.donors.iter().flatten().chain(self.disk.as_ref()) {
+            if queue_pair.in_flight() > 0
+                && let Some(event) = queue_pair.event()
+            {
+                visit(event, queue_pair.wants_write());
+            }
+        }
+    }
+
+    /// Whether some piece in flight ends by polling alone.
+    pub fn needs_polling(&self) -> bool {
+        self.orphans > 0
+            || self.donors.iter().flatten().any(|queue_pair| queue_pair.in_flight() > 0 && queue_pair.event().is_none())
+    }
+}

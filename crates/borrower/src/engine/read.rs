@@ -1,0 +1,154 @@
+//! Reading: each page from the first copy that has it, then from the disk, else zeroes.
+//!
+//! The order of looks matters. Places are read first (in [`Active::enter`]), page bits second: a place that is filled anew
+//! had its bits cleared before, so a bit never vouches for a place's next tenant. When a piece fails, the whole segment is
+//! read afresh without that location.
+
+use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
+use spillway_fabric::units::{PAGE_SIZE_BYTES, RemoteAddress, SlabHandle};
+
+use super::active::{Active, Context, Stage, Step};
+use super::lanes::{Lanes, Piece, Target};
+use crate::block::BlockError;
+use crate::limits::COPIES_MAX;
+use crate::volume::page_bits::PageWord;
+
+/// Where a page is read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Place(usize),
+    Disk,
+    Zeroes,
+    /// A copy exists but cannot be reached now.
+    Wait,
+    /// No copy exists.
+    Lost,
+}
+
+/// Starts the segment.
+pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
+    active.enter(context.volume);
+    active.stage = Stage::Moving;
+    advance(active, context)
+}
+
+/// Posts what can be posted, and concludes when nothing is in flight any more.
+pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
+    let end = active.segment.first + active.segment.count;
+    while active.next_page < end && !active.must_wait && active.error.is_none() {
+        let (source, count) = next_run(active, context, end);
+        match post_run(active, context, source, count) {
+            Ok(()) => active.next_page += count,
+            Err(PostError::Busy) if active.outstanding > 0 => return Step::Pending,
+            // Without a piece of ours in flight, those of others hold the credits: look again soon.
+            Err(PostError::Busy) => active.must_wait = true,
+            Err(PostError::Down) => exclude(active, source),
+        }
+    }
+    conclude(active, context)
+}
+
+/// A piece of this segment ended.
+pub(super) fn ended(active: &mut Active, piece: Piece, result: Result<(), RequestError>) {
+    active.outstanding -= 1;
+    if result.is_err() {
+        active.failed = true;
+        let source = if piece.target == Target::Disk { Source::Disk } else { Source::Place(piece.place) };
+        exclude(active, source);
+    }
+}
+
+fn exclude(active: &mut Active, source: Source) {
+    match source {
+        Source::Place(place) => active.excluded[place] = active.places[place],
+        _ => active.disk_excluded = true,
+    }
+}
+
+fn conclude(active: &mut Active, context: &mut Context<'_>) -> Step {
+    if active.outstanding > 0 {
+        return Step::Pending;
+    }
+    active.leave(context.volume);
+    match active.error {
+        Some(error) => Step::Finished(Err(error)),
+        None if active.failed || active.must_wait => Step::Park,
+        None => Step::Finished(Ok(())),
+    }
+}
+
+/// The source of the next page, and how many pages in a row share it.
+fn next_run(active: &Active, context: &Context<'_>, end: u64) -> (Source, u64) {
+    let mut word_first = u64::MAX;
+    let mut word = PageWord::default();
+    let mut run: Option<Source> = None;
+    for page in active.next_page..end {
+        if word_first != page / 64 {
+            word_first = page / 64;
+            word = context.volume.bits.word(page);
+        }
+        let source = source_of(active, context.lanes, &word, 1 << (page % 64));
+        match run {
+            None => run = Some(source),
+            Some(first) if first != source => return (first, page - active.next_page),
+            Some(_) => {}
+        }
+    }
+    (run.unwrap_or(Source::Zeroes), end - active.next_page)
+}
+
+fn source_of(active: &Active, lanes: &Lanes, word: &PageWord, mask: u64) -> Source {
+    let valid = |place: &usize| word.copies[*place] & mask != 0;
+    if let Some(place) = (0..COPIES_MAX).filter(valid).find(|place| active.usable(*place, lanes).is_some()) {
+        return Source::Place(place);
+    }
+    if word.disk & mask != 0 && !active.disk_excluded {
+        return Source::Disk;
+    }
+    if word.pending & mask != 0 || (0..COPIES_MAX).any(|place| valid(&place)) {
+        return Source::Wait;
+    }
+    if word.lost & mask != 0 || word.disk & mask != 0 {
+        return Source::Lost;
+    }
+    Source::Zeroes
+}
+
+fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, count: u64) -> Result<(), PostError> {
+    let geometry = context.volume.geometry;
+    let page = active.next_page;
+    let buffer = active.buffer(context.pool, page, count);
+    let (target, place, remote) = match source {
+        Source::Place(place) => {
+            let location = active.usable(place, context.lanes).ok_or(PostError::Down)?;
+            (Target::Donor(location.donor), place, active.remote(geometry, location, page))
+        }
+        Source::Disk => {
+            let slab = SlabHandle(active.segment.slab.0);
+            let remote = RemoteAddress { slab, offset_bytes: active.offset_in_slab(geometry, page) };
+            (Target::Disk, 0, remote)
+        }
+        Source::Zeroes => {
+            context.pool.memory().zero(buffer.offset_bytes as usize, count as usize * PAGE_SIZE_BYTES);
+            return Ok(());
+        }
+        Source::Wait => {
+            if let Some(disk) = &context.volume.disk {
+                disk.backlog.hurry();
+            }
+            active.must_wait = true;
+            return Ok(());
+        }
+        Source::Lost => {
+            active.error = Some(BlockError::InputOutput);
+            return Ok(());
+        }
+    };
+    let piece = Piece { owner: active.slot, place, target };
+    context.lanes.post(piece, Operation::Read, remote, buffer, context.now)?;
+    active.outstanding += 1;
+    if target == Target::Disk {
+        active.disk_pages += count;
+    }
+    Ok(())
+}

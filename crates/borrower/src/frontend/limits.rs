@@ -1,0 +1,46 @@
+//! Every bound of the front ends, with its origin. Relations between them are checked at compile time.
+
+use std::time::Duration;
+
+use spillway_fabric::limits::REQUEST_SIZE_BYTES_MAX;
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
+/// Pages of one FUSE request: the kernel's own bound (`fs.fuse.max_pages_limit`), 1 MiB.
+pub const FUSE_PAGES_MAX: u16 = 256;
+
+/// Largest request that the loop device's queue may build. A request has at most 128 segments (`BLK_MAX_SEGMENTS`), each of
+/// which may start in the middle of a page and then touches one page more than it has bytes for: 512 KiB of them touch at
+/// most 128 + 128 = [`FUSE_PAGES_MAX`] pages, so FUSE never cuts a request, least of all in the middle of a page.
+pub const QUEUE_REQUEST_KIB_MAX: usize = 512;
+
+/// I/O threads of one device.
+pub const THREADS_MAX: usize = 64;
+
+/// Slots of one I/O thread at most, 1 MiB each.
+pub const SLOTS_PER_THREAD_MAX: usize = 64;
+
+/// Slots of one I/O thread unless told otherwise: 16 MiB of locked memory, and twice what a swap device keeps in flight
+/// on one CPU (`SWAP_CLUSTER_MAX` pages in a few requests).
+pub const SLOTS_PER_THREAD_DEFAULT: usize = 16;
+
+/// Characters of a device's name, so that it fits with its owner into a loop device's name of 63 bytes.
+pub const NAME_LENGTH_MAX: usize = 24;
+
+/// How long the kernel may take for the first FUSE request after a mount; it is queued within the mount call.
+pub const MOUNT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long a device that is dropped without a detach may stay busy before it is left to its users: longer than a prober
+/// such as udev keeps it open.
+pub const DROP_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Pause between attempts while somebody has the device open.
+pub const DETACH_RETRY_INTERVAL: Duration = Duration::from_millis(20);
+
+const _: () = {
+    assert!(FUSE_PAGES_MAX as usize * PAGE_SIZE_BYTES == REQUEST_SIZE_BYTES_MAX);
+    assert!(QUEUE_REQUEST_KIB_MAX * 1024 <= REQUEST_SIZE_BYTES_MAX);
+    assert!(SLOTS_PER_THREAD_DEFAULT <= SLOTS_PER_THREAD_MAX);
+    assert!(SLOTS_PER_THREAD_MAX * REQUEST_SIZE_BYTES_MAX < u32::MAX as usize);
+    // The kernel counts requests in the background with 16 bits.
+    assert!(THREADS_MAX * SLOTS_PER_THREAD_MAX <= u16::MAX as usize);
+};

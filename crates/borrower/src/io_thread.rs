@@ -1,0 +1,147 @@
+//! The loop of one I/O thread: requests from its channel to its service, answers back.
+//!
+//! A page-in on shared memory goes once around: woken by the channel's event -> `receive` -> `submit` -> `poll` brings the
+//! answer at once -> `complete` -> back to sleep. With pieces in flight on a socket the thread waits for that too.
+//!
+//! Idle threads wait for the channel with an exclusive epoll, so that a request wakes one of them and not all.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use spillway_sys::event::EventFd;
+
+use crate::block::{BlockChannel, Received};
+use crate::limits::{DONORS_MAX, EVENT_WAIT_MAX, PARKED_RETRY_INTERVAL};
+use crate::service::{BlockService, Waiting};
+
+/// A running I/O thread.
+#[derive(Debug)]
+pub struct IoThread {
+    handle: Option<JoinHandle<()>>,
+}
+
+impl IoThread {
+    /// Starts a thread that serves `channel` until the channel closes or `stop` is signalled and nothing is in flight.
+    pub fn start(
+        name: String,
+        channel: Box<dyn BlockChannel>,
+        service: Box<dyn BlockService>,
+        stop: Arc<EventFd>,
+    ) -> io::Result<Self> {
+        let mut request_loop = RequestLoop::new(channel, service, stop)?;
+        let handle = std::thread::Builder::new().name(name).spawn(move || {
+            if let Err(error) = request_loop.run() {
+                tracing::error!("an I/O thread ended: {error}");
+            }
+        })?;
+        Ok(Self { handle: Some(handle) })
+    }
+
+    /// Waits for the thread's end.
+    pub fn join(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            // A panicked I/O thread has said so on stderr; there is nothing to take back from it.
+            let _ = handle.join();
+        }
+    }
+}
+
+/// The loop, see the module text.
+pub struct RequestLoop {
+    channel: Box<dyn BlockChannel>,
+    service: Box<dyn BlockService>,
+    stop: Arc<EventFd>,
+    /// Watches `channel` and `stop`.
+    idle: OwnedFd,
+}
+
+const CHANNEL: u64 = 0;
+const STOP: u64 = 1;
+
+impl RequestLoop {
+    /// Prepares the loop; everything it needs is made here.
+    pub fn new(channel: Box<dyn BlockChannel>, service: Box<dyn BlockService>, stop: Arc<EventFd>) -> io::Result<Self> {
+        let idle = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let exclusive = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+        epoll::add(&idle, channel.event(), epoll::EventData::new_u64(CHANNEL), exclusive)?;
+        epoll::add(&idle, stop.as_fd(), epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
+        Ok(Self { channel, service, stop, idle })
+    }
+
+    /// Serves until the channel closes, or a stop is asked for and nothing is in flight.
+    pub fn run(&mut self) -> io::Result<()> {
+        let mut open = true;
+        loop {
+            let received = if open { self.channel.receive()? } else { Received::Closed };
+            let now = Instant::now();
+            match received {
+                Received::Request(request) => self.service.submit(request, now),
+                Received::Nothing => {}
+                Received::Closed => open = false,
+            }
+            let waiting = self.serve(now)?;
+            if matches!(received, Received::Request(_)) {
+                continue;
+            }
+            let stopped = match waiting {
+                Waiting::Nothing if !open => return Ok(()),
+                Waiting::Nothing => self.wait_for_request()?,
+                Waiting::Poll => false,
+                Waiting::Event => self.wait_for_event(open, EVENT_WAIT_MAX)?,
+                Waiting::Retry => self.wait_for_event(open, PARKED_RETRY_INTERVAL)?,
+            };
+            open &= !stopped;
+        }
+    }
+
+    fn serve(&mut self, now: Instant) -> io::Result<Waiting> {
+        let channel = &mut self.channel;
+        let mut answered = Ok(());
+        let waiting = self.service.poll(now, &mut |slot, result| {
+            if let Err(error) = channel.complete(slot, result) {
+                answered = Err(error);
+            }
+        });
+        answered.map(|()| waiting)
+    }
+
+    /// Sleeps until a request may be there; true when a stop was asked for.
+    fn wait_for_request(&self) -> io::Result<bool> {
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 2];
+        let count = match epoll::wait(&self.idle, &mut events, None) {
+            Err(rustix::io::Errno::INTR) => 0,
+            result => result?,
+        };
+        Ok(events[..count].iter().any(|event| event.data.u64() == STOP))
+    }
+
+    /// Sleeps until a request or a completion may be there, at most for `patience`; true when a stop was asked for.
+    fn wait_for_event(&self, open: bool, patience: Duration) -> io::Result<bool> {
+        let mut waits: [PollFd<'_>; DONORS_MAX + 2] =
+            std::array::from_fn(|_| PollFd::new(&self.idle, PollFlags::empty()));
+        let mut count = 0;
+        if open {
+            waits[0] = PollFd::new(&self.idle, PollFlags::IN);
+            count = 1;
+        }
+        self.service.for_each_event(&mut |event, wants_write| {
+            let flags = if wants_write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            waits[count] = PollFd::from_borrowed_fd(event, flags);
+            count += 1;
+        });
+        let timeout = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
+        match poll(&mut waits[..count], Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let mut stopped = PollFd::new(&*self.stop, PollFlags::IN);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        Ok(open
+            && waits[0].revents().contains(PollFlags::IN)
+            && poll(std::slice::from_mut(&mut stopped), Some(&now))? > 0)
+    }
+}

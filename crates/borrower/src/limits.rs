@@ -1,0 +1,95 @@
+//! Every bound of the borrower, with its origin. Relations between them are checked at compile time.
+
+use std::time::Duration;
+
+use spillway_fabric::limits::{QUEUE_DEPTH_MAX, REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
+use crate::device::redundancy::REPLICAS_MAX;
+
+/// Copies of a slab that exist at one time: the replicas, and one more while a slab moves between donors.
+pub const COPIES_MAX: usize = REPLICAS_MAX + 1;
+
+/// Donors behind one device. HPBD measured up to 16 servers, Infiniswap 31.
+pub const DONORS_MAX: usize = 64;
+
+/// I/O threads of a device unless told otherwise; docs/decisions/io-threads.md has the measurement.
+pub const IO_THREADS_DEFAULT: usize = 2;
+
+/// Requests that one I/O thread holds at a time; each has 1 MiB of locked buffer.
+pub const SLOTS_PER_THREAD: usize = 16;
+
+/// How long stopping a device waits for others to close it (probing programs open every new device for a moment).
+pub const DETACH_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Pages of the largest request.
+pub const REQUEST_PAGES_MAX: usize = REQUEST_SIZE_BYTES_MAX / PAGE_SIZE_BYTES;
+
+/// Pieces in flight per I/O thread: what its queue pairs can hold together is more, but a thread has few requests at once.
+pub const PIECES_MAX: usize = 1024;
+
+/// A request that could not be answered for so long fails. Longer than the time in which a silent donor is found and its
+/// pages are taken over by other copies.
+pub const BLOCK_REQUEST_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a write to an unmapped slab waits for a donor before it goes to the disk alone.
+pub const MAPPING_WAIT: Duration = Duration::from_millis(500);
+
+/// How often parked requests are tried again.
+pub const PARKED_RETRY_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Longest sleep of an I/O thread with pieces in flight: it must notice that the manager took a donor away.
+pub const EVENT_WAIT_MAX: Duration = Duration::from_millis(20);
+
+/// Pages that the disk copy may lag behind: 64 MiB of locked memory.
+pub const BACKLOG_PAGES: usize = 16 * 1024;
+
+/// Backlog from which the disk thread starts at once; below it, it waits [`BACKLOG_DELAY`] for more, so that a burst runs
+/// at the fabric's speed and neighbouring pages go out in one write.
+pub const BACKLOG_EAGER_PAGES: usize = BACKLOG_PAGES / 2;
+
+/// See [`BACKLOG_EAGER_PAGES`].
+pub const BACKLOG_DELAY: Duration = Duration::from_millis(100);
+
+/// Pages that the disk thread takes at once, to sort and join them.
+pub const BACKLOG_BATCH_PAGES: usize = 4096;
+
+/// Pages of one write to the disk: 256 buffers fit the kernel's limit for one vectored write (1024).
+pub const DISK_RUN_PAGES_MAX: usize = 256;
+
+/// Writes to the disk in flight.
+pub const DISK_WRITES_MAX: usize = 16;
+
+/// Pages that the mover copies between two looks at the world.
+pub const MOVE_BATCH_PAGES: usize = 64;
+
+/// How often the manager looks after slabs without being asked.
+pub const CARE_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A mapped slab without a stored page is given back after two looks of this interval.
+pub const EMPTY_SLAB_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A donor has so long to answer a request on the control channel before another one is asked.
+pub const CONTROL_REPLY_DEADLINE: Duration = Duration::from_millis(500);
+
+/// Pause between attempts to reach a donor; doubles up to [`RECONNECT_PAUSE_MAX`].
+pub const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(100);
+/// See [`RECONNECT_PAUSE_MIN`].
+pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// After a donor refused a slab it is not asked again for so long, unless no other is left.
+pub const REFUSAL_PAUSE: Duration = Duration::from_millis(500);
+
+/// Largest device: page numbers and slab numbers stay far from their types' ends.
+pub const DEVICE_SIZE_BYTES_MAX: u64 = 1 << 44;
+
+const _: () = {
+    assert!(COPIES_MAX == 4, "page_bits has room for four copies");
+    assert!(REQUEST_PAGES_MAX <= QUEUE_DEPTH_MAX, "the pieces of one request fit a queue pair");
+    assert!(PIECES_MAX >= QUEUE_DEPTH_MAX);
+    assert!(SLAB_SIZE_BYTES_MIN.is_multiple_of(64 * PAGE_SIZE_BYTES as u64), "a word of page bits lies in one slab");
+    assert!(BLOCK_REQUEST_DEADLINE.as_millis() > 2 * REQUEST_DEADLINE.as_millis());
+    assert!(BACKLOG_EAGER_PAGES < BACKLOG_PAGES && BACKLOG_BATCH_PAGES <= BACKLOG_PAGES);
+    assert!(REQUEST_PAGES_MAX <= BACKLOG_PAGES);
+    assert!(DISK_RUN_PAGES_MAX <= 1024);
+};

@@ -1,0 +1,146 @@
+//! The manager's thread: maps slabs that are wanted, and looks after all of them from time to time.
+//!
+//! Mapping is on demand: a write to an unmapped slab asks for it. A look finds slabs with too few copies or with copies that
+//! miss pages (and asks the mover to refill them), mapped slabs without a page (and gives them back), and whether donors
+//! have room at all.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spillway_fabric::units::SlabIndex;
+
+use super::donors::DonorEntry;
+use super::mapping::drop_covered_copy;
+use super::mover::Work;
+use super::{Shared, link};
+use crate::limits::{CARE_INTERVAL, COPIES_MAX, EMPTY_SLAB_INTERVAL};
+
+/// What one look at a slab found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Finding {
+    /// Copies at donors.
+    pub copies: usize,
+    /// Pages with a content somewhere.
+    pub stored: u64,
+    /// Pages that some copy misses.
+    pub missing: u64,
+    /// Pages without any copy.
+    pub lost: u64,
+}
+
+/// Looks at a slab.
+pub fn examine(shared: &Shared, slab: SlabIndex) -> Finding {
+    let places = shared.volume.slab(slab).places();
+    let mut finding = Finding { copies: places.iter().flatten().count(), ..Finding::default() };
+    for first in shared.volume.geometry.pages(slab).step_by(64) {
+        let word = shared.volume.bits.word(first);
+        let stored = word.stored();
+        let missed = |place: usize| if places[place].is_some() { stored & !word.copies[place] } else { 0 };
+        finding.stored += u64::from(stored.count_ones());
+        finding.missing += u64::from((0..COPIES_MAX).fold(0, |all, place| all | missed(place)).count_ones());
+        finding.lost += u64::from((word.lost & !stored).count_ones());
+    }
+    finding
+}
+
+/// Works until the device stops.
+pub fn run(shared: &Shared) {
+    let mut empty_since: Vec<Option<Instant>> = vec![None; shared.volume.geometry.slab_count as usize];
+    let mut next_look = Instant::now();
+    while !shared.is_stopping() {
+        wait(shared, next_look.saturating_duration_since(Instant::now()));
+        for donor in shared.volume.take_trouble() {
+            link::reset(&shared.donors[usize::from(donor.0)], "requests to it failed");
+        }
+        map_wanted(shared);
+        if Instant::now() >= next_look {
+            refresh_donors(shared);
+            look_after_slabs(shared, &mut empty_since);
+            next_look = Instant::now() + CARE_INTERVAL;
+        }
+    }
+}
+
+fn wait(shared: &Shared, patience: Duration) {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: patience.min(CARE_INTERVAL).subsec_nanos().into() };
+    let mut waits = [PollFd::new(&shared.volume.manager_event, PollFlags::IN)];
+    // An interrupted wait is a short one.
+    let _ = poll(&mut waits, Some(&timeout));
+    shared.volume.manager_event.clear();
+}
+
+fn map_wanted(shared: &Shared) {
+    if !shared.volume.take_wanted() {
+        return;
+    }
+    for slab in shared.volume.geometry.slabs() {
+        if shared.volume.slab(slab).take_want() {
+            add_missing_copies(shared, slab);
+        }
+    }
+    shared.volume.set_mapping_possible(has_room(shared));
+}
+
+fn add_missing_copies(shared: &Shared, slab: SlabIndex) -> bool {
+    let mut added = false;
+    while shared.copies(slab) < usize::from(shared.volume.redundancy.replicas) {
+        if shared.mapper.add_copy(shared, slab, None).is_none() {
+            return added;
+        }
+        added = true;
+    }
+    added
+}
+
+fn refresh_donors(shared: &Shared) {
+    for donor in &shared.donors {
+        // A silent donor is passed over for a while by `room`, so this waits for each at most once in a while.
+        if donor.room(Instant::now()).is_some_and(|(_, refused)| !refused) {
+            let _ = donor.query();
+        }
+    }
+    shared.volume.set_mapping_possible(has_room(shared));
+    for lane in &shared.lanes {
+        lane.mailbox.sweep();
+    }
+}
+
+fn has_room(shared: &Shared) -> bool {
+    let now = Instant::now();
+    let slab_size_bytes = shared.volume.geometry.slab_size_bytes();
+    let room = |donor: &DonorEntry| donor.room(now).is_some_and(|(free, refused)| !refused && free >= slab_size_bytes);
+    shared.donors.iter().any(room)
+}
+
+fn look_after_slabs(shared: &Shared, empty_since: &mut [Option<Instant>]) {
+    let now = Instant::now();
+    for slab in shared.volume.geometry.slabs() {
+        let finding = examine(shared, slab);
+        let empty = &mut empty_since[slab.0 as usize];
+        if finding.stored > 0 {
+            *empty = None;
+            restore(shared, slab, finding);
+        } else if finding.copies > 0 {
+            let since = *empty.get_or_insert(now);
+            if now.saturating_duration_since(since) >= EMPTY_SLAB_INTERVAL {
+                *empty = None;
+                give_back(shared, slab);
+            }
+        }
+    }
+}
+
+fn restore(shared: &Shared, slab: SlabIndex, finding: Finding) {
+    let wanted = usize::from(shared.volume.redundancy.replicas);
+    let added = finding.copies < wanted && shared.volume.mapping_possible() && add_missing_copies(shared, slab);
+    if added || (finding.copies > 0 && finding.missing > 0) {
+        shared.work.add(Work::Refill(slab));
+    }
+}
+
+fn give_back(shared: &Shared, slab: SlabIndex) {
+    // A page written since the look keeps its copy; one written from here on finds none, and asks.
+    for place in 0..COPIES_MAX {
+        drop_covered_copy(shared, slab, place);
+    }
+}

@@ -1,0 +1,274 @@
+//! One donor's thread: opens a session, answers the donor, and cleans up when the session ends.
+//!
+//! A session on this host gets shared memory over the donor's UNIX socket, also when the donor was named by its TCP
+//! address; any other gets one TCP connection per I/O thread. When it ends, in this order: the donor counts as disconnected
+//! (no new place is filled), I/O threads lose their queue pairs (requests in flight end), and every place at the donor is
+//! emptied. Only then is the donor tried again: a donor that comes back is a new one, with new slabs.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use spillway_fabric::address::DonorAddress;
+use spillway_fabric::control::host::boot_id;
+use spillway_fabric::control::message::{Hello, Message, Welcome};
+use spillway_fabric::control::{ControlChannel, ControlError, ControlReceiver, ControlSender};
+use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX};
+use spillway_fabric::queue_pair::QueuePair;
+use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
+use spillway_fabric::tcp::TcpQueuePair;
+use spillway_fabric::units::SlabHandle;
+use spillway_fabric::wire::WIRE_VERSION;
+
+use super::Shared;
+use super::donors::{DonorEntry, Session};
+use super::mapping::forget_donor;
+use super::mover::Work;
+use crate::engine::lanes::LaneChange;
+use crate::limits::{RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN};
+
+/// Why a session could not be opened, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// Nobody answers at the address; is the donor running?
+    #[error("cannot connect: {0}")]
+    Unreachable(io::Error),
+    /// The control channel failed: key, version, silence.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The donor wants no session.
+    #[error("the donor rejected this borrower: {0}")]
+    Rejected(String),
+    /// It said something that makes no sense here.
+    #[error("the donor spoke out of turn: {0}")]
+    Protocol(String),
+    /// A data connection or the window for shared memory could not be made.
+    #[error("cannot make data connections: {0}")]
+    Data(io::Error),
+    /// The donor leaves.
+    #[error("the donor said goodbye: {0}")]
+    Goodbye(String),
+}
+
+/// An open control channel, and what the donor said.
+struct Opened {
+    sender: ControlSender,
+    receiver: ControlReceiver,
+    welcome: Welcome,
+    transport: Transport,
+}
+
+/// How pages will travel.
+enum Transport {
+    Shm,
+    Tcp(std::net::SocketAddr),
+}
+
+/// Keeps the donor in `slot` connected until the device stops.
+pub fn run(shared: &Shared, slot: usize) {
+    let donor = &shared.donors[slot];
+    let mut pause = RECONNECT_PAUSE_MIN;
+    while !shared.is_stopping() {
+        match session(shared, donor) {
+            Ok(()) => return,
+            Err(error) => {
+                let was_connected = donor.session().is_some();
+                clean_up(shared, donor, &error);
+                pause = if was_connected { RECONNECT_PAUSE_MIN } else { (pause * 2).min(RECONNECT_PAUSE_MAX) };
+            }
+        }
+        let until = Instant::now() + pause;
+        while Instant::now() < until && !shared.is_stopping() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Makes the link thread of `donor` give its session up.
+pub fn reset(donor: &DonorEntry, reason: &str) {
+    if let Some(session) = donor.session() {
+        tracing::warn!("the session with {} ends: {reason}", donor.address);
+        session.sender.close();
+    }
+}
+
+/// Ends the session with `donor` for good; it takes its slabs back.
+pub fn say_goodbye(donor: &DonorEntry) {
+    if let Some(session) = donor.session() {
+        // A donor that does not hear it notices the closed socket.
+        let _ = session.sender.send(&Message::Goodbye { reason: "the device stops".to_owned() }, None);
+        session.sender.close();
+    }
+}
+
+/// One session from its beginning to its end; `Ok` when the device stops.
+fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
+    let opened = open(shared, &donor.address)?;
+    let window = install_queue_pairs(shared, donor, &opened).map_err(LinkError::Data)?;
+    let session = Arc::new(Session { donor: opened.welcome.donor, sender: opened.sender, window: window.clone() });
+    let transport = if window.is_some() { "shm" } else { "tcp" };
+    tracing::info!("donor {} at {} is connected over {transport}", session.donor, donor.address);
+    donor.connected(Arc::clone(&session), transport, opened.welcome.free_bytes);
+    shared.volume.set_mapping_possible(true);
+    let mut receiver = opened.receiver;
+    let mut heard = Instant::now();
+    while !shared.is_stopping() {
+        match receiver.receive(HEARTBEAT_INTERVAL) {
+            Ok((message, descriptor)) => {
+                heard = Instant::now();
+                handle(shared, donor, &session, message, descriptor)?;
+            }
+            Err(ControlError::TimedOut) if heard.elapsed() < SILENCE_DEADLINE => {
+                session.sender.send(&Message::Ping, None)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn handle(
+    shared: &Shared,
+    donor: &DonorEntry,
+    session: &Session,
+    message: Message,
+    descriptor: Option<OwnedFd>,
+) -> Result<(), LinkError> {
+    match message {
+        Message::Free { request, .. } | Message::Leased { request, .. } | Message::Refused { request, .. } => {
+            donor.answer(request, message, descriptor);
+        }
+        Message::Recall { slabs, .. } => {
+            slabs.into_iter().for_each(|slab| shared.work.add(Work::Recall(donor.slot, slab)));
+        }
+        Message::ActivityQuery { request, slabs } => {
+            let values = slabs.into_iter().map(|slab| (slab, activity(shared, donor, slab))).collect();
+            session.sender.send(&Message::Activity { request, values }, None)?;
+        }
+        Message::Ping => session.sender.send(&Message::Pong, None)?,
+        Message::Pong | Message::Released { .. } => {}
+        Message::Goodbye { reason } => return Err(LinkError::Goodbye(reason)),
+        other => return Err(LinkError::Protocol(format!("{other:?}"))),
+    }
+    Ok(())
+}
+
+/// Page I/Os of the slab that `donor` knows as `handle`.
+fn activity(shared: &Shared, donor: &DonorEntry, handle: SlabHandle) -> u64 {
+    let volume = &shared.volume;
+    let holds = |place: &crate::volume::slab_entry::Location| place.donor == donor.slot && place.handle == handle;
+    let found = volume.geometry.slabs().find(|slab| volume.slab(*slab).places().iter().flatten().any(holds));
+    found.map_or(0, |slab| volume.slab(slab).accesses())
+}
+
+/// Connects and says hello, over the UNIX socket if the donor is on this host.
+fn open(shared: &Shared, address: &DonorAddress) -> Result<Opened, LinkError> {
+    match address {
+        DonorAddress::Unix(path) => open_unix(shared, path),
+        DonorAddress::Tcp(text) => {
+            let (stream, mut peer) = connect_tcp(text).map_err(LinkError::Unreachable)?;
+            let (sender, receiver, welcome) = greet(shared, stream.into(), false)?;
+            let here = boot_id().is_ok_and(|host| host == welcome.host);
+            if here && !welcome.unix_path.is_empty() {
+                match open_unix(shared, Path::new(&welcome.unix_path)) {
+                    Ok(opened) if opened.welcome.donor == welcome.donor => return Ok(opened),
+                    Ok(_) => tracing::info!("{} is another donor than {address}", welcome.unix_path),
+                    Err(error) => tracing::info!("no shared memory with {address}: {error}"),
+                }
+            }
+            if welcome.data_port != 0 {
+                peer.set_port(welcome.data_port);
+            }
+            Ok(Opened { sender, receiver, welcome, transport: Transport::Tcp(peer) })
+        }
+    }
+}
+
+fn open_unix(shared: &Shared, path: &Path) -> Result<Opened, LinkError> {
+    let stream = UnixStream::connect(path).map_err(LinkError::Unreachable)?;
+    let (sender, receiver, welcome) = greet(shared, stream.into(), true)?;
+    Ok(Opened { sender, receiver, welcome, transport: Transport::Shm })
+}
+
+fn connect_tcp(text: &str) -> io::Result<(TcpStream, std::net::SocketAddr)> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("'{text}' has no address"));
+    for address in text.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, HANDSHAKE_DEADLINE) {
+            Ok(stream) => return Ok((stream, address)),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn greet(
+    shared: &Shared,
+    stream: OwnedFd,
+    wants_shared_memory: bool,
+) -> Result<(ControlSender, ControlReceiver, Welcome), LinkError> {
+    let (sender, mut receiver) = ControlChannel::connect(stream, shared.key.as_ref())?.split();
+    let hello = Hello {
+        version: WIRE_VERSION,
+        borrower: shared.borrower,
+        volume: shared.name.clone(),
+        slab_size_bytes: shared.volume.geometry.slab_size_bytes(),
+        wants_shared_memory,
+    };
+    sender.send(&Message::Hello(hello), None)?;
+    match receiver.receive(HANDSHAKE_DEADLINE)?.0 {
+        Message::Welcome(welcome) => Ok((sender, receiver, welcome)),
+        Message::Rejected { reason } => Err(LinkError::Rejected(reason)),
+        other => Err(LinkError::Protocol(format!("{other:?} instead of a welcome"))),
+    }
+}
+
+/// Gives every lane a queue pair to the donor. They see it before any place at the donor is filled.
+fn install_queue_pairs(shared: &Shared, donor: &DonorEntry, opened: &Opened) -> io::Result<Option<Arc<ShmWindow>>> {
+    let mut window = None;
+    let mut queue_pairs: Vec<Box<dyn QueuePair>> = Vec::with_capacity(shared.lanes.len());
+    if let Transport::Shm = opened.transport {
+        window = Some(ShmWindow::new(shared.volume.geometry.slab_size_bytes(), SLABS_PER_SESSION_MAX)?);
+    }
+    for lane in &shared.lanes {
+        let pool = Arc::clone(&lane.pool);
+        queue_pairs.push(match (&window, &opened.transport) {
+            (Some(window), _) => Box::new(ShmQueuePair::new(Arc::clone(window), pool)),
+            (None, Transport::Tcp(address)) => {
+                let stream = TcpStream::connect_timeout(address, HANDSHAKE_DEADLINE)?;
+                Box::new(TcpQueuePair::connect(stream, opened.welcome.token, pool)?)
+            }
+            (None, Transport::Shm) => unreachable!("shared memory has a window"),
+        });
+    }
+    for (lane, queue_pair) in shared.lanes.iter().zip(queue_pairs) {
+        lane.mailbox.leave(LaneChange { donor: donor.slot, queue_pair: Some(queue_pair) });
+    }
+    Ok(window)
+}
+
+fn clean_up(shared: &Shared, donor: &DonorEntry, error: &LinkError) {
+    let session = donor.session();
+    donor.disconnected(error.to_string());
+    let Some(session) = session else {
+        tracing::debug!("donor {}: {error}", donor.address);
+        return;
+    };
+    session.sender.close();
+    for lane in &shared.lanes {
+        lane.mailbox.leave(LaneChange { donor: donor.slot, queue_pair: None });
+    }
+    let pages_lost = forget_donor(shared, donor.slot);
+    if let Some(window) = &session.window {
+        window.close();
+    }
+    if pages_lost > 0 {
+        tracing::error!("donor {} is lost ({error}), and {pages_lost} pages with it", donor.address);
+    } else {
+        tracing::warn!("donor {} is lost ({error}); every page has another copy", donor.address);
+    }
+    shared.volume.manager_event.signal();
+}

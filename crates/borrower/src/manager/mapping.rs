@@ -1,0 +1,102 @@
+//! Mapping slabs to donors and giving them back.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use spillway_fabric::units::SlabIndex;
+
+use super::Shared;
+use super::donors::DonorEntry;
+use super::placement::{self, Candidate, XorShift};
+use crate::limits::COPIES_MAX;
+use crate::volume::slab_entry::{DonorSlot, Location};
+
+/// Places and donors for slabs, see the module text.
+pub struct Mapper {
+    random: Mutex<XorShift>,
+}
+
+impl Mapper {
+    /// `seed` decides the draws.
+    pub fn new(seed: u64) -> Self {
+        Self { random: Mutex::new(XorShift::new(seed)) }
+    }
+
+    /// Borrows one more copy of `slab`, at a donor that holds none and is not `avoid`. It starts empty: the mover fills it
+    /// with what the slab holds already.
+    pub fn add_copy(&self, shared: &Shared, slab: SlabIndex, avoid: Option<DonorSlot>) -> Option<(usize, Location)> {
+        let mut avoided: Vec<DonorSlot> = avoid.into_iter().collect();
+        loop {
+            let donor = self.choose(shared, slab, &avoided)?;
+            let entry = &shared.donors[usize::from(donor.0)];
+            match entry.lease(shared.volume.geometry.slab_size_bytes()) {
+                Ok(handle) => return fill_place(shared, slab, entry, Location { donor, handle }),
+                Err(error) => {
+                    tracing::debug!("no slab from {}: {error}", entry.address);
+                    avoided.push(donor);
+                }
+            }
+        }
+    }
+
+    fn choose(&self, shared: &Shared, slab: SlabIndex, avoided: &[DonorSlot]) -> Option<DonorSlot> {
+        let now = Instant::now();
+        let places = shared.volume.slab(slab).places();
+        let holds = |donor: DonorSlot| places.iter().flatten().any(|location| location.donor == donor);
+        let candidates: Vec<Candidate> = shared
+            .donors
+            .iter()
+            .filter(|entry| !avoided.contains(&entry.slot) && !holds(entry.slot))
+            .filter_map(|entry| {
+                let (free_bytes, refused) = entry.room(now)?;
+                Some(Candidate { donor: entry.slot, free_bytes, slabs_held: entry.slabs_held(), refused })
+            })
+            .collect();
+        let mut refresh = |donor: DonorSlot| shared.donors[usize::from(donor.0)].query().ok();
+        let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        placement::choose(&candidates, shared.volume.geometry.slab_size_bytes(), &mut *random, &mut refresh)
+    }
+}
+
+/// Puts a leased slab into an empty place, unless the donor was lost since.
+fn fill_place(shared: &Shared, slab: SlabIndex, donor: &DonorEntry, location: Location) -> Option<(usize, Location)> {
+    let _assignment = shared.volume.assignment();
+    let entry = shared.volume.slab(slab);
+    let place = entry.places().iter().position(Option::is_none);
+    // The link thread empties all places of a lost donor under this lock, after it took the session away.
+    match (place, donor.session()) {
+        (Some(place), Some(_)) => {
+            entry.fill(place, location);
+            Some((place, location))
+        }
+        (_, Some(_)) => {
+            donor.give_back(location.handle);
+            None
+        }
+        (_, None) => None,
+    }
+}
+
+/// Takes the copy in `place` of `slab` away and gives its memory back, if every page of it has another copy.
+pub fn drop_covered_copy(shared: &Shared, slab: SlabIndex, place: usize) -> bool {
+    let assignment = shared.volume.assignment();
+    let removed = shared.volume.remove_covered_copy(slab, place, || std::thread::sleep(Duration::from_micros(50)));
+    drop(assignment);
+    let Some(removed) = removed else { return false };
+    shared.donors[usize::from(removed.location.donor.0)].give_back(removed.location.handle);
+    true
+}
+
+/// Empties every place at a lost donor, whose requests have all ended or will. Returns pages that were lost by it.
+pub fn forget_donor(shared: &Shared, donor: DonorSlot) -> u64 {
+    let _assignment = shared.volume.assignment();
+    let mut pages_lost = 0;
+    for slab in shared.volume.geometry.slabs() {
+        let places = shared.volume.slab(slab).places();
+        for place in (0..COPIES_MAX).filter(|place| places[*place].is_some_and(|location| location.donor == donor)) {
+            let pause = || std::thread::sleep(Duration::from_micros(50));
+            pages_lost += shared.volume.remove_copy(slab, place, pause).map_or(0, |removed| removed.pages_lost);
+        }
+    }
+    pages_lost
+}

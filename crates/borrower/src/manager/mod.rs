@@ -1,0 +1,158 @@
+//! What happens away from the path of a page: connections to donors, mapping, moving, recovery.
+//!
+//! Threads: one per donor ([`link`]: keeps a session, answers the donor, cleans up after it), the manager (maps slabs that
+//! I/O threads ask for, looks after every slab from time to time: [`care`]) and the mover (refills and moves copies:
+//! [`mover`]). They share [`Shared`]; slab places change under the volume's assignment lock only.
+//!
+//! - [`donors`]: what is known of each donor, and asking it for memory.
+//! - [`placement`]: the power of two choices. - [`mapping`]: adding and dropping copies. - [`refill`]: copying pages.
+
+pub mod care;
+pub mod donors;
+pub mod link;
+pub mod mapping;
+pub mod mover;
+pub mod placement;
+pub mod refill;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use spillway_fabric::address::DonorAddress;
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::key::ClusterKey;
+use spillway_fabric::units::{BorrowerId, SlabIndex};
+
+use self::donors::DonorEntry;
+use self::mapping::Mapper;
+use self::mover::WorkQueue;
+use crate::engine::lanes::{LaneMailbox, Lanes};
+use crate::volume::Volume;
+use crate::volume::slab_entry::DonorSlot;
+
+/// One thread's end of the fabric: where its new queue pairs are left, and the buffers that they use.
+#[derive(Clone)]
+pub struct Lane {
+    /// Where changes are left.
+    pub mailbox: Arc<LaneMailbox>,
+    /// Registered with its queue pairs.
+    pub pool: Arc<BufferPool>,
+}
+
+/// What the threads of the manager share, see the module text.
+pub struct Shared {
+    /// The pages.
+    pub volume: Arc<Volume>,
+    /// The donors, by slot.
+    pub donors: Vec<DonorEntry>,
+    /// Every I/O thread's lane, and the mover's.
+    pub lanes: Vec<Lane>,
+    /// Who borrows.
+    pub borrower: BorrowerId,
+    /// The volume's name.
+    pub name: String,
+    /// The cluster key.
+    pub key: Option<ClusterKey>,
+    /// What the mover is asked to do.
+    pub work: WorkQueue,
+    /// Where copies go.
+    pub mapper: Mapper,
+    /// The device stops.
+    pub stopping: AtomicBool,
+}
+
+/// What a manager is made of.
+pub struct ManagerParts {
+    /// The pages.
+    pub volume: Arc<Volume>,
+    /// Where donors listen.
+    pub addresses: Vec<DonorAddress>,
+    /// Every I/O thread's lane.
+    pub io_lanes: Vec<Lane>,
+    /// The mover's lane.
+    pub mover_lane: Lane,
+    /// The mover's queue pairs.
+    pub mover_lanes: Lanes,
+    /// Who borrows.
+    pub borrower: BorrowerId,
+    /// The volume's name.
+    pub name: String,
+    /// The cluster key.
+    pub key: Option<ClusterKey>,
+}
+
+/// The running threads.
+pub struct Manager {
+    /// What they share.
+    pub shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Manager {
+    /// Starts every thread; donors are reached in the background.
+    pub fn start(parts: ManagerParts) -> io::Result<Self> {
+        let mover_pool = Arc::clone(&parts.mover_lane.pool);
+        let mut lanes = parts.io_lanes;
+        lanes.push(parts.mover_lane);
+        let donors = parts.addresses.into_iter().enumerate();
+        let shared = Arc::new(Shared {
+            volume: parts.volume,
+            donors: donors.map(|(slot, address)| DonorEntry::new(DonorSlot(slot as u16), address)).collect(),
+            lanes,
+            borrower: parts.borrower,
+            name: parts.name,
+            key: parts.key,
+            work: WorkQueue::default(),
+            mapper: Mapper::new(parts.borrower.0 as u64),
+            stopping: AtomicBool::new(false),
+        });
+        let mut manager = Self { shared: Arc::clone(&shared), threads: Vec::new() };
+        for slot in 0..shared.donors.len() {
+            manager.spawn(format!("donor-{slot}"), move |shared| link::run(shared, slot))?;
+        }
+        manager.spawn("manager".to_owned(), |shared| care::run(shared))?;
+        let refill = refill::Refill::new(Arc::clone(&shared.volume), parts.mover_lanes, mover_pool);
+        manager.spawn("mover".to_owned(), move |shared| mover::run(shared, refill))?;
+        Ok(manager)
+    }
+
+    fn spawn(&mut self, name: String, body: impl FnOnce(&Shared) + Send + 'static) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        self.threads.push(std::thread::Builder::new().name(name).spawn(move || body(&shared))?);
+        Ok(())
+    }
+
+    /// Says goodbye to the donors, which take their slabs back, and ends the threads.
+    pub fn stop(&mut self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        for donor in &self.shared.donors {
+            link::say_goodbye(donor);
+        }
+        self.shared.volume.manager_event.signal();
+        self.shared.work.wake();
+        for thread in self.threads.drain(..) {
+            // A panicked thread has said so on stderr; the device is going away.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    /// Whether the device stops.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Copies of `slab` that exist.
+    pub fn copies(&self, slab: SlabIndex) -> usize {
+        self.volume.slab(slab).places().iter().flatten().count()
+    }
+}

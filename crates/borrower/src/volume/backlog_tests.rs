@@ -1,0 +1,168 @@
+//! The backlog against a plain model: what the disk holds in the end is the last content of every page.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+const PAGES: u64 = 64;
+
+/// A backlog with a disk of one number per page, whose writes end when the test says so.
+struct World {
+    backlog: Backlog,
+    bits: PageBits,
+    /// Content of the backlog's buffers.
+    buffers: HashMap<BacklogSlot, u32>,
+    in_flight: Vec<(BacklogPage, u32)>,
+    disk: HashMap<u64, u32>,
+    /// What a reader must see; absent when discarded.
+    model: HashMap<u64, u32>,
+    clock: u32,
+}
+
+impl World {
+    fn new(capacity: usize) -> Self {
+        Self {
+            backlog: Backlog::new(capacity),
+            bits: PageBits::new(PAGES),
+            buffers: HashMap::new(),
+            in_flight: Vec::new(),
+            disk: HashMap::new(),
+            model: HashMap::new(),
+            clock: 0,
+        }
+    }
+
+    fn write(&mut self, first: u64, count: u64) -> bool {
+        self.clock += 1;
+        let (buffers, clock) = (&mut self.buffers, self.clock);
+        if !self.backlog.reserve(&self.bits, first, count, |_, slot| {
+            buffers.insert(slot, clock);
+        }) {
+            return false;
+        }
+        self.backlog.publish(first, count, Instant::now());
+        (first..first + count).for_each(|page| {
+            self.model.insert(page, clock);
+        });
+        true
+    }
+
+    fn discard(&mut self, first: u64, count: u64) {
+        self.backlog.discard(&self.bits, first, count);
+        (first..first + count).for_each(|page| {
+            self.model.remove(&page);
+        });
+    }
+
+    fn take(&mut self, count: usize) {
+        let mut batch = Vec::with_capacity(count);
+        let policy = TakePolicy { eager_pages: 1, delay: Duration::ZERO, patience: Duration::ZERO };
+        self.backlog.take(policy, &mut batch);
+        assert!(batch.is_sorted(), "sorted for the disk");
+        for page in batch {
+            let double = self.in_flight.iter().any(|(other, _)| other.page == page.page);
+            assert!(!double, "two writes of page {} could overtake each other", page.page);
+            self.in_flight.push((page, self.buffers[&page.slot]));
+        }
+    }
+
+    fn end(&mut self, which: usize, written: bool) {
+        if self.in_flight.is_empty() {
+            return;
+        }
+        let (page, content) = self.in_flight.remove(which % self.in_flight.len());
+        if written {
+            self.disk.insert(page.page, content);
+        }
+        if self.backlog.complete(&self.bits, page, written, Instant::now()) {
+            // Nothing else holds the content in this world.
+            self.bits.set(Bit::Lost, page.page, 1);
+        }
+    }
+
+    fn check(&self) {
+        for page in 0..PAGES {
+            let (disk, pending) = (self.bits.any(Bit::Disk, page, 1), self.bits.any(Bit::Pending, page, 1));
+            if disk {
+                assert_eq!(self.disk.get(&page), self.model.get(&page), "page {page}: the disk is said to be current");
+            }
+            if !self.model.contains_key(&page) {
+                assert!(!disk && !pending, "a discarded page is nowhere");
+            } else {
+                assert!(disk || pending || self.bits.any(Bit::Lost, page, 1), "page {page} is somewhere");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn the_disk_ends_with_the_last_content(steps in prop::collection::vec((0u8..5, 0u64..56, 1u64..8, any::<bool>()), 1..120)) {
+        let mut world = World::new(24);
+        for (kind, first, count, flag) in steps {
+            match kind {
+                0 | 1 => { world.write(first % 12, count); }
+                2 => world.discard(first % 12, count),
+                3 => world.take(count as usize),
+                _ => world.end(first as usize, flag || count > 2),
+            }
+            world.check();
+        }
+        while world.backlog.length() > 0 {
+            world.take(8);
+            world.end(0, true);
+        }
+        world.check();
+        for (page, content) in &world.model {
+            prop_assert!(world.disk.get(page) == Some(content) || world.bits.any(Bit::Lost, *page, 1));
+        }
+    }
+}
+
+#[test]
+fn a_full_backlog_takes_nothing() {
+    let mut world = World::new(4);
+    assert!(world.write(0, 3));
+    assert!(!world.write(10, 2), "all or nothing");
+    assert_eq!(world.backlog.length(), 3);
+    assert!(!world.bits.any(Bit::Pending, 10, 2));
+}
+
+#[test]
+fn a_page_written_again_takes_no_second_slot() {
+    let mut world = World::new(4);
+    (0..100).for_each(|_| assert!(world.write(7, 1)));
+    assert_eq!(world.backlog.length(), 1);
+}
+
+#[test]
+fn a_write_behind_a_discarded_one_in_flight_waits_for_it() {
+    let mut world = World::new(4);
+    world.write(5, 1);
+    world.take(1);
+    world.discard(5, 1);
+    world.write(5, 1);
+    world.take(1);
+    assert_eq!(world.in_flight.len(), 1, "the new content is held");
+    world.end(0, true);
+    assert!(!world.bits.any(Bit::Disk, 5, 1), "the old content means nothing");
+    world.take(1);
+    world.end(0, true);
+    assert!(world.bits.any(Bit::Disk, 5, 1));
+    world.check();
+}
+
+#[test]
+fn closing_ends_the_disk_thread_after_the_last_page() {
+    let world = World::new(4);
+    let policy = TakePolicy { eager_pages: 4, delay: Duration::from_secs(3600), patience: Duration::from_secs(3600) };
+    let mut batch = Vec::with_capacity(4);
+    world.backlog.reserve(&world.bits, 3, 1, |_, _| {});
+    world.backlog.publish(3, 1, Instant::now());
+    world.backlog.close();
+    assert!(world.backlog.take(policy, &mut batch));
+    assert_eq!(batch.len(), 1);
+    assert!(!world.backlog.complete(&world.bits, batch[0], true, Instant::now()));
+    assert!(!world.backlog.take(policy, &mut batch));
+}

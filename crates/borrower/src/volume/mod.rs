@@ -1,0 +1,166 @@
+//! The volume: one borrower's linear, sparse array of pages, backed by slabs at donors and perhaps a file.
+//!
+//! Page -> slab -> copies. Everything here is shared by the I/O threads, the manager, the mover and the disk thread, and
+//! none of it waits on the path of a page:
+//! - [`page_bits`]: which copies of a page are valid, and who owns it.
+//! - [`slab_entry`]: where a slab's copies are.
+//! - [`gate`]: when nobody uses a removed copy any more.
+//! - [`backlog`] (with [`page_table`]): pages on their way to the backing file.
+//! - [`removal`]: taking a copy away without losing track of a page.
+//!
+//! Who may change what: the page bits of a page belong to the owner of its `Busy` bit; a slab's places belong to the holder
+//! of [`Volume::assignment`].
+
+pub mod backlog;
+pub mod gate;
+pub mod page_bits;
+pub mod page_table;
+pub mod removal;
+pub mod slab_entry;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabIndex};
+use spillway_sys::event::EventFd;
+
+use self::backlog::Backlog;
+use self::page_bits::PageBits;
+use self::slab_entry::{DonorSlot, SlabEntry};
+use crate::device::redundancy::Redundancy;
+use crate::limits::DONORS_MAX;
+
+/// The size of a volume and of its parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Pages of a slab; a multiple of 64.
+    pub slab_pages: u64,
+    /// Slabs of the volume.
+    pub slab_count: u32,
+}
+
+impl Geometry {
+    /// Pages of the volume.
+    pub fn page_count(self) -> u64 {
+        self.slab_pages * u64::from(self.slab_count)
+    }
+
+    /// Bytes of a slab.
+    pub fn slab_size_bytes(self) -> u64 {
+        self.slab_pages * PAGE_SIZE_BYTES as u64
+    }
+
+    /// The slab that holds `page`.
+    pub fn slab_of(self, page: u64) -> SlabIndex {
+        SlabIndex((page / self.slab_pages) as u32)
+    }
+
+    /// The pages of `slab`.
+    pub fn pages(self, slab: SlabIndex) -> Range<u64> {
+        let first = u64::from(slab.0) * self.slab_pages;
+        first..first + self.slab_pages
+    }
+
+    /// Every slab.
+    pub fn slabs(self) -> impl Iterator<Item = SlabIndex> {
+        (0..self.slab_count).map(SlabIndex)
+    }
+}
+
+/// The copy on disk: pages that wait, and their buffers.
+#[derive(Debug)]
+pub struct DiskCopy {
+    /// Pages on their way.
+    pub backlog: Backlog,
+    /// Slot `i` is the content of backlog slot `i`.
+    pub pool: Arc<BufferPool>,
+}
+
+/// The shared state, see the module text.
+#[derive(Debug)]
+pub struct Volume {
+    /// Sizes.
+    pub geometry: Geometry,
+    /// Copies asked for.
+    pub redundancy: Redundancy,
+    /// Truth per page.
+    pub bits: PageBits,
+    /// The disk copy, when the redundancy has one.
+    pub disk: Option<DiskCopy>,
+    /// Wakes the manager: a slab wants a donor.
+    pub manager_event: EventFd,
+    slabs: Box<[SlabEntry]>,
+    assignment: Mutex<()>,
+    wanted: AtomicBool,
+    trouble: AtomicU64,
+    mapping_possible: AtomicBool,
+}
+
+impl Volume {
+    /// An empty volume: every page reads as zeroes.
+    pub fn new(geometry: Geometry, redundancy: Redundancy, disk: Option<DiskCopy>) -> std::io::Result<Self> {
+        assert!(geometry.slab_pages.is_multiple_of(64), "a word of page bits lies in one slab");
+        assert!(redundancy.disk == disk.is_some(), "a disk copy exists when it is asked for");
+        Ok(Self {
+            geometry,
+            redundancy,
+            bits: PageBits::new(geometry.page_count()),
+            disk,
+            manager_event: EventFd::new()?,
+            slabs: (0..geometry.slab_count).map(|_| SlabEntry::default()).collect(),
+            assignment: Mutex::new(()),
+            wanted: AtomicBool::new(false),
+            trouble: AtomicU64::new(0),
+            mapping_possible: AtomicBool::new(false),
+        })
+    }
+
+    /// The shared state of `slab`.
+    pub fn slab(&self, slab: SlabIndex) -> &SlabEntry {
+        &self.slabs[slab.0 as usize]
+    }
+
+    /// Held by whoever fills or empties places of slab entries. Never taken by an I/O thread, nor inside a gate.
+    pub fn assignment(&self) -> MutexGuard<'_, ()> {
+        self.assignment.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the manager to map `slab`, from an I/O thread.
+    pub fn want(&self, slab: SlabIndex) {
+        if self.slab(slab).want() && !self.wanted.swap(true, Ordering::SeqCst) {
+            self.manager_event.signal();
+        }
+    }
+
+    /// Whether a slab was wanted since the last call.
+    pub fn take_wanted(&self) -> bool {
+        self.wanted.swap(false, Ordering::SeqCst)
+    }
+
+    /// Tells the manager, from an I/O thread, that a request to `donor` failed.
+    pub fn report_trouble(&self, donor: DonorSlot) {
+        const { assert!(DONORS_MAX <= 64, "a donor is a bit of a word") };
+        let mask = 1 << donor.0;
+        if self.trouble.fetch_or(mask, Ordering::SeqCst) & mask == 0 {
+            self.manager_event.signal();
+        }
+    }
+
+    /// The donors reported since the last call.
+    pub fn take_trouble(&self) -> impl Iterator<Item = DonorSlot> + use<> {
+        let trouble = self.trouble.swap(0, Ordering::SeqCst);
+        (0..DONORS_MAX as u16).filter(move |donor| trouble & (1 << donor) != 0).map(DonorSlot)
+    }
+
+    /// Whether some donor may have room, as far as the manager knows.
+    pub fn mapping_possible(&self) -> bool {
+        self.mapping_possible.load(Ordering::SeqCst)
+    }
+
+    /// Told by the manager.
+    pub fn set_mapping_possible(&self, possible: bool) {
+        self.mapping_possible.store(possible, Ordering::SeqCst);
+    }
+}

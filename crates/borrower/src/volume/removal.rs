@@ -1,0 +1,98 @@
+//! Taking a copy of a slab away: its donor is lost, wants it back, or the slab is empty.
+//!
+//! In this order, so that no request uses the memory afterwards and no page is forgotten:
+//! 1. the place is emptied: requests that pass the gate from now on do not see the copy;
+//! 2. the gate is drained: requests that saw it have ended, and set no bit for it any more;
+//! 3. page by page, as their owner: the copy's bits are cleared, and a page with no other copy is marked lost.
+//!
+//! Until step 3 reached a page its bit says "valid" for an empty place; readers look at the place first and wait.
+
+use spillway_fabric::units::SlabIndex;
+
+use super::Volume;
+use super::page_bits::Bit;
+use super::slab_entry::Location;
+use crate::limits::COPIES_MAX;
+use crate::sync::yield_now;
+
+/// What a removal found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// What was in the place; the memory may be used for something else now.
+    pub location: Location,
+    /// Pages that have no copy left.
+    pub pages_lost: u64,
+}
+
+impl Volume {
+    /// Empties `place` of `slab`, see the module text. `None` when it is empty already. The caller holds the assignment lock
+    /// and is not inside the slab's gate; `pause` is called while it waits.
+    pub fn remove_copy(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> Option<Removed> {
+        let location = self.slab(slab).empty(place)?;
+        self.slab(slab).gate.drain(&mut pause);
+        Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
+    }
+
+    /// As [`Volume::remove_copy`], but only when every page of the copy has another one; otherwise puts it back and says
+    /// `None`. Looking after the drain is what makes it safe: a write that only this copy got has set its bit by then.
+    pub fn remove_covered_copy(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> Option<Removed> {
+        let entry = self.slab(slab);
+        let location = entry.empty(place)?;
+        entry.gate.drain(&mut pause);
+        if !self.is_covered(slab, place) {
+            entry.fill(place, location);
+            return None;
+        }
+        Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
+    }
+
+    /// Whether every page of the copy in `place` has another copy, at a donor or on disk.
+    pub fn is_covered(&self, slab: SlabIndex, place: usize) -> bool {
+        let places = self.slab(slab).places();
+        self.geometry.pages(slab).step_by(64).all(|first| {
+            let word = self.bits.word(first);
+            let others = (0..COPIES_MAX).filter(|other| *other != place && places[*other].is_some());
+            let elsewhere = others.fold(word.disk, |all, other| all | word.copies[other]);
+            word.copies[place] & !elsewhere == 0
+        })
+    }
+
+    fn forget_copies(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> u64 {
+        let mut pages_lost = 0;
+        for first in self.geometry.pages(slab).step_by(64) {
+            while !self.bits.try_acquire(first, 64) {
+                yield_now();
+                pause();
+            }
+            pages_lost += self.forget_copy(first, place);
+            self.bits.release(first, 64);
+        }
+        pages_lost
+    }
+
+    /// Clears the bits of `place` for the 64 owned pages from `first` on, and marks what is lost by it.
+    fn forget_copy(&self, first: u64, place: usize) -> u64 {
+        let word = self.bits.word(first);
+        let mut rest = word;
+        rest.copies[place] = 0;
+        let lost = word.copies[place] & !rest.stored();
+        self.bits.clear(Bit::Copy(place), first, 64);
+        for page in (0..64).filter(|page| lost & (1 << page) != 0) {
+            self.bits.set(Bit::Lost, first + page, 1);
+        }
+        u64::from(lost.count_ones())
+    }
+
+    /// A page's write to the disk failed and no newer content is on its way: lost, unless a donor has it.
+    pub fn disk_write_failed(&self, page: u64, mut pause: impl FnMut()) {
+        while !self.bits.try_acquire(page, 1) {
+            yield_now();
+            pause();
+        }
+        let stored = self.bits.word(page).stored() & (1 << (page % 64)) != 0;
+        if !stored {
+            self.bits.set(Bit::Lost, page, 1);
+        }
+        self.bits.release(page, 1);
+    }
+}

@@ -1,0 +1,158 @@
+//! Where the copies of one slab are.
+//!
+//! A slab has [`COPIES_MAX`] places for copies. A place is empty, or names a donor and the handle under which it lends the
+//! memory. I/O threads read places without locks, behind the slab's [`Gate`]; only the holder of the volume's assignment lock
+//! changes them.
+
+use crate::limits::{COPIES_MAX, DONORS_MAX};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::volume::gate::Gate;
+use spillway_fabric::units::SlabHandle;
+
+/// A donor, by its place in the device's donor table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DonorSlot(pub u16);
+
+/// One copy: which donor, and its name for the slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The donor.
+    pub donor: DonorSlot,
+    /// Its name for the slab.
+    pub handle: SlabHandle,
+}
+
+const EMPTY: u64 = u64::MAX;
+
+impl Location {
+    fn pack(self) -> u64 {
+        assert!(usize::from(self.donor.0) < DONORS_MAX, "donor slot {} of {DONORS_MAX}", self.donor.0);
+        (u64::from(self.donor.0) << 32) | u64::from(self.handle.0)
+    }
+
+    fn unpack(packed: u64) -> Option<Self> {
+        if packed == EMPTY {
+            return None;
+        }
+        Some(Self { donor: DonorSlot((packed >> 32) as u16), handle: SlabHandle(packed as u32) })
+    }
+}
+
+/// The places of a slab at one moment.
+pub type Places = [Option<Location>; COPIES_MAX];
+
+/// The shared state of one slab.
+#[derive(Debug)]
+pub struct SlabEntry {
+    places: [AtomicU64; COPIES_MAX],
+    /// Passed by every request that uses a place.
+    pub gate: Gate,
+    accesses: AtomicU64,
+    flags: AtomicU32,
+}
+
+/// Set while a request waits for the slab to be mapped.
+const WANTED: u32 = 1;
+/// Set while the mover brings the slab to another donor.
+const MIGRATING: u32 = 2;
+
+impl Default for SlabEntry {
+    fn default() -> Self {
+        Self {
+            places: std::array::from_fn(|_| AtomicU64::new(EMPTY)),
+            gate: Gate::default(),
+            accesses: AtomicU64::new(0),
+            flags: AtomicU32::new(0),
+        }
+    }
+}
+
+impl SlabEntry {
+    /// All places. A request reads them after passing the gate, and the page bits after the places: a place that is filled
+    /// anew had its bits cleared before.
+    pub fn places(&self) -> Places {
+        std::array::from_fn(|place| Location::unpack(self.places[place].load(Ordering::SeqCst)))
+    }
+
+    /// Fills an empty place. The caller holds the assignment lock and has cleared the place's page bits.
+    pub fn fill(&self, place: usize, location: Location) {
+        let before = self.places[place].swap(location.pack(), Ordering::SeqCst);
+        assert!(before == EMPTY, "a copy was put in the place of another");
+    }
+
+    /// Empties a place and says what was there. The caller holds the assignment lock, and drains the gate before the memory
+    /// is used for anything else.
+    pub fn empty(&self, place: usize) -> Option<Location> {
+        Location::unpack(self.places[place].swap(EMPTY, Ordering::SeqCst))
+    }
+
+    /// Counts page I/Os, for activity.
+    pub fn count_accesses(&self, pages: u64) {
+        self.accesses.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Page I/Os since the start.
+    pub fn accesses(&self) -> u64 {
+        self.accesses.load(Ordering::Relaxed)
+    }
+
+    /// Asks for a donor; true when nobody had asked yet.
+    pub fn want(&self) -> bool {
+        self.flags.fetch_or(WANTED, Ordering::SeqCst) & WANTED == 0
+    }
+
+    /// Takes the request for a donor away; true when there was one.
+    pub fn take_want(&self) -> bool {
+        self.flags.fetch_and(!WANTED, Ordering::SeqCst) & WANTED != 0
+    }
+
+    /// Marks the slab as moving, or not.
+    pub fn set_migrating(&self, migrating: bool) {
+        if migrating {
+            self.flags.fetch_or(MIGRATING, Ordering::SeqCst);
+        } else {
+            self.flags.fetch_and(!MIGRATING, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether the slab is being moved.
+    pub fn is_migrating(&self) -> bool {
+        self.flags.load(Ordering::SeqCst) & MIGRATING != 0
+    }
+}
+
+#[cfg(all(test, not(feature = "schedules")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_hold_what_was_put_there() {
+        let entry = SlabEntry::default();
+        let location = Location { donor: DonorSlot(63), handle: SlabHandle(u32::MAX) };
+        assert_eq!(entry.places(), [None; COPIES_MAX]);
+        entry.fill(2, location);
+        assert_eq!(entry.places()[2], Some(location));
+        assert_eq!(entry.empty(2), Some(location));
+        assert_eq!(entry.empty(2), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "in the place of another")]
+    fn a_taken_place_is_not_filled_twice() {
+        let entry = SlabEntry::default();
+        let location = Location { donor: DonorSlot(0), handle: SlabHandle(0) };
+        entry.fill(0, location);
+        entry.fill(0, location);
+    }
+
+    #[test]
+    fn only_the_first_wish_is_news() {
+        let entry = SlabEntry::default();
+        assert!(entry.want());
+        assert!(!entry.want());
+        entry.set_migrating(true);
+        assert!(entry.take_want());
+        assert!(!entry.take_want());
+        assert!(entry.is_migrating(), "flags do not disturb each other");
+    }
+}

@@ -1,0 +1,97 @@
+//! Whole devices through the kernel: this process's own memory behind the front end.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
+
+fn config(name: &str) -> DeviceConfig {
+    DeviceConfig {
+        name: name.to_owned(),
+        size_bytes: 60 << 20,
+        slab_size_bytes: 4 << 20,
+        donors: Vec::new(),
+        key_file: None,
+        redundancy: Redundancy::NONE,
+        backing: None,
+        io_threads: None,
+        local_memory: true,
+        donor_wait: Duration::from_secs(5),
+    }
+}
+
+/// What this machine lacks for the test, if anything.
+fn missing() -> Option<&'static str> {
+    let lacking = if !rustix::process::geteuid().is_root() {
+        Some("root")
+    } else if !std::path::Path::new("/dev/fuse").exists() {
+        Some("/dev/fuse")
+    } else if !std::path::Path::new("/dev/loop-control").exists() {
+        Some("/dev/loop-control")
+    } else {
+        None
+    };
+    if let Some(lacking) = lacking {
+        println!("skipped: this machine lacks {lacking}");
+        assert!(std::env::var_os("SPILLWAY_NO_SKIP").is_none(), "skipping is forbidden: {lacking} is missing");
+    }
+    lacking
+}
+
+#[test]
+fn what_is_written_to_the_block_device_is_read_back() {
+    if missing().is_some() {
+        return;
+    }
+    let mut device = Device::start(config("device-test-bytes")).unwrap();
+    assert_eq!(device.size_bytes(), 60 << 20);
+    let file = File::options().read(true).write(true).open(device.path()).unwrap();
+    let pattern: Vec<u8> = (0..3 << 20).map(|index: u32| (index / 7) as u8).collect();
+    file.write_all_at(&pattern, 5 << 20).unwrap();
+    file.sync_all().unwrap();
+    let mut back = vec![0; pattern.len()];
+    file.read_exact_at(&mut back, 5 << 20).unwrap();
+    assert!(back == pattern);
+    drop(file);
+    let status = device.status();
+    assert!(status.traffic.pages_out >= 768, "{:?}", status.traffic);
+    let path = device.path().to_owned();
+    device.stop().unwrap();
+    let name = path.file_name().unwrap().to_string_lossy().into_owned();
+    assert!(!std::path::Path::new(&format!("/sys/block/{name}/loop/backing_file")).exists(), "the loop device is free");
+}
+
+#[test]
+fn a_device_that_is_open_is_not_stopped() {
+    if missing().is_some() {
+        return;
+    }
+    let mut device = Device::start(config("device-test-busy")).unwrap();
+    let file = File::options().read(true).write(true).open(device.path()).unwrap();
+    assert!(matches!(device.stop(), Err(DeviceError::Busy(_))));
+    file.write_all_at(&[7; 4096], 0).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    device.stop().unwrap();
+    device.stop().unwrap();
+}
+
+#[test]
+fn without_a_donor_nothing_is_left_behind() {
+    if missing().is_some() {
+        return;
+    }
+    let mut config = config("device-test-alone");
+    config.local_memory = false;
+    config.donor_wait = Duration::from_millis(300);
+    config.donors = vec!["unix:/nonexistent/donor.sock".parse().unwrap()];
+    let Err(error) = Device::start(config) else { panic!("there is no donor") };
+    assert!(matches!(error, DeviceError::NoDonor(_)), "{error}");
+    assert!(error.to_string().contains("/nonexistent/donor.sock"), "{error}");
+    let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+    assert!(!mounts.contains("device-test-alone"), "{mounts}");
+}

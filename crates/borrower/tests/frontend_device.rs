@@ -1,0 +1,268 @@
+//! The loop device over FUSE in a real kernel: content, concurrency, discard, use by others, and what a killed server leaves.
+
+mod frontend_support;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use frontend_support::{Aligned, Server, can_run, is_bound, is_ours, open_direct, queue_setting, skip};
+use spillway_borrower::frontend::FrontEndError;
+use spillway_borrower::frontend::remains;
+use spillway_sys::swap::{self, SwapDiscard};
+
+const MIB: u64 = 1 << 20;
+
+/// A small generator (xorshift64*), so that a failing seed can be run again.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16) % bound
+    }
+}
+
+/// Random writes, reads, discards and syncs of one region, compared with plain memory.
+fn exercise(device: &Path, region_at: u64, region_bytes: usize, seed: u64, operations: u32) {
+    let file = open_direct(device);
+    let mut model = vec![0_u8; region_bytes];
+    let mut buffer = Aligned::new(2 << 20);
+    let mut random = Random(seed);
+    let pages = region_bytes as u64 / 4096;
+    for operation in 0..operations {
+        let first = random.below(pages);
+        let longest = if random.below(8) == 0 { 512 } else { 16 };
+        let count = 1 + random.below(longest.min(pages - first));
+        let (start, length) = ((first * 4096) as usize, (count * 4096) as usize);
+        let offset = region_at + start as u64;
+        let stage = &mut model[start..start + length];
+        match random.below(10) {
+            0..4 => {
+                let value = random.below(255) as u8;
+                stage.iter_mut().enumerate().for_each(|(at, byte)| *byte = value.wrapping_add((at / 512) as u8));
+                buffer.write(&file, offset, stage);
+            }
+            4 => {
+                stage.fill(0);
+                discard(&file, offset, length as u64);
+            }
+            5 => file.sync_all().unwrap(),
+            _ => assert!(buffer.read(&file, offset, length) == stage, "seed {seed}, operation {operation}"),
+        }
+    }
+    for (at, expected) in model.chunks(1 << 20).enumerate() {
+        let offset = region_at + (at << 20) as u64;
+        assert!(buffer.read(&file, offset, expected.len()) == expected, "seed {seed}, at the end");
+    }
+}
+
+fn discard(file: &File, offset: u64, length: u64) {
+    use rustix::fs::FallocateFlags;
+    rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length).unwrap();
+}
+
+#[test]
+fn several_threads_see_what_they_wrote_and_discards_read_as_zeroes() {
+    if !can_run("several_threads_see_what_they_wrote") {
+        return;
+    }
+    let server = Server::start("random", 32 * MIB, 2);
+    let device = Arc::new(server.path.clone());
+    let threads: Vec<_> = (0..4_u64)
+        .map(|number| {
+            let device = Arc::clone(&device);
+            std::thread::spawn(move || exercise(&device, number * 8 * MIB, 8 << 20, 0x5EED + number, 300))
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    server.stop();
+}
+
+#[test]
+fn the_queue_is_set_up_for_paging() {
+    if !can_run("the_queue_is_set_up_for_paging") {
+        return;
+    }
+    let server = Server::start("queue", 8 * MIB, 1);
+    let device = &server.path;
+    assert!(queue_setting(device, "max_sectors_kb").parse::<u32>().unwrap() <= 512);
+    assert_eq!(queue_setting(device, "read_ahead_kb"), "0");
+    assert_eq!(queue_setting(device, "rotational"), "0");
+    assert_eq!(queue_setting(device, "logical_block_size"), "4096");
+    assert!(queue_setting(device, "scheduler").contains("[none]") || queue_setting(device, "scheduler") == "none");
+    assert_ne!(queue_setting(device, "discard_max_bytes"), "0");
+    // A buffer that starts inside a page must still reach us as whole pages.
+    let file = open_direct(device);
+    let mut buffer = Aligned::new((2 << 20) + 4096);
+    let content: Vec<u8> = (0..2 << 20).map(|at: u32| (at / 512) as u8).collect();
+    buffer.bytes()[512..512 + (2 << 20)].copy_from_slice(&content);
+    file.write_all_at(&buffer.bytes()[512..512 + (2 << 20)], 4096).unwrap();
+    assert!(buffer.read(&file, 4096, 2 << 20) == content);
+    assert!(file.write_at(buffer.bytes(), 8 * MIB).is_err(), "past the end");
+    drop(file);
+    server.stop();
+}
+
+#[test]
+fn a_device_in_use_is_not_detached_and_goes_on() {
+    if !can_run("a_device_in_use_is_not_detached") {
+        return;
+    }
+    let mut server = Server::start("busy", 8 * MIB, 1);
+    let file = open_direct(&server.path);
+    assert!(matches!(server.detach(), Err(FrontEndError::Busy(_))));
+    let mut buffer = Aligned::new(4096);
+    buffer.write(&file, 4096, &[9; 4096]);
+    assert_eq!(buffer.read(&file, 4096, 4096), [9; 4096]);
+    assert!(!server.front.is_open().unwrap(), "open, but nobody claims it");
+    drop(file);
+    assert!(is_bound(&server.path), "the refused detach was taken back");
+
+    swap::make(&server.path, "test", [1; 16]).unwrap();
+    swap::on(&server.path, None, SwapDiscard::Always).unwrap();
+    let open = server.front.is_open();
+    let refused = server.detach();
+    swap::off(&server.path).unwrap();
+    assert!(open.unwrap(), "swap claims it");
+    assert!(matches!(refused, Err(FrontEndError::Busy(_))));
+    assert_eq!(remains::list().unwrap().iter().filter(|remain| is_mine(remain, "busy")).count(), 0);
+    server.stop();
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
+    use spillway_borrower::frontend::loop_fuse::{LoopFuse, LoopFuseConfig};
+    let directory = tempfile::tempdir().unwrap();
+    let good = LoopFuseConfig {
+        name: "odd".to_owned(),
+        size_bytes: MIB,
+        threads: 1,
+        slots_per_thread: 1,
+        directory: directory.path().to_owned(),
+    };
+    for bad in [
+        LoopFuseConfig { size_bytes: 0, ..good.clone() },
+        LoopFuseConfig { size_bytes: 4097, ..good.clone() },
+        LoopFuseConfig { size_bytes: 1 << 63, ..good.clone() },
+        LoopFuseConfig { threads: 0, ..good.clone() },
+        LoopFuseConfig { slots_per_thread: 1000, ..good.clone() },
+        LoopFuseConfig { name: "a/b".to_owned(), ..good },
+    ] {
+        assert!(matches!(LoopFuse::mount(&bad), Err(FrontEndError::Invalid(_))), "{bad:?}");
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+/// Runs a program to its end; its output on failure.
+fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Unmounts also when an assertion failed, before the device goes.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_filesystem_keeps_its_files() {
+    if !can_run("a_filesystem_keeps_its_files") {
+        return;
+    }
+    if Command::new("mkfs.ext4").arg("-V").output().is_err() {
+        skip("a_filesystem_keeps_its_files", "mkfs.ext4");
+        return;
+    }
+    let server = Server::start("files", 32 * MIB, 2);
+    let device = server.path.to_str().unwrap().to_owned();
+    run("mkfs.ext4", &["-q", "-F", &device]);
+    let directory = tempfile::tempdir().unwrap();
+    let content = |number: usize| -> Vec<u8> { (0..50_000).map(|at| ((at * (number + 3)) >> 4) as u8).collect() };
+    for remounted in [false, true] {
+        run("mount", &["-o", "discard", &device, directory.path().to_str().unwrap()]);
+        let mounted = Mounted(directory.path().to_owned());
+        for number in 0..40 {
+            let file = directory.path().join(format!("file-{number}"));
+            if remounted {
+                assert!(std::fs::read(&file).unwrap() == content(number), "file {number}");
+            } else {
+                std::fs::write(&file, content(number)).unwrap();
+            }
+        }
+        drop(mounted);
+    }
+    run("fsck.ext4", &["-f", "-n", &device]);
+    server.stop();
+}
+
+fn is_mine(remain: &remains::Remain, name: &str) -> bool {
+    remain.ownership.name == name
+}
+
+/// The process that [`a_killed_server_leaves_errors_and_mendable_remains`] starts and kills.
+#[test]
+#[ignore = "runs as a process of its own, until it is killed"]
+fn serve_until_killed() {
+    let name = std::env::var("SPILLWAY_TEST_SERVER").expect("another test starts this one");
+    let size_mib: u64 = std::env::var("SPILLWAY_TEST_MIB").map_or(8, |text| text.parse().unwrap());
+    let threads = std::env::var("SPILLWAY_TEST_THREADS").map_or(1, |text| text.parse().unwrap());
+    let server = Server::start(&name, size_mib * MIB, threads);
+    println!("\nserving {} {}", server.path.display(), server.directory().display());
+    let mut line = String::new();
+    let _ = std::io::stdin().read_line(&mut line);
+}
+
+#[test]
+fn a_killed_server_leaves_errors_and_mendable_remains() {
+    if !can_run("a_killed_server_leaves_errors_and_mendable_remains") {
+        return;
+    }
+    let name = format!("killed-{}", std::process::id());
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "serve_until_killed", "--ignored", "--nocapture"])
+        .env("SPILLWAY_TEST_SERVER", &name)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let line = lines.map(Result::unwrap).find(|line| line.starts_with("serving ")).expect("the server starts");
+    let mut words = line.split(' ').skip(1).map(PathBuf::from);
+    let (device, directory) = (words.next().unwrap(), words.next().unwrap());
+    let file = open_direct(&device);
+    let mut buffer = Aligned::new(4096);
+    buffer.write(&file, 0, &[3; 4096]);
+
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while file.read_exact_at(buffer.bytes(), 0).is_ok() {
+        assert!(Instant::now() < deadline, "a dead server's device answers with errors");
+    }
+    let listed = remains::list().unwrap();
+    assert_eq!(listed.iter().filter(|remain| is_mine(remain, &name)).count(), 2, "{listed:?}");
+    drop(file);
+    let failed: Vec<_> = remains::mend()
+        .unwrap()
+        .into_iter()
+        .filter(|mended| is_mine(&mended.remain, &name) && mended.result.is_err())
+        .collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    assert!(remains::list().unwrap().iter().all(|remain| !is_mine(remain, &name)));
+    assert!(!is_bound(&device) || !is_ours(&device));
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "the mount's directory is removed");
+    std::fs::remove_dir(&directory).unwrap();
+}

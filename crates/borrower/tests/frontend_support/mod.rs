@@ -1,0 +1,158 @@
+//! A loop device over FUSE served from this process's locked memory, and aligned buffers for direct I/O.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use spillway_borrower::block::BlockChannel;
+use spillway_borrower::frontend::FrontEndError;
+use spillway_borrower::frontend::fuse_channel::FuseChannel;
+use spillway_borrower::frontend::loop_fuse::{LoopFuse, LoopFuseConfig};
+use spillway_borrower::io_thread::IoThread;
+use spillway_borrower::local_memory::LocalMemory;
+use spillway_borrower::metrics::Metrics;
+use spillway_sys::event::EventFd;
+use spillway_sys::mapping::Mapping;
+
+/// `O_DIRECT` on this architecture.
+pub(crate) const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
+
+/// Says which capability is missing, or that nothing is. With `SPILLWAY_NO_SKIP=1` a missing one is a failure.
+pub(crate) fn can_run(test: &str) -> bool {
+    let missing = if !rustix::process::geteuid().is_root() {
+        "root"
+    } else if !Path::new("/dev/fuse").exists() {
+        "/dev/fuse"
+    } else if !Path::new("/dev/loop-control").exists() {
+        "loop devices (/dev/loop-control)"
+    } else {
+        return true;
+    };
+    skip(test, missing);
+    false
+}
+
+/// Reports a test that cannot run here.
+pub(crate) fn skip(test: &str, missing: &str) {
+    assert!(std::env::var_os("SPILLWAY_NO_SKIP").is_none(), "{test} cannot run: {missing} is missing");
+    eprintln!("SKIPPED {test}: {missing} is missing");
+}
+
+/// A running device.
+pub(crate) struct Server {
+    pub(crate) front: LoopFuse,
+    pub(crate) path: PathBuf,
+    threads: Vec<IoThread>,
+    stop: Arc<EventFd>,
+    directory: tempfile::TempDir,
+}
+
+impl Server {
+    pub(crate) fn start(name: &str, size_bytes: u64, threads: usize) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let config = LoopFuseConfig {
+            name: name.to_owned(),
+            size_bytes,
+            threads,
+            slots_per_thread: 4,
+            directory: directory.path().to_owned(),
+        };
+        let (mut front, channels) = LoopFuse::mount(&config).unwrap();
+        let memory = Arc::new(Mapping::locked(size_bytes as usize).unwrap());
+        let stop = Arc::new(EventFd::new().unwrap());
+        let threads = channels.into_iter().map(|channel| serve(channel, &memory, &stop)).collect();
+        let path = front.attach().unwrap();
+        Self { front, path, threads, stop, directory }
+    }
+
+    /// Detaches, and checks that nothing is left.
+    pub(crate) fn stop(mut self) {
+        self.front.detach(Duration::from_secs(10)).unwrap();
+        for thread in &mut self.threads {
+            // The channels close by themselves once unmounted.
+            thread.join();
+        }
+        assert_eq!(fs::read_dir(self.directory.path()).unwrap().count(), 0, "the mount's directory is removed");
+        assert!(!is_bound(&self.path) || !is_ours(&self.path), "the loop device is free");
+    }
+
+    pub(crate) fn detach(&mut self) -> Result<(), FrontEndError> {
+        self.front.detach(Duration::from_millis(100))
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Also after a failed assertion: free the device while the threads still serve, then end them.
+        let _ = self.front.detach(Duration::from_secs(5));
+        self.stop.signal();
+        for thread in &mut self.threads {
+            thread.join();
+        }
+    }
+}
+
+fn serve(channel: FuseChannel, memory: &Arc<Mapping>, stop: &Arc<EventFd>) -> IoThread {
+    let pool = Arc::clone(channel.pool());
+    let service = LocalMemory::new(Arc::clone(memory), Arc::new(Metrics::default()), pool);
+    IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), Arc::clone(stop)).unwrap()
+}
+
+fn sysfs(device: &Path) -> PathBuf {
+    Path::new("/sys/block").join(device.file_name().unwrap())
+}
+
+/// Whether the loop device has a file.
+pub(crate) fn is_bound(device: &Path) -> bool {
+    sysfs(device).join("loop").exists()
+}
+
+/// Whether the loop device (still) has a file of ours; others may have taken the number since.
+pub(crate) fn is_ours(device: &Path) -> bool {
+    fs::read_to_string(sysfs(device).join("loop/backing_file")).is_ok_and(|file| file.contains("/volume"))
+}
+
+pub(crate) fn queue_setting(device: &Path, name: &str) -> String {
+    fs::read_to_string(sysfs(device).join("queue").join(name)).unwrap().trim().to_owned()
+}
+
+/// A device or file open past the page cache.
+pub(crate) fn open_direct(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).custom_flags(O_DIRECT).open(path).unwrap()
+}
+
+/// Bytes at a page boundary, for direct I/O.
+pub(crate) struct Aligned {
+    bytes: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl Aligned {
+    pub(crate) fn new(length: usize) -> Self {
+        let bytes = vec![0; length + 4096];
+        let start = bytes.as_ptr().align_offset(4096);
+        Self { bytes, start, length }
+    }
+
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.length]
+    }
+
+    pub(crate) fn read(&mut self, file: &File, offset: u64, length: usize) -> &[u8] {
+        let bytes = &mut self.bytes()[..length];
+        file.read_exact_at(bytes, offset).unwrap();
+        bytes
+    }
+
+    pub(crate) fn write(&mut self, file: &File, offset: u64, content: &[u8]) {
+        self.bytes()[..content.len()].copy_from_slice(content);
+        file.write_all_at(&self.bytes()[..content.len()], offset).unwrap();
+    }
+}

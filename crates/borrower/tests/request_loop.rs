@@ -1,0 +1,168 @@
+//! The loop of an I/O thread between a channel and a service that the test holds in its hands.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use spillway_borrower::block::{BlockChannel, BlockError, BlockOperation, BlockRequest, Received};
+use spillway_borrower::io_thread::IoThread;
+use spillway_borrower::service::{BlockService, Completed, Waiting};
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_sys::event::EventFd;
+
+/// What the test and the I/O thread share.
+struct Desk {
+    event: EventFd,
+    requests: Mutex<VecDeque<Received>>,
+    answers: Mutex<Vec<(usize, Result<(), BlockError>)>>,
+}
+
+impl Desk {
+    fn new() -> Arc<Self> {
+        let (requests, answers) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { event: EventFd::new().unwrap(), requests, answers })
+    }
+
+    fn hand_in(&self, slot: usize, operation: BlockOperation) {
+        let request = BlockRequest { slot, operation, offset_bytes: 0, length_bytes: 4096 };
+        self.requests.lock().unwrap().push_back(Received::Request(request));
+        self.event.signal();
+    }
+
+    fn close(&self) {
+        self.requests.lock().unwrap().push_back(Received::Closed);
+        self.event.signal();
+    }
+
+    fn await_answers(&self, count: usize) -> Vec<(usize, Result<(), BlockError>)> {
+        let give_up = Instant::now() + Duration::from_secs(20);
+        while self.answers.lock().unwrap().len() < count {
+            assert!(Instant::now() < give_up, "no answer came");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.answers.lock().unwrap().clone()
+    }
+}
+
+struct DeskChannel(Arc<Desk>, Arc<BufferPool>);
+
+impl BlockChannel for DeskChannel {
+    fn pool(&self) -> &Arc<BufferPool> {
+        &self.1
+    }
+
+    fn receive(&mut self) -> io::Result<Received> {
+        let mut requests = self.0.requests.lock().unwrap();
+        let received = requests.pop_front().unwrap_or(Received::Nothing);
+        if requests.is_empty() {
+            self.0.event.clear();
+        }
+        Ok(received)
+    }
+
+    fn complete(&mut self, slot: usize, result: Result<(), BlockError>) -> io::Result<()> {
+        self.0.answers.lock().unwrap().push((slot, result));
+        Ok(())
+    }
+
+    fn event(&self) -> BorrowedFd<'_> {
+        self.0.event.as_fd()
+    }
+}
+
+/// Answers reads at once, writes after some looks, and discards when its own event is signalled.
+struct SlowService {
+    waiting: Vec<(BlockRequest, u32)>,
+    event: Arc<EventFd>,
+}
+
+impl BlockService for SlowService {
+    fn submit(&mut self, request: BlockRequest, _now: Instant) {
+        self.waiting.push((request, 0));
+    }
+
+    fn poll(&mut self, _now: Instant, completed: Completed<'_>) -> Waiting {
+        let signalled = self.event.clear();
+        let mut waiting = Waiting::Nothing;
+        self.waiting.retain_mut(|(request, looks)| {
+            *looks += 1;
+            let (done, wait) = match request.operation {
+                BlockOperation::Read => (true, Waiting::Nothing),
+                BlockOperation::Write => (*looks > 5, Waiting::Retry),
+                _ => (signalled, Waiting::Event),
+            };
+            if done {
+                completed(request.slot, Ok(()));
+            } else {
+                waiting = waiting.max(wait);
+            }
+            !done
+        });
+        waiting
+    }
+
+    fn for_each_event<'a>(&'a self, visit: &mut dyn FnMut(BorrowedFd<'a>, bool)) {
+        if !self.waiting.is_empty() {
+            visit(self.event.as_fd(), false);
+        }
+    }
+}
+
+struct Rig {
+    desk: Arc<Desk>,
+    event: Arc<EventFd>,
+    stop: Arc<EventFd>,
+    thread: IoThread,
+}
+
+fn start() -> Rig {
+    let (desk, stop) = (Desk::new(), Arc::new(EventFd::new().unwrap()));
+    let event = Arc::new(EventFd::new().unwrap());
+    let channel = DeskChannel(Arc::clone(&desk), BufferPool::new(4, 4096).unwrap());
+    let service = SlowService { waiting: Vec::new(), event: Arc::clone(&event) };
+    let thread =
+        IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), Arc::clone(&stop)).unwrap();
+    Rig { desk, event, stop, thread }
+}
+
+#[test]
+fn requests_are_answered_whatever_their_service_waits_for() {
+    let mut rig = start();
+    rig.desk.hand_in(0, BlockOperation::Read);
+    assert_eq!(rig.desk.await_answers(1), [(0, Ok(()))]);
+    rig.desk.hand_in(1, BlockOperation::Write);
+    assert_eq!(rig.desk.await_answers(2)[1], (1, Ok(())));
+    rig.desk.hand_in(2, BlockOperation::Discard);
+    // A request that waits for an event does not hold up the next.
+    rig.desk.hand_in(3, BlockOperation::Read);
+    assert_eq!(rig.desk.await_answers(3)[2], (3, Ok(())));
+    rig.event.signal();
+    assert_eq!(rig.desk.await_answers(4)[3], (2, Ok(())));
+    rig.stop.signal();
+    rig.thread.join();
+}
+
+#[test]
+fn a_stop_waits_for_what_is_in_flight() {
+    let mut rig = start();
+    rig.desk.hand_in(0, BlockOperation::Write);
+    rig.desk.hand_in(1, BlockOperation::Discard);
+    rig.desk.await_answers(1);
+    rig.stop.signal();
+    rig.event.signal();
+    rig.thread.join();
+    assert_eq!(rig.desk.await_answers(2).len(), 2);
+}
+
+#[test]
+fn a_closed_channel_ends_the_thread() {
+    let mut rig = start();
+    rig.desk.hand_in(0, BlockOperation::Read);
+    rig.desk.close();
+    rig.thread.join();
+    assert_eq!(rig.desk.await_answers(1).len(), 1);
+}

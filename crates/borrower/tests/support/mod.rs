@@ -1,0 +1,130 @@
+//! Donors and a disk made of plain memory, which fail when a test says so.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
+use spillway_fabric::units::SlabHandle;
+
+/// What a donor (or the disk) holds.
+#[derive(Default)]
+pub(crate) struct Store {
+    slabs: HashMap<SlabHandle, Vec<u8>>,
+    slab_size_bytes: usize,
+    next_handle: u32,
+    /// Connections fail from now on.
+    pub(crate) down: bool,
+    /// Requests complete with an I/O error (a full disk).
+    pub(crate) failing: bool,
+    /// Polls before a request's bytes move.
+    pub(crate) delay_polls: u32,
+}
+
+pub(crate) type Shared = Arc<Mutex<Store>>;
+
+pub(crate) fn store(slab_size_bytes: usize) -> Shared {
+    Arc::new(Mutex::new(Store { slab_size_bytes, ..Store::default() }))
+}
+
+impl Store {
+    /// Lends a slab full of zeroes.
+    pub(crate) fn lend(&mut self) -> SlabHandle {
+        let handle = SlabHandle(self.next_handle);
+        self.next_handle += 1;
+        self.slabs.insert(handle, vec![0; self.slab_size_bytes]);
+        handle
+    }
+
+    /// Takes a slab back and fills it with somebody else's bytes: whoever still reads it is found out.
+    pub(crate) fn take_back(&mut self, handle: SlabHandle) {
+        self.slabs.get_mut(&handle).expect("lent").fill(0xEE);
+    }
+
+    /// A slab under a given handle, for the disk.
+    pub(crate) fn slab(&mut self, handle: SlabHandle) -> &mut Vec<u8> {
+        let size = self.slab_size_bytes;
+        self.slabs.entry(handle).or_insert_with(|| vec![0; size])
+    }
+
+    fn serve(&mut self, request: &Request, pool: &BufferPool) -> Result<(), RequestError> {
+        if self.failing {
+            return Err(RequestError::Medium(28));
+        }
+        let slab = self.slabs.get_mut(&request.remote.slab).ok_or(RequestError::NotLent)?;
+        let start = request.remote.offset_bytes as usize;
+        let range = &mut slab[start..start + request.buffer.length_bytes as usize];
+        match request.operation {
+            Operation::Read => pool.memory().write(request.buffer.offset_bytes as usize, range),
+            Operation::Write => pool.memory().read(request.buffer.offset_bytes as usize, range),
+            Operation::Discard => range.fill(0),
+        }
+        Ok(())
+    }
+}
+
+/// A queue pair to a [`Store`]; requests are carried out in order, some polls after they were posted.
+pub(crate) struct StoreQueuePair {
+    store: Shared,
+    pool: Arc<BufferPool>,
+    posted: VecDeque<(Request, u32)>,
+    depth: usize,
+    down: bool,
+}
+
+impl StoreQueuePair {
+    pub(crate) fn new(store: &Shared, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
+        Box::new(Self {
+            store: Arc::clone(store),
+            pool: Arc::clone(pool),
+            posted: VecDeque::with_capacity(depth),
+            depth,
+            down: false,
+        })
+    }
+}
+
+impl QueuePair for StoreQueuePair {
+    fn post(&mut self, request: Request, _now: Instant) -> Result<(), PostError> {
+        let store = self.store.lock().expect("no test thread panicked");
+        if self.down {
+            return Err(PostError::Down);
+        }
+        if self.posted.len() == self.depth {
+            return Err(PostError::Busy);
+        }
+        self.posted.push_back((request, store.delay_polls));
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Instant, complete: &mut dyn FnMut(Completion)) -> usize {
+        let mut store = self.store.lock().expect("no test thread panicked");
+        self.down |= store.down;
+        let mut count = 0;
+        while let Some((request, delay)) = self.posted.front_mut() {
+            if *delay > 0 && !self.down {
+                *delay -= 1;
+                break;
+            }
+            let result = if self.down { Err(RequestError::Down) } else { store.serve(request, &self.pool) };
+            complete(Completion { tag: request.tag, result });
+            self.posted.pop_front();
+            count += 1;
+        }
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.posted.len()
+    }
+
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn is_down(&self) -> bool {
+        self.down
+    }
+}

@@ -1,0 +1,247 @@
+//! What `spillway.toml` and the files of `spillway.d` may say.
+//!
+//! Later files, in the order of their names, override single settings of earlier ones. A setting that does not exist is a
+//! mistake, and is named: a typing error must not become a default.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Deserializer};
+use spillway_borrower::device::redundancy::Redundancy;
+use spillway_fabric::address::DonorAddress;
+
+use crate::arguments::{DonateArguments, OutputArguments};
+use crate::limits;
+use crate::size::Size;
+
+/// Why the configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigurationError {
+    /// A file cannot be read.
+    #[error("{path}: {source}; name the configuration with --config")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The error.
+        source: std::io::Error,
+    },
+    /// A file is not TOML.
+    #[error("{path}: {source}")]
+    NotToml {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// The files together make no sense.
+    #[error("in {paths}: {source}")]
+    Invalid {
+        /// The files.
+        paths: String,
+        /// What is wrong.
+        source: Box<toml::de::Error>,
+    },
+    /// Neither role is named.
+    #[error("{0} names no role; write a table [donor], [borrower] or both")]
+    NoRole(String),
+}
+
+/// The agent's roles.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Configuration {
+    /// Lends memory.
+    pub(crate) donor: Option<DonorRole>,
+    /// Swaps to donors.
+    pub(crate) borrower: Option<BorrowerRole>,
+}
+
+/// `[donor]`: the options of `spillway donate`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DonorRole {
+    memory: Option<Size>,
+    headroom: Option<Size>,
+    #[serde(default)]
+    listen: Vec<String>,
+    key: Option<PathBuf>,
+    #[serde(default = "default_slab_size")]
+    slab_size: Size,
+}
+
+/// `[borrower]`: the options of `spillway swap on`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BorrowerRole {
+    /// Name of the device.
+    #[serde(default = "default_name")]
+    pub(crate) name: String,
+    /// Bytes of the device.
+    pub(crate) size: Size,
+    /// Donors to borrow from.
+    #[serde(deserialize_with = "donors")]
+    pub(crate) donors: Vec<DonorAddress>,
+    /// The setting for copies.
+    #[serde(default, deserialize_with = "redundancy")]
+    pub(crate) redundancy: Option<Redundancy>,
+    /// The backing file.
+    pub(crate) backing: Option<PathBuf>,
+    /// The cluster key.
+    pub(crate) key: Option<PathBuf>,
+    /// Unit of lending.
+    #[serde(default = "default_slab_size")]
+    pub(crate) slab_size: Size,
+    /// Swap priority.
+    pub(crate) priority: Option<i32>,
+}
+
+fn default_name() -> String {
+    "swap".to_owned()
+}
+
+fn default_slab_size() -> Size {
+    Size { bytes: limits::SLAB_SIZE_BYTES_DEFAULT }
+}
+
+fn donors<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DonorAddress>, D::Error> {
+    let texts = Vec::<String>::deserialize(deserializer)?;
+    texts.iter().map(|text| text.parse().map_err(serde::de::Error::custom)).collect()
+}
+
+fn redundancy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Redundancy>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+impl DonorRole {
+    /// As `spillway donate` takes them.
+    pub(crate) fn arguments(&self) -> DonateArguments {
+        DonateArguments {
+            name: "agent".to_owned(),
+            memory: self.memory,
+            headroom: self.headroom,
+            listen: self.listen.clone(),
+            key: self.key.clone(),
+            slab_size: self.slab_size,
+            output: OutputArguments::default(),
+            owned: false,
+        }
+    }
+}
+
+impl Configuration {
+    /// Reads `path` and every `*.toml` in `spillway.d` beside it.
+    pub(crate) fn load(path: &Path) -> Result<Self, ConfigurationError> {
+        let mut paths = vec![path.to_path_buf()];
+        paths.extend(drop_ins(&path.with_file_name("spillway.d")));
+        let read = |path: PathBuf| match fs::read_to_string(&path) {
+            Ok(text) => Ok((path, text)),
+            Err(source) => Err(ConfigurationError::Unreadable { path, source }),
+        };
+        Self::parse(&paths.into_iter().map(read).collect::<Result<Vec<_>, _>>()?)
+    }
+
+    /// Puts files together, the later ones over the earlier.
+    pub(crate) fn parse(files: &[(PathBuf, String)]) -> Result<Self, ConfigurationError> {
+        let mut together = toml::Table::new();
+        for (path, text) in files {
+            let table = text
+                .parse()
+                .map_err(|source| ConfigurationError::NotToml { path: path.clone(), source: Box::new(source) })?;
+            merge(&mut together, table);
+        }
+        let paths: Vec<String> = files.iter().map(|(path, _)| path.display().to_string()).collect();
+        let paths = paths.join(", ");
+        let configuration: Self = toml::Value::Table(together)
+            .try_into()
+            .map_err(|source| ConfigurationError::Invalid { paths: paths.clone(), source: Box::new(source) })?;
+        if configuration.donor.is_none() && configuration.borrower.is_none() {
+            return Err(ConfigurationError::NoRole(paths));
+        }
+        Ok(configuration)
+    }
+}
+
+fn drop_ins(directory: &Path) -> Vec<PathBuf> {
+    let Ok(items) = fs::read_dir(directory) else { return Vec::new() };
+    let paths = items.flatten().map(|item| item.path());
+    let mut paths: Vec<PathBuf> = paths.filter(|path| path.extension().is_some_and(|end| end == "toml")).collect();
+    paths.sort();
+    paths
+}
+
+fn merge(together: &mut toml::Table, over: toml::Table) {
+    for (key, value) in over {
+        match (together.get_mut(&key), value) {
+            (Some(toml::Value::Table(below)), toml::Value::Table(above)) => merge(below, above),
+            (_, value) => drop(together.insert(key, value)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(texts: &[&str]) -> Result<Configuration, String> {
+        let files: Vec<_> = texts
+            .iter()
+            .enumerate()
+            .map(|(index, text)| (format!("{index}.toml").into(), (*text).to_owned()))
+            .collect();
+        Configuration::parse(&files).map_err(|error| error.to_string())
+    }
+
+    const BORROWER: &str = "[borrower]\nsize = \"1G\"\ndonors = [\"a:1\", \"unix:/x\"]\n";
+
+    #[test]
+    fn both_roles_have_defaults() {
+        let configuration = parse(&["[donor]\n", BORROWER]).unwrap();
+        let donor = configuration.donor.unwrap().arguments();
+        assert_eq!((donor.memory, donor.listen.len(), donor.owned), (None, 0, false));
+        let borrower = configuration.borrower.unwrap();
+        assert_eq!((borrower.name.as_str(), borrower.size.bytes, borrower.donors.len()), ("swap", 1 << 30, 2));
+        assert_eq!(borrower.slab_size.bytes, limits::SLAB_SIZE_BYTES_DEFAULT);
+    }
+
+    #[test]
+    fn later_files_override_single_settings() {
+        let first = "[donor]\nmemory = \"1G\"\nlisten = [\"a:1\"]\n";
+        let configuration = parse(&[first, "[donor]\nmemory = \"2G\"\n"]).unwrap();
+        let donor = configuration.donor.unwrap().arguments();
+        assert_eq!((donor.memory.unwrap().bytes, donor.listen), (2 << 30, vec!["a:1".to_owned()]));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, expected) in [
+            ("[donor]\nmemmory = \"1G\"\n", "memmory"),
+            ("[doner]\n", "doner"),
+            ("[donor]\nmemory = \"lots\"\n", "'lots' is not a size"),
+            ("[borrower]\nsize = \"1G\"\ndonors = [\"x\"]\n", "HOST:PORT"),
+            ("[borrower]\nsize = \"1G\"\ndonors = []\nredundancy = \"raid\"\n", "replicas=N"),
+            ("[borrower]\ndonors = []\n", "size"),
+            ("[donor\n", "0.toml"),
+            ("", "names no role"),
+        ] {
+            let error = parse(&[text]).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn files_beside_the_configuration_are_read_in_order() {
+        let directory = tempfile::tempdir().unwrap();
+        let main = directory.path().join("spillway.toml");
+        let extra = directory.path().join("spillway.d");
+        fs::create_dir(&extra).unwrap();
+        fs::write(&main, "[donor]\nmemory = \"1G\"\n").unwrap();
+        fs::write(extra.join("20.toml"), "[donor]\nmemory = \"3G\"\n").unwrap();
+        fs::write(extra.join("10.toml"), "[donor]\nmemory = \"2G\"\n").unwrap();
+        fs::write(extra.join("30.conf"), "nonsense").unwrap();
+        let donor = Configuration::load(&main).unwrap().donor.unwrap();
+        assert_eq!(donor.memory.unwrap().bytes, 3 << 30);
+        let error = Configuration::load(&directory.path().join("none.toml")).unwrap_err().to_string();
+        assert!(error.contains("--config"), "{error}");
+    }
+}

@@ -1,0 +1,355 @@
+//! The command line: every subcommand and option, with the help that users read.
+//!
+//! Values are checked here, so that a mistake ends with status 2 before anything is touched.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use spillway_borrower::device::redundancy::Redundancy;
+use spillway_fabric::address::DonorAddress;
+use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
+
+use crate::limits;
+use crate::size::{LocalBudget, Size, human};
+
+/// Lets programs use the idle memory of other machines.
+#[derive(Debug, Parser)]
+#[command(name = "spillway", version, subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run an unmodified program with a local memory budget; the rest of its memory lives with donors
+    Run(RunArguments),
+    /// A swap device for the whole machine, made of remote memory
+    #[command(subcommand)]
+    Swap(SwapCommand),
+    /// A plain block device made of remote memory, for file systems and other tools
+    #[command(subcommand)]
+    Device(DeviceCommand),
+    /// Lend this machine's idle memory
+    Donate(DonateArguments),
+    /// Show every device, donor and run on this machine
+    Status(OutputArguments),
+    /// Say what this kernel and user can do, and the command that mends what is missing
+    Doctor(DoctorArguments),
+    /// The long-running daemon, as its configuration says
+    Agent(AgentArguments),
+    /// The background process of a device
+    #[command(name = "serve-device", hide = true)]
+    ServeDevice(ServeArguments),
+    /// Becomes the program of `run`, inside its memory group
+    #[command(name = "become-program", hide = true)]
+    BecomeProgram(BecomeArguments),
+}
+
+/// How results are printed.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct OutputArguments {
+    /// Print JSON on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Where pages go.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct StorageArguments {
+    /// A donor: HOST:PORT or unix:/PATH; repeat it for more
+    #[arg(long = "donor", value_name = "ADDRESS")]
+    pub(crate) donors: Vec<DonorAddress>,
+    /// Where copies live: disk, none, replicas=N or disk+replicas=N [default: disk; none with donors of `run`'s own]
+    #[arg(long, value_name = "COPIES")]
+    pub(crate) redundancy: Option<Redundancy>,
+    /// The backing file of --redundancy disk [default: a file under /var/lib/spillway]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) backing: Option<PathBuf>,
+    /// The cluster key, or 'none' [default: /etc/spillway/cluster.key, made on first use by root]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
+    /// Unit of lending, a power of two
+    #[arg(long, value_name = "SIZE", value_parser = slab_size, default_value = "32M")]
+    pub(crate) slab_size: Size,
+}
+
+/// How memory reaches the program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Via {
+    /// The best one of this machine
+    #[default]
+    Auto,
+    /// A memory cgroup over a swap device; needs root
+    Swap,
+}
+
+/// `spillway run`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RunArguments {
+    /// Local memory: a size, or a share of what the program uses as it grows
+    #[arg(long, value_name = "SIZE|PERCENT", default_value = "50%")]
+    pub(crate) local: LocalBudget,
+    /// How memory reaches the program
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) via: Via,
+    /// Where pages go
+    #[command(flatten)]
+    pub(crate) storage: StorageArguments,
+    /// Memory to borrow at most [default: what this machine can lend, or as much as it has with --donor]
+    #[arg(long, value_name = "SIZE", value_parser = device_size)]
+    pub(crate) lend: Option<Size>,
+    /// Donors to start on this machine when none is named
+    #[arg(long, value_name = "COUNT", default_value_t = limits::OWN_DONORS_DEFAULT, value_parser = own_donors)]
+    pub(crate) own_donors: usize,
+    /// Page to this machine's own memory, without donors: the yardstick for measurements
+    #[arg(long, hide = true)]
+    pub(crate) local_memory: bool,
+    /// Write statistics as JSON to this file when the program ends
+    #[arg(long, value_name = "FILE")]
+    pub(crate) stats: Option<PathBuf>,
+    /// Print a summary on standard error when the program ends
+    #[arg(long)]
+    pub(crate) summary: bool,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) program: Vec<OsString>,
+}
+
+/// `spillway swap`.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum SwapCommand {
+    /// Start a device and swap to it
+    On(SwapOnArguments),
+    /// Bring every page back and stop; says what is lacking and changes nothing if memory does not suffice
+    Off(NameArguments),
+    /// Show the swap devices
+    Status(OutputArguments),
+}
+
+/// `spillway device`.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum DeviceCommand {
+    /// Start a block device and print its path
+    On(DeviceOnArguments),
+    /// Stop a block device and give its memory back
+    Off(NameArguments),
+    /// Show the block devices
+    Status(OutputArguments),
+}
+
+/// `spillway swap on`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SwapOnArguments {
+    /// Name of the device
+    #[arg(long, default_value = "swap")]
+    pub(crate) name: String,
+    /// The device
+    #[command(flatten)]
+    pub(crate) device: NewDeviceArguments,
+    /// Swap priority [default: above every area that is on]
+    #[arg(long, value_parser = clap::value_parser!(i32).range(0..=i64::from(limits::SWAP_PRIORITY_MAX)))]
+    pub(crate) priority: Option<i32>,
+}
+
+/// `spillway device on`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DeviceOnArguments {
+    /// Name of the device
+    #[arg(long, default_value = "device")]
+    pub(crate) name: String,
+    /// The device
+    #[command(flatten)]
+    pub(crate) device: NewDeviceArguments,
+}
+
+/// What `swap on` and `device on` have in common.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct NewDeviceArguments {
+    /// Size of the device
+    #[arg(long, value_name = "SIZE", value_parser = device_size)]
+    pub(crate) size: Size,
+    /// Where pages go
+    #[command(flatten)]
+    pub(crate) storage: StorageArguments,
+    /// Serve from this machine's own memory, without donors: the yardstick for measurements
+    #[arg(long, hide = true)]
+    pub(crate) local_memory: bool,
+    /// Output
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}
+
+/// Names one device, for `off`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct NameArguments {
+    /// Name of the device; may be left out when there is only one
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Output
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}
+
+/// `spillway donate`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DonateArguments {
+    /// Name of this donor in `status`
+    #[arg(long, default_value = "donor")]
+    pub(crate) name: String,
+    /// Memory to lend at most [default: what is idle, beyond the headroom]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<Size>,
+    /// Memory kept free for local applications [default: an eighth of all]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) headroom: Option<Size>,
+    /// Where to listen: HOST:PORT (port 0 takes a free one) or unix:/PATH; repeat it for more [default: 127.0.0.1:7070]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Vec<String>,
+    /// The cluster key, or 'none' [default: /etc/spillway/cluster.key, made on first use by root]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
+    /// Slabs to prepare in advance are of this size
+    #[arg(long, value_name = "SIZE", value_parser = slab_size, default_value = "32M")]
+    pub(crate) slab_size: Size,
+    /// Output
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+    /// Ends when standard input does and nothing is lent any more
+    #[arg(long, hide = true)]
+    pub(crate) owned: bool,
+}
+
+/// `spillway doctor`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DoctorArguments {
+    /// Remove what dead runs left behind
+    #[arg(long)]
+    pub(crate) mend: bool,
+    /// Output
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}
+
+/// `spillway agent`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AgentArguments {
+    /// The configuration; files in the directory `spillway.d` beside it are read too
+    #[arg(long, value_name = "FILE", default_value = "/etc/spillway/spillway.toml")]
+    pub(crate) config: PathBuf,
+    /// Only check the configuration
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+/// The hidden command of a device's process; what the launcher has checked comes as JSON.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ServeArguments {
+    /// A `LaunchedDevice`
+    pub(crate) launched: String,
+}
+
+/// The hidden command that becomes the program.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BecomeArguments {
+    /// File to write the own process id to, which moves it into the memory group
+    #[arg(long)]
+    pub(crate) procs_file: PathBuf,
+    /// The program's file
+    #[arg(long)]
+    pub(crate) file: PathBuf,
+    /// The program as the user wrote it, and its arguments
+    #[arg(last = true, required = true)]
+    pub(crate) program: Vec<OsString>,
+}
+
+fn slab_size(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse().map_err(|error: crate::size::SizeError| error.to_string())?;
+    if size.bytes.is_power_of_two() && (SLAB_SIZE_BYTES_MIN..=SLAB_SIZE_BYTES_MAX).contains(&size.bytes) {
+        return Ok(size);
+    }
+    let (least, most) = (human(SLAB_SIZE_BYTES_MIN), human(SLAB_SIZE_BYTES_MAX));
+    Err(format!("'{text}' is not a slab size; write a power of two from {least} to {most}, such as 32M"))
+}
+
+fn device_size(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse().map_err(|error: crate::size::SizeError| error.to_string())?;
+    if (limits::DEVICE_SIZE_BYTES_MIN..=limits::DEVICE_SIZE_BYTES_MAX).contains(&size.bytes) {
+        return Ok(size);
+    }
+    let (least, most) = (human(limits::DEVICE_SIZE_BYTES_MIN), human(limits::DEVICE_SIZE_BYTES_MAX));
+    Err(format!("'{text}' cannot be the size of a device; write one from {least} to {most}, such as 2G"))
+}
+
+fn own_donors(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count) if (1..=limits::OWN_DONORS_MAX).contains(&count) => Ok(count),
+        _ => Err(format!("'{text}' donors cannot be started; write a number from 1 to {}", limits::OWN_DONORS_MAX)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Command, clap::Error> {
+        Arguments::try_parse_from(line.split(' ')).map(|arguments| arguments.command)
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn run_takes_the_options_of_the_manual() {
+        let line = "spillway run --local 25% --via swap --donor a:1 --donor unix:/x --redundancy replicas=2 \
+                    --stats s.json --lend 1G -- prog --local 3";
+        let Command::Run(run) = parse(line).unwrap() else { panic!("not run") };
+        assert_eq!(run.local, LocalBudget::Percent(25.0));
+        assert_eq!(run.storage.donors.len(), 2);
+        assert_eq!(run.storage.redundancy, Some("replicas=2".parse().unwrap()));
+        assert_eq!(run.program, ["prog", "--local", "3"]);
+    }
+
+    #[test]
+    fn run_has_defaults_and_needs_a_program() {
+        let Command::Run(run) = parse("spillway run -- true").unwrap() else { panic!("not run") };
+        assert_eq!((run.local, run.own_donors, run.via), (LocalBudget::Percent(50.0), 3, Via::Auto));
+        assert_eq!(run.storage.slab_size.bytes, limits::SLAB_SIZE_BYTES_DEFAULT);
+        assert!(parse("spillway run").is_err());
+        assert!(parse("spillway run --local 50%").is_err());
+    }
+
+    #[test]
+    fn nonsense_is_named_with_an_example() {
+        for (line, expected) in [
+            ("spillway run --local many -- true", "512M"),
+            ("spillway run --local 0% -- true", "50%"),
+            ("spillway run --own-donors 0 -- true", "from 1 to"),
+            ("spillway run --lend 1K -- true", "such as 2G"),
+            ("spillway device on --size huge --donor a:1", "512M"),
+            ("spillway device on --size 1M --donor a:1", "from 16 MiB"),
+            ("spillway device on --size 1G --donor nowhere", "HOST:PORT"),
+            ("spillway device on --size 1G --slab-size 3M --donor a:1", "power of two"),
+            ("spillway device on --size 1G --redundancy raid --donor a:1", "replicas=N"),
+            ("spillway donate --memory=-5", "--memory"),
+            ("spillway swap on --size 1G --priority 40000 --donor a:1", "32767"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{line}");
+            assert!(error.to_string().contains(expected), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn hidden_commands_are_not_in_the_help() {
+        let help = Arguments::command().render_long_help().to_string();
+        assert!(help.contains("doctor") && !help.contains("serve-device") && !help.contains("become-program"));
+    }
+}

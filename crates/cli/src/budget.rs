@@ -1,0 +1,174 @@
+//! The local budget of a program under `run`: how much memory its cgroup may have, moment by moment.
+//!
+//! A share follows the footprint (local plus lent, without cached files) as it grows and shrinks. The decision has no clock
+//! and no I/O of its own: [`run`](crate::run) samples the cgroup, asks here, and writes the limit.
+//!
+//! Invariants: the limit is never below the floor, nor below what is locked plus the floor, because memory that cannot
+//! leave would get the program killed; it grows at once and shrinks in steps, so that the writer of the limit, who pages
+//! out what is above it, is never busy for long.
+
+use std::time::Duration;
+
+use crate::cgroup::usage::GroupUsage;
+use crate::limits;
+use crate::size::LocalBudget;
+
+/// A limit shrinks by at most this part of itself at a time.
+const SHRINK_DIVISOR: u64 = 16;
+
+/// A change smaller than this part of the limit is not worth writing.
+const IGNORED_DIVISOR: u64 = 64;
+
+/// Page tables, stacks and batches of the kernel that a limit must leave room for besides locked memory.
+const LOCKED_EXTRA_DIVISOR: u64 = 8;
+
+/// What the cgroup of one program may have.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget {
+    setting: LocalBudget,
+    limit_bytes: Option<u64>,
+}
+
+impl Budget {
+    /// Before the program starts.
+    pub(crate) fn new(setting: LocalBudget) -> Self {
+        let limit_bytes = match setting {
+            LocalBudget::Fixed(size) => Some(size.bytes.max(limits::BUDGET_FLOOR_BYTES)),
+            LocalBudget::Percent(percent) if percent >= 100.0 => None,
+            LocalBudget::Percent(_) => Some(limits::BUDGET_FLOOR_BYTES),
+        };
+        Self { setting, limit_bytes }
+    }
+
+    /// The limit in force; `None` when all of the footprint may be local.
+    pub(crate) fn limit_bytes(&self) -> Option<u64> {
+        self.limit_bytes
+    }
+
+    /// What the setting means for this footprint.
+    fn wanted_bytes(&self, usage: &GroupUsage) -> u64 {
+        let share = match self.setting {
+            LocalBudget::Fixed(size) => size.bytes,
+            LocalBudget::Percent(percent) => (usage.footprint_bytes() as f64 * percent / 100.0) as u64,
+        };
+        let locked = match usage.locked_bytes {
+            0 => 0,
+            locked => locked + locked / LOCKED_EXTRA_DIVISOR + limits::BUDGET_FLOOR_BYTES,
+        };
+        share.max(locked).max(limits::BUDGET_FLOOR_BYTES)
+    }
+
+    /// Takes a sample; gives the limit to write if it is to change.
+    pub(crate) fn observe(&mut self, usage: &GroupUsage) -> Option<u64> {
+        let current = self.limit_bytes?;
+        let wanted = self.wanted_bytes(usage).max(current - current / SHRINK_DIVISOR);
+        if wanted.abs_diff(current) <= current / IGNORED_DIVISOR {
+            return None;
+        }
+        assert!(wanted >= limits::BUDGET_FLOOR_BYTES, "the floor holds");
+        self.limit_bytes = Some(wanted);
+        self.limit_bytes
+    }
+
+    /// When to look again: soon while the group is at its limit, see [`limits::BUDGET_INTERVAL_AT_LIMIT`].
+    pub(crate) fn interval(&self, usage: &GroupUsage) -> Duration {
+        match self.limit_bytes {
+            Some(limit) if usage.charged_bytes >= limit - limit / SHRINK_DIVISOR => limits::BUDGET_INTERVAL_AT_LIMIT,
+            _ => limits::BUDGET_INTERVAL,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A program of `footprint` bytes whose kernel keeps as much local as the limit allows.
+    fn sample(budget: &Budget, footprint: u64) -> GroupUsage {
+        let charged = footprint.min(budget.limit_bytes().unwrap_or(u64::MAX));
+        GroupUsage { charged_bytes: charged, swapped_bytes: footprint - charged, ..GroupUsage::default() }
+    }
+
+    fn settle(budget: &mut Budget, footprint: u64) -> u64 {
+        for _ in 0..200 {
+            let usage = sample(budget, footprint);
+            budget.observe(&usage);
+        }
+        budget.limit_bytes().unwrap()
+    }
+
+    fn percent(percent: f64) -> Budget {
+        Budget::new(LocalBudget::Percent(percent))
+    }
+
+    #[test]
+    fn a_share_follows_a_growing_and_a_shrinking_footprint() {
+        let mut budget = percent(25.0);
+        assert_eq!(budget.limit_bytes(), Some(limits::BUDGET_FLOOR_BYTES));
+        for footprint in [100, 400, 1000, 200, 800, 64] {
+            let limit = settle(&mut budget, footprint * MIB);
+            let wanted = (footprint * MIB / 4).max(limits::BUDGET_FLOOR_BYTES);
+            assert!(limit.abs_diff(wanted) <= wanted / 32, "{footprint} MiB: {limit} instead of {wanted}");
+        }
+    }
+
+    #[test]
+    fn growth_is_followed_at_once_and_shrinking_in_steps() {
+        let mut budget = percent(50.0);
+        let usage = sample(&budget, 1000 * MIB);
+        assert_eq!(budget.observe(&usage), Some(500 * MIB));
+        let usage = sample(&budget, 100 * MIB);
+        assert_eq!(budget.observe(&usage), Some(500 * MIB - 500 * MIB / SHRINK_DIVISOR));
+    }
+
+    #[test]
+    fn a_steady_footprint_changes_nothing() {
+        let mut budget = percent(50.0);
+        settle(&mut budget, 512 * MIB);
+        let usage = sample(&budget, 513 * MIB);
+        assert_eq!(budget.observe(&usage), None);
+    }
+
+    #[test]
+    fn cached_files_earn_no_budget() {
+        let mut budget = percent(50.0);
+        let usage = GroupUsage { charged_bytes: 600 * MIB, file_bytes: 500 * MIB, ..GroupUsage::default() };
+        assert_eq!(budget.observe(&usage), Some(50 * MIB));
+    }
+
+    #[test]
+    fn locked_memory_always_fits() {
+        let usage = GroupUsage { charged_bytes: 200 * MIB, locked_bytes: 160 * MIB, ..GroupUsage::default() };
+        for mut budget in [percent(25.0), Budget::new("32M".parse().unwrap())] {
+            let limit = budget.observe(&usage).unwrap();
+            assert!(limit > 160 * MIB + limits::BUDGET_FLOOR_BYTES);
+        }
+    }
+
+    #[test]
+    fn a_fixed_budget_stays_and_is_never_below_the_floor() {
+        let mut budget = Budget::new("64M".parse().unwrap());
+        for footprint in [1, 50, 5000] {
+            assert_eq!(settle(&mut budget, footprint * MIB), 64 * MIB);
+        }
+        assert_eq!(Budget::new("1M".parse().unwrap()).limit_bytes(), Some(limits::BUDGET_FLOOR_BYTES));
+    }
+
+    #[test]
+    fn everything_local_means_no_limit() {
+        let mut budget = percent(100.0);
+        let usage = sample(&budget, 1000 * MIB);
+        assert_eq!((budget.limit_bytes(), budget.observe(&usage)), (None, None));
+        assert_eq!(budget.interval(&usage), limits::BUDGET_INTERVAL);
+    }
+
+    #[test]
+    fn the_kernel_is_watched_closely_at_the_limit_only() {
+        let mut budget = percent(50.0);
+        settle(&mut budget, 400 * MIB);
+        assert_eq!(budget.interval(&sample(&budget, 400 * MIB)), limits::BUDGET_INTERVAL_AT_LIMIT);
+        assert_eq!(budget.interval(&sample(&budget, 100 * MIB)), limits::BUDGET_INTERVAL);
+    }
+}

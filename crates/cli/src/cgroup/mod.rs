@@ -1,0 +1,213 @@
+//! Memory cgroups, version 1 and 2, as far as a local budget needs them.
+//!
+//! - [`hierarchy`]: which version the kernel has, and where.
+//! - [`usage`]: what a group holds.
+//!
+//! All groups lie under one directory `spillway`, so that `doctor` finds those of dead runs.
+
+pub(crate) mod hierarchy;
+pub(crate) mod usage;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use self::hierarchy::{Hierarchy, Version};
+use self::usage::GroupUsage;
+use crate::limits;
+
+/// The directory of all our groups.
+const PARENT: &str = "spillway";
+
+/// Memory cgroup v1's "no limit": the largest multiple of the page size in 63 bits.
+const UNLIMITED_V1: &str = "-1";
+
+/// A memory cgroup of ours.
+#[derive(Clone, Debug)]
+pub(crate) struct MemoryGroup {
+    path: PathBuf,
+    version: Version,
+}
+
+impl MemoryGroup {
+    /// Makes the group `name`; taken over if it exists, because then its owner is dead.
+    pub(crate) fn create(hierarchy: &Hierarchy, name: &str) -> io::Result<Self> {
+        let parent = hierarchy.root.join(PARENT);
+        make_directory(&parent)?;
+        if hierarchy.version == Version::V2 {
+            // Refused where the controller is enabled already by other means; the limit's write tells the truth.
+            let _ = fs::write(hierarchy.root.join("cgroup.subtree_control"), "+memory");
+            let _ = fs::write(parent.join("cgroup.subtree_control"), "+memory");
+        }
+        let group = Self::existing(hierarchy, name);
+        make_directory(&group.path)?;
+        Ok(group)
+    }
+
+    /// The group `name`, which may or may not exist.
+    pub(crate) fn existing(hierarchy: &Hierarchy, name: &str) -> Self {
+        Self { path: hierarchy.root.join(PARENT).join(name), version: hierarchy.version }
+    }
+
+    /// Names of all groups of ours.
+    pub(crate) fn names(hierarchy: &Hierarchy) -> Vec<String> {
+        let Ok(items) = fs::read_dir(hierarchy.root.join(PARENT)) else { return Vec::new() };
+        let directories = items.flatten().filter(|item| item.file_type().is_ok_and(|kind| kind.is_dir()));
+        directories.filter_map(|item| item.file_name().into_string().ok()).collect()
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it is there.
+    pub(crate) fn exists(&self) -> bool {
+        self.path.is_dir()
+    }
+
+    fn write(&self, file: &str, text: &str) -> io::Result<()> {
+        let path = self.path.join(file);
+        fs::write(&path, text).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+    }
+
+    /// Moves a process in; `0` means the caller.
+    pub(crate) fn add(&self, pid: u32) -> io::Result<()> {
+        self.write("cgroup.procs", &pid.to_string())
+    }
+
+    /// Limits local memory, or lifts the limit. Lowering it below what is used makes the kernel page out before this returns;
+    /// what cannot be had at once is not an error.
+    ///
+    /// Version 2 throttles at the limit (`memory.high`), and kills only well above it: a hard limit kills on a short peak.
+    pub(crate) fn set_limit(&self, limit_bytes: Option<u64>) -> io::Result<()> {
+        match (self.version, limit_bytes) {
+            (Version::V1, None) => self.write("memory.limit_in_bytes", UNLIMITED_V1),
+            (Version::V1, Some(bytes)) => match self.write("memory.limit_in_bytes", &bytes.to_string()) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(()),
+                result => result,
+            },
+            (Version::V2, None) => self.write("memory.high", "max").and_then(|()| self.write("memory.max", "max")),
+            (Version::V2, Some(bytes)) => {
+                let hard = bytes + (bytes / 4).max(limits::BUDGET_FLOOR_BYTES * 4);
+                self.write("memory.max", &hard.to_string())?;
+                self.write("memory.high", &bytes.to_string())
+            }
+        }
+    }
+
+    /// What it holds now. Reading it also makes the kernel bring the statistics up to date that its reclaim works from.
+    pub(crate) fn usage(&self) -> io::Result<GroupUsage> {
+        usage::read(&self.path, self.version)
+    }
+
+    /// Processes killed by the kernel because of the limit.
+    pub(crate) fn out_of_memory_kills(&self) -> u64 {
+        let file = match self.version {
+            Version::V1 => "memory.oom_control",
+            Version::V2 => "memory.events",
+        };
+        let text = fs::read_to_string(self.path.join(file)).unwrap_or_default();
+        usage::field(&text, "oom_kill").unwrap_or(0)
+    }
+
+    /// Faults of its processes that waited for a page to come in.
+    pub(crate) fn major_faults(&self) -> u64 {
+        let name = match self.version {
+            Version::V1 => "total_pgmajfault",
+            Version::V2 => "pgmajfault",
+        };
+        let text = fs::read_to_string(self.path.join("memory.stat")).unwrap_or_default();
+        usage::field(&text, name).unwrap_or(0)
+    }
+
+    /// Processes in it.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let text = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Moves every process to the group at `target`, a directory of the same hierarchy.
+    pub(crate) fn release_to(&self, target: &Path) {
+        for pid in self.processes() {
+            // One that ended meanwhile needs no other group.
+            let _ = fs::write(target.join("cgroup.procs"), pid.to_string());
+        }
+    }
+
+    /// Removes it once it is empty; a group that is not there is removed. Fails if processes stay in it.
+    pub(crate) fn remove(&self, deadline: Instant) -> io::Result<()> {
+        loop {
+            match fs::remove_dir(&self.path) {
+                Ok(()) => break,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                Err(error) if Instant::now() >= deadline => return Err(error),
+                Err(_) => std::thread::sleep(limits::POLL_INTERVAL),
+            }
+        }
+        if let Some(parent) = self.path.parent() {
+            // Stays while other runs have groups.
+            let _ = fs::remove_dir(parent);
+        }
+        Ok(())
+    }
+}
+
+fn make_directory(path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// A group without a limit for one of our own processes, which stays in it until this is dropped.
+#[derive(Debug)]
+pub(crate) struct OwnGroup {
+    group: MemoryGroup,
+    original: PathBuf,
+}
+
+impl OwnGroup {
+    /// Moves this process, so early that its memory is not charged to whoever started it.
+    pub(crate) fn enter(hierarchy: &Hierarchy, name: &str) -> io::Result<Self> {
+        let original = hierarchy.own_group()?;
+        let group = MemoryGroup::create(hierarchy, name)?;
+        group.add(0)?;
+        Ok(Self { group, original })
+    }
+}
+
+impl Drop for OwnGroup {
+    fn drop(&mut self) {
+        self.group.release_to(&self.original);
+        // What remains is found by `doctor`.
+        let _ = self.group.remove(Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_made_limited_and_removed() {
+        let Some(hierarchy) = Hierarchy::detect().filter(|_| rustix::process::geteuid().is_root()) else {
+            println!("skipped: no memory cgroup, or not root");
+            return;
+        };
+        let name = format!("test-{}", std::process::id());
+        let group = MemoryGroup::create(&hierarchy, &name).unwrap();
+        assert!(MemoryGroup::names(&hierarchy).contains(&name));
+        group.set_limit(Some(64 << 20)).unwrap();
+        let usage = group.usage().unwrap();
+        assert!(usage.charged_bytes < 64 << 20);
+        assert!(group.processes().is_empty());
+        assert_eq!(group.out_of_memory_kills(), 0);
+        group.set_limit(None).unwrap();
+        group.remove(Instant::now() + limits::STOP_DEADLINE).unwrap();
+        assert!(!group.exists());
+        group.remove(Instant::now()).unwrap();
+    }
+}

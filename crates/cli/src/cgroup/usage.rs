@@ -1,0 +1,112 @@
+//! What a memory cgroup holds: local memory, files in it, and what was paged out.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use super::hierarchy::Version;
+
+/// A group at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct GroupUsage {
+    /// Local memory of all kinds.
+    pub(crate) charged_bytes: u64,
+    /// Of it, cached files, which leave without being paged out.
+    pub(crate) file_bytes: u64,
+    /// Of it, memory that cannot leave (locked).
+    pub(crate) locked_bytes: u64,
+    /// Memory that was paged out and is not local.
+    pub(crate) swapped_bytes: u64,
+}
+
+impl GroupUsage {
+    /// What the program uses, wherever it lies: local plus lent, without cached files.
+    pub(crate) fn footprint_bytes(&self) -> u64 {
+        self.charged_bytes.saturating_sub(self.file_bytes) + self.swapped_bytes
+    }
+}
+
+/// The number after `name` in lines of `name number`.
+pub(super) fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let (found, value) = line.split_once(' ')?;
+        if found == name { value.trim().parse().ok() } else { None }
+    })
+}
+
+fn number(group: &Path, file: &str) -> io::Result<u64> {
+    let path = group.join(file);
+    let text = fs::read_to_string(&path)?;
+    text.trim().parse().map_err(|_| io::Error::other(format!("{} holds no number", path.display())))
+}
+
+/// Reads the files of a group.
+pub(super) fn read(group: &Path, version: Version) -> io::Result<GroupUsage> {
+    let statistics = fs::read_to_string(group.join("memory.stat"))?;
+    match version {
+        Version::V1 => {
+            let charged_bytes = number(group, "memory.usage_in_bytes")?;
+            let both = number(group, "memory.memsw.usage_in_bytes").ok();
+            Ok(from_v1(&statistics, charged_bytes, both))
+        }
+        Version::V2 => {
+            let charged_bytes = number(group, "memory.current")?;
+            // Absent on kernels that do not account for swap.
+            let slots_bytes = number(group, "memory.swap.current").unwrap_or(0);
+            Ok(from_v2(&statistics, charged_bytes, slots_bytes))
+        }
+    }
+}
+
+/// `both` counts each page once, wherever it is; the statistic `total_swap` is what remains without that account.
+fn from_v1(statistics: &str, charged_bytes: u64, both: Option<u64>) -> GroupUsage {
+    let total = |name: &str| field(statistics, name).unwrap_or(0);
+    GroupUsage {
+        charged_bytes,
+        file_bytes: total("total_active_file") + total("total_inactive_file"),
+        locked_bytes: total("total_unevictable"),
+        swapped_bytes: both.map_or_else(|| total("total_swap"), |both| both.saturating_sub(charged_bytes)),
+    }
+}
+
+/// A page in the swap cache has a slot and is local too; it counts as local.
+fn from_v2(statistics: &str, charged_bytes: u64, slots_bytes: u64) -> GroupUsage {
+    let total = |name: &str| field(statistics, name).unwrap_or(0);
+    GroupUsage {
+        charged_bytes,
+        file_bytes: total("active_file") + total("inactive_file"),
+        locked_bytes: total("unevictable"),
+        swapped_bytes: slots_bytes.saturating_sub(total("swapcached")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_one_counts_each_page_once() {
+        let text = "active_file 1\ntotal_swap 70\ntotal_active_file 10\ntotal_inactive_file 20\ntotal_unevictable 5\n";
+        let usage = from_v1(text, 100, Some(160));
+        let expected = GroupUsage { charged_bytes: 100, file_bytes: 30, locked_bytes: 5, swapped_bytes: 60 };
+        assert_eq!(usage, expected);
+        assert_eq!(usage.footprint_bytes(), 130);
+        assert_eq!(from_v1(text, 100, None).swapped_bytes, 70);
+    }
+
+    #[test]
+    fn version_two_takes_the_swap_cache_as_local() {
+        let text = "active_file 10\ninactive_file 20\nunevictable 0\nswapcached 15\n";
+        let usage = from_v2(text, 100, 60);
+        assert_eq!((usage.swapped_bytes, usage.footprint_bytes()), (45, 115));
+        assert_eq!(from_v2("", 100, 0).footprint_bytes(), 100);
+    }
+
+    #[test]
+    fn statistics_that_disagree_for_a_moment_never_wrap() {
+        let usage = GroupUsage { charged_bytes: 10, file_bytes: 20, locked_bytes: 0, swapped_bytes: 7 };
+        assert_eq!(usage.footprint_bytes(), 7);
+        assert_eq!(from_v1("", 100, Some(90)).swapped_bytes, 0);
+        assert_eq!(from_v2("swapcached 9\n", 0, 4).swapped_bytes, 0);
+    }
+}

@@ -1,0 +1,175 @@
+//! `spillway device on`, `off` and `status`, and what `swap` shares with them.
+
+use serde_json::json;
+
+use super::launch::{LaunchedDevice, RunningDevice, launch};
+use super::storage;
+use crate::arguments::{DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments};
+use crate::failure::Failure;
+use crate::interruption::Interruption;
+use crate::machine::swap_list;
+use crate::registry::{self, Found, Kind, Registry};
+use crate::run::take_down::stop_device_process;
+use crate::status::{self, Item};
+use crate::{mend, output};
+
+/// Runs one of the subcommands.
+pub(crate) fn execute(command: &DeviceCommand) -> Result<(), Failure> {
+    match command {
+        DeviceCommand::On(arguments) => on(arguments),
+        DeviceCommand::Off(arguments) => off(arguments),
+        DeviceCommand::Status(output) => status::show(output, &Item::is_device),
+    }
+}
+
+fn on(arguments: &DeviceOnArguments) -> Result<(), Failure> {
+    let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
+    let registry = Registry::open().map_err(Failure::failed)?;
+    let mut device = start(&registry, &arguments.name, &arguments.device, &interruption)?;
+    let path = device.path().to_path_buf();
+    interruption.check()?;
+    device.keep()?;
+    if arguments.device.output.json {
+        return output::json(&json!({"name": arguments.name, "path": path}));
+    }
+    output::text(&format!("{}\n", path.display()))
+}
+
+/// Starts the device that a user asked for; stopped again unless it is kept.
+pub(crate) fn start(
+    registry: &Registry,
+    name: &str,
+    arguments: &NewDeviceArguments,
+    interruption: &Interruption,
+) -> Result<RunningDevice, Failure> {
+    registry::check_name(name).map_err(Failure::usage)?;
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::failed("block devices need root; write `sudo spillway ...`"));
+    }
+    if arguments.storage.donors.is_empty() && !arguments.local_memory {
+        return Err(Failure::usage(
+            "name at least one donor with --donor HOST:PORT or --donor unix:/PATH; `spillway donate` on a machine starts one",
+        ));
+    }
+    for line in mend::mend_all(registry)? {
+        eprintln!("spillway: {line}");
+    }
+    if let Some(found) = registry.find(Kind::Device, name) {
+        return Err(already_on(&found));
+    }
+    let device = launch(registry, &launched(name, arguments)?, interruption)?;
+    for note in device.notes() {
+        eprintln!("spillway: {note}");
+    }
+    Ok(device)
+}
+
+fn already_on(found: &Found) -> Failure {
+    Failure::Failed(format!(
+        "the {} is already on; switch it off first, or give this one another --name (`spillway status` shows all)",
+        found.title()
+    ))
+}
+
+fn launched(name: &str, arguments: &NewDeviceArguments) -> Result<LaunchedDevice, Failure> {
+    let storage = &arguments.storage;
+    let slab_size_bytes = storage.slab_size.bytes;
+    let size_bytes = arguments.size.bytes.div_ceil(slab_size_bytes) * slab_size_bytes;
+    let redundancy = if arguments.local_memory && storage.redundancy.is_none() {
+        spillway_borrower::device::redundancy::Redundancy::NONE
+    } else {
+        storage::redundancy(storage)
+    };
+    if !arguments.local_memory && usize::from(redundancy.replicas) > storage.donors.len() {
+        return Err(Failure::Usage(format!(
+            "{redundancy} needs {} donors and {} is named; name more with --donor",
+            redundancy.replicas,
+            storage.donors.len()
+        )));
+    }
+    let backing = storage::backing(storage, redundancy, name, size_bytes)?;
+    Ok(LaunchedDevice {
+        name: name.to_owned(),
+        size_bytes,
+        slab_size_bytes,
+        donors: storage.donors.iter().map(ToString::to_string).collect(),
+        key_file: if arguments.local_memory { None } else { storage::key_file(storage.key.as_deref()) },
+        redundancy: redundancy.to_string(),
+        backing: backing.as_ref().map(|choice| choice.path.clone()),
+        backing_temporary: backing.is_some_and(|choice| choice.temporary),
+        local_memory: arguments.local_memory,
+        run: None,
+    })
+}
+
+/// The device that `off` means: the named one, or the only one.
+pub(crate) fn chosen(
+    registry: &Registry,
+    name: Option<&str>,
+    what: &str,
+    wanted: &dyn Fn(&Item) -> bool,
+) -> Result<Found, Failure> {
+    let items = status::collect(registry, &|item| item.is_device() && item.run().is_none() && wanted(item))?;
+    let names: Vec<&str> = items.iter().map(Item::name).collect();
+    let name = match (name, names.as_slice()) {
+        (Some(name), _) if names.contains(&name) => name,
+        (None, [only]) => only,
+        (Some(name), _) => {
+            return Err(Failure::Failed(format!("no {what} '{name}' is on; `spillway status` shows what is")));
+        }
+        (None, []) => return Err(Failure::Failed(format!("no {what} is on; `spillway status` shows what is"))),
+        (None, several) => {
+            return Err(Failure::Usage(format!("several are on: {}; choose one with --name", several.join(", "))));
+        }
+    };
+    registry.find(Kind::Device, name).ok_or_else(|| Failure::Failed(format!("the {what} '{name}' has just ended")))
+}
+
+fn off(arguments: &NameArguments) -> Result<(), Failure> {
+    let registry = Registry::open().map_err(Failure::failed)?;
+    let found = chosen(&registry, arguments.name.as_deref(), "device", &|_| true)?;
+    let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
+    if status::ask(&found, &areas).is_swap() {
+        let name = &found.name;
+        return Err(Failure::Failed(format!(
+            "the device '{name}' is a swap area; `spillway swap off --name {name}` stops it"
+        )));
+    }
+    stop_device_process(&found).map_err(Failure::Failed)?;
+    if arguments.output.json {
+        return output::json(&json!({"name": found.name, "stopped": true}));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registry() -> (tempfile::TempDir, Registry) {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::at(directory.path().join("registry")).unwrap();
+        (directory, registry)
+    }
+
+    #[test]
+    fn off_needs_something_that_is_on() {
+        let (_directory, registry) = registry();
+        let text = chosen(&registry, None, "device", &|_| true).unwrap_err().to_string();
+        assert!(text.contains("no device is on"), "{text}");
+        let text = chosen(&registry, Some("x"), "swap device", &|_| true).unwrap_err().to_string();
+        assert!(text.contains("no swap device 'x' is on"), "{text}");
+    }
+
+    #[test]
+    fn off_takes_the_only_one_and_asks_among_several() {
+        let (_directory, registry) = registry();
+        let _one = registry.claim(Kind::Device, "one").unwrap();
+        assert_eq!(chosen(&registry, None, "device", &|_| true).unwrap().name, "one");
+        let _two = registry.claim(Kind::Device, "two").unwrap();
+        let failure = chosen(&registry, None, "device", &|_| true).unwrap_err();
+        assert!(failure.to_string().contains("one, two"), "{failure}");
+        assert_eq!(failure.exit_status(), 2);
+        assert_eq!(chosen(&registry, Some("two"), "device", &|_| true).unwrap().name, "two");
+    }
+}

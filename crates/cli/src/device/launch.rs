@@ -1,0 +1,216 @@
+//! Starts a device's process and waits until the device is there.
+//!
+//! The process holds a pipe to its launcher as standard input. A launcher that dies before it said `keep` takes the device
+//! with it; so nothing stays half attached. The answer comes as one JSON line on the process's standard output.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+use crate::interruption::Interruption;
+use crate::limits;
+use crate::registry::{Kind, Registry};
+use crate::status_socket::{self, Question};
+
+/// Everything the device's process needs to know, checked by the launcher.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LaunchedDevice {
+    /// Its name.
+    pub(crate) name: String,
+    /// Bytes of the device.
+    pub(crate) size_bytes: u64,
+    /// Bytes of a slab.
+    pub(crate) slab_size_bytes: u64,
+    /// Donors' addresses.
+    pub(crate) donors: Vec<String>,
+    /// The cluster key file.
+    pub(crate) key_file: Option<PathBuf>,
+    /// The setting for copies.
+    pub(crate) redundancy: String,
+    /// The backing file.
+    pub(crate) backing: Option<PathBuf>,
+    /// Whether the backing file is removed with the device.
+    pub(crate) backing_temporary: bool,
+    /// Whether it serves from its own memory.
+    pub(crate) local_memory: bool,
+    /// The run that it belongs to.
+    pub(crate) run: Option<String>,
+}
+
+/// The line that the process answers with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Readiness {
+    /// The device is there.
+    Ready {
+        /// Its path.
+        path: PathBuf,
+        /// What is less safe than it should be, in words.
+        notes: Vec<String>,
+    },
+    /// It could not be started.
+    Failed(String),
+}
+
+/// A device whose process was started here. Dropped before [`RunningDevice::keep`], it is stopped.
+#[derive(Debug)]
+pub(crate) struct RunningDevice {
+    name: String,
+    path: PathBuf,
+    notes: Vec<String>,
+    status_socket: PathBuf,
+    child: Child,
+    owner_pipe: Option<ChildStdin>,
+}
+
+impl RunningDevice {
+    /// The block device.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is less safe than it should be, in words.
+    pub(crate) fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Where to ask it.
+    pub(crate) fn status_socket(&self) -> &Path {
+        &self.status_socket
+    }
+
+    /// Lets it live on without this process.
+    pub(crate) fn keep(&mut self) -> Result<(), Failure> {
+        let Some(mut pipe) = self.owner_pipe.take() else { return Ok(()) };
+        pipe.write_all(b"keep\n").map_err(|error| Failure::during("the device's process ended", error))
+    }
+
+    /// Whether its process is still there.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    fn stop_now(&mut self) -> Result<(), Failure> {
+        if self.is_alive() {
+            let answer = status_socket::ask(&self.status_socket, Question::Stop, limits::STOP_DEADLINE);
+            answer.map_err(|error| Failure::during(format!("device '{}'", self.name), error))?;
+        }
+        self.owner_pipe = None;
+        if wait_for(&mut self.child, Instant::now() + limits::STOP_DEADLINE) {
+            return Ok(());
+        }
+        Err(Failure::Failed(format!("device '{}' does not end; `spillway doctor --mend` tries again", self.name)))
+    }
+}
+
+impl Drop for RunningDevice {
+    fn drop(&mut self) {
+        if self.owner_pipe.is_some() {
+            // Without its launcher it stops by itself as soon as it can.
+            let _ = self.stop_now();
+        }
+    }
+}
+
+/// Waits for a child to end; false if it has not by the deadline.
+pub(crate) fn wait_for(child: &mut Child, deadline: Instant) -> bool {
+    while matches!(child.try_wait(), Ok(None)) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(limits::POLL_INTERVAL);
+    }
+    true
+}
+
+/// Starts the process and waits for its answer.
+pub(crate) fn launch(
+    registry: &Registry,
+    launched: &LaunchedDevice,
+    interruption: &Interruption,
+) -> Result<RunningDevice, Failure> {
+    let log_path = registry.log_path(Kind::Device, &launched.name);
+    let mut child =
+        spawn(launched, &log_path).map_err(|error| Failure::during("starting the device's process", error))?;
+    let owner_pipe = child.stdin.take();
+    let answer = child.stdout.take().map(|stdout| wait_ready(stdout, interruption));
+    match answer.unwrap_or_else(|| Err(Failure::failed("the device's process has no standard output"))) {
+        Ok(Readiness::Ready { path, notes }) => Ok(RunningDevice {
+            name: launched.name.clone(),
+            path,
+            notes,
+            status_socket: registry.status_socket(Kind::Device, &launched.name),
+            child,
+            owner_pipe,
+        }),
+        Ok(Readiness::Failed(text)) => {
+            drop(owner_pipe);
+            wait_for(&mut child, Instant::now() + limits::STOP_DEADLINE);
+            Err(Failure::Failed(text))
+        }
+        Err(failure) => {
+            drop(owner_pipe);
+            end(&mut child);
+            Err(failure.or_log(&log_path))
+        }
+    }
+}
+
+/// Without its launcher's pipe the process undoes what it did; one that hangs is killed, and its remains are mended.
+fn end(child: &mut Child) {
+    if !wait_for(child, Instant::now() + limits::GIVE_UP_DEADLINE) {
+        // It may have ended between the two.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+impl Failure {
+    /// Points at the log, for failures that the process could not explain itself.
+    fn or_log(self, log_path: &Path) -> Self {
+        match self {
+            Self::Failed(text) => Self::Failed(format!("{text}; see {}", log_path.display())),
+            other => other,
+        }
+    }
+}
+
+fn spawn(launched: &LaunchedDevice, log_path: &Path) -> std::io::Result<Child> {
+    let log = std::fs::File::options().create(true).append(true).open(log_path)?;
+    Command::new(std::env::current_exe()?)
+        .arg("serve-device")
+        .arg(serde_json::to_string(launched)?)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+}
+
+/// The process's answer, unless it ends, a signal comes, or it takes too long.
+fn wait_ready(stdout: ChildStdout, interruption: &Interruption) -> Result<Readiness, Failure> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let result = BufReader::new(stdout).read_line(&mut line).map(|_| line);
+        // The launcher may have given up by now.
+        let _ = sender.send(result);
+    });
+    let deadline = Instant::now() + limits::START_DEADLINE;
+    loop {
+        interruption.check()?;
+        match receiver.recv_timeout(Duration::from_millis(50)) {
+            Ok(Ok(line)) => {
+                return serde_json::from_str(&line)
+                    .map_err(|_| Failure::failed("the device's process ended at its start"));
+            }
+            Ok(Err(error)) => return Err(Failure::during("the device's process", error)),
+            Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+            Err(_) => return Err(Failure::failed("the device's process did not get ready in time")),
+        }
+    }
+}

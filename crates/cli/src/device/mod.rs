@@ -1,0 +1,11 @@
+//! Block devices of ours, each in a process of its own.
+//!
+//! - [`launch`]: starts the process and waits until the device is there.
+//! - [`serve`]: what the process does.
+//! - [`storage`]: where pages go: donors, key and backing file, checked before anything starts.
+//! - [`command`]: `spillway device on`, `off` and `status`.
+
+pub(crate) mod command;
+pub(crate) mod launch;
+pub(crate) mod serve;
+pub(crate) mod storage;

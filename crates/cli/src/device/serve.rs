@@ -1,0 +1,349 @@
+//! The process of one device: holds the [`Device`], answers on its status socket, and ends when told to.
+//!
+//! It serves page-outs of a machine without memory, so before the device starts it is made safe: it never waits for its own
+//! swap (`PR_SET_IO_FLUSHER`, set first thing in `main`), all its memory is locked, it is in a memory group of its own
+//! without a limit, and the kernel's out-of-memory killer passes it by. What could not be had is a note in the status.
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use serde::{Deserialize, Serialize};
+use spillway_borrower::device::status::DeviceStatus;
+use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
+use spillway_sys::paging_safety;
+
+use super::launch::{LaunchedDevice, Readiness};
+use crate::cgroup::OwnGroup;
+use crate::cgroup::hierarchy::Hierarchy;
+use crate::failure::Failure;
+use crate::limits;
+use crate::registry::{Entry, Kind, Registry};
+use crate::status_socket::{Answer, Question, StatusServer};
+
+/// How often the process looks at its owner and its signals.
+const TURN: Duration = Duration::from_millis(100);
+
+/// The status of a device's process: the device's own and the process's.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DeviceReport {
+    /// The run that it belongs to.
+    pub(crate) run: Option<String>,
+    /// What is less safe than it should be, in words.
+    pub(crate) notes: Vec<String>,
+    /// The device.
+    pub(crate) device: DeviceStatus,
+}
+
+/// What a device's entry says to whoever mends it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DeviceRecord {
+    /// The block device, once there is one.
+    pub(crate) path: Option<PathBuf>,
+    /// A backing file that goes with the device.
+    pub(crate) temporary_backing: Option<PathBuf>,
+    /// The run that it belongs to.
+    pub(crate) run: Option<String>,
+}
+
+impl DeviceRecord {
+    /// The record in an entry.
+    pub(crate) fn read(entry: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(entry.join("device.json")).ok()?).ok()
+    }
+
+    fn write(&self, entry: &Path) -> std::io::Result<()> {
+        fs::write(entry.join("device.json"), serde_json::to_vec(self)?)
+    }
+}
+
+/// What the owner's pipe says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// Nothing new.
+    Present,
+    /// The device lives on without its owner.
+    Released,
+    /// It died, or gave up.
+    Gone,
+}
+
+/// Runs the process until the device is stopped.
+pub(crate) fn serve(launched_text: &str, io_flusher: std::io::Result<()>) -> Result<(), Failure> {
+    let launched: LaunchedDevice = serde_json::from_str(launched_text).map_err(Failure::usage)?;
+    let mut notes = Vec::new();
+    if let Err(error) = io_flusher {
+        notes.push(format!(
+            "PR_SET_IO_FLUSHER was refused ({error}): under extreme pressure paging may wait for itself"
+        ));
+    }
+    let terminate = separate_from_terminal()?;
+    match Server::start(&launched, notes, terminate) {
+        Ok(mut server) => {
+            announce(&Readiness::Ready { path: server.path.clone(), notes: server.notes.clone() });
+            server.run();
+            Ok(())
+        }
+        Err(failure) => {
+            announce(&Readiness::Failed(failure.to_string()));
+            Err(failure)
+        }
+    }
+}
+
+/// A Ctrl-C for the program must not reach the device that its memory lives on.
+fn separate_from_terminal() -> Result<Arc<AtomicBool>, Failure> {
+    // Fails only for a process that leads a group already, which then has no terminal to lose.
+    let _ = rustix::process::setsid();
+    let terminate = Arc::new(AtomicBool::new(false));
+    let register = || -> std::io::Result<()> {
+        signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&terminate))?;
+        for ignored in [signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP, signal_hook::consts::SIGQUIT] {
+            signal_hook::flag::register(ignored, Arc::new(AtomicBool::new(false)))?;
+        }
+        std::env::set_current_dir("/")
+    };
+    register().map_err(|error| Failure::during("preparing the device's process", error))?;
+    Ok(terminate)
+}
+
+/// Tells the launcher, and lets go of its standard output.
+fn announce(readiness: &Readiness) {
+    if let Ok(mut line) = serde_json::to_vec(readiness) {
+        line.push(b'\n');
+        let mut output = std::io::stdout();
+        // A launcher that is gone needs no answer; its pipe says so too.
+        let _ = output.write_all(&line).and_then(|()| output.flush());
+    }
+    if let Ok(nowhere) = fs::File::options().write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(&nowhere);
+    }
+}
+
+struct Server {
+    launched: LaunchedDevice,
+    notes: Vec<String>,
+    path: PathBuf,
+    device: Device,
+    sockets: Rc<StatusServer>,
+    terminate: Arc<AtomicBool>,
+    stopped: bool,
+    // Dropped last: until then the name is taken.
+    _group: Option<OwnGroup>,
+    entry: Entry,
+}
+
+impl Server {
+    fn start(launched: &LaunchedDevice, mut notes: Vec<String>, terminate: Arc<AtomicBool>) -> Result<Self, Failure> {
+        let registry = Registry::open().map_err(Failure::failed)?;
+        let entry = registry.claim(Kind::Device, &launched.name).map_err(Failure::failed)?;
+        let group = make_safe(&launched.name, &mut notes);
+        let mut record = DeviceRecord {
+            path: None,
+            temporary_backing: launched.backing.clone().filter(|_| launched.backing_temporary),
+            run: launched.run.clone(),
+        };
+        let write =
+            |record: &DeviceRecord| record.write(entry.path()).map_err(|error| Failure::during("device.json", error));
+        write(&record)?;
+        let device = Device::start(config(launched)?).map_err(|error| {
+            remove_backing(&record);
+            Failure::failed(error)
+        })?;
+        record.path = Some(device.path().to_path_buf());
+        write(&record)?;
+        let sockets = StatusServer::bind(&entry.status_socket())
+            .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
+        Ok(Self {
+            launched: launched.clone(),
+            path: device.path().to_path_buf(),
+            notes,
+            device,
+            sockets: Rc::new(sockets),
+            terminate,
+            stopped: false,
+            _group: group,
+            entry,
+        })
+    }
+
+    fn run(&mut self) {
+        let sockets = Rc::clone(&self.sockets);
+        let mut owner = Owner::Present;
+        while !self.stopped {
+            if owner == Owner::Present {
+                owner = look_at_owner();
+                if owner == Owner::Gone {
+                    self.mend_for_dead_run();
+                }
+            }
+            let orphaned = owner == Owner::Gone && self.launched.run.is_none();
+            if self.terminate.swap(false, Ordering::SeqCst) || orphaned {
+                // In use it stays on; an orphan tries again at the next turn.
+                let _ = self.stop();
+            }
+            if !self.stopped {
+                sockets.serve(TURN, &mut |question| self.answer(question));
+            }
+        }
+    }
+
+    fn answer(&mut self, question: Question) -> Answer {
+        match question {
+            Question::Ping => Answer::done(),
+            Question::Status => Answer::status(&DeviceReport {
+                run: self.launched.run.clone(),
+                notes: self.notes.clone(),
+                device: self.device.status(),
+            }),
+            Question::Stop => self.stop().map_or_else(Answer::refused, |()| Answer::done()),
+        }
+    }
+
+    fn stop(&mut self) -> Result<(), DeviceError> {
+        if !self.stopped {
+            self.device.stop()?;
+            self.stopped = true;
+            if let Some(record) = DeviceRecord::read(self.entry.path()) {
+                remove_backing(&record);
+            }
+        }
+        Ok(())
+    }
+
+    /// The run that this device belongs to died without taking it down. Its remains are mended by a process of its own,
+    /// because bringing pages back must not wait for the process that serves them.
+    fn mend_for_dead_run(&self) {
+        if self.launched.run.is_none() {
+            return;
+        }
+        let mender = std::env::current_exe().and_then(|binary| {
+            Command::new(binary).args(["doctor", "--mend", "--json"]).stdin(Stdio::null()).stdout(Stdio::null()).spawn()
+        });
+        match mender {
+            // Waited for apart from the loop that answers the mender's own questions.
+            Ok(mut child) => drop(std::thread::spawn(move || child.wait())),
+            Err(error) => tracing::warn!("the remains of a dead run wait for `spillway doctor --mend`: {error}"),
+        }
+    }
+}
+
+/// Whether the launcher still holds its end of standard input, and what it wrote.
+fn look_at_owner() -> Owner {
+    let input = std::io::stdin();
+    let mut ready = [PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match rustix::event::poll(&mut ready, Some(&now)) {
+        Ok(0) | Err(_) => return Owner::Present,
+        Ok(_) => {}
+    }
+    let mut line = [0; 16];
+    match rustix::io::read(&input, &mut line) {
+        Ok(0) => Owner::Gone,
+        Ok(_) => Owner::Released,
+        Err(_) => Owner::Present,
+    }
+}
+
+pub(crate) fn remove_backing(record: &DeviceRecord) {
+    if let Some(path) = &record.temporary_backing {
+        // It may never have been made.
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Everything that keeps paging from waiting for paging, see the module text; what is refused becomes a note.
+fn make_safe(name: &str, notes: &mut Vec<String>) -> Option<OwnGroup> {
+    if paging_safety::avoid_out_of_memory_kill().is_err() {
+        notes.push("the kernel may kill this process when memory is short; run as root".to_owned());
+    }
+    // When first touched: windows onto donors' slabs reserve far more address space than is ever used of it, and everything
+    // that the I/O threads use is touched before they start.
+    if let Err(error) = paging_safety::lock_all_memory(true) {
+        notes.push(format!("memory cannot be locked ({error}); run as root, or raise `ulimit -l`"));
+    }
+    let hierarchy = Hierarchy::detect()?;
+    match OwnGroup::enter(&hierarchy, &format!("device-{name}")) {
+        Ok(group) => Some(group),
+        Err(error) => {
+            notes.push(format!("no memory group of its own ({error}): a limit on its starter applies to it too"));
+            None
+        }
+    }
+}
+
+fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure> {
+    let donors = launched.donors.iter().map(|donor| donor.parse()).collect::<Result<_, _>>().map_err(Failure::usage)?;
+    Ok(DeviceConfig {
+        name: launched.name.clone(),
+        size_bytes: launched.size_bytes,
+        slab_size_bytes: launched.slab_size_bytes,
+        donors,
+        key_file: launched.key_file.clone(),
+        redundancy: launched.redundancy.parse().map_err(Failure::usage)?,
+        backing: launched.backing.clone(),
+        io_threads: None,
+        local_memory: launched.local_memory,
+        donor_wait: limits::DONOR_WAIT,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launched() -> LaunchedDevice {
+        LaunchedDevice {
+            name: "test".to_owned(),
+            size_bytes: 64 << 20,
+            slab_size_bytes: 1 << 20,
+            donors: vec!["unix:/run/a.sock".to_owned(), "host:7".to_owned()],
+            key_file: None,
+            redundancy: "replicas=2".to_owned(),
+            backing: None,
+            backing_temporary: false,
+            local_memory: false,
+            run: None,
+        }
+    }
+
+    #[test]
+    fn what_the_launcher_says_arrives() {
+        let text = serde_json::to_string(&launched()).unwrap();
+        let config = config(&serde_json::from_str(&text).unwrap()).unwrap();
+        assert_eq!(config.donors.len(), 2);
+        assert_eq!(config.redundancy.replicas, 2);
+        assert_eq!((config.size_bytes, config.name.as_str()), (64 << 20, "test"));
+    }
+
+    #[test]
+    fn nonsense_from_the_launcher_is_refused() {
+        let bad_donor = LaunchedDevice { donors: vec!["x".to_owned()], ..launched() };
+        assert!(matches!(config(&bad_donor), Err(Failure::Usage(_))));
+        let bad_copies = LaunchedDevice { redundancy: "raid".to_owned(), ..launched() };
+        assert!(matches!(config(&bad_copies), Err(Failure::Usage(_))));
+        assert!(matches!(serve("{", Ok(())), Err(Failure::Usage(_))));
+    }
+
+    #[test]
+    fn the_record_of_an_entry_survives_and_its_backing_file_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let backing = directory.path().join("backing");
+        fs::write(&backing, "x").unwrap();
+        let record =
+            DeviceRecord { path: Some("/dev/loop9".into()), temporary_backing: Some(backing.clone()), run: None };
+        record.write(directory.path()).unwrap();
+        let read = DeviceRecord::read(directory.path()).unwrap();
+        assert_eq!(read.path, record.path);
+        remove_backing(&read);
+        assert!(!backing.exists());
+        assert!(DeviceRecord::read(&directory.path().join("none")).is_none());
+    }
+}

@@ -1,0 +1,161 @@
+//! Where the pages of a device go: donors, copies, key and backing file.
+//!
+//! Everything that can be known beforehand is checked here, in the foreground, so that a mistake gets its error at once and
+//! nothing has been started by then.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use spillway_borrower::device::redundancy::Redundancy;
+
+use crate::arguments::StorageArguments;
+use crate::failure::Failure;
+use crate::limits;
+use crate::machine::filesystem::FileSystem;
+use crate::size::human;
+
+/// Where default backing files lie.
+const BACKING_DIRECTORY: &str = "/var/lib/spillway";
+
+/// Where the cluster key lies if no other file is named.
+const KEY_FILE: &str = "/etc/spillway/cluster.key";
+
+/// A backing file and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BackingChoice {
+    /// The file.
+    pub(crate) path: PathBuf,
+    /// Whether it was not named by the user, and goes with the device.
+    pub(crate) temporary: bool,
+}
+
+/// The setting for copies, for a device that uses donors of other machines or owners.
+pub(crate) fn redundancy(arguments: &StorageArguments) -> Redundancy {
+    arguments.redundancy.unwrap_or(Redundancy::DISK)
+}
+
+/// The backing file of the device `name`, if its copies need one.
+pub(crate) fn backing(
+    arguments: &StorageArguments,
+    redundancy: Redundancy,
+    name: &str,
+    size_bytes: u64,
+) -> Result<Option<BackingChoice>, Failure> {
+    let choice = match (&arguments.backing, redundancy.disk) {
+        (Some(path), false) => {
+            let path = path.display();
+            return Err(Failure::Usage(format!(
+                "--backing {path} has no use with --redundancy {redundancy}; leave it out, or write --redundancy disk"
+            )));
+        }
+        (None, false) => return Ok(None),
+        (Some(path), true) => {
+            let path = std::path::absolute(path).map_err(|error| Failure::during(path.display(), error))?;
+            BackingChoice { path, temporary: false }
+        }
+        (None, true) => BackingChoice { path: default_backing(name)?, temporary: true },
+    };
+    check_backing(&choice.path, size_bytes)?;
+    Ok(Some(choice))
+}
+
+fn default_backing(name: &str) -> Result<PathBuf, Failure> {
+    let directory = Path::new(BACKING_DIRECTORY);
+    fs::create_dir_all(directory)
+        .map_err(|error| Failure::Failed(format!("{BACKING_DIRECTORY}: {error}; name a file with --backing")))?;
+    Ok(directory.join(format!("{name}.backing")))
+}
+
+/// Refuses what cannot hold the device: a directory, a file system in memory, too little space.
+fn check_backing(path: &Path, size_bytes: u64) -> Result<(), Failure> {
+    let shown = path.display();
+    if path.is_dir() {
+        return Err(Failure::Failed(format!("{shown} is a directory; --backing names a file")));
+    }
+    if !path.parent().is_some_and(Path::is_dir) {
+        return Err(Failure::Failed(format!(
+            "{shown} lies in no directory that exists; make it, or name another file"
+        )));
+    }
+    let found = FileSystem::of(path).map_err(|error| Failure::during(shown.to_string(), error))?;
+    if let Some(kind) = found.in_memory {
+        return Err(Failure::Failed(format!(
+            "{shown} lies on {kind}, which is memory itself; paging to it would stop the machine. Name a file on a disk with --backing"
+        )));
+    }
+    let held = fs::metadata(path).map_or(0, |metadata| std::os::unix::fs::MetadataExt::blocks(&metadata) * 512);
+    let needed = size_bytes.saturating_sub(held) + limits::BACKING_RESERVE_BYTES;
+    if found.free_bytes < needed {
+        return Err(Failure::Failed(format!(
+            "{shown} needs {} on a file system with {} free; free {} there, name a file elsewhere with --backing, or take a smaller --size",
+            human(needed),
+            human(found.free_bytes),
+            human(needed - found.free_bytes),
+        )));
+    }
+    Ok(())
+}
+
+/// The key file to use: the one named, none, or the default, which only root has.
+pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
+    match named {
+        Some(path) if path == Path::new("none") => None,
+        // The process that reads it may run elsewhere.
+        Some(path) => Some(std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())),
+        None => rustix::process::geteuid().is_root().then(|| KEY_FILE.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(backing: Option<&Path>) -> StorageArguments {
+        StorageArguments {
+            donors: Vec::new(),
+            redundancy: None,
+            backing: backing.map(Path::to_path_buf),
+            key: None,
+            slab_size: "32M".parse().unwrap(),
+        }
+    }
+
+    fn choose(path: &Path, size_bytes: u64) -> Result<Option<BackingChoice>, String> {
+        backing(&arguments(Some(path)), Redundancy::DISK, "x", size_bytes).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn a_file_on_a_disk_is_taken() {
+        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = directory.path().join("backing");
+        let choice = choose(&path, 1 << 20).unwrap().unwrap();
+        assert_eq!(choice, BackingChoice { path, temporary: false });
+        assert_eq!(redundancy(&arguments(None)), Redundancy::DISK);
+    }
+
+    #[test]
+    fn what_cannot_hold_a_device_is_refused() {
+        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        assert!(choose(directory.path(), 1).unwrap_err().contains("is a directory"));
+        assert!(choose(&directory.path().join("a/b"), 1).unwrap_err().contains("no directory"));
+        assert!(choose(&directory.path().join("b"), 1 << 60).unwrap_err().contains("free"));
+        if Path::new("/dev/shm").is_dir() {
+            assert!(choose(Path::new("/dev/shm/spillway-test"), 1).unwrap_err().contains("tmpfs"));
+        }
+    }
+
+    #[test]
+    fn a_backing_file_without_use_is_a_mistake() {
+        let with_file = arguments(Some(Path::new("/x")));
+        let failure = backing(&with_file, Redundancy::NONE, "x", 1).unwrap_err();
+        assert_eq!(failure.exit_status(), 2);
+        assert_eq!(backing(&arguments(None), Redundancy::NONE, "x", 1).unwrap(), None);
+    }
+
+    #[test]
+    fn the_key_may_be_left_out_or_named() {
+        assert_eq!(key_file(Some(Path::new("none"))), None);
+        assert_eq!(key_file(Some(Path::new("/a/key"))), Some("/a/key".into()));
+        assert_eq!(key_file(None).is_some(), rustix::process::geteuid().is_root());
+    }
+}

@@ -1,0 +1,318 @@
+//! What the kernel and the user can do, one function for each capability.
+//!
+//! Everything is read below a root directory, so that tests can show each answer on files of their own.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::cgroup::hierarchy::Hierarchy;
+use crate::machine::swap_list;
+
+/// How a capability stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    /// It is there.
+    Good,
+    /// It is not there, and what it gives is done otherwise or not needed.
+    Optional,
+    /// It is not there, and no swap device can be made without it.
+    Bad,
+}
+
+/// One capability.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Check {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// How it stands.
+    pub(crate) state: State,
+    /// What was found.
+    pub(crate) detail: String,
+    /// The one command that mends it.
+    pub(crate) mend: Option<String>,
+}
+
+/// Where facts are read from.
+#[derive(Clone, Debug)]
+pub(crate) struct System {
+    root: PathBuf,
+    user_is_root: bool,
+}
+
+impl System {
+    /// This machine, as this user.
+    pub(crate) fn this() -> Self {
+        Self { root: "/".into(), user_is_root: rustix::process::geteuid().is_root() }
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    fn exists(&self, path: &str) -> bool {
+        self.path(path).exists()
+    }
+
+    fn text(&self, path: &str) -> Option<String> {
+        fs::read_to_string(self.path(path)).ok().map(|text| text.trim().to_owned())
+    }
+}
+
+fn good(name: &'static str, detail: impl Into<String>) -> Check {
+    Check { name, state: State::Good, detail: detail.into(), mend: None }
+}
+
+fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &str) -> Check {
+    Check { name, state, detail: detail.into(), mend: Some(mend.to_owned()) }
+}
+
+/// Every capability, those that a swap device needs first.
+pub(crate) fn all(system: &System) -> Vec<Check> {
+    let mut checks = vec![
+        user(system),
+        kernel(system),
+        swap(system),
+        device_file(system, "FUSE", "/dev/fuse", State::Bad, "modprobe fuse", "the device's memory as a file"),
+        device_file(system, "loop", "/dev/loop-control", State::Bad, "modprobe loop", "the file as a block device"),
+        cgroups(system),
+        memory_locking(system),
+        io_uring(system),
+        pressure(system),
+        device_file(system, "ublk", "/dev/ublk-control", State::Optional, "modprobe ublk_drv", "a faster block device"),
+        network_block_device(system),
+        user_faults(system),
+        rdma(system),
+        compressed_swap_cache(system),
+    ];
+    checks.extend(rival_areas());
+    checks
+}
+
+fn user(system: &System) -> Check {
+    if system.user_is_root {
+        return good("user", "root");
+    }
+    lacking("user", State::Bad, "not root: no swap, no memory groups, no block devices", "sudo spillway doctor")
+}
+
+/// `PR_SET_IO_FLUSHER` is in Linux 5.6, `LOOP_CONFIGURE` in 5.8; both are needed.
+const KERNEL_MIN: (u32, u32) = (5, 8);
+
+fn kernel(system: &System) -> Check {
+    let release = system.text("/proc/sys/kernel/osrelease").unwrap_or_default();
+    match version(&release) {
+        Some(version) if version >= KERNEL_MIN => good("kernel", format!("Linux {release}")),
+        Some(_) => lacking(
+            "kernel",
+            State::Bad,
+            format!("Linux {release} is older than 5.8"),
+            "apt-get install linux-image-amd64",
+        ),
+        None => lacking("kernel", State::Optional, format!("version '{release}' cannot be understood"), "uname -r"),
+    }
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|character: char| !character.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn swap(system: &System) -> Check {
+    if system.exists("/proc/swaps") {
+        return good("swap", "built into the kernel");
+    }
+    lacking("swap", State::Bad, "this kernel was built without it", "apt-get install linux-image-amd64")
+}
+
+fn device_file(system: &System, name: &'static str, path: &str, missing: State, mend: &str, purpose: &str) -> Check {
+    if !system.exists(path) {
+        return lacking(name, missing, format!("no {path} ({purpose})"), mend);
+    }
+    match fs::File::options().read(true).write(true).open(system.path(path)) {
+        Ok(_) => good(name, format!("{path} can be opened")),
+        Err(error) => lacking(name, missing, format!("{path}: {error}"), "sudo spillway doctor"),
+    }
+}
+
+fn cgroups(system: &System) -> Check {
+    let controller = "the memory controller";
+    match Hierarchy::detect() {
+        Some(hierarchy) => good(
+            "cgroups",
+            format!("{controller} is in version {:?} at {}", hierarchy.version, hierarchy.root.display()),
+        ),
+        None if system.exists("/sys/fs/cgroup") => {
+            let mend = "mount -t cgroup2 cgroup2 /sys/fs/cgroup";
+            lacking("cgroups", State::Bad, format!("{controller} is not mounted"), mend)
+        }
+        None => {
+            lacking("cgroups", State::Bad, "this kernel was built without them", "apt-get install linux-image-amd64")
+        }
+    }
+}
+
+fn memory_locking(system: &System) -> Check {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    match limit {
+        _ if system.user_is_root => good("memlock", "root may lock all memory"),
+        None => good("memlock", "unlimited"),
+        Some(bytes) => {
+            let detail = format!("{} may be locked", crate::size::human(bytes));
+            lacking("memlock", State::Optional, detail, "ulimit -l unlimited")
+        }
+    }
+}
+
+fn io_uring(system: &System) -> Check {
+    match system.text("/proc/sys/kernel/io_uring_disabled").as_deref() {
+        Some("0") => good("io_uring", "allowed"),
+        Some("1") if system.user_is_root => good("io_uring", "allowed for root"),
+        Some(_) => lacking(
+            "io_uring",
+            State::Optional,
+            "switched off: backing files are slower",
+            "sysctl kernel.io_uring_disabled=0",
+        ),
+        // The switch is newer (6.6) than the facility.
+        None => good("io_uring", "no switch for it; used if the kernel has it"),
+    }
+}
+
+fn pressure(system: &System) -> Check {
+    if system.text("/proc/pressure/memory").is_some() {
+        return good("PSI", "memory pressure is reported");
+    }
+    let detail = "no /proc/pressure/memory: donors go by available memory alone";
+    lacking("PSI", State::Optional, detail, "add psi=1 to the kernel command line")
+}
+
+fn network_block_device(system: &System) -> Check {
+    if system.exists("/sys/module/nbd") || system.exists("/dev/nbd0") {
+        return good("NBD", "there, not used while loop over FUSE is");
+    }
+    lacking("NBD", State::Optional, "not loaded, not needed", "modprobe nbd")
+}
+
+fn user_faults(system: &System) -> Check {
+    let unprivileged = system.text("/proc/sys/vm/unprivileged_userfaultfd");
+    match unprivileged.as_deref() {
+        None => lacking(
+            "userfaultfd",
+            State::Optional,
+            "this kernel was built without it: no paging without root",
+            "apt-get install linux-image-amd64",
+        ),
+        Some("0") if !system.user_is_root => {
+            let mend = "sysctl vm.unprivileged_userfaultfd=1";
+            lacking("userfaultfd", State::Optional, "only for root", mend)
+        }
+        Some(_) => good("userfaultfd", "allowed"),
+    }
+}
+
+fn rdma(system: &System) -> Check {
+    let devices = fs::read_dir(system.path("/sys/class/infiniband")).map(Iterator::count).unwrap_or(0);
+    if devices > 0 {
+        return good("RDMA", format!("{devices} device(s); donors are reached over TCP and shared memory so far"));
+    }
+    lacking("RDMA", State::Optional, "no device: TCP and shared memory are used", "modprobe rdma_rxe")
+}
+
+/// Pages that zswap keeps compressed in local memory never reach a donor.
+fn compressed_swap_cache(system: &System) -> Check {
+    match system.text("/sys/module/zswap/parameters/enabled").as_deref() {
+        Some("Y") => lacking(
+            "zswap",
+            State::Optional,
+            "on: pages are kept compressed in local memory before they go to donors",
+            "echo N > /sys/module/zswap/parameters/enabled",
+        ),
+        _ => good("zswap", "off"),
+    }
+}
+
+/// Areas of one priority share pages, so that a donor-backed one gets only some.
+fn rival_areas() -> Option<Check> {
+    let areas = swap_list::read().ok()?;
+    let area = areas.iter().find(|area| !swap_list::rivals(&areas, &area.path, area.priority).is_empty())?;
+    let rival =
+        swap_list::rivals(&areas, &area.path, area.priority).first().map(|rival| rival.path.display().to_string())?;
+    let detail =
+        format!("{} and {rival}: pages go to the one of higher priority, and to both at the same", area.path.display());
+    Some(lacking("swap areas", State::Optional, detail, &format!("swapoff {rival}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn system(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
+        let directory = tempfile::tempdir().unwrap();
+        let system = System { root: directory.path().to_path_buf(), user_is_root: true };
+        for (path, text) in files {
+            let path = system.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        (directory, system)
+    }
+
+    #[test]
+    fn an_empty_machine_lacks_what_a_device_needs_and_says_how_to_mend_it() {
+        let (_directory, system) = system(&[]);
+        let checks = all(&system);
+        for name in ["FUSE", "loop", "swap"] {
+            let check = checks.iter().find(|check| check.name == name).unwrap();
+            assert_eq!(check.state, State::Bad, "{name}");
+        }
+        for check in checks.iter().filter(|check| check.state != State::Good) {
+            assert!(check.mend.as_ref().is_some_and(|mend| !mend.is_empty()), "{}", check.name);
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_seen() {
+        let (_directory, system) = system(&[
+            ("/dev/fuse", ""),
+            ("/proc/swaps", "Filename\n"),
+            ("/proc/sys/kernel/osrelease", "6.12.1-amd64\n"),
+            ("/proc/pressure/memory", "some\n"),
+            ("/proc/sys/kernel/io_uring_disabled", "0\n"),
+            ("/proc/sys/vm/unprivileged_userfaultfd", "0\n"),
+            ("/sys/class/infiniband/rxe0", ""),
+            ("/sys/module/nbd/x", ""),
+        ]);
+        for name in
+            ["user", "FUSE", "swap", "kernel", "PSI", "io_uring", "userfaultfd", "RDMA", "NBD", "zswap", "memlock"]
+        {
+            let checks = all(&system);
+            let check = checks.iter().find(|check| check.name == name).unwrap();
+            assert_eq!(check.state, State::Good, "{name}: {}", check.detail);
+        }
+    }
+
+    #[test]
+    fn old_kernels_and_hindrances_are_named() {
+        let (_directory, system) = system(&[
+            ("/proc/sys/kernel/osrelease", "4.19.0-27\n"),
+            ("/sys/module/zswap/parameters/enabled", "Y\n"),
+            ("/proc/sys/kernel/io_uring_disabled", "2\n"),
+        ]);
+        assert_eq!(kernel(&system).state, State::Bad);
+        assert_eq!(compressed_swap_cache(&system).state, State::Optional);
+        assert_eq!(io_uring(&system).state, State::Optional);
+        assert_eq!(version("6.18.3+"), Some((6, 18)));
+        assert_eq!(version("x"), None);
+    }
+
+    #[test]
+    fn a_user_without_root_is_told_so() {
+        let (_directory, root) = system(&[("/proc/sys/vm/unprivileged_userfaultfd", "0\n")]);
+        let system = System { user_is_root: false, ..root };
+        assert_eq!(user(&system).state, State::Bad);
+        assert_eq!(user_faults(&system).state, State::Optional);
+    }
+}

@@ -1,0 +1,102 @@
+//! `spillway doctor`: what this kernel and user can do, the one command that mends each missing thing, and what dead processes
+//! of ours left behind.
+//!
+//! - [`checks`]: one function for each capability.
+
+pub(crate) mod checks;
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use self::checks::{Check, State, System};
+use crate::arguments::DoctorArguments;
+use crate::failure::Failure;
+use crate::registry::Registry;
+use crate::{mend, output};
+
+/// The whole answer; its JSON form is stable.
+#[derive(Clone, Debug, Serialize)]
+struct Report {
+    /// Every capability.
+    checks: Vec<Check>,
+    /// What dead processes left behind.
+    remains: Vec<String>,
+    /// What `--mend` did, line by line.
+    mended: Vec<String>,
+}
+
+/// Runs the command; fails if something is missing that a swap device needs.
+pub(crate) fn execute(arguments: &DoctorArguments) -> Result<(), Failure> {
+    let registry = Registry::open().map_err(Failure::failed)?;
+    let mended = if arguments.mend { mend::mend_all(&registry)? } else { Vec::new() };
+    let report = Report { checks: checks::all(&System::this()), remains: mend::list(&registry)?, mended };
+    if arguments.output.json {
+        output::json(&report)?;
+    } else {
+        output::text(&describe(&report))?;
+    }
+    if arguments.mend && !report.remains.is_empty() {
+        return Err(Failure::Failed(format!("could not remove: {}", report.remains.join(", "))));
+    }
+    let missing: Vec<&str> =
+        report.checks.iter().filter(|check| check.state == State::Bad).map(|check| check.name).collect();
+    if missing.is_empty() || arguments.mend {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!("a swap device cannot be made here: see {}", missing.join(", "))))
+}
+
+/// Lines for people. Writing to a string cannot fail, so results are dropped.
+fn describe(report: &Report) -> String {
+    let mut text = String::new();
+    for check in &report.checks {
+        let mark = match check.state {
+            State::Good => "ok     ",
+            State::Optional => "without",
+            State::Bad => "MISSING",
+        };
+        let _ = writeln!(text, "{mark} {}: {}", check.name, check.detail);
+        if let Some(mend) = &check.mend {
+            let _ = writeln!(text, "        mend: {mend}");
+        }
+    }
+    for line in &report.mended {
+        let _ = writeln!(text, "{line}");
+    }
+    match report.remains.as_slice() {
+        [] => text.push_str("nothing is left of dead processes\n"),
+        remains => {
+            for line in remains {
+                let _ = writeln!(text, "left behind: {line}");
+            }
+            text.push_str("        mend: spillway doctor --mend\n");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_see_state_and_command() {
+        let check = |state, mend: Option<&str>| Check {
+            name: "FUSE",
+            state,
+            detail: "no /dev/fuse".to_owned(),
+            mend: mend.map(str::to_owned),
+        };
+        let report = Report {
+            checks: vec![check(State::Bad, Some("modprobe fuse")), check(State::Good, None)],
+            remains: vec!["run '7'".to_owned()],
+            mended: Vec::new(),
+        };
+        let text = describe(&report);
+        assert!(text.contains("MISSING FUSE: no /dev/fuse\n        mend: modprobe fuse\n"), "{text}");
+        assert!(text.contains("left behind: run '7'") && text.contains("doctor --mend"), "{text}");
+        let clean = Report { checks: Vec::new(), remains: Vec::new(), mended: Vec::new() };
+        assert!(describe(&clean).contains("nothing is left"));
+    }
+}

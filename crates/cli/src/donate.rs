@@ -1,0 +1,223 @@
+//! `spillway donate`: lends this machine's idle memory.
+//!
+//! It ends by a signal: first everything lent is asked back, so that borrowers can move their pages, then it stops. A second
+//! signal does not wait for them.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use serde_json::json;
+use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
+use spillway_fabric::key::ClusterKey;
+
+use crate::arguments::DonateArguments;
+use crate::cgroup::OwnGroup;
+use crate::cgroup::hierarchy::Hierarchy;
+use crate::device::storage;
+use crate::failure::Failure;
+use crate::interruption::Interruption;
+use crate::limits;
+use crate::machine::memory::Memory;
+use crate::output;
+use crate::registry::{Entry, Kind, Registry};
+use crate::size::human;
+use crate::status_socket::{Answer, Question, StatusServer};
+
+/// How often the process looks at its signals and its owner.
+const TURN: Duration = Duration::from_millis(100);
+
+/// Where a donor listens that was not told.
+const LISTEN_DEFAULT: &str = "127.0.0.1:7070";
+
+/// Slabs that are ready before they are asked for, which hides the time of making them.
+const SLABS_PREPARED: usize = 2;
+
+/// Memory of a donor's process that the kernel's out-of-memory killer leaves alone as long as it finds anything else:
+/// pages of other machines' programs are in it.
+const OUT_OF_MEMORY_ADJUSTMENT: i32 = -900;
+
+/// A donor inside this process.
+pub(crate) struct DonorService {
+    donor: Donor,
+    _group: Option<OwnGroup>,
+}
+
+impl DonorService {
+    /// Starts lending; the entry gets a socket for borrowers of this machine.
+    pub(crate) fn start(arguments: &DonateArguments, entry: &Entry) -> Result<Self, Failure> {
+        let config = config(arguments, &entry.path().join("donor.sock"))?;
+        let group = protect(&arguments.name);
+        let donor = Donor::start(config).map_err(Failure::failed)?;
+        Ok(Self { donor, _group: group })
+    }
+
+    /// What is going on.
+    pub(crate) fn status(&self) -> DonorStatus {
+        self.donor.status()
+    }
+
+    /// Asks everything back, waits a while for borrowers to move their pages, and stops.
+    pub(crate) fn end(self) {
+        if let Err(error) = self.donor.drain(limits::STOP_DEADLINE / 2) {
+            tracing::warn!("{error}");
+        }
+        self.stop();
+    }
+
+    /// Stops at once.
+    fn stop(self) {
+        self.donor.stop();
+    }
+}
+
+fn protect(name: &str) -> Option<OwnGroup> {
+    // Refused without root, where the kernel's own choice stays.
+    let _ = spillway_sys::paging_safety::set_out_of_memory_adjustment(OUT_OF_MEMORY_ADJUSTMENT);
+    // Slabs are charged to the group of whoever touches them first, so a limit on our starter would be theirs too.
+    OwnGroup::enter(&Hierarchy::detect()?, &format!("donor-{name}")).ok()
+}
+
+fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfig, Failure> {
+    let memory = Memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?;
+    let headroom_bytes = arguments.headroom.map_or(memory.total_bytes / limits::HEADROOM_DIVISOR, |size| size.bytes);
+    let lendable = memory.available_bytes.saturating_sub(headroom_bytes);
+    let memory_bytes = arguments.memory.map_or(lendable, |size| size.bytes);
+    if lendable < arguments.slab_size.bytes || memory_bytes < arguments.slab_size.bytes {
+        return Err(Failure::Failed(format!(
+            "there is too little memory to lend: {} are available and {} stay free, which leaves less than one slab of {}; \
+             take a smaller --headroom or --slab-size, or end some programs",
+            human(memory.available_bytes),
+            human(headroom_bytes),
+            human(arguments.slab_size.bytes),
+        )));
+    }
+    let texts = if arguments.listen.is_empty() { vec![LISTEN_DEFAULT.to_owned()] } else { arguments.listen.clone() };
+    let listen = texts.iter().map(|text| text.parse::<ListenAddress>()).collect::<Result<Vec<_>, _>>();
+    let key = match storage::key_file(arguments.key.as_deref()) {
+        Some(path) => Some(ClusterKey::load_or_create(&path).map_err(Failure::failed)?),
+        None => None,
+    };
+    Ok(DonorConfig {
+        memory_bytes,
+        headroom_bytes,
+        listen: listen.map_err(Failure::usage)?,
+        unix_path: Some(local_socket.to_path_buf()),
+        key,
+        slab_prepared_count: SLABS_PREPARED,
+        slab_size_hint_bytes: arguments.slab_size.bytes,
+    })
+}
+
+/// Lends until a signal comes, or the owner is gone and nothing is lent any more.
+pub(crate) fn execute(arguments: &DonateArguments) -> Result<(), Failure> {
+    if arguments.owned {
+        // A Ctrl-C for the program must not reach the donor of its memory. Fails only for a group's leader.
+        let _ = rustix::process::setsid();
+    }
+    let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
+    let registry = Registry::open().map_err(Failure::failed)?;
+    let entry = registry.claim(Kind::Donor, &arguments.name).map_err(Failure::failed)?;
+    let sockets = StatusServer::bind(&entry.status_socket())
+        .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
+    let service = DonorService::start(arguments, &entry)?;
+    announce(arguments, &service)?;
+    while interruption.signal().is_none() && !(arguments.owned && owner_is_gone() && service.status().lent_bytes == 0) {
+        sockets.serve(TURN, &mut |question| answer(question, &service));
+    }
+    end(service, &interruption);
+    Ok(())
+}
+
+fn answer(question: Question, service: &DonorService) -> Answer {
+    match question {
+        Question::Ping => Answer::done(),
+        Question::Status => Answer::status(&json!({ "donor": service.status() })),
+        Question::Stop => Answer::refused("a donor ends by SIGTERM, so that whoever supervises it knows"),
+    }
+}
+
+/// Where it lends, for people or for the process that waits for it.
+fn announce(arguments: &DonateArguments, service: &DonorService) -> Result<(), Failure> {
+    let status = service.status();
+    let tcp = service.donor.tcp_address().map(|address| address.to_string());
+    let unix = service.donor.unix_path().map(Path::to_path_buf);
+    if arguments.output.json {
+        return output::json_line(&json!({ "name": arguments.name, "tcp": tcp, "unix": unix, "donor": status }));
+    }
+    let unix = unix.map(|path| format!("unix:{}", path.display()));
+    let places: Vec<String> = tcp.into_iter().chain(unix).collect();
+    output::text(&format!("lending up to {} at {}\n", human(status.quota_bytes), places.join(" and ")))
+}
+
+/// Drains in another thread, so that a second signal is seen.
+fn end(service: DonorService, interruption: &Interruption) {
+    if service.status().lent_bytes == 0 {
+        return service.stop();
+    }
+    eprintln!("spillway: asking borrowers to take their pages elsewhere; a second signal ends at once");
+    let first = interruption.forget();
+    let deadline = Instant::now() + limits::STOP_DEADLINE;
+    let draining = std::thread::spawn(move || service.end());
+    while !draining.is_finished() && interruption.signal().is_none() && Instant::now() < deadline {
+        std::thread::sleep(limits::POLL_INTERVAL);
+    }
+    tracing::debug!("ended by signal {first:?}");
+}
+
+/// Whether the other end of standard input was closed.
+fn owner_is_gone() -> bool {
+    let input = std::io::stdin();
+    let mut ready = [PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match rustix::event::poll(&mut ready, Some(&now)) {
+        Ok(1..) => matches!(rustix::io::read(&input, &mut [0; 16]), Ok(0)),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::OutputArguments;
+
+    fn arguments() -> DonateArguments {
+        DonateArguments {
+            name: "test".to_owned(),
+            memory: Some("64M".parse().unwrap()),
+            headroom: Some("1M".parse().unwrap()),
+            listen: vec!["unix:/tmp/spillway-donate-test.sock".to_owned()],
+            key: Some("none".into()),
+            slab_size: "1M".parse().unwrap(),
+            output: OutputArguments::default(),
+            owned: false,
+        }
+    }
+
+    fn failure(arguments: &DonateArguments) -> String {
+        config(arguments, Path::new("/x")).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn options_reach_the_donor() {
+        let config = config(&arguments(), Path::new("/x")).unwrap();
+        assert_eq!((config.memory_bytes, config.headroom_bytes), (64 << 20, 1 << 20));
+        assert_eq!(config.unix_path.as_deref(), Some(Path::new("/x")));
+        assert!(config.key.is_none());
+    }
+
+    #[test]
+    fn too_little_memory_is_told_in_numbers() {
+        let greedy = DonateArguments { headroom: Some("1000T".parse().unwrap()), ..arguments() };
+        assert!(failure(&greedy).contains("too little memory to lend"));
+        let tiny = DonateArguments { memory: Some("4K".parse().unwrap()), ..arguments() };
+        assert!(failure(&tiny).contains("less than one slab"));
+    }
+
+    #[test]
+    fn nonsense_addresses_are_mistakes() {
+        let nonsense = DonateArguments { listen: vec!["nowhere".to_owned()], ..arguments() };
+        assert_eq!(config(&nonsense, Path::new("/x")).unwrap_err().exit_status(), 2);
+    }
+}

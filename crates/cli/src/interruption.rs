@@ -1,0 +1,74 @@
+//! Signals that ask a command to end while it is setting things up or taking them down.
+//!
+//! They only set a flag; the command looks at it between steps, undoes what it did, and then ends by the same signal, so
+//! that a Ctrl-C at any moment leaves nothing attached.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+use crate::failure::Failure;
+
+/// Signals that end a command.
+const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
+
+/// The last ending signal, if one came.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Interruption {
+    signal: Arc<AtomicUsize>,
+}
+
+impl Interruption {
+    /// From here on ending signals are noted instead of ending the process.
+    pub(crate) fn watch() -> io::Result<Self> {
+        let interruption = Self::default();
+        for signal in ENDING {
+            let number = usize::try_from(signal).expect("signal numbers are small and positive");
+            signal_hook::flag::register_usize(signal, Arc::clone(&interruption.signal), number)?;
+        }
+        Ok(interruption)
+    }
+
+    /// The signal that came.
+    pub(crate) fn signal(&self) -> Option<i32> {
+        i32::try_from(self.signal.load(Ordering::SeqCst)).ok().filter(|signal| *signal != 0)
+    }
+
+    /// Forgets the signal that came, to notice another one.
+    pub(crate) fn forget(&self) -> Option<i32> {
+        i32::try_from(self.signal.swap(0, Ordering::SeqCst)).ok().filter(|signal| *signal != 0)
+    }
+
+    /// An error once a signal came.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        self.signal().map_or(Ok(()), |signal| Err(Failure::Interrupted(signal)))
+    }
+}
+
+/// Ends this process as `signal` would have ended it, so that whoever waits for it sees the same. Returns only if the signal
+/// does not end processes.
+pub(crate) fn end_by(signal: i32) {
+    // The program that died of it has left its core; another one of this process would replace it.
+    let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
+    let _ = signal_hook::low_level::emulate_default_handler(signal);
+    if let Some(signal) = rustix::process::Signal::from_named_raw(signal) {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_noted_before_a_signal_and_the_number_after() {
+        let interruption = Interruption::default();
+        assert!(interruption.check().is_ok());
+        interruption.signal.store(15, Ordering::SeqCst);
+        assert_eq!(interruption.signal(), Some(15));
+        assert!(matches!(interruption.check(), Err(Failure::Interrupted(15))));
+    }
+}

@@ -1,0 +1,79 @@
+//! Every bound of the command line, with its origin.
+
+use std::time::Duration;
+
+/// Slabs when none is asked for: small enough that a device of a few hundred MiB spreads over three donors, large enough
+/// that a device of 1 TiB has 32 thousand of them.
+pub(crate) const SLAB_SIZE_BYTES_DEFAULT: u64 = 32 << 20;
+
+/// Smallest device: the kernel's swap needs ten pages, a file system some megabytes; below this nothing is gained.
+pub(crate) const DEVICE_SIZE_BYTES_MIN: u64 = 16 << 20;
+
+/// Largest device: what one session may lend ([`spillway_fabric::limits::SLABS_PER_SESSION_MAX`] slabs of 1 GiB).
+pub(crate) const DEVICE_SIZE_BYTES_MAX: u64 = 4 << 40;
+
+/// Donors that `run` starts when none is named: enough for three copies and to show that one may die.
+pub(crate) const OWN_DONORS_DEFAULT: usize = 3;
+
+/// Donors that `run` may start.
+pub(crate) const OWN_DONORS_MAX: usize = 16;
+
+/// Memory that `run` never lends from its own machine, besides a tenth of all: the desktop or shell must stay usable.
+pub(crate) const LEND_RESERVE_BYTES: u64 = 256 << 20;
+
+/// Memory left to local applications by a donor that was not told otherwise: Infiniswap keeps 8 of 64 GB, an eighth.
+pub(crate) const HEADROOM_DIVISOR: u64 = 8;
+
+/// A program keeps at least so much local memory whatever its budget says: below this it only swaps its own code.
+pub(crate) const BUDGET_FLOOR_BYTES: u64 = 16 << 20;
+
+/// How often the budget follows the footprint. The reclaim of a program that grows at 1 GiB/s is behind by 20 MiB then.
+pub(crate) const BUDGET_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How often the statistics of a cgroup at its limit are read, which makes the kernel bring them up to date. With stale
+/// ones its reclaim gives up and its out-of-memory killer comes while swap is free (seen on Linux 6.18, cgroup v1).
+pub(crate) const BUDGET_INTERVAL_AT_LIMIT: Duration = Duration::from_millis(1);
+
+/// How long to wait for the first donor of a device: a donor on a loaded machine answers within a second.
+pub(crate) const DONOR_WAIT: Duration = Duration::from_secs(5);
+
+/// A device or donor process that is not ready by then has failed: donors' deadline, mounting, and a loaded machine.
+pub(crate) const START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A process that was told to stop and has not by then is killed, unless pages would be lost.
+pub(crate) const STOP_DEADLINE: Duration = Duration::from_secs(20);
+
+/// A device's process whose launcher gave up while it was starting has so long to undo what it did.
+pub(crate) const GIVE_UP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How often a wait looks again.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A status socket that does not answer within this belongs to a hung process; `status` says so.
+pub(crate) const STATUS_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Longest line on a status socket: a status with hundreds of donors is below 200 KiB.
+pub(crate) const STATUS_LINE_BYTES_MAX: u64 = 4 << 20;
+
+/// Longest device or donor name: it becomes part of socket paths, of which the kernel takes 107 bytes.
+pub(crate) const NAME_LENGTH_MAX: usize = 32;
+
+/// The kernel's largest swap priority.
+pub(crate) const SWAP_PRIORITY_MAX: i32 = 32767;
+
+/// Memory that must stay available after a swap area came back, besides its pages: the kernel kills processes earlier
+/// than it uses the last page.
+pub(crate) const SWAP_OFF_RESERVE_BYTES: u64 = 64 << 20;
+
+/// How often `swap off` tries again when the kernel was short of memory for a moment.
+pub(crate) const SWAP_OFF_ATTEMPTS: usize = 5;
+
+/// Free space that a backing file leaves on its file system.
+pub(crate) const BACKING_RESERVE_BYTES: u64 = 256 << 20;
+
+const _: () = {
+    assert!(SLAB_SIZE_BYTES_DEFAULT >= spillway_fabric::limits::SLAB_SIZE_BYTES_MIN);
+    assert!(SLAB_SIZE_BYTES_DEFAULT <= spillway_fabric::limits::SLAB_SIZE_BYTES_MAX);
+    assert!(BUDGET_INTERVAL_AT_LIMIT.as_micros() <= BUDGET_INTERVAL.as_micros());
+    assert!(OWN_DONORS_DEFAULT <= OWN_DONORS_MAX);
+};

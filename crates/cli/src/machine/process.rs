@@ -1,0 +1,87 @@
+//! Who is alive.
+//!
+//! A process id alone may have been given to somebody else since it was written down; together with the time the process
+//! started (in clock ticks since boot) it names one process for good. Everything that kills or cleans compares both.
+
+use std::io;
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal};
+use serde::{Deserialize, Serialize};
+
+use crate::limits;
+
+/// One process, for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ProcessIdentity {
+    /// Its process id.
+    pub(crate) pid: u32,
+    /// When it started, in clock ticks since boot.
+    pub(crate) start_ticks: u64,
+}
+
+impl ProcessIdentity {
+    /// This process.
+    pub(crate) fn own() -> io::Result<Self> {
+        Self::of(std::process::id())
+    }
+
+    /// The process that has this id now.
+    pub(crate) fn of(pid: u32) -> io::Result<Self> {
+        let identity = spillway_sys::process::ProcessIdentity::of(pid)?;
+        let identity = identity.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        Ok(Self { pid, start_ticks: identity.start_ticks })
+    }
+
+    /// Whether it still runs; a process that ended and was not waited for does not.
+    pub(crate) fn is_alive(&self) -> bool {
+        let Self { pid, start_ticks } = *self;
+        spillway_sys::process::ProcessIdentity { pid, start_ticks }.is_alive().unwrap_or(false)
+    }
+
+    /// Sends a signal if it is still the same process.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        if let (true, Some(pid)) = (self.is_alive(), pid) {
+            // It may have ended meanwhile, which is as good.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+
+    /// Waits until it has ended; false if it has not by the deadline.
+    pub(crate) fn wait_gone(&self, deadline: Instant) -> bool {
+        while self.is_alive() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(limits::POLL_INTERVAL);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn this_process_is_alive_and_another_start_time_is_another_process() {
+        let own = ProcessIdentity::own().unwrap();
+        assert!(own.is_alive());
+        assert!(!ProcessIdentity { start_ticks: own.start_ticks + 1, ..own }.is_alive());
+    }
+
+    #[test]
+    fn an_ended_child_is_gone_before_it_is_waited_for() {
+        let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+        let identity = ProcessIdentity::of(child.id()).unwrap();
+        assert!(!identity.wait_gone(Instant::now()));
+        identity.signal(Signal::KILL);
+        let gone = identity.wait_gone(Instant::now() + Duration::from_secs(30));
+        child.wait().unwrap();
+        assert!(gone);
+    }
+}

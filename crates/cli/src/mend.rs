@@ -1,0 +1,159 @@
+//! What dead processes of ours left behind, and how it goes.
+//!
+//! Found by the registry: an entry whose owner is dead. Each is taken over before it is touched, so that two menders never meet
+//! and the living are left alone. Runs go first, because they know the order; then devices, donors, groups and mounts.
+
+use std::time::Instant;
+
+use spillway_borrower::frontend::remains::{self as frontend_remains, Remain, RemainKind};
+
+use crate::cgroup::MemoryGroup;
+use crate::cgroup::hierarchy::Hierarchy;
+use crate::device::serve::{DeviceRecord, remove_backing};
+use crate::failure::Failure;
+use crate::registry::{Found, Kind, Registry};
+use crate::run::take_down::{Remains, stop_device_process, take_down};
+use crate::swap_area;
+
+/// Everything of ours whose owner is dead, in words.
+pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
+    let mut found: Vec<String> =
+        dead(registry)?.iter().map(|found| format!("{} of a dead process", found.title())).collect();
+    found.extend(stray_groups(registry)?.iter().map(|group| format!("memory group {}", group.path().display())));
+    found.extend(frontend_remains::list().map_err(Failure::failed)?.iter().map(describe));
+    Ok(found)
+}
+
+/// Mends everything; gives one line for each thing, done or not.
+pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
+    let mut lines = Vec::new();
+    for found in dead(registry)? {
+        let Some(entry) = registry.take_over(&found).map_err(Failure::failed)? else { continue };
+        let errors = mend(registry, &found);
+        if errors.is_empty() {
+            drop(entry);
+            lines.push(format!("removed the remains of {}", found.title()));
+        } else {
+            entry.abandon();
+            lines.push(format!("the remains of {} could not all be removed: {}", found.title(), errors.join("; ")));
+        }
+    }
+    for group in stray_groups(registry)? {
+        let path = group.path().display().to_string();
+        match group.remove(Instant::now()) {
+            Ok(()) => lines.push(format!("removed the memory group {path}")),
+            Err(error) => lines.push(format!("the memory group {path} could not be removed: {error}")),
+        }
+    }
+    for mended in frontend_remains::mend().map_err(Failure::failed)? {
+        let what = describe(&mended.remain);
+        match mended.result {
+            Ok(()) => lines.push(format!("removed {what}")),
+            Err(error) => lines.push(format!("{what} could not be removed: {error}")),
+        }
+    }
+    Ok(lines)
+}
+
+fn describe(remain: &Remain) -> String {
+    match &remain.kind {
+        RemainKind::LoopDevice(path) => format!("the loop device {} of '{}'", path.display(), remain.ownership.name),
+        RemainKind::Mount(path) => format!("the mount {} of '{}'", path.display(), remain.ownership.name),
+    }
+}
+
+/// Entries of dead owners; runs first.
+fn dead(registry: &Registry) -> Result<Vec<Found>, Failure> {
+    let entries = registry.entries().map_err(Failure::failed)?;
+    Ok(entries.into_iter().filter(|found| !found.is_alive()).collect())
+}
+
+fn mend(registry: &Registry, found: &Found) -> Vec<String> {
+    match found.kind {
+        Kind::Run => take_down(&mut Remains::of_run(registry, &found.name)),
+        Kind::Device => mend_device(found).err().into_iter().collect(),
+        Kind::Donor | Kind::Agent => Vec::new(),
+    }
+}
+
+/// A device whose process died: its pages are lost with it, but the kernel must let go of the area.
+fn mend_device(found: &Found) -> Result<(), String> {
+    stop_device_process(found)?;
+    let Some(record) = DeviceRecord::read(&found.path) else { return Ok(()) };
+    if let Some(path) = &record.path {
+        swap_area::off(path, true).map_err(|error| error.to_string())?;
+    }
+    remove_backing(&record);
+    Ok(())
+}
+
+/// Groups without an entry of their name and without processes.
+fn stray_groups(registry: &Registry) -> Result<Vec<MemoryGroup>, Failure> {
+    let Some(hierarchy) = Hierarchy::detect() else { return Ok(Vec::new()) };
+    let entries = registry.entries().map_err(Failure::failed)?;
+    let taken = |name: &str| entries.iter().any(|found| found.path.file_name().is_some_and(|file| file == name));
+    let names = MemoryGroup::names(&hierarchy).into_iter().filter(|name| !taken(name));
+    let groups = names.map(|name| MemoryGroup::existing(&hierarchy, &name));
+    Ok(groups.filter(|group| group.processes().is_empty()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn registry() -> (tempfile::TempDir, Registry) {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::at(directory.path().join("registry")).unwrap();
+        (directory, registry)
+    }
+
+    /// An entry as a killed process leaves it.
+    fn leave(registry: &Registry, kind: Kind, name: &str) -> std::path::PathBuf {
+        let path = registry.entry_path(kind, name);
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("owner.json"), format!("{{\"pid\":{},\"start_ticks\":1}}", u32::MAX - 1)).unwrap();
+        path
+    }
+
+    #[test]
+    fn entries_of_the_dead_go_and_of_the_living_stay() {
+        let (_directory, registry) = registry();
+        let dead = [
+            leave(&registry, Kind::Run, "test-none-1"),
+            leave(&registry, Kind::Donor, "test-none-2"),
+            leave(&registry, Kind::Device, "test-none-3"),
+        ];
+        let living = registry.claim(Kind::Donor, "test-living").unwrap();
+        let listed = super::dead(&registry).unwrap();
+        assert_eq!(listed.len(), 3);
+        assert_eq!(listed[0].kind, Kind::Run);
+        for found in &listed {
+            let entry = registry.take_over(found).unwrap().unwrap();
+            assert_eq!(mend(&registry, found), Vec::<String>::new());
+            drop(entry);
+        }
+        assert!(dead.iter().all(|path| !path.exists()));
+        assert!(living.path().exists());
+    }
+
+    #[test]
+    fn a_dead_devices_temporary_backing_file_goes_and_a_named_one_stays() {
+        let (directory, registry) = registry();
+        let path = leave(&registry, Kind::Device, "test-backing");
+        let backing = directory.path().join("backing");
+        fs::write(&backing, "x").unwrap();
+        let record = |temporary: Option<&std::path::Path>| {
+            let text = serde_json::json!({"path": null, "temporary_backing": temporary, "run": null});
+            fs::write(path.join("device.json"), text.to_string()).unwrap();
+        };
+        record(None);
+        let found = registry.find(Kind::Device, "test-backing").unwrap();
+        mend_device(&found).unwrap();
+        assert!(backing.exists());
+        record(Some(&backing));
+        mend_device(&found).unwrap();
+        assert!(!backing.exists());
+    }
+}

@@ -1,0 +1,346 @@
+//! What runs on this machine: one directory for each device, donor, run and agent.
+//!
+//! `/run/spillway` (or `spillway-UID` under `$TMPDIR` for users without root) holds `KIND-NAME` directories, each with
+//! `owner.json` (who it belongs to) and `status.sock` (where to ask it). An entry appears by one rename, so it is
+//! never seen half made, and a name has at most one living owner. What a dead owner left is taken over, under a lock, by
+//! whoever mends it, so that two menders never work on the same remains and a living owner's things are never touched.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits;
+use crate::machine::process::ProcessIdentity;
+
+/// What an entry stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// A program under `run`.
+    Run,
+    /// A block device, swap or plain.
+    Device,
+    /// A process that lends memory.
+    Donor,
+    /// The long-running daemon.
+    Agent,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::Run, Self::Device, Self::Donor, Self::Agent];
+
+    /// The word for it, in file names and for people.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Device => "device",
+            Self::Donor => "donor",
+            Self::Agent => "agent",
+        }
+    }
+}
+
+/// Why an entry could not be made or read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RegistryError {
+    /// The name would not do as a file name.
+    #[error("'{0}' is not a name; use 1 to {max} letters, digits, dashes and underscores", max = limits::NAME_LENGTH_MAX)]
+    BadName(String),
+    /// A living owner has the name.
+    #[error("the {kind} '{name}' is already on (process {pid}); stop it first, or give this one another --name")]
+    Taken {
+        /// What it is.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// Who owns it.
+        pid: u32,
+    },
+    /// A system call failed.
+    #[error("{path}: {source}; it must be a directory that only you can write to")]
+    System {
+        /// The file or directory.
+        path: PathBuf,
+        /// The error.
+        source: io::Error,
+    },
+}
+
+fn system(path: &Path) -> impl FnOnce(io::Error) -> RegistryError {
+    let path = path.to_path_buf();
+    move |source| RegistryError::System { path, source }
+}
+
+/// The directory of everything that runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Registry {
+    root: PathBuf,
+}
+
+/// An entry as seen by anybody.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    /// What it is.
+    pub(crate) kind: Kind,
+    /// Its name.
+    pub(crate) name: String,
+    /// Its directory.
+    pub(crate) path: PathBuf,
+    /// Who it belongs to; `None` when the record cannot be read.
+    pub(crate) owner: Option<ProcessIdentity>,
+}
+
+impl Found {
+    /// Whether its owner is alive.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.owner.is_some_and(|owner| owner.is_alive())
+    }
+
+    /// Where to ask it.
+    pub(crate) fn status_socket(&self) -> PathBuf {
+        self.path.join("status.sock")
+    }
+
+    /// For people: `device 'swap'`.
+    pub(crate) fn title(&self) -> String {
+        format!("{} '{}'", self.kind.word(), self.name)
+    }
+}
+
+/// An entry of this process; removed when dropped, unless somebody else owns it by then.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    path: PathBuf,
+    owner: ProcessIdentity,
+}
+
+impl Entry {
+    /// Its directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Leaves it for the next mender, as the remains of this process once that has ended.
+    pub(crate) fn abandon(self) {
+        std::mem::forget(self);
+    }
+
+    /// Where this process answers.
+    pub(crate) fn status_socket(&self) -> PathBuf {
+        self.path.join("status.sock")
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if read_owner(&self.path) == Some(self.owner) {
+            // What cannot be removed now is found by `doctor`.
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Whether `name` may become part of file names and mounts.
+pub(crate) fn check_name(name: &str) -> Result<(), RegistryError> {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    if name.is_empty() || name.len() > limits::NAME_LENGTH_MAX || !name.bytes().all(good) {
+        return Err(RegistryError::BadName(name.to_owned()));
+    }
+    Ok(())
+}
+
+fn default_root() -> PathBuf {
+    if let Some(root) = std::env::var_os("SPILLWAY_RUNTIME_DIRECTORY") {
+        return root.into();
+    }
+    let user = rustix::process::geteuid();
+    if user.is_root() {
+        return "/run/spillway".into();
+    }
+    std::env::temp_dir().join(format!("spillway-{}", user.as_raw()))
+}
+
+fn read_owner(entry: &Path) -> Option<ProcessIdentity> {
+    serde_json::from_slice(&fs::read(entry.join("owner.json")).ok()?).ok()
+}
+
+fn write_owner(entry: &Path, owner: ProcessIdentity) -> io::Result<()> {
+    let text = serde_json::to_vec(&owner)?;
+    let (new, place) = (entry.join("owner.new"), entry.join("owner.json"));
+    fs::write(&new, text)?;
+    fs::rename(new, place)
+}
+
+impl Registry {
+    /// The one of this user, made if it does not exist.
+    pub(crate) fn open() -> Result<Self, RegistryError> {
+        Self::at(default_root())
+    }
+
+    /// One at `root`, made if it does not exist.
+    pub(crate) fn at(root: PathBuf) -> Result<Self, RegistryError> {
+        match fs::DirBuilder::new().mode(0o755).create(&root) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(system(&root)(error)),
+        }
+        let metadata = fs::symlink_metadata(&root).map_err(system(&root))?;
+        let own = std::os::unix::fs::MetadataExt::uid(&metadata) == rustix::process::geteuid().as_raw();
+        if !metadata.is_dir() || !own || metadata.permissions().mode() & 0o022 != 0 {
+            return Err(system(&root)(io::Error::from(io::ErrorKind::PermissionDenied)));
+        }
+        Ok(Self { root })
+    }
+
+    /// The log of a background process.
+    pub(crate) fn log_path(&self, kind: Kind, name: &str) -> PathBuf {
+        self.root.join(format!("{}-{name}.log", kind.word()))
+    }
+
+    /// Where an entry of that kind and name answers.
+    pub(crate) fn status_socket(&self, kind: Kind, name: &str) -> PathBuf {
+        self.entry_path(kind, name).join("status.sock")
+    }
+
+    fn lock(&self) -> Result<File, RegistryError> {
+        let path = self.root.join("lock");
+        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(system(&path))?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
+            .map_err(|error| system(&path)(error.into()))?;
+        Ok(file)
+    }
+
+    /// The directory of an entry of that kind and name.
+    pub(crate) fn entry_path(&self, kind: Kind, name: &str) -> PathBuf {
+        self.root.join(format!("{}-{name}", kind.word()))
+    }
+
+    /// Makes an entry of this process. A dead owner's entry of that name must have been mended before.
+    pub(crate) fn claim(&self, kind: Kind, name: &str) -> Result<Entry, RegistryError> {
+        check_name(name)?;
+        let _lock = self.lock()?;
+        let path = self.entry_path(kind, name);
+        if path.exists() {
+            let pid = read_owner(&path).map_or(0, |owner| owner.pid);
+            return Err(RegistryError::Taken { kind: kind.word(), name: name.to_owned(), pid });
+        }
+        let owner = ProcessIdentity::own().map_err(system(&path))?;
+        let new = self.root.join(format!(".new-{}-{}-{name}", owner.pid, kind.word()));
+        // Left by a process of the same id that died between these lines, if it exists.
+        let _ = fs::remove_dir_all(&new);
+        fs::DirBuilder::new().mode(0o700).create(&new).map_err(system(&new))?;
+        write_owner(&new, owner).and_then(|()| fs::rename(&new, &path)).map_err(system(&path))?;
+        Ok(Entry { path, owner })
+    }
+
+    /// Makes the remains of a dead owner this process's own, to mend them. `None` if its owner lives or it is gone.
+    pub(crate) fn take_over(&self, found: &Found) -> Result<Option<Entry>, RegistryError> {
+        let _lock = self.lock()?;
+        if !found.path.exists() || read_owner(&found.path).is_some_and(|owner| owner.is_alive()) {
+            return Ok(None);
+        }
+        let owner = ProcessIdentity::own().map_err(system(&found.path))?;
+        write_owner(&found.path, owner).map_err(system(&found.path))?;
+        Ok(Some(Entry { path: found.path.clone(), owner }))
+    }
+
+    /// Every entry, living and dead, in a stable order.
+    pub(crate) fn entries(&self) -> Result<Vec<Found>, RegistryError> {
+        let mut entries: Vec<Found> = fs::read_dir(&self.root)
+            .map_err(system(&self.root))?
+            .filter_map(|item| self.found(&item.ok()?.file_name().into_string().ok()?))
+            .collect();
+        entries.sort_by(|one, other| (one.kind, &one.name).cmp(&(other.kind, &other.name)));
+        Ok(entries)
+    }
+
+    /// The entry of that kind and name.
+    pub(crate) fn find(&self, kind: Kind, name: &str) -> Option<Found> {
+        self.found(&format!("{}-{name}", kind.word()))
+    }
+
+    fn found(&self, file_name: &str) -> Option<Found> {
+        let (kind, name) =
+            Kind::ALL.iter().find_map(|kind| Some((*kind, file_name.strip_prefix(kind.word())?.strip_prefix('-')?)))?;
+        // Front ends keep directories of their own here, with names that no entry can have.
+        check_name(name).ok()?;
+        let path = self.root.join(file_name);
+        path.is_dir().then(|| Found { kind, name: name.to_owned(), owner: read_owner(&path), path })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registry() -> (tempfile::TempDir, Registry) {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::at(directory.path().join("spillway")).unwrap();
+        (directory, registry)
+    }
+
+    const DEAD: ProcessIdentity = ProcessIdentity { pid: u32::MAX - 1, start_ticks: 1 };
+
+    #[test]
+    fn a_name_has_one_owner_until_it_is_dropped() {
+        let (_directory, registry) = registry();
+        let entry = registry.claim(Kind::Device, "swap").unwrap();
+        let error = registry.claim(Kind::Device, "swap").unwrap_err();
+        assert!(error.to_string().contains("already on"), "{error}");
+        let _other_kind = registry.claim(Kind::Donor, "swap").unwrap();
+        let path = entry.path().to_path_buf();
+        drop(entry);
+        assert!(!path.exists());
+        registry.claim(Kind::Device, "swap").unwrap();
+    }
+
+    #[test]
+    fn remains_of_the_dead_are_taken_over_once_and_the_living_left_alone() {
+        let (_directory, registry) = registry();
+        let entry = registry.claim(Kind::Run, "7").unwrap();
+        let found = registry.find(Kind::Run, "7").unwrap();
+        assert!(found.is_alive());
+        assert!(registry.take_over(&found).unwrap().is_none());
+        write_owner(entry.path(), DEAD).unwrap();
+        assert!(!registry.find(Kind::Run, "7").unwrap().is_alive());
+        let mending = registry.take_over(&found).unwrap().unwrap();
+        assert!(registry.take_over(&found).unwrap().is_none());
+        // The dead owner's handle removes nothing; the mender's does.
+        drop(mending);
+        assert!(!found.path.exists());
+        assert!(registry.take_over(&found).unwrap().is_none());
+    }
+
+    #[test]
+    fn entries_are_listed_in_order_and_other_files_are_not() {
+        let (_directory, registry) = registry();
+        let _kept = [(Kind::Donor, "b"), (Kind::Donor, "a"), (Kind::Run, "9")]
+            .map(|(kind, name)| registry.claim(kind, name).unwrap());
+        fs::write(registry.log_path(Kind::Donor, "a"), "text").unwrap();
+        let titles: Vec<String> = registry.entries().unwrap().iter().map(Found::title).collect();
+        assert_eq!(titles, ["run '9'", "donor 'a'", "donor 'b'"]);
+        assert!(registry.find(Kind::Device, "a").is_none());
+    }
+
+    #[test]
+    fn names_are_file_names() {
+        let (_directory, registry) = registry();
+        for name in ["", "a/b", "..", "a b", &"x".repeat(limits::NAME_LENGTH_MAX + 1)] {
+            assert!(matches!(registry.claim(Kind::Device, name), Err(RegistryError::BadName(_))), "{name}");
+        }
+        assert!(check_name("swap-0_b").is_ok());
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_to_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("open");
+        fs::create_dir(&root).unwrap();
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(Registry::at(root).is_err());
+        assert!(Registry::at(directory.path().join("missing/spillway")).is_err());
+    }
+}

@@ -1,0 +1,209 @@
+//! What a run needs: sizes, donors, copies and files, decided and checked before anything starts.
+
+use spillway_borrower::device::redundancy::Redundancy;
+use spillway_fabric::address::DonorAddress;
+
+use super::take_down::device_name;
+use crate::arguments::RunArguments;
+use crate::cgroup::hierarchy::Hierarchy;
+use crate::device::launch::LaunchedDevice;
+use crate::device::storage::{self, BackingChoice};
+use crate::failure::Failure;
+use crate::limits;
+use crate::machine::filesystem::FileSystem;
+use crate::machine::memory::Memory;
+use crate::registry::{Kind, Registry};
+use crate::size::human;
+
+/// A run, decided.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// Its name: the process id.
+    pub(crate) name: String,
+    /// Where its memory group goes.
+    pub(crate) hierarchy: Hierarchy,
+    /// Donors that were named or belong to this machine's agent; empty for donors of its own.
+    pub(crate) donors: Vec<DonorAddress>,
+    /// Donors of its own to start.
+    pub(crate) own_donors: usize,
+    /// Memory that each of its own donors lends.
+    pub(crate) own_donor_bytes: u64,
+    /// Directory of its entry, for its own donors' sockets.
+    pub(crate) sockets: std::path::PathBuf,
+    local_memory: bool,
+    device_size_bytes: u64,
+    slab_size_bytes: u64,
+    redundancy: Redundancy,
+    backing: Option<BackingChoice>,
+    key_file: Option<std::path::PathBuf>,
+}
+
+impl Plan {
+    /// Decides; fails with what to do if something is lacking.
+    pub(crate) fn make(arguments: &RunArguments, registry: &Registry) -> Result<Self, Failure> {
+        let hierarchy = check_machine()?;
+        let name = std::process::id().to_string();
+        let storage = &arguments.storage;
+        let mut donors = storage.donors.clone();
+        if donors.is_empty() {
+            donors = agent_donors(registry)?;
+        }
+        let own_donors = if donors.is_empty() && !arguments.local_memory { arguments.own_donors } else { 0 };
+        let redundancy = redundancy(arguments, own_donors)?;
+        let memory = Memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?;
+        let slab_size_bytes = storage.slab_size.bytes;
+        let mut size_bytes = match (arguments.lend, own_donors) {
+            (Some(size), 0) => size.bytes,
+            (None, 0) => memory.total_bytes,
+            (lend, _) => own_size_bytes(lend.map(|size| size.bytes), memory, redundancy)?,
+        };
+        if redundancy.disk && arguments.lend.is_none() {
+            size_bytes = size_bytes.min(disk_size_bytes(arguments)?);
+        }
+        let size_bytes = (size_bytes / slab_size_bytes).max(1) * slab_size_bytes;
+        let backing = storage::backing(storage, redundancy, &device_name(&name), size_bytes)?;
+        let key_file = if own_donors > 0 { None } else { storage::key_file(storage.key.as_deref()) };
+        Ok(Self {
+            sockets: registry.entry_path(Kind::Run, &name),
+            name,
+            hierarchy,
+            donors,
+            own_donors,
+            own_donor_bytes: own_donor_bytes(size_bytes, slab_size_bytes, redundancy, own_donors),
+            local_memory: arguments.local_memory,
+            device_size_bytes: size_bytes,
+            slab_size_bytes,
+            redundancy,
+            backing,
+            key_file,
+        })
+    }
+
+    /// The memory group of the program.
+    pub(crate) fn group_name(&self) -> String {
+        format!("run-{}", self.name)
+    }
+
+    /// Unit of lending.
+    pub(crate) fn slab_size_bytes(&self) -> u64 {
+        self.slab_size_bytes
+    }
+
+    /// What the device's process is told.
+    pub(crate) fn launched(&self, donors: Vec<String>) -> LaunchedDevice {
+        LaunchedDevice {
+            name: device_name(&self.name),
+            size_bytes: self.device_size_bytes,
+            slab_size_bytes: self.slab_size_bytes,
+            donors,
+            key_file: self.key_file.clone(),
+            redundancy: self.redundancy.to_string(),
+            backing: self.backing.as_ref().map(|choice| choice.path.clone()),
+            backing_temporary: self.backing.as_ref().is_some_and(|choice| choice.temporary),
+            local_memory: self.local_memory,
+            run: Some(self.name.clone()),
+        }
+    }
+}
+
+fn check_machine() -> Result<Hierarchy, Failure> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::failed("`run` needs root for swap and memory groups; write `sudo spillway run ...`"));
+    }
+    Hierarchy::detect().ok_or_else(|| {
+        Failure::failed(
+            "no memory cgroup is mounted; `mount -t cgroup2 cgroup2 /sys/fs/cgroup` mounts one, see `spillway doctor`",
+        )
+    })
+}
+
+/// Donors of the run's own end only with it, so that copies elsewhere are the user's choice; others may vanish.
+fn redundancy(arguments: &RunArguments, own_donors: usize) -> Result<Redundancy, Failure> {
+    let redundancy = match arguments.storage.redundancy {
+        None if own_donors > 0 || arguments.local_memory => Redundancy::NONE,
+        _ => storage::redundancy(&arguments.storage),
+    };
+    let donors = own_donors.max(arguments.storage.donors.len());
+    if usize::from(redundancy.replicas) > donors.max(1) {
+        return Err(Failure::Usage(format!(
+            "{redundancy} needs {} donors and there are {donors}; name more with --donor, or raise --own-donors",
+            redundancy.replicas
+        )));
+    }
+    Ok(redundancy)
+}
+
+/// Donors of this machine's agent, so that `run` uses the cluster that it is part of.
+fn agent_donors(registry: &Registry) -> Result<Vec<DonorAddress>, Failure> {
+    let entries = registry.entries().map_err(Failure::failed)?;
+    let agents = entries.iter().filter(|found| found.kind == Kind::Agent && found.is_alive());
+    let sockets = agents.map(|found| found.path.join("donor.sock")).filter(|socket| socket.exists());
+    Ok(sockets.map(DonorAddress::Unix).collect())
+}
+
+/// What this machine can lend to its own program, or what the user asked for if it can.
+fn own_size_bytes(asked: Option<u64>, memory: Memory, redundancy: Redundancy) -> Result<u64, Failure> {
+    let copies = u64::from(redundancy.replicas);
+    let lendable = memory.lendable_bytes(limits::LEND_RESERVE_BYTES);
+    let size_bytes = asked.unwrap_or(lendable / copies);
+    if size_bytes * copies > lendable || size_bytes < limits::DEVICE_SIZE_BYTES_MIN {
+        return Err(Failure::Failed(format!(
+            "this machine has {} to lend and {} are wanted ({} available, a tenth of all and {} stay free); \
+             take a smaller --lend, end some programs, or name another machine with --donor",
+            human(lendable),
+            human(size_bytes.max(limits::DEVICE_SIZE_BYTES_MIN) * copies),
+            human(memory.available_bytes),
+            human(limits::LEND_RESERVE_BYTES),
+        )));
+    }
+    Ok(size_bytes)
+}
+
+/// Slabs are placed whole, so each donor gets its share rounded up and one more.
+fn own_donor_bytes(size_bytes: u64, slab_size_bytes: u64, redundancy: Redundancy, own_donors: usize) -> u64 {
+    let slabs = size_bytes.div_ceil(slab_size_bytes) * u64::from(redundancy.replicas);
+    (slabs.div_ceil(own_donors.max(1) as u64) + 1) * slab_size_bytes
+}
+
+/// What the disk can copy, when the user did not say how much to borrow.
+fn disk_size_bytes(arguments: &RunArguments) -> Result<u64, Failure> {
+    let place = arguments.storage.backing.clone().unwrap_or_else(|| "/var/lib/spillway".into());
+    let found = FileSystem::of(&place).map_err(|error| Failure::during(place.display(), error))?;
+    // Half of what is left: the user did not offer the disk, and others write to it too.
+    Ok((found.free_bytes / 2).saturating_sub(limits::BACKING_RESERVE_BYTES).max(limits::DEVICE_SIZE_BYTES_MIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn a_machine_lends_what_it_has() {
+        let memory = Memory { total_bytes: 10 * GIB, available_bytes: 8 * GIB };
+        let lendable = 7 * GIB - limits::LEND_RESERVE_BYTES;
+        assert_eq!(own_size_bytes(None, memory, Redundancy::NONE).unwrap(), lendable);
+        let two = Redundancy { replicas: 2, disk: false };
+        assert_eq!(own_size_bytes(None, memory, two).unwrap(), lendable / 2);
+        assert_eq!(own_size_bytes(Some(GIB), memory, two).unwrap(), GIB);
+    }
+
+    #[test]
+    fn too_little_memory_is_told_in_numbers() {
+        let memory = Memory { total_bytes: 10 * GIB, available_bytes: 2 * GIB };
+        let text = own_size_bytes(Some(4 * GIB), memory, Redundancy::NONE).unwrap_err().to_string();
+        assert!(text.contains("768 MiB to lend") && text.contains("4 GiB are wanted"), "{text}");
+        let none = Memory { total_bytes: 10 * GIB, available_bytes: GIB };
+        assert!(own_size_bytes(None, none, Redundancy::NONE).is_err());
+    }
+
+    #[test]
+    fn own_donors_hold_every_copy_even_when_placed_unevenly() {
+        let two = Redundancy { replicas: 2, disk: false };
+        let each = own_donor_bytes(10 << 20, 1 << 20, two, 3);
+        assert_eq!(each, 8 << 20);
+        assert!(each * 3 >= 2 * (10 << 20));
+        assert_eq!(own_donor_bytes(1 << 20, 1 << 20, Redundancy::NONE, 0), 2 << 20);
+    }
+}

@@ -1,0 +1,236 @@
+//! The program of a run: found, started inside its memory group, given every signal that was meant for it, and waited for.
+//!
+//! The program stays in the process group and on the terminal of `run`, so what the terminal sends (Ctrl-C, a new window
+//! size) reaches it from the kernel; only signals that another process sent to `run` alone are passed on.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::origin::WithOrigin;
+use signal_hook::low_level::siginfo::{Cause, Origin};
+
+use crate::arguments::BecomeArguments;
+use crate::cgroup::MemoryGroup;
+use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
+use crate::interruption::Interruption;
+
+/// Signals that are passed on.
+const PASSED: [i32; 6] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
+
+/// A program as the user wrote it, and its file.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    file: PathBuf,
+    program: Vec<OsString>,
+}
+
+/// How the program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Ending {
+    /// By itself, with a status.
+    Exited(u8),
+    /// By a signal.
+    Signalled(i32),
+}
+
+impl From<ExitStatus> for Ending {
+    fn from(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Exited(u8::try_from(code).unwrap_or(u8::MAX)),
+            (None, signal) => Self::Signalled(signal.unwrap_or(0)),
+        }
+    }
+}
+
+/// Looks the program up as the shell does.
+pub(crate) fn find(program: &[OsString]) -> Result<Found, Failure> {
+    let name = program.first().ok_or_else(|| Failure::usage("name a program after `--`"))?;
+    let file = if name.as_encoded_bytes().contains(&b'/') {
+        PathBuf::from(name)
+    } else {
+        let path = env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+        search(name, &path).ok_or_else(|| not_found(name))?
+    };
+    check_executable(name, &file)?;
+    Ok(Found { file, program: program.to_vec() })
+}
+
+fn not_found(name: &OsStr) -> Failure {
+    let name = name.display();
+    Failure::Program { text: format!("{name}: no such program; give its path, or install it"), status: EXIT_NOT_FOUND }
+}
+
+fn search(name: &OsStr, path: &OsStr) -> Option<PathBuf> {
+    env::split_paths(path).map(|directory| directory.join(name)).find(|file| is_executable(file))
+}
+
+fn is_executable(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+}
+
+fn check_executable(name: &OsStr, file: &Path) -> Result<(), Failure> {
+    if !file.exists() {
+        return Err(not_found(name));
+    }
+    if is_executable(file) {
+        return Ok(());
+    }
+    let text = format!("{} is not an executable file; `chmod +x` makes a script one", file.display());
+    Err(Failure::Program { text, status: EXIT_NOT_EXECUTABLE })
+}
+
+/// The program while it runs.
+pub(crate) struct Program {
+    target: Arc<Mutex<Option<Pid>>>,
+    ended: Receiver<std::io::Result<ExitStatus>>,
+    outcome: Mutex<Option<std::io::Result<ExitStatus>>>,
+    signals: signal_hook::iterator::Handle,
+    forwarder: Option<JoinHandle<()>>,
+}
+
+impl Program {
+    /// Starts it inside `group`.
+    pub(crate) fn start(found: &Found, group: &MemoryGroup, interruption: &Interruption) -> Result<Self, Failure> {
+        let target = Arc::new(Mutex::new(None));
+        let mut signals =
+            SignalsInfo::<WithOrigin>::new(PASSED).map_err(|error| Failure::during("watching for signals", error))?;
+        let handle = signals.handle();
+        let forward_to = Arc::clone(&target);
+        let forwarder = std::thread::spawn(move || {
+            for origin in &mut signals {
+                if is_for_program(&origin) {
+                    pass_on(&forward_to, origin.signal);
+                }
+            }
+        });
+        // From here on a signal is passed on; one that came before ends the run.
+        interruption.check()?;
+        let binary = env::current_exe().map_err(|error| Failure::during("finding this program's file", error))?;
+        let mut child = Command::new(binary)
+            .arg("become-program")
+            .arg("--procs-file")
+            .arg(group.path().join("cgroup.procs"))
+            .arg("--file")
+            .arg(&found.file)
+            .arg("--")
+            .args(&found.program)
+            .spawn()
+            .map_err(|error| Failure::during("starting the program", error))?;
+        *target.lock().expect("no holder panics") = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        if let Some(signal) = interruption.signal() {
+            pass_on(&target, signal);
+        }
+        let (sender, ended) = mpsc::channel();
+        let waited_for = Arc::clone(&target);
+        std::thread::spawn(move || {
+            let status = child.wait();
+            *waited_for.lock().expect("no holder panics") = None;
+            // The receiver is gone only when `run` is.
+            let _ = sender.send(status);
+        });
+        Ok(Self { target, ended, outcome: Mutex::new(None), signals: handle, forwarder: Some(forwarder) })
+    }
+
+    /// Waits for its end up to `timeout`; true once it has ended.
+    pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        match self.ended.recv_timeout(timeout) {
+            Ok(status) => {
+                *self.outcome.lock().expect("no holder panics") = Some(status);
+                true
+            }
+            Err(RecvTimeoutError::Timeout) => false,
+            Err(RecvTimeoutError::Disconnected) => true,
+        }
+    }
+
+    /// How it ended, after [`Program::wait`] said that it has.
+    pub(crate) fn ending(&self) -> Result<Ending, Failure> {
+        match self.outcome.lock().expect("no holder panics").take() {
+            Some(Ok(status)) => Ok(status.into()),
+            Some(Err(error)) => Err(Failure::during("waiting for the program", error)),
+            None => Err(Failure::failed("the program has not ended")),
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.signals.close();
+        if let Some(forwarder) = self.forwarder.take() {
+            // It ends with its signals.
+            let _ = forwarder.join();
+        }
+        *self.target.lock().expect("no holder panics") = None;
+    }
+}
+
+/// Whether a signal was sent to `run` alone: by another process, and not by the terminal to all of its group.
+fn is_for_program(origin: &Origin) -> bool {
+    matches!(origin.cause, Cause::Sent(_))
+}
+
+fn pass_on(target: &Mutex<Option<Pid>>, signal: i32) {
+    let target = target.lock().expect("no holder panics");
+    if let (Some(pid), Some(signal)) = (*target, Signal::from_named_raw(signal)) {
+        // It may end at the same moment; it has not been waited for, so the id is still its own.
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+/// The hidden command: moves itself into the memory group and becomes the program. Returns only on failure.
+pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
+    // Without `run` nobody adjusts its budget or brings its pages back: it goes with it.
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    if let Err(error) = fs::write(&arguments.procs_file, "0") {
+        return Failure::during(arguments.procs_file.display(), error);
+    }
+    let Some((name, rest)) = arguments.program.split_first() else { return Failure::usage("no program") };
+    let error = Command::new(&arguments.file).arg0(name).args(rest).exec();
+    let status = if error.kind() == std::io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE };
+    Failure::Program { text: format!("{}: {error}", arguments.file.display()), status }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(text: &str) -> u8 {
+        find(&[text.into()]).unwrap_err().exit_status()
+    }
+
+    #[test]
+    fn programs_are_found_as_the_shell_does() {
+        assert!(find(&["sh".into()]).unwrap().file.is_absolute());
+        assert_eq!(find(&["/bin/sh".into()]).unwrap().file, Path::new("/bin/sh"));
+        assert_eq!(status("no-such-program-anywhere"), EXIT_NOT_FOUND);
+        assert_eq!(status("/no/such/program"), EXIT_NOT_FOUND);
+        assert_eq!(status("/etc/passwd"), EXIT_NOT_EXECUTABLE);
+        assert_eq!(status("/tmp/"), EXIT_NOT_EXECUTABLE);
+        assert!(find(&[]).is_err());
+    }
+
+    #[test]
+    fn only_directories_of_the_path_are_searched() {
+        assert_eq!(search(OsStr::new("sh"), OsStr::new("/proc:/sys")), None);
+        assert!(search(OsStr::new("sh"), OsStr::new("/proc:/bin")).is_some());
+    }
+
+    #[test]
+    fn endings_tell_exit_from_signal() {
+        assert_eq!(Ending::from(ExitStatus::from_raw(3 << 8)), Ending::Exited(3));
+        assert_eq!(Ending::from(ExitStatus::from_raw(9)), Ending::Signalled(9));
+    }
+}

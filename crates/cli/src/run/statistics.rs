@@ -1,0 +1,153 @@
+//! What a run tells at its end: JSON for `--stats`, a few lines for `--summary`.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::program::Ending;
+use super::watch::RunReport;
+use crate::arguments::RunArguments;
+use crate::cgroup::MemoryGroup;
+use crate::failure::Failure;
+use crate::size::human;
+use crate::status_socket;
+
+/// A run, told at its end.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Statistics {
+    /// The program and its arguments.
+    program: Vec<String>,
+    /// How it ended.
+    ending: Ending,
+    /// From its start to its end.
+    wall_seconds: f64,
+    /// Faults that waited for a page to come in.
+    major_faults: u64,
+    /// Processes killed by the kernel because the budget was too small for them.
+    out_of_memory_kills: u64,
+    /// Memory: peaks and the last look.
+    memory: RunReport,
+    /// The device's report; null if it did not answer.
+    device: Value,
+}
+
+impl Statistics {
+    /// Asks everybody while they are still there.
+    pub(crate) fn collect(
+        memory: &RunReport,
+        group: &MemoryGroup,
+        wall: Duration,
+        ending: Ending,
+        device: &Path,
+        arguments: &RunArguments,
+    ) -> Self {
+        Self {
+            program: arguments.program.iter().map(|part| part.to_string_lossy().into_owned()).collect(),
+            ending,
+            wall_seconds: wall.as_secs_f64(),
+            major_faults: group.major_faults(),
+            out_of_memory_kills: group.out_of_memory_kills(),
+            memory: memory.clone(),
+            device: status_socket::ask_status(device).unwrap_or(Value::Null),
+        }
+    }
+
+    /// Writes what was asked for, and what the user must know.
+    pub(crate) fn deliver(&self, arguments: &RunArguments) -> Result<(), Failure> {
+        for warning in self.warnings() {
+            eprintln!("spillway: {warning}");
+        }
+        if arguments.summary {
+            eprint!("{}", self.summary());
+        }
+        let Some(path) = &arguments.stats else { return Ok(()) };
+        let mut text = serde_json::to_string_pretty(self).map_err(Failure::failed)?;
+        text.push('\n');
+        std::fs::write(path, text).map_err(|error| Failure::during(path.display(), error))
+    }
+
+    fn traffic(&self, pointer: &str) -> f64 {
+        self.device.pointer(&format!("/device/traffic/{pointer}")).and_then(Value::as_f64).unwrap_or(0.0)
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.out_of_memory_kills > 0 {
+            let kills = self.out_of_memory_kills;
+            warnings.push(format!("the kernel killed {kills} process(es) for lack of memory; raise --local or --lend"));
+        }
+        let health = self.device.pointer("/device/health").and_then(Value::as_str);
+        if let Some(health) = health.filter(|health| !health.is_empty() && !health.starts_with("ok")) {
+            warnings.push(format!("the device was not well: {health}"));
+        }
+        warnings
+    }
+
+    fn summary(&self) -> String {
+        let memory = &self.memory;
+        format!(
+            "spillway: {:.2} s, footprint {} (local {}, lent {}), {} faults, {} pages out, {} in at {:.0}/{:.0} us (p50/p99)\n",
+            self.wall_seconds,
+            human(memory.footprint_bytes_max),
+            human(memory.local_bytes_max),
+            human(memory.swapped_bytes_max),
+            self.major_faults,
+            self.traffic("pages_out"),
+            self.traffic("pages_in"),
+            self.traffic("read_latency/p50_us"),
+            self.traffic("read_latency/p99_us"),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn statistics(device: Value) -> Statistics {
+        Statistics {
+            program: vec!["sort".to_owned()],
+            ending: Ending::Exited(0),
+            wall_seconds: 1.5,
+            major_faults: 7,
+            out_of_memory_kills: 0,
+            memory: RunReport { footprint_bytes_max: 64 << 20, ..RunReport::default() },
+            device,
+        }
+    }
+
+    #[test]
+    fn the_summary_names_what_matters() {
+        let device =
+            json!({"device": {"health": "ok", "traffic": {"pages_out": 12, "read_latency": {"p50_us": 25.2}}}});
+        let statistics = statistics(device);
+        let text = statistics.summary();
+        assert!(
+            text.contains("1.50 s") && text.contains("64 MiB") && text.contains("12 pages out, 0 in at 25/0"),
+            "{text}"
+        );
+        assert_eq!(statistics.warnings(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_went_wrong_is_told() {
+        let mut statistics = statistics(json!({"device": {"health": "disk only: no donor"}}));
+        statistics.out_of_memory_kills = 2;
+        let warnings = statistics.warnings().join("\n");
+        assert!(warnings.contains("killed 2") && warnings.contains("disk only"), "{warnings}");
+    }
+
+    #[test]
+    fn the_json_is_stable() {
+        let text = serde_json::to_value(statistics(Value::Null)).unwrap();
+        for key in ["program", "ending", "wall_seconds", "major_faults", "out_of_memory_kills", "memory", "device"] {
+            assert!(text.get(key).is_some(), "{key}");
+        }
+        assert_eq!(text["ending"], json!({"exited": 0}));
+        assert_eq!(text["memory"]["footprint_bytes_max"], 64 << 20);
+    }
+}

@@ -1,0 +1,238 @@
+//! The way out of a run, for one that ended, one that failed halfway, and one that was killed.
+//!
+//! Works from names alone, so that it needs nothing of the process that set things up. Invariant: nothing that holds pages is
+//! stopped before they are back in memory; if they cannot be brought back, device and donors stay.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::cgroup::MemoryGroup;
+use crate::cgroup::hierarchy::Hierarchy;
+use crate::device::serve::DeviceRecord;
+use crate::limits;
+use crate::registry::{Found, Kind, Registry};
+use crate::status_socket::{self, Question};
+use crate::swap_area;
+
+/// What may be left of a run, and how each thing goes.
+pub(crate) trait Remnants {
+    /// Lifts the limit, and lets processes that the program left in the background live on outside.
+    fn release_processes(&mut self) -> Result<(), String>;
+    /// Brings every page back.
+    fn swap_off(&mut self) -> Result<(), String>;
+    /// Stops the device.
+    fn stop_device(&mut self) -> Result<(), String>;
+    /// Stops the run's own donors.
+    fn stop_donors(&mut self) -> Result<(), String>;
+    /// Removes the memory group.
+    fn remove_group(&mut self) -> Result<(), String>;
+}
+
+/// Takes everything down in order; gives what could not be.
+pub(crate) fn take_down(remnants: &mut dyn Remnants) -> Vec<String> {
+    let mut errors = Vec::new();
+    let mut note = |result: Result<(), String>| {
+        let done = result.is_ok();
+        errors.extend(result.err());
+        done
+    };
+    note(remnants.release_processes());
+    let nothing_paged_out = note(remnants.swap_off());
+    if nothing_paged_out && note(remnants.stop_device()) {
+        note(remnants.stop_donors());
+    }
+    note(remnants.remove_group());
+    errors
+}
+
+/// The remains of one run, found by its name.
+#[derive(Debug)]
+pub(crate) struct Remains<'a> {
+    registry: &'a Registry,
+    run: String,
+    hierarchy: Option<Hierarchy>,
+}
+
+impl<'a> Remains<'a> {
+    /// Of the run `name`.
+    pub(crate) fn of_run(registry: &'a Registry, name: &str) -> Self {
+        Self { registry, run: name.to_owned(), hierarchy: Hierarchy::detect() }
+    }
+
+    fn group(&self) -> Option<MemoryGroup> {
+        let group = MemoryGroup::existing(self.hierarchy.as_ref()?, &format!("run-{}", self.run));
+        group.exists().then_some(group)
+    }
+
+    fn device(&self) -> Option<Found> {
+        self.registry.find(Kind::Device, &device_name(&self.run))
+    }
+
+    fn donors(&self) -> Result<Vec<Found>, String> {
+        let prefix = donor_prefix(&self.run);
+        let entries = self.registry.entries().map_err(|error| error.to_string())?;
+        Ok(entries.into_iter().filter(|found| found.kind == Kind::Donor && found.name.starts_with(&prefix)).collect())
+    }
+}
+
+/// The device of a run.
+pub(crate) fn device_name(run: &str) -> String {
+    format!("run-{run}")
+}
+
+/// How the names of a run's own donors begin.
+pub(crate) fn donor_prefix(run: &str) -> String {
+    format!("run-{run}-")
+}
+
+/// Ends a process of ours: asked first, killed at the deadline.
+pub(crate) fn end_process(found: &Found) -> Result<(), String> {
+    let Some(owner) = found.owner else { return Ok(()) };
+    owner.signal(Signal::TERM);
+    if owner.wait_gone(Instant::now() + limits::STOP_DEADLINE) {
+        return Ok(());
+    }
+    owner.signal(Signal::KILL);
+    if owner.wait_gone(Instant::now() + limits::STOP_DEADLINE) {
+        return Ok(());
+    }
+    Err(format!("{} (process {}) does not end", found.title(), owner.pid))
+}
+
+/// Stops a device's process, which fails while somebody uses the device.
+pub(crate) fn stop_device_process(found: &Found) -> Result<(), String> {
+    if !found.is_alive() {
+        return Ok(());
+    }
+    let answer = status_socket::ask(&found.status_socket(), Question::Stop, limits::STOP_DEADLINE * 2);
+    if let Err(error) = answer
+        && found.is_alive()
+    {
+        return Err(format!("{}: {error}", found.title()));
+    }
+    match found.owner {
+        Some(owner) if !owner.wait_gone(Instant::now() + limits::STOP_DEADLINE) => {
+            Err(format!("{} (process {}) does not end", found.title(), owner.pid))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Remnants for Remains<'_> {
+    fn release_processes(&mut self) -> Result<(), String> {
+        let (Some(group), Some(hierarchy)) = (self.group(), &self.hierarchy) else { return Ok(()) };
+        group.release_to(&hierarchy.root);
+        group.set_limit(None).map_err(|error| error.to_string())
+    }
+
+    fn swap_off(&mut self) -> Result<(), String> {
+        let record = self.device().and_then(|found| DeviceRecord::read(&found.path));
+        let Some(path) = record.and_then(|record| record.path) else { return Ok(()) };
+        loop {
+            match swap_area::off(&path, true) {
+                // A signal to the program's end is no reason to leave its pages out.
+                Err(error) if error.is_interrupted() => std::thread::sleep(Duration::from_millis(1)),
+                result => return result.map_err(|error| error.to_string()),
+            }
+        }
+    }
+
+    fn stop_device(&mut self) -> Result<(), String> {
+        self.device().map_or(Ok(()), |found| stop_device_process(&found))
+    }
+
+    fn stop_donors(&mut self) -> Result<(), String> {
+        let donors = self.donors()?;
+        // All at once first, so that they end together.
+        donors.iter().filter_map(|found| found.owner).for_each(|owner| owner.signal(Signal::TERM));
+        donors.iter().try_for_each(end_process)
+    }
+
+    fn remove_group(&mut self) -> Result<(), String> {
+        let Some(group) = self.group() else { return Ok(()) };
+        let path = group.path().display().to_string();
+        group.remove(Instant::now() + limits::STOP_DEADLINE).map_err(|error| format!("{path}: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes down what is asked, and fails at one step.
+    #[derive(Default)]
+    struct Recorder {
+        steps: Vec<&'static str>,
+        fails: Option<&'static str>,
+    }
+
+    impl Recorder {
+        fn step(&mut self, name: &'static str) -> Result<(), String> {
+            self.steps.push(name);
+            if self.fails == Some(name) { Err(format!("{name} failed")) } else { Ok(()) }
+        }
+    }
+
+    impl Remnants for Recorder {
+        fn release_processes(&mut self) -> Result<(), String> {
+            self.step("release")
+        }
+        fn swap_off(&mut self) -> Result<(), String> {
+            self.step("swapoff")
+        }
+        fn stop_device(&mut self) -> Result<(), String> {
+            self.step("device")
+        }
+        fn stop_donors(&mut self) -> Result<(), String> {
+            self.step("donors")
+        }
+        fn remove_group(&mut self) -> Result<(), String> {
+            self.step("group")
+        }
+    }
+
+    fn steps_when(fails: Option<&'static str>) -> (Vec<&'static str>, Vec<String>) {
+        let mut recorder = Recorder { fails, ..Recorder::default() };
+        let errors = take_down(&mut recorder);
+        (recorder.steps, errors)
+    }
+
+    #[test]
+    fn everything_goes_in_the_order_of_the_pages() {
+        let (steps, errors) = steps_when(None);
+        assert_eq!(steps, ["release", "swapoff", "device", "donors", "group"]);
+        assert!(errors.is_empty());
+    }
+
+    #[test]
+    fn what_holds_pages_stays_when_they_cannot_come_back() {
+        let (steps, errors) = steps_when(Some("swapoff"));
+        assert_eq!(steps, ["release", "swapoff", "group"]);
+        assert_eq!(errors, ["swapoff failed"]);
+        assert_eq!(steps_when(Some("device")).0, ["release", "swapoff", "device", "group"]);
+    }
+
+    #[test]
+    fn other_failures_do_not_keep_the_rest() {
+        for step in ["release", "donors", "group"] {
+            let (steps, errors) = steps_when(Some(step));
+            assert_eq!(steps.len(), 5, "{step}");
+            assert_eq!(errors, [format!("{step} failed")]);
+        }
+    }
+
+    #[test]
+    fn a_run_that_left_nothing_is_down() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::at(directory.path().join("registry")).unwrap();
+        let mut remains = Remains::of_run(&registry, "no-such-run");
+        assert_eq!(take_down(&mut remains), Vec::<String>::new());
+    }
+
+    #[test]
+    fn names_of_two_runs_never_mix() {
+        assert!(!"run-12-0".starts_with(&donor_prefix("1")));
+        assert_eq!(device_name("12"), "run-12");
+    }
+}

@@ -1,0 +1,108 @@
+//! While the program runs: its budget follows its footprint, and `status` is told.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::program::Program;
+use crate::budget::Budget;
+use crate::cgroup::MemoryGroup;
+use crate::cgroup::usage::GroupUsage;
+use crate::limits;
+use crate::registry::Entry;
+use crate::status_socket::{Answer, Question, StatusServer};
+
+/// A run at one moment, and its peaks.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct RunReport {
+    /// The budget as the user wrote it.
+    pub(crate) local: String,
+    /// The limit in force; `None` for no limit.
+    pub(crate) limit_bytes: Option<u64>,
+    /// What the program's memory group holds.
+    pub(crate) usage: GroupUsage,
+    /// Local plus lent, without cached files.
+    pub(crate) footprint_bytes: u64,
+    /// The largest footprint seen.
+    pub(crate) footprint_bytes_max: u64,
+    /// The most local memory seen, cached files included.
+    pub(crate) local_bytes_max: u64,
+    /// The most that was paged out.
+    pub(crate) swapped_bytes_max: u64,
+}
+
+impl RunReport {
+    fn take(&mut self, usage: GroupUsage, limit_bytes: Option<u64>) {
+        self.usage = usage;
+        self.limit_bytes = limit_bytes;
+        self.footprint_bytes = usage.footprint_bytes();
+        self.footprint_bytes_max = self.footprint_bytes_max.max(self.footprint_bytes);
+        self.local_bytes_max = self.local_bytes_max.max(usage.charged_bytes);
+        self.swapped_bytes_max = self.swapped_bytes_max.max(usage.swapped_bytes);
+    }
+}
+
+/// Adjusts the budget until the program has ended; gives the last report.
+pub(crate) fn watch(
+    program: &Program,
+    group: &MemoryGroup,
+    budget: &mut Budget,
+    entry: &Entry,
+    local: &str,
+) -> RunReport {
+    let report = Arc::new(Mutex::new(RunReport { local: local.to_owned(), ..RunReport::default() }));
+    let ended = AtomicBool::new(false);
+    let server = StatusServer::bind(&entry.status_socket());
+    std::thread::scope(|scope| {
+        match &server {
+            Ok(server) => drop(scope.spawn(|| answer(server, &report, &ended))),
+            Err(error) => eprintln!("spillway: `status` cannot see this run: {error}"),
+        }
+        let mut interval = Duration::ZERO;
+        while !program.wait(interval) {
+            interval = adjust(group, budget, &report);
+        }
+        adjust(group, budget, &report);
+        ended.store(true, Ordering::SeqCst);
+    });
+    let report = report.lock().expect("no holder panics");
+    report.clone()
+}
+
+/// One look at the group; gives when to look again.
+fn adjust(group: &MemoryGroup, budget: &mut Budget, report: &Mutex<RunReport>) -> Duration {
+    let Ok(usage) = group.usage() else { return limits::BUDGET_INTERVAL };
+    if let Some(limit_bytes) = budget.observe(&usage) {
+        // Refused only for a moment, and tried again then.
+        let _ = group.set_limit(Some(limit_bytes));
+    }
+    report.lock().expect("no holder panics").take(usage, budget.limit_bytes());
+    budget.interval(&usage)
+}
+
+fn answer(server: &StatusServer, report: &Mutex<RunReport>, ended: &AtomicBool) {
+    while !ended.load(Ordering::SeqCst) {
+        server.serve(limits::BUDGET_INTERVAL, &mut |question| match question {
+            Question::Ping => Answer::done(),
+            Question::Status => Answer::status(&*report.lock().expect("no holder panics")),
+            Question::Stop => Answer::refused("end the program, and its run ends"),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peaks_stay_when_the_program_shrinks() {
+        let mut report = RunReport::default();
+        let large = GroupUsage { charged_bytes: 100, swapped_bytes: 50, ..GroupUsage::default() };
+        report.take(large, Some(100));
+        report.take(GroupUsage::default(), Some(20));
+        assert_eq!((report.footprint_bytes_max, report.local_bytes_max, report.swapped_bytes_max), (150, 100, 50));
+        assert_eq!((report.footprint_bytes, report.limit_bytes), (0, Some(20)));
+    }
+}

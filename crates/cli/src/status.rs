@@ -1,0 +1,251 @@
+//! `spillway status`: everything of ours on this machine, asked one by one.
+//!
+//! A process that does not answer is listed as such: silence is never shown as health.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::arguments::OutputArguments;
+use crate::failure::Failure;
+use crate::machine::memory::Memory;
+use crate::machine::swap_list::{self, SwapArea};
+use crate::registry::{Found, Kind, Registry};
+use crate::size::human;
+use crate::status_socket;
+
+/// One thing of ours.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Item {
+    /// What it is.
+    kind: Kind,
+    /// Its name.
+    name: String,
+    /// Whose it is.
+    pid: Option<u32>,
+    /// `running`, `silent` (its process does not answer) or `dead` (its process is gone and left it).
+    state: &'static str,
+    /// What it says of itself; null if it says nothing.
+    report: Value,
+    /// The swap area on a device.
+    swap: Option<SwapArea>,
+    /// What the user should know.
+    warnings: Vec<String>,
+}
+
+/// The whole answer; its JSON form is stable.
+#[derive(Clone, Debug, Serialize)]
+struct Status {
+    memory: Option<Memory>,
+    items: Vec<Item>,
+}
+
+/// Asks one entry.
+pub(crate) fn ask(found: &Found, areas: &[SwapArea]) -> Item {
+    let (state, report) = match found.is_alive().then(|| status_socket::ask_status(&found.status_socket())) {
+        Some(Ok(report)) => ("running", report),
+        Some(Err(_)) => ("silent", Value::Null),
+        None => ("dead", Value::Null),
+    };
+    let path = report.pointer("/device/path").and_then(Value::as_str).unwrap_or_default();
+    let swap = areas.iter().find(|area| area.path.as_os_str() == path).cloned();
+    let mut warnings = Vec::new();
+    if state == "dead" {
+        warnings.push("its process is gone; `spillway doctor --mend` removes what it left".to_owned());
+    }
+    if let Some(area) = &swap {
+        warnings.extend(swap_list::rivals(areas, &area.path, area.priority).iter().map(|rival| {
+            let path = rival.path.display();
+            format!("pages also go to the swap area {path} (priority {}); `swapoff {path}` stops that", rival.priority)
+        }));
+    }
+    Item {
+        kind: found.kind,
+        name: found.name.clone(),
+        pid: found.owner.map(|owner| owner.pid),
+        state,
+        report,
+        swap,
+        warnings,
+    }
+}
+
+/// Every entry that `wanted` takes.
+pub(crate) fn collect(registry: &Registry, wanted: &dyn Fn(&Item) -> bool) -> Result<Vec<Item>, Failure> {
+    let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
+    let entries = registry.entries().map_err(Failure::failed)?;
+    Ok(entries.iter().map(|found| ask(found, &areas)).filter(wanted).collect())
+}
+
+/// `spillway status`, `device status` and `swap status`.
+pub(crate) fn show(output: &OutputArguments, wanted: &dyn Fn(&Item) -> bool) -> Result<(), Failure> {
+    let registry = Registry::open().map_err(Failure::failed)?;
+    let status = Status { memory: Memory::read().ok(), items: collect(&registry, wanted)? };
+    if output.json {
+        return crate::output::json(&status);
+    }
+    if status.items.is_empty() {
+        return crate::output::text("nothing is running\n");
+    }
+    let mut text = String::new();
+    for item in &status.items {
+        describe(&mut text, item);
+    }
+    crate::output::text(&text)
+}
+
+impl Item {
+    /// Whether it is a block device.
+    pub(crate) fn is_device(&self) -> bool {
+        self.kind == Kind::Device
+    }
+
+    /// Whether it is a swap device.
+    pub(crate) fn is_swap(&self) -> bool {
+        self.swap.is_some()
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The run that a device belongs to.
+    pub(crate) fn run(&self) -> Option<&str> {
+        self.report.get("run").and_then(Value::as_str)
+    }
+
+    fn text(&self, pointer: &str) -> &str {
+        self.report.pointer(pointer).and_then(Value::as_str).unwrap_or("-")
+    }
+
+    fn number(&self, pointer: &str) -> u64 {
+        self.report.pointer(pointer).and_then(Value::as_u64).unwrap_or(0)
+    }
+}
+
+/// A few lines for people. Writing to a string cannot fail, so results are dropped.
+fn describe(text: &mut String, item: &Item) {
+    let pid = item.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
+    let _ = writeln!(text, "{} {}: {} (process {pid})", item.kind.word(), item.name, item.state);
+    if item.report.is_object() {
+        match item.kind {
+            Kind::Device => describe_device(text, item),
+            Kind::Donor | Kind::Agent => describe_donor(text, item),
+            Kind::Run => describe_run(text, item),
+        }
+    }
+    for warning in &item.warnings {
+        let _ = writeln!(text, "  warning: {warning}");
+    }
+}
+
+fn describe_device(text: &mut String, item: &Item) {
+    let (path, size) = (item.text("/device/path"), human(item.number("/device/size_bytes")));
+    let _ = writeln!(
+        text,
+        "  {path}, {size}, {}, health: {}",
+        item.text("/device/redundancy"),
+        item.text("/device/health")
+    );
+    let stored = human(item.number("/device/pages_stored") * 4096);
+    let (out, into) = (item.number("/device/traffic/pages_out"), item.number("/device/traffic/pages_in"));
+    let lost = item.number("/device/pages_lost");
+    let _ = writeln!(text, "  stored {stored}, pages out {out}, in {into}, lost {lost}");
+    if let Some(area) = &item.swap {
+        let _ = writeln!(
+            text,
+            "  swap: {} of {} in use, priority {}",
+            human(area.used_bytes),
+            human(area.size_bytes),
+            area.priority
+        );
+    }
+    let donors = item.report.pointer("/device/donors").and_then(Value::as_array);
+    for donor in donors.into_iter().flatten() {
+        let field = |name: &str| donor.get(name).and_then(Value::as_str).unwrap_or("-").to_owned();
+        let slabs = donor.get("slabs").and_then(Value::as_u64).unwrap_or(0);
+        let _ = write!(text, "  donor {}: {} {}, {slabs} slabs", field("address"), field("state"), field("transport"));
+        let error = field("last_error");
+        let _ = if error.is_empty() || error == "-" { writeln!(text) } else { writeln!(text, " ({error})") };
+    }
+    for note in item.report.get("notes").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
+        let _ = writeln!(text, "  note: {note}");
+    }
+}
+
+fn describe_donor(text: &mut String, item: &Item) {
+    let number = |name: &str| human(item.number(&format!("/donor/{name}")));
+    let _ = writeln!(
+        text,
+        "  lent {} of {}, {} free",
+        number("lent_bytes"),
+        number("quota_bytes"),
+        number("free_to_lend_bytes")
+    );
+}
+
+fn describe_run(text: &mut String, item: &Item) {
+    let number = |name: &str| human(item.number(name));
+    let (footprint, local, lent) =
+        (number("/footprint_bytes"), number("/usage/charged_bytes"), number("/usage/swapped_bytes"));
+    let _ = writeln!(text, "  footprint {footprint}, local {local}, lent {lent}, budget {}", item.text("/local"));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn item(kind: Kind, report: Value) -> Item {
+        Item { kind, name: "x".to_owned(), pid: Some(7), state: "running", report, swap: None, warnings: Vec::new() }
+    }
+
+    #[test]
+    fn people_read_what_matters_of_a_device() {
+        let donor =
+            json!({"address": "a:1", "state": "lost", "transport": "tcp", "slabs": 3, "last_error": "timed out"});
+        let report = json!({"notes": ["careful"], "device": {
+            "path": "/dev/loop0", "size_bytes": 1 << 30, "redundancy": "disk", "health": "disk only", "donors": [donor]}});
+        let mut text = String::new();
+        describe(&mut text, &item(Kind::Device, report));
+        for expected in
+            ["/dev/loop0, 1 GiB, disk, health: disk only", "donor a:1: lost tcp, 3 slabs (timed out)", "note: careful"]
+        {
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn silence_is_not_health() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::at(directory.path().join("registry")).unwrap();
+        let _entry = registry.claim(Kind::Device, "silent").unwrap();
+        let items = collect(&registry, &Item::is_device).unwrap();
+        assert_eq!((items.len(), items[0].state), (1, "silent"));
+        assert!(collect(&registry, &Item::is_swap).unwrap().is_empty());
+    }
+
+    #[test]
+    fn rivals_of_a_swap_device_are_warned_of() {
+        let directory = tempfile::tempdir().unwrap();
+        let area = |path: &str| SwapArea { path: path.into(), size_bytes: 1 << 30, used_bytes: 0, priority: 5 };
+        let report = json!({"device": {"path": "/dev/loop0"}});
+        let answer = crate::status_socket::Answer::status(&report);
+        let registry = Registry::at(directory.path().join("registry")).unwrap();
+        let entry = registry.claim(Kind::Device, "swap").unwrap();
+        let server = crate::status_socket::StatusServer::bind(&entry.status_socket()).unwrap();
+        let found = registry.find(Kind::Device, "swap").unwrap();
+        let item = std::thread::scope(|scope| {
+            let asking = scope.spawn(|| ask(&found, &[area("/dev/loop0"), area("/swapfile")]));
+            while !asking.is_finished() {
+                server.serve(crate::limits::POLL_INTERVAL, &mut |_| answer.clone());
+            }
+            asking.join().unwrap()
+        });
+        assert!(item.is_swap());
+        assert!(item.warnings[0].contains("/swapfile"), "{:?}", item.warnings);
+    }
+}

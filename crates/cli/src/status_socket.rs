@@ -1,0 +1,226 @@
+//! Where a process of ours answers questions: one JSON line in, one JSON line out, over a UNIX socket in its entry.
+//!
+//! The server is polled by the owner's main loop, so questions never disturb the threads that serve pages, and a client
+//! that hangs costs that loop at most [`limits::STATUS_DEADLINE`].
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::limits;
+
+/// What can be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Question {
+    /// Are you there?
+    Ping,
+    /// What is going on?
+    Status,
+    /// Please end, leaving nothing behind.
+    Stop,
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    /// Why it was not done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+    /// The status, for [`Question::Status`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) status: Option<Value>,
+}
+
+impl Answer {
+    /// It was done.
+    pub(crate) fn done() -> Self {
+        Self { error: None, status: None }
+    }
+
+    /// It was not done.
+    pub(crate) fn refused(why: impl ToString) -> Self {
+        Self { error: Some(why.to_string()), status: None }
+    }
+
+    /// What is going on.
+    pub(crate) fn status(status: &impl Serialize) -> Self {
+        match serde_json::to_value(status) {
+            Ok(status) => Self { error: None, status: Some(status) },
+            Err(error) => Self::refused(error),
+        }
+    }
+}
+
+/// Why a process could not be asked, or did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AskError {
+    /// It does not answer.
+    #[error("{path} does not answer: {source}; its process may hang, see `spillway doctor`")]
+    Silent {
+        /// The socket.
+        path: PathBuf,
+        /// The error.
+        source: io::Error,
+    },
+    /// It answered that it cannot.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The listening end.
+#[derive(Debug)]
+pub(crate) struct StatusServer {
+    listener: UnixListener,
+}
+
+impl StatusServer {
+    /// Listens at `path`.
+    pub(crate) fn bind(path: &Path) -> io::Result<Self> {
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener })
+    }
+
+    /// Waits up to `timeout` for a client and answers it. A client that misbehaves is dropped and does no harm.
+    pub(crate) fn serve(&self, timeout: Duration, answer: &mut dyn FnMut(Question) -> Answer) {
+        let timeout = Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
+        let mut ready = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
+        // An interruption by a signal is one turn of the caller's loop.
+        let _ = rustix::event::poll(&mut ready, Some(&timeout));
+        if let Ok((stream, _)) = self.listener.accept() {
+            let _ = serve_client(stream, answer);
+        }
+    }
+}
+
+fn prepare(stream: &UnixStream, deadline: Duration) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(deadline))?;
+    stream.set_write_timeout(Some(deadline))
+}
+
+fn read_line(stream: &UnixStream) -> io::Result<String> {
+    let mut line = String::new();
+    BufReader::new(stream.take(limits::STATUS_LINE_BYTES_MAX)).read_line(&mut line)?;
+    Ok(line)
+}
+
+fn write_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+fn serve_client(stream: UnixStream, answer: &mut dyn FnMut(Question) -> Answer) -> io::Result<()> {
+    prepare(&stream, limits::STATUS_DEADLINE)?;
+    let reply = match serde_json::from_str(&read_line(&stream)?) {
+        Ok(question) => answer(question),
+        Err(error) => Answer::refused(format!("not a question: {error}; ask \"ping\", \"status\" or \"stop\"")),
+    };
+    write_line(&stream, &reply)
+}
+
+/// Asks the process at `path`, which has until `deadline` to answer.
+pub(crate) fn ask(path: &Path, question: Question, deadline: Duration) -> Result<Option<Value>, AskError> {
+    let exchange = || {
+        let stream = UnixStream::connect(path)?;
+        prepare(&stream, deadline)?;
+        write_line(&stream, &question)?;
+        Ok(serde_json::from_str::<Answer>(&read_line(&stream)?)?)
+    };
+    let answer = exchange().map_err(|source| AskError::Silent { path: path.to_path_buf(), source })?;
+    match answer.error {
+        Some(error) => Err(AskError::Refused(error)),
+        None => Ok(answer.status),
+    }
+}
+
+/// Asks for the status.
+pub(crate) fn ask_status(path: &Path) -> Result<Value, AskError> {
+    Ok(ask(path, Question::Status, limits::STATUS_DEADLINE)?.unwrap_or(Value::Null))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Runs `client` against a server in another thread that answers with `answer`.
+    fn with_server<T>(answer: fn(Question) -> Answer, client: impl FnOnce(&Path) -> T) -> T {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("status.sock");
+        let server = StatusServer::bind(&path).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    server.serve(Duration::from_millis(5), &mut |question| answer(question));
+                }
+            });
+            let result = client(&path);
+            stop.store(true, Ordering::Relaxed);
+            result
+        })
+    }
+
+    fn answer(question: Question) -> Answer {
+        match question {
+            Question::Ping => Answer::done(),
+            Question::Status => Answer::status(&serde_json::json!({"pages": 7})),
+            Question::Stop => Answer::refused("in use"),
+        }
+    }
+
+    #[test]
+    fn questions_are_answered() {
+        with_server(answer, |path| {
+            let deadline = Duration::from_secs(20);
+            assert_eq!(ask(path, Question::Ping, deadline).unwrap(), None);
+            assert_eq!(ask_status(path).unwrap()["pages"], 7);
+            let error = ask(path, Question::Stop, deadline).unwrap_err();
+            assert_eq!(error.to_string(), "in use");
+        });
+    }
+
+    #[test]
+    fn nonsense_gets_an_answer_and_the_server_lives_on() {
+        with_server(answer, |path| {
+            let stream = UnixStream::connect(path).unwrap();
+            prepare(&stream, Duration::from_secs(20)).unwrap();
+            (&stream).write_all(b"\xff{nonsense\n").unwrap();
+            drop(stream);
+            let stream = UnixStream::connect(path).unwrap();
+            prepare(&stream, Duration::from_secs(20)).unwrap();
+            (&stream).write_all(b"{\"ask\":1}\n").unwrap();
+            assert!(read_line(&stream).unwrap().contains("not a question"));
+            assert_eq!(ask_status(path).unwrap()["pages"], 7);
+        });
+    }
+
+    #[test]
+    fn a_dead_socket_is_told_from_a_refusal() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("status.sock");
+        drop(StatusServer::bind(&path).unwrap());
+        assert!(matches!(ask_status(&path), Err(AskError::Silent { .. })));
+        assert!(matches!(ask_status(&directory.path().join("none")), Err(AskError::Silent { .. })));
+    }
+
+    #[test]
+    fn a_turn_without_clients_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let server = StatusServer::bind(&directory.path().join("status.sock")).unwrap();
+        let start = Instant::now();
+        server.serve(Duration::from_millis(1), &mut answer);
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
+}

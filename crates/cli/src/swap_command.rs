@@ -1,0 +1,77 @@
+//! `spillway swap on`, `off` and `status`: a swap device for the whole machine.
+
+use serde_json::json;
+
+use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
+use crate::device::command::{chosen, start};
+use crate::device::serve::DeviceRecord;
+use crate::failure::Failure;
+use crate::interruption::Interruption;
+use crate::machine::swap_list;
+use crate::registry::{Found, Registry};
+use crate::run::take_down::stop_device_process;
+use crate::status::{self, Item};
+use crate::{output, swap_area};
+
+/// Runs one of the subcommands.
+pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {
+    match command {
+        SwapCommand::On(arguments) => on(arguments),
+        SwapCommand::Off(arguments) => off(arguments),
+        SwapCommand::Status(output) => status::show(output, &Item::is_swap),
+    }
+}
+
+fn on(arguments: &SwapOnArguments) -> Result<(), Failure> {
+    let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
+    let registry = Registry::open().map_err(Failure::failed)?;
+    let mut device = start(&registry, &arguments.name, &arguments.device, &interruption)?;
+    let path = device.path().to_path_buf();
+    let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
+    let priority = arguments.priority.unwrap_or_else(|| swap_list::priority_above(&areas));
+    for rival in swap_list::rivals(&areas, &path, priority) {
+        let rival = rival.path.display();
+        eprintln!(
+            "spillway: pages also go to the swap area {rival}, whose priority is as high; `swapoff {rival}` stops that"
+        );
+    }
+    interruption.check()?;
+    swap_area::on(&path, priority).map_err(Failure::failed)?;
+    if let Err(failure) = interruption.check().and_then(|()| device.keep()) {
+        // Nothing was paged out yet, or very little.
+        swap_area::off(&path, false).map_err(Failure::failed)?;
+        return Err(failure);
+    }
+    if arguments.device.output.json {
+        return output::json(&json!({"name": arguments.name, "path": path, "priority": priority}));
+    }
+    output::text(&format!("{}\n", path.display()))
+}
+
+fn off(arguments: &NameArguments) -> Result<(), Failure> {
+    // A Ctrl-C interrupts the kernel, which then leaves the area on; noted so that this process says so.
+    let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
+    let registry = Registry::open().map_err(Failure::failed)?;
+    let found = chosen(&registry, arguments.name.as_deref(), "swap device", &Item::is_swap)?;
+    bring_back(&found, &interruption)?;
+    stop_device_process(&found).map_err(Failure::Failed)?;
+    if arguments.output.json {
+        return output::json(&json!({"name": found.name, "stopped": true}));
+    }
+    Ok(())
+}
+
+fn bring_back(found: &Found, interruption: &Interruption) -> Result<(), Failure> {
+    let record = DeviceRecord::read(&found.path).and_then(|record| record.path);
+    let path = record.ok_or_else(|| Failure::Failed(format!("the {} does not say where it is", found.title())))?;
+    swap_area::check_room(&path).map_err(Failure::failed)?;
+    match swap_area::off(&path, true) {
+        Ok(()) => Ok(()),
+        Err(error) if error.is_interrupted() => {
+            let signal = interruption.signal().unwrap_or(signal_hook::consts::SIGINT);
+            eprintln!("spillway: the {} stays on with all its pages", found.title());
+            Err(Failure::Interrupted(signal))
+        }
+        Err(error) => Err(Failure::failed(error)),
+    }
+}

@@ -1,0 +1,196 @@
+//! Mistakes on the command line: each gets a clear error that says what to do, and leaves nothing behind.
+
+#[path = "support/mod.rs"]
+#[allow(dead_code)]
+mod support;
+
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use support::{Said, disk_directory, is_root, registry_directory, run, skip, spillway};
+
+/// Runs `spillway` with a registry that must be empty afterwards but for logs.
+fn mistake(arguments: &[&str]) -> Said {
+    let registry = registry_directory();
+    let said = run(spillway(&registry.path().join("r")).args(arguments));
+    let left: Vec<_> = std::fs::read_dir(registry.path().join("r"))
+        .map(|items| items.flatten().map(|item| item.file_name().into_string().unwrap()).collect())
+        .unwrap_or_default();
+    let left: Vec<&String> = left.iter().filter(|name| !name.ends_with(".log") && *name != "lock").collect();
+    assert!(left.is_empty(), "{arguments:?} left {left:?}");
+    said
+}
+
+fn assert_fails(arguments: &[&str], status: i32, expected: &[&str]) {
+    let said = mistake(arguments);
+    assert_eq!(said.status.code(), Some(status), "{arguments:?}: {}", said.errors);
+    assert!(said.output.is_empty(), "{arguments:?}: data on stdout: {}", said.text());
+    for part in expected {
+        assert!(said.errors.contains(part), "{arguments:?}: no '{part}' in: {}", said.errors);
+    }
+}
+
+#[test]
+fn nonsense_is_a_usage_error_with_an_example() {
+    assert_fails(&["run", "--local", "much", "--", "true"], 2, &["'much' is not a size", "512M"]);
+    assert_fails(&["run", "--local", "150%", "--", "true"], 2, &["50%"]);
+    assert_fails(&["run", "--redundancy", "raid5", "--", "true"], 2, &["replicas=N"]);
+    assert_fails(&["run", "--donor", "nowhere", "--", "true"], 2, &["HOST:PORT"]);
+    assert_fails(&["run"], 2, &["Usage"]);
+    assert_fails(&["device", "on", "--size", "-1", "--donor", "a:1"], 2, &["--size"]);
+    assert_fails(&["device", "on", "--size", "1K", "--donor", "a:1"], 2, &["16 MiB"]);
+    assert_fails(&["swap", "sideways"], 2, &["sideways"]);
+    assert_fails(&["donate", "--listen", "nowhere", "--key", "none"], 2, &["HOST:PORT"]);
+}
+
+#[test]
+fn a_missing_program_ends_as_in_the_shell() {
+    assert_fails(&["run", "--", "no-such-program-anywhere"], 127, &["no such program"]);
+    assert_fails(&["run", "--", "/etc/passwd"], 126, &["not an executable"]);
+}
+
+#[test]
+fn nothing_that_is_off_can_be_switched_off() {
+    assert_fails(&["device", "off"], 1, &["no device is on", "spillway status"]);
+    assert_fails(&["swap", "off", "--name", "far"], 1, &["no swap device 'far' is on"]);
+}
+
+#[test]
+fn a_device_needs_a_donor() {
+    if !is_root() {
+        return skip("root");
+    }
+    assert_fails(&["device", "on", "--size", "64M"], 2, &["--donor HOST:PORT", "spillway donate"]);
+    let more = ["device", "on", "--size", "64M", "--donor", "a:1", "--redundancy", "replicas=2"];
+    assert_fails(&more, 2, &["needs 2 donors"]);
+}
+
+#[test]
+fn users_without_root_are_told_so() {
+    let directory = registry_directory();
+    // Where the tests were built, another user may not look.
+    let binary = directory.path().join("spillway");
+    std::fs::copy(env!("CARGO_BIN_EXE_spillway"), &binary).unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    for arguments in [&["run", "--", "true"][..], &["device", "on", "--size", "64M", "--donor", "a:1"]] {
+        let mut command = Command::new(&binary);
+        command.args(arguments).env("SPILLWAY_RUNTIME_DIRECTORY", directory.path().join("r"));
+        if is_root() {
+            command.uid(65534).gid(65534);
+        }
+        let said = run(&mut command);
+        assert_eq!(said.status.code(), Some(1), "{}", said.errors);
+        assert!(said.errors.contains("sudo"), "{}", said.errors);
+    }
+}
+
+#[test]
+fn a_donor_that_is_not_there_is_named() {
+    if !is_root() {
+        return skip("root");
+    }
+    let device = ["device", "on", "--size", "64M", "--redundancy", "none", "--key", "none", "--donor", "127.0.0.1:9"];
+    assert_fails(&device, 1, &["127.0.0.1:9"]);
+    assert!(!Path::new("/var/lib/spillway/device.backing").exists());
+}
+
+#[test]
+fn a_donor_that_speaks_something_else_is_named() {
+    if !is_root() {
+        return skip("root");
+    }
+    let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = stranger.local_addr().unwrap().to_string();
+    // Answers like a web server, and ends with the test.
+    std::thread::spawn(move || {
+        for stream in stranger.incoming().flatten() {
+            use std::io::Write;
+            let _ = (&stream).write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let device = ["device", "on", "--size", "64M", "--redundancy", "none", "--key", "none", "--donor", &address];
+    assert_fails(&device, 1, &[&address]);
+}
+
+#[test]
+fn backing_files_that_cannot_work_are_refused() {
+    if !is_root() {
+        return skip("root");
+    }
+    let directory = disk_directory();
+    let device = |backing: &str, size: &str, expected: &[&str]| {
+        let arguments =
+            ["device", "on", "--size", size, "--donor", "127.0.0.1:9", "--key", "none", "--backing", backing];
+        assert_fails(&arguments, 1, expected);
+    };
+    device(directory.path().to_str().unwrap(), "64M", &["is a directory"]);
+    device("/no/such/place/file", "64M", &["no directory that exists"]);
+    device(directory.path().join("file").to_str().unwrap(), "4T", &["free"]);
+    if Path::new("/dev/shm").is_dir() {
+        device("/dev/shm/spillway-test-backing", "64M", &["tmpfs"]);
+        assert!(!Path::new("/dev/shm/spillway-test-backing").exists());
+    }
+    let useless = directory.path().join("useless");
+    let arguments = [
+        "device",
+        "on",
+        "--size",
+        "64M",
+        "--donor",
+        "a:1",
+        "--redundancy",
+        "none",
+        "--backing",
+        useless.to_str().unwrap(),
+    ];
+    assert_fails(&arguments, 2, &["has no use"]);
+}
+
+#[test]
+fn too_little_memory_is_told_in_numbers() {
+    assert_fails(&["donate", "--key", "none", "--headroom", "1000T"], 1, &["too little memory to lend"]);
+    if is_root() {
+        assert_fails(&["run", "--lend", "1T", "--", "true"], 1, &["to lend", "--lend"]);
+    }
+}
+
+#[test]
+fn an_agents_configuration_is_checked() {
+    let directory = disk_directory();
+    let file = directory.path().join("spillway.toml");
+    let path = file.to_str().unwrap();
+    assert_fails(&["agent", "--config", path], 1, &["--config"]);
+    std::fs::write(&file, "[donor]\nmemmory = \"1G\"\n").unwrap();
+    assert_fails(&["agent", "--config", path], 1, &["memmory"]);
+    std::fs::write(&file, "[donor]\nmemory = \"1G\"\n").unwrap();
+    assert!(mistake(&["agent", "--config", path, "--check"]).status.success());
+}
+
+#[test]
+fn a_key_that_others_can_read_is_refused() {
+    let directory = disk_directory();
+    let key = directory.path().join("key");
+    std::fs::write(&key, [7; 32]).unwrap();
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let arguments =
+        ["donate", "--listen", "127.0.0.1:0", "--memory", "64M", "--headroom", "1M", "--key", key.to_str().unwrap()];
+    assert_fails(&arguments, 1, &["key"]);
+}
+
+#[test]
+fn status_and_doctor_answer_in_json() {
+    let said = mistake(&["status", "--json"]).done("status");
+    let status: serde_json::Value = serde_json::from_slice(&said.output).unwrap();
+    assert_eq!(status["items"], serde_json::json!([]));
+    assert!(status["memory"]["total_bytes"].as_u64().unwrap() > 0);
+    // Its exit status says whether a device can be made here, which is for the machine to know.
+    let said = mistake(&["doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&said.output).unwrap();
+    for check in report["checks"].as_array().unwrap() {
+        let good = check["state"] == "good";
+        assert!(good || check["mend"].as_str().is_some_and(|mend| !mend.is_empty()), "{check}");
+    }
+}

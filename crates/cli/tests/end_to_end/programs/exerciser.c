@@ -1,0 +1,278 @@
+/* Uses memory in the ways that paging gets wrong when done naively, and checks every byte it wrote.
+ *
+ *   exerciser MODE MIB FILE
+ *
+ * Prints one line that depends only on MODE and MIB, so that two runs can be compared. Any wrong byte ends it with status 1.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/io_uring.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PAGE 4096UL
+#define WORDS (PAGE / sizeof(uint64_t))
+
+static void fail(const char *what) {
+    fprintf(stderr, "%s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+static uint64_t mix(uint64_t x) {
+    x ^= x >> 33;
+    x *= 0xff51afd7ed558ccdUL;
+    x ^= x >> 33;
+    x *= 0xc4ceb9fe1a85ec53UL;
+    return x ^ (x >> 33);
+}
+
+static void fill_page(char *page, uint64_t seed) {
+    uint64_t *words = (uint64_t *)page;
+    for (size_t i = 0; i < WORDS; i++) words[i] = mix(seed + i);
+}
+
+static void check_page(const char *page, uint64_t seed, const char *where) {
+    const uint64_t *words = (const uint64_t *)page;
+    for (size_t i = 0; i < WORDS; i++)
+        if (words[i] != mix(seed + i)) {
+            fprintf(stderr, "wrong word %zu of page with seed %llu in %s\n", i, (unsigned long long)seed, where);
+            exit(1);
+        }
+}
+
+static char *map(size_t bytes) {
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) fail("mmap");
+    return memory;
+}
+
+static void fill(char *memory, size_t pages, uint64_t seed) {
+    for (size_t i = 0; i < pages; i++) fill_page(memory + i * PAGE, seed + i * WORDS);
+}
+
+static void check(const char *memory, size_t pages, uint64_t seed, const char *where) {
+    for (size_t i = 0; i < pages; i++) check_page(memory + i * PAGE, seed + i * WORDS, where);
+}
+
+static void wait_good(pid_t child) {
+    int status;
+    while (waitpid(child, &status, 0) < 0)
+        if (errno != EINTR) fail("waitpid");
+    if (status != 0) {
+        fprintf(stderr, "a child ended with %#x\n", status);
+        exit(1);
+    }
+}
+
+/* Children see the parent's memory as of the fork, change their own copy, and the parent sees nothing of it. */
+static void do_fork(size_t pages) {
+    char *memory = map(pages * PAGE);
+    fill(memory, pages, 1);
+    for (int round = 0; round < 3; round++) {
+        pid_t child = fork();
+        if (child < 0) fail("fork");
+        if (child == 0) {
+            check(memory, pages, 1, "child");
+            for (size_t i = 0; i < pages; i += 3) fill_page(memory + i * PAGE, 7 + i);
+            for (size_t i = 0; i < pages; i += 3) check_page(memory + i * PAGE, 7 + i, "child's copy");
+            _exit(0);
+        }
+        wait_good(child);
+    }
+    check(memory, pages, 1, "parent");
+}
+
+/* The memory of a replaced program goes, and the parent's stays. */
+static void do_exec(size_t pages, char **arguments) {
+    char *memory = map(pages / 2 * PAGE);
+    fill(memory, pages / 2, 1);
+    pid_t child = fork();
+    if (child < 0) fail("fork");
+    if (child == 0) {
+        char size[32];
+        snprintf(size, sizeof size, "%zu", pages / 2 * PAGE >> 20);
+        if (freopen("/dev/null", "w", stdout) == NULL) _exit(2);
+        execl("/proc/self/exe", arguments[0], "fork", size, arguments[3], (char *)NULL);
+        _exit(3);
+    }
+    wait_good(child);
+    check(memory, pages / 2, 1, "parent");
+}
+
+/* Mappings move, grow and shrink with their pages, paged out or not. */
+static void do_mremap(size_t pages) {
+    size_t half = pages / 2;
+    char *memory = map(half * PAGE);
+    fill(memory, half, 1);
+    char *grown = mremap(memory, half * PAGE, pages * PAGE, MREMAP_MAYMOVE);
+    if (grown == MAP_FAILED) fail("mremap grow");
+    fill(grown + half * PAGE, pages - half, 1 + half * WORDS);
+    check(grown, pages, 1, "grown");
+    char *target = map(pages * PAGE);
+    char *moved = mremap(grown, pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, target);
+    if (moved == MAP_FAILED) fail("mremap move");
+    check(moved, pages, 1, "moved");
+    if (mremap(moved, pages * PAGE, half * PAGE, 0) == MAP_FAILED) fail("mremap shrink");
+    check(moved, half, 1, "shrunk");
+    if (madvise(moved, half / 2 * PAGE, MADV_DONTNEED) != 0) fail("madvise");
+    for (size_t i = 0; i < half / 2 * PAGE; i++)
+        if (moved[i] != 0) {
+            fprintf(stderr, "dropped memory is not zero\n");
+            exit(1);
+        }
+    check(moved + half / 2 * PAGE, half - half / 2, 1 + half / 2 * WORDS, "kept");
+}
+
+/* The kernel reads and writes buffers that are paged out, past the page cache. */
+static void do_direct(size_t pages, const char *path) {
+    char *memory = map(pages * PAGE);
+    fill(memory, pages, 1);
+    int file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_DIRECT, 0600);
+    if (file < 0) fail(path);
+    size_t part = 64 * PAGE, parts = pages / 2 / 64;
+    for (size_t i = 0; i < parts; i++)
+        if (pwrite(file, memory + i * part, part, i * part) != (ssize_t)part) fail("pwrite");
+    char *second = memory + pages / 2 * PAGE;
+    for (size_t i = 0; i < parts; i++)
+        if (pread(file, second + i * part, part, i * part) != (ssize_t)part) fail("pread");
+    check(memory, parts * 64, 1, "written");
+    check(second, parts * 64, 1, "read");
+    close(file);
+    unlink(path);
+}
+
+struct ring {
+    int file;
+    unsigned *submit_tail, *submit_mask, *submit_array, *done_head, *done_tail, *done_mask;
+    struct io_uring_sqe *entries;
+    struct io_uring_cqe *completions;
+};
+
+static void ring_open(struct ring *ring) {
+    struct io_uring_params p;
+    memset(&p, 0, sizeof p);
+    ring->file = (int)syscall(__NR_io_uring_setup, 8, &p);
+    if (ring->file < 0) fail("io_uring_setup");
+    size_t submit_bytes = p.sq_off.array + p.sq_entries * sizeof(unsigned);
+    size_t done_bytes = p.cq_off.cqes + p.cq_entries * sizeof(struct io_uring_cqe);
+    int protection = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_POPULATE;
+    char *submit = mmap(NULL, submit_bytes, protection, flags, ring->file, IORING_OFF_SQ_RING);
+    char *done = mmap(NULL, done_bytes, protection, flags, ring->file, IORING_OFF_CQ_RING);
+    ring->entries = mmap(NULL, p.sq_entries * sizeof(struct io_uring_sqe), protection, flags, ring->file, IORING_OFF_SQES);
+    if (submit == MAP_FAILED || done == MAP_FAILED || ring->entries == MAP_FAILED) fail("mmap of the ring");
+    ring->submit_tail = (unsigned *)(submit + p.sq_off.tail);
+    ring->submit_mask = (unsigned *)(submit + p.sq_off.ring_mask);
+    ring->submit_array = (unsigned *)(submit + p.sq_off.array);
+    ring->done_head = (unsigned *)(done + p.cq_off.head);
+    ring->done_tail = (unsigned *)(done + p.cq_off.tail);
+    ring->done_mask = (unsigned *)(done + p.cq_off.ring_mask);
+    ring->completions = (struct io_uring_cqe *)(done + p.cq_off.cqes);
+}
+
+static void ring_do(struct ring *ring, int operation, int file, char *buffer, unsigned bytes, uint64_t offset) {
+    unsigned tail = *ring->submit_tail, slot = tail & *ring->submit_mask;
+    struct io_uring_sqe *entry = &ring->entries[slot];
+    memset(entry, 0, sizeof *entry);
+    entry->opcode = (uint8_t)operation;
+    entry->fd = file;
+    entry->addr = (uint64_t)(uintptr_t)buffer;
+    entry->len = bytes;
+    entry->off = offset;
+    ring->submit_array[slot] = slot;
+    __atomic_store_n(ring->submit_tail, tail + 1, __ATOMIC_RELEASE);
+    while (syscall(__NR_io_uring_enter, ring->file, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) < 0)
+        if (errno != EINTR) fail("io_uring_enter");
+    unsigned head = *ring->done_head;
+    if (head == __atomic_load_n(ring->done_tail, __ATOMIC_ACQUIRE)) fail("no completion");
+    int result = ring->completions[head & *ring->done_mask].res;
+    __atomic_store_n(ring->done_head, head + 1, __ATOMIC_RELEASE);
+    if (result != (int)bytes) {
+        errno = result < 0 ? -result : EIO;
+        fail("io_uring operation");
+    }
+}
+
+/* As do_direct, through io_uring. */
+static void do_uring(size_t pages, const char *path) {
+    struct ring ring;
+    ring_open(&ring);
+    char *memory = map(pages * PAGE);
+    fill(memory, pages, 1);
+    int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    if (file < 0) fail(path);
+    unsigned part = 64 * PAGE;
+    size_t parts = pages / 2 / 64;
+    char *second = memory + pages / 2 * PAGE;
+    for (size_t i = 0; i < parts; i++) ring_do(&ring, IORING_OP_WRITE, file, memory + i * part, part, i * part);
+    for (size_t i = 0; i < parts; i++) ring_do(&ring, IORING_OP_READ, file, second + i * part, part, i * part);
+    check(memory, parts * 64, 1, "written");
+    check(second, parts * 64, 1, "read");
+    close(file);
+    unlink(path);
+}
+
+/* Transparent huge pages are split and paged out; holes in them read as zero. */
+static void do_huge(size_t pages) {
+    size_t huge = 2UL << 20;
+    char *memory = map(pages * PAGE + huge);
+    memory = (char *)(((uintptr_t)memory + huge - 1) & ~(huge - 1));
+    /* Refused by kernels without them; then this is one more test of small pages. */
+    (void)madvise(memory, pages * PAGE, MADV_HUGEPAGE);
+    fill(memory, pages, 1);
+    check(memory, pages, 1, "huge");
+    for (size_t i = 0; i < pages; i += 64)
+        if (madvise(memory + i * PAGE, PAGE, MADV_DONTNEED) != 0) fail("madvise");
+    for (size_t i = 0; i < pages; i++) {
+        if (i % 64 != 0) {
+            check_page(memory + i * PAGE, 1 + i * WORDS, "around holes");
+        } else if (*(uint64_t *)(memory + i * PAGE) != 0) {
+            fprintf(stderr, "a hole is not zero\n");
+            exit(1);
+        }
+    }
+}
+
+/* Locked memory stays, and everything around it may leave. */
+static void do_mlock(size_t pages) {
+    char *memory = map(pages * PAGE);
+    size_t locked = 2UL << 20;
+    fill(memory, pages, 1);
+    if (mlock(memory, locked) != 0) fail("mlock");
+    for (int round = 0; round < 3; round++) check(memory, pages, 1, "locked and not");
+    unsigned char present[(2UL << 20) / PAGE];
+    if (mincore(memory, locked, present) != 0) fail("mincore");
+    for (size_t i = 0; i < sizeof present; i++)
+        if (!(present[i] & 1)) {
+            fprintf(stderr, "locked page %zu is not local\n", i);
+            exit(1);
+        }
+    if (munlock(memory, locked) != 0) fail("munlock");
+    check(memory, pages, 1, "unlocked");
+}
+
+int main(int count, char **arguments) {
+    if (count != 4) {
+        fprintf(stderr, "usage: exerciser MODE MIB FILE\n");
+        return 2;
+    }
+    const char *mode = arguments[1];
+    size_t pages = strtoul(arguments[2], NULL, 10) << 20 >> 12;
+    if (strcmp(mode, "fork") == 0) do_fork(pages);
+    else if (strcmp(mode, "exec") == 0) do_exec(pages, arguments);
+    else if (strcmp(mode, "mremap") == 0) do_mremap(pages);
+    else if (strcmp(mode, "direct") == 0) do_direct(pages, arguments[3]);
+    else if (strcmp(mode, "uring") == 0) do_uring(pages, arguments[3]);
+    else if (strcmp(mode, "huge") == 0) do_huge(pages);
+    else if (strcmp(mode, "mlock") == 0) do_mlock(pages);
+    else return 2;
+    printf("%s %zu pages as written\n", mode, pages);
+    return 0;
+}

@@ -1,0 +1,177 @@
+//! What both test binaries need: commands with deadlines, scratch directories on a disk, and skips that say what is missing.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long any single step may take: generous, because a loaded machine must not fail a test.
+pub const DEADLINE: Duration = Duration::from_secs(240);
+
+/// How often a wait looks again.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// What a command said, and how it ended.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Standard output.
+    pub output: Vec<u8>,
+    /// Standard error.
+    pub errors: String,
+}
+
+impl Said {
+    /// Standard output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.output).into_owned()
+    }
+
+    /// Panics with everything it said unless it ended with 0.
+    pub fn done(self, what: &str) -> Self {
+        assert!(self.status.success(), "{what}: {}\nstdout: {}\nstderr: {}", self.status, self.text(), self.errors);
+        self
+    }
+}
+
+/// A child that is ended when dropped, whatever happens.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    output: Option<JoinHandle<Vec<u8>>>,
+    errors: Option<JoinHandle<Vec<u8>>>,
+}
+
+fn read_all(stream: Option<impl Read + Send + 'static>) -> Option<JoinHandle<Vec<u8>>> {
+    let mut stream = stream?;
+    Some(std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read before an error is shown.
+        let _ = stream.read_to_end(&mut bytes);
+        bytes
+    }))
+}
+
+fn collect(reader: &mut Option<JoinHandle<Vec<u8>>>) -> Vec<u8> {
+    reader.take().and_then(|reader| reader.join().ok()).unwrap_or_default()
+}
+
+impl Running {
+    /// Starts a command with its output caught.
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let (output, errors) = (read_all(child.stdout.take()), read_all(child.stderr.take()));
+        Self { child, output, errors }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Sends it a signal, by `kill(1)`.
+    pub fn signal(&self, name: &str) {
+        signal(self.pid(), name);
+    }
+
+    /// Waits for its end; what it left running may hold its output open, so only output until then counts.
+    pub fn end(mut self) -> Said {
+        let status =
+            wait_until("a command to end", || self.child.try_wait().expect("a child of ours can be waited for"));
+        Said {
+            status,
+            output: collect(&mut self.output),
+            errors: String::from_utf8_lossy(&collect(&mut self.errors)).into_owned(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.has_ended() {
+            return;
+        }
+        // Asked first, so that `run` can take its things down.
+        self.signal("TERM");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !self.has_ended() && Instant::now() < deadline {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        // It may have ended between the two.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a signal to a process of ours.
+pub fn signal(pid: u32, name: &str) {
+    // The process may have ended; then there is nobody to signal.
+    let _ = Command::new("kill").args(["-s", name, &pid.to_string()]).stderr(Stdio::null()).status();
+}
+
+/// Waits until `look` finds something; panics at the deadline.
+pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Runs a command to its end.
+pub fn run(command: &mut Command) -> Said {
+    Running::start(command).end()
+}
+
+/// The built `spillway`, with a registry of its own.
+pub fn spillway(registry: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spillway"));
+    command.env("SPILLWAY_RUNTIME_DIRECTORY", registry);
+    command
+}
+
+/// A short path, because it becomes part of socket paths; sockets may lie in memory.
+pub fn registry_directory() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("sw-").tempdir().expect("a temporary directory can be made")
+}
+
+/// A directory on a disk: backing files must not lie in memory.
+pub fn disk_directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory beside the build can be made")
+}
+
+/// Whether a program is installed.
+pub fn has_program(name: impl AsRef<OsStr>) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .any(|directory: PathBuf| directory.join(name.as_ref()).is_file())
+}
+
+/// Ends a test because something is missing; under `SPILLWAY_NO_SKIP=1`, as in CI, that is a failure.
+pub fn skip(missing: &str) {
+    let forbidden = std::env::var_os("SPILLWAY_NO_SKIP").is_some_and(|value| value == "1");
+    assert!(!forbidden, "this machine lacks {missing}, and SPILLWAY_NO_SKIP=1 forbids to skip");
+    println!("skipped: this machine lacks {missing}");
+}
+
+/// Whether the tests run as root.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}

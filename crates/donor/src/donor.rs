@@ -1,0 +1,192 @@
+//! A running donor.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use spillway_fabric::control::host::{boot_id, random_bytes};
+use spillway_fabric::units::DonorId;
+
+use crate::capacity::Capacity;
+use crate::config::{DonorConfig, DonorError, ListenAddress};
+use crate::host_memory;
+use crate::housekeeper::Housekeeper;
+use crate::leases::SessionId;
+use crate::limits::{SAMPLE_INTERVAL, SLABS_PREPARED_MAX, STOP_DEADLINE};
+use crate::listen::Listener;
+use crate::server::accept_connections;
+use crate::session::Session;
+use crate::shared::{Shared, State};
+use crate::status::{DonorStatus, SessionStatus};
+
+/// Lends this machine's memory until it is stopped or dropped.
+#[derive(Debug)]
+pub struct Donor {
+    shared: Arc<Shared>,
+    listeners: Vec<Arc<Listener>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Donor {
+    /// Starts listening and preparing slabs. Either everything works or nothing is left behind.
+    pub fn start(config: DonorConfig) -> Result<Self, DonorError> {
+        let sample = host_memory::sample()?;
+        config.check(sample.available_bytes)?;
+        let listeners = listen(&config)?;
+        let unix_path = listeners.iter().find_map(|listener| listener.unix_path()).map(Path::to_owned);
+        let capacity = Capacity::new(config.memory_bytes, config.headroom_bytes, sample);
+        let state = State::new(capacity, config.slab_size_hint_bytes);
+        let id = DonorId(u128::from_le_bytes(random_bytes()?));
+        let shared = Arc::new(Shared::new(id, config.key, boot_id()?, unix_path, state));
+        let mut donor = Self { shared, listeners, threads: Vec::new() };
+        // On a failure, dropping `donor` stops what was started.
+        donor.start_threads(config.slab_prepared_count.min(SLABS_PREPARED_MAX))?;
+        let addresses = donor.status().addresses.join(", ");
+        tracing::info!("donor {id} lends up to {} bytes at {addresses}", config.memory_bytes);
+        Ok(donor)
+    }
+
+    fn start_threads(&mut self, prepared_count: usize) -> Result<(), DonorError> {
+        let seed = u64::from_le_bytes(random_bytes()?);
+        let housekeeper = Housekeeper::new(Arc::clone(&self.shared), prepared_count, seed);
+        self.threads.push(spawn("donor-keeper", move || housekeeper.run())?);
+        for listener in &self.listeners {
+            let (shared, listener) = (Arc::clone(&self.shared), Arc::clone(listener));
+            self.threads.push(spawn("donor-listener", move || accept_connections(&shared, &listener))?);
+        }
+        Ok(())
+    }
+
+    /// Who lends; another one after each start.
+    pub fn id(&self) -> DonorId {
+        self.shared.id
+    }
+
+    /// The first network address listened at.
+    pub fn tcp_address(&self) -> Option<SocketAddr> {
+        self.listeners.iter().find_map(|listener| listener.tcp_address())
+    }
+
+    /// The UNIX socket listened at.
+    pub fn unix_path(&self) -> Option<&Path> {
+        self.shared.unix_path.as_deref()
+    }
+
+    /// The donor's state now.
+    pub fn status(&self) -> DonorStatus {
+        let address = |listener: &Arc<Listener>| match (listener.tcp_address(), listener.unix_path()) {
+            (Some(address), _) => Some(address.to_string()),
+            (None, path) => path.map(|path| format!("unix:{}", path.display())),
+        };
+        let addresses = self.listeners.iter().filter_map(address).collect();
+        let state = self.shared.lock();
+        let holdings = state.holdings();
+        let mut counters = state.counters;
+        counters.connections_refused = self.shared.connections_refused.load(Ordering::Relaxed);
+        DonorStatus {
+            id: self.shared.id.to_string(),
+            addresses,
+            quota_bytes: state.capacity.quota_bytes(),
+            lent_bytes: holdings.lent_bytes,
+            prepared_bytes: holdings.prepared_bytes,
+            headroom_bytes: state.capacity.headroom_bytes(),
+            available_bytes: state.capacity.available_bytes(),
+            free_to_lend_bytes: state.free_to_lend_bytes(),
+            draining: state.draining,
+            sessions: state.sessions.iter().map(|(id, session)| session_status(&state, *id, session)).collect(),
+            recalls: state.leases.recalls(),
+            counters,
+        }
+    }
+
+    /// Changes the quota. What is lent beyond it is asked back.
+    pub fn set_memory(&self, bytes: u64) {
+        self.shared.lock().capacity.set_quota(bytes);
+        self.shared.notify();
+    }
+
+    /// Lends nothing any more, asks for everything back, and waits for it at most `timeout`. Slabs that are not back then
+    /// stay lent, and are asked for again and again.
+    pub fn drain(&self, timeout: Duration) -> Result<(), DonorError> {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.shared.lock();
+        state.draining = true;
+        self.shared.notify();
+        while state.leases.lent_bytes() > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let slabs = state.sessions.keys().map(|session| state.leases.slabs_held(*session) as u64).sum();
+                return Err(DonorError::DrainIncomplete { slabs });
+            }
+            state = self.shared.wait(state, left.min(SAMPLE_INTERVAL));
+        }
+        Ok(())
+    }
+
+    /// Says goodbye to all borrowers and ends. What they did not give back is lost to them: drain first.
+    pub fn stop(mut self) {
+        self.halt();
+    }
+
+    fn halt(&mut self) {
+        if self.shared.stopping.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let sessions: Vec<Arc<Session>> = self.shared.lock().sessions.values().cloned().collect();
+        for session in sessions {
+            session.say_goodbye("the donor stops");
+            session.end();
+        }
+        self.listeners.iter().for_each(|listener| listener.close());
+        self.shared.connections.end_all();
+        self.shared.notify();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the donor had panicked");
+            }
+        }
+        if !self.shared.connections.wait_empty(STOP_DEADLINE) {
+            tracing::error!("some connections of the donor did not end in time");
+        }
+    }
+}
+
+impl Drop for Donor {
+    fn drop(&mut self) {
+        self.halt();
+    }
+}
+
+fn listen(config: &DonorConfig) -> Result<Vec<Arc<Listener>>, DonorError> {
+    let has_key = config.key.is_some();
+    let mut listeners = Vec::new();
+    if let Some(path) = &config.unix_path {
+        listeners.push(Listener::unix(path, has_key)?);
+    }
+    for address in &config.listen {
+        match address {
+            ListenAddress::Tcp(text) => listeners.extend(Listener::tcp(text, has_key)?),
+            ListenAddress::Unix(path) => listeners.push(Listener::unix(path, has_key)?),
+        }
+    }
+    Ok(listeners.into_iter().map(Arc::new).collect())
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, DonorError> {
+    Ok(thread::Builder::new().name(name.to_owned()).spawn(run)?)
+}
+
+fn session_status(state: &State, id: SessionId, session: &Session) -> SessionStatus {
+    let slabs = state.leases.slabs_held(id);
+    SessionStatus {
+        borrower: session.borrower.to_string(),
+        volume: session.volume.clone(),
+        peer: session.peer.clone(),
+        transport: if session.shares_memory { "shm" } else { "tcp" }.to_owned(),
+        slabs,
+        lent_bytes: slabs as u64 * session.slab_size_bytes,
+    }
+}

@@ -1,0 +1,171 @@
+//! The donor's background thread: looks at the machine's memory, prepares slabs, and asks for slabs back.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, MutexGuard};
+use std::time::Instant;
+
+use spillway_fabric::units::SlabHandle;
+
+use crate::eviction::Eviction;
+use crate::host_memory;
+use crate::leases::{Lease, SessionId};
+use crate::limits::{RECALL_DEADLINE, SAMPLE_INTERVAL};
+use crate::random::Random;
+use crate::session::Session;
+use crate::shared::{Shared, State};
+use crate::slab_memory::SlabMemory;
+
+/// What the thread keeps to itself.
+pub(crate) struct Housekeeper {
+    shared: Arc<Shared>,
+    prepared_count: usize,
+    random: Random,
+    sampled: Instant,
+    /// Making a slab failed; not tried again before the next sample.
+    exhausted: bool,
+}
+
+/// Messages to send once the lock is released.
+type Errands = Vec<(Arc<Session>, Errand)>;
+
+enum Errand {
+    Ask(u32, Vec<SlabHandle>),
+    Recall(Vec<SlabHandle>),
+}
+
+impl Housekeeper {
+    pub(crate) fn new(shared: Arc<Shared>, prepared_count: usize, seed: u64) -> Self {
+        Self { shared, prepared_count, random: Random::new(seed), sampled: Instant::now(), exhausted: false }
+    }
+
+    /// Works until the donor stops.
+    pub(crate) fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        while !shared.is_stopping() {
+            let now = Instant::now();
+            self.sample(now);
+            let errands = self.plan_recalls(&mut shared.lock(), now);
+            run_errands(errands);
+            let busy = self.give_up_prepared() || self.prepare();
+            if !busy {
+                let state = shared.lock();
+                // A change that came before the lock is seen at the next sample at the latest.
+                drop(shared.wait(state, SAMPLE_INTERVAL / 5));
+            }
+        }
+    }
+
+    fn sample(&mut self, now: Instant) {
+        if now.duration_since(self.sampled) < SAMPLE_INTERVAL {
+            return;
+        }
+        self.sampled = now;
+        self.exhausted = false;
+        match host_memory::sample() {
+            Ok(sample) => self.shared.lock().capacity.observe(sample),
+            Err(error) => tracing::warn!("the machine's memory cannot be looked at: {error}"),
+        }
+    }
+
+    /// Makes one slab ahead, if wanted and possible. Whether it did.
+    fn prepare(&mut self) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
+        let size_bytes = state.slab_size_bytes;
+        let wanted = !state.draining && state.prepared.count(size_bytes) < self.prepared_count;
+        if !wanted || self.exhausted || state.capacity.preparable_bytes(state.holdings()) < size_bytes {
+            return false;
+        }
+        state.capacity.taken(size_bytes);
+        drop(state);
+        let made = SlabMemory::prepare(size_bytes);
+        let mut state = shared.lock();
+        match made {
+            Ok(slab) => state.prepared.put(slab),
+            Err(error) => {
+                tracing::warn!("a slab of {size_bytes} bytes cannot be prepared: {error}");
+                state.capacity.returned(size_bytes);
+                self.exhausted = true;
+            }
+        }
+        !self.exhausted
+    }
+
+    /// Gives one prepared slab back to the machine, if it is of no use or the memory is needed. Whether it did.
+    fn give_up_prepared(&self) -> bool {
+        let mut state = self.shared.lock();
+        let size_bytes = state.slab_size_bytes;
+        let slab = if state.draining || state.capacity.prepared_excess_bytes(state.holdings()) > 0 {
+            state.prepared.take_any()
+        } else {
+            state.prepared.take_other(size_bytes)
+        };
+        let Some(slab) = slab else { return false };
+        state.capacity.returned(slab.size_bytes());
+        drop(state);
+        drop(slab);
+        true
+    }
+
+    /// Decides what to ask back and whom to ask what.
+    fn plan_recalls(&mut self, state: &mut MutexGuard<'_, State>, now: Instant) -> Errands {
+        let mut wanted = state.leases.take_overdue(now, RECALL_DEADLINE);
+        if !wanted.is_empty() {
+            tracing::warn!("{} recalled slabs are overdue; asking for them again", wanted.len());
+        }
+        if state.draining {
+            state.eviction = None;
+            let all = state.leases.recallable().into_iter().map(|(lease, _)| lease).collect();
+            wanted.extend(recall(state, all, now));
+        } else if state.eviction.as_ref().is_some_and(|eviction| eviction.is_ready(now)) {
+            let chosen = state.eviction.take().map(|eviction| eviction.choose()).unwrap_or_default();
+            wanted.extend(recall(state, chosen, now));
+        }
+        let mut errands = group(state, &wanted);
+        if state.eviction.is_none() && !state.draining {
+            errands.extend(self.start_eviction(state, now));
+        }
+        errands
+    }
+
+    fn start_eviction(&mut self, state: &mut State, now: Instant) -> Errands {
+        let wanted_bytes = state.capacity.shortage_bytes(state.holdings());
+        if wanted_bytes == 0 {
+            return Vec::new();
+        }
+        let request = state.evictions_next;
+        state.evictions_next = request.wrapping_add(1);
+        let eviction = Eviction::start(request, wanted_bytes, state.leases.recallable(), now, &mut self.random);
+        let questions = eviction.as_ref().map(Eviction::questions).unwrap_or_default();
+        state.eviction = eviction;
+        let ask = |(session, slabs)| Some((Arc::clone(state.sessions.get(&session)?), Errand::Ask(request, slabs)));
+        questions.into_iter().filter_map(ask).collect()
+    }
+}
+
+/// Notes that these are asked back; those that were not already.
+fn recall(state: &mut State, leases: Vec<Lease>, now: Instant) -> Vec<Lease> {
+    leases.into_iter().filter(|lease| state.leases.recall(*lease, now + RECALL_DEADLINE)).collect()
+}
+
+/// One recall per session.
+fn group(state: &State, leases: &[Lease]) -> Errands {
+    let mut slabs: BTreeMap<SessionId, Vec<SlabHandle>> = BTreeMap::new();
+    for lease in leases {
+        slabs.entry(lease.session).or_default().push(lease.slab);
+    }
+    let errand = |(session, slabs)| Some((Arc::clone(state.sessions.get(&session)?), Errand::Recall(slabs)));
+    slabs.into_iter().filter_map(errand).collect()
+}
+
+fn run_errands(errands: Errands) {
+    for (session, errand) in errands {
+        match errand {
+            Errand::Ask(request, slabs) => session.ask_activity(request, &slabs),
+            Errand::Recall(slabs) => {
+                tracing::info!("{} slabs of volume {} are recalled", slabs.len(), session.volume);
+                session.recall(&slabs, RECALL_DEADLINE.as_millis() as u32);
+            }
+        }
+    }
+}

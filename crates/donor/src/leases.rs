@@ -1,0 +1,329 @@
+//! Who holds which slab, and what was asked back.
+//!
+//! Invariants: a handle belongs to one session and is not given out twice before its release; the byte counts are the sums
+//! over the leases. Nothing here touches memory or sockets.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use spillway_fabric::limits::SLABS_PER_SESSION_MAX;
+use spillway_fabric::units::SlabHandle;
+
+/// A control session, counted from the donor's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// One slab of one session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lease {
+    /// Who holds it.
+    pub session: SessionId,
+    /// What it is called there.
+    pub slab: SlabHandle,
+}
+
+/// Why a lease was not changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LeaseError {
+    /// The session has ended.
+    #[error("the session has ended; connect anew")]
+    NoSession,
+    /// The session holds as many slabs as one may.
+    #[error("this borrower holds {SLABS_PER_SESSION_MAX} slabs already; use larger slabs")]
+    SessionFull,
+    /// The borrower does not hold this slab.
+    #[error("slab {0} is not lent to this borrower")]
+    NotHeld(SlabHandle),
+}
+
+/// How recalls went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct RecallCounts {
+    /// Slabs asked back; a repeated request counts once.
+    pub asked: u64,
+    /// Of those, released or lost with their session.
+    pub returned: u64,
+    /// Of those not returned, past their deadline now.
+    pub overdue: u64,
+}
+
+/// All leases of a donor, see the module text.
+#[derive(Clone, Debug, Default)]
+pub struct LeaseBook {
+    sessions: BTreeMap<SessionId, SessionLeases>,
+    lent_bytes: u64,
+    recalled_bytes: u64,
+    recalls: RecallCounts,
+}
+
+#[derive(Clone, Debug)]
+struct SessionLeases {
+    slab_size_bytes: u64,
+    slabs: BTreeMap<SlabHandle, LeaseState>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LeaseState {
+    Lent,
+    Recalled { deadline: Instant, overdue: bool },
+}
+
+impl LeaseBook {
+    /// A session begins.
+    pub fn open(&mut self, session: SessionId, slab_size_bytes: u64) {
+        let leases = SessionLeases { slab_size_bytes, slabs: BTreeMap::new() };
+        let old = self.sessions.insert(session, leases);
+        assert!(old.is_none(), "session ids are not used twice");
+    }
+
+    /// Lends one slab to `session`; says what to call it: the lowest free handle.
+    pub fn lease(&mut self, session: SessionId) -> Result<SlabHandle, LeaseError> {
+        let leases = self.sessions.get_mut(&session).ok_or(LeaseError::NoSession)?;
+        if leases.slabs.len() >= SLABS_PER_SESSION_MAX {
+            return Err(LeaseError::SessionFull);
+        }
+        let taken = leases.slabs.keys().zip(0..).find(|(held, index)| held.0 != *index);
+        let handle = SlabHandle(taken.map_or(leases.slabs.len() as u32, |(_, index)| index));
+        let old = leases.slabs.insert(handle, LeaseState::Lent);
+        assert!(old.is_none(), "a handle is not given out twice");
+        self.lent_bytes += leases.slab_size_bytes;
+        Ok(handle)
+    }
+
+    /// `session` gives a slab back.
+    pub fn release(&mut self, lease: Lease) -> Result<(), LeaseError> {
+        let leases = self.sessions.get_mut(&lease.session).ok_or(LeaseError::NoSession)?;
+        let size_bytes = leases.slab_size_bytes;
+        let state = leases.slabs.remove(&lease.slab).ok_or(LeaseError::NotHeld(lease.slab))?;
+        self.account_return(state, size_bytes);
+        Ok(())
+    }
+
+    /// A session ends and all its slabs come back. How many bytes those were.
+    pub fn close(&mut self, session: SessionId) -> u64 {
+        let Some(leases) = self.sessions.remove(&session) else { return 0 };
+        for state in leases.slabs.values() {
+            self.account_return(*state, leases.slab_size_bytes);
+        }
+        leases.slab_size_bytes * leases.slabs.len() as u64
+    }
+
+    fn account_return(&mut self, state: LeaseState, size_bytes: u64) {
+        assert!(self.lent_bytes >= size_bytes, "what comes back was lent");
+        self.lent_bytes -= size_bytes;
+        if let LeaseState::Recalled { overdue, .. } = state {
+            self.recalled_bytes -= size_bytes;
+            self.recalls.returned += 1;
+            self.recalls.overdue -= u64::from(overdue);
+        }
+    }
+
+    /// Notes that a slab is asked back by `deadline`. Whether that is new; a slab given back meanwhile is not.
+    pub fn recall(&mut self, lease: Lease, deadline: Instant) -> bool {
+        let Some(leases) = self.sessions.get_mut(&lease.session) else { return false };
+        match leases.slabs.get_mut(&lease.slab) {
+            Some(state @ LeaseState::Lent) => *state = LeaseState::Recalled { deadline, overdue: false },
+            _ => return false,
+        }
+        self.recalled_bytes += leases.slab_size_bytes;
+        self.recalls.asked += 1;
+        true
+    }
+
+    /// The recalled slabs whose deadline has passed; they get a new one and are to be asked for again.
+    pub fn take_overdue(&mut self, now: Instant, grace: Duration) -> Vec<Lease> {
+        let mut late = Vec::new();
+        for (session, leases) in &mut self.sessions {
+            for (slab, state) in &mut leases.slabs {
+                if let LeaseState::Recalled { deadline, overdue } = state
+                    && *deadline <= now
+                {
+                    self.recalls.overdue += u64::from(!*overdue);
+                    *deadline = now + grace;
+                    *overdue = true;
+                    late.push(Lease { session: *session, slab: *slab });
+                }
+            }
+        }
+        late
+    }
+
+    /// The slabs that were not asked back, with their sizes.
+    pub fn recallable(&self) -> Vec<(Lease, u64)> {
+        let mut found = Vec::new();
+        for (session, leases) in &self.sessions {
+            let lent = leases.slabs.iter().filter(|(_, state)| **state == LeaseState::Lent);
+            found.extend(lent.map(|(slab, _)| (Lease { session: *session, slab: *slab }, leases.slab_size_bytes)));
+        }
+        found
+    }
+
+    /// Slabs that `session` holds.
+    pub fn slabs_held(&self, session: SessionId) -> usize {
+        self.sessions.get(&session).map_or(0, |leases| leases.slabs.len())
+    }
+
+    /// Bytes lent to all sessions.
+    pub fn lent_bytes(&self) -> u64 {
+        self.lent_bytes
+    }
+
+    /// Bytes lent and asked back.
+    pub fn recalled_bytes(&self) -> u64 {
+        self.recalled_bytes
+    }
+
+    /// How recalls went.
+    pub fn recalls(&self) -> RecallCounts {
+        self.recalls
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeSet, HashMap};
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SIZE: u64 = 1 << 20;
+    const GRACE: Duration = Duration::from_secs(5);
+
+    fn lease(session: u64, slab: u32) -> Lease {
+        Lease { session: SessionId(session), slab: SlabHandle(slab) }
+    }
+
+    #[test]
+    fn handles_are_small_and_used_anew_after_their_release() {
+        let mut book = LeaseBook::default();
+        book.open(SessionId(1), SIZE);
+        let handles: Vec<u32> = (0..4).map(|_| book.lease(SessionId(1)).unwrap().0).collect();
+        assert_eq!(handles, [0, 1, 2, 3]);
+        book.release(lease(1, 1)).unwrap();
+        assert_eq!(book.lease(SessionId(1)), Ok(SlabHandle(1)));
+        assert_eq!(book.lease(SessionId(1)), Ok(SlabHandle(4)));
+    }
+
+    #[test]
+    fn nobody_releases_what_it_does_not_hold() {
+        let mut book = LeaseBook::default();
+        book.open(SessionId(1), SIZE);
+        book.open(SessionId(2), SIZE);
+        book.lease(SessionId(1)).unwrap();
+        assert_eq!(book.release(lease(2, 0)), Err(LeaseError::NotHeld(SlabHandle(0))));
+        assert_eq!(book.release(lease(3, 0)), Err(LeaseError::NoSession));
+        assert_eq!(book.lent_bytes(), SIZE);
+    }
+
+    #[test]
+    fn a_session_has_a_bound() {
+        let mut book = LeaseBook::default();
+        book.open(SessionId(1), SIZE);
+        (0..SLABS_PER_SESSION_MAX).for_each(|_| assert!(book.lease(SessionId(1)).is_ok()));
+        assert_eq!(book.lease(SessionId(1)), Err(LeaseError::SessionFull));
+    }
+
+    #[test]
+    fn an_overdue_slab_stays_lent_and_is_asked_for_again_until_it_returns() {
+        let mut book = LeaseBook::default();
+        let start = Instant::now();
+        book.open(SessionId(1), SIZE);
+        book.lease(SessionId(1)).unwrap();
+        assert!(book.recall(lease(1, 0), start + GRACE));
+        assert!(!book.recall(lease(1, 0), start + GRACE), "asked already");
+        assert!(!book.recall(lease(1, 7), start + GRACE), "not lent");
+        assert_eq!(book.take_overdue(start, GRACE), []);
+        assert_eq!(book.take_overdue(start + GRACE, GRACE), [lease(1, 0)]);
+        assert_eq!(book.take_overdue(start + GRACE, GRACE), []);
+        assert_eq!(book.take_overdue(start + 2 * GRACE, GRACE), [lease(1, 0)]);
+        assert_eq!(book.recalls(), RecallCounts { asked: 1, returned: 0, overdue: 1 });
+        assert_eq!((book.lent_bytes(), book.recalled_bytes()), (SIZE, SIZE));
+        book.close(SessionId(1));
+        assert_eq!(book.recalls(), RecallCounts { asked: 1, returned: 1, overdue: 0 });
+        assert_eq!((book.lent_bytes(), book.recalled_bytes()), (0, 0));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Open,
+        Lease(u64),
+        Release(u64, u32),
+        Recall(u64, u32),
+        Close(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            1 => Just(Step::Open),
+            5 => (0..4u64).prop_map(Step::Lease),
+            4 => (0..4u64, 0..8u32).prop_map(|(session, slab)| Step::Release(session, slab)),
+            3 => (0..4u64, 0..8u32).prop_map(|(session, slab)| Step::Recall(session, slab)),
+            1 => (0..4u64).prop_map(Step::Close),
+        ]
+    }
+
+    /// The plain reference: sessions as sets of (slab, recalled).
+    #[derive(Default)]
+    struct Model {
+        sessions: HashMap<u64, HashMap<u32, bool>>,
+        opened: u64,
+    }
+
+    impl Model {
+        fn apply(&mut self, step: &Step, book: &mut LeaseBook, now: Instant) {
+            match *step {
+                Step::Open => {
+                    book.open(SessionId(self.opened), SIZE << self.opened.min(3));
+                    self.sessions.insert(self.opened, HashMap::new());
+                    self.opened += 1;
+                }
+                Step::Lease(session) => match (book.lease(SessionId(session)), self.sessions.get_mut(&session)) {
+                    (Ok(handle), Some(slabs)) => assert_eq!(slabs.insert(handle.0, false), None),
+                    (outcome, None) => assert_eq!(outcome, Err(LeaseError::NoSession)),
+                    (outcome, Some(_)) => panic!("{outcome:?}"),
+                },
+                Step::Release(session, slab) => {
+                    let held = self.sessions.get_mut(&session).and_then(|slabs| slabs.remove(&slab));
+                    assert_eq!(book.release(lease(session, slab)).is_ok(), held.is_some());
+                }
+                Step::Recall(session, slab) => {
+                    let state = self.sessions.get_mut(&session).and_then(|slabs| slabs.get_mut(&slab));
+                    let new = state.is_some_and(|recalled| !std::mem::replace(recalled, true));
+                    assert_eq!(book.recall(lease(session, slab), now), new);
+                }
+                Step::Close(session) => {
+                    let slabs = self.sessions.remove(&session).unwrap_or_default().len() as u64;
+                    assert_eq!(book.close(SessionId(session)), slabs * (SIZE << session.min(3)));
+                }
+            }
+        }
+
+        fn bytes(&self, counts: impl Fn(bool) -> bool) -> u64 {
+            let of_session = |(session, slabs): (&u64, &HashMap<u32, bool>)| {
+                slabs.values().filter(|recalled| counts(**recalled)).count() as u64 * (SIZE << (*session).min(3))
+            };
+            self.sessions.iter().map(of_session).sum()
+        }
+
+        fn lent(&self) -> BTreeSet<Lease> {
+            let all = self.sessions.iter().flat_map(|(session, slabs)| slabs.iter().map(move |slab| (*session, slab)));
+            all.filter(|(_, (_, recalled))| !**recalled).map(|(session, (slab, _))| lease(session, *slab)).collect()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_book_agrees_with_a_plain_model(steps in vec(step(), 1..120)) {
+            let (mut book, mut model, now) = (LeaseBook::default(), Model::default(), Instant::now());
+            for step in &steps {
+                model.apply(step, &mut book, now);
+                prop_assert_eq!(book.lent_bytes(), model.bytes(|_| true));
+                prop_assert_eq!(book.recalled_bytes(), model.bytes(|recalled| recalled));
+                let recallable: BTreeSet<Lease> = book.recallable().into_iter().map(|(lease, _)| lease).collect();
+                prop_assert_eq!(recallable, model.lent());
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Every bound of the donor, with its origin. Relations between them are checked at compile time.
+
+use std::time::Duration;
+
+use spillway_fabric::limits::{HANDSHAKE_DEADLINE, SLABS_PER_SESSION_MAX};
+
+/// Borrowers served at once. Infiniswap ran 32 machines, each both borrower and donor, with several containers each.
+pub const SESSIONS_MAX: usize = 256;
+
+/// Connections at once, control, data and not yet known together: each session has one control and, without shared
+/// memory, some 16 data connections; each connection is a thread.
+pub const CONNECTIONS_MAX: usize = 1024;
+
+/// How often the machine's memory is looked at; with [`AVAILABLE_WEIGHT`], a change is believed within some seconds.
+pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Weight of the newest sample of available memory (Infiniswap's beta).
+pub const AVAILABLE_WEIGHT: f64 = 0.2;
+
+/// Share of the last ten seconds in which some task waited for memory, in percent, from which on the headroom is kept
+/// twice as large. Below it, a container at its own limit makes such a pressure although the machine has memory.
+pub const PRESSURE_PERCENT_MAX: f64 = 10.0;
+
+/// How soon recalled slabs are wanted back: moving 1 GiB at 1 Gb/s takes 9 s, and a borrower moves several.
+pub const RECALL_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long borrowers have to tell their slabs' activity before the least active of the known ones are recalled.
+pub const ACTIVITY_DEADLINE: Duration = Duration::from_millis(500);
+
+/// How many times the bytes wanted are sampled at random for an eviction: E + E' with E' = E, where Infiniswap's analysis
+/// finds enough lightly active slabs with a probability of 0.999 while 20 % are busy.
+pub const EVICTION_SAMPLE_FACTOR: u64 = 2;
+
+/// Most slabs prepared ahead.
+pub const SLABS_PREPARED_MAX: usize = 256;
+
+/// After a failed `accept` (no descriptors left) the listener rests so long instead of spinning.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Stopping waits at most so long for connections' threads, which were woken before.
+pub const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+const _: () = {
+    assert!(SESSIONS_MAX < CONNECTIONS_MAX);
+    assert!(SLABS_PREPARED_MAX <= SLABS_PER_SESSION_MAX);
+    assert!(ACTIVITY_DEADLINE.as_millis() < RECALL_DEADLINE.as_millis());
+    assert!(STOP_DEADLINE.as_millis() > HANDSHAKE_DEADLINE.as_millis());
+};

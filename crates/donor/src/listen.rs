@@ -1,0 +1,186 @@
+//! The donor's listening sockets.
+//!
+//! A killed donor leaves its UNIX socket's file behind. A file where nobody answers is replaced; one where a donor answers
+//! is an error, and so is anything that is not a socket.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::net::{Shutdown, shutdown};
+
+use crate::config::{DonorError, resolve};
+
+/// One listening socket.
+#[derive(Debug)]
+pub enum Listener {
+    /// On the network.
+    Tcp(TcpListener),
+    /// On this host, with its file.
+    Unix(UnixListener, SocketFile),
+}
+
+/// The file of a UNIX socket; removed on drop if it is still ours.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Listener {
+    /// Listens at all addresses of `text`.
+    pub fn tcp(text: &str, has_key: bool) -> Result<Vec<Self>, DonorError> {
+        let listen = |address: SocketAddr| {
+            let listener = TcpListener::bind(address);
+            listener.map(Self::Tcp).map_err(|source| DonorError::Listen { address: text.to_owned(), source })
+        };
+        resolve(text, has_key)?.into_iter().map(listen).collect()
+    }
+
+    /// Listens at `path`. Without a key only this user may connect; with one, the key decides.
+    pub fn unix(path: &Path, has_key: bool) -> Result<Self, DonorError> {
+        clear_stale(path)?;
+        let error = |source| DonorError::Listen { address: format!("unix:{}", path.display()), source };
+        let listener = UnixListener::bind(path).map_err(error)?;
+        let inode = std::fs::metadata(path).map_err(error)?.ino();
+        let file = SocketFile { path: path.to_owned(), inode };
+        let mode = if has_key { 0o666 } else { 0o600 };
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(error)?;
+        Ok(Self::Unix(listener, file))
+    }
+
+    /// Waits for a connection. Its stream, and who connected.
+    pub fn accept(&self) -> io::Result<(OwnedFd, String)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, peer): (TcpStream, _) = listener.accept()?;
+                Ok((stream.into(), peer.to_string()))
+            }
+            Self::Unix(listener, file) => {
+                let (stream, _): (UnixStream, _) = listener.accept()?;
+                Ok((stream.into(), format!("unix:{}", file.path.display())))
+            }
+        }
+    }
+
+    /// The network address, if it has one.
+    pub fn tcp_address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().ok(),
+            Self::Unix(..) => None,
+        }
+    }
+
+    /// The path of the UNIX socket, if it is one.
+    pub fn unix_path(&self) -> Option<&Path> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::Unix(_, file) => Some(&file.path),
+        }
+    }
+
+    /// Wakes the thread that waits in [`Listener::accept`], which then fails.
+    pub fn close(&self) {
+        // It fails only on a socket that was shut down already.
+        let _ = shutdown(self, Shutdown::Both);
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(listener, _) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if std::fs::metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
+            // A file that cannot be removed is replaced by the next donor.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes the socket of a donor that was killed.
+fn clear_stale(path: &Path) -> Result<(), DonorError> {
+    let error = |source| DonorError::Listen { address: format!("unix:{}", path.display()), source };
+    let metadata = match std::fs::symlink_metadata(path) {
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(()),
+        metadata => metadata.map_err(error)?,
+    };
+    if !metadata.file_type().is_socket() {
+        return Err(DonorError::NotASocket(path.to_owned()));
+    }
+    match UnixStream::connect(path) {
+        Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path).map_err(error),
+        _ => Err(DonorError::AlreadyRunning(path.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_killed_donors_socket_is_replaced_and_a_live_ones_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("donor.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "as after a kill");
+        let listener = Listener::unix(&path, false).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert!(matches!(Listener::unix(&path, false), Err(DonorError::AlreadyRunning(_))));
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn something_else_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("precious");
+        std::fs::write(&path, "data").unwrap();
+        assert!(matches!(Listener::unix(&path, false), Err(DonorError::NotASocket(_))));
+        assert_eq!(std::fs::read(&path).unwrap(), b"data");
+        assert!(matches!(Listener::unix(Path::new("/nowhere/donor.sock"), false), Err(DonorError::Listen { .. })));
+    }
+
+    #[test]
+    fn a_socket_that_took_our_place_is_not_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("donor.sock");
+        let ours = Listener::unix(&path, true).unwrap();
+        std::fs::rename(&path, directory.path().join("moved")).unwrap();
+        let _theirs = UnixListener::bind(&path).unwrap();
+        drop(ours);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn closing_wakes_whoever_accepts() {
+        let directory = tempfile::tempdir().unwrap();
+        let unix = Listener::unix(&directory.path().join("donor.sock"), true).unwrap();
+        let mut listeners = Listener::tcp("127.0.0.1:0", false).unwrap();
+        listeners.push(unix);
+        for listener in &listeners {
+            std::thread::scope(|scope| {
+                let accepting = scope.spawn(|| listener.accept());
+                listener.close();
+                assert!(accepting.join().unwrap().is_err());
+            });
+        }
+    }
+
+    #[test]
+    fn a_port_in_use_is_named() {
+        let listeners = Listener::tcp("127.0.0.1:0", false).unwrap();
+        let address = listeners[0].tcp_address().unwrap().to_string();
+        let error = Listener::tcp(&address, false).unwrap_err();
+        assert!(error.to_string().contains(&address));
+    }
+}

@@ -1,0 +1,82 @@
+//! Accepting connections: one thread per listener, and one per connection, their number bounded.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use spillway_fabric::control::Opening;
+use spillway_fabric::tcp;
+use spillway_fabric::wire::preface::Role;
+
+use crate::connections::Place;
+use crate::limits::ACCEPT_PAUSE;
+use crate::listen::Listener;
+use crate::session::{self, SessionEnd};
+use crate::shared::Shared;
+
+/// Accepts until the donor stops.
+pub(crate) fn accept_connections(shared: &Arc<Shared>, listener: &Listener) {
+    while !shared.is_stopping() {
+        match listener.accept() {
+            Ok((stream, peer)) => start_connection(shared, stream, peer),
+            Err(_) if shared.is_stopping() => return,
+            Err(error) => {
+                tracing::warn!("a connection cannot be accepted: {error}");
+                thread::sleep(ACCEPT_PAUSE);
+            }
+        }
+    }
+}
+
+fn start_connection(shared: &Arc<Shared>, stream: OwnedFd, peer: String) {
+    let for_thread = Arc::clone(shared);
+    let serve = move || serve_connection(&for_thread, stream, &peer);
+    if let Err(error) = thread::Builder::new().name("donor-peer".to_owned()).spawn(serve) {
+        tracing::warn!("a connection is refused, its thread cannot start: {error}");
+        shared.connections_refused.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Finds out what the peer wants, and serves it to the end.
+fn serve_connection(shared: &Shared, stream: OwnedFd, peer: &str) {
+    let Some(place) = shared.connections.enter(&stream) else {
+        shared.connections_refused.fetch_add(1, Ordering::Relaxed);
+        return;
+    };
+    let opening = match Opening::receive(stream) {
+        Ok(opening) => opening,
+        Err(error) => return refuse(shared, peer, &error),
+    };
+    match opening.role() {
+        Role::Control => match session::serve(shared, opening, peer, &place) {
+            Ok(()) => {}
+            Err(end @ (SessionEnd::Goodbye(_) | SessionEnd::Stopping)) => tracing::info!("{peer} left: {end}"),
+            Err(end @ (SessionEnd::Handshake(_) | SessionEnd::Rejected(_))) => refuse(shared, peer, &end),
+            Err(end) => tracing::warn!("{peer} is gone: {end}"),
+        },
+        Role::Data => serve_data(shared, opening, peer, &place),
+    }
+}
+
+fn refuse(shared: &Shared, peer: &str, error: &dyn std::error::Error) {
+    tracing::warn!("{peer} is turned away: {error}");
+    shared.connections_refused.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Serves page data to the session whose token the peer shows.
+fn serve_data(shared: &Shared, opening: Opening, peer: &str, place: &Place<'_>) {
+    let outcome = opening.into_stream().map_err(std::io::Error::other).and_then(|stream| {
+        let token = tcp::receive_token(&stream)?;
+        let Some(session) = shared.find_session(token) else {
+            shared.connections_refused.fetch_add(1, Ordering::Relaxed);
+            return tcp::refuse_token(&stream);
+        };
+        place.belongs_to(session.id);
+        // From here on the end of the session ends this connection; before, `ended` tells.
+        tcp::serve(stream, &session.slabs, &session.ended)
+    });
+    if let Err(error) = outcome {
+        tracing::debug!("a data connection of {peer} ended: {error}");
+    }
+}

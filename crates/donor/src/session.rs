@@ -1,0 +1,228 @@
+//! One borrower's session: its control thread, from hello to the return of its slabs.
+//!
+//! The session ends when the borrower says goodbye, its connection closes, it is silent for
+//! [`SILENCE_DEADLINE`], or it breaks the protocol. In each case its slabs are back at once.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use spillway_fabric::control::host::random_bytes;
+use spillway_fabric::control::message::{Hello, Message, Welcome};
+use spillway_fabric::control::{ControlChannel, ControlError, ControlReceiver, ControlSender, Opening};
+use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_MESSAGE_MAX};
+use spillway_fabric::units::{BorrowerId, SlabHandle};
+use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
+
+use crate::config::is_slab_size;
+use crate::connections::Place;
+use crate::leases::SessionId;
+use crate::shared::{Refusal, Shared};
+use crate::slab_memory::SessionSlabs;
+
+/// One borrower, see the module text.
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    pub(crate) token: SessionToken,
+    pub(crate) borrower: BorrowerId,
+    pub(crate) volume: String,
+    pub(crate) peer: String,
+    pub(crate) slab_size_bytes: u64,
+    /// Whether the borrower maps slabs itself.
+    pub(crate) shares_memory: bool,
+    pub(crate) slabs: SessionSlabs,
+    /// Its data connections stop when this is set.
+    pub(crate) ended: AtomicBool,
+    sender: ControlSender,
+}
+
+/// Why a session ended, or never began.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionEnd {
+    #[error("it said goodbye: {0}")]
+    Goodbye(String),
+    #[error("no session began: {0}")]
+    Handshake(ControlError),
+    #[error("{0}")]
+    Control(#[from] ControlError),
+    #[error("it was silent for {}", SILENCE_DEADLINE.as_secs_f32())]
+    Silence,
+    #[error("it was rejected: {0}")]
+    Rejected(String),
+    #[error("it spoke out of turn")]
+    Protocol,
+    #[error("the donor stops")]
+    Stopping,
+    #[error("the kernel gave no randomness: {0}")]
+    Randomness(#[from] std::io::Error),
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Session({} of {})", self.id.0, self.peer)
+    }
+}
+
+impl Session {
+    /// Asks for slabs back.
+    pub(crate) fn recall(&self, slabs: &[SlabHandle], deadline_ms: u32) {
+        for part in slabs.chunks(SLABS_PER_MESSAGE_MAX) {
+            self.tell(&Message::Recall { slabs: part.to_vec(), deadline_ms });
+        }
+    }
+
+    /// Asks how active slabs are.
+    pub(crate) fn ask_activity(&self, request: u32, slabs: &[SlabHandle]) {
+        for part in slabs.chunks(SLABS_PER_MESSAGE_MAX) {
+            self.tell(&Message::ActivityQuery { request, slabs: part.to_vec() });
+        }
+    }
+
+    /// Says that the session ends.
+    pub(crate) fn say_goodbye(&self, reason: &str) {
+        self.tell(&Message::Goodbye { reason: reason.to_owned() });
+    }
+
+    /// Data connections stop, and the control thread leaves.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.sender.close();
+    }
+
+    fn tell(&self, message: &Message) {
+        if let Err(error) = self.sender.send(message, None) {
+            // A failed send closes the channel, so the session's own thread ends it.
+            tracing::debug!("{} of {}: {error}", self.volume, self.peer);
+        }
+    }
+}
+
+/// Serves a control connection until its session ends.
+pub(crate) fn serve(shared: &Shared, opening: Opening, peer: &str, place: &Place<'_>) -> Result<(), SessionEnd> {
+    let channel = ControlChannel::accept_opened(opening, shared.key.as_ref()).map_err(SessionEnd::Handshake)?;
+    let passes_descriptors = channel.passes_descriptors();
+    let (sender, mut receiver) = channel.split();
+    let (Message::Hello(hello), _) = receiver.receive(HANDSHAKE_DEADLINE).map_err(SessionEnd::Handshake)? else {
+        return Err(SessionEnd::Protocol);
+    };
+    let session = match admit(shared, &hello, passes_descriptors, peer, &sender)? {
+        Ok(session) => session,
+        Err(reason) => {
+            sender.send(&Message::Rejected { reason: reason.clone() }, None)?;
+            return Err(SessionEnd::Rejected(reason));
+        }
+    };
+    place.belongs_to(session.id);
+    tracing::info!("volume {} of {peer} is connected, borrower {}", session.volume, session.borrower);
+    let outcome = converse(shared, &session, &mut receiver);
+    shared.close_session(&session);
+    outcome
+}
+
+/// Opens the session that `hello` asks for, or says why not.
+fn admit(
+    shared: &Shared,
+    hello: &Hello,
+    passes_descriptors: bool,
+    peer: &str,
+    sender: &ControlSender,
+) -> Result<Result<std::sync::Arc<Session>, String>, SessionEnd> {
+    if hello.version != WIRE_VERSION {
+        return Ok(Err(format!("the donor speaks wire version {WIRE_VERSION}, not {}", hello.version)));
+    }
+    if !is_slab_size(hello.slab_size_bytes) {
+        return Ok(Err(format!("slabs of {} bytes do not exist", hello.slab_size_bytes)));
+    }
+    if hello.wants_shared_memory && !passes_descriptors {
+        return Ok(Err("shared memory needs a connection to the donor's UNIX socket".to_owned()));
+    }
+    let token = SessionToken(random_bytes()?);
+    Ok(shared.open_session(|id| Session {
+        id,
+        token,
+        borrower: hello.borrower,
+        volume: hello.volume.clone(),
+        peer: peer.to_owned(),
+        slab_size_bytes: hello.slab_size_bytes,
+        shares_memory: hello.wants_shared_memory,
+        slabs: SessionSlabs::default(),
+        ended: AtomicBool::new(false),
+        sender: sender.clone(),
+    }))
+}
+
+/// Answers the borrower until the session ends.
+fn converse(shared: &Shared, session: &Session, receiver: &mut ControlReceiver) -> Result<(), SessionEnd> {
+    session.sender.send(&welcome(shared, session), None)?;
+    let mut heard = Instant::now();
+    while !session.ended.load(Ordering::Acquire) {
+        match receiver.receive(HEARTBEAT_INTERVAL) {
+            Ok((message, _unexpected_descriptor)) => {
+                heard = Instant::now();
+                answer(shared, session, message)?;
+            }
+            Err(ControlError::TimedOut) if heard.elapsed() < SILENCE_DEADLINE => {
+                session.sender.send(&Message::Ping, None)?;
+            }
+            Err(ControlError::TimedOut) => return Err(SessionEnd::Silence),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(SessionEnd::Stopping)
+}
+
+fn welcome(shared: &Shared, session: &Session) -> Message {
+    let unix_path = shared.unix_path.as_ref().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+    Message::Welcome(Welcome {
+        version: WIRE_VERSION,
+        donor: shared.id,
+        token: session.token,
+        free_bytes: shared.lock().free_to_lend_bytes(),
+        host: shared.host,
+        unix_path,
+        data_port: 0,
+    })
+}
+
+fn answer(shared: &Shared, session: &Session, message: Message) -> Result<(), SessionEnd> {
+    match message {
+        Message::Query { request } => {
+            let state = shared.lock();
+            let slabs_held = state.leases.slabs_held(session.id) as u32;
+            let free_bytes = state.free_to_lend_bytes();
+            drop(state);
+            session.sender.send(&Message::Free { request, free_bytes, slabs_held }, None)?;
+        }
+        Message::Lease { request } => lend(shared, session, request)?,
+        Message::Release { slab } => {
+            if shared.take_back(session, slab).is_err() {
+                return Err(SessionEnd::Protocol);
+            }
+            session.sender.send(&Message::Released { slab }, None)?;
+        }
+        Message::Activity { request, values } => {
+            if let Some(eviction) = &mut shared.lock().eviction {
+                eviction.answer(request, session.id, &values);
+            }
+            shared.notify();
+        }
+        Message::Ping => session.sender.send(&Message::Pong, None)?,
+        Message::Pong => {}
+        Message::Goodbye { reason } => return Err(SessionEnd::Goodbye(reason)),
+        _ => return Err(SessionEnd::Protocol),
+    }
+    Ok(())
+}
+
+fn lend(shared: &Shared, session: &Session, request: u32) -> Result<(), SessionEnd> {
+    use std::os::fd::AsFd;
+    match shared.lend(session) {
+        Ok((slab, file)) => {
+            let passed = file.as_ref().map(AsFd::as_fd);
+            session.sender.send(&Message::Leased { request, slab }, passed)?;
+        }
+        Err(Refusal { full, reason }) => {
+            session.sender.send(&Message::Refused { request, full, reason }, None)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,188 @@
+//! The memory of slabs: each in a sealed file of its own, present before it is lent.
+//!
+//! A slab is lent in a file that no other borrower ever had, so there is nothing to scrub and nothing to share. Making one
+//! takes a millisecond per few MiB; therefore some are prepared ahead. A returned slab's pages go back to the machine as
+//! soon as its borrower has unmapped it too; nothing is punched out under a borrower that may still read (one that was
+//! stopped for a while and does not know yet that its session has ended).
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::RwLock;
+
+use spillway_fabric::tcp::SlabDirectory;
+use spillway_fabric::units::SlabHandle;
+use spillway_sys::mapping::Mapping;
+use spillway_sys::memfd::Memfd;
+
+/// How slabs show in `/proc/PID/maps`.
+const FILE_NAME: &str = "spillway-slab";
+
+/// One slab's memory.
+#[derive(Debug)]
+pub struct SlabMemory {
+    file: Memfd,
+    mapping: Mapping,
+}
+
+impl SlabMemory {
+    /// A new zeroed slab whose pages are all present and mapped. Fails when the machine has too little memory.
+    pub fn prepare(size_bytes: u64) -> io::Result<Self> {
+        let length = usize::try_from(size_bytes).map_err(io::Error::other)?;
+        let file = Memfd::create(FILE_NAME, size_bytes)?;
+        file.preallocate(0, size_bytes)?;
+        let mapping = Mapping::anonymous(length)?;
+        // Replaces the range by the file and maps all of its pages at once.
+        mapping.attach(0, &file, length)?;
+        Ok(Self { file, mapping })
+    }
+
+    /// Bytes of the slab.
+    pub fn size_bytes(&self) -> u64 {
+        self.file.length_bytes()
+    }
+
+    /// The file alone, for a borrower on this host that maps it itself. The donor needs to keep nothing of it: the pages
+    /// live as long as the borrower maps them.
+    pub fn into_file(self) -> Memfd {
+        self.file
+    }
+}
+
+/// Slabs made ahead, oldest first.
+#[derive(Debug, Default)]
+pub struct PreparedSlabs {
+    slabs: VecDeque<SlabMemory>,
+    bytes: u64,
+}
+
+impl PreparedSlabs {
+    /// A slab of this size, if one is prepared.
+    pub fn take(&mut self, size_bytes: u64) -> Option<SlabMemory> {
+        let index = self.slabs.iter().position(|slab| slab.size_bytes() == size_bytes)?;
+        let slab = self.slabs.remove(index)?;
+        self.bytes -= slab.size_bytes();
+        Some(slab)
+    }
+
+    /// Keeps `slab` for a later lease.
+    pub fn put(&mut self, slab: SlabMemory) {
+        self.bytes += slab.size_bytes();
+        self.slabs.push_back(slab);
+    }
+
+    /// Gives up the oldest slab whose size is not `size_bytes`.
+    pub fn take_other(&mut self, size_bytes: u64) -> Option<SlabMemory> {
+        let other = self.slabs.iter().find(|slab| slab.size_bytes() != size_bytes)?.size_bytes();
+        self.take(other)
+    }
+
+    /// Gives up the oldest slab.
+    pub fn take_any(&mut self) -> Option<SlabMemory> {
+        let size_bytes = self.slabs.front()?.size_bytes();
+        self.take(size_bytes)
+    }
+
+    /// Slabs of this size.
+    pub fn count(&self, size_bytes: u64) -> usize {
+        self.slabs.iter().filter(|slab| slab.size_bytes() == size_bytes).count()
+    }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// The slabs of one session, as its data connections see them.
+#[derive(Debug, Default)]
+pub struct SessionSlabs {
+    lent: RwLock<Vec<Option<SlabMemory>>>,
+}
+
+impl SessionSlabs {
+    /// From now on `handle` is served over data connections.
+    pub fn insert(&self, handle: SlabHandle, slab: SlabMemory) {
+        let mut lent = self.lent.write().expect("no thread panics with the slabs locked");
+        let index = handle.0 as usize;
+        if lent.len() <= index {
+            lent.resize_with(index + 1, || None);
+        }
+        assert!(lent[index].is_none(), "a handle names one slab");
+        lent[index] = Some(slab);
+    }
+
+    /// `handle` is not lent any more; requests in progress were waited for.
+    pub fn remove(&self, handle: SlabHandle) {
+        let mut lent = self.lent.write().expect("no thread panics with the slabs locked");
+        let slab = lent.get_mut(handle.0 as usize).and_then(Option::take);
+        drop(lent);
+        // Freeing many pages takes a while; others' requests go on meanwhile.
+        drop(slab);
+    }
+
+    /// Nothing is lent any more.
+    pub fn clear(&self) {
+        let slabs = std::mem::take(&mut *self.lent.write().expect("no thread panics with the slabs locked"));
+        drop(slabs);
+    }
+}
+
+impl SlabDirectory for SessionSlabs {
+    fn with_slab(&self, slab: SlabHandle, use_memory: &mut dyn FnMut(&Mapping)) -> bool {
+        let lent = self.lent.read().expect("no thread panics with the slabs locked");
+        let Some(Some(memory)) = lent.get(slab.0 as usize) else { return false };
+        use_memory(&memory.mapping);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u64 = 1 << 20;
+
+    #[test]
+    fn a_prepared_slab_is_present_and_zero() {
+        let slab = SlabMemory::prepare(SIZE).unwrap();
+        assert_eq!(slab.file.resident_bytes().unwrap(), SIZE);
+        let mut bytes = vec![1; SIZE as usize];
+        slab.mapping.read(0, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn prepared_slabs_are_found_by_size() {
+        let mut prepared = PreparedSlabs::default();
+        for size_bytes in [SIZE, 2 * SIZE, SIZE] {
+            prepared.put(SlabMemory::prepare(size_bytes).unwrap());
+        }
+        assert_eq!((prepared.count(SIZE), prepared.bytes()), (2, 4 * SIZE));
+        assert!(prepared.take(4 * SIZE).is_none());
+        assert_eq!(prepared.take_other(SIZE).unwrap().size_bytes(), 2 * SIZE);
+        assert!(prepared.take_other(SIZE).is_none());
+        assert!(prepared.take_any().is_some() && prepared.take(SIZE).is_some() && prepared.take_any().is_none());
+        assert_eq!(prepared.bytes(), 0);
+    }
+
+    #[test]
+    fn only_slabs_that_are_lent_are_served() {
+        let slabs = SessionSlabs::default();
+        let served = |handle| slabs.with_slab(SlabHandle(handle), &mut |memory| memory.write(0, &[7]));
+        assert!(!served(0));
+        slabs.insert(SlabHandle(3), SlabMemory::prepare(SIZE).unwrap());
+        slabs.insert(SlabHandle(1), SlabMemory::prepare(SIZE).unwrap());
+        assert!(served(3) && !served(2) && served(1));
+        slabs.remove(SlabHandle(3));
+        slabs.remove(SlabHandle(9));
+        assert!(!served(3) && served(1));
+        slabs.clear();
+        assert!(!served(1));
+    }
+
+    #[test]
+    fn a_passed_file_stays_present_until_the_borrower_closes_it() {
+        let file = SlabMemory::prepare(SIZE).unwrap().into_file();
+        assert_eq!(file.resident_bytes().unwrap(), SIZE);
+    }
+}

@@ -1,0 +1,66 @@
+//! What a donor tells about itself.
+
+use serde::{Deserialize, Serialize};
+
+use crate::leases::RecallCounts;
+
+/// A donor's state at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DonorStatus {
+    /// The donor's id, in hexadecimal digits; another one after each start.
+    pub id: String,
+    /// Where it listens.
+    pub addresses: Vec<String>,
+    /// Most it may lend.
+    pub quota_bytes: u64,
+    /// What it lends.
+    pub lent_bytes: u64,
+    /// What it holds ready for the next leases.
+    pub prepared_bytes: u64,
+    /// What it leaves to the machine's own programs.
+    pub headroom_bytes: u64,
+    /// The machine's available memory, smoothed.
+    pub available_bytes: u64,
+    /// What it could lend now.
+    pub free_to_lend_bytes: u64,
+    /// Whether it lends nothing any more.
+    pub draining: bool,
+    /// Its borrowers.
+    pub sessions: Vec<SessionStatus>,
+    /// How recalls went.
+    pub recalls: RecallCounts,
+    /// What happened since the start.
+    pub counters: Counters,
+}
+
+/// One borrower.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Its id, in hexadecimal digits.
+    pub borrower: String,
+    /// The volume's name.
+    pub volume: String,
+    /// Where it connected from.
+    pub peer: String,
+    /// How its pages travel: `shm` or `tcp`.
+    pub transport: String,
+    /// Slabs it holds.
+    pub slabs: usize,
+    /// Bytes of those.
+    pub lent_bytes: u64,
+}
+
+/// What happened since the donor's start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Sessions opened.
+    pub sessions_opened: u64,
+    /// Connections that were turned away: no key, another version, another program, too many.
+    pub connections_refused: u64,
+    /// Slabs lent.
+    pub leases_granted: u64,
+    /// Slabs not lent for lack of memory.
+    pub leases_refused: u64,
+    /// Leases that had to wait for their slab to be made.
+    pub leases_unprepared: u64,
+}

@@ -1,0 +1,165 @@
+//! How sessions end, and that whatever ends them, every slab comes back.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
+
+use spillway_donor::{Donor, DonorConfig, DonorError, ListenAddress};
+use spillway_fabric::control::ControlError;
+use spillway_fabric::control::message::Message;
+use spillway_fabric::key::ClusterKey;
+use spillway_fabric::queue_pair::RequestError;
+use spillway_fabric::tcp::TcpQueuePair;
+use spillway_fabric::units::SlabHandle;
+use spillway_fabric::wire::SessionToken;
+use support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor, hello};
+
+#[test]
+fn a_killed_borrowers_slabs_come_back_at_once() {
+    let donor = TestDonor::start(8, None);
+    for connect in [TestDonor::borrower_unix, TestDonor::borrower_tcp] {
+        let mut borrower = connect(&donor);
+        (0..5).for_each(|_| drop(borrower.lease()));
+        let mut data = borrower.data(donor.dial_tcp());
+        assert_eq!(donor.donor.status().lent_bytes, 5 * SLAB_SIZE_BYTES);
+        // What the kernel does for a process that is killed: the control socket closes.
+        drop((borrower.sender, borrower.receiver));
+        donor.wait_until("slabs return", |status| status.lent_bytes == 0 && status.sessions.is_empty());
+        assert!(data.read(SlabHandle(0), 0).is_err(), "its data connections end with it");
+    }
+}
+
+#[test]
+fn goodbye_and_nonsense_end_a_session_with_its_leases() {
+    let donor = TestDonor::start(8, None);
+    let farewell = Message::Goodbye { reason: "done".to_owned() };
+    let nonsense =
+        [Message::Release { slab: SlabHandle(9) }, Message::Hello(hello(true)), Message::Lease { request: 0 }];
+    for last in [farewell].into_iter().chain(nonsense.into_iter().take(2)) {
+        let mut borrower = donor.borrower_unix();
+        borrower.lease();
+        borrower.sender.send(&last, None).unwrap();
+        assert!(matches!(borrower.hear(), Err(ControlError::Closed)), "{last:?}");
+        donor.wait_until("slabs return", |status| status.lent_bytes == 0);
+    }
+}
+
+#[test]
+fn a_silent_borrower_loses_its_slabs_and_a_quiet_one_that_answers_does_not() {
+    let donor = TestDonor::start(8, None);
+    let mut silent = donor.borrower_tcp();
+    let mut quiet = donor.borrower_tcp();
+    silent.lease();
+    quiet.lease();
+    // The quiet one answers heartbeats until the silent one is gone.
+    let deadline = Instant::now() + PATIENCE;
+    while donor.donor.status().sessions.len() == 2 {
+        assert!(Instant::now() < deadline);
+        match quiet.receiver.receive(Duration::from_millis(50)) {
+            Ok((Message::Ping, _)) => quiet.sender.send(&Message::Pong, None).unwrap(),
+            Err(ControlError::TimedOut) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let status = donor.donor.status();
+    assert_eq!((status.sessions.len(), status.lent_bytes), (1, SLAB_SIZE_BYTES));
+    assert_eq!(quiet.lease().0, SlabHandle(1), "it was the silent one that went");
+}
+
+#[test]
+fn stopping_says_goodbye_and_removes_the_socket() {
+    let TestDonor { donor, directory } = TestDonor::start(4, None);
+    let path = donor.unix_path().unwrap().to_owned();
+    let test_donor = TestDonor { donor, directory };
+    let mut borrower = test_donor.borrower_unix();
+    let mut data = borrower.data(test_donor.dial_unix());
+    borrower.lease();
+    test_donor.donor.stop();
+    assert!(matches!(borrower.hear(), Ok((Message::Goodbye { .. }, None))));
+    assert!(matches!(borrower.hear(), Err(ControlError::Closed)));
+    assert_eq!(data.read(SlabHandle(0), 0), Err(RequestError::Down));
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_second_donor_at_the_same_socket_is_refused_and_leaves_the_first_alone() {
+    let first = TestDonor::start(4, None);
+    let config = DonorConfig {
+        memory_bytes: 4 * SLAB_SIZE_BYTES,
+        headroom_bytes: 0,
+        listen: vec![ListenAddress::Unix(first.donor.unix_path().unwrap().to_owned())],
+        unix_path: None,
+        key: None,
+        slab_prepared_count: 0,
+        slab_size_hint_bytes: SLAB_SIZE_BYTES,
+    };
+    assert!(matches!(Donor::start(config), Err(DonorError::AlreadyRunning(_))));
+    first.borrower_unix().lease();
+}
+
+#[test]
+fn only_the_clusters_key_opens_a_session() {
+    let key = ClusterKey::from_bytes([3; 32]);
+    let donor = TestDonor::start(4, Some(key.clone()));
+    for wrong in [None, Some(ClusterKey::from_bytes([4; 32]))] {
+        let error = Borrower::open(donor.dial_tcp(), wrong.as_ref(), false).err().unwrap();
+        assert!(matches!(error, ControlError::NoAnswer), "{error}");
+    }
+    donor.wait_until("both were turned away", |status| status.counters.connections_refused == 2);
+    Borrower::open(donor.dial_tcp(), Some(&key), false).unwrap().lease();
+}
+
+#[test]
+fn a_data_connection_without_a_sessions_token_is_refused() {
+    let donor = TestDonor::start(4, None);
+    let borrower = donor.borrower_tcp();
+    let pool = spillway_fabric::buffer_pool::BufferPool::new(1, 4096).unwrap();
+    let guessed = TcpQueuePair::connect(donor.dial_tcp(), SessionToken([0; 32]), pool.clone());
+    assert_eq!(guessed.err().unwrap().kind(), std::io::ErrorKind::PermissionDenied);
+    let token = borrower.welcome.token;
+    drop((borrower.sender, borrower.receiver));
+    donor.wait_until("the session ends", |status| status.sessions.is_empty());
+    assert!(TcpQueuePair::connect(donor.dial_tcp(), token, pool).is_err(), "a token ends with its session");
+}
+
+#[test]
+fn other_programs_get_no_answer_and_disturb_nobody() {
+    let donor = TestDonor::start(4, None);
+    let mut borrower = donor.borrower_unix();
+    for bytes in [&b"GET / HTTP/1.1\r\nHost: donor\r\n\r\n"[..], b"SPLW\x63\x00\x02\x00", b"SPLW", b""] {
+        let mut stream = donor.dial_tcp();
+        stream.write_all(bytes).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        // A connection that is cut with bytes unread is reset; either way nothing was answered.
+        let _ = stream.read_to_end(&mut answer);
+        assert_eq!(answer, []);
+    }
+    donor.wait_until("all were turned away", |status| status.counters.connections_refused == 4);
+    borrower.lease();
+}
+
+#[test]
+fn peers_that_say_nothing_or_half_a_handshake_are_dropped() {
+    let donor = TestDonor::start(4, None);
+    let (mut mute, mut half) = (donor.dial_tcp(), donor.dial_unix());
+    half.write_all(b"SPLW\x01\x00\x01\x00half").unwrap();
+    let mut answer = Vec::new();
+    mute.set_read_timeout(Some(PATIENCE)).unwrap();
+    half.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(mute.read_to_end(&mut answer).unwrap_or(0), 0);
+    let _ = half.read_to_end(&mut answer);
+    assert_eq!(answer, []);
+    donor.borrower_unix().lease();
+}
+
+#[test]
+fn stopping_does_not_wait_for_peers_that_say_nothing() {
+    let donor = TestDonor::start(4, None);
+    let _mute = donor.dial_tcp();
+    let _other = donor.dial_unix();
+    let _borrower = donor.borrower_tcp();
+    donor.donor.stop();
+}

@@ -1,0 +1,410 @@
+//! How a control message is written as bytes, and read from bytes that nobody vouches for.
+//!
+//! A kind byte, then the fields in order: integers little-endian, texts and lists with a two-byte count before them.
+//! Decoding checks every bound before it takes memory, refuses what is left over, and never panics. Whatever decodes
+//! encodes to the same bytes (tested), so there is one way to say each thing.
+
+use crate::control::message::{Hello, Message, Welcome};
+use crate::limits::{CONTROL_MESSAGE_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, SLABS_PER_MESSAGE_MAX};
+use crate::units::{BorrowerId, DonorId, SlabHandle};
+use crate::wire::SessionToken;
+
+/// Why bytes are no control message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// The bytes end within a field.
+    #[error("a control message ends too early")]
+    Short,
+    /// Bytes follow the last field.
+    #[error("a control message has bytes left over")]
+    Long,
+    /// No such kind.
+    #[error("there is no control message of kind {0}")]
+    Kind(u8),
+    /// A text or list is longer than its limit.
+    #[error("a text or list of {length} in a control message is over its limit of {limit}")]
+    Limit {
+        /// How long.
+        length: usize,
+        /// How long it may be.
+        limit: usize,
+    },
+    /// A text is not UTF-8, or a flag is neither 0 nor 1.
+    #[error("a field of a control message holds an impossible value")]
+    Value,
+}
+
+mod kind {
+    pub(super) const HELLO: u8 = 1;
+    pub(super) const WELCOME: u8 = 2;
+    pub(super) const REJECTED: u8 = 3;
+    pub(super) const QUERY: u8 = 4;
+    pub(super) const FREE: u8 = 5;
+    pub(super) const LEASE: u8 = 6;
+    pub(super) const LEASED: u8 = 7;
+    pub(super) const REFUSED: u8 = 8;
+    pub(super) const RELEASE: u8 = 9;
+    pub(super) const RELEASED: u8 = 10;
+    pub(super) const RECALL: u8 = 11;
+    pub(super) const ACTIVITY_QUERY: u8 = 12;
+    pub(super) const ACTIVITY: u8 = 13;
+    pub(super) const PING: u8 = 14;
+    pub(super) const PONG: u8 = 15;
+    pub(super) const GOODBYE: u8 = 16;
+}
+
+/// The bytes of `message`. Texts over their limit are cut (they are for people); a list over its limit is an error.
+pub fn encode(message: &Message) -> Result<Vec<u8>, CodecError> {
+    let mut writer = Writer { bytes: Vec::new() };
+    match message {
+        Message::Hello(hello) => encode_hello(&mut writer, hello),
+        Message::Welcome(welcome) => encode_welcome(&mut writer, welcome),
+        Message::Rejected { reason } => writer.kind(kind::REJECTED).text(reason, REASON_BYTES_MAX),
+        Message::Query { request } => writer.kind(kind::QUERY).u32(*request),
+        Message::Free { request, free_bytes, slabs_held } => {
+            writer.kind(kind::FREE).u32(*request).u64(*free_bytes).u32(*slabs_held)
+        }
+        Message::Lease { request } => writer.kind(kind::LEASE).u32(*request),
+        Message::Leased { request, slab } => writer.kind(kind::LEASED).u32(*request).slab(*slab),
+        Message::Refused { request, full, reason } => {
+            writer.kind(kind::REFUSED).u32(*request).flag(*full).text(reason, REASON_BYTES_MAX)
+        }
+        Message::Release { slab } => writer.kind(kind::RELEASE).slab(*slab),
+        Message::Released { slab } => writer.kind(kind::RELEASED).slab(*slab),
+        Message::Recall { slabs, deadline_ms } => writer.kind(kind::RECALL).u32(*deadline_ms).slabs(slabs)?,
+        Message::ActivityQuery { request, slabs } => writer.kind(kind::ACTIVITY_QUERY).u32(*request).slabs(slabs)?,
+        Message::Activity { request, values } => {
+            let writer = writer.kind(kind::ACTIVITY).u32(*request).count(values.len(), SLABS_PER_MESSAGE_MAX)?;
+            values.iter().fold(writer, |writer, (slab, activity)| writer.slab(*slab).u64(*activity))
+        }
+        Message::Ping => writer.kind(kind::PING),
+        Message::Pong => writer.kind(kind::PONG),
+        Message::Goodbye { reason } => writer.kind(kind::GOODBYE).text(reason, REASON_BYTES_MAX),
+    };
+    debug_assert!(writer.bytes.len() <= CONTROL_MESSAGE_BYTES_MAX);
+    Ok(writer.bytes)
+}
+
+fn encode_hello<'writer>(writer: &'writer mut Writer, hello: &Hello) -> &'writer mut Writer {
+    writer
+        .kind(kind::HELLO)
+        .u16(hello.version)
+        .array(&hello.borrower.0.to_le_bytes())
+        .text(&hello.volume, NAME_BYTES_MAX)
+        .u64(hello.slab_size_bytes)
+        .flag(hello.wants_shared_memory)
+}
+
+fn encode_welcome<'writer>(writer: &'writer mut Writer, welcome: &Welcome) -> &'writer mut Writer {
+    writer
+        .kind(kind::WELCOME)
+        .u16(welcome.version)
+        .array(&welcome.donor.0.to_le_bytes())
+        .array(&welcome.token.0)
+        .u64(welcome.free_bytes)
+        .array(&welcome.host)
+        .text(&welcome.unix_path, NAME_BYTES_MAX)
+        .u16(welcome.data_port)
+}
+
+/// The message in `bytes`, all of them.
+pub fn decode(bytes: &[u8]) -> Result<Message, CodecError> {
+    let mut reader = Reader { bytes };
+    let message = decode_fields(reader.u8()?, &mut reader)?;
+    if reader.bytes.is_empty() { Ok(message) } else { Err(CodecError::Long) }
+}
+
+fn decode_fields(kind: u8, reader: &mut Reader<'_>) -> Result<Message, CodecError> {
+    Ok(match kind {
+        kind::HELLO => Message::Hello(Hello {
+            version: reader.u16()?,
+            borrower: BorrowerId(u128::from_le_bytes(reader.array()?)),
+            volume: reader.text(NAME_BYTES_MAX)?,
+            slab_size_bytes: reader.u64()?,
+            wants_shared_memory: reader.flag()?,
+        }),
+        kind::WELCOME => Message::Welcome(Welcome {
+            version: reader.u16()?,
+            donor: DonorId(u128::from_le_bytes(reader.array()?)),
+            token: SessionToken(reader.array()?),
+            free_bytes: reader.u64()?,
+            host: reader.array()?,
+            unix_path: reader.text(NAME_BYTES_MAX)?,
+            data_port: reader.u16()?,
+        }),
+        kind::REJECTED => Message::Rejected { reason: reader.text(REASON_BYTES_MAX)? },
+        kind::QUERY => Message::Query { request: reader.u32()? },
+        kind::FREE => Message::Free { request: reader.u32()?, free_bytes: reader.u64()?, slabs_held: reader.u32()? },
+        kind::LEASE => Message::Lease { request: reader.u32()? },
+        kind::LEASED => Message::Leased { request: reader.u32()?, slab: reader.slab()? },
+        kind::REFUSED => {
+            Message::Refused { request: reader.u32()?, full: reader.flag()?, reason: reader.text(REASON_BYTES_MAX)? }
+        }
+        kind::RELEASE => Message::Release { slab: reader.slab()? },
+        kind::RELEASED => Message::Released { slab: reader.slab()? },
+        kind::RECALL => Message::Recall { deadline_ms: reader.u32()?, slabs: reader.list(Reader::slab)? },
+        kind::ACTIVITY_QUERY => Message::ActivityQuery { request: reader.u32()?, slabs: reader.list(Reader::slab)? },
+        kind::ACTIVITY => Message::Activity {
+            request: reader.u32()?,
+            values: reader.list(|reader| Ok((reader.slab()?, reader.u64()?)))?,
+        },
+        kind::PING => Message::Ping,
+        kind::PONG => Message::Pong,
+        kind::GOODBYE => Message::Goodbye { reason: reader.text(REASON_BYTES_MAX)? },
+        kind => return Err(CodecError::Kind(kind)),
+    })
+}
+
+/// Entry point of the fuzzer: decoding any bytes neither panics nor loses anything.
+pub fn fuzz_decode(bytes: &[u8]) {
+    if let Ok(message) = decode(bytes) {
+        assert_eq!(encode(&message).as_deref(), Ok(bytes), "{message:?}");
+    }
+}
+
+/// Appends fields.
+struct Writer {
+    bytes: Vec<u8>,
+}
+
+impl Writer {
+    fn array(&mut self, bytes: &[u8]) -> &mut Self {
+        self.bytes.extend_from_slice(bytes);
+        self
+    }
+
+    fn kind(&mut self, kind: u8) -> &mut Self {
+        self.array(&[kind])
+    }
+
+    fn flag(&mut self, flag: bool) -> &mut Self {
+        self.array(&[u8::from(flag)])
+    }
+
+    fn u16(&mut self, value: u16) -> &mut Self {
+        self.array(&value.to_le_bytes())
+    }
+
+    fn u32(&mut self, value: u32) -> &mut Self {
+        self.array(&value.to_le_bytes())
+    }
+
+    fn u64(&mut self, value: u64) -> &mut Self {
+        self.array(&value.to_le_bytes())
+    }
+
+    fn slab(&mut self, slab: SlabHandle) -> &mut Self {
+        self.u32(slab.0)
+    }
+
+    fn text(&mut self, text: &str, limit: usize) -> &mut Self {
+        let kept = &text[..text.floor_char_boundary(limit)];
+        self.u16(kept.len() as u16).array(kept.as_bytes())
+    }
+
+    fn count(&mut self, length: usize, limit: usize) -> Result<&mut Self, CodecError> {
+        if length > limit {
+            return Err(CodecError::Limit { length, limit });
+        }
+        Ok(self.u16(length as u16))
+    }
+
+    fn slabs(&mut self, slabs: &[SlabHandle]) -> Result<&mut Self, CodecError> {
+        let writer = self.count(slabs.len(), SLABS_PER_MESSAGE_MAX)?;
+        Ok(slabs.iter().fold(writer, |writer, slab| writer.slab(*slab)))
+    }
+}
+
+/// Takes fields off the front.
+struct Reader<'bytes> {
+    bytes: &'bytes [u8],
+}
+
+impl<'bytes> Reader<'bytes> {
+    fn take(&mut self, length: usize) -> Result<&'bytes [u8], CodecError> {
+        let (taken, rest) = self.bytes.split_at_checked(length).ok_or(CodecError::Short)?;
+        self.bytes = rest;
+        Ok(taken)
+    }
+
+    fn array<const LENGTH: usize>(&mut self) -> Result<[u8; LENGTH], CodecError> {
+        let (taken, rest) = self.bytes.split_first_chunk().ok_or(CodecError::Short)?;
+        self.bytes = rest;
+        Ok(*taken)
+    }
+
+    fn u8(&mut self) -> Result<u8, CodecError> {
+        Ok(u8::from_le_bytes(self.array()?))
+    }
+
+    fn u16(&mut self) -> Result<u16, CodecError> {
+        Ok(u16::from_le_bytes(self.array()?))
+    }
+
+    fn u32(&mut self) -> Result<u32, CodecError> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, CodecError> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn flag(&mut self) -> Result<bool, CodecError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(CodecError::Value),
+        }
+    }
+
+    fn slab(&mut self) -> Result<SlabHandle, CodecError> {
+        Ok(SlabHandle(self.u32()?))
+    }
+
+    fn count(&mut self, limit: usize) -> Result<usize, CodecError> {
+        let length = usize::from(self.u16()?);
+        if length > limit { Err(CodecError::Limit { length, limit }) } else { Ok(length) }
+    }
+
+    fn text(&mut self, limit: usize) -> Result<String, CodecError> {
+        let length = self.count(limit)?;
+        String::from_utf8(self.take(length)?.to_vec()).map_err(|_| CodecError::Value)
+    }
+
+    fn list<Item>(
+        &mut self,
+        mut item: impl FnMut(&mut Self) -> Result<Item, CodecError>,
+    ) -> Result<Vec<Item>, CodecError> {
+        (0..self.count(SLABS_PER_MESSAGE_MAX)?).map(|_| item(self)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn slabs() -> impl Strategy<Value = Vec<SlabHandle>> {
+        vec(any::<u32>().prop_map(SlabHandle), 0..20)
+    }
+
+    fn text() -> impl Strategy<Value = String> {
+        vec(any::<char>(), 0..40).prop_map(|characters| characters.into_iter().collect())
+    }
+
+    fn hello() -> impl Strategy<Value = Message> {
+        (any::<u16>(), any::<u128>(), text(), any::<u64>(), any::<bool>()).prop_map(
+            |(version, borrower, volume, slab_size_bytes, wants_shared_memory)| {
+                let borrower = BorrowerId(borrower);
+                Message::Hello(Hello { version, borrower, volume, slab_size_bytes, wants_shared_memory })
+            },
+        )
+    }
+
+    fn welcome() -> impl Strategy<Value = Message> {
+        (any::<u16>(), any::<u128>(), any::<[u8; 32]>(), any::<u64>(), any::<[u8; 16]>(), text(), any::<u16>())
+            .prop_map(|(version, donor, token, free_bytes, host, unix_path, data_port)| {
+                let (donor, token) = (DonorId(donor), SessionToken(token));
+                Message::Welcome(Welcome { version, donor, token, free_bytes, host, unix_path, data_port })
+            })
+    }
+
+    fn message() -> impl Strategy<Value = Message> {
+        let request = any::<u32>();
+        let slab = any::<u32>().prop_map(SlabHandle);
+        prop_oneof![
+            hello(),
+            welcome(),
+            text().prop_map(|reason| Message::Rejected { reason }),
+            request.prop_map(|request| Message::Query { request }),
+            (request, any::<u64>(), any::<u32>()).prop_map(|(request, free_bytes, slabs_held)| Message::Free {
+                request,
+                free_bytes,
+                slabs_held
+            }),
+            request.prop_map(|request| Message::Lease { request }),
+            (request, slab.clone()).prop_map(|(request, slab)| Message::Leased { request, slab }),
+            (request, any::<bool>(), text()).prop_map(|(request, full, reason)| Message::Refused {
+                request,
+                full,
+                reason
+            }),
+            slab.clone().prop_map(|slab| Message::Release { slab }),
+            slab.prop_map(|slab| Message::Released { slab }),
+            (slabs(), any::<u32>()).prop_map(|(slabs, deadline_ms)| Message::Recall { slabs, deadline_ms }),
+            (request, slabs()).prop_map(|(request, slabs)| Message::ActivityQuery { request, slabs }),
+            (request, slabs(), any::<u64>()).prop_map(|(request, slabs, seed)| Message::Activity {
+                request,
+                values: slabs.into_iter().zip(seed..).collect()
+            }),
+            Just(Message::Ping),
+            Just(Message::Pong),
+            text().prop_map(|reason| Message::Goodbye { reason }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn every_message_survives_a_round_trip(message in message()) {
+            let bytes = encode(&message).unwrap();
+            prop_assert_eq!(decode(&bytes), Ok(message));
+        }
+
+        #[test]
+        fn a_cut_message_is_short_and_a_longer_one_is_long(message in message(), extra in any::<u8>()) {
+            let mut bytes = encode(&message).unwrap();
+            for length in 0..bytes.len() {
+                prop_assert_eq!(decode(&bytes[..length]), Err(CodecError::Short));
+            }
+            bytes.push(extra);
+            prop_assert_eq!(decode(&bytes), Err(CodecError::Long));
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
+            fuzz_decode(&bytes);
+        }
+
+        #[test]
+        fn damaged_messages_never_panic(message in message(), place in any::<prop::sample::Index>(), value in any::<u8>()) {
+            let mut bytes = encode(&message).unwrap();
+            let place = place.index(bytes.len());
+            bytes[place] = value;
+            fuzz_decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn limits_hold_in_both_directions() {
+        let slabs = vec![SlabHandle(1); SLABS_PER_MESSAGE_MAX + 1];
+        let limit = Err(CodecError::Limit { length: SLABS_PER_MESSAGE_MAX + 1, limit: SLABS_PER_MESSAGE_MAX });
+        assert_eq!(encode(&Message::Recall { slabs: slabs.clone(), deadline_ms: 0 }), limit);
+        let mut bytes = encode(&Message::Recall { slabs: slabs[1..].to_vec(), deadline_ms: 0 }).unwrap();
+        assert!(bytes.len() <= CONTROL_MESSAGE_BYTES_MAX);
+        bytes[5..7].copy_from_slice(&(SLABS_PER_MESSAGE_MAX as u16 + 1).to_le_bytes());
+        assert!(matches!(decode(&bytes), Err(CodecError::Limit { .. })));
+        let values = vec![(SlabHandle(1), 1); SLABS_PER_MESSAGE_MAX];
+        assert!(encode(&Message::Activity { request: 1, values }).unwrap().len() <= CONTROL_MESSAGE_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_long_text_is_cut_at_a_character() {
+        let reason = "ä".repeat(REASON_BYTES_MAX);
+        let Ok(Message::Goodbye { reason: kept }) = decode(&encode(&Message::Goodbye { reason }).unwrap()) else {
+            panic!("a goodbye stays one");
+        };
+        assert_eq!(kept, "ä".repeat(REASON_BYTES_MAX / 2));
+    }
+
+    #[test]
+    fn impossible_values_are_refused() {
+        assert_eq!(decode(&[]), Err(CodecError::Short));
+        assert_eq!(decode(&[0]), Err(CodecError::Kind(0)));
+        assert_eq!(decode(&[kind::GOODBYE, 1, 0, 0xff]), Err(CodecError::Value));
+        let mut refused = encode(&Message::Refused { request: 1, full: true, reason: String::new() }).unwrap();
+        refused[5] = 2;
+        assert_eq!(decode(&refused), Err(CodecError::Value));
+    }
+}

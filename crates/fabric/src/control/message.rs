@@ -1,0 +1,130 @@
+//! What a borrower and a donor say to each other on the control channel.
+//!
+//! A session: the borrower says [`Message::Hello`] and gets [`Message::Welcome`] or [`Message::Rejected`]. From then on
+//! either side speaks when it wants to; a `request` number chosen by the asker comes back in the answer.
+
+use crate::units::{BorrowerId, DonorId, SlabHandle};
+use crate::wire::SessionToken;
+
+/// The borrower's first message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The sender's wire version.
+    pub version: u16,
+    /// Who borrows.
+    pub borrower: BorrowerId,
+    /// The volume's name, for people; at most [`NAME_BYTES_MAX`](crate::limits::NAME_BYTES_MAX) bytes.
+    pub volume: String,
+    /// Size of every slab of this session.
+    pub slab_size_bytes: u64,
+    /// Whether slabs should come as memfds (UNIX sockets only).
+    pub wants_shared_memory: bool,
+}
+
+/// The donor's consent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The donor's wire version.
+    pub version: u16,
+    /// Who lends.
+    pub donor: DonorId,
+    /// What this session's data connections show.
+    pub token: SessionToken,
+    /// What the donor could lend now.
+    pub free_bytes: u64,
+    /// The donor's boot id: equal to the borrower's if both are on one host.
+    pub host: [u8; 16],
+    /// The donor's UNIX socket, where a borrower on the same host gets shared memory; empty if there is none.
+    pub unix_path: String,
+    /// Port of data connections; 0: the one this channel was connected to.
+    pub data_port: u16,
+}
+
+/// One control message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Borrower: opens a session.
+    Hello(Hello),
+    /// Donor: the session is open.
+    Welcome(Welcome),
+    /// Donor: there will be no session.
+    Rejected {
+        /// Why, for people.
+        reason: String,
+    },
+    /// Borrower: how much could you lend?
+    Query {
+        /// Comes back in [`Message::Free`].
+        request: u32,
+    },
+    /// Donor: the answer to [`Message::Query`].
+    Free {
+        /// Of the query.
+        request: u32,
+        /// What it could lend now.
+        free_bytes: u64,
+        /// Slabs this borrower holds already.
+        slabs_held: u32,
+    },
+    /// Borrower: lend me a slab.
+    Lease {
+        /// Comes back in [`Message::Leased`] or [`Message::Refused`].
+        request: u32,
+    },
+    /// Donor: it is yours, zeroed. With shared memory the memfd travels along.
+    Leased {
+        /// Of the lease.
+        request: u32,
+        /// What to call it.
+        slab: SlabHandle,
+    },
+    /// Donor: no slab.
+    Refused {
+        /// Of the lease.
+        request: u32,
+        /// Whether the donor has no memory to lend (asking another one helps), or the request was wrong.
+        full: bool,
+        /// Why, for people.
+        reason: String,
+    },
+    /// Borrower: take the slab back; nothing reads or writes it any more.
+    Release {
+        /// Which.
+        slab: SlabHandle,
+    },
+    /// Donor: the handle may be used anew from now on.
+    Released {
+        /// Which.
+        slab: SlabHandle,
+    },
+    /// Donor: move these slabs elsewhere, then release them.
+    Recall {
+        /// Which; at most [`SLABS_PER_MESSAGE_MAX`](crate::limits::SLABS_PER_MESSAGE_MAX).
+        slabs: Vec<SlabHandle>,
+        /// How soon the donor wants them back. They stay lent however long it takes.
+        deadline_ms: u32,
+    },
+    /// Donor: how active are these slabs?
+    ActivityQuery {
+        /// Comes back in [`Message::Activity`].
+        request: u32,
+        /// Which; bounded like those of a recall.
+        slabs: Vec<SlabHandle>,
+    },
+    /// Borrower: the answer to [`Message::ActivityQuery`].
+    Activity {
+        /// Of the query.
+        request: u32,
+        /// Each slab's activity in a unit of the borrower's; only the order counts.
+        values: Vec<(SlabHandle, u64)>,
+    },
+    /// Either: are you there?
+    Ping,
+    /// Either: yes.
+    Pong,
+    /// Either: the session ends now.
+    Goodbye {
+        /// Why, for people.
+        reason: String,
+    },
+}

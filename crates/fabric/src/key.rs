@@ -1,0 +1,208 @@
+//! The cluster key: 32 secret bytes that every machine of a cluster holds.
+//!
+//! Both ends prove it in the control handshake and nobody without it is answered. The key lives in a file that only its
+//! owner may read; the first program that needs it makes it. Nothing ever prints the key.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::control::host::random_bytes;
+
+/// Bytes of a key: what the pre-shared key of the Noise handshake takes.
+pub const KEY_BYTES: usize = 32;
+
+/// A key file holds the key as hexadecimal digits and a newline, so that it can be copied by hand.
+const KEY_FILE_BYTES_MAX: u64 = 2 * KEY_BYTES as u64 + 2;
+
+/// A cluster's shared secret, see the module text.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClusterKey([u8; KEY_BYTES]);
+
+/// Why there is no key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The file cannot be read or made.
+    #[error("cannot use the cluster key file {path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Others may read or write the file.
+    #[error("others may read the cluster key file {path} (mode {mode:o}); run: chmod 600 {path}")]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The file holds something else.
+    #[error(
+        "{path} does not hold a cluster key (64 hexadecimal digits); copy the file of another machine of the cluster"
+    )]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl ClusterKey {
+    /// A key made of these bytes.
+    pub fn from_bytes(bytes: [u8; KEY_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// A new random key.
+    pub fn generate() -> io::Result<Self> {
+        Ok(Self(random_bytes()?))
+    }
+
+    /// The secret itself, for the handshake.
+    pub(crate) fn bytes(&self) -> &[u8; KEY_BYTES] {
+        &self.0
+    }
+
+    /// The key in `path`.
+    pub fn load(path: &Path) -> Result<Self, KeyError> {
+        let io_error = |source| KeyError::Io { path: path.to_owned(), source };
+        let file = File::open(path).map_err(io_error)?;
+        let mode = file.metadata().map_err(io_error)?.mode() & 0o7777;
+        if mode & 0o077 != 0 {
+            return Err(KeyError::Exposed { path: path.to_owned(), mode });
+        }
+        let mut text = Vec::new();
+        file.take(KEY_FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(io_error)?;
+        decode_hexadecimal(&text).map(Self).ok_or_else(|| KeyError::Malformed { path: path.to_owned() })
+    }
+
+    /// The key in `path`, made there (mode 0600) if there is none. Of several programs that start at once, all get the
+    /// key of the one that came first: the file appears whole, by a link from a private name.
+    pub fn load_or_create(path: &Path) -> Result<Self, KeyError> {
+        let io_error = |source| KeyError::Io { path: path.to_owned(), source };
+        match Self::load(path) {
+            Err(KeyError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            outcome => return outcome,
+        }
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory).map_err(io_error)?;
+        }
+        let key = Self::generate().map_err(io_error)?;
+        key.store_new(path).map_err(io_error)?;
+        Self::load(path)
+    }
+
+    /// Writes the key to `path` unless a file is there already.
+    fn store_new(&self, path: &Path) -> io::Result<()> {
+        let suffix: [u8; 8] = random_bytes()?;
+        let mut private = path.as_os_str().to_owned();
+        private.push(format!(".{:016x}", u64::from_le_bytes(suffix)));
+        let private = PathBuf::from(private);
+        let written =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&private).and_then(|mut file| {
+                file.write_all(encode_hexadecimal(&self.0).as_bytes())?;
+                file.sync_all()
+            });
+        let linked = written.and_then(|()| std::fs::hard_link(&private, path));
+        let removed = std::fs::remove_file(&private);
+        match linked {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => removed,
+        }
+    }
+}
+
+impl fmt::Debug for ClusterKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("ClusterKey(..)")
+    }
+}
+
+fn encode_hexadecimal(bytes: &[u8; KEY_BYTES]) -> String {
+    let mut text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    text.push('\n');
+    text
+}
+
+fn decode_hexadecimal(text: &[u8]) -> Option<[u8; KEY_BYTES]> {
+    let digits = text.trim_ascii_end();
+    if digits.len() != 2 * KEY_BYTES {
+        return None;
+    }
+    let digit = |digit: u8| char::from(digit).to_digit(16).map(|value| value as u8);
+    let mut bytes = [0; KEY_BYTES];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_first_use_makes_a_private_file_and_later_ones_read_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("made/on/the/way/cluster.key");
+        let made = ClusterKey::load_or_create(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(ClusterKey::load_or_create(&path).unwrap(), made);
+        assert_eq!(ClusterKey::load(&path).unwrap(), made);
+        let names = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
+        assert_eq!(names, 1, "no private file stays behind");
+    }
+
+    #[test]
+    fn programs_that_start_at_once_agree_on_one_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cluster.key");
+        let keys: Vec<ClusterKey> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| ClusterKey::load_or_create(&path).unwrap())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(keys.iter().all(|key| *key == keys[0]));
+    }
+
+    #[test]
+    fn a_file_that_others_may_read_is_refused_with_the_command_that_mends_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cluster.key");
+        ClusterKey::load_or_create(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        let error = ClusterKey::load(&path).unwrap_err();
+        assert!(matches!(error, KeyError::Exposed { mode: 0o640, .. }));
+        assert!(error.to_string().contains("chmod 600"));
+        assert!(ClusterKey::load_or_create(&path).is_err());
+    }
+
+    #[test]
+    fn a_file_with_something_else_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cluster.key");
+        for text in ["", "short", &"g".repeat(64), &"a".repeat(63), &"a".repeat(66)] {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+            assert!(matches!(ClusterKey::load(&path), Err(KeyError::Malformed { .. })), "{text}");
+        }
+        std::fs::write(&path, "Ab".repeat(32)).unwrap();
+        assert_eq!(ClusterKey::load(&path).unwrap(), ClusterKey::from_bytes([0xab; 32]));
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = ClusterKey::load(Path::new("/nowhere/cluster.key")).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/cluster.key"));
+    }
+
+    #[test]
+    fn a_key_does_not_print_itself() {
+        assert_eq!(format!("{:?}", ClusterKey::from_bytes([7; 32])), "ClusterKey(..)");
+    }
+}

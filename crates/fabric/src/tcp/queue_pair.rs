@@ -1,0 +1,383 @@
+//! The borrower's end of a data connection.
+//!
+//! Three counters tell where every request stands: `answered <= sent <= posted`. Requests live in a ring, in the order of
+//! their sequence, which is the order of sending and of the answers. What can arrive next is therefore known: receives
+//! scatter the answers to the requests up to `sent` straight into their headers' places and their buffers, several at a
+//! time; sends gather headers and payloads the same way. Both stop and resume at any byte.
+//!
+//! When anything is wrong (a lost peer, a missed deadline, an answer that does not fit) the socket is closed first, so that
+//! nothing lands in a buffer any more, and then every request in flight completes as down. A write that was given up may
+//! still reach the donor's memory: the slabs of a lost connection count as lost with it, and its session is not resumed.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+use spillway_sys::vectored::{ReceiveList, SendList, Wait};
+
+use super::handshake;
+use crate::buffer_pool::BufferPool;
+use crate::credit::Credits;
+use crate::limits::{QUEUE_DEPTH_MAX, REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX};
+use crate::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
+use crate::units::{BufferRange, Tag};
+use crate::wire::SessionToken;
+use crate::wire::data::{DataError, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, RequestHeader, ResponseHeader};
+
+/// What the ring remembers of a request.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    operation: Operation,
+    buffer: BufferRange,
+    tag: Tag,
+    posted_at: Instant,
+}
+
+impl Pending {
+    /// Bytes after the request's header.
+    fn outgoing_bytes(&self) -> usize {
+        if self.operation == Operation::Write { self.buffer.length_bytes as usize } else { 0 }
+    }
+
+    /// Bytes after the answer's header.
+    fn incoming_bytes(&self) -> usize {
+        if self.operation == Operation::Read { self.buffer.length_bytes as usize } else { 0 }
+    }
+}
+
+/// One connection of one I/O thread to one donor, see the module text.
+#[derive(Debug)]
+pub struct TcpQueuePair {
+    /// `None` once down.
+    socket: Option<OwnedFd>,
+    /// A send failed in `post`; the next `poll` takes the connection down.
+    failed: bool,
+    pool: Arc<BufferPool>,
+    credits: Credits,
+    pending: Box<[Pending]>,
+    request_headers: Box<[[u8; REQUEST_HEADER_BYTES]]>,
+    response_headers: Box<[[u8; RESPONSE_HEADER_BYTES]]>,
+    posted: u64,
+    sent: u64,
+    answered: u64,
+    /// Bytes of request `sent` that went.
+    sent_bytes: usize,
+    /// Bytes of the answer to request `answered` that came.
+    received_bytes: usize,
+}
+
+impl TcpQueuePair {
+    /// Opens a data connection of the session that `token` names, over a connected stream socket.
+    pub fn connect(stream: impl Into<OwnedFd>, token: SessionToken, pool: Arc<BufferPool>) -> io::Result<Self> {
+        let socket = stream.into();
+        handshake::tune(socket.as_fd())?;
+        handshake::present_token(socket.as_fd(), token)?;
+        // A connection that is given up takes what it has not sent with it. A UNIX socket has no such setting.
+        let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
+        let nothing = Pending {
+            operation: Operation::Discard,
+            buffer: BufferRange { offset_bytes: 0, length_bytes: 0 },
+            tag: Tag(0),
+            posted_at: Instant::now(),
+        };
+        Ok(Self {
+            socket: Some(socket),
+            failed: false,
+            pool,
+            credits: Credits::new(),
+            pending: vec![nothing; QUEUE_DEPTH_MAX].into(),
+            request_headers: vec![[0; REQUEST_HEADER_BYTES]; QUEUE_DEPTH_MAX].into(),
+            response_headers: vec![[0; RESPONSE_HEADER_BYTES]; QUEUE_DEPTH_MAX].into(),
+            posted: 0,
+            sent: 0,
+            answered: 0,
+            sent_bytes: 0,
+            received_bytes: 0,
+        })
+    }
+
+    fn enqueue(&mut self, request: &Request, now: Instant) {
+        let place = place_of(self.posted);
+        self.pending[place] =
+            Pending { operation: request.operation, buffer: request.buffer, tag: request.tag, posted_at: now };
+        self.request_headers[place] = RequestHeader {
+            operation: request.operation,
+            sequence: self.posted as u32,
+            remote: request.remote,
+            length_bytes: request.buffer.length_bytes,
+        }
+        .encode();
+        self.posted += 1;
+    }
+
+    /// Sends until everything went or the socket is full.
+    fn flush(&mut self) -> io::Result<()> {
+        while self.sent < self.posted {
+            match self.send_some() {
+                Ok(count) => self.note_sent(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn send_some(&self) -> io::Result<usize> {
+        let mut list = SendList::new();
+        let mut skip = self.sent_bytes;
+        for sequence in self.sent..self.posted {
+            if list.room() < 2 {
+                break;
+            }
+            let place = place_of(sequence);
+            list.push_bytes(&self.request_headers[place][skip.min(REQUEST_HEADER_BYTES)..]);
+            let gone = skip.saturating_sub(REQUEST_HEADER_BYTES);
+            let pending = &self.pending[place];
+            if pending.outgoing_bytes() > 0 {
+                let offset = pending.buffer.offset_bytes as usize;
+                list.push_memory(self.pool.memory(), offset + gone, pending.outgoing_bytes() - gone);
+            }
+            skip = 0;
+        }
+        list.send(connected(self.socket.as_ref())?, Wait::No)
+    }
+
+    fn note_sent(&mut self, count: usize) {
+        self.sent_bytes += count;
+        while self.sent < self.posted {
+            let total = REQUEST_HEADER_BYTES + self.pending[place_of(self.sent)].outgoing_bytes();
+            if self.sent_bytes < total {
+                return;
+            }
+            self.sent_bytes -= total;
+            self.sent += 1;
+        }
+        assert_eq!(self.sent_bytes, 0, "more was sent than posted");
+    }
+
+    /// Receives until nothing is expected or nothing is there.
+    fn receive(&mut self, complete: &mut dyn FnMut(Completion)) -> io::Result<()> {
+        loop {
+            match self.receive_some() {
+                Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((count, wanted)) => {
+                    self.note_received(count, complete)?;
+                    if count < wanted || self.answered == self.sent {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Bytes that came and bytes that there was room for. Where nothing is expected, one byte is asked for all the same:
+    /// that is how a closed connection shows.
+    fn receive_some(&mut self) -> io::Result<(usize, usize)> {
+        let mut unexpected = [0];
+        let mut list = ReceiveList::new();
+        let mut skip = self.received_bytes;
+        let (before, from) = self.response_headers.split_at_mut(place_of(self.answered));
+        let headers = from.iter_mut().chain(before);
+        for (sequence, header) in (self.answered..self.sent).zip(headers) {
+            if list.room() < 2 {
+                break;
+            }
+            list.push_bytes(&mut header[skip.min(RESPONSE_HEADER_BYTES)..]);
+            let come = skip.saturating_sub(RESPONSE_HEADER_BYTES);
+            let pending = &self.pending[place_of(sequence)];
+            if pending.incoming_bytes() > 0 {
+                let offset = pending.buffer.offset_bytes as usize;
+                list.push_memory(self.pool.memory(), offset + come, pending.incoming_bytes() - come);
+            }
+            skip = 0;
+        }
+        if list.length() == 0 {
+            list.push_bytes(&mut unexpected);
+        }
+        let wanted = list.length();
+        Ok((list.receive(connected(self.socket.as_ref())?, Wait::No)?, wanted))
+    }
+
+    fn note_received(&mut self, count: usize, complete: &mut dyn FnMut(Completion)) -> io::Result<()> {
+        let mut left = count;
+        while left > 0 {
+            if self.answered == self.sent {
+                return Err(broken());
+            }
+            let pending = self.pending[place_of(self.answered)];
+            let total = RESPONSE_HEADER_BYTES + pending.incoming_bytes();
+            let taken = left.min(total - self.received_bytes);
+            left -= taken;
+            self.received_bytes += taken;
+            if self.received_bytes < RESPONSE_HEADER_BYTES {
+                break;
+            }
+            let result = self.check_answer(&pending).map_err(|_| broken())?;
+            if self.received_bytes == total {
+                self.received_bytes = 0;
+                self.answered += 1;
+                self.credits.give_back();
+                complete(Completion { tag: pending.tag, result });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_answer(&self, pending: &Pending) -> Result<Result<(), RequestError>, DataError> {
+        let header = ResponseHeader::decode(&self.response_headers[place_of(self.answered)])?;
+        if header.sequence != self.answered as u32 || header.payload_bytes as usize != pending.incoming_bytes() {
+            return Err(DataError::Sequence);
+        }
+        Ok(header.status.result())
+    }
+
+    fn missed_deadline(&self, now: Instant) -> bool {
+        self.answered < self.posted
+            && now.saturating_duration_since(self.pending[place_of(self.answered)].posted_at) > REQUEST_DEADLINE
+    }
+
+    /// Closes the socket, then ends every request in flight.
+    fn take_down(&mut self, complete: &mut dyn FnMut(Completion)) -> usize {
+        self.socket = None;
+        let ended = (self.posted - self.answered) as usize;
+        while self.answered < self.posted {
+            let tag = self.pending[place_of(self.answered)].tag;
+            self.answered += 1;
+            self.credits.give_back();
+            complete(Completion { tag, result: Err(RequestError::Down) });
+        }
+        self.sent = self.posted;
+        ended
+    }
+}
+
+impl QueuePair for TcpQueuePair {
+    fn post(&mut self, request: Request, now: Instant) -> Result<(), PostError> {
+        if self.is_down() {
+            return Err(PostError::Down);
+        }
+        let length = request.buffer.length_bytes as usize;
+        assert!(request.operation == Operation::Discard || length <= REQUEST_SIZE_BYTES_MAX, "a request is too long");
+        if !self.credits.take(request.priority) {
+            return Err(PostError::Busy);
+        }
+        let idle = self.answered == self.posted;
+        self.enqueue(&request, now);
+        // A lone request goes at once; the ones that follow it go together with the next poll.
+        if idle {
+            self.failed = self.flush().is_err();
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Instant, complete: &mut dyn FnMut(Completion)) -> usize {
+        if self.socket.is_none() {
+            return 0;
+        }
+        if self.failed || self.flush().is_err() {
+            return self.take_down(complete);
+        }
+        // Counted outside `receive`, which may complete some before it fails.
+        let mut ended = 0;
+        let outcome = self.receive(&mut |completion| {
+            ended += 1;
+            complete(completion);
+        });
+        if outcome.is_err() || self.missed_deadline(now) {
+            ended += self.take_down(complete);
+        }
+        ended
+    }
+
+    fn in_flight(&self) -> usize {
+        self.credits.held()
+    }
+
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Also while the socket has room, so that a caller who sleeps instead of polling is woken to send the rest.
+    fn wants_write(&self) -> bool {
+        self.sent < self.posted
+    }
+
+    fn is_down(&self) -> bool {
+        self.failed || self.socket.is_none()
+    }
+}
+
+fn place_of(sequence: u64) -> usize {
+    (sequence % QUEUE_DEPTH_MAX as u64) as usize
+}
+
+fn connected(socket: Option<&OwnedFd>) -> io::Result<BorrowedFd<'_>> {
+    socket.map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotConnected.into())
+}
+
+/// Without an allocation, since it is found on the page path; the connection goes down, and that is all its owner sees.
+fn broken() -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
+    use crate::wire::data::Status;
+    use crate::wire::preface::{self, Role};
+
+    const COUNT: usize = 4;
+
+    /// Answers `COUNT` discards, and returns their sequences.
+    fn donor(mut stream: UnixStream) -> Vec<u32> {
+        stream.read_exact(&mut [0; 40]).unwrap();
+        stream.write_all(&preface::encode(Role::Data)).unwrap();
+        stream.write_all(&[1]).unwrap();
+        let answer_one = |_| {
+            let mut bytes = [0; REQUEST_HEADER_BYTES];
+            stream.read_exact(&mut bytes).unwrap();
+            let sequence = RequestHeader::decode(&bytes).unwrap().sequence;
+            let answer = ResponseHeader { sequence, status: Status::Done, payload_bytes: 0 };
+            stream.write_all(&answer.encode()).unwrap();
+            sequence
+        };
+        (0..COUNT).map(answer_one).collect()
+    }
+
+    #[test]
+    fn sequences_wrap_after_four_billion_requests() {
+        let (borrower, peer) = UnixStream::pair().unwrap();
+        let donor = std::thread::spawn(|| donor(peer));
+        let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
+        let mut pair = TcpQueuePair::connect(borrower, SessionToken([0; 32]), pool).unwrap();
+        let start = u64::from(u32::MAX) - 1;
+        (pair.posted, pair.sent, pair.answered) = (start, start, start);
+        let now = Instant::now();
+        for tag in 0..COUNT as u32 {
+            let request = Request {
+                operation: Operation::Discard,
+                remote: RemoteAddress { slab: SlabHandle(0), offset_bytes: 0 },
+                buffer: BufferRange { offset_bytes: 0, length_bytes: PAGE_SIZE_BYTES as u32 },
+                tag: Tag(tag),
+                priority: Priority::Demand,
+            };
+            pair.post(request, now).unwrap();
+        }
+        let mut ended = Vec::new();
+        while ended.len() < COUNT {
+            pair.poll(now, &mut |completion| ended.push(completion));
+        }
+        assert!(ended.iter().all(|ended| ended.result == Ok(())), "{ended:?}");
+        assert_eq!(donor.join().unwrap(), [u32::MAX - 1, u32::MAX, 0, 1]);
+    }
+}

@@ -1,0 +1,173 @@
+//! Answers on their way to the borrower.
+//!
+//! Answers leave in the order of the requests, as many as fit with one system call. A read's payload leaves straight from
+//! the slab, so one call carries the payloads of one slab (its memory is held only during the call), with any answers
+//! without slab memory among them.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use spillway_sys::mapping::Mapping;
+use spillway_sys::vectored::{SendList, Wait};
+
+use super::serve::SlabDirectory;
+use crate::limits::{QUEUE_DEPTH_MAX, REQUEST_SIZE_BYTES_MAX};
+use crate::units::{RemoteAddress, SlabHandle};
+use crate::wire::data::{RESPONSE_HEADER_BYTES, RequestHeader, ResponseHeader, Status};
+
+/// What follows an answer's header.
+#[derive(Clone, Copy, Debug)]
+enum Payload {
+    None,
+    Slab(RemoteAddress),
+    /// In place of a slab that is not lent, so that the layout of the stream does not depend on it.
+    Zeroes,
+}
+
+#[derive(Debug)]
+struct Reply {
+    header: ResponseHeader,
+    encoded: [u8; RESPONSE_HEADER_BYTES],
+    payload: Payload,
+}
+
+impl Reply {
+    fn new(header: ResponseHeader, payload: Payload) -> Self {
+        Self { header, encoded: header.encode(), payload }
+    }
+
+    fn payload_bytes(&self) -> usize {
+        self.header.payload_bytes as usize
+    }
+
+    fn total_bytes(&self) -> usize {
+        RESPONSE_HEADER_BYTES + self.payload_bytes()
+    }
+
+    fn slab(&self) -> Option<SlabHandle> {
+        if let Payload::Slab(remote) = self.payload { Some(remote.slab) } else { None }
+    }
+
+    fn lies_outside(&self, memory: Option<&Mapping>) -> bool {
+        let Payload::Slab(remote) = self.payload else { return false };
+        memory.is_none_or(|memory| remote.offset_bytes as usize + self.payload_bytes() > memory.length())
+    }
+}
+
+/// The answers not yet sent, at most [`QUEUE_DEPTH_MAX`].
+#[derive(Debug)]
+pub(super) struct Replies {
+    waiting: VecDeque<Reply>,
+    /// Bytes of the first one that went.
+    sent_bytes: usize,
+    /// As many zeroes as the longest payload; never written, so without memory behind it.
+    zeroes: Mapping,
+}
+
+impl Replies {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            waiting: VecDeque::with_capacity(QUEUE_DEPTH_MAX),
+            sent_bytes: 0,
+            zeroes: Mapping::anonymous(REQUEST_SIZE_BYTES_MAX)?,
+        })
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.waiting.len() == QUEUE_DEPTH_MAX
+    }
+
+    /// Answers a write or a discard.
+    pub(super) fn push_status(&mut self, request: &RequestHeader, status: Status) {
+        let header = ResponseHeader { sequence: request.sequence, status, payload_bytes: 0 };
+        self.push(Reply::new(header, Payload::None));
+    }
+
+    /// Answers a read; whether its slab is lent is seen when it is sent.
+    pub(super) fn push_read(&mut self, request: &RequestHeader) {
+        let header =
+            ResponseHeader { sequence: request.sequence, status: Status::Done, payload_bytes: request.length_bytes };
+        self.push(Reply::new(header, Payload::Slab(request.remote)));
+    }
+
+    fn push(&mut self, reply: Reply) {
+        assert!(!self.is_full(), "requests are taken only while there is room for their answers");
+        self.waiting.push_back(reply);
+    }
+
+    /// Sends as much as the socket takes. Whether everything went.
+    pub(super) fn flush(&mut self, socket: BorrowedFd<'_>, slabs: &dyn SlabDirectory) -> io::Result<bool> {
+        while !self.waiting.is_empty() {
+            match self.send_run(socket, slabs) {
+                Ok(count) => self.note_sent(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// One system call for the first answers, up to the second slab among them.
+    fn send_run(&mut self, socket: BorrowedFd<'_>, slabs: &dyn SlabDirectory) -> io::Result<usize> {
+        let slab = self.waiting.iter().find_map(Reply::slab);
+        let run = self.waiting.iter().take_while(|reply| reply.slab().is_none() || reply.slab() == slab).count();
+        let Some(slab) = slab else { return self.send_with(run, None, socket) };
+        let mut sent = None;
+        slabs.with_slab(slab, &mut |memory| sent = Some(self.send_with(run, Some(memory), socket)));
+        sent.unwrap_or_else(|| self.send_with(run, None, socket))
+    }
+
+    /// Sends the first `run` answers, whose slab (if any) is `memory`.
+    fn send_with(&mut self, run: usize, memory: Option<&Mapping>, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        self.refuse_outside(run, memory)?;
+        let mut list = SendList::new();
+        let mut skip = self.sent_bytes;
+        for reply in self.waiting.iter().take(run) {
+            if list.room() < 2 {
+                break;
+            }
+            list.push_bytes(&reply.encoded[skip.min(RESPONSE_HEADER_BYTES)..]);
+            let gone = skip.saturating_sub(RESPONSE_HEADER_BYTES);
+            let left = reply.payload_bytes() - gone;
+            match (reply.payload, memory) {
+                (Payload::Slab(remote), Some(memory)) => {
+                    list.push_memory(memory, remote.offset_bytes as usize + gone, left);
+                }
+                (Payload::Zeroes, _) => list.push_memory(&self.zeroes, gone, left),
+                _ => {}
+            }
+            skip = 0;
+        }
+        list.send(socket, Wait::No)
+    }
+
+    /// Turns reads that cannot be served into refusals. One that is already on its way cannot be taken back: what follows
+    /// would be taken for its payload, so the connection ends.
+    fn refuse_outside(&mut self, run: usize, memory: Option<&Mapping>) -> io::Result<()> {
+        let started = self.sent_bytes > 0;
+        for (index, reply) in self.waiting.iter_mut().enumerate().take(run) {
+            if !reply.lies_outside(memory) {
+                continue;
+            }
+            if index == 0 && started {
+                return Err(io::Error::other("a slab was taken away while it was being read; its connection ends"));
+            }
+            let header = ResponseHeader { status: Status::NotLent, ..reply.header };
+            *reply = Reply::new(header, Payload::Zeroes);
+        }
+        Ok(())
+    }
+
+    fn note_sent(&mut self, count: usize) {
+        self.sent_bytes += count;
+        while let Some(first) = self.waiting.front() {
+            if self.sent_bytes < first.total_bytes() {
+                return;
+            }
+            self.sent_bytes -= first.total_bytes();
+            self.waiting.pop_front();
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The donor's end of a data connection: a thread that carries out requests until the connection ends.
+//!
+//! One turn takes everything that has arrived, answers it with as few system calls as possible, and receives more. While
+//! answers are stuck because the borrower's side is full, requests are still taken until the answers fill their queue; then
+//! only sending is waited for. The borrower never stops receiving, so the two cannot wait for each other.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use rustix::event::PollFlags;
+use rustix::net::sockopt;
+use spillway_sys::mapping::Mapping;
+use spillway_sys::vectored::Wait;
+
+use super::handshake;
+use super::intake::Intake;
+use super::replies::Replies;
+use crate::completion::{HybridWait, Step};
+use crate::limits::STOP_CHECK_INTERVAL;
+use crate::units::SlabHandle;
+
+/// The slabs that one session may use.
+pub trait SlabDirectory: Send + Sync {
+    /// Calls `use_memory` once with the memory of `slab`, which stays lent during the call, and returns true; false,
+    /// without a call, if it is not lent. The call is short: it never waits for the peer.
+    fn with_slab(&self, slab: SlabHandle, use_memory: &mut dyn FnMut(&Mapping)) -> bool;
+}
+
+/// Accepts a data connection whose token was found (see [`receive_token`](super::receive_token)) and serves it until the
+/// borrower closes it or `stop` is set. A broken or lost connection is an error; its socket is closed in any case.
+pub fn serve(stream: impl Into<OwnedFd>, slabs: &dyn SlabDirectory, stop: &AtomicBool) -> io::Result<()> {
+    let socket = stream.into();
+    handshake::tune(socket.as_fd())?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(STOP_CHECK_INTERVAL))?;
+    handshake::accept_token(socket.as_fd())?;
+    let mut connection =
+        Connection { socket, slabs, intake: Intake::new(), replies: Replies::new()?, wait: HybridWait::new() };
+    while !stop.load(Ordering::Relaxed) {
+        if connection.turn()? == Turn::Closed {
+            return connection.closed();
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Continue,
+    Closed,
+}
+
+struct Connection<'a> {
+    socket: OwnedFd,
+    slabs: &'a dyn SlabDirectory,
+    intake: Intake,
+    replies: Replies,
+    wait: HybridWait,
+}
+
+impl Connection<'_> {
+    fn turn(&mut self) -> io::Result<Turn> {
+        self.intake.digest(self.slabs, &mut self.replies)?;
+        let was_full = self.replies.is_full();
+        let flushed = self.replies.flush(self.socket.as_fd(), self.slabs)?;
+        match (flushed, was_full) {
+            // Staging may hold more requests.
+            (true, true) => Ok(Turn::Continue),
+            (true, false) if self.intake.is_inside_write() => self.receive_now_or_wait(PollFlags::IN),
+            (true, false) => self.receive_spinning(),
+            (false, _) if self.replies.is_full() || was_full => {
+                handshake::wait_ready(self.socket.as_fd(), PollFlags::OUT, STOP_CHECK_INTERVAL)?;
+                Ok(Turn::Continue)
+            }
+            (false, _) => self.receive_now_or_wait(PollFlags::IN | PollFlags::OUT),
+        }
+    }
+
+    /// Receives what is there; if nothing is, waits for `flags`.
+    fn receive_now_or_wait(&mut self, flags: PollFlags) -> io::Result<Turn> {
+        if let Some(turn) = self.receive(Wait::No)? {
+            return Ok(turn);
+        }
+        handshake::wait_ready(self.socket.as_fd(), flags, STOP_CHECK_INTERVAL)?;
+        Ok(Turn::Continue)
+    }
+
+    /// Nothing to send and nothing begun: spins while a burst lasts, then sleeps in the receive itself.
+    fn receive_spinning(&mut self) -> io::Result<Turn> {
+        let mut step = self.wait.begin(Instant::now());
+        while step == Step::Spin {
+            if let Some(turn) = self.receive(Wait::No)? {
+                self.wait.arrived(Instant::now());
+                return Ok(turn);
+            }
+            step = self.wait.next(Instant::now());
+        }
+        Ok(self.receive(Wait::ForSome)?.unwrap_or(Turn::Continue))
+    }
+
+    /// One receive; `None` when nothing was there.
+    fn receive(&mut self, wait: Wait) -> io::Result<Option<Turn>> {
+        match self.intake.receive(self.socket.as_fd(), self.slabs, wait) {
+            Ok(0) => Ok(Some(Turn::Closed)),
+            Ok(_) => Ok(Some(Turn::Continue)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Some(Turn::Continue)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The borrower closed: cleanly only between two requests.
+    fn closed(&self) -> io::Result<()> {
+        if self.intake.is_between_requests() {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the borrower's connection ended inside a request"))
+    }
+}

@@ -1,0 +1,109 @@
+//! What a process that serves page-outs asks of the kernel, so that it never waits for the memory it frees.
+//!
+//! Each step reports what it achieved; whether a failure matters is the caller's decision. [`set_input_output_flusher`] must
+//! come before the first thread is started: threads inherit it, and it cannot be given to a thread that runs.
+
+use std::fs;
+use std::hint::black_box;
+use std::io;
+
+/// `linux/prctl.h`.
+const PR_SET_IO_FLUSHER: libc::c_int = 57;
+const PR_GET_IO_FLUSHER: libc::c_int = 58;
+
+/// The score of a process that the kernel never kills for memory (`linux/oom.h`).
+const OOM_SCORE_ADJUSTMENT_MIN: i32 = -1000;
+
+/// Bytes touched by one step of [`prefault_stack`].
+const STACK_STEP_BYTES: usize = 4096;
+
+/// Locks all memory that the process has and will have. With `on_fault` pages are locked when first touched instead of
+/// made present at once: for address space much larger than what is used of it.
+pub fn lock_all_memory(on_fault: bool) -> io::Result<()> {
+    let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | if on_fault { libc::MCL_ONFAULT as libc::c_int } else { 0 };
+    // SAFETY: mlockall changes no content and takes no pointer.
+    check(unsafe { libc::mlockall(flags) }).map_err(|error| {
+        io::Error::new(
+            error.kind(),
+            format!("cannot lock memory ({error}); run as root, or raise the limit (LimitMEMLOCK=infinity)"),
+        )
+    })
+}
+
+/// Marks this thread, and those it starts from now on, as part of the block layer: their allocations never wait for I/O.
+pub fn set_input_output_flusher() -> io::Result<()> {
+    // SAFETY: PR_SET_IO_FLUSHER takes one flag and three zeroes.
+    check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1_u64, 0_u64, 0_u64, 0_u64) }).map_err(|error| {
+        io::Error::new(
+            error.kind(),
+            format!("cannot become an I/O flusher ({error}); it takes Linux 5.6 and CAP_SYS_RESOURCE"),
+        )
+    })
+}
+
+/// Whether this thread is marked by [`set_input_output_flusher`].
+pub fn is_input_output_flusher() -> bool {
+    // SAFETY: PR_GET_IO_FLUSHER takes four zeroes and returns the flag.
+    unsafe { libc::prctl(PR_GET_IO_FLUSHER, 0_u64, 0_u64, 0_u64, 0_u64) == 1 }
+}
+
+/// Keeps the kernel from killing this process when memory runs out: killing it would lose the pages it holds.
+pub fn avoid_out_of_memory_kill() -> io::Result<()> {
+    set_out_of_memory_adjustment(OOM_SCORE_ADJUSTMENT_MIN)
+}
+
+/// Sets this process's adjustment; children inherit it, so programs that are started for the user set theirs back to 0.
+pub fn set_out_of_memory_adjustment(adjustment: i32) -> io::Result<()> {
+    fs::write("/proc/self/oom_score_adj", adjustment.to_string())
+}
+
+/// Makes `depth_bytes` (and some more, without optimisation up to twice as much) of the calling thread's stack present, so that
+/// no later call has to wait for a page. The caller makes sure that the stack is large enough.
+pub fn prefault_stack(depth_bytes: usize) {
+    let mut step = [0_u8; STACK_STEP_BYTES];
+    black_box(&mut step);
+    if depth_bytes > STACK_STEP_BYTES {
+        prefault_stack(depth_bytes - STACK_STEP_BYTES);
+    }
+    // Used after the call, so that the array stays on the stack during it.
+    black_box(&step);
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kibibytes of a field of `/proc/thread-self/status`.
+    fn status_kib(field: &str) -> u64 {
+        let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with(field)).expect("the kernel has the field");
+        line.split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_flusher_thread_hands_it_to_the_threads_it_starts() {
+        let inherited = std::thread::spawn(|| {
+            assert!(!is_input_output_flusher());
+            let set = set_input_output_flusher();
+            let inherited = std::thread::spawn(is_input_output_flusher).join().unwrap();
+            assert_eq!(set.is_ok(), is_input_output_flusher());
+            assert_eq!(set.is_ok(), inherited);
+        });
+        inherited.join().unwrap();
+        assert!(!is_input_output_flusher(), "other threads are left alone");
+    }
+
+    #[test]
+    fn a_prefaulted_stack_is_present() {
+        let thread = std::thread::Builder::new().stack_size(8 << 20).spawn(|| {
+            let before = status_kib("VmRSS:");
+            prefault_stack(4 << 20);
+            assert!(status_kib("VmRSS:") >= before + 3 * 1024, "the stack's pages are present");
+        });
+        thread.unwrap().join().unwrap();
+    }
+}

@@ -1,0 +1,110 @@
+//! Which process is meant: its number and the time it started, because numbers are reused.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::str::FromStr;
+
+/// A process of this machine since it booted. Displays as `PID.START`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProcessIdentity {
+    /// Its number.
+    pub pid: u32,
+    /// When it started, in clock ticks since the machine booted (`/proc/PID/stat`, field 22).
+    pub start_ticks: u64,
+}
+
+/// A text that names no process.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is not PID.START")]
+pub struct ParseIdentityError(String);
+
+impl ProcessIdentity {
+    /// This process.
+    pub fn current() -> io::Result<Self> {
+        Self::of(std::process::id())?
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "/proc does not show this process; mount it"))
+    }
+
+    /// The process that has the number `pid` now; `None` without one, and for one that has ended and was not waited for.
+    pub fn of(pid: u32) -> io::Result<Option<Self>> {
+        match fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Ok(stat) => Ok(parse_stat(&stat).map(|start_ticks| Self { pid, start_ticks })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            // A process that ends between open and read.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether it still runs.
+    pub fn is_alive(self) -> io::Result<bool> {
+        Ok(Self::of(self.pid)? == Some(self))
+    }
+}
+
+/// The start time in a line of `/proc/PID/stat`, unless it tells of a dead process. The name (field 2) may hold spaces and
+/// parentheses, so fields are counted from the last one.
+fn parse_stat(stat: &str) -> Option<u64> {
+    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X" | "x") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+impl fmt::Display for ProcessIdentity {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}.{}", self.pid, self.start_ticks)
+    }
+}
+
+impl FromStr for ProcessIdentity {
+    type Err = ParseIdentityError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdentityError> {
+        let error = || ParseIdentityError(text.to_owned());
+        let (pid, start_ticks) = text.split_once('.').ok_or_else(error)?;
+        Ok(Self { pid: pid.parse().map_err(|_| error())?, start_ticks: start_ticks.parse().map_err(|_| error())? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_alive_and_its_name_survives_a_round_trip() {
+        let me = ProcessIdentity::current().unwrap();
+        assert!(me.is_alive().unwrap());
+        assert_eq!(me.to_string().parse::<ProcessIdentity>().unwrap(), me);
+        let earlier = ProcessIdentity { start_ticks: me.start_ticks - 1, ..me };
+        assert!(!earlier.is_alive().unwrap(), "another process with the same number is not the same");
+    }
+
+    #[test]
+    fn a_process_that_ended_is_not_alive_even_before_it_was_waited_for() {
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let identity = ProcessIdentity::of(child.id()).unwrap().expect("cat waits for its input");
+        drop(child.stdin.take());
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while identity.is_alive().unwrap() {
+            assert!(std::time::Instant::now() < deadline, "cat did not end");
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(!identity.is_alive().unwrap());
+    }
+
+    #[test]
+    fn odd_names_do_not_shift_the_fields() {
+        let tail = "1 ".repeat(18);
+        assert_eq!(parse_stat(&format!("7 (a) b (c) S {tail}4242 0")), Some(4242));
+        assert_eq!(parse_stat(&format!("7 (gone) Z {tail}4242 0")), None);
+        assert_eq!(parse_stat("7 (short) S 1"), None);
+        for text in ["", "7", "7.", ".7", "7.x", "-7.1"] {
+            assert!(text.parse::<ProcessIdentity>().is_err(), "{text}");
+        }
+    }
+}
