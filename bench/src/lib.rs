@@ -8,12 +8,14 @@
 //!
 //! - [`harness`]: other programs and kernel resources, always put back.
 //! - [`studies`]: what is compared with what; [`runner`] runs them and writes their results.
+//! - [`demo`]: what `make demo` shows.
 //!
 //! [`size`] and [`limits`] serve all of them.
 
 #![forbid(unsafe_code)]
 
 pub mod checksum;
+pub mod demo;
 pub mod harness;
 pub mod limits;
 pub mod machine;

@@ -16,6 +16,9 @@ pub const TOOL_DEADLINE: Duration = Duration::from_secs(30);
 /// `swapoff` reads everything back: at 20 MB/s, a slow disk's random reads, 2 GiB take 100 s.
 pub const SWAP_OFF_DEADLINE: Duration = Duration::from_secs(180);
 
+/// How long to wait until another run of this program has turned its swap area off: as long as that may take.
+pub const SWAP_LOCK_DEADLINE: Duration = SWAP_OFF_DEADLINE;
+
 /// How long a program of ours may take to end after SIGTERM before it gets SIGKILL. `spillway run` detaches its device
 /// meanwhile, which reads pages back if the program still holds some.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(30);

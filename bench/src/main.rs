@@ -6,10 +6,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use spillway_bench::demo::{self, DemoSettings, redis_job};
+use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::interrupt::Interrupt;
 use spillway_bench::runner::{self, RunSettings};
 use spillway_bench::size::Size;
 use spillway_bench::workloads::{self, WorkloadSettings};
+
+/// The status of a program that Ctrl-C ended, as shells give it: 128 and the number of SIGINT.
+const INTERRUPTED: u8 = 130;
 
 /// Workloads and side-by-side comparisons for Spillway.
 #[derive(Debug, Parser)]
@@ -25,6 +30,37 @@ enum Command {
     Workload(WorkloadArguments),
     /// Runs studies that compare Spillway with its peers, and writes results as JSON, tables and plots. Needs root.
     Run(RunArguments),
+    /// Shows real programs with part of their memory lent, in about two minutes. Needs root.
+    Demo(DemoArguments),
+    /// Redis under test as one program; part of the demo
+    #[command(name = "redis-job", hide = true)]
+    RedisJob(RedisArguments),
+}
+
+#[derive(Debug, clap::Args)]
+struct DemoArguments {
+    /// Small inputs: to see in seconds that all works.
+    #[arg(long)]
+    quick: bool,
+    /// Only this program; repeat it for more. A wrong name lists them.
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// The product's binary [default: beside this one]
+    #[arg(long, value_name = "FILE")]
+    spillway: Option<PathBuf>,
+    /// Where files go; must be on a disk [default: /var/tmp or another usual place]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct RedisArguments {
+    /// Memory of the values
+    #[arg(long)]
+    size: Size,
+    /// Where the saved file goes
+    #[arg(long)]
+    directory: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -84,16 +120,31 @@ fn run(arguments: RunArguments) -> Result<(), Box<dyn std::error::Error>> {
     Ok(runner::run(&settings, &Interrupt::on_signals()?)?)
 }
 
+fn demo(arguments: DemoArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let DemoArguments { quick, only, spillway, directory } = arguments;
+    let settings = DemoSettings { quick, only, spillway, directory };
+    Ok(demo::run(&settings, &Interrupt::on_signals()?)?)
+}
+
+fn redis(arguments: &RedisArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let settings = redis_job::settings(arguments.size, arguments.directory.as_deref());
+    print!("{}", redis_job::run(&settings, &Interrupt::on_signals()?)?);
+    Ok(())
+}
+
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Workload(arguments) => workload(&arguments),
         Command::Run(arguments) => run(arguments),
+        Command::Demo(arguments) => demo(arguments),
+        Command::RedisJob(arguments) => redis(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("spillway-bench: {error}");
-            ExitCode::FAILURE
+            let interrupted = error.downcast_ref::<HarnessError>().is_some_and(HarnessError::is_interrupt);
+            if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
         }
     }
 }

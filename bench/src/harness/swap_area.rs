@@ -1,22 +1,34 @@
 //! Swap that is on for as long as a value lives.
 //!
-//! Invariants: one area of ours is on at a time, so a page can only have gone to the device that is measured; its priority
-//! is above that of any other area; a file in memory is never swapped to.
+//! Invariants: one area of ours is on at a time on this machine, so a page can only have gone to the device that is
+//! measured (a lock on a file makes other runs of this program wait); its priority is above that of any other area; a file
+//! in memory is never swapped to.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::interrupt::Interrupt;
 use super::{HarnessError, storage, tool};
-use crate::limits::{SWAP_OFF_DEADLINE, SWAP_PRIORITY};
+use crate::limits::{SWAP_LOCK_DEADLINE, SWAP_OFF_DEADLINE, SWAP_PRIORITY};
 
-/// Whether an area of ours is on.
-static ON: AtomicBool = AtomicBool::new(false);
+/// Locked while an area of ours is on. Any place that all runs share and that root may write to will do.
+const LOCK_FILE: &str = "/run/spillway-bench.lock";
 
 /// A swap area that is on.
 #[derive(Debug)]
 pub struct SwapArea {
     path: PathBuf,
+    // Closing the file, after the area is off, unlocks it.
+    _lock: File,
+}
+
+fn lock(path: &Path, limit: Duration, interrupt: &Interrupt) -> Result<File, HarnessError> {
+    let what = format!("opening {}, as root", path.display());
+    let mut options = File::options();
+    let file = options.create(true).append(true).open(path).map_err(HarnessError::system(what))?;
+    interrupt.poll("waiting for another run's swap area", limit, || file.try_lock().ok())?;
+    Ok(file)
 }
 
 impl SwapArea {
@@ -25,11 +37,8 @@ impl SwapArea {
         if path.is_file() {
             storage::on_disk(path.parent().unwrap_or(Path::new("/")))?;
         }
-        if ON.swap(true, Ordering::SeqCst) {
-            return Err(HarnessError::failed("swapon", "another swap area of this run is on"));
-        }
         // From here on the value exists, so that a failure turns off what may be on.
-        let area = Self { path: path.to_owned() };
+        let area = Self { _lock: lock(Path::new(LOCK_FILE), SWAP_LOCK_DEADLINE, interrupt)?, path: path.to_owned() };
         tool::run("mkswap", [path], interrupt)?;
         let priority = SWAP_PRIORITY.to_string();
         tool::run("swapon", ["--priority".as_ref(), priority.as_ref(), path.as_os_str()], interrupt)?;
@@ -50,7 +59,6 @@ impl Drop for SwapArea {
         {
             eprintln!("spillway-bench: {error}; run: swapoff {}", self.path.display());
         }
-        ON.store(false, Ordering::SeqCst);
     }
 }
 
@@ -67,16 +75,20 @@ mod tests {
 
     #[test]
     fn only_one_at_a_time_and_a_failure_frees_the_place() {
-        let interrupt = Interrupt::never();
-        let nothing = Path::new("/nonexistent/swap");
+        let (interrupt, file) = (Interrupt::never(), tempfile::NamedTempFile::new().unwrap());
+        let first = lock(file.path(), Duration::ZERO, &interrupt).unwrap();
+        let error = lock(file.path(), Duration::ZERO, &interrupt).unwrap_err().to_string();
+        assert!(error.contains("another run"), "{error}");
+        drop(first);
+        assert!(lock(file.path(), Duration::ZERO, &interrupt).is_ok());
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_an_error_each_time() {
         for _ in 0..2 {
-            let error = SwapArea::on(nothing, &interrupt).unwrap_err().to_string();
-            assert!(!error.contains("another"), "{error}");
+            let error = SwapArea::on(Path::new("/nonexistent/swap"), &Interrupt::never()).unwrap_err().to_string();
+            assert!(error.contains("mkswap") || error.contains("as root"), "{error}");
         }
-        ON.store(true, Ordering::SeqCst);
-        let error = SwapArea::on(nothing, &interrupt).unwrap_err().to_string();
-        ON.store(false, Ordering::SeqCst);
-        assert!(error.contains("another"), "{error}");
     }
 
     #[test]

@@ -1,0 +1,197 @@
+//! `make demo`: real programs with part of their memory lent, in about two minutes.
+//!
+//! Three donors are started. Each program runs once with all memory local, which gives its working set, its time and the
+//! output that all later runs must repeat byte by byte; then with 100, 75, 50 and 25 % of the working set local, the rest
+//! with the donors, and again over disk swap under the same limit. One donor is killed in the middle of one run.
+//!
+//! - [`programs`]: what runs; [`text`] makes its input from the machine's own documents, [`redis_job`] drives Redis,
+//!   [`resp`] speaks its protocol.
+//! - [`compare`]: counts wrong bytes while a program still prints; [`trial`]: one run somewhere.
+//! - [`progress`]: the line that lives; [`report`]: the table at the end.
+//!
+//! Invariant: whatever happens, Ctrl-C included, everything that was started or attached here ends with this program.
+
+pub mod compare;
+pub mod programs;
+pub mod progress;
+pub mod redis_job;
+pub mod report;
+pub mod resp;
+pub mod text;
+pub mod trial;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use self::programs::DemoProgram;
+use self::progress::Progress;
+use self::report::{Report, Row};
+use self::trial::{AllLocal, Kill, Trials};
+use crate::harness::HarnessError;
+use crate::harness::interrupt::Interrupt;
+use crate::harness::spillway::Spillway;
+use crate::harness::storage::PrivateDirectory;
+use crate::harness::subject::Workshop;
+use crate::size::{MIB, Size};
+
+/// The shares of the working set that fit local memory.
+const SHARES_PERCENT: [u64; 4] = [100, 75, 50, 25];
+
+/// Donors at the start.
+const DONORS: usize = 3;
+
+/// The run in which a donor is killed.
+const KILL_IN: (&str, u64) = ("numpy", 50);
+
+/// How large the inputs are, and how long disk swap may be waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scale {
+    /// Bytes of text to sort.
+    pub text: Size,
+    /// Working set of the numpy job.
+    pub numpy: Size,
+    /// Values held by Redis.
+    pub redis: Size,
+    /// Integers to sort.
+    pub quicksort: Size,
+    /// A run over disk swap is ended after so long, or after [`DISK_PATIENCE`] times what Spillway took if that is longer.
+    pub disk_seconds_min: u64,
+}
+
+/// A run over disk swap that takes this many times as long as over Spillway has shown what there is to see.
+pub const DISK_PATIENCE: f64 = 1.5;
+
+impl Scale {
+    /// For two minutes in all: a page that was moved costs 20 to 40 us each way on the development machine.
+    pub const FULL: Self = Self {
+        text: Size(200 * MIB),
+        numpy: Size(96 * MIB),
+        redis: Size(64 * MIB),
+        quicksort: Size(96 * MIB),
+        disk_seconds_min: 2,
+    };
+    /// To see in seconds that all works.
+    pub const QUICK: Self = Self {
+        text: Size(12 * MIB),
+        numpy: Size(24 * MIB),
+        redis: Size(8 * MIB),
+        quicksort: Size(12 * MIB),
+        disk_seconds_min: 1,
+    };
+}
+
+/// What to show, and with what.
+#[derive(Clone, Debug)]
+pub struct DemoSettings {
+    /// Small inputs.
+    pub quick: bool,
+    /// Only these programs; all without any.
+    pub only: Vec<String>,
+    /// The product's binary; looked for beside this one without.
+    pub spillway: Option<PathBuf>,
+    /// Where files go; must be on a disk.
+    pub directory: Option<PathBuf>,
+}
+
+/// Shows it. An error when a run failed or an output was wrong.
+pub fn run(settings: &DemoSettings, interrupt: &Interrupt) -> Result<(), HarnessError> {
+    let start = Instant::now();
+    let scale = if settings.quick { Scale::QUICK } else { Scale::FULL };
+    let directory = PrivateDirectory::on_disk(settings.directory.as_deref())?;
+    let spillway = Spillway::find(settings.spillway.as_deref(), directory.path())?;
+    let shop = Workshop { interrupt: interrupt.clone(), spillway: Ok(spillway), directory };
+    let progress = Progress::on_stderr();
+    let mut report = Report::default();
+    let outcome = show(settings, &shop, scale, &progress, &mut report);
+    // The table so far is worth seeing after an interrupt too.
+    if !report.is_empty() {
+        println!("\n{}", report.text());
+        println!("{:.0} seconds in all.", start.elapsed().as_secs_f64());
+    }
+    outcome?;
+    report.verdict()
+}
+
+fn show(
+    settings: &DemoSettings,
+    shop: &Workshop,
+    scale: Scale,
+    progress: &Progress,
+    report: &mut Report,
+) -> Result<(), HarnessError> {
+    let mut trials = Trials::start(shop, scale, progress, DONORS)?;
+    for name in programs::choose(&settings.only)? {
+        let prepared = progress.step(&format!("{name}: preparing its input"), || programs::prepare(name, shop, scale));
+        let outcome = prepared.and_then(|program| show_program(&program, &mut trials, report));
+        match outcome {
+            Err(error) if error.is_interrupt() => return Err(error),
+            Err(error) => {
+                progress.note(&format!("{name}: left out: {error}"));
+                report.left_out(name, &error);
+            }
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}
+
+fn show_program(program: &DemoProgram, trials: &mut Trials<'_>, report: &mut Report) -> Result<(), HarnessError> {
+    let reference = trials.all_local(program)?;
+    for percent in SHARES_PERCENT {
+        let row = show_share(program, trials, &reference, percent);
+        match row {
+            Ok(row) => report.push(row),
+            Err(error) if error.is_interrupt() => return Err(error),
+            Err(error) => report.failed(program.name, percent, &error),
+        }
+    }
+    Ok(())
+}
+
+fn show_share(
+    program: &DemoProgram,
+    trials: &mut Trials<'_>,
+    reference: &AllLocal,
+    percent: u64,
+) -> Result<Row, HarnessError> {
+    let local = reference.footprint.percent(percent);
+    let kill = if (program.name, percent) == KILL_IN { Kill::InTheMiddle } else { Kill::None };
+    let lent = trials.over_spillway(program, reference, (percent, local), kill)?;
+    let disk = trials.over_disk(program, reference, (percent, local), Duration::from_secs_f64(lent.seconds))?;
+    Ok(Row { program: program.name.to_owned(), percent, local, all_local_seconds: reference.seconds, lent, disk })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_killed_run_is_one_of_those_shown() {
+        assert!(programs::NAMES.contains(&KILL_IN.0) && SHARES_PERCENT.contains(&KILL_IN.1));
+    }
+
+    #[test]
+    fn the_quick_scale_is_smaller_in_everything() {
+        let (full, quick) = (Scale::FULL, Scale::QUICK);
+        assert!(quick.text < full.text && quick.numpy < full.numpy);
+        assert!(quick.redis < full.redis && quick.quicksort < full.quicksort);
+    }
+
+    #[test]
+    fn without_the_product_it_says_so_and_leaves_nothing() {
+        let parent = tempfile::tempdir_in("/var/tmp").unwrap();
+        let settings = DemoSettings {
+            quick: true,
+            only: Vec::new(),
+            spillway: Some("/nonexistent/spillway".into()),
+            directory: Some(parent.path().to_owned()),
+        };
+        if crate::harness::tool::find("spillway").is_some() {
+            println!("left out: a spillway is installed on this machine");
+            return;
+        }
+        let error = run(&settings, &Interrupt::never()).unwrap_err().to_string();
+        assert!(error.contains("--spillway"), "{error}");
+        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+}

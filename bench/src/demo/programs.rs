@@ -1,0 +1,188 @@
+//! The demo's programs and their input. Each is one command whose standard output depends on its input only.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::{Scale, text};
+use crate::harness::subject::Workshop;
+use crate::harness::{HarnessError, tool};
+use crate::size::Size;
+use crate::studies::program_run::own_program;
+
+/// All programs in the order of their runs.
+pub const NAMES: [&str; 4] = ["quicksort", "numpy", "sort", "redis"];
+
+/// The seed of all inputs.
+const SEED: u64 = 7;
+
+/// Bytes that the numpy job holds for each number: the numbers, their sorted copy, and the copy's running sum.
+const NUMPY_BYTES_PER_NUMBER: u64 = 24;
+
+/// Sorts, sums up and samples random numbers; prints digests of parts of the results.
+const NUMPY_SCRIPT: &str = "
+import hashlib, sys
+import numpy as np
+count = int(sys.argv[1])
+random = np.random.default_rng(7)
+numbers = random.random(count)
+ordered = np.sort(numbers)
+sums = np.cumsum(ordered)
+places = random.integers(0, count, count // 64)
+print('sample', repr(float(numbers[places].sum())))
+for name, array in (('numbers', numbers), ('ordered', ordered), ('sums', sums)):
+    for part in np.array_split(array, 16):
+        print(name, hashlib.sha256(part).hexdigest())
+assert (ordered[1:] >= ordered[:-1]).all()
+";
+
+/// A program that is ready to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DemoProgram {
+    /// Its name in the table.
+    pub name: &'static str,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    environment: Vec<(&'static str, &'static str)>,
+}
+
+impl DemoProgram {
+    /// It as a command.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).envs(self.environment.iter().copied());
+        command
+    }
+}
+
+/// The names that `only` asks for, in the order of [`NAMES`].
+pub fn choose(only: &[String]) -> Result<Vec<&'static str>, HarnessError> {
+    if let Some(unknown) = only.iter().find(|name| !NAMES.contains(&name.as_str())) {
+        let names = NAMES.join(", ");
+        return Err(HarnessError::Missing(format!(
+            "there is no program '{unknown}' in the demo; choose from: {names}"
+        )));
+    }
+    Ok(NAMES.into_iter().filter(|name| only.is_empty() || only.iter().any(|one| one == name)).collect())
+}
+
+/// Makes the input of program `name`.
+pub fn prepare(name: &'static str, shop: &Workshop, scale: Scale) -> Result<DemoProgram, HarnessError> {
+    shop.interrupt.check()?;
+    match name {
+        "sort" => sort(shop, scale.text),
+        "numpy" => numpy(shop, scale.numpy),
+        "redis" => redis(shop, scale.redis),
+        _ => quicksort(scale.quicksort),
+    }
+}
+
+fn program(name: &'static str, program: PathBuf, arguments: impl IntoIterator<Item = OsString>) -> DemoProgram {
+    DemoProgram { name, program, arguments: arguments.into_iter().collect(), environment: Vec::new() }
+}
+
+/// The whole text fits the buffer, so that it is sorted in memory rather than in pieces on disk.
+fn sort(shop: &Workshop, size: Size) -> Result<DemoProgram, HarnessError> {
+    let file = shop.directory.path().join("text");
+    text::write(&file, &text::corpus()?, size, SEED)?;
+    let buffer = format!("--buffer-size={}", size.0 * 2);
+    let arguments = [OsString::from(buffer), "--parallel=1".into(), file.into()];
+    let plain = program("sort", tool::need("sort")?, arguments);
+    Ok(DemoProgram { environment: vec![("LC_ALL", "C")], ..plain })
+}
+
+fn numpy(shop: &Workshop, size: Size) -> Result<DemoProgram, HarnessError> {
+    let has_numpy = |python: &PathBuf| {
+        let mut command = Command::new(python);
+        tool::run_command(command.args(["-c", "import numpy"]), crate::limits::START_DEADLINE, &shop.interrupt).is_ok()
+    };
+    let pythons = tool::find("python3").into_iter().chain([PathBuf::from("/usr/bin/python3")]);
+    let python = pythons.filter(|python| python.is_file()).find(has_numpy);
+    let python = python.ok_or_else(|| {
+        HarnessError::Missing("Python with numpy is not installed; on Debian: apt install python3-numpy".to_owned())
+    })?;
+    let count = size.0 / NUMPY_BYTES_PER_NUMBER;
+    Ok(program("numpy", python, ["-c".into(), NUMPY_SCRIPT.into(), count.to_string().into()]))
+}
+
+fn redis(shop: &Workshop, size: Size) -> Result<DemoProgram, HarnessError> {
+    tool::need("redis-server")?;
+    tool::need("redis-benchmark")?;
+    let directory = shop.directory.path().as_os_str().to_owned();
+    let size = OsString::from(size.to_string());
+    let arguments = ["redis-job".into(), "--size".into(), size, "--directory".into(), directory];
+    Ok(program("redis", own_program()?, arguments))
+}
+
+fn quicksort(size: Size) -> Result<DemoProgram, HarnessError> {
+    let arguments = ["workload", "quicksort", "--size", &size.to_string(), "--seed", &SEED.to_string()];
+    Ok(program("quicksort", own_program()?, arguments.map(OsString::from)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::harness::interrupt::Interrupt;
+    use crate::studies::tests::context;
+
+    fn output(program: &DemoProgram) -> String {
+        tool::run_command(&mut program.command(), Duration::from_secs(60), &Interrupt::never()).unwrap()
+    }
+
+    fn tiny() -> Scale {
+        Scale {
+            text: Size(200_000),
+            numpy: Size(240_000),
+            redis: Size(100_000),
+            quicksort: Size(100_000),
+            ..Scale::QUICK
+        }
+    }
+
+    #[test]
+    fn programs_are_chosen_in_their_order() {
+        assert_eq!(choose(&[]).unwrap(), NAMES);
+        assert_eq!(choose(&["redis".to_owned(), "sort".to_owned()]).unwrap(), ["sort", "redis"]);
+        assert!(choose(&["doom".to_owned()]).unwrap_err().to_string().contains("quicksort"));
+    }
+
+    #[test]
+    fn each_program_repeats_its_output() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = context(directory.path(), 1);
+        for name in ["sort", "numpy"] {
+            match prepare(name, &context.shop, tiny()) {
+                Ok(program) => {
+                    let first = output(&program);
+                    assert!(!first.is_empty());
+                    assert_eq!(first, output(&program), "{name}");
+                }
+                Err(error) => println!("left out: {name}: {error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_sorted_text_is_sorted() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = context(directory.path(), 1);
+        let Ok(program) = prepare("sort", &context.shop, tiny()) else {
+            println!("left out: no documents");
+            return;
+        };
+        let text = output(&program);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.len() > 50 && lines.windows(2).all(|pair| pair[0].as_bytes() <= pair[1].as_bytes()));
+    }
+
+    #[test]
+    fn an_interrupt_prepares_nothing() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = context(directory.path(), 1);
+        context.shop.interrupt.raise();
+        assert!(prepare("sort", &context.shop, tiny()).unwrap_err().is_interrupt());
+        assert!(!context.shop.directory.path().join("text").exists());
+    }
+}

@@ -1,0 +1,246 @@
+//! Redis under test, as one program: loads values that are known, runs `redis-benchmark`, saves in the background while
+//! values change (fork, and copies of what is written meanwhile), reads every value back, checks the saved file, and ends.
+//!
+//! Being one program, it runs under `spillway run` like any other: the server is its child and shares its budget.
+//!
+//! Invariant: what it prints depends on size and seed only; rates go to standard error.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::resp::{Client, Reply};
+use crate::checksum::Ordered;
+use crate::harness::interrupt::Interrupt;
+use crate::harness::process::{Collected, Running, bound};
+use crate::harness::storage::PrivateDirectory;
+use crate::harness::{HarnessError, tool};
+use crate::limits::{PROGRAM_DEADLINE, START_DEADLINE};
+use crate::random::word_at;
+use crate::size::Size;
+
+/// Bytes of a value.
+const VALUE_BYTES: u64 = 1024;
+
+/// What Redis takes for a value of that size with its key, measured with `MEMORY USAGE`: 1024 + 17 for the key + 90 for
+/// entry, object and rounding.
+const ENTRY_BYTES: u64 = 1152;
+
+/// Commands sent before their replies are read: `redis-cli --pipe` works alike.
+const PIPELINE: u64 = 500;
+
+/// While the file is saved, one value in so many is overwritten.
+const OVERWRITE_STEP: usize = 8;
+
+/// Values whose digest is printed as one line.
+const VALUES_PER_LINE: u64 = 1000;
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub struct RedisSettings {
+    /// Memory of the values, about.
+    pub size: Size,
+    /// Fixes the values.
+    pub seed: u64,
+    /// Where the socket and the saved file go; on a disk.
+    pub directory: Option<PathBuf>,
+}
+
+/// A server and a connection to it.
+struct Server {
+    running: Running,
+    client: Client<std::os::unix::net::UnixStream>,
+    socket: PathBuf,
+    directory: PrivateDirectory,
+}
+
+fn failed(what: &str) -> impl FnOnce(std::io::Error) -> HarnessError {
+    HarnessError::system(format!("Redis, while {what}"))
+}
+
+fn key(index: u64) -> Vec<u8> {
+    // The form that redis-benchmark asks for.
+    format!("key:{index:012}").into_bytes()
+}
+
+fn value(seed: u64, index: u64, version: u64) -> Vec<u8> {
+    let words = VALUE_BYTES / 8;
+    let start = index * words + (version << 48);
+    (start..start + words).flat_map(|place| word_at(seed, place).to_le_bytes()).collect()
+}
+
+/// The version that value `index` has at the end.
+fn last_version(index: u64) -> u64 {
+    u64::from(index.is_multiple_of(OVERWRITE_STEP as u64))
+}
+
+impl Server {
+    fn start(settings: &RedisSettings, interrupt: &Interrupt) -> Result<Self, HarnessError> {
+        let directory = PrivateDirectory::on_disk(settings.directory.as_deref())?;
+        let socket = directory.path().join("redis.sock");
+        let mut command = bound(tool::need("redis-server")?);
+        command.args(["--port", "0", "--save", "", "--appendonly", "no", "--loglevel", "warning", "--unixsocket"]);
+        command.arg(&socket).arg("--dir").arg(directory.path());
+        let mut running = Running::start("redis-server", &mut command, Collected::default())?;
+        let client = interrupt.poll("the start of redis-server", START_DEADLINE, || {
+            if running.is_running() { Client::connect(&socket).ok().map(Some) } else { Some(None) }
+        })?;
+        let client = client.ok_or_else(|| HarnessError::failed("redis-server", running.messages.last_line()))?;
+        Ok(Self { running, client, socket, directory })
+    }
+
+    fn set(&mut self, indexes: impl Iterator<Item = u64>, seed: u64, version: u64) -> Result<(), HarnessError> {
+        let mut waiting = 0;
+        for index in indexes {
+            let (key, value) = (key(index), value(seed, index, version));
+            self.client.queue(&[b"SET", &key, &value]).map_err(failed("writing"))?;
+            waiting += 1;
+            if waiting == PIPELINE {
+                self.confirm(waiting)?;
+                waiting = 0;
+            }
+        }
+        self.confirm(waiting)
+    }
+
+    fn confirm(&mut self, count: u64) -> Result<(), HarnessError> {
+        self.client.flush().map_err(failed("writing"))?;
+        (0..count).try_for_each(|_| self.client.reply().map(drop).map_err(failed("writing")))
+    }
+
+    fn benchmark(&self, count: u64, interrupt: &Interrupt) -> Result<(), HarnessError> {
+        let mut command = Command::new(tool::need("redis-benchmark")?);
+        let count = count.to_string();
+        command
+            .arg("-s")
+            .arg(&self.socket)
+            .args(["-t", "get", "-q", "-P", "16", "-c", "8", "-r", &count, "-n", &count]);
+        let rates = tool::run_command(&mut command, PROGRAM_DEADLINE, interrupt)?;
+        eprintln!("redis-benchmark: {}", rates.trim().rsplit('\r').next().unwrap_or_default().trim());
+        Ok(())
+    }
+
+    fn wait_for_save(&mut self, interrupt: &Interrupt) -> Result<(), HarnessError> {
+        let saved =
+            interrupt.poll("BGSAVE", PROGRAM_DEADLINE, || match self.client.call(&[b"INFO", b"persistence"]) {
+                Ok(Reply::Bulk(Some(text))) => save_state(&String::from_utf8_lossy(&text)),
+                _ => Some(false),
+            })?;
+        if saved { Ok(()) } else { Err(HarnessError::failed("BGSAVE", self.running.messages.last_line())) }
+    }
+
+    fn check_file(&self, interrupt: &Interrupt) -> Result<(), HarnessError> {
+        let file = self.directory.path().join("dump.rdb");
+        if tool::find("redis-check-rdb").is_none() {
+            eprintln!("redis-check-rdb is not installed; the saved file is not checked");
+            return Ok(());
+        }
+        let mut command = Command::new("redis-check-rdb");
+        tool::run_command(command.arg(file), Duration::from_secs(120), interrupt).map(|_| ())
+    }
+
+    /// Reads every value; gives a digest for each [`VALUES_PER_LINE`] and the number of wrong bytes.
+    fn read_all(&mut self, count: u64, seed: u64) -> Result<(Vec<String>, u64), HarnessError> {
+        let (mut digests, mut wrong_bytes, mut digest) = (Vec::new(), 0, Ordered::default());
+        for start in (0..count).step_by(PIPELINE as usize) {
+            let indexes = start..(start + PIPELINE).min(count);
+            for index in indexes.clone() {
+                self.client.queue(&[b"GET", &key(index)]).map_err(failed("reading"))?;
+            }
+            self.client.flush().map_err(failed("reading"))?;
+            for index in indexes {
+                let Reply::Bulk(found) = self.client.reply().map_err(failed("reading"))? else {
+                    return Err(HarnessError::failed("Redis", "it answered GET with something else than a value"));
+                };
+                let found = found.unwrap_or_default();
+                wrong_bytes += differing(&found, &value(seed, index, last_version(index)));
+                digest.add_bytes(&found);
+                if (index + 1).is_multiple_of(VALUES_PER_LINE) || index + 1 == count {
+                    digests.push(format!("values to {index}: {}", digest.finish()));
+                }
+            }
+        }
+        Ok((digests, wrong_bytes))
+    }
+}
+
+/// From `INFO persistence`: nothing while it saves, then whether it succeeded.
+fn save_state(info: &str) -> Option<bool> {
+    if info.contains("rdb_bgsave_in_progress:1") {
+        return None;
+    }
+    Some(info.contains("rdb_last_bgsave_status:ok"))
+}
+
+fn differing(found: &[u8], expected: &[u8]) -> u64 {
+    let differ = found.iter().zip(expected).filter(|(one, other)| one != other).count();
+    (differ + found.len().abs_diff(expected.len())) as u64
+}
+
+/// Does all of it; gives what is to be printed.
+pub fn run(settings: &RedisSettings, interrupt: &Interrupt) -> Result<String, HarnessError> {
+    let (count, seed) = ((settings.size.0 / ENTRY_BYTES).max(1), settings.seed);
+    let mut server = Server::start(settings, interrupt)?;
+    server.set(0..count, seed, 0)?;
+    server.benchmark(count, interrupt)?;
+    server.client.call(&[b"BGSAVE"]).map_err(failed("starting to save"))?;
+    server.set((0..count).step_by(OVERWRITE_STEP), seed, 1)?;
+    server.wait_for_save(interrupt)?;
+    let (digests, wrong_bytes) = server.read_all(count, seed)?;
+    server.check_file(interrupt)?;
+    // The server closes the connection instead of replying.
+    let _ = server.client.call(&[b"SHUTDOWN", b"NOSAVE"]);
+    server.running.stop();
+    Ok(format!("{}\nvalues {count}, wrong bytes {wrong_bytes}, saved file sound\n", digests.join("\n")))
+}
+
+/// Whether the programs for it are there.
+pub fn is_possible() -> bool {
+    tool::find("redis-server").is_some() && tool::find("redis-benchmark").is_some()
+}
+
+/// Settings for a directory; the seed is that of the demo.
+pub fn settings(size: Size, directory: Option<&Path>) -> RedisSettings {
+    RedisSettings { size, seed: 7, directory: directory.map(Path::to_owned) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_differ_by_index_and_version() {
+        let values = [value(1, 0, 0), value(1, 1, 0), value(1, 0, 1), value(2, 0, 0)];
+        assert!(values.iter().all(|value| value.len() as u64 == VALUE_BYTES));
+        let distinct: std::collections::HashSet<_> = values.iter().collect();
+        assert_eq!(distinct.len(), values.len());
+        assert_eq!((last_version(0), last_version(1), last_version(8)), (1, 0, 1));
+        assert_eq!(key(42), b"key:000000000042");
+    }
+
+    #[test]
+    fn saving_is_waited_for() {
+        assert_eq!(save_state("rdb_bgsave_in_progress:1\r\nrdb_last_bgsave_status:ok"), None);
+        assert_eq!(save_state("rdb_bgsave_in_progress:0\r\nrdb_last_bgsave_status:ok"), Some(true));
+        assert_eq!(save_state("rdb_bgsave_in_progress:0\r\nrdb_last_bgsave_status:err"), Some(false));
+    }
+
+    #[test]
+    fn wrong_bytes_are_counted() {
+        assert_eq!((differing(b"abc", b"abc"), differing(b"abd", b"abc"), differing(b"", b"abc")), (0, 1, 3));
+    }
+
+    #[test]
+    fn the_job_repeats_its_output_and_cleans_up() {
+        if !is_possible() {
+            println!("left out: Redis is not installed; on Debian: apt install redis-server redis-tools");
+            return;
+        }
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let settings = settings(Size(2 << 20), Some(directory.path()));
+        let first = run(&settings, &Interrupt::never()).unwrap();
+        assert!(first.contains("values 1820, wrong bytes 0, saved file sound"), "{first}");
+        assert_eq!(first, run(&settings, &Interrupt::never()).unwrap());
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,202 @@
+//! Ctrl-C at any moment of the demo leaves nothing behind: no process, no swap area, no cgroup, no file.
+//!
+//! A script stands in for the product: `donate` answers on its socket, `run` runs the program without a limit. So the test
+//! does not depend on the product, and what is left behind can only be the demo's.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+/// The time a busy machine may take for any of the steps.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The stand-in: notes its process id, then does what the subcommand asks. Perl is part of every Debian.
+const STAND_IN: &str = r#"#!/bin/sh
+echo $$ >> "$(dirname "$0")/pids"
+command=$1
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --listen) socket=${2#unix:} ;;
+        --stats) stats=$2 ;;
+        --) shift; break ;;
+    esac
+    shift
+done
+case "$command" in
+    donate)
+        exec perl -MIO::Socket::UNIX -e 'my $s = IO::Socket::UNIX->new(Local => shift, Listen => 5) or die;
+            while (1) { my $c = $s->accept; }' "$socket" ;;
+    run)
+        echo '{"exit": 0, "elapsed_seconds": 0.5, "device": {"traffic": {"pages_out": 5}}}' > "$stats"
+        exec "$@" ;;
+esac
+exit 1
+"#;
+
+/// A demo under test; ended when dropped, so that a failing test leaves nothing either.
+struct Demo {
+    child: Child,
+    messages: Receiver<String>,
+    directory: tempfile::TempDir,
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn has_perl_sockets() -> bool {
+    let mut perl = Command::new("perl");
+    perl.args(["-MIO::Socket::UNIX", "-e", "1"]).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+fn start(programs: &[&str]) -> Option<Demo> {
+    if !is_root() || !has_perl_sockets() {
+        println!("left out: this needs root and perl");
+        return None;
+    }
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let stand_in = directory.path().join("spillway");
+    std::fs::write(&stand_in, STAND_IN).unwrap();
+    std::fs::set_permissions(&stand_in, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spillway-bench"));
+    command.args(["demo", "--quick", "--spillway"]).arg(&stand_in).arg("--directory").arg(work(directory.path()));
+    programs.iter().for_each(|name| {
+        command.args(["--only", name]);
+    });
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn().unwrap();
+    let (sender, messages) = channel();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    std::thread::spawn(move || {
+        for line in stderr.lines().map_while(Result::ok) {
+            let _ = sender.send(line);
+        }
+    });
+    Some(Demo { child, messages, directory })
+}
+
+/// Where the demo's files go, apart from the stand-in.
+fn work(directory: &Path) -> PathBuf {
+    let work = directory.join("work");
+    std::fs::create_dir_all(&work).unwrap();
+    work
+}
+
+impl Demo {
+    /// Reads its messages up to one that contains `text`.
+    fn read_until(&self, text: &str) {
+        let end = Instant::now() + DEADLINE;
+        let mut seen = Vec::new();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let line = self.messages.recv_timeout(left);
+            let line = line.unwrap_or_else(|error| panic!("'{text}' did not come ({error}) after {seen:#?}"));
+            if line.contains(text) {
+                return;
+            }
+            seen.push(line);
+        }
+    }
+
+    fn send(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for its end; gives how it ended and what it printed.
+    fn finish(&mut self) -> (ExitStatus, String) {
+        let end = Instant::now() + DEADLINE;
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < end, "it did not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut output = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
+        (self.child.wait().unwrap(), output)
+    }
+
+    /// Nothing of it is left: files, processes, swap areas, cgroups.
+    fn assert_nothing_is_left(&self) {
+        let work = work(self.directory.path());
+        let files: Vec<_> = std::fs::read_dir(&work).unwrap().flatten().map(|entry| entry.path()).collect();
+        assert!(files.is_empty(), "files are left: {files:?}");
+        let pids = std::fs::read_to_string(self.directory.path().join("pids")).unwrap_or_default();
+        let alive = |pid: &&str| test_kill_process(Pid::from_raw(pid.parse().unwrap()).unwrap()).is_ok();
+        let left: Vec<_> = pids.lines().filter(alive).collect();
+        assert!(left.is_empty(), "processes are left: {left:?}");
+        let swaps = std::fs::read_to_string("/proc/swaps").unwrap();
+        assert!(!swaps.contains(work.to_str().unwrap()), "{swaps}");
+        let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+        let groups = mounts.lines().filter(|line| line.contains(" cgroup")).filter_map(|line| line.split(' ').nth(1));
+        let name = format!("spillway-bench-{}-", self.child.id());
+        for entry in groups.filter_map(|root| std::fs::read_dir(root).ok()).flatten().flatten() {
+            assert!(!entry.file_name().to_string_lossy().starts_with(&name), "{:?} is left", entry.path());
+        }
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn interrupt_at(text: &str, signal: Signal) {
+    let Some(mut demo) = start(&["quicksort"]) else { return };
+    demo.read_until(text);
+    demo.send(signal);
+    let (status, _) = demo.finish();
+    assert_eq!(status.code(), Some(130), "the status of an interrupted program");
+    demo.assert_nothing_is_left();
+}
+
+#[test]
+fn while_donors_start() {
+    interrupt_at("starting 3 donors", Signal::INT);
+}
+
+#[test]
+fn while_all_is_local() {
+    interrupt_at("all memory local", Signal::INT);
+}
+
+#[test]
+fn while_memory_is_lent() {
+    interrupt_at("75 % local, over Spillway", Signal::INT);
+}
+
+#[test]
+fn while_disk_swap_is_on() {
+    interrupt_at("50 % local, over disk swap", Signal::TERM);
+}
+
+#[test]
+fn twice_in_a_row() {
+    let Some(mut demo) = start(&["quicksort"]) else { return };
+    demo.read_until("over disk swap");
+    demo.send(Signal::INT);
+    demo.send(Signal::HUP);
+    assert_eq!(demo.finish().0.code(), Some(130));
+    demo.assert_nothing_is_left();
+}
+
+#[test]
+fn not_at_all() {
+    let Some(mut demo) = start(&["quicksort"]) else { return };
+    let (status, output) = demo.finish();
+    assert!(status.success(), "{output}");
+    for part in ["| quicksort", "100 %", "25 %", "wrong bytes"] {
+        assert!(output.contains(part), "{part}\n{output}");
+    }
+    demo.assert_nothing_is_left();
+}
