@@ -179,7 +179,7 @@ const _: () = {
     assert!(DISK_WRITES_MAX >= 2, "the disk works while the next write is made");
 };
 
-#[cfg(all(test, not(feature = "schedules")))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::volume::backlog::BacklogSlot;
@@ -194,7 +194,7 @@ mod tests {
             let mut next = 0;
             for (first, count) in runs {
                 prop_assert_eq!(first, next);
-                prop_assert!(count >= 1 && count <= DISK_RUN_PAGES_MAX);
+                prop_assert!((1..=DISK_RUN_PAGES_MAX).contains(&count));
                 let start = batch[first].page;
                 prop_assert!((0..count).all(|offset| batch[first + offset].page == start + offset as u64));
                 next += count;

@@ -70,7 +70,7 @@ impl World {
         pools.push(BufferPool::new(1, MOVE_BATCH_PAGES * PAGE_SIZE_BYTES).unwrap());
         let mailboxes: Vec<_> = pools.iter().map(|_| LaneMailbox::new()).collect();
         let lanes = |index: usize| {
-            let file = redundancy.disk.then(|| StoreQueuePair::new(&disk, &pools[index], DEPTH));
+            let file = redundancy.disk.then(|| StoreQueuePair::boxed(&disk, &pools[index], DEPTH));
             Lanes::new(Arc::clone(&mailboxes[index]), file)
         };
         let engine = |index: usize| {
@@ -99,7 +99,7 @@ impl World {
     fn connect(&mut self, donor: usize) {
         let fresh = store(SLAB_BYTES);
         for (mailbox, pool) in self.mailboxes.iter().zip(&self.pools) {
-            let queue_pair = Some(StoreQueuePair::new(&fresh, pool, DEPTH));
+            let queue_pair = Some(StoreQueuePair::boxed(&fresh, pool, DEPTH));
             mailbox.leave(LaneChange { donor: DonorSlot(donor as u16), queue_pair });
         }
         if donor < self.donors.len() {
@@ -280,7 +280,7 @@ fn poll_all(engines: &mut [Engine], answers: &mut [[Answer; SLOTS]]) {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Action {
     Write { engine: usize, first: u64, count: u64 },
     Read { engine: usize, first: u64, count: u64 },

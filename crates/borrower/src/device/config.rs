@@ -96,7 +96,7 @@ impl DeviceConfig {
     }
 }
 
-#[cfg(all(test, not(feature = "schedules")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

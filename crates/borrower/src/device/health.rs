@@ -30,7 +30,7 @@ pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
     if complaints.is_empty() { "ok".to_owned() } else { complaints.join("; ") }
 }
 
-#[cfg(all(test, not(feature = "schedules")))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::device::status::DonorLinkStatus;

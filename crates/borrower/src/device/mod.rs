@@ -288,11 +288,11 @@ fn local_services(
 ) -> Result<Services, DeviceError> {
     let memory = Mapping::anonymous(geometry.page_count() as usize * PAGE_SIZE_BYTES);
     let memory = Arc::new(memory.map_err(DeviceError::system("cannot reserve memory for the device"))?);
-    let service = |channel: &Box<dyn BlockChannel>| {
-        let pool = Arc::clone(channel.pool());
-        Box::new(LocalMemory::new(Arc::clone(&memory), Arc::clone(metrics), pool)) as Box<dyn BlockService>
+    let service = |pool: &Arc<BufferPool>| {
+        let service = LocalMemory::new(Arc::clone(&memory), Arc::clone(metrics), Arc::clone(pool));
+        Box::new(service) as Box<dyn BlockService>
     };
-    Ok(channels.iter().map(service).collect())
+    Ok(channels.iter().map(|channel| service(channel.pool())).collect())
 }
 
 fn remote_services(

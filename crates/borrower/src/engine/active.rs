@@ -194,7 +194,7 @@ fn segment_at(request: &BlockRequest, geometry: Geometry, done_bytes: u64) -> Se
     Segment { slab, first, count, buffer_offset_bytes: done_bytes }
 }
 
-#[cfg(all(test, not(feature = "schedules")))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -4,7 +4,7 @@
 //! a message that fails costs memory until the slab is given back, never a wrong byte.
 
 use spillway_fabric::queue_pair::{Operation, PostError};
-use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, RemoteAddress, SlabHandle};
+use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
 
 use super::active::{Active, Context, Stage, Step};
 use super::lanes::{Piece, Target};
@@ -55,7 +55,7 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
             (Target::Donor(location.donor), location.handle)
         };
         let remote = RemoteAddress { slab, offset_bytes: active.offset_in_slab(context.volume.geometry, first) };
-        let piece = Piece { owner: active.slot, place, target };
+        let piece = Piece { owner: active.slot, place, target, priority: Priority::WriteBack };
         match context.lanes.post(piece, Operation::Discard, remote, buffer, context.now) {
             Ok(()) => active.outstanding += 1,
             Err(PostError::Busy) => continue,

@@ -33,6 +33,8 @@ pub struct Piece {
     pub place: usize,
     /// Where it went.
     pub target: Target,
+    /// Its class for credits.
+    pub priority: Priority,
 }
 
 /// A new queue pair for a donor, or none any more.
@@ -109,7 +111,7 @@ pub struct Lanes {
 impl Lanes {
     /// No donor yet; they come through `mailbox`.
     pub fn new(mailbox: Arc<LaneMailbox>, disk: Option<Box<dyn QueuePair>>) -> Self {
-        let piece = Piece { owner: 0, place: 0, target: Target::Disk };
+        let piece = Piece { owner: 0, place: 0, target: Target::Disk, priority: Priority::Demand };
         Self {
             donors: (0..DONORS_MAX).map(|_| None).collect(),
             disk,
@@ -165,7 +167,7 @@ impl Lanes {
         };
         let queue_pair = queue_pair.ok_or(PostError::Down)?;
         let number = self.free.pop().ok_or(PostError::Busy)?;
-        let request = Request { operation, remote, buffer, tag: Tag(number), priority: Priority::Demand };
+        let request = Request { operation, remote, buffer, tag: Tag(number), priority: piece.priority };
         if let Err(error) = queue_pair.post(request, now) {
             self.free.push(number);
             return Err(error);

@@ -5,7 +5,7 @@
 //! read afresh without that location.
 
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
-use spillway_fabric::units::{PAGE_SIZE_BYTES, RemoteAddress, SlabHandle};
+use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
 
 use super::active::{Active, Context, Stage, Step};
 use super::lanes::{Lanes, Piece, Target};
@@ -144,7 +144,7 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
             return Ok(());
         }
     };
-    let piece = Piece { owner: active.slot, place, target };
+    let piece = Piece { owner: active.slot, place, target, priority: Priority::Demand };
     context.lanes.post(piece, Operation::Read, remote, buffer, context.now)?;
     active.outstanding += 1;
     if target == Target::Disk {

@@ -6,7 +6,7 @@
 //! until its deadline.
 
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
-use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
 
 use super::active::{Active, Context, Stage, Step};
 use super::lanes::{Piece, Target};
@@ -75,7 +75,8 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
             continue;
         }
         let location = active.places[place].expect("a write is posted to copies that exist");
-        let piece = Piece { owner: active.slot, place, target: Target::Donor(location.donor) };
+        let piece =
+            Piece { owner: active.slot, place, target: Target::Donor(location.donor), priority: Priority::Demand };
         let remote = active.remote(context.volume.geometry, location, first);
         let buffer = active.buffer(context.pool, first, count);
         match context.lanes.post(piece, Operation::Write, remote, buffer, context.now) {

@@ -112,7 +112,7 @@ impl Manager {
         for slot in 0..shared.donors.len() {
             manager.spawn(format!("donor-{slot}"), move |shared| link::run(shared, slot))?;
         }
-        manager.spawn("manager".to_owned(), |shared| care::run(shared))?;
+        manager.spawn("manager".to_owned(), care::run)?;
         let refill = refill::Refill::new(Arc::clone(&shared.volume), parts.mover_lanes, mover_pool);
         manager.spawn("mover".to_owned(), move |shared| mover::run(shared, refill))?;
         Ok(manager)

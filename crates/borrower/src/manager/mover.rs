@@ -110,7 +110,7 @@ fn recall(shared: &Shared, refill: &mut Refill, donor: DonorSlot, handle: SlabHa
     entry.set_migrating(false);
 }
 
-#[cfg(all(test, not(feature = "schedules")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

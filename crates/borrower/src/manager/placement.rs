@@ -82,7 +82,7 @@ impl Random for XorShift {
     }
 }
 
-#[cfg(all(test, not(feature = "schedules")))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, Timespec, poll};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::queue_pair::{Operation, PostError};
-use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, RemoteAddress, SlabHandle, SlabIndex};
+use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle, SlabIndex};
 
 use crate::engine::lanes::{Lanes, Piece, Target};
 use crate::limits::{COPIES_MAX, MOVE_BATCH_PAGES};
@@ -145,7 +145,7 @@ impl Refill {
 
     /// One request, waited for; false when it failed.
     fn exchange(&mut self, target: Target, operation: Operation, remote: RemoteAddress, buffer: BufferRange) -> bool {
-        let piece = Piece { owner: 0, place: 0, target };
+        let piece = Piece { owner: 0, place: 0, target, priority: Priority::WriteBack };
         loop {
             match self.lanes.post(piece, operation, remote, buffer, Instant::now()) {
                 Ok(()) => break,

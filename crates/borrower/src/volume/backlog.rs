@@ -337,6 +337,6 @@ impl Inner {
     }
 }
 
-#[cfg(all(test, not(feature = "schedules")))]
+#[cfg(test)]
 #[path = "backlog_tests.rs"]
 mod tests;

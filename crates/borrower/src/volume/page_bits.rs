@@ -176,7 +176,7 @@ impl PageWord {
     }
 }
 
-#[cfg(all(test, not(feature = "schedules")))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

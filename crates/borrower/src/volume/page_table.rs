@@ -73,7 +73,7 @@ impl PageTable {
     }
 }
 
-#[cfg(all(test, not(feature = "schedules")))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -121,7 +121,7 @@ impl SlabEntry {
     }
 }
 
-#[cfg(all(test, not(feature = "schedules")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

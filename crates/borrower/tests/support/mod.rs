@@ -75,7 +75,7 @@ pub(crate) struct StoreQueuePair {
 }
 
 impl StoreQueuePair {
-    pub(crate) fn new(store: &Shared, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
+    pub(crate) fn boxed(store: &Shared, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
         Box::new(Self {
             store: Arc::clone(store),
             pool: Arc::clone(pool),
