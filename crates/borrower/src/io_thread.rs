@@ -3,20 +3,41 @@
 //! A page-in on shared memory goes once around: woken by the channel's event -> `receive` -> `submit` -> `poll` brings the
 //! answer at once -> `complete` -> back to sleep. With pieces in flight on a socket the thread waits for that too.
 //!
-//! Idle threads wait for the channel with an exclusive epoll, so that a request wakes one of them and not all.
+//! Waiting is hybrid, as in HPBD: a thread that just worked looks again for a while before it sleeps, since waking a halted
+//! CPU costs several times what serving a page does; where that brings nothing (the program needs this very CPU, the burst is
+//! over) it stops by itself ([`HybridWait`]). One thread of a device spins at a time ([`SpinPermit`]). Sleeping threads wait for
+//! the channel with an exclusive epoll, so that a request wakes one of them and not all.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use spillway_fabric::completion::{HybridWait, Step};
 use spillway_sys::event::EventFd;
 
 use crate::block::{BlockChannel, Received};
 use crate::limits::{DONORS_MAX, EVENT_WAIT_MAX, PARKED_RETRY_INTERVAL};
 use crate::service::{BlockService, Waiting};
+
+/// Who of a device's I/O threads may spin: two that spin take two CPUs from the programs that they serve.
+#[derive(Clone, Debug, Default)]
+pub struct SpinPermit {
+    taken: Arc<AtomicBool>,
+}
+
+impl SpinPermit {
+    fn try_take(&self) -> bool {
+        !self.taken.swap(true, Ordering::Relaxed)
+    }
+
+    fn give_back(&self) {
+        self.taken.store(false, Ordering::Relaxed);
+    }
+}
 
 /// A running I/O thread.
 #[derive(Debug)]
@@ -31,8 +52,9 @@ impl IoThread {
         channel: Box<dyn BlockChannel>,
         service: Box<dyn BlockService>,
         stop: Arc<EventFd>,
+        permit: SpinPermit,
     ) -> io::Result<Self> {
-        let mut request_loop = RequestLoop::new(channel, service, stop)?;
+        let mut request_loop = RequestLoop::new(channel, service, stop, permit)?;
         let handle = std::thread::Builder::new().name(name).spawn(move || {
             if let Err(error) = request_loop.run() {
                 tracing::error!("an I/O thread ended: {error}");
@@ -57,6 +79,9 @@ pub struct RequestLoop {
     stop: Arc<EventFd>,
     /// Watches `channel` and `stop`.
     idle: OwnedFd,
+    permit: SpinPermit,
+    hybrid: HybridWait,
+    is_spinning: bool,
 }
 
 const CHANNEL: u64 = 0;
@@ -64,12 +89,17 @@ const STOP: u64 = 1;
 
 impl RequestLoop {
     /// Prepares the loop; everything it needs is made here.
-    pub fn new(channel: Box<dyn BlockChannel>, service: Box<dyn BlockService>, stop: Arc<EventFd>) -> io::Result<Self> {
+    pub fn new(
+        channel: Box<dyn BlockChannel>,
+        service: Box<dyn BlockService>,
+        stop: Arc<EventFd>,
+        permit: SpinPermit,
+    ) -> io::Result<Self> {
         let idle = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let exclusive = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
         epoll::add(&idle, channel.event(), epoll::EventData::new_u64(CHANNEL), exclusive)?;
         epoll::add(&idle, stop.as_fd(), epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
-        Ok(Self { channel, service, stop, idle })
+        Ok(Self { channel, service, stop, idle, permit, hybrid: HybridWait::new(), is_spinning: false })
     }
 
     /// Serves until the channel closes, or a stop is asked for and nothing is in flight.
@@ -83,8 +113,13 @@ impl RequestLoop {
                 Received::Nothing => {}
                 Received::Closed => open = false,
             }
-            let waiting = self.serve(now)?;
-            if matches!(received, Received::Request(_)) {
+            let (waiting, answered) = self.serve(now)?;
+            if answered || matches!(received, Received::Request(_)) {
+                self.worked(now);
+                continue;
+            }
+            if open && matches!(waiting, Waiting::Nothing | Waiting::Event) && self.spins(now) {
+                std::hint::spin_loop();
                 continue;
             }
             let stopped = match waiting {
@@ -98,15 +133,46 @@ impl RequestLoop {
         }
     }
 
-    fn serve(&mut self, now: Instant) -> io::Result<Waiting> {
+    /// Something came: a wait, if one was going on, is over.
+    fn worked(&mut self, now: Instant) {
+        if self.is_spinning {
+            self.hybrid.arrived(now);
+            self.stop_spinning();
+        }
+    }
+
+    /// Whether to look again instead of going to sleep.
+    fn spins(&mut self, now: Instant) -> bool {
+        let step = if self.is_spinning {
+            self.hybrid.next(now)
+        } else if self.permit.try_take() {
+            self.is_spinning = true;
+            self.hybrid.begin(now)
+        } else {
+            return false;
+        };
+        if step == Step::Sleep {
+            self.stop_spinning();
+        }
+        step == Step::Spin
+    }
+
+    fn stop_spinning(&mut self) {
+        self.is_spinning = false;
+        self.permit.give_back();
+    }
+
+    /// Moves everything as far as it goes; what the service waits for, and whether a request was answered.
+    fn serve(&mut self, now: Instant) -> io::Result<(Waiting, bool)> {
         let channel = &mut self.channel;
-        let mut answered = Ok(());
-        let waiting = self.service.poll(now, &mut |slot, result| {
-            if let Err(error) = channel.complete(slot, result) {
-                answered = Err(error);
+        let (mut result, mut answered) = (Ok(()), false);
+        let waiting = self.service.poll(now, &mut |slot, outcome| {
+            answered = true;
+            if let Err(error) = channel.complete(slot, outcome) {
+                result = Err(error);
             }
         });
-        answered.map(|()| waiting)
+        result.map(|()| (waiting, answered))
     }
 
     /// Sleeps until a request may be there; true when a stop was asked for.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use spillway_borrower::block::{BlockChannel, BlockError, BlockOperation, BlockRequest, Received};
-use spillway_borrower::io_thread::IoThread;
+use spillway_borrower::io_thread::{IoThread, SpinPermit};
 use spillway_borrower::service::{BlockService, Completed, Waiting};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_sys::event::EventFd;
@@ -124,8 +124,14 @@ fn start() -> Rig {
     let event = Arc::new(EventFd::new().unwrap());
     let channel = DeskChannel(Arc::clone(&desk), BufferPool::new(4, 4096).unwrap());
     let service = SlowService { waiting: Vec::new(), event: Arc::clone(&event) };
-    let thread =
-        IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), Arc::clone(&stop)).unwrap();
+    let thread = IoThread::start(
+        "test-io".to_owned(),
+        Box::new(channel),
+        Box::new(service),
+        Arc::clone(&stop),
+        SpinPermit::default(),
+    )
+    .unwrap();
     Rig { desk, event, stop, thread }
 }
 

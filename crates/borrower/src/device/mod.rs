@@ -30,7 +30,7 @@ use crate::engine::Engine;
 use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::frontend::FrontEndError;
 use crate::frontend::loop_fuse::{LoopFuse, LoopFuseConfig};
-use crate::io_thread::IoThread;
+use crate::io_thread::{IoThread, SpinPermit};
 use crate::limits::{
     BACKLOG_PAGES, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, MOVE_BATCH_PAGES, SLOTS_PER_THREAD,
 };
@@ -130,8 +130,10 @@ impl Device {
             stopped: false,
         };
         device.await_donors()?;
+        let permit = SpinPermit::default();
         for (number, (channel, service)) in channels.into_iter().zip(services).enumerate() {
-            let thread = IoThread::start(format!("io-{number}"), channel, service, Arc::clone(&device.stop));
+            let stop = Arc::clone(&device.stop);
+            let thread = IoThread::start(format!("io-{number}"), channel, service, stop, permit.clone());
             device.io_threads.push(thread.map_err(DeviceError::system("cannot start an I/O thread"))?);
         }
         device.path = device.front_end.attach()?;

@@ -355,7 +355,9 @@ mod tests {
                 answers += 1;
                 match answers {
                     1 => {
-                        sender.send(&Message::Refused { request, full: true, reason: "full".to_owned() }, None).unwrap()
+                        sender
+                            .send(&Message::Refused { request, full: true, reason: "full".to_owned() }, None)
+                            .unwrap();
                     }
                     2 => sender.send(&Message::Leased { request, slab: SlabHandle(0) }, None).unwrap(),
                     _ => {}

@@ -10,7 +10,7 @@ use spillway_borrower::block::BlockChannel;
 use spillway_borrower::frontend::FrontEndError;
 use spillway_borrower::frontend::fuse_channel::FuseChannel;
 use spillway_borrower::frontend::loop_fuse::{LoopFuse, LoopFuseConfig};
-use spillway_borrower::io_thread::IoThread;
+use spillway_borrower::io_thread::{IoThread, SpinPermit};
 use spillway_borrower::local_memory::LocalMemory;
 use spillway_borrower::metrics::Metrics;
 use spillway_sys::event::EventFd;
@@ -101,7 +101,8 @@ impl Drop for Server {
 fn serve(channel: FuseChannel, memory: &Arc<Mapping>, stop: &Arc<EventFd>) -> IoThread {
     let pool = Arc::clone(channel.pool());
     let service = LocalMemory::new(Arc::clone(memory), Arc::new(Metrics::default()), pool);
-    IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), Arc::clone(stop)).unwrap()
+    IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), Arc::clone(stop), SpinPermit::default())
+        .unwrap()
 }
 
 fn sysfs(device: &Path) -> PathBuf {
