@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_fabric::units::SlabIndex;
 
-use super::donors::DonorEntry;
+use super::donors::{DonorEntry, Phase};
 use super::mapping::drop_covered_copy;
 use super::mover::Work;
 use super::{Shared, link};
 use crate::limits::{CARE_INTERVAL, COPIES_MAX, EMPTY_SLAB_INTERVAL};
+use crate::volume::slab_entry::Location;
 
 /// What one look at a slab found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,9 +29,10 @@ pub struct Finding {
     pub lost: u64,
 }
 
-/// Looks at a slab.
+/// Looks at a slab. A copy whose donor's session ended does not count, though its place may not be emptied yet.
 pub fn examine(shared: &Shared, slab: SlabIndex) -> Finding {
-    let places = shared.volume.slab(slab).places();
+    let alive = |location: &Location| shared.donors[usize::from(location.donor.0)].phase() == Phase::Connected;
+    let places = shared.volume.slab(slab).places().map(|place| place.filter(alive));
     let mut finding = Finding { copies: places.iter().flatten().count(), ..Finding::default() };
     for first in shared.volume.geometry.pages(slab).step_by(64) {
         let word = shared.volume.bits.word(first);
