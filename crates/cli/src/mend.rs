@@ -11,6 +11,7 @@ use crate::cgroup::MemoryGroup;
 use crate::cgroup::hierarchy::Hierarchy;
 use crate::device::serve::{DeviceRecord, remove_backing};
 use crate::failure::Failure;
+use crate::limits;
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::{Remains, stop_device_process, take_down};
 use crate::swap_area;
@@ -87,14 +88,16 @@ fn mend_device(found: &Found) -> Result<(), String> {
     Ok(())
 }
 
-/// Groups without an entry of their name and without processes.
+/// Groups without an entry of their name and without processes. A young one may belong to a run that is just starting with
+/// a registry of its own.
 fn stray_groups(registry: &Registry) -> Result<Vec<MemoryGroup>, Failure> {
     let Some(hierarchy) = Hierarchy::detect() else { return Ok(Vec::new()) };
     let entries = registry.entries().map_err(Failure::failed)?;
     let taken = |name: &str| entries.iter().any(|found| found.path.file_name().is_some_and(|file| file == name));
     let names = MemoryGroup::names(&hierarchy).into_iter().filter(|name| !taken(name));
     let groups = names.map(|name| MemoryGroup::existing(&hierarchy, &name));
-    Ok(groups.filter(|group| group.processes().is_empty()).collect())
+    let stray = |group: &MemoryGroup| group.processes().is_empty() && group.age() > limits::STRAY_GROUP_AGE;
+    Ok(groups.filter(stray).collect())
 }
 
 #[cfg(test)]

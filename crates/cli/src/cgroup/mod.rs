@@ -11,7 +11,7 @@ pub(crate) mod usage;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use self::hierarchy::{Hierarchy, Version};
 use self::usage::GroupUsage;
@@ -65,6 +65,12 @@ impl MemoryGroup {
     /// Whether it is there.
     pub(crate) fn exists(&self) -> bool {
         self.path.is_dir()
+    }
+
+    /// How long ago it was made.
+    pub(crate) fn age(&self) -> Duration {
+        let made = fs::metadata(&self.path).and_then(|metadata| metadata.modified());
+        made.ok().and_then(|made| made.elapsed().ok()).unwrap_or_default()
     }
 
     fn write(&self, file: &str, text: &str) -> io::Result<()> {

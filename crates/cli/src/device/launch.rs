@@ -155,18 +155,20 @@ pub(crate) fn launch(
         }
         Err(failure) => {
             drop(owner_pipe);
-            end(&mut child);
+            end(&mut child, registry);
             Err(failure.or_log(&log_path))
         }
     }
 }
 
 /// Without its launcher's pipe the process undoes what it did; one that hangs is killed, and its remains are mended.
-fn end(child: &mut Child) {
+fn end(child: &mut Child, registry: &Registry) {
     if !wait_for(child, Instant::now() + limits::GIVE_UP_DEADLINE) {
         // It may have ended between the two.
         let _ = child.kill();
         let _ = child.wait();
+        // What cannot be mended now is named by `doctor`.
+        let _ = crate::mend::mend_all(registry);
     }
 }
 

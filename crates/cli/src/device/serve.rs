@@ -184,8 +184,7 @@ impl Server {
                     self.mend_for_dead_run();
                 }
             }
-            let orphaned = owner == Owner::Gone && self.launched.run.is_none();
-            if self.terminate.swap(false, Ordering::SeqCst) || orphaned {
+            if self.terminate.swap(false, Ordering::SeqCst) || owner == Owner::Gone {
                 // In use it stays on; an orphan tries again at the next turn.
                 let _ = self.stop();
             }

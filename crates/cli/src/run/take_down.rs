@@ -12,7 +12,7 @@ use crate::cgroup::hierarchy::Hierarchy;
 use crate::device::serve::DeviceRecord;
 use crate::limits;
 use crate::registry::{Found, Kind, Registry};
-use crate::status_socket::{self, Question};
+use crate::status_socket::{self, AskError, Question};
 use crate::swap_area;
 
 /// What may be left of a run, and how each thing goes.
@@ -106,16 +106,16 @@ pub(crate) fn stop_device_process(found: &Found) -> Result<(), String> {
         return Ok(());
     }
     let answer = status_socket::ask(&found.status_socket(), Question::Stop, limits::STOP_DEADLINE * 2);
-    if let Err(error) = answer
-        && found.is_alive()
-    {
+    if let Err(error @ AskError::Refused(_)) = &answer {
         return Err(format!("{}: {error}", found.title()));
     }
-    match found.owner {
-        Some(owner) if !owner.wait_gone(Instant::now() + limits::STOP_DEADLINE) => {
-            Err(format!("{} (process {}) does not end", found.title(), owner.pid))
-        }
-        _ => Ok(()),
+    // One that does not answer may be ending by itself just now.
+    let patience = if answer.is_ok() { limits::STOP_DEADLINE } else { limits::GIVE_UP_DEADLINE };
+    let Some(owner) = found.owner else { return Ok(()) };
+    match (owner.wait_gone(Instant::now() + patience), answer) {
+        (true, _) => Ok(()),
+        (false, Err(error)) => Err(format!("{}: {error}", found.title())),
+        (false, Ok(_)) => Err(format!("{} (process {}) does not end", found.title(), owner.pid)),
     }
 }
 
@@ -139,7 +139,11 @@ impl Remnants for Remains<'_> {
     }
 
     fn stop_device(&mut self) -> Result<(), String> {
-        self.device().map_or(Ok(()), |found| stop_device_process(&found))
+        let Some(device) = self.device() else { return Ok(()) };
+        stop_device_process(&device)?;
+        // It has nothing to tell about a device that ended well.
+        let _ = std::fs::remove_file(self.registry.log_path(Kind::Device, &device.name));
+        Ok(())
     }
 
     fn stop_donors(&mut self) -> Result<(), String> {

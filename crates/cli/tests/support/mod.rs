@@ -8,30 +8,30 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long any single step may take: generous, because a loaded machine must not fail a test.
-pub const DEADLINE: Duration = Duration::from_secs(240);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(240);
 
 /// How often a wait looks again.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What a command said, and how it ended.
 #[derive(Clone, Debug)]
-pub struct Said {
+pub(crate) struct Said {
     /// How it ended.
-    pub status: ExitStatus,
+    pub(crate) status: ExitStatus,
     /// Standard output.
-    pub output: Vec<u8>,
+    pub(crate) output: Vec<u8>,
     /// Standard error.
-    pub errors: String,
+    pub(crate) errors: String,
 }
 
 impl Said {
     /// Standard output as text.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.output).into_owned()
     }
 
     /// Panics with everything it said unless it ended with 0.
-    pub fn done(self, what: &str) -> Self {
+    pub(crate) fn done(self, what: &str) -> Self {
         assert!(self.status.success(), "{what}: {}\nstdout: {}\nstderr: {}", self.status, self.text(), self.errors);
         self
     }
@@ -39,7 +39,7 @@ impl Said {
 
 /// A child that is ended when dropped, whatever happens.
 #[derive(Debug)]
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
     output: Option<JoinHandle<Vec<u8>>>,
     errors: Option<JoinHandle<Vec<u8>>>,
@@ -61,7 +61,7 @@ fn collect(reader: &mut Option<JoinHandle<Vec<u8>>>) -> Vec<u8> {
 
 impl Running {
     /// Starts a command with its output caught.
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -73,22 +73,22 @@ impl Running {
     }
 
     /// Its process id.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Whether it has ended.
-    pub fn has_ended(&mut self) -> bool {
+    pub(crate) fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
     /// Sends it a signal, by `kill(1)`.
-    pub fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         signal(self.pid(), name);
     }
 
     /// Waits for its end; what it left running may hold its output open, so only output until then counts.
-    pub fn end(mut self) -> Said {
+    pub(crate) fn end(mut self) -> Said {
         let status =
             wait_until("a command to end", || self.child.try_wait().expect("a child of ours can be waited for"));
         Said {
@@ -117,13 +117,13 @@ impl Drop for Running {
 }
 
 /// Sends a signal to a process of ours.
-pub fn signal(pid: u32, name: &str) {
+pub(crate) fn signal(pid: u32, name: &str) {
     // The process may have ended; then there is nobody to signal.
     let _ = Command::new("kill").args(["-s", name, &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
 /// Waits until `look` finds something; panics at the deadline.
-pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + DEADLINE;
     loop {
         if let Some(found) = look() {
@@ -135,29 +135,29 @@ pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Runs a command to its end.
-pub fn run(command: &mut Command) -> Said {
+pub(crate) fn run(command: &mut Command) -> Said {
     Running::start(command).end()
 }
 
 /// The built `spillway`, with a registry of its own.
-pub fn spillway(registry: &Path) -> Command {
+pub(crate) fn spillway(registry: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spillway"));
     command.env("SPILLWAY_RUNTIME_DIRECTORY", registry);
     command
 }
 
 /// A short path, because it becomes part of socket paths; sockets may lie in memory.
-pub fn registry_directory() -> tempfile::TempDir {
+pub(crate) fn registry_directory() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("sw-").tempdir().expect("a temporary directory can be made")
 }
 
 /// A directory on a disk: backing files must not lie in memory.
-pub fn disk_directory() -> tempfile::TempDir {
+pub(crate) fn disk_directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory beside the build can be made")
 }
 
 /// Whether a program is installed.
-pub fn has_program(name: impl AsRef<OsStr>) -> bool {
+pub(crate) fn has_program(name: impl AsRef<OsStr>) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])
@@ -165,13 +165,13 @@ pub fn has_program(name: impl AsRef<OsStr>) -> bool {
 }
 
 /// Ends a test because something is missing; under `SPILLWAY_NO_SKIP=1`, as in CI, that is a failure.
-pub fn skip(missing: &str) {
+pub(crate) fn skip(missing: &str) {
     let forbidden = std::env::var_os("SPILLWAY_NO_SKIP").is_some_and(|value| value == "1");
     assert!(!forbidden, "this machine lacks {missing}, and SPILLWAY_NO_SKIP=1 forbids to skip");
     println!("skipped: this machine lacks {missing}");
 }
 
 /// Whether the tests run as root.
-pub fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }

@@ -1,0 +1,88 @@
+//! `spillway swap on` and `off`: a swap device for the whole machine.
+
+use std::fs;
+use std::process::Command;
+
+use crate::stage::Stage;
+use crate::support::{self, Running, wait_until};
+
+fn swap_on(stage: &mut Stage) {
+    stage.donor("256M");
+    let donors = stage.donor_options();
+    let options = ["swap", "on", "--size", "192M", "--slab-size", "4M", "--redundancy", "none", "--key", "none"];
+    let options: Vec<&str> = options.iter().copied().chain(donors.iter().map(String::as_str)).collect();
+    support::run(&mut stage.spillway(&options)).done("swap on");
+}
+
+fn used_bytes(stage: &Stage) -> Option<u64> {
+    stage.items("device").first()?["swap"]["used_bytes"].as_u64()
+}
+
+/// A memory group of the test's own, because only what is limited is paged out.
+struct Group(std::path::PathBuf);
+
+impl Group {
+    fn new(limit: &str) -> Option<Self> {
+        let (v1, v2) = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup");
+        let is_v1 = std::path::Path::new(v1).is_dir();
+        let path =
+            std::path::Path::new(if is_v1 { v1 } else { v2 }).join(format!("spillway-test-{}", std::process::id()));
+        fs::create_dir(&path).ok()?;
+        let group = Self(path);
+        fs::write(group.0.join(if is_v1 { "memory.limit_in_bytes" } else { "memory.high" }), limit).ok()?;
+        Some(group)
+    }
+
+    /// A command that runs inside.
+    fn command(&self, program: &[&str]) -> Command {
+        let mut command = Command::new("sh");
+        let join = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.0.display());
+        command.args(["-c", &join, "sh"]).args(program);
+        command
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let group = self.0.clone();
+        wait_until("the test's memory group to be empty", || fs::remove_dir(&group).is_ok().then_some(()));
+    }
+}
+
+#[test]
+fn every_page_comes_back() {
+    let Some(mut stage) = Stage::set(&["gcc"]) else { return };
+    let verifier = stage.compile("verifier", &[]);
+    swap_on(&mut stage);
+    let said = support::run(&mut stage.spillway(&["device", "off", "--name", "swap"]));
+    assert!(said.errors.contains("swap off"), "{}", said.errors);
+    let group = Group::new("33554432").expect("a memory group can be made");
+    let running = Running::start(&mut group.command(&[verifier.to_str().unwrap(), "96", "6", "3"]));
+    wait_until("pages to be lent", || (used_bytes(&stage)? > 16 << 20).then_some(()));
+    // The program goes on; lifted first, because otherwise its pages would have nowhere to come back to.
+    for (file, text) in [("memory.limit_in_bytes", "-1"), ("memory.high", "max")] {
+        if group.0.join(file).exists() {
+            fs::write(group.0.join(file), text).unwrap();
+        }
+    }
+    support::run(&mut stage.spillway(&["swap", "off"])).done("swap off");
+    let said = running.end().done("the verifier");
+    assert!(said.text().contains("wrong 0"), "{}", said.text());
+    drop(group);
+    stage.assert_clean();
+}
+
+#[test]
+fn the_status_of_a_swap_device_is_told() {
+    let Some(mut stage) = Stage::set(&[]) else { return };
+    swap_on(&mut stage);
+    let said = support::run(&mut stage.spillway(&["swap", "status", "--json"])).done("swap status");
+    let status: serde_json::Value = serde_json::from_slice(&said.output).unwrap();
+    let item = &status["items"][0];
+    assert_eq!((item["name"].as_str(), item["state"].as_str()), (Some("swap"), Some("running")));
+    assert_eq!(item["report"]["device"]["donors"][0]["state"], "connected");
+    let people = support::run(&mut stage.spillway(&["swap", "status"])).done("swap status");
+    assert!(people.text().contains("priority"), "{}", people.text());
+    support::run(&mut stage.spillway(&["swap", "off"])).done("swap off");
+    stage.assert_clean();
+}

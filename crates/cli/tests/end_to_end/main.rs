@@ -1,0 +1,22 @@
+//! Real programs on the real kernel with part of their memory lent, and everything that can go wrong meanwhile.
+//!
+//! All tests share the kernel's swap, so each takes one lock (see [`stage`]) and takes everything down when it ends, also on
+//! failure. Nothing here depends on speed: every wait has a generous deadline.
+//!
+//! - [`programs`]: exact output at 50 and 25 % for programs of every kind; [`servers`]: for servers with clients.
+//! - [`manners`]: exit status, signals, and what a killed run leaves.
+//! - [`plain_device`]: file systems and fio on a plain device; [`machine_swap`]: `swap on` and `off`.
+//! - [`chaos`]: donors die, stop and come back; [`overcommit`]: many programs far beyond their budget.
+
+#[path = "../support/mod.rs"]
+#[allow(dead_code)]
+mod support;
+
+mod chaos;
+mod machine_swap;
+mod manners;
+mod overcommit;
+mod plain_device;
+mod programs;
+mod servers;
+mod stage;

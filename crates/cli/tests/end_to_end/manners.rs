@@ -1,0 +1,160 @@
+//! `run` behaves as the program would: exit status, signals, terminal; and a run that is killed leaves nothing for long.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use crate::stage::Stage;
+use crate::support::{self, Running, wait_until};
+
+const SMALL: [&str; 4] = ["--lend", "64M", "--slab-size", "4M"];
+
+/// Waits until the run's program has said, with a file, that it runs.
+fn wait_for_file(path: &std::path::Path) {
+    wait_until("the program to start", || path.exists().then_some(()));
+}
+
+/// A run of a shell script that can use `$FILE` to say that it runs.
+fn start_script(stage: &Stage, script: &str) -> (Running, std::path::PathBuf) {
+    let file = stage.disk().join("started");
+    let mut command = stage.run(&SMALL, &["sh", "-c", script]);
+    command.env("FILE", &file);
+    (Running::start(&mut command), file)
+}
+
+#[test]
+fn the_exit_status_is_the_programs() {
+    let Some(stage) = Stage::set(&["sh"]) else { return };
+    for status in [0, 7, 255] {
+        let said =
+            support::run(&mut stage.run(&SMALL, &["sh", "-c", &format!("echo out; echo err >&2; exit {status}")]));
+        assert_eq!(said.status.code(), Some(status), "{}", said.errors);
+        assert_eq!(said.text(), "out\n");
+        assert!(said.errors.contains("err\n"));
+    }
+    let said = support::run(&mut stage.run(&SMALL, &["sh", "-c", "kill -s SEGV $$"]));
+    assert_eq!(said.status.signal(), Some(11), "{}: {}", said.status, said.errors);
+    stage.assert_clean();
+}
+
+#[test]
+fn signals_reach_the_program() {
+    let Some(stage) = Stage::set(&["sh"]) else { return };
+    let script = "trap 'echo got it; exit 5' USR1; touch $FILE; while :; do sleep 0.05; done";
+    let (running, file) = start_script(&stage, script);
+    wait_for_file(&file);
+    running.signal("USR1");
+    let said = running.end();
+    assert_eq!((said.status.code(), said.text().as_str()), (Some(5), "got it\n"), "{}", said.errors);
+    stage.assert_clean();
+}
+
+#[test]
+fn a_program_that_is_terminated_ends_its_run_the_same_way() {
+    let Some(stage) = Stage::set(&["sh"]) else { return };
+    for (name, number) in [("TERM", 15), ("INT", 2), ("HUP", 1)] {
+        let (running, file) = start_script(&stage, "touch $FILE; exec sleep 1000");
+        wait_for_file(&file);
+        running.signal(name);
+        let said = running.end();
+        assert_eq!(said.status.signal(), Some(number), "{name}: {} {}", said.status, said.errors);
+        std::fs::remove_file(file).unwrap();
+        stage.assert_clean();
+    }
+}
+
+#[test]
+fn an_interruption_while_setting_up_leaves_nothing() {
+    let Some(stage) = Stage::set(&["sh"]) else { return };
+    let mut delay_ms = 0;
+    // At several moments of the set-up, wherever they fall on this machine.
+    for _ in 0..6 {
+        let (running, _) = start_script(&stage, "exec sleep 1000");
+        std::thread::sleep(std::time::Duration::from_millis(delay_ms));
+        running.signal("INT");
+        let said = running.end();
+        assert_eq!(said.status.signal(), Some(2), "after {delay_ms} ms: {} {}", said.status, said.errors);
+        stage.assert_clean();
+        delay_ms = delay_ms * 2 + 25;
+    }
+}
+
+#[test]
+fn programs_left_in_the_background_live_on() {
+    let Some(stage) = Stage::set(&["sh"]) else { return };
+    let file = stage.disk().join("pid");
+    let script = format!("sleep 1000 >/dev/null 2>&1 & echo $! > {}", file.display());
+    support::run(&mut stage.run(&SMALL, &["sh", "-c", &script])).done("run");
+    let pid = std::fs::read_to_string(file).unwrap();
+    let alive = Command::new("kill").args(["-0", pid.trim()]).status().unwrap().success();
+    support::signal(pid.trim().parse().unwrap(), "KILL");
+    assert!(alive, "the background process ended with the run");
+    stage.assert_clean();
+}
+
+#[test]
+fn a_killed_run_is_taken_down_by_others() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let verifier = stage.compile("verifier", &[]);
+    let program = [verifier.to_str().unwrap(), "64", "1000", "1"];
+    let options = ["--local", "16M", "--lend", "128M", "--slab-size", "4M"];
+    let running = Running::start(&mut stage.run(&options, &program));
+    wait_until("pages to be lent", || {
+        let runs = stage.items("run");
+        let swapped = runs.first()?["report"]["usage"]["swapped_bytes"].as_u64()?;
+        (swapped > 8 << 20).then_some(())
+    });
+    running.signal("KILL");
+    let said = running.end();
+    assert_eq!(said.status.signal(), Some(9));
+    // Its device's process notices, and everything goes without anybody's doing.
+    wait_until("the remains to go", || {
+        let status = stage.status();
+        status["items"].as_array().unwrap().is_empty().then_some(())
+    });
+    stage.assert_clean();
+}
+
+#[test]
+fn a_run_killed_with_all_its_helpers_is_mended() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let verifier = stage.compile("verifier", &[]);
+    let program = [verifier.to_str().unwrap(), "48", "1000", "2"];
+    let options = ["--local", "16M", "--lend", "128M", "--slab-size", "4M"];
+    let running = Running::start(&mut stage.run(&options, &program));
+    wait_until("pages to be lent", || {
+        let runs = stage.items("run");
+        (runs.first()?["report"]["usage"]["swapped_bytes"].as_u64()? > 8 << 20).then_some(())
+    });
+    let helpers: Vec<u64> = ["device", "donor"]
+        .iter()
+        .flat_map(|kind| stage.items(kind))
+        .map(|item| item["pid"].as_u64().unwrap())
+        .collect();
+    assert_eq!(helpers.len(), 4);
+    for pid in helpers {
+        support::signal(u32::try_from(pid).unwrap(), "KILL");
+    }
+    running.signal("KILL");
+    running.end();
+    // The program loses its pages and its run; whatever it was doing, it ends and the next mending removes the rest.
+    wait_until("mending to succeed", || {
+        let said = support::run(&mut stage.spillway(&["doctor", "--mend", "--json"]));
+        (said.status.success() && stage.status()["items"].as_array().unwrap().is_empty()).then_some(())
+    });
+    stage.assert_clean();
+}
+
+#[test]
+fn statistics_and_a_summary_are_told() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let exerciser = stage.compile("exerciser", &[]);
+    let program = [exerciser.to_str().unwrap(), "fork", "48", "/nonexistent"];
+    let options = ["--local", "50%", "--lend", "128M", "--slab-size", "4M", "--summary"];
+    let said = support::run(&mut stage.run(&options, &program)).done("run");
+    assert!(said.errors.contains("pages out"), "{}", said.errors);
+    let statistics = stage.statistics();
+    assert_eq!(statistics["ending"]["exited"], 0);
+    assert!(statistics["memory"]["footprint_bytes_max"].as_u64().unwrap() > 40 << 20, "{statistics:#}");
+    assert!(statistics["device"]["device"]["traffic"]["pages_out"].as_u64().unwrap() > 0, "{statistics:#}");
+    stage.assert_clean();
+}

@@ -1,0 +1,158 @@
+//! A plain device: fio with verification, file systems, and discard.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::stage::Stage;
+use crate::support;
+
+/// A device on two donors; switched off by the stage if the test fails.
+fn device_on(stage: &mut Stage, size: &str) -> PathBuf {
+    stage.donor("320M");
+    stage.donor("320M");
+    let donors = stage.donor_options();
+    let donors: Vec<&str> = donors.iter().map(String::as_str).collect();
+    let options = ["device", "on", "--size", size, "--slab-size", "4M", "--redundancy", "none", "--key", "none"];
+    let said = support::run(&mut stage.spillway(&[&options[..], &donors].concat())).done("device on");
+    let path = PathBuf::from(said.text().trim());
+    assert!(path.starts_with("/dev"), "{}", path.display());
+    path
+}
+
+fn device_off(stage: &Stage) {
+    support::run(&mut stage.spillway(&["device", "off"])).done("device off");
+    stage.assert_clean();
+}
+
+/// Pages that the device says it stores.
+fn pages_stored(stage: &Stage) -> u64 {
+    stage.items("device")[0]["report"]["device"]["pages_stored"].as_u64().unwrap()
+}
+
+fn fio(device: &Path, options: &[&str]) {
+    let file = format!("--filename={}", device.display());
+    let common = ["--name=verify", &file, "--direct=1", "--ioengine=libaio", "--verify=crc32c", "--verify_fatal=1"];
+    support::run(Command::new("fio").args(common).args(options)).done("fio");
+}
+
+#[test]
+fn fio_finds_what_it_wrote() {
+    let Some(mut stage) = Stage::set(&["fio"]) else { return };
+    let device = device_on(&mut stage, "256M");
+    let several = ["--numjobs=4", "--size=64M", "--offset_increment=64M"];
+    fio(&device, &[&["--rw=randwrite", "--bs=4k", "--iodepth=16"], &several[..]].concat());
+    fio(&device, &[&["--rw=write", "--bs=1M", "--iodepth=4"], &several[..]].concat());
+    fio(&device, &[&["--rw=randwrite", "--bsrange=4k-1M", "--iodepth=8"], &several[..]].concat());
+    fio(&device, &["--rw=randrw", "--bs=128k", "--iodepth=16", "--size=256M"]);
+    fio(&device, &["--rw=randwrite", "--bs=4k", "--iodepth=1", "--size=16M"]);
+    device_off(&stage);
+}
+
+#[test]
+fn discarded_ranges_read_as_zero_and_go_back_to_donors() {
+    let Some(mut stage) = Stage::set(&["fio", "blkdiscard"]) else { return };
+    let device = device_on(&mut stage, "128M");
+    fio(&device, &["--rw=write", "--bs=1M", "--iodepth=4", "--size=128M", "--do_verify=0"]);
+    let full = pages_stored(&stage);
+    assert_eq!(full, 128 << 20 >> 12);
+    // Discards between writes and reads of other jobs.
+    let name = format!("--filename={}", device.display());
+    let mixed =
+        ["--name=trim", "--rw=randtrim", "--bs=64k", "--offset=64M", "--size=64M", "--ioengine=libaio", "--direct=1"];
+    let checked = [
+        "--name=checked",
+        "--rw=randwrite",
+        "--bs=16k",
+        "--size=64M",
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--ioengine=libaio",
+        "--direct=1",
+        "--iodepth=8",
+    ];
+    support::run(Command::new("fio").arg(&name).args(mixed).arg(&name).args(checked)).done("fio with discards");
+    support::run(Command::new("blkdiscard").args(["--offset", "67108864", "--length", "67108864"]).arg(&device))
+        .done("blkdiscard");
+    let mut half = Vec::new();
+    let said = support::run(Command::new("dd").arg(format!("if={}", device.display())).args([
+        "bs=1M",
+        "skip=64",
+        "iflag=direct",
+    ]))
+    .done("dd");
+    half.extend(said.output);
+    assert_eq!(half.len(), 64 << 20);
+    assert!(half.iter().all(|byte| *byte == 0), "a discarded range is not zero");
+    assert!(pages_stored(&stage) <= full / 2, "discarded pages are still stored");
+    device_off(&stage);
+}
+
+#[test]
+fn a_file_system_keeps_a_tree_of_files() {
+    let Some(mut stage) = Stage::set(&["mkfs.ext4", "fsck.ext4", "mount", "cp", "diff"]) else { return };
+    let device = device_on(&mut stage, "256M");
+    let tree = stage.disk().join("tree");
+    make_tree(&tree);
+    let place = stage.disk().join("mounted");
+    fs::create_dir(&place).unwrap();
+    support::run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&device)).done("mkfs");
+    let mount = Mount::new(&device, &place);
+    support::run(Command::new("cp").arg("-r").arg(&tree).arg(&place)).done("cp");
+    // In use it cannot be switched off, and stays as it was.
+    let said = support::run(&mut stage.spillway(&["device", "off"]));
+    assert_eq!(said.status.code(), Some(1), "{}", said.errors);
+    support::run(Command::new("diff").arg("-r").arg(&tree).arg(place.join("tree"))).done("diff");
+    drop(mount);
+    support::run(Command::new("fsck.ext4").args(["-f", "-n"]).arg(&device)).done("fsck");
+    let mount = Mount::new(&device, &place);
+    support::run(Command::new("diff").arg("-r").arg(&tree).arg(place.join("tree"))).done("diff after fsck");
+    fs::remove_dir_all(place.join("tree")).unwrap();
+    support::run(Command::new("fstrim").arg(&place)).done("fstrim");
+    drop(mount);
+    support::run(Command::new("fsck.ext4").args(["-f", "-n"]).arg(&device)).done("second fsck");
+    device_off(&stage);
+}
+
+/// A mounted file system, unmounted when dropped.
+struct Mount<'a>(&'a Path);
+
+impl<'a> Mount<'a> {
+    fn new(device: &Path, place: &'a Path) -> Self {
+        support::run(Command::new("mount").arg(device).arg(place)).done("mount");
+        Self(place)
+    }
+}
+
+impl Drop for Mount<'_> {
+    fn drop(&mut self) {
+        let said = support::run(Command::new("umount").arg(self.0));
+        if !said.status.success() {
+            eprintln!("umount: {}", said.errors);
+        }
+    }
+}
+
+fn make_tree(root: &Path) {
+    for folder in 0..20_u32 {
+        let folder_path = root.join(format!("folder{folder}/deeper"));
+        fs::create_dir_all(&folder_path).unwrap();
+        for file in 0..25_u32 {
+            let line = format!("{folder} {file} {}\n", folder * 7919 + file);
+            fs::write(folder_path.join(format!("file{file}")), line.repeat((file * file * 13 + 1) as usize)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_on_cannot_be_switched_on_again() {
+    let Some(mut stage) = Stage::set(&[]) else { return };
+    device_on(&mut stage, "64M");
+    let donors = stage.donor_options();
+    let options = ["device", "on", "--size", "64M", "--redundancy", "none", "--key", "none", &donors[0], &donors[1]];
+    let said = support::run(&mut stage.spillway(&options));
+    assert_eq!(said.status.code(), Some(1));
+    assert!(said.errors.contains("already on") && said.errors.contains("--name"), "{}", said.errors);
+    assert_eq!(stage.items("device").len(), 1);
+    device_off(&stage);
+}

@@ -1,0 +1,214 @@
+//! Exact output at 50 and 25 % of the footprint, for programs of every kind.
+
+use std::fs;
+use std::process::Command;
+
+use crate::stage::Stage;
+use crate::support::{self, skip};
+
+/// How much these tests borrow: all of their programs stay below it.
+const LEND: &str = "384M";
+
+/// Runs a program with all of its memory local and with two budgets; its output must be the same.
+fn same_output(stage: &Stage, program: &[&str]) {
+    let native = support::run(Command::new(program[0]).args(&program[1..])).done("all local");
+    for local in ["50%", "25%"] {
+        let mut command = stage.run(&["--local", local, "--lend", LEND, "--slab-size", "4M"], program);
+        let lent = support::run(&mut command).done(local);
+        assert!(lent.output == native.output, "{program:?} at {local} wrote something else\nstderr: {}", lent.errors);
+        let statistics = stage.statistics();
+        assert_eq!(statistics["out_of_memory_kills"], 0, "{statistics:#}");
+        assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
+        assert!(statistics["memory"]["swapped_bytes_max"].as_u64().unwrap() > 0, "nothing was lent: {statistics:#}");
+    }
+    stage.assert_clean();
+}
+
+/// As [`same_output`], for a script in a language.
+fn same_output_of_script(stage: &Stage, interpreter: &[&str], name: &str, script: &str) {
+    let path = stage.disk().join(name);
+    fs::write(&path, script).unwrap();
+    let path = path.to_str().unwrap();
+    same_output(stage, &[interpreter, &[path]].concat());
+}
+
+fn exerciser(mode: &str, options: &[&str]) {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let binary = stage.compile("exerciser", options);
+    let scratch = stage.disk().join("scratch");
+    same_output(&stage, &[binary.to_str().unwrap(), mode, "96", scratch.to_str().unwrap()]);
+}
+
+#[test]
+fn forked_children_have_their_own_memory() {
+    exerciser("fork", &[]);
+}
+
+#[test]
+fn executed_programs_start_afresh() {
+    exerciser("exec", &[]);
+}
+
+#[test]
+fn moved_and_resized_mappings_keep_their_pages() {
+    exerciser("mremap", &[]);
+}
+
+#[test]
+fn direct_io_reads_and_writes_lent_pages() {
+    exerciser("direct", &[]);
+}
+
+#[test]
+fn io_uring_reads_and_writes_lent_pages() {
+    exerciser("uring", &[]);
+}
+
+#[test]
+fn huge_pages_are_lent_in_parts() {
+    exerciser("huge", &[]);
+}
+
+#[test]
+fn locked_pages_stay_local() {
+    exerciser("mlock", &[]);
+}
+
+#[test]
+fn static_programs_need_nothing_of_their_own() {
+    exerciser("fork", &["-static"]);
+}
+
+#[test]
+fn sort_writes_what_it_always_writes() {
+    let Some(stage) = Stage::set(&["sort"]) else { return };
+    let input = stage.disk().join("input");
+    fs::write(&input, lines(600_000)).unwrap();
+    same_output(&stage, &["sort", "--buffer-size=256M", "--parallel=2", input.to_str().unwrap()]);
+}
+
+/// Lines in no order, the same at every call.
+fn lines(count: u64) -> String {
+    let mut state: u64 = 88_172_645_463_325_252;
+    let mut text = String::new();
+    for _ in 0..count {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        text.push_str(&format!("{state:016x} some words that make the line longer {:04}\n", state % 9973));
+    }
+    text
+}
+
+#[test]
+fn python_and_numpy_compute_the_same() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
+    if !Command::new("/usr/bin/python3").args(["-c", "import numpy"]).status().is_ok_and(|status| status.success()) {
+        return skip("numpy (apt-get install python3-numpy)");
+    }
+    let script = "import hashlib, numpy\n\
+        random = numpy.random.RandomState(7)\n\
+        table = random.randint(0, 1 << 40, size=(6 << 20), dtype=numpy.int64)\n\
+        order = numpy.argsort(table, kind='stable')\n\
+        print(hashlib.sha256(table[order].tobytes()).hexdigest())\n\
+        words = {i: str(i * 7919 % 1000003) for i in range(200000)}\n\
+        print(hashlib.sha256(''.join(words[i] for i in sorted(words, key=words.get)).encode()).hexdigest())\n\
+        print(int((table.reshape(1024, -1) % 1000003).sum(axis=0).max()))\n";
+    same_output_of_script(&stage, &["/usr/bin/python3"], "compute.py", script);
+}
+
+#[test]
+fn sqlite_answers_the_same() {
+    let Some(stage) = Stage::set(&["sqlite3"]) else { return };
+    let script = "PRAGMA temp_store=MEMORY; PRAGMA cache_size=-200000;\n\
+        CREATE TABLE pairs(key INTEGER PRIMARY KEY, value TEXT, other INTEGER);\n\
+        WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 400000)\n\
+        INSERT INTO pairs SELECT n, printf('%064d', n * 7919 % 1000003), n * 104729 % 65537 FROM numbers;\n\
+        CREATE INDEX by_other ON pairs(other, value);\n\
+        SELECT count(*), sum(other), min(value), max(value) FROM pairs;\n\
+        SELECT other, count(*), max(key) FROM pairs GROUP BY other ORDER BY count(*) DESC, other LIMIT 20;\n\
+        DELETE FROM pairs WHERE other % 3 = 0;\n\
+        SELECT count(*), sum(key * other % 1009) FROM pairs;\n\
+        PRAGMA integrity_check;\n";
+    let path = stage.disk().join("queries.sql");
+    fs::write(&path, script).unwrap();
+    let read = format!(".read {}", path.display());
+    same_output(&stage, &["sqlite3", ":memory:", &read]);
+}
+
+#[test]
+fn a_compiler_writes_the_same_object() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let source = stage.disk().join("large.c");
+    fs::write(&source, large_source(1500)).unwrap();
+    same_output(&stage, &["gcc", "-O2", "-S", "-o", "/dev/stdout", source.to_str().unwrap()]);
+}
+
+/// Many small functions that an optimizer has something to do with.
+fn large_source(functions: usize) -> String {
+    let mut text = String::new();
+    for number in 0..functions {
+        text.push_str(&format!(
+            "unsigned f{number}(unsigned *a, unsigned n) {{ unsigned s = {number}; \
+             for (unsigned i = 0; i < n; i++) {{ s = s * 31 + a[i] % {}; a[i] ^= s >> {}; \
+             switch (s % 7) {{ case 0: s += i; break; case 3: s ^= a[i]; break; case 5: s -= n; }} }} return s; }}\n",
+            number % 97 + 2,
+            number % 13 + 1
+        ));
+    }
+    text.push_str("unsigned all(unsigned *a, unsigned n) { unsigned s = 0;\n");
+    for number in 0..functions {
+        text.push_str(&format!("s += f{number}(a, n);\n"));
+    }
+    text.push_str("return s; }\n");
+    text
+}
+
+#[test]
+fn java_collects_its_garbage() {
+    let Some(stage) = Stage::set(&["java", "javac"]) else { return };
+    let source = "import java.util.*;\n\
+        public class Churn {\n\
+          public static void main(String[] arguments) {\n\
+            Map<Integer, byte[]> kept = new HashMap<>();\n\
+            long sum = 0;\n\
+            Random random = new Random(5);\n\
+            for (int i = 0; i < 60000; i++) {\n\
+              byte[] piece = new byte[random.nextInt(8192) + 16];\n\
+              Arrays.fill(piece, (byte) i);\n\
+              byte[] old = kept.put(random.nextInt(12000), piece);\n\
+              if (old != null) sum += old[old.length / 2] + old.length;\n\
+            }\n\
+            for (byte[] piece : kept.values()) for (byte part : piece) sum = sum * 31 + part;\n\
+            System.out.println(kept.size() + \" \" + sum);\n\
+          }\n\
+        }\n";
+    let path = stage.disk().join("Churn.java");
+    fs::write(&path, source).unwrap();
+    support::run(Command::new("javac").arg("-d").arg(stage.disk()).arg(&path)).done("javac");
+    let classes = stage.disk().to_str().unwrap();
+    same_output(&stage, &["java", "-Xms32m", "-Xmx160m", "-XX:+UseSerialGC", "-cp", classes, "Churn"]);
+}
+
+#[test]
+fn a_pipeline_of_programs_shares_one_budget() {
+    let Some(stage) = Stage::set(&["sh", "sort", "sha256sum"]) else { return };
+    let input = stage.disk().join("input");
+    fs::write(&input, lines(300_000)).unwrap();
+    let script = format!(
+        "sort --buffer-size=64M {0} | tee {1} | sort -r --buffer-size=64M | sha256sum; wc -l < {1}",
+        input.display(),
+        stage.disk().join("sorted").display()
+    );
+    same_output(&stage, &["sh", "-c", &script]);
+}
+
+#[test]
+fn memory_that_is_all_local_pages_nothing() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let binary = stage.compile("exerciser", &[]);
+    let program = [binary.to_str().unwrap(), "mremap", "64", "/nonexistent"];
+    support::run(&mut stage.run(&["--local", "100%", "--lend", "64M", "--slab-size", "4M"], &program)).done("100%");
+    assert_eq!(stage.statistics()["memory"]["swapped_bytes_max"], 0);
+    stage.assert_clean();
+}

@@ -1,0 +1,150 @@
+//! Servers with part of their memory lent, asked by clients: redis with a snapshot, and memcached.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::stage::Stage;
+use crate::support::{DEADLINE, Running, wait_until};
+
+const OPTIONS: [&str; 4] = ["--lend", "384M", "--slab-size", "4M"];
+
+/// A connection on which every answer has a deadline.
+fn connect(socket: &Path) -> Option<BufReader<UnixStream>> {
+    let stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream.set_write_timeout(Some(DEADLINE)).unwrap();
+    Some(BufReader::new(stream))
+}
+
+fn read_line(client: &mut BufReader<UnixStream>) -> String {
+    let mut line = String::new();
+    client.read_line(&mut line).expect("the server answers");
+    line.trim_end().to_owned()
+}
+
+/// Sends a redis command and gives the answer's first line, or its bulk text.
+fn redis(client: &mut BufReader<UnixStream>, command: &str) -> String {
+    client.get_mut().write_all(format!("{command}\r\n").as_bytes()).expect("the server listens");
+    let line = read_line(client);
+    let Some(length) = line.strip_prefix('$').and_then(|length| length.parse::<usize>().ok()) else { return line };
+    let mut bulk = vec![0; length + 2];
+    client.read_exact(&mut bulk).expect("the server answers in full");
+    String::from_utf8_lossy(&bulk[..length]).into_owned()
+}
+
+/// A redis server in `directory`, as the end of a command line.
+fn redis_server(directory: &Path, socket: &Path) -> Vec<String> {
+    let (directory, socket) = (directory.display(), socket.display());
+    format!(
+        "redis-server --port 0 --unixsocket {socket} --dir {directory} --dbfilename snapshot.rdb --appendonly no \
+         --enable-debug-command yes --save"
+    )
+    .split(' ')
+    .map(str::to_owned)
+    .chain([String::new()])
+    .collect()
+}
+
+fn redis_client(socket: &Path, server: &mut Running) -> BufReader<UnixStream> {
+    wait_until("redis to answer", || {
+        assert!(!server.has_ended(), "redis ended");
+        let mut client = connect(socket)?;
+        (redis(&mut client, "PING") == "+PONG").then_some(client)
+    })
+}
+
+/// Fills a server; gives the digest of everything in it.
+fn fill_redis(client: &mut BufReader<UnixStream>) -> String {
+    assert_eq!(redis(client, "DEBUG POPULATE 60000 key 1000"), "+OK");
+    for number in (0..60000).step_by(7) {
+        assert_eq!(redis(client, &format!("SET key:{number} changed-{}", number * 31)), "+OK");
+    }
+    redis(client, "DEBUG DIGEST")
+}
+
+fn redis_at(local: &str) {
+    let Some(stage) = Stage::set(&["redis-server"]) else { return };
+    let sockets = crate::support::registry_directory();
+    let socket = sockets.path().join("redis.sock");
+    let arguments = redis_server(stage.disk(), &socket);
+    let program: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut server = Running::start(Command::new(program[0]).args(&program[1..]));
+    let mut client = redis_client(&socket, &mut server);
+    let expected = fill_redis(&mut client);
+    server.signal("KILL");
+    server.end();
+
+    std::fs::remove_file(&socket).unwrap();
+    let mut server = Running::start(&mut stage.run(&[&["--local", local], &OPTIONS[..]].concat(), &program));
+    let mut client = redis_client(&socket, &mut server);
+    assert_eq!(fill_redis(&mut client), expected);
+    // A snapshot is written by a forked child that walks all memory while the parent changes it.
+    assert!(redis(&mut client, "BGSAVE").starts_with('+'));
+    for number in 0..5000 {
+        redis(&mut client, &format!("SET key:{number} while-saving"));
+    }
+    let status = wait_until("the snapshot", || {
+        let text = redis(&mut client, "INFO persistence");
+        text.contains("rdb_bgsave_in_progress:0").then_some(text)
+    });
+    assert!(status.contains("rdb_last_bgsave_status:ok"), "{status}");
+    assert!(stage.disk().join("snapshot.rdb").exists());
+    server.signal("TERM");
+    server.end().done("redis");
+    assert!(stage.statistics()["memory"]["swapped_bytes_max"].as_u64().unwrap() > 0);
+
+    // The snapshot is what it was at the fork: all local, it has the digest from before the last changes.
+    std::fs::remove_file(&socket).ok();
+    let mut server = Running::start(Command::new(program[0]).args(&program[1..]));
+    let mut client = redis_client(&socket, &mut server);
+    wait_until("the snapshot to be loaded", || (!redis(&mut client, "DBSIZE").starts_with("-LOADING")).then_some(()));
+    assert_eq!(redis(&mut client, "DEBUG DIGEST"), expected);
+    server.signal("KILL");
+    server.end();
+    stage.assert_clean();
+}
+
+#[test]
+fn redis_at_half_saves_and_answers_the_same() {
+    redis_at("50%");
+}
+
+#[test]
+fn redis_at_a_quarter_saves_and_answers_the_same() {
+    redis_at("25%");
+}
+
+#[test]
+fn memcached_gives_back_what_it_was_given() {
+    let Some(stage) = Stage::set(&["memcached"]) else { return };
+    for local in ["50%", "25%"] {
+        let sockets = crate::support::registry_directory();
+        let socket = sockets.path().join("memcached.sock");
+        let program = ["memcached", "-u", "root", "-m", "256", "-t", "2", "-s", socket.to_str().unwrap()];
+        let mut server = Running::start(&mut stage.run(&[&["--local", local], &OPTIONS[..]].concat(), &program));
+        let mut client = wait_until("memcached to answer", || {
+            assert!(!server.has_ended(), "memcached ended");
+            connect(&socket)
+        });
+        let value = |number: usize| format!("{number:08}").repeat(250);
+        for number in 0..40_000 {
+            let request = format!("set key{number} 0 0 2000 noreply\r\n{}\r\n", value(number));
+            client.get_mut().write_all(request.as_bytes()).expect("memcached listens");
+        }
+        for number in (0..40_000).rev() {
+            client.get_mut().write_all(format!("get key{number}\r\n").as_bytes()).expect("memcached listens");
+            assert_eq!(read_line(&mut client), format!("VALUE key{number} 0 2000"));
+            assert!(read_line(&mut client) == value(number), "key{number} is wrong");
+            assert_eq!(read_line(&mut client), "END");
+        }
+        server.signal("TERM");
+        // It ends by the signal or with 0, by its version.
+        server.end();
+        assert!(stage.statistics()["memory"]["swapped_bytes_max"].as_u64().unwrap() > 0);
+        std::thread::sleep(Duration::ZERO);
+    }
+    stage.assert_clean();
+}

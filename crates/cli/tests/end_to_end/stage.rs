@@ -1,0 +1,199 @@
+//! What a test stands on: the lock, a registry and a disk of its own, donors, and the way out.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde_json::Value;
+
+use crate::support::{self, Running, Said, has_program, is_root, skip, wait_until};
+
+static LOCK: Mutex<()> = Mutex::new(());
+
+/// One test's world. Dropping it ends and removes everything that the test started.
+pub(crate) struct Stage {
+    donors: Vec<Donor>,
+    registry: tempfile::TempDir,
+    disk: tempfile::TempDir,
+    // Released last: other processes' tests, then other threads'.
+    _file_lock: File,
+    _lock: MutexGuard<'static, ()>,
+}
+
+/// A donor process of a test.
+pub(crate) struct Donor {
+    name: String,
+    socket: PathBuf,
+    memory: String,
+    process: Option<Running>,
+}
+
+/// What this machine lacks for swapping to donors.
+fn lacking() -> Option<&'static str> {
+    let paths = [("/dev/fuse", "FUSE"), ("/dev/loop-control", "loop devices"), ("/proc/swaps", "swap")];
+    if !is_root() {
+        return Some("root");
+    }
+    if !fs::read_to_string("/proc/self/mounts").unwrap_or_default().lines().any(|line| line.contains("cgroup")) {
+        return Some("memory cgroups");
+    }
+    paths.iter().find(|(path, _)| !Path::new(path).exists()).map(|(_, name)| *name)
+}
+
+impl Stage {
+    /// Sets the stage, or says what is missing for it, programs included.
+    pub(crate) fn set(programs: &[&str]) -> Option<Self> {
+        let missing = lacking().or_else(|| programs.iter().copied().find(|program| !has_program(program)));
+        if let Some(missing) = missing {
+            skip(missing);
+            return None;
+        }
+        // A test that failed has cleaned up; the others go on.
+        let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        let file_lock =
+            File::create(std::env::temp_dir().join("spillway-end-to-end.lock")).expect("the lock file can be made");
+        rustix::fs::flock(&file_lock, rustix::fs::FlockOperation::LockExclusive).expect("the lock can be taken");
+        Some(Self {
+            donors: Vec::new(),
+            registry: support::registry_directory(),
+            disk: support::disk_directory(),
+            _file_lock: file_lock,
+            _lock: lock,
+        })
+    }
+
+    /// A directory on a disk.
+    pub(crate) fn disk(&self) -> &Path {
+        self.disk.path()
+    }
+
+    /// `spillway` in this stage's registry.
+    pub(crate) fn spillway(&self, arguments: &[&str]) -> Command {
+        let mut command = support::spillway(&self.registry.path().join("r"));
+        command.args(arguments);
+        command
+    }
+
+    /// `spillway run` with a program, which reports into [`Stage::statistics`].
+    pub(crate) fn run(&self, options: &[&str], program: &[&str]) -> Command {
+        let mut command = self.spillway(&["run", "--stats"]);
+        command.arg(self.disk().join("statistics.json")).args(options).arg("--").args(program);
+        command
+    }
+
+    /// What the last run told.
+    pub(crate) fn statistics(&self) -> Value {
+        let text = fs::read(self.disk().join("statistics.json")).expect("the run wrote its statistics");
+        serde_json::from_slice(&text).expect("statistics are JSON")
+    }
+
+    /// Compiles one of the C programs.
+    pub(crate) fn compile(&self, name: &str, options: &[&str]) -> PathBuf {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/end_to_end/programs").join(format!("{name}.c"));
+        let binary = self.disk().join(name);
+        support::run(Command::new("gcc").args(["-O2", "-o"]).arg(&binary).arg(source).args(options)).done("gcc");
+        binary
+    }
+
+    /// Starts a donor; gives its number.
+    pub(crate) fn donor(&mut self, memory: &str) -> usize {
+        let number = self.donors.len();
+        let socket = self.registry.path().join(format!("{number}.sock"));
+        self.donors.push(Donor { name: format!("d{number}"), socket, memory: memory.to_owned(), process: None });
+        self.start_donor(number);
+        number
+    }
+
+    /// Starts a donor again that has ended.
+    pub(crate) fn start_donor(&mut self, number: usize) {
+        let Donor { name, socket, memory, .. } = &self.donors[number];
+        let listen = format!("unix:{}", socket.display());
+        // A killed donor leaves its entry, which nobody else mends in this registry meanwhile.
+        support::run(&mut self.spillway(&["doctor", "--mend", "--json"]));
+        let mut command = self.spillway(&["donate", "--key", "none", "--headroom", "16M", "--slab-size", "4M"]);
+        command.args(["--name", name, "--memory", memory, "--listen", &listen]);
+        let socket = socket.clone();
+        let mut process = Running::start(&mut command);
+        wait_until("a donor to listen", || {
+            assert!(!process.has_ended(), "the donor ended: {}", fs::read_to_string(&socket).unwrap_or_default());
+            std::os::unix::net::UnixStream::connect(&socket).ok()
+        });
+        self.donors[number].process = Some(process);
+    }
+
+    /// Sends a donor a signal; after KILL it is gone.
+    pub(crate) fn signal_donor(&mut self, number: usize, name: &str) {
+        let process = self.donors[number].process.as_ref().expect("the donor runs");
+        process.signal(name);
+        if name == "KILL" {
+            self.donors[number].process.take().expect("the donor runs").end();
+        }
+    }
+
+    /// `--donor ADDRESS` for each donor.
+    pub(crate) fn donor_options(&self) -> Vec<String> {
+        let address = |donor: &Donor| format!("unix:{}", donor.socket.display());
+        self.donors.iter().flat_map(|donor| ["--donor".to_owned(), address(donor)]).collect()
+    }
+
+    /// `spillway status --json`.
+    pub(crate) fn status(&self) -> Value {
+        let said = support::run(&mut self.spillway(&["status", "--json"])).done("status");
+        serde_json::from_slice(&said.output).expect("status is JSON")
+    }
+
+    /// The items of one kind in `status`.
+    pub(crate) fn items(&self, kind: &str) -> Vec<Value> {
+        let status = self.status();
+        let items = status["items"].as_array().expect("items are a list");
+        items.iter().filter(|item| item["kind"] == kind).cloned().collect()
+    }
+
+    /// Nothing but donors may be left: no swap area of ours, no memory group, no entry.
+    pub(crate) fn assert_clean(&self) {
+        let status = self.status();
+        let left: Vec<&Value> = status["items"]
+            .as_array()
+            .expect("items are a list")
+            .iter()
+            .filter(|item| item["kind"] != "donor")
+            .collect();
+        assert!(left.is_empty(), "left behind: {left:#?}");
+        let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+        assert!(!swaps.contains("/dev/loop"), "swap is still on: {swaps}");
+        let said = support::run(&mut self.spillway(&["doctor", "--json"]));
+        let report: Value = serde_json::from_slice(&said.output).expect("doctor's report is JSON");
+        assert_eq!(report["remains"], serde_json::json!([]));
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // A stopped process ends at nothing but KILL.
+        for process in self.donors.iter().filter_map(|donor| donor.process.as_ref()) {
+            process.signal("CONT");
+        }
+        for device in ["swap", "device"] {
+            if self.registry.path().join("r").join(format!("device-{device}")).exists() {
+                let kind = if fs::read_to_string("/proc/swaps").unwrap_or_default().contains("/dev/loop") {
+                    "swap"
+                } else {
+                    "device"
+                };
+                let said = support::run(&mut self.spillway(&[kind, "off", "--name", device]));
+                report_failure(&said, "taking a device down");
+            }
+        }
+        self.donors.clear();
+        let said = support::run(&mut self.spillway(&["doctor", "--mend", "--json"]));
+        report_failure(&said, "mending");
+    }
+}
+
+/// While a test already fails, a second panic would end everything.
+fn report_failure(said: &Said, what: &str) {
+    if !said.status.success() {
+        eprintln!("{what}: {}\n{}", said.status, said.errors);
+    }
+}
