@@ -142,6 +142,32 @@ pub struct Storage {
     pub slab_size: Option<Size>,
 }
 
+/// Where a donor lends, as it says at its start.
+#[derive(Debug, Deserialize)]
+struct Places {
+    tcp: String,
+    unix: PathBuf,
+}
+
+impl Places {
+    fn parse(output: &str) -> Option<Self> {
+        serde_json::from_str(output.lines().next()?).ok()
+    }
+
+    /// The address for a transport. A borrower takes shared memory whenever it can reach the donor's socket; so for TCP the
+    /// socket goes.
+    fn address(&self, transport: Transport) -> Result<String, HarnessError> {
+        match transport {
+            Transport::SharedMemory => Ok(format!("unix:{}", self.unix.display())),
+            Transport::Tcp => {
+                let what = || format!("removing {}", self.unix.display());
+                std::fs::remove_file(&self.unix).map_err(HarnessError::system(what()))?;
+                Ok(self.tcp.clone())
+            }
+        }
+    }
+}
+
 /// A number that no other device, donor or run of this program has.
 fn next_number() -> u32 {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -182,21 +208,17 @@ impl Spillway {
         interrupt: &Interrupt,
     ) -> Result<Donor, HarnessError> {
         let name = format!("bench-{}-{}", std::process::id(), next_number());
-        let address = match transport {
-            Transport::SharedMemory => format!("unix:{}", self.directory.join(&name).with_extension("sock").display()),
-            Transport::Tcp => format!("127.0.0.1:{}", free_port()?),
-        };
         let mut command = pinned(&self.binary, cpu);
-        command.args(["donate", "--name", &name, "--memory", &memory.to_string(), "--headroom", HEADROOM]);
-        command.args(["--listen", &address]).arg("--key").arg(self.key());
-        let mut running = Running::start("a donor", &mut command, Collected::default())?;
-        interrupt.poll("the start of a donor", START_DEADLINE, || {
-            (answers(&address) || !running.is_running()).then_some(())
+        command.args(["donate", "--json", "--name", &name, "--memory", &memory.to_string(), "--headroom", HEADROOM]);
+        command.args(["--listen", "127.0.0.1:0"]).arg("--key").arg(self.key());
+        let output = Collected::default();
+        let mut running = Running::start("a donor", &mut command, output.clone())?;
+        let places = interrupt.poll("the start of a donor", START_DEADLINE, || {
+            let places = Places::parse(&output.text());
+            if places.is_some() || !running.is_running() { Some(places) } else { None }
         })?;
-        if !running.is_running() {
-            return Err(HarnessError::failed("spillway donate", running.messages.last_line()));
-        }
-        Ok(Donor { running, address })
+        let places = places.ok_or_else(|| HarnessError::failed("spillway donate", running.messages.last_line()))?;
+        Ok(Donor { running, address: places.address(transport)? })
     }
 
     fn storage_arguments(&self, command: &mut Command, storage: &Storage) {
@@ -301,20 +323,6 @@ fn find_device(value: &Value, name: &str, process: Option<i32>) -> Option<Device
     }
 }
 
-/// A TCP port that is free now.
-fn free_port() -> Result<u16, HarnessError> {
-    let listener =
-        std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(HarnessError::system("looking for a free port"))?;
-    Ok(listener.local_addr().map_err(HarnessError::system("looking for a free port"))?.port())
-}
-
-fn answers(address: &str) -> bool {
-    match address.strip_prefix("unix:") {
-        Some(path) => std::os::unix::net::UnixStream::connect(path).is_ok(),
-        None => std::net::TcpStream::connect(address).is_ok(),
-    }
-}
-
 impl DeviceReport {
     /// The process as an id.
     pub fn process(&self) -> Option<Pid> {
@@ -397,6 +405,22 @@ mod tests {
         assert_eq!(cleanup.run(), Vec::<String>::new());
         let log = std::fs::read_to_string(log).unwrap();
         assert!(log.contains("--local-memory") && log.contains(&format!("device off --name {name}")), "{log}");
+    }
+
+    #[test]
+    fn a_donor_is_reached_by_the_transport_that_was_asked_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("donor.sock");
+        std::fs::write(&socket, "").unwrap();
+        let line = serde_json::json!({"tcp": "127.0.0.1:7", "unix": socket, "more": 1});
+        let spillway = fake(directory.path(), &format!("echo '{line}'; exec sleep 100"));
+        let (memory, never) = (Size(1 << 20), Interrupt::never());
+        let shared = spillway.donor(memory, Transport::SharedMemory, None, &never).unwrap();
+        assert_eq!(shared.address, format!("unix:{}", socket.display()));
+        assert!(socket.exists());
+        let tcp = spillway.donor(memory, Transport::Tcp, None, &never).unwrap();
+        assert_eq!(tcp.address, "127.0.0.1:7");
+        assert!(!socket.exists(), "with its socket it would be reached over shared memory");
     }
 
     #[test]
