@@ -61,7 +61,7 @@ fn start(programs: &[&str]) -> Option<Demo> {
     std::fs::write(&stand_in, STAND_IN).unwrap();
     std::fs::set_permissions(&stand_in, std::fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_spillway-bench"));
-    command.args(["demo", "--quick", "--spillway"]).arg(&stand_in).arg("--directory").arg(work(directory.path()));
+    command.args(["demo", "--tiny", "--spillway"]).arg(&stand_in).arg("--directory").arg(work(directory.path()));
     programs.iter().for_each(|name| {
         command.args(["--only", name]);
     });

@@ -91,17 +91,12 @@ pub struct DeviceReport {
 }
 
 /// What `run --stats` writes.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunReport {
     /// The device under the program.
     pub device: DeviceReport,
-    /// The program's own time.
-    pub elapsed_seconds: f64,
-    /// The most that it used, local and lent.
-    pub footprint_bytes_max: u64,
-    /// Local memory at the end.
-    pub local_bytes: u64,
+    /// The program's own time; `None` where the product does not tell.
+    pub seconds: Option<f64>,
 }
 
 /// How a donor is reached.
@@ -305,7 +300,22 @@ impl RunReport {
     pub fn read(path: &Path) -> Result<Self, HarnessError> {
         let what = || format!("reading the statistics in {}", path.display());
         let text = std::fs::read_to_string(path).map_err(HarnessError::system(what()))?;
-        serde_json::from_str(&text).map_err(HarnessError::system(what()))
+        let value: Value = serde_json::from_str(&text).map_err(HarnessError::system(what()))?;
+        let device = find_any_device(&value).ok_or_else(|| HarnessError::failed(what(), "it tells of no device"))?;
+        let seconds = ["wall_seconds", "elapsed_seconds"].iter().find_map(|name| value.get(name)?.as_f64());
+        Ok(Self { device, seconds })
+    }
+}
+
+/// The first device anywhere in `value`: the statistics of a run have one.
+fn find_any_device(value: &Value) -> Option<DeviceReport> {
+    if value.get("traffic").is_some() {
+        return serde_json::from_value(value.clone()).ok();
+    }
+    match value {
+        Value::Array(values) => values.iter().find_map(find_any_device),
+        Value::Object(values) => values.values().find_map(find_any_device),
+        _ => None,
     }
 }
 
@@ -434,11 +444,16 @@ mod tests {
     #[test]
     fn statistics_with_other_fields_are_read() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), r#"{"exit": 0, "elapsed_seconds": 1.5, "device": {"pages_lost": 2}}"#).unwrap();
-        let report = RunReport::read(file.path()).unwrap();
-        assert_eq!((report.elapsed_seconds, report.device.pages_lost), (1.5, 2));
-        std::fs::write(file.path(), "nonsense").unwrap();
-        assert!(RunReport::read(file.path()).unwrap_err().to_string().contains("reading the statistics"));
+        let read = |text: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            RunReport::read(file.path())
+        };
+        let report = read(r#"{"wall_seconds": 1.5, "device": {"device": {"pages_lost": 2, "traffic": {}}}}"#).unwrap();
+        assert_eq!((report.seconds, report.device.pages_lost), (Some(1.5), 2));
+        assert_eq!(read(r#"{"device": {"traffic": {"pages_in": 3}}}"#).unwrap().device.traffic.pages_in, 3);
+        for nonsense in ["nonsense", "{}", "{\"device\": {}}"] {
+            assert!(read(nonsense).unwrap_err().to_string().contains("reading the statistics"), "{nonsense}");
+        }
     }
 
     #[test]
