@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use spillway_bench::demo::{self, DemoSettings, redis_job};
+use spillway_bench::demo::{self, DemoSettings, Scale, redis_job};
 use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::interrupt::Interrupt;
 use spillway_bench::runner::{self, RunSettings};
@@ -39,9 +39,12 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct DemoArguments {
-    /// Small inputs: to see in seconds that all works.
+    /// Small inputs: to see in half a minute that all works.
     #[arg(long)]
     quick: bool,
+    /// Tiny inputs, of which nothing needs to be lent: for tests of the demo itself.
+    #[arg(long, hide = true)]
+    tiny: bool,
     /// Only this program; repeat it for more. A wrong name lists them.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
@@ -121,8 +124,13 @@ fn run(arguments: RunArguments) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn demo(arguments: DemoArguments) -> Result<(), Box<dyn std::error::Error>> {
-    let DemoArguments { quick, only, spillway, directory } = arguments;
-    let settings = DemoSettings { quick, only, spillway, directory };
+    let DemoArguments { quick, tiny, only, spillway, directory } = arguments;
+    let scale = match (tiny, quick) {
+        (true, _) => Scale::TINY,
+        (false, true) => Scale::QUICK,
+        (false, false) => Scale::FULL,
+    };
+    let settings = DemoSettings { scale, only, spillway, directory };
     Ok(demo::run(&settings, &Interrupt::on_signals()?)?)
 }
 

@@ -70,9 +70,18 @@ impl Scale {
         quicksort: Size(96 * MIB),
         disk_seconds_min: 2,
     };
-    /// To see in seconds that all works.
+    /// To see in half a minute that all works. Less would not do: a quarter of it has to exceed the least local memory that
+    /// `spillway run` gives a program, 16 MiB.
     pub const QUICK: Self = Self {
-        text: Size(12 * MIB),
+        text: Size(64 * MIB),
+        numpy: Size(72 * MIB),
+        redis: Size(64 * MIB),
+        quicksort: Size(64 * MIB),
+        disk_seconds_min: 1,
+    };
+    /// For tests of the demo itself, where nothing needs to be lent.
+    pub const TINY: Self = Self {
+        text: Size(4 * MIB),
         numpy: Size(24 * MIB),
         redis: Size(8 * MIB),
         quicksort: Size(12 * MIB),
@@ -83,8 +92,8 @@ impl Scale {
 /// What to show, and with what.
 #[derive(Clone, Debug)]
 pub struct DemoSettings {
-    /// Small inputs.
-    pub quick: bool,
+    /// How large the inputs are.
+    pub scale: Scale,
     /// Only these programs; all without any.
     pub only: Vec<String>,
     /// The product's binary; looked for beside this one without.
@@ -96,13 +105,12 @@ pub struct DemoSettings {
 /// Shows it. An error when a run failed or an output was wrong.
 pub fn run(settings: &DemoSettings, interrupt: &Interrupt) -> Result<(), HarnessError> {
     let start = Instant::now();
-    let scale = if settings.quick { Scale::QUICK } else { Scale::FULL };
     let directory = PrivateDirectory::on_disk(settings.directory.as_deref())?;
     let spillway = Spillway::find(settings.spillway.as_deref(), directory.path())?;
     let shop = Workshop { interrupt: interrupt.clone(), spillway: Ok(spillway), directory };
     let progress = Progress::on_stderr();
     let mut report = Report::default();
-    let outcome = show(settings, &shop, scale, &progress, &mut report);
+    let outcome = show(settings, &shop, &progress, &mut report);
     // The table so far is worth seeing after an interrupt too.
     if !report.is_empty() {
         println!("\n{}", report.text());
@@ -115,10 +123,10 @@ pub fn run(settings: &DemoSettings, interrupt: &Interrupt) -> Result<(), Harness
 fn show(
     settings: &DemoSettings,
     shop: &Workshop,
-    scale: Scale,
     progress: &Progress,
     report: &mut Report,
 ) -> Result<(), HarnessError> {
+    let scale = settings.scale;
     let mut trials = Trials::start(shop, scale, progress, DONORS)?;
     for name in programs::choose(&settings.only)? {
         let prepared = progress.step(&format!("{name}: preparing its input"), || programs::prepare(name, shop, scale));
@@ -171,17 +179,18 @@ mod tests {
     }
 
     #[test]
-    fn the_quick_scale_is_smaller_in_everything() {
-        let (full, quick) = (Scale::FULL, Scale::QUICK);
-        assert!(quick.text < full.text && quick.numpy < full.numpy);
-        assert!(quick.redis < full.redis && quick.quicksort < full.quicksort);
+    fn scales_ascend_in_everything() {
+        for (less, more) in [(Scale::TINY, Scale::QUICK), (Scale::QUICK, Scale::FULL)] {
+            assert!(less.text < more.text && less.numpy < more.numpy);
+            assert!(less.redis <= more.redis && less.quicksort < more.quicksort);
+        }
     }
 
     #[test]
     fn without_the_product_it_says_so_and_leaves_nothing() {
         let parent = tempfile::tempdir_in("/var/tmp").unwrap();
         let settings = DemoSettings {
-            quick: true,
+            scale: Scale::TINY,
             only: Vec::new(),
             spillway: Some("/nonexistent/spillway".into()),
             directory: Some(parent.path().to_owned()),

@@ -137,7 +137,7 @@ mod tests {
             numpy: Size(240_000),
             redis: Size(100_000),
             quicksort: Size(100_000),
-            ..Scale::QUICK
+            ..Scale::TINY
         }
     }
 

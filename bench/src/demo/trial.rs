@@ -127,8 +127,7 @@ impl<'shop> Trials<'shop> {
             self.donors.remove(0);
             self.add_donor()?;
         }
-        let own = report.elapsed_seconds;
-        let seconds = if own > 0.0 { own } else { finished.elapsed.as_secs_f64() };
+        let seconds = report.seconds.unwrap_or(finished.elapsed.as_secs_f64());
         Ok(Lent { seconds, traffic: report.device.traffic, wrong_bytes, donor_killed: killed })
     }
 

@@ -91,17 +91,12 @@ pub struct DeviceReport {
 }
 
 /// What `run --stats` writes.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunReport {
     /// The device under the program.
     pub device: DeviceReport,
-    /// The program's own time.
-    pub elapsed_seconds: f64,
-    /// The most that it used, local and lent.
-    pub footprint_bytes_max: u64,
-    /// Local memory at the end.
-    pub local_bytes: u64,
+    /// The program's own time; `None` where the product does not tell.
+    pub seconds: Option<f64>,
 }
 
 /// How a donor is reached.
@@ -140,6 +135,32 @@ pub struct Storage {
     pub backing: Option<PathBuf>,
     /// The unit of lending; the product's default without.
     pub slab_size: Option<Size>,
+}
+
+/// Where a donor lends, as it says at its start.
+#[derive(Debug, Deserialize)]
+struct Places {
+    tcp: String,
+    unix: PathBuf,
+}
+
+impl Places {
+    fn parse(output: &str) -> Option<Self> {
+        serde_json::from_str(output.lines().next()?).ok()
+    }
+
+    /// The address for a transport. A borrower takes shared memory whenever it can reach the donor's socket; so for TCP the
+    /// socket goes.
+    fn address(&self, transport: Transport) -> Result<String, HarnessError> {
+        match transport {
+            Transport::SharedMemory => Ok(format!("unix:{}", self.unix.display())),
+            Transport::Tcp => {
+                let what = || format!("removing {}", self.unix.display());
+                std::fs::remove_file(&self.unix).map_err(HarnessError::system(what()))?;
+                Ok(self.tcp.clone())
+            }
+        }
+    }
 }
 
 /// A number that no other device, donor or run of this program has.
@@ -182,21 +203,17 @@ impl Spillway {
         interrupt: &Interrupt,
     ) -> Result<Donor, HarnessError> {
         let name = format!("bench-{}-{}", std::process::id(), next_number());
-        let address = match transport {
-            Transport::SharedMemory => format!("unix:{}", self.directory.join(&name).with_extension("sock").display()),
-            Transport::Tcp => format!("127.0.0.1:{}", free_port()?),
-        };
         let mut command = pinned(&self.binary, cpu);
-        command.args(["donate", "--name", &name, "--memory", &memory.to_string(), "--headroom", HEADROOM]);
-        command.args(["--listen", &address]).arg("--key").arg(self.key());
-        let mut running = Running::start("a donor", &mut command, Collected::default())?;
-        interrupt.poll("the start of a donor", START_DEADLINE, || {
-            (answers(&address) || !running.is_running()).then_some(())
+        command.args(["donate", "--json", "--name", &name, "--memory", &memory.to_string(), "--headroom", HEADROOM]);
+        command.args(["--listen", "127.0.0.1:0"]).arg("--key").arg(self.key());
+        let output = Collected::default();
+        let mut running = Running::start("a donor", &mut command, output.clone())?;
+        let places = interrupt.poll("the start of a donor", START_DEADLINE, || {
+            let places = Places::parse(&output.text());
+            if places.is_some() || !running.is_running() { Some(places) } else { None }
         })?;
-        if !running.is_running() {
-            return Err(HarnessError::failed("spillway donate", running.messages.last_line()));
-        }
-        Ok(Donor { running, address })
+        let places = places.ok_or_else(|| HarnessError::failed("spillway donate", running.messages.last_line()))?;
+        Ok(Donor { running, address: places.address(transport)? })
     }
 
     fn storage_arguments(&self, command: &mut Command, storage: &Storage) {
@@ -283,7 +300,22 @@ impl RunReport {
     pub fn read(path: &Path) -> Result<Self, HarnessError> {
         let what = || format!("reading the statistics in {}", path.display());
         let text = std::fs::read_to_string(path).map_err(HarnessError::system(what()))?;
-        serde_json::from_str(&text).map_err(HarnessError::system(what()))
+        let value: Value = serde_json::from_str(&text).map_err(HarnessError::system(what()))?;
+        let device = find_any_device(&value).ok_or_else(|| HarnessError::failed(what(), "it tells of no device"))?;
+        let seconds = ["wall_seconds", "elapsed_seconds"].iter().find_map(|name| value.get(name)?.as_f64());
+        Ok(Self { device, seconds })
+    }
+}
+
+/// The first device anywhere in `value`: the statistics of a run have one.
+fn find_any_device(value: &Value) -> Option<DeviceReport> {
+    if value.get("traffic").is_some() {
+        return serde_json::from_value(value.clone()).ok();
+    }
+    match value {
+        Value::Array(values) => values.iter().find_map(find_any_device),
+        Value::Object(values) => values.values().find_map(find_any_device),
+        _ => None,
     }
 }
 
@@ -298,20 +330,6 @@ fn find_device(value: &Value, name: &str, process: Option<i32>) -> Option<Device
         Value::Array(values) => values.iter().find_map(|value| find_device(value, name, process)),
         Value::Object(values) => values.values().find_map(|value| find_device(value, name, process)),
         _ => None,
-    }
-}
-
-/// A TCP port that is free now.
-fn free_port() -> Result<u16, HarnessError> {
-    let listener =
-        std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(HarnessError::system("looking for a free port"))?;
-    Ok(listener.local_addr().map_err(HarnessError::system("looking for a free port"))?.port())
-}
-
-fn answers(address: &str) -> bool {
-    match address.strip_prefix("unix:") {
-        Some(path) => std::os::unix::net::UnixStream::connect(path).is_ok(),
-        None => std::net::TcpStream::connect(address).is_ok(),
     }
 }
 
@@ -400,6 +418,22 @@ mod tests {
     }
 
     #[test]
+    fn a_donor_is_reached_by_the_transport_that_was_asked_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("donor.sock");
+        std::fs::write(&socket, "").unwrap();
+        let line = serde_json::json!({"tcp": "127.0.0.1:7", "unix": socket, "more": 1});
+        let spillway = fake(directory.path(), &format!("echo '{line}'; exec sleep 100"));
+        let (memory, never) = (Size(1 << 20), Interrupt::never());
+        let shared = spillway.donor(memory, Transport::SharedMemory, None, &never).unwrap();
+        assert_eq!(shared.address, format!("unix:{}", socket.display()));
+        assert!(socket.exists());
+        let tcp = spillway.donor(memory, Transport::Tcp, None, &never).unwrap();
+        assert_eq!(tcp.address, "127.0.0.1:7");
+        assert!(!socket.exists(), "with its socket it would be reached over shared memory");
+    }
+
+    #[test]
     fn a_donor_that_fails_says_why() {
         let directory = tempfile::tempdir().unwrap();
         let spillway = fake(directory.path(), "echo 'no memory to lend' >&2; exit 1");
@@ -410,11 +444,16 @@ mod tests {
     #[test]
     fn statistics_with_other_fields_are_read() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), r#"{"exit": 0, "elapsed_seconds": 1.5, "device": {"pages_lost": 2}}"#).unwrap();
-        let report = RunReport::read(file.path()).unwrap();
-        assert_eq!((report.elapsed_seconds, report.device.pages_lost), (1.5, 2));
-        std::fs::write(file.path(), "nonsense").unwrap();
-        assert!(RunReport::read(file.path()).unwrap_err().to_string().contains("reading the statistics"));
+        let read = |text: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            RunReport::read(file.path())
+        };
+        let report = read(r#"{"wall_seconds": 1.5, "device": {"device": {"pages_lost": 2, "traffic": {}}}}"#).unwrap();
+        assert_eq!((report.seconds, report.device.pages_lost), (Some(1.5), 2));
+        assert_eq!(read(r#"{"device": {"traffic": {"pages_in": 3}}}"#).unwrap().device.traffic.pages_in, 3);
+        for nonsense in ["nonsense", "{}", "{\"device\": {}}"] {
+            assert!(read(nonsense).unwrap_err().to_string().contains("reading the statistics"), "{nonsense}");
+        }
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Study for ProgramsStudy {
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
-        let size = Size(context.choose(256, 16) * MIB);
+        let size = Size(context.choose(256, 64) * MIB);
         let mut runner = ProgramRunner::new(context);
         let mut footprints = HashMap::new();
         for program in PROGRAMS {
