@@ -12,8 +12,10 @@ use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use shuttle::thread;
 use spillway_borrower::volume::gate::Gate;
 use spillway_borrower::volume::page_bits::{Bit, PageBits};
+use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::volume::slab_entry::{DonorSlot, Location, SlabEntry};
-use spillway_fabric::units::SlabHandle;
+use spillway_borrower::volume::{Geometry, Volume};
+use spillway_fabric::units::{SlabHandle, SlabIndex};
 
 const ROUNDS: usize = 5_000;
 
@@ -108,6 +110,31 @@ fn a_page_on_its_way_to_disk_is_never_nowhere() {
             // The order of the disk thread, see `Backlog::complete`.
             bits.set(Bit::Disk, 7, 1);
             bits.clear(Bit::Pending, 7, 1);
+            reader.join().unwrap();
+        },
+        ROUNDS,
+    );
+}
+
+/// A page whose only copy is taken away is lost, and never looks as if it had not been written.
+#[test]
+fn a_page_that_is_being_lost_never_reads_as_zeroes() {
+    shuttle::check_random(
+        || {
+            let geometry = Geometry { slab_pages: 64, slab_count: 1 };
+            let volume = Arc::new(Volume::new(geometry, Redundancy::NONE, None).unwrap());
+            volume.slab(SlabIndex(0)).fill(0, Location { donor: DonorSlot(0), handle: SlabHandle(0) });
+            volume.bits.set(Bit::Copy(0), 7, 1);
+            let reader = Arc::clone(&volume);
+            let reader = thread::spawn(move || {
+                // As `engine::read` does: the gate, then the places, then the bits.
+                let pass = reader.slab(SlabIndex(0)).gate.enter();
+                let _places = reader.slab(SlabIndex(0)).places();
+                let word = reader.bits.word(7);
+                reader.slab(SlabIndex(0)).gate.leave(pass);
+                assert_ne!((word.stored() | word.lost) & (1 << 7), 0, "the page reads as zeroes");
+            });
+            volume.remove_copy(SlabIndex(0), 0, || {});
             reader.join().unwrap();
         },
         ROUNDS,
