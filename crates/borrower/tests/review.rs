@@ -14,11 +14,11 @@ use spillway_borrower::block::{BlockError, BlockOperation, BlockRequest};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::engine::Engine;
 use spillway_borrower::engine::lanes::{LaneChange, LaneMailbox, Lanes};
+use spillway_borrower::manager::Shared as Managed;
 use spillway_borrower::manager::care;
 use spillway_borrower::manager::donors::{DonorEntry, Session};
 use spillway_borrower::manager::mapping::Mapper;
 use spillway_borrower::manager::mover::WorkQueue;
-use spillway_borrower::manager::Shared as Managed;
 use spillway_borrower::metrics::Metrics;
 use spillway_borrower::service::BlockService;
 use spillway_borrower::volume::backlog::{Backlog, TakePolicy};
@@ -52,13 +52,8 @@ impl One {
         let mailbox = LaneMailbox::new();
         let file = redundancy.disk.then(|| StoreQueuePair::boxed(&store(SLAB_BYTES), &pool, 4));
         let lanes = Lanes::new(Arc::clone(&mailbox), file);
-        let engine = Engine::new(
-            Arc::clone(&volume),
-            Arc::new(Metrics::default()),
-            Arc::clone(&pool),
-            lanes,
-            Instant::now(),
-        );
+        let engine =
+            Engine::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(&pool), lanes, Instant::now());
         Self { volume, engine, mailbox, pool, answers: [None; 2] }
     }
 
@@ -163,6 +158,7 @@ fn a_write_that_failed_goes_to_the_fresh_copy_of_the_same_name() {
     // The donor is back, and the manager maps the slab anew.
     let second = store(SLAB_BYTES);
     assert_eq!(second.lock().unwrap().lend(), SlabHandle(0));
+    volume.begin_session(DonorSlot(0));
     connect(&one, &second);
     one.volume.slab(SlabIndex(0)).fill(0, location);
     (0..100).for_each(|_| one.poll());
@@ -187,19 +183,14 @@ fn managed(donors: usize) -> Managed {
 }
 
 /// Opens a session of `donor`, whose other end lends handle 0 first, as every new session does.
-fn open_session<'scope>(
-    scope: &'scope std::thread::Scope<'scope, '_>,
-    donor: &'scope DonorEntry,
-) -> Arc<Session> {
+fn open_session<'scope>(scope: &'scope std::thread::Scope<'scope, '_>, donor: &'scope DonorEntry) -> Arc<Session> {
     let (ours, theirs) = UnixStream::pair().unwrap();
     scope.spawn(move || {
         let (sender, mut receiver) = ControlChannel::accept(theirs, None).unwrap().split();
         let mut next = 0;
         while let Ok((message, _)) = receiver.receive(Duration::from_secs(10)) {
             let answer = match message {
-                Message::Query { request } => {
-                    Message::Free { request, free_bytes: 1 << 30, slabs_held: 0 }
-                }
+                Message::Query { request } => Message::Free { request, free_bytes: 1 << 30, slabs_held: 0 },
                 Message::Lease { request } => {
                     next += 1;
                     Message::Leased { request, slab: SlabHandle(next - 1) }
@@ -264,6 +255,8 @@ fn trouble_with_the_last_session_does_not_end_the_next() {
         // An I/O thread's pieces end as orphans while the manager's thread is busy (it waits half a second for each silent
         // donor, and for a lease of each wanted slab).
         shared.volume.report_trouble(DonorSlot(0));
+        // As the link thread does.
+        shared.volume.begin_session(DonorSlot(0));
         let second = open_session(scope, &shared.donors[0]);
         scope.spawn(|| care::run(shared));
         std::thread::sleep(Duration::from_millis(300));

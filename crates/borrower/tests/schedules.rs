@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use shuttle::thread;
+use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::volume::gate::Gate;
 use spillway_borrower::volume::page_bits::{Bit, PageBits};
-use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::volume::slab_entry::{DonorSlot, Location, SlabEntry};
 use spillway_borrower::volume::{Geometry, Volume};
 use spillway_fabric::units::{SlabHandle, SlabIndex};

@@ -98,6 +98,7 @@ impl World {
     /// A new donor in slot `donor`.
     fn connect(&mut self, donor: usize) {
         let fresh = store(SLAB_BYTES);
+        self.volume.begin_session(DonorSlot(donor as u16));
         for (mailbox, pool) in self.mailboxes.iter().zip(&self.pools) {
             let queue_pair = Some(StoreQueuePair::boxed(&fresh, pool, DEPTH));
             mailbox.leave(LaneChange { donor: DonorSlot(donor as u16), queue_pair });

@@ -146,6 +146,12 @@ impl Active {
         let entry = volume.slab(self.segment.slab);
         self.pass = Some(entry.gate.enter());
         self.places = entry.places();
+        // An empty place's next tenant may have the name of the one that failed.
+        for (excluded, place) in self.excluded.iter_mut().zip(&self.places) {
+            if place.is_none() {
+                *excluded = None;
+            }
+        }
         self.failed = false;
         self.error = None;
         self.must_wait = false;

@@ -25,7 +25,8 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     active.enter(volume);
     let mut targets = 0;
     for place in 0..COPIES_MAX {
-        active.unposted[place] = active.usable(place, context.lanes).is_some();
+        let usable = active.usable(place, context.lanes);
+        active.unposted[place] = usable.is_some_and(|location| !volume.is_suspect(location.donor));
         targets += usize::from(active.unposted[place]);
     }
     if targets == 0 {
@@ -104,19 +105,19 @@ pub(super) fn ended(active: &mut Active, piece: Piece, result: Result<(), Reques
 fn conclude(active: &mut Active, volume: &Volume) -> Step {
     let (first, count) = (active.segment.first, active.segment.count);
     let bits = &volume.bits;
-    for (place, succeeded) in active.succeeded.iter().enumerate() {
-        if *succeeded {
-            bits.set(Bit::Copy(place), first, count);
-        } else {
-            bits.clear(Bit::Copy(place), first, count);
-        }
-    }
     let remote = active.succeeded.contains(&true);
-    if remote || volume.disk.is_some() {
-        bits.clear(Bit::Lost, first, count);
-    } else {
+    let somewhere = remote || volume.disk.is_some();
+    if !somewhere {
         // The old content is overwritten nowhere completely; until a retry succeeds the pages have none.
         bits.set(Bit::Lost, first, count);
+    }
+    // What is true is set before what is not is cleared: a reader must not find nothing.
+    (0..COPIES_MAX).filter(|place| active.succeeded[*place]).for_each(|place| bits.set(Bit::Copy(place), first, count));
+    (0..COPIES_MAX)
+        .filter(|place| !active.succeeded[*place])
+        .for_each(|place| bits.clear(Bit::Copy(place), first, count));
+    if somewhere {
+        bits.clear(Bit::Lost, first, count);
     }
     bits.release(first, count);
     active.leave(volume);

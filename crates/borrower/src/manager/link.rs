@@ -112,6 +112,7 @@ fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
     let session = Arc::new(Session { donor: opened.welcome.donor, sender: opened.sender, window: window.clone() });
     let transport = if window.is_some() { "shm" } else { "tcp" };
     tracing::info!("donor {} at {} is connected over {transport}", session.donor, donor.address);
+    shared.volume.begin_session(donor.slot);
     donor.connected(Arc::clone(&session), transport, opened.welcome.free_bytes);
     shared.volume.set_mapping_possible(true);
     let mut receiver = opened.receiver;

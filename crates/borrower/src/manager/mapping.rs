@@ -1,12 +1,12 @@
 //! Mapping slabs to donors and giving them back.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::units::SlabIndex;
 
 use super::Shared;
-use super::donors::DonorEntry;
+use super::donors::{DonorEntry, Session};
 use super::placement::{self, Candidate, XorShift};
 use crate::limits::COPIES_MAX;
 use crate::volume::slab_entry::{DonorSlot, Location};
@@ -29,8 +29,15 @@ impl Mapper {
         loop {
             let donor = self.choose(shared, slab, &avoided)?;
             let entry = &shared.donors[usize::from(donor.0)];
+            // Sessions never come back, so finding the same one in `fill_place` proves that the lease belongs to it.
+            let Some(session) = entry.session() else {
+                avoided.push(donor);
+                continue;
+            };
             match entry.lease(shared.volume.geometry.slab_size_bytes()) {
-                Ok(handle) => return fill_place(shared, slab, entry, Location { donor, handle }),
+                Ok(handle) => {
+                    return fill_place(shared, slab, entry, &session, Location { donor, handle });
+                }
                 Err(error) => {
                     tracing::debug!("no slab from {}: {error}", entry.address);
                     avoided.push(donor);
@@ -59,12 +66,18 @@ impl Mapper {
 }
 
 /// Puts a leased slab into an empty place, unless the donor was lost since.
-fn fill_place(shared: &Shared, slab: SlabIndex, donor: &DonorEntry, location: Location) -> Option<(usize, Location)> {
+fn fill_place(
+    shared: &Shared,
+    slab: SlabIndex,
+    donor: &DonorEntry,
+    session: &Arc<Session>,
+    location: Location,
+) -> Option<(usize, Location)> {
     let _assignment = shared.volume.assignment();
     let entry = shared.volume.slab(slab);
     let place = entry.places().iter().position(Option::is_none);
     // The link thread empties all places of a lost donor under this lock, after it took the session away.
-    match (place, donor.session()) {
+    match (place, donor.session().filter(|now| Arc::ptr_eq(now, session))) {
         (Some(place), Some(_)) => {
             entry.fill(place, location);
             Some((place, location))
@@ -79,9 +92,10 @@ fn fill_place(shared: &Shared, slab: SlabIndex, donor: &DonorEntry, location: Lo
 
 /// Takes the copy in `place` of `slab` away and gives its memory back, if every page of it has another copy.
 pub fn drop_covered_copy(shared: &Shared, slab: SlabIndex, place: usize) -> bool {
-    let assignment = shared.volume.assignment();
+    // Held until the slab is given back: a lost donor is not reached again before its places were emptied under this lock,
+    // so the handle still means what it meant.
+    let _assignment = shared.volume.assignment();
     let removed = shared.volume.remove_covered_copy(slab, place, || std::thread::sleep(Duration::from_micros(50)));
-    drop(assignment);
     let Some(removed) = removed else { return false };
     shared.donors[usize::from(removed.location.donor.0)].give_back(removed.location.handle);
     true

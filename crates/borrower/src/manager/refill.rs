@@ -70,7 +70,7 @@ impl Refill {
         let gate = entry.gate.enter();
         let places = entry.places();
         let mut copied = 0;
-        if places[place] == Some(target) {
+        if places[place] == Some(target) && !volume.is_suspect(target.donor) {
             let word = volume.bits.word(first);
             copied = self.move_runs(slab, first, place, target, &places, &word);
         }

@@ -214,13 +214,28 @@ impl Backlog {
             assert!(newest == Some(slot), "the newest content of a page is in the table");
         }
         if !superseded {
+            // A failed one stays pending until its owner has said whether it is lost: see `settle_failure`.
             if written {
                 bits.set(Bit::Disk, page, 1);
+                bits.clear(Bit::Pending, page, 1);
             }
-            bits.clear(Bit::Pending, page, 1);
         }
         inner.release(slot);
         !superseded && !written
+    }
+
+    /// The write of `page`, whose owner the caller is, failed: lost, unless a donor has it, it was discarded or written again.
+    pub fn settle_failure(&self, bits: &PageBits, page: u64) {
+        let inner = self.lock();
+        if inner.by_page.get(page).is_some() || !bits.any(Bit::Pending, page, 1) {
+            return;
+        }
+        let word = bits.word(page);
+        let elsewhere = word.copies.iter().fold(word.disk, |all, copy| all | copy);
+        if elsewhere & (1 << (page % 64)) == 0 {
+            bits.set(Bit::Lost, page, 1);
+        }
+        bits.clear(Bit::Pending, page, 1);
     }
 
     /// Wakes the disk thread for the last time; `take` ends when everything is written.

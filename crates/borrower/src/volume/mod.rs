@@ -95,6 +95,8 @@ pub struct Volume {
     assignment: Mutex<()>,
     wanted: AtomicBool,
     trouble: AtomicU64,
+    /// Donors to which a request failed in the session that they have now.
+    suspects: AtomicU64,
     mapping_possible: AtomicBool,
 }
 
@@ -113,6 +115,7 @@ impl Volume {
             assignment: Mutex::new(()),
             wanted: AtomicBool::new(false),
             trouble: AtomicU64::new(0),
+            suspects: AtomicU64::new(0),
             mapping_possible: AtomicBool::new(false),
         })
     }
@@ -143,9 +146,21 @@ impl Volume {
     pub fn report_trouble(&self, donor: DonorSlot) {
         const { assert!(DONORS_MAX <= 64, "a donor is a bit of a word") };
         let mask = 1 << donor.0;
+        self.suspects.fetch_or(mask, Ordering::SeqCst);
         if self.trouble.fetch_or(mask, Ordering::SeqCst) & mask == 0 {
             self.manager_event.signal();
         }
+    }
+
+    /// Whether a request that was given up may still reach memory of `donor`: nothing is made valid there.
+    pub fn is_suspect(&self, donor: DonorSlot) -> bool {
+        self.suspects.load(Ordering::SeqCst) & (1 << donor.0) != 0
+    }
+
+    /// A new session with `donor` begins: what happened in the last one, whose requests have all ended, says nothing of it.
+    pub fn begin_session(&self, donor: DonorSlot) {
+        self.trouble.fetch_and(!(1 << donor.0), Ordering::SeqCst);
+        self.suspects.fetch_and(!(1 << donor.0), Ordering::SeqCst);
     }
 
     /// The donors reported since the last call.

@@ -160,7 +160,10 @@ impl PageBits {
         let lost = load(Bit::Lost);
         let copies = std::array::from_fn(|place| load(Bit::Copy(place)));
         let pending = load(Bit::Pending);
-        PageWord { copies, disk: load(Bit::Disk), pending, lost }
+        let disk = load(Bit::Disk);
+        // `Lost` before and after: a copy that is taken away is marked lost before its bit goes, a page that is written again
+        // has its copy's bit before the mark goes.
+        PageWord { copies, disk, pending, lost: lost | load(Bit::Lost) }
     }
 
     fn parts(&self, first: u64, count: u64) -> impl Iterator<Item = WordPart> + Clone + use<> {

@@ -76,10 +76,11 @@ impl Volume {
         let mut rest = word;
         rest.copies[place] = 0;
         let lost = word.copies[place] & !rest.stored();
-        self.bits.clear(Bit::Copy(place), first, 64);
+        // Lost before the copy's bit goes: a reader must find one of them.
         for page in (0..64).filter(|page| lost & (1 << page) != 0) {
             self.bits.set(Bit::Lost, first + page, 1);
         }
+        self.bits.clear(Bit::Copy(place), first, 64);
         u64::from(lost.count_ones())
     }
 
@@ -89,10 +90,8 @@ impl Volume {
             yield_now();
             pause();
         }
-        let stored = self.bits.word(page).stored() & (1 << (page % 64)) != 0;
-        if !stored {
-            self.bits.set(Bit::Lost, page, 1);
-        }
+        let disk = self.disk.as_ref().expect("only a volume with a disk copy writes to it");
+        disk.backlog.settle_failure(&self.bits, page);
         self.bits.release(page, 1);
     }
 }
