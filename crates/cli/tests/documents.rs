@@ -47,7 +47,10 @@ fn every_test_that_the_specification_names_exists() {
     let sources = all_sources(&root());
     let mut count = 0;
     for name in text.split('`').skip(1).step_by(2).filter(|word| is_test_name(word)) {
-        assert!(sources.contains(&format!("fn {name}(")), "the specification names the test {name}, which does not exist");
+        assert!(
+            sources.contains(&format!("fn {name}(")),
+            "the specification names the test {name}, which does not exist"
+        );
         count += 1;
     }
     assert!(count > 10, "only {count} tests were found: the test looks in the wrong place");

@@ -150,7 +150,7 @@ impl Stage {
         items.iter().filter(|item| item["kind"] == kind).cloned().collect()
     }
 
-    /// Nothing but donors may be left: no swap area of ours, no memory group, no entry.
+    /// Nothing but donors may be left: no entry, no device of a process that is gone.
     pub(crate) fn assert_clean(&self) {
         let status = self.status();
         let left: Vec<&Value> = status["items"]
@@ -160,8 +160,7 @@ impl Stage {
             .filter(|item| item["kind"] != "donor")
             .collect();
         assert!(left.is_empty(), "left behind: {left:#?}");
-        let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
-        assert!(!swaps.contains("/dev/loop"), "swap is still on: {swaps}");
+        // Swap areas and mounts whose process is gone are among its remains; those of others are not ours to judge.
         let said = support::run(&mut self.spillway(&["doctor", "--json"]));
         let report: Value = serde_json::from_slice(&said.output).expect("doctor's report is JSON");
         assert_eq!(report["remains"], serde_json::json!([]));
