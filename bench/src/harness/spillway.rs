@@ -212,7 +212,7 @@ impl Spillway {
             let places = Places::parse(&output.text());
             if places.is_some() || !running.is_running() { Some(places) } else { None }
         })?;
-        let places = places.ok_or_else(|| HarnessError::failed("spillway donate", running.messages.last_line()))?;
+        let places = places.ok_or_else(|| HarnessError::failed("spillway donate", running.last_words()))?;
         Ok(Donor { running, address: places.address(transport)? })
     }
 

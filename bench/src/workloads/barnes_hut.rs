@@ -361,6 +361,22 @@ mod tests {
     }
 
     #[test]
+    fn the_arena_is_large_enough_for_random_bodies() {
+        let mut bodies = scatter(20_000, 3);
+        let nodes = Tree::build(&mut bodies, Vec::new()).nodes.len();
+        assert!((nodes as f64) < NODES_PER_BODY * 20_000.0, "{nodes} nodes for 20000 bodies");
+    }
+
+    #[test]
+    fn bodies_drift_towards_their_centre() {
+        let (mut bodies, _) = settled(300, 2);
+        let spread = |bodies: &[Body]| bodies.iter().map(|body| square(difference(body.place, [0.5; 3]))).sum::<f64>();
+        let before = spread(&bodies);
+        advance(&mut bodies);
+        assert!(spread(&bodies) < before, "bodies at rest that attract one another come closer");
+    }
+
+    #[test]
     fn bodies_in_one_place_share_a_leaf() {
         let mut bodies = scatter(5, 0);
         bodies.iter_mut().for_each(|body| body.place = [0.25; 3]);
@@ -394,6 +410,46 @@ mod tests {
             found.sort_by(f64::total_cmp);
             expected.sort_by(f64::total_cmp);
             prop_assert_eq!(found, expected);
+        }
+
+        #[test]
+        fn every_body_lies_in_its_octants_down_to_its_leaf(count in 1_usize..200, seed: u64) {
+            let mut bodies = scatter(count, seed);
+            let tree = Tree::build(&mut bodies, Vec::new());
+            for body in &bodies {
+                let (mut node, mut middle, mut quarter) = (0, tree.middle, tree.half_width / 2.0);
+                let leaf = loop {
+                    let (child, below) = octant(body.place, middle, quarter);
+                    match tree.nodes[node].children[child] {
+                        Child::Node(next) => node = next as usize,
+                        Child::Body(first) => break first,
+                        Child::Empty => return Err(TestCaseError::fail("a body is not where its place leads")),
+                    }
+                    (middle, quarter) = (below, quarter / 2.0);
+                };
+                let mut found = false;
+                for_chain(&bodies, leaf, |other| found |= other.place == body.place);
+                prop_assert!(found);
+            }
+        }
+
+        #[test]
+        fn the_root_is_the_centre_of_all(count in 1_usize..200, seed: u64) {
+            let mut bodies = scatter(count, seed);
+            let tree = Tree::build(&mut bodies, Vec::new());
+            for axis in 0..3 {
+                let mean: f64 = bodies.iter().map(|body| body.place[axis]).sum::<f64>() / count as f64;
+                prop_assert!((tree.nodes[0].centre[axis] - mean).abs() < 1e-9);
+            }
+        }
+
+        #[test]
+        fn an_arena_that_is_used_again_changes_nothing(count in 2_usize..200, seed: u64) {
+            let mut bodies = scatter(count, seed);
+            let fresh = Tree::build(&mut bodies, Vec::new());
+            let (mass, nodes) = (fresh.nodes[0].mass, fresh.nodes.len());
+            let again = Tree::build(&mut bodies, fresh.nodes);
+            prop_assert_eq!((again.nodes[0].mass.to_bits(), again.nodes.len()), (mass.to_bits(), nodes));
         }
 
         #[test]
