@@ -39,11 +39,14 @@ pub const OUTPUT_BYTES_MAX: usize = 4 << 20;
 pub const ROUNDS_MAX: usize = 100;
 
 /// Priority of our swap areas: above any that a system sets by default (negative) or by hand (usually 0 to 100), so that
-/// only ours is used; the kernel's largest is 32767.
-pub const SWAP_PRIORITY: u16 = 30_000;
+/// only ours is used.
+pub const SWAP_PRIORITY: i32 = 30_000;
+
+/// The kernel's largest priority (`SWAP_FLAG_PRIO_MASK`).
+pub const SWAP_PRIORITY_MAX: i32 = 32_767;
 
 const _: () = {
     assert!(TOOL_DEADLINE.as_millis() > POLL_INTERVAL.as_millis());
-    assert!(SWAP_PRIORITY <= 32_767);
+    assert!(SWAP_PRIORITY <= SWAP_PRIORITY_MAX);
     assert!(STOP_DEADLINE.as_secs() < PROGRAM_DEADLINE.as_secs());
 };

@@ -258,6 +258,8 @@ fn distinct<'text>(texts: impl Iterator<Item = &'text String>) -> Vec<String> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// A study with two subjects, two cases and a missing round.
@@ -319,6 +321,35 @@ pub(crate) mod tests {
         let json = serde_json::to_string(&result).unwrap();
         assert_eq!(serde_json::from_str::<StudyResult>(&json).unwrap(), result);
         assert!(json.contains("\"better\":\"lower\""));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn any_order_of_recording_gives_the_same_result(numbers in proptest::collection::vec(0.1_f64..1e6, 1..12)) {
+            let record = |order: &mut dyn Iterator<Item = usize>| {
+                let mut result = StudyResult::new("s", "", true, Machine::default());
+                order.for_each(|round| result.record(round, "case", "one", SECONDS, numbers[round]));
+                result
+            };
+            let forwards = record(&mut (0..numbers.len()));
+            prop_assert_eq!(&forwards, &record(&mut (0..numbers.len()).rev()));
+            prop_assert_eq!(forwards.measures[0].samples.len(), numbers.len());
+        }
+
+        #[test]
+        fn a_goal_and_its_inverse_agree(pairs in proptest::collection::vec((1.0_f64..100.0, 1.0_f64..100.0), 1..2), bound in 0.1_f64..10.0) {
+            let mut result = StudyResult::new("s", "", true, Machine::default());
+            for (round, (one, other)) in pairs.into_iter().enumerate() {
+                result.record(round, "case", "one", SECONDS, one);
+                result.record(round, "case", "other", SECONDS, other);
+            }
+            result.goal("at most", "case", "one", "other", bound, Better::Lower);
+            result.goal("at least", "case", "other", "one", 1.0 / (bound * 1.000_001), Better::Higher);
+            // With a bound that is a hair wider, the second is met whenever the first is.
+            prop_assert!(result.goals[0].met != Some(true) || result.goals[1].met == Some(true));
+        }
     }
 
     #[test]

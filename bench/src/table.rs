@@ -145,6 +145,8 @@ fn skipped(result: &StudyResult) -> Table {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::result::tests::sample;
 
@@ -163,6 +165,31 @@ mod tests {
         table.row(["x|y\nz"]);
         assert!(table.markdown().contains("x\\|y z"));
         assert_eq!(table.markdown().lines().count(), 3);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn every_line_has_every_column_and_one_width(
+            rows in proptest::collection::vec(proptest::collection::vec("[a-zäß| \n]{0,12}", 3), 0..8)
+        ) {
+            let mut table = Table::new(["one", "two", "three"]);
+            rows.iter().for_each(|row| table.row(row.iter().cloned()));
+            let text = table.markdown();
+            let lines: Vec<&str> = text.lines().collect();
+            prop_assert_eq!(lines.len(), rows.len() + 2);
+            for line in &lines {
+                prop_assert_eq!(line.replace("\\|", "").matches('|').count(), 4, "{}", line);
+                prop_assert_eq!(line.chars().count(), lines[0].chars().count());
+            }
+        }
+
+        #[test]
+        fn numbers_come_back_to_within_five_per_cent(number in 0.001_f64..1e9) {
+            let back: f64 = format_number(number).parse().unwrap();
+            prop_assert!((back - number).abs() <= number * 0.051, "{number} became {back}");
+        }
     }
 
     #[test]

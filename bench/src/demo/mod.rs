@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use self::programs::DemoProgram;
 use self::progress::Progress;
-use self::report::{Report, Row};
+use self::report::{Disk, Report, Row};
 use self::trial::{AllLocal, Kill, Trials};
 use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
@@ -165,7 +165,11 @@ fn show_share(
     let local = reference.footprint.percent(percent);
     let kill = if (program.name, percent) == KILL_IN { Kill::InTheMiddle } else { Kill::None };
     let lent = trials.over_spillway(program, reference, (percent, local), kill)?;
-    let disk = trials.over_disk(program, reference, (percent, local), Duration::from_secs_f64(lent.seconds))?;
+    let disk = match trials.over_disk(program, reference, (percent, local), Duration::from_secs_f64(lent.seconds)) {
+        Err(error) if error.is_interrupt() => return Err(error),
+        Err(error) => Disk::Failed(error.to_string()),
+        Ok(disk) => disk,
+    };
     Ok(Row { program: program.name.to_owned(), percent, local, all_local_seconds: reference.seconds, lent, disk })
 }
 

@@ -85,7 +85,7 @@ impl Server {
         let client = interrupt.poll("the start of redis-server", START_DEADLINE, || {
             if running.is_running() { Client::connect(&socket).ok().map(Some) } else { Some(None) }
         })?;
-        let client = client.ok_or_else(|| HarnessError::failed("redis-server", running.messages.last_line()))?;
+        let client = client.ok_or_else(|| HarnessError::failed("redis-server", running.last_words()))?;
         Ok(Self { running, client, socket, directory })
     }
 

@@ -19,12 +19,14 @@ pub struct Lent {
 }
 
 /// A run over disk swap under the same limit.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Disk {
     /// It took so many seconds.
     Took(f64),
     /// It was ended after so many seconds.
     LongerThan(f64),
+    /// It failed, which says nothing about Spillway.
+    Failed(String),
 }
 
 /// One program at one share of its working set.
@@ -59,9 +61,10 @@ impl Row {
     }
 
     fn against_disk(&self) -> String {
-        match self.disk {
+        match &self.disk {
             Disk::Took(seconds) => format!("{:.2}x", self.lent.seconds / seconds),
             Disk::LongerThan(seconds) => format!("< {:.2}x", self.lent.seconds / seconds),
+            Disk::Failed(_) => "failed".to_owned(),
         }
     }
 
@@ -125,6 +128,11 @@ impl Report {
         let mut text = if table.is_empty() { String::new() } else { table.markdown() };
         text += "\n/ disk swap: time over Spillway relative to disk swap under the same limit; '<' where disk swap was ended early.\n";
         text += "fault cost: page faults times their mean latency.\n";
+        for row in &self.rows {
+            if let Disk::Failed(reason) = &row.disk {
+                text += &format!("{} at {} % over disk swap: {reason}\n", row.program, row.percent);
+            }
+        }
         for (title, list) in [("Left out", &self.left_out), ("FAILED", &self.failures)] {
             list.iter().for_each(|one| text += &format!("{title}: {one}\n"));
         }
@@ -183,6 +191,14 @@ mod tests {
     #[test]
     fn a_disk_that_was_not_waited_for_is_a_bound() {
         assert_eq!(row(0, Disk::LongerThan(12.0)).against_disk(), "< 0.25x");
+    }
+
+    #[test]
+    fn a_failure_over_disk_swap_is_told_and_is_not_ours() {
+        let mut report = Report::default();
+        report.push(row(0, Disk::Failed("out of memory".to_owned())));
+        assert!(report.verdict().is_ok());
+        assert!(report.text().contains("sort at 50 % over disk swap: out of memory"));
     }
 
     #[test]

@@ -153,6 +153,12 @@ impl Running {
         let _ = self.reap();
     }
 
+    /// Why one that should still run ended: its last message, once all of them have arrived.
+    pub fn last_words(&mut self) -> String {
+        self.stop();
+        self.messages.last_line()
+    }
+
     /// Ends it at once, as `kill -9` does: a donor that loses its power.
     pub fn kill(&mut self) {
         if !self.reaped {
@@ -236,6 +242,17 @@ mod tests {
         running.kill();
         assert!(!running.is_running());
         running.stop();
+    }
+
+    #[test]
+    fn last_words_are_complete() {
+        for _ in 0..20 {
+            let mut running = shell("echo why >&2; exit 1", &Collected::default());
+            let ended =
+                Interrupt::never().poll("its end", Duration::from_secs(10), || (!running.is_running()).then_some(()));
+            ended.unwrap();
+            assert_eq!(running.last_words(), "why");
+        }
     }
 
     #[test]

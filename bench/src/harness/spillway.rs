@@ -135,6 +135,9 @@ pub struct Storage {
     pub backing: Option<PathBuf>,
     /// The unit of lending; the product's default without.
     pub slab_size: Option<Size>,
+    /// For a run: memory to borrow at most. Without it the product takes a device as large as all memory, and its backing
+    /// file needs as much room.
+    pub lend: Option<Size>,
 }
 
 /// Where a donor lends, as it says at its start.
@@ -212,7 +215,7 @@ impl Spillway {
             let places = Places::parse(&output.text());
             if places.is_some() || !running.is_running() { Some(places) } else { None }
         })?;
-        let places = places.ok_or_else(|| HarnessError::failed("spillway donate", running.messages.last_line()))?;
+        let places = places.ok_or_else(|| HarnessError::failed("spillway donate", running.last_words()))?;
         Ok(Donor { running, address: places.address(transport)? })
     }
 
@@ -285,6 +288,9 @@ impl Spillway {
         let mut command = bound(&self.binary);
         command.args(["run", "--local", local, "--via", "swap"]).arg("--stats").arg(stats);
         self.storage_arguments(&mut command, storage);
+        if let Some(lend) = storage.lend {
+            command.args(["--lend", &lend.to_string()]);
+        }
         command.arg("--").arg(program.get_program()).args(program.get_args());
         for (name, value) in program.get_envs() {
             if let Some(value) = value {
@@ -383,6 +389,7 @@ mod tests {
             redundancy: "disk".to_owned(),
             backing: Some("/b".into()),
             slab_size: Some(Size(4 << 20)),
+            lend: Some(Size(1 << 30)),
         };
         let mut program = Command::new("sort");
         program.args(["--local", "file"]).env("LC_ALL", "C");
@@ -395,6 +402,7 @@ mod tests {
             "--redundancy disk",
             "--backing /b",
             "--slab-size 4M",
+            "--lend 1G",
             "--stats /s.json",
             "-- sort --local file",
         ] {

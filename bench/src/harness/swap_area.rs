@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::interrupt::Interrupt;
 use super::{HarnessError, storage, tool};
-use crate::limits::{SWAP_LOCK_DEADLINE, SWAP_OFF_DEADLINE, SWAP_PRIORITY};
+use crate::limits::{SWAP_LOCK_DEADLINE, SWAP_OFF_DEADLINE, SWAP_PRIORITY, SWAP_PRIORITY_MAX};
 
 /// Locked while an area of ours is on. Any place that all runs share and that root may write to will do.
 const LOCK_FILE: &str = "/run/spillway-bench.lock";
@@ -40,10 +40,21 @@ impl SwapArea {
         // From here on the value exists, so that a failure turns off what may be on.
         let area = Self { _lock: lock(Path::new(LOCK_FILE), SWAP_LOCK_DEADLINE, interrupt)?, path: path.to_owned() };
         tool::run("mkswap", [path], interrupt)?;
-        let priority = SWAP_PRIORITY.to_string();
+        let priority = priority_above(&swaps()).to_string();
         tool::run("swapon", ["--priority".as_ref(), priority.as_ref(), path.as_os_str()], interrupt)?;
         Ok(area)
     }
+}
+
+/// The swap areas that are on, as the kernel lists them.
+fn swaps() -> String {
+    std::fs::read_to_string("/proc/swaps").unwrap_or_default()
+}
+
+/// A priority above those of all areas that are on, and above the usual ones.
+fn priority_above(swaps: &str) -> i32 {
+    let priorities = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next_back()?.parse::<i32>().ok());
+    priorities.map(|priority| priority + 1).fold(SWAP_PRIORITY, i32::max).min(SWAP_PRIORITY_MAX)
 }
 
 /// Whether the kernel swaps to `path`, by the text of `/proc/swaps`.
@@ -53,8 +64,7 @@ fn is_on(swaps: &str, path: &Path) -> bool {
 
 impl Drop for SwapArea {
     fn drop(&mut self) {
-        let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-        if is_on(&swaps, &self.path)
+        if is_on(&swaps(), &self.path)
             && let Err(error) = tool::undo("swapoff", [&self.path], SWAP_OFF_DEADLINE)
         {
             eprintln!("spillway-bench: {error}; run: swapoff {}", self.path.display());
@@ -71,6 +81,14 @@ mod tests {
         let swaps = "Filename\tType\tSize\tUsed\tPriority\n/dev/zram0  partition\t1\t0\t5\n/var/swap file 1 0 1\n";
         assert!(is_on(swaps, Path::new("/dev/zram0")) && is_on(swaps, Path::new("/var/swap")));
         assert!(!is_on(swaps, Path::new("/dev/zram")) && !is_on("", Path::new("/var/swap")));
+    }
+
+    #[test]
+    fn priorities_are_above_all_others() {
+        let swaps = |priority: i32| format!("Filename Type Size Used Priority\n/dev/x partition 1 0 {priority}\n");
+        let found = [-2, 100, 30_001, 32_767].map(|priority| priority_above(&swaps(priority)));
+        assert_eq!(found, [SWAP_PRIORITY, SWAP_PRIORITY, 30_002, 32_767]);
+        assert_eq!(priority_above(""), SWAP_PRIORITY);
     }
 
     #[test]

@@ -99,6 +99,8 @@ pub(super) fn draw_legend<'name>(svg: &mut Svg, left: f64, names: impl Iterator<
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::plot::svg::tests::is_well_formed;
 
@@ -135,6 +137,35 @@ mod tests {
         let axis = Axis::over([10.0, 20.0].into_iter());
         assert!(height_of(&axis, 20.0) < height_of(&axis, 10.0));
         assert_eq!(height_of(&axis, 0.0), MARGIN_TOP + PLOT_HEIGHT);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn any_chart_is_well_formed_and_complete(
+            medians in proptest::collection::vec(proptest::collection::vec(proptest::option::of(1e-3_f64..1e6), 4), 0..6),
+            name in "[a-z<>&\"]{0,10}"
+        ) {
+            let count = medians.iter().flatten().flatten().count();
+            let series: Vec<Series> = medians
+                .into_iter()
+                .map(|values| Series { name: name.clone(), values: values.into_iter().map(|one| value(one?)).collect() })
+                .collect();
+            let legend = series.len();
+            let groups = (0..4).map(|index| format!("{name}{index}")).collect();
+            let svg = BarChart { title: name, unit: "us".to_owned(), groups, series }.svg();
+            prop_assert!(is_well_formed(&svg));
+            prop_assert_eq!(svg.matches("<rect").count(), 1 + count + legend);
+        }
+
+        #[test]
+        fn bars_stay_inside_the_picture(number in 1e-3_f64..1e6, other in 1e-3_f64..1e6) {
+            let axis = Axis::over([number, other].into_iter());
+            for one in [number, other] {
+                prop_assert!((MARGIN_TOP..=MARGIN_TOP + PLOT_HEIGHT).contains(&height_of(&axis, one)));
+            }
+        }
     }
 
     #[test]

@@ -55,8 +55,11 @@ impl Study for CostStudy {
             for (name, job) in JOBS {
                 measure(context, result, (round, name), subject, &attached, job, size)?;
             }
-            let overhead = overhead(context, &attached, before)?;
-            result.record(round, MEMORY_CASE, subject.name(), MIB_PER_GIB, overhead);
+            // What serves from its own memory lends nothing.
+            if subject != Subject::SpillwayLocal {
+                let overhead = overhead(context, &attached, before)?;
+                result.record(round, MEMORY_CASE, subject.name(), MIB_PER_GIB, overhead);
+            }
             Ok(())
         })?;
         for (name, _) in JOBS {

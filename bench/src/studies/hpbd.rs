@@ -151,6 +151,7 @@ fn run_two(context: &Context, size: Size, place: Place) -> Result<f64, HarnessEr
                 redundancy: "disk".to_owned(),
                 backing: Some(shop.directory.path().join("backing")),
                 slab_size: None,
+                lend: Some(Size(size.0 * 4)),
             };
             let stats = shop.directory.path().join("stats.json");
             let whole = finish(&mut shop.product()?.run(&local.to_string(), &storage, &stats, &plain))?;

@@ -131,6 +131,7 @@ impl<'context> ProgramRunner<'context> {
             redundancy: "disk".to_owned(),
             backing: Some(shop.directory.path().join("backing")),
             slab_size: None,
+            lend: Some(Size(size.0 * 2)),
         };
         let stats = shop.directory.path().join("stats.json");
         let mut command = shop.product()?.run(&local.to_string(), &storage, &stats, &workload_command(name, size)?);

@@ -66,8 +66,13 @@ fn measure(
         (0..DONORS).map(|_| shop.product()?.donor(memory, Transport::SharedMemory, None, &shop.interrupt)).collect();
     let donors = donors?;
     let addresses = donors.iter().map(|donor| donor.address.clone()).collect();
-    let storage =
-        Storage { donors: addresses, redundancy: "none".to_owned(), backing: None, slab_size: Some(slab_size) };
+    let storage = Storage {
+        donors: addresses,
+        redundancy: "none".to_owned(),
+        backing: None,
+        slab_size: Some(slab_size),
+        lend: None,
+    };
     let start = Instant::now();
     let attached = shop.spillway_device(size, Some(&storage), None, donors)?;
     result.record(round, ATTACH, &name, MICROSECONDS, start.elapsed().as_secs_f64() * 1e6);

@@ -97,6 +97,7 @@ fn attach(context: &Context, copies: Copies, size: Size) -> Result<Attached, Har
         redundancy: if with_disk { "disk" } else { "none" }.to_owned(),
         backing: with_disk.then(|| shop.directory.path().join("writes-backing")),
         slab_size: None,
+        lend: None,
     };
     shop.spillway_device(size, Some(&storage), None, vec![donor])
 }

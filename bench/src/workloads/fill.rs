@@ -253,6 +253,39 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
+        fn any_damage_is_found_in_any_order(
+            damage in proptest::collection::btree_map(0_usize..20 * PAGE_WORDS, 1_u64.., 1..20),
+            threads in 1_usize..5, seed: u64
+        ) {
+            let mut words = filled(20, seed);
+            damage.iter().for_each(|(index, flip)| words[*index] ^= flip);
+            for order in [Order::Sequential, Order::Strided, Order::Random] {
+                let found = in_parts(&mut words, threads, |part| visit(part, order, seed, |place| word_at(seed, place), false));
+                prop_assert_eq!(found.wrong_words, damage.len() as u64);
+                prop_assert!(found.first_wrong.is_some_and(|index| damage.contains_key(&(index as usize))));
+            }
+        }
+
+        #[test]
+        fn parts_cover_every_page_once(pages in 1_usize..40, threads in 1_usize..9) {
+            let mut words = vec![0_u64; pages * PAGE_WORDS];
+            in_parts(&mut words, threads, |mut part| {
+                for page in 0..part.pages() {
+                    let (words, places) = part.page(page);
+                    words.iter_mut().zip(places).for_each(|(word, place)| *word += place + 1);
+                }
+                Visit::default()
+            });
+            prop_assert!(words.iter().zip(1..).all(|(word, place)| *word == place));
+        }
+
+        #[test]
+        fn modified_words_differ_and_stay_apart(one: u64, other: u64) {
+            prop_assume!(one != other);
+            prop_assert_ne!(modified(one), modified(other));
+        }
+
+        #[test]
         fn the_strided_order_visits_each_page_once(pages in 1_u64..500) {
             let mut order: Vec<u64> = (0..pages).map(|step| strided(pages, step)).collect();
             order.sort_unstable();

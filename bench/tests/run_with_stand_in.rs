@@ -1,0 +1,162 @@
+//! Whole studies with a script that stands in for the product: its "devices" are loop devices over files on a disk. So the
+//! runner, its results and its cleaning up are tested without the product, and without heavy measurements.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use spillway_bench::result::StudyResult;
+
+/// The time a busy machine may take for one study.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+const STAND_IN: &str = r#"#!/bin/sh
+here=$(dirname "$0")
+echo "$@" >> "$here/calls"
+command="$1 $2"
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --name) name=$2 ;;
+        --size) size=$2 ;;
+    esac
+    shift
+done
+case "$command" in
+    donate*)
+        echo '{"tcp": "127.0.0.1:1", "unix": "/nonexistent/donor.sock"}'
+        exec sleep 1000 ;;
+    "device on")
+        truncate --size "$size" "$here/$name.area"
+        losetup --find --show "$here/$name.area" | tee "$here/$name.path" ;;
+    "device off")
+        losetup --detach "$(cat "$here/$name.path")" && rm "$here/$name.path" "$here/$name.area" ;;
+    "device status")
+        echo '{"items": ['
+        for file in "$here"/*.path; do
+            name=$(basename "$file" .path)
+            echo "{\"pid\": 1, \"report\": {\"device\": {\"name\": \"$name\", \"pages_stored\": 7, \"traffic\": {},"
+            echo '"donors": [{"transport": "shm"}], "disk": {"backlog_pages": 95, "backlog_pages_max": 100}}}},'
+        done
+        echo '{}]}' ;;
+    *) exit 1 ;;
+esac
+"#;
+
+struct Stage {
+    directory: tempfile::TempDir,
+}
+
+impl Stage {
+    /// `None`, with the reason on standard output, where loop devices or fio are not to be had.
+    fn new() -> Option<Self> {
+        let has_fio = Command::new("fio").arg("--version").stdout(Stdio::null()).status().is_ok();
+        if !rustix::process::geteuid().is_root() || !has_fio || !Path::new("/dev/loop-control").exists() {
+            println!("left out: this needs root, fio and loop devices");
+            return None;
+        }
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let stand_in = directory.path().join("spillway");
+        std::fs::write(&stand_in, STAND_IN).unwrap();
+        std::fs::set_permissions(&stand_in, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::create_dir(directory.path().join("work")).unwrap();
+        Some(Self { directory })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn command(&self, study: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spillway-bench"));
+        command.args(["run", "--quick", "--rounds", "1", "--only", study, "--spillway"]).arg(self.path("spillway"));
+        command.arg("--directory").arg(self.path("work")).arg("--results").arg(self.path("results"));
+        command
+    }
+
+    fn result(&self, study: &str) -> StudyResult {
+        let text = std::fs::read_to_string(self.path("results").join(format!("{study}.json"))).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn assert_nothing_is_left(&self) {
+        let left: Vec<_> = std::fs::read_dir(self.path("work")).unwrap().flatten().map(|entry| entry.path()).collect();
+        assert!(left.is_empty(), "{left:?}");
+        let endings = ["area", "path"];
+        let is_ours = |path: &PathBuf| path.extension().is_some_and(|ending| endings.iter().any(|one| ending == *one));
+        let entries = std::fs::read_dir(self.directory.path()).unwrap().flatten().map(|entry| entry.path());
+        let left: Vec<_> = entries.filter(is_ours).collect();
+        assert!(left.is_empty(), "devices are left: {left:?}");
+    }
+}
+
+#[test]
+fn the_slab_study_gives_numbers_tables_and_plots() {
+    let Some(stage) = Stage::new() else { return };
+    let output = stage.command("slab").output().unwrap();
+    let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{messages}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("# slab"), "the table is on standard output");
+    let result = stage.result("slab");
+    assert_eq!(result.measures.len(), 3 * 6, "{:?}", result.skipped);
+    assert!(result.measures.iter().all(|measure| measure.samples.len() == 1));
+    assert!(result.skipped.is_empty(), "{:?}", result.skipped);
+    for file in ["slab.md", "slab-fill.svg", "slab-read.svg", "slab-us.svg", "slab-mib-s.svg"] {
+        assert!(stage.path("results").join(file).is_file(), "{file}");
+    }
+    let calls = std::fs::read_to_string(stage.path("calls")).unwrap();
+    assert!(calls.contains("--slab-size 256M") && calls.contains("--redundancy none"), "{calls}");
+    assert_eq!(calls.matches("device on").count(), calls.matches("device off").count());
+    stage.assert_nothing_is_left();
+}
+
+#[test]
+fn the_study_of_writes_tells_steps_at_the_bound_apart() {
+    let Some(stage) = Stage::new() else { return };
+    assert!(stage.command("writes").output().unwrap().status.success());
+    let result = stage.result("writes");
+    // The stand-in's backlog is always at its bound.
+    let at_the_bound = result.measure("128 KiB writes, backlog at its bound", "redundancy disk");
+    assert!(at_the_bound.is_some(), "{:?}", result.measures);
+    assert!(result.measure("128 KiB writes, backlog below its bound", "redundancy disk").is_none());
+    assert_eq!(result.goals.len(), 2);
+    assert!(result.goals[0].met.is_none() && result.goals[1].met.is_some(), "{:?}", result.goals);
+    stage.assert_nothing_is_left();
+}
+
+#[test]
+fn an_interrupt_keeps_what_was_measured_and_leaves_nothing() {
+    let Some(stage) = Stage::new() else { return };
+    let mut child = stage.command("slab").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("slab 4M")), "the second subject is announced");
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    lines.for_each(drop);
+    let end = Instant::now() + DEADLINE;
+    while child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < end, "it did not end");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let result = stage.result("slab");
+    assert!(result.measures.iter().all(|measure| measure.subject.starts_with("slab ")), "{:?}", result.measures);
+    assert!(result.measures.iter().any(|measure| measure.subject == "slab 1M"));
+    stage.assert_nothing_is_left();
+}
+
+#[test]
+fn a_product_that_fails_is_left_out_with_its_message() {
+    let Some(stage) = Stage::new() else { return };
+    std::fs::write(stage.path("spillway"), "#!/bin/sh\necho 'there is too little memory to lend' >&2\nexit 1\n")
+        .unwrap();
+    let output = stage.command("slab").output().unwrap();
+    assert!(output.status.success(), "what is left out is no failure of the run");
+    let result = stage.result("slab");
+    assert!(result.measures.is_empty());
+    assert!(result.skipped.iter().all(|skip| skip.reason.contains("too little memory")), "{:?}", result.skipped);
+    stage.assert_nothing_is_left();
+}
