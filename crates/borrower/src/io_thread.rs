@@ -106,14 +106,14 @@ impl RequestLoop {
     pub fn run(&mut self) -> io::Result<()> {
         let mut open = true;
         loop {
-            let received = if open { self.channel.receive()? } else { Received::Closed };
+            let received = if open { self.receive() } else { Received::Closed };
             let now = Instant::now();
             match received {
                 Received::Request(request) => self.service.submit(request, now),
                 Received::Nothing => {}
                 Received::Closed => open = false,
             }
-            let (waiting, answered) = self.serve(now)?;
+            let (waiting, answered) = self.serve(now);
             if answered || matches!(received, Received::Request(_)) {
                 self.worked(now);
                 continue;
@@ -162,17 +162,24 @@ impl RequestLoop {
         self.permit.give_back();
     }
 
+    /// The next request. A channel that fails is closed: what is in flight still ends, so that nothing stays owned.
+    fn receive(&mut self) -> Received {
+        self.channel.receive().unwrap_or_else(|error| {
+            tracing::error!("the front end's channel failed and is closed: {error}");
+            Received::Closed
+        })
+    }
+
     /// Moves everything as far as it goes; what the service waits for, and whether a request was answered.
-    fn serve(&mut self, now: Instant) -> io::Result<(Waiting, bool)> {
+    fn serve(&mut self, now: Instant) -> (Waiting, bool) {
         let channel = &mut self.channel;
-        let (mut result, mut answered) = (Ok(()), false);
+        let mut answered = false;
         let waiting = self.service.poll(now, &mut |slot, outcome| {
             answered = true;
-            if let Err(error) = channel.complete(slot, outcome) {
-                result = Err(error);
-            }
+            // Whoever asked may be gone; that ends the request all the same.
+            let _ = channel.complete(slot, outcome);
         });
-        result.map(|()| (waiting, answered))
+        (waiting, answered)
     }
 
     /// Sleeps until a request may be there; true when a stop was asked for.

@@ -72,6 +72,10 @@ pub const EMPTY_SLAB_INTERVAL: Duration = Duration::from_secs(1);
 /// A donor has so long to answer a request on the control channel before another one is asked.
 pub const CONTROL_REPLY_DEADLINE: Duration = Duration::from_millis(500);
 
+/// A lease may take longer than [`CONTROL_REPLY_DEADLINE`] by so much for each GiB of its slab: a donor without a prepared
+/// one makes it then (measured: 300 ms; a donor short of memory is slower).
+pub const LEASE_DEADLINE_PER_GIBIBYTE: Duration = Duration::from_secs(8);
+
 /// Pause between attempts to reach a donor; doubles up to [`RECONNECT_PAUSE_MAX`].
 pub const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(100);
 /// See [`RECONNECT_PAUSE_MIN`].

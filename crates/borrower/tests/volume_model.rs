@@ -164,7 +164,7 @@ impl World {
         self.settle();
         self.refill.fill(slab, place, target);
         let (engines, answers) = (&mut self.engines, &mut self.answers);
-        if let Some(removed) = self.volume.remove_covered_copy(slab, old, || poll_all(engines, answers)) {
+        if let Some(removed) = self.volume.remove_covered_copy(slab, old, &|_| true, || poll_all(engines, answers)) {
             assert_eq!(removed.pages_lost, 0, "a moved slab loses nothing");
             let donor = usize::from(removed.location.donor.0);
             self.donors[donor].lock().unwrap().take_back(removed.location.handle);

@@ -237,6 +237,7 @@ fn with_two_replicas_a_lost_copy_is_made_anew_elsewhere() {
     }
     let mut world = World::new("replicas", 3, Redundancy { replicas: 2, disk: false }, false);
     world.write(300);
+    world.await_status("every slab has two copies", |status| status.slabs.degraded == 0 && status.slabs.mapped > 0);
     world.donors[1].take().unwrap().stop();
     world.write(30);
     world.check();

@@ -4,7 +4,7 @@
 //! [`SILENCE_DEADLINE`], or it breaks the protocol. In each case its slabs are back at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::control::message::{Hello, Message, Welcome};
@@ -12,6 +12,7 @@ use spillway_fabric::control::{ControlChannel, ControlError, ControlReceiver, Co
 use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_MESSAGE_MAX};
 use spillway_fabric::units::{BorrowerId, SlabHandle};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
+use spillway_sys::memfd::Memfd;
 
 use crate::config::is_slab_size;
 use crate::connections::Place;
@@ -213,9 +214,33 @@ fn answer(shared: &Shared, session: &Session, message: Message) -> Result<(), Se
     Ok(())
 }
 
+/// A lent slab and its memory, or why there is none.
+type Lending = Result<(SlabHandle, Option<Memfd>), Refusal>;
+
+/// Making a large slab takes longer than a borrower waits for a sign of life, so signs are sent meanwhile.
+fn lend_and_stay_alive(shared: &Shared, session: &Session) -> Result<Lending, SessionEnd> {
+    std::thread::scope(|scope| {
+        let main = std::thread::current();
+        let worker = scope.spawn(move || {
+            let lending = shared.lend(session);
+            main.unpark();
+            lending
+        });
+        let mut next_sign = Instant::now() + HEARTBEAT_INTERVAL;
+        while !worker.is_finished() {
+            std::thread::park_timeout(Duration::from_millis(1));
+            if Instant::now() >= next_sign {
+                session.sender.send(&Message::Ping, None)?;
+                next_sign += HEARTBEAT_INTERVAL;
+            }
+        }
+        Ok(worker.join().expect("lending does not panic"))
+    })
+}
+
 fn lend(shared: &Shared, session: &Session, request: u32) -> Result<(), SessionEnd> {
     use std::os::fd::AsFd;
-    match shared.lend(session) {
+    match lend_and_stay_alive(shared, session)? {
         Ok((slab, file)) => {
             let passed = file.as_ref().map(AsFd::as_fd);
             session.sender.send(&Message::Leased { request, slab }, passed)?;

@@ -218,9 +218,10 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if let Err(error) = self.stop() {
-            // The threads go on until the process ends: somebody still pages to this device.
+            // The threads and the donors' slabs stay until the process ends: somebody still pages to this device.
             tracing::error!("{} cannot be detached: {error}", self.path.display());
             std::mem::forget(std::mem::take(&mut self.io_threads));
+            std::mem::forget(self.remote.take());
         }
     }
 }

@@ -71,6 +71,8 @@ pub(super) struct Active {
     pub(super) segment_since: Instant,
     pub(super) pass: Option<Pass>,
     pub(super) places: Places,
+    /// Whether `places` are all that the manager is about to put there.
+    pub(super) settled: bool,
     /// Locations that failed this segment; not tried again.
     pub(super) excluded: Places,
     /// The disk failed this segment.
@@ -105,6 +107,7 @@ impl Active {
             segment_since: now,
             pass: None,
             places: [None; COPIES_MAX],
+            settled: true,
             excluded: [None; COPIES_MAX],
             disk_excluded: false,
             outstanding: 0,
@@ -145,7 +148,7 @@ impl Active {
         assert!(self.pass.is_none() && self.outstanding == 0, "a segment enters once");
         let entry = volume.slab(self.segment.slab);
         self.pass = Some(entry.gate.enter());
-        self.places = entry.places();
+        (self.places, self.settled) = entry.settled_places();
         // An empty place's next tenant may have the name of the one that failed.
         for (excluded, place) in self.excluded.iter_mut().zip(&self.places) {
             if place.is_none() {

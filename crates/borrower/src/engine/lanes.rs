@@ -59,7 +59,7 @@ impl LaneMailbox {
         Arc::new(Self {
             changed: AtomicBool::new(false),
             changes: Mutex::new(Vec::with_capacity(DONORS_MAX)),
-            retired: Mutex::new(Vec::with_capacity(4 * DONORS_MAX)),
+            retired: Mutex::new(Vec::with_capacity(RETIRED_MAX)),
         })
     }
 
@@ -68,22 +68,33 @@ impl LaneMailbox {
         self.sweep();
         let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         // Only the last change of a donor counts, so an idle thread's mailbox stays small.
-        match changes.iter_mut().find(|other| other.donor == change.donor) {
-            Some(other) => *other = change,
-            None => changes.push(change),
-        }
+        let overtaken = match changes.iter_mut().find(|other| other.donor == change.donor) {
+            Some(other) => Some(std::mem::replace(other, change)),
+            None => {
+                changes.push(change);
+                None
+            }
+        };
         drop(changes);
+        drop(overtaken);
         self.changed.store(true, Ordering::SeqCst);
     }
 
     /// Frees retired queue pairs.
     pub fn sweep(&self) {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        for queue_pair in retired.drain(..) {
-            drop(queue_pair);
+        if retired.is_empty() {
+            return;
         }
+        // Freed outside the lock, which the I/O thread takes too: closing a window takes its time.
+        let old = std::mem::replace(&mut *retired, Vec::with_capacity(RETIRED_MAX));
+        drop(retired);
+        drop(old);
     }
 }
+
+/// Retired queue pairs between two sweeps: at most one change of each donor is adopted between two calls of `leave`.
+const RETIRED_MAX: usize = 4 * DONORS_MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flight {
@@ -136,6 +147,12 @@ impl Lanes {
                 mailbox.retired.lock().unwrap_or_else(PoisonError::into_inner).push(old);
             }
         }
+    }
+
+    /// Whether the manager left something since the last [`Lanes::adopt`]: then places may name donors by queue pairs that this
+    /// thread does not have yet.
+    pub fn has_news(&self) -> bool {
+        self.mailbox.changed.load(Ordering::SeqCst)
     }
 
     fn orphan(&mut self, donor: DonorSlot) {

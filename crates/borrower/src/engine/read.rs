@@ -28,6 +28,10 @@ enum Source {
 /// Starts the segment.
 pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     active.enter(context.volume);
+    if context.lanes.has_news() {
+        active.leave(context.volume);
+        return Step::Park;
+    }
     active.stage = Stage::Moving;
     advance(active, context)
 }

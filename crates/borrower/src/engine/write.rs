@@ -23,6 +23,10 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
         return Step::Park;
     }
     active.enter(volume);
+    let waited = context.now.saturating_duration_since(active.segment_since);
+    if context.lanes.has_news() || (!active.settled && waited < MAPPING_WAIT) {
+        return give_up(active, volume);
+    }
     let mut targets = 0;
     for place in 0..COPIES_MAX {
         let usable = active.usable(place, context.lanes);
@@ -31,7 +35,6 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     }
     if targets == 0 {
         volume.want(active.segment.slab);
-        let waited = context.now.saturating_duration_since(active.segment_since);
         if volume.disk.is_none() || (volume.mapping_possible() && waited < MAPPING_WAIT) {
             return give_up(active, volume);
         }

@@ -76,8 +76,16 @@ fn map_wanted(shared: &Shared) {
         return;
     }
     for slab in shared.volume.geometry.slabs() {
-        if shared.volume.slab(slab).take_want() {
+        let entry = shared.volume.slab(slab);
+        if entry.take_want() {
+            let first_copies = shared.copies(slab) == 0;
+            if first_copies {
+                entry.turn_mapping();
+            }
             add_missing_copies(shared, slab);
+            if first_copies {
+                entry.turn_mapping();
+            }
         }
     }
     shared.volume.set_mapping_possible(has_room(shared));
@@ -85,8 +93,9 @@ fn map_wanted(shared: &Shared) {
 
 fn add_missing_copies(shared: &Shared, slab: SlabIndex) -> bool {
     let mut added = false;
-    while shared.copies(slab) < usize::from(shared.volume.redundancy.replicas) {
-        if shared.mapper.add_copy(shared, slab, None).is_none() {
+    let wanted = usize::from(shared.volume.redundancy.replicas);
+    while shared.copies(slab) < wanted {
+        if shared.mapper.add_copy(shared, slab, None, wanted).is_none() {
             return added;
         }
         added = true;

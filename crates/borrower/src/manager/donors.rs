@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::ControlSender;
@@ -19,7 +19,7 @@ use spillway_fabric::units::{DonorId, SlabHandle};
 use spillway_sys::memfd::Memfd;
 
 use crate::device::status::DonorLinkStatus;
-use crate::limits::{CONTROL_REPLY_DEADLINE, REFUSAL_PAUSE};
+use crate::limits::{CONTROL_REPLY_DEADLINE, LEASE_DEADLINE_PER_GIBIBYTE, REFUSAL_PAUSE};
 use crate::volume::slab_entry::DonorSlot;
 
 /// A session with a donor.
@@ -52,6 +52,8 @@ struct Link {
     refused_until: Option<Instant>,
     last_error: String,
 }
+
+const GIBIBYTE: f64 = (1u64 << 30) as f64;
 
 /// An answer to a call, with the descriptor that came along.
 type Reply = (Message, Option<OwnedFd>);
@@ -147,18 +149,21 @@ impl DonorEntry {
 
     /// Hands an answer to whoever asked.
     pub fn answer(&self, request: u32, message: Message, descriptor: Option<OwnedFd>) {
-        let caller = self.calls.lock().unwrap_or_else(PoisonError::into_inner).remove(&request);
-        if let Some(caller) = caller {
-            // A caller that gave up has dropped its end; a lease that comes too late is released by the caller of `late`.
+        // Sent under the lock: a caller that gives up removes its call first, and then looks once more.
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(caller) = calls.remove(&request) {
             let _ = caller.try_send((message, descriptor));
-        } else if let Message::Leased { slab, .. } = message {
+            return;
+        }
+        drop(calls);
+        if let Message::Leased { slab, .. } = message {
             self.release(slab);
         }
     }
 
     /// Asks for the donor's free memory.
     pub fn query(&self) -> Result<u64, CallError> {
-        match self.call(|request| Message::Query { request })?.0 {
+        match self.call(CONTROL_REPLY_DEADLINE, |request| Message::Query { request })?.0 {
             Message::Free { free_bytes, .. } => {
                 self.link().free_bytes = free_bytes;
                 Ok(free_bytes)
@@ -169,7 +174,8 @@ impl DonorEntry {
 
     /// Borrows a slab of `slab_size_bytes`, ready for use.
     pub fn lease(&self, slab_size_bytes: u64) -> Result<SlabHandle, CallError> {
-        let (message, descriptor) = self.call(|request| Message::Lease { request })?;
+        let deadline = CONTROL_REPLY_DEADLINE + LEASE_DEADLINE_PER_GIBIBYTE.mul_f64(slab_size_bytes as f64 / GIBIBYTE);
+        let (message, descriptor) = self.call(deadline, |request| Message::Lease { request })?;
         match message {
             Message::Leased { slab, .. } => {
                 if let Err(error) = self.attach(slab, descriptor) {
@@ -218,17 +224,19 @@ impl DonorEntry {
         }
     }
 
-    fn call(&self, message: impl FnOnce(u32) -> Message) -> Result<Reply, CallError> {
+    fn call(&self, deadline: Duration, message: impl FnOnce(u32) -> Message) -> Result<Reply, CallError> {
         let session = self.session().ok_or(CallError::NotConnected)?;
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
         let (answer, waiting) = sync_channel(1);
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).insert(request, answer);
         let sent = session.sender.send(&message(request), None);
         let reply = match sent {
-            Ok(()) => waiting.recv_timeout(CONTROL_REPLY_DEADLINE).map_err(|_| CallError::Silent),
+            Ok(()) => waiting.recv_timeout(deadline).map_err(|_| CallError::Silent),
             Err(_) => Err(CallError::NotConnected),
         };
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).remove(&request);
+        // An answer that came between the deadline and the removal is as good as one in time.
+        let reply = reply.or_else(|error| waiting.try_recv().map_err(|_| error));
         if matches!(reply, Err(CallError::Silent)) {
             self.link().refused_until = Some(Instant::now() + REFUSAL_PAUSE);
         }

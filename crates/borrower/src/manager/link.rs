@@ -8,11 +8,11 @@
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::host::boot_id;
 use spillway_fabric::control::message::{Hello, Message, Welcome};
@@ -190,9 +190,18 @@ fn open(shared: &Shared, address: &DonorAddress) -> Result<Opened, LinkError> {
 }
 
 fn open_unix(shared: &Shared, path: &Path) -> Result<Opened, LinkError> {
-    let stream = UnixStream::connect(path).map_err(LinkError::Unreachable)?;
-    let (sender, receiver, welcome) = greet(shared, stream.into(), true)?;
+    let stream = connect_unix(path).map_err(LinkError::Unreachable)?;
+    let (sender, receiver, welcome) = greet(shared, stream, true)?;
     Ok(Opened { sender, receiver, welcome, transport: Transport::Shm })
+}
+
+/// Connects without waiting: a stopped donor whose queue of connections is full would keep this thread for ever.
+fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(socket)
 }
 
 fn connect_tcp(text: &str) -> io::Result<(TcpStream, std::net::SocketAddr)> {

@@ -22,9 +22,15 @@ impl Mapper {
         Self { random: Mutex::new(XorShift::new(seed)) }
     }
 
-    /// Borrows one more copy of `slab`, at a donor that holds none and is not `avoid`. It starts empty: the mover fills it
-    /// with what the slab holds already.
-    pub fn add_copy(&self, shared: &Shared, slab: SlabIndex, avoid: Option<DonorSlot>) -> Option<(usize, Location)> {
+    /// Borrows one more copy of `slab`, at a donor that holds none and is not `avoid`, as long as it has fewer than
+    /// `copies_max`. It starts empty: the mover fills it with what the slab holds already.
+    pub fn add_copy(
+        &self,
+        shared: &Shared,
+        slab: SlabIndex,
+        avoid: Option<DonorSlot>,
+        copies_max: usize,
+    ) -> Option<(usize, Location)> {
         let mut avoided: Vec<DonorSlot> = avoid.into_iter().collect();
         loop {
             let donor = self.choose(shared, slab, &avoided)?;
@@ -36,7 +42,14 @@ impl Mapper {
             };
             match entry.lease(shared.volume.geometry.slab_size_bytes()) {
                 Ok(handle) => {
-                    return fill_place(shared, slab, entry, &session, Location { donor, handle });
+                    let _assignment = shared.volume.assignment();
+                    let location = Location { donor, handle };
+                    if shared.copies(slab) < copies_max {
+                        return fill_place(shared, slab, entry, &session, location);
+                    }
+                    // Somebody was faster, or put a copy back that was nearly given up.
+                    return_unused(entry, &session, location);
+                    return None;
                 }
                 Err(error) => {
                     tracing::debug!("no slab from {}: {error}", entry.address);
@@ -49,11 +62,18 @@ impl Mapper {
     fn choose(&self, shared: &Shared, slab: SlabIndex, avoided: &[DonorSlot]) -> Option<DonorSlot> {
         let now = Instant::now();
         let places = shared.volume.slab(slab).places();
-        let holds = |donor: DonorSlot| places.iter().flatten().any(|location| location.donor == donor);
+        let identity = |donor: DonorSlot| shared.donors[usize::from(donor.0)].session().map(|session| session.donor);
+        // Two addresses may lead to one donor, which would then hold both copies.
+        let taken: Vec<_> =
+            places.iter().flatten().map(|location| location.donor).chain(avoided.iter().copied()).collect();
+        let taken_identities: Vec<_> = taken.iter().filter_map(|donor| identity(*donor)).collect();
+        let is_taken = |donor: DonorSlot| {
+            taken.contains(&donor) || identity(donor).is_some_and(|identity| taken_identities.contains(&identity))
+        };
         let candidates: Vec<Candidate> = shared
             .donors
             .iter()
-            .filter(|entry| !avoided.contains(&entry.slot) && !holds(entry.slot))
+            .filter(|entry| !is_taken(entry.slot))
             .filter_map(|entry| {
                 let (free_bytes, refused) = entry.room(now)?;
                 Some(Candidate { donor: entry.slot, free_bytes, slabs_held: entry.slabs_held(), refused })
@@ -65,7 +85,14 @@ impl Mapper {
     }
 }
 
-/// Puts a leased slab into an empty place, unless the donor was lost since.
+/// Gives back a slab that was leased in `session`, if that is still the donor's.
+fn return_unused(donor: &DonorEntry, session: &Arc<Session>, location: Location) {
+    if donor.session().is_some_and(|now| Arc::ptr_eq(&now, session)) {
+        donor.give_back(location.handle);
+    }
+}
+
+/// Puts a leased slab into an empty place, unless the donor was lost since. The caller holds the assignment lock.
 fn fill_place(
     shared: &Shared,
     slab: SlabIndex,
@@ -73,7 +100,6 @@ fn fill_place(
     session: &Arc<Session>,
     location: Location,
 ) -> Option<(usize, Location)> {
-    let _assignment = shared.volume.assignment();
     let entry = shared.volume.slab(slab);
     let place = entry.places().iter().position(Option::is_none);
     // The link thread empties all places of a lost donor under this lock, after it took the session away.
@@ -82,11 +108,10 @@ fn fill_place(
             entry.fill(place, location);
             Some((place, location))
         }
-        (_, Some(_)) => {
-            donor.give_back(location.handle);
+        _ => {
+            return_unused(donor, session, location);
             None
         }
-        (_, None) => None,
     }
 }
 
@@ -95,7 +120,9 @@ pub fn drop_covered_copy(shared: &Shared, slab: SlabIndex, place: usize) -> bool
     // Held until the slab is given back: a lost donor is not reached again before its places were emptied under this lock,
     // so the handle still means what it meant.
     let _assignment = shared.volume.assignment();
-    let removed = shared.volume.remove_covered_copy(slab, place, || std::thread::sleep(Duration::from_micros(50)));
+    let alive = |donor: DonorSlot| shared.donors[usize::from(donor.0)].session().is_some();
+    let pause = || std::thread::sleep(Duration::from_micros(50));
+    let removed = shared.volume.remove_covered_copy(slab, place, &alive, pause);
     let Some(removed) = removed else { return false };
     shared.donors[usize::from(removed.location.donor.0)].give_back(removed.location.handle);
     true

@@ -13,6 +13,7 @@ use spillway_fabric::units::{SlabHandle, SlabIndex};
 use super::Shared;
 use super::mapping::drop_covered_copy;
 use super::refill::Refill;
+use crate::limits::COPIES_MAX;
 use crate::volume::slab_entry::{DonorSlot, Location};
 
 /// Something for the mover to do.
@@ -98,7 +99,7 @@ fn recall(shared: &Shared, refill: &mut Refill, donor: DonorSlot, handle: SlabHa
     let Some((slab, place)) = found else { return };
     let entry = shared.volume.slab(slab);
     entry.set_migrating(true);
-    if let Some((new_place, location)) = shared.mapper.add_copy(shared, slab, Some(donor)) {
+    if let Some((new_place, location)) = shared.mapper.add_copy(shared, slab, Some(donor), COPIES_MAX) {
         refill.fill(slab, new_place, location);
     }
     if !drop_covered_copy(shared, slab, place) {

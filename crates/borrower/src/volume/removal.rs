@@ -11,7 +11,7 @@ use spillway_fabric::units::SlabIndex;
 
 use super::Volume;
 use super::page_bits::Bit;
-use super::slab_entry::Location;
+use super::slab_entry::{DonorSlot, Location};
 use crate::limits::COPIES_MAX;
 use crate::sync::yield_now;
 
@@ -34,21 +34,28 @@ impl Volume {
     }
 
     /// As [`Volume::remove_copy`], but only when every page of the copy has another one; otherwise puts it back and says
-    /// `None`. Looking after the drain is what makes it safe: a write that only this copy got has set its bit by then.
-    pub fn remove_covered_copy(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> Option<Removed> {
+    /// `None`. Looking after the drain is what makes it safe: a write that only this copy got has set its bit by then. Copies
+    /// at donors that are not `alive` do not count, though their places may not be emptied yet.
+    pub fn remove_covered_copy(
+        &self,
+        slab: SlabIndex,
+        place: usize,
+        alive: &dyn Fn(DonorSlot) -> bool,
+        mut pause: impl FnMut(),
+    ) -> Option<Removed> {
         let entry = self.slab(slab);
         let location = entry.empty(place)?;
         entry.gate.drain(&mut pause);
-        if !self.is_covered(slab, place) {
+        if !self.is_covered(slab, place, alive) {
             entry.fill(place, location);
             return None;
         }
         Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
     }
 
-    /// Whether every page of the copy in `place` has another copy, at a donor or on disk.
-    pub fn is_covered(&self, slab: SlabIndex, place: usize) -> bool {
-        let places = self.slab(slab).places();
+    /// Whether every page of the copy in `place` has another copy, at a donor that is `alive` or on disk.
+    fn is_covered(&self, slab: SlabIndex, place: usize, alive: &dyn Fn(DonorSlot) -> bool) -> bool {
+        let places = self.slab(slab).places().map(|other| other.filter(|location| alive(location.donor)));
         self.geometry.pages(slab).step_by(64).all(|first| {
             let word = self.bits.word(first);
             let others = (0..COPIES_MAX).filter(|other| *other != place && places[*other].is_some());

@@ -49,6 +49,8 @@ pub struct SlabEntry {
     pub gate: Gate,
     accesses: AtomicU64,
     flags: AtomicU32,
+    /// Odd while the first copies are being put in place.
+    mapping_turns: AtomicU32,
 }
 
 /// Set while a request waits for the slab to be mapped.
@@ -63,6 +65,7 @@ impl Default for SlabEntry {
             gate: Gate::default(),
             accesses: AtomicU64::new(0),
             flags: AtomicU32::new(0),
+            mapping_turns: AtomicU32::new(0),
         }
     }
 }
@@ -84,6 +87,20 @@ impl SlabEntry {
     /// is used for anything else.
     pub fn empty(&self, place: usize) -> Option<Location> {
         Location::unpack(self.places[place].swap(EMPTY, Ordering::SeqCst))
+    }
+
+    /// The places, and whether they were all there at one moment: not while the first copies of the slab are put in place one
+    /// after another. A write that saw only some of them would be acknowledged with too few copies.
+    pub fn settled_places(&self) -> (Places, bool) {
+        let before = self.mapping_turns.load(Ordering::SeqCst);
+        let places = self.places();
+        let after = self.mapping_turns.load(Ordering::SeqCst);
+        (places, before == after && before.is_multiple_of(2))
+    }
+
+    /// The first copies are about to be put in place, or are.
+    pub fn turn_mapping(&self) {
+        self.mapping_turns.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Counts page I/Os, for activity.

@@ -1,4 +1,4 @@
-//! Failing tests of the review: each states a promise and shows an order of events that breaks it.
+//! Promises that were once broken: each test is an order of events that broke one, found by reading.
 
 #![cfg(not(feature = "schedules"))]
 #![allow(clippy::unwrap_used, dead_code, reason = "a test may panic")]
@@ -223,7 +223,7 @@ fn a_slab_leased_in_a_lost_session_is_not_used_in_the_next() {
         let first = open_session(scope, &shared.donors[0]);
         // Somebody (the mover, another donor's link thread) holds the lock and drains a gate.
         let lock = shared.volume.assignment();
-        let mapping = scope.spawn(|| shared.mapper.add_copy(shared, SlabIndex(0), None));
+        let mapping = scope.spawn(|| shared.mapper.add_copy(shared, SlabIndex(0), None, 1));
         while shared.donors[0].slabs_held() == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -234,7 +234,7 @@ fn a_slab_leased_in_a_lost_session_is_not_used_in_the_next() {
         let second = open_session(scope, &shared.donors[0]);
         drop(lock);
         let stale = mapping.join().unwrap();
-        let fresh = shared.mapper.add_copy(shared, SlabIndex(1), None);
+        let fresh = shared.mapper.add_copy(shared, SlabIndex(1), None, 1);
         second.sender.close();
         assert!(
             stale.map(|(_, location)| location) != fresh.map(|(_, location)| location),
