@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::size::PAGE_SIZE_BYTES;
+use crate::size::{PAGE_SIZE_BYTES, Size};
 
 /// Threads of a workload at most: more than any machine this is meant for has CPUs.
 pub const THREADS_MAX: usize = 256;
@@ -45,8 +45,28 @@ pub const SWAP_PRIORITY: i32 = 30_000;
 /// The kernel's largest priority (`SWAP_FLAG_PRIO_MASK`).
 pub const SWAP_PRIORITY_MAX: i32 = 32_767;
 
+/// One part in so many is added to a working set that was seen by looking now and then: a limit that is a little too low
+/// makes a program that goes through its memory in turn page all of it, and L(100) would not be what it says.
+const WORKING_SET_SLACK: u64 = 32;
+
+/// A working set with what looking now and then may have missed.
+pub fn with_slack(seen: Size) -> Size {
+    Size(seen.0 + seen.0 / WORKING_SET_SLACK)
+}
+
 const _: () = {
     assert!(TOOL_DEADLINE.as_millis() > POLL_INTERVAL.as_millis());
     assert!(SWAP_PRIORITY <= SWAP_PRIORITY_MAX);
     assert!(STOP_DEADLINE.as_secs() < PROGRAM_DEADLINE.as_secs());
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slack_is_small_and_never_negative() {
+        assert_eq!(with_slack(Size(3200)), Size(3300));
+        assert_eq!(with_slack(Size(0)), Size(0));
+    }
+}

@@ -19,7 +19,7 @@ use crate::harness::spillway::{Donor, RunReport, Storage, Transport};
 use crate::harness::subject::{Subject, Workshop};
 use crate::harness::swap_area::SwapArea;
 use crate::harness::usage::SwapCount;
-use crate::limits::PROGRAM_DEADLINE;
+use crate::limits::{PROGRAM_DEADLINE, with_slack};
 use crate::size::{MIB, PAGE_SIZE_BYTES, Size};
 
 /// Whether a donor is killed during a run.
@@ -34,7 +34,7 @@ pub enum Kill {
 /// What the run with all memory local showed.
 #[derive(Clone, Debug)]
 pub struct AllLocal {
-    /// The most anonymous memory it used: its working set.
+    /// The most memory it needed: its working set.
     pub footprint: Size,
     /// Its time.
     pub seconds: f64,
@@ -90,7 +90,7 @@ impl<'shop> Trials<'shop> {
         let running = Running::start(program.name, &mut group.enter(&program.command()), recorded.clone())?;
         let messages = running.messages.clone();
         let finished = running.wait(PROGRAM_DEADLINE, &self.shop.interrupt, || {
-            footprint = footprint.max(group.usage().anonymous_bytes);
+            footprint = footprint.max(group.usage().working_bytes);
             step.tick();
         })?;
         check(program.name, finished.status, &messages.last_line())?;
@@ -99,7 +99,8 @@ impl<'shop> Trials<'shop> {
         if footprint < MIB {
             return Err(HarnessError::failed(program.name, "it ended before its working set could be seen"));
         }
-        Ok(AllLocal { footprint: Size(footprint), seconds: finished.elapsed.as_secs_f64(), output })
+        let footprint = with_slack(Size(footprint));
+        Ok(AllLocal { footprint, seconds: finished.elapsed.as_secs_f64(), output })
     }
 
     /// Runs it with `local` in local memory (`percent` of its working set) and the rest with the donors.

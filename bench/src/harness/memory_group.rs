@@ -44,8 +44,8 @@ pub struct MemoryGroup {
 /// What a group holds and has been through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupUsage {
-    /// Anonymous memory that is in local memory.
-    pub anonymous_bytes: u64,
+    /// Local memory that it needs: all that is charged to it, page tables included, less file pages that nobody uses.
+    pub working_bytes: u64,
     /// Major faults: those that had to wait for a device.
     pub major_faults: u64,
 }
@@ -118,7 +118,9 @@ impl MemoryGroup {
 
     /// What it holds now.
     pub fn usage(&self) -> GroupUsage {
-        GroupUsage::parse(&std::fs::read_to_string(self.path.join("memory.stat")).unwrap_or_default(), self.version)
+        let read = |file: &str| std::fs::read_to_string(self.path.join(file)).unwrap_or_default();
+        let charged_bytes = read(self.name("memory.usage_in_bytes", "memory.current")).trim().parse().unwrap_or(0);
+        GroupUsage::parse(&read("memory.stat"), charged_bytes, self.version)
     }
 
     fn name<'name>(&self, one: &'name str, two: &'name str) -> &'name str {
@@ -139,15 +141,16 @@ impl MemoryGroup {
 }
 
 impl GroupUsage {
-    fn parse(text: &str, version: Version) -> Self {
+    fn parse(text: &str, charged_bytes: u64, version: Version) -> Self {
         let value = |name: &str| {
             let mut pairs = text.lines().filter_map(|line| line.split_once(' '));
             pairs.find(|(key, _)| *key == name).and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
         };
-        match version {
-            Version::One => Self { anonymous_bytes: value("total_rss"), major_faults: value("total_pgmajfault") },
-            Version::Two => Self { anonymous_bytes: value("anon"), major_faults: value("pgmajfault") },
-        }
+        let (unused, faults) = match version {
+            Version::One => ("total_inactive_file", "total_pgmajfault"),
+            Version::Two => ("inactive_file", "pgmajfault"),
+        };
+        Self { working_bytes: charged_bytes.saturating_sub(value(unused)), major_faults: value(faults) }
     }
 }
 
@@ -180,9 +183,11 @@ mod tests {
 
     #[test]
     fn usage_is_read_by_version() {
-        let text = "rss 1\nanon 5\npgmajfault 7\ntotal_rss 4096\ntotal_pgmajfault 3\n";
-        assert_eq!(GroupUsage::parse(text, Version::One), GroupUsage { anonymous_bytes: 4096, major_faults: 3 });
-        assert_eq!(GroupUsage::parse(text, Version::Two), GroupUsage { anonymous_bytes: 5, major_faults: 7 });
+        let text = "inactive_file 5\npgmajfault 7\ntotal_inactive_file 4096\ntotal_pgmajfault 3\n";
+        let parse = |charged_bytes, version| GroupUsage::parse(text, charged_bytes, version);
+        assert_eq!(parse(10_000, Version::One), GroupUsage { working_bytes: 5904, major_faults: 3 });
+        assert_eq!(parse(10_000, Version::Two), GroupUsage { working_bytes: 9995, major_faults: 7 });
+        assert_eq!(parse(1, Version::One).working_bytes, 0, "the two files are not read at one moment");
     }
 
     fn group(limit: Option<u64>) -> Option<MemoryGroup> {

@@ -16,7 +16,7 @@ use crate::harness::process::{Collected, Running};
 use crate::harness::spillway::{Donor, RunReport, Storage, Transport};
 use crate::harness::subject::Subject;
 use crate::harness::swap_area::SwapArea;
-use crate::limits::PROGRAM_DEADLINE;
+use crate::limits::{PROGRAM_DEADLINE, with_slack};
 use crate::size::Size;
 use crate::workloads::WorkloadReport;
 
@@ -91,10 +91,10 @@ impl<'context> ProgramRunner<'context> {
         let mut most = 0;
         let mut command = group.enter(&workload_command(name, size)?);
         let running = Running::start(name, &mut command, Collected::default())?;
-        let watch = || most = most.max(group.usage().anonymous_bytes);
+        let watch = || most = most.max(group.usage().working_bytes);
         running.wait(PROGRAM_DEADLINE, &self.context.shop.interrupt, watch)?;
         // A program that ended before it was seen at its largest counts as what it was asked for.
-        Ok(if most < size.0 / 2 { size } else { Size(most) })
+        Ok(with_slack(if most < size.0 / 2 { size } else { Size(most) }))
     }
 
     /// Runs workload `name` of `size` in `place`; gives its own time in seconds.
