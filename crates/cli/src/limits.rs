@@ -25,7 +25,7 @@ pub(crate) const LEND_RESERVE_BYTES: u64 = 256 << 20;
 pub(crate) const HEADROOM_DIVISOR: u64 = 8;
 
 /// A program keeps at least so much local memory whatever its budget says: below this it only swaps its own code.
-pub(crate) const BUDGET_FLOOR_BYTES: u64 = 16 << 20;
+pub(crate) const BUDGET_FLOOR_BYTES: u64 = 8 << 20;
 
 /// How often the budget follows the footprint. The reclaim of a program that grows at 1 GiB/s is behind by 20 MiB then.
 pub(crate) const BUDGET_INTERVAL: Duration = Duration::from_millis(20);

@@ -96,7 +96,7 @@ impl MemoryGroup {
             },
             (Version::V2, None) => self.write("memory.high", "max").and_then(|()| self.write("memory.max", "max")),
             (Version::V2, Some(bytes)) => {
-                let hard = bytes + (bytes / 4).max(limits::BUDGET_FLOOR_BYTES * 4);
+                let hard = bytes + (bytes / 4).max(limits::BUDGET_FLOOR_BYTES * 8);
                 self.write("memory.max", &hard.to_string())?;
                 self.write("memory.high", &bytes.to_string())
             }
