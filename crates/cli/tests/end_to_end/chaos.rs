@@ -59,6 +59,8 @@ fn wait_whole(stage: &Stage, running: &mut Running) {
 
 fn go_through(stage: &mut Stage, running: &mut Running, events: &[Event], seconds: u64) {
     let deadline = Instant::now() + Duration::from_secs(seconds);
+    // A page whose second copy is still being made would be lost with its first, as promised.
+    wait_whole(stage, running);
     for turn in 0.. {
         if Instant::now() >= deadline || running.has_ended() {
             return;
