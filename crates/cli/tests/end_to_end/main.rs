@@ -6,13 +6,14 @@
 //! - [`programs`]: exact output at 50 and 25 % for programs of every kind; [`servers`]: for servers with clients.
 //! - [`manners`]: exit status, signals, and what a killed run leaves.
 //! - [`plain_device`]: file systems and fio on a plain device; [`machine_swap`]: `swap on` and `off`.
-//! - [`chaos`]: donors die, stop and come back; [`overcommit`]: many programs far beyond their budget.
+//! - [`chaos`]: donors die, stop and come back; [`cut_off`]: cables are pulled and disks are full; [`overcommit`]: many programs far beyond their budget.
 
 #[path = "../support/mod.rs"]
 #[allow(dead_code)]
 mod support;
 
 mod chaos;
+mod cut_off;
 mod machine_swap;
 mod manners;
 mod overcommit;

@@ -131,6 +131,14 @@ impl Stage {
         }
     }
 
+    /// The sockets of the entry of a donor, by its name.
+    pub(crate) fn sockets(&self, donor: &str) -> Vec<PathBuf> {
+        let entry = self.registry.path().join("r").join(format!("donor-{donor}"));
+        let files =
+            fs::read_dir(entry).expect("a donor has an entry").map(|file| file.expect("it can be listed").path());
+        files.filter(|path| path.ends_with("donor.sock")).collect()
+    }
+
     /// `--donor ADDRESS` for each donor.
     pub(crate) fn donor_options(&self) -> Vec<String> {
         let address = |donor: &Donor| format!("unix:{}", donor.socket.display());

@@ -82,6 +82,11 @@ impl Running {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
+    /// What an ended one said on standard error.
+    pub(crate) fn last_errors(&mut self) -> String {
+        String::from_utf8_lossy(&collect(&mut self.errors)).into_owned()
+    }
+
     /// Sends it a signal, by `kill(1)`.
     pub(crate) fn signal(&self, name: &str) {
         signal(self.pid(), name);

@@ -1,0 +1,188 @@
+//! What lies between: a network that is cut, and a backing file whose disk is full.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::overcommit::soak_seconds;
+use crate::stage::Stage;
+use crate::support::{self, Running, run, wait_until};
+
+fn ip(arguments: &[&str]) {
+    run(Command::new("ip").args(arguments)).done("ip");
+}
+
+/// A network namespace with one cable to this one. Dropping it removes both.
+struct Namespace {
+    name: String,
+    cable: String,
+}
+
+/// Addresses of the documentation's test network (RFC 5737): nothing else has them.
+const HERE: &str = "192.0.2.1/30";
+const THERE: &str = "192.0.2.2/30";
+const DONOR: &str = "192.0.2.2:7170";
+
+impl Namespace {
+    fn new() -> Self {
+        let name = format!("sw{}", std::process::id());
+        let cable = format!("{name}a");
+        ip(&["netns", "add", &name]);
+        let namespace = Self { name: name.clone(), cable: cable.clone() };
+        ip(&["link", "add", &cable, "type", "veth", "peer", "name", "eth0", "netns", &name]);
+        ip(&["addr", "add", HERE, "dev", &cable]);
+        ip(&["link", "set", &cable, "up"]);
+        ip(&["-n", &name, "addr", "add", THERE, "dev", "eth0"]);
+        ip(&["-n", &name, "link", "set", "eth0", "up"]);
+        namespace
+    }
+
+    fn cut(&self) {
+        ip(&["link", "set", &self.cable, "down"]);
+    }
+
+    fn mend(&self) {
+        ip(&["link", "set", &self.cable, "up"]);
+    }
+
+    /// `command`, inside.
+    fn inside(&self, command: &Command) -> Command {
+        let mut wrapped = Command::new("ip");
+        wrapped.args(["netns", "exec", &self.name]).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            wrapped.env(name, value.unwrap_or_default());
+        }
+        wrapped
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // Removing the namespace removes the cable; a test that failed half-way may have neither.
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
+    }
+}
+
+/// Starts a donor inside that is reached over TCP only.
+fn start_inside(stage: &Stage, namespace: &Namespace, key: &Path) -> Running {
+    let mut command = stage.spillway(&["donate", "--name", "inside", "--memory", "160M", "--headroom", "16M"]);
+    command.args(["--slab-size", "4M", "--listen", DONOR, "--key"]).arg(key);
+    let mut donor = Running::start(&mut namespace.inside(&command));
+    wait_until("the donor to listen", || {
+        assert!(!donor.has_ended(), "the donor ended: {}", donor.last_errors());
+        std::net::TcpStream::connect(DONOR).ok()
+    });
+    // Both namespaces see one file system, where a borrower finds the donor's socket for shared memory.
+    let sockets = stage.sockets("inside");
+    assert!(!sockets.is_empty(), "the donor offers shared memory to its host");
+    sockets.iter().for_each(|socket| std::fs::remove_file(socket).expect("the socket can be removed"));
+    donor
+}
+
+fn health(stage: &Stage) -> Option<String> {
+    Some(stage.items("device").first()?["report"]["device"]["health"].as_str()?.to_owned())
+}
+
+#[test]
+fn a_donor_whose_cable_is_pulled_costs_no_page() {
+    let Some(stage) = Stage::set(&["gcc", "ip"]) else { return };
+    let verifier = stage.compile("verifier", &[]);
+    let namespace = Namespace::new();
+    let key = stage.disk().join("key");
+    let donor = start_inside(&stage, &namespace, &key);
+    let seconds = soak_seconds(12).to_string();
+    let backing = stage.disk().join("backing");
+    let (key, backing) = (key.to_str().unwrap(), backing.to_str().unwrap());
+    let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--donor", DONOR, "--key", key];
+    options.extend(["--redundancy", "disk", "--backing", backing]);
+    let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", &seconds, "5"]));
+    wait_until("pages to be lent over TCP", || {
+        assert!(!running.has_ended(), "the run ended before anything was lent: {}", running.last_errors());
+        let device = stage.items("device");
+        let device = &device.first()?["report"]["device"];
+        assert_ne!(device["donors"][0]["transport"], "shm", "the socket was removed");
+        (device["pages_stored"].as_u64()? > 1024).then_some(())
+    });
+    namespace.cut();
+    wait_until("the loss to be told", || {
+        if running.has_ended() {
+            return Some(());
+        }
+        health(&stage)?.contains("disk only").then_some(())
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    namespace.mend();
+    let said = running.end();
+    assert!(said.status.success(), "{}\n{}", said.status, said.errors);
+    assert!(said.text().contains("wrong 0"), "{}", said.text());
+    let statistics = stage.statistics();
+    assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
+    drop(donor);
+    stage.assert_clean();
+}
+
+/// A small file system of its own in a file, mounted. Dropping it unmounts.
+struct SmallDisk {
+    mount: PathBuf,
+}
+
+impl SmallDisk {
+    fn new(directory: &Path, mebibytes: u64) -> Self {
+        let (image, mount) = (directory.join("small.img"), directory.join("small"));
+        std::fs::File::create(&image).and_then(|file| file.set_len(mebibytes << 20)).expect("an image can be made");
+        std::fs::create_dir(&mount).expect("a directory can be made");
+        run(Command::new("mkfs.ext4").arg("-q").arg(&image)).done("mkfs.ext4");
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&mount)).done("mount");
+        Self { mount }
+    }
+
+    /// Leaves no room at all.
+    fn fill(&self) {
+        let filler = self.mount.join("filler");
+        let mut file = std::fs::File::create(filler).expect("a file can be made");
+        while std::io::Write::write_all(&mut file, &[1; 1 << 20]).is_ok() {}
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.mount).output();
+    }
+}
+
+#[test]
+fn a_full_disk_under_the_backing_file_costs_no_page_while_a_donor_lives() {
+    let Some(mut stage) = Stage::set(&["gcc", "mkfs.ext4", "mount"]) else { return };
+    let verifier = stage.compile("verifier", &[]);
+    let disk = SmallDisk::new(stage.disk(), 640);
+    stage.donor("160M");
+    let backing = disk.mount.join("backing");
+    let donors = stage.donor_options();
+    let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--key", "none"];
+    options.extend(["--redundancy", "disk", "--backing", backing.to_str().unwrap()]);
+    options.extend(donors.iter().map(String::as_str));
+    let seconds = soak_seconds(10).to_string();
+    let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", &seconds, "9"]));
+    wait_until("the device to be there", || {
+        assert!(!running.has_ended(), "the run ended before anything was lent: {}", running.last_errors());
+        health(&stage)
+    });
+    disk.fill();
+    let mut told = false;
+    wait_until("the full disk to be told", || {
+        if running.has_ended() {
+            return Some(());
+        }
+        told = health(&stage)?.contains("could not be written to the backing file");
+        told.then_some(())
+    });
+    let said = running.end();
+    assert!(said.status.success(), "{}\n{}", said.status, said.errors);
+    assert!(said.text().contains("wrong 0"), "{}", said.text());
+    let statistics = stage.statistics();
+    assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
+    let errors = statistics["device"]["device"]["disk"]["write_errors"].as_u64().unwrap();
+    assert!(told && errors > 0, "the disk was full, and nobody said so: {statistics:#}");
+    drop(disk);
+    stage.assert_clean();
+}
