@@ -156,3 +156,32 @@ fn a_device_that_is_on_cannot_be_switched_on_again() {
     assert_eq!(stage.items("device").len(), 1);
     device_off(&stage);
 }
+
+#[test]
+fn full_and_read_only_places_for_a_backing_file_are_refused() {
+    let Some(mut stage) = Stage::set(&["mkfs.ext4", "mount", "truncate"]) else { return };
+    stage.donor("96M");
+    let donors = stage.donor_options();
+    let image = stage.disk().join("image");
+    support::run(Command::new("truncate").args(["--size", "512M"]).arg(&image)).done("truncate");
+    support::run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image)).done("mkfs");
+    let place = stage.disk().join("mounted");
+    fs::create_dir(&place).unwrap();
+    let backing = place.join("backing");
+    let refused = |size: &str| {
+        let options = ["device", "on", "--size", size, "--slab-size", "4M", "--key", "none", &donors[0], &donors[1]];
+        let said = support::run(stage.spillway(&options).arg("--backing").arg(&backing));
+        assert_eq!(said.status.code(), Some(1), "{}", said.errors);
+        assert!(said.output.is_empty(), "{}", said.text());
+        said.errors
+    };
+    let mount = Mount::new(&image, &place);
+    let errors = refused("400M");
+    assert!(errors.contains("free"), "{errors}");
+    support::run(Command::new("mount").args(["-o", "remount,ro"]).arg(&place)).done("remount");
+    let errors = refused("64M");
+    assert!(errors.to_lowercase().contains("read-only") || errors.contains("os error 30"), "{errors}");
+    assert!(!backing.exists());
+    drop(mount);
+    stage.assert_clean();
+}
