@@ -38,6 +38,8 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
         if volume.disk.is_none() || (volume.mapping_possible() && waited < MAPPING_WAIT) {
             return give_up(active, volume);
         }
+    } else {
+        volume.want_next(active.segment.slab);
     }
     if let Some(disk) = &volume.disk
         && !to_backlog(active, context, disk)

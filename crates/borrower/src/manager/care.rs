@@ -125,10 +125,13 @@ fn has_room(shared: &Shared) -> bool {
 
 fn look_after_slabs(shared: &Shared, empty_since: &mut [Option<Instant>]) {
     let now = Instant::now();
+    // The slab after one with pages was mapped ahead, and is kept.
+    let mut ahead = false;
     for slab in shared.volume.geometry.slabs() {
         let finding = examine(shared, slab);
         let empty = &mut empty_since[slab.0 as usize];
-        if finding.stored > 0 {
+        let kept = std::mem::replace(&mut ahead, finding.stored > 0);
+        if finding.stored > 0 || (finding.copies > 0 && kept) {
             *empty = None;
             restore(shared, slab, finding);
         } else if finding.copies > 0 {

@@ -89,6 +89,11 @@ impl SlabEntry {
         Location::unpack(self.places[place].swap(EMPTY, Ordering::SeqCst))
     }
 
+    /// Whether no place is taken.
+    pub fn is_unmapped(&self) -> bool {
+        self.places.iter().all(|place| place.load(Ordering::SeqCst) == EMPTY)
+    }
+
     /// The places, and whether they were all there at one moment: not while the first copies of the slab are put in place one
     /// after another. A write that saw only some of them would be acknowledged with too few copies.
     pub fn settled_places(&self) -> (Places, bool) {
