@@ -3,6 +3,7 @@
 //! Found by the registry: an entry whose owner is dead. Each is taken over before it is touched, so that two menders never meet
 //! and the living are left alone. Runs go first, because they know the order; then devices, donors, groups and mounts.
 
+use std::ffi::OsStr;
 use std::time::Instant;
 
 use spillway_borrower::frontend::remains::{self as frontend_remains, Remain, RemainKind};
@@ -70,11 +71,24 @@ fn dead(registry: &Registry) -> Result<Vec<Found>, Failure> {
 }
 
 fn mend(registry: &Registry, found: &Found) -> Vec<String> {
-    match found.kind {
+    let mut errors = match found.kind {
         Kind::Run => take_down(&mut Remains::of_run(registry, &found.name)),
         Kind::Device => mend_device(found).err().into_iter().collect(),
         Kind::Donor | Kind::Agent => Vec::new(),
-    }
+    };
+    errors.extend(remove_group(found).err());
+    errors
+}
+
+/// The group of a dead process has the name of its entry.
+fn remove_group(found: &Found) -> Result<(), String> {
+    let name = found.path.file_name().and_then(OsStr::to_str);
+    let (Some(name), Some(hierarchy)) = (name, Hierarchy::detect()) else { return Ok(()) };
+    let group = MemoryGroup::existing(&hierarchy, name);
+    group.release_to(&hierarchy.root);
+    group
+        .remove(Instant::now() + limits::GIVE_UP_DEADLINE)
+        .map_err(|error| format!("{}: {error}", group.path().display()))
 }
 
 /// A device whose process died: its pages are lost with it, but the kernel must let go of the area.

@@ -71,17 +71,26 @@ pub(crate) fn ask(found: &Found, areas: &[SwapArea]) -> Item {
     }
 }
 
-/// Every entry that `wanted` takes.
-pub(crate) fn collect(registry: &Registry, wanted: &dyn Fn(&Item) -> bool) -> Result<Vec<Item>, Failure> {
+/// Every entry that `wanted` takes; those of other kinds than `kind` are not even asked, because one may be who asks.
+pub(crate) fn collect(
+    registry: &Registry,
+    kind: Option<Kind>,
+    wanted: &dyn Fn(&Item) -> bool,
+) -> Result<Vec<Item>, Failure> {
     let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
     let entries = registry.entries().map_err(Failure::failed)?;
-    Ok(entries.iter().map(|found| ask(found, &areas)).filter(wanted).collect())
+    let asked = entries.iter().filter(|found| kind.is_none_or(|kind| found.kind == kind));
+    Ok(asked.map(|found| ask(found, &areas)).filter(wanted).collect())
 }
 
 /// `spillway status`, `device status` and `swap status`.
-pub(crate) fn show(output: &OutputArguments, wanted: &dyn Fn(&Item) -> bool) -> Result<(), Failure> {
+pub(crate) fn show(
+    output: &OutputArguments,
+    kind: Option<Kind>,
+    wanted: &dyn Fn(&Item) -> bool,
+) -> Result<(), Failure> {
     let registry = Registry::open().map_err(Failure::failed)?;
-    let status = Status { memory: Memory::read().ok(), items: collect(&registry, wanted)? };
+    let status = Status { memory: Memory::read().ok(), items: collect(&registry, kind, wanted)? };
     if output.json {
         return crate::output::json(&status);
     }
@@ -96,11 +105,6 @@ pub(crate) fn show(output: &OutputArguments, wanted: &dyn Fn(&Item) -> bool) -> 
 }
 
 impl Item {
-    /// Whether it is a block device.
-    pub(crate) fn is_device(&self) -> bool {
-        self.kind == Kind::Device
-    }
-
     /// Whether it is a swap device.
     pub(crate) fn is_swap(&self) -> bool {
         self.swap.is_some()
@@ -223,9 +227,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let registry = Registry::at(directory.path().join("registry")).unwrap();
         let _entry = registry.claim(Kind::Device, "silent").unwrap();
-        let items = collect(&registry, &Item::is_device).unwrap();
+        let items = collect(&registry, Some(Kind::Device), &|_| true).unwrap();
         assert_eq!((items.len(), items[0].state), (1, "silent"));
-        assert!(collect(&registry, &Item::is_swap).unwrap().is_empty());
+        assert!(collect(&registry, Some(Kind::Device), &Item::is_swap).unwrap().is_empty());
     }
 
     #[test]

@@ -45,15 +45,15 @@ impl Answer {
     }
 
     /// It was not done.
-    pub(crate) fn refused(why: impl ToString) -> Self {
-        Self { error: Some(why.to_string()), status: None }
+    pub(crate) fn refused(why: impl Into<String>) -> Self {
+        Self { error: Some(why.into()), status: None }
     }
 
     /// What is going on.
     pub(crate) fn status(status: &impl Serialize) -> Self {
         match serde_json::to_value(status) {
             Ok(status) => Self { error: None, status: Some(status) },
-            Err(error) => Self::refused(error),
+            Err(error) => Self::refused(error.to_string()),
         }
     }
 }
@@ -95,7 +95,7 @@ impl StatusServer {
         // An interruption by a signal is one turn of the caller's loop.
         let _ = rustix::event::poll(&mut ready, Some(&timeout));
         if let Ok((stream, _)) = self.listener.accept() {
-            let _ = serve_client(stream, answer);
+            let _ = serve_client(&stream, answer);
         }
     }
 }
@@ -118,13 +118,13 @@ fn write_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<(
     stream.write_all(&line)
 }
 
-fn serve_client(stream: UnixStream, answer: &mut dyn FnMut(Question) -> Answer) -> io::Result<()> {
-    prepare(&stream, limits::STATUS_DEADLINE)?;
-    let reply = match serde_json::from_str(&read_line(&stream)?) {
+fn serve_client(stream: &UnixStream, answer: &mut dyn FnMut(Question) -> Answer) -> io::Result<()> {
+    prepare(stream, limits::STATUS_DEADLINE)?;
+    let reply = match serde_json::from_str(&read_line(stream)?) {
         Ok(question) => answer(question),
         Err(error) => Answer::refused(format!("not a question: {error}; ask \"ping\", \"status\" or \"stop\"")),
     };
-    write_line(&stream, &reply)
+    write_line(stream, &reply)
 }
 
 /// Asks the process at `path`, which has until `deadline` to answer.

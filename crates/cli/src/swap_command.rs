@@ -8,7 +8,7 @@ use crate::device::serve::DeviceRecord;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::machine::swap_list;
-use crate::registry::{Found, Registry};
+use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::stop_device_process;
 use crate::status::{self, Item};
 use crate::{output, swap_area};
@@ -18,7 +18,7 @@ pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {
     match command {
         SwapCommand::On(arguments) => on(arguments),
         SwapCommand::Off(arguments) => off(arguments),
-        SwapCommand::Status(output) => status::show(output, &Item::is_swap),
+        SwapCommand::Status(output) => status::show(output, Some(Kind::Device), &Item::is_swap),
     }
 }
 

@@ -1,5 +1,8 @@
 //! Mistakes on the command line: each gets a clear error that says what to do, and leaves nothing behind.
 
+// In a test a panic is the report.
+#![allow(clippy::unwrap_used)]
+
 #[path = "support/mod.rs"]
 #[allow(dead_code)]
 mod support;

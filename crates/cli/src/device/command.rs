@@ -18,7 +18,7 @@ pub(crate) fn execute(command: &DeviceCommand) -> Result<(), Failure> {
     match command {
         DeviceCommand::On(arguments) => on(arguments),
         DeviceCommand::Off(arguments) => off(arguments),
-        DeviceCommand::Status(output) => status::show(output, &Item::is_device),
+        DeviceCommand::Status(output) => status::show(output, Some(Kind::Device), &|_| true),
     }
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn chosen(
     what: &str,
     wanted: &dyn Fn(&Item) -> bool,
 ) -> Result<Found, Failure> {
-    let items = status::collect(registry, &|item| item.is_device() && item.run().is_none() && wanted(item))?;
+    let items = status::collect(registry, Some(Kind::Device), &|item| item.run().is_none() && wanted(item))?;
     let names: Vec<&str> = items.iter().map(Item::name).collect();
     let name = match (name, names.as_slice()) {
         (Some(name), _) if names.contains(&name) => name,

@@ -202,7 +202,7 @@ impl Server {
                 notes: self.notes.clone(),
                 device: self.device.status(),
             }),
-            Question::Stop => self.stop().map_or_else(Answer::refused, |()| Answer::done()),
+            Question::Stop => self.stop().map_or_else(|error| Answer::refused(error.to_string()), |()| Answer::done()),
         }
     }
 

@@ -43,7 +43,7 @@ struct Run {
     donors: OwnDonors,
     down: bool,
     // Dropped last: until then the run is alive for everybody else.
-    _entry: Entry,
+    entry: Entry,
 }
 
 /// Runs the program; gives how it ended.
@@ -56,8 +56,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     }
     let plan = Plan::make(arguments, &registry)?;
     let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
-    let mut run =
-        Run { registry, plan, group: None, device: None, donors: OwnDonors::default(), down: false, _entry: entry };
+    let mut run = Run { registry, plan, group: None, device: None, donors: OwnDonors::default(), down: false, entry };
     run.set_up(&interruption)?;
     let outcome = run.run_program(&program, arguments, &interruption);
     let down = run.take_down();
@@ -100,7 +99,7 @@ impl Run {
         group.set_limit(budget.limit_bytes()).map_err(|error| Failure::during("limiting the memory group", error))?;
         let start = Instant::now();
         let started = Program::start(program, group, interruption)?;
-        let watched = watch::watch(&started, group, &mut budget, &self._entry, &arguments.local.to_string());
+        let watched = watch::watch(&started, group, &mut budget, &self.entry, &arguments.local.to_string());
         let ending = started.ending()?;
         let statistics =
             Statistics::collect(&watched, group, start.elapsed(), ending, device.status_socket(), arguments);

@@ -29,7 +29,7 @@ fn start(stage: &mut Stage, redundancy: &[&str], seconds: u64) -> Running {
         stage.donor("160M");
     }
     let donors = stage.donor_options();
-    let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--key", "none"];
+    let mut options = vec!["--local", "24M", "--lend", "96M", "--slab-size", "4M", "--key", "none"];
     options.extend(redundancy);
     options.extend(donors.iter().map(String::as_str));
     let seconds = seconds.to_string();

@@ -86,3 +86,26 @@ fn the_status_of_a_swap_device_is_told() {
     support::run(&mut stage.spillway(&["swap", "off"])).done("swap off");
     stage.assert_clean();
 }
+
+#[test]
+fn an_agent_lends_and_swaps_until_it_is_told_to_end() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let sockets = support::registry_directory();
+    let address = format!("unix:{}", sockets.path().join("agent.sock").display());
+    let configuration = stage.disk().join("spillway.toml");
+    let text = format!(
+        "[donor]\nmemory = \"96M\"\nheadroom = \"16M\"\nlisten = [\"{address}\"]\nkey = \"none\"\nslab_size = \"4M\"\n\
+         [borrower]\nsize = \"64M\"\ndonors = [\"{address}\"]\nredundancy = \"none\"\nkey = \"none\"\nslab_size = \"4M\"\n"
+    );
+    fs::write(&configuration, text).unwrap();
+    let mut agent = Running::start(stage.spillway(&["agent", "--config"]).arg(&configuration));
+    wait_until("the agent's swap device", || {
+        assert!(!agent.has_ended(), "the agent ended");
+        used_bytes(&stage)
+    });
+    let agents = stage.items("agent");
+    assert_eq!(agents[0]["report"]["donor"]["sessions"].as_array().map(Vec::len), Some(1), "{agents:#?}");
+    agent.signal("TERM");
+    agent.end().done("the agent");
+    stage.assert_clean();
+}

@@ -8,6 +8,9 @@
 //! - [`plain_device`]: file systems and fio on a plain device; [`machine_swap`]: `swap on` and `off`.
 //! - [`chaos`]: donors die, stop and come back; [`cut_off`]: cables are pulled and disks are full; [`overcommit`]: many programs far beyond their budget.
 
+// In a test a panic is the report.
+#![allow(clippy::unwrap_used)]
+
 #[path = "../support/mod.rs"]
 #[allow(dead_code)]
 mod support;
