@@ -75,6 +75,8 @@ pub fn run(shared: &Shared, slot: usize) {
     while !shared.is_stopping() {
         match session(shared, donor) {
             Ok(()) => return,
+            // Our own goodbye ended it, and the volume goes with the device.
+            Err(_) if shared.is_stopping() => return,
             Err(error) => {
                 let was_connected = donor.session().is_some();
                 clean_up(shared, donor, &error);

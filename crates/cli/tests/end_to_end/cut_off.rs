@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::overcommit::soak_seconds;
 use crate::stage::Stage;
-use crate::support::{self, Running, run, wait_until};
+use crate::support::{Running, run, wait_until};
 
 fn ip(arguments: &[&str]) {
     run(Command::new("ip").args(arguments)).done("ip");
@@ -19,9 +19,9 @@ struct Namespace {
 }
 
 /// Addresses of the documentation's test network (RFC 5737): nothing else has them.
-const HERE: &str = "192.0.2.1/30";
-const THERE: &str = "192.0.2.2/30";
-const DONOR: &str = "192.0.2.2:7170";
+const HERE: &str = "198.51.100.1/30";
+const THERE: &str = "198.51.100.2/30";
+const DONOR: &str = "198.51.100.2:7170";
 
 impl Namespace {
     fn new() -> Self {
