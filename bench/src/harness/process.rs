@@ -122,7 +122,7 @@ impl Running {
     }
 
     /// Waits until it ends. When `limit` passes, or at an interrupt, it is ended. `tick` is called every
-    /// [`TICK`].
+    /// `TICK`.
     pub fn wait(
         mut self,
         limit: Duration,

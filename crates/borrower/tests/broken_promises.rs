@@ -267,12 +267,15 @@ fn trouble_with_the_last_session_does_not_end_the_next() {
     });
 }
 
+/// A write whose bytes have not arrived: slab, offset, content.
+type LateWrite = (SlabHandle, usize, Vec<u8>);
+
 /// A lane as TCP is when the donor's thread for it is held up (reclaim, a long discard) beyond the deadline: the borrower
 /// gives the request up, and the donor's thread carries it out later, from its socket's buffer.
 struct HeldUp {
     store: support::Shared,
     pool: Arc<BufferPool>,
-    buffered: Arc<std::sync::Mutex<Vec<(SlabHandle, usize, Vec<u8>)>>>,
+    buffered: Arc<std::sync::Mutex<Vec<LateWrite>>>,
     waiting: Vec<spillway_fabric::units::Tag>,
     down: bool,
 }

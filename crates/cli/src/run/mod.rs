@@ -5,7 +5,7 @@
 //! - [`program`]: finding, starting and waiting for the program; signals.
 //! - [`watch`]: the budget while the program runs.
 //! - [`statistics`]: what is told at the end.
-//! - [`take_down`]: the way out, also for runs that died.
+//! - [`mod@take_down`]: the way out, also for runs that died.
 //!
 //! The order is always the same: donors, device, swap, memory group, program; and back in the opposite order, on every way
 //! out. A run that is killed is taken down by the first that notices: its device's process, the next run, or `doctor --mend`.
