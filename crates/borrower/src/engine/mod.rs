@@ -1,10 +1,10 @@
 //! Decides what happens to a block request: one engine per I/O thread, a state machine that never blocks or allocates.
 //!
 //! One page on its way in: [`Engine::submit`] puts the request into the slot that its buffer has; [`Engine::poll`] starts it:
-//! [`read`] passes the slab's gate, looks where the page's valid copies are, posts a piece to a queue pair ([`lanes`]), and at
-//! the poll that brings the completion leaves the gate and answers. [`write`] and [`discard`] own their pages meanwhile.
+//! `read` passes the slab's gate, looks where the page's valid copies are, posts a piece to a queue pair ([`lanes`]), and at
+//! the poll that brings the completion leaves the gate and answers. `write` and `discard` own their pages meanwhile.
 //!
-//! - [`active`]: the state of one request.
+//! - `active`: the state of one request.
 //! - [`lanes`]: this thread's queue pairs.
 
 mod active;

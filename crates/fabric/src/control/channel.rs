@@ -91,7 +91,7 @@ impl ControlChannel {
 
 impl ControlSender {
     /// Sends one message, `passed` with it (UNIX sockets only). Waits at most
-    /// [`SILENCE_DEADLINE`](crate::limits::SILENCE_DEADLINE) for a peer that does not read; a failure closes the channel.
+    /// [`SILENCE_DEADLINE`] for a peer that does not read; a failure closes the channel.
     pub fn send(&self, message: &Message, passed: Option<BorrowedFd<'_>>) -> Result<(), ControlError> {
         let plain = codec::encode(message)?;
         let mut next = self.next.lock().expect("no thread panics while it sends");

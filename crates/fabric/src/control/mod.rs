@@ -7,7 +7,7 @@
 //! - [`codec`]: how it is written as bytes.
 //! - [`handshake`]: who may talk.
 //! - [`channel`]: the two ends of an open channel.
-//! - [`socket`]: sending and receiving with a deadline.
+//! - `socket`: sending and receiving with a deadline.
 //! - [`host`]: random bytes, and which host this is.
 
 pub mod channel;
