@@ -64,10 +64,10 @@ pub const DISK_PATIENCE: f64 = 1.5;
 impl Scale {
     /// For two minutes in all: a page that was moved costs 20 to 40 us each way on the development machine.
     pub const FULL: Self = Self {
-        text: Size(200 * MIB),
+        text: Size(100 * MIB),
         numpy: Size(96 * MIB),
         redis: Size(64 * MIB),
-        quicksort: Size(96 * MIB),
+        quicksort: Size(80 * MIB),
         disk_seconds_min: 2,
     };
     /// To see in half a minute that all works. Less would not do: a quarter of it has to exceed the least local memory that
