@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::overcommit::soak_seconds;
 use crate::stage::Stage;
@@ -146,7 +146,12 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.mount).output();
+        // The device's process may still be closing its backing file.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let unmounted = || Command::new("umount").arg(&self.mount).status().is_ok_and(|status| status.success());
+        while !unmounted() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 }
 
