@@ -16,7 +16,8 @@ pub const DONORS_MAX: usize = 64;
 /// I/O threads of a device unless told otherwise; docs/decisions/io-threads.md has the measurement.
 pub const IO_THREADS_DEFAULT: usize = 2;
 
-/// Requests that one I/O thread holds at a time; each has 1 MiB of locked buffer.
+/// Requests that one I/O thread holds at a time, 1 MiB of locked buffer each: as deep as the deepest queue that is measured
+/// (fio at depth 16). Further requests wait in the kernel.
 pub const SLOTS_PER_THREAD: usize = 16;
 
 /// How long stopping a device waits for others to close it (probing programs open every new device for a moment).

@@ -2,10 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[allow(dead_code)]
+mod frontend_support;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use frontend_support::can_run;
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
 
@@ -24,27 +28,9 @@ fn config(name: &str) -> DeviceConfig {
     }
 }
 
-/// What this machine lacks for the test, if anything.
-fn missing() -> Option<&'static str> {
-    let lacking = if !rustix::process::geteuid().is_root() {
-        Some("root")
-    } else if !std::path::Path::new("/dev/fuse").exists() {
-        Some("/dev/fuse")
-    } else if !std::path::Path::new("/dev/loop-control").exists() {
-        Some("/dev/loop-control")
-    } else {
-        None
-    };
-    if let Some(lacking) = lacking {
-        println!("skipped: this machine lacks {lacking}");
-        assert!(std::env::var_os("SPILLWAY_NO_SKIP").is_none(), "skipping is forbidden: {lacking} is missing");
-    }
-    lacking
-}
-
 #[test]
 fn what_is_written_to_the_block_device_is_read_back() {
-    if missing().is_some() {
+    if !can_run("what_is_written_to_the_block_device_is_read_back") {
         return;
     }
     let mut device = Device::start(config("device-test-bytes")).unwrap();
@@ -67,7 +53,7 @@ fn what_is_written_to_the_block_device_is_read_back() {
 
 #[test]
 fn a_device_that_is_open_is_not_stopped() {
-    if missing().is_some() {
+    if !can_run("a_device_that_is_open_is_not_stopped") {
         return;
     }
     let mut device = Device::start(config("device-test-busy")).unwrap();
@@ -82,7 +68,7 @@ fn a_device_that_is_open_is_not_stopped() {
 
 #[test]
 fn without_a_donor_nothing_is_left_behind() {
-    if missing().is_some() {
+    if !can_run("without_a_donor_nothing_is_left_behind") {
         return;
     }
     let mut config = config("device-test-alone");

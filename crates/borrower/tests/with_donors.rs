@@ -3,12 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[allow(dead_code)]
+mod frontend_support;
+
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use frontend_support::{Aligned, can_run, open_direct};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::status::DeviceStatus;
 use spillway_borrower::device::{Device, DeviceConfig};
@@ -20,19 +23,6 @@ const MEBIBYTE: u64 = 1 << 20;
 const SLAB: u64 = 2 * MEBIBYTE;
 const PAGE: usize = 4096;
 const PAGES: u64 = 24 * MEBIBYTE / PAGE as u64;
-const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
-
-fn can_run() -> bool {
-    let lacking = [("root", rustix::process::geteuid().is_root())]
-        .into_iter()
-        .chain(["/dev/fuse", "/dev/loop-control"].map(|path| (path, Path::new(path).exists())))
-        .find(|(_, there)| !there);
-    if let Some((lacking, _)) = lacking {
-        assert!(std::env::var_os("SPILLWAY_NO_SKIP").is_none(), "this test cannot run: {lacking} is missing");
-        println!("SKIPPED: {lacking} is missing");
-    }
-    lacking.is_none()
-}
 
 /// Donors on sockets in a directory of their own, and a device over them.
 struct World {
@@ -127,8 +117,7 @@ impl World {
     }
 
     fn open(&self) -> File {
-        let path = self.device.as_ref().unwrap().path();
-        File::options().read(true).write(true).custom_flags(O_DIRECT).open(path).unwrap()
+        open_direct(self.device.as_ref().unwrap().path())
     }
 
     /// Writes `count` random runs of pages.
@@ -182,28 +171,9 @@ fn fill(bytes: &mut [u8], page: u64, clock: u32) {
     bytes[PAGE - 4..].copy_from_slice(&clock.to_le_bytes());
 }
 
-/// A buffer that direct I/O takes.
-struct Aligned {
-    memory: Vec<u8>,
-    start: usize,
-    length: usize,
-}
-
-impl Aligned {
-    fn new(length: usize) -> Self {
-        let memory = vec![0u8; length + PAGE];
-        let start = memory.as_ptr().align_offset(PAGE);
-        Self { memory, start, length }
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + self.length]
-    }
-}
-
 #[test]
 fn pages_survive_the_death_of_every_donor_on_disk() {
-    if !can_run() {
+    if !can_run("pages_survive_the_death_of_every_donor_on_disk") {
         return;
     }
     let mut world = World::new("disk", 2, Redundancy::DISK, false);
@@ -232,7 +202,7 @@ fn pages_survive_the_death_of_every_donor_on_disk() {
 
 #[test]
 fn with_two_replicas_a_lost_copy_is_made_anew_elsewhere() {
-    if !can_run() {
+    if !can_run("with_two_replicas_a_lost_copy_is_made_anew_elsewhere") {
         return;
     }
     let mut world = World::new("replicas", 3, Redundancy { replicas: 2, disk: false }, false);
@@ -254,7 +224,7 @@ fn with_two_replicas_a_lost_copy_is_made_anew_elsewhere() {
 
 #[test]
 fn a_donor_that_wants_its_memory_back_gets_it_and_no_page_is_lost() {
-    if !can_run() {
+    if !can_run("a_donor_that_wants_its_memory_back_gets_it_and_no_page_is_lost") {
         return;
     }
     let mut world = World::new("recall", 2, Redundancy::NONE, false);
@@ -272,7 +242,7 @@ fn a_donor_that_wants_its_memory_back_gets_it_and_no_page_is_lost() {
 
 #[test]
 fn pages_over_tcp_are_right_and_a_donor_that_dies_costs_none() {
-    if !can_run() {
+    if !can_run("pages_over_tcp_are_right_and_a_donor_that_dies_costs_none") {
         return;
     }
     let mut world = World::new("tcp", 2, Redundancy::DISK, true);
@@ -289,7 +259,7 @@ fn pages_over_tcp_are_right_and_a_donor_that_dies_costs_none() {
 
 #[test]
 fn without_redundancy_a_dead_donor_means_errors_and_never_wrong_bytes() {
-    if !can_run() {
+    if !can_run("without_redundancy_a_dead_donor_means_errors_and_never_wrong_bytes") {
         return;
     }
     let mut world = World::new("none", 1, Redundancy::NONE, false);

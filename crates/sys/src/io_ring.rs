@@ -111,11 +111,6 @@ impl IoRing {
         })
     }
 
-    /// Whether the kernel knows the memory ahead.
-    pub fn is_registered(&self) -> bool {
-        self.registered
-    }
-
     /// The file.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()

@@ -139,12 +139,6 @@ impl Mapping {
         })
     }
 
-    /// Asks for huge pages in the range; fewer TLB misses when copying. A kernel without them ignores it.
-    pub fn advise_huge_pages(&self) {
-        // SAFETY: the range is mapped by this value and the advice changes no content.
-        let _ = unsafe { mm::madvise(self.base.as_ptr().cast(), self.length, Advice::LinuxHugepage) };
-    }
-
     /// Frees the pages of `[offset, offset + length)`; they read as zeroes afterwards (also in a shared file).
     pub fn remove(&self, offset: usize, length: usize) -> io::Result<()> {
         self.check(offset, length);

@@ -1,5 +1,6 @@
 //! Every bound of the front ends, with its origin. Relations between them are checked at compile time.
 
+use crate::limits::SLOTS_PER_THREAD;
 use std::time::Duration;
 
 use spillway_fabric::limits::REQUEST_SIZE_BYTES_MAX;
@@ -19,10 +20,6 @@ pub const THREADS_MAX: usize = 64;
 /// Slots of one I/O thread at most, 1 MiB each.
 pub const SLOTS_PER_THREAD_MAX: usize = 64;
 
-/// Slots of one I/O thread unless told otherwise: 16 MiB of locked memory, and as deep as the deepest queue that is measured
-/// (fio at depth 16). Further requests wait in the kernel.
-pub const SLOTS_PER_THREAD_DEFAULT: usize = 16;
-
 /// Characters of a device's name, so that it fits with its owner into a loop device's name of 63 bytes.
 pub const NAME_LENGTH_MAX: usize = 24;
 
@@ -39,7 +36,7 @@ pub const DETACH_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 const _: () = {
     assert!(FUSE_PAGES_MAX as usize * PAGE_SIZE_BYTES == REQUEST_SIZE_BYTES_MAX);
     assert!(QUEUE_REQUEST_KIB_MAX * 1024 <= REQUEST_SIZE_BYTES_MAX);
-    assert!(SLOTS_PER_THREAD_DEFAULT <= SLOTS_PER_THREAD_MAX);
+    assert!(SLOTS_PER_THREAD <= SLOTS_PER_THREAD_MAX);
     assert!(SLOTS_PER_THREAD_MAX * REQUEST_SIZE_BYTES_MAX < u32::MAX as usize);
     // The kernel counts requests in the background with 16 bits.
     assert!(THREADS_MAX * SLOTS_PER_THREAD_MAX <= u16::MAX as usize);
