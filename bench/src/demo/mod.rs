@@ -1,4 +1,4 @@
-//! `make demo`: real programs with part of their memory lent, in about two minutes.
+//! `make demo`: real programs with part of their memory lent, in about three minutes.
 //!
 //! Three donors are started. Each program runs once with all memory local, which gives its working set, its time and the
 //! output that all later runs must repeat byte by byte; then with 100, 75, 50 and 25 % of the working set local, the rest
@@ -62,7 +62,7 @@ pub struct Scale {
 pub const DISK_PATIENCE: f64 = 1.5;
 
 impl Scale {
-    /// For two minutes in all: a page that was moved costs 20 to 40 us each way on the development machine.
+    /// For about three minutes in all: a page that was moved costs 20 to 40 us each way on the development machine.
     pub const FULL: Self = Self {
         text: Size(100 * MIB),
         numpy: Size(96 * MIB),
