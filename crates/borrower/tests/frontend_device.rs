@@ -157,9 +157,10 @@ fn a_dropped_device_leaves_nothing() {
 
 #[test]
 fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
-    use spillway_borrower::frontend::loop_fuse::{LoopFuse, LoopFuseConfig};
+    use spillway_borrower::frontend::FrontEndConfig;
+    use spillway_borrower::frontend::loop_fuse::LoopFuse;
     let directory = tempfile::tempdir().unwrap();
-    let good = LoopFuseConfig {
+    let good = FrontEndConfig {
         name: "odd".to_owned(),
         size_bytes: MIB,
         threads: 1,
@@ -167,12 +168,12 @@ fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
         directory: directory.path().to_owned(),
     };
     for bad in [
-        LoopFuseConfig { size_bytes: 0, ..good.clone() },
-        LoopFuseConfig { size_bytes: 4097, ..good.clone() },
-        LoopFuseConfig { size_bytes: 1 << 63, ..good.clone() },
-        LoopFuseConfig { threads: 0, ..good.clone() },
-        LoopFuseConfig { slots_per_thread: 1000, ..good.clone() },
-        LoopFuseConfig { name: "a/b".to_owned(), ..good },
+        FrontEndConfig { size_bytes: 0, ..good.clone() },
+        FrontEndConfig { size_bytes: 4097, ..good.clone() },
+        FrontEndConfig { size_bytes: 1 << 63, ..good.clone() },
+        FrontEndConfig { threads: 0, ..good.clone() },
+        FrontEndConfig { slots_per_thread: 1000, ..good.clone() },
+        FrontEndConfig { name: "a/b".to_owned(), ..good },
     ] {
         assert!(matches!(LoopFuse::mount(&bad), Err(FrontEndError::Invalid(_))), "{bad:?}");
     }

@@ -15,6 +15,7 @@ use frontend_support::{Aligned, can_run, open_direct};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::status::DeviceStatus;
 use spillway_borrower::device::{Device, DeviceConfig};
+use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::placement::{Random, XorShift};
 use spillway_donor::{Donor, DonorConfig};
 use spillway_fabric::key::ClusterKey;
@@ -85,6 +86,7 @@ impl World {
             key_file: key,
             redundancy,
             backing: redundancy.disk.then(|| world.directory.path().join("backing")),
+            front_end: FrontEndChoice::Auto,
             io_threads: None,
             local_memory: false,
             donor_wait: Duration::from_secs(10),

@@ -9,6 +9,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::DeviceError;
 use super::redundancy::Redundancy;
+use crate::frontend::choice::FrontEndChoice;
 use crate::limits::{DEVICE_SIZE_BYTES_MAX, DONORS_MAX};
 use crate::volume::Geometry;
 
@@ -29,6 +30,8 @@ pub struct DeviceConfig {
     pub redundancy: Redundancy,
     /// The backing file for `redundancy.disk`; made, at the device's size, when it does not exist.
     pub backing: Option<PathBuf>,
+    /// How the kernel reaches the device.
+    pub front_end: FrontEndChoice,
     /// Threads that serve the device; `None` takes the measured default.
     pub io_threads: Option<usize>,
     /// Serve from memory of this process instead of donors: the yardstick for the front end's own cost.
@@ -109,6 +112,7 @@ mod tests {
             key_file: None,
             redundancy: Redundancy::NONE,
             backing: None,
+            front_end: FrontEndChoice::Auto,
             io_threads: None,
             local_memory: false,
             donor_wait: Duration::ZERO,

@@ -28,8 +28,8 @@ use crate::block::BlockChannel;
 use crate::disk_writer::{DiskCounters, DiskThread};
 use crate::engine::Engine;
 use crate::engine::lanes::{LaneMailbox, Lanes};
-use crate::frontend::FrontEndError;
-use crate::frontend::loop_fuse::{LoopFuse, LoopFuseConfig};
+use crate::frontend::choice::{self, Opened};
+use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::io_thread::{IoThread, SpinPermit};
 use crate::limits::{
     BACKLOG_PAGES, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, MOVE_BATCH_PAGES, SLOTS_PER_THREAD,
@@ -92,7 +92,8 @@ impl From<FrontEndError> for DeviceError {
 pub struct Device {
     config: DeviceConfig,
     path: PathBuf,
-    front_end: LoopFuse,
+    front_end: Box<dyn FrontEnd>,
+    front_end_text: String,
     metrics: Arc<Metrics>,
     stop: Arc<EventFd>,
     io_threads: Vec<IoThread>,
@@ -112,7 +113,7 @@ impl Device {
     pub fn start(config: DeviceConfig) -> Result<Self, DeviceError> {
         let geometry = config.check()?;
         let metrics = Arc::new(Metrics::default());
-        let (front_end, channels) = mount(&config, geometry)?;
+        let Opened { kind, reason, front_end, channels } = open_front_end(&config, geometry)?;
         let (services, remote) = if config.local_memory {
             (local_services(geometry, &metrics, &channels)?, None)
         } else {
@@ -122,6 +123,7 @@ impl Device {
         let mut device = Self {
             path: PathBuf::new(),
             front_end,
+            front_end_text: format!("{kind} ({reason})"),
             metrics,
             stop: Arc::new(EventFd::new().map_err(DeviceError::system("cannot make an event"))?),
             io_threads: Vec::new(),
@@ -178,7 +180,7 @@ impl Device {
         let mut status = DeviceStatus {
             name: self.config.name.clone(),
             path: self.path.display().to_string(),
-            frontend: "loop+fuse (works on every kernel)".to_owned(),
+            frontend: self.front_end_text.clone(),
             size_bytes: self.size_bytes(),
             slab_size_bytes: self.config.slab_size_bytes,
             redundancy: self.config.redundancy.to_string(),
@@ -271,15 +273,15 @@ fn state_of<'a>(finding: &care::Finding, migrating: bool, replicas: u8, counts: 
     }
 }
 
-fn mount(config: &DeviceConfig, geometry: Geometry) -> Result<(LoopFuse, Vec<Box<dyn BlockChannel>>), DeviceError> {
-    let (front_end, channels) = LoopFuse::mount(&LoopFuseConfig {
+fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<Opened, FrontEndError> {
+    let front_end = FrontEndConfig {
         name: config.name.clone(),
         size_bytes: geometry.page_count() * PAGE_SIZE_BYTES as u64,
         threads: config.io_threads.unwrap_or(IO_THREADS_DEFAULT),
         slots_per_thread: SLOTS_PER_THREAD,
         directory: PathBuf::from("/run/spillway"),
-    })?;
-    Ok((front_end, channels.into_iter().map(|channel| Box::new(channel) as Box<dyn BlockChannel>).collect()))
+    };
+    choice::open(config.front_end, &front_end)
 }
 
 type Services = Vec<Box<dyn BlockService>>;

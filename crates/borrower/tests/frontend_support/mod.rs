@@ -9,7 +9,8 @@ use std::time::Duration;
 use spillway_borrower::block::BlockChannel;
 use spillway_borrower::frontend::FrontEndError;
 use spillway_borrower::frontend::fuse_channel::FuseChannel;
-use spillway_borrower::frontend::loop_fuse::{LoopFuse, LoopFuseConfig};
+use spillway_borrower::frontend::loop_fuse::LoopFuse;
+use spillway_borrower::frontend::{FrontEnd, FrontEndConfig};
 use spillway_borrower::io_thread::{IoThread, SpinPermit};
 use spillway_borrower::local_memory::LocalMemory;
 use spillway_borrower::metrics::Metrics;
@@ -52,7 +53,7 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn start(name: &str, size_bytes: u64, threads: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let config = LoopFuseConfig {
+        let config = FrontEndConfig {
             name: name.to_owned(),
             size_bytes,
             threads,

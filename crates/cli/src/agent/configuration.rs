@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer};
 use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_fabric::address::DonorAddress;
 
 use crate::arguments::{DonateArguments, OutputArguments};
@@ -84,6 +85,9 @@ pub(crate) struct BorrowerRole {
     /// The setting for copies.
     #[serde(default, deserialize_with = "redundancy")]
     pub(crate) redundancy: Option<Redundancy>,
+    /// How the kernel reaches the device.
+    #[serde(default, deserialize_with = "frontend")]
+    pub(crate) frontend: FrontEndChoice,
     /// The backing file.
     pub(crate) backing: Option<PathBuf>,
     /// The cluster key.
@@ -106,6 +110,10 @@ fn default_slab_size() -> Size {
 fn donors<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DonorAddress>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;
     texts.iter().map(|text| text.parse().map_err(serde::de::Error::custom)).collect()
+}
+
+fn frontend<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FrontEndChoice, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
 fn redundancy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Redundancy>, D::Error> {

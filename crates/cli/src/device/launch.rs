@@ -36,6 +36,8 @@ pub(crate) struct LaunchedDevice {
     pub(crate) backing: Option<PathBuf>,
     /// Whether the backing file is removed with the device.
     pub(crate) backing_temporary: bool,
+    /// How the kernel reaches it.
+    pub(crate) frontend: String,
     /// Whether it serves from its own memory.
     pub(crate) local_memory: bool,
     /// The run that it belongs to.

@@ -288,6 +288,7 @@ fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure> {
         key_file: launched.key_file.clone(),
         redundancy: launched.redundancy.parse().map_err(Failure::usage)?,
         backing: launched.backing.clone(),
+        front_end: launched.frontend.parse().map_err(Failure::usage)?,
         io_threads: None,
         local_memory: launched.local_memory,
         donor_wait: limits::DONOR_WAIT,
@@ -308,6 +309,7 @@ mod tests {
             redundancy: "replicas=2".to_owned(),
             backing: None,
             backing_temporary: false,
+            frontend: "auto".to_owned(),
             local_memory: false,
             run: None,
         }

@@ -108,6 +108,8 @@ pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use spillway_borrower::frontend::choice::FrontEndChoice;
+
     use super::*;
 
     fn arguments(backing: Option<&Path>) -> StorageArguments {
@@ -117,6 +119,7 @@ mod tests {
             backing: backing.map(Path::to_path_buf),
             key: None,
             slab_size: "32M".parse().unwrap(),
+            frontend: FrontEndChoice::Auto,
         }
     }
 
