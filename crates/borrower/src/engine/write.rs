@@ -4,6 +4,8 @@
 //! at least one donor has it (the others are marked stale for these pages, and refilled by the mover). When no donor has it,
 //! a disk copy saves it: the write is acknowledged once its pages are on disk. Without one it is tried again at other donors
 //! until its deadline.
+//!
+//! From the first byte on until then the pages are marked `Writing`: should the process die, their copies may differ.
 
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
@@ -41,6 +43,7 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     } else {
         volume.want_next(active.segment.slab);
     }
+    volume.bits.set(Bit::Writing, first, count);
     if let Some(disk) = &volume.disk
         && !to_backlog(active, context, disk)
     {
@@ -53,6 +56,7 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
 
 /// Leaves everything as it was.
 fn give_up(active: &mut Active, volume: &Volume) -> Step {
+    volume.bits.clear(Bit::Writing, active.segment.first, active.segment.count);
     volume.bits.release(active.segment.first, active.segment.count);
     active.leave(volume);
     Step::Park
@@ -124,6 +128,7 @@ fn conclude(active: &mut Active, volume: &Volume) -> Step {
     if somewhere {
         bits.clear(Bit::Lost, first, count);
     }
+    bits.clear(Bit::Writing, first, count);
     bits.release(first, count);
     active.leave(volume);
     match &volume.disk {
