@@ -98,7 +98,8 @@ mod tests {
         journal.record(0, 7);
         journal.record(3, 0);
         journal.record(1, 7);
-        let found = |journal: &Journal| journal.newest().iter().map(|found| (found.page, found.slot)).collect::<Vec<_>>();
+        let found =
+            |journal: &Journal| journal.newest().iter().map(|found| (found.page, found.slot)).collect::<Vec<_>>();
         assert_eq!(found(&journal), [(0, 3), (7, 1)]);
         let mut later = Journal::over(words);
         later.record(2, 7);

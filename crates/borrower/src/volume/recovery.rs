@@ -114,3 +114,7 @@ impl Volume {
         assert!(self.bits.try_acquire(first, count), "nobody uses a volume that is being recovered");
     }
 }
+
+#[cfg(all(test, not(feature = "schedules")))]
+#[path = "recovery_tests.rs"]
+mod tests;
