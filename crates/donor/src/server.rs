@@ -12,7 +12,7 @@ use spillway_fabric::wire::preface::Role;
 
 use crate::connections::Place;
 use crate::limits::ACCEPT_PAUSE;
-use crate::listen::Listener;
+use crate::listen::{Listener, Peer};
 use crate::session::{self, Session, SessionEnd};
 use crate::shared::Shared;
 
@@ -30,7 +30,7 @@ pub(crate) fn accept_connections(shared: &Arc<Shared>, listener: &Listener) {
     }
 }
 
-fn start_connection(shared: &Arc<Shared>, stream: OwnedFd, peer: String) {
+fn start_connection(shared: &Arc<Shared>, stream: OwnedFd, peer: Peer) {
     let for_thread = Arc::clone(shared);
     let serve = move || serve_connection(&for_thread, stream, &peer);
     if let Err(error) = thread::Builder::new().name("donor-peer".to_owned()).spawn(serve) {
@@ -40,8 +40,9 @@ fn start_connection(shared: &Arc<Shared>, stream: OwnedFd, peer: String) {
 }
 
 /// Finds out what the peer wants, and serves it to the end.
-fn serve_connection(shared: &Shared, stream: OwnedFd, peer: &str) {
-    let Some(place) = shared.connections.enter(&stream) else {
+fn serve_connection(shared: &Shared, stream: OwnedFd, peer: &Peer) {
+    let (peer, source) = (peer.name.as_str(), peer.source);
+    let Some(place) = shared.connections.enter(&stream, source) else {
         shared.connections_refused.fetch_add(1, Ordering::Relaxed);
         return;
     };
@@ -70,7 +71,10 @@ fn serve_data(shared: &Shared, opening: Opening, peer: &str, place: &Place<'_>) 
     let deadline = opening.deadline();
     let outcome = opening.into_stream().map_err(std::io::Error::other).and_then(|stream| {
         let Some(session) = admit_data(shared, &stream, deadline)? else { return Ok(()) };
-        place.belongs_to(session.id);
+        if !place.belongs_to(session.id) {
+            shared.connections_refused.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
         // From here on the end of the session ends this connection; before, `ended` tells.
         tcp::serve(stream, &session.slabs, &session.ended)
     });

@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
+use spillway_donor::limits::{UNPROVEN_MAX, UNPROVEN_PER_SOURCE_MAX};
 use spillway_donor::{Donor, DonorConfig, DonorError, ListenAddress};
 use spillway_fabric::control::ControlError;
 use spillway_fabric::control::message::Message;
@@ -191,6 +192,31 @@ fn peers_that_say_nothing_or_half_a_handshake_are_dropped() {
     let _ = half.read_to_end(&mut answer);
     assert_eq!(answer, []);
     donor.borrower_unix().lease();
+}
+
+#[test]
+fn a_crowd_that_says_nothing_keeps_nobody_out() {
+    let donor = TestDonor::start(4, None);
+    let mut early = donor.borrower_tcp();
+    let mut data = early.data(donor.dial_tcp());
+    let (slab, _) = early.lease();
+    // More than one source may have, and more than all may have; each waits for its turn to be looked at.
+    let mut crowd: Vec<_> = (0..3 * UNPROVEN_MAX).map(|_| donor.dial_tcp()).collect();
+    let deadline = Instant::now() + PATIENCE;
+    while donor.donor.status().counters.connections_refused < (crowd.len() - UNPROVEN_PER_SOURCE_MAX) as u64 {
+        assert!(Instant::now() < deadline, "the oldest gave way");
+        early.keep_alive();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut answer = [0];
+    crowd[0].set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(crowd[0].read(&mut answer).unwrap_or(0), 0);
+    early.keep_alive();
+    data.write(slab, 0, 7).unwrap();
+    let mut late = donor.borrower_tcp();
+    late.lease();
+    late.data(donor.dial_tcp());
+    assert_eq!(data.read(slab, 0).unwrap(), vec![7; 4096]);
 }
 
 #[test]
