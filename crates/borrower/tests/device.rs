@@ -12,6 +12,8 @@ use std::time::Duration;
 use frontend_support::can_run;
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
+use spillway_borrower::frontend::choice::FrontEndChoice;
+use spillway_borrower::manager::heat::MappingPolicy;
 
 fn config(name: &str) -> DeviceConfig {
     DeviceConfig {
@@ -22,6 +24,8 @@ fn config(name: &str) -> DeviceConfig {
         key_file: None,
         redundancy: Redundancy::NONE,
         backing: None,
+        mapping: MappingPolicy::OnDemand,
+        front_end: FrontEndChoice::Auto,
         io_threads: None,
         local_memory: true,
         donor_wait: Duration::from_secs(5),

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use frontend_support::{Aligned, Server, can_run, is_bound, is_ours, open_direct, queue_setting, skip};
+use frontend_support::{Aligned, Server, can_run, is_bound, is_ours, open_direct, queue_setting, skip, swap_lock};
 use spillway_borrower::frontend::FrontEndError;
 use spillway_borrower::frontend::remains;
 use spillway_sys::child;
@@ -157,9 +157,10 @@ fn a_dropped_device_leaves_nothing() {
 
 #[test]
 fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
-    use spillway_borrower::frontend::loop_fuse::{LoopFuse, LoopFuseConfig};
+    use spillway_borrower::frontend::FrontEndConfig;
+    use spillway_borrower::frontend::loop_fuse::LoopFuse;
     let directory = tempfile::tempdir().unwrap();
-    let good = LoopFuseConfig {
+    let good = FrontEndConfig {
         name: "odd".to_owned(),
         size_bytes: MIB,
         threads: 1,
@@ -167,12 +168,12 @@ fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
         directory: directory.path().to_owned(),
     };
     for bad in [
-        LoopFuseConfig { size_bytes: 0, ..good.clone() },
-        LoopFuseConfig { size_bytes: 4097, ..good.clone() },
-        LoopFuseConfig { size_bytes: 1 << 63, ..good.clone() },
-        LoopFuseConfig { threads: 0, ..good.clone() },
-        LoopFuseConfig { slots_per_thread: 1000, ..good.clone() },
-        LoopFuseConfig { name: "a/b".to_owned(), ..good },
+        FrontEndConfig { size_bytes: 0, ..good.clone() },
+        FrontEndConfig { size_bytes: 4097, ..good.clone() },
+        FrontEndConfig { size_bytes: 1 << 63, ..good.clone() },
+        FrontEndConfig { threads: 0, ..good.clone() },
+        FrontEndConfig { slots_per_thread: 1000, ..good.clone() },
+        FrontEndConfig { name: "a/b".to_owned(), ..good },
     ] {
         assert!(matches!(LoopFuse::mount(&bad), Err(FrontEndError::Invalid(_))), "{bad:?}");
     }
@@ -345,6 +346,7 @@ fn a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote() {
     };
     let procs = File::options().write(true).open(group.0.join("cgroup.procs")).unwrap();
     let server = Server::start("swap", 96 * MIB, 2);
+    let _alone = swap_lock();
     swap::make(&server.path, "test", [2; 16]).unwrap();
     swap::on(&server.path, Some(100), SwapDiscard::Pages).unwrap();
     let swapped_on = SwappedOn(server.path.clone());

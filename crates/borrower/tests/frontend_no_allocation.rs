@@ -12,7 +12,8 @@ use frontend_support::{Aligned, can_run, open_direct};
 use rustix::event::{PollFd, PollFlags, poll};
 use spillway_borrower::block::{BlockChannel, BlockOperation, Received};
 use spillway_borrower::frontend::fuse_channel::FuseChannel;
-use spillway_borrower::frontend::loop_fuse::{LoopFuse, LoopFuseConfig};
+use spillway_borrower::frontend::loop_fuse::LoopFuse;
+use spillway_borrower::frontend::{FrontEnd, FrontEndConfig};
 use spillway_sys::allocation_guard::{GuardedAllocator, forbid_allocation};
 use spillway_sys::mapping::Mapping;
 
@@ -58,7 +59,7 @@ fn receive_and_complete_do_not_allocate() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let config = LoopFuseConfig {
+    let config = FrontEndConfig {
         name: "guarded".to_owned(),
         size_bytes: SIZE_BYTES as u64,
         threads: 1,

@@ -9,7 +9,9 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::DeviceError;
 use super::redundancy::Redundancy;
+use crate::frontend::choice::FrontEndChoice;
 use crate::limits::{DEVICE_SIZE_BYTES_MAX, DONORS_MAX};
+use crate::manager::heat::MappingPolicy;
 use crate::volume::Geometry;
 
 /// How to start a device.
@@ -27,8 +29,12 @@ pub struct DeviceConfig {
     pub key_file: Option<PathBuf>,
     /// Where copies live.
     pub redundancy: Redundancy,
+    /// When slabs get their donor.
+    pub mapping: MappingPolicy,
     /// The backing file for `redundancy.disk`; made, at the device's size, when it does not exist.
     pub backing: Option<PathBuf>,
+    /// How the kernel reaches the device.
+    pub front_end: FrontEndChoice,
     /// Threads that serve the device; `None` takes the measured default.
     pub io_threads: Option<usize>,
     /// Serve from memory of this process instead of donors: the yardstick for the front end's own cost.
@@ -85,6 +91,12 @@ impl DeviceConfig {
                 return invalid(format!("the donor {donor} is named twice"));
             }
         }
+        if self.mapping == MappingPolicy::ByActivity && !self.redundancy.disk {
+            return invalid(format!(
+                "mapping by activity keeps quiet slabs on the disk, and the redundancy is {}; use --redundancy disk",
+                self.redundancy
+            ));
+        }
         if self.redundancy.disk != self.backing.is_some() {
             return invalid(if self.redundancy.disk {
                 "a copy on disk needs a backing file; give one with --backing FILE".to_owned()
@@ -108,7 +120,9 @@ mod tests {
             donors: vec!["host:1".parse().unwrap()],
             key_file: None,
             redundancy: Redundancy::NONE,
+            mapping: MappingPolicy::OnDemand,
             backing: None,
+            front_end: FrontEndChoice::Auto,
             io_threads: None,
             local_memory: false,
             donor_wait: Duration::ZERO,
@@ -134,6 +148,7 @@ mod tests {
         assert!(complaint(|config| config.donors.push("host:1".parse().unwrap())).contains("twice"));
         assert!(complaint(|config| config.redundancy = Redundancy::DISK).contains("--backing"));
         assert!(complaint(|config| config.backing = Some("/x".into())).contains("--redundancy disk"));
+        assert!(complaint(|config| config.mapping = MappingPolicy::ByActivity).contains("--redundancy disk"));
         assert!(complaint(|config| config.redundancy.replicas = 2).contains("needs 2 donors"));
     }
 }

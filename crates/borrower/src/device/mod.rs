@@ -28,14 +28,15 @@ use crate::block::BlockChannel;
 use crate::disk_writer::{DiskCounters, DiskThread};
 use crate::engine::Engine;
 use crate::engine::lanes::{LaneMailbox, Lanes};
-use crate::frontend::FrontEndError;
-use crate::frontend::loop_fuse::{LoopFuse, LoopFuseConfig};
+use crate::frontend::choice::{self, Opened};
+use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::io_thread::{IoThread, SpinPermit};
 use crate::limits::{
     BACKLOG_PAGES, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, MOVE_BATCH_PAGES, SLOTS_PER_THREAD,
 };
 use crate::local_memory::LocalMemory;
 use crate::manager::donors::Phase;
+use crate::manager::heat::MappingPolicy;
 use crate::manager::{Lane, Manager, ManagerParts, care};
 use crate::metrics::Metrics;
 use crate::service::BlockService;
@@ -92,7 +93,8 @@ impl From<FrontEndError> for DeviceError {
 pub struct Device {
     config: DeviceConfig,
     path: PathBuf,
-    front_end: LoopFuse,
+    front_end: Box<dyn FrontEnd>,
+    front_end_text: String,
     metrics: Arc<Metrics>,
     stop: Arc<EventFd>,
     io_threads: Vec<IoThread>,
@@ -112,7 +114,7 @@ impl Device {
     pub fn start(config: DeviceConfig) -> Result<Self, DeviceError> {
         let geometry = config.check()?;
         let metrics = Arc::new(Metrics::default());
-        let (front_end, channels) = mount(&config, geometry)?;
+        let Opened { kind, reason, front_end, channels } = open_front_end(&config, geometry)?;
         let (services, remote) = if config.local_memory {
             (local_services(geometry, &metrics, &channels)?, None)
         } else {
@@ -122,6 +124,7 @@ impl Device {
         let mut device = Self {
             path: PathBuf::new(),
             front_end,
+            front_end_text: format!("{kind} ({reason})"),
             metrics,
             stop: Arc::new(EventFd::new().map_err(DeviceError::system("cannot make an event"))?),
             io_threads: Vec::new(),
@@ -178,10 +181,11 @@ impl Device {
         let mut status = DeviceStatus {
             name: self.config.name.clone(),
             path: self.path.display().to_string(),
-            frontend: "loop+fuse (works on every kernel)".to_owned(),
+            frontend: self.front_end_text.clone(),
             size_bytes: self.size_bytes(),
             slab_size_bytes: self.config.slab_size_bytes,
             redundancy: self.config.redundancy.to_string(),
+            mapping: self.config.mapping.to_string(),
             traffic: self.metrics.status(),
             ..DeviceStatus::default()
         };
@@ -245,7 +249,7 @@ impl Remote {
             status.pages_stored += finding.stored;
             status.pages_lost += finding.lost;
             let migrating = self.volume.slab(slab).is_migrating();
-            *state_of(&finding, migrating, config.redundancy.replicas, &mut status.slabs) += 1;
+            *state_of(&finding, migrating, config, &mut status.slabs) += 1;
         }
         if let (Some(copy), Some((_, counters))) = (&self.volume.disk, &self.disk) {
             status.disk = Some(DiskStatus {
@@ -261,25 +265,31 @@ impl Remote {
 }
 
 /// The counter of the state that a slab is in.
-fn state_of<'a>(finding: &care::Finding, migrating: bool, replicas: u8, counts: &'a mut SlabCounts) -> &'a mut u64 {
+fn state_of<'a>(
+    finding: &care::Finding,
+    migrating: bool,
+    config: &DeviceConfig,
+    counts: &'a mut SlabCounts,
+) -> &'a mut u64 {
+    let replicas = config.redundancy.replicas;
     match finding.copies {
         _ if finding.lost > 0 => &mut counts.lost,
         _ if migrating => &mut counts.migrating,
-        0 if finding.stored == 0 => &mut counts.unmapped,
+        0 if finding.stored == 0 || config.mapping == MappingPolicy::ByActivity => &mut counts.unmapped,
         copies if copies < usize::from(replicas) || finding.missing > 0 => &mut counts.degraded,
         _ => &mut counts.mapped,
     }
 }
 
-fn mount(config: &DeviceConfig, geometry: Geometry) -> Result<(LoopFuse, Vec<Box<dyn BlockChannel>>), DeviceError> {
-    let (front_end, channels) = LoopFuse::mount(&LoopFuseConfig {
+fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<Opened, FrontEndError> {
+    let front_end = FrontEndConfig {
         name: config.name.clone(),
         size_bytes: geometry.page_count() * PAGE_SIZE_BYTES as u64,
         threads: config.io_threads.unwrap_or(IO_THREADS_DEFAULT),
         slots_per_thread: SLOTS_PER_THREAD,
         directory: PathBuf::from("/run/spillway"),
-    })?;
-    Ok((front_end, channels.into_iter().map(|channel| Box::new(channel) as Box<dyn BlockChannel>).collect()))
+    };
+    choice::open(config.front_end, &front_end)
 }
 
 type Services = Vec<Box<dyn BlockService>>;
@@ -318,7 +328,8 @@ fn remote_services(
         .transpose()
         .map_err(system())?
         .map(|pool| DiskCopy { backlog: Backlog::new(BACKLOG_PAGES), pool });
-    let volume = Arc::new(Volume::new(geometry, config.redundancy, disk_copy).map_err(system())?);
+    let volume =
+        Arc::new(Volume::new(geometry, config.redundancy, disk_copy).map_err(system())?.with_mapping(config.mapping));
     let make_lanes = |lane: &Lane| -> std::io::Result<Lanes> {
         let file =
             backing.as_ref().map(|file| FileQueuePair::open(file, geometry.slab_size_bytes(), Arc::clone(&lane.pool)));

@@ -2,7 +2,7 @@
 //!
 //! A page's way: block layer -> loop driver (a kernel worker, direct I/O) -> FUSE -> [`FuseChannel`] of whichever I/O
 //! thread is awake. Order of life: [`LoopFuse::mount`] gives the channels -> the caller starts its I/O threads ->
-//! [`LoopFuse::attach`] binds the loop device, whose set-up already sends requests -> [`LoopFuse::detach`] while the threads
+//! [`FrontEnd::attach`] binds the loop device, whose set-up already sends requests -> [`FrontEnd::detach`] while the threads
 //! still run -> the channels see [`Closed`](crate::block::Received::Closed).
 //!
 //! This value holds no descriptor of the filesystem. So when the I/O threads' channels go, by whatever end of the process,
@@ -20,29 +20,14 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::fuse::{FuseDevice, Unmount, unmount};
 use spillway_sys::loop_device::{self, Detached, LoopError};
 
-use super::FrontEndError;
 use super::fuse_channel::{FileShape, FuseChannel};
 use super::fuse_protocol::FILE_NAME;
 use super::limits::{
     DETACH_RETRY_INTERVAL, DROP_DEADLINE, MOUNT_DEADLINE, QUEUE_REQUEST_KIB_MAX, SLOTS_PER_THREAD_MAX, THREADS_MAX,
 };
 use super::ownership::Ownership;
+use super::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::block::{BlockChannel, Received};
-
-/// How to make a device.
-#[derive(Clone, Debug)]
-pub struct LoopFuseConfig {
-    /// Letters, digits and dashes.
-    pub name: String,
-    /// Bytes of the device, whole pages.
-    pub size_bytes: u64,
-    /// Channels to make, one for each I/O thread.
-    pub threads: usize,
-    /// Requests that one thread holds at most; each takes 1 MiB of locked memory.
-    pub slots_per_thread: usize,
-    /// Where to make the private directory for the mount; it need not exist.
-    pub directory: PathBuf,
-}
 
 /// A mounted, and perhaps attached, device; see the module text. Dropping it detaches and unmounts as far as possible.
 #[derive(Debug)]
@@ -54,7 +39,7 @@ pub struct LoopFuse {
 
 impl LoopFuse {
     /// Mounts the filesystem and makes the channels. Nothing is left behind on an error.
-    pub fn mount(config: &LoopFuseConfig) -> Result<(Self, Vec<FuseChannel>), FrontEndError> {
+    pub fn mount(config: &FrontEndConfig) -> Result<(Self, Vec<FuseChannel>), FrontEndError> {
         let shape = check(config)?;
         let ownership = Ownership::of_this_process(&config.name)?;
         let device = FuseDevice::open().map_err(|error| {
@@ -83,38 +68,16 @@ impl LoopFuse {
         Ok((mounted, channels))
     }
 
-    /// Binds a loop device, while the I/O threads serve the channels; returns its path. On an error nothing is bound.
-    pub fn attach(&mut self) -> Result<PathBuf, FrontEndError> {
-        assert!(self.device.is_none(), "a device is attached once");
-        let path = self.mount_directory()?.join(FILE_NAME);
-        let context = || FrontEndError::system(format!("cannot open {}", path.display()));
-        let backing = File::options().read(true).write(true).open(&path).map_err(context())?;
-        let device = loop_device::attach(backing.as_fd(), &self.ownership.to_string(), PAGE_SIZE_BYTES as u32)?;
-        self.device = Some(device.clone());
-        if let Err(error) = set_up(&device) {
-            let _ = self.detach_loop(DROP_DEADLINE);
-            return Err(error);
-        }
-        Ok(device)
-    }
-
     /// The loop device, once attached.
     pub fn path(&self) -> Option<&Path> {
         self.device.as_deref()
     }
 
     /// Whether the device is claimed: mounted, used as swap, or part of another device. Programs that merely have it open
-    /// do not count here, but they do in [`LoopFuse::detach`].
+    /// do not count here, but they do in [`FrontEnd::detach`].
     pub fn is_open(&self) -> Result<bool, FrontEndError> {
         let Some(device) = &self.device else { return Ok(false) };
         loop_device::is_claimed(device).map_err(FrontEndError::system(format!("cannot open {}", device.display())))
-    }
-
-    /// Frees the loop device and unmounts, while the I/O threads still serve. While somebody has the device open past
-    /// `deadline`, it fails with [`FrontEndError::Busy`], and everything stays as it was.
-    pub fn detach(&mut self, deadline: Duration) -> Result<(), FrontEndError> {
-        self.detach_loop(deadline)?;
-        self.unmount(Unmount::Abort)
     }
 
     fn detach_loop(&mut self, deadline: Duration) -> Result<(), FrontEndError> {
@@ -148,6 +111,27 @@ impl LoopFuse {
     }
 }
 
+impl FrontEnd for LoopFuse {
+    fn attach(&mut self) -> Result<PathBuf, FrontEndError> {
+        assert!(self.device.is_none(), "a device is attached once");
+        let path = self.mount_directory()?.join(FILE_NAME);
+        let context = || FrontEndError::system(format!("cannot open {}", path.display()));
+        let backing = File::options().read(true).write(true).open(&path).map_err(context())?;
+        let device = loop_device::attach(backing.as_fd(), &self.ownership.to_string(), PAGE_SIZE_BYTES as u32)?;
+        self.device = Some(device.clone());
+        if let Err(error) = set_up(&device) {
+            let _ = self.detach_loop(DROP_DEADLINE);
+            return Err(error);
+        }
+        Ok(device)
+    }
+
+    fn detach(&mut self, deadline: Duration) -> Result<(), FrontEndError> {
+        self.detach_loop(deadline)?;
+        self.unmount(Unmount::Abort)
+    }
+}
+
 impl Drop for LoopFuse {
     fn drop(&mut self) {
         let how = match self.detach_loop(DROP_DEADLINE) {
@@ -176,7 +160,7 @@ impl From<LoopError> for FrontEndError {
     }
 }
 
-fn check(config: &LoopFuseConfig) -> Result<FileShape, FrontEndError> {
+fn check(config: &FrontEndConfig) -> Result<FileShape, FrontEndError> {
     let invalid = |text: String| Err(FrontEndError::Invalid(text));
     if config.size_bytes == 0 || !config.size_bytes.is_multiple_of(PAGE_SIZE_BYTES as u64) {
         return invalid(format!("a device of {} bytes is not whole pages of {PAGE_SIZE_BYTES}", config.size_bytes));
@@ -195,7 +179,7 @@ fn check(config: &LoopFuseConfig) -> Result<FileShape, FrontEndError> {
 }
 
 /// A new directory for one mount, for this user only.
-fn make_directory(config: &LoopFuseConfig, ownership: &Ownership) -> Result<PathBuf, FrontEndError> {
+fn make_directory(config: &FrontEndConfig, ownership: &Ownership) -> Result<PathBuf, FrontEndError> {
     let mut builder = DirBuilder::new();
     builder.mode(0o700);
     let context = |path: &Path| FrontEndError::system(format!("cannot make {}", path.display()));

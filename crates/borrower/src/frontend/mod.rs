@@ -1,5 +1,6 @@
 //! How the kernel reaches a device: front ends that turn its block requests into [`BlockChannel`](crate::block::BlockChannel)s.
 //!
+//! - [`choice`]: which one a device gets, and why.
 //! - [`limits`]: every bound of the front ends, with its origin.
 //! - [`fuse_protocol`]: bytes of FUSE requests and replies, without I/O.
 //! - [`fuse_channel`]: one I/O thread's end of a one-file FUSE filesystem.
@@ -7,12 +8,43 @@
 //! - [`ownership`]: the names by which mounts and loop devices tell who made them.
 //! - [`remains`]: what a killed process left behind, and its removal.
 
+pub mod choice;
 pub mod fuse_channel;
 pub mod fuse_protocol;
 pub mod limits;
 pub mod loop_fuse;
 pub mod ownership;
 pub mod remains;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How to make a device, whichever the front end.
+#[derive(Clone, Debug)]
+pub struct FrontEndConfig {
+    /// Letters, digits and dashes.
+    pub name: String,
+    /// Bytes of the device, whole pages.
+    pub size_bytes: u64,
+    /// Channels to make, one for each I/O thread.
+    pub threads: usize,
+    /// Requests that one thread holds at most; each takes 1 MiB of locked memory.
+    pub slots_per_thread: usize,
+    /// Where to make private files, if any are needed; it need not exist.
+    pub directory: PathBuf,
+}
+
+/// The block device of a front end. Order of life: opening gives the channels -> the caller starts its I/O threads, one for
+/// each channel -> [`FrontEnd::attach`], during which the kernel may already send requests -> [`FrontEnd::detach`] while the
+/// threads still run -> the channels say [`Closed`](crate::block::Received::Closed). Dropping detaches as far as possible.
+pub trait FrontEnd: Send {
+    /// Makes the block device; returns its path. On an error there is none.
+    fn attach(&mut self) -> Result<PathBuf, FrontEndError>;
+
+    /// Removes the block device. While somebody has it open past `deadline`, it fails with [`FrontEndError::Busy`], and
+    /// everything stays as it was.
+    fn detach(&mut self, deadline: Duration) -> Result<(), FrontEndError>;
+}
 
 /// Why a front end could not be started or stopped. The text says what to do.
 #[derive(Debug, thiserror::Error)]

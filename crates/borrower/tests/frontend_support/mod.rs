@@ -9,7 +9,8 @@ use std::time::Duration;
 use spillway_borrower::block::BlockChannel;
 use spillway_borrower::frontend::FrontEndError;
 use spillway_borrower::frontend::fuse_channel::FuseChannel;
-use spillway_borrower::frontend::loop_fuse::{LoopFuse, LoopFuseConfig};
+use spillway_borrower::frontend::loop_fuse::LoopFuse;
+use spillway_borrower::frontend::{FrontEnd, FrontEndConfig};
 use spillway_borrower::io_thread::{IoThread, SpinPermit};
 use spillway_borrower::local_memory::LocalMemory;
 use spillway_borrower::metrics::Metrics;
@@ -40,6 +41,14 @@ pub(crate) fn skip(test: &str, missing: &str) {
     eprintln!("SKIPPED {test}: {missing} is missing");
 }
 
+/// Keeps swap areas of other tests and measurements of this machine away: the kernel would page to theirs too. Held by an
+/// open file, so it ends with its holder.
+pub(crate) fn swap_lock() -> File {
+    let file = File::create(std::env::temp_dir().join("spillway-end-to-end.lock")).expect("the lock file can be made");
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("the lock can be taken");
+    file
+}
+
 /// A running device.
 pub(crate) struct Server {
     pub(crate) front: LoopFuse,
@@ -52,7 +61,7 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn start(name: &str, size_bytes: u64, threads: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let config = LoopFuseConfig {
+        let config = FrontEndConfig {
             name: name.to_owned(),
             size_bytes,
             threads,

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer};
 use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::frontend::choice::FrontEndChoice;
+use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_fabric::address::DonorAddress;
 
 use crate::arguments::{DonateArguments, OutputArguments};
@@ -84,6 +86,12 @@ pub(crate) struct BorrowerRole {
     /// The setting for copies.
     #[serde(default, deserialize_with = "redundancy")]
     pub(crate) redundancy: Option<Redundancy>,
+    /// When slabs get their donor.
+    #[serde(default, deserialize_with = "mapping")]
+    pub(crate) mapping: MappingPolicy,
+    /// How the kernel reaches the device.
+    #[serde(default, deserialize_with = "frontend")]
+    pub(crate) frontend: FrontEndChoice,
     /// The backing file.
     pub(crate) backing: Option<PathBuf>,
     /// The cluster key.
@@ -106,6 +114,14 @@ fn default_slab_size() -> Size {
 fn donors<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DonorAddress>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;
     texts.iter().map(|text| text.parse().map_err(serde::de::Error::custom)).collect()
+}
+
+fn mapping<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MappingPolicy, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+fn frontend<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FrontEndChoice, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
 fn redundancy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Redundancy>, D::Error> {

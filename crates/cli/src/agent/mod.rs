@@ -105,6 +105,8 @@ fn swap_on(role: &BorrowerRole) -> SwapOnArguments {
                 backing: role.backing.clone(),
                 key: role.key.clone(),
                 slab_size: role.slab_size,
+                mapping: role.mapping,
+                frontend: role.frontend,
             },
             local_memory: false,
             output: OutputArguments::default(),

@@ -288,6 +288,8 @@ fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure> {
         key_file: launched.key_file.clone(),
         redundancy: launched.redundancy.parse().map_err(Failure::usage)?,
         backing: launched.backing.clone(),
+        mapping: launched.mapping.parse().map_err(Failure::usage)?,
+        front_end: launched.frontend.parse().map_err(Failure::usage)?,
         io_threads: None,
         local_memory: launched.local_memory,
         donor_wait: limits::DONOR_WAIT,
@@ -308,6 +310,8 @@ mod tests {
             redundancy: "replicas=2".to_owned(),
             backing: None,
             backing_temporary: false,
+            mapping: "demand".to_owned(),
+            frontend: "auto".to_owned(),
             local_memory: false,
             run: None,
         }

@@ -1,6 +1,8 @@
 //! What a run needs: sizes, donors, copies and files, decided and checked before anything starts.
 
 use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::frontend::choice::FrontEndChoice;
+use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_fabric::address::DonorAddress;
 
 use super::take_down::device_name;
@@ -30,6 +32,8 @@ pub(crate) struct Plan {
     pub(crate) own_donor_bytes: u64,
     /// Directory of its entry, for its own donors' sockets.
     pub(crate) sockets: std::path::PathBuf,
+    mapping: MappingPolicy,
+    frontend: FrontEndChoice,
     local_memory: bool,
     device_size_bytes: u64,
     slab_size_bytes: u64,
@@ -70,6 +74,8 @@ impl Plan {
             donors,
             own_donors,
             own_donor_bytes: own_donor_bytes(size_bytes, slab_size_bytes, redundancy, own_donors),
+            mapping: storage.mapping,
+            frontend: storage.frontend,
             local_memory: arguments.local_memory,
             device_size_bytes: size_bytes,
             slab_size_bytes,
@@ -100,6 +106,8 @@ impl Plan {
             redundancy: self.redundancy.to_string(),
             backing: self.backing.as_ref().map(|choice| choice.path.clone()),
             backing_temporary: self.backing.as_ref().is_some_and(|choice| choice.temporary),
+            mapping: self.mapping.to_string(),
+            frontend: self.frontend.to_string(),
             local_memory: self.local_memory,
             run: Some(self.name.clone()),
         }

@@ -208,11 +208,14 @@ fn a_pipeline_of_programs_shares_one_budget() {
 }
 
 #[test]
-fn memory_that_is_all_local_pages_nothing() {
+fn memory_that_is_all_local_has_no_limit() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let binary = stage.compile("exerciser", &[]);
     let program = [binary.to_str().unwrap(), "mremap", "64", "/nonexistent"];
     support::run(&mut stage.run(&["--local", "100%", "--lend", "64M", "--slab-size", "4M"], &program)).done("100%");
-    assert_eq!(stage.statistics()["memory"]["swapped_bytes_max"], 0);
+    let memory = &stage.statistics()["memory"];
+    assert_eq!(memory["limit_bytes"], serde_json::Value::Null);
+    // A busy kernel may age out a few idle pages of any program; a limit would have paged out half.
+    assert!(memory["swapped_bytes_max"].as_u64().unwrap() < 16 << 20, "{memory}");
     stage.assert_clean();
 }

@@ -1,0 +1,196 @@
+//! Which front end a device gets: the one that was asked for, or the best one that this kernel has.
+//!
+//! The order of [`FrontEndKind::BEST_FIRST`] is by the work of one request: ublk passes it through a shared ring, NBD through
+//! a socket, loop over FUSE through two drivers and a kernel worker (DESIGN.md, "Swap device", and the table in "Real kernels").
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::loop_fuse::LoopFuse;
+use super::{FrontEnd, FrontEndConfig, FrontEndError};
+use crate::block::BlockChannel;
+
+/// A way into the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrontEndKind {
+    /// A loop device with direct I/O over a FUSE filesystem of one file: every kernel has it.
+    LoopFuse,
+}
+
+impl FrontEndKind {
+    /// Every kind, the fastest first.
+    pub const BEST_FIRST: [Self; 1] = [Self::LoopFuse];
+
+    /// The name that users write and read.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LoopFuse => "loop-fuse",
+        }
+    }
+
+    /// What may be said in its favour in `status`.
+    fn merit(self) -> &'static str {
+        match self {
+            Self::LoopFuse => "works on every kernel",
+        }
+    }
+}
+
+impl fmt::Display for FrontEndKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// What the user asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FrontEndChoice {
+    /// The best one that works here.
+    #[default]
+    Auto,
+    /// This one, or an error.
+    Only(FrontEndKind),
+}
+
+impl fmt::Display for FrontEndChoice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => formatter.write_str("auto"),
+            Self::Only(kind) => kind.fmt(formatter),
+        }
+    }
+}
+
+/// A name that is no front end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is not a front end; use auto, or one of: {names}", names = FrontEndKind::BEST_FIRST.map(FrontEndKind::name).join(", "))]
+pub struct UnknownFrontEnd(String);
+
+impl FromStr for FrontEndChoice {
+    type Err = UnknownFrontEnd;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let kind = FrontEndKind::BEST_FIRST.into_iter().find(|kind| kind.name() == text);
+        match kind {
+            Some(kind) => Ok(Self::Only(kind)),
+            None if text == "auto" => Ok(Self::Auto),
+            None => Err(UnknownFrontEnd(text.to_owned())),
+        }
+    }
+}
+
+/// A front end that waits for its I/O threads.
+pub struct Opened {
+    /// Which one it is.
+    pub kind: FrontEndKind,
+    /// Why that one, for `status`.
+    pub reason: String,
+    /// To attach and detach the block device.
+    pub front_end: Box<dyn FrontEnd>,
+    /// One for each I/O thread.
+    pub channels: Vec<Box<dyn BlockChannel>>,
+}
+
+/// Opens the front end of the user's choice. Automatic choice passes over what this kernel lacks
+/// ([`FrontEndError::Missing`]) and keeps the reasons; any other failure ends it.
+pub fn open(choice: FrontEndChoice, config: &FrontEndConfig) -> Result<Opened, FrontEndError> {
+    choose(choice, |kind| open_one(kind, config))
+}
+
+type Parts = (Box<dyn FrontEnd>, Vec<Box<dyn BlockChannel>>);
+
+fn open_one(kind: FrontEndKind, config: &FrontEndConfig) -> Result<Parts, FrontEndError> {
+    match kind {
+        FrontEndKind::LoopFuse => {
+            let (front_end, channels) = LoopFuse::mount(config)?;
+            Ok((Box::new(front_end), boxed(channels)))
+        }
+    }
+}
+
+fn boxed<C: BlockChannel + 'static>(channels: Vec<C>) -> Vec<Box<dyn BlockChannel>> {
+    channels.into_iter().map(|channel| Box::new(channel) as Box<dyn BlockChannel>).collect()
+}
+
+fn choose(
+    choice: FrontEndChoice,
+    mut open_one: impl FnMut(FrontEndKind) -> Result<Parts, FrontEndError>,
+) -> Result<Opened, FrontEndError> {
+    let mut opened =
+        |kind, reason: String| open_one(kind).map(|(front_end, channels)| Opened { kind, reason, front_end, channels });
+    if let FrontEndChoice::Only(kind) = choice {
+        return opened(kind, "as asked".to_owned());
+    }
+    let mut lacking = Vec::new();
+    for kind in FrontEndKind::BEST_FIRST {
+        let reason = [vec![kind.merit().to_owned()], lacking.clone()].concat().join("; ");
+        match opened(kind, reason) {
+            Err(FrontEndError::Missing(text)) => lacking.push(format!("no {kind}: {text}")),
+            other => return other,
+        }
+    }
+    Err(FrontEndError::Missing(lacking.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::*;
+
+    struct Fake;
+
+    impl FrontEnd for Fake {
+        fn attach(&mut self) -> Result<PathBuf, FrontEndError> {
+            Ok(PathBuf::from("/dev/null"))
+        }
+
+        fn detach(&mut self, _deadline: Duration) -> Result<(), FrontEndError> {
+            Ok(())
+        }
+    }
+
+    fn fake() -> Parts {
+        (Box::new(Fake), Vec::new())
+    }
+
+    #[test]
+    fn names_are_read_back_and_others_are_refused_with_the_list() {
+        for choice in FrontEndKind::BEST_FIRST.map(FrontEndChoice::Only).into_iter().chain([FrontEndChoice::Auto]) {
+            assert_eq!(choice.to_string().parse(), Ok(choice));
+        }
+        let error = "floppy".parse::<FrontEndChoice>().unwrap_err().to_string();
+        assert!(FrontEndKind::BEST_FIRST.iter().all(|kind| error.contains(kind.name())), "{error}");
+    }
+
+    #[test]
+    fn automatic_choice_takes_the_first_that_works_and_says_what_others_lack() {
+        let last = *FrontEndKind::BEST_FIRST.last().unwrap();
+        let opened = choose(FrontEndChoice::Auto, |kind| match kind {
+            kind if kind == last => Ok(fake()),
+            _ => Err(FrontEndError::Missing("not in this kernel".to_owned())),
+        });
+        let opened = opened.ok().unwrap();
+        assert_eq!(opened.kind, last);
+        assert_eq!(opened.reason.matches("not in this kernel").count(), FrontEndKind::BEST_FIRST.len() - 1);
+    }
+
+    #[test]
+    fn what_was_asked_for_is_not_replaced() {
+        for kind in FrontEndKind::BEST_FIRST {
+            let result = choose(FrontEndChoice::Only(kind), |_| Err(FrontEndError::Missing("no".to_owned())));
+            assert!(matches!(result, Err(FrontEndError::Missing(text)) if text == "no"));
+        }
+    }
+
+    #[test]
+    fn a_fault_that_is_not_the_kernels_ends_the_choice() {
+        let mut tries = 0;
+        let result = choose(FrontEndChoice::Auto, |_| {
+            tries += 1;
+            Err(FrontEndError::Invalid("a size of nothing".to_owned()))
+        });
+        assert!(matches!(result, Err(FrontEndError::Invalid(_))) && tries == 1);
+    }
+}
