@@ -1,11 +1,9 @@
 //! Memory cgroups, version 1 and 2, as far as a local budget needs them.
 //!
-//! - [`hierarchy`]: which version the kernel has, and where.
 //! - [`usage`]: what a group holds.
 //!
 //! All groups lie under one directory `spillway`, so that `doctor` finds those of dead runs.
 
-pub(crate) mod hierarchy;
 pub(crate) mod usage;
 
 use std::fs;
@@ -13,7 +11,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use self::hierarchy::{Hierarchy, Version};
+use spillway_sys::memory_hierarchy::{Hierarchy, Version};
+
 use self::usage::GroupUsage;
 use crate::limits;
 

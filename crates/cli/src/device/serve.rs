@@ -18,11 +18,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use spillway_borrower::device::status::DeviceStatus;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
+use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
 
 use super::launch::{LaunchedDevice, Readiness};
 use crate::cgroup::OwnGroup;
-use crate::cgroup::hierarchy::Hierarchy;
 use crate::failure::Failure;
 use crate::limits;
 use crate::registry::{Entry, Kind, Registry};

@@ -4,10 +4,10 @@ use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_fabric::address::DonorAddress;
+use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::take_down::device_name;
 use crate::arguments::RunArguments;
-use crate::cgroup::hierarchy::Hierarchy;
 use crate::device::launch::LaunchedDevice;
 use crate::device::storage::{self, BackingChoice};
 use crate::failure::Failure;
