@@ -9,6 +9,8 @@
 //! - [`spillway`]: the product, driven as a user would; [`subject`]: the block devices that are compared; [`fio`]: the
 //!   program that exercises them; [`usage`]: CPU time and memory of processes.
 //!
+//! - [`trace`]: the kernel's record of events.
+//!
 //! Invariants: a process that was started here ends here, by its own id; nothing else is ever ended. An interrupt makes
 //! every wait return [`HarnessError::Interrupted`], so that values are dropped, and with them undone, on the way out.
 
@@ -22,6 +24,7 @@ pub mod storage;
 pub mod subject;
 pub mod swap_area;
 pub mod tool;
+pub mod trace;
 pub mod usage;
 
 use std::time::Duration;
