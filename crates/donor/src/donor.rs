@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::{boot_id, random_bytes};
+use spillway_fabric::tcp::Traffic;
 use spillway_fabric::units::DonorId;
 
 use crate::capacity::Capacity;
@@ -183,6 +184,7 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
 
 fn session_status(state: &State, id: SessionId, session: &Session) -> SessionStatus {
     let slabs = state.leases.slabs_held(id);
+    let counted = (!session.shares_memory).then_some(&session.traffic);
     SessionStatus {
         borrower: session.borrower.to_string(),
         volume: session.volume.clone(),
@@ -190,5 +192,7 @@ fn session_status(state: &State, id: SessionId, session: &Session) -> SessionSta
         transport: if session.shares_memory { "shm" } else { "tcp" }.to_owned(),
         slabs,
         lent_bytes: slabs as u64 * session.slab_size_bytes,
+        read_bytes: counted.map(Traffic::read_bytes),
+        written_bytes: counted.map(Traffic::written_bytes),
     }
 }

@@ -299,6 +299,25 @@ fn a_borrower_that_talks_nonsense_is_cut_off() {
 }
 
 #[test]
+fn a_donor_counts_what_it_moved_and_nothing_else() {
+    let pool = pool(2, 4 * PAGE);
+    let slabs = Slabs::with_count(1);
+    let (mut pair, serving) = over_unix(&slabs, &pool);
+    let mut carry_out = |operation, slab| carry_out(&mut pair, request(operation, slab, 0, pool.slot(0), 1));
+    assert_eq!(carry_out(Operation::Write, 0), Ok(()));
+    assert_eq!(carry_out(Operation::Read, 0), Ok(()));
+    assert_eq!(carry_out(Operation::Read, 0), Ok(()));
+    assert_eq!(carry_out(Operation::Discard, 0), Ok(()));
+    // A slab that is not lent: its bytes travel, and move nothing.
+    assert_eq!(carry_out(Operation::Write, 1), Err(RequestError::NotLent));
+    assert_eq!(carry_out(Operation::Read, 1), Err(RequestError::NotLent));
+    let traffic = Arc::clone(&serving.traffic);
+    drop(pair);
+    serving.join().unwrap();
+    assert_eq!((traffic.read_bytes(), traffic.written_bytes()), (8 * PAGE as u64, 4 * PAGE as u64));
+}
+
+#[test]
 fn a_slab_taken_back_is_refused_from_then_on() {
     let pool = pool(2, PAGE);
     let slabs = Slabs::with_count(2);
