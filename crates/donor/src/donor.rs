@@ -137,10 +137,7 @@ impl Donor {
             return;
         }
         let sessions: Vec<Arc<Session>> = self.shared.lock().sessions.values().cloned().collect();
-        for session in sessions {
-            session.say_goodbye("the donor stops");
-            session.end();
-        }
+        say_goodbye_to_all(&sessions);
         self.listeners.iter().for_each(|listener| listener.close());
         self.shared.connections.end_all();
         self.shared.notify();
@@ -161,6 +158,22 @@ impl Drop for Donor {
     fn drop(&mut self) {
         self.halt();
     }
+}
+
+/// At once: borrowers that do not read what they are sent cost one deadline together.
+fn say_goodbye_to_all(sessions: &[Arc<Session>]) {
+    let say_goodbye = |session: &Session| {
+        session.say_goodbye("the donor stops");
+        session.end();
+    };
+    thread::scope(|scope| {
+        for session in sessions {
+            let thread = thread::Builder::new().name("donor-goodbye".to_owned());
+            if thread.spawn_scoped(scope, move || say_goodbye(session)).is_err() {
+                say_goodbye(session);
+            }
+        }
+    });
 }
 
 fn listen(config: &DonorConfig) -> Result<Vec<Arc<Listener>>, DonorError> {
