@@ -76,7 +76,7 @@ fn serve_data(shared: &Shared, opening: Opening, peer: &str, place: &Place<'_>) 
             return Ok(());
         }
         // From here on the end of the session ends this connection; before, `ended` tells.
-        tcp::serve(stream, &session.slabs, &session.ended)
+        tcp::serve(stream, &session.slabs, &session.traffic, &session.ended)
     });
     if let Err(error) = outcome {
         tracing::debug!("a data connection of {peer} ended: {error}");

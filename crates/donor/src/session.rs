@@ -10,6 +10,7 @@ use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::control::message::{Hello, Message, Welcome};
 use spillway_fabric::control::{ControlChannel, ControlError, ControlReceiver, ControlSender, Opening};
 use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_MESSAGE_MAX};
+use spillway_fabric::tcp::Traffic;
 use spillway_fabric::units::{BorrowerId, SlabHandle};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 use spillway_sys::memfd::Memfd;
@@ -31,6 +32,8 @@ pub(crate) struct Session {
     /// Whether the borrower maps slabs itself.
     pub(crate) shares_memory: bool,
     pub(crate) slabs: SessionSlabs,
+    /// What its data connections moved; stays zero if it maps slabs itself.
+    pub(crate) traffic: Traffic,
     /// Its data connections stop when this is set.
     pub(crate) ended: AtomicBool,
     sender: ControlSender,
@@ -152,6 +155,7 @@ fn admit(
         slab_size_bytes: hello.slab_size_bytes,
         shares_memory: hello.wants_shared_memory,
         slabs: SessionSlabs::default(),
+        traffic: Traffic::default(),
         ended: AtomicBool::new(false),
         sender: sender.clone(),
     }))

@@ -16,7 +16,7 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::completion::{HybridWait, Step};
 use spillway_fabric::limits::HANDSHAKE_DEADLINE;
 use spillway_fabric::queue_pair::{Operation, QueuePair, Request};
-use spillway_fabric::tcp::{Greeting, SlabDirectory, TcpQueuePair, serve};
+use spillway_fabric::tcp::{Greeting, SlabDirectory, TcpQueuePair, Traffic, serve};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle, Tag};
 use spillway_fabric::wire::SessionToken;
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES};
@@ -77,7 +77,7 @@ fn compare(name: &str, borrower_cpu: usize, donor_cpu: usize) -> io::Result<()> 
             (&donor).read_exact(&mut [0; PREFACE_BYTES])?;
             let deadline = Instant::now() + HANDSHAKE_DEADLINE;
             Greeting::receive(&donor, deadline)?.admit(&donor, &TOKEN, deadline)?;
-            serve(donor, &slab, &stop)
+            serve(donor, &slab, &Traffic::default(), &stop)
         });
         let _stop = StopOnDrop(&stop);
         pin(borrower_cpu)?;

@@ -95,6 +95,42 @@ fn a_request_that_misses_its_deadline_takes_the_connection_down() {
 }
 
 #[test]
+fn a_slow_donor_keeps_its_connection_and_one_that_stops_loses_it() {
+    let (count, pool) = (4, pool(4, 4 * PAGE));
+    let (answer_next, told) = std::sync::mpsc::channel::<()>();
+    let (mut pair, donor) = scripted(&pool, move |mut donor| {
+        for (sequence, ()) in told.iter().enumerate() {
+            let header =
+                ResponseHeader { sequence: sequence as u32, status: Status::Done, payload_bytes: 4 * PAGE as u32 };
+            donor.write_all(&header.encode()).unwrap();
+            donor.write_all(&[sequence as u8; 4 * PAGE]).unwrap();
+        }
+        let _ = donor.read(&mut [0; 1024]);
+    });
+    let mut now = Instant::now();
+    for slot in 0..count {
+        pair.post(request(Operation::Read, 0, 0, pool.slot(slot), slot as u32), now).unwrap();
+    }
+    // All but the last are answered, each after nearly the whole deadline: several of them, counted from the posting.
+    for slot in 0..count - 1 {
+        now += REQUEST_DEADLINE;
+        answer_next.send(()).unwrap();
+        wait_until(|| {
+            pair.poll(now, &mut |ended| {
+                assert_eq!((ended.tag.0, ended.result), (slot as u32, Ok(())));
+            }) > 0
+        });
+    }
+    assert_eq!(pair.poll(now + REQUEST_DEADLINE, &mut |_| panic!("still in time")), 0);
+    let mut ended = Vec::new();
+    pair.poll(now + REQUEST_DEADLINE + Duration::from_millis(1), &mut |completion| ended.push(completion));
+    assert_eq!((ended[0].tag.0, ended[0].result), (3, Err(RequestError::Down)));
+    drop(answer_next);
+    drop(pair);
+    donor.join().unwrap();
+}
+
+#[test]
 fn answers_that_do_not_fit_take_the_connection_down() {
     let good = |sequence| ResponseHeader { sequence, status: Status::Done, payload_bytes: PAGE as u32 };
     let wrong_kind = *b"nonsense, not a header";
@@ -296,6 +332,25 @@ fn a_borrower_that_talks_nonsense_is_cut_off() {
     assert_eq!(kind(&read.encode()[..7]), std::io::ErrorKind::UnexpectedEof, "inside a header");
     let write = RequestHeader { operation: Operation::Write, ..read }.encode();
     assert_eq!(kind(&[&write[..], &[1; 100]].concat()), std::io::ErrorKind::UnexpectedEof, "inside a payload");
+}
+
+#[test]
+fn a_donor_counts_what_it_moved_and_nothing_else() {
+    let pool = pool(2, 4 * PAGE);
+    let slabs = Slabs::with_count(1);
+    let (mut pair, serving) = over_unix(&slabs, &pool);
+    let mut carry_out = |operation, slab| carry_out(&mut pair, request(operation, slab, 0, pool.slot(0), 1));
+    assert_eq!(carry_out(Operation::Write, 0), Ok(()));
+    assert_eq!(carry_out(Operation::Read, 0), Ok(()));
+    assert_eq!(carry_out(Operation::Read, 0), Ok(()));
+    assert_eq!(carry_out(Operation::Discard, 0), Ok(()));
+    // A slab that is not lent: its bytes travel, and move nothing.
+    assert_eq!(carry_out(Operation::Write, 1), Err(RequestError::NotLent));
+    assert_eq!(carry_out(Operation::Read, 1), Err(RequestError::NotLent));
+    let traffic = Arc::clone(&serving.traffic);
+    drop(pair);
+    serving.join().unwrap();
+    assert_eq!((traffic.read_bytes(), traffic.written_bytes()), (8 * PAGE as u64, 4 * PAGE as u64));
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //! at least one donor has it (the others are marked stale for these pages, and refilled by the mover). When no donor has it,
 //! a disk copy saves it: the write is acknowledged once its pages are on disk. Without one it is tried again at other donors
 //! until its deadline.
+//!
+//! A write that finds the backlog full keeps its turn there by a ticket, until it gets in or ends.
 
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
@@ -62,11 +64,11 @@ fn give_up(active: &mut Active, volume: &Volume) -> Step {
     Step::Park
 }
 
-fn to_backlog(active: &Active, context: &Context<'_>, disk: &DiskCopy) -> bool {
+fn to_backlog(active: &mut Active, context: &Context<'_>, disk: &DiskCopy) -> bool {
     let (first, count) = (active.segment.first, active.segment.count);
     let source = active.buffer(context.pool, first, count).offset_bytes as usize;
     // The slots come in page order; the copy happens under the backlog's lock, which the disk thread takes once a batch.
-    let placed = disk.backlog.reserve(&context.volume.bits, first, count, |page, slot| {
+    let placed = disk.backlog.reserve(&context.volume.bits, (first, count), &mut active.ticket, |page, slot| {
         let offset = source + (page - first) as usize * PAGE_SIZE_BYTES;
         let target = disk.pool.slot(slot.0 as usize).offset_bytes as usize;
         disk.pool.memory().copy_from(target, context.pool.memory(), offset, PAGE_SIZE_BYTES);

@@ -3,7 +3,7 @@
 //! With disk redundancy a write is acknowledged after the remote write, and its page is copied here; the disk thread writes
 //! it out later (Infiniswap's asynchronous backup). The backlog is bounded: a stream of writes runs at the fabric's speed
 //! until the bound, and at the disk's speed beyond it. A page that is written again while it waits takes no second slot, so
-//! the disk sees only the last content.
+//! the disk sees only the last content. Who waits for room gets it in the order of arrival ([`admission`](super::admission)).
 //!
 //! Life of a slot: `Free` -> `Filling` (a writer copies the page in) -> `Queued` -> `InFlight` -> `Free`. A page written again
 //! while its old content is in flight gets a slot that is `Held` until the old write ended, because two writes of one page
@@ -15,6 +15,8 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::limits::WRITERS_WAITING_MAX;
+use crate::volume::admission::{Admission, Ticket};
 use crate::volume::page_bits::{Bit, PageBits};
 use crate::volume::page_table::PageTable;
 
@@ -64,6 +66,7 @@ const NONE: u32 = u32::MAX;
 struct Inner {
     slots: Box<[Slot]>,
     free: Vec<u32>,
+    admission: Admission,
     by_page: PageTable,
     /// First and last of the queue, which runs through the slots.
     head: u32,
@@ -99,6 +102,7 @@ impl Backlog {
         let inner = Inner {
             slots: vec![slot; capacity].into_boxed_slice(),
             free: (0..capacity as u32).rev().collect(),
+            admission: Admission::new(WRITERS_WAITING_MAX),
             by_page: PageTable::new(capacity),
             head: NONE,
             tail: NONE,
@@ -121,9 +125,17 @@ impl Backlog {
 
     /// Takes slots for pages `[first, first + count)`, whose owner the caller is, for all of them or for none. `placed` is
     /// told each page's slot, in order; the caller copies the content there and then [publishes](Backlog::publish) it.
-    pub fn reserve(&self, bits: &PageBits, first: u64, count: u64, mut placed: impl FnMut(u64, BacklogSlot)) -> bool {
+    /// Without room the caller gets a ticket, tries again with it, and does not lose its turn meanwhile.
+    pub fn reserve(
+        &self,
+        bits: &PageBits,
+        (first, count): (u64, u64),
+        ticket: &mut Option<Ticket>,
+        mut placed: impl FnMut(u64, BacklogSlot),
+    ) -> bool {
         let mut inner = self.lock();
-        if inner.free.len() < count as usize {
+        let free = inner.free.len();
+        if !inner.admission.admit(count as usize, free, ticket) {
             return false;
         }
         for page in first..first + count {
@@ -133,6 +145,11 @@ impl Backlog {
         bits.clear(Bit::Disk, first, count);
         bits.set(Bit::Pending, first, count);
         true
+    }
+
+    /// The writer with this ticket does not try again.
+    pub fn give_up(&self, ticket: Ticket) {
+        self.lock().admission.leave(ticket);
     }
 
     /// Hands the reserved slots of `[first, first + count)` to the disk thread; their content is in place.

@@ -5,12 +5,13 @@
 //! - [`page_bits`]: which copies of a page are valid, and who owns it.
 //! - [`slab_entry`]: where a slab's copies are.
 //! - [`gate`]: when nobody uses a removed copy any more.
-//! - [`backlog`] (with [`page_table`]): pages on their way to the backing file.
+//! - [`backlog`] (with [`page_table`] and [`admission`]): pages on their way to the backing file.
 //! - [`removal`]: taking a copy away without losing track of a page.
 //!
 //! Who may change what: the page bits of a page belong to the owner of its `Busy` bit; a slab's places belong to the holder
 //! of [`Volume::assignment`].
 
+pub mod admission;
 pub mod backlog;
 pub mod gate;
 pub mod page_bits;

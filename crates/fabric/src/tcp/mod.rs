@@ -4,15 +4,19 @@
 //! layout of the stream is in [`wire::data`](crate::wire::data).
 //!
 //! - `handshake`: preface and proofs; socket settings.
-//! - `queue_pair`: the borrower's end.
-//! - `serve`: the donor's end, made of `intake` (requests and incoming payloads) and `replies` (answers, sent in batches).
+//! - `queue_pair`: the borrower's end; `progress` tells whether its donor still answers.
+//! - `serve`: the donor's end, made of `intake` (requests and incoming payloads) and `replies` (answers, sent in batches);
+//!   `traffic` counts what they moved.
 
 mod handshake;
 mod intake;
+mod progress;
 mod queue_pair;
 mod replies;
 mod serve;
+mod traffic;
 
 pub use self::handshake::{Greeting, introduce};
 pub use self::queue_pair::TcpQueuePair;
 pub use self::serve::{SlabDirectory, serve};
+pub use self::traffic::Traffic;

@@ -17,7 +17,7 @@ use spillway_fabric::file::{BackingFile, FileQueuePair};
 use spillway_fabric::limits::HANDSHAKE_DEADLINE;
 use spillway_fabric::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
 use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
-use spillway_fabric::tcp::{self, Greeting, SlabDirectory, TcpQueuePair};
+use spillway_fabric::tcp::{self, Greeting, SlabDirectory, TcpQueuePair, Traffic};
 use spillway_fabric::units::{BufferRange, Priority, RemoteAddress, SlabHandle, Tag};
 use spillway_fabric::wire::SessionToken;
 use spillway_fabric::wire::preface::{self, PREFACE_BYTES, Role};
@@ -77,6 +77,7 @@ pub fn admit(stream: &UnixStream) -> std::io::Result<()> {
 #[derive(Debug)]
 pub struct Serving {
     stop: Arc<AtomicBool>,
+    pub traffic: Arc<Traffic>,
     thread: Option<JoinHandle<std::io::Result<()>>>,
 }
 
@@ -85,12 +86,13 @@ impl Serving {
     pub fn start(stream: impl Into<OwnedFd>, slabs: Arc<Slabs>) -> Self {
         let stream = UnixStream::from(stream.into());
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let traffic = Arc::new(Traffic::default());
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&traffic));
         let thread = std::thread::spawn(move || {
             admit(&stream)?;
-            tcp::serve(stream, &*slabs, &stopped)
+            tcp::serve(stream, &*slabs, &counted, &stopped)
         });
-        Self { stop, thread: Some(thread) }
+        Self { stop, traffic, thread: Some(thread) }
     }
 
     pub fn stop(&self) {
