@@ -45,6 +45,9 @@ pub const EVENT_WAIT_MAX: Duration = Duration::from_millis(20);
 /// Pages that the disk copy may lag behind: 64 MiB of locked memory.
 pub const BACKLOG_PAGES: usize = 16 * 1024;
 
+/// Writers that keep their turn while the backlog is full: every request of 64 I/O threads.
+pub const WRITERS_WAITING_MAX: usize = 64 * SLOTS_PER_THREAD;
+
 /// Backlog from which the disk thread starts at once; below it, it waits [`BACKLOG_DELAY`] for more, so that a burst runs
 /// at the fabric's speed and neighbouring pages go out in one write.
 pub const BACKLOG_EAGER_PAGES: usize = BACKLOG_PAGES / 2;

@@ -126,3 +126,26 @@ fn sessions_that_cannot_work_are_rejected_with_a_reason() {
     }
     assert_eq!(donor.donor.status().sessions, []);
 }
+
+#[test]
+fn bytes_are_counted_where_the_donor_sees_them_and_nowhere_else() {
+    let donor = TestDonor::start(4, None);
+    let mut remote = donor.borrower_tcp();
+    let (slab, _) = remote.lease();
+    let (mut one, mut other) = (remote.data(donor.dial_tcp()), remote.data(donor.dial_tcp()));
+    one.write(slab, 0, 1).unwrap();
+    other.write(slab, 4096, 2).unwrap();
+    other.read(slab, 0).unwrap();
+    // An answer is counted once it was sent, which may be just after it came.
+    donor.wait_until("the bytes are counted", |status| {
+        let session = &status.sessions[0];
+        (session.read_bytes, session.written_bytes) == (Some(4096), Some(8192))
+    });
+    drop((one, other, remote));
+    donor.wait_until("the session ends", |status| status.sessions.is_empty());
+    let mut local = donor.borrower_unix();
+    let (_, memory) = local.lease_mapped();
+    memory.write(0, &[1; 4096]);
+    let status = donor.donor.status();
+    assert_eq!((status.sessions[0].read_bytes, status.sessions[0].written_bytes), (None, None));
+}

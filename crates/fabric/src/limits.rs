@@ -27,7 +27,7 @@ pub const SLAB_SIZE_BYTES_MIN: u64 = 1 << 20;
 /// See [`SLAB_SIZE_BYTES_MIN`].
 pub const SLAB_SIZE_BYTES_MAX: u64 = 1 << 30;
 
-/// A request that is not answered for so long is given up, and its connection with it.
+/// A connection whose donor owes answers and sends nothing for so long is given up, with every request on it.
 pub const REQUEST_DEADLINE: Duration = Duration::from_secs(2);
 
 /// A whole handshake, control or data, takes at most so long.

@@ -5,10 +5,14 @@
 //! [`mover`]). They share [`Shared`]; slab places change under the volume's assignment lock only.
 //!
 //! - [`donors`]: what is known of each donor, and asking it for memory.
+//! - [`activity`]: what donors ask before they want slabs back.
+//! - [`heat`]: which slabs deserve a donor, when mapping follows activity.
 //! - [`placement`]: the power of two choices. - [`mapping`]: adding and dropping copies. - [`refill`]: copying pages.
 
+pub mod activity;
 pub mod care;
 pub mod donors;
+pub mod heat;
 pub mod link;
 pub mod mapping;
 pub mod mover;
@@ -127,9 +131,7 @@ impl Manager {
     /// Says goodbye to the donors, which take their slabs back, and ends the threads.
     pub fn stop(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
-        for donor in &self.shared.donors {
-            link::say_goodbye(donor);
-        }
+        link::say_goodbye_to_all(&self.shared.donors);
         self.shared.volume.manager_event.signal();
         self.shared.work.wake();
         for thread in self.threads.drain(..) {

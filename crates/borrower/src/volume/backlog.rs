@@ -3,7 +3,7 @@
 //! With disk redundancy a write is acknowledged after the remote write, and its page is copied here; the disk thread writes
 //! it out later (Infiniswap's asynchronous backup). The backlog is bounded: a stream of writes runs at the fabric's speed
 //! until the bound, and at the disk's speed beyond it. A page that is written again while it waits takes no second slot, so
-//! the disk sees only the last content.
+//! the disk sees only the last content. Who waits for room gets it in the order of arrival ([`admission`](super::admission)).
 //!
 //! Life of a slot: `Free` -> `Filling` (a writer copies the page in) -> `Queued` -> `InFlight` -> `Free`. A page written again
 //! while its old content is in flight gets a slot that is `Held` until the old write ended, because two writes of one page
@@ -19,6 +19,8 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::limits::WRITERS_WAITING_MAX;
+use crate::volume::admission::{Admission, Ticket};
 use crate::volume::journal::Journal;
 use crate::volume::page_bits::{Bit, PageBits};
 use crate::volume::page_table::PageTable;
@@ -71,6 +73,7 @@ struct Inner {
     slots: Box<[Slot]>,
     free: Vec<u32>,
     journal: Journal,
+    admission: Admission,
     by_page: PageTable,
     /// First and last of the queue, which runs through the slots.
     head: u32,
@@ -114,6 +117,7 @@ impl Backlog {
             slots: vec![slot; capacity].into_boxed_slice(),
             free: (0..capacity as u32).rev().collect(),
             journal,
+            admission: Admission::new(WRITERS_WAITING_MAX),
             by_page: PageTable::new(capacity),
             head: NONE,
             tail: NONE,
@@ -136,9 +140,17 @@ impl Backlog {
 
     /// Takes slots for pages `[first, first + count)`, whose owner the caller is, for all of them or for none. `placed` is
     /// told each page's slot, in order, and copies the content there; the caller then [publishes](Backlog::publish) them.
-    pub fn reserve(&self, bits: &PageBits, first: u64, count: u64, mut placed: impl FnMut(u64, BacklogSlot)) -> bool {
+    /// Without room the caller gets a ticket, tries again with it, and does not lose its turn meanwhile.
+    pub fn reserve(
+        &self,
+        bits: &PageBits,
+        (first, count): (u64, u64),
+        ticket: &mut Option<Ticket>,
+        mut placed: impl FnMut(u64, BacklogSlot),
+    ) -> bool {
         let mut inner = self.lock();
-        if inner.free.len() < count as usize {
+        let free = inner.free.len();
+        if !inner.admission.admit(count as usize, free, ticket) {
             return false;
         }
         for page in first..first + count {
@@ -153,6 +165,11 @@ impl Backlog {
         bits.set(Bit::Pending, first, count);
         bits.clear(Bit::Disk, first, count);
         true
+    }
+
+    /// The writer with this ticket does not try again.
+    pub fn give_up(&self, ticket: Ticket) {
+        self.lock().admission.leave(ticket);
     }
 
     /// Hands the reserved slots of `[first, first + count)` to the disk thread; their content is in place.

@@ -35,9 +35,11 @@ impl World {
     fn write(&mut self, first: u64, count: u64) -> bool {
         self.clock += 1;
         let (buffers, clock) = (&mut self.buffers, self.clock);
-        if !self.backlog.reserve(&self.bits, first, count, |_, slot| {
+        let mut ticket = None;
+        if !self.backlog.reserve(&self.bits, (first, count), &mut ticket, |_, slot| {
             buffers.insert(slot, clock);
         }) {
+            self.backlog.give_up(ticket.expect("few writers wait"));
             return false;
         }
         self.backlog.publish(first, count, Instant::now());
@@ -158,7 +160,7 @@ fn closing_ends_the_disk_thread_after_the_last_page() {
     let world = World::new(4);
     let policy = TakePolicy { eager_pages: 4, delay: Duration::from_secs(3600), patience: Duration::from_secs(3600) };
     let mut batch = Vec::with_capacity(4);
-    world.backlog.reserve(&world.bits, 3, 1, |_, _| {});
+    assert!(world.backlog.reserve(&world.bits, (3, 1), &mut None, |_, _| {}));
     world.backlog.publish(3, 1, Instant::now());
     world.backlog.close();
     assert!(world.backlog.take(policy, &mut batch));

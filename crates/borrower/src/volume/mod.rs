@@ -5,7 +5,7 @@
 //! - [`page_bits`]: which copies of a page are valid, and who owns it.
 //! - [`slab_entry`]: where a slab's copies are.
 //! - [`gate`]: when nobody uses a removed copy any more.
-//! - [`backlog`] (with [`page_table`] and [`journal`]): pages on their way to the backing file.
+//! - [`backlog`] (with [`page_table`], [`admission`] and [`journal`]): pages on their way to the backing file.
 //! - [`removal`]: taking a copy away without losing track of a page.
 //! - [`words`]: the memory that page bits, places and journal lie in; [`recovery`]: going on with what a process left there
 //!   that died.
@@ -13,6 +13,7 @@
 //! Who may change what: the page bits of a page belong to the owner of its `Busy` bit; a slab's places belong to the holder
 //! of [`Volume::assignment`].
 
+pub mod admission;
 pub mod backlog;
 pub mod gate;
 pub mod journal;
@@ -37,6 +38,7 @@ use self::slab_entry::{DonorSlot, SlabEntry};
 use self::words::Words;
 use crate::device::redundancy::Redundancy;
 use crate::limits::{COPIES_MAX, DONORS_MAX};
+use crate::manager::heat::MappingPolicy;
 
 /// The size of a volume and of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +93,8 @@ pub struct Volume {
     pub geometry: Geometry,
     /// Copies asked for.
     pub redundancy: Redundancy,
+    /// When a slab gets its donor.
+    pub mapping: MappingPolicy,
     /// Truth per page.
     pub bits: PageBits,
     /// The disk copy, when the redundancy has one.
@@ -131,6 +135,7 @@ impl Volume {
         Ok(Self {
             geometry,
             redundancy,
+            mapping: MappingPolicy::OnDemand,
             bits: PageBits::over(geometry.page_count(), &surviving.part(0, bit_words)),
             disk,
             manager_event: EventFd::new()?,
@@ -141,6 +146,12 @@ impl Volume {
             suspects: AtomicU64::new(0),
             mapping_possible: AtomicBool::new(false),
         })
+    }
+
+    /// The same volume with another way of mapping; by activity only with a disk, which has the slabs that are not hot.
+    pub fn with_mapping(self, mapping: MappingPolicy) -> Self {
+        assert!(mapping == MappingPolicy::OnDemand || self.disk.is_some(), "cold slabs are on the disk");
+        Self { mapping, ..self }
     }
 
     /// The shared state of `slab`.
@@ -163,6 +174,9 @@ impl Volume {
     /// Asks for a donor for the slab after `slab`, which is written to: swap fills a device from its start, and a mapping that
     /// was made ahead costs no page-out its time (a donor needs 20 ms for a slab that it has not prepared).
     pub fn want_next(&self, slab: SlabIndex) {
+        if self.mapping == MappingPolicy::ByActivity {
+            return;
+        }
         let next = SlabIndex(slab.0 + 1);
         if next.0 < self.geometry.slab_count && self.mapping_possible() && self.slab(next).is_unmapped() {
             self.want(next);
