@@ -57,6 +57,14 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
     Ok(lines)
 }
 
+/// What a device that was just stopped left all the same: its keeper had given it up.
+pub(crate) fn mend_left(registry: &Registry, found: &Found) -> Result<(), Failure> {
+    if found.path.exists() {
+        mend_all(registry)?.iter().for_each(|line| eprintln!("spillway: {line}"));
+    }
+    Ok(())
+}
+
 fn describe(remain: &Remain) -> String {
     match &remain.kind {
         RemainKind::LoopDevice(path) => format!("the loop device {} of '{}'", path.display(), remain.ownership.name),

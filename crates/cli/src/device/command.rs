@@ -25,7 +25,7 @@ pub(crate) fn execute(command: &DeviceCommand) -> Result<(), Failure> {
 fn on(arguments: &DeviceOnArguments) -> Result<(), Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
-    let mut device = start(&registry, &arguments.name, &arguments.device, &interruption)?;
+    let mut device = start(&registry, &arguments.name, &arguments.device, Purpose::Disk, &interruption)?;
     let path = device.path().to_path_buf();
     interruption.check()?;
     device.keep()?;
@@ -35,11 +35,21 @@ fn on(arguments: &DeviceOnArguments) -> Result<(), Failure> {
     output::text(&format!("{}\n", path.display()))
 }
 
+/// What a device is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Whatever the user does with a block device.
+    Disk,
+    /// Swap, whose pages are bound to the block device that they were paged out to.
+    Swap,
+}
+
 /// Starts the device that a user asked for; stopped again unless it is kept.
 pub(crate) fn start(
     registry: &Registry,
     name: &str,
     arguments: &NewDeviceArguments,
+    purpose: Purpose,
     interruption: &Interruption,
 ) -> Result<RunningDevice, Failure> {
     registry::check_name(name).map_err(Failure::usage)?;
@@ -57,7 +67,7 @@ pub(crate) fn start(
     if let Some(found) = registry.find(Kind::Device, name) {
         return Err(already_on(&found));
     }
-    let device = launch(registry, &launched(name, arguments)?, interruption)?;
+    let device = launch(registry, &launched(name, arguments, purpose)?, interruption)?;
     for note in device.notes() {
         eprintln!("spillway: {note}");
     }
@@ -71,7 +81,7 @@ fn already_on(found: &Found) -> Failure {
     ))
 }
 
-fn launched(name: &str, arguments: &NewDeviceArguments) -> Result<LaunchedDevice, Failure> {
+fn launched(name: &str, arguments: &NewDeviceArguments, purpose: Purpose) -> Result<LaunchedDevice, Failure> {
     let storage = &arguments.storage;
     let slab_size_bytes = storage.slab_size.bytes;
     let size_bytes = arguments.size.bytes.div_ceil(slab_size_bytes) * slab_size_bytes;
@@ -100,6 +110,7 @@ fn launched(name: &str, arguments: &NewDeviceArguments) -> Result<LaunchedDevice
         mapping: storage.mapping.to_string(),
         frontend: storage.frontend.to_string(),
         local_memory: arguments.local_memory,
+        outlives_block_device: purpose == Purpose::Disk,
         run: None,
     })
 }
@@ -138,6 +149,7 @@ fn off(arguments: &NameArguments) -> Result<(), Failure> {
         )));
     }
     stop_device_process(&found).map_err(Failure::Failed)?;
+    mend::mend_left(&registry, &found)?;
     if arguments.output.json {
         return output::json(&json!({"name": found.name, "stopped": true}));
     }

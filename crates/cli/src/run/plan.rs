@@ -109,6 +109,7 @@ impl Plan {
             mapping: self.mapping.to_string(),
             frontend: self.frontend.to_string(),
             local_memory: self.local_memory,
+            outlives_block_device: false,
             run: Some(self.name.clone()),
         }
     }
