@@ -44,6 +44,7 @@ impl Housekeeper {
         while !shared.is_stopping() {
             let now = Instant::now();
             self.sample(now);
+            self.shared.expire_lingering(now);
             let errands = self.plan_recalls(&mut shared.lock(), now);
             run_errands(errands);
             let busy = self.give_up_prepared() || self.prepare();

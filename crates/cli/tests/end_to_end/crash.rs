@@ -176,3 +176,13 @@ fn survives(redundancy: &str) {
 fn a_killed_device_with_a_disk_copy_has_every_byte() {
     survives("disk");
 }
+
+#[test]
+fn a_killed_device_with_replicas_has_every_byte() {
+    survives("replicas=2");
+}
+
+#[test]
+fn a_killed_device_whose_only_copies_are_at_donors_has_every_byte() {
+    survives("none");
+}
