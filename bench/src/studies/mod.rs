@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`device`] | what a request to the block device costs, against its peers |
 //! | [`swap`] | what a page costs when the kernel swaps to it |
+//! | [`page_in`] | where the time of one page-in goes, stage by stage |
 //! | [`programs`] | what whole programs cost at L(100), L(75), L(50), L(25) |
 //! | [`hpbd`] | HPBD's own experiments: quicksort and Barnes-Hut at 25 %, two at once, 1 to 16 donors |
 //! | [`cost`] | CPU time and memory that lending takes |
@@ -16,6 +17,7 @@ pub mod cost;
 pub mod device;
 pub mod hpbd;
 pub mod loopback;
+pub mod page_in;
 pub mod pinning;
 pub mod program_run;
 pub mod programs;
@@ -53,7 +55,7 @@ pub trait Study: Sync {
 }
 
 /// All of them.
-pub const ALL: [&dyn Study; 7] = [
+pub const ALL: [&dyn Study; 8] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &programs::ProgramsStudy,
@@ -61,6 +63,7 @@ pub const ALL: [&dyn Study; 7] = [
     &cost::CostStudy,
     &slab::SlabStudy,
     &writes::WritesStudy,
+    &page_in::PageInStudy,
 ];
 
 impl Context {
