@@ -74,7 +74,7 @@ struct RunArguments {
     /// Small inputs and two rounds: to see that all works, not to measure.
     #[arg(long)]
     quick: bool,
-    /// Rounds of each comparison [default: 5, or 2 with --quick]
+    /// Rounds of each comparison [default: 2 to 5 by study, or 2 with --quick]
     #[arg(long)]
     rounds: Option<usize>,
     /// The product's binary [default: beside this one]
