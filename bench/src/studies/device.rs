@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn verdicts(result: &StudyResult, goal: &str) -> Vec<&'static str> {
-        let of_job = |case: &str| case.starts_with(JOBS[0].0) && case.contains("same CPU");
+        let of_job = |case: &str| case.starts_with(&format!("{}, same CPU", JOBS[0].0));
         let found = result.goals.iter().filter(|one| one.goal.contains(goal) && of_job(&one.case));
         found.map(|goal| goal.verdict()).collect()
     }
