@@ -25,9 +25,12 @@ pub mod slab;
 pub mod swap;
 pub mod writes;
 
+use std::time::{Duration, Instant};
+
 use crate::harness::HarnessError;
 use crate::harness::subject::{Subject, Workshop};
 use crate::result::StudyResult;
+use crate::schedule::Schedule;
 
 /// What a study works with.
 #[derive(Debug)]
@@ -38,6 +41,8 @@ pub struct Context {
     pub quick: bool,
     /// Rounds of each comparison.
     pub rounds: usize,
+    /// What remains.
+    pub schedule: Schedule,
 }
 
 /// A question and how it is answered.
@@ -46,6 +51,17 @@ pub trait Study: Sync {
     fn name(&self) -> &'static str;
     /// What it answers.
     fn title(&self) -> &'static str;
+    /// Rounds of a full run, when the user does not say.
+    fn rounds(&self) -> usize {
+        3
+    }
+    /// Seconds that one round takes on the development machine (2 CPUs), quiet: of a full and of a quick run.
+    fn seconds_per_round(&self) -> (u64, u64);
+    /// How long so many rounds are expected to take.
+    fn expected(&self, quick: bool, rounds: usize) -> Duration {
+        let (full, of_quick) = self.seconds_per_round();
+        Duration::from_secs(if quick { of_quick } else { full }) * rounds as u32
+    }
     /// Measures.
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError>;
     /// Plots beyond the bars that every study gets: name and SVG.
@@ -88,7 +104,9 @@ impl Context {
                 if missing.contains(&subject) {
                     continue;
                 }
-                eprintln!("{}: round {} of {}: {}", result.study, round + 1, self.rounds, name(subject));
+                let remaining = self.schedule.text(Instant::now());
+                let (study, rounds) = (&result.study, self.rounds);
+                eprintln!("{study}: round {} of {rounds}: {} ({remaining})", round + 1, name(subject));
                 if let Err(error) = trial(round, subject, result) {
                     if error.is_interrupt() {
                         return Err(error);
@@ -130,7 +148,7 @@ pub(crate) mod tests {
             spillway: Err("the product is not built".to_owned()),
             directory: PrivateDirectory::on_disk(Some(directory)).unwrap(),
         };
-        Context { shop, quick: true, rounds }
+        Context { shop, quick: true, rounds, schedule: Schedule::default() }
     }
 
     fn empty() -> StudyResult {
