@@ -9,6 +9,7 @@
 //! - [`epoll`], [`event`]: waiting, and waking a waiter.
 //! - [`fuse`]: `/dev/fuse`, requests and replies without a second copy.
 //! - [`loop_device`]: a file as a block device.
+//! - [`ublk`]: block devices in user space.
 //! - [`swap`]: swap areas.
 //! - [`paging_safety`]: never waiting for the memory that one frees.
 //! - [`child`], [`process`]: starting programs, and which process is meant.
@@ -26,4 +27,5 @@ pub mod memfd;
 pub mod paging_safety;
 pub mod process;
 pub mod swap;
+pub mod ublk;
 pub mod vectored;
