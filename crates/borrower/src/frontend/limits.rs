@@ -1,6 +1,6 @@
 //! Every bound of the front ends, with its origin. Relations between them are checked at compile time.
 
-use crate::limits::SLOTS_PER_THREAD;
+use crate::limits::{BLOCK_REQUEST_DEADLINE, SLOTS_PER_THREAD};
 use std::time::Duration;
 
 use spillway_fabric::limits::REQUEST_SIZE_BYTES_MAX;
@@ -32,6 +32,25 @@ pub const DROP_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Pause between attempts while somebody has the device open.
 pub const DETACH_RETRY_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long the ublk driver may take for one command: what it does at once, and a start, which waits for the I/O threads'
+/// first look at their channels.
+pub const UBLK_COMMAND_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long the removal of a ublk block device may take: it waits for the requests in flight, which end by their own
+/// deadline.
+pub const UBLK_STOP_DEADLINE: Duration = Duration::from_secs(2 * BLOCK_REQUEST_DEADLINE.as_secs());
+
+/// How long a deletion waits for our own threads to let go of their channels. The device goes in any case, when they do.
+pub const UBLK_DELETE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How long the kernel may take to notice that the last server of a ublk device is dead: it ends that process's rings on
+/// workers of its own.
+pub const UBLK_RECOVERY_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The largest discard that a ublk device takes at once; longer ones are cut by the kernel. An engine passes over a slab's
+/// pages one by one, so this bounds how long other requests of the thread wait for it.
+pub const UBLK_DISCARD_SIZE_BYTES_MAX: u64 = 64 << 20;
 
 const _: () = {
     assert!(FUSE_PAGES_MAX as usize * PAGE_SIZE_BYTES == REQUEST_SIZE_BYTES_MAX);

@@ -5,16 +5,27 @@
 //! - [`fuse_protocol`]: bytes of FUSE requests and replies, without I/O.
 //! - [`fuse_channel`]: one I/O thread's end of a one-file FUSE filesystem.
 //! - [`loop_fuse`]: a loop device with direct I/O over that file, for kernels without ublk and NBD.
+//! - [`ublk`]: a device of the kernel's ublk driver; [`ublk_channel`]: one I/O thread's end of it.
+//! - [`ublk_identity`]: which ublk device is meant, and whose it is.
+//! - [`ublk_kernel`]: kernels whose ublk driver harms the machine.
 //! - [`ownership`]: the names by which mounts and loop devices tell who made them.
-//! - [`remains`]: what a killed process left behind, and its removal.
+//! - [`block_queue`]: settings of a block device's queue; [`openers`]: who has it open.
+//! - [`remains`]: what a killed process left behind, and its removal; [`ublk_remains`]: its ublk devices.
 
+mod block_queue;
 pub mod choice;
 pub mod fuse_channel;
 pub mod fuse_protocol;
 pub mod limits;
 pub mod loop_fuse;
+mod openers;
 pub mod ownership;
 pub mod remains;
+pub mod ublk;
+pub mod ublk_channel;
+pub mod ublk_identity;
+pub mod ublk_kernel;
+pub mod ublk_remains;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -30,6 +41,9 @@ pub struct FrontEndConfig {
     pub threads: usize,
     /// Requests that one thread holds at most; each takes 1 MiB of locked memory.
     pub slots_per_thread: usize,
+    /// Whether the device outlives its process and waits for another one to serve it, where the front end can do that. To
+    /// be asked for only when the pages outlive the process too.
+    pub recoverable: bool,
     /// Where to make private files, if any are needed; it need not exist.
     pub directory: PathBuf,
 }

@@ -1,5 +1,7 @@
 //! A loop device over FUSE served from this process's locked memory, and aligned buffers for direct I/O.
 
+pub(crate) mod exercise;
+
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -66,6 +68,7 @@ impl Server {
             size_bytes,
             threads,
             slots_per_thread: 4,
+            recoverable: false,
             directory: directory.path().to_owned(),
         };
         let (mut front, channels) = LoopFuse::mount(&config).unwrap();
