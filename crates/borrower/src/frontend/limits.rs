@@ -33,7 +33,34 @@ pub const DROP_DEADLINE: Duration = Duration::from_secs(1);
 /// Pause between attempts while somebody has the device open.
 pub const DETACH_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Data of one NBD request: what a slot holds. Told to ordinary clients, and set as the limit of the kernel's queue.
+pub const NBD_REQUEST_BYTES_MAX: usize = REQUEST_SIZE_BYTES_MAX;
+
+/// Data of a refused write that is read and thrown away so that the connection can go on: what clients may send to a server that
+/// told them nothing (the protocol's "block size constraints"). A client that sends more loses its connection.
+pub const NBD_SKIPPED_BYTES_MAX: u64 = 32 << 20;
+
+/// Bytes that an NBD channel reads ahead, to take several requests, or one with its page, from the socket at once: the headers
+/// of a full set of slots, or three pages. Data beyond them lands straight in its slot.
+pub const NBD_AHEAD_BYTES: usize = 16 * 1024;
+
+/// Data of an option during the handshake: an export name may have 4096 bytes, and what is asked about it a few more.
+pub const NBD_OPTION_BYTES_MAX: usize = 8 * 1024;
+
+/// A client that has not finished its handshake by then makes way for another.
+pub const NBD_HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Connections that an NBD server holds at a time unless told otherwise: twice what `nbdcopy` opens.
+pub const NBD_CONNECTIONS_DEFAULT: usize = 8;
+
+/// Requests that a server's connection holds at a time, 1 MiB each: less than a kernel's client gets, because many
+/// connections may be idle.
+pub const NBD_SERVER_SLOTS: usize = 8;
+
 const _: () = {
+    assert!(NBD_OPTION_BYTES_MAX + 16 <= NBD_AHEAD_BYTES, "an option is decoded where it was received");
+    assert!(NBD_CONNECTIONS_DEFAULT <= THREADS_MAX && NBD_SERVER_SLOTS <= SLOTS_PER_THREAD_MAX);
+    assert!(NBD_REQUEST_BYTES_MAX as u64 <= NBD_SKIPPED_BYTES_MAX);
     assert!(FUSE_PAGES_MAX as usize * PAGE_SIZE_BYTES == REQUEST_SIZE_BYTES_MAX);
     assert!(QUEUE_REQUEST_KIB_MAX * 1024 <= REQUEST_SIZE_BYTES_MAX);
     assert!(SLOTS_PER_THREAD <= SLOTS_PER_THREAD_MAX);

@@ -13,6 +13,8 @@ pub mod fuse_channel;
 pub mod fuse_protocol;
 pub mod limits;
 pub mod loop_fuse;
+pub mod nbd_handshake;
+pub mod nbd_protocol;
 pub mod ownership;
 pub mod remains;
 
