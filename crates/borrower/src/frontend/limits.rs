@@ -50,6 +50,13 @@ pub const NBD_OPTION_BYTES_MAX: usize = 8 * 1024;
 /// A client that has not finished its handshake by then makes way for another.
 pub const NBD_HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 
+/// A client on the network that says nothing for so long is asked whether it is still there.
+pub const NBD_KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+/// How often, and how many times in vain, before it is taken for gone: a minute after its last sign.
+pub const NBD_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// See [`NBD_KEEPALIVE_INTERVAL`].
+pub const NBD_KEEPALIVE_PROBES_MAX: u32 = 3;
+
 /// Connections that an NBD server holds at a time unless told otherwise: twice what `nbdcopy` opens.
 pub const NBD_CONNECTIONS_DEFAULT: usize = 8;
 

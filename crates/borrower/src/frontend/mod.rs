@@ -5,6 +5,9 @@
 //! - [`fuse_protocol`]: bytes of FUSE requests and replies, without I/O.
 //! - [`fuse_channel`]: one I/O thread's end of a one-file FUSE filesystem.
 //! - [`loop_fuse`]: a loop device with direct I/O over that file, for kernels without ublk and NBD.
+//! - [`nbd_protocol`], [`nbd_handshake`]: bytes of the Network Block Device protocol, without I/O.
+//! - [`nbd_channel`]: one I/O thread's end of an NBD connection, the kernel's or an ordinary client's.
+//! - [`nbd_server`], [`nbd_listener`]: ordinary clients that come and go.
 //! - [`ownership`]: the names by which mounts and loop devices tell who made them.
 //! - [`remains`]: what a killed process left behind, and its removal.
 
@@ -13,8 +16,11 @@ pub mod fuse_channel;
 pub mod fuse_protocol;
 pub mod limits;
 pub mod loop_fuse;
+pub mod nbd_channel;
 pub mod nbd_handshake;
+pub mod nbd_listener;
 pub mod nbd_protocol;
+pub mod nbd_server;
 pub mod ownership;
 pub mod remains;
 
