@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use frontend_support::{Aligned, Server, can_run, is_bound, is_ours, open_direct, queue_setting, skip};
+use frontend_support::{Aligned, Server, can_run, is_bound, is_ours, open_direct, queue_setting, skip, swap_lock};
 use spillway_borrower::frontend::FrontEndError;
 use spillway_borrower::frontend::remains;
 use spillway_sys::child;
@@ -346,6 +346,7 @@ fn a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote() {
     };
     let procs = File::options().write(true).open(group.0.join("cgroup.procs")).unwrap();
     let server = Server::start("swap", 96 * MIB, 2);
+    let _alone = swap_lock();
     swap::make(&server.path, "test", [2; 16]).unwrap();
     swap::on(&server.path, Some(100), SwapDiscard::Pages).unwrap();
     let swapped_on = SwappedOn(server.path.clone());

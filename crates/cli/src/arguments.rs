@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::frontend::choice::FrontEndChoice;
+use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
 
@@ -76,6 +77,9 @@ pub(crate) struct StorageArguments {
     /// Unit of lending, a power of two
     #[arg(long, value_name = "SIZE", value_parser = slab_size, default_value = "32M")]
     pub(crate) slab_size: Size,
+    /// When slabs get a donor: demand, or activity (a slab that is used little stays on the disk; needs --redundancy disk)
+    #[arg(long, value_name = "WHEN", default_value_t)]
+    pub(crate) mapping: MappingPolicy,
     /// How the kernel reaches the device: auto takes the best one that it has, and `status` says why
     #[arg(long, value_name = "KIND", default_value_t)]
     pub(crate) frontend: FrontEndChoice,
@@ -342,6 +346,7 @@ mod tests {
             ("spillway device on --size 1G --donor nowhere", "HOST:PORT"),
             ("spillway device on --size 1G --slab-size 3M --donor a:1", "power of two"),
             ("spillway device on --size 1G --redundancy raid --donor a:1", "replicas=N"),
+            ("spillway device on --size 1G --mapping luck --donor a:1", "activity"),
             ("spillway device on --size 1G --frontend floppy --donor a:1", "loop-fuse"),
             ("spillway donate --memory=-5", "--memory"),
             ("spillway swap on --size 1G --priority 40000 --donor a:1", "32767"),

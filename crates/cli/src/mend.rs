@@ -7,9 +7,9 @@ use std::ffi::OsStr;
 use std::time::Instant;
 
 use spillway_borrower::frontend::remains::{self as frontend_remains, Remain, RemainKind};
+use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::cgroup::MemoryGroup;
-use crate::cgroup::hierarchy::Hierarchy;
 use crate::device::serve::{DeviceRecord, remove_backing};
 use crate::failure::Failure;
 use crate::limits;

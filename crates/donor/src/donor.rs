@@ -34,7 +34,7 @@ impl Donor {
     /// Starts listening and preparing slabs. Either everything works or nothing is left behind.
     pub fn start(config: DonorConfig) -> Result<Self, DonorError> {
         let sample = host_memory::sample()?;
-        config.check(sample.available_bytes)?;
+        config.check(sample)?;
         let listeners = listen(&config)?;
         let unix_path = listeners.iter().find_map(|listener| listener.unix_path()).map(Path::to_owned);
         let capacity = Capacity::new(config.memory_bytes, config.headroom_bytes, sample);

@@ -11,7 +11,7 @@
 //! - `session`: one borrower's conversation.
 //! - `shared`: lending a slab and taking it back.
 //! - [`leases`]: who holds what. [`capacity`]: how much may be lent. [`eviction`]: what to ask back.
-//! - [`slab_memory`]: the memory itself. [`host_memory`]: what the machine has.
+//! - [`slab_memory`]: the memory itself. [`host_memory`]: what the machine has. [`memory_group`]: what cgroups leave of it.
 //! - `housekeeper`: what happens in the background.
 //! - [`status`]: what a donor tells. [`limits`]: every bound. [`random`]: seeded randomness.
 
@@ -27,6 +27,7 @@ mod housekeeper;
 pub mod leases;
 pub mod limits;
 pub mod listen;
+pub mod memory_group;
 pub mod random;
 mod server;
 mod session;

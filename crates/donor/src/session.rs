@@ -112,7 +112,13 @@ pub(crate) fn serve(shared: &Shared, opening: Opening, peer: &str, place: &Place
             return Err(SessionEnd::Rejected(reason));
         }
     };
-    place.belongs_to(session.id);
+    if !place.belongs_to(session.id) {
+        let reason = "the donor has too many connections; try again later".to_owned();
+        // It is turned away whether it hears why or not.
+        let _ = sender.send(&Message::Rejected { reason: reason.clone() }, None);
+        shared.close_session(&session);
+        return Err(SessionEnd::Rejected(reason));
+    }
     tracing::info!("volume {} of {peer} is connected, borrower {}", session.volume, session.borrower);
     let outcome = converse(shared, &session, &mut receiver);
     shared.close_session(&session);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use spillway_fabric::key::ClusterKey;
 use spillway_fabric::units::{DonorId, SlabHandle};
-use spillway_fabric::wire::SessionToken;
+use spillway_fabric::wire::proof::{SessionName, session_name};
 use spillway_sys::memfd::Memfd;
 
 use crate::capacity::{Capacity, Holdings};
@@ -44,7 +44,8 @@ pub(crate) struct State {
     pub(crate) leases: LeaseBook,
     pub(crate) prepared: PreparedSlabs,
     pub(crate) sessions: BTreeMap<SessionId, Arc<Session>>,
-    pub(crate) tokens: HashMap<SessionToken, SessionId>,
+    /// Sessions by the names that their data connections show.
+    pub(crate) names: HashMap<SessionName, SessionId>,
     pub(crate) sessions_next: u64,
     pub(crate) eviction: Option<Eviction>,
     pub(crate) evictions_next: u32,
@@ -70,7 +71,7 @@ impl State {
             leases: LeaseBook::default(),
             prepared: PreparedSlabs::default(),
             sessions: BTreeMap::new(),
-            tokens: HashMap::new(),
+            names: HashMap::new(),
             sessions_next: 0,
             eviction: None,
             evictions_next: 0,
@@ -173,7 +174,7 @@ impl Shared {
         let session = Arc::new(make(id));
         state.leases.open(id, session.slab_size_bytes);
         state.slab_size_bytes = session.slab_size_bytes;
-        state.tokens.insert(session.token, id);
+        state.names.insert(session_name(&session.token), id);
         state.sessions.insert(id, Arc::clone(&session));
         state.counters.sessions_opened += 1;
         self.notify();
@@ -186,7 +187,7 @@ impl Shared {
         let mut state = self.lock();
         let returned_bytes = state.leases.close(session.id);
         state.capacity.returned(returned_bytes);
-        state.tokens.remove(&session.token);
+        state.names.remove(&session_name(&session.token));
         state.sessions.remove(&session.id);
         drop(state);
         self.connections.end_session(session.id);
@@ -194,10 +195,10 @@ impl Shared {
         self.notify();
     }
 
-    /// The session whose data connections show `token`.
-    pub(crate) fn find_session(&self, token: SessionToken) -> Option<Arc<Session>> {
+    /// The session that data connections call `name`.
+    pub(crate) fn find_session(&self, name: SessionName) -> Option<Arc<Session>> {
         let state = self.lock();
-        state.tokens.get(&token).and_then(|id| state.sessions.get(id)).cloned()
+        state.names.get(&name).and_then(|id| state.sessions.get(id)).cloned()
     }
 
     /// Lends a slab to `session`; with the file to pass if it maps slabs itself.

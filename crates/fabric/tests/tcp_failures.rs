@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::limits::{REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX};
 use spillway_fabric::queue_pair::{Operation, PostError, QueuePair, RequestError};
-use spillway_fabric::tcp::{self, TcpQueuePair};
+use spillway_fabric::tcp::{Greeting, TcpQueuePair, introduce};
 use spillway_fabric::units::SlabHandle;
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RequestHeader, ResponseHeader, Status};
-use spillway_fabric::wire::preface::{self, Role};
+use spillway_fabric::wire::preface::PREFACE_BYTES;
 use spillway_sys::epoll::{Epoll, Interest};
 use support::*;
 
@@ -26,15 +26,12 @@ fn scripted(
     pool: &Arc<BufferPool>,
     script: impl FnOnce(UnixStream) + Send + 'static,
 ) -> (TcpQueuePair, JoinHandle<()>) {
-    let (borrower, mut donor) = UnixStream::pair().unwrap();
+    let (borrower, donor) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
-        let mut hello = [0; 40];
-        donor.read_exact(&mut hello).unwrap();
-        donor.write_all(&preface::encode(Role::Data)).unwrap();
-        donor.write_all(&[1]).unwrap();
+        admit(&donor).unwrap();
         script(donor);
     });
-    (TcpQueuePair::connect(borrower, TOKEN, Arc::clone(pool)).unwrap(), thread)
+    (TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(pool)).unwrap(), thread)
 }
 
 fn read_request(donor: &mut UnixStream) -> RequestHeader {
@@ -178,7 +175,7 @@ fn a_stream_cut_at_every_place_carries_everything() {
         std::thread::spawn(move || trickle(proxy_in, proxy_out, 3)),
         std::thread::spawn(move || trickle(back_in, back_out, 11)),
     ];
-    let mut pair = TcpQueuePair::connect(borrower, TOKEN, Arc::clone(&pool)).unwrap();
+    let mut pair = TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(&pool)).unwrap();
     for round in 0..20_u8 {
         for slot in 0..4 {
             fill(&pool, pool.slot(slot), round + slot as u8 * 50);
@@ -276,8 +273,7 @@ fn a_borrower_that_leaves_ends_the_serving() {
 fn serve_raw(bytes: &[u8]) -> std::io::Result<()> {
     let (mut borrower, donor) = UnixStream::pair().unwrap();
     let serving = Serving::start(donor, Slabs::with_count(1));
-    borrower.write_all(&preface::encode(Role::Data)).unwrap();
-    borrower.write_all(&TOKEN.0).unwrap();
+    introduce(&borrower, &TOKEN).unwrap();
     borrower.write_all(bytes).unwrap();
     borrower.shutdown(std::net::Shutdown::Write).unwrap();
     let result = serving.join();
@@ -343,14 +339,14 @@ fn a_slab_taken_back_while_it_is_read_gives_its_bytes_or_an_error() {
 }
 
 #[test]
-fn a_refused_token_makes_no_queue_pair() {
+fn an_unknown_session_makes_no_queue_pair() {
     let (borrower, donor) = UnixStream::pair().unwrap();
     let donor = std::thread::spawn(move || {
-        (&donor).read_exact(&mut [0; 8]).unwrap();
-        tcp::receive_token(&donor).unwrap();
-        tcp::refuse_token(&donor).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        (&donor).read_exact(&mut [0; PREFACE_BYTES]).unwrap();
+        Greeting::receive(&donor, deadline).unwrap().refuse(&donor, deadline).unwrap();
     });
-    let error = TcpQueuePair::connect(borrower, TOKEN, pool(1, PAGE)).unwrap_err();
+    let error = TcpQueuePair::connect(borrower, &TOKEN, pool(1, PAGE)).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
     donor.join().unwrap();
 }

@@ -11,6 +11,7 @@
 //! - [`loop_device`]: a file as a block device.
 //! - [`swap`]: swap areas.
 //! - [`paging_safety`]: never waiting for the memory that one frees.
+//! - [`memory_hierarchy`]: which memory cgroups there are.
 //! - [`child`], [`process`]: starting programs, and which process is meant.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
@@ -23,6 +24,7 @@ pub mod io_ring;
 pub mod loop_device;
 pub mod mapping;
 pub mod memfd;
+pub mod memory_hierarchy;
 pub mod paging_safety;
 pub mod process;
 pub mod swap;

@@ -11,6 +11,7 @@ use super::DeviceError;
 use super::redundancy::Redundancy;
 use crate::frontend::choice::FrontEndChoice;
 use crate::limits::{DEVICE_SIZE_BYTES_MAX, DONORS_MAX};
+use crate::manager::heat::MappingPolicy;
 use crate::volume::Geometry;
 
 /// How to start a device.
@@ -28,6 +29,8 @@ pub struct DeviceConfig {
     pub key_file: Option<PathBuf>,
     /// Where copies live.
     pub redundancy: Redundancy,
+    /// When slabs get their donor.
+    pub mapping: MappingPolicy,
     /// The backing file for `redundancy.disk`; made, at the device's size, when it does not exist.
     pub backing: Option<PathBuf>,
     /// How the kernel reaches the device.
@@ -88,6 +91,12 @@ impl DeviceConfig {
                 return invalid(format!("the donor {donor} is named twice"));
             }
         }
+        if self.mapping == MappingPolicy::ByActivity && !self.redundancy.disk {
+            return invalid(format!(
+                "mapping by activity keeps quiet slabs on the disk, and the redundancy is {}; use --redundancy disk",
+                self.redundancy
+            ));
+        }
         if self.redundancy.disk != self.backing.is_some() {
             return invalid(if self.redundancy.disk {
                 "a copy on disk needs a backing file; give one with --backing FILE".to_owned()
@@ -111,6 +120,7 @@ mod tests {
             donors: vec!["host:1".parse().unwrap()],
             key_file: None,
             redundancy: Redundancy::NONE,
+            mapping: MappingPolicy::OnDemand,
             backing: None,
             front_end: FrontEndChoice::Auto,
             io_threads: None,
@@ -138,6 +148,7 @@ mod tests {
         assert!(complaint(|config| config.donors.push("host:1".parse().unwrap())).contains("twice"));
         assert!(complaint(|config| config.redundancy = Redundancy::DISK).contains("--backing"));
         assert!(complaint(|config| config.backing = Some("/x".into())).contains("--redundancy disk"));
+        assert!(complaint(|config| config.mapping = MappingPolicy::ByActivity).contains("--redundancy disk"));
         assert!(complaint(|config| config.redundancy.replicas = 2).contains("needs 2 donors"));
     }
 }

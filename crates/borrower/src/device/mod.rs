@@ -36,6 +36,7 @@ use crate::limits::{
 };
 use crate::local_memory::LocalMemory;
 use crate::manager::donors::Phase;
+use crate::manager::heat::MappingPolicy;
 use crate::manager::{Lane, Manager, ManagerParts, care};
 use crate::metrics::Metrics;
 use crate::service::BlockService;
@@ -184,6 +185,7 @@ impl Device {
             size_bytes: self.size_bytes(),
             slab_size_bytes: self.config.slab_size_bytes,
             redundancy: self.config.redundancy.to_string(),
+            mapping: self.config.mapping.to_string(),
             traffic: self.metrics.status(),
             ..DeviceStatus::default()
         };
@@ -247,7 +249,7 @@ impl Remote {
             status.pages_stored += finding.stored;
             status.pages_lost += finding.lost;
             let migrating = self.volume.slab(slab).is_migrating();
-            *state_of(&finding, migrating, config.redundancy.replicas, &mut status.slabs) += 1;
+            *state_of(&finding, migrating, config, &mut status.slabs) += 1;
         }
         if let (Some(copy), Some((_, counters))) = (&self.volume.disk, &self.disk) {
             status.disk = Some(DiskStatus {
@@ -263,11 +265,17 @@ impl Remote {
 }
 
 /// The counter of the state that a slab is in.
-fn state_of<'a>(finding: &care::Finding, migrating: bool, replicas: u8, counts: &'a mut SlabCounts) -> &'a mut u64 {
+fn state_of<'a>(
+    finding: &care::Finding,
+    migrating: bool,
+    config: &DeviceConfig,
+    counts: &'a mut SlabCounts,
+) -> &'a mut u64 {
+    let replicas = config.redundancy.replicas;
     match finding.copies {
         _ if finding.lost > 0 => &mut counts.lost,
         _ if migrating => &mut counts.migrating,
-        0 if finding.stored == 0 => &mut counts.unmapped,
+        0 if finding.stored == 0 || config.mapping == MappingPolicy::ByActivity => &mut counts.unmapped,
         copies if copies < usize::from(replicas) || finding.missing > 0 => &mut counts.degraded,
         _ => &mut counts.mapped,
     }
@@ -320,7 +328,8 @@ fn remote_services(
         .transpose()
         .map_err(system())?
         .map(|pool| DiskCopy { backlog: Backlog::new(BACKLOG_PAGES), pool });
-    let volume = Arc::new(Volume::new(geometry, config.redundancy, disk_copy).map_err(system())?);
+    let volume =
+        Arc::new(Volume::new(geometry, config.redundancy, disk_copy).map_err(system())?.with_mapping(config.mapping));
     let make_lanes = |lane: &Lane| -> std::io::Result<Lanes> {
         let file =
             backing.as_ref().map(|file| FileQueuePair::open(file, geometry.slab_size_bytes(), Arc::clone(&lane.pool)));

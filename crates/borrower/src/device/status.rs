@@ -17,6 +17,8 @@ pub struct DeviceStatus {
     pub slab_size_bytes: u64,
     /// The setting, as text.
     pub redundancy: String,
+    /// When slabs get their donor: `demand` or `activity`.
+    pub mapping: String,
     /// `ok`, or why it is less safe or slower than asked, in words (disk only, a copy missing, backing file failing).
     pub health: String,
     /// Slabs by state.

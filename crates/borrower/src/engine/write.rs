@@ -12,6 +12,7 @@ use super::active::{Active, Context, Stage, Step};
 use super::lanes::{Piece, Target};
 use crate::block::BlockError;
 use crate::limits::{COPIES_MAX, MAPPING_WAIT};
+use crate::manager::heat::MappingPolicy;
 use crate::volume::page_bits::Bit;
 use crate::volume::{DiskCopy, Volume};
 
@@ -34,8 +35,11 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
         targets += usize::from(active.unposted[place]);
     }
     if targets == 0 {
-        volume.want(active.segment.slab);
-        if volume.disk.is_none() || (volume.mapping_possible() && waited < MAPPING_WAIT) {
+        let on_demand = volume.mapping == MappingPolicy::OnDemand;
+        if on_demand {
+            volume.want(active.segment.slab);
+        }
+        if volume.disk.is_none() || (on_demand && volume.mapping_possible() && waited < MAPPING_WAIT) {
             return give_up(active, volume);
         }
     } else {

@@ -1,6 +1,6 @@
 //! The manager's thread: maps slabs that are wanted, and looks after all of them from time to time.
 //!
-//! Mapping is on demand: a write to an unmapped slab asks for it. A look finds slabs with too few copies or with copies that
+//! Mapping is on demand (a write to an unmapped slab asks for it) or by activity ([`super::heat`]). A look finds slabs with too few copies or with copies that
 //! miss pages (and asks the mover to refill them), mapped slabs without a page (and gives them back), and whether donors
 //! have room at all.
 
@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_fabric::units::SlabIndex;
 
 use super::donors::{DonorEntry, Phase};
+use super::heat::{Heat, MappingPolicy};
 use super::mapping::drop_covered_copy;
 use super::mover::Work;
 use super::{Shared, link};
@@ -48,11 +49,15 @@ pub fn examine(shared: &Shared, slab: SlabIndex) -> Finding {
 /// Works until the device stops.
 pub fn run(shared: &Shared) {
     let mut empty_since: Vec<Option<Instant>> = vec![None; shared.volume.geometry.slab_count as usize];
+    let mut heat = Heat::new(shared.volume.geometry.slab_count);
     let mut next_look = Instant::now();
     while !shared.is_stopping() {
         wait(shared, next_look.saturating_duration_since(Instant::now()));
         for donor in shared.volume.take_trouble() {
             link::reset(&shared.donors[usize::from(donor.0)], "requests to it failed");
+        }
+        if shared.volume.mapping == MappingPolicy::ByActivity && heat.is_due(Instant::now()) {
+            want_hot_slabs(shared, &mut heat);
         }
         map_wanted(shared);
         if Instant::now() >= next_look {
@@ -69,6 +74,16 @@ fn wait(shared: &Shared, patience: Duration) {
     // An interrupted wait is a short one.
     let _ = poll(&mut waits, Some(&timeout));
     shared.volume.manager_event.clear();
+}
+
+fn want_hot_slabs(shared: &Shared, heat: &mut Heat) {
+    let volume = &shared.volume;
+    let want = |slab| {
+        if volume.slab(slab).is_unmapped() {
+            volume.want(slab);
+        }
+    };
+    heat.look(Instant::now(), |slab| volume.slab(slab).accesses(), want);
 }
 
 fn map_wanted(shared: &Shared) {
@@ -146,7 +161,9 @@ fn look_after_slabs(shared: &Shared, empty_since: &mut [Option<Instant>]) {
 
 fn restore(shared: &Shared, slab: SlabIndex, finding: Finding) {
     let wanted = usize::from(shared.volume.redundancy.replicas);
-    let added = finding.copies < wanted && shared.volume.mapping_possible() && add_missing_copies(shared, slab);
+    let deserves = shared.volume.mapping == MappingPolicy::OnDemand || finding.copies > 0;
+    let lacks = deserves && finding.copies < wanted;
+    let added = lacks && shared.volume.mapping_possible() && add_missing_copies(shared, slab);
     if added || (finding.copies > 0 && finding.missing > 0) {
         shared.work.add(Work::Refill(slab));
     }

@@ -251,7 +251,7 @@ fn install_queue_pairs(shared: &Shared, donor: &DonorEntry, opened: &Opened) -> 
             (Some(window), _) => Box::new(ShmQueuePair::new(Arc::clone(window), pool)),
             (None, Transport::Tcp(address)) => {
                 let stream = TcpStream::connect_timeout(address, HANDSHAKE_DEADLINE)?;
-                Box::new(TcpQueuePair::connect(stream, opened.welcome.token, pool)?)
+                Box::new(TcpQueuePair::connect(stream, &opened.welcome.token, pool)?)
             }
             (None, Transport::Shm) => unreachable!("shared memory has a window"),
         });

@@ -5,10 +5,12 @@
 //! [`mover`]). They share [`Shared`]; slab places change under the volume's assignment lock only.
 //!
 //! - [`donors`]: what is known of each donor, and asking it for memory.
+//! - [`heat`]: which slabs deserve a donor, when mapping follows activity.
 //! - [`placement`]: the power of two choices. - [`mapping`]: adding and dropping copies. - [`refill`]: copying pages.
 
 pub mod care;
 pub mod donors;
+pub mod heat;
 pub mod link;
 pub mod mapping;
 pub mod mover;

@@ -31,6 +31,7 @@ use self::page_bits::PageBits;
 use self::slab_entry::{DonorSlot, SlabEntry};
 use crate::device::redundancy::Redundancy;
 use crate::limits::DONORS_MAX;
+use crate::manager::heat::MappingPolicy;
 
 /// The size of a volume and of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +86,8 @@ pub struct Volume {
     pub geometry: Geometry,
     /// Copies asked for.
     pub redundancy: Redundancy,
+    /// When a slab gets its donor.
+    pub mapping: MappingPolicy,
     /// Truth per page.
     pub bits: PageBits,
     /// The disk copy, when the redundancy has one.
@@ -108,6 +111,7 @@ impl Volume {
         Ok(Self {
             geometry,
             redundancy,
+            mapping: MappingPolicy::OnDemand,
             bits: PageBits::new(geometry.page_count()),
             disk,
             manager_event: EventFd::new()?,
@@ -118,6 +122,12 @@ impl Volume {
             suspects: AtomicU64::new(0),
             mapping_possible: AtomicBool::new(false),
         })
+    }
+
+    /// The same volume with another way of mapping; by activity only with a disk, which has the slabs that are not hot.
+    pub fn with_mapping(self, mapping: MappingPolicy) -> Self {
+        assert!(mapping == MappingPolicy::OnDemand || self.disk.is_some(), "cold slabs are on the disk");
+        Self { mapping, ..self }
     }
 
     /// The shared state of `slab`.
@@ -140,6 +150,9 @@ impl Volume {
     /// Asks for a donor for the slab after `slab`, which is written to: swap fills a device from its start, and a mapping that
     /// was made ahead costs no page-out its time (a donor needs 20 ms for a slab that it has not prepared).
     pub fn want_next(&self, slab: SlabIndex) {
+        if self.mapping == MappingPolicy::ByActivity {
+            return;
+        }
         let next = SlabIndex(slab.0 + 1);
         if next.0 < self.geometry.slab_count && self.mapping_possible() && self.slab(next).is_unmapped() {
             self.want(next);

@@ -41,6 +41,14 @@ pub(crate) fn skip(test: &str, missing: &str) {
     eprintln!("SKIPPED {test}: {missing} is missing");
 }
 
+/// Keeps swap areas of other tests and measurements of this machine away: the kernel would page to theirs too. Held by an
+/// open file, so it ends with its holder.
+pub(crate) fn swap_lock() -> File {
+    let file = File::create(std::env::temp_dir().join("spillway-end-to-end.lock")).expect("the lock file can be made");
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("the lock can be taken");
+    file
+}
+
 /// A running device.
 pub(crate) struct Server {
     pub(crate) front: LoopFuse,

@@ -97,6 +97,7 @@ fn launched(name: &str, arguments: &NewDeviceArguments) -> Result<LaunchedDevice
         redundancy: redundancy.to_string(),
         backing: backing.as_ref().map(|choice| choice.path.clone()),
         backing_temporary: backing.is_some_and(|choice| choice.temporary),
+        mapping: storage.mapping.to_string(),
         frontend: storage.frontend.to_string(),
         local_memory: arguments.local_memory,
         run: None,

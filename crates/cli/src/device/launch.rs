@@ -36,6 +36,8 @@ pub(crate) struct LaunchedDevice {
     pub(crate) backing: Option<PathBuf>,
     /// Whether the backing file is removed with the device.
     pub(crate) backing_temporary: bool,
+    /// When slabs get their donor.
+    pub(crate) mapping: String,
     /// How the kernel reaches it.
     pub(crate) frontend: String,
     /// Whether it serves from its own memory.

@@ -18,11 +18,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use spillway_borrower::device::status::DeviceStatus;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
+use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
 
 use super::launch::{LaunchedDevice, Readiness};
 use crate::cgroup::OwnGroup;
-use crate::cgroup::hierarchy::Hierarchy;
 use crate::failure::Failure;
 use crate::limits;
 use crate::registry::{Entry, Kind, Registry};
@@ -288,6 +288,7 @@ fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure> {
         key_file: launched.key_file.clone(),
         redundancy: launched.redundancy.parse().map_err(Failure::usage)?,
         backing: launched.backing.clone(),
+        mapping: launched.mapping.parse().map_err(Failure::usage)?,
         front_end: launched.frontend.parse().map_err(Failure::usage)?,
         io_threads: None,
         local_memory: launched.local_memory,
@@ -309,6 +310,7 @@ mod tests {
             redundancy: "replicas=2".to_owned(),
             backing: None,
             backing_temporary: false,
+            mapping: "demand".to_owned(),
             frontend: "auto".to_owned(),
             local_memory: false,
             run: None,

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::cgroup::hierarchy::Hierarchy;
+use spillway_sys::memory_hierarchy::Hierarchy;
+
 use crate::machine::swap_list;
 
 /// How a capability stands.

@@ -3,7 +3,7 @@
 //! Pages leave straight from the buffer pool or the slab (vectored sends) and land straight in the buffer or the slab. The
 //! layout of the stream is in [`wire::data`](crate::wire::data).
 //!
-//! - `handshake`: preface, token and verdict; socket settings.
+//! - `handshake`: preface and proofs; socket settings.
 //! - `queue_pair`: the borrower's end.
 //! - `serve`: the donor's end, made of `intake` (requests and incoming payloads) and `replies` (answers, sent in batches).
 
@@ -13,6 +13,6 @@ mod queue_pair;
 mod replies;
 mod serve;
 
-pub use self::handshake::{receive_token, refuse_token};
+pub use self::handshake::{Greeting, introduce};
 pub use self::queue_pair::TcpQueuePair;
 pub use self::serve::{SlabDirectory, serve};

@@ -69,11 +69,11 @@ pub struct TcpQueuePair {
 }
 
 impl TcpQueuePair {
-    /// Opens a data connection of the session that `token` names, over a connected stream socket.
-    pub fn connect(stream: impl Into<OwnedFd>, token: SessionToken, pool: Arc<BufferPool>) -> io::Result<Self> {
+    /// Opens a data connection of the session that has `token`, over a connected stream socket.
+    pub fn connect(stream: impl Into<OwnedFd>, token: &SessionToken, pool: Arc<BufferPool>) -> io::Result<Self> {
         let socket = stream.into();
         handshake::tune(socket.as_fd())?;
-        handshake::present_token(socket.as_fd(), token)?;
+        handshake::introduce(&socket, token)?;
         // A connection that is given up takes what it has not sent with it. A UNIX socket has no such setting.
         let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
         let nothing = Pending {
@@ -331,18 +331,21 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
+    use super::super::Greeting;
     use super::*;
+    use crate::limits::HANDSHAKE_DEADLINE;
     use crate::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
     use crate::wire::data::Status;
-    use crate::wire::preface::{self, Role};
+    use crate::wire::preface::PREFACE_BYTES;
 
+    const TOKEN: SessionToken = SessionToken([3; 32]);
     const COUNT: usize = 4;
 
     /// Answers `COUNT` discards, and returns their sequences.
     fn donor(mut stream: UnixStream) -> Vec<u32> {
-        stream.read_exact(&mut [0; 40]).unwrap();
-        stream.write_all(&preface::encode(Role::Data)).unwrap();
-        stream.write_all(&[1]).unwrap();
+        stream.read_exact(&mut [0; PREFACE_BYTES]).unwrap();
+        let deadline = Instant::now() + HANDSHAKE_DEADLINE;
+        Greeting::receive(&stream, deadline).and_then(|greeting| greeting.admit(&stream, &TOKEN, deadline)).unwrap();
         let answer_one = |_| {
             let mut bytes = [0; REQUEST_HEADER_BYTES];
             stream.read_exact(&mut bytes).unwrap();
@@ -359,7 +362,7 @@ mod tests {
         let (borrower, peer) = UnixStream::pair().unwrap();
         let donor = std::thread::spawn(|| donor(peer));
         let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
-        let mut pair = TcpQueuePair::connect(borrower, SessionToken([0; 32]), pool).unwrap();
+        let mut pair = TcpQueuePair::connect(borrower, &TOKEN, pool).unwrap();
         let start = u64::from(u32::MAX) - 1;
         (pair.posted, pair.sent, pair.answered) = (start, start, start);
         let now = Instant::now();

@@ -28,13 +28,12 @@ pub trait SlabDirectory: Send + Sync {
     fn with_slab(&self, slab: SlabHandle, use_memory: &mut dyn FnMut(&Mapping)) -> bool;
 }
 
-/// Accepts a data connection whose token was found (see [`receive_token`](super::receive_token)) and serves it until the
-/// borrower closes it or `stop` is set. A broken or lost connection is an error; its socket is closed in any case.
+/// Serves a data connection that was [admitted](super::Greeting::admit), until the borrower closes it or `stop` is set. A
+/// broken or lost connection is an error; its socket is closed in any case.
 pub fn serve(stream: impl Into<OwnedFd>, slabs: &dyn SlabDirectory, stop: &AtomicBool) -> io::Result<()> {
     let socket = stream.into();
     handshake::tune(socket.as_fd())?;
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(STOP_CHECK_INTERVAL))?;
-    handshake::accept_token(socket.as_fd())?;
     let mut connection =
         Connection { socket, slabs, intake: Intake::new(), replies: Replies::new()?, wait: HybridWait::new() };
     while !stop.load(Ordering::Relaxed) {

@@ -1,0 +1,29 @@
+#!/bin/busybox sh
+# First program of the guest: makes the host's file system, read-only, and a layer in memory above it the root.
+box=/bin/busybox
+$box mkdir -p /proc /sys /dev /host /layer /root
+$box mount -t proc proc /proc
+$box mount -t sysfs sysfs /sys
+$box mount -t devtmpfs devtmpfs /dev
+for module in /modules/*.ko; do
+    $box insmod "$module" || echo "virtual machine: $module was not loaded"
+done
+nine_p=trans=virtio,version=9p2000.L,msize=262144
+# The host's files do not change while a test runs, so what was read may be kept.
+$box mount -t 9p -o "ro,$nine_p,cache=loose" host /host || echo "virtual machine: no root"
+$box mount -t tmpfs -o mode=755 layer /layer
+$box mkdir /layer/upper /layer/work
+$box mount -t overlay -o lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work root /root
+$box mkdir -p /root/share /root/disk /root/proc /root/sys /root/dev /root/run /root/etc
+# What this folder holds is changed by both sides at any time.
+$box mount -t 9p -o "$nine_p,cache=none" share /root/share || echo "virtual machine: no share"
+for directory in proc sys dev; do
+    $box mount --move /$directory /root/$directory
+done
+$box mount -t tmpfs -o mode=755 run /root/run
+$box mkdir /root/run/virtual-machine
+$box cp $box /root/run/virtual-machine/busybox
+$box cp /root/share/main.sh /root/run/virtual-machine/main.sh
+# Busybox's init reaps the orphans of tests.
+echo '::once:/run/virtual-machine/busybox sh /run/virtual-machine/main.sh' >/root/etc/inittab
+exec $box switch_root /root /run/virtual-machine/busybox init
