@@ -61,7 +61,10 @@ fn both_kernels_boot_and_pass_on_status_words_and_files() {
         // What programs expect of a machine.
         said(&machine, "grep -qw memory /sys/fs/cgroup/cgroup.subtree_control");
         said(&machine, "test -b /dev/zram0 && test -c /dev/fuse && test -c /dev/loop-control");
-        said(&machine, "findmnt -n /disk -t ext4 && echo x >/disk/file && echo x >/tmp/x && echo x >/run/x && echo x >/dev/shm/x");
+        said(
+            &machine,
+            "findmnt -n /disk -t ext4 && echo x >/disk/file && echo x >/tmp/x && echo x >/run/x && echo x >/dev/shm/x",
+        );
         said(&machine, "touch /etc/in-memory-only && test -e /bin/bash");
         assert!(!Path::new("/etc/in-memory-only").exists(), "the host stays as it is");
         assert_eq!(machine.complaints(), Vec::<String>::new());
@@ -140,7 +143,7 @@ fn two_machines_reach_each_other_and_nobody_else() {
     let listening = second.spawn("/run/virtual-machine/busybox nc -l -p 9000 >/share/received").unwrap();
     let send = format!(
         "head -c 3000000 /dev/urandom >/share/sent; \
-         until /run/virtual-machine/busybox nc {} 9000 </share/sent; do sleep 0.2; done",
+         until bash -c 'cat /share/sent >/dev/tcp/{}/9000'; do sleep 0.2; done",
         ADDRESSES[1]
     );
     said(&first, &send);
