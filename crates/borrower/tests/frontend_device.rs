@@ -165,6 +165,7 @@ fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
         size_bytes: MIB,
         threads: 1,
         slots_per_thread: 1,
+        recoverable: false,
         directory: directory.path().to_owned(),
     };
     for bad in [

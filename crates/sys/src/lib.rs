@@ -9,6 +9,7 @@
 //! - [`epoll`], [`event`]: waiting, and waking a waiter.
 //! - [`fuse`]: `/dev/fuse`, requests and replies without a second copy.
 //! - [`loop_device`]: a file as a block device.
+//! - [`ublk`]: block devices in user space.
 //! - [`swap`]: swap areas.
 //! - [`paging_safety`]: never waiting for the memory that one frees.
 //! - [`memory_hierarchy`]: which memory cgroups there are.
@@ -28,4 +29,5 @@ pub mod memory_hierarchy;
 pub mod paging_safety;
 pub mod process;
 pub mod swap;
+pub mod ublk;
 pub mod vectored;

@@ -287,6 +287,7 @@ fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<Opened, F
         size_bytes: geometry.page_count() * PAGE_SIZE_BYTES as u64,
         threads: config.io_threads.unwrap_or(IO_THREADS_DEFAULT),
         slots_per_thread: SLOTS_PER_THREAD,
+        recoverable: false,
         directory: PathBuf::from("/run/spillway"),
     };
     choice::open(config.front_end, &front_end)

@@ -1,6 +1,6 @@
 //! Every bound of the front ends, with its origin. Relations between them are checked at compile time.
 
-use crate::limits::SLOTS_PER_THREAD;
+use crate::limits::{BLOCK_REQUEST_DEADLINE, SLOTS_PER_THREAD};
 use std::time::Duration;
 
 use spillway_fabric::limits::REQUEST_SIZE_BYTES_MAX;
@@ -63,6 +63,25 @@ pub const NBD_CONNECTIONS_DEFAULT: usize = 8;
 /// Requests that a server's connection holds at a time, 1 MiB each: less than a kernel's client gets, because many
 /// connections may be idle.
 pub const NBD_SERVER_SLOTS: usize = 8;
+
+/// How long the ublk driver may take for one command: what it does at once, and a start, which waits for the I/O threads'
+/// first look at their channels.
+pub const UBLK_COMMAND_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long the removal of a ublk block device may take: it waits for the requests in flight, which end by their own
+/// deadline.
+pub const UBLK_STOP_DEADLINE: Duration = Duration::from_secs(2 * BLOCK_REQUEST_DEADLINE.as_secs());
+
+/// How long a deletion waits for our own threads to let go of their channels. The device goes in any case, when they do.
+pub const UBLK_DELETE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How long the kernel may take to notice that the last server of a ublk device is dead: it ends that process's rings on
+/// workers of its own.
+pub const UBLK_RECOVERY_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The largest discard that a ublk device takes at once; longer ones are cut by the kernel. An engine passes over a slab's
+/// pages one by one, so this bounds how long other requests of the thread wait for it.
+pub const UBLK_DISCARD_SIZE_BYTES_MAX: u64 = 64 << 20;
 
 const _: () = {
     assert!(NBD_OPTION_BYTES_MAX + 16 <= NBD_AHEAD_BYTES, "an option is decoded where it was received");

@@ -8,9 +8,14 @@
 //! - [`nbd_protocol`], [`nbd_handshake`]: bytes of the Network Block Device protocol, without I/O.
 //! - [`nbd_channel`]: one I/O thread's end of an NBD connection, the kernel's or an ordinary client's.
 //! - [`nbd_server`], [`nbd_listener`]: ordinary clients that come and go.
+//! - [`ublk`]: a device of the kernel's ublk driver; [`ublk_channel`]: one I/O thread's end of it.
+//! - [`ublk_identity`]: which ublk device is meant, and whose it is.
+//! - [`ublk_kernel`]: kernels whose ublk driver harms the machine.
 //! - [`ownership`]: the names by which mounts and loop devices tell who made them.
-//! - [`remains`]: what a killed process left behind, and its removal.
+//! - [`block_queue`]: settings of a block device's queue; [`openers`]: who has it open.
+//! - [`remains`]: what a killed process left behind, and its removal; [`ublk_remains`]: its ublk devices.
 
+mod block_queue;
 pub mod choice;
 pub mod fuse_channel;
 pub mod fuse_protocol;
@@ -21,8 +26,14 @@ pub mod nbd_handshake;
 pub mod nbd_listener;
 pub mod nbd_protocol;
 pub mod nbd_server;
+mod openers;
 pub mod ownership;
 pub mod remains;
+pub mod ublk;
+pub mod ublk_channel;
+pub mod ublk_identity;
+pub mod ublk_kernel;
+pub mod ublk_remains;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -38,6 +49,9 @@ pub struct FrontEndConfig {
     pub threads: usize,
     /// Requests that one thread holds at most; each takes 1 MiB of locked memory.
     pub slots_per_thread: usize,
+    /// Whether the device outlives its process and waits for another one to serve it, where the front end can do that. To
+    /// be asked for only when the pages outlive the process too.
+    pub recoverable: bool,
     /// Where to make private files, if any are needed; it need not exist.
     pub directory: PathBuf,
 }

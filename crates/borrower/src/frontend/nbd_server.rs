@@ -405,6 +405,7 @@ mod tests {
             size_bytes: 1 << 20,
             threads: 1,
             slots_per_thread: 1,
+            recoverable: false,
             directory: PathBuf::new(),
         };
         let listen = NbdListen { addresses: vec![NbdAddress::Tcp("127.0.0.1:0".to_owned())], exposed: false };

@@ -66,6 +66,7 @@ impl Server {
             size_bytes,
             threads,
             slots_per_thread: 4,
+            recoverable: false,
             directory: directory.path().to_owned(),
         };
         let (mut front, channels) = LoopFuse::mount(&config).unwrap();

@@ -57,6 +57,7 @@ impl Server {
             size_bytes,
             threads: connections,
             slots_per_thread: 4,
+            recoverable: false,
             directory: directory.path().to_owned(),
         };
         let unix = NbdAddress::Unix(directory.path().join("disk.sock"));
