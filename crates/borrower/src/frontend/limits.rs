@@ -50,6 +50,16 @@ pub const NBD_OPTION_BYTES_MAX: usize = 8 * 1024;
 /// A client that has not finished its handshake by then makes way for another.
 pub const NBD_HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 
+/// A request that the kernel's NBD client sent is answered by then, or its connection is given up: longer than the engine takes to
+/// give up any request, so that only a server that is stopped or dead is meant.
+pub const NBD_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long the requests of a recoverable NBD device wait for another process.
+pub const NBD_RECOVERY_WAIT: Duration = Duration::from_secs(60);
+
+/// How long the kernel may take to notice that a connection's other end is gone.
+pub const NBD_RECONNECT_DEADLINE: Duration = Duration::from_secs(10);
+
 /// A client on the network that says nothing for so long is asked whether it is still there.
 pub const NBD_KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 /// How often, and how many times in vain, before it is taken for gone: a minute after its last sign.
@@ -84,6 +94,7 @@ pub const UBLK_RECOVERY_DEADLINE: Duration = Duration::from_secs(10);
 pub const UBLK_DISCARD_SIZE_BYTES_MAX: u64 = 64 << 20;
 
 const _: () = {
+    assert!(NBD_TIMEOUT.as_secs() > BLOCK_REQUEST_DEADLINE.as_secs());
     assert!(NBD_OPTION_BYTES_MAX + 16 <= NBD_AHEAD_BYTES, "an option is decoded where it was received");
     assert!(NBD_CONNECTIONS_DEFAULT <= THREADS_MAX && NBD_SERVER_SLOTS <= SLOTS_PER_THREAD_MAX);
     assert!(NBD_REQUEST_BYTES_MAX as u64 <= NBD_SKIPPED_BYTES_MAX);

@@ -38,6 +38,10 @@ const FLAG_FAST_ZERO: u16 = 1 << 4;
 /// share it because whatever one was told is written, every other one reads: they serve one volume without caches.
 pub const TRANSMISSION_FLAGS: u16 = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 11;
 
+/// What the kernel's client is told: has flags, trim, write zeroes (heeded by newer ones), several connections. No flush and no FUA:
+/// what is acknowledged is stored, so the device has no cache to write back, and the kernel need not ask.
+pub const KERNEL_FLAGS: u16 = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 8;
+
 /// An error as the protocol numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NbdError {
