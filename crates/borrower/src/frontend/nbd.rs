@@ -50,6 +50,8 @@ pub struct Nbd {
     /// The kernel's ends, until it has them.
     kernel_ends: Vec<OwnedFd>,
     index: Option<u32>,
+    /// Until then a device that was taken over is left as it was found.
+    is_attached: bool,
 }
 
 impl Nbd {
@@ -65,7 +67,8 @@ impl Nbd {
             kernel_ends.push(kernel_end);
         }
         let (size_bytes, recoverable, connections) = (config.size_bytes, config.recoverable, config.threads);
-        Ok((Self { size_bytes, recoverable, identifier, connections, kernel_ends, index: None }, channels))
+        let (index, is_attached) = (None, false);
+        Ok((Self { size_bytes, recoverable, identifier, connections, kernel_ends, index, is_attached }, channels))
     }
 
     /// Takes over the device of a process that died, with the size and connections that it had. The kernel sends at once, and waits
@@ -93,6 +96,9 @@ impl Nbd {
                 config.size_bytes
             )));
         }
+        // From here on nobody else takes it for abandoned.
+        nbd_identity::claim(index, &identity.identifier)
+            .map_err(FrontEndError::system(format!("cannot take {} over", path.display())))?;
         let channels = (0..identity.connections).map(|_| channel(config, replaced(&control, identity)?));
         let channels = channels.collect::<Result<Vec<_>, _>>()?;
         let taken = Self {
@@ -102,6 +108,7 @@ impl Nbd {
             connections: identity.connections,
             kernel_ends: Vec::new(),
             index: Some(index),
+            is_attached: false,
         };
         Ok((taken, channels))
     }
@@ -151,7 +158,7 @@ impl FrontEnd for Nbd {
             Some(reconnected) => reconnected,
             None => self.connect()?,
         };
-        self.index = Some(index);
+        (self.index, self.is_attached) = (Some(index), true);
         let path = nbd_identity::path_of(index);
         let set_up = make_node(index).and_then(|()| nbd_identity::claim(index, &self.identifier));
         set_up.map_err(FrontEndError::system(format!("cannot set up {}", path.display())))?;
@@ -163,7 +170,7 @@ impl FrontEnd for Nbd {
     }
 
     fn detach(&mut self, deadline: Duration) -> Result<(), FrontEndError> {
-        let Some(index) = self.index else { return Ok(()) };
+        let Some(index) = self.index.filter(|_| self.is_attached) else { return Ok(()) };
         let started = Instant::now();
         while !self.disconnect(index)? {
             if started.elapsed() >= deadline {
@@ -175,7 +182,7 @@ impl FrontEnd for Nbd {
             std::thread::sleep(DETACH_RETRY_INTERVAL);
         }
         nbd_identity::forget(index);
-        self.index = None;
+        (self.index, self.is_attached) = (None, false);
         Ok(())
     }
 }

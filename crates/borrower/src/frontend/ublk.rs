@@ -109,6 +109,9 @@ impl Ublk {
         if !info.features.contain(RECOVERY) {
             return Err(FrontEndError::Invalid(format!("{} was not made recoverable", identity.path().display())));
         }
+        if info.state == DeviceState::Live && is_alive(info.server_pid) {
+            return Err(served(identity));
+        }
         check_size(config, identity)?;
         if usize::from(info.queue_depth) > SLOTS_PER_THREAD_MAX || usize::from(info.queue_count) > THREADS_MAX {
             return Err(FrontEndError::Invalid(format!("{} has more slots than we use", identity.path().display())));
@@ -271,6 +274,15 @@ fn gone(identity: UblkIdentity) -> impl FnOnce(io::Error) -> FrontEndError {
     }
 }
 
+/// A process that has ended and was not waited for serves nothing.
+fn is_alive(pid: i32) -> bool {
+    u32::try_from(pid).is_ok_and(|pid| matches!(ProcessIdentity::of(pid), Ok(Some(_))))
+}
+
+fn served(identity: UblkIdentity) -> FrontEndError {
+    FrontEndError::Busy(format!("{} is still served by another process", identity.path().display()))
+}
+
 /// A recovered device has its size; the volume behind it must have the same.
 fn check_size(config: &FrontEndConfig, identity: UblkIdentity) -> Result<(), FrontEndError> {
     let file = format!("/sys/block/ublkb{}/size", identity.device_id);
@@ -296,10 +308,7 @@ fn await_release(control: &mut Control, identity: UblkIdentity) -> Result<(), Fr
                 std::thread::sleep(DETACH_RETRY_INTERVAL);
             }
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                return Err(FrontEndError::Busy(format!(
-                    "{} is still served by another process",
-                    identity.path().display()
-                )));
+                return Err(served(identity));
             }
             Err(error) => {
                 return Err(FrontEndError::System {
