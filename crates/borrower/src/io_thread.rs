@@ -9,7 +9,7 @@
 //! the channel with an exclusive epoll, so that a request wakes one of them and not all.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use spillway_fabric::completion::{HybridWait, Step};
 use spillway_sys::event::EventFd;
 
-use crate::block::{BlockChannel, Received};
+use crate::block::{BlockChannel, Interest, Received};
 use crate::limits::{DONORS_MAX, EVENT_WAIT_MAX, PARKED_RETRY_INTERVAL};
 use crate::service::{BlockService, Waiting};
 
@@ -77,8 +77,9 @@ pub struct RequestLoop {
     channel: Box<dyn BlockChannel>,
     service: Box<dyn BlockService>,
     stop: Arc<EventFd>,
-    /// Watches `channel` and `stop`.
+    /// Watches `channel`, for what was last its `interest`, and `stop`.
     idle: OwnedFd,
+    interest: Interest,
     permit: SpinPermit,
     hybrid: HybridWait,
     is_spinning: bool,
@@ -96,10 +97,10 @@ impl RequestLoop {
         permit: SpinPermit,
     ) -> io::Result<Self> {
         let idle = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let exclusive = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
-        epoll::add(&idle, channel.event(), epoll::EventData::new_u64(CHANNEL), exclusive)?;
+        let interest = channel.interest();
+        watch(&idle, channel.event(), interest)?;
         epoll::add(&idle, stop.as_fd(), epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
-        Ok(Self { channel, service, stop, idle, permit, hybrid: HybridWait::new(), is_spinning: false })
+        Ok(Self { channel, service, stop, idle, interest, permit, hybrid: HybridWait::new(), is_spinning: false })
     }
 
     /// Serves until the channel closes, or a stop is asked for and nothing is in flight.
@@ -179,11 +180,28 @@ impl RequestLoop {
             // Whoever asked may be gone; that ends the request all the same.
             let _ = channel.complete(slot, outcome);
         });
+        if answered {
+            // Likewise; the next `receive` says so.
+            let _ = channel.flush();
+        }
         (waiting, answered)
     }
 
+    /// Makes `idle` wait for what the channel waits for now.
+    fn follow_interest(&mut self) -> io::Result<()> {
+        let interest = self.channel.interest();
+        if interest != self.interest {
+            // What is watched exclusively cannot be changed, only taken out and put in again.
+            epoll::delete(&self.idle, self.channel.event())?;
+            watch(&self.idle, self.channel.event(), interest)?;
+            self.interest = interest;
+        }
+        Ok(())
+    }
+
     /// Sleeps until a request may be there; true when a stop was asked for.
-    fn wait_for_request(&self) -> io::Result<bool> {
+    fn wait_for_request(&mut self) -> io::Result<bool> {
+        self.follow_interest()?;
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 2];
         let count = match epoll::wait(&self.idle, &mut events, None) {
             Err(rustix::io::Errno::INTR) => 0,
@@ -193,7 +211,10 @@ impl RequestLoop {
     }
 
     /// Sleeps until a request or a completion may be there, at most for `patience`; true when a stop was asked for.
-    fn wait_for_event(&self, open: bool, patience: Duration) -> io::Result<bool> {
+    fn wait_for_event(&mut self, open: bool, patience: Duration) -> io::Result<bool> {
+        if open {
+            self.follow_interest()?;
+        }
         let mut waits: [PollFd<'_>; DONORS_MAX + 2] =
             std::array::from_fn(|_| PollFd::new(&self.idle, PollFlags::empty()));
         let mut count = 0;
@@ -216,5 +237,17 @@ impl RequestLoop {
         Ok(open
             && waits[0].revents().contains(PollFlags::IN)
             && poll(std::slice::from_mut(&mut stopped), Some(&now))? > 0)
+    }
+}
+
+/// Puts `event` into `idle`, shared with nobody who sleeps.
+fn watch(idle: &OwnedFd, event: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
+    let mut flags = epoll::EventFlags::empty();
+    flags.set(epoll::EventFlags::IN, interest.read);
+    flags.set(epoll::EventFlags::OUT, interest.write);
+    match epoll::add(idle, event, epoll::EventData::new_u64(CHANNEL), flags | epoll::EventFlags::EXCLUSIVE) {
+        // An event that is an epoll of the channel's own cannot be watched exclusively, and need not.
+        Err(rustix::io::Errno::INVAL) => Ok(epoll::add(idle, event, epoll::EventData::new_u64(CHANNEL), flags)?),
+        result => Ok(result?),
     }
 }

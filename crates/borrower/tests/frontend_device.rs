@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+#[allow(dead_code)]
 mod frontend_support;
 
 use std::fs::File;
