@@ -3,6 +3,7 @@
 //! Each file is one kernel facility. Nothing here decides anything: policy lives with the callers.
 //!
 //! - [`mapping`]: memory shared with the kernel or with another process, copied in and out as bytes.
+//! - [`atomic_words`]: memory that outlives the process which changes it.
 //! - [`memfd`]: sealed anonymous files, the memory of slabs.
 //! - [`vectored`]: sockets to and from several pieces of memory.
 //! - [`io_ring`]: asynchronous I/O on a file.
@@ -18,6 +19,7 @@
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
 pub mod allocation_guard;
+pub mod atomic_words;
 pub mod child;
 pub mod epoll;
 pub mod event;

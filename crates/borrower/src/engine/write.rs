@@ -5,6 +5,7 @@
 //! a disk copy saves it: the write is acknowledged once its pages are on disk. Without one it is tried again at other donors
 //! until its deadline.
 //!
+//! From the first byte on until then the pages are marked `Writing`: should the process die, their copies may differ.
 //! A write that finds the backlog full keeps its turn there by a ticket, until it gets in or ends.
 
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
@@ -47,6 +48,7 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     } else {
         volume.want_next(active.segment.slab);
     }
+    volume.bits.set(Bit::Writing, first, count);
     if let Some(disk) = &volume.disk
         && !to_backlog(active, context, disk)
     {
@@ -59,6 +61,7 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
 
 /// Leaves everything as it was.
 fn give_up(active: &mut Active, volume: &Volume) -> Step {
+    volume.bits.clear(Bit::Writing, active.segment.first, active.segment.count);
     volume.bits.release(active.segment.first, active.segment.count);
     active.leave(volume);
     Step::Park
@@ -130,6 +133,7 @@ fn conclude(active: &mut Active, volume: &Volume) -> Step {
     if somewhere {
         bits.clear(Bit::Lost, first, count);
     }
+    bits.clear(Bit::Writing, first, count);
     bits.release(first, count);
     active.leave(volume);
     match &volume.disk {

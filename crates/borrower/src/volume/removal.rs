@@ -3,7 +3,8 @@
 //! In this order, so that no request uses the memory afterwards and no page is forgotten:
 //! 1. the place is emptied: requests that pass the gate from now on do not see the copy;
 //! 2. the gate is drained: requests that saw it have ended, and set no bit for it any more;
-//! 3. page by page, as their owner: the copy's bits are cleared, and a page with no other copy is marked lost.
+//! 3. page by page, as their owner: the copy's bits are cleared, and a page with no other copy is marked lost;
+//! 4. the place forgets the copy. A process that dies before that finds it again.
 //!
 //! Until step 3 reached a page its bit says "valid" for an empty place; readers look at the place first and wait.
 
@@ -47,7 +48,7 @@ impl Volume {
         let location = entry.empty(place)?;
         entry.gate.drain(&mut pause);
         if !self.is_covered(slab, place, alive) {
-            entry.fill(place, location);
+            entry.stay(place);
             return None;
         }
         Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
@@ -74,11 +75,12 @@ impl Volume {
             pages_lost += self.forget_copy(first, place);
             self.bits.release(first, 64);
         }
+        self.slab(slab).gone(place);
         pages_lost
     }
 
     /// Clears the bits of `place` for the 64 owned pages from `first` on, and marks what is lost by it.
-    fn forget_copy(&self, first: u64, place: usize) -> u64 {
+    pub(super) fn forget_copy(&self, first: u64, place: usize) -> u64 {
         let word = self.bits.word(first);
         let mut rest = word;
         rest.copies[place] = 0;
