@@ -97,8 +97,22 @@ impl Job {
         cpu: Option<usize>,
         interrupt: &Interrupt,
     ) -> Result<JobResult, HarnessError> {
+        self.run_with(&[], device, size, length, cpu, interrupt)
+    }
+
+    /// [`Job::run`] with more of fio's options.
+    pub fn run_with(
+        &self,
+        more: &[&str],
+        device: &Path,
+        size: Size,
+        length: Length,
+        cpu: Option<usize>,
+        interrupt: &Interrupt,
+    ) -> Result<JobResult, HarnessError> {
         let (Length::Time(time) | Length::Once(time)) = length;
         let mut command = self.command(device, size, length, cpu)?;
+        command.args(more);
         parse(&tool::run_command(&mut command, time + TOOL_DEADLINE, interrupt)?)
     }
 }

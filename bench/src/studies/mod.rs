@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`device`] | what a request to the block device costs, against its peers |
 //! | [`swap`] | what a page costs when the kernel swaps to it |
+//! | [`mapping`] | slabs mapped with their first write, or once they are used a lot |
 //! | [`page_in`] | where the time of one page-in goes, stage by stage |
 //! | [`programs`] | what whole programs cost at L(100), L(75), L(50), L(25) |
 //! | [`hpbd`] | HPBD's own experiments: quicksort and Barnes-Hut at 25 %, two at once, 1 to 16 donors |
@@ -17,6 +18,7 @@ pub mod cost;
 pub mod device;
 pub mod hpbd;
 pub mod loopback;
+pub mod mapping;
 pub mod page_in;
 pub mod pinning;
 pub mod program_run;
@@ -71,7 +73,7 @@ pub trait Study: Sync {
 }
 
 /// All of them.
-pub const ALL: [&dyn Study; 8] = [
+pub const ALL: [&dyn Study; 9] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &programs::ProgramsStudy,
@@ -80,6 +82,7 @@ pub const ALL: [&dyn Study; 8] = [
     &slab::SlabStudy,
     &writes::WritesStudy,
     &page_in::PageInStudy,
+    &mapping::MappingStudy,
 ];
 
 impl Context {

@@ -153,6 +153,7 @@ pub fn run_storage(context: &Context, donors: &[Donor], redundancy: &str, lend: 
         redundancy: redundancy.to_owned(),
         backing: (redundancy == "disk").then(|| context.shop.directory.path().join("backing")),
         slab_size: None,
+        mapping: None,
         lend: Some(lend),
     }
 }

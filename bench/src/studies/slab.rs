@@ -96,7 +96,7 @@ fn measure(
         redundancy: "none".to_owned(),
         backing: None,
         slab_size: Some(slab_size),
-        lend: None,
+        ..Storage::default()
     };
     let start = Instant::now();
     let attached = shop.spillway_device(size, Some(&storage), None, donors)?;

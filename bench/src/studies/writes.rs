@@ -171,7 +171,7 @@ fn attach(context: &Context, copies: Copies, size: Size) -> Result<Attached, Har
         redundancy: redundancy.to_owned(),
         backing: copies.has_backlog().then(|| shop.directory.path().join("writes-backing")),
         slab_size: None,
-        lend: None,
+        ..Storage::default()
     };
     shop.spillway_device(size, Some(&storage), None, donors)
 }
