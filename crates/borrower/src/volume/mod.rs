@@ -31,6 +31,7 @@ use self::backlog::Backlog;
 use self::page_bits::PageBits;
 use self::slab_entry::{DonorSlot, SlabEntry};
 use crate::device::redundancy::Redundancy;
+use crate::downfall::Downfall;
 use crate::limits::DONORS_MAX;
 use crate::manager::heat::MappingPolicy;
 
@@ -95,6 +96,8 @@ pub struct Volume {
     pub disk: Option<DiskCopy>,
     /// Wakes the manager: a slab wants a donor.
     pub manager_event: EventFd,
+    /// Whether an I/O thread panicked, which ends all of this.
+    pub downfall: Arc<Downfall>,
     slabs: Box<[SlabEntry]>,
     assignment: Mutex<()>,
     wanted: AtomicBool,
@@ -116,6 +119,7 @@ impl Volume {
             bits: PageBits::new(geometry.page_count()),
             disk,
             manager_event: EventFd::new()?,
+            downfall: Arc::default(),
             slabs: (0..geometry.slab_count).map(|_| SlabEntry::default()).collect(),
             assignment: Mutex::new(()),
             wanted: AtomicBool::new(false),
