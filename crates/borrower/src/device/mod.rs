@@ -26,6 +26,7 @@ pub use self::config::DeviceConfig;
 use self::status::{DeviceStatus, DiskStatus, SlabCounts};
 use crate::block::BlockChannel;
 use crate::disk_writer::{DiskCounters, DiskThread};
+use crate::downfall::Downfall;
 use crate::engine::Engine;
 use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::frontend::choice::{self, Opened};
@@ -99,6 +100,7 @@ pub struct Device {
     stop: Arc<EventFd>,
     io_threads: Vec<IoThread>,
     remote: Option<Remote>,
+    downfall: Arc<Downfall>,
     stopped: bool,
 }
 
@@ -128,6 +130,7 @@ impl Device {
             metrics,
             stop: Arc::new(EventFd::new().map_err(DeviceError::system("cannot make an event"))?),
             io_threads: Vec::new(),
+            downfall: remote.as_ref().map(|remote| Arc::clone(&remote.volume.downfall)).unwrap_or_default(),
             remote,
             config,
             stopped: false,
@@ -136,7 +139,8 @@ impl Device {
         let permit = SpinPermit::default();
         for (number, (channel, service)) in channels.into_iter().zip(services).enumerate() {
             let stop = Arc::clone(&device.stop);
-            let thread = IoThread::start(format!("io-{number}"), channel, service, stop, permit.clone());
+            let (name, downfall) = (format!("io-{number}"), Arc::clone(&device.downfall));
+            let thread = IoThread::start(name, channel, service, stop, permit.clone(), downfall);
             device.io_threads.push(thread.map_err(DeviceError::system("cannot start an I/O thread"))?);
         }
         device.path = device.front_end.attach()?;
@@ -187,6 +191,7 @@ impl Device {
             redundancy: self.config.redundancy.to_string(),
             mapping: self.config.mapping.to_string(),
             traffic: self.metrics.status(),
+            failure: self.downfall.reason(),
             ..DeviceStatus::default()
         };
         if let Some(remote) = &self.remote {
@@ -194,7 +199,7 @@ impl Device {
             status.health = health::summarise(&status, usize::from(self.config.redundancy.replicas));
         } else {
             status.redundancy = "none".to_owned();
-            status.health = "ok (memory of this process, no donor: for measuring only)".to_owned();
+            status.health = health::summarise_local(&status);
         }
         status
     }

@@ -114,8 +114,15 @@ impl Drop for Server {
 fn serve(channel: FuseChannel, memory: &Arc<Mapping>, stop: &Arc<EventFd>) -> IoThread {
     let pool = Arc::clone(channel.pool());
     let service = LocalMemory::new(Arc::clone(memory), Arc::new(Metrics::default()), pool);
-    IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), Arc::clone(stop), SpinPermit::default())
-        .unwrap()
+    IoThread::start(
+        "test-io".to_owned(),
+        Box::new(channel),
+        Box::new(service),
+        Arc::clone(stop),
+        SpinPermit::default(),
+        Arc::default(),
+    )
+    .unwrap()
 }
 
 fn sysfs(device: &Path) -> PathBuf {
