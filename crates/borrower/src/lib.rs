@@ -6,7 +6,7 @@
 //! - [`io_thread`]: the loop between the two; [`downfall`]: when one panics.
 //! - [`engine`]: what happens to a request, one state machine per I/O thread.
 //! - [`volume`]: which copies of a page are valid, shared by all threads.
-//! - [`device`]: everything put together.
+//! - [`device`]: everything put together; [`state`]: what of it outlives its process.
 //!
 //! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
 //!
@@ -26,5 +26,6 @@ pub mod local_memory;
 pub mod manager;
 pub mod metrics;
 pub mod service;
+pub mod state;
 mod sync;
 pub mod volume;

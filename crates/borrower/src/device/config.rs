@@ -45,7 +45,7 @@ pub struct DeviceConfig {
 
 impl DeviceConfig {
     /// The sizes of the volume, if every setting makes sense.
-    pub(super) fn check(&self) -> Result<Geometry, DeviceError> {
+    pub(crate) fn check(&self) -> Result<Geometry, DeviceError> {
         let invalid = |text: String| Err(DeviceError::Invalid(text));
         let slab = self.slab_size_bytes;
         if !slab.is_power_of_two() || !(SLAB_SIZE_BYTES_MIN..=SLAB_SIZE_BYTES_MAX).contains(&slab) {

@@ -14,11 +14,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::file::{BackingError, BackingFile, FileQueuePair};
 use spillway_fabric::key::ClusterKey;
 use spillway_fabric::queue_pair::QueuePair;
-use spillway_fabric::units::{BorrowerId, PAGE_SIZE_BYTES};
+use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 
@@ -33,7 +32,7 @@ use crate::frontend::choice::{self, Opened};
 use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::io_thread::{IoThread, SpinPermit};
 use crate::limits::{
-    BACKLOG_PAGES, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, MOVE_BATCH_PAGES, SLOTS_PER_THREAD,
+    BACKING_RELEASE_DEADLINE, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, MOVE_BATCH_PAGES, SLOTS_PER_THREAD,
 };
 use crate::local_memory::LocalMemory;
 use crate::manager::donors::Phase;
@@ -41,8 +40,9 @@ use crate::manager::heat::MappingPolicy;
 use crate::manager::{Lane, Manager, ManagerParts, care};
 use crate::metrics::Metrics;
 use crate::service::BlockService;
-use crate::volume::backlog::Backlog;
-use crate::volume::{DiskCopy, Geometry, Volume};
+use crate::state::DeviceState;
+use crate::volume::slab_entry::DonorSlot;
+use crate::volume::{Geometry, Volume};
 
 /// Why a device could not be started or stopped. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +73,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    fn system(context: &str) -> impl FnOnce(std::io::Error) -> Self + use<> {
+    pub(crate) fn system(context: &str) -> impl FnOnce(std::io::Error) -> Self + use<> {
         let context = context.to_owned();
         move |source| Self::System { context, source }
     }
@@ -101,7 +101,18 @@ pub struct Device {
     io_threads: Vec<IoThread>,
     remote: Option<Remote>,
     downfall: Arc<Downfall>,
+    state: Option<Arc<Kept>>,
     stopped: bool,
+}
+
+/// The memory of a device that outlives its process, if somebody keeps it.
+#[derive(Debug)]
+pub struct Kept {
+    /// The memory.
+    pub state: DeviceState,
+    /// Whether a process that comes after this one goes on with the pages even if the block device ended with this one: a
+    /// disk that is plugged in again. Swap cannot be.
+    pub outlives_block_device: bool,
 }
 
 /// What a device has behind its I/O threads, unless it serves local memory.
@@ -112,16 +123,30 @@ struct Remote {
 }
 
 impl Device {
-    /// Connects to donors, starts the threads and attaches the block device. Nothing is left behind on an error.
+    /// Connects to donors, starts the threads and attaches the block device. Nothing is left behind on an error. The pages
+    /// end with this process.
     pub fn start(config: DeviceConfig) -> Result<Self, DeviceError> {
+        let state = if config.local_memory { None } else { Some(DeviceState::memory(&config)?) };
+        let state = state.map(|memory| DeviceState::open(memory, &config)).transpose()?;
+        Self::start_over(config, state.map(|state| Kept { state, outlives_block_device: false }), false)
+    }
+
+    /// As [`Device::start`], with pages in memory that another process keeps too; goes on with the device of a process that
+    /// died, if that is what the memory holds.
+    pub fn start_kept(config: DeviceConfig, kept: Kept) -> Result<Self, DeviceError> {
+        Self::start_over(config, Some(kept), true)
+    }
+
+    fn start_over(config: DeviceConfig, state: Option<Kept>, is_kept: bool) -> Result<Self, DeviceError> {
         let geometry = config.check()?;
         let metrics = Arc::new(Metrics::default());
         let Opened { kind, reason, front_end, channels } = open_front_end(&config, geometry)?;
-        let (services, remote) = if config.local_memory {
-            (local_services(geometry, &metrics, &channels)?, None)
-        } else {
-            let (services, remote) = remote_services(&config, geometry, &metrics, &channels)?;
-            (services, Some(remote))
+        let (services, remote) = match &state {
+            None => (local_services(geometry, &metrics, &channels)?, None),
+            Some(kept) => {
+                let (services, remote) = remote_services(&config, &kept.state, &metrics, &channels)?;
+                (services, Some(remote))
+            }
         };
         let mut device = Self {
             path: PathBuf::new(),
@@ -132,10 +157,12 @@ impl Device {
             io_threads: Vec::new(),
             downfall: remote.as_ref().map(|remote| Arc::clone(&remote.volume.downfall)).unwrap_or_default(),
             remote,
+            state: state.map(Arc::new),
             config,
             stopped: false,
         };
         device.await_donors()?;
+        device.settle();
         let permit = SpinPermit::default();
         for (number, (channel, service)) in channels.into_iter().zip(services).enumerate() {
             let stop = Arc::clone(&device.stop);
@@ -144,7 +171,22 @@ impl Device {
             device.io_threads.push(thread.map_err(DeviceError::system("cannot start an I/O thread"))?);
         }
         device.path = device.front_end.attach()?;
+        if let Some(kept) = device.state.as_ref().filter(|_| is_kept) {
+            kept.state.records().set_serving(kept.outlives_block_device);
+        }
         Ok(device)
+    }
+
+    /// Pages that a dead process was writing get one content, now that it is known which donors are there.
+    fn settle(&self) {
+        let Some(remote) = self.remote.as_ref().filter(|_| self.is_resumed()) else { return };
+        let alive = |donor: DonorSlot| remote.manager.shared.donors[usize::from(donor.0)].phase() == Phase::Connected;
+        let settled = remote.volume.settle_writes(&alive, || std::thread::sleep(Duration::from_micros(50)));
+        tracing::info!("{settled} pages were being written when the process before this one died");
+    }
+
+    fn is_resumed(&self) -> bool {
+        self.state.as_ref().is_some_and(|kept| kept.state.is_resumed())
     }
 
     /// Waits until every donor was reached or refused once, for the configured time; then one must be there.
@@ -160,7 +202,8 @@ impl Device {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        if donors.iter().any(|donor| is_connected(donor.phase())) {
+        // A device that goes on has pages to serve, from the disk if need be.
+        if self.is_resumed() || donors.iter().any(|donor| is_connected(donor.phase())) {
             return Ok(());
         }
         let reasons = donors.iter().map(|donor| format!("{}: {}", donor.address, donor.status().last_error));
@@ -216,6 +259,9 @@ impl Device {
 
     fn stop_threads(&mut self) {
         self.stopped = true;
+        if let Some(kept) = &self.state {
+            kept.state.records().set_serving(false);
+        }
         self.stop.signal();
         self.io_threads.iter_mut().for_each(IoThread::join);
         if let Some(remote) = &mut self.remote {
@@ -300,6 +346,26 @@ fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<Opened, F
 
 type Services = Vec<Box<dyn BlockService>>;
 
+/// The backing file. One that a dead process used stays locked until its last write has ended; from then on nothing of that
+/// process reaches the file any more.
+fn open_backing(path: &Path, state: &DeviceState) -> Result<BackingFile, DeviceError> {
+    let size_bytes = state.size_bytes();
+    if !state.is_resumed() {
+        return Ok(BackingFile::prepare(path, size_bytes)?);
+    }
+    if std::fs::metadata(path).map_or(0, |metadata| metadata.len()) < size_bytes {
+        let path = path.display();
+        return Err(DeviceError::Invalid(format!("the backing file {path} with the pages of this device is gone")));
+    }
+    let give_up = Instant::now() + BACKING_RELEASE_DEADLINE;
+    loop {
+        match BackingFile::prepare(path, size_bytes) {
+            Err(BackingError::InUse(_)) if Instant::now() < give_up => std::thread::sleep(Duration::from_millis(10)),
+            result => return Ok(result?),
+        }
+    }
+}
+
 fn local_services(
     geometry: Geometry,
     metrics: &Arc<Metrics>,
@@ -316,26 +382,20 @@ fn local_services(
 
 fn remote_services(
     config: &DeviceConfig,
-    geometry: Geometry,
+    state: &DeviceState,
     metrics: &Arc<Metrics>,
     channels: &[Box<dyn BlockChannel>],
 ) -> Result<(Services, Remote), DeviceError> {
     let key = config.key_file.as_deref().map(ClusterKey::load).transpose();
     let key = key.map_err(|error| DeviceError::Invalid(error.to_string()))?;
-    let backing = config
-        .backing
-        .as_deref()
-        .map(|path| BackingFile::prepare(path, config.size_bytes.next_multiple_of(geometry.slab_size_bytes())));
-    let backing = backing.transpose()?;
     let system = || DeviceError::system("cannot set the device up");
-    let disk_copy = backing
-        .as_ref()
-        .map(|_| BufferPool::new(BACKLOG_PAGES, PAGE_SIZE_BYTES))
-        .transpose()
-        .map_err(system())?
-        .map(|pool| DiskCopy { backlog: Backlog::new(BACKLOG_PAGES), pool });
-    let volume =
-        Arc::new(Volume::new(geometry, config.redundancy, disk_copy).map_err(system())?.with_mapping(config.mapping));
+    let backing = config.backing.as_deref().map(|path| open_backing(path, state)).transpose()?;
+    let volume = state.volume(config.redundancy).map_err(system())?.with_mapping(config.mapping);
+    let volume = Arc::new(volume);
+    let geometry = volume.geometry;
+    if state.is_resumed() {
+        tracing::warn!("going on with the device of a process that died: {:?}", volume.recover(Instant::now()));
+    }
     let make_lanes = |lane: &Lane| -> std::io::Result<Lanes> {
         let file =
             backing.as_ref().map(|file| FileQueuePair::open(file, geometry.slab_size_bytes(), Arc::clone(&lane.pool)));
@@ -368,7 +428,7 @@ fn remote_services(
         io_lanes,
         mover_lanes: make_lanes(&mover_lane).map_err(system())?,
         mover_lane,
-        borrower: BorrowerId(u128::from_ne_bytes(random_bytes().map_err(system())?)),
+        borrower: state.borrower(),
         name: config.name.clone(),
         key,
     });

@@ -123,6 +123,8 @@ fn say_goodbye(donor: &DonorEntry) {
 /// One session from its beginning to its end; `Ok` when the device stops.
 fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
     let opened = open(shared, &donor.address)?;
+    // A process that died before this one may have had slabs there.
+    forget_donor(shared, donor.slot);
     let window = install_queue_pairs(shared, donor, &opened).map_err(LinkError::Data)?;
     let session = Arc::new(Session { donor: opened.welcome.donor, sender: opened.sender, window: window.clone() });
     let transport = if window.is_some() { "shm" } else { "tcp" };

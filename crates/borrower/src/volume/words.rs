@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-#[cfg(not(feature = "schedules"))]
 use spillway_sys::atomic_words::AtomicWords;
 
 use crate::sync::{AtomicU64, Ordering};
@@ -35,10 +34,12 @@ impl Words {
         Self { memory: Arc::new(memory), first: 0, count }
     }
 
-    /// All of `memory`.
-    #[cfg(not(feature = "schedules"))]
+    /// All of `memory`; under the scheduler a copy of it.
     pub fn over(memory: AtomicWords) -> Self {
         let count = memory.len();
+        #[cfg(feature = "schedules")]
+        let memory: Memory =
+            memory.iter().map(|word| AtomicU64::new(word.load(std::sync::atomic::Ordering::SeqCst))).collect();
         Self { memory: Arc::new(memory), first: 0, count }
     }
 

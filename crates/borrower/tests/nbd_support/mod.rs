@@ -69,7 +69,8 @@ impl Server {
             let pool = Arc::clone(channel.pool());
             let service = LocalMemory::new(Arc::clone(&memory), Arc::new(Metrics::default()), pool);
             let name = "test-io".to_owned();
-            IoThread::start(name, channel, Box::new(service), Arc::clone(&stop), permit.clone()).unwrap()
+            IoThread::start(name, channel, Box::new(service), Arc::clone(&stop), permit.clone(), Arc::default())
+                .unwrap()
         };
         let threads = channels.into_iter().map(|channel| serve(Box::new(channel))).collect();
         let path = front.attach().unwrap();
