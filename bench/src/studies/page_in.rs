@@ -59,6 +59,10 @@ impl Study for PageInStudy {
         "the life of a page-in, stage by stage"
     }
 
+    fn seconds_per_round(&self) -> (u64, u64) {
+        (15, 8)
+    }
+
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
         let size = Size(context.choose(64, 16) * MIB);
         let pinnings = Pinning::possible(result.machine.cpus);

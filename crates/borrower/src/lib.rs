@@ -3,7 +3,7 @@
 //! In the order of the path:
 //! - [`frontend`]: how the kernel reaches a device.
 //! - [`block`]: the request path that every front end shares; [`service`]: what answers it.
-//! - [`io_thread`]: the loop between the two.
+//! - [`io_thread`]: the loop between the two; [`downfall`]: when one panics.
 //! - [`engine`]: what happens to a request, one state machine per I/O thread.
 //! - [`volume`]: which copies of a page are valid, shared by all threads.
 //! - [`device`]: everything put together; [`state`]: what of it outlives its process.
@@ -17,6 +17,7 @@
 pub mod block;
 pub mod device;
 pub mod disk_writer;
+pub mod downfall;
 pub mod engine;
 pub mod frontend;
 pub mod io_thread;

@@ -64,6 +64,7 @@ fn receive_and_complete_do_not_allocate() {
         size_bytes: SIZE_BYTES as u64,
         threads: 1,
         slots_per_thread: 2,
+        recoverable: false,
         directory: directory.path().to_owned(),
     };
     let (mut front, channels) = LoopFuse::mount(&config).unwrap();

@@ -6,7 +6,9 @@
 use std::ffi::OsStr;
 use std::time::Instant;
 
+use spillway_borrower::frontend::nbd_remains::{self, AbandonedNbd};
 use spillway_borrower::frontend::remains::{self as frontend_remains, Remain, RemainKind};
+use spillway_borrower::frontend::ublk_remains::{self, AbandonedUblk};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::cgroup::MemoryGroup;
@@ -23,6 +25,8 @@ pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
         dead(registry)?.iter().map(|found| format!("{} of a dead process", found.title())).collect();
     found.extend(stray_groups(registry)?.iter().map(|group| format!("memory group {}", group.path().display())));
     found.extend(frontend_remains::list().map_err(Failure::failed)?.iter().map(describe));
+    found.extend(ublk_remains::list().map_err(Failure::failed)?.iter().map(describe_ublk));
+    found.extend(nbd_remains::list().map_err(Failure::failed)?.iter().map(describe_nbd));
     Ok(found)
 }
 
@@ -54,6 +58,20 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
             Err(error) => lines.push(format!("{what} could not be removed: {error}")),
         }
     }
+    for abandoned in ublk_remains::list().map_err(Failure::failed)? {
+        let what = describe_ublk(&abandoned);
+        match ublk_remains::delete(abandoned.identity) {
+            Ok(()) => lines.push(format!("removed {what}")),
+            Err(error) => lines.push(format!("{what} could not be removed: {error}")),
+        }
+    }
+    for abandoned in nbd_remains::list().map_err(Failure::failed)? {
+        let what = describe_nbd(&abandoned);
+        match nbd_remains::end(&abandoned) {
+            Ok(()) => lines.push(format!("removed {what}")),
+            Err(error) => lines.push(format!("{what} could not be removed: {error}")),
+        }
+    }
     Ok(lines)
 }
 
@@ -63,6 +81,14 @@ pub(crate) fn mend_left(registry: &Registry, found: &Found) -> Result<(), Failur
         mend_all(registry)?.iter().for_each(|line| eprintln!("spillway: {line}"));
     }
     Ok(())
+}
+
+fn describe_nbd(abandoned: &AbandonedNbd) -> String {
+    format!("the network block device {} of '{}'", abandoned.path().display(), abandoned.maker.name)
+}
+
+fn describe_ublk(abandoned: &AbandonedUblk) -> String {
+    format!("the ublk device {} of process {}", abandoned.identity.path().display(), abandoned.maker_pid)
 }
 
 fn describe(remain: &Remain) -> String {

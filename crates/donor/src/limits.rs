@@ -38,8 +38,11 @@ pub const ACTIVITY_DEADLINE: Duration = Duration::from_millis(500);
 /// finds enough lightly active slabs with a probability of 0.999 while 20 % are busy.
 pub const EVICTION_SAMPLE_FACTOR: u64 = 2;
 
-/// Most slabs prepared ahead.
+/// Most slabs prepared ahead, of each size.
 pub const SLABS_PREPARED_MAX: usize = 256;
+
+/// Slab sizes that slabs are prepared of at once: devices of one cluster rarely have more than two.
+pub const PREPARED_SIZES_MAX: usize = 4;
 
 /// After a failed `accept` (no descriptors left) the listener rests so long instead of spinning.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

@@ -18,6 +18,7 @@ use crate::connections::Connections;
 use crate::eviction::Eviction;
 use crate::leases::{Lease, LeaseBook, LeaseError, SessionId};
 use crate::limits::{RESUME_DEADLINE, SESSIONS_MAX};
+use crate::preparation;
 use crate::session::Session;
 use crate::slab_memory::{PreparedSlabs, SlabMemory};
 use crate::status::Counters;
@@ -54,7 +55,7 @@ pub(crate) struct State {
     pub(crate) eviction: Option<Eviction>,
     pub(crate) evictions_next: u32,
     pub(crate) draining: bool,
-    /// What prepared slabs are made like: the size of the newest session.
+    /// What prepared slabs are made like while there is no session: the size of the newest one.
     pub(crate) slab_size_bytes: u64,
     pub(crate) counters: Counters,
 }
@@ -103,6 +104,12 @@ impl State {
 
     pub(crate) fn free_to_lend_bytes(&self) -> u64 {
         if self.draining { 0 } else { self.capacity.lendable_bytes(self.holdings()) }
+    }
+
+    /// The sizes of slabs to make ahead.
+    pub(crate) fn sizes_in_use(&self) -> Vec<u64> {
+        let used = self.sessions.values().rev().map(|session| session.slab_size_bytes);
+        preparation::sizes(used, self.slab_size_bytes)
     }
 
     /// Books a slab for `session`, and finds its memory if it is prepared. Memory still to be made counts as taken.

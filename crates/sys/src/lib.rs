@@ -10,6 +10,8 @@
 //! - [`epoll`], [`event`]: waiting, and waking a waiter.
 //! - [`fuse`]: `/dev/fuse`, requests and replies without a second copy.
 //! - [`loop_device`]: a file as a block device.
+//! - [`ublk`]: block devices in user space.
+//! - [`nbd`]: the kernel's client for network block devices.
 //! - [`swap`]: swap areas.
 //! - [`paging_safety`]: never waiting for the memory that one frees.
 //! - [`memory_hierarchy`]: which memory cgroups there are.
@@ -27,7 +29,9 @@ pub mod loop_device;
 pub mod mapping;
 pub mod memfd;
 pub mod memory_hierarchy;
+pub mod nbd;
 pub mod paging_safety;
 pub mod process;
 pub mod swap;
+pub mod ublk;
 pub mod vectored;

@@ -25,9 +25,12 @@ pub use self::config::DeviceConfig;
 use self::status::{DeviceStatus, DiskStatus, SlabCounts};
 use crate::block::BlockChannel;
 use crate::disk_writer::{DiskCounters, DiskThread};
+use crate::downfall::Downfall;
 use crate::engine::Engine;
 use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::frontend::choice::{self, Opened};
+use crate::frontend::limits::{NBD_CONNECTIONS_DEFAULT, NBD_SERVER_SLOTS};
+use crate::frontend::nbd_server::NbdServer;
 use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::io_thread::{IoThread, SpinPermit};
 use crate::limits::{
@@ -100,6 +103,7 @@ pub struct Device {
     stop: Arc<EventFd>,
     io_threads: Vec<IoThread>,
     remote: Option<Remote>,
+    downfall: Arc<Downfall>,
     state: Option<Arc<Kept>>,
     stopped: bool,
 }
@@ -139,7 +143,7 @@ impl Device {
     fn start_over(config: DeviceConfig, state: Option<Kept>, is_kept: bool) -> Result<Self, DeviceError> {
         let geometry = config.check()?;
         let metrics = Arc::new(Metrics::default());
-        let Opened { kind, reason, front_end, channels } = open_front_end(&config, geometry)?;
+        let (front_end_text, front_end, channels) = open_front_end(&config, geometry)?;
         let (services, remote) = match &state {
             None => (local_services(geometry, &metrics, &channels)?, None),
             Some(kept) => {
@@ -151,10 +155,11 @@ impl Device {
         let mut device = Self {
             path: PathBuf::new(),
             front_end,
-            front_end_text: format!("{kind} ({reason})"),
+            front_end_text,
             metrics,
             stop: Arc::new(EventFd::new().map_err(DeviceError::system("cannot make an event"))?),
             io_threads: Vec::new(),
+            downfall: remote.as_ref().map(|remote| Arc::clone(&remote.volume.downfall)).unwrap_or_default(),
             remote,
             state: state.map(Arc::new),
             config,
@@ -165,7 +170,8 @@ impl Device {
         let permit = SpinPermit::default();
         for (number, (channel, service)) in channels.into_iter().zip(services).enumerate() {
             let stop = Arc::clone(&device.stop);
-            let thread = IoThread::start(format!("io-{number}"), channel, service, stop, permit.clone());
+            let (name, downfall) = (format!("io-{number}"), Arc::clone(&device.downfall));
+            let thread = IoThread::start(name, channel, service, stop, permit.clone(), downfall);
             device.io_threads.push(thread.map_err(DeviceError::system("cannot start an I/O thread"))?);
         }
         device.path = device.front_end.attach()?;
@@ -211,7 +217,7 @@ impl Device {
         )))
     }
 
-    /// The block device, such as `/dev/loop0`.
+    /// The block device, such as `/dev/loop0`, or where an NBD server's clients find it.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -232,6 +238,7 @@ impl Device {
             redundancy: self.config.redundancy.to_string(),
             mapping: self.config.mapping.to_string(),
             traffic: self.metrics.status(),
+            failure: self.downfall.reason(),
             ..DeviceStatus::default()
         };
         if let Some(remote) = &self.remote {
@@ -239,7 +246,7 @@ impl Device {
             status.health = health::summarise(&status, usize::from(self.config.redundancy.replicas));
         } else {
             status.redundancy = "none".to_owned();
-            status.health = "ok (memory of this process, no donor: for measuring only)".to_owned();
+            status.health = health::summarise_local(&status);
         }
         status
     }
@@ -329,15 +336,27 @@ fn state_of<'a>(
     }
 }
 
-fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<Opened, FrontEndError> {
-    let front_end = FrontEndConfig {
+/// A front end with its channels, and which one it is and why, for `status`.
+type FrontEndParts = (String, Box<dyn FrontEnd>, Vec<Box<dyn BlockChannel>>);
+
+fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<FrontEndParts, FrontEndError> {
+    let mut front_end = FrontEndConfig {
         name: config.name.clone(),
         size_bytes: geometry.page_count() * PAGE_SIZE_BYTES as u64,
         threads: config.io_threads.unwrap_or(IO_THREADS_DEFAULT),
         slots_per_thread: SLOTS_PER_THREAD,
+        recoverable: false,
         directory: PathBuf::from("/run/spillway"),
     };
-    choice::open(config.front_end, &front_end)
+    if let Some(listen) = &config.listen {
+        front_end.threads = config.io_threads.unwrap_or(NBD_CONNECTIONS_DEFAULT);
+        front_end.slots_per_thread = NBD_SERVER_SLOTS;
+        let (server, channels) = NbdServer::open(&front_end, listen)?;
+        let text = format!("nbd server ({} connections at a time)", front_end.threads);
+        return Ok((text, Box::new(server), choice::boxed(channels)));
+    }
+    let Opened { kind, reason, front_end, channels } = choice::open(config.front_end, &front_end)?;
+    Ok((format!("{kind} ({reason})"), front_end, channels))
 }
 
 type Services = Vec<Box<dyn BlockService>>;

@@ -26,7 +26,7 @@ use super::limits::{
     DETACH_RETRY_INTERVAL, DROP_DEADLINE, MOUNT_DEADLINE, QUEUE_REQUEST_KIB_MAX, SLOTS_PER_THREAD_MAX, THREADS_MAX,
 };
 use super::ownership::Ownership;
-use super::{FrontEnd, FrontEndConfig, FrontEndError};
+use super::{FrontEnd, FrontEndConfig, FrontEndError, block_queue};
 use crate::block::{BlockChannel, Received};
 
 /// A mounted, and perhaps attached, device; see the module text. Dropping it detaches and unmounts as far as possible.
@@ -231,17 +231,12 @@ fn set_up(device: &Path) -> Result<(), FrontEndError> {
             device.display()
         )));
     }
-    let name = device.file_name().unwrap_or_default();
-    let queue = Path::new("/sys/block").join(name).join("queue");
-    let limit = queue.join("max_sectors_kb");
+    let limit = block_queue::settings(device).join("max_sectors_kb");
     let context = || FrontEndError::system(format!("cannot limit requests by {}", limit.display()));
     let now: usize = fs::read_to_string(&limit).map_err(context())?.trim().parse().unwrap_or(usize::MAX);
     if now > QUEUE_REQUEST_KIB_MAX {
         fs::write(&limit, QUEUE_REQUEST_KIB_MAX.to_string()).map_err(context())?;
     }
-    // Whatever a kernel does not have needs no setting. Read-ahead comes last, because changing another limit resets it.
-    for (setting, value) in [("scheduler", "none"), ("rotational", "0"), ("read_ahead_kb", "0")] {
-        let _ = fs::write(queue.join(setting), value);
-    }
+    block_queue::tune(device);
     Ok(())
 }

@@ -5,16 +5,40 @@
 //! - [`fuse_protocol`]: bytes of FUSE requests and replies, without I/O.
 //! - [`fuse_channel`]: one I/O thread's end of a one-file FUSE filesystem.
 //! - [`loop_fuse`]: a loop device with direct I/O over that file, for kernels without ublk and NBD.
+//! - [`nbd_protocol`], [`nbd_handshake`]: bytes of the Network Block Device protocol, without I/O.
+//! - [`nbd_channel`]: one I/O thread's end of an NBD connection, the kernel's or an ordinary client's.
+//! - [`nbd`]: a device of the kernel's NBD driver; [`nbd_identity`]: which one is meant, and whose it is.
+//! - [`nbd_server`], [`nbd_listener`]: ordinary clients that come and go.
+//! - [`ublk`]: a device of the kernel's ublk driver; [`ublk_channel`]: one I/O thread's end of it.
+//! - [`ublk_identity`]: which ublk device is meant, and whose it is.
+//! - [`ublk_kernel`]: kernels whose ublk driver harms the machine.
 //! - [`ownership`]: the names by which mounts and loop devices tell who made them.
-//! - [`remains`]: what a killed process left behind, and its removal.
+//! - [`block_queue`]: settings of a block device's queue; [`openers`]: who has it open.
+//! - [`remains`]: what a killed process left behind, and its removal; [`ublk_remains`], [`nbd_remains`]: its
+//!   ublk and NBD devices.
 
+mod block_queue;
 pub mod choice;
 pub mod fuse_channel;
 pub mod fuse_protocol;
 pub mod limits;
 pub mod loop_fuse;
+pub mod nbd;
+pub mod nbd_channel;
+pub mod nbd_handshake;
+pub mod nbd_identity;
+pub mod nbd_listener;
+pub mod nbd_protocol;
+pub mod nbd_remains;
+pub mod nbd_server;
+mod openers;
 pub mod ownership;
 pub mod remains;
+pub mod ublk;
+pub mod ublk_channel;
+pub mod ublk_identity;
+pub mod ublk_kernel;
+pub mod ublk_remains;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -30,6 +54,9 @@ pub struct FrontEndConfig {
     pub threads: usize,
     /// Requests that one thread holds at most; each takes 1 MiB of locked memory.
     pub slots_per_thread: usize,
+    /// Whether the device outlives its process and waits for another one to serve it, where the front end can do that. To
+    /// be asked for only when the pages outlive the process too.
+    pub recoverable: bool,
     /// Where to make private files, if any are needed; it need not exist.
     pub directory: PathBuf,
 }

@@ -227,7 +227,7 @@ impl Backlog {
     }
 
     /// Waits as `policy` says and takes up to `batch.capacity()` pages, oldest first, sorted by page. False when the backlog
-    /// is closed and empty.
+    /// is closed and empty; nothing that was taken before is in flight then.
     pub fn take(&self, policy: TakePolicy, batch: &mut Vec<BacklogPage>) -> bool {
         batch.clear();
         let give_up = Instant::now() + policy.patience;
@@ -253,7 +253,8 @@ impl Backlog {
         if inner.queued == 0 {
             inner.oldest_since = None;
         }
-        let finished = inner.closed && batch.is_empty() && inner.free.len() == self.capacity;
+        // What is not queued when the disk thread has nothing in flight belongs to a writer that panicked.
+        let finished = inner.closed && batch.is_empty();
         drop(inner);
         batch.sort_unstable();
         !finished

@@ -168,3 +168,17 @@ fn closing_ends_the_disk_thread_after_the_last_page() {
     assert!(!world.backlog.complete(&world.bits, batch[0], true, Instant::now()));
     assert!(!world.backlog.take(policy, &mut batch));
 }
+
+#[test]
+fn a_page_that_its_writer_never_finished_does_not_keep_the_disk_thread() {
+    let mut world = World::new(4);
+    assert!(world.backlog.reserve(&world.bits, (3, 1), &mut None, |_, _| {}));
+    assert!(world.write(0, 1));
+    world.backlog.close();
+    let policy = TakePolicy { eager_pages: 4, delay: Duration::ZERO, patience: Duration::ZERO };
+    let mut batch = Vec::with_capacity(4);
+    assert!(world.backlog.take(policy, &mut batch));
+    assert_eq!(batch.len(), 1, "the finished one is written");
+    assert!(!world.backlog.complete(&world.bits, batch[0], true, Instant::now()));
+    assert!(!world.backlog.take(policy, &mut batch), "and the other is not waited for");
+}

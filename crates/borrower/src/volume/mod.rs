@@ -37,6 +37,7 @@ use self::page_bits::PageBits;
 use self::slab_entry::{DonorSlot, SlabEntry};
 use self::words::Words;
 use crate::device::redundancy::Redundancy;
+use crate::downfall::Downfall;
 use crate::limits::{COPIES_MAX, DONORS_MAX};
 use crate::manager::heat::MappingPolicy;
 
@@ -101,6 +102,8 @@ pub struct Volume {
     pub disk: Option<DiskCopy>,
     /// Wakes the manager: a slab wants a donor.
     pub manager_event: EventFd,
+    /// Whether an I/O thread panicked, which ends all of this.
+    pub downfall: Arc<Downfall>,
     slabs: Box<[SlabEntry]>,
     assignment: Mutex<()>,
     wanted: AtomicBool,
@@ -139,6 +142,7 @@ impl Volume {
             bits: PageBits::over(geometry.page_count(), &surviving.part(0, bit_words)),
             disk,
             manager_event: EventFd::new()?,
+            downfall: Arc::default(),
             slabs: (0..geometry.slab_count as usize).map(|slab| SlabEntry::over(places(slab))).collect(),
             assignment: Mutex::new(()),
             wanted: AtomicBool::new(false),

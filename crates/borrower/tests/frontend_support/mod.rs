@@ -1,5 +1,8 @@
 //! A loop device over FUSE served from this process's locked memory, and aligned buffers for direct I/O.
 
+pub(crate) mod exercise;
+pub(crate) mod pressure;
+
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -66,6 +69,7 @@ impl Server {
             size_bytes,
             threads,
             slots_per_thread: 4,
+            recoverable: false,
             directory: directory.path().to_owned(),
         };
         let (mut front, channels) = LoopFuse::mount(&config).unwrap();
@@ -110,8 +114,15 @@ impl Drop for Server {
 fn serve(channel: FuseChannel, memory: &Arc<Mapping>, stop: &Arc<EventFd>) -> IoThread {
     let pool = Arc::clone(channel.pool());
     let service = LocalMemory::new(Arc::clone(memory), Arc::new(Metrics::default()), pool);
-    IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), Arc::clone(stop), SpinPermit::default())
-        .unwrap()
+    IoThread::start(
+        "test-io".to_owned(),
+        Box::new(channel),
+        Box::new(service),
+        Arc::clone(stop),
+        SpinPermit::default(),
+        Arc::default(),
+    )
+    .unwrap()
 }
 
 fn sysfs(device: &Path) -> PathBuf {

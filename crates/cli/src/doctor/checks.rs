@@ -6,6 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use serde::Serialize;
+use spillway_borrower::frontend::ublk_kernel;
 
 use spillway_sys::memory_hierarchy::Hierarchy;
 
@@ -82,7 +83,7 @@ pub(crate) fn all(system: &System) -> Vec<Check> {
         memory_locking(system),
         io_uring(system),
         pressure(system),
-        device_file(system, "ublk", "/dev/ublk-control", State::Optional, "modprobe ublk_drv", "a faster block device"),
+        ublk(system),
         network_block_device(system),
         user_faults(system),
         rdma(system),
@@ -136,6 +137,15 @@ fn device_file(system: &System, name: &'static str, path: &str, missing: State, 
         Ok(_) => good(name, format!("{path} can be opened")),
         Err(error) => lacking(name, missing, format!("{path}: {error}"), "sudo spillway doctor"),
     }
+}
+
+fn ublk(system: &System) -> Check {
+    let release = system.text("/proc/sys/kernel/osrelease").unwrap_or_default();
+    if let Some(harm) = ublk_kernel::known_harm(&release) {
+        return lacking("ublk", State::Optional, harm, "apt-get install linux-image-amd64");
+    }
+    let purpose = "the fastest block device; Linux 6.5 or later";
+    device_file(system, "ublk", "/dev/ublk-control", State::Optional, "modprobe ublk_drv", purpose)
 }
 
 fn cgroups(system: &System) -> Check {
@@ -278,6 +288,7 @@ mod tests {
     fn what_is_there_is_seen() {
         let (_directory, system) = system(&[
             ("/dev/fuse", ""),
+            ("/dev/ublk-control", ""),
             ("/proc/swaps", "Filename\n"),
             ("/proc/sys/kernel/osrelease", "6.12.1-amd64\n"),
             ("/proc/pressure/memory", "some\n"),
@@ -286,9 +297,20 @@ mod tests {
             ("/sys/class/infiniband/rxe0", ""),
             ("/sys/module/nbd/x", ""),
         ]);
-        for name in
-            ["user", "FUSE", "swap", "kernel", "PSI", "io_uring", "userfaultfd", "RDMA", "NBD", "zswap", "memlock"]
-        {
+        for name in [
+            "user",
+            "FUSE",
+            "swap",
+            "kernel",
+            "PSI",
+            "io_uring",
+            "userfaultfd",
+            "RDMA",
+            "NBD",
+            "ublk",
+            "zswap",
+            "memlock",
+        ] {
             let checks = all(&system);
             let check = checks.iter().find(|check| check.name == name).unwrap();
             assert_eq!(check.state, State::Good, "{name}: {}", check.detail);
@@ -303,6 +325,10 @@ mod tests {
             ("/proc/sys/kernel/io_uring_disabled", "2\n"),
         ]);
         assert_eq!(kernel(&system).state, State::Bad);
+        let (_directory, harmful) =
+            self::system(&[("/proc/sys/kernel/osrelease", "6.12.9-amd64\n"), ("/dev/ublk-control", "")]);
+        let check = ublk(&harmful);
+        assert!(check.state == State::Optional && check.detail.contains("CVE-2025-22068"), "{}", check.detail);
         assert_eq!(compressed_swap_cache(&system).state, State::Optional);
         assert_eq!(io_uring(&system).state, State::Optional);
         assert_eq!(version("6.18.3+"), Some((6, 18)));

@@ -1,0 +1,30 @@
+//! What a block device's queue must not do to pages: delay, reorder, or read ahead of what was asked.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The folder of the queue's settings.
+pub(super) fn settings(device: &Path) -> PathBuf {
+    Path::new("/sys/block").join(device.file_name().unwrap_or_default()).join("queue")
+}
+
+/// Sets the queue up for paging. Whatever a kernel does not have needs no setting. Read-ahead comes last, because changing
+/// another limit resets it.
+pub(super) fn tune(device: &Path) {
+    let queue = settings(device);
+    for (setting, value) in [("scheduler", "none"), ("rotational", "0"), ("read_ahead_kb", "0")] {
+        let _ = fs::write(queue.join(setting), value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_found_by_the_devices_name() {
+        assert_eq!(settings(Path::new("/dev/ublkb3")), Path::new("/sys/block/ublkb3/queue"));
+        // Without a device nothing is written and nothing fails.
+        tune(Path::new("/dev/no-such-device"));
+    }
+}
