@@ -40,6 +40,12 @@ pub(crate) struct LaunchedDevice {
     pub(crate) mapping: String,
     /// How the kernel reaches it.
     pub(crate) frontend: String,
+    /// Where it serves NBD clients, instead of being a block device; empty for none.
+    pub(crate) listen: Vec<String>,
+    /// Also where other machines may connect.
+    pub(crate) insecure_listen: bool,
+    /// Clients at a time.
+    pub(crate) connections: Option<usize>,
     /// Whether it serves from its own memory.
     pub(crate) local_memory: bool,
     /// The run that it belongs to.

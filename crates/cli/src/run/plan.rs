@@ -108,6 +108,9 @@ impl Plan {
             backing_temporary: self.backing.as_ref().is_some_and(|choice| choice.temporary),
             mapping: self.mapping.to_string(),
             frontend: self.frontend.to_string(),
+            listen: Vec::new(),
+            insecure_listen: false,
+            connections: None,
             local_memory: self.local_memory,
             run: Some(self.name.clone()),
         }
