@@ -128,7 +128,8 @@ impl Server {
             let pool = Arc::clone(channel.pool());
             let service = LocalMemory::new(Arc::clone(memory), Arc::new(Metrics::default()), pool);
             let (channel, service) = (Box::new(channel), Box::new(service));
-            IoThread::start("test-io".to_owned(), channel, service, Arc::clone(&stop), permit.clone()).unwrap()
+            IoThread::start("test-io".to_owned(), channel, service, Arc::clone(&stop), permit.clone(), Arc::default())
+                .unwrap()
         };
         let threads = channels.into_iter().map(start).collect();
         let path = front.attach().unwrap();

@@ -24,6 +24,7 @@ fn config() -> DeviceConfig {
         backing: None,
         mapping: crate::manager::heat::MappingPolicy::OnDemand,
         front_end: FrontEndChoice::Auto,
+        listen: None,
         io_threads: None,
         local_memory: false,
         donor_wait: Duration::ZERO,
