@@ -311,8 +311,7 @@ impl Remote {
     fn describe(&self, config: &DeviceConfig, status: &mut DeviceStatus) {
         let shared = &self.manager.shared;
         status.donors = shared.donors.iter().map(|donor| donor.status()).collect();
-        for slab in self.volume.geometry.slabs() {
-            let finding = care::examine(shared, slab);
+        for (slab, finding) in self.volume.geometry.slabs().zip(shared.survey.look(shared)) {
             status.pages_stored += finding.stored;
             status.pages_lost += finding.lost;
             let migrating = self.volume.slab(slab).is_migrating();

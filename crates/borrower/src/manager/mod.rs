@@ -9,6 +9,7 @@
 //! - [`heat`]: which slabs deserve a donor, when mapping follows activity.
 //! - [`reunion`]: slabs that donors kept for a process that died.
 //! - [`placement`]: the power of two choices. - [`mapping`]: adding and dropping copies. - [`refill`]: copying pages.
+//! - [`survey`]: the last look at all slabs.
 
 pub mod activity;
 pub mod care;
@@ -20,6 +21,7 @@ pub mod mover;
 pub mod placement;
 pub mod refill;
 pub mod reunion;
+pub mod survey;
 
 use std::io;
 use std::sync::Arc;
@@ -35,6 +37,7 @@ use spillway_fabric::units::{BorrowerId, SlabIndex};
 use self::donors::DonorEntry;
 use self::mapping::Mapper;
 use self::mover::WorkQueue;
+use self::survey::Survey;
 use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::limits::LINGER;
 use crate::state::records::Records;
@@ -72,6 +75,8 @@ pub struct Shared {
     pub work: WorkQueue,
     /// Where copies go.
     pub mapper: Mapper,
+    /// The last look at all slabs.
+    pub survey: Survey,
     /// The device stops.
     pub stopping: AtomicBool,
 }
@@ -131,6 +136,7 @@ impl Manager {
             key: parts.key,
             work: WorkQueue::default(),
             mapper: Mapper::new(parts.borrower.0 as u64),
+            survey: Survey::default(),
             stopping: AtomicBool::new(false),
         });
         let mut manager = Self { shared: Arc::clone(&shared), threads: Vec::new() };

@@ -3,18 +3,14 @@
 
 use std::time::Duration;
 
-use spillway_virtual_machine::Kernel;
-
-use crate::front_ends::FrontEnd;
+use crate::front_ends::{FrontEnd, NBD, UBLK};
 use crate::guest::{Guest, SLABS, builder};
 use crate::overcommit::{assert_exact, verifiers, wait_swapped};
 
-/// The front ends whose block devices outlive their processes.
-const UBLK: FrontEnd = FrontEnd { name: "ublk", kernel: Kernel::Debian612, modules: &["ublk_drv"] };
-const NBD: FrontEnd = FrontEnd { name: "nbd", kernel: Kernel::Debian612, modules: &["nbd"] };
-
+/// How often.
 const KILLS: u64 = 3;
 
+/// On front ends whose block devices outlive their processes.
 fn swap_goes_on(front_end: FrontEnd, redundancy: &str) {
     let Some(guest) = Guest::boot(builder(front_end, 448)) else { return };
     let start = |name: &str| guest.donor(name, "80M", &format!("unix:/run/{name}.sock"), "none");
