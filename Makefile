@@ -1,16 +1,18 @@
 # Spillway: two commands set everything up on a fresh Debian-like machine: `make demo` and `make test`.
 #
-#   make demo    builds, runs real programs with embedded donors, shows the result (about three minutes)
+#   make demo    builds, runs real programs with embedded donors, shows the result (about two minutes)
 #   make test    all tests
 #   make bench   side-by-side comparisons, into bench/results/
 #   make soak    long runs of the failure tests (minutes; SPILLWAY_SOAK_SECONDS sets each one's length)
+#   make vm-test TEST=NAME   one test in virtual machines (all of them without TEST)
+#   make vm-shell            a shell in a virtual machine (KERNEL=6.1 for another kernel)
 #   make check   formatting, lints, documentation, dependencies
 
 SHELL := /bin/bash
 CARGO ?= cargo
 PROFILE := --release
 
-.PHONY: demo test test-binaries bench soak check packages-demo packages-test packages-bench
+.PHONY: demo test test-binaries bench soak check vm-test vm-shell packages-demo packages-test packages-machines packages-bench
 
 demo: packages-demo
 	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench
@@ -30,6 +32,12 @@ bench: packages-bench test-binaries
 soak: packages-test test-binaries
 	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test end_to_end -- --nocapture chaos overcommit
 
+vm-test: packages-test test-binaries
+	$(CARGO) test $(PROFILE) -p spillway --test virtual_machine -- --nocapture $(TEST)
+
+vm-shell: packages-machines test-binaries
+	$(CARGO) run -q -p spillway-virtual-machine -- shell --kernel $(or $(KERNEL),6.12)
+
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
@@ -42,6 +50,9 @@ packages-demo:
 
 packages-test:
 	.ci/packages test
+
+packages-machines:
+	.ci/packages machines
 
 packages-bench:
 	.ci/packages bench

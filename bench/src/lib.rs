@@ -4,10 +4,11 @@
 //! - [`workloads`]: programs with a known working set that check their own results; below them [`random`],
 //!   [`permutation`], [`zipf`] and [`checksum`].
 //!
-//! - [`statistics`], [`result`], [`table`], [`plot`], [`machine`]: from samples to what people read.
+//! - [`statistics`], [`result`], [`table`], [`plot`], [`machine`], [`summary`]: from samples to what people read.
 //!
 //! - [`harness`]: other programs and kernel resources, always put back.
-//! - [`studies`]: what is compared with what; [`runner`] runs them and writes their results.
+//! - [`studies`]: what is compared with what; [`runner`] runs them and writes their results;
+//!   [`schedule`] says how long that still takes.
 //! - [`demo`]: what `make demo` shows.
 //!
 //! [`size`] and [`limits`] serve all of them.
@@ -24,9 +25,11 @@ pub mod plot;
 pub mod random;
 pub mod result;
 pub mod runner;
+pub mod schedule;
 pub mod size;
 pub mod statistics;
 pub mod studies;
+pub mod summary;
 pub mod table;
 pub mod workloads;
 pub mod zipf;

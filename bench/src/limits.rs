@@ -32,6 +32,16 @@ pub const PROGRAM_DEADLINE: Duration = Duration::from_secs(600);
 /// Pause between two looks at something that has no event to wait for (a file that appears, a cgroup that empties).
 pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How often a limited program's cgroup is looked at: as `spillway run` does for its own programs.
+pub const GUARD_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How often when the program is at its limit. A program that pages at full speed makes some hundred pages active in that
+/// time, of thousands: the kernel's count of inactive ones is never wrong enough to stop its reclaim. As `spillway run`.
+pub const GUARD_INTERVAL_AT_LIMIT: Duration = Duration::from_millis(1);
+
+/// "At its limit" is within this part of it. As `spillway run`.
+pub const GUARD_NEAR_LIMIT_DIVISOR: u64 = 16;
+
 /// Captured output of a helper command; what exceeds it is cut. `fio` writes about 20 KiB of JSON.
 pub const OUTPUT_BYTES_MAX: usize = 4 << 20;
 
@@ -56,6 +66,7 @@ pub fn with_slack(seen: Size) -> Size {
 
 const _: () = {
     assert!(TOOL_DEADLINE.as_millis() > POLL_INTERVAL.as_millis());
+    assert!(GUARD_INTERVAL_AT_LIMIT.as_micros() <= GUARD_INTERVAL.as_micros());
     assert!(SWAP_PRIORITY <= SWAP_PRIORITY_MAX);
     assert!(STOP_DEADLINE.as_secs() < PROGRAM_DEADLINE.as_secs());
 };

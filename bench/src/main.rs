@@ -42,6 +42,9 @@ struct DemoArguments {
     /// Small inputs: to see in half a minute that all works.
     #[arg(long)]
     quick: bool,
+    /// A few hundred MB of text and more of everything: about a quarter of an hour.
+    #[arg(long, conflicts_with = "quick")]
+    large: bool,
     /// Tiny inputs, of which nothing needs to be lent: for tests of the demo itself.
     #[arg(long, hide = true)]
     tiny: bool,
@@ -74,7 +77,7 @@ struct RunArguments {
     /// Small inputs and two rounds: to see that all works, not to measure.
     #[arg(long)]
     quick: bool,
-    /// Rounds of each comparison [default: 5, or 2 with --quick]
+    /// Rounds of each comparison [default: 2 to 5 by study, or 2 with --quick]
     #[arg(long)]
     rounds: Option<usize>,
     /// The product's binary [default: beside this one]
@@ -124,11 +127,12 @@ fn run(arguments: RunArguments) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn demo(arguments: DemoArguments) -> Result<(), Box<dyn std::error::Error>> {
-    let DemoArguments { quick, tiny, only, spillway, directory } = arguments;
-    let scale = match (tiny, quick) {
-        (true, _) => Scale::TINY,
-        (false, true) => Scale::QUICK,
-        (false, false) => Scale::FULL,
+    let DemoArguments { quick, large, tiny, only, spillway, directory } = arguments;
+    let scale = match (tiny, quick, large) {
+        (true, ..) => Scale::TINY,
+        (false, true, _) => Scale::QUICK,
+        (false, false, true) => Scale::LARGE,
+        (false, false, false) => Scale::FULL,
     };
     let settings = DemoSettings { scale, only, spillway, directory };
     Ok(demo::run(&settings, &Interrupt::on_signals()?)?)

@@ -39,6 +39,10 @@ pub const MICROSECONDS: Unit = Unit { sign: "us", better: Better::Lower };
 pub const SECONDS: Unit = Unit { sign: "s", better: Better::Lower };
 /// MiB in a second.
 pub const MIB_PER_SECOND: Unit = Unit { sign: "MiB/s", better: Better::Higher };
+/// An amount.
+pub const MEBIBYTES: Unit = Unit { sign: "MiB", better: Better::Lower };
+/// Requests in a second.
+pub const REQUESTS_PER_SECOND: Unit = Unit { sign: "IOPS", better: Better::Higher };
 /// CPU seconds for each GiB moved.
 pub const CPU_SECONDS_PER_GIB: Unit = Unit { sign: "CPU s/GiB", better: Better::Lower };
 /// Bytes kept for each GiB lent, in MiB.
@@ -130,6 +134,9 @@ pub struct StudyResult {
     pub title: String,
     /// Whether it ran with small inputs and few rounds.
     pub quick: bool,
+    /// Whether it came to its end; false after a failure or an interrupt.
+    #[serde(default)]
+    pub complete: bool,
     /// Where it ran.
     pub machine: Machine,
     /// All numbers.
@@ -150,6 +157,7 @@ impl StudyResult {
             study: study.to_owned(),
             title: title.to_owned(),
             quick,
+            complete: false,
             machine,
             measures: Vec::new(),
             comparisons: Vec::new(),
@@ -222,6 +230,24 @@ impl StudyResult {
             self.comparisons.push(Comparison { case, subject, baseline, ratio });
         }
         Some(ratio.median)
+    }
+
+    /// The median over rounds of a number formed from several measures of the same round.
+    pub fn median_of<const COUNT: usize>(
+        &self,
+        operands: [(&str, &str); COUNT],
+        formula: impl Fn([f64; COUNT]) -> f64,
+    ) -> Option<f64> {
+        let measures: Option<Vec<&Measure>> =
+            operands.iter().map(|(case, subject)| self.measure(case, subject)).collect();
+        let measures = measures?;
+        let rounds = measures.iter().map(|measure| measure.samples.len()).max()?;
+        let of_round = |round: usize| {
+            let found: Option<Vec<f64>> =
+                measures.iter().map(|measure| measure.samples.get(round).copied().flatten()).collect();
+            Some(formula(found?.try_into().expect("there is one number for each operand")))
+        };
+        Summary::of(&(0..rounds).filter_map(of_round).collect::<Vec<f64>>()).map(|summary| summary.median)
     }
 
     /// Notes how the ratio of two subjects in one case stands to a goal.
@@ -303,6 +329,17 @@ pub(crate) mod tests {
         result.goal("cannot be known", "write", "spillway", "disk", 1.0, Better::Lower);
         let verdicts: Vec<_> = result.goals.iter().map(Goal::verdict).collect();
         assert_eq!(verdicts, ["met", "NOT met", "met", "not measured"]);
+    }
+
+    #[test]
+    fn formulas_take_numbers_of_one_round() {
+        let result = sample();
+        let double = result.median_of([("read", "spillway"), ("read", "disk")], |[one, other]| other - one);
+        assert_eq!(double, Some(12.0), "of 10, 22 and 12");
+        let partly = result.median_of([("write", "disk"), ("read", "disk")], |[write, read]| write + read);
+        assert_eq!(partly, Some(74.0), "only the last round has both");
+        assert_eq!(result.median_of([("write", "disk"), ("write", "spillway")], |[one, _]| one), None);
+        assert_eq!(result.median_of([("none", "disk")], |[one]| one), None);
     }
 
     #[test]

@@ -1,6 +1,8 @@
-//! Runs studies and writes what they found: `NAME.json`, `NAME.md` and `NAME-*.svg` for each.
+//! Runs studies and writes what they found: `NAME.json`, `NAME.md` and `NAME-*.svg` for each, as soon as it is over, and
+//! `summary.json` and `summary.md` over all of them.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
@@ -10,7 +12,9 @@ use crate::harness::subject::Workshop;
 use crate::limits::ROUNDS_MAX;
 use crate::machine::Machine;
 use crate::result::StudyResult;
+use crate::schedule::Schedule;
 use crate::studies::{ALL, Context, Study};
+use crate::summary::RunSummary;
 use crate::{plot, table};
 
 /// What to run, and where.
@@ -20,7 +24,7 @@ pub struct RunSettings {
     pub only: Vec<String>,
     /// Small inputs and few rounds.
     pub quick: bool,
-    /// Rounds of each comparison; 5, or 2 in a quick run, without.
+    /// Rounds of each comparison; without, each study's own number, or 2 in a quick run.
     pub rounds: Option<usize>,
     /// The product's binary; looked for beside this one without.
     pub spillway: Option<PathBuf>,
@@ -42,54 +46,67 @@ fn select(only: &[String]) -> Result<Vec<&'static dyn Study>, HarnessError> {
 /// Runs the selected studies. A study that fails does not stop the next; the error of the first that failed comes back.
 pub fn run(settings: &RunSettings, interrupt: &Interrupt) -> Result<(), HarnessError> {
     let studies = select(&settings.only)?;
-    let rounds = settings.rounds.unwrap_or(if settings.quick { 2 } else { 5 });
-    if !(1..=ROUNDS_MAX).contains(&rounds) {
+    if settings.rounds.is_some_and(|rounds| !(1..=ROUNDS_MAX).contains(&rounds)) {
         return Err(HarnessError::Missing(format!("--rounds takes a number from 1 to {ROUNDS_MAX}")));
     }
     let directory = PrivateDirectory::on_disk(settings.directory.as_deref())?;
     let spillway = Spillway::find(settings.spillway.as_deref(), directory.path()).map_err(|error| error.to_string());
     let shop = Workshop { interrupt: interrupt.clone(), spillway, directory };
-    let context = Context { shop, quick: settings.quick, rounds };
+    let rounds = |study: &dyn Study| settings.rounds.unwrap_or(if settings.quick { 2 } else { study.rounds() });
+    let schedule = Schedule::new(studies.iter().map(|study| study.expected(settings.quick, rounds(*study))));
+    let mut context = Context { shop, quick: settings.quick, rounds: 1, schedule };
+    let mut summary = RunSummary::new(Machine::here(), settings.quick);
     let mut first_error = Ok(());
-    for study in studies {
-        let result = run_one(study, &context, &settings.results);
-        match result {
-            Err(error) if error.is_interrupt() => return Err(error),
-            Err(error) => {
-                eprintln!("{}: {error}", study.name());
-                first_error = first_error.and(Err(error));
+    for (index, study) in studies.into_iter().enumerate() {
+        context.rounds = rounds(study);
+        context.schedule.begin(index, Instant::now());
+        let outcome = run_one(study, &context, &settings.results, &mut summary);
+        if let Err(error) = outcome {
+            if error.is_interrupt() {
+                return Err(error);
             }
-            Ok(()) => {}
+            eprintln!("{}: {error}", study.name());
+            first_error = first_error.and(Err(error));
         }
     }
+    println!("{}", summary.text());
     first_error
 }
 
-fn run_one(study: &dyn Study, context: &Context, results: &Path) -> Result<(), HarnessError> {
+fn run_one(study: &dyn Study, context: &Context, results: &Path, summary: &mut RunSummary) -> Result<(), HarnessError> {
     let mut result = StudyResult::new(study.name(), study.title(), context.quick, Machine::here());
     let outcome = study.run(context, &mut result);
+    result.complete = outcome.is_ok();
     // What was measured before a failure or an interrupt is worth keeping.
     if !result.measures.is_empty() || !result.skipped.is_empty() {
         write(&result, &study.plots(&result), results)?;
+        summary.push(&result);
+        write_summary(summary, results)?;
         println!("{}", table::document(&result));
     }
     outcome
 }
 
+fn write_file(results: &Path, name: &str, content: &str) -> Result<(), HarnessError> {
+    let file = results.join(name);
+    std::fs::create_dir_all(results).map_err(HarnessError::system(format!("making {}", results.display())))?;
+    std::fs::write(&file, content).map_err(HarnessError::system(format!("writing {}", file.display())))
+}
+
+fn write_summary(summary: &RunSummary, results: &Path) -> Result<(), HarnessError> {
+    let json = serde_json::to_string_pretty(summary).map_err(HarnessError::system("forming the summary's JSON"))?;
+    write_file(results, "summary.json", &json)?;
+    write_file(results, "summary.md", &summary.text())
+}
+
 /// Writes a result as JSON, Markdown and SVG.
 fn write(result: &StudyResult, plots: &[(String, String)], results: &Path) -> Result<(), HarnessError> {
-    let failed = |file: &Path| HarnessError::system::<std::io::Error>(format!("writing {}", file.display()));
-    std::fs::create_dir_all(results).map_err(failed(results))?;
     let json = serde_json::to_string_pretty(result).map_err(HarnessError::system("forming the result's JSON"))?;
     let mut files =
         vec![(format!("{}.json", result.study), json), (format!("{}.md", result.study), table::document(result))];
     files.extend(plots.iter().map(|(name, svg)| (format!("{name}.svg"), svg.clone())));
     files.extend(unit_plots(result));
-    for (name, content) in files {
-        let file = results.join(name);
-        std::fs::write(&file, content).map_err(failed(&file))?;
-    }
-    Ok(())
+    files.iter().try_for_each(|(name, content)| write_file(results, name, content))
 }
 
 /// A plot of bars for each unit of the study.
@@ -152,14 +169,35 @@ mod tests {
         result.unwrap();
         let text = std::fs::read_to_string(directory.path().join("slab.md")).unwrap();
         assert!(text.contains("Left out") && text.contains("--spillway"), "{text}");
+        let summary = std::fs::read_to_string(directory.path().join("summary.json")).unwrap();
+        let summary: RunSummary = serde_json::from_str(&summary).unwrap();
+        assert_eq!((summary.studies.len(), summary.studies[0].study.as_str()), (1, "slab"));
+        assert!(summary.studies[0].complete && summary.studies[0].left_out > 0);
+    }
+
+    #[test]
+    fn results_that_cannot_be_written_are_told_with_their_place() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = write(&sample(), &[], &file.path().join("below")).unwrap_err().to_string();
+        assert!(error.contains("below"), "{error}");
+    }
+
+    #[test]
+    fn each_unit_has_its_plot() {
+        let mut result = sample();
+        result.record(0, "rate", "disk", crate::result::MIB_PER_SECOND, 3.0);
+        let names: Vec<_> = unit_plots(&result).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["sample-mib-s.svg", "sample-us.svg"]);
     }
 
     #[test]
     fn an_interrupt_and_nonsense_end_a_run() {
         let directory = tempfile::tempdir().unwrap();
         let interrupt = Interrupt::never();
-        let nonsense = RunSettings { rounds: Some(0), ..settings(&["slab"], directory.path()) };
-        assert!(run(&nonsense, &interrupt).unwrap_err().to_string().contains("--rounds"));
+        for rounds in [0, ROUNDS_MAX + 1] {
+            let nonsense = RunSettings { rounds: Some(rounds), ..settings(&["slab"], directory.path()) };
+            assert!(run(&nonsense, &interrupt).unwrap_err().to_string().contains("--rounds"));
+        }
         interrupt.raise();
         assert!(run(&settings(&["slab"], directory.path()), &interrupt).unwrap_err().is_interrupt());
     }

@@ -81,6 +81,9 @@ pub fn document(result: &StudyResult) -> String {
         "Linux {}, {}, {} CPUs{mode}. Medians; quartiles in brackets.\n",
         machine.kernel, machine.processor, machine.cpus
     );
+    if !result.complete {
+        text += "It did not come to its end: these are the numbers up to there.\n\n";
+    }
     text += &numbers(result).markdown();
     for (title, table) in [("Ratios", ratios(result)), ("Goals", goals(result)), ("Left out", skipped(result))] {
         if !table.is_empty() {
@@ -214,7 +217,10 @@ mod tests {
         result.compare_with("disk");
         result.goal("half", "read", "spillway", "disk", 0.5, Better::Lower);
         result.skip("zram", "the kernel has no zram");
+        assert!(document(&result).contains("did not come to its end"));
+        result.complete = true;
         let text = document(&result);
+        assert!(!text.contains("did not come to its end"));
         for part in
             ["| read ", "11.0 [10.5, 11.5]", "spillway / disk", "| half", "<= 0.50", " met |", "no zram", "quick run"]
         {

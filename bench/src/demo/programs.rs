@@ -7,7 +7,7 @@ use std::process::Command;
 use super::{Scale, text};
 use crate::harness::subject::Workshop;
 use crate::harness::{HarnessError, tool};
-use crate::size::Size;
+use crate::size::{Size, format_bytes};
 use crate::studies::program_run::own_program;
 
 /// All programs in the order of their runs.
@@ -41,6 +41,8 @@ assert (ordered[1:] >= ordered[:-1]).all()
 pub struct DemoProgram {
     /// Its name in the table.
     pub name: &'static str,
+    /// What it works on, in words.
+    pub input: String,
     program: PathBuf,
     arguments: Vec<OsString>,
     environment: Vec<(&'static str, &'static str)>,
@@ -77,8 +79,17 @@ pub fn prepare(name: &'static str, shop: &Workshop, scale: Scale) -> Result<Demo
     }
 }
 
-fn program(name: &'static str, program: PathBuf, arguments: impl IntoIterator<Item = OsString>) -> DemoProgram {
-    DemoProgram { name, program, arguments: arguments.into_iter().collect(), environment: Vec::new() }
+fn program(
+    name: &'static str,
+    input: String,
+    program: PathBuf,
+    arguments: impl IntoIterator<Item = OsString>,
+) -> DemoProgram {
+    DemoProgram { name, input, program, arguments: arguments.into_iter().collect(), environment: Vec::new() }
+}
+
+fn bytes(size: Size) -> String {
+    format_bytes(size.0)
 }
 
 /// The whole text fits the buffer, so that it is sorted in memory rather than in pieces on disk.
@@ -87,7 +98,7 @@ fn sort(shop: &Workshop, size: Size) -> Result<DemoProgram, HarnessError> {
     text::write(&file, &text::corpus()?, size, SEED)?;
     let buffer = format!("--buffer-size={}", size.0 * 2);
     let arguments = [OsString::from(buffer), "--parallel=1".into(), file.into()];
-    let plain = program("sort", tool::need("sort")?, arguments);
+    let plain = program("sort", format!("{} of text", bytes(size)), tool::need("sort")?, arguments);
     Ok(DemoProgram { environment: vec![("LC_ALL", "C")], ..plain })
 }
 
@@ -102,21 +113,28 @@ fn numpy(shop: &Workshop, size: Size) -> Result<DemoProgram, HarnessError> {
         HarnessError::Missing("Python with numpy is not installed; on Debian: apt install python3-numpy".to_owned())
     })?;
     let count = size.0 / NUMPY_BYTES_PER_NUMBER;
-    Ok(program("numpy", python, ["-c".into(), NUMPY_SCRIPT.into(), count.to_string().into()]))
+    let input = format!("arrays of {}", bytes(size));
+    Ok(program("numpy", input, python, ["-c".into(), NUMPY_SCRIPT.into(), count.to_string().into()]))
 }
 
 fn redis(shop: &Workshop, size: Size) -> Result<DemoProgram, HarnessError> {
     tool::need("redis-server")?;
     tool::need("redis-benchmark")?;
     let directory = shop.directory.path().as_os_str().to_owned();
+    let input = format!("{} of values, redis-benchmark, BGSAVE", bytes(size));
     let size = OsString::from(size.to_string());
     let arguments = ["redis-job".into(), "--size".into(), size, "--directory".into(), directory];
-    Ok(program("redis", own_program()?, arguments))
+    Ok(program("redis", input, own_program()?, arguments))
 }
 
 fn quicksort(size: Size) -> Result<DemoProgram, HarnessError> {
     let arguments = ["workload", "quicksort", "--size", &size.to_string(), "--seed", &SEED.to_string()];
-    Ok(program("quicksort", own_program()?, arguments.map(OsString::from)))
+    Ok(program(
+        "quicksort",
+        format!("{} of random integers", bytes(size)),
+        own_program()?,
+        arguments.map(OsString::from),
+    ))
 }
 
 #[cfg(test)]
@@ -175,6 +193,13 @@ mod tests {
         let text = output(&program);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines.len() > 50 && lines.windows(2).all(|pair| pair[0].as_bytes() <= pair[1].as_bytes()));
+    }
+
+    #[test]
+    fn inputs_tell_their_size() {
+        let program = quicksort(Size(64 << 20)).unwrap();
+        assert_eq!(program.input, "64.0 MiB of random integers");
+        assert!(program.command().get_args().any(|argument| argument == "64M"));
     }
 
     #[test]

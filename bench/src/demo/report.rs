@@ -50,6 +50,7 @@ pub struct Row {
 #[derive(Debug, Default)]
 pub struct Report {
     rows: Vec<Row>,
+    inputs: Vec<String>,
     failures: Vec<String>,
     left_out: Vec<String>,
 }
@@ -93,6 +94,11 @@ impl Report {
         self.rows.push(row);
     }
 
+    /// Notes what a program works on.
+    pub fn input(&mut self, program: &str, input: &str) {
+        self.inputs.push(format!("{program}: {input}"));
+    }
+
     /// Notes a run that failed.
     pub fn failed(&mut self, program: &str, percent: u64, error: &HarnessError) {
         self.failures.push(format!("{program} at {percent} %: {error}"));
@@ -128,6 +134,9 @@ impl Report {
         let mut text = if table.is_empty() { String::new() } else { table.markdown() };
         text += "\n/ disk swap: time over Spillway relative to disk swap under the same limit; '<' where disk swap was ended early.\n";
         text += "fault cost: page faults times their mean latency.\n";
+        if !self.inputs.is_empty() {
+            text += &format!("Inputs: {}. More with --large.\n", self.inputs.join("; "));
+        }
         for row in &self.rows {
             if let Disk::Failed(reason) = &row.disk {
                 text += &format!("{} at {} % over disk swap: {reason}\n", row.program, row.percent);
@@ -169,9 +178,11 @@ mod tests {
     fn a_row_tells_everything() {
         let mut report = Report::default();
         assert!(report.is_empty());
+        report.input("sort", "64.0 MiB of text");
         report.push(row(0, Disk::Took(6.0)));
         let text = report.text();
         for part in [
+            "sort: 64.0 MiB of text",
             "sort, donor killed",
             "50 % = 64.0 MiB",
             "3.00",

@@ -117,6 +117,7 @@ impl<'shop> Trials<'shop> {
             redundancy: "disk".to_owned(),
             backing: Some(directory.join("backing")),
             slab_size: None,
+            mapping: None,
             lend: Some(Size(reference.footprint.0 * 2 + 256 * MIB)),
         };
         let stats = directory.join("stats.json");

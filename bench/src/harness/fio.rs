@@ -27,6 +27,10 @@ pub struct Job {
 pub struct JobResult {
     /// Time over number of requests: what one costs, with `depth` in flight.
     pub us_per_request: f64,
+    /// Requests in a second.
+    pub requests_per_second: f64,
+    /// Median of the latency.
+    pub p50_us: f64,
     /// 99th percentile of the latency.
     pub p99_us: f64,
     /// Throughput.
@@ -93,8 +97,22 @@ impl Job {
         cpu: Option<usize>,
         interrupt: &Interrupt,
     ) -> Result<JobResult, HarnessError> {
+        self.run_with(&[], device, size, length, cpu, interrupt)
+    }
+
+    /// [`Job::run`] with more of fio's options.
+    pub fn run_with(
+        &self,
+        more: &[&str],
+        device: &Path,
+        size: Size,
+        length: Length,
+        cpu: Option<usize>,
+        interrupt: &Interrupt,
+    ) -> Result<JobResult, HarnessError> {
         let (Length::Time(time) | Length::Once(time)) = length;
         let mut command = self.command(device, size, length, cpu)?;
+        command.args(more);
         parse(&tool::run_command(&mut command, time + TOOL_DEADLINE, interrupt)?)
     }
 }
@@ -117,8 +135,14 @@ fn parse(text: &str) -> Result<JobResult, HarnessError> {
     if side.total_ios == 0 || side.iops <= 0.0 {
         return Err(HarnessError::failed("fio", "it made no request"));
     }
-    let p99_us = side.clat_ns.percentile.get("99.000000").map_or(0.0, |nanoseconds| nanoseconds / 1e3);
-    Ok(JobResult { us_per_request: 1e6 / side.iops, p99_us, mib_per_second: side.bw_bytes / MIB as f64 })
+    let percentile_us = |name: &str| side.clat_ns.percentile.get(name).map_or(0.0, |nanoseconds| nanoseconds / 1e3);
+    Ok(JobResult {
+        us_per_request: 1e6 / side.iops,
+        requests_per_second: side.iops,
+        p50_us: percentile_us("50.000000"),
+        p99_us: percentile_us("99.000000"),
+        mib_per_second: side.bw_bytes / MIB as f64,
+    })
 }
 
 #[cfg(test)]
@@ -126,8 +150,8 @@ mod tests {
     use super::*;
 
     const IDLE: &str = r#"{"bw_bytes": 0, "iops": 0, "total_ios": 0, "clat_ns": {}}"#;
-    const BUSY: &str =
-        r#"{"bw_bytes": 41943040, "iops": 10000.0, "total_ios": 9, "clat_ns": {"percentile": {"99.000000": 250000}}}"#;
+    const BUSY: &str = r#"{"bw_bytes": 41943040, "iops": 10000.0, "total_ios": 9,
+        "clat_ns": {"percentile": {"50.000000": 90000, "99.000000": 250000}}}"#;
 
     fn report(error: i32, read: &str, write: &str) -> String {
         format!(r#"note: x\n{{"jobs": [{{"error": {error}, "read": {read}, "write": {write}, "more": 1}}]}}"#)
@@ -136,7 +160,13 @@ mod tests {
     #[test]
     fn either_side_is_read() {
         for text in [report(0, BUSY, IDLE), report(0, IDLE, BUSY)] {
-            let expected = JobResult { us_per_request: 100.0, p99_us: 250.0, mib_per_second: 40.0 };
+            let expected = JobResult {
+                us_per_request: 100.0,
+                requests_per_second: 10_000.0,
+                p50_us: 90.0,
+                p99_us: 250.0,
+                mib_per_second: 40.0,
+            };
             assert_eq!(parse(&text).unwrap(), expected);
         }
     }
@@ -160,6 +190,7 @@ mod tests {
         let job = Job { pattern: "randread", block_bytes: 4096, depth: 4 };
         let time = Length::Time(Duration::from_millis(200));
         let result = job.run(&file, Size(1 << 20), time, Some(0), &Interrupt::never()).unwrap();
-        assert!(result.us_per_request > 0.0 && result.p99_us > 0.0 && result.mib_per_second > 0.0, "{result:?}");
+        assert!(result.us_per_request > 0.0 && result.mib_per_second > 0.0, "{result:?}");
+        assert!(0.0 < result.p50_us && result.p50_us <= result.p99_us, "{result:?}");
     }
 }

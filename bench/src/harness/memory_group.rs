@@ -1,7 +1,7 @@
 //! Memory cgroups, versions 1 and 2: a limit on local memory for a program and its children.
 //!
 //! A program enters by itself, through a shell that writes its own process id and then becomes the program; so no page is
-//! ever charged elsewhere.
+//! ever charged elsewhere. A limited group has a [`ReclaimGuard`], as programs under `spillway run` have.
 //!
 //! Invariant: when the value is dropped, every process still in the group is ended (only what was started in it can be
 //! there) and the group is removed.
@@ -16,9 +16,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::HarnessError;
 use super::interrupt::Interrupt;
 use super::process::bound;
+use super::reclaim_guard::ReclaimGuard;
 
 /// How long an emptied group may take until it can be removed.
 const REMOVAL_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Room between the throttling and the killing limit of version 2 at least, as in `spillway run`.
+const HARD_LIMIT_ROOM_BYTES: u64 = 64 << 20;
 
 /// The version of the hierarchy that has the memory controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +43,7 @@ struct Hierarchy {
 pub struct MemoryGroup {
     version: Version,
     path: PathBuf,
+    guard: Option<ReclaimGuard>,
 }
 
 /// What a group holds and has been through.
@@ -92,11 +97,26 @@ impl MemoryGroup {
             }
             _ => HarnessError::system(format!("making {}", path.display()))(error),
         })?;
-        let group = Self { version: hierarchy.version, path };
+        let mut group = Self { version: hierarchy.version, path, guard: None };
         if let Some(limit) = limit_bytes {
-            group.write(group.name("memory.limit_in_bytes", "memory.max"), &limit.to_string())?;
+            group.limit(limit)?;
         }
         Ok(group)
+    }
+
+    /// The same limit as `spillway run` sets: version 2 throttles at it and kills only well above it.
+    fn limit(&mut self, limit_bytes: u64) -> Result<(), HarnessError> {
+        match self.version {
+            Version::One => self.write("memory.limit_in_bytes", &limit_bytes.to_string())?,
+            Version::Two => {
+                let hard = limit_bytes + (limit_bytes / 4).max(HARD_LIMIT_ROOM_BYTES);
+                self.write("memory.max", &hard.to_string())?;
+                self.write("memory.high", &limit_bytes.to_string())?;
+            }
+        }
+        let charge = self.path.join(self.name("memory.usage_in_bytes", "memory.current"));
+        self.guard = Some(ReclaimGuard::start(self.path.join("memory.stat"), charge, limit_bytes));
+        Ok(())
     }
 
     /// `command` as a command that enters the group first.
@@ -156,6 +176,7 @@ impl GroupUsage {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
+        self.guard.take();
         let removed = Interrupt::never().poll("the end of a memory cgroup", REMOVAL_DEADLINE, || {
             std::fs::remove_dir(&self.path).map_err(|_| self.end_processes()).ok()
         });

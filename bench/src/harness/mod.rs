@@ -4,10 +4,12 @@
 //! - [`process`]: one program, bounded in time, its output read while it runs.
 //! - [`tool`]: short helper commands such as `mkswap`, and which package has them.
 //! - [`cleanup`]: what is to be undone, in reverse order, whatever happens.
-//! - [`memory_group`]: memory cgroups, versions 1 and 2.
+//! - [`memory_group`]: memory cgroups, versions 1 and 2; [`reclaim_guard`]: why programs at their limit are not killed.
 //! - [`storage`]: directories on a real disk; [`swap_area`]: swap that is on for as long as a value lives.
 //! - [`spillway`]: the product, driven as a user would; [`subject`]: the block devices that are compared; [`fio`]: the
 //!   program that exercises them; [`usage`]: CPU time and memory of processes.
+//!
+//! - [`trace`]: the kernel's record of events.
 //!
 //! Invariants: a process that was started here ends here, by its own id; nothing else is ever ended. An interrupt makes
 //! every wait return [`HarnessError::Interrupted`], so that values are dropped, and with them undone, on the way out.
@@ -17,11 +19,13 @@ pub mod fio;
 pub mod interrupt;
 pub mod memory_group;
 pub mod process;
+pub mod reclaim_guard;
 pub mod spillway;
 pub mod storage;
 pub mod subject;
 pub mod swap_area;
 pub mod tool;
+pub mod trace;
 pub mod usage;
 
 use std::time::Duration;

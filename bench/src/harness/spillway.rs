@@ -59,6 +59,8 @@ pub struct DonorLink {
     pub transport: String,
     /// `connected`, `connecting` or `lost`.
     pub state: String,
+    /// Slabs that it lends to the device.
+    pub slabs: u64,
 }
 
 /// The backing file of a device.
@@ -135,6 +137,8 @@ pub struct Storage {
     pub backing: Option<PathBuf>,
     /// The unit of lending; the product's default without.
     pub slab_size: Option<Size>,
+    /// When slabs get their donor; the product's default without.
+    pub mapping: Option<String>,
     /// For a run: memory to borrow at most. Without it the product takes a device as large as all memory, and its backing
     /// file needs as much room.
     pub lend: Option<Size>,
@@ -229,6 +233,9 @@ impl Spillway {
         }
         if let Some(size) = storage.slab_size {
             command.args(["--slab-size", &size.to_string()]);
+        }
+        if let Some(mapping) = &storage.mapping {
+            command.args(["--mapping", mapping]);
         }
     }
 
@@ -389,6 +396,7 @@ mod tests {
             redundancy: "disk".to_owned(),
             backing: Some("/b".into()),
             slab_size: Some(Size(4 << 20)),
+            mapping: Some("activity".to_owned()),
             lend: Some(Size(1 << 30)),
         };
         let mut program = Command::new("sort");

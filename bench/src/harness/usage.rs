@@ -40,10 +40,27 @@ pub fn cpu_seconds(process: Pid) -> Option<f64> {
     Some(cpu_ticks(&text)? as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Bytes of memory that are the process's own or shared with others in equal parts; `None` when it is gone.
-pub fn proportional_bytes(process: Pid) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", process.as_raw_nonzero())).ok()?;
-    kibibytes(&text, "Pss:")
+/// Memory of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// Its own: heap, stacks, program, page tables; what others map too counts by its part.
+    pub own_bytes: u64,
+    /// Its part of shared memory (`memfd`): where slabs are.
+    pub shared_bytes: u64,
+}
+
+impl ProcessMemory {
+    /// Of a process now; `None` when it is gone.
+    pub fn of(process: Pid) -> Option<Self> {
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{}/{file}", process.as_raw_nonzero())).ok();
+        Self::parse(&read("smaps_rollup")?, &read("status")?)
+    }
+
+    fn parse(rollup: &str, status: &str) -> Option<Self> {
+        let shared_bytes = kibibytes(rollup, "Pss_Shmem:").unwrap_or(0);
+        let tables_bytes = kibibytes(status, "VmPTE:").unwrap_or(0);
+        Some(Self { own_bytes: (kibibytes(rollup, "Pss:")? + tables_bytes).saturating_sub(shared_bytes), shared_bytes })
+    }
 }
 
 /// Fields 14 and 15 of `/proc/PID/stat`; the name before them may hold anything, so it is skipped up to its last bracket.
@@ -65,9 +82,18 @@ mod tests {
     fn this_process_uses_time_and_memory() {
         let own = rustix::process::getpid();
         assert!(cpu_seconds(own).is_some_and(|seconds| seconds >= 0.0));
-        assert!(proportional_bytes(own).is_some_and(|bytes| bytes > 0));
+        assert!(ProcessMemory::of(own).is_some_and(|memory| memory.own_bytes > 0));
         let none = Pid::from_raw(i32::MAX).unwrap();
-        assert_eq!((cpu_seconds(none), proportional_bytes(none)), (None, None));
+        assert_eq!((cpu_seconds(none), ProcessMemory::of(none)), (None, None));
+    }
+
+    #[test]
+    fn shared_memory_and_page_tables_are_told_apart() {
+        let rollup = "Rss: 900 kB\nPss:  700 kB\nPss_Dirty: 5 kB\nPss_Anon: 100 kB\nPss_Shmem: 500 kB\n";
+        let memory = ProcessMemory::parse(rollup, "VmPeak: 9 kB\nVmPTE:\t 24 kB\n").unwrap();
+        assert_eq!(memory, ProcessMemory { own_bytes: 224 * 1024, shared_bytes: 500 * 1024 });
+        assert_eq!(ProcessMemory::parse("Pss: 3 kB\n", "").unwrap().own_bytes, 3072);
+        assert_eq!(ProcessMemory::parse("", "VmPTE: 24 kB\n"), None);
     }
 
     #[test]

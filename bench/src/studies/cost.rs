@@ -1,8 +1,9 @@
 //! What lending takes: CPU seconds of donor and borrower for each GiB moved, and memory beyond what is lent.
 //!
-//! Over shared memory the borrower copies and the donor does nothing, so its figure has to be zero. The memory overhead is
-//! that of the whole machine (available memory before and with a filled device, less the pages stored), so that page
-//! tables, buffers and prepared slabs count, whoever owns them.
+//! Over shared memory the borrower copies and the donor does nothing, so its figure has to be zero. Memory is what the
+//! kernel says of the two processes: their own with their page tables, once with nothing stored (buffers, slab map, page bits
+//! of the whole device) and then what each GiB adds; and of the slabs what no page is stored in (slabs that are prepared
+//! ahead, and the rest of those in use).
 
 use std::time::Duration;
 
@@ -10,8 +11,8 @@ use super::{Context, Study};
 use crate::harness::HarnessError;
 use crate::harness::fio::{Job, Length};
 use crate::harness::subject::{Attached, Subject};
-use crate::harness::usage::cpu_seconds;
-use crate::result::{Better, CPU_SECONDS_PER_GIB, MIB_PER_GIB, StudyResult};
+use crate::harness::usage::{ProcessMemory, cpu_seconds};
+use crate::result::{Better, CPU_SECONDS_PER_GIB, MEBIBYTES, MIB_PER_GIB, StudyResult};
 use crate::size::{GIB, MIB, PAGE_SIZE_BYTES, Size};
 
 const SUBJECTS: [Subject; 3] = [Subject::SpillwayShm, Subject::SpillwayTcp, Subject::SpillwayLocal];
@@ -22,7 +23,9 @@ const JOBS: [(&str, Job); 3] = [
     ("4 KiB read", Job { pattern: "randread", block_bytes: 4096, depth: 4 }),
 ];
 
-const MEMORY_CASE: &str = "memory beyond the pages stored";
+const FIXED_MEMORY: &str = "own memory with nothing stored";
+const OWN_MEMORY: &str = "own memory that each GiB stored adds";
+const SPARE_SLABS: &str = "slabs beyond the pages stored";
 
 /// The CPU time of a tick, over a GiB: below it a figure cannot be told from zero.
 const ZERO_BOUND: f64 = 0.02;
@@ -47,20 +50,25 @@ impl Study for CostStudy {
         "CPU time and memory that lending takes"
     }
 
+    fn seconds_per_round(&self) -> (u64, u64) {
+        (20, 7)
+    }
+
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
         let size = Size(context.choose(1024, 64) * MIB);
         context.interleave_devices(result, &SUBJECTS, |round, subject, result| {
-            let before = available_bytes()?;
             let attached = subject.attach(&context.shop, size, None)?;
+            let empty = Memory::of(context, &attached)?;
             for (name, job) in JOBS {
-                measure(context, result, (round, name), subject, &attached, job, size)?;
+                // Small requests take twenty times as long for the same bytes; an eighth of them says as much.
+                let part = if job.block_bytes == PAGE_SIZE_BYTES { Size(size.0 / 8) } else { size };
+                measure(context, result, (round, name), subject, &attached, job, part)?;
             }
             // What serves from its own memory lends nothing.
-            if subject != Subject::SpillwayLocal {
-                let overhead = overhead(context, &attached, before)?;
-                result.record(round, MEMORY_CASE, subject.name(), MIB_PER_GIB, overhead);
+            if subject == Subject::SpillwayLocal {
+                return Ok(());
             }
-            Ok(())
+            record_memory(result, round, subject, empty, Memory::of(context, &attached)?)
         })?;
         for (name, _) in JOBS {
             let donor = result.median(name, &donor_name(Subject::SpillwayShm));
@@ -104,26 +112,58 @@ fn measure(
     Ok(())
 }
 
-/// MiB that are gone for each GiB stored.
-fn overhead(context: &Context, attached: &Attached, available_before: u64) -> Result<f64, HarnessError> {
-    let name = attached.device.as_deref().unwrap_or_default();
-    let status = context.shop.product()?.device_status(name, &context.shop.interrupt)?;
-    let stored = status.pages_stored * PAGE_SIZE_BYTES;
-    if stored == 0 {
-        return Err(HarnessError::failed("memory overhead", "the device says that it stores nothing"));
+/// Memory of a device and its donors at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Memory {
+    borrower_bytes: u64,
+    donors_bytes: u64,
+    slabs_bytes: u64,
+    stored_bytes: u64,
+}
+
+impl Memory {
+    fn of(context: &Context, attached: &Attached) -> Result<Self, HarnessError> {
+        let name = attached.device.as_deref().unwrap_or_default();
+        let status = context.shop.product()?.device_status(name, &context.shop.interrupt)?;
+        let gone = || HarnessError::failed("measuring memory", "a process ended meanwhile, or did not tell its id");
+        let borrower = status.process().and_then(ProcessMemory::of).ok_or_else(gone)?;
+        let donors: Option<Vec<_>> =
+            attached.donors.iter().map(|donor| ProcessMemory::of(donor.running.id())).collect();
+        Ok(Self::sum(borrower, &donors.ok_or_else(gone)?, status.pages_stored * PAGE_SIZE_BYTES))
     }
-    let gone = available_before.saturating_sub(available_bytes()?);
-    Ok((gone as f64 - stored as f64) / MIB as f64 / (stored as f64 / GIB as f64))
+
+    fn sum(borrower: ProcessMemory, donors: &[ProcessMemory], stored_bytes: u64) -> Self {
+        Self {
+            borrower_bytes: borrower.own_bytes,
+            donors_bytes: donors.iter().map(|donor| donor.own_bytes).sum(),
+            slabs_bytes: borrower.shared_bytes + donors.iter().map(|donor| donor.shared_bytes).sum::<u64>(),
+            stored_bytes,
+        }
+    }
 }
 
-fn available_bytes() -> Result<u64, HarnessError> {
-    let text = std::fs::read_to_string("/proc/meminfo").map_err(HarnessError::system("reading /proc/meminfo"))?;
-    parse_available(&text).ok_or_else(|| HarnessError::failed("/proc/meminfo", "it has no MemAvailable"))
-}
-
-fn parse_available(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|number| number * 1024)
+fn record_memory(
+    result: &mut StudyResult,
+    round: usize,
+    subject: Subject,
+    empty: Memory,
+    full: Memory,
+) -> Result<(), HarnessError> {
+    if full.stored_bytes == 0 {
+        return Err(HarnessError::failed("measuring memory", "the device says that it stores nothing"));
+    }
+    let mebibytes = |bytes: f64| bytes / MIB as f64;
+    let for_each = |bytes: f64| mebibytes(bytes) / (full.stored_bytes as f64 / GIB as f64);
+    let sides =
+        [("borrower", empty.borrower_bytes, full.borrower_bytes), ("donor", empty.donors_bytes, full.donors_bytes)];
+    for (side, before, after) in sides {
+        let name = format!("{} {side}", subject.name());
+        result.record(round, FIXED_MEMORY, &name, MEBIBYTES, mebibytes(before as f64));
+        result.record(round, OWN_MEMORY, &name, MIB_PER_GIB, for_each(after as f64 - before as f64));
+    }
+    let spare = full.slabs_bytes as f64 - full.stored_bytes as f64;
+    result.record(round, SPARE_SLABS, &donor_name(subject), MIB_PER_GIB, for_each(spare));
+    Ok(())
 }
 
 #[cfg(test)]
@@ -131,10 +171,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn available_memory_is_read() {
-        assert_eq!(parse_available("MemTotal: 9 kB\nMemAvailable:   2 kB\n"), Some(2048));
-        assert_eq!(parse_available("MemTotal: 9 kB\n"), None);
-        assert!(available_bytes().unwrap() > 0);
+    fn slabs_count_once_and_only_what_is_not_stored() {
+        let borrower = ProcessMemory { own_bytes: 30 * MIB, shared_bytes: 300 * MIB };
+        let donors = [
+            ProcessMemory { own_bytes: 4 * MIB, shared_bytes: 200 * MIB },
+            ProcessMemory { own_bytes: 6 * MIB, shared_bytes: 76 * MIB },
+        ];
+        let full = Memory::sum(borrower, &donors, GIB / 2);
+        assert_eq!((full.donors_bytes, full.slabs_bytes), (10 * MIB, 576 * MIB));
+        let empty = Memory { borrower_bytes: 29 * MIB, donors_bytes: 11 * MIB, ..Memory::default() };
+        let mut result = StudyResult::new("cost", "", true, crate::machine::Machine::default());
+        record_memory(&mut result, 0, Subject::SpillwayShm, empty, full).unwrap();
+        let median = |case, side| result.median(case, &format!("spillway shm {side}"));
+        assert_eq!(median(FIXED_MEMORY, "borrower"), Some(29.0));
+        assert_eq!((median(OWN_MEMORY, "borrower"), median(OWN_MEMORY, "donor")), (Some(2.0), Some(-2.0)));
+        assert_eq!(median(SPARE_SLABS, "donor"), Some(128.0));
+    }
+
+    #[test]
+    fn a_device_that_stores_nothing_is_an_error() {
+        let mut result = StudyResult::new("cost", "", true, crate::machine::Machine::default());
+        let nothing = Memory::default();
+        let error = record_memory(&mut result, 0, Subject::SpillwayTcp, nothing, nothing).unwrap_err();
+        assert!(error.to_string().contains("stores nothing") && result.measures.is_empty());
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`device`] | what a request to the block device costs, against its peers |
 //! | [`swap`] | what a page costs when the kernel swaps to it |
+//! | [`mapping`] | slabs mapped with their first write, or once they are used a lot |
+//! | [`page_in`] | where the time of one page-in goes, stage by stage |
 //! | [`programs`] | what whole programs cost at L(100), L(75), L(50), L(25) |
 //! | [`hpbd`] | HPBD's own experiments: quicksort and Barnes-Hut at 25 %, two at once, 1 to 16 donors |
 //! | [`cost`] | CPU time and memory that lending takes |
@@ -16,6 +18,8 @@ pub mod cost;
 pub mod device;
 pub mod hpbd;
 pub mod loopback;
+pub mod mapping;
+pub mod page_in;
 pub mod pinning;
 pub mod program_run;
 pub mod programs;
@@ -23,9 +27,12 @@ pub mod slab;
 pub mod swap;
 pub mod writes;
 
+use std::time::{Duration, Instant};
+
 use crate::harness::HarnessError;
 use crate::harness::subject::{Subject, Workshop};
 use crate::result::StudyResult;
+use crate::schedule::Schedule;
 
 /// What a study works with.
 #[derive(Debug)]
@@ -36,6 +43,8 @@ pub struct Context {
     pub quick: bool,
     /// Rounds of each comparison.
     pub rounds: usize,
+    /// What remains.
+    pub schedule: Schedule,
 }
 
 /// A question and how it is answered.
@@ -44,6 +53,17 @@ pub trait Study: Sync {
     fn name(&self) -> &'static str;
     /// What it answers.
     fn title(&self) -> &'static str;
+    /// Rounds of a full run, when the user does not say.
+    fn rounds(&self) -> usize {
+        3
+    }
+    /// Seconds that one round takes on the development machine (2 CPUs), quiet: of a full and of a quick run.
+    fn seconds_per_round(&self) -> (u64, u64);
+    /// How long so many rounds are expected to take.
+    fn expected(&self, quick: bool, rounds: usize) -> Duration {
+        let (full, of_quick) = self.seconds_per_round();
+        Duration::from_secs(if quick { of_quick } else { full }) * rounds as u32
+    }
     /// Measures.
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError>;
     /// Plots beyond the bars that every study gets: name and SVG.
@@ -52,15 +72,17 @@ pub trait Study: Sync {
     }
 }
 
-/// All of them.
-pub const ALL: [&dyn Study; 7] = [
+/// All of them; the longest last, as each writes its result when it ends.
+pub const ALL: [&dyn Study; 9] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
-    &programs::ProgramsStudy,
-    &hpbd::HpbdStudy,
     &cost::CostStudy,
     &slab::SlabStudy,
     &writes::WritesStudy,
+    &page_in::PageInStudy,
+    &mapping::MappingStudy,
+    &hpbd::HpbdStudy,
+    &programs::ProgramsStudy,
 ];
 
 impl Context {
@@ -85,7 +107,9 @@ impl Context {
                 if missing.contains(&subject) {
                     continue;
                 }
-                eprintln!("{}: round {} of {}: {}", result.study, round + 1, self.rounds, name(subject));
+                let remaining = self.schedule.text(Instant::now());
+                let (study, rounds) = (&result.study, self.rounds);
+                eprintln!("{study}: round {} of {rounds}: {} ({remaining})", round + 1, name(subject));
                 if let Err(error) = trial(round, subject, result) {
                     if error.is_interrupt() {
                         return Err(error);
@@ -127,7 +151,7 @@ pub(crate) mod tests {
             spillway: Err("the product is not built".to_owned()),
             directory: PrivateDirectory::on_disk(Some(directory)).unwrap(),
         };
-        Context { shop, quick: true, rounds }
+        Context { shop, quick: true, rounds, schedule: Schedule::default() }
     }
 
     fn empty() -> StudyResult {
@@ -187,6 +211,13 @@ pub(crate) mod tests {
             study.run(&context(directory.path(), 1), &mut result).unwrap();
             assert!(result.skipped.iter().any(|skip| skip.reason.contains("not built")), "{}", study.name());
         }
+    }
+
+    #[test]
+    fn all_of_them_take_about_half_an_hour() {
+        let all: Duration = ALL.iter().map(|study| study.expected(false, study.rounds())).sum();
+        assert!(all < Duration::from_secs(33 * 60), "{all:?}");
+        assert!(ALL.iter().all(|study| study.expected(true, 1) <= study.expected(false, study.rounds())));
     }
 
     #[test]

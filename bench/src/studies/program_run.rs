@@ -76,13 +76,14 @@ pub fn run_workload(name: &str, command: &mut Command, interrupt: &Interrupt) ->
 #[derive(Debug)]
 pub struct ProgramRunner<'context> {
     context: &'context Context,
+    redundancy: &'static str,
     checksums: HashMap<(String, u64), String>,
 }
 
 impl<'context> ProgramRunner<'context> {
-    /// A runner that has seen no checksum yet.
-    pub fn new(context: &'context Context) -> Self {
-        Self { context, checksums: HashMap::new() }
+    /// A runner that has seen no checksum yet; what it lends is kept with `redundancy`.
+    pub fn new(context: &'context Context, redundancy: &'static str) -> Self {
+        Self { context, redundancy, checksums: HashMap::new() }
     }
 
     /// The most memory that workload `name` of `size` really uses, from a run with all memory local.
@@ -126,13 +127,7 @@ impl<'context> ProgramRunner<'context> {
     ) -> Result<WorkloadReport, HarnessError> {
         let (shop, interrupt) = (&self.context.shop, &self.context.shop.interrupt);
         let donors = start_donors(self.context, count, Size(size.0 * 2))?;
-        let storage = Storage {
-            donors: donors.iter().map(|donor| donor.address.clone()).collect(),
-            redundancy: "disk".to_owned(),
-            backing: Some(shop.directory.path().join("backing")),
-            slab_size: None,
-            lend: Some(Size(size.0 * 2)),
-        };
+        let storage = run_storage(self.context, &donors, self.redundancy, Size(size.0 * 2));
         let stats = shop.directory.path().join("stats.json");
         let mut command = shop.product()?.run(&local.to_string(), &storage, &stats, &workload_command(name, size)?);
         let report = run_workload(name, &mut command, interrupt)?;
@@ -148,6 +143,18 @@ impl<'context> ProgramRunner<'context> {
         }
         let detail = format!("WRONG OUTPUT: checksum {} where the first run had {first}", report.checksum);
         Err(HarnessError::failed(report.workload.clone(), detail))
+    }
+}
+
+/// What a run over `donors` is made of.
+pub fn run_storage(context: &Context, donors: &[Donor], redundancy: &str, lend: Size) -> Storage {
+    Storage {
+        donors: donors.iter().map(|donor| donor.address.clone()).collect(),
+        redundancy: redundancy.to_owned(),
+        backing: (redundancy == "disk").then(|| context.shop.directory.path().join("backing")),
+        slab_size: None,
+        mapping: None,
+        lend: Some(lend),
     }
 }
 
@@ -179,7 +186,7 @@ mod tests {
     fn another_checksum_is_a_failure() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = context(directory.path(), 1);
-        let mut runner = ProgramRunner::new(&context);
+        let mut runner = ProgramRunner::new(&context, "disk");
         assert!(runner.compare(&report("a")).is_ok() && runner.compare(&report("a")).is_ok());
         assert!(runner.compare(&report("b")).unwrap_err().to_string().contains("WRONG OUTPUT"));
     }
@@ -202,10 +209,20 @@ mod tests {
     }
 
     #[test]
+    fn only_a_copy_on_disk_needs_a_file() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = context(directory.path(), 1);
+        let file = |redundancy| run_storage(&context, &[], redundancy, Size(1 << 30)).backing;
+        assert!(file("disk").is_some_and(|file| file.starts_with(directory.path())));
+        assert_eq!((file("none"), file("replicas=2")), (None, None));
+    }
+
+    #[test]
     fn without_the_product_its_place_is_missing() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = context(directory.path(), 1);
-        let error = ProgramRunner::new(&context).seconds("quicksort", Size(1 << 20), Place::Spillway(Size(1 << 20), 1));
+        let error =
+            ProgramRunner::new(&context, "disk").seconds("quicksort", Size(1 << 20), Place::Spillway(Size(1 << 20), 1));
         assert!(matches!(error, Err(HarnessError::Missing(_))));
     }
 }

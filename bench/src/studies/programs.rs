@@ -1,7 +1,7 @@
 //! What whole programs cost at L(100), L(75), L(50) and L(25): relative to all-local, and to disk swap and zram under the
 //! same limit.
 //!
-//! L(N) is N % of what the program really uses, measured in a first run with all memory local.
+//! What is lent has a copy on disk, as is the product's default. L(N) is N % of what the program really uses, measured in a first run with all memory local.
 
 use std::collections::HashMap;
 
@@ -64,27 +64,45 @@ impl Study for ProgramsStudy {
         "whole programs with part of their memory lent"
     }
 
+    fn rounds(&self) -> usize {
+        2
+    }
+
+    fn seconds_per_round(&self) -> (u64, u64) {
+        (190, 120)
+    }
+
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
-        let size = Size(context.choose(256, 64) * MIB);
-        let mut runner = ProgramRunner::new(context);
+        let size = Size(context.choose(64, 40) * MIB);
+        let mut runner = ProgramRunner::new(context, "disk");
         let mut footprints = HashMap::new();
         for program in PROGRAMS {
             footprints.insert(program, runner.footprint(program, size)?);
         }
-        context.interleave(result, &Kind::ALL, Kind::name, |round, kind, result| {
-            for program in PROGRAMS {
-                self.measure(&mut runner, result, (round, kind, program), size, footprints[program])?;
-            }
-            Ok(())
-        })?;
-        for baseline in [Kind::AllLocal, Kind::Disk, Kind::Zram] {
-            result.compare_with(&baseline.name());
-        }
-        Ok(())
+        let trials: Vec<(&str, Kind)> =
+            PROGRAMS.iter().flat_map(|program| Kind::ALL.map(|kind| (*program, kind))).collect();
+        let name = |(program, kind): (&str, Kind)| format!("{program}, {}", kind.name());
+        let outcome = context.interleave(result, &trials, name, |round, (program, kind), result| {
+            self.measure(&mut runner, result, (round, kind, program), size, footprints[program])
+        });
+        compare(result);
+        outcome
     }
 
     fn plots(&self, result: &StudyResult) -> Vec<(String, String)> {
         PROGRAMS.iter().map(|program| (format!("programs-{program}"), plot(result, program))).collect()
+    }
+}
+
+/// Relative to all-local whatever was measured, and the product relative to the others under the same limit.
+fn compare(result: &mut StudyResult) {
+    result.compare_with(&Kind::AllLocal.name());
+    for program in PROGRAMS {
+        for percent in SHARES_PERCENT {
+            for baseline in [Kind::Disk, Kind::Zram] {
+                result.compare(&case(program, percent), &Kind::Spillway.name(), &baseline.name());
+            }
+        }
     }
 }
 

@@ -19,8 +19,8 @@ const VALUE_WORDS: usize = 62;
 /// Share of the table that is used at most is its inverse: at 2, a look-up takes about 1.5 probes.
 const SLOTS_PER_ENTRY: usize = 2;
 
-/// Operations for each entry.
-const OPERATIONS_PER_ENTRY: usize = 4;
+/// Operations for each entry: enough that popular ones stay local, and few enough that a run over a disk ends.
+const OPERATIONS_PER_ENTRY: usize = 1;
 
 /// One operation in so many writes.
 const OPERATIONS_PER_WRITE: u64 = 10;

@@ -7,6 +7,7 @@
 //! | [`barnes_hut`] | HPBD's: a tree built at random, walked for each body |
 //! | [`page_rank`] | a power-law graph: sequential edges, random ranks with hot ones |
 //! | [`key_value`] | a hash table under Zipf's law: few hot pages, a long tail |
+//! | [`touch`] | one word of each page at random, a system call after each: for tracing |
 //! | [`matrix`] | blocked multiplication: dense computation, strided reads |
 //!
 //! Invariants: the checksum depends on workload, size and seed only, never on the number of threads, so any two runs can be
@@ -19,6 +20,7 @@ pub mod matrix;
 pub mod page_rank;
 pub mod phase;
 pub mod quicksort;
+pub mod touch;
 
 use std::time::Instant;
 
@@ -88,7 +90,7 @@ pub trait Workload: Sync {
 }
 
 /// All of them.
-pub const ALL: [&dyn Workload; 9] = [
+pub const ALL: [&dyn Workload; 10] = [
     &fill::Fill::SEQUENTIAL,
     &fill::Fill::STRIDED,
     &fill::Fill::RANDOM,
@@ -98,6 +100,7 @@ pub const ALL: [&dyn Workload; 9] = [
     &page_rank::PageRank,
     &key_value::KeyValue,
     &matrix::Matrix,
+    &touch::Touch,
 ];
 
 /// The names of all workloads.

@@ -47,6 +47,15 @@ pub enum Received {
     Closed,
 }
 
+/// What a channel waits for on its event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interest {
+    /// Requests, unless every slot is taken.
+    pub read: bool,
+    /// Room for answers.
+    pub write: bool,
+}
+
 /// How a request failed, as the kernel is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlockError {
@@ -85,9 +94,20 @@ pub trait BlockChannel: Send {
     /// Takes the next request, without blocking.
     fn receive(&mut self) -> io::Result<Received>;
 
-    /// Answers the request in `slot` and frees the slot.
+    /// Answers the request in `slot` and frees the slot; the answer may wait until [`BlockChannel::flush`].
     fn complete(&mut self, slot: usize, result: Result<(), BlockError>) -> io::Result<()>;
 
-    /// Becomes readable when a request may be waiting.
+    /// Sends answers that wait, as far as possible without blocking; `receive` does so too.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Becomes ready, for what [`BlockChannel::interest`] says, when `receive` may bring something. It stays the same as long as the
+    /// channel is open.
     fn event(&self) -> BorrowedFd<'_>;
+
+    /// What to wait for on the event now.
+    fn interest(&self) -> Interest {
+        Interest { read: true, write: false }
+    }
 }

@@ -7,9 +7,12 @@
 //! CPU costs several times what serving a page does; where that brings nothing (the program needs this very CPU, the burst is
 //! over) it stops by itself ([`HybridWait`]). One thread of a device spins at a time ([`SpinPermit`]). Sleeping threads wait for
 //! the channel with an exclusive epoll, so that a request wakes one of them and not all.
+//!
+//! A service that panics takes its device down, and the loop goes on with errors: see [`crate::downfall`].
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -19,7 +22,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use spillway_fabric::completion::{HybridWait, Step};
 use spillway_sys::event::EventFd;
 
-use crate::block::{BlockChannel, Received};
+use crate::block::{BlockChannel, BlockError, BlockRequest, Interest, Received};
+use crate::downfall::{Downfall, FailedService};
 use crate::limits::{DONORS_MAX, EVENT_WAIT_MAX, PARKED_RETRY_INTERVAL};
 use crate::service::{BlockService, Waiting};
 
@@ -53,11 +57,15 @@ impl IoThread {
         service: Box<dyn BlockService>,
         stop: Arc<EventFd>,
         permit: SpinPermit,
+        downfall: Arc<Downfall>,
     ) -> io::Result<Self> {
-        let mut request_loop = RequestLoop::new(channel, service, stop, permit)?;
+        let mut request_loop = RequestLoop::new(channel, service, stop, permit, Arc::clone(&downfall))?;
         let handle = std::thread::Builder::new().name(name).spawn(move || {
-            if let Err(error) = request_loop.run() {
-                tracing::error!("an I/O thread ended: {error}");
+            // The channel itself panicked: it is closed by the end of this thread.
+            match catch_unwind(AssertUnwindSafe(move || request_loop.run())) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::error!("an I/O thread ended: {error}"),
+                Err(payload) => downfall.come(&*payload),
             }
         })?;
         Ok(Self { handle: Some(handle) })
@@ -66,8 +74,17 @@ impl IoThread {
     /// Waits for the thread's end.
     pub fn join(&mut self) {
         if let Some(handle) = self.handle.take() {
-            // A panicked I/O thread has said so on stderr; there is nothing to take back from it.
+            // A panic inside it is caught and told there.
             let _ = handle.join();
+        }
+    }
+}
+
+impl Drop for RequestLoop {
+    fn drop(&mut self) {
+        // One that ends while it spins leaves the permit to the device's other threads.
+        if self.is_spinning {
+            self.stop_spinning();
         }
     }
 }
@@ -77,11 +94,17 @@ pub struct RequestLoop {
     channel: Box<dyn BlockChannel>,
     service: Box<dyn BlockService>,
     stop: Arc<EventFd>,
-    /// Watches `channel` and `stop`.
+    /// Watches `channel`, for what was last its `interest`, and `stop`.
     idle: OwnedFd,
+    interest: Interest,
     permit: SpinPermit,
     hybrid: HybridWait,
     is_spinning: bool,
+    downfall: Arc<Downfall>,
+    /// By slot: a request that was not answered.
+    in_flight: Box<[bool]>,
+    /// What takes the service's place when the device ends by a panic; made ahead, since memory may be short then.
+    substitute: Option<Box<FailedService>>,
 }
 
 const CHANNEL: u64 = 0;
@@ -94,12 +117,29 @@ impl RequestLoop {
         service: Box<dyn BlockService>,
         stop: Arc<EventFd>,
         permit: SpinPermit,
+        downfall: Arc<Downfall>,
     ) -> io::Result<Self> {
         let idle = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let exclusive = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
-        epoll::add(&idle, channel.event(), epoll::EventData::new_u64(CHANNEL), exclusive)?;
+        let interest = channel.interest();
+        watch(&idle, channel.event(), interest)?;
         epoll::add(&idle, stop.as_fd(), epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
-        Ok(Self { channel, service, stop, idle, permit, hybrid: HybridWait::new(), is_spinning: false })
+        let slot_count = channel.pool().slot_count();
+        let substitute = Some(Box::new(FailedService::new(slot_count)));
+        let (hybrid, in_flight) = (HybridWait::new(), vec![false; slot_count].into());
+        let is_spinning = false;
+        Ok(Self {
+            channel,
+            service,
+            stop,
+            idle,
+            interest,
+            permit,
+            hybrid,
+            is_spinning,
+            downfall,
+            in_flight,
+            substitute,
+        })
     }
 
     /// Serves until the channel closes, or a stop is asked for and nothing is in flight.
@@ -109,7 +149,7 @@ impl RequestLoop {
             let received = if open { self.receive() } else { Received::Closed };
             let now = Instant::now();
             match received {
-                Received::Request(request) => self.service.submit(request, now),
+                Received::Request(request) => self.submit(request, now),
                 Received::Nothing => {}
                 Received::Closed => open = false,
             }
@@ -170,20 +210,76 @@ impl RequestLoop {
         })
     }
 
+    fn submit(&mut self, request: BlockRequest, now: Instant) {
+        self.in_flight[request.slot] = true;
+        let service = &mut self.service;
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| service.submit(request, now))) {
+            self.downfall.come(&*payload);
+        }
+    }
+
     /// Moves everything as far as it goes; what the service waits for, and whether a request was answered.
     fn serve(&mut self, now: Instant) -> (Waiting, bool) {
-        let channel = &mut self.channel;
+        if self.downfall.has_come()
+            && let Some(substitute) = self.substitute.take()
+        {
+            return self.fail_over(substitute);
+        }
+        let (channel, service, in_flight) = (&mut self.channel, &mut self.service, &mut self.in_flight);
         let mut answered = false;
-        let waiting = self.service.poll(now, &mut |slot, outcome| {
-            answered = true;
-            // Whoever asked may be gone; that ends the request all the same.
-            let _ = channel.complete(slot, outcome);
-        });
-        (waiting, answered)
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            service.poll(now, &mut |slot, outcome| {
+                answered = true;
+                // Whoever asked may be gone; that ends the request all the same.
+                let _ = channel.complete(slot, outcome);
+                in_flight[slot] = false;
+            })
+        }));
+        match polled {
+            Ok(waiting) => {
+                if answered {
+                    // Whoever asked may be gone; the next `receive` says so.
+                    let _ = channel.flush();
+                }
+                (waiting, answered)
+            }
+            Err(payload) => {
+                self.downfall.come(&*payload);
+                // The next turn fails over.
+                (Waiting::Poll, answered)
+            }
+        }
+    }
+
+    /// This thread or another one of the device panicked: from now on every request fails.
+    fn fail_over(&mut self, substitute: Box<FailedService>) -> (Waiting, bool) {
+        let failed = std::mem::replace(&mut self.service, substitute);
+        // Closes its connections, so that no buffer is written any more. Its state may make even that panic.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(failed)));
+        for (slot, in_flight) in self.in_flight.iter_mut().enumerate() {
+            if std::mem::take(in_flight) {
+                let _ = self.channel.complete(slot, Err(BlockError::InputOutput));
+            }
+        }
+        let _ = self.channel.flush();
+        (Waiting::Nothing, true)
+    }
+
+    /// Makes `idle` wait for what the channel waits for now.
+    fn follow_interest(&mut self) -> io::Result<()> {
+        let interest = self.channel.interest();
+        if interest != self.interest {
+            // What is watched exclusively cannot be changed, only taken out and put in again.
+            epoll::delete(&self.idle, self.channel.event())?;
+            watch(&self.idle, self.channel.event(), interest)?;
+            self.interest = interest;
+        }
+        Ok(())
     }
 
     /// Sleeps until a request may be there; true when a stop was asked for.
-    fn wait_for_request(&self) -> io::Result<bool> {
+    fn wait_for_request(&mut self) -> io::Result<bool> {
+        self.follow_interest()?;
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 2];
         let count = match epoll::wait(&self.idle, &mut events, None) {
             Err(rustix::io::Errno::INTR) => 0,
@@ -193,7 +289,10 @@ impl RequestLoop {
     }
 
     /// Sleeps until a request or a completion may be there, at most for `patience`; true when a stop was asked for.
-    fn wait_for_event(&self, open: bool, patience: Duration) -> io::Result<bool> {
+    fn wait_for_event(&mut self, open: bool, patience: Duration) -> io::Result<bool> {
+        if open {
+            self.follow_interest()?;
+        }
         let mut waits: [PollFd<'_>; DONORS_MAX + 2] =
             std::array::from_fn(|_| PollFd::new(&self.idle, PollFlags::empty()));
         let mut count = 0;
@@ -216,5 +315,66 @@ impl RequestLoop {
         Ok(open
             && waits[0].revents().contains(PollFlags::IN)
             && poll(std::slice::from_mut(&mut stopped), Some(&now))? > 0)
+    }
+}
+
+/// Puts `event` into `idle`, shared with nobody who sleeps.
+fn watch(idle: &OwnedFd, event: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
+    let mut flags = epoll::EventFlags::empty();
+    flags.set(epoll::EventFlags::IN, interest.read);
+    flags.set(epoll::EventFlags::OUT, interest.write);
+    match epoll::add(idle, event, epoll::EventData::new_u64(CHANNEL), flags | epoll::EventFlags::EXCLUSIVE) {
+        // An event that is an epoll of the channel's own cannot be watched exclusively, and need not.
+        Err(rustix::io::Errno::INVAL) => Ok(epoll::add(idle, event, epoll::EventData::new_u64(CHANNEL), flags)?),
+        result => Ok(result?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_fabric::buffer_pool::BufferPool;
+
+    use super::*;
+
+    /// A channel whose requests are `Nothing`, and then `Closed`.
+    struct Quiet(Arc<BufferPool>, EventFd, usize);
+
+    impl BlockChannel for Quiet {
+        fn pool(&self) -> &Arc<BufferPool> {
+            &self.0
+        }
+
+        fn receive(&mut self) -> io::Result<Received> {
+            if self.2 == 0 {
+                return Ok(Received::Closed);
+            }
+            self.2 -= 1;
+            Ok(Received::Nothing)
+        }
+
+        fn complete(&mut self, _slot: usize, _result: Result<(), BlockError>) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn event(&self) -> std::os::fd::BorrowedFd<'_> {
+            self.1.as_fd()
+        }
+    }
+
+    #[test]
+    fn a_loop_that_ends_while_it_spins_gives_its_permit_back() {
+        let permit = SpinPermit::default();
+        let event = EventFd::new().unwrap();
+        event.signal();
+        let quiet = Quiet(BufferPool::new(1, 4096).unwrap(), event, 2);
+        let (service, stop) = (Box::new(FailedService::new(1)), Arc::new(EventFd::new().unwrap()));
+        let mut request_loop =
+            RequestLoop::new(Box::new(quiet), service, stop, permit.clone(), Arc::default()).unwrap();
+        // As after the first of the looks: it spins when the channel closes.
+        assert!(permit.try_take());
+        request_loop.is_spinning = true;
+        request_loop.run().unwrap();
+        drop(request_loop);
+        assert!(permit.try_take(), "another thread may spin");
     }
 }

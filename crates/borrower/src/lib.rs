@@ -3,10 +3,10 @@
 //! In the order of the path:
 //! - [`frontend`]: how the kernel reaches a device.
 //! - [`block`]: the request path that every front end shares; [`service`]: what answers it.
-//! - [`io_thread`]: the loop between the two.
+//! - [`io_thread`]: the loop between the two; [`downfall`]: when one panics.
 //! - [`engine`]: what happens to a request, one state machine per I/O thread.
 //! - [`volume`]: which copies of a page are valid, shared by all threads.
-//! - [`device`]: everything put together.
+//! - [`device`]: everything put together; [`state`]: what of it outlives its process.
 //!
 //! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
 //!
@@ -17,6 +17,7 @@
 pub mod block;
 pub mod device;
 pub mod disk_writer;
+pub mod downfall;
 pub mod engine;
 pub mod frontend;
 pub mod io_thread;
@@ -25,5 +26,6 @@ pub mod local_memory;
 pub mod manager;
 pub mod metrics;
 pub mod service;
+pub mod state;
 mod sync;
 pub mod volume;

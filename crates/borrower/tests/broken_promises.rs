@@ -19,6 +19,7 @@ use spillway_borrower::manager::care;
 use spillway_borrower::manager::donors::{DonorEntry, Session};
 use spillway_borrower::manager::mapping::Mapper;
 use spillway_borrower::manager::mover::WorkQueue;
+use spillway_borrower::manager::survey::Survey;
 use spillway_borrower::metrics::Metrics;
 use spillway_borrower::service::BlockService;
 use spillway_borrower::volume::backlog::{Backlog, TakePolicy};
@@ -178,6 +179,7 @@ fn managed(donors: usize) -> Managed {
         key: None,
         work: WorkQueue::default(),
         mapper: Mapper::new(1),
+        survey: Survey::default(),
         stopping: AtomicBool::new(false),
     }
 }

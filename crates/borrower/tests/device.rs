@@ -13,6 +13,7 @@ use frontend_support::can_run;
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
 use spillway_borrower::frontend::choice::FrontEndChoice;
+use spillway_borrower::manager::heat::MappingPolicy;
 
 fn config(name: &str) -> DeviceConfig {
     DeviceConfig {
@@ -23,7 +24,9 @@ fn config(name: &str) -> DeviceConfig {
         key_file: None,
         redundancy: Redundancy::NONE,
         backing: None,
+        mapping: MappingPolicy::OnDemand,
         front_end: FrontEndChoice::Auto,
+        listen: None,
         io_threads: None,
         local_memory: true,
         donor_wait: Duration::from_secs(5),

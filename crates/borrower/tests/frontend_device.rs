@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+#[allow(dead_code)]
 mod frontend_support;
 
 use std::fs::File;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use frontend_support::exercise::exercise;
-use frontend_support::{Aligned, Server, can_run, is_bound, is_ours, open_direct, queue_setting, skip};
+use frontend_support::{Aligned, Server, can_run, is_bound, is_ours, open_direct, queue_setting, skip, swap_lock};
 use spillway_borrower::frontend::FrontEndError;
 use spillway_borrower::frontend::remains;
 use spillway_sys::child;
@@ -297,6 +298,7 @@ fn a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote() {
     };
     let procs = File::options().write(true).open(group.0.join("cgroup.procs")).unwrap();
     let server = Server::start("swap", 96 * MIB, 2);
+    let _alone = swap_lock();
     swap::make(&server.path, "test", [2; 16]).unwrap();
     swap::on(&server.path, Some(100), SwapDiscard::Pages).unwrap();
     let swapped_on = SwappedOn(server.path.clone());

@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use frontend_support::exercise::{discard, exercise};
+use frontend_support::pressure::{MemoryGroup, SwappedOn};
 use frontend_support::{Aligned, open_direct, queue_setting};
 use rustix::event::{PollFd, PollFlags, poll};
 use spillway_borrower::block::{BlockChannel, BlockOperation, Received};
@@ -32,7 +33,7 @@ use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 use spillway_sys::swap::{self, SwapDiscard};
 use spillway_virtual_machine::{Failure, VirtualMachine};
-use ublk_support::{MIB, MemoryGroup, Server, SwappedOn, config, device_count, serve};
+use ublk_support::{MIB, Server, config, device_count, serve};
 
 #[global_allocator]
 static ALLOCATOR: GuardedAllocator = GuardedAllocator;

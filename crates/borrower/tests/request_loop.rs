@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use spillway_borrower::block::{BlockChannel, BlockError, BlockOperation, BlockRequest, Received};
+use spillway_borrower::downfall::Downfall;
 use spillway_borrower::io_thread::{IoThread, SpinPermit};
 use spillway_borrower::service::{BlockService, Completed, Waiting};
 use spillway_fabric::buffer_pool::BufferPool;
@@ -112,6 +113,32 @@ impl BlockService for SlowService {
     }
 }
 
+/// Keeps reads for ever, and panics at the first look at a discard.
+#[derive(Default)]
+struct PanickingService {
+    panics: bool,
+}
+
+impl BlockService for PanickingService {
+    fn submit(&mut self, request: BlockRequest, _now: Instant) {
+        self.panics |= request.operation == BlockOperation::Discard;
+        assert!(request.operation != BlockOperation::Flush, "a panic that was asked for");
+    }
+
+    fn poll(&mut self, _now: Instant, _completed: Completed<'_>) -> Waiting {
+        assert!(!self.panics, "a panic that was asked for");
+        Waiting::Retry
+    }
+
+    fn for_each_event<'a>(&'a self, _visit: &mut dyn FnMut(BorrowedFd<'a>, bool)) {}
+}
+
+impl Drop for PanickingService {
+    fn drop(&mut self) {
+        assert!(!self.panics, "a panic in the clearing up");
+    }
+}
+
 struct Rig {
     desk: Arc<Desk>,
     event: Arc<EventFd>,
@@ -120,16 +147,22 @@ struct Rig {
 }
 
 fn start() -> Rig {
+    let event = Arc::new(EventFd::new().unwrap());
+    let service = SlowService { waiting: Vec::new(), event: Arc::clone(&event) };
+    Rig { event, ..start_with(service, &Arc::default()) }
+}
+
+fn start_with(service: impl BlockService + 'static, downfall: &Arc<Downfall>) -> Rig {
     let (desk, stop) = (Desk::new(), Arc::new(EventFd::new().unwrap()));
     let event = Arc::new(EventFd::new().unwrap());
     let channel = DeskChannel(Arc::clone(&desk), BufferPool::new(4, 4096).unwrap());
-    let service = SlowService { waiting: Vec::new(), event: Arc::clone(&event) };
     let thread = IoThread::start(
         "test-io".to_owned(),
         Box::new(channel),
         Box::new(service),
         Arc::clone(&stop),
         SpinPermit::default(),
+        Arc::clone(downfall),
     )
     .unwrap();
     Rig { desk, event, stop, thread }
@@ -171,4 +204,70 @@ fn a_closed_channel_ends_the_thread() {
     rig.desk.close();
     rig.thread.join();
     assert_eq!(rig.desk.await_answers(1).len(), 1);
+}
+
+const FAILED: Result<(), BlockError> = Err(BlockError::InputOutput);
+
+#[test]
+fn a_panic_ends_every_request_of_the_device_with_an_error() {
+    for fatal in [BlockOperation::Discard, BlockOperation::Flush] {
+        let downfall = Arc::default();
+        let mut one = start_with(PanickingService::default(), &downfall);
+        let mut other = start_with(PanickingService::default(), &downfall);
+        // These would wait for ever: one at the thread that panics, one at the other.
+        one.desk.hand_in(0, BlockOperation::Read);
+        other.desk.hand_in(1, BlockOperation::Read);
+        one.desk.hand_in(2, fatal);
+        let mut answers = one.desk.await_answers(2);
+        answers.sort_by_key(|(slot, _)| *slot);
+        assert_eq!(answers, [(0, FAILED), (2, FAILED)]);
+        assert_eq!(other.desk.await_answers(1), [(1, FAILED)]);
+        assert_eq!(downfall.reason().unwrap(), "a panic that was asked for");
+        // What comes later fails too, and is not left waiting.
+        for rig in [&one, &other] {
+            let before = rig.desk.await_answers(1).len();
+            rig.desk.hand_in(3, BlockOperation::Write);
+            assert_eq!(rig.desk.await_answers(before + 1)[before], (3, FAILED));
+        }
+        for rig in [&mut one, &mut other] {
+            rig.stop.signal();
+            rig.thread.join();
+        }
+    }
+}
+
+/// A channel that panics when it is asked to take an answer.
+struct PanickingChannel(DeskChannel);
+
+impl BlockChannel for PanickingChannel {
+    fn pool(&self) -> &Arc<BufferPool> {
+        self.0.pool()
+    }
+
+    fn receive(&mut self) -> io::Result<Received> {
+        self.0.receive()
+    }
+
+    fn complete(&mut self, _slot: usize, _result: Result<(), BlockError>) -> io::Result<()> {
+        panic!("a broken front end");
+    }
+
+    fn event(&self) -> BorrowedFd<'_> {
+        self.0.event()
+    }
+}
+
+#[test]
+fn a_front_end_that_panics_ends_the_thread_and_the_device() {
+    let (desk, downfall) = (Desk::new(), Arc::<Downfall>::default());
+    let channel = PanickingChannel(DeskChannel(Arc::clone(&desk), BufferPool::new(4, 4096).unwrap()));
+    let service = SlowService { waiting: Vec::new(), event: Arc::new(EventFd::new().unwrap()) };
+    let stop = Arc::new(EventFd::new().unwrap());
+    let (permit, shared) = (SpinPermit::default(), Arc::clone(&downfall));
+    let mut thread =
+        IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), stop, permit, shared).unwrap();
+    desk.hand_in(0, BlockOperation::Read);
+    thread.join();
+    assert_eq!(downfall.reason().unwrap(), "a broken front end");
+    assert_eq!(Arc::strong_count(&desk), 1, "the channel is closed");
 }

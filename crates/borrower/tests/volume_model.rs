@@ -210,6 +210,29 @@ impl World {
         }
     }
 
+    /// Writes `pages` pages from the volume's page 500 on, none of which gets to the disk.
+    fn fill_backlog(&mut self, pages: u64) {
+        for first in (0..pages).step_by(SLOT_PAGES as usize) {
+            self.submit(1, 0, BlockOperation::Write, 500 + first, SLOT_PAGES.min(pages - first));
+            (0..10).for_each(|_| poll_all(&mut self.engines, &mut self.answers));
+            assert_eq!(self.answers[1][0], Some(Ok(())));
+        }
+        self.map(0);
+    }
+
+    /// Polls until everything is answered, while the disk works.
+    fn settle_with_disk(&mut self) {
+        let mut idle = false;
+        for _ in 0..1_000_000 {
+            if std::mem::replace(&mut idle, self.volume.disk.as_ref().unwrap().backlog.length() == 0) {
+                return;
+            }
+            poll_all(&mut self.engines, &mut self.answers);
+            self.write_disk(64);
+        }
+        panic!("the backlog never became empty");
+    }
+
     fn run(&mut self, engine: usize, slot: usize) -> Result<(), BlockError> {
         for round in 0..1_000_000 {
             poll_all(&mut self.engines, &mut self.answers);
@@ -460,6 +483,56 @@ fn a_full_backlog_holds_writers_up_and_loses_nothing() {
         world.write(round % 2, 0, round as u64 * 80, 80).unwrap();
     }
     world.check_everything(false);
+}
+
+/// Small writes that come one after the other took each page of room as soon as it was there, and a large one behind them
+/// failed at its deadline.
+#[test]
+fn a_large_write_at_a_full_backlog_gets_its_turn_among_small_ones() {
+    let mut world = World::new(Redundancy::DISK);
+    world.map(0);
+    world.fill_backlog(200);
+    assert_eq!(world.volume.disk.as_ref().unwrap().backlog.length(), 200, "full");
+    world.submit(0, 2, BlockOperation::Write, 0, 80);
+    let (mut page, mut small_writes) = (100, 0);
+    for round in 0.. {
+        assert!(round < 2000, "the large write starves; {small_writes} small ones went before it");
+        for slot in 0..2 {
+            if round == 0 || world.answers[0][slot].is_some() {
+                small_writes += 1;
+                world.submit(0, slot, BlockOperation::Write, page, 1);
+                page = 100 + (page + 1) % 300;
+            }
+        }
+        poll_all(&mut world.engines, &mut world.answers);
+        if world.answers[0][2] == Some(Ok(())) {
+            break;
+        }
+        // The disk gives one page of room at a time.
+        world.write_disk(1);
+    }
+    world.settle_with_disk();
+    assert!(world.answers[0].iter().all(|answer| *answer == Some(Ok(()))));
+}
+
+#[test]
+fn a_write_that_is_given_up_at_a_full_backlog_leaves_its_turn_to_others() {
+    let mut world = World::new(Redundancy::DISK);
+    world.map(0);
+    world.volume.set_mapping_possible(true);
+    world.fill_backlog(190);
+    world.submit(0, 0, BlockOperation::Write, 0, 80);
+    poll_all(&mut world.engines, &mut world.answers);
+    assert_eq!(world.answers[0][0], None, "ten pages are free");
+    let late = Instant::now() + BLOCK_REQUEST_DEADLINE;
+    world.engines[0].poll(late, &mut |slot, result| assert_eq!((slot, result), (0, Err(BlockError::TimedOut))));
+    // The room that was set aside for it is there for others, and so it is when a whole thread ends.
+    world.submit(0, 1, BlockOperation::Write, 100, 80);
+    poll_all(&mut world.engines, &mut world.answers);
+    drop(world.engines.remove(0));
+    world.submit(0, 0, BlockOperation::Write, 300, 10);
+    (0..10).for_each(|_| poll_all(&mut world.engines, &mut world.answers));
+    assert_eq!(world.answers[0][0], Some(Ok(())));
 }
 
 #[test]

@@ -16,6 +16,7 @@ use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::status::DeviceStatus;
 use spillway_borrower::device::{Device, DeviceConfig};
 use spillway_borrower::frontend::choice::FrontEndChoice;
+use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_borrower::manager::placement::{Random, XorShift};
 use spillway_donor::{Donor, DonorConfig};
 use spillway_fabric::key::ClusterKey;
@@ -51,6 +52,10 @@ fn donor_config(memory_bytes: u64) -> DonorConfig {
 
 impl World {
     fn new(name: &str, donors: usize, redundancy: Redundancy, over_tcp: bool) -> Self {
+        Self::start(name, donors, redundancy, over_tcp, MappingPolicy::OnDemand)
+    }
+
+    fn start(name: &str, donors: usize, redundancy: Redundancy, over_tcp: bool, mapping: MappingPolicy) -> Self {
         // Backing files must not lie in memory, so not in a temporary directory that may.
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let mut world = Self {
@@ -86,7 +91,9 @@ impl World {
             key_file: key,
             redundancy,
             backing: redundancy.disk.then(|| world.directory.path().join("backing")),
+            mapping,
             front_end: FrontEndChoice::Auto,
+            listen: None,
             io_threads: None,
             local_memory: false,
             donor_wait: Duration::from_secs(10),
@@ -198,6 +205,39 @@ fn pages_survive_the_death_of_every_donor_on_disk() {
     world.await_status("pages are at a donor again", |status| {
         status.slabs.mapped > 0 && status.slabs.degraded == 0 && status.donors[0].slabs > 0
     });
+    world.check();
+    world.stop();
+}
+
+#[test]
+fn by_activity_only_slabs_that_are_used_take_a_donors_memory() {
+    if !can_run("by_activity_only_slabs_that_are_used_take_a_donors_memory") {
+        return;
+    }
+    let mut world = World::start("activity", 1, Redundancy::DISK, false, MappingPolicy::ByActivity);
+    let file = world.open();
+    let mut buffer = Aligned::new(PAGE);
+    let pages_per_slab = SLAB / PAGE as u64;
+    for slab in [0, 3, 5] {
+        let page = slab * pages_per_slab;
+        fill(buffer.bytes(), page, 1);
+        file.write_all_at(buffer.bytes(), page * PAGE as u64).unwrap();
+        world.model.insert(page, 1);
+    }
+    assert_eq!(world.status().slabs.mapped, 0, "three pages make no slab hot");
+    let give_up = Instant::now() + Duration::from_secs(60);
+    while world.status().slabs.mapped == 0 {
+        assert!(Instant::now() < give_up, "a slab that is read all the time never got a donor: {:#?}", world.status());
+        for _ in 0..64 {
+            file.read_exact_at(buffer.bytes(), 3 * SLAB).unwrap();
+        }
+    }
+    let status = world.await_status("the hot slab is whole at its donor", |status| status.slabs.mapped == 1);
+    assert_eq!((status.donors[0].slabs, status.pages_lost), (1, 0), "{status:#?}");
+    assert!(status.health.starts_with("ok"), "{}", status.health);
+    drop(file);
+    world.check();
+    world.donors[0].take().unwrap().stop();
     world.check();
     world.stop();
 }

@@ -3,18 +3,21 @@
 //! It ends by a signal: first everything lent is asked back, so that borrowers can move their pages, then it stops. A second
 //! signal does not wait for them.
 
+use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
+use spillway_donor::host_memory::{self, Bound};
+use spillway_donor::memory_group;
 use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
 use spillway_fabric::key::ClusterKey;
+use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::arguments::DonateArguments;
 use crate::cgroup::OwnGroup;
-use crate::cgroup::hierarchy::Hierarchy;
 use crate::device::storage;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
@@ -48,7 +51,7 @@ impl DonorService {
     /// Starts lending; the entry gets a socket for borrowers of this machine.
     pub(crate) fn start(arguments: &DonateArguments, entry: &Entry) -> Result<Self, Failure> {
         let config = config(arguments, &entry.path().join("donor.sock"))?;
-        let group = protect(&arguments.name);
+        let group = protect(&arguments.name, arguments.owned);
         let donor = Donor::start(config).map_err(Failure::failed)?;
         Ok(Self { donor, _group: group })
     }
@@ -72,23 +75,43 @@ impl DonorService {
     }
 }
 
-fn protect(name: &str) -> Option<OwnGroup> {
+fn protect(name: &str, owned: bool) -> Option<OwnGroup> {
     // Refused without root, where the kernel's own choice stays.
     let _ = spillway_sys::paging_safety::set_out_of_memory_adjustment(OUT_OF_MEMORY_ADJUSTMENT);
-    // Slabs are charged to the group of whoever touches them first, so a limit on our starter would be theirs too.
+    // Whoever limited the group that a donor is started in meant the donor. Not so for one that `run` starts for itself:
+    // slabs are charged to the group of whoever touches them first, so a limit on the program's shell would be theirs too.
+    if !owned && memory_group::available_bytes().is_some() {
+        return None;
+    }
     OwnGroup::enter(&Hierarchy::detect()?, &format!("donor-{name}")).ok()
 }
 
+/// All memory that the donor may count on, what of it is available, and what decides about that.
+fn memory(owned: bool) -> io::Result<(u64, u64, Bound)> {
+    let machine = Memory::read()?;
+    if owned {
+        // It leaves its starter's group, see `protect`.
+        return Ok((machine.total_bytes, machine.available_bytes, Bound::Machine));
+    }
+    let sample = host_memory::sample()?;
+    let total_bytes = match sample.bound {
+        Bound::Machine => machine.total_bytes,
+        Bound::Group => sample.available_bytes,
+    };
+    Ok((total_bytes, sample.available_bytes, sample.bound))
+}
+
 fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfig, Failure> {
-    let memory = Memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?;
-    let headroom_bytes = arguments.headroom.map_or(memory.total_bytes / limits::HEADROOM_DIVISOR, |size| size.bytes);
-    let lendable = memory.available_bytes.saturating_sub(headroom_bytes);
+    let during = |error| Failure::during("looking at the machine's memory", error);
+    let (total_bytes, available_bytes, bound) = memory(arguments.owned).map_err(during)?;
+    let headroom_bytes = arguments.headroom.map_or(total_bytes / limits::HEADROOM_DIVISOR, |size| size.bytes);
+    let lendable = available_bytes.saturating_sub(headroom_bytes);
     let memory_bytes = arguments.memory.map_or(lendable, |size| size.bytes);
     if lendable < arguments.slab_size.bytes || memory_bytes < arguments.slab_size.bytes {
         return Err(Failure::Failed(format!(
-            "there is too little memory to lend: {} are available and {} stay free, which leaves less than one slab of {}; \
+            "there is too little memory to lend: {} are available {bound} and {} stay free, which leaves less than one slab of {}; \
              take a smaller --headroom or --slab-size, or end some programs",
-            human(memory.available_bytes),
+            human(available_bytes),
             human(headroom_bytes),
             human(arguments.slab_size.bytes),
         )));

@@ -6,11 +6,12 @@
 use std::ffi::OsStr;
 use std::time::Instant;
 
+use spillway_borrower::frontend::nbd_remains::{self, AbandonedNbd};
 use spillway_borrower::frontend::remains::{self as frontend_remains, Remain, RemainKind};
 use spillway_borrower::frontend::ublk_remains::{self, AbandonedUblk};
+use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::cgroup::MemoryGroup;
-use crate::cgroup::hierarchy::Hierarchy;
 use crate::device::serve::{DeviceRecord, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
@@ -25,6 +26,7 @@ pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
     found.extend(stray_groups(registry)?.iter().map(|group| format!("memory group {}", group.path().display())));
     found.extend(frontend_remains::list().map_err(Failure::failed)?.iter().map(describe));
     found.extend(ublk_remains::list().map_err(Failure::failed)?.iter().map(describe_ublk));
+    found.extend(nbd_remains::list().map_err(Failure::failed)?.iter().map(describe_nbd));
     Ok(found)
 }
 
@@ -63,7 +65,18 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
             Err(error) => lines.push(format!("{what} could not be removed: {error}")),
         }
     }
+    for abandoned in nbd_remains::list().map_err(Failure::failed)? {
+        let what = describe_nbd(&abandoned);
+        match nbd_remains::end(&abandoned) {
+            Ok(()) => lines.push(format!("removed {what}")),
+            Err(error) => lines.push(format!("{what} could not be removed: {error}")),
+        }
+    }
     Ok(lines)
+}
+
+fn describe_nbd(abandoned: &AbandonedNbd) -> String {
+    format!("the network block device {} of '{}'", abandoned.path().display(), abandoned.maker.name)
 }
 
 fn describe_ublk(abandoned: &AbandonedUblk) -> String {

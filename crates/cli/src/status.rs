@@ -188,6 +188,21 @@ fn describe_donor(text: &mut String, item: &Item) {
         number("quota_bytes"),
         number("free_to_lend_bytes")
     );
+    let sessions = item.report.pointer("/donor/sessions").and_then(Value::as_array);
+    sessions.into_iter().flatten().for_each(|session| describe_session(text, session));
+}
+
+/// One borrower of a donor.
+fn describe_session(text: &mut String, session: &Value) {
+    let word = |name: &str| session.get(name).and_then(Value::as_str).unwrap_or("-");
+    let bytes = |name: &str| session.get(name).and_then(Value::as_u64);
+    let lent = human(bytes("lent_bytes").unwrap_or(0));
+    let _ = write!(text, "  volume {} of {}: {}, {lent} lent", word("volume"), word("peer"), word("transport"));
+    // Over shared memory the donor cannot count.
+    let _ = match (bytes("read_bytes"), bytes("written_bytes")) {
+        (Some(read), Some(written)) => writeln!(text, ", read {}, written {}", human(read), human(written)),
+        _ => writeln!(text, ", pages counted by the borrower"),
+    };
 }
 
 fn describe_run(text: &mut String, item: &Item) {
@@ -218,6 +233,24 @@ mod tests {
         for expected in
             ["/dev/loop0, 1 GiB, disk, health: disk only", "donor a:1: lost tcp, 3 slabs (timed out)", "note: careful"]
         {
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_donor_tells_bytes_only_where_it_counted_them() {
+        let session = |transport: &str, bytes: Value| {
+            json!({"volume": "v", "peer": "p:1", "transport": transport, "lent_bytes": 32 << 20,
+                "read_bytes": bytes, "written_bytes": bytes})
+        };
+        let report = json!({"donor": {"lent_bytes": 64 << 20, "quota_bytes": 1 << 30, "free_to_lend_bytes": 0,
+            "sessions": [session("tcp", json!(2 << 20)), session("shm", Value::Null)]}});
+        let mut text = String::new();
+        describe(&mut text, &item(Kind::Donor, report));
+        for expected in [
+            "volume v of p:1: tcp, 32 MiB lent, read 2 MiB, written 2 MiB\n",
+            "volume v of p:1: shm, 32 MiB lent, pages counted by the borrower\n",
+        ] {
             assert!(text.contains(expected), "{text}");
         }
     }

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
+use crate::arguments::{NameArguments, ServingArguments, SwapCommand, SwapOnArguments};
 use crate::device::command::{chosen, start};
 use crate::device::serve::DeviceRecord;
 use crate::failure::Failure;
@@ -25,7 +25,7 @@ pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {
 fn on(arguments: &SwapOnArguments) -> Result<(), Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
-    let mut device = start(&registry, &arguments.name, &arguments.device, &interruption)?;
+    let mut device = start(&registry, &arguments.name, &arguments.device, &ServingArguments::default(), &interruption)?;
     let path = device.path().to_path_buf();
     let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
     let priority = arguments.priority.unwrap_or_else(|| swap_list::priority_above(&areas));

@@ -12,8 +12,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use support::{Said, disk_directory, is_root, registry_directory, run, skip, spillway};
+use spillway_sys::memory_hierarchy::{Hierarchy, Version};
+use support::{Running, Said, disk_directory, is_root, registry_directory, run, skip, spillway, wait_until};
 
 /// Runs `spillway` with a registry that must be empty afterwards but for logs.
 fn mistake(arguments: &[&str]) -> Said {
@@ -69,6 +71,63 @@ fn a_device_needs_a_donor() {
     assert_fails(&["device", "on", "--size", "64M"], 2, &["--donor HOST:PORT", "spillway donate"]);
     let more = ["device", "on", "--size", "64M", "--donor", "a:1", "--redundancy", "replicas=2"];
     assert_fails(&more, 2, &["needs 2 donors"]);
+}
+
+/// A memory cgroup of the test's own, removed when dropped.
+struct LimitedGroup(std::path::PathBuf);
+
+impl LimitedGroup {
+    /// With a limit; `None` where there is no such controller, or not for us.
+    fn new(limit_bytes: u64) -> Option<Self> {
+        let hierarchy = Hierarchy::detect()?;
+        let (file, group) = match hierarchy.version {
+            Version::V1 => ("memory.limit_in_bytes", hierarchy.own_group().ok()?),
+            Version::V2 => ("memory.max", hierarchy.root),
+        };
+        let group = group.join(format!("spillway-test-{}", std::process::id()));
+        std::fs::create_dir(&group).ok()?;
+        let group = Self(group);
+        std::fs::write(group.0.join(file), limit_bytes.to_string()).ok()?;
+        Some(group)
+    }
+}
+
+impl Drop for LimitedGroup {
+    fn drop(&mut self) {
+        // The kernel may take a moment to see that nobody is in it any more.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while std::fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn a_donor_counts_the_limit_of_its_memory_cgroup() {
+    let Some(group) = LimitedGroup::new(64 << 20) else { return skip("a memory cgroup, or root") };
+    let registry = registry_directory();
+    let start = |more: &[&str]| {
+        let script = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
+        let arguments = ["donate", "--key", "none", "--listen", "127.0.0.1:0"];
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(&group.0).arg(env!("CARGO_BIN_EXE_spillway")).args(arguments).args(more);
+        command.env("SPILLWAY_RUNTIME_DIRECTORY", registry.path().join("r"));
+        command
+    };
+    let said = run(&mut start(&["--slab-size", "128M", "--headroom", "1M"]));
+    assert_eq!(said.status.code(), Some(1), "{}", said.errors);
+    assert!(said.errors.contains("too little memory to lend"), "{}", said.errors);
+    assert!(said.errors.contains("the limit of the memory cgroup"), "{}", said.errors);
+    // What it offers by itself lies within the limit, and it stays in its group.
+    let donor = Running::start(&mut start(&["--slab-size", "1M"]));
+    let offered = wait_until("the donor to tell what it lends", || {
+        let said = run(spillway(&registry.path().join("r")).args(["status", "--json"]));
+        let status: serde_json::Value = serde_json::from_slice(&said.output).ok()?;
+        status.pointer("/items/0/report/donor/quota_bytes")?.as_u64()
+    });
+    assert!((1 << 20..64 << 20).contains(&offered), "{offered}");
+    let inside = std::fs::read_to_string(group.0.join("cgroup.procs")).unwrap();
+    assert_eq!(inside.trim(), donor.pid().to_string());
 }
 
 #[test]

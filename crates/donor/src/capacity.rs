@@ -118,9 +118,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::host_memory::Bound;
 
     fn sample(available_bytes: u64) -> MemorySample {
-        MemorySample { available_bytes, pressure_percent: None }
+        MemorySample { available_bytes, bound: Bound::Machine, pressure_percent: None }
     }
 
     #[test]
@@ -162,7 +163,7 @@ mod tests {
     #[test]
     fn pressure_doubles_the_headroom() {
         let mut capacity = Capacity::new(1000, 100, sample(250));
-        capacity.observe(MemorySample { available_bytes: 250, pressure_percent: Some(PRESSURE_PERCENT_MAX) });
+        capacity.observe(MemorySample { pressure_percent: Some(PRESSURE_PERCENT_MAX), ..sample(250) });
         assert_eq!(capacity.lendable_bytes(Holdings::default()), 50);
         assert_eq!(capacity.shortage_bytes(Holdings { lent_bytes: 500, ..Holdings::default() }), 0);
     }

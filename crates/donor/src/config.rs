@@ -10,6 +10,8 @@ use spillway_fabric::address::{AddressError, DonorAddress};
 use spillway_fabric::key::ClusterKey;
 use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
 
+use crate::host_memory::{Bound, MemorySample};
+
 /// Where to listen: like a [`DonorAddress`], but the port may be 0 (the kernel chooses).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenAddress {
@@ -69,7 +71,7 @@ pub struct DonorConfig {
 
 impl DonorConfig {
     /// Refuses what cannot work.
-    pub(crate) fn check(&self, available_bytes: u64) -> Result<(), DonorError> {
+    pub(crate) fn check(&self, sample: MemorySample) -> Result<(), DonorError> {
         let hint = self.slab_size_hint_bytes;
         if !is_slab_size(hint) {
             return Err(DonorError::SlabSize(hint));
@@ -77,6 +79,7 @@ impl DonorConfig {
         if self.listen.is_empty() && self.unix_path.is_none() {
             return Err(DonorError::NoAddress);
         }
+        let MemorySample { available_bytes, bound, .. } = sample;
         let spare_bytes = available_bytes.saturating_sub(self.headroom_bytes);
         if self.memory_bytes < hint || spare_bytes < hint {
             let (memory_bytes, headroom_bytes) = (self.memory_bytes, self.headroom_bytes);
@@ -84,6 +87,7 @@ impl DonorConfig {
                 memory_bytes,
                 headroom_bytes,
                 available_bytes,
+                bound,
                 slab_bytes: hint,
             });
         }
@@ -114,15 +118,17 @@ pub(crate) fn resolve(text: &str, has_key: bool) -> Result<Vec<SocketAddr>, Dono
 pub enum DonorError {
     /// The machine or the quota has not enough for one slab.
     #[error(
-        "too little memory to lend: {memory_bytes} bytes are to be lent and {available_bytes} are available, of which {headroom_bytes} stay as headroom, but one slab takes {slab_bytes}; lend more, lower the headroom, or use smaller slabs"
+        "too little memory to lend: {memory_bytes} bytes are to be lent and {available_bytes} are available {bound}, of which {headroom_bytes} stay as headroom, but one slab takes {slab_bytes}; lend more, lower the headroom, or use smaller slabs"
     )]
     TooLittleMemory {
         /// To be lent.
         memory_bytes: u64,
         /// To stay.
         headroom_bytes: u64,
-        /// What the machine has.
+        /// What there is.
         available_bytes: u64,
+        /// Where.
+        bound: Bound,
         /// What one slab takes.
         slab_bytes: u64,
     },
@@ -180,17 +186,24 @@ mod tests {
         }
     }
 
+    fn machine(available_bytes: u64) -> MemorySample {
+        MemorySample { available_bytes, bound: Bound::Machine, pressure_percent: None }
+    }
+
     #[test]
     fn what_cannot_work_is_refused_with_what_to_do() {
-        assert!(config().check(64 * MIB).is_ok());
+        assert!(config().check(machine(64 * MIB)).is_ok());
         let odd = DonorConfig { slab_size_hint_bytes: 3 * MIB, ..config() };
-        assert!(odd.check(64 * MIB).unwrap_err().to_string().contains("power of two"));
+        assert!(odd.check(machine(64 * MIB)).unwrap_err().to_string().contains("power of two"));
         let nowhere = DonorConfig { listen: Vec::new(), ..config() };
-        assert!(nowhere.check(64 * MIB).unwrap_err().to_string().contains("HOST:PORT"));
-        let error = config().check(16 * MIB).unwrap_err();
+        assert!(nowhere.check(machine(64 * MIB)).unwrap_err().to_string().contains("HOST:PORT"));
+        let error = config().check(machine(16 * MIB)).unwrap_err();
         assert!(error.to_string().contains("lower the headroom"), "{error}");
+        assert!(error.to_string().contains("on this machine"), "{error}");
+        let group = MemorySample { bound: Bound::Group, ..machine(16 * MIB) };
+        assert!(config().check(group).unwrap_err().to_string().contains("memory cgroup"));
         let small = DonorConfig { memory_bytes: 100, ..config() };
-        assert!(small.check(64 * MIB).is_err());
+        assert!(small.check(machine(64 * MIB)).is_err());
     }
 
     #[test]

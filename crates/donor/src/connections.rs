@@ -2,8 +2,13 @@
 //!
 //! Each connection is served by a thread that may wait for its peer. Whoever wants a connection to end shuts its socket
 //! down here, which wakes that thread; the thread's own entry closes when it leaves.
+//!
+//! Anyone can connect and then say nothing. Therefore a connection is *unproven* until it belongs to a session, and the
+//! unproven ones have a small share of their own: a new one never waits for old ones, it takes the place of the oldest,
+//! first of its own source, then of all. Proven connections keep their places whatever others do.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -11,7 +16,26 @@ use std::time::{Duration, Instant};
 use rustix::net::{Shutdown, shutdown};
 
 use crate::leases::SessionId;
-use crate::limits::CONNECTIONS_MAX;
+use crate::limits::{CONNECTIONS_MAX, UNPROVEN_MAX, UNPROVEN_PER_SOURCE_MAX};
+
+/// Where connections come from, as far as it tells one peer from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// An address of the network. Of IPv6, the first 64 bits: one host can have all of the others.
+    Network(IpAddr),
+    /// A user of this host.
+    User(u32),
+}
+
+impl Source {
+    /// The source of connections from `address`.
+    pub fn of_address(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V6(address) => Self::Network(IpAddr::V6((address.to_bits() >> 64 << 64).into())),
+            address @ IpAddr::V4(_) => Self::Network(address),
+        }
+    }
+}
 
 /// All connections of a donor, see the module text.
 #[derive(Debug, Default)]
@@ -23,6 +47,7 @@ pub struct Connections {
 #[derive(Debug, Default)]
 struct Open {
     next: u64,
+    /// By age: numbers only grow.
     entries: BTreeMap<u64, Entry>,
     closed: bool,
 }
@@ -30,7 +55,16 @@ struct Open {
 #[derive(Debug)]
 struct Entry {
     socket: OwnedFd,
-    session: Option<SessionId>,
+    source: Source,
+    standing: Standing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Unproven,
+    Proven(SessionId),
+    /// It gave way to a newer one; its thread is about to leave.
+    Dropped,
 }
 
 /// One connection's place; given back on drop.
@@ -41,22 +75,26 @@ pub struct Place<'connections> {
 }
 
 impl Connections {
-    /// A place for a new connection over `socket`; `None` if there are too many, or all were ended.
-    pub fn enter(&self, socket: impl AsFd) -> Option<Place<'_>> {
+    /// A place for a new connection over `socket`, for which an older unproven one may have to go; `None` if all were
+    /// ended.
+    pub fn enter(&self, socket: impl AsFd, source: Source) -> Option<Place<'_>> {
         let socket = socket.as_fd().try_clone_to_owned().ok()?;
         let mut open = self.lock();
-        if open.closed || open.entries.len() >= CONNECTIONS_MAX {
+        if open.closed {
             return None;
         }
+        open.drop_oldest(UNPROVEN_PER_SOURCE_MAX, |entry| entry.source == source);
+        open.drop_oldest(UNPROVEN_MAX, |_| true);
         let number = open.next;
         open.next += 1;
-        open.entries.insert(number, Entry { socket, session: None });
+        open.entries.insert(number, Entry { socket, source, standing: Standing::Unproven });
         Some(Place { connections: self, number })
     }
 
     /// Ends the connections of `session`.
     pub fn end_session(&self, session: SessionId) {
-        self.lock().entries.values().filter(|entry| entry.session == Some(session)).for_each(Entry::end);
+        let of_session = |entry: &&Entry| entry.standing == Standing::Proven(session);
+        self.lock().entries.values().filter(of_session).for_each(Entry::end);
     }
 
     /// Ends all connections and lets no new ones in.
@@ -85,6 +123,22 @@ impl Connections {
     }
 }
 
+impl Open {
+    /// Makes room for one more among the unproven ones that `counts` names, of which there may be `bound`.
+    fn drop_oldest(&mut self, bound: usize, counts: impl Fn(&Entry) -> bool) {
+        let unproven = |entry: &&mut Entry| entry.standing == Standing::Unproven && counts(entry);
+        let count = self.entries.values_mut().filter(unproven).count();
+        for entry in self.entries.values_mut().filter(unproven).take((count + 1).saturating_sub(bound)) {
+            entry.standing = Standing::Dropped;
+            entry.end();
+        }
+    }
+
+    fn proven_count(&self) -> usize {
+        self.entries.values().filter(|entry| matches!(entry.standing, Standing::Proven(_))).count()
+    }
+}
+
 impl Entry {
     fn end(&self) {
         // It fails only on a connection that has ended already.
@@ -93,10 +147,20 @@ impl Entry {
 }
 
 impl Place<'_> {
-    /// This connection belongs to `session` and ends with it.
-    pub fn belongs_to(&self, session: SessionId) {
-        if let Some(entry) = self.connections.lock().entries.get_mut(&self.number) {
-            entry.session = Some(session);
+    /// This connection has proven that it belongs to `session`; it keeps its place and ends with the session. Not if there
+    /// are too many such connections, or it gave way to a newer one just before: it has to close then.
+    #[must_use]
+    pub fn belongs_to(&self, session: SessionId) -> bool {
+        let mut open = self.connections.lock();
+        if open.closed || open.proven_count() >= CONNECTIONS_MAX {
+            return false;
+        }
+        match open.entries.get_mut(&self.number) {
+            Some(entry) if entry.standing == Standing::Unproven => {
+                entry.standing = Standing::Proven(session);
+                true
+            }
+            _ => false,
         }
     }
 }
@@ -115,32 +179,100 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn ending_a_session_wakes_its_connections_only() {
-        let connections = Connections::default();
-        let (mut ours, theirs) = UnixStream::pair().unwrap();
-        let (other, _other_peer) = UnixStream::pair().unwrap();
-        let place = connections.enter(&ours).unwrap();
-        let _other_place = connections.enter(&other).unwrap();
-        place.belongs_to(SessionId(1));
-        connections.end_session(SessionId(1));
-        assert_eq!(ours.read(&mut [0]).unwrap(), 0);
-        drop(theirs);
-        other.set_nonblocking(true).unwrap();
-        let error = (&other).read(&mut [0]).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    const HERE: Source = Source::User(1);
+
+    fn elsewhere(number: usize) -> Source {
+        Source::of_address(IpAddr::from([10, 0, (number >> 8) as u8, number as u8]))
+    }
+
+    /// Whether our end of `stream` was shut down.
+    fn is_ended(mut stream: &UnixStream) -> bool {
+        stream.set_nonblocking(true).unwrap();
+        match stream.read(&mut [0]) {
+            Ok(count) => count == 0,
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+                false
+            }
+        }
+    }
+
+    /// `count` connections from these sources, and their peers.
+    fn crowd(
+        connections: &Connections,
+        count: usize,
+        source: impl Fn(usize) -> Source,
+    ) -> Vec<(Place<'_>, UnixStream, UnixStream)> {
+        let enter = |index| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            (connections.enter(&ours, source(index)).unwrap(), ours, theirs)
+        };
+        (0..count).map(enter).collect()
     }
 
     #[test]
-    fn there_is_a_bound_and_an_end() {
+    fn ending_a_session_wakes_its_connections_only() {
         let connections = Connections::default();
-        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let crowd = crowd(&connections, 2, |_| HERE);
+        assert!(crowd[0].0.belongs_to(SessionId(1)));
+        connections.end_session(SessionId(1));
+        assert!(is_ended(&crowd[0].1) && !is_ended(&crowd[1].1));
+    }
+
+    #[test]
+    fn after_the_end_nobody_enters() {
+        let connections = Connections::default();
         assert!(connections.wait_empty(Duration::ZERO));
-        let place = connections.enter(&ours).unwrap();
+        let mut crowd = crowd(&connections, 1, |_| HERE);
         assert!(!connections.wait_empty(Duration::from_millis(1)));
-        drop(place);
-        assert!(connections.wait_empty(Duration::ZERO));
         connections.end_all();
-        assert!(connections.enter(&ours).is_none());
+        assert!(is_ended(&crowd[0].1) && !crowd[0].0.belongs_to(SessionId(1)));
+        let socket = crowd.remove(0).1;
+        assert!(connections.wait_empty(Duration::ZERO));
+        assert!(connections.enter(&socket, HERE).is_none());
+    }
+
+    #[test]
+    fn a_source_that_opens_many_connections_pushes_out_its_own_oldest_only() {
+        let connections = Connections::default();
+        let other = crowd(&connections, 1, |_| elsewhere(1));
+        let proven = crowd(&connections, 3, |_| HERE);
+        assert!(proven.iter().all(|(place, ..)| place.belongs_to(SessionId(1))));
+        let mute = crowd(&connections, UNPROVEN_PER_SOURCE_MAX + 5, |_| HERE);
+        assert!(mute[..5].iter().all(|(_, socket, _)| is_ended(socket)), "the oldest went");
+        assert!(!mute[5..].iter().any(|(_, socket, _)| is_ended(socket)));
+        assert!(!mute[0].0.belongs_to(SessionId(1)), "too late");
+        assert!(!proven.iter().chain(&other).any(|(_, socket, _)| is_ended(socket)));
+    }
+
+    #[test]
+    fn many_sources_push_out_the_oldest_of_all_but_none_that_is_proven() {
+        let connections = Connections::default();
+        let proven = crowd(&connections, 2, elsewhere);
+        assert!(proven.iter().all(|(place, ..)| place.belongs_to(SessionId(1))));
+        let mute = crowd(&connections, UNPROVEN_MAX + 2, |index| elsewhere(2 + index));
+        assert!(is_ended(&mute[0].1) && is_ended(&mute[1].1) && !is_ended(&mute[2].1));
+        assert!(!proven.iter().any(|(_, socket, _)| is_ended(socket)));
+        assert!(mute[2].0.belongs_to(SessionId(2)));
+        let _one_more = crowd(&connections, 1, |_| HERE);
+        assert!(!is_ended(&mute[3].1), "the one that proved itself made room");
+    }
+
+    #[test]
+    fn a_places_end_makes_room() {
+        let connections = Connections::default();
+        let mut mute = crowd(&connections, UNPROVEN_PER_SOURCE_MAX, |_| HERE);
+        drop(mute.pop());
+        let _new = crowd(&connections, 1, |_| HERE);
+        assert!(!is_ended(&mute[0].1));
+    }
+
+    #[test]
+    fn one_host_is_one_source() {
+        let source = |text: &str| Source::of_address(text.parse().unwrap());
+        assert_eq!(source("2001:db8::1"), source("2001:db8::2:3:4:5"));
+        assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
+        assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
+        assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
     }
 }

@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::{boot_id, random_bytes};
+use spillway_fabric::tcp::Traffic;
 use spillway_fabric::units::DonorId;
 
 use crate::capacity::Capacity;
@@ -34,7 +35,7 @@ impl Donor {
     /// Starts listening and preparing slabs. Either everything works or nothing is left behind.
     pub fn start(config: DonorConfig) -> Result<Self, DonorError> {
         let sample = host_memory::sample()?;
-        config.check(sample.available_bytes)?;
+        config.check(sample)?;
         let listeners = listen(&config)?;
         let unix_path = listeners.iter().find_map(|listener| listener.unix_path()).map(Path::to_owned);
         let capacity = Capacity::new(config.memory_bytes, config.headroom_bytes, sample);
@@ -136,10 +137,7 @@ impl Donor {
             return;
         }
         let sessions: Vec<Arc<Session>> = self.shared.lock().sessions.values().cloned().collect();
-        for session in sessions {
-            session.say_goodbye("the donor stops");
-            session.end();
-        }
+        say_goodbye_to_all(&sessions);
         self.listeners.iter().for_each(|listener| listener.close());
         self.shared.connections.end_all();
         self.shared.notify();
@@ -160,6 +158,22 @@ impl Drop for Donor {
     fn drop(&mut self) {
         self.halt();
     }
+}
+
+/// At once: borrowers that do not read what they are sent cost one deadline together.
+fn say_goodbye_to_all(sessions: &[Arc<Session>]) {
+    let say_goodbye = |session: &Session| {
+        session.say_goodbye("the donor stops");
+        session.end();
+    };
+    thread::scope(|scope| {
+        for session in sessions {
+            let thread = thread::Builder::new().name("donor-goodbye".to_owned());
+            if thread.spawn_scoped(scope, move || say_goodbye(session)).is_err() {
+                say_goodbye(session);
+            }
+        }
+    });
 }
 
 fn listen(config: &DonorConfig) -> Result<Vec<Arc<Listener>>, DonorError> {
@@ -183,6 +197,7 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
 
 fn session_status(state: &State, id: SessionId, session: &Session) -> SessionStatus {
     let slabs = state.leases.slabs_held(id);
+    let counted = (!session.shares_memory).then_some(&session.traffic);
     SessionStatus {
         borrower: session.borrower.to_string(),
         volume: session.volume.clone(),
@@ -190,5 +205,7 @@ fn session_status(state: &State, id: SessionId, session: &Session) -> SessionSta
         transport: if session.shares_memory { "shm" } else { "tcp" }.to_owned(),
         slabs,
         lent_bytes: slabs as u64 * session.slab_size_bytes,
+        read_bytes: counted.map(Traffic::read_bytes),
+        written_bytes: counted.map(Traffic::written_bytes),
     }
 }

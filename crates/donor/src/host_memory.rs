@@ -1,25 +1,56 @@
-//! What the kernel says about this machine's memory.
+//! What the kernel says about the memory that this process could have.
 
+use std::fmt;
 use std::io;
+
+use crate::memory_group;
 
 /// One look at the machine's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemorySample {
-    /// `MemAvailable`: what programs could still get without swapping.
+    /// What the donor could still get without swapping.
     pub available_bytes: u64,
+    /// What decides about that.
+    pub bound: Bound,
     /// Share of the last ten seconds in which some task waited for memory; `None` where the kernel does not tell (PSI).
     pub pressure_percent: Option<f64>,
+}
+
+/// What leaves a donor the least memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// The machine's `MemAvailable`.
+    Machine,
+    /// A limit of a memory cgroup around the process.
+    Group,
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Machine => "on this machine",
+            Self::Group => "within the limit of the memory cgroup that the donor runs in",
+        })
+    }
 }
 
 /// Looks at the machine's memory now.
 pub fn sample() -> io::Result<MemorySample> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
-    let available_bytes = parse_available(&text).ok_or_else(|| {
+    let machine_bytes = parse_available(&text).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo has no MemAvailable; Linux 3.14 or later is needed")
     })?;
     // Kernels without PSI, or with it switched off, have no such file.
     let pressure = std::fs::read_to_string("/proc/pressure/memory").ok();
-    Ok(MemorySample { available_bytes, pressure_percent: pressure.as_deref().and_then(parse_pressure) })
+    let (available_bytes, bound) = tightest(machine_bytes, memory_group::available_bytes());
+    Ok(MemorySample { available_bytes, bound, pressure_percent: pressure.as_deref().and_then(parse_pressure) })
+}
+
+fn tightest(machine_bytes: u64, group_bytes: Option<u64>) -> (u64, Bound) {
+    match group_bytes {
+        Some(group_bytes) if group_bytes < machine_bytes => (group_bytes, Bound::Group),
+        _ => (machine_bytes, Bound::Machine),
+    }
 }
 
 fn parse_available(text: &str) -> Option<u64> {
@@ -39,6 +70,13 @@ mod tests {
     #[test]
     fn this_machine_has_memory() {
         assert!(sample().unwrap().available_bytes > 0);
+    }
+
+    #[test]
+    fn the_smaller_of_the_machines_memory_and_the_groups_limit_counts() {
+        assert_eq!(tightest(100, None), (100, Bound::Machine));
+        assert_eq!(tightest(100, Some(200)), (100, Bound::Machine));
+        assert_eq!(tightest(100, Some(20)), (20, Bound::Group));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::eviction::Eviction;
 use crate::host_memory;
 use crate::leases::{Lease, SessionId};
 use crate::limits::{RECALL_DEADLINE, SAMPLE_INTERVAL};
+use crate::preparation::{Step, next};
 use crate::random::Random;
 use crate::session::Session;
 use crate::shared::{Shared, State};
@@ -46,8 +47,7 @@ impl Housekeeper {
             self.sample(now);
             let errands = self.plan_recalls(&mut shared.lock(), now);
             run_errands(errands);
-            let busy = self.give_up_prepared() || self.prepare();
-            if !busy {
+            if !self.tend_prepared() {
                 let state = shared.lock();
                 // A change that came before the lock is seen at the next sample at the latest.
                 drop(shared.wait(state, SAMPLE_INTERVAL / 5));
@@ -67,19 +67,30 @@ impl Housekeeper {
         }
     }
 
-    /// Makes one slab ahead, if wanted and possible. Whether it did.
-    fn prepare(&mut self) -> bool {
+    /// Makes or gives up one prepared slab, if that is wanted. Whether it did.
+    fn tend_prepared(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
-        let size_bytes = state.slab_size_bytes;
-        let wanted = !state.draining && state.prepared.count(size_bytes) < self.prepared_count;
-        if !wanted || self.exhausted || state.capacity.preparable_bytes(state.holdings()) < size_bytes {
-            return false;
+        let holdings = state.holdings();
+        if state.draining || state.capacity.prepared_excess_bytes(holdings) > 0 {
+            return self.give_up(state, None);
         }
-        state.capacity.taken(size_bytes);
-        drop(state);
+        let preparable_bytes = if self.exhausted { 0 } else { state.capacity.preparable_bytes(holdings) };
+        match next(&state.sizes_in_use(), self.prepared_count, &state.prepared.sizes(), preparable_bytes) {
+            Step::Prepare(size_bytes) => {
+                state.capacity.taken(size_bytes);
+                drop(state);
+                self.prepare(size_bytes)
+            }
+            Step::GiveUp(size_bytes) => self.give_up(state, Some(size_bytes)),
+            Step::Nothing => false,
+        }
+    }
+
+    /// Makes one slab ahead, whose memory counts as taken already. Whether it could.
+    fn prepare(&mut self, size_bytes: u64) -> bool {
         let made = SlabMemory::prepare(size_bytes);
-        let mut state = shared.lock();
+        let mut state = self.shared.lock();
         match made {
             Ok(slab) => state.prepared.put(slab),
             Err(error) => {
@@ -91,18 +102,16 @@ impl Housekeeper {
         !self.exhausted
     }
 
-    /// Gives one prepared slab back to the machine, if it is of no use or the memory is needed. Whether it did.
-    fn give_up_prepared(&self) -> bool {
-        let mut state = self.shared.lock();
-        let size_bytes = state.slab_size_bytes;
-        let slab = if state.draining || state.capacity.prepared_excess_bytes(state.holdings()) > 0 {
-            state.prepared.take_any()
-        } else {
-            state.prepared.take_other(size_bytes)
+    /// Gives the oldest prepared slab, of this size if one is named, back to the machine. Whether there was one.
+    fn give_up(&self, mut state: MutexGuard<'_, State>, size_bytes: Option<u64>) -> bool {
+        let slab = match size_bytes {
+            Some(size_bytes) => state.prepared.take(size_bytes),
+            None => state.prepared.take_any(),
         };
         let Some(slab) = slab else { return false };
         state.capacity.returned(slab.size_bytes());
         drop(state);
+        // Freeing many pages takes a while; nobody waits for the lock meanwhile.
         drop(slab);
         true
     }

@@ -11,8 +11,8 @@
 //! - `session`: one borrower's conversation.
 //! - `shared`: lending a slab and taking it back.
 //! - [`leases`]: who holds what. [`capacity`]: how much may be lent. [`eviction`]: what to ask back.
-//! - [`slab_memory`]: the memory itself. [`host_memory`]: what the machine has.
-//! - `housekeeper`: what happens in the background.
+//! - [`slab_memory`]: the memory itself. [`host_memory`]: what the machine has. [`memory_group`]: what cgroups leave of it.
+//! - `housekeeper`: what happens in the background. [`preparation`]: which slabs to make ahead.
 //! - [`status`]: what a donor tells. [`limits`]: every bound. [`random`]: seeded randomness.
 
 #![forbid(unsafe_code)]
@@ -27,6 +27,8 @@ mod housekeeper;
 pub mod leases;
 pub mod limits;
 pub mod listen;
+pub mod memory_group;
+pub mod preparation;
 pub mod random;
 mod server;
 mod session;

@@ -7,9 +7,16 @@ use spillway_fabric::limits::{HANDSHAKE_DEADLINE, SLABS_PER_SESSION_MAX};
 /// Borrowers served at once. Infiniswap ran 32 machines, each both borrower and donor, with several containers each.
 pub const SESSIONS_MAX: usize = 256;
 
-/// Connections at once, control, data and not yet known together: each session has one control and, without shared
-/// memory, some 16 data connections; each connection is a thread.
+/// Connections of sessions at once, control and data together: each session has one control and, without shared memory,
+/// some 16 data connections; each connection is a thread.
 pub const CONNECTIONS_MAX: usize = 1024;
+
+/// Connections that have not proven themselves, at once: those of four borrowers with [`UNPROVEN_PER_SOURCE_MAX`]. A
+/// handshake takes two round trips, so they make way faster than honest peers come.
+pub const UNPROVEN_MAX: usize = 64;
+
+/// Of those, from one source: what one borrower opens, if all of its connections started at once.
+pub const UNPROVEN_PER_SOURCE_MAX: usize = 16;
 
 /// How often the machine's memory is looked at; with [`AVAILABLE_WEIGHT`], a change is believed within some seconds.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
@@ -31,8 +38,11 @@ pub const ACTIVITY_DEADLINE: Duration = Duration::from_millis(500);
 /// finds enough lightly active slabs with a probability of 0.999 while 20 % are busy.
 pub const EVICTION_SAMPLE_FACTOR: u64 = 2;
 
-/// Most slabs prepared ahead.
+/// Most slabs prepared ahead, of each size.
 pub const SLABS_PREPARED_MAX: usize = 256;
+
+/// Slab sizes that slabs are prepared of at once: devices of one cluster rarely have more than two.
+pub const PREPARED_SIZES_MAX: usize = 4;
 
 /// After a failed `accept` (no descriptors left) the listener rests so long instead of spinning.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -42,6 +52,8 @@ pub const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
 const _: () = {
     assert!(SESSIONS_MAX < CONNECTIONS_MAX);
+    assert!(4 * UNPROVEN_PER_SOURCE_MAX <= UNPROVEN_MAX);
+    assert!(UNPROVEN_MAX < CONNECTIONS_MAX);
     assert!(SLABS_PREPARED_MAX <= SLABS_PER_SESSION_MAX);
     assert!(ACTIVITY_DEADLINE.as_millis() < RECALL_DEADLINE.as_millis());
     assert!(STOP_DEADLINE.as_millis() > HANDSHAKE_DEADLINE.as_millis());

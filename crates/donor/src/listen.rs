@@ -10,9 +10,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::net::{Shutdown, shutdown};
+use rustix::net::{Shutdown, shutdown, sockopt};
 
 use crate::config::{DonorError, resolve};
+use crate::connections::Source;
 
 /// One listening socket.
 #[derive(Debug)]
@@ -28,6 +29,15 @@ pub enum Listener {
 pub struct SocketFile {
     path: PathBuf,
     inode: u64,
+}
+
+/// Who connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// For people.
+    pub name: String,
+    /// For the bounds on connections.
+    pub source: Source,
 }
 
 impl Listener {
@@ -53,15 +63,18 @@ impl Listener {
     }
 
     /// Waits for a connection. Its stream, and who connected.
-    pub fn accept(&self) -> io::Result<(OwnedFd, String)> {
+    pub fn accept(&self) -> io::Result<(OwnedFd, Peer)> {
         match self {
             Self::Tcp(listener) => {
-                let (stream, peer): (TcpStream, _) = listener.accept()?;
-                Ok((stream.into(), peer.to_string()))
+                let (stream, address): (TcpStream, _) = listener.accept()?;
+                let source = Source::of_address(address.ip());
+                Ok((stream.into(), Peer { name: address.to_string(), source }))
             }
             Self::Unix(listener, file) => {
                 let (stream, _): (UnixStream, _) = listener.accept()?;
-                Ok((stream.into(), format!("unix:{}", file.path.display())))
+                let user = sockopt::socket_peercred(&stream)?.uid.as_raw();
+                let name = format!("unix:{}", file.path.display());
+                Ok((stream.into(), Peer { name, source: Source::User(user) }))
             }
         }
     }
@@ -159,6 +172,21 @@ mod tests {
         let _theirs = UnixListener::bind(&path).unwrap();
         drop(ours);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn whoever_connects_is_told_by_address_or_user() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("donor.sock");
+        let unix = Listener::unix(&path, true).unwrap();
+        let _local = UnixStream::connect(&path).unwrap();
+        let ours = rustix::process::getuid().as_raw();
+        assert_eq!(unix.accept().unwrap().1.source, Source::User(ours));
+        let network = Listener::tcp("127.0.0.1:0", false).unwrap().remove(0);
+        let stream = TcpStream::connect(network.tcp_address().unwrap()).unwrap();
+        let (_, peer) = network.accept().unwrap();
+        assert_eq!(peer.source, Source::of_address([127, 0, 0, 1].into()));
+        assert_eq!(peer.name, stream.local_addr().unwrap().to_string());
     }
 
     #[test]

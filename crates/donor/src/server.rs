@@ -4,15 +4,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
+use std::time::Instant;
 
 use spillway_fabric::control::Opening;
-use spillway_fabric::tcp;
+use spillway_fabric::tcp::{self, Greeting};
 use spillway_fabric::wire::preface::Role;
 
 use crate::connections::Place;
 use crate::limits::ACCEPT_PAUSE;
-use crate::listen::Listener;
-use crate::session::{self, SessionEnd};
+use crate::listen::{Listener, Peer};
+use crate::session::{self, Session, SessionEnd};
 use crate::shared::Shared;
 
 /// Accepts until the donor stops.
@@ -29,7 +30,7 @@ pub(crate) fn accept_connections(shared: &Arc<Shared>, listener: &Listener) {
     }
 }
 
-fn start_connection(shared: &Arc<Shared>, stream: OwnedFd, peer: String) {
+fn start_connection(shared: &Arc<Shared>, stream: OwnedFd, peer: Peer) {
     let for_thread = Arc::clone(shared);
     let serve = move || serve_connection(&for_thread, stream, &peer);
     if let Err(error) = thread::Builder::new().name("donor-peer".to_owned()).spawn(serve) {
@@ -39,8 +40,9 @@ fn start_connection(shared: &Arc<Shared>, stream: OwnedFd, peer: String) {
 }
 
 /// Finds out what the peer wants, and serves it to the end.
-fn serve_connection(shared: &Shared, stream: OwnedFd, peer: &str) {
-    let Some(place) = shared.connections.enter(&stream) else {
+fn serve_connection(shared: &Shared, stream: OwnedFd, peer: &Peer) {
+    let (peer, source) = (peer.name.as_str(), peer.source);
+    let Some(place) = shared.connections.enter(&stream, source) else {
         shared.connections_refused.fetch_add(1, Ordering::Relaxed);
         return;
     };
@@ -64,19 +66,34 @@ fn refuse(shared: &Shared, peer: &str, error: &dyn std::error::Error) {
     shared.connections_refused.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Serves page data to the session whose token the peer shows.
+/// Serves page data to the session whose token the peer proves to know.
 fn serve_data(shared: &Shared, opening: Opening, peer: &str, place: &Place<'_>) {
+    let deadline = opening.deadline();
     let outcome = opening.into_stream().map_err(std::io::Error::other).and_then(|stream| {
-        let token = tcp::receive_token(&stream)?;
-        let Some(session) = shared.find_session(token) else {
+        let Some(session) = admit_data(shared, &stream, deadline)? else { return Ok(()) };
+        if !place.belongs_to(session.id) {
             shared.connections_refused.fetch_add(1, Ordering::Relaxed);
-            return tcp::refuse_token(&stream);
-        };
-        place.belongs_to(session.id);
+            return Ok(());
+        }
         // From here on the end of the session ends this connection; before, `ended` tells.
-        tcp::serve(stream, &session.slabs, &session.ended)
+        tcp::serve(stream, &session.slabs, &session.traffic, &session.ended)
     });
     if let Err(error) = outcome {
         tracing::debug!("a data connection of {peer} ended: {error}");
     }
+}
+
+/// The session that a data connection belongs to; none if there is no such session. Whoever names one and cannot prove
+/// its token is an error.
+fn admit_data(shared: &Shared, stream: &OwnedFd, deadline: Instant) -> std::io::Result<Option<Arc<Session>>> {
+    let greeting = Greeting::receive(stream, deadline)?;
+    let session = shared.find_session(greeting.session);
+    let admitted = match &session {
+        Some(session) => greeting.admit(stream, &session.token, deadline),
+        None => greeting.refuse(stream, deadline),
+    };
+    if admitted.is_err() || session.is_none() {
+        shared.connections_refused.fetch_add(1, Ordering::Relaxed);
+    }
+    admitted.map(|()| session)
 }

@@ -10,6 +10,7 @@ use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::control::message::{Hello, Message, Welcome};
 use spillway_fabric::control::{ControlChannel, ControlError, ControlReceiver, ControlSender, Opening};
 use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_MESSAGE_MAX};
+use spillway_fabric::tcp::Traffic;
 use spillway_fabric::units::{BorrowerId, SlabHandle};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 use spillway_sys::memfd::Memfd;
@@ -31,6 +32,8 @@ pub(crate) struct Session {
     /// Whether the borrower maps slabs itself.
     pub(crate) shares_memory: bool,
     pub(crate) slabs: SessionSlabs,
+    /// What its data connections moved; stays zero if it maps slabs itself.
+    pub(crate) traffic: Traffic,
     /// Its data connections stop when this is set.
     pub(crate) ended: AtomicBool,
     sender: ControlSender,
@@ -112,7 +115,13 @@ pub(crate) fn serve(shared: &Shared, opening: Opening, peer: &str, place: &Place
             return Err(SessionEnd::Rejected(reason));
         }
     };
-    place.belongs_to(session.id);
+    if !place.belongs_to(session.id) {
+        let reason = "the donor has too many connections; try again later".to_owned();
+        // It is turned away whether it hears why or not.
+        let _ = sender.send(&Message::Rejected { reason: reason.clone() }, None);
+        shared.close_session(&session);
+        return Err(SessionEnd::Rejected(reason));
+    }
     tracing::info!("volume {} of {peer} is connected, borrower {}", session.volume, session.borrower);
     let outcome = converse(shared, &session, &mut receiver);
     shared.close_session(&session);
@@ -146,6 +155,7 @@ fn admit(
         slab_size_bytes: hello.slab_size_bytes,
         shares_memory: hello.wants_shared_memory,
         slabs: SessionSlabs::default(),
+        traffic: Traffic::default(),
         ended: AtomicBool::new(false),
         sender: sender.clone(),
     }))

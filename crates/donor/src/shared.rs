@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use spillway_fabric::key::ClusterKey;
 use spillway_fabric::units::{DonorId, SlabHandle};
-use spillway_fabric::wire::SessionToken;
+use spillway_fabric::wire::proof::{SessionName, session_name};
 use spillway_sys::memfd::Memfd;
 
 use crate::capacity::{Capacity, Holdings};
@@ -16,6 +16,7 @@ use crate::connections::Connections;
 use crate::eviction::Eviction;
 use crate::leases::{Lease, LeaseBook, LeaseError, SessionId};
 use crate::limits::SESSIONS_MAX;
+use crate::preparation;
 use crate::session::Session;
 use crate::slab_memory::{PreparedSlabs, SlabMemory};
 use crate::status::Counters;
@@ -44,12 +45,13 @@ pub(crate) struct State {
     pub(crate) leases: LeaseBook,
     pub(crate) prepared: PreparedSlabs,
     pub(crate) sessions: BTreeMap<SessionId, Arc<Session>>,
-    pub(crate) tokens: HashMap<SessionToken, SessionId>,
+    /// Sessions by the names that their data connections show.
+    pub(crate) names: HashMap<SessionName, SessionId>,
     pub(crate) sessions_next: u64,
     pub(crate) eviction: Option<Eviction>,
     pub(crate) evictions_next: u32,
     pub(crate) draining: bool,
-    /// What prepared slabs are made like: the size of the newest session.
+    /// What prepared slabs are made like while there is no session: the size of the newest one.
     pub(crate) slab_size_bytes: u64,
     pub(crate) counters: Counters,
 }
@@ -70,7 +72,7 @@ impl State {
             leases: LeaseBook::default(),
             prepared: PreparedSlabs::default(),
             sessions: BTreeMap::new(),
-            tokens: HashMap::new(),
+            names: HashMap::new(),
             sessions_next: 0,
             eviction: None,
             evictions_next: 0,
@@ -90,6 +92,12 @@ impl State {
 
     pub(crate) fn free_to_lend_bytes(&self) -> u64 {
         if self.draining { 0 } else { self.capacity.lendable_bytes(self.holdings()) }
+    }
+
+    /// The sizes of slabs to make ahead.
+    pub(crate) fn sizes_in_use(&self) -> Vec<u64> {
+        let used = self.sessions.values().rev().map(|session| session.slab_size_bytes);
+        preparation::sizes(used, self.slab_size_bytes)
     }
 
     /// Books a slab for `session`, and finds its memory if it is prepared. Memory still to be made counts as taken.
@@ -173,7 +181,7 @@ impl Shared {
         let session = Arc::new(make(id));
         state.leases.open(id, session.slab_size_bytes);
         state.slab_size_bytes = session.slab_size_bytes;
-        state.tokens.insert(session.token, id);
+        state.names.insert(session_name(&session.token), id);
         state.sessions.insert(id, Arc::clone(&session));
         state.counters.sessions_opened += 1;
         self.notify();
@@ -186,7 +194,7 @@ impl Shared {
         let mut state = self.lock();
         let returned_bytes = state.leases.close(session.id);
         state.capacity.returned(returned_bytes);
-        state.tokens.remove(&session.token);
+        state.names.remove(&session_name(&session.token));
         state.sessions.remove(&session.id);
         drop(state);
         self.connections.end_session(session.id);
@@ -194,10 +202,10 @@ impl Shared {
         self.notify();
     }
 
-    /// The session whose data connections show `token`.
-    pub(crate) fn find_session(&self, token: SessionToken) -> Option<Arc<Session>> {
+    /// The session that data connections call `name`.
+    pub(crate) fn find_session(&self, name: SessionName) -> Option<Arc<Session>> {
         let state = self.lock();
-        state.tokens.get(&token).and_then(|id| state.sessions.get(id)).cloned()
+        state.names.get(&name).and_then(|id| state.sessions.get(id)).cloned()
     }
 
     /// Lends a slab to `session`; with the file to pass if it maps slabs itself.

@@ -79,21 +79,15 @@ impl PreparedSlabs {
         self.slabs.push_back(slab);
     }
 
-    /// Gives up the oldest slab whose size is not `size_bytes`.
-    pub fn take_other(&mut self, size_bytes: u64) -> Option<SlabMemory> {
-        let other = self.slabs.iter().find(|slab| slab.size_bytes() != size_bytes)?.size_bytes();
-        self.take(other)
-    }
-
     /// Gives up the oldest slab.
     pub fn take_any(&mut self) -> Option<SlabMemory> {
         let size_bytes = self.slabs.front()?.size_bytes();
         self.take(size_bytes)
     }
 
-    /// Slabs of this size.
-    pub fn count(&self, size_bytes: u64) -> usize {
-        self.slabs.iter().filter(|slab| slab.size_bytes() == size_bytes).count()
+    /// The size of each, oldest first.
+    pub fn sizes(&self) -> Vec<u64> {
+        self.slabs.iter().map(SlabMemory::size_bytes).collect()
     }
 
     /// Bytes of all of them.
@@ -171,10 +165,10 @@ mod tests {
         for size_bytes in [SIZE, 2 * SIZE, SIZE] {
             prepared.put(SlabMemory::prepare(size_bytes).unwrap());
         }
-        assert_eq!((prepared.count(SIZE), prepared.bytes()), (2, 4 * SIZE));
+        assert_eq!((prepared.sizes(), prepared.bytes()), (vec![SIZE, 2 * SIZE, SIZE], 4 * SIZE));
         assert!(prepared.take(4 * SIZE).is_none());
-        assert_eq!(prepared.take_other(SIZE).unwrap().size_bytes(), 2 * SIZE);
-        assert!(prepared.take_other(SIZE).is_none());
+        assert_eq!(prepared.take(2 * SIZE).unwrap().size_bytes(), 2 * SIZE);
+        assert!(prepared.take(2 * SIZE).is_none());
         assert!(prepared.take_any().is_some() && prepared.take(SIZE).is_some() && prepared.take_any().is_none());
         assert_eq!(prepared.bytes(), 0);
     }

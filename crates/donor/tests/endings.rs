@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
+use spillway_donor::limits::{UNPROVEN_MAX, UNPROVEN_PER_SOURCE_MAX};
 use spillway_donor::{Donor, DonorConfig, DonorError, ListenAddress};
 use spillway_fabric::control::ControlError;
 use spillway_fabric::control::message::Message;
@@ -115,12 +116,51 @@ fn a_data_connection_without_a_sessions_token_is_refused() {
     let donor = TestDonor::start(4, None);
     let borrower = donor.borrower_tcp();
     let pool = spillway_fabric::buffer_pool::BufferPool::new(1, 4096).unwrap();
-    let guessed = TcpQueuePair::connect(donor.dial_tcp(), SessionToken([0; 32]), pool.clone());
+    let guessed = TcpQueuePair::connect(donor.dial_tcp(), &SessionToken([0; 32]), pool.clone());
     assert_eq!(guessed.err().unwrap().kind(), std::io::ErrorKind::PermissionDenied);
     let token = borrower.welcome.token;
     drop((borrower.sender, borrower.receiver));
     donor.wait_until("the session ends", |status| status.sessions.is_empty());
-    assert!(TcpQueuePair::connect(donor.dial_tcp(), token, pool).is_err(), "a token ends with its session");
+    assert!(TcpQueuePair::connect(donor.dial_tcp(), &token, pool).is_err(), "a token ends with its session");
+}
+
+#[test]
+fn what_travelled_on_a_data_connection_opens_no_other() {
+    let donor = TestDonor::start(4, None);
+    let mut borrower = donor.borrower_tcp();
+    let (slab, _) = borrower.lease();
+    // Somebody on the way copies everything that a borrower's data connection sends, and says it again.
+    let (near, on_the_way) = std::os::unix::net::UnixStream::pair().unwrap();
+    let (mut heard, mut to_donor) = (Vec::new(), donor.dial_tcp());
+    let from_donor = to_donor.try_clone().unwrap();
+    let mut back = on_the_way.try_clone().unwrap();
+    let answers = std::thread::spawn(move || std::io::copy(&mut { from_donor }, &mut back));
+    let token = borrower.welcome.token;
+    let session = std::thread::spawn(move || {
+        let mut data = support::DataConnection::open(near, &token);
+        data.write(slab, 0, 0x5a).unwrap();
+    });
+    let mut bytes = [0; 8192];
+    loop {
+        match (&on_the_way).read(&mut bytes).unwrap() {
+            0 => break,
+            count => {
+                heard.extend_from_slice(&bytes[..count]);
+                to_donor.write_all(&bytes[..count]).unwrap();
+            }
+        }
+    }
+    session.join().unwrap();
+    to_donor.shutdown(Shutdown::Both).unwrap();
+    let _ = answers.join().unwrap();
+    assert!(!heard.windows(token.0.len()).any(|window| window == token.0), "the token was heard");
+    let refused = donor.donor.status().counters.connections_refused;
+    let mut thief = donor.dial_tcp();
+    thief.set_read_timeout(Some(PATIENCE)).unwrap();
+    // The donor may hang up before all of it is sent.
+    let _ = thief.write_all(&heard);
+    donor.wait_until("the thief is turned away", |status| status.counters.connections_refused == refused + 1);
+    assert_eq!(borrower.data(donor.dial_tcp()).read(slab, 0).unwrap(), vec![0x5a; 4096]);
 }
 
 #[test]
@@ -144,7 +184,7 @@ fn other_programs_get_no_answer_and_disturb_nobody() {
 fn peers_that_say_nothing_or_half_a_handshake_are_dropped() {
     let donor = TestDonor::start(4, None);
     let (mut mute, mut half) = (donor.dial_tcp(), donor.dial_unix());
-    half.write_all(b"SPLW\x01\x00\x01\x00half").unwrap();
+    half.write_all(b"SPLW\x02\x00\x01\x00half").unwrap();
     let mut answer = Vec::new();
     mute.set_read_timeout(Some(PATIENCE)).unwrap();
     half.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -152,6 +192,31 @@ fn peers_that_say_nothing_or_half_a_handshake_are_dropped() {
     let _ = half.read_to_end(&mut answer);
     assert_eq!(answer, []);
     donor.borrower_unix().lease();
+}
+
+#[test]
+fn a_crowd_that_says_nothing_keeps_nobody_out() {
+    let donor = TestDonor::start(4, None);
+    let mut early = donor.borrower_tcp();
+    let mut data = early.data(donor.dial_tcp());
+    let (slab, _) = early.lease();
+    // More than one source may have, and more than all may have; each waits for its turn to be looked at.
+    let mut crowd: Vec<_> = (0..3 * UNPROVEN_MAX).map(|_| donor.dial_tcp()).collect();
+    let deadline = Instant::now() + PATIENCE;
+    while donor.donor.status().counters.connections_refused < (crowd.len() - UNPROVEN_PER_SOURCE_MAX) as u64 {
+        assert!(Instant::now() < deadline, "the oldest gave way");
+        early.keep_alive();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut answer = [0];
+    crowd[0].set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(crowd[0].read(&mut answer).unwrap_or(0), 0);
+    early.keep_alive();
+    data.write(slab, 0, 7).unwrap();
+    let mut late = donor.borrower_tcp();
+    late.lease();
+    late.data(donor.dial_tcp());
+    assert_eq!(data.read(slab, 0).unwrap(), vec![7; 4096]);
 }
 
 #[test]

@@ -2,10 +2,12 @@
 
 mod support;
 
-use spillway_fabric::control::message::Message;
+use std::time::{Duration, Instant};
+
+use spillway_fabric::control::message::{Hello, Message};
 use spillway_fabric::queue_pair::RequestError;
 use spillway_fabric::units::SlabHandle;
-use support::{Borrower, SLAB_SIZE_BYTES, TestDonor, hello};
+use support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor, hello};
 
 #[test]
 fn slabs_are_zeroed_and_no_borrower_sees_anothers_bytes() {
@@ -125,4 +127,53 @@ fn sessions_that_cannot_work_are_rejected_with_a_reason() {
         assert!(reason.contains(expected), "{reason}");
     }
     assert_eq!(donor.donor.status().sessions, []);
+}
+
+#[test]
+fn bytes_are_counted_where_the_donor_sees_them_and_nowhere_else() {
+    let donor = TestDonor::start(4, None);
+    let mut remote = donor.borrower_tcp();
+    let (slab, _) = remote.lease();
+    let (mut one, mut other) = (remote.data(donor.dial_tcp()), remote.data(donor.dial_tcp()));
+    one.write(slab, 0, 1).unwrap();
+    other.write(slab, 4096, 2).unwrap();
+    other.read(slab, 0).unwrap();
+    // An answer is counted once it was sent, which may be just after it came.
+    donor.wait_until("the bytes are counted", |status| {
+        let session = &status.sessions[0];
+        (session.read_bytes, session.written_bytes) == (Some(4096), Some(8192))
+    });
+    drop((one, other, remote));
+    donor.wait_until("the session ends", |status| status.sessions.is_empty());
+    let mut local = donor.borrower_unix();
+    let (_, memory) = local.lease_mapped();
+    memory.write(0, &[1; 4096]);
+    let status = donor.donor.status();
+    assert_eq!((status.sessions[0].read_bytes, status.sessions[0].written_bytes), (None, None));
+}
+
+#[test]
+fn borrowers_with_different_slab_sizes_do_not_take_each_others_prepared_slabs() {
+    let donor = TestDonor::start(32, None);
+    let mut small = donor.borrower_unix();
+    let larger = Hello { slab_size_bytes: 4 * SLAB_SIZE_BYTES, ..hello(true) };
+    let mut large = Borrower::greet(donor.dial_unix(), None, &larger).unwrap().unwrap();
+    // Two of each size are kept ready, whoever came last.
+    let both = 2 * (1 + 4) * SLAB_SIZE_BYTES;
+    let ready = |mut borrowers: [&mut Borrower; 2]| {
+        let deadline = Instant::now() + PATIENCE;
+        while donor.donor.status().prepared_bytes != both {
+            assert!(Instant::now() < deadline, "{:?}", donor.donor.status());
+            borrowers.iter_mut().for_each(|borrower| borrower.keep_alive());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    ready([&mut small, &mut large]);
+    let unprepared = donor.donor.status().counters.leases_unprepared;
+    for _ in 0..3 {
+        small.lease();
+        large.lease();
+        ready([&mut small, &mut large]);
+    }
+    assert_eq!(donor.donor.status().counters.leases_unprepared, unprepared);
 }

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::completion::{HybridWait, Step};
+use spillway_fabric::limits::HANDSHAKE_DEADLINE;
 use spillway_fabric::queue_pair::{Operation, QueuePair, Request};
-use spillway_fabric::tcp::{SlabDirectory, TcpQueuePair, receive_token, serve};
+use spillway_fabric::tcp::{Greeting, SlabDirectory, TcpQueuePair, Traffic, serve};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle, Tag};
 use spillway_fabric::wire::SessionToken;
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES};
@@ -23,6 +24,7 @@ use spillway_fabric::wire::preface::PREFACE_BYTES;
 use spillway_sys::epoll::{Epoll, Interest};
 use spillway_sys::mapping::Mapping;
 
+const TOKEN: SessionToken = SessionToken([0; 32]);
 const ROUNDS: usize = 21;
 const EXCHANGES_PER_ROUND: usize = 1000;
 const SLAB_SIZE_BYTES: usize = 1 << 20;
@@ -73,8 +75,9 @@ fn compare(name: &str, borrower_cpu: usize, donor_cpu: usize) -> io::Result<()> 
         scope.spawn(|| {
             pin(donor_cpu)?;
             (&donor).read_exact(&mut [0; PREFACE_BYTES])?;
-            receive_token(&donor)?;
-            serve(donor, &slab, &stop)
+            let deadline = Instant::now() + HANDSHAKE_DEADLINE;
+            Greeting::receive(&donor, deadline)?.admit(&donor, &TOKEN, deadline)?;
+            serve(donor, &slab, &Traffic::default(), &stop)
         });
         let _stop = StopOnDrop(&stop);
         pin(borrower_cpu)?;
@@ -158,7 +161,7 @@ struct Reader {
 impl Reader {
     fn new(stream: TcpStream) -> io::Result<Self> {
         let pool = BufferPool::new(1, PAGE_SIZE_BYTES)?;
-        let pair = TcpQueuePair::connect(stream, SessionToken([0; 32]), pool.clone())?;
+        let pair = TcpQueuePair::connect(stream, &TOKEN, pool.clone())?;
         let epoll = Epoll::new()?;
         epoll.add(pair.event().ok_or(io::ErrorKind::NotConnected)?, 0, Interest::Readable)?;
         Ok(Self { pair, epoll, wait: HybridWait::new(), pool })

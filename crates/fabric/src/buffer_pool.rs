@@ -22,17 +22,31 @@ pub struct BufferPool {
 impl BufferPool {
     /// `slot_count` slots of `slot_size_bytes` (a multiple of the page size), present and locked.
     pub fn new(slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
+        let length = Self::length_bytes(slot_count, slot_size_bytes)?;
+        Ok(Self::cut(Mapping::locked(length)?, slot_count, slot_size_bytes))
+    }
+
+    /// As [`BufferPool::new`], in memory that the caller has mapped, of exactly the pool's size, and that this locks.
+    pub fn over(memory: Mapping, slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
+        if memory.length() != Self::length_bytes(slot_count, slot_size_bytes)? {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the memory has another size than the pool"));
+        }
+        memory.lock()?;
+        Ok(Self::cut(memory, slot_count, slot_size_bytes))
+    }
+
+    fn cut(memory: Mapping, slot_count: usize, slot_size_bytes: usize) -> Arc<Self> {
+        Arc::new(Self { memory, slot_size_bytes: slot_size_bytes as u32, slot_count: slot_count as u32 })
+    }
+
+    fn length_bytes(slot_count: usize, slot_size_bytes: usize) -> io::Result<usize> {
         let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "a buffer pool is whole pages below 4 GiB");
         let length = slot_count.checked_mul(slot_size_bytes).ok_or_else(invalid)?;
         if slot_size_bytes == 0 || !slot_size_bytes.is_multiple_of(PAGE_SIZE_BYTES) {
             return Err(invalid());
         }
         u32::try_from(length).map_err(|_| invalid())?;
-        Ok(Arc::new(Self {
-            memory: Mapping::locked(length)?,
-            slot_size_bytes: slot_size_bytes as u32,
-            slot_count: slot_count as u32,
-        }))
+        Ok(length)
     }
 
     /// Slots in the pool.
@@ -76,5 +90,12 @@ mod tests {
         assert_eq!(pool.slot(2).part(4096, 4096), BufferRange { offset_bytes: 20480, length_bytes: 4096 });
         assert!(BufferPool::new(1, 100).is_err());
         assert!(BufferPool::new(0, 4096).is_err());
+    }
+
+    #[test]
+    fn a_pool_may_lie_in_memory_of_the_caller_of_the_right_size() {
+        let pool = BufferPool::over(Mapping::anonymous(16384).unwrap(), 2, 8192).unwrap();
+        assert_eq!(pool.slot(1), BufferRange { offset_bytes: 8192, length_bytes: 8192 });
+        assert!(BufferPool::over(Mapping::anonymous(16384).unwrap(), 3, 8192).is_err());
     }
 }

@@ -5,8 +5,8 @@
 //! one thread at a time (`Send`, not `Sync`).
 //!
 //! Life of a request: `post` takes a credit (or says `Busy`) -> the transport moves the bytes -> `poll` yields exactly one
-//! [`Completion`] with the request's tag, within [`REQUEST_DEADLINE`](crate::limits::REQUEST_DEADLINE) and some grace. Until
-//! then the buffer belongs to the transport; after it, the transport never touches the buffer again. When a connection
+//! [`Completion`] with the request's tag, at the latest when the connection made no progress for
+//! [`REQUEST_DEADLINE`](crate::limits::REQUEST_DEADLINE). Until then the buffer belongs to the transport; after it, the transport never touches the buffer again. When a connection
 //! fails, every request in flight completes with an error and every later `post` says `Down`.
 
 use std::os::fd::BorrowedFd;
@@ -57,7 +57,7 @@ pub enum RequestError {
     /// The donor does not lend this slab (any more), or the range lies outside it.
     #[error("the donor does not lend this slab")]
     NotLent,
-    /// The connection was lost, or the donor missed the deadline; the range may or may not have been written.
+    /// The connection was lost, or the donor stopped answering; the range may or may not have been written.
     #[error("the connection to the donor was lost")]
     Down,
     /// The medium failed (a file's I/O error); the queue pair goes on.

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::limits::{REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX};
 use spillway_fabric::queue_pair::{Operation, PostError, QueuePair, RequestError};
-use spillway_fabric::tcp::{self, TcpQueuePair};
+use spillway_fabric::tcp::{Greeting, TcpQueuePair, introduce};
 use spillway_fabric::units::SlabHandle;
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RequestHeader, ResponseHeader, Status};
-use spillway_fabric::wire::preface::{self, Role};
+use spillway_fabric::wire::preface::PREFACE_BYTES;
 use spillway_sys::epoll::{Epoll, Interest};
 use support::*;
 
@@ -26,15 +26,12 @@ fn scripted(
     pool: &Arc<BufferPool>,
     script: impl FnOnce(UnixStream) + Send + 'static,
 ) -> (TcpQueuePair, JoinHandle<()>) {
-    let (borrower, mut donor) = UnixStream::pair().unwrap();
+    let (borrower, donor) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
-        let mut hello = [0; 40];
-        donor.read_exact(&mut hello).unwrap();
-        donor.write_all(&preface::encode(Role::Data)).unwrap();
-        donor.write_all(&[1]).unwrap();
+        admit(&donor).unwrap();
         script(donor);
     });
-    (TcpQueuePair::connect(borrower, TOKEN, Arc::clone(pool)).unwrap(), thread)
+    (TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(pool)).unwrap(), thread)
 }
 
 fn read_request(donor: &mut UnixStream) -> RequestHeader {
@@ -94,6 +91,42 @@ fn a_request_that_misses_its_deadline_takes_the_connection_down() {
     let mut ended = Vec::new();
     pair.poll(now + REQUEST_DEADLINE + Duration::from_millis(1), &mut |completion| ended.push(completion));
     assert_eq!((ended[0].tag.0, ended[0].result), (3, Err(RequestError::Down)));
+    donor.join().unwrap();
+}
+
+#[test]
+fn a_slow_donor_keeps_its_connection_and_one_that_stops_loses_it() {
+    let (count, pool) = (4, pool(4, 4 * PAGE));
+    let (answer_next, told) = std::sync::mpsc::channel::<()>();
+    let (mut pair, donor) = scripted(&pool, move |mut donor| {
+        for (sequence, ()) in told.iter().enumerate() {
+            let header =
+                ResponseHeader { sequence: sequence as u32, status: Status::Done, payload_bytes: 4 * PAGE as u32 };
+            donor.write_all(&header.encode()).unwrap();
+            donor.write_all(&[sequence as u8; 4 * PAGE]).unwrap();
+        }
+        let _ = donor.read(&mut [0; 1024]);
+    });
+    let mut now = Instant::now();
+    for slot in 0..count {
+        pair.post(request(Operation::Read, 0, 0, pool.slot(slot), slot as u32), now).unwrap();
+    }
+    // All but the last are answered, each after nearly the whole deadline: several of them, counted from the posting.
+    for slot in 0..count - 1 {
+        now += REQUEST_DEADLINE;
+        answer_next.send(()).unwrap();
+        wait_until(|| {
+            pair.poll(now, &mut |ended| {
+                assert_eq!((ended.tag.0, ended.result), (slot as u32, Ok(())));
+            }) > 0
+        });
+    }
+    assert_eq!(pair.poll(now + REQUEST_DEADLINE, &mut |_| panic!("still in time")), 0);
+    let mut ended = Vec::new();
+    pair.poll(now + REQUEST_DEADLINE + Duration::from_millis(1), &mut |completion| ended.push(completion));
+    assert_eq!((ended[0].tag.0, ended[0].result), (3, Err(RequestError::Down)));
+    drop(answer_next);
+    drop(pair);
     donor.join().unwrap();
 }
 
@@ -178,7 +211,7 @@ fn a_stream_cut_at_every_place_carries_everything() {
         std::thread::spawn(move || trickle(proxy_in, proxy_out, 3)),
         std::thread::spawn(move || trickle(back_in, back_out, 11)),
     ];
-    let mut pair = TcpQueuePair::connect(borrower, TOKEN, Arc::clone(&pool)).unwrap();
+    let mut pair = TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(&pool)).unwrap();
     for round in 0..20_u8 {
         for slot in 0..4 {
             fill(&pool, pool.slot(slot), round + slot as u8 * 50);
@@ -276,8 +309,7 @@ fn a_borrower_that_leaves_ends_the_serving() {
 fn serve_raw(bytes: &[u8]) -> std::io::Result<()> {
     let (mut borrower, donor) = UnixStream::pair().unwrap();
     let serving = Serving::start(donor, Slabs::with_count(1));
-    borrower.write_all(&preface::encode(Role::Data)).unwrap();
-    borrower.write_all(&TOKEN.0).unwrap();
+    introduce(&borrower, &TOKEN).unwrap();
     borrower.write_all(bytes).unwrap();
     borrower.shutdown(std::net::Shutdown::Write).unwrap();
     let result = serving.join();
@@ -300,6 +332,25 @@ fn a_borrower_that_talks_nonsense_is_cut_off() {
     assert_eq!(kind(&read.encode()[..7]), std::io::ErrorKind::UnexpectedEof, "inside a header");
     let write = RequestHeader { operation: Operation::Write, ..read }.encode();
     assert_eq!(kind(&[&write[..], &[1; 100]].concat()), std::io::ErrorKind::UnexpectedEof, "inside a payload");
+}
+
+#[test]
+fn a_donor_counts_what_it_moved_and_nothing_else() {
+    let pool = pool(2, 4 * PAGE);
+    let slabs = Slabs::with_count(1);
+    let (mut pair, serving) = over_unix(&slabs, &pool);
+    let mut carry_out = |operation, slab| carry_out(&mut pair, request(operation, slab, 0, pool.slot(0), 1));
+    assert_eq!(carry_out(Operation::Write, 0), Ok(()));
+    assert_eq!(carry_out(Operation::Read, 0), Ok(()));
+    assert_eq!(carry_out(Operation::Read, 0), Ok(()));
+    assert_eq!(carry_out(Operation::Discard, 0), Ok(()));
+    // A slab that is not lent: its bytes travel, and move nothing.
+    assert_eq!(carry_out(Operation::Write, 1), Err(RequestError::NotLent));
+    assert_eq!(carry_out(Operation::Read, 1), Err(RequestError::NotLent));
+    let traffic = Arc::clone(&serving.traffic);
+    drop(pair);
+    serving.join().unwrap();
+    assert_eq!((traffic.read_bytes(), traffic.written_bytes()), (8 * PAGE as u64, 4 * PAGE as u64));
 }
 
 #[test]
@@ -343,14 +394,14 @@ fn a_slab_taken_back_while_it_is_read_gives_its_bytes_or_an_error() {
 }
 
 #[test]
-fn a_refused_token_makes_no_queue_pair() {
+fn an_unknown_session_makes_no_queue_pair() {
     let (borrower, donor) = UnixStream::pair().unwrap();
     let donor = std::thread::spawn(move || {
-        (&donor).read_exact(&mut [0; 8]).unwrap();
-        tcp::receive_token(&donor).unwrap();
-        tcp::refuse_token(&donor).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        (&donor).read_exact(&mut [0; PREFACE_BYTES]).unwrap();
+        Greeting::receive(&donor, deadline).unwrap().refuse(&donor, deadline).unwrap();
     });
-    let error = TcpQueuePair::connect(borrower, TOKEN, pool(1, PAGE)).unwrap_err();
+    let error = TcpQueuePair::connect(borrower, &TOKEN, pool(1, PAGE)).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
     donor.join().unwrap();
 }

@@ -10,10 +10,11 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 use spillway_fabric::queue_pair::{Operation, QueuePair};
-use spillway_fabric::tcp::TcpQueuePair;
+use spillway_fabric::tcp::{TcpQueuePair, introduce};
 use spillway_fabric::units::{RemoteAddress, SlabHandle};
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RequestHeader, ResponseHeader, Status};
-use spillway_fabric::wire::preface::{self, Role};
+use spillway_fabric::wire::preface::{self, PREFACE_BYTES, Role};
+use spillway_fabric::wire::proof::{NONCE_BYTES, session_name};
 use support::*;
 
 /// Bytes of a request stream: mostly well-formed requests, some with payloads, some garbage.
@@ -38,11 +39,25 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
+    fn a_donor_admits_nobody_for_arbitrary_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..120)) {
+        let (mut borrower, donor) = UnixStream::pair().unwrap();
+        let serving = Serving::start(donor, Slabs::with_count(1));
+        borrower.write_all(&preface::encode(Role::Data)).unwrap();
+        borrower.write_all(&session_name(&TOKEN).0).unwrap();
+        // The donor may hang up in the middle, which is its right.
+        let _ = borrower.write_all(&bytes);
+        let _ = borrower.shutdown(std::net::Shutdown::Write);
+        prop_assert!(serving.join().is_err());
+        let mut answer = Vec::new();
+        let _ = borrower.read_to_end(&mut answer);
+        prop_assert!(answer.len() <= PREFACE_BYTES + 1 + NONCE_BYTES, "a nonce at most, no proof");
+    }
+
+    #[test]
     fn a_donor_survives_any_borrower(bytes in request_stream(), cut in any::<prop::sample::Index>()) {
         let (mut borrower, donor) = UnixStream::pair().unwrap();
         let serving = Serving::start(donor, Slabs::with_count(2));
-        borrower.write_all(&preface::encode(Role::Data)).unwrap();
-        borrower.write_all(&TOKEN.0).unwrap();
+        introduce(&borrower, &TOKEN).unwrap();
         let reader = borrower.try_clone().unwrap();
         let drain = std::thread::spawn(move || std::io::copy(&mut { reader }, &mut std::io::sink()));
         // The donor may hang up in the middle, which is its right.
@@ -61,9 +76,7 @@ proptest! {
     ) {
         let (borrower, mut donor) = UnixStream::pair().unwrap();
         let thread = std::thread::spawn(move || {
-            donor.read_exact(&mut [0; 40]).unwrap();
-            donor.write_all(&preface::encode(Role::Data)).unwrap();
-            donor.write_all(&[1]).unwrap();
+            admit(&donor).unwrap();
             donor.read_exact(&mut [0; 4 * REQUEST_HEADER_BYTES]).unwrap();
             let mut bytes = Vec::new();
             for sequence in 0..valid {
@@ -75,7 +88,7 @@ proptest! {
         });
         let pool = pool(6, PAGE);
         fill(&pool, pool.slot(5), 0x11);
-        let mut pair = TcpQueuePair::connect(borrower, TOKEN, pool.clone()).unwrap();
+        let mut pair = TcpQueuePair::connect(borrower, &TOKEN, pool.clone()).unwrap();
         for slot in 0..4 {
             pair.post(request(Operation::Read, 0, 0, pool.slot(slot), slot as u32), Instant::now()).unwrap();
         }

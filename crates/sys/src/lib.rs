@@ -3,6 +3,7 @@
 //! Each file is one kernel facility. Nothing here decides anything: policy lives with the callers.
 //!
 //! - [`mapping`]: memory shared with the kernel or with another process, copied in and out as bytes.
+//! - [`atomic_words`]: memory that outlives the process which changes it.
 //! - [`memfd`]: sealed anonymous files, the memory of slabs.
 //! - [`vectored`]: sockets to and from several pieces of memory.
 //! - [`io_ring`]: asynchronous I/O on a file.
@@ -10,12 +11,15 @@
 //! - [`fuse`]: `/dev/fuse`, requests and replies without a second copy.
 //! - [`loop_device`]: a file as a block device.
 //! - [`ublk`]: block devices in user space.
+//! - [`nbd`]: the kernel's client for network block devices.
 //! - [`swap`]: swap areas.
 //! - [`paging_safety`]: never waiting for the memory that one frees.
+//! - [`memory_hierarchy`]: which memory cgroups there are.
 //! - [`child`], [`process`]: starting programs, and which process is meant.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
 pub mod allocation_guard;
+pub mod atomic_words;
 pub mod child;
 pub mod epoll;
 pub mod event;
@@ -24,6 +28,8 @@ pub mod io_ring;
 pub mod loop_device;
 pub mod mapping;
 pub mod memfd;
+pub mod memory_hierarchy;
+pub mod nbd;
 pub mod paging_safety;
 pub mod process;
 pub mod swap;

@@ -57,8 +57,13 @@ impl Mapping {
     /// The first `length` bytes of `file`, shared with everyone who maps it. `file` must not be able to shrink (a sealed
     /// memfd), otherwise a copy can raise SIGBUS; [`Memfd::open`] checks the seals.
     pub fn shared(file: &Memfd, length: usize) -> io::Result<Self> {
+        Self::shared_at(file, 0, length)
+    }
+
+    /// As [`Mapping::shared`], from byte `offset` of `file` on (a multiple of the page size).
+    pub fn shared_at(file: &Memfd, offset: u64, length: usize) -> io::Result<Self> {
         check_length(length)?;
-        if (length as u64) > file.length_bytes() {
+        if offset.checked_add(length as u64).is_none_or(|end| end > file.length_bytes()) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "mapping is longer than its memfd"));
         }
         // SAFETY: a fresh mapping at an address the kernel chooses replaces nothing; the memfd is sealed against shrinking.
@@ -69,7 +74,7 @@ impl Mapping {
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED,
                 file.as_fd_for_map(),
-                0,
+                offset,
             )?
         };
         Ok(Self { base: non_null(base.cast())?, length })

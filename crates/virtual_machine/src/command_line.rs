@@ -104,9 +104,9 @@ impl Plan {
 
     fn kernel_command_line(&self) -> String {
         let counter = self.counter_khz.map(|khz| format!(" tsc_early_khz={khz} tsc=reliable")).unwrap_or_default();
-        // A panic ends the machine at once (-no-reboot). The watchdogs take a starved emulator for a hung kernel.
+        // A panic ends the machine at once: restart by triple fault, the one way that this machine type has, and -no-reboot. The watchdogs take a starved emulator for a hung kernel.
         format!(
-            "console=ttyS0 quiet panic=-1 oops=panic{counter} nowatchdog rcupdate.rcu_cpu_stall_suppress=1 mitigations=off \
+            "console=ttyS0 quiet panic=-1 oops=panic reboot=t{counter} nowatchdog rcupdate.rcu_cpu_stall_suppress=1 mitigations=off \
              random.trust_cpu=on cryptomgr.notests audit=0 nokaslr {}",
             self.kernel_options
         )

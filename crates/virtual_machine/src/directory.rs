@@ -25,9 +25,13 @@ impl MachineDirectory {
 
     fn make_in(parent: &Path) -> Result<Self, Failure> {
         fs::create_dir_all(parent).map_err(Failure::file(parent))?;
+        // Nobody sweeps while a new one has no lock of its own yet.
+        let parent_lock = parent.join(LOCK);
+        let sweeping = File::create(&parent_lock).map_err(Failure::file(&parent_lock))?;
+        sweeping.lock().map_err(Failure::file(&parent_lock))?;
         sweep(parent);
-        // Hidden from a sweep until it is locked.
-        let directory = tempfile::Builder::new().prefix(".new-").tempdir_in(parent).map_err(Failure::file(parent))?;
+        let directory =
+            tempfile::Builder::new().prefix("machine-").tempdir_in(parent).map_err(Failure::file(parent))?;
         let lock = directory.path().join(LOCK);
         let file = File::create(&lock).map_err(Failure::file(&lock))?;
         file.lock().map_err(Failure::file(&lock))?;
@@ -82,7 +86,7 @@ mod tests {
     fn what_the_dead_left_is_removed_and_what_the_living_have_stays() {
         let parent = tempfile::tempdir().unwrap();
         let living = MachineDirectory::make_in(parent.path()).unwrap();
-        let dead = parent.path().join(".new-dead");
+        let dead = parent.path().join("machine-dead");
         fs::create_dir_all(dead.join("share")).unwrap();
         fs::write(dead.join(LOCK), "").unwrap();
         let other = MachineDirectory::make_in(parent.path()).unwrap();

@@ -32,9 +32,12 @@ pub struct Image {
     version: String,
 }
 
+/// Raised when images are made in another way from the same parts.
+const FORMAT: u32 = 2;
+
 /// What an image is made of, besides its package.
 fn recipe() -> String {
-    format!("{BOOT:?}\n{MODULES:?}\n{}", initramfs::FIRST)
+    format!("{FORMAT}\n{BOOT:?}\n{MODULES:?}\n{}", initramfs::FIRST)
 }
 
 impl Image {

@@ -61,6 +61,9 @@ pub const MODULES: &[&str] = &[
     "virtio_rng",
 ];
 
+/// How the names of packed modules end.
+const PACKED: &str = ".xz";
+
 /// The modules of an unpacked package.
 #[derive(Debug)]
 pub struct ModuleTree {
@@ -97,23 +100,23 @@ impl ModuleTree {
         files.filter(|file| known.insert((*file).clone())).cloned().collect()
     }
 
-    /// Copies `files` and the lists of what is built in into a tree below `root`, ready for `modprobe`.
+    /// Copies `files`, unpacked, and the lists of what is built in into a tree below `root`, ready for `modprobe`.
     pub fn copy(&self, files: &[String], root: &Path, version: &str) -> Result<(), Failure> {
         let target = root.join("lib/modules").join(version);
         let lists = ["modules.order", "modules.builtin", "modules.builtin.modinfo"].map(str::to_owned);
         for file in files.iter().chain(&lists) {
-            let path = target.join(file);
+            let path = target.join(file.trim_end_matches(PACKED));
             let parent = path.parent().expect("the path was joined");
             fs::create_dir_all(parent).map_err(Failure::file(parent))?;
-            fs::copy(self.directory.join(file), &path).map_err(Failure::file(&path))?;
+            fs::write(&path, self.read(file)?).map_err(Failure::file(&path))?;
         }
         tools::output(tools::DEPMOD.command()?.arg("-b").arg(root).arg(version)).map(drop)
     }
 
-    /// A module, unpacked: the first programs of the guest cannot unpack.
+    /// A file of the tree; modules unpacked, which in the guest would take an emulated processor.
     pub fn read(&self, file: &str) -> Result<Vec<u8>, Failure> {
         let path = self.directory.join(file);
-        if file.ends_with(".xz") {
+        if file.ends_with(PACKED) {
             return tools::output(tools::BUSYBOX.command()?.arg("xzcat").arg(&path));
         }
         fs::read(&path).map_err(Failure::file(&path))

@@ -143,7 +143,7 @@ fn two_machines_reach_each_other_and_nobody_else() {
     let listening = second.spawn("/run/virtual-machine/busybox nc -l -p 9000 >/share/received").unwrap();
     let send = format!(
         "head -c 3000000 /dev/urandom >/share/sent; \
-         until /run/virtual-machine/busybox nc {} 9000 </share/sent; do sleep 0.2; done",
+         until bash -c 'cat /share/sent >/dev/tcp/{}/9000'; do sleep 0.2; done",
         ADDRESSES[1]
     );
     said(&first, &send);

@@ -10,7 +10,9 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use super::DeviceError;
 use super::redundancy::Redundancy;
 use crate::frontend::choice::FrontEndChoice;
+use crate::frontend::nbd_server::NbdListen;
 use crate::limits::{DEVICE_SIZE_BYTES_MAX, DONORS_MAX};
+use crate::manager::heat::MappingPolicy;
 use crate::volume::Geometry;
 
 /// How to start a device.
@@ -28,11 +30,15 @@ pub struct DeviceConfig {
     pub key_file: Option<PathBuf>,
     /// Where copies live.
     pub redundancy: Redundancy,
+    /// When slabs get their donor.
+    pub mapping: MappingPolicy,
     /// The backing file for `redundancy.disk`; made, at the device's size, when it does not exist.
     pub backing: Option<PathBuf>,
     /// How the kernel reaches the device.
     pub front_end: FrontEndChoice,
-    /// Threads that serve the device; `None` takes the measured default.
+    /// Serve ordinary NBD clients there, instead of making a block device.
+    pub listen: Option<NbdListen>,
+    /// Threads that serve the device, and so connections of an NBD server; `None` takes the default.
     pub io_threads: Option<usize>,
     /// Serve from memory of this process instead of donors: the yardstick for the front end's own cost.
     pub local_memory: bool,
@@ -42,7 +48,7 @@ pub struct DeviceConfig {
 
 impl DeviceConfig {
     /// The sizes of the volume, if every setting makes sense.
-    pub(super) fn check(&self) -> Result<Geometry, DeviceError> {
+    pub(crate) fn check(&self) -> Result<Geometry, DeviceError> {
         let invalid = |text: String| Err(DeviceError::Invalid(text));
         let slab = self.slab_size_bytes;
         if !slab.is_power_of_two() || !(SLAB_SIZE_BYTES_MIN..=SLAB_SIZE_BYTES_MAX).contains(&slab) {
@@ -88,6 +94,12 @@ impl DeviceConfig {
                 return invalid(format!("the donor {donor} is named twice"));
             }
         }
+        if self.mapping == MappingPolicy::ByActivity && !self.redundancy.disk {
+            return invalid(format!(
+                "mapping by activity keeps quiet slabs on the disk, and the redundancy is {}; use --redundancy disk",
+                self.redundancy
+            ));
+        }
         if self.redundancy.disk != self.backing.is_some() {
             return invalid(if self.redundancy.disk {
                 "a copy on disk needs a backing file; give one with --backing FILE".to_owned()
@@ -111,8 +123,10 @@ mod tests {
             donors: vec!["host:1".parse().unwrap()],
             key_file: None,
             redundancy: Redundancy::NONE,
+            mapping: MappingPolicy::OnDemand,
             backing: None,
             front_end: FrontEndChoice::Auto,
+            listen: None,
             io_threads: None,
             local_memory: false,
             donor_wait: Duration::ZERO,
@@ -138,6 +152,7 @@ mod tests {
         assert!(complaint(|config| config.donors.push("host:1".parse().unwrap())).contains("twice"));
         assert!(complaint(|config| config.redundancy = Redundancy::DISK).contains("--backing"));
         assert!(complaint(|config| config.backing = Some("/x".into())).contains("--redundancy disk"));
+        assert!(complaint(|config| config.mapping = MappingPolicy::ByActivity).contains("--redundancy disk"));
         assert!(complaint(|config| config.redundancy.replicas = 2).contains("needs 2 donors"));
     }
 }

@@ -4,7 +4,7 @@ use super::status::{DeviceStatus, DiskStatus};
 
 /// Reads the rest of `status`; `ok`, or everything that is wrong in words, the worst first.
 pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
-    let mut complaints = Vec::new();
+    let mut complaints: Vec<String> = failure(status).into_iter().collect();
     if status.pages_lost > 0 {
         complaints.push(format!("{} pages are lost: every copy was at donors that died", status.pages_lost));
     }
@@ -30,6 +30,16 @@ pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
     if complaints.is_empty() { "ok".to_owned() } else { complaints.join("; ") }
 }
 
+/// As [`summarise`], for a device of this process's own memory.
+pub fn summarise_local(status: &DeviceStatus) -> String {
+    failure(status).unwrap_or_else(|| "ok (memory of this process, no donor: for measuring only)".to_owned())
+}
+
+fn failure(status: &DeviceStatus) -> Option<String> {
+    let reason = status.failure.as_ref()?;
+    Some(format!("FAILED: an I/O thread panicked ({reason}); every request fails, so stop the device and report this"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -43,6 +53,20 @@ mod tests {
     fn nothing_wrong_is_ok() {
         let status = DeviceStatus { donors: vec![donor("connected")], ..DeviceStatus::default() };
         assert_eq!(summarise(&status, 1), "ok");
+    }
+
+    #[test]
+    fn a_panic_comes_before_everything_else() {
+        let status = DeviceStatus {
+            failure: Some("index out of bounds".to_owned()),
+            pages_lost: 3,
+            donors: vec![donor("connected")],
+            ..DeviceStatus::default()
+        };
+        assert!(summarise(&status, 1).starts_with("FAILED: an I/O thread panicked (index out of bounds)"));
+        assert!(summarise(&status, 1).contains("3 pages are lost"));
+        assert!(summarise_local(&status).starts_with("FAILED"));
+        assert!(summarise_local(&DeviceStatus::default()).starts_with("ok"));
     }
 
     #[test]

@@ -14,11 +14,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::file::{BackingError, BackingFile, FileQueuePair};
 use spillway_fabric::key::ClusterKey;
 use spillway_fabric::queue_pair::QueuePair;
-use spillway_fabric::units::{BorrowerId, PAGE_SIZE_BYTES};
+use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 
@@ -26,21 +25,26 @@ pub use self::config::DeviceConfig;
 use self::status::{DeviceStatus, DiskStatus, SlabCounts};
 use crate::block::BlockChannel;
 use crate::disk_writer::{DiskCounters, DiskThread};
+use crate::downfall::Downfall;
 use crate::engine::Engine;
 use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::frontend::choice::{self, Opened};
+use crate::frontend::limits::{NBD_CONNECTIONS_DEFAULT, NBD_SERVER_SLOTS};
+use crate::frontend::nbd_server::NbdServer;
 use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::io_thread::{IoThread, SpinPermit};
 use crate::limits::{
-    BACKLOG_PAGES, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, MOVE_BATCH_PAGES, SLOTS_PER_THREAD,
+    BACKING_RELEASE_DEADLINE, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, MOVE_BATCH_PAGES, SLOTS_PER_THREAD,
 };
 use crate::local_memory::LocalMemory;
 use crate::manager::donors::Phase;
+use crate::manager::heat::MappingPolicy;
 use crate::manager::{Lane, Manager, ManagerParts, care};
 use crate::metrics::Metrics;
 use crate::service::BlockService;
-use crate::volume::backlog::Backlog;
-use crate::volume::{DiskCopy, Geometry, Volume};
+use crate::state::DeviceState;
+use crate::volume::slab_entry::DonorSlot;
+use crate::volume::{Geometry, Volume};
 
 /// Why a device could not be started or stopped. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +75,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    fn system(context: &str) -> impl FnOnce(std::io::Error) -> Self + use<> {
+    pub(crate) fn system(context: &str) -> impl FnOnce(std::io::Error) -> Self + use<> {
         let context = context.to_owned();
         move |source| Self::System { context, source }
     }
@@ -98,7 +102,19 @@ pub struct Device {
     stop: Arc<EventFd>,
     io_threads: Vec<IoThread>,
     remote: Option<Remote>,
+    downfall: Arc<Downfall>,
+    state: Option<Arc<Kept>>,
     stopped: bool,
+}
+
+/// The memory of a device that outlives its process, if somebody keeps it.
+#[derive(Debug)]
+pub struct Kept {
+    /// The memory.
+    pub state: DeviceState,
+    /// Whether a process that comes after this one goes on with the pages even if the block device ended with this one: a
+    /// disk that is plugged in again. Swap cannot be.
+    pub outlives_block_device: bool,
 }
 
 /// What a device has behind its I/O threads, unless it serves local memory.
@@ -109,37 +125,70 @@ struct Remote {
 }
 
 impl Device {
-    /// Connects to donors, starts the threads and attaches the block device. Nothing is left behind on an error.
+    /// Connects to donors, starts the threads and attaches the block device. Nothing is left behind on an error. The pages
+    /// end with this process.
     pub fn start(config: DeviceConfig) -> Result<Self, DeviceError> {
+        let state = if config.local_memory { None } else { Some(DeviceState::memory(&config)?) };
+        let state = state.map(|memory| DeviceState::open(memory, &config)).transpose()?;
+        Self::start_over(config, state.map(|state| Kept { state, outlives_block_device: false }), false)
+    }
+
+    /// As [`Device::start`], with pages in memory that another process keeps too; goes on with the device of a process that
+    /// died, if that is what the memory holds.
+    pub fn start_kept(config: DeviceConfig, kept: Kept) -> Result<Self, DeviceError> {
+        Self::start_over(config, Some(kept), true)
+    }
+
+    fn start_over(config: DeviceConfig, state: Option<Kept>, is_kept: bool) -> Result<Self, DeviceError> {
         let geometry = config.check()?;
         let metrics = Arc::new(Metrics::default());
-        let Opened { kind, reason, front_end, channels } = open_front_end(&config, geometry)?;
-        let (services, remote) = if config.local_memory {
-            (local_services(geometry, &metrics, &channels)?, None)
-        } else {
-            let (services, remote) = remote_services(&config, geometry, &metrics, &channels)?;
-            (services, Some(remote))
+        let (front_end_text, front_end, channels) = open_front_end(&config, geometry)?;
+        let (services, remote) = match &state {
+            None => (local_services(geometry, &metrics, &channels)?, None),
+            Some(kept) => {
+                let (services, remote) = remote_services(&config, &kept.state, &metrics, &channels)?;
+                (services, Some(remote))
+            }
         };
         let mut device = Self {
             path: PathBuf::new(),
             front_end,
-            front_end_text: format!("{kind} ({reason})"),
+            front_end_text,
             metrics,
             stop: Arc::new(EventFd::new().map_err(DeviceError::system("cannot make an event"))?),
             io_threads: Vec::new(),
+            downfall: remote.as_ref().map(|remote| Arc::clone(&remote.volume.downfall)).unwrap_or_default(),
             remote,
+            state: state.map(Arc::new),
             config,
             stopped: false,
         };
         device.await_donors()?;
+        device.settle();
         let permit = SpinPermit::default();
         for (number, (channel, service)) in channels.into_iter().zip(services).enumerate() {
             let stop = Arc::clone(&device.stop);
-            let thread = IoThread::start(format!("io-{number}"), channel, service, stop, permit.clone());
+            let (name, downfall) = (format!("io-{number}"), Arc::clone(&device.downfall));
+            let thread = IoThread::start(name, channel, service, stop, permit.clone(), downfall);
             device.io_threads.push(thread.map_err(DeviceError::system("cannot start an I/O thread"))?);
         }
         device.path = device.front_end.attach()?;
+        if let Some(kept) = device.state.as_ref().filter(|_| is_kept) {
+            kept.state.records().set_serving(kept.outlives_block_device);
+        }
         Ok(device)
+    }
+
+    /// Pages that a dead process was writing get one content, now that it is known which donors are there.
+    fn settle(&self) {
+        let Some(remote) = self.remote.as_ref().filter(|_| self.is_resumed()) else { return };
+        let alive = |donor: DonorSlot| remote.manager.shared.donors[usize::from(donor.0)].phase() == Phase::Connected;
+        let settled = remote.volume.settle_writes(&alive, || std::thread::sleep(Duration::from_micros(50)));
+        tracing::info!("{settled} pages were being written when the process before this one died");
+    }
+
+    fn is_resumed(&self) -> bool {
+        self.state.as_ref().is_some_and(|kept| kept.state.is_resumed())
     }
 
     /// Waits until every donor was reached or refused once, for the configured time; then one must be there.
@@ -155,7 +204,8 @@ impl Device {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        if donors.iter().any(|donor| is_connected(donor.phase())) {
+        // A device that goes on has pages to serve, from the disk if need be.
+        if self.is_resumed() || donors.iter().any(|donor| is_connected(donor.phase())) {
             return Ok(());
         }
         let reasons = donors.iter().map(|donor| format!("{}: {}", donor.address, donor.status().last_error));
@@ -165,7 +215,7 @@ impl Device {
         )))
     }
 
-    /// The block device, such as `/dev/loop0`.
+    /// The block device, such as `/dev/loop0`, or where an NBD server's clients find it.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -184,7 +234,9 @@ impl Device {
             size_bytes: self.size_bytes(),
             slab_size_bytes: self.config.slab_size_bytes,
             redundancy: self.config.redundancy.to_string(),
+            mapping: self.config.mapping.to_string(),
             traffic: self.metrics.status(),
+            failure: self.downfall.reason(),
             ..DeviceStatus::default()
         };
         if let Some(remote) = &self.remote {
@@ -192,7 +244,7 @@ impl Device {
             status.health = health::summarise(&status, usize::from(self.config.redundancy.replicas));
         } else {
             status.redundancy = "none".to_owned();
-            status.health = "ok (memory of this process, no donor: for measuring only)".to_owned();
+            status.health = health::summarise_local(&status);
         }
         status
     }
@@ -209,6 +261,9 @@ impl Device {
 
     fn stop_threads(&mut self) {
         self.stopped = true;
+        if let Some(kept) = &self.state {
+            kept.state.records().set_serving(false);
+        }
         self.stop.signal();
         self.io_threads.iter_mut().for_each(IoThread::join);
         if let Some(remote) = &mut self.remote {
@@ -242,12 +297,11 @@ impl Remote {
     fn describe(&self, config: &DeviceConfig, status: &mut DeviceStatus) {
         let shared = &self.manager.shared;
         status.donors = shared.donors.iter().map(|donor| donor.status()).collect();
-        for slab in self.volume.geometry.slabs() {
-            let finding = care::examine(shared, slab);
+        for (slab, finding) in self.volume.geometry.slabs().zip(shared.survey.look(shared)) {
             status.pages_stored += finding.stored;
             status.pages_lost += finding.lost;
             let migrating = self.volume.slab(slab).is_migrating();
-            *state_of(&finding, migrating, config.redundancy.replicas, &mut status.slabs) += 1;
+            *state_of(&finding, migrating, config, &mut status.slabs) += 1;
         }
         if let (Some(copy), Some((_, counters))) = (&self.volume.disk, &self.disk) {
             status.disk = Some(DiskStatus {
@@ -263,18 +317,27 @@ impl Remote {
 }
 
 /// The counter of the state that a slab is in.
-fn state_of<'a>(finding: &care::Finding, migrating: bool, replicas: u8, counts: &'a mut SlabCounts) -> &'a mut u64 {
+fn state_of<'a>(
+    finding: &care::Finding,
+    migrating: bool,
+    config: &DeviceConfig,
+    counts: &'a mut SlabCounts,
+) -> &'a mut u64 {
+    let replicas = config.redundancy.replicas;
     match finding.copies {
         _ if finding.lost > 0 => &mut counts.lost,
         _ if migrating => &mut counts.migrating,
-        0 if finding.stored == 0 => &mut counts.unmapped,
+        0 if finding.stored == 0 || config.mapping == MappingPolicy::ByActivity => &mut counts.unmapped,
         copies if copies < usize::from(replicas) || finding.missing > 0 => &mut counts.degraded,
         _ => &mut counts.mapped,
     }
 }
 
-fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<Opened, FrontEndError> {
-    let front_end = FrontEndConfig {
+/// A front end with its channels, and which one it is and why, for `status`.
+type FrontEndParts = (String, Box<dyn FrontEnd>, Vec<Box<dyn BlockChannel>>);
+
+fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<FrontEndParts, FrontEndError> {
+    let mut front_end = FrontEndConfig {
         name: config.name.clone(),
         size_bytes: geometry.page_count() * PAGE_SIZE_BYTES as u64,
         threads: config.io_threads.unwrap_or(IO_THREADS_DEFAULT),
@@ -282,10 +345,38 @@ fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<Opened, F
         recoverable: false,
         directory: PathBuf::from("/run/spillway"),
     };
-    choice::open(config.front_end, &front_end)
+    if let Some(listen) = &config.listen {
+        front_end.threads = config.io_threads.unwrap_or(NBD_CONNECTIONS_DEFAULT);
+        front_end.slots_per_thread = NBD_SERVER_SLOTS;
+        let (server, channels) = NbdServer::open(&front_end, listen)?;
+        let text = format!("nbd server ({} connections at a time)", front_end.threads);
+        return Ok((text, Box::new(server), choice::boxed(channels)));
+    }
+    let Opened { kind, reason, front_end, channels } = choice::open(config.front_end, &front_end)?;
+    Ok((format!("{kind} ({reason})"), front_end, channels))
 }
 
 type Services = Vec<Box<dyn BlockService>>;
+
+/// The backing file. One that a dead process used stays locked until its last write has ended; from then on nothing of that
+/// process reaches the file any more.
+fn open_backing(path: &Path, state: &DeviceState) -> Result<BackingFile, DeviceError> {
+    let size_bytes = state.size_bytes();
+    if !state.is_resumed() {
+        return Ok(BackingFile::prepare(path, size_bytes)?);
+    }
+    if std::fs::metadata(path).map_or(0, |metadata| metadata.len()) < size_bytes {
+        let path = path.display();
+        return Err(DeviceError::Invalid(format!("the backing file {path} with the pages of this device is gone")));
+    }
+    let give_up = Instant::now() + BACKING_RELEASE_DEADLINE;
+    loop {
+        match BackingFile::prepare(path, size_bytes) {
+            Err(BackingError::InUse(_)) if Instant::now() < give_up => std::thread::sleep(Duration::from_millis(10)),
+            result => return Ok(result?),
+        }
+    }
+}
 
 fn local_services(
     geometry: Geometry,
@@ -303,25 +394,20 @@ fn local_services(
 
 fn remote_services(
     config: &DeviceConfig,
-    geometry: Geometry,
+    state: &DeviceState,
     metrics: &Arc<Metrics>,
     channels: &[Box<dyn BlockChannel>],
 ) -> Result<(Services, Remote), DeviceError> {
     let key = config.key_file.as_deref().map(ClusterKey::load).transpose();
     let key = key.map_err(|error| DeviceError::Invalid(error.to_string()))?;
-    let backing = config
-        .backing
-        .as_deref()
-        .map(|path| BackingFile::prepare(path, config.size_bytes.next_multiple_of(geometry.slab_size_bytes())));
-    let backing = backing.transpose()?;
     let system = || DeviceError::system("cannot set the device up");
-    let disk_copy = backing
-        .as_ref()
-        .map(|_| BufferPool::new(BACKLOG_PAGES, PAGE_SIZE_BYTES))
-        .transpose()
-        .map_err(system())?
-        .map(|pool| DiskCopy { backlog: Backlog::new(BACKLOG_PAGES), pool });
-    let volume = Arc::new(Volume::new(geometry, config.redundancy, disk_copy).map_err(system())?);
+    let backing = config.backing.as_deref().map(|path| open_backing(path, state)).transpose()?;
+    let volume = state.volume(config.redundancy).map_err(system())?.with_mapping(config.mapping);
+    let volume = Arc::new(volume);
+    let geometry = volume.geometry;
+    if state.is_resumed() {
+        tracing::warn!("going on with the device of a process that died: {:?}", volume.recover(Instant::now()));
+    }
     let make_lanes = |lane: &Lane| -> std::io::Result<Lanes> {
         let file =
             backing.as_ref().map(|file| FileQueuePair::open(file, geometry.slab_size_bytes(), Arc::clone(&lane.pool)));
@@ -354,7 +440,7 @@ fn remote_services(
         io_lanes,
         mover_lanes: make_lanes(&mover_lane).map_err(system())?,
         mover_lane,
-        borrower: BorrowerId(u128::from_ne_bytes(random_bytes().map_err(system())?)),
+        borrower: state.borrower(),
         name: config.name.clone(),
         key,
     });

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct DeviceStatus {
     /// The name it was started with.
     pub name: String,
-    /// The block device, such as `/dev/loop0`.
+    /// The block device, such as `/dev/loop0`, or the address of an NBD server.
     pub path: String,
     /// How it reaches the kernel (`loop+fuse`), and why that one was taken.
     pub frontend: String,
@@ -17,8 +17,13 @@ pub struct DeviceStatus {
     pub slab_size_bytes: u64,
     /// The setting, as text.
     pub redundancy: String,
+    /// When slabs get their donor: `demand` or `activity`.
+    pub mapping: String,
     /// `ok`, or why it is less safe or slower than asked, in words (disk only, a copy missing, backing file failing).
     pub health: String,
+    /// An I/O thread panicked, with this message, and every request fails; null while all is well.
+    #[serde(default)]
+    pub failure: Option<String>,
     /// Slabs by state.
     pub slabs: SlabCounts,
     /// Every donor known to this device.

@@ -12,6 +12,7 @@ use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, RemoteAddress, SlabIn
 use super::lanes::Lanes;
 use crate::block::{BlockError, BlockOperation, BlockRequest};
 use crate::limits::COPIES_MAX;
+use crate::volume::admission::Ticket;
 use crate::volume::gate::Pass;
 use crate::volume::slab_entry::{Location, Places};
 use crate::volume::{Geometry, Volume};
@@ -93,6 +94,8 @@ pub(super) struct Active {
     pub(super) succeeded: [bool; COPIES_MAX],
     /// Pages that came from the disk.
     pub(super) disk_pages: u64,
+    /// Its turn at a backlog that had no room for the segment (writes).
+    pub(super) ticket: Option<Ticket>,
 }
 
 impl Active {
@@ -118,6 +121,7 @@ impl Active {
             unposted: [false; COPIES_MAX + 1],
             succeeded: [false; COPIES_MAX],
             disk_pages: 0,
+            ticket: None,
         }
     }
 

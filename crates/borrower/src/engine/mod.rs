@@ -126,11 +126,25 @@ impl Engine {
     }
 
     fn finish(&mut self, slot: usize, result: Result<(), BlockError>, now: Instant) {
+        give_up_turn(&mut self.requests[slot], &self.volume);
         let active = &mut self.requests[slot];
         assert!(active.pass.is_none() && active.outstanding == 0, "a finished request uses nothing");
         active.stage = Stage::Free;
         let latency = now.saturating_duration_since(active.arrived);
         self.metrics.record(&active.request, result.is_ok(), latency);
+    }
+}
+
+/// A request that ends, or whose thread does, wants no room in the backlog any more.
+fn give_up_turn(active: &mut Active, volume: &Volume) {
+    if let (Some(ticket), Some(disk)) = (active.ticket.take(), &volume.disk) {
+        disk.backlog.give_up(ticket);
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.requests.iter_mut().for_each(|active| give_up_turn(active, &self.volume));
     }
 }
 

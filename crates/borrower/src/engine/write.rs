@@ -4,6 +4,9 @@
 //! at least one donor has it (the others are marked stale for these pages, and refilled by the mover). When no donor has it,
 //! a disk copy saves it: the write is acknowledged once its pages are on disk. Without one it is tried again at other donors
 //! until its deadline.
+//!
+//! From the first byte on until then the pages are marked `Writing`: should the process die, their copies may differ.
+//! A write that finds the backlog full keeps its turn there by a ticket, until it gets in or ends.
 
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
@@ -12,6 +15,7 @@ use super::active::{Active, Context, Stage, Step};
 use super::lanes::{Piece, Target};
 use crate::block::BlockError;
 use crate::limits::{COPIES_MAX, MAPPING_WAIT};
+use crate::manager::heat::MappingPolicy;
 use crate::volume::page_bits::Bit;
 use crate::volume::{DiskCopy, Volume};
 
@@ -34,13 +38,17 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
         targets += usize::from(active.unposted[place]);
     }
     if targets == 0 {
-        volume.want(active.segment.slab);
-        if volume.disk.is_none() || (volume.mapping_possible() && waited < MAPPING_WAIT) {
+        let on_demand = volume.mapping == MappingPolicy::OnDemand;
+        if on_demand {
+            volume.want(active.segment.slab);
+        }
+        if volume.disk.is_none() || (on_demand && volume.mapping_possible() && waited < MAPPING_WAIT) {
             return give_up(active, volume);
         }
     } else {
         volume.want_next(active.segment.slab);
     }
+    volume.bits.set(Bit::Writing, first, count);
     if let Some(disk) = &volume.disk
         && !to_backlog(active, context, disk)
     {
@@ -53,16 +61,17 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
 
 /// Leaves everything as it was.
 fn give_up(active: &mut Active, volume: &Volume) -> Step {
+    volume.bits.clear(Bit::Writing, active.segment.first, active.segment.count);
     volume.bits.release(active.segment.first, active.segment.count);
     active.leave(volume);
     Step::Park
 }
 
-fn to_backlog(active: &Active, context: &Context<'_>, disk: &DiskCopy) -> bool {
+fn to_backlog(active: &mut Active, context: &Context<'_>, disk: &DiskCopy) -> bool {
     let (first, count) = (active.segment.first, active.segment.count);
     let source = active.buffer(context.pool, first, count).offset_bytes as usize;
     // The slots come in page order; the copy happens under the backlog's lock, which the disk thread takes once a batch.
-    let placed = disk.backlog.reserve(&context.volume.bits, first, count, |page, slot| {
+    let placed = disk.backlog.reserve(&context.volume.bits, (first, count), &mut active.ticket, |page, slot| {
         let offset = source + (page - first) as usize * PAGE_SIZE_BYTES;
         let target = disk.pool.slot(slot.0 as usize).offset_bytes as usize;
         disk.pool.memory().copy_from(target, context.pool.memory(), offset, PAGE_SIZE_BYTES);
@@ -124,6 +133,7 @@ fn conclude(active: &mut Active, volume: &Volume) -> Step {
     if somewhere {
         bits.clear(Bit::Lost, first, count);
     }
+    bits.clear(Bit::Writing, first, count);
     bits.release(first, count);
     active.leave(volume);
     match &volume.disk {

@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::loop_fuse::LoopFuse;
+use super::nbd::Nbd;
 use super::ublk::Ublk;
 use super::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::block::BlockChannel;
@@ -16,18 +17,21 @@ use crate::block::BlockChannel;
 pub enum FrontEndKind {
     /// The kernel's driver for block devices in user space.
     Ublk,
+    /// The kernel's client for network block devices, over socket pairs.
+    Nbd,
     /// A loop device with direct I/O over a FUSE filesystem of one file: every kernel has it.
     LoopFuse,
 }
 
 impl FrontEndKind {
     /// Every kind, the fastest first.
-    pub const BEST_FIRST: [Self; 2] = [Self::Ublk, Self::LoopFuse];
+    pub const BEST_FIRST: [Self; 3] = [Self::Ublk, Self::Nbd, Self::LoopFuse];
 
     /// The name that users write and read.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ublk => "ublk",
+            Self::Nbd => "nbd",
             Self::LoopFuse => "loop-fuse",
         }
     }
@@ -36,6 +40,7 @@ impl FrontEndKind {
     fn merit(self) -> &'static str {
         match self {
             Self::Ublk => "the shortest way into the kernel",
+            Self::Nbd => "one socket from the kernel",
             Self::LoopFuse => "works on every kernel",
         }
     }
@@ -110,6 +115,10 @@ fn open_one(kind: FrontEndKind, config: &FrontEndConfig) -> Result<Parts, FrontE
             let (front_end, channels) = Ublk::add(config)?;
             Ok((Box::new(front_end), boxed(channels)))
         }
+        FrontEndKind::Nbd => {
+            let (front_end, channels) = Nbd::open(config)?;
+            Ok((Box::new(front_end), boxed(channels)))
+        }
         FrontEndKind::LoopFuse => {
             let (front_end, channels) = LoopFuse::mount(config)?;
             Ok((Box::new(front_end), boxed(channels)))
@@ -117,7 +126,7 @@ fn open_one(kind: FrontEndKind, config: &FrontEndConfig) -> Result<Parts, FrontE
     }
 }
 
-fn boxed<C: BlockChannel + 'static>(channels: Vec<C>) -> Vec<Box<dyn BlockChannel>> {
+pub(crate) fn boxed<C: BlockChannel + 'static>(channels: Vec<C>) -> Vec<Box<dyn BlockChannel>> {
     channels.into_iter().map(|channel| Box::new(channel) as Box<dyn BlockChannel>).collect()
 }
 

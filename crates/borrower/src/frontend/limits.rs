@@ -33,6 +33,47 @@ pub const DROP_DEADLINE: Duration = Duration::from_secs(1);
 /// Pause between attempts while somebody has the device open.
 pub const DETACH_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Data of one NBD request: what a slot holds. Told to ordinary clients, and set as the limit of the kernel's queue.
+pub const NBD_REQUEST_BYTES_MAX: usize = REQUEST_SIZE_BYTES_MAX;
+
+/// Data of a refused write that is read and thrown away so that the connection can go on: what clients may send to a server that
+/// told them nothing (the protocol's "block size constraints"). A client that sends more loses its connection.
+pub const NBD_SKIPPED_BYTES_MAX: u64 = 32 << 20;
+
+/// Bytes that an NBD channel reads ahead, to take several requests, or one with its page, from the socket at once: the headers
+/// of a full set of slots, or three pages. Data beyond them lands straight in its slot.
+pub const NBD_AHEAD_BYTES: usize = 16 * 1024;
+
+/// Data of an option during the handshake: an export name may have 4096 bytes, and what is asked about it a few more.
+pub const NBD_OPTION_BYTES_MAX: usize = 8 * 1024;
+
+/// A client that has not finished its handshake by then makes way for another.
+pub const NBD_HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A request that the kernel's NBD client sent is answered by then, or its connection is given up: longer than the engine takes to
+/// give up any request, so that only a server that is stopped or dead is meant.
+pub const NBD_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long the requests of a recoverable NBD device wait for another process.
+pub const NBD_RECOVERY_WAIT: Duration = Duration::from_secs(60);
+
+/// How long the kernel may take to notice that a connection's other end is gone.
+pub const NBD_RECONNECT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A client on the network that says nothing for so long is asked whether it is still there.
+pub const NBD_KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+/// How often, and how many times in vain, before it is taken for gone: a minute after its last sign.
+pub const NBD_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// See [`NBD_KEEPALIVE_INTERVAL`].
+pub const NBD_KEEPALIVE_PROBES_MAX: u32 = 3;
+
+/// Connections that an NBD server holds at a time unless told otherwise: twice what `nbdcopy` opens.
+pub const NBD_CONNECTIONS_DEFAULT: usize = 8;
+
+/// Requests that a server's connection holds at a time, 1 MiB each: less than a kernel's client gets, because many
+/// connections may be idle.
+pub const NBD_SERVER_SLOTS: usize = 8;
+
 /// How long the ublk driver may take for one command: what it does at once, and a start, which waits for the I/O threads'
 /// first look at their channels.
 pub const UBLK_COMMAND_DEADLINE: Duration = Duration::from_secs(5);
@@ -58,6 +99,10 @@ pub const UBLK_RECOVERY_DEADLINE: Duration = Duration::from_secs(40);
 pub const UBLK_DISCARD_SIZE_BYTES_MAX: u64 = 64 << 20;
 
 const _: () = {
+    assert!(NBD_TIMEOUT.as_secs() > BLOCK_REQUEST_DEADLINE.as_secs());
+    assert!(NBD_OPTION_BYTES_MAX + 16 <= NBD_AHEAD_BYTES, "an option is decoded where it was received");
+    assert!(NBD_CONNECTIONS_DEFAULT <= THREADS_MAX && NBD_SERVER_SLOTS <= SLOTS_PER_THREAD_MAX);
+    assert!(NBD_REQUEST_BYTES_MAX as u64 <= NBD_SKIPPED_BYTES_MAX);
     assert!(FUSE_PAGES_MAX as usize * PAGE_SIZE_BYTES == REQUEST_SIZE_BYTES_MAX);
     assert!(QUEUE_REQUEST_KIB_MAX * 1024 <= REQUEST_SIZE_BYTES_MAX);
     assert!(SLOTS_PER_THREAD <= SLOTS_PER_THREAD_MAX);

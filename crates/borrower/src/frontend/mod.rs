@@ -5,12 +5,17 @@
 //! - [`fuse_protocol`]: bytes of FUSE requests and replies, without I/O.
 //! - [`fuse_channel`]: one I/O thread's end of a one-file FUSE filesystem.
 //! - [`loop_fuse`]: a loop device with direct I/O over that file, for kernels without ublk and NBD.
+//! - [`nbd_protocol`], [`nbd_handshake`]: bytes of the Network Block Device protocol, without I/O.
+//! - [`nbd_channel`]: one I/O thread's end of an NBD connection, the kernel's or an ordinary client's.
+//! - [`nbd`]: a device of the kernel's NBD driver; [`nbd_identity`]: which one is meant, and whose it is.
+//! - [`nbd_server`], [`nbd_listener`]: ordinary clients that come and go.
 //! - [`ublk`]: a device of the kernel's ublk driver; [`ublk_channel`]: one I/O thread's end of it.
 //! - [`ublk_identity`]: which ublk device is meant, and whose it is.
 //! - [`ublk_kernel`]: kernels whose ublk driver harms the machine.
 //! - [`ownership`]: the names by which mounts and loop devices tell who made them.
 //! - [`block_queue`]: settings of a block device's queue; [`openers`]: who has it open.
-//! - [`remains`]: what a killed process left behind, and its removal; [`ublk_remains`]: its ublk devices.
+//! - [`remains`]: what a killed process left behind, and its removal; [`ublk_remains`], [`nbd_remains`]: its
+//!   ublk and NBD devices.
 
 mod block_queue;
 pub mod choice;
@@ -18,6 +23,14 @@ pub mod fuse_channel;
 pub mod fuse_protocol;
 pub mod limits;
 pub mod loop_fuse;
+pub mod nbd;
+pub mod nbd_channel;
+pub mod nbd_handshake;
+pub mod nbd_identity;
+pub mod nbd_listener;
+pub mod nbd_protocol;
+pub mod nbd_remains;
+pub mod nbd_server;
 mod openers;
 pub mod ownership;
 pub mod remains;

@@ -1,6 +1,6 @@
 //! The manager's thread: maps slabs that are wanted, and looks after all of them from time to time.
 //!
-//! Mapping is on demand: a write to an unmapped slab asks for it. A look finds slabs with too few copies or with copies that
+//! Mapping is on demand (a write to an unmapped slab asks for it) or by activity ([`super::heat`]). A look finds slabs with too few copies or with copies that
 //! miss pages (and asks the mover to refill them), mapped slabs without a page (and gives them back), and whether donors
 //! have room at all.
 
@@ -10,8 +10,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_fabric::units::SlabIndex;
 
 use super::donors::{DonorEntry, Phase};
+use super::heat::{Heat, MappingPolicy};
 use super::mapping::drop_covered_copy;
 use super::mover::Work;
+use super::survey::rest_after;
 use super::{Shared, link};
 use crate::limits::{CARE_INTERVAL, COPIES_MAX, EMPTY_SLAB_INTERVAL};
 use crate::volume::slab_entry::Location;
@@ -48,17 +50,24 @@ pub fn examine(shared: &Shared, slab: SlabIndex) -> Finding {
 /// Works until the device stops.
 pub fn run(shared: &Shared) {
     let mut empty_since: Vec<Option<Instant>> = vec![None; shared.volume.geometry.slab_count as usize];
+    let mut heat = Heat::new(shared.volume.geometry.slab_count);
     let mut next_look = Instant::now();
     while !shared.is_stopping() {
         wait(shared, next_look.saturating_duration_since(Instant::now()));
         for donor in shared.volume.take_trouble() {
             link::reset(&shared.donors[usize::from(donor.0)], "requests to it failed");
         }
+        if shared.volume.mapping == MappingPolicy::ByActivity && heat.is_due(Instant::now()) {
+            want_hot_slabs(shared, &mut heat);
+        }
         map_wanted(shared);
         if Instant::now() >= next_look {
             refresh_donors(shared);
-            look_after_slabs(shared, &mut empty_since);
-            next_look = Instant::now() + CARE_INTERVAL;
+            let started = Instant::now();
+            let findings = shared.survey.recent(shared);
+            let rest = rest_after(started.elapsed());
+            look_after_slabs(shared, &findings, &mut empty_since);
+            next_look = Instant::now() + rest;
         }
     }
 }
@@ -69,6 +78,16 @@ fn wait(shared: &Shared, patience: Duration) {
     // An interrupted wait is a short one.
     let _ = poll(&mut waits, Some(&timeout));
     shared.volume.manager_event.clear();
+}
+
+fn want_hot_slabs(shared: &Shared, heat: &mut Heat) {
+    let volume = &shared.volume;
+    let want = |slab| {
+        if volume.slab(slab).is_unmapped() {
+            volume.want(slab);
+        }
+    };
+    heat.look(Instant::now(), |slab| volume.slab(slab).accesses(), want);
 }
 
 fn map_wanted(shared: &Shared) {
@@ -123,12 +142,11 @@ fn has_room(shared: &Shared) -> bool {
     shared.donors.iter().any(room)
 }
 
-fn look_after_slabs(shared: &Shared, empty_since: &mut [Option<Instant>]) {
+fn look_after_slabs(shared: &Shared, findings: &[Finding], empty_since: &mut [Option<Instant>]) {
     let now = Instant::now();
     // The slab after one with pages was mapped ahead, and is kept.
     let mut ahead = false;
-    for slab in shared.volume.geometry.slabs() {
-        let finding = examine(shared, slab);
+    for (slab, finding) in shared.volume.geometry.slabs().zip(findings.iter().copied()) {
         let empty = &mut empty_since[slab.0 as usize];
         let kept = std::mem::replace(&mut ahead, finding.stored > 0);
         if finding.stored > 0 || (finding.copies > 0 && kept) {
@@ -146,7 +164,9 @@ fn look_after_slabs(shared: &Shared, empty_since: &mut [Option<Instant>]) {
 
 fn restore(shared: &Shared, slab: SlabIndex, finding: Finding) {
     let wanted = usize::from(shared.volume.redundancy.replicas);
-    let added = finding.copies < wanted && shared.volume.mapping_possible() && add_missing_copies(shared, slab);
+    let deserves = shared.volume.mapping == MappingPolicy::OnDemand || finding.copies > 0;
+    let lacks = deserves && finding.copies < wanted;
+    let added = lacks && shared.volume.mapping_possible() && add_missing_copies(shared, slab);
     if added || (finding.copies > 0 && finding.missing > 0) {
         shared.work.add(Work::Refill(slab));
     }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -133,7 +133,11 @@ impl DonorEntry {
         link.free_bytes = 0;
         link.last_error = reason;
         drop(link);
-        // Whoever waits for an answer learns now that none comes.
+        self.abandon_calls();
+    }
+
+    /// Whoever waits for an answer learns now that none comes. The session has ended: later calls fail by themselves.
+    pub fn abandon_calls(&self) {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
@@ -231,7 +235,10 @@ impl DonorEntry {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).insert(request, answer);
         let sent = session.sender.send(&message(request), None);
         let reply = match sent {
-            Ok(()) => waiting.recv_timeout(deadline).map_err(|_| CallError::Silent),
+            Ok(()) => waiting.recv_timeout(deadline).map_err(|error| match error {
+                RecvTimeoutError::Timeout => CallError::Silent,
+                RecvTimeoutError::Disconnected => CallError::NotConnected,
+            }),
             Err(_) => Err(CallError::NotConnected),
         };
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).remove(&request);
@@ -321,7 +328,10 @@ mod tests {
     }
 
     fn end(entry: &DonorEntry, threads: [JoinHandle<()>; 2]) {
-        entry.session().expect("still connected").sender.close();
+        // The donor of the test may have left already.
+        if let Some(session) = entry.session() {
+            session.sender.close();
+        }
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     }
 
@@ -379,6 +389,26 @@ mod tests {
         assert_eq!(entry.slabs_held(), 0);
         end(&entry, [donor, link]);
         assert_eq!(entry.lease(SLAB), Err(CallError::NotConnected));
+    }
+
+    #[test]
+    fn a_goodbye_ends_what_is_being_waited_for() {
+        let (heard, asked) = std::sync::mpsc::channel();
+        let (entry, donor, link) = connect(move |_sender, mut receiver| {
+            while let Ok((message, _)) = receiver.receive(Duration::from_secs(30)) {
+                heard.send(message).unwrap();
+            }
+        });
+        let asking = Arc::clone(&entry);
+        // A lease of so large a slab would be waited for over a minute.
+        let asking = std::thread::spawn(move || asking.lease(8 << 30));
+        assert!(matches!(asked.recv_timeout(Duration::from_secs(10)), Ok(Message::Lease { .. })));
+        crate::manager::link::say_goodbye_to_all(std::slice::from_ref(&*entry));
+        assert_eq!(asking.join().unwrap(), Err(CallError::NotConnected));
+        assert!(matches!(asked.recv_timeout(Duration::from_secs(10)), Ok(Message::Goodbye { .. })));
+        assert_eq!(entry.lease(SLAB), Err(CallError::NotConnected), "and nothing is asked any more");
+        donor.join().unwrap();
+        link.join().unwrap();
     }
 
     #[test]

@@ -21,10 +21,10 @@ use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DE
 use spillway_fabric::queue_pair::QueuePair;
 use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
 use spillway_fabric::tcp::TcpQueuePair;
-use spillway_fabric::units::SlabHandle;
 use spillway_fabric::wire::WIRE_VERSION;
 
 use super::Shared;
+use super::activity;
 use super::donors::{DonorEntry, Session};
 use super::mapping::forget_donor;
 use super::mover::Work;
@@ -98,18 +98,33 @@ pub fn reset(donor: &DonorEntry, reason: &str) {
     }
 }
 
-/// Ends the session with `donor` for good; it takes its slabs back.
-pub fn say_goodbye(donor: &DonorEntry) {
+/// Ends the sessions with all of `donors` for good; they take their slabs back. At once, so that those that do not read what
+/// they are sent cost one deadline together.
+pub fn say_goodbye_to_all(donors: &[DonorEntry]) {
+    std::thread::scope(|scope| {
+        for donor in donors {
+            let thread = std::thread::Builder::new().name("goodbye".to_owned());
+            if thread.spawn_scoped(scope, || say_goodbye(donor)).is_err() {
+                say_goodbye(donor);
+            }
+        }
+    });
+}
+
+fn say_goodbye(donor: &DonorEntry) {
     if let Some(session) = donor.session() {
         // A donor that does not hear it notices the closed socket.
         let _ = session.sender.send(&Message::Goodbye { reason: "the device stops".to_owned() }, None);
         session.sender.close();
     }
+    donor.abandon_calls();
 }
 
 /// One session from its beginning to its end; `Ok` when the device stops.
 fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
     let opened = open(shared, &donor.address)?;
+    // A process that died before this one may have had slabs there.
+    forget_donor(shared, donor.slot);
     let window = install_queue_pairs(shared, donor, &opened).map_err(LinkError::Data)?;
     let session = Arc::new(Session { donor: opened.welcome.donor, sender: opened.sender, window: window.clone() });
     let transport = if window.is_some() { "shm" } else { "tcp" };
@@ -149,7 +164,7 @@ fn handle(
             slabs.into_iter().for_each(|slab| shared.work.add(Work::Recall(donor.slot, slab)));
         }
         Message::ActivityQuery { request, slabs } => {
-            let values = slabs.into_iter().map(|slab| (slab, activity(shared, donor, slab))).collect();
+            let values = activity::of_slabs(&shared.volume, donor.slot, slabs);
             session.sender.send(&Message::Activity { request, values }, None)?;
         }
         Message::Ping => session.sender.send(&Message::Pong, None)?,
@@ -158,14 +173,6 @@ fn handle(
         other => return Err(LinkError::Protocol(format!("{other:?}"))),
     }
     Ok(())
-}
-
-/// Page I/Os of the slab that `donor` knows as `handle`.
-fn activity(shared: &Shared, donor: &DonorEntry, handle: SlabHandle) -> u64 {
-    let volume = &shared.volume;
-    let holds = |place: &crate::volume::slab_entry::Location| place.donor == donor.slot && place.handle == handle;
-    let found = volume.geometry.slabs().find(|slab| volume.slab(*slab).places().iter().flatten().any(holds));
-    found.map_or(0, |slab| volume.slab(slab).accesses())
 }
 
 /// Connects and says hello, over the UNIX socket if the donor is on this host.
@@ -251,7 +258,7 @@ fn install_queue_pairs(shared: &Shared, donor: &DonorEntry, opened: &Opened) -> 
             (Some(window), _) => Box::new(ShmQueuePair::new(Arc::clone(window), pool)),
             (None, Transport::Tcp(address)) => {
                 let stream = TcpStream::connect_timeout(address, HANDSHAKE_DEADLINE)?;
-                Box::new(TcpQueuePair::connect(stream, opened.welcome.token, pool)?)
+                Box::new(TcpQueuePair::connect(stream, &opened.welcome.token, pool)?)
             }
             (None, Transport::Shm) => unreachable!("shared memory has a window"),
         });

@@ -5,15 +5,21 @@
 //! [`mover`]). They share [`Shared`]; slab places change under the volume's assignment lock only.
 //!
 //! - [`donors`]: what is known of each donor, and asking it for memory.
+//! - [`activity`]: what donors ask before they want slabs back.
+//! - [`heat`]: which slabs deserve a donor, when mapping follows activity.
 //! - [`placement`]: the power of two choices. - [`mapping`]: adding and dropping copies. - [`refill`]: copying pages.
+//! - [`survey`]: the last look at all slabs.
 
+pub mod activity;
 pub mod care;
 pub mod donors;
+pub mod heat;
 pub mod link;
 pub mod mapping;
 pub mod mover;
 pub mod placement;
 pub mod refill;
+pub mod survey;
 
 use std::io;
 use std::sync::Arc;
@@ -28,6 +34,7 @@ use spillway_fabric::units::{BorrowerId, SlabIndex};
 use self::donors::DonorEntry;
 use self::mapping::Mapper;
 use self::mover::WorkQueue;
+use self::survey::Survey;
 use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::volume::Volume;
 use crate::volume::slab_entry::DonorSlot;
@@ -59,6 +66,8 @@ pub struct Shared {
     pub work: WorkQueue,
     /// Where copies go.
     pub mapper: Mapper,
+    /// The last look at all slabs.
+    pub survey: Survey,
     /// The device stops.
     pub stopping: AtomicBool,
 }
@@ -106,6 +115,7 @@ impl Manager {
             key: parts.key,
             work: WorkQueue::default(),
             mapper: Mapper::new(parts.borrower.0 as u64),
+            survey: Survey::default(),
             stopping: AtomicBool::new(false),
         });
         let mut manager = Self { shared: Arc::clone(&shared), threads: Vec::new() };
@@ -127,9 +137,7 @@ impl Manager {
     /// Says goodbye to the donors, which take their slabs back, and ends the threads.
     pub fn stop(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
-        for donor in &self.shared.donors {
-            link::say_goodbye(donor);
-        }
+        link::say_goodbye_to_all(&self.shared.donors);
         self.shared.volume.manager_event.signal();
         self.shared.work.wake();
         for thread in self.threads.drain(..) {

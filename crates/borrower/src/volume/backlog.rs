@@ -3,20 +3,28 @@
 //! With disk redundancy a write is acknowledged after the remote write, and its page is copied here; the disk thread writes
 //! it out later (Infiniswap's asynchronous backup). The backlog is bounded: a stream of writes runs at the fabric's speed
 //! until the bound, and at the disk's speed beyond it. A page that is written again while it waits takes no second slot, so
-//! the disk sees only the last content.
+//! the disk sees only the last content. Who waits for room gets it in the order of arrival ([`admission`](super::admission)).
 //!
 //! Life of a slot: `Free` -> `Filling` (a writer copies the page in) -> `Queued` -> `InFlight` -> `Free`. A page written again
 //! while its old content is in flight gets a slot that is `Held` until the old write ended, because two writes of one page
-//! must not overtake each other; the old one is marked superseded and says nothing about the page when it ends.
+//! must not overtake each other; the old one is marked superseded and says nothing about the page when it ends. A page
+//! written again while it is `Queued` or `Held` takes a new slot too, and then frees the old one: a process that dies while it
+//! copies must not have spoilt the content that was there.
 //!
 //! Page bits: `Pending` is set and `Disk` cleared when a page enters; the end of its last write clears `Pending` and sets
 //! `Disk`, or, when the write failed and nothing else is left, `Lost`. The lock orders this against writers and discards.
+//!
+//! Contents and their [`Journal`] outlive the process; [`Backlog::recover`] makes the rest anew from them.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::limits::WRITERS_WAITING_MAX;
+use crate::volume::admission::{Admission, Ticket};
+use crate::volume::journal::Journal;
 use crate::volume::page_bits::{Bit, PageBits};
 use crate::volume::page_table::PageTable;
+use crate::volume::words::Words;
 
 /// A place in the backlog's buffer pool, one page each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,6 +72,8 @@ const NONE: u32 = u32::MAX;
 struct Inner {
     slots: Box<[Slot]>,
     free: Vec<u32>,
+    journal: Journal,
+    admission: Admission,
     by_page: PageTable,
     /// First and last of the queue, which runs through the slots.
     head: u32,
@@ -93,12 +103,21 @@ pub struct TakePolicy {
 }
 
 impl Backlog {
-    /// Room for `capacity` pages.
+    /// Room for `capacity` pages, recorded in memory of this process.
     pub fn new(capacity: usize) -> Self {
+        Self::over(Words::new(Journal::words(capacity)))
+    }
+
+    /// An empty backlog, recorded in `words`. What they say from an earlier process is for [`Backlog::recover`].
+    pub fn over(words: Words) -> Self {
+        let journal = Journal::over(words);
+        let capacity = journal.capacity();
         let slot = Slot::new(0, State::Free);
         let inner = Inner {
             slots: vec![slot; capacity].into_boxed_slice(),
             free: (0..capacity as u32).rev().collect(),
+            journal,
+            admission: Admission::new(WRITERS_WAITING_MAX),
             by_page: PageTable::new(capacity),
             head: NONE,
             tail: NONE,
@@ -120,19 +139,37 @@ impl Backlog {
     }
 
     /// Takes slots for pages `[first, first + count)`, whose owner the caller is, for all of them or for none. `placed` is
-    /// told each page's slot, in order; the caller copies the content there and then [publishes](Backlog::publish) it.
-    pub fn reserve(&self, bits: &PageBits, first: u64, count: u64, mut placed: impl FnMut(u64, BacklogSlot)) -> bool {
+    /// told each page's slot, in order, and copies the content there; the caller then [publishes](Backlog::publish) them.
+    /// Without room the caller gets a ticket, tries again with it, and does not lose its turn meanwhile.
+    pub fn reserve(
+        &self,
+        bits: &PageBits,
+        (first, count): (u64, u64),
+        ticket: &mut Option<Ticket>,
+        mut placed: impl FnMut(u64, BacklogSlot),
+    ) -> bool {
         let mut inner = self.lock();
-        if inner.free.len() < count as usize {
+        let free = inner.free.len();
+        if !inner.admission.admit(count as usize, free, ticket) {
             return false;
         }
         for page in first..first + count {
-            let slot = inner.reserve(page);
+            let Reserved { slot, replaced } = inner.reserve(page);
             placed(page, BacklogSlot(slot));
+            inner.journal.record(slot, page);
+            if let Some(old) = replaced {
+                inner.release(old);
+            }
         }
-        bits.clear(Bit::Disk, first, count);
+        // In this order a reader, or a process that comes after this one, finds one of them.
         bits.set(Bit::Pending, first, count);
+        bits.clear(Bit::Disk, first, count);
         true
+    }
+
+    /// The writer with this ticket does not try again.
+    pub fn give_up(&self, ticket: Ticket) {
+        self.lock().admission.leave(ticket);
     }
 
     /// Hands the reserved slots of `[first, first + count)` to the disk thread; their content is in place.
@@ -153,15 +190,44 @@ impl Backlog {
             return;
         }
         let mut inner = self.lock();
+        // The bits first: a pending page has a slot.
+        bits.clear(Bit::Pending, first, count);
+        bits.clear(Bit::Disk, first, count);
         for page in first..first + count {
             inner.forget(page);
         }
-        bits.clear(Bit::Pending, first, count);
-        bits.clear(Bit::Disk, first, count);
+    }
+
+    /// Queues what an earlier process recorded and its page bits call pending; forgets the rest. Pages that are pending without
+    /// a content (the process died while it settled a failed write) are left to the caller: they come back as a list.
+    pub fn recover(&self, bits: &PageBits, now: Instant) -> Vec<u64> {
+        let mut inner = self.lock();
+        assert!(inner.free.len() == self.capacity, "a backlog is recovered before it is used");
+        let newest = inner.journal.newest();
+        let kept = |page: u64| page < bits.page_count() && bits.any(Bit::Pending, page, 1);
+        inner.free.clear();
+        for recorded in newest.iter().filter(|recorded| kept(recorded.page)) {
+            inner.slots[recorded.slot as usize] = Slot::new(recorded.page, State::Filling);
+            inner.by_page.insert(recorded.page, recorded.slot);
+            inner.link(recorded.slot);
+            inner.oldest_since.get_or_insert(now);
+            // An older content, if the process died while this one entered.
+            bits.clear(Bit::Disk, recorded.page, 1);
+        }
+        for slot in (0..self.capacity as u32).rev() {
+            if inner.slots[slot as usize].state == State::Free {
+                inner.release(slot);
+            }
+        }
+        let pages = (0..bits.page_count()).step_by(64).flat_map(|first| {
+            let pending = bits.word(first).pending;
+            (0..64).filter(move |page| pending & (1 << page) != 0).map(move |page| first + page)
+        });
+        pages.filter(|page| inner.by_page.get(*page).is_none()).collect()
     }
 
     /// Waits as `policy` says and takes up to `batch.capacity()` pages, oldest first, sorted by page. False when the backlog
-    /// is closed and empty.
+    /// is closed and empty; nothing that was taken before is in flight then.
     pub fn take(&self, policy: TakePolicy, batch: &mut Vec<BacklogPage>) -> bool {
         batch.clear();
         let give_up = Instant::now() + policy.patience;
@@ -187,7 +253,8 @@ impl Backlog {
         if inner.queued == 0 {
             inner.oldest_since = None;
         }
-        let finished = inner.closed && batch.is_empty() && inner.free.len() == self.capacity;
+        // What is not queued when the disk thread has nothing in flight belongs to a writer that panicked.
+        let finished = inner.closed && batch.is_empty();
         drop(inner);
         batch.sort_unstable();
         !finished
@@ -260,30 +327,39 @@ impl Backlog {
     }
 }
 
+/// A slot for a page's new content, and the one to free once that is recorded.
+struct Reserved {
+    slot: u32,
+    replaced: Option<u32>,
+}
+
 impl Inner {
-    fn reserve(&mut self, page: u64) -> u32 {
-        let current = self.by_page.get(page);
-        if let Some(slot) = current {
-            let state = self.slots[slot as usize].state;
-            match state {
-                State::Queued => self.unlink(slot),
-                State::Held | State::InFlight { .. } => {}
-                State::Free | State::Filling => unreachable!("a page in the table is queued, held or in flight"),
-            }
-            if state == State::Queued || state == State::Held {
-                self.slots[slot as usize].state = State::Filling;
-                return slot;
-            }
-        }
+    fn reserve(&mut self, page: u64) -> Reserved {
         let slot = self.free.pop().expect("the caller checked that enough slots are free");
         self.slots[slot as usize] = Slot::new(page, State::Filling);
-        self.by_page.insert(page, slot);
-        if let Some(old) = current {
-            self.slots[slot as usize].predecessor = old;
-            self.slots[old as usize].state = State::InFlight { superseded: true };
-            self.slots[old as usize].successor = slot;
+        let Some(old) = self.by_page.insert(page, slot) else { return Reserved { slot, replaced: None } };
+        match self.slots[old as usize].state {
+            State::Queued => {
+                self.unlink(old);
+                Reserved { slot, replaced: Some(old) }
+            }
+            State::Held => {
+                self.follow(slot, self.slots[old as usize].predecessor);
+                Reserved { slot, replaced: Some(old) }
+            }
+            State::InFlight { .. } => {
+                self.follow(slot, old);
+                Reserved { slot, replaced: None }
+            }
+            State::Free | State::Filling => unreachable!("a page in the table is queued, held or in flight"),
         }
-        slot
+    }
+
+    /// `slot` waits for the write of `old`, which says nothing about the page any more.
+    fn follow(&mut self, slot: u32, old: u32) {
+        self.slots[slot as usize].predecessor = old;
+        self.slots[old as usize].state = State::InFlight { superseded: true };
+        self.slots[old as usize].successor = slot;
     }
 
     fn publish(&mut self, page: u64) {
@@ -312,12 +388,16 @@ impl Inner {
                 self.by_page.insert(page, old);
                 self.release(slot);
             }
-            State::InFlight { .. } => self.slots[slot as usize].state = State::InFlight { superseded: true },
+            State::InFlight { .. } => {
+                self.slots[slot as usize].state = State::InFlight { superseded: true };
+                self.journal.forget(slot);
+            }
             State::Free | State::Filling => unreachable!("a page in the table is queued, held or in flight"),
         }
     }
 
     fn release(&mut self, slot: u32) {
+        self.journal.forget(slot);
         self.slots[slot as usize].state = State::Free;
         self.free.push(slot);
     }

@@ -35,9 +35,11 @@ impl World {
     fn write(&mut self, first: u64, count: u64) -> bool {
         self.clock += 1;
         let (buffers, clock) = (&mut self.buffers, self.clock);
-        if !self.backlog.reserve(&self.bits, first, count, |_, slot| {
+        let mut ticket = None;
+        if !self.backlog.reserve(&self.bits, (first, count), &mut ticket, |_, slot| {
             buffers.insert(slot, clock);
         }) {
+            self.backlog.give_up(ticket.expect("few writers wait"));
             return false;
         }
         self.backlog.publish(first, count, Instant::now());
@@ -158,11 +160,25 @@ fn closing_ends_the_disk_thread_after_the_last_page() {
     let world = World::new(4);
     let policy = TakePolicy { eager_pages: 4, delay: Duration::from_secs(3600), patience: Duration::from_secs(3600) };
     let mut batch = Vec::with_capacity(4);
-    world.backlog.reserve(&world.bits, 3, 1, |_, _| {});
+    assert!(world.backlog.reserve(&world.bits, (3, 1), &mut None, |_, _| {}));
     world.backlog.publish(3, 1, Instant::now());
     world.backlog.close();
     assert!(world.backlog.take(policy, &mut batch));
     assert_eq!(batch.len(), 1);
     assert!(!world.backlog.complete(&world.bits, batch[0], true, Instant::now()));
     assert!(!world.backlog.take(policy, &mut batch));
+}
+
+#[test]
+fn a_page_that_its_writer_never_finished_does_not_keep_the_disk_thread() {
+    let mut world = World::new(4);
+    assert!(world.backlog.reserve(&world.bits, (3, 1), &mut None, |_, _| {}));
+    assert!(world.write(0, 1));
+    world.backlog.close();
+    let policy = TakePolicy { eager_pages: 4, delay: Duration::ZERO, patience: Duration::ZERO };
+    let mut batch = Vec::with_capacity(4);
+    assert!(world.backlog.take(policy, &mut batch));
+    assert_eq!(batch.len(), 1, "the finished one is written");
+    assert!(!world.backlog.complete(&world.bits, batch[0], true, Instant::now()));
+    assert!(!world.backlog.take(policy, &mut batch), "and the other is not waited for");
 }

@@ -38,13 +38,25 @@ impl Gate {
     /// Waits until every request that passed before this call has left. Only one thread drains at a time. `pause` is called
     /// between looks.
     pub fn drain(&self, mut pause: impl FnMut()) {
+        let drained = self.drain_while(|| {
+            pause();
+            true
+        });
+        assert!(drained, "nothing ends the wait but the last request");
+    }
+
+    /// As [`Gate::drain`], as long as `goes_on` says so between looks; whether nobody is inside any more.
+    pub fn drain_while(&self, mut goes_on: impl FnMut() -> bool) -> bool {
         for _ in 0..2 {
             let old = self.phase.fetch_add(1, Ordering::SeqCst) & 1;
             while self.inside[old as usize].load(Ordering::SeqCst) != 0 {
                 yield_now();
-                pause();
+                if !goes_on() {
+                    return false;
+                }
             }
         }
+        true
     }
 }
 

@@ -5,18 +5,24 @@
 //! - [`page_bits`]: which copies of a page are valid, and who owns it.
 //! - [`slab_entry`]: where a slab's copies are.
 //! - [`gate`]: when nobody uses a removed copy any more.
-//! - [`backlog`] (with [`page_table`]): pages on their way to the backing file.
+//! - [`backlog`] (with [`page_table`], [`admission`] and [`journal`]): pages on their way to the backing file.
 //! - [`removal`]: taking a copy away without losing track of a page.
+//! - [`words`]: the memory that page bits, places and journal lie in; [`recovery`]: going on with what a process left there
+//!   that died.
 //!
 //! Who may change what: the page bits of a page belong to the owner of its `Busy` bit; a slab's places belong to the holder
 //! of [`Volume::assignment`].
 
+pub mod admission;
 pub mod backlog;
 pub mod gate;
+pub mod journal;
 pub mod page_bits;
 pub mod page_table;
+pub mod recovery;
 pub mod removal;
 pub mod slab_entry;
+pub mod words;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,8 +35,11 @@ use spillway_sys::event::EventFd;
 use self::backlog::Backlog;
 use self::page_bits::PageBits;
 use self::slab_entry::{DonorSlot, SlabEntry};
+use self::words::Words;
 use crate::device::redundancy::Redundancy;
-use crate::limits::DONORS_MAX;
+use crate::downfall::Downfall;
+use crate::limits::{COPIES_MAX, DONORS_MAX};
+use crate::manager::heat::MappingPolicy;
 
 /// The size of a volume and of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,12 +94,16 @@ pub struct Volume {
     pub geometry: Geometry,
     /// Copies asked for.
     pub redundancy: Redundancy,
+    /// When a slab gets its donor.
+    pub mapping: MappingPolicy,
     /// Truth per page.
     pub bits: PageBits,
     /// The disk copy, when the redundancy has one.
     pub disk: Option<DiskCopy>,
     /// Wakes the manager: a slab wants a donor.
     pub manager_event: EventFd,
+    /// Whether an I/O thread panicked, which ends all of this.
+    pub downfall: Arc<Downfall>,
     slabs: Box<[SlabEntry]>,
     assignment: Mutex<()>,
     wanted: AtomicBool,
@@ -101,23 +114,48 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// An empty volume: every page reads as zeroes.
+    /// An empty volume, in memory of this process: every page reads as zeroes.
     pub fn new(geometry: Geometry, redundancy: Redundancy, disk: Option<DiskCopy>) -> std::io::Result<Self> {
+        Self::over(geometry, redundancy, disk, &Words::new(Self::surviving_words(geometry)))
+    }
+
+    /// Words of a volume that outlive the process, besides those of its backlog.
+    pub fn surviving_words(geometry: Geometry) -> usize {
+        PageBits::surviving_words(geometry.page_count()) + geometry.slab_count as usize * COPIES_MAX
+    }
+
+    /// The volume that `surviving` holds; zeroes are an empty one. Anything else is [recovered](recovery) before it is used.
+    pub fn over(
+        geometry: Geometry,
+        redundancy: Redundancy,
+        disk: Option<DiskCopy>,
+        surviving: &Words,
+    ) -> std::io::Result<Self> {
+        let bit_words = PageBits::surviving_words(geometry.page_count());
+        let places = |slab: usize| surviving.part(bit_words + slab * COPIES_MAX, COPIES_MAX);
         assert!(geometry.slab_pages.is_multiple_of(64), "a word of page bits lies in one slab");
         assert!(redundancy.disk == disk.is_some(), "a disk copy exists when it is asked for");
         Ok(Self {
             geometry,
             redundancy,
-            bits: PageBits::new(geometry.page_count()),
+            mapping: MappingPolicy::OnDemand,
+            bits: PageBits::over(geometry.page_count(), &surviving.part(0, bit_words)),
             disk,
             manager_event: EventFd::new()?,
-            slabs: (0..geometry.slab_count).map(|_| SlabEntry::default()).collect(),
+            downfall: Arc::default(),
+            slabs: (0..geometry.slab_count as usize).map(|slab| SlabEntry::over(places(slab))).collect(),
             assignment: Mutex::new(()),
             wanted: AtomicBool::new(false),
             trouble: AtomicU64::new(0),
             suspects: AtomicU64::new(0),
             mapping_possible: AtomicBool::new(false),
         })
+    }
+
+    /// The same volume with another way of mapping; by activity only with a disk, which has the slabs that are not hot.
+    pub fn with_mapping(self, mapping: MappingPolicy) -> Self {
+        assert!(mapping == MappingPolicy::OnDemand || self.disk.is_some(), "cold slabs are on the disk");
+        Self { mapping, ..self }
     }
 
     /// The shared state of `slab`.
@@ -140,6 +178,9 @@ impl Volume {
     /// Asks for a donor for the slab after `slab`, which is written to: swap fills a device from its start, and a mapping that
     /// was made ahead costs no page-out its time (a donor needs 20 ms for a slab that it has not prepared).
     pub fn want_next(&self, slab: SlabIndex) {
+        if self.mapping == MappingPolicy::ByActivity {
+            return;
+        }
         let next = SlabIndex(slab.0 + 1);
         if next.0 < self.geometry.slab_count && self.mapping_possible() && self.slab(next).is_unmapped() {
             self.want(next);

@@ -1,9 +1,11 @@
 //! One byte of truth per page: which copies are valid, and whether somebody is changing it.
 //!
-//! Infiniswap keeps one bit per page (remote or disk). With several copies there are eight, each a bitmap so that a request
+//! Infiniswap keeps one bit per page (remote or disk). With several copies there are nine, each a bitmap so that a request
 //! of many pages costs a few word operations:
 //! - `Busy`: a writer, a discard or the mover owns the page. Whoever changes any other bit of a page holds this one, except
-//!   the disk thread, see [`crate::volume::backlog`].
+//!   the disk thread, see [`crate::volume::backlog`]. The only one that ends with the process, whose threads the owners are.
+//! - `Writing`: a write of the page is under way, so its copies may differ until it ends. Whoever finds it after a crash
+//!   chooses one of them, see [`crate::volume::recovery`].
 //! - `Copy0..Copy3`: the copy in that place of the slab entry holds the page's current content.
 //! - `Disk`: the backing file does.
 //! - `Pending`: the backlog does, and will write it to the backing file.
@@ -12,7 +14,7 @@
 //! A page without any bit was never written, or was discarded: it reads as zeroes.
 
 use crate::limits::COPIES_MAX;
-use crate::sync::{AtomicU64, Ordering};
+use crate::volume::words::Words;
 
 /// The bitmaps, see the module text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +29,13 @@ pub enum Bit {
     Pending,
     /// No copy is left.
     Lost,
+    /// A write is under way.
+    Writing,
 }
 
-const BITMAPS: usize = COPIES_MAX + 4;
+const BITMAPS: usize = COPIES_MAX + 5;
+/// Bitmaps that outlive the process: all but `Busy`, which comes first.
+const SURVIVING_BITMAPS: usize = BITMAPS - 1;
 const WORD_PAGES: u64 = 64;
 
 impl Bit {
@@ -39,9 +45,10 @@ impl Bit {
             Self::Disk => 1,
             Self::Pending => 2,
             Self::Lost => 3,
+            Self::Writing => 4,
             Self::Copy(place) => {
                 assert!(place < COPIES_MAX, "copy {place} of {COPIES_MAX}");
-                4 + place
+                5 + place
             }
         }
     }
@@ -63,8 +70,12 @@ pub struct PageWord {
 /// The bits of every page of a volume.
 #[derive(Debug)]
 pub struct PageBits {
-    words: [Box<[AtomicU64]>; BITMAPS],
+    words: [Words; BITMAPS],
     page_count: u64,
+}
+
+fn bitmap_words(page_count: u64) -> usize {
+    page_count.div_ceil(WORD_PAGES) as usize
 }
 
 /// A part of a range that lies in one word: word index, and mask of its pages.
@@ -82,11 +93,21 @@ fn word_parts(first: u64, count: u64) -> impl Iterator<Item = WordPart> + Clone 
 }
 
 impl PageBits {
-    /// All clear, for `page_count` pages.
+    /// All clear, for `page_count` pages, in memory of this process.
     pub fn new(page_count: u64) -> Self {
-        let words = page_count.div_ceil(WORD_PAGES) as usize;
-        let bitmap = || (0..words).map(|_| AtomicU64::new(0)).collect();
-        Self { words: std::array::from_fn(|_| bitmap()), page_count }
+        Self::over(page_count, &Words::new(Self::surviving_words(page_count)))
+    }
+
+    /// As `surviving` says, which holds [`PageBits::surviving_words`]; no page is owned.
+    pub fn over(page_count: u64, surviving: &Words) -> Self {
+        let count = bitmap_words(page_count);
+        let bitmap = |index| if index == 0 { Words::new(count) } else { surviving.part((index - 1) * count, count) };
+        Self { words: std::array::from_fn(bitmap), page_count }
+    }
+
+    /// Words that outlive the process, for `page_count` pages.
+    pub fn surviving_words(page_count: u64) -> usize {
+        SURVIVING_BITMAPS * bitmap_words(page_count)
     }
 
     /// Pages covered.
@@ -98,11 +119,11 @@ impl PageBits {
     pub fn try_acquire(&self, first: u64, count: u64) -> bool {
         let busy = &self.words[Bit::Busy.index()];
         for (taken, (word, mask)) in self.parts(first, count).enumerate() {
-            let before = busy[word].fetch_or(mask, Ordering::SeqCst);
+            let before = busy.set_bits(word, mask);
             if before & mask != 0 {
-                busy[word].fetch_and(!(mask & !before), Ordering::SeqCst);
+                busy.clear_bits(word, mask & !before);
                 for (word, mask) in self.parts(first, count).take(taken) {
-                    busy[word].fetch_and(!mask, Ordering::SeqCst);
+                    busy.clear_bits(word, mask);
                 }
                 return false;
             }
@@ -113,7 +134,7 @@ impl PageBits {
     /// Gives ownership of `[first, first + count)` back.
     pub fn release(&self, first: u64, count: u64) {
         for (word, mask) in self.parts(first, count) {
-            let before = self.words[Bit::Busy.index()][word].fetch_and(!mask, Ordering::SeqCst);
+            let before = self.words[Bit::Busy.index()].clear_bits(word, mask);
             assert!(before & mask == mask, "released pages that were not owned");
         }
     }
@@ -121,41 +142,41 @@ impl PageBits {
     /// Sets `bit` of `[first, first + count)`.
     pub fn set(&self, bit: Bit, first: u64, count: u64) {
         for (word, mask) in self.parts(first, count) {
-            self.words[bit.index()][word].fetch_or(mask, Ordering::SeqCst);
+            self.words[bit.index()].set_bits(word, mask);
         }
     }
 
     /// Clears `bit` of `[first, first + count)`.
     pub fn clear(&self, bit: Bit, first: u64, count: u64) {
         for (word, mask) in self.parts(first, count) {
-            let word = &self.words[bit.index()][word];
+            let bitmap = &self.words[bit.index()];
             // Most clears find nothing set; a look keeps the line shared between the threads.
-            if word.load(Ordering::SeqCst) & mask != 0 {
-                word.fetch_and(!mask, Ordering::SeqCst);
+            if bitmap.load(word) & mask != 0 {
+                bitmap.clear_bits(word, mask);
             }
         }
     }
 
     /// Whether `bit` is set for any page of `[first, first + count)`.
     pub fn any(&self, bit: Bit, first: u64, count: u64) -> bool {
-        self.parts(first, count).any(|(word, mask)| self.words[bit.index()][word].load(Ordering::SeqCst) & mask != 0)
+        self.parts(first, count).any(|(word, mask)| self.words[bit.index()].load(word) & mask != 0)
     }
 
     /// Whether `bit` is set for every page of `[first, first + count)`.
     pub fn all(&self, bit: Bit, first: u64, count: u64) -> bool {
-        self.parts(first, count).all(|(word, mask)| self.words[bit.index()][word].load(Ordering::SeqCst) & mask == mask)
+        self.parts(first, count).all(|(word, mask)| self.words[bit.index()].load(word) & mask == mask)
     }
 
     /// Pages of `[first, first + count)` with `bit` set.
     pub fn count(&self, bit: Bit, first: u64, count: u64) -> u64 {
-        let ones = |(word, mask): WordPart| self.words[bit.index()][word].load(Ordering::SeqCst) & mask;
+        let ones = |(word, mask): WordPart| self.words[bit.index()].load(word) & mask;
         self.parts(first, count).map(|part| u64::from(ones(part).count_ones())).sum()
     }
 
     /// The bits of the pages of the word that holds `page`, which is bit `page % 64`.
     pub fn word(&self, page: u64) -> PageWord {
         let word = (page / WORD_PAGES) as usize;
-        let load = |bit: Bit| self.words[bit.index()][word].load(Ordering::SeqCst);
+        let load = |bit: Bit| self.words[bit.index()].load(word);
         // `Pending` before `Disk`: the disk thread sets the second before it clears the first, so one of them is seen.
         let lost = load(Bit::Lost);
         let copies = std::array::from_fn(|place| load(Bit::Copy(place)));

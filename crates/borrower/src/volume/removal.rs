@@ -3,9 +3,13 @@
 //! In this order, so that no request uses the memory afterwards and no page is forgotten:
 //! 1. the place is emptied: requests that pass the gate from now on do not see the copy;
 //! 2. the gate is drained: requests that saw it have ended, and set no bit for it any more;
-//! 3. page by page, as their owner: the copy's bits are cleared, and a page with no other copy is marked lost.
+//! 3. page by page, as their owner: the copy's bits are cleared, and a page with no other copy is marked lost;
+//! 4. the place forgets the copy. A process that dies before that finds it again.
 //!
 //! Until step 3 reached a page its bit says "valid" for an empty place; readers look at the place first and wait.
+//!
+//! Every wait ends when the device does by a panic ([`crate::downfall`]): the thread that is waited for is gone, and nobody
+//! reads these pages any more.
 
 use spillway_fabric::units::SlabIndex;
 
@@ -29,7 +33,7 @@ impl Volume {
     /// and is not inside the slab's gate; `pause` is called while it waits.
     pub fn remove_copy(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> Option<Removed> {
         let location = self.slab(slab).empty(place)?;
-        self.slab(slab).gate.drain(&mut pause);
+        self.drain(slab, &mut pause);
         Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
     }
 
@@ -45,9 +49,8 @@ impl Volume {
     ) -> Option<Removed> {
         let entry = self.slab(slab);
         let location = entry.empty(place)?;
-        entry.gate.drain(&mut pause);
-        if !self.is_covered(slab, place, alive) {
-            entry.fill(place, location);
+        if !self.drain(slab, &mut pause) || !self.is_covered(slab, place, alive) {
+            entry.stay(place);
             return None;
         }
         Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
@@ -67,18 +70,38 @@ impl Volume {
     fn forget_copies(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> u64 {
         let mut pages_lost = 0;
         for first in self.geometry.pages(slab).step_by(64) {
-            while !self.bits.try_acquire(first, 64) {
-                yield_now();
-                pause();
+            if !self.acquire(first, 64, &mut pause) {
+                break;
             }
             pages_lost += self.forget_copy(first, place);
             self.bits.release(first, 64);
         }
+        self.slab(slab).gone(place);
         pages_lost
     }
 
+    /// Waits until nobody uses the copies that were in `slab` so far. False when that cannot be known any more.
+    fn drain(&self, slab: SlabIndex, pause: &mut impl FnMut()) -> bool {
+        self.slab(slab).gate.drain_while(|| {
+            pause();
+            !self.downfall.has_come()
+        })
+    }
+
+    /// Waits to own pages. False when their owner is gone for good.
+    fn acquire(&self, first: u64, count: u64, pause: &mut impl FnMut()) -> bool {
+        while !self.bits.try_acquire(first, count) {
+            if self.downfall.has_come() {
+                return false;
+            }
+            yield_now();
+            pause();
+        }
+        true
+    }
+
     /// Clears the bits of `place` for the 64 owned pages from `first` on, and marks what is lost by it.
-    fn forget_copy(&self, first: u64, place: usize) -> u64 {
+    pub(super) fn forget_copy(&self, first: u64, place: usize) -> u64 {
         let word = self.bits.word(first);
         let mut rest = word;
         rest.copies[place] = 0;
@@ -93,12 +116,65 @@ impl Volume {
 
     /// A page's write to the disk failed and no newer content is on its way: lost, unless a donor has it.
     pub fn disk_write_failed(&self, page: u64, mut pause: impl FnMut()) {
-        while !self.bits.try_acquire(page, 1) {
-            yield_now();
-            pause();
+        if !self.acquire(page, 1, &mut pause) {
+            return;
         }
         let disk = self.disk.as_ref().expect("only a volume with a disk copy writes to it");
         disk.backlog.settle_failure(&self.bits, page);
         self.bits.release(page, 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_fabric::units::SlabHandle;
+
+    use super::*;
+    use crate::device::redundancy::Redundancy;
+    use crate::volume::Geometry;
+
+    const SLAB: SlabIndex = SlabIndex(0);
+
+    fn volume() -> Volume {
+        let volume = Volume::new(Geometry { slab_pages: 256, slab_count: 1 }, Redundancy::NONE, None).unwrap();
+        volume.slab(SLAB).fill(0, Location { donor: DonorSlot(0), handle: SlabHandle(0) });
+        volume.bits.set(Bit::Copy(0), 0, 256);
+        volume
+    }
+
+    /// Without an end to the wait, each of these would hang: the looks are counted, and a later one fails the test.
+    fn ends_by_downfall(volume: &Volume) -> impl FnMut() + use<'_> {
+        let mut looks = 0;
+        move || {
+            looks += 1;
+            assert!(looks < 5, "still waiting for a thread that is gone");
+            volume.downfall.come(&"a panic");
+        }
+    }
+
+    #[test]
+    fn nobody_waits_at_the_gate_for_a_thread_that_panicked_inside() {
+        let volume = volume();
+        let _inside = volume.slab(SLAB).gate.enter();
+        let removed = volume.remove_copy(SLAB, 0, ends_by_downfall(&volume));
+        assert!(removed.is_some() && volume.slab(SLAB).is_unmapped());
+    }
+
+    #[test]
+    fn a_copy_is_not_said_to_be_covered_when_its_users_are_unknown() {
+        let volume = volume();
+        volume.bits.clear(Bit::Copy(0), 0, 256);
+        let _inside = volume.slab(SLAB).gate.enter();
+        assert_eq!(volume.remove_covered_copy(SLAB, 0, &|_| true, ends_by_downfall(&volume)), None);
+        assert!(!volume.slab(SLAB).is_unmapped());
+    }
+
+    #[test]
+    fn nobody_waits_for_pages_of_a_thread_that_panicked() {
+        let volume = volume();
+        assert!(volume.bits.try_acquire(100, 1));
+        let removed = volume.remove_copy(SLAB, 0, ends_by_downfall(&volume)).unwrap();
+        assert_eq!(removed.pages_lost, 64, "the pages before it");
+        volume.disk_write_failed(100, || panic!("it has come already"));
     }
 }

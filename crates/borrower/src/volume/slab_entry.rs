@@ -3,10 +3,15 @@
 //! A slab has [`COPIES_MAX`] places for copies. A place is empty, or names a donor and the handle under which it lends the
 //! memory. I/O threads read places without locks, behind the slab's [`Gate`]; only the holder of the volume's assignment lock
 //! changes them.
+//!
+//! A copy that is taken away leaves its place in two steps: it is *leaving* (empty for everybody who looks) while its page
+//! bits are cleared, and gone afterwards. A process that dies in between finds the copy's name in the place, so that no page is
+//! forgotten that only this copy has. Places outlive the process; gate, flags and counters do not.
 
 use crate::limits::{COPIES_MAX, DONORS_MAX};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::volume::gate::Gate;
+use crate::volume::words::Words;
 use spillway_fabric::units::SlabHandle;
 
 /// A donor, by its place in the device's donor table.
@@ -22,16 +27,21 @@ pub struct Location {
     pub handle: SlabHandle,
 }
 
-const EMPTY: u64 = u64::MAX;
+/// An empty place; fresh memory holds it.
+const EMPTY: u64 = 0;
+/// Marks a place that is taken, so that it differs from [`EMPTY`].
+const TAKEN: u64 = 1 << 62;
+/// Marks a place whose copy is being taken away.
+const LEAVING: u64 = 1 << 63;
 
 impl Location {
     fn pack(self) -> u64 {
         assert!(usize::from(self.donor.0) < DONORS_MAX, "donor slot {} of {DONORS_MAX}", self.donor.0);
-        (u64::from(self.donor.0) << 32) | u64::from(self.handle.0)
+        TAKEN | (u64::from(self.donor.0) << 32) | u64::from(self.handle.0)
     }
 
     fn unpack(packed: u64) -> Option<Self> {
-        if packed == EMPTY {
+        if packed == EMPTY || packed & LEAVING != 0 {
             return None;
         }
         Some(Self { donor: DonorSlot((packed >> 32) as u16), handle: SlabHandle(packed as u32) })
@@ -44,7 +54,7 @@ pub type Places = [Option<Location>; COPIES_MAX];
 /// The shared state of one slab.
 #[derive(Debug)]
 pub struct SlabEntry {
-    places: [AtomicU64; COPIES_MAX],
+    places: Words,
     /// Passed by every request that uses a place.
     pub gate: Gate,
     accesses: AtomicU64,
@@ -60,38 +70,59 @@ const MIGRATING: u32 = 2;
 
 impl Default for SlabEntry {
     fn default() -> Self {
+        Self::over(Words::new(COPIES_MAX))
+    }
+}
+
+impl SlabEntry {
+    /// An entry whose places are these [`COPIES_MAX`] words.
+    pub fn over(places: Words) -> Self {
+        assert!(places.count() == COPIES_MAX, "a word holds a place");
         Self {
-            places: std::array::from_fn(|_| AtomicU64::new(EMPTY)),
+            places,
             gate: Gate::default(),
             accesses: AtomicU64::new(0),
             flags: AtomicU32::new(0),
             mapping_turns: AtomicU32::new(0),
         }
     }
-}
 
-impl SlabEntry {
     /// All places. A request reads them after passing the gate, and the page bits after the places: a place that is filled
     /// anew had its bits cleared before.
     pub fn places(&self) -> Places {
-        std::array::from_fn(|place| Location::unpack(self.places[place].load(Ordering::SeqCst)))
+        std::array::from_fn(|place| Location::unpack(self.places.load(place)))
     }
 
     /// Fills an empty place. The caller holds the assignment lock and has cleared the place's page bits.
     pub fn fill(&self, place: usize, location: Location) {
-        let before = self.places[place].swap(location.pack(), Ordering::SeqCst);
+        let before = self.places.swap(place, location.pack());
         assert!(before == EMPTY, "a copy was put in the place of another");
     }
 
-    /// Empties a place and says what was there. The caller holds the assignment lock, and drains the gate before the memory
-    /// is used for anything else.
+    /// Empties a place for everybody who looks and says what was there. The caller holds the assignment lock, drains the
+    /// gate, and then either [puts the copy back](Self::stay) or clears its bits and lets it [go](Self::gone).
     pub fn empty(&self, place: usize) -> Option<Location> {
-        Location::unpack(self.places[place].swap(EMPTY, Ordering::SeqCst))
+        let location = Location::unpack(self.places.load(place))?;
+        self.places.set_bits(place, LEAVING);
+        Some(location)
+    }
+
+    /// A copy that was leaving stays, if one was.
+    pub fn stay(&self, place: usize) {
+        if self.places.load(place) & LEAVING != 0 {
+            self.places.clear_bits(place, LEAVING);
+        }
+    }
+
+    /// A copy that was leaving is gone; its memory may be used for something else once the caller knows the gate drained.
+    pub fn gone(&self, place: usize) {
+        let before = self.places.swap(place, EMPTY);
+        assert!(before & LEAVING != 0, "only a leaving copy goes");
     }
 
     /// Whether no place is taken.
     pub fn is_unmapped(&self) -> bool {
-        self.places.iter().all(|place| place.load(Ordering::SeqCst) == EMPTY)
+        self.places().iter().all(Option::is_none)
     }
 
     /// The places, and whether they were all there at one moment: not while the first copies of the slab are put in place one
@@ -156,6 +187,19 @@ mod tests {
         assert_eq!(entry.places()[2], Some(location));
         assert_eq!(entry.empty(2), Some(location));
         assert_eq!(entry.empty(2), None);
+        entry.stay(2);
+        assert_eq!(entry.places()[2], Some(location), "a copy that is leaving may stay");
+        entry.empty(2);
+        entry.gone(2);
+        entry.stay(2);
+        assert!(entry.is_unmapped());
+        entry.fill(2, location);
+    }
+
+    #[test]
+    #[should_panic(expected = "only a leaving copy goes")]
+    fn a_copy_that_was_not_taken_away_is_not_gone() {
+        SlabEntry::default().gone(0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A loop device over FUSE served from this process's locked memory, and aligned buffers for direct I/O.
 
 pub(crate) mod exercise;
+pub(crate) mod pressure;
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -41,6 +42,14 @@ pub(crate) fn can_run(test: &str) -> bool {
 pub(crate) fn skip(test: &str, missing: &str) {
     assert!(std::env::var_os("SPILLWAY_NO_SKIP").is_none(), "{test} cannot run: {missing} is missing");
     eprintln!("SKIPPED {test}: {missing} is missing");
+}
+
+/// Keeps swap areas of other tests and measurements of this machine away: the kernel would page to theirs too. Held by an
+/// open file, so it ends with its holder.
+pub(crate) fn swap_lock() -> File {
+    let file = File::create(std::env::temp_dir().join("spillway-end-to-end.lock")).expect("the lock file can be made");
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("the lock can be taken");
+    file
 }
 
 /// A running device.
@@ -105,8 +114,15 @@ impl Drop for Server {
 fn serve(channel: FuseChannel, memory: &Arc<Mapping>, stop: &Arc<EventFd>) -> IoThread {
     let pool = Arc::clone(channel.pool());
     let service = LocalMemory::new(Arc::clone(memory), Arc::new(Metrics::default()), pool);
-    IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), Arc::clone(stop), SpinPermit::default())
-        .unwrap()
+    IoThread::start(
+        "test-io".to_owned(),
+        Box::new(channel),
+        Box::new(service),
+        Arc::clone(stop),
+        SpinPermit::default(),
+        Arc::default(),
+    )
+    .unwrap()
 }
 
 fn sysfs(device: &Path) -> PathBuf {

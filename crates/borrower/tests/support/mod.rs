@@ -10,7 +10,7 @@ use spillway_fabric::queue_pair::{Completion, Operation, PostError, QueuePair, R
 use spillway_fabric::units::SlabHandle;
 
 /// What a donor (or the disk) holds.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Store {
     slabs: HashMap<SlabHandle, Vec<u8>>,
     slab_size_bytes: usize,

@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Child, Command};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spillway_borrower::block::BlockChannel;
 use spillway_borrower::frontend::ublk::Ublk;
@@ -15,7 +14,6 @@ use spillway_borrower::local_memory::LocalMemory;
 use spillway_borrower::metrics::Metrics;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
-use spillway_sys::swap;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -89,50 +87,10 @@ pub(crate) fn serve(mut front: Ublk, channels: Vec<UblkChannel>, memory: &Arc<Ma
         let pool = Arc::clone(channel.pool());
         let service = LocalMemory::new(Arc::clone(memory), Arc::new(Metrics::default()), pool);
         let (channel, service) = (Box::new(channel), Box::new(service));
-        IoThread::start("test-io".to_owned(), channel, service, Arc::clone(&stop), permit.clone()).unwrap()
+        IoThread::start("test-io".to_owned(), channel, service, Arc::clone(&stop), permit.clone(), Arc::default())
+            .unwrap()
     };
     let threads = channels.into_iter().map(start).collect();
     let path = front.attach().unwrap();
     Server { front, path, threads, stop }
-}
-
-/// A memory cgroup (version 2) that is removed at the end.
-pub(crate) struct MemoryGroup(PathBuf);
-
-impl MemoryGroup {
-    pub(crate) fn new(limit_bytes: u64) -> Self {
-        let group = Self(PathBuf::from(format!("/sys/fs/cgroup/spillway-test-{}", std::process::id())));
-        fs::create_dir(&group.0).unwrap();
-        fs::write(group.0.join("memory.max"), limit_bytes.to_string()).unwrap();
-        group
-    }
-
-    /// Starts `command` inside.
-    pub(crate) fn start(&self, command: &mut Command) -> Child {
-        let mut shell = Command::new("sh");
-        shell.args(["-c", "echo $$ >\"$0\"/cgroup.procs && exec \"$@\""]).arg(&self.0).arg(command.get_program());
-        shell.args(command.get_args());
-        for (name, value) in command.get_envs() {
-            shell.env(name, value.unwrap());
-        }
-        shell.stdout(std::process::Stdio::null()).spawn().unwrap()
-    }
-}
-
-impl Drop for MemoryGroup {
-    fn drop(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-/// Swap on a device; off again before the device goes, whatever happens.
-pub(crate) struct SwappedOn(pub(crate) PathBuf);
-
-impl Drop for SwappedOn {
-    fn drop(&mut self) {
-        let _ = swap::off(&self.0);
-    }
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::frontend::choice::FrontEndChoice;
+use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_fabric::address::DonorAddress;
 
 use crate::arguments::{DonateArguments, OutputArguments};
@@ -85,6 +86,9 @@ pub(crate) struct BorrowerRole {
     /// The setting for copies.
     #[serde(default, deserialize_with = "redundancy")]
     pub(crate) redundancy: Option<Redundancy>,
+    /// When slabs get their donor.
+    #[serde(default, deserialize_with = "mapping")]
+    pub(crate) mapping: MappingPolicy,
     /// How the kernel reaches the device.
     #[serde(default, deserialize_with = "frontend")]
     pub(crate) frontend: FrontEndChoice,
@@ -110,6 +114,10 @@ fn default_slab_size() -> Size {
 fn donors<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DonorAddress>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;
     texts.iter().map(|text| text.parse().map_err(serde::de::Error::custom)).collect()
+}
+
+fn mapping<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MappingPolicy, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
 fn frontend<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FrontEndChoice, D::Error> {

@@ -14,6 +14,7 @@ use crate::donate::DonorService;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::registry::{Kind, Registry};
+use crate::status::{self, Item};
 use crate::status_socket::{Answer, Question, StatusServer};
 use crate::{output, swap_command};
 
@@ -41,7 +42,7 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
     let mut borrower = configuration.borrower.as_ref().map(Borrower::new);
     while interruption.signal().is_none() {
         if let Some(borrower) = &mut borrower {
-            borrower.turn();
+            borrower.turn(&registry);
         }
         sockets.serve(TURN, &mut |question| answer(question, donor.as_ref()));
     }
@@ -72,8 +73,13 @@ impl<'a> Borrower<'a> {
         Self { role, on: false, next_try: Instant::now() }
     }
 
-    fn turn(&mut self) {
+    fn turn(&mut self, registry: &Registry) {
         if self.on || Instant::now() < self.next_try {
+            return;
+        }
+        if self.is_on_already(registry) {
+            tracing::info!("the swap device '{}' is on, and is this agent's from here on", self.role.name);
+            self.on = true;
             return;
         }
         match swap_command::execute(&SwapCommand::On(swap_on(self.role))) {
@@ -83,6 +89,12 @@ impl<'a> Borrower<'a> {
                 self.next_try = Instant::now() + RETRY;
             }
         }
+    }
+
+    /// A device lives in a process of its own, so the agent before this one may have died and left it at work.
+    fn is_on_already(&self, registry: &Registry) -> bool {
+        let ours = |item: &Item| item.name() == self.role.name && item.is_swap() && item.run().is_none();
+        status::collect(registry, Some(Kind::Device), &ours).is_ok_and(|found| !found.is_empty())
     }
 
     fn end(&self) -> Result<(), Failure> {
@@ -105,6 +117,7 @@ fn swap_on(role: &BorrowerRole) -> SwapOnArguments {
                 backing: role.backing.clone(),
                 key: role.key.clone(),
                 slab_size: role.slab_size,
+                mapping: role.mapping,
                 frontend: role.frontend,
             },
             local_memory: false,

@@ -1,11 +1,9 @@
 //! Memory cgroups, version 1 and 2, as far as a local budget needs them.
 //!
-//! - [`hierarchy`]: which version the kernel has, and where.
 //! - [`usage`]: what a group holds.
 //!
 //! All groups lie under one directory `spillway`, so that `doctor` finds those of dead runs.
 
-pub(crate) mod hierarchy;
 pub(crate) mod usage;
 
 use std::fs;
@@ -13,7 +11,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use self::hierarchy::{Hierarchy, Version};
+use spillway_sys::memory_hierarchy::{Hierarchy, Version};
+
 use self::usage::GroupUsage;
 use crate::limits;
 
@@ -103,6 +102,16 @@ impl MemoryGroup {
         }
     }
 
+    /// Keeps what it holds out of swap: who serves page-ins must not wait for one.
+    fn forbid_swap(&self) {
+        let (file, text) = match self.version {
+            Version::V1 => ("memory.swappiness", "0"),
+            Version::V2 => ("memory.swap.max", "0"),
+        };
+        // A kernel without swap accounting has no such file; locked memory is what is relied on.
+        let _ = self.write(file, text);
+    }
+
     /// What it holds now. Reading it also makes the kernel bring the statistics up to date that its reclaim works from.
     pub(crate) fn usage(&self) -> io::Result<GroupUsage> {
         usage::read(&self.path, self.version)
@@ -181,6 +190,7 @@ impl OwnGroup {
         let original = hierarchy.own_group()?;
         let group = MemoryGroup::create(hierarchy, name)?;
         group.add(0)?;
+        group.forbid_swap();
         Ok(Self { group, original })
     }
 }
@@ -211,6 +221,9 @@ mod tests {
         assert!(usage.charged_bytes < 64 << 20);
         assert!(group.processes().is_empty());
         assert_eq!(group.out_of_memory_kills(), 0);
+        group.forbid_swap();
+        let files = ["memory.swappiness", "memory.swap.max"].map(|file| fs::read_to_string(group.path().join(file)));
+        assert!(files.into_iter().flatten().any(|text| text.trim() == "0"), "its memory stays out of swap");
         group.set_limit(None).unwrap();
         group.remove(Instant::now() + limits::STOP_DEADLINE).unwrap();
         assert!(!group.exists());

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::launch::{LaunchedDevice, RunningDevice, launch};
 use super::storage;
-use crate::arguments::{DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments};
+use crate::arguments::{DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::machine::swap_list;
@@ -25,7 +25,7 @@ pub(crate) fn execute(command: &DeviceCommand) -> Result<(), Failure> {
 fn on(arguments: &DeviceOnArguments) -> Result<(), Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
-    let mut device = start(&registry, &arguments.name, &arguments.device, &interruption)?;
+    let mut device = start(&registry, &arguments.name, &arguments.device, &arguments.serving, &interruption)?;
     let path = device.path().to_path_buf();
     interruption.check()?;
     device.keep()?;
@@ -40,11 +40,14 @@ pub(crate) fn start(
     registry: &Registry,
     name: &str,
     arguments: &NewDeviceArguments,
+    serving: &ServingArguments,
     interruption: &Interruption,
 ) -> Result<RunningDevice, Failure> {
     registry::check_name(name).map_err(Failure::usage)?;
-    if !rustix::process::geteuid().is_root() {
-        return Err(Failure::failed("block devices need root; write `sudo spillway ...`"));
+    if serving.listen.is_empty() && !rustix::process::geteuid().is_root() {
+        return Err(Failure::failed(
+            "block devices need root; write `sudo spillway ...`, or serve NBD clients with --listen",
+        ));
     }
     if arguments.storage.donors.is_empty() && !arguments.local_memory {
         return Err(Failure::usage(
@@ -57,7 +60,7 @@ pub(crate) fn start(
     if let Some(found) = registry.find(Kind::Device, name) {
         return Err(already_on(&found));
     }
-    let device = launch(registry, &launched(name, arguments)?, interruption)?;
+    let device = launch(registry, &launched(name, arguments, serving)?, interruption)?;
     for note in device.notes() {
         eprintln!("spillway: {note}");
     }
@@ -71,7 +74,7 @@ fn already_on(found: &Found) -> Failure {
     ))
 }
 
-fn launched(name: &str, arguments: &NewDeviceArguments) -> Result<LaunchedDevice, Failure> {
+fn launched(name: &str, arguments: &NewDeviceArguments, serving: &ServingArguments) -> Result<LaunchedDevice, Failure> {
     let storage = &arguments.storage;
     let slab_size_bytes = storage.slab_size.bytes;
     let size_bytes = arguments.size.bytes.div_ceil(slab_size_bytes) * slab_size_bytes;
@@ -97,7 +100,11 @@ fn launched(name: &str, arguments: &NewDeviceArguments) -> Result<LaunchedDevice
         redundancy: redundancy.to_string(),
         backing: backing.as_ref().map(|choice| choice.path.clone()),
         backing_temporary: backing.is_some_and(|choice| choice.temporary),
+        mapping: storage.mapping.to_string(),
         frontend: storage.frontend.to_string(),
+        listen: serving.listen.iter().map(ToString::to_string).collect(),
+        insecure_listen: serving.insecure_listen,
+        connections: serving.connections,
         local_memory: arguments.local_memory,
         run: None,
     })

@@ -36,8 +36,16 @@ pub(crate) struct LaunchedDevice {
     pub(crate) backing: Option<PathBuf>,
     /// Whether the backing file is removed with the device.
     pub(crate) backing_temporary: bool,
+    /// When slabs get their donor.
+    pub(crate) mapping: String,
     /// How the kernel reaches it.
     pub(crate) frontend: String,
+    /// Where it serves NBD clients, instead of being a block device; empty for none.
+    pub(crate) listen: Vec<String>,
+    /// Also where other machines may connect.
+    pub(crate) insecure_listen: bool,
+    /// Clients at a time.
+    pub(crate) connections: Option<usize>,
     /// Whether it serves from its own memory.
     pub(crate) local_memory: bool,
     /// The run that it belongs to.

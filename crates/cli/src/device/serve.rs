@@ -18,11 +18,12 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use spillway_borrower::device::status::DeviceStatus;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
+use spillway_borrower::frontend::nbd_server::NbdListen;
+use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
 
 use super::launch::{LaunchedDevice, Readiness};
 use crate::cgroup::OwnGroup;
-use crate::cgroup::hierarchy::Hierarchy;
 use crate::failure::Failure;
 use crate::limits;
 use crate::registry::{Entry, Kind, Registry};
@@ -288,11 +289,22 @@ fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure> {
         key_file: launched.key_file.clone(),
         redundancy: launched.redundancy.parse().map_err(Failure::usage)?,
         backing: launched.backing.clone(),
+        mapping: launched.mapping.parse().map_err(Failure::usage)?,
         front_end: launched.frontend.parse().map_err(Failure::usage)?,
-        io_threads: None,
+        listen: listen(launched)?,
+        io_threads: launched.connections,
         local_memory: launched.local_memory,
         donor_wait: limits::DONOR_WAIT,
     })
+}
+
+/// Where to serve NBD clients, if that was asked for.
+fn listen(launched: &LaunchedDevice) -> Result<Option<NbdListen>, Failure> {
+    if launched.listen.is_empty() {
+        return Ok(None);
+    }
+    let addresses = launched.listen.iter().map(|address| address.parse()).collect::<Result<_, _>>();
+    Ok(Some(NbdListen { addresses: addresses.map_err(Failure::usage)?, exposed: launched.insecure_listen }))
 }
 
 #[cfg(test)]
@@ -309,7 +321,11 @@ mod tests {
             redundancy: "replicas=2".to_owned(),
             backing: None,
             backing_temporary: false,
+            mapping: "demand".to_owned(),
             frontend: "auto".to_owned(),
+            listen: vec!["unix:/run/a.sock".to_owned()],
+            insecure_listen: false,
+            connections: Some(3),
             local_memory: false,
             run: None,
         }
@@ -322,6 +338,7 @@ mod tests {
         assert_eq!(config.donors.len(), 2);
         assert_eq!(config.redundancy.replicas, 2);
         assert_eq!((config.size_bytes, config.name.as_str()), (64 << 20, "test"));
+        assert_eq!((config.listen.map(|listen| listen.addresses.len()), config.io_threads), (Some(1), Some(3)));
     }
 
     #[test]
@@ -330,6 +347,8 @@ mod tests {
         assert!(matches!(config(&bad_donor), Err(Failure::Usage(_))));
         let bad_copies = LaunchedDevice { redundancy: "raid".to_owned(), ..launched() };
         assert!(matches!(config(&bad_copies), Err(Failure::Usage(_))));
+        let bad_place = LaunchedDevice { listen: vec!["x".to_owned()], ..launched() };
+        assert!(matches!(config(&bad_place), Err(Failure::Usage(_))));
         assert!(matches!(serve("{", Ok(())), Err(Failure::Usage(_))));
     }
 

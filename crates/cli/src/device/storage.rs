@@ -109,6 +109,7 @@ pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use spillway_borrower::frontend::choice::FrontEndChoice;
+    use spillway_borrower::manager::heat::MappingPolicy;
 
     use super::*;
 
@@ -119,6 +120,7 @@ mod tests {
             backing: backing.map(Path::to_path_buf),
             key: None,
             slab_size: "32M".parse().unwrap(),
+            mapping: MappingPolicy::OnDemand,
             frontend: FrontEndChoice::Auto,
         }
     }

@@ -2,11 +2,12 @@
 
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::frontend::choice::FrontEndChoice;
+use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_fabric::address::DonorAddress;
+use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::take_down::device_name;
 use crate::arguments::RunArguments;
-use crate::cgroup::hierarchy::Hierarchy;
 use crate::device::launch::LaunchedDevice;
 use crate::device::storage::{self, BackingChoice};
 use crate::failure::Failure;
@@ -31,6 +32,7 @@ pub(crate) struct Plan {
     pub(crate) own_donor_bytes: u64,
     /// Directory of its entry, for its own donors' sockets.
     pub(crate) sockets: std::path::PathBuf,
+    mapping: MappingPolicy,
     frontend: FrontEndChoice,
     local_memory: bool,
     device_size_bytes: u64,
@@ -72,6 +74,7 @@ impl Plan {
             donors,
             own_donors,
             own_donor_bytes: own_donor_bytes(size_bytes, slab_size_bytes, redundancy, own_donors),
+            mapping: storage.mapping,
             frontend: storage.frontend,
             local_memory: arguments.local_memory,
             device_size_bytes: size_bytes,
@@ -103,7 +106,11 @@ impl Plan {
             redundancy: self.redundancy.to_string(),
             backing: self.backing.as_ref().map(|choice| choice.path.clone()),
             backing_temporary: self.backing.as_ref().is_some_and(|choice| choice.temporary),
+            mapping: self.mapping.to_string(),
             frontend: self.frontend.to_string(),
+            listen: Vec::new(),
+            insecure_listen: false,
+            connections: None,
             local_memory: self.local_memory,
             run: Some(self.name.clone()),
         }

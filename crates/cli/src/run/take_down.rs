@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use spillway_sys::memory_hierarchy::Hierarchy;
+
 use crate::cgroup::MemoryGroup;
-use crate::cgroup::hierarchy::Hierarchy;
 use crate::device::serve::DeviceRecord;
 use crate::limits;
 use crate::registry::{Found, Kind, Registry};

@@ -24,9 +24,14 @@ const STOPPED: Duration = Duration::from_secs(3);
 
 /// A verifier under `run` on three donors.
 fn start(stage: &mut Stage, redundancy: &[&str], seconds: u64) -> Running {
+    start_on(stage, "160M", redundancy, seconds)
+}
+
+/// The same, with `memory` at each donor.
+fn start_on(stage: &mut Stage, memory: &str, redundancy: &[&str], seconds: u64) -> Running {
     let verifier = stage.compile("verifier", &[]);
     for _ in 0..3 {
-        stage.donor("160M");
+        stage.donor(memory);
     }
     let donors = stage.donor_options();
     let mut options = vec!["--local", "24M", "--lend", "96M", "--slab-size", "4M", "--key", "none"];
@@ -132,6 +137,38 @@ fn chaos_that_takes_every_donor_leaves_the_disk() {
         (!health.starts_with("ok")).then_some(())
     });
     stage.start_donor(1);
+    let said = running.end();
+    assert_exact(&stage, &said);
+    stage.assert_clean();
+}
+
+#[test]
+fn chaos_with_full_donors_leaves_the_rest_to_the_disk() {
+    let Some(mut stage) = Stage::set(&["gcc"]) else { return };
+    let seconds = soak_seconds(10);
+    let backing = stage.disk().join("backing").to_str().unwrap().to_owned();
+    // Together they lend 36 MiB, and the verifier leaves 56.
+    let mut running = start_on(&mut stage, "12M", &["--redundancy", "disk", "--backing", &backing], seconds);
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    support::wait_until("every donor to be full, and the status to say what it means", || {
+        if running.has_ended() {
+            return Some(());
+        }
+        let items = stage.items("device");
+        let device = &items.first()?["report"]["device"];
+        let held: u64 = device["donors"].as_array()?.iter().filter_map(|donor| donor["slabs"].as_u64()).sum();
+        let told = device["health"].as_str()?.contains("wait for a copy");
+        (held == 9 && told).then_some(())
+    });
+    for turn in 0.. {
+        if Instant::now() >= deadline || running.has_ended() {
+            break;
+        }
+        stage.signal_donor(turn % 3, "KILL");
+        std::thread::sleep(PAUSE / 4);
+        stage.start_donor(turn % 3);
+        std::thread::sleep(PAUSE / 2);
+    }
     let said = running.end();
     assert_exact(&stage, &said);
     stage.assert_clean();

@@ -103,6 +103,18 @@ fn an_agent_lends_and_swaps_until_it_is_told_to_end() {
         assert!(!agent.has_ended(), "the agent ended");
         used_bytes(&stage)
     });
+    // The device lives in a process of its own: an agent that crashes leaves it at work, and the next one takes it over.
+    let device = stage.items("device")[0]["pid"].clone();
+    agent.signal("KILL");
+    agent.end();
+    support::run(&mut stage.spillway(&["doctor", "--mend", "--json"]));
+    assert_eq!(stage.items("device")[0]["pid"], device, "the device works on");
+    let mut agent = Running::start(stage.spillway(&["agent", "--config"]).arg(&configuration));
+    wait_until("the next agent's donor to lend", || {
+        assert!(!agent.has_ended(), "the next agent ended");
+        let agents = stage.items("agent");
+        (agents.first()?["report"]["donor"]["sessions"].as_array()?.len() == 1).then_some(())
+    });
     let agents = stage.items("agent");
     assert_eq!(agents[0]["report"]["donor"]["sessions"].as_array().map(Vec::len), Some(1), "{agents:#?}");
     agent.signal("TERM");

@@ -18,7 +18,7 @@ use spillway_fabric::key::ClusterKey;
 use spillway_fabric::queue_pair::{Operation, QueuePair, Request, RequestError};
 use spillway_fabric::tcp::TcpQueuePair;
 use spillway_fabric::units::{BorrowerId, Priority, RemoteAddress, SlabHandle, Tag};
-use spillway_fabric::wire::WIRE_VERSION;
+use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 
@@ -171,9 +171,7 @@ impl Borrower {
 
     /// A data connection over `stream`.
     pub fn data(&self, stream: impl Into<OwnedFd>) -> DataConnection {
-        let pool = BufferPool::new(2, 4096).unwrap();
-        let queue_pair = TcpQueuePair::connect(stream, self.welcome.token, Arc::clone(&pool)).unwrap();
-        DataConnection { queue_pair, pool }
+        DataConnection::open(stream, &self.welcome.token)
     }
 }
 
@@ -195,6 +193,13 @@ pub struct DataConnection {
 }
 
 impl DataConnection {
+    /// A data connection of the session with `token`.
+    pub fn open(stream: impl Into<OwnedFd>, token: &SessionToken) -> Self {
+        let pool = BufferPool::new(2, 4096).unwrap();
+        let queue_pair = TcpQueuePair::connect(stream, token, Arc::clone(&pool)).unwrap();
+        Self { queue_pair, pool }
+    }
+
     /// Writes a page full of `byte`.
     pub fn write(&mut self, slab: SlabHandle, offset_bytes: u32, byte: u8) -> Result<(), RequestError> {
         self.pool.memory().write(0, &[byte; 4096]);

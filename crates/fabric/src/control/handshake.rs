@@ -56,6 +56,11 @@ impl Opening {
         preface::decode(&self.preface).unwrap_or(Role::Control)
     }
 
+    /// When the whole handshake must be done, of either kind.
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
     /// The stream, blocking, right after the preface: for data connections.
     pub fn into_stream(self) -> Result<OwnedFd, ControlError> {
         self.socket.into_blocking()
@@ -209,7 +214,7 @@ mod tests {
 
     #[test]
     fn garbage_and_unknown_roles_are_refused_by_the_donor() {
-        for bytes in [*b"GET / HT", *b"SPLW\x01\x00\x07\x00"] {
+        for bytes in [*b"GET / HT", *b"SPLW\x02\x00\x07\x00"] {
             let (mut one, other) = UnixStream::pair().unwrap();
             one.write_all(&bytes).unwrap();
             assert!(matches!(Opening::receive(other), Err(ControlError::Preface(_))));

@@ -28,7 +28,7 @@ pub struct Welcome {
     pub version: u16,
     /// Who lends.
     pub donor: DonorId,
-    /// What this session's data connections show.
+    /// What this session's data connections prove to know.
     pub token: SessionToken,
     /// What the donor could lend now.
     pub free_bytes: u64,

@@ -14,6 +14,7 @@ use spillway_sys::vectored::{ReceiveList, Wait};
 
 use super::replies::Replies;
 use super::serve::SlabDirectory;
+use super::traffic::Traffic;
 use crate::limits::STAGING_BYTES;
 use crate::queue_pair::Operation;
 use crate::wire::data::{DataError, REQUEST_HEADER_BYTES, RequestHeader, Status};
@@ -39,7 +40,8 @@ impl IncomingWrite {
 
 /// The receiving half of a donor's end, see the module text.
 #[derive(Debug)]
-pub(super) struct Intake {
+pub(super) struct Intake<'a> {
+    traffic: &'a Traffic,
     staging: Box<[u8]>,
     start: usize,
     end: usize,
@@ -47,9 +49,9 @@ pub(super) struct Intake {
     expected_sequence: u32,
 }
 
-impl Intake {
-    pub(super) fn new() -> Self {
-        Self { staging: vec![0; STAGING_BYTES].into(), start: 0, end: 0, write: None, expected_sequence: 0 }
+impl<'a> Intake<'a> {
+    pub(super) fn new(traffic: &'a Traffic) -> Self {
+        Self { traffic, staging: vec![0; STAGING_BYTES].into(), start: 0, end: 0, write: None, expected_sequence: 0 }
     }
 
     /// Whether nothing of a request has arrived.
@@ -63,13 +65,16 @@ impl Intake {
     }
 
     /// Carries out what has arrived, until the answers are full or more bytes are needed.
-    pub(super) fn digest(&mut self, slabs: &dyn SlabDirectory, replies: &mut Replies) -> io::Result<()> {
+    pub(super) fn digest(&mut self, slabs: &dyn SlabDirectory, replies: &mut Replies<'_>) -> io::Result<()> {
         while !replies.is_full() {
             if let Some(mut write) = self.write.take() {
                 self.take_staged(&mut write, slabs);
                 if write.missing_bytes() > 0 {
                     self.write = Some(write);
                     return Ok(());
+                }
+                if write.status == Status::Done {
+                    self.traffic.note_written(write.received_bytes);
                 }
                 replies.push_status(&write.header, write.status);
             } else if let Some(header) = self.next_header()? {
@@ -201,7 +206,7 @@ mod tests {
         }
     }
 
-    fn stage(intake: &mut Intake, sequence: u32) {
+    fn stage(intake: &mut Intake<'_>, sequence: u32) {
         let remote = RemoteAddress { slab: SlabHandle(0), offset_bytes: 0 };
         let header = RequestHeader { operation: Operation::Discard, sequence, remote, length_bytes: 4096 };
         let end = intake.end + REQUEST_HEADER_BYTES;
@@ -211,7 +216,8 @@ mod tests {
 
     #[test]
     fn sequences_wrap_and_nothing_else_is_taken() {
-        let (mut intake, mut replies) = (Intake::new(), Replies::new().unwrap());
+        let traffic = Traffic::default();
+        let (mut intake, mut replies) = (Intake::new(&traffic), Replies::new(&traffic).unwrap());
         intake.expected_sequence = u32::MAX;
         stage(&mut intake, u32::MAX);
         stage(&mut intake, 0);
@@ -223,7 +229,8 @@ mod tests {
 
     #[test]
     fn requests_wait_while_the_answers_are_full() {
-        let (mut intake, mut replies) = (Intake::new(), Replies::new().unwrap());
+        let traffic = Traffic::default();
+        let (mut intake, mut replies) = (Intake::new(&traffic), Replies::new(&traffic).unwrap());
         let mut sequence = 0;
         while !replies.is_full() {
             stage(&mut intake, sequence);

@@ -3,16 +3,20 @@
 //! Pages leave straight from the buffer pool or the slab (vectored sends) and land straight in the buffer or the slab. The
 //! layout of the stream is in [`wire::data`](crate::wire::data).
 //!
-//! - `handshake`: preface, token and verdict; socket settings.
-//! - `queue_pair`: the borrower's end.
-//! - `serve`: the donor's end, made of `intake` (requests and incoming payloads) and `replies` (answers, sent in batches).
+//! - `handshake`: preface and proofs; socket settings.
+//! - `queue_pair`: the borrower's end; `progress` tells whether its donor still answers.
+//! - `serve`: the donor's end, made of `intake` (requests and incoming payloads) and `replies` (answers, sent in batches);
+//!   `traffic` counts what they moved.
 
 mod handshake;
 mod intake;
+mod progress;
 mod queue_pair;
 mod replies;
 mod serve;
+mod traffic;
 
-pub use self::handshake::{receive_token, refuse_token};
+pub use self::handshake::{Greeting, introduce};
 pub use self::queue_pair::TcpQueuePair;
 pub use self::serve::{SlabDirectory, serve};
+pub use self::traffic::Traffic;

@@ -18,9 +18,10 @@ use rustix::net::sockopt;
 use spillway_sys::vectored::{ReceiveList, SendList, Wait};
 
 use super::handshake;
+use super::progress::Progress;
 use crate::buffer_pool::BufferPool;
 use crate::credit::Credits;
-use crate::limits::{QUEUE_DEPTH_MAX, REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX};
+use crate::limits::{QUEUE_DEPTH_MAX, REQUEST_SIZE_BYTES_MAX};
 use crate::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
 use crate::units::{BufferRange, Tag};
 use crate::wire::SessionToken;
@@ -32,7 +33,6 @@ struct Pending {
     operation: Operation,
     buffer: BufferRange,
     tag: Tag,
-    posted_at: Instant,
 }
 
 impl Pending {
@@ -66,21 +66,21 @@ pub struct TcpQueuePair {
     sent_bytes: usize,
     /// Bytes of the answer to request `answered` that came.
     received_bytes: usize,
+    progress: Progress,
 }
 
 impl TcpQueuePair {
-    /// Opens a data connection of the session that `token` names, over a connected stream socket.
-    pub fn connect(stream: impl Into<OwnedFd>, token: SessionToken, pool: Arc<BufferPool>) -> io::Result<Self> {
+    /// Opens a data connection of the session that has `token`, over a connected stream socket.
+    pub fn connect(stream: impl Into<OwnedFd>, token: &SessionToken, pool: Arc<BufferPool>) -> io::Result<Self> {
         let socket = stream.into();
         handshake::tune(socket.as_fd())?;
-        handshake::present_token(socket.as_fd(), token)?;
+        handshake::introduce(&socket, token)?;
         // A connection that is given up takes what it has not sent with it. A UNIX socket has no such setting.
         let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
         let nothing = Pending {
             operation: Operation::Discard,
             buffer: BufferRange { offset_bytes: 0, length_bytes: 0 },
             tag: Tag(0),
-            posted_at: Instant::now(),
         };
         Ok(Self {
             socket: Some(socket),
@@ -95,13 +95,13 @@ impl TcpQueuePair {
             answered: 0,
             sent_bytes: 0,
             received_bytes: 0,
+            progress: Progress::new(Instant::now()),
         })
     }
 
-    fn enqueue(&mut self, request: &Request, now: Instant) {
+    fn enqueue(&mut self, request: &Request) {
         let place = place_of(self.posted);
-        self.pending[place] =
-            Pending { operation: request.operation, buffer: request.buffer, tag: request.tag, posted_at: now };
+        self.pending[place] = Pending { operation: request.operation, buffer: request.buffer, tag: request.tag };
         self.request_headers[place] = RequestHeader {
             operation: request.operation,
             sequence: self.posted as u32,
@@ -159,12 +159,13 @@ impl TcpQueuePair {
     }
 
     /// Receives until nothing is expected or nothing is there.
-    fn receive(&mut self, complete: &mut dyn FnMut(Completion)) -> io::Result<()> {
+    fn receive(&mut self, now: Instant, complete: &mut dyn FnMut(Completion)) -> io::Result<()> {
         loop {
             match self.receive_some() {
                 Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok((count, wanted)) => {
-                    self.note_received(count, complete)?;
+                    self.progress.received(count, now);
+                    self.note_received(count, now, complete)?;
                     if count < wanted || self.answered == self.sent {
                         return Ok(());
                     }
@@ -204,7 +205,7 @@ impl TcpQueuePair {
         Ok((list.receive(connected(self.socket.as_ref())?, Wait::No)?, wanted))
     }
 
-    fn note_received(&mut self, count: usize, complete: &mut dyn FnMut(Completion)) -> io::Result<()> {
+    fn note_received(&mut self, count: usize, now: Instant, complete: &mut dyn FnMut(Completion)) -> io::Result<()> {
         let mut left = count;
         while left > 0 {
             if self.answered == self.sent {
@@ -222,6 +223,7 @@ impl TcpQueuePair {
             if self.received_bytes == total {
                 self.received_bytes = 0;
                 self.answered += 1;
+                self.progress.answered(now);
                 self.credits.give_back();
                 complete(Completion { tag: pending.tag, result });
             }
@@ -238,8 +240,7 @@ impl TcpQueuePair {
     }
 
     fn missed_deadline(&self, now: Instant) -> bool {
-        self.answered < self.posted
-            && now.saturating_duration_since(self.pending[place_of(self.answered)].posted_at) > REQUEST_DEADLINE
+        self.answered < self.posted && self.progress.is_overdue(now)
     }
 
     /// Closes the socket, then ends every request in flight.
@@ -268,7 +269,10 @@ impl QueuePair for TcpQueuePair {
             return Err(PostError::Busy);
         }
         let idle = self.answered == self.posted;
-        self.enqueue(&request, now);
+        if idle {
+            self.progress.became_busy(now);
+        }
+        self.enqueue(&request);
         // A lone request goes at once; the ones that follow it go together with the next poll.
         if idle {
             self.failed = self.flush().is_err();
@@ -285,7 +289,7 @@ impl QueuePair for TcpQueuePair {
         }
         // Counted outside `receive`, which may complete some before it fails.
         let mut ended = 0;
-        let outcome = self.receive(&mut |completion| {
+        let outcome = self.receive(now, &mut |completion| {
             ended += 1;
             complete(completion);
         });
@@ -331,18 +335,21 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
+    use super::super::Greeting;
     use super::*;
+    use crate::limits::HANDSHAKE_DEADLINE;
     use crate::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
     use crate::wire::data::Status;
-    use crate::wire::preface::{self, Role};
+    use crate::wire::preface::PREFACE_BYTES;
 
+    const TOKEN: SessionToken = SessionToken([3; 32]);
     const COUNT: usize = 4;
 
     /// Answers `COUNT` discards, and returns their sequences.
     fn donor(mut stream: UnixStream) -> Vec<u32> {
-        stream.read_exact(&mut [0; 40]).unwrap();
-        stream.write_all(&preface::encode(Role::Data)).unwrap();
-        stream.write_all(&[1]).unwrap();
+        stream.read_exact(&mut [0; PREFACE_BYTES]).unwrap();
+        let deadline = Instant::now() + HANDSHAKE_DEADLINE;
+        Greeting::receive(&stream, deadline).and_then(|greeting| greeting.admit(&stream, &TOKEN, deadline)).unwrap();
         let answer_one = |_| {
             let mut bytes = [0; REQUEST_HEADER_BYTES];
             stream.read_exact(&mut bytes).unwrap();
@@ -359,7 +366,7 @@ mod tests {
         let (borrower, peer) = UnixStream::pair().unwrap();
         let donor = std::thread::spawn(|| donor(peer));
         let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
-        let mut pair = TcpQueuePair::connect(borrower, SessionToken([0; 32]), pool).unwrap();
+        let mut pair = TcpQueuePair::connect(borrower, &TOKEN, pool).unwrap();
         let start = u64::from(u32::MAX) - 1;
         (pair.posted, pair.sent, pair.answered) = (start, start, start);
         let now = Instant::now();

@@ -12,6 +12,7 @@ use spillway_sys::mapping::Mapping;
 use spillway_sys::vectored::{SendList, Wait};
 
 use super::serve::SlabDirectory;
+use super::traffic::Traffic;
 use crate::limits::{QUEUE_DEPTH_MAX, REQUEST_SIZE_BYTES_MAX};
 use crate::units::{RemoteAddress, SlabHandle};
 use crate::wire::data::{RESPONSE_HEADER_BYTES, RequestHeader, ResponseHeader, Status};
@@ -57,7 +58,8 @@ impl Reply {
 
 /// The answers not yet sent, at most [`QUEUE_DEPTH_MAX`].
 #[derive(Debug)]
-pub(super) struct Replies {
+pub(super) struct Replies<'a> {
+    traffic: &'a Traffic,
     waiting: VecDeque<Reply>,
     /// Bytes of the first one that went.
     sent_bytes: usize,
@@ -65,9 +67,10 @@ pub(super) struct Replies {
     zeroes: Mapping,
 }
 
-impl Replies {
-    pub(super) fn new() -> io::Result<Self> {
+impl<'a> Replies<'a> {
+    pub(super) fn new(traffic: &'a Traffic) -> io::Result<Self> {
         Ok(Self {
+            traffic,
             waiting: VecDeque::with_capacity(QUEUE_DEPTH_MAX),
             sent_bytes: 0,
             zeroes: Mapping::anonymous(REQUEST_SIZE_BYTES_MAX)?,
@@ -167,6 +170,9 @@ impl Replies {
                 return;
             }
             self.sent_bytes -= first.total_bytes();
+            if first.slab().is_some() {
+                self.traffic.note_read(first.payload_bytes());
+            }
             self.waiting.pop_front();
         }
     }

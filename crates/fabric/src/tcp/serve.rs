@@ -17,6 +17,7 @@ use spillway_sys::vectored::Wait;
 use super::handshake;
 use super::intake::Intake;
 use super::replies::Replies;
+use super::traffic::Traffic;
 use crate::completion::{HybridWait, Step};
 use crate::limits::STOP_CHECK_INTERVAL;
 use crate::units::SlabHandle;
@@ -28,15 +29,19 @@ pub trait SlabDirectory: Send + Sync {
     fn with_slab(&self, slab: SlabHandle, use_memory: &mut dyn FnMut(&Mapping)) -> bool;
 }
 
-/// Accepts a data connection whose token was found (see [`receive_token`](super::receive_token)) and serves it until the
-/// borrower closes it or `stop` is set. A broken or lost connection is an error; its socket is closed in any case.
-pub fn serve(stream: impl Into<OwnedFd>, slabs: &dyn SlabDirectory, stop: &AtomicBool) -> io::Result<()> {
+/// Serves a data connection that was [admitted](super::Greeting::admit), until the borrower closes it or `stop` is set. A
+/// broken or lost connection is an error; its socket is closed in any case.
+pub fn serve(
+    stream: impl Into<OwnedFd>,
+    slabs: &dyn SlabDirectory,
+    traffic: &Traffic,
+    stop: &AtomicBool,
+) -> io::Result<()> {
     let socket = stream.into();
     handshake::tune(socket.as_fd())?;
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(STOP_CHECK_INTERVAL))?;
-    handshake::accept_token(socket.as_fd())?;
-    let mut connection =
-        Connection { socket, slabs, intake: Intake::new(), replies: Replies::new()?, wait: HybridWait::new() };
+    let (intake, replies) = (Intake::new(traffic), Replies::new(traffic)?);
+    let mut connection = Connection { socket, slabs, intake, replies, wait: HybridWait::new() };
     while !stop.load(Ordering::Relaxed) {
         if connection.turn()? == Turn::Closed {
             return connection.closed();
@@ -54,8 +59,8 @@ enum Turn {
 struct Connection<'a> {
     socket: OwnedFd,
     slabs: &'a dyn SlabDirectory,
-    intake: Intake,
-    replies: Replies,
+    intake: Intake<'a>,
+    replies: Replies<'a>,
     wait: HybridWait,
 }
 

@@ -1,4 +1,4 @@
-//! The data protocol: what a data connection carries after its preface and token.
+//! The data protocol: what a data connection carries after its handshake.
 //!
 //! The borrower sends requests, a header each, a write's payload right after it. The donor answers in the order of the
 //! requests, a header each, a read's payload right after it. A read's answer carries its payload also when it failed

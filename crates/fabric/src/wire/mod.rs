@@ -5,19 +5,23 @@
 //! read. Decoders never panic: the bytes come from a peer that may be broken or hostile.
 //!
 //! - [`preface`]: the first bytes of every connection.
+//! - [`proof`]: how both ends of a data connection show that they belong to a session.
 //! - [`data`]: pages and what is done with them.
 
 pub mod data;
 pub mod preface;
+pub mod proof;
 
 use std::fmt;
 
 /// The version of everything on the wire. Two peers talk only when theirs are equal; any change of a message raises it.
-pub const WIRE_VERSION: u16 = 1;
+///
+/// 1: the first. 2: a data connection proves its session's token instead of showing it.
+pub const WIRE_VERSION: u16 = 2;
 
-/// Names a control session on its data connections. Random and secret: whoever shows it may read and write the session's
-/// slabs, so it is handed over encrypted, and nothing prints it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+/// Opens data connections of a control session. Random and secret: whoever [proves](proof) to know it may read and write
+/// the session's slabs, so it is handed over encrypted, never travels on a data connection, and nothing prints it.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SessionToken(pub [u8; SESSION_TOKEN_BYTES]);
 
 /// Bytes of a [`SessionToken`]: 256 random bits cannot be guessed.

@@ -14,11 +14,14 @@ use std::time::{Duration, Instant};
 
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::file::{BackingFile, FileQueuePair};
+use spillway_fabric::limits::HANDSHAKE_DEADLINE;
 use spillway_fabric::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
 use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
-use spillway_fabric::tcp::{self, SlabDirectory, TcpQueuePair};
+use spillway_fabric::tcp::{self, Greeting, SlabDirectory, TcpQueuePair, Traffic};
 use spillway_fabric::units::{BufferRange, Priority, RemoteAddress, SlabHandle, Tag};
 use spillway_fabric::wire::SessionToken;
+use spillway_fabric::wire::preface::{self, PREFACE_BYTES, Role};
+use spillway_fabric::wire::proof::session_name;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 
@@ -59,10 +62,22 @@ impl SlabDirectory for Slabs {
     }
 }
 
+/// A donor's side of a data connection's handshake, from the preface on.
+pub fn admit(stream: &UnixStream) -> std::io::Result<()> {
+    let mut preface = [0; PREFACE_BYTES];
+    (&mut &*stream).read_exact(&mut preface)?;
+    assert_eq!(preface::decode(&preface), Ok(Role::Data));
+    let deadline = Instant::now() + HANDSHAKE_DEADLINE;
+    let greeting = Greeting::receive(stream, deadline)?;
+    assert_eq!(greeting.session, session_name(&TOKEN));
+    greeting.admit(stream, &TOKEN, deadline)
+}
+
 /// A donor's thread for one data connection; stopped and joined when dropped.
 #[derive(Debug)]
 pub struct Serving {
     stop: Arc<AtomicBool>,
+    pub traffic: Arc<Traffic>,
     thread: Option<JoinHandle<std::io::Result<()>>>,
 }
 
@@ -71,13 +86,13 @@ impl Serving {
     pub fn start(stream: impl Into<OwnedFd>, slabs: Arc<Slabs>) -> Self {
         let stream = UnixStream::from(stream.into());
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let traffic = Arc::new(Traffic::default());
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&traffic));
         let thread = std::thread::spawn(move || {
-            (&stream).read_exact(&mut [0; 8])?;
-            assert_eq!(tcp::receive_token(&stream)?, TOKEN);
-            tcp::serve(stream, &*slabs, &stopped)
+            admit(&stream)?;
+            tcp::serve(stream, &*slabs, &counted, &stopped)
         });
-        Self { stop, thread: Some(thread) }
+        Self { stop, traffic, thread: Some(thread) }
     }
 
     pub fn stop(&self) {
@@ -122,13 +137,13 @@ pub fn pool(slot_count: usize, slot_size_bytes: usize) -> Arc<BufferPool> {
 pub fn over_tcp(slabs: &Arc<Slabs>, pool: &Arc<BufferPool>) -> (TcpQueuePair, Serving) {
     let (borrower, donor) = tcp_sockets();
     let serving = Serving::start(donor, Arc::clone(slabs));
-    (TcpQueuePair::connect(borrower, TOKEN, Arc::clone(pool)).unwrap(), serving)
+    (TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(pool)).unwrap(), serving)
 }
 
 pub fn over_unix(slabs: &Arc<Slabs>, pool: &Arc<BufferPool>) -> (TcpQueuePair, Serving) {
     let (borrower, donor) = UnixStream::pair().unwrap();
     let serving = Serving::start(donor, Arc::clone(slabs));
-    (TcpQueuePair::connect(borrower, TOKEN, Arc::clone(pool)).unwrap(), serving)
+    (TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(pool)).unwrap(), serving)
 }
 
 pub fn over_shm(slab_count: u32, pool: &Arc<BufferPool>) -> (ShmQueuePair, Arc<ShmWindow>) {

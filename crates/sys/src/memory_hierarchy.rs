@@ -5,9 +5,8 @@ use std::io;
 use std::path::PathBuf;
 
 /// The two interfaces of the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Version {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
     /// One hierarchy for each controller.
     V1,
     /// One hierarchy for all.
@@ -16,16 +15,16 @@ pub(crate) enum Version {
 
 /// The mounted hierarchy that has the memory controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hierarchy {
+pub struct Hierarchy {
     /// Its interface.
-    pub(crate) version: Version,
+    pub version: Version,
     /// Where it is mounted.
-    pub(crate) root: PathBuf,
+    pub root: PathBuf,
 }
 
 impl Hierarchy {
     /// The one of this machine; `None` if none is mounted.
-    pub(crate) fn detect() -> Option<Self> {
+    pub fn detect() -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
         let has_memory = |root: &str| {
             let controllers = fs::read_to_string(format!("{root}/cgroup.controllers")).unwrap_or_default();
@@ -49,7 +48,7 @@ impl Hierarchy {
     }
 
     /// The group that this process is in.
-    pub(crate) fn own_group(&self) -> io::Result<PathBuf> {
+    pub fn own_group(&self) -> io::Result<PathBuf> {
         let text = fs::read_to_string("/proc/self/cgroup")?;
         let path = self.own_path(&text).unwrap_or_default();
         let group = self.root.join(path.trim_start_matches('/'));

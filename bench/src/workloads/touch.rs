@@ -1,0 +1,53 @@
+//! Touch: fills an array, then reads one word of each page in random order, with a system call after each.
+//!
+//! The system call (`getppid`, which waits for nothing) marks in a trace where a fault ended: the kernel has no event for
+//! that. The study of a page-in's life reads it.
+//!
+//! Invariant: every page's word is checked.
+
+use super::phase::PhaseClock;
+use super::{Workload, WorkloadError, WorkloadSettings, wrong};
+use crate::checksum::{Checksum, Ordered};
+use crate::permutation::Permutation;
+use crate::random::word_at;
+use crate::size::PAGE_SIZE_BYTES;
+
+/// Words of a page.
+const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
+
+/// See the module text.
+#[derive(Clone, Copy, Debug)]
+pub struct Touch;
+
+impl Workload for Touch {
+    fn name(&self) -> &'static str {
+        "touch"
+    }
+
+    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
+        let pages = settings.size.0 / PAGE_SIZE_BYTES;
+        let mut words = vec![0_u64; pages as usize * PAGE_WORDS];
+        clock.measure("fill", pages, || {
+            for (page, words) in words.chunks_exact_mut(PAGE_WORDS).enumerate() {
+                words.fill(word_at(settings.seed, page as u64));
+            }
+        });
+        let order = Permutation::new(pages, settings.seed);
+        let mut checksum = Ordered::default();
+        let mut first_wrong = None;
+        clock.measure("touch", pages, || {
+            for page in (0..pages).map(|step| order.at(step)) {
+                let found = std::hint::black_box(words[page as usize * PAGE_WORDS]);
+                std::hint::black_box(rustix::process::getppid());
+                if found != word_at(settings.seed, page) {
+                    first_wrong.get_or_insert(page);
+                }
+                checksum.add(found);
+            }
+        });
+        match first_wrong {
+            Some(page) => Err(wrong(self, format!("page {page} does not hold what was written"))),
+            None => Ok(checksum.finish()),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What a process writes down for the next one besides pages: that it serves, by which block device, and how each donor
+//! knows it.
+//!
+//! A donor's record counts from the store of its mark on, which comes last, and stops counting before it is changed. That is
+//! soon enough: a donor's slabs are put into places only after its record stands.
+
+use spillway_fabric::units::DonorId;
+use spillway_fabric::wire::{SESSION_TOKEN_BYTES, SessionToken};
+
+use crate::limits::DONORS_MAX;
+use crate::volume::slab_entry::DonorSlot;
+use crate::volume::words::Words;
+
+const AT_STARTS: usize = 0;
+const AT_SERVING: usize = 1;
+const AT_FRONT_END: usize = 2;
+const AT_DONORS: usize = 8;
+const TOKEN_WORDS: usize = SESSION_TOKEN_BYTES / 8;
+const DONOR_WORDS: usize = 1 + 2 + TOKEN_WORDS;
+
+/// Words of the records.
+pub(super) const RECORD_WORDS: usize = AT_DONORS + DONORS_MAX * DONOR_WORDS;
+
+/// Marks a record that counts.
+const STANDS: u64 = 1;
+
+/// How a donor knows this borrower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DonorRecord {
+    /// Who lends; another one after each of its starts.
+    pub donor: DonorId,
+    /// What proves to it whose slabs they are.
+    pub token: SessionToken,
+}
+
+/// The records of one device, see the module text. A clone is the same records.
+#[derive(Clone, Debug)]
+pub struct Records {
+    words: Words,
+}
+
+impl Records {
+    pub(super) fn over(words: Words) -> Self {
+        assert!(words.count() == RECORD_WORDS, "records have one size");
+        Self { words }
+    }
+
+    /// Counts a process that begins to serve the device; how many there were before.
+    pub fn count_start(&self) -> u64 {
+        let before = self.words.load(AT_STARTS);
+        self.words.store(AT_STARTS, before + 1);
+        before
+    }
+
+    /// Notes whether another process should go on with the device, should this one die.
+    pub fn set_serving(&self, serving: bool) {
+        self.words.store(AT_SERVING, u64::from(serving));
+    }
+
+    /// Whether another process should go on with the device.
+    pub fn is_serving(&self) -> bool {
+        self.words.load(AT_SERVING) != 0
+    }
+
+    /// Notes what the front end needs to take its block device over: a number of its own.
+    pub fn set_front_end(&self, number: Option<u32>) {
+        self.words.store(AT_FRONT_END, number.map_or(0, |number| u64::from(number) + 1));
+    }
+
+    /// What the front end of the process before this one noted.
+    pub fn front_end(&self) -> Option<u32> {
+        self.words.load(AT_FRONT_END).checked_sub(1).map(|number| number as u32)
+    }
+
+    /// How the donor in `slot` knows this borrower.
+    pub fn donor(&self, slot: DonorSlot) -> Option<DonorRecord> {
+        let first = first_word(slot);
+        if self.words.load(first) != STANDS {
+            return None;
+        }
+        let half = |index| u128::from(self.words.load(first + 1 + index));
+        let mut token = [0; SESSION_TOKEN_BYTES];
+        for (index, bytes) in token.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&self.words.load(first + 3 + index).to_le_bytes());
+        }
+        Some(DonorRecord { donor: DonorId(half(0) | half(1) << 64), token: SessionToken(token) })
+    }
+
+    /// Writes that down. No place names a slab of another donor in this slot.
+    pub fn set_donor(&self, slot: DonorSlot, record: &DonorRecord) {
+        if self.donor(slot).as_ref() == Some(record) {
+            return;
+        }
+        let first = first_word(slot);
+        self.words.store(first, 0);
+        self.words.store(first + 1, record.donor.0 as u64);
+        self.words.store(first + 2, (record.donor.0 >> 64) as u64);
+        for (index, bytes) in record.token.0.chunks_exact(8).enumerate() {
+            let word = u64::from_le_bytes(bytes.try_into().expect("a word has eight bytes"));
+            self.words.store(first + 3 + index, word);
+        }
+        self.words.store(first, STANDS);
+    }
+}
+
+fn first_word(slot: DonorSlot) -> usize {
+    AT_DONORS + usize::from(slot.0) * DONOR_WORDS
+}
+
+const _: () = assert!(SESSION_TOKEN_BYTES.is_multiple_of(8), "a token is whole words");

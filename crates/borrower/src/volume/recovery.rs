@@ -1,0 +1,120 @@
+//! Going on with the volume of a process that died: what it left between two of its stores becomes whole again.
+//!
+//! Page bits, places, the backlog's contents and journal are as the last store of the dead process left them; who owned which
+//! page, what was in flight and where the queue stood are gone. Two steps bring the rest back:
+//! - [`Volume::recover`], before anything runs: copies that were being taken away stay; bits of places without a copy go; the
+//!   backlog is queued again.
+//! - [`Volume::settle_writes`], once it is known which donors still have their slabs and before the first request: pages that
+//!   were being written keep one of their contents.
+//!
+//! Either may die halfway and be started again by the next process. docs/decisions/crash-recovery.md walks one page through it.
+
+use std::time::Instant;
+
+use spillway_fabric::units::SlabIndex;
+
+use super::Volume;
+use super::page_bits::Bit;
+use super::slab_entry::{DonorSlot, Places};
+use crate::limits::COPIES_MAX;
+
+/// What a dead process left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Pages that wait for the disk again.
+    pub pages_queued: u64,
+    /// Pages of which no content is left.
+    pub pages_lost: u64,
+    /// Copies at donors, which may or may not still have them.
+    pub copies: u64,
+}
+
+impl Volume {
+    /// The first step, see the module text. Nobody else uses the volume yet.
+    pub fn recover(&self, now: Instant) -> Recovered {
+        let mut recovered = Recovered::default();
+        for slab in self.geometry.slabs() {
+            (0..COPIES_MAX).for_each(|place| self.slab(slab).stay(place));
+        }
+        if let Some(disk) = &self.disk {
+            for page in disk.backlog.recover(&self.bits, now) {
+                self.own(page, 1);
+                disk.backlog.settle_failure(&self.bits, page);
+                self.bits.release(page, 1);
+            }
+            recovered.pages_queued = disk.backlog.length() as u64;
+        }
+        for slab in self.geometry.slabs() {
+            let places = self.slab(slab).places();
+            recovered.copies += places.iter().flatten().count() as u64;
+            recovered.pages_lost += self.forget_empty_places(slab, &places);
+        }
+        recovered
+    }
+
+    /// Clears bits that vouch for an empty place.
+    fn forget_empty_places(&self, slab: SlabIndex, places: &Places) -> u64 {
+        let mut pages_lost = 0;
+        for place in (0..COPIES_MAX).filter(|place| places[*place].is_none()) {
+            for first in self.geometry.pages(slab).step_by(64) {
+                if self.bits.any(Bit::Copy(place), first, 64) {
+                    self.own(first, 64);
+                    pages_lost += self.forget_copy(first, place);
+                    self.bits.release(first, 64);
+                }
+            }
+        }
+        pages_lost
+    }
+
+    /// The second step, see the module text: how many pages there were. Copies at donors that are not `alive` are taken only
+    /// when there is no other. Other threads may take copies away meanwhile.
+    pub fn settle_writes(&self, alive: &dyn Fn(DonorSlot) -> bool, mut pause: impl FnMut()) -> u64 {
+        let mut settled = 0;
+        for slab in self.geometry.slabs() {
+            for first in self.geometry.pages(slab).step_by(64) {
+                if !self.bits.any(Bit::Writing, first, 64) {
+                    continue;
+                }
+                while !self.bits.try_acquire(first, 64) {
+                    crate::sync::yield_now();
+                    pause();
+                }
+                let places = self.slab(slab).places();
+                for page in first..first + 64 {
+                    if self.bits.any(Bit::Writing, page, 1) {
+                        self.settle_write(page, &places, alive);
+                        settled += 1;
+                    }
+                }
+                self.bits.release(first, 64);
+            }
+        }
+        settled
+    }
+
+    /// Keeps one content of an owned page. The backlog's is the newest, and the disk's came from the backlog; donors were
+    /// written to after the page was in the backlog.
+    fn settle_write(&self, page: u64, places: &Places, alive: &dyn Fn(DonorSlot) -> bool) {
+        let valid = |bit| self.bits.any(bit, page, 1);
+        let local = valid(Bit::Pending) || valid(Bit::Disk);
+        let copies = || (0..COPIES_MAX).filter(|place| places[*place].is_some() && valid(Bit::Copy(*place)));
+        let reachable = |place: &usize| places[*place].is_some_and(|location| alive(location.donor));
+        let kept = if local { None } else { copies().find(reachable).or_else(|| copies().next()) };
+        if local || kept.is_some() {
+            for place in (0..COPIES_MAX).filter(|place| Some(*place) != kept) {
+                self.bits.clear(Bit::Copy(place), page, 1);
+            }
+        }
+        self.bits.clear(Bit::Writing, page, 1);
+    }
+
+    /// Owns pages that nobody else can own now.
+    fn own(&self, first: u64, count: u64) {
+        assert!(self.bits.try_acquire(first, count), "nobody uses a volume that is being recovered");
+    }
+}
+
+#[cfg(all(test, not(feature = "schedules")))]
+#[path = "recovery_tests.rs"]
+mod tests;

@@ -1,0 +1,108 @@
+//! Which slabs to make ahead, and which of those made to give up. Decisions only.
+//!
+//! Every slab size that a borrower uses has prepared slabs of its own. With those of the newest borrower alone, two devices
+//! of different sizes would make each other wait: each new lease of one would throw the other's away. The number of sizes is
+//! bounded; the ones of the newest sessions count.
+
+use crate::limits::PREPARED_SIZES_MAX;
+
+/// What to do about prepared slabs now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Make one of this size.
+    Prepare(u64),
+    /// Give one of this size back to the machine.
+    GiveUp(u64),
+    /// All is as it should be, or cannot be better.
+    Nothing,
+}
+
+/// The sizes to prepare: of `used`, newest first, each once and at most [`PREPARED_SIZES_MAX`]; `hint` if none is used.
+pub fn sizes(used: impl Iterator<Item = u64>, hint: u64) -> Vec<u64> {
+    let mut sizes = Vec::with_capacity(PREPARED_SIZES_MAX);
+    for size_bytes in used {
+        if sizes.len() < PREPARED_SIZES_MAX && !sizes.contains(&size_bytes) {
+            sizes.push(size_bytes);
+        }
+    }
+    if sizes.is_empty() {
+        sizes.push(hint);
+    }
+    sizes
+}
+
+/// The next step towards `wanted` slabs of each of `sizes`, when `prepared` are the sizes of those that are there. What
+/// nobody uses goes first, so that its memory can serve what is used; `preparable_bytes` are there for new ones.
+pub fn next(sizes: &[u64], wanted: usize, prepared: &[u64], preparable_bytes: u64) -> Step {
+    if let Some(other) = prepared.iter().find(|size| !sizes.contains(size)) {
+        return Step::GiveUp(*other);
+    }
+    let count = |size: &u64| prepared.iter().filter(|other| *other == size).count();
+    let lacking = sizes.iter().filter(|size| **size <= preparable_bytes && count(size) < wanted);
+    // The size that lacks most: no size waits for another to be complete.
+    lacking.min_by_key(|size| count(size)).map_or(Step::Nothing, |size| Step::Prepare(*size))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_newest_sessions_once_each() {
+        assert_eq!(sizes([].into_iter(), 4), [4]);
+        assert_eq!(sizes([2, 1, 2, 2].into_iter(), 4), [2, 1]);
+        let many: Vec<u64> = (0..20).collect();
+        assert_eq!(sizes(many.iter().copied(), 4), many[..PREPARED_SIZES_MAX]);
+    }
+
+    #[test]
+    fn two_sizes_do_not_push_each_other_out() {
+        assert_eq!(next(&[1, 2], 2, &[1, 1, 2, 2], 100), Step::Nothing);
+        assert_eq!(next(&[1, 2], 2, &[1, 1, 2], 100), Step::Prepare(2));
+        assert_eq!(next(&[1, 2], 2, &[2, 2], 100), Step::Prepare(1));
+    }
+
+    #[test]
+    fn what_nobody_uses_goes_before_anything_is_made() {
+        assert_eq!(next(&[1], 2, &[1, 8, 1], 100), Step::GiveUp(8));
+        assert_eq!(next(&[1], 2, &[8], 0), Step::GiveUp(8));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_made_and_does_not_keep_a_smaller_one_from_it() {
+        assert_eq!(next(&[64, 1], 2, &[], 10), Step::Prepare(1));
+        assert_eq!(next(&[64], 2, &[], 10), Step::Nothing);
+    }
+
+    proptest! {
+        #[test]
+        fn preparing_comes_to_an_end_with_all_that_fits(
+            used in prop::collection::vec(0_u32..6, 0..8),
+            mut prepared in prop::collection::vec((0_u32..6).prop_map(|power| 1_u64 << power), 0..8),
+            wanted in 0_usize..4,
+            memory in 0_u64..200,
+        ) {
+            let sizes = sizes(used.iter().map(|power| 1_u64 << power), 1);
+            for _ in 0..100 {
+                let held: u64 = prepared.iter().sum();
+                match next(&sizes, wanted, &prepared, memory.saturating_sub(held)) {
+                    Step::Nothing => break,
+                    Step::Prepare(size) => prepared.push(size),
+                    Step::GiveUp(size) => {
+                        prop_assert!(!sizes.contains(&size));
+                        let index = prepared.iter().position(|other| *other == size).unwrap();
+                        prepared.remove(index);
+                    }
+                }
+            }
+            let held: u64 = prepared.iter().sum();
+            prop_assert_eq!(next(&sizes, wanted, &prepared, memory.saturating_sub(held)), Step::Nothing);
+            for size in sizes {
+                let count = prepared.iter().filter(|other| **other == size).count();
+                prop_assert!(count >= wanted || held + size > memory);
+            }
+        }
+    }
+}
