@@ -26,6 +26,7 @@ fn config(name: &str) -> DeviceConfig {
         backing: None,
         mapping: MappingPolicy::OnDemand,
         front_end: FrontEndChoice::Auto,
+        listen: None,
         io_threads: None,
         local_memory: true,
         donor_wait: Duration::from_secs(5),

@@ -93,6 +93,7 @@ impl World {
             backing: redundancy.disk.then(|| world.directory.path().join("backing")),
             mapping,
             front_end: FrontEndChoice::Auto,
+            listen: None,
             io_threads: None,
             local_memory: false,
             donor_wait: Duration::from_secs(10),

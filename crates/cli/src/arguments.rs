@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::frontend::choice::FrontEndChoice;
+use spillway_borrower::frontend::limits::THREADS_MAX;
+use spillway_borrower::frontend::nbd_listener::NbdAddress;
 use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
@@ -172,6 +174,23 @@ pub(crate) struct DeviceOnArguments {
     /// The device
     #[command(flatten)]
     pub(crate) device: NewDeviceArguments,
+    /// Whom it serves
+    #[command(flatten)]
+    pub(crate) serving: ServingArguments,
+}
+
+/// Clients of a device that is no block device of this machine.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ServingArguments {
+    /// Instead of a block device, serve NBD clients (qemu, nbdcopy, nbd-client) at unix:/PATH or HOST:PORT; repeat it for more
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "frontend")]
+    pub(crate) listen: Vec<NbdAddress>,
+    /// Listen where other machines can connect, though whoever connects reads and writes everything
+    #[arg(long, requires = "listen")]
+    pub(crate) insecure_listen: bool,
+    /// NBD clients at a time; each takes 8 MiB of locked memory [default: 8]
+    #[arg(long, value_name = "COUNT", requires = "listen", value_parser = connections)]
+    pub(crate) connections: Option<usize>,
 }
 
 /// What `swap on` and `device on` have in common.
@@ -258,6 +277,9 @@ pub(crate) struct AgentArguments {
 pub(crate) struct ServeArguments {
     /// A `LaunchedDevice`
     pub(crate) launched: String,
+    /// A `Handed`, for the process that serves; without it this is the keeper
+    #[arg(long)]
+    pub(crate) kept: Option<String>,
 }
 
 /// The hidden command that becomes the program.
@@ -290,6 +312,13 @@ fn device_size(text: &str) -> Result<Size, String> {
     }
     let (least, most) = (human(limits::DEVICE_SIZE_BYTES_MIN), human(limits::DEVICE_SIZE_BYTES_MAX));
     Err(format!("'{text}' cannot be the size of a device; write one from {least} to {most}, such as 2G"))
+}
+
+fn connections(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count) if (1..=THREADS_MAX).contains(&count) => Ok(count),
+        _ => Err(format!("'{text}' clients cannot be served at a time; write a number from 1 to {THREADS_MAX}")),
+    }
 }
 
 fn own_donors(text: &str) -> Result<usize, String> {
@@ -348,6 +377,10 @@ mod tests {
             ("spillway device on --size 1G --redundancy raid --donor a:1", "replicas=N"),
             ("spillway device on --size 1G --mapping luck --donor a:1", "activity"),
             ("spillway device on --size 1G --frontend floppy --donor a:1", "loop-fuse"),
+            ("spillway device on --size 1G --listen here --donor a:1", "unix:/PATH"),
+            ("spillway device on --size 1G --listen unix:/x --frontend nbd --donor a:1", "--frontend"),
+            ("spillway device on --size 1G --insecure-listen --donor a:1", "--listen"),
+            ("spillway device on --size 1G --listen unix:/x --connections 0 --donor a:1", "from 1 to 64"),
             ("spillway donate --memory=-5", "--memory"),
             ("spillway swap on --size 1G --priority 40000 --donor a:1", "32767"),
         ] {

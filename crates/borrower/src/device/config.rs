@@ -10,6 +10,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use super::DeviceError;
 use super::redundancy::Redundancy;
 use crate::frontend::choice::FrontEndChoice;
+use crate::frontend::nbd_server::NbdListen;
 use crate::limits::{DEVICE_SIZE_BYTES_MAX, DONORS_MAX};
 use crate::manager::heat::MappingPolicy;
 use crate::volume::Geometry;
@@ -35,7 +36,9 @@ pub struct DeviceConfig {
     pub backing: Option<PathBuf>,
     /// How the kernel reaches the device.
     pub front_end: FrontEndChoice,
-    /// Threads that serve the device; `None` takes the measured default.
+    /// Serve ordinary NBD clients there, instead of making a block device.
+    pub listen: Option<NbdListen>,
+    /// Threads that serve the device, and so connections of an NBD server; `None` takes the default.
     pub io_threads: Option<usize>,
     /// Serve from memory of this process instead of donors: the yardstick for the front end's own cost.
     pub local_memory: bool,
@@ -123,6 +126,7 @@ mod tests {
             mapping: MappingPolicy::OnDemand,
             backing: None,
             front_end: FrontEndChoice::Auto,
+            listen: None,
             io_threads: None,
             local_memory: false,
             donor_wait: Duration::ZERO,

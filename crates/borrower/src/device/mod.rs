@@ -29,15 +29,18 @@ use crate::downfall::Downfall;
 use crate::engine::Engine;
 use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::frontend::choice::{self, Opened};
+use crate::frontend::limits::{NBD_CONNECTIONS_DEFAULT, NBD_SERVER_SLOTS};
+use crate::frontend::nbd_server::NbdServer;
 use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::io_thread::{IoThread, SpinPermit};
 use crate::limits::{
-    BACKING_RELEASE_DEADLINE, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, MOVE_BATCH_PAGES, SLOTS_PER_THREAD,
+    BACKING_RELEASE_DEADLINE, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, LINGER, MOVE_BATCH_PAGES,
+    SLOTS_PER_THREAD,
 };
 use crate::local_memory::LocalMemory;
 use crate::manager::donors::Phase;
 use crate::manager::heat::MappingPolicy;
-use crate::manager::{Lane, Manager, ManagerParts, care};
+use crate::manager::{Lane, Manager, ManagerParts, Ties, care};
 use crate::metrics::Metrics;
 use crate::service::BlockService;
 use crate::state::DeviceState;
@@ -140,18 +143,19 @@ impl Device {
     fn start_over(config: DeviceConfig, state: Option<Kept>, is_kept: bool) -> Result<Self, DeviceError> {
         let geometry = config.check()?;
         let metrics = Arc::new(Metrics::default());
-        let Opened { kind, reason, front_end, channels } = open_front_end(&config, geometry)?;
+        let (front_end_text, front_end, channels) = open_front_end(&config, geometry)?;
         let (services, remote) = match &state {
             None => (local_services(geometry, &metrics, &channels)?, None),
             Some(kept) => {
-                let (services, remote) = remote_services(&config, &kept.state, &metrics, &channels)?;
+                let linger = if is_kept && kept.outlives_block_device { LINGER } else { Duration::ZERO };
+                let (services, remote) = remote_services(&config, &kept.state, linger, &metrics, &channels)?;
                 (services, Some(remote))
             }
         };
         let mut device = Self {
             path: PathBuf::new(),
             front_end,
-            front_end_text: format!("{kind} ({reason})"),
+            front_end_text,
             metrics,
             stop: Arc::new(EventFd::new().map_err(DeviceError::system("cannot make an event"))?),
             io_threads: Vec::new(),
@@ -213,7 +217,7 @@ impl Device {
         )))
     }
 
-    /// The block device, such as `/dev/loop0`.
+    /// The block device, such as `/dev/loop0`, or where an NBD server's clients find it.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -295,8 +299,7 @@ impl Remote {
     fn describe(&self, config: &DeviceConfig, status: &mut DeviceStatus) {
         let shared = &self.manager.shared;
         status.donors = shared.donors.iter().map(|donor| donor.status()).collect();
-        for slab in self.volume.geometry.slabs() {
-            let finding = care::examine(shared, slab);
+        for (slab, finding) in self.volume.geometry.slabs().zip(shared.survey.look(shared)) {
             status.pages_stored += finding.stored;
             status.pages_lost += finding.lost;
             let migrating = self.volume.slab(slab).is_migrating();
@@ -332,8 +335,11 @@ fn state_of<'a>(
     }
 }
 
-fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<Opened, FrontEndError> {
-    let front_end = FrontEndConfig {
+/// A front end with its channels, and which one it is and why, for `status`.
+type FrontEndParts = (String, Box<dyn FrontEnd>, Vec<Box<dyn BlockChannel>>);
+
+fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<FrontEndParts, FrontEndError> {
+    let mut front_end = FrontEndConfig {
         name: config.name.clone(),
         size_bytes: geometry.page_count() * PAGE_SIZE_BYTES as u64,
         threads: config.io_threads.unwrap_or(IO_THREADS_DEFAULT),
@@ -341,7 +347,15 @@ fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<Opened, F
         recoverable: false,
         directory: PathBuf::from("/run/spillway"),
     };
-    choice::open(config.front_end, &front_end)
+    if let Some(listen) = &config.listen {
+        front_end.threads = config.io_threads.unwrap_or(NBD_CONNECTIONS_DEFAULT);
+        front_end.slots_per_thread = NBD_SERVER_SLOTS;
+        let (server, channels) = NbdServer::open(&front_end, listen)?;
+        let text = format!("nbd server ({} connections at a time)", front_end.threads);
+        return Ok((text, Box::new(server), choice::boxed(channels)));
+    }
+    let Opened { kind, reason, front_end, channels } = choice::open(config.front_end, &front_end)?;
+    Ok((format!("{kind} ({reason})"), front_end, channels))
 }
 
 type Services = Vec<Box<dyn BlockService>>;
@@ -383,6 +397,7 @@ fn local_services(
 fn remote_services(
     config: &DeviceConfig,
     state: &DeviceState,
+    linger: Duration,
     metrics: &Arc<Metrics>,
     channels: &[Box<dyn BlockChannel>],
 ) -> Result<(Services, Remote), DeviceError> {
@@ -429,6 +444,7 @@ fn remote_services(
         mover_lanes: make_lanes(&mover_lane).map_err(system())?,
         mover_lane,
         borrower: state.borrower(),
+        ties: Ties { records: state.records(), linger },
         name: config.name.clone(),
         key,
     });

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct DeviceStatus {
     /// The name it was started with.
     pub name: String,
-    /// The block device, such as `/dev/loop0`.
+    /// The block device, such as `/dev/loop0`, or the address of an NBD server.
     pub path: String,
     /// How it reaches the kernel (`loop+fuse`), and why that one was taken.
     pub frontend: String,

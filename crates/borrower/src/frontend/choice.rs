@@ -126,7 +126,7 @@ fn open_one(kind: FrontEndKind, config: &FrontEndConfig) -> Result<Parts, FrontE
     }
 }
 
-fn boxed<C: BlockChannel + 'static>(channels: Vec<C>) -> Vec<Box<dyn BlockChannel>> {
+pub(crate) fn boxed<C: BlockChannel + 'static>(channels: Vec<C>) -> Vec<Box<dyn BlockChannel>> {
     channels.into_iter().map(|channel| Box::new(channel) as Box<dyn BlockChannel>).collect()
 }
 

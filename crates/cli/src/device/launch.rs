@@ -40,8 +40,17 @@ pub(crate) struct LaunchedDevice {
     pub(crate) mapping: String,
     /// How the kernel reaches it.
     pub(crate) frontend: String,
+    /// Where it serves NBD clients, instead of being a block device; empty for none.
+    pub(crate) listen: Vec<String>,
+    /// Also where other machines may connect.
+    pub(crate) insecure_listen: bool,
+    /// Clients at a time.
+    pub(crate) connections: Option<usize>,
     /// Whether it serves from its own memory.
     pub(crate) local_memory: bool,
+    /// Whether its pages are served again, through a new block device, when its process and with it the block device died: for
+    /// disks, which can be plugged in again, and not for swap. A front end whose block device stays needs no such leave.
+    pub(crate) outlives_block_device: bool,
     /// The run that it belongs to.
     pub(crate) run: Option<String>,
 }

@@ -108,7 +108,11 @@ impl Plan {
             backing_temporary: self.backing.as_ref().is_some_and(|choice| choice.temporary),
             mapping: self.mapping.to_string(),
             frontend: self.frontend.to_string(),
+            listen: Vec::new(),
+            insecure_listen: false,
+            connections: None,
             local_memory: self.local_memory,
+            outlives_block_device: false,
             run: Some(self.name.clone()),
         }
     }

@@ -8,7 +8,8 @@ $box mount -t devtmpfs devtmpfs /dev
 for module in /modules/*.ko; do
     $box insmod "$module" || echo "virtual machine: $module was not loaded"
 done
-nine_p=trans=virtio,version=9p2000.L,msize=262144
+# Messages are small, so that a machine without large free blocks of memory still reads its programs.
+nine_p=trans=virtio,version=9p2000.L,msize=32768
 # The host's files do not change while a test runs, so what was read may be kept.
 $box mount -t 9p -o "ro,$nine_p,cache=loose" host /host || echo "virtual machine: no root"
 $box mount -t tmpfs -o mode=755 layer /layer

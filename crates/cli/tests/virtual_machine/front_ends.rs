@@ -1,0 +1,44 @@
+//! The front ends that tests run on: the one place to add another.
+
+use spillway_virtual_machine::Kernel;
+
+/// A way into a stock kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FrontEnd {
+    /// The value of `--frontend`.
+    pub(crate) name: &'static str,
+    /// The kernel that it is tested on.
+    pub(crate) kernel: Kernel,
+    /// Modules that it needs.
+    pub(crate) modules: &'static [&'static str],
+}
+
+/// ublk, on the kernel that has it.
+pub(crate) const UBLK: FrontEnd = FrontEnd { name: "ublk", kernel: Kernel::Debian612, modules: &["ublk_drv"] };
+
+/// NBD, on the older kernel, which has no ublk.
+pub(crate) const NBD: FrontEnd = FrontEnd { name: "nbd", kernel: Kernel::Debian61, modules: &["nbd"] };
+
+/// Loop over FUSE, which every kernel has.
+pub(crate) const LOOP_FUSE: FrontEnd = FrontEnd { name: "loop-fuse", kernel: Kernel::Debian612, modules: &[] };
+
+/// Makes each named function, which takes a front end, a test for each front end.
+macro_rules! on_every_front_end {
+    ($($test:ident),* $(,)?) => {
+        on_front_end!(ublk, UBLK, $($test),*);
+        on_front_end!(nbd, NBD, $($test),*);
+        on_front_end!(loop_fuse, LOOP_FUSE, $($test),*);
+    };
+}
+
+/// The tests of one front end, in a module of its name.
+macro_rules! on_front_end {
+    ($module:ident, $front_end:ident, $($test:ident),*) => {
+        mod $module {
+            $(#[test]
+            fn $test() {
+                super::$test($crate::front_ends::$front_end);
+            })*
+        }
+    };
+}

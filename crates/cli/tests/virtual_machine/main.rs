@@ -1,0 +1,27 @@
+//! The product on stock kernels that we did not build, in virtual machines: real memory pressure, cgroup version 2, two machines.
+//!
+//! Every test runs once for each front end (see [`front_ends`]). Guests are emulated where the processor does not help, so
+//! working sets are some tens of MiB; nothing depends on speed.
+//!
+//! - [`automatic`]: which front end is taken unless told otherwise.
+//! - [`guest`]: a machine with our programs in it; [`front_ends`]: what is tested, and on which kernel.
+//! - [`programs`]: exact output under a limit of half the working set; [`plain_device`]: fio with verification.
+//! - [`overcommit`]: a whole machine far beyond its memory while donors die, stop and come back; [`two_machines`]: the same
+//!   over a network, which also breaks.
+
+// In a test a panic is the report.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../support/mod.rs"]
+#[allow(dead_code)]
+mod support;
+
+#[macro_use]
+mod front_ends;
+
+mod automatic;
+mod guest;
+mod overcommit;
+mod plain_device;
+mod programs;
+mod two_machines;

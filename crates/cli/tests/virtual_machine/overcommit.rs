@@ -1,0 +1,61 @@
+//! The whole machine far beyond its memory, the agent and donors inside of the same pressure.
+
+use std::time::Duration;
+
+use crate::front_ends::FrontEnd;
+use crate::guest::{Guest, SLABS, builder};
+
+on_every_front_end!(a_machine_beyond_its_memory_loses_nothing_when_donors_die_and_stop);
+
+/// Verifiers that fill `total_mib` together, as one script; each checks and rewrites its pages for `seconds`.
+pub(crate) fn verifiers(total_mib: u64, seconds: u64) -> String {
+    let one = |seed: u64| format!("verifier {} {seconds} {seed} & p{seed}=$!; ", total_mib / 4);
+    let all: String = (1..=4).map(one).collect();
+    format!("{all} for p in $p1 $p2 $p3 $p4; do wait $p; done")
+}
+
+/// What [`verifiers`] say when no page is lost.
+pub(crate) fn assert_exact(output: &str) {
+    assert_eq!(output.matches("wrong 0").count(), 4, "{output}");
+}
+
+/// Waits until programs have so much in swap.
+pub(crate) fn wait_swapped(guest: &Guest, mib: u64) {
+    guest.wait_for(&format!(
+        "[ $(awk 'NR>1 {{ used += $4 }} END {{ print int(used / 1024) }}' /proc/swaps) -ge {mib} ]"
+    ));
+}
+
+fn a_machine_beyond_its_memory_loses_nothing_when_donors_die_and_stop(front_end: FrontEnd) {
+    let Some(guest) = Guest::boot(builder(front_end, 448)) else { return };
+    let start = |name: &str| guest.donor(name, "64M", &format!("unix:/run/{name}.sock"), "none");
+    let (first, second) = (start("d0"), start("d1"));
+    guest.said(&format!(
+        "spillway swap on --frontend {} --size 384M {SLABS} --redundancy disk --backing /disk/backing --key none \
+         --donor unix:/run/d0.sock --donor unix:/run/d1.sock",
+        front_end.name
+    ));
+    // Donors and agent have their memory; the programs fill twice what is left.
+    let total_mib = 2 * guest.memory_mib("MemAvailable");
+    let programs = guest.start(&verifiers(total_mib, 12));
+    wait_swapped(&guest, total_mib / 4);
+    guest.signal_donor("d0", "KILL");
+    let killed = guest.machine_end(&first);
+    assert_eq!(killed, 137);
+    std::thread::sleep(Duration::from_secs(2));
+    guest.said("spillway doctor --mend");
+    let first = start("d0");
+    guest.signal_donor("d1", "STOP");
+    // Silence is allowed for two seconds.
+    std::thread::sleep(Duration::from_secs(4));
+    guest.signal_donor("d1", "CONT");
+    assert_exact(&guest.end_of(&programs));
+    let device = guest.device();
+    assert_eq!(device["pages_lost"], 0, "{device:#}");
+    guest.said("spillway swap off");
+    for (name, donor) in [("d0", first), ("d1", second)] {
+        guest.signal_donor(name, "TERM");
+        guest.end_of(&donor);
+    }
+    guest.finish();
+}

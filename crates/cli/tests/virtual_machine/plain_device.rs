@@ -1,0 +1,36 @@
+//! A plain device under fio, which verifies what it wrote.
+
+use crate::front_ends::FrontEnd;
+use crate::guest::{Guest, SLABS, builder};
+
+on_every_front_end!(fio_finds_what_it_wrote_on_a_plain_device);
+
+fn fio_finds_what_it_wrote_on_a_plain_device(front_end: FrontEnd) {
+    let Some(guest) = Guest::boot(builder(front_end, 768)) else { return };
+    let donors: Vec<_> =
+        ["d0", "d1"].map(|name| guest.donor(name, "64M", &format!("unix:/run/{name}.sock"), "none")).into();
+    let on = format!(
+        "spillway device on --frontend {} --size 96M {SLABS} --redundancy none --key none --donor unix:/run/d0.sock \
+         --donor unix:/run/d1.sock",
+        front_end.name
+    );
+    let device = guest.said(&on).trim().to_owned();
+    assert!(device.starts_with("/dev/"), "{device}");
+    let fio = format!(
+        "fio --name=verify --filename={device} --direct=1 --ioengine=libaio --verify=crc32c --verify_fatal=1 \
+         --verify_state_save=0"
+    );
+    guest.said(&format!("{fio} --rw=randwrite --bs=4k --iodepth=16 --numjobs=2 --size=16M --offset_increment=48M"));
+    guest.said(&format!("{fio} --rw=write --bs=1M --iodepth=4 --size=96M"));
+    guest.said(&format!("{fio} --rw=randwrite --bsrange=4k-256k --iodepth=8 --size=48M"));
+    assert_eq!(guest.device()["pages_lost"], 0);
+    guest.said(&format!("blkdiscard {device}"));
+    let zeroes = format!("cmp -n 8388608 {device} /dev/zero && cmp -n 8388608 -i 67108864:0 {device} /dev/zero");
+    guest.said(&zeroes);
+    guest.said("spillway device off");
+    for (name, donor) in ["d0", "d1"].into_iter().zip(&donors) {
+        guest.signal_donor(name, "TERM");
+        guest.end_of(donor);
+    }
+    guest.finish();
+}

@@ -1,0 +1,35 @@
+//! Exact output under a cgroup (version 2) limit of half the working set.
+
+use serde_json::Value;
+
+use crate::front_ends::FrontEnd;
+use crate::guest::{Guest, SLABS, builder};
+
+on_every_front_end!(programs_at_half_their_memory_write_what_they_always_write);
+
+/// Working sets are above [the smallest budget](crate) twice over, and what one more refault costs in emulation keeps them small.
+const PROGRAMS: [&str; 4] = [
+    "spillway-bench workload quicksort --size 20M",
+    "spillway-bench workload fill-sequential --size 32M",
+    "exerciser fork 24 /disk/scratch",
+    // Loads values, snapshots with BGSAVE while they change, reads everything back and checks the snapshot.
+    "spillway-bench redis-job --size 20M --directory /disk",
+];
+
+fn programs_at_half_their_memory_write_what_they_always_write(front_end: FrontEnd) {
+    let Some(guest) = Guest::boot(builder(front_end, 1024)) else { return };
+    for program in PROGRAMS {
+        let native = guest.said(program);
+        let run = format!("spillway run --frontend {} --local 50% --lend 128M {SLABS}", front_end.name);
+        let lent = guest.said(&format!("{run} --stats /share/statistics.json -- {program}"));
+        assert!(lent == native, "{program} wrote something else: {lent}\ninstead of: {native}");
+        let text = std::fs::read(guest.share().join("statistics.json")).expect("the run wrote its statistics");
+        let statistics: Value = serde_json::from_slice(&text).expect("statistics are JSON");
+        assert_eq!(statistics["out_of_memory_kills"], 0, "{statistics:#}");
+        assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
+        let told = statistics["device"]["device"]["frontend"].as_str().expect("the front end is told");
+        assert!(told.starts_with(front_end.name), "{told}");
+        assert!(statistics["memory"]["swapped_bytes_max"].as_u64() > Some(4 << 20), "little was lent: {statistics:#}");
+    }
+    guest.finish();
+}

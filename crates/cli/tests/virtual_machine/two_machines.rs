@@ -1,0 +1,47 @@
+//! A machine far beyond its memory whose pages live in another machine, over TCP with a cluster key.
+
+use std::time::Duration;
+
+use spillway_virtual_machine::builder::ADDRESSES;
+
+use crate::front_ends::FrontEnd;
+use crate::guest::{Guest, SLABS, builder};
+use crate::overcommit::{assert_exact, verifiers, wait_swapped};
+
+on_every_front_end!(a_machine_pages_to_another_through_cut_cables_and_a_killed_donor);
+
+fn a_machine_pages_to_another_through_cut_cables_and_a_killed_donor(front_end: FrontEnd) {
+    let machines = Guest::boot_pair(builder(front_end, 256), builder(front_end, 640));
+    let Some([borrower, lender]) = machines else { return };
+    let key = borrower.share().join("key");
+    let address = format!("{}:7070", ADDRESSES[1]);
+    let donor = lender.donor("d0", "448M", &address, "/share/key");
+    std::fs::copy(lender.share().join("key"), &key).expect("the donor made the key");
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    borrower.said(&format!(
+        "spillway swap on --frontend {} --size 512M {SLABS} --redundancy disk --backing /disk/backing --key /share/key \
+         --donor {address}",
+        front_end.name
+    ));
+    let total_mib = 2 * borrower.memory_mib("MemTotal");
+    let programs = borrower.start(&verifiers(total_mib, 25));
+    wait_swapped(&borrower, total_mib / 3);
+    assert_eq!(borrower.device()["donors"][0]["transport"], "tcp");
+    // The cable is pulled for longer than silence is allowed.
+    lender.said("ip link set eth0 down");
+    std::thread::sleep(Duration::from_secs(4));
+    lender.said("ip link set eth0 up");
+    std::thread::sleep(Duration::from_secs(4));
+    lender.signal_donor("d0", "KILL");
+    lender.machine_end(&donor);
+    lender.said("spillway doctor --mend");
+    let donor = lender.donor("d0", "448M", &address, "/share/key");
+    assert_exact(&borrower.end_of(&programs));
+    let device = borrower.device();
+    assert_eq!(device["pages_lost"], 0, "{device:#}");
+    borrower.said("spillway swap off");
+    lender.signal_donor("d0", "TERM");
+    lender.end_of(&donor);
+    borrower.finish();
+    lender.finish();
+}
