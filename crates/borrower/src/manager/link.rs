@@ -1,14 +1,14 @@
 //! One donor's thread: opens a session, answers the donor, and cleans up when the session ends.
 //!
 //! A session on this host gets shared memory over the donor's UNIX socket, also when the donor was named by its TCP
-//! address; any other gets one TCP connection per I/O thread. When it ends, in this order: the donor counts as disconnected
+//! address; any other, and every one if the user says so, gets one TCP connection per I/O thread. When it ends, in this order: the donor counts as disconnected
 //! (no new place is filled), I/O threads lose their queue pairs (requests in flight end), and every place at the donor is
 //! emptied. Only then is the donor tried again: a donor that comes back is a new one, with new slabs.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,7 @@ use super::activity;
 use super::donors::{DonorEntry, Session};
 use super::mapping::forget_donor;
 use super::mover::Work;
+use crate::device::transport::TransportChoice;
 use crate::engine::lanes::LaneChange;
 use crate::limits::{RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN};
 
@@ -49,6 +50,9 @@ pub enum LinkError {
     /// A data connection or the window for shared memory could not be made.
     #[error("cannot make data connections: {0}")]
     Data(io::Error),
+    /// The user wants nothing else.
+    #[error("no shared memory with it: it runs on another host, or for another user; use --transport auto")]
+    NoSharedMemory,
     /// The donor leaves.
     #[error("the donor said goodbye: {0}")]
     Goodbye(String),
@@ -66,6 +70,8 @@ struct Opened {
 enum Transport {
     Shm,
     Tcp(std::net::SocketAddr),
+    /// As over TCP, through the UNIX socket of a donor on this host.
+    Unix(PathBuf),
 }
 
 /// Keeps the donor in `slot` connected until the device stops.
@@ -178,17 +184,25 @@ fn handle(
 /// Connects and says hello, over the UNIX socket if the donor is on this host.
 fn open(shared: &Shared, address: &DonorAddress) -> Result<Opened, LinkError> {
     match address {
+        DonorAddress::Unix(path) if shared.transport == TransportChoice::Tcp => {
+            let stream = connect_unix(path).map_err(LinkError::Unreachable)?;
+            let (sender, receiver, welcome) = greet(shared, stream, false)?;
+            Ok(Opened { sender, receiver, welcome, transport: Transport::Unix(path.clone()) })
+        }
         DonorAddress::Unix(path) => open_unix(shared, path),
         DonorAddress::Tcp(text) => {
             let (stream, mut peer) = connect_tcp(text).map_err(LinkError::Unreachable)?;
             let (sender, receiver, welcome) = greet(shared, stream.into(), false)?;
             let here = boot_id().is_ok_and(|host| host == welcome.host);
-            if here && !welcome.unix_path.is_empty() {
+            if here && !welcome.unix_path.is_empty() && shared.transport != TransportChoice::Tcp {
                 match open_unix(shared, Path::new(&welcome.unix_path)) {
                     Ok(opened) if opened.welcome.donor == welcome.donor => return Ok(opened),
                     Ok(_) => tracing::info!("{} is another donor than {address}", welcome.unix_path),
                     Err(error) => tracing::info!("no shared memory with {address}: {error}"),
                 }
+            }
+            if shared.transport == TransportChoice::Shm {
+                return Err(LinkError::NoSharedMemory);
             }
             if welcome.data_port != 0 {
                 peer.set_port(welcome.data_port);
@@ -259,6 +273,9 @@ fn install_queue_pairs(shared: &Shared, donor: &DonorEntry, opened: &Opened) -> 
             (None, Transport::Tcp(address)) => {
                 let stream = TcpStream::connect_timeout(address, HANDSHAKE_DEADLINE)?;
                 Box::new(TcpQueuePair::connect(stream, &opened.welcome.token, pool)?)
+            }
+            (None, Transport::Unix(path)) => {
+                Box::new(TcpQueuePair::connect(connect_unix(path)?, &opened.welcome.token, pool)?)
             }
             (None, Transport::Shm) => unreachable!("shared memory has a window"),
         });

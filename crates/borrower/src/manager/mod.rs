@@ -35,6 +35,7 @@ use self::donors::DonorEntry;
 use self::mapping::Mapper;
 use self::mover::WorkQueue;
 use self::survey::Survey;
+use crate::device::transport::TransportChoice;
 use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::volume::Volume;
 use crate::volume::slab_entry::DonorSlot;
@@ -62,6 +63,8 @@ pub struct Shared {
     pub name: String,
     /// The cluster key.
     pub key: Option<ClusterKey>,
+    /// How pages travel.
+    pub transport: TransportChoice,
     /// What the mover is asked to do.
     pub work: WorkQueue,
     /// Where copies go.
@@ -90,6 +93,8 @@ pub struct ManagerParts {
     pub name: String,
     /// The cluster key.
     pub key: Option<ClusterKey>,
+    /// How pages travel.
+    pub transport: TransportChoice,
 }
 
 /// The running threads.
@@ -113,6 +118,7 @@ impl Manager {
             borrower: parts.borrower,
             name: parts.name,
             key: parts.key,
+            transport: parts.transport,
             work: WorkQueue::default(),
             mapper: Mapper::new(parts.borrower.0 as u64),
             survey: Survey::default(),
