@@ -23,6 +23,10 @@ pub const SLOTS_PER_THREAD: usize = 16;
 /// How long stopping a device waits for others to close it (probing programs open every new device for a moment).
 pub const DETACH_DEADLINE: Duration = Duration::from_secs(3);
 
+/// For how long donors are asked to keep slabs whose process died: it is started again within a second, and on a machine
+/// without free memory within some more.
+pub const LINGER: Duration = Duration::from_secs(30);
+
 /// How long a process that goes on with a device waits until the last write of the dead one to the backing file has ended:
 /// longer than any disk takes for the writes that can be in flight.
 pub const BACKING_RELEASE_DEADLINE: Duration = Duration::from_secs(20);

@@ -402,6 +402,8 @@ fn a_killed_server_is_followed_by_another_under_load() {
             exercise_by_four(&identity.path(), 16 * MIB, 400, 0xDEAD);
             is_done.store(true, Ordering::SeqCst);
         });
+        // Should a server fail to start, the load ends with errors instead of waiting for ever.
+        let _given_up = GivenUp(identity);
         while !is_done.load(Ordering::SeqCst) && !load.is_finished() {
             std::thread::sleep(Duration::from_millis(300));
             server.kill();
@@ -414,6 +416,17 @@ fn a_killed_server_is_followed_by_another_under_load() {
     println!("{kills} kills");
     server.end();
     assert_eq!(device_count(), 0);
+}
+
+/// When a test panics, nobody waits for its device any more.
+struct GivenUp(UblkIdentity);
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = ublk_remains::delete(self.0);
+        }
+    }
 }
 
 #[test]
@@ -465,6 +478,7 @@ fn a_limited_program_swaps_and_survives_the_death_of_the_server() {
     swap::make(&path, "test", [2; 16]).unwrap();
     swap::on(&path, Some(100), SwapDiscard::Pages).unwrap();
     let swapped_on = SwappedOn(path.clone());
+    let _given_up = GivenUp(server.identity);
     let mut program = group.start(
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "fill_and_verify", "--ignored"])

@@ -281,6 +281,9 @@ pub(crate) struct AgentArguments {
 pub(crate) struct ServeArguments {
     /// A `LaunchedDevice`
     pub(crate) launched: String,
+    /// A `Handed`, for the process that serves; without it this is the keeper
+    #[arg(long)]
+    pub(crate) kept: Option<String>,
 }
 
 /// The hidden command that becomes the program.

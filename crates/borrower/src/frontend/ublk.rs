@@ -109,10 +109,10 @@ impl Ublk {
         if !info.features.contain(RECOVERY) {
             return Err(FrontEndError::Invalid(format!("{} was not made recoverable", identity.path().display())));
         }
+        check_size(config, identity)?;
         if info.state == DeviceState::Live && is_alive(info.server_pid) {
             return Err(served(identity));
         }
-        check_size(config, identity)?;
         if usize::from(info.queue_depth) > SLOTS_PER_THREAD_MAX || usize::from(info.queue_count) > THREADS_MAX {
             return Err(FrontEndError::Invalid(format!("{} has more slots than we use", identity.path().display())));
         }

@@ -201,10 +201,15 @@ fn pressure(system: &System) -> Check {
 }
 
 fn network_block_device(system: &System) -> Check {
-    if system.exists("/sys/module/nbd") || system.exists("/dev/nbd0") {
-        return good("NBD", "there, not used while loop over FUSE is");
+    if system.exists("/sys/module/nbd") {
+        return good("NBD", "taken where there is no ublk");
     }
-    lacking("NBD", State::Optional, "not loaded, not needed", "modprobe nbd")
+    lacking(
+        "NBD",
+        State::Optional,
+        "not loaded: where there is no ublk either, the slower loop over FUSE is taken",
+        "modprobe nbd",
+    )
 }
 
 fn user_faults(system: &System) -> Check {

@@ -116,6 +116,7 @@ impl Plan {
             insecure_listen: false,
             connections: None,
             local_memory: self.local_memory,
+            outlives_block_device: false,
             run: Some(self.name.clone()),
         }
     }

@@ -183,6 +183,8 @@ pub fn hello(wants_shared_memory: bool) -> Hello {
         volume: "test".to_owned(),
         slab_size_bytes: SLAB_SIZE_BYTES,
         wants_shared_memory,
+        linger_seconds: 0,
+        resume: None,
     }
 }
 
