@@ -82,8 +82,7 @@ fn run_in_guest(kernel: Kernel) {
         result => result.unwrap_or_else(|failure| panic!("{failure}")),
     };
     let program = std::env::current_exe().unwrap();
-    let only = std::env::var("SPILLWAY_TEST_ONLY").unwrap_or_default();
-    for test in IN_GUEST.iter().filter(|test| test.contains(&only)) {
+    for test in IN_GUEST {
         let started = Instant::now();
         let script = format!("exec '{}' --exact {test} --ignored --nocapture", program.display());
         let said = machine.run(&script, WITHIN).unwrap_or_else(|failure| panic!("{failure}"));
@@ -470,7 +469,7 @@ fn a_killed_server_is_followed_by_another_under_load() {
             exercise_by_four(&identity.path(), 16 * MIB, 300, 0xDEAD);
             is_done.store(true, Ordering::SeqCst);
         });
-        while !is_done.load(Ordering::SeqCst) && !load.is_finished() && kills < 4 {
+        while !is_done.load(Ordering::SeqCst) && !load.is_finished() && kills < 2 {
             std::thread::sleep(Duration::from_millis(300));
             server.kill();
             kills += 1;
@@ -494,7 +493,7 @@ fn fill_and_verify() {
     let bytes: usize = std::env::var("SPILLWAY_TEST_FILL").expect("another test starts this one").parse().unwrap();
     let mut words: Vec<u64> = vec![0; bytes / 8];
     let word_at = |at: usize, round: u64| (at as u64).wrapping_mul(round ^ 0x9E37_79B9_7F4A_7C15);
-    for round in 1..=3_u64 {
+    for round in 1..=2_u64 {
         words.iter_mut().enumerate().for_each(|(at, word)| *word = word_at(at, round));
         let wrong = words.iter().enumerate().filter(|(at, word)| **word != word_at(*at, round));
         assert_eq!(wrong.count(), 0, "round {round}");
@@ -514,7 +513,7 @@ fn a_limited_program_swaps_and_survives_the_death_of_the_server() {
     let mut program = group.start(
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "fill_and_verify", "--ignored"])
-            .env("SPILLWAY_TEST_FILL", (64 << 20).to_string())
+            .env("SPILLWAY_TEST_FILL", (56 << 20).to_string())
             .stdout(Stdio::null()),
     );
     let used_bytes = || swap::areas().unwrap().iter().find(|area| area.path == path).map_or(0, |area| area.used_bytes);

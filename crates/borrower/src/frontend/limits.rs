@@ -67,6 +67,9 @@ pub const NBD_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// See [`NBD_KEEPALIVE_INTERVAL`].
 pub const NBD_KEEPALIVE_PROBES_MAX: u32 = 3;
 
+/// What a client's socket takes of answers before the client reads: the largest one.
+pub const NBD_SEND_BUFFER_BYTES: usize = NBD_REQUEST_BYTES_MAX;
+
 /// Connections that an NBD server holds at a time unless told otherwise: twice what `nbdcopy` opens.
 pub const NBD_CONNECTIONS_DEFAULT: usize = 8;
 
