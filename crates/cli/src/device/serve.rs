@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use spillway_borrower::device::status::DeviceStatus;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError, Kept};
 use spillway_borrower::frontend::nbd_server::NbdListen;
+use spillway_borrower::frontend::remains as frontend_remains;
 use spillway_borrower::state::records::Records;
 use spillway_borrower::state::{DeviceState, keeping};
 use spillway_sys::paging_safety;
@@ -178,6 +179,10 @@ impl Server {
         }
         if !resumed {
             write(&record)?;
+        }
+        if resumed {
+            // What cannot outlive its process, and is in nobody's use. The rest waits for `doctor --mend`.
+            let _ = frontend_remains::mend();
         }
         let device = match kept {
             Some(kept) => Device::start_kept(config(launched)?, kept),
