@@ -56,7 +56,7 @@ const IN_GUEST: [&str; 13] = [
 ];
 
 /// Emulated, on a loaded host.
-const WITHIN: Duration = Duration::from_secs(240);
+const WITHIN: Duration = Duration::from_secs(600);
 
 #[test]
 fn a_stock_kernel_pages_through_ublk() {
@@ -519,7 +519,7 @@ fn fill_and_verify() {
     let bytes: usize = std::env::var("SPILLWAY_TEST_FILL").expect("another test starts this one").parse().unwrap();
     let mut words: Vec<u64> = vec![0; bytes / 8];
     let word_at = |at: usize, round: u64| (at as u64).wrapping_mul(round ^ 0x9E37_79B9_7F4A_7C15);
-    for round in 1..=3_u64 {
+    for round in 1..=2_u64 {
         words.iter_mut().enumerate().for_each(|(at, word)| *word = word_at(at, round));
         let wrong = words.iter().enumerate().filter(|(at, word)| **word != word_at(*at, round));
         assert_eq!(wrong.count(), 0, "round {round}");
@@ -529,8 +529,8 @@ fn fill_and_verify() {
 #[test]
 #[ignore = "runs in a guest"]
 fn a_limited_program_swaps_and_survives_the_death_of_the_server() {
-    let group = MemoryGroup::new(24 << 20);
-    let memory = Memfd::create("test", 96 * MIB).unwrap();
+    let group = MemoryGroup::new(16 << 20);
+    let memory = Memfd::create("test", 64 * MIB).unwrap();
     let mut server = ServerProcess::start(&memory, true, None);
     let path = server.identity.path();
     swap::make(&path, "test", [2; 16]).unwrap();
@@ -540,7 +540,7 @@ fn a_limited_program_swaps_and_survives_the_death_of_the_server() {
     let mut program = group.start(
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "fill_and_verify", "--ignored"])
-            .env("SPILLWAY_TEST_FILL", (64 << 20).to_string())
+            .env("SPILLWAY_TEST_FILL", (40 << 20).to_string())
             .stdout(Stdio::null()),
     );
     let used_bytes = || swap::areas().unwrap().iter().find(|area| area.path == path).map_or(0, |area| area.used_bytes);
@@ -550,7 +550,7 @@ fn a_limited_program_swaps_and_survives_the_death_of_the_server() {
         if let Some(status) = program.try_wait().unwrap() {
             break status;
         }
-        if most_bytes > 16 << 20 && kills < 3 {
+        if most_bytes > 8 << 20 && kills < 3 {
             server.kill();
             server = ServerProcess::start(&memory, true, Some(server.identity));
             kills += 1;
@@ -558,7 +558,7 @@ fn a_limited_program_swaps_and_survives_the_death_of_the_server() {
         std::thread::sleep(Duration::from_millis(100));
     };
     assert!(status.success(), "the program saw what it wrote: {status}");
-    assert!(most_bytes > 16 << 20, "it was swapped: {most_bytes} bytes at most");
+    assert!(most_bytes > 8 << 20, "it was swapped: {most_bytes} bytes at most");
     assert!(kills > 0);
     drop(swapped_on);
     server.end();
