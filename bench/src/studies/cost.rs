@@ -51,7 +51,7 @@ impl Study for CostStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (30, 10)
+        (20, 7)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {

@@ -71,11 +71,11 @@ impl Study for DeviceStudy {
     }
 
     fn rounds(&self) -> usize {
-        5
+        4
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (85, 50)
+        (84, 55)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
@@ -105,7 +105,7 @@ fn run_jobs(
     size: Size,
     pinning: Pinning,
 ) -> Result<(), HarnessError> {
-    let time = Length::Time(Duration::from_millis(context.choose(700, 300)));
+    let time = Length::Time(Duration::from_millis(context.choose(600, 300)));
     for (name, job) in JOBS {
         let found = job.run(&attached.path, size, time, Some(pinning.client_cpu()), &context.shop.interrupt)?;
         let mut record = |number, unit, value| {

@@ -54,7 +54,7 @@ impl Study for HpbdStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (80, 80)
+        (75, 50)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {

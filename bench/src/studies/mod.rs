@@ -72,17 +72,17 @@ pub trait Study: Sync {
     }
 }
 
-/// All of them.
+/// All of them; the longest last, as each writes its result when it ends.
 pub const ALL: [&dyn Study; 9] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
-    &programs::ProgramsStudy,
-    &hpbd::HpbdStudy,
     &cost::CostStudy,
     &slab::SlabStudy,
     &writes::WritesStudy,
     &page_in::PageInStudy,
     &mapping::MappingStudy,
+    &hpbd::HpbdStudy,
+    &programs::ProgramsStudy,
 ];
 
 impl Context {
@@ -211,6 +211,13 @@ pub(crate) mod tests {
             study.run(&context(directory.path(), 1), &mut result).unwrap();
             assert!(result.skipped.iter().any(|skip| skip.reason.contains("not built")), "{}", study.name());
         }
+    }
+
+    #[test]
+    fn all_of_them_take_about_half_an_hour() {
+        let all: Duration = ALL.iter().map(|study| study.expected(false, study.rounds())).sum();
+        assert!(all < Duration::from_secs(33 * 60), "{all:?}");
+        assert!(ALL.iter().all(|study| study.expected(true, 1) <= study.expected(false, study.rounds())));
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl Study for ProgramsStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (270, 170)
+        (190, 120)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {

@@ -51,7 +51,7 @@ impl Study for SlabStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (30, 12)
+        (22, 15)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {

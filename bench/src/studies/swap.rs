@@ -45,13 +45,13 @@ impl Study for SwapStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (75, 30)
+        (75, 35)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
         assert!(SUBJECTS.iter().all(|subject| subject.may_hold_swap()), "swap goes to what cannot stop the machine");
         let pinnings = Pinning::possible(result.machine.cpus);
-        let size = Size(context.choose(128, 32) * MIB);
+        let size = Size(context.choose(96, 32) * MIB);
         context.interleave_devices(result, &SUBJECTS, |round, subject, result| {
             pinnings.iter().try_for_each(|pinning| measure(context, result, (round, subject), size, *pinning))
         })?;

@@ -93,17 +93,17 @@ impl Study for WritesStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (90, 25)
+        (56, 23)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
         let size = Size(context.choose(512, 64) * MIB);
-        let steps = context.choose(8, 3);
+        let steps = context.choose(6, 3);
         let outcome = context.interleave(result, &Copies::ALL, Copies::name, |round, copies, result| {
             let attached = attach(context, copies, size)?;
             let mut rates: [Vec<f64>; 2] = [Vec::new(), Vec::new()];
             for step in 0..steps {
-                let time = Length::Time(Duration::from_millis(context.choose(800, 300)));
+                let time = Length::Time(Duration::from_millis(context.choose(600, 300)));
                 let rate = JOB.run(&attached.path, size, time, None, &context.shop.interrupt)?.mib_per_second;
                 result.record(round, &step_case(step), &copies.name(), MIB_PER_SECOND, rate);
                 rates[usize::from(backlog(context, &attached)?.is_some_and(is_full))].push(rate);

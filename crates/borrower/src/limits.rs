@@ -23,6 +23,10 @@ pub const SLOTS_PER_THREAD: usize = 16;
 /// How long stopping a device waits for others to close it (probing programs open every new device for a moment).
 pub const DETACH_DEADLINE: Duration = Duration::from_secs(3);
 
+/// For how long donors are asked to keep slabs whose process died: it is started again within a second, and on a machine
+/// without free memory within some more.
+pub const LINGER: Duration = Duration::from_secs(30);
+
 /// How long a process that goes on with a device waits until the last write of the dead one to the backing file has ended:
 /// longer than any disk takes for the writes that can be in flight.
 pub const BACKING_RELEASE_DEADLINE: Duration = Duration::from_secs(20);
@@ -74,6 +78,10 @@ pub const MOVE_BATCH_PAGES: usize = 64;
 /// How often the manager looks after slabs without being asked.
 pub const CARE_INTERVAL: Duration = Duration::from_millis(200);
 
+/// The manager's looks at all slabs take at most one part in so many of a CPU (measured: a look takes 10 to 20 ms for a
+/// device of 64 GiB). Larger devices are looked after less often than every [`CARE_INTERVAL`].
+pub const CARE_SHARE: u32 = 20;
+
 /// A mapped slab without a stored page is given back after two looks of this interval.
 pub const EMPTY_SLAB_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -102,6 +110,7 @@ const _: () = {
     assert!(SLAB_SIZE_BYTES_MIN.is_multiple_of(64 * PAGE_SIZE_BYTES as u64), "a word of page bits lies in one slab");
     assert!(BLOCK_REQUEST_DEADLINE.as_millis() > 2 * REQUEST_DEADLINE.as_millis());
     assert!(BACKLOG_EAGER_PAGES < BACKLOG_PAGES && BACKLOG_BATCH_PAGES <= BACKLOG_PAGES);
+    assert!(CARE_SHARE > 1);
     assert!(REQUEST_PAGES_MAX <= BACKLOG_PAGES);
     assert!(DISK_RUN_PAGES_MAX <= 1024);
 };

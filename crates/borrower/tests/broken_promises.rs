@@ -12,15 +12,19 @@ use std::time::{Duration, Instant};
 
 use spillway_borrower::block::{BlockError, BlockOperation, BlockRequest};
 use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::engine::Engine;
 use spillway_borrower::engine::lanes::{LaneChange, LaneMailbox, Lanes};
 use spillway_borrower::manager::Shared as Managed;
+use spillway_borrower::manager::Ties;
 use spillway_borrower::manager::care;
 use spillway_borrower::manager::donors::{DonorEntry, Session};
 use spillway_borrower::manager::mapping::Mapper;
 use spillway_borrower::manager::mover::WorkQueue;
+use spillway_borrower::manager::survey::Survey;
 use spillway_borrower::metrics::Metrics;
 use spillway_borrower::service::BlockService;
+use spillway_borrower::state::records::Records;
 use spillway_borrower::volume::backlog::{Backlog, TakePolicy};
 use spillway_borrower::volume::slab_entry::{DonorSlot, Location};
 use spillway_borrower::volume::{DiskCopy, Geometry, Volume};
@@ -174,10 +178,14 @@ fn managed(donors: usize) -> Managed {
             .collect(),
         lanes: Vec::new(),
         borrower: BorrowerId(1),
+        ties: Ties { records: Records::of_this_process(), linger: Duration::ZERO },
+        reunion_until: Instant::now(),
         name: "test".to_owned(),
         key: None,
+        transport: TransportChoice::Auto,
         work: WorkQueue::default(),
         mapper: Mapper::new(1),
+        survey: Survey::default(),
         stopping: AtomicBool::new(false),
     }
 }
@@ -202,7 +210,7 @@ fn open_session<'scope>(scope: &'scope std::thread::Scope<'scope, '_>, donor: &'
     });
     let (sender, mut receiver) = ControlChannel::connect(ours, None).unwrap().split();
     let session = Arc::new(Session { donor: DonorId(1), sender, window: None });
-    donor.connected(Arc::clone(&session), "tcp", 1 << 30);
+    donor.connected(Arc::clone(&session), "tcp", 1 << 30, 0);
     scope.spawn(move || {
         while let Ok((message, descriptor)) = receiver.receive(Duration::from_secs(10)) {
             if let Message::Free { request, .. } | Message::Leased { request, .. } = message {

@@ -39,7 +39,7 @@ use ublk_support::{MIB, Server, config, device_count, serve};
 static ALLOCATOR: GuardedAllocator = GuardedAllocator;
 
 /// Tests that run in the guest, one after the other.
-const IN_GUEST: [&str; 12] = [
+const IN_GUEST: [&str; 13] = [
     "several_threads_see_what_they_wrote_and_discards_read_as_zeroes",
     "requests_of_every_size_arrive_whole",
     "the_queue_is_set_up_for_paging",
@@ -50,6 +50,7 @@ const IN_GUEST: [&str; 12] = [
     "a_live_device_is_not_taken_over",
     "a_killed_server_leaves_errors_and_a_mendable_device",
     "a_killed_server_is_followed_by_another_under_load",
+    "a_server_that_dies_with_every_slot_in_hand_is_followed",
     "a_device_that_waits_in_vain_is_deleted",
     "a_limited_program_swaps_and_survives_the_death_of_the_server",
 ];
@@ -138,6 +139,7 @@ fn the_queue_is_set_up_for_paging() {
         ("read_ahead_kb", "0"),
         ("rotational", "0"),
         ("write_cache", "write back"),
+        ("io_timeout", "1000"),
     ] {
         assert_eq!(setting(name), value, "{name}");
     }
@@ -402,6 +404,8 @@ fn a_killed_server_is_followed_by_another_under_load() {
             exercise_by_four(&identity.path(), 16 * MIB, 400, 0xDEAD);
             is_done.store(true, Ordering::SeqCst);
         });
+        // Should a server fail to start, the load ends with errors instead of waiting for ever.
+        let _given_up = GivenUp(identity);
         while !is_done.load(Ordering::SeqCst) && !load.is_finished() {
             std::thread::sleep(Duration::from_millis(300));
             server.kill();
@@ -414,6 +418,73 @@ fn a_killed_server_is_followed_by_another_under_load() {
     println!("{kills} kills");
     server.end();
     assert_eq!(device_count(), 0);
+}
+
+/// The process that [`a_server_that_dies_with_every_slot_in_hand_is_followed`] kills: it takes requests and answers none.
+#[test]
+#[ignore = "runs as a process of its own, until it is killed"]
+fn serve_nothing_until_killed() {
+    let (mut front, channels) = Ublk::add(&ublk_support::recoverable(8 * MIB, 1)).unwrap();
+    let mut channel = channels.into_iter().next().unwrap();
+    let identity = front.identity();
+    let attaching = std::thread::spawn(move || front.attach().map(|_| std::mem::forget(front)));
+    let mut held = 0;
+    let slots = channel.pool().slot_count();
+    while held < slots {
+        match channel.receive().unwrap() {
+            // Reads of whoever looks at a new device; the attachment waits for their answers.
+            Received::Request(request) if !attaching.is_finished() => channel.complete(request.slot, Ok(())).unwrap(),
+            Received::Request(_) => held += 1,
+            _ if attaching.is_finished() && held == 0 => {
+                println!("\nserving {}", identity.device_id);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    println!("\nholding");
+    std::thread::sleep(Duration::from_secs(1000));
+}
+
+#[test]
+#[ignore = "runs in a guest"]
+fn a_server_that_dies_with_every_slot_in_hand_is_followed() {
+    let mut holder = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "serve_nothing_until_killed", "--ignored", "--nocapture"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let line = lines.find(|line| line.starts_with("serving ")).expect("the server starts");
+    let identity = UblkIdentity { device_id: line["serving ".len()..].parse().unwrap() };
+    let _given_up = GivenUp(identity);
+    let readers: Vec<_> = (0..16_u64)
+        .map(|number| {
+            let path = identity.path();
+            std::thread::spawn(move || open_direct(&path).read_exact_at(Aligned::new(4096).bytes(), number << 16))
+        })
+        .collect();
+    assert!(lines.any(|line| line == "holding"), "all slots are taken");
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    let memory = Memfd::create("test", 8 * MIB).unwrap();
+    let server = ServerProcess::start(&memory, true, Some(identity));
+    for reader in readers {
+        reader.join().unwrap().unwrap();
+    }
+    server.end();
+    assert_eq!(device_count(), 0);
+}
+
+/// When a test panics, nobody waits for its device any more.
+struct GivenUp(UblkIdentity);
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = ublk_remains::delete(self.0);
+        }
+    }
 }
 
 #[test]
@@ -465,6 +536,7 @@ fn a_limited_program_swaps_and_survives_the_death_of_the_server() {
     swap::make(&path, "test", [2; 16]).unwrap();
     swap::on(&path, Some(100), SwapDiscard::Pages).unwrap();
     let swapped_on = SwappedOn(path.clone());
+    let _given_up = GivenUp(server.identity);
     let mut program = group.start(
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "fill_and_verify", "--ignored"])

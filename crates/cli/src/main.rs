@@ -82,7 +82,10 @@ fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, 
         Command::Status(output) => status::show(&output, None, &|_| true)?,
         Command::Doctor(arguments) => doctor::execute(&arguments)?,
         Command::Agent(arguments) => agent::execute(&arguments)?,
-        Command::ServeDevice(arguments) => device::serve::serve(&arguments.launched, io_flusher)?,
+        Command::ServeDevice(arguments) => match &arguments.kept {
+            Some(handed) => device::serve::serve(&arguments.launched, handed, io_flusher)?,
+            None => device::keeper::keep(&arguments.launched)?,
+        },
     }
     Ok(Ending::Exited(EXIT_DONE))
 }

@@ -75,6 +75,14 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
     Ok(lines)
 }
 
+/// What a device that was just stopped left all the same: its keeper had given it up.
+pub(crate) fn mend_left(registry: &Registry, found: &Found) -> Result<(), Failure> {
+    if found.path.exists() {
+        mend_all(registry)?.iter().for_each(|line| eprintln!("spillway: {line}"));
+    }
+    Ok(())
+}
+
 fn describe_nbd(abandoned: &AbandonedNbd) -> String {
     format!("the network block device {} of '{}'", abandoned.path().display(), abandoned.maker.name)
 }

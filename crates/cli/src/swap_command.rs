@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use crate::arguments::{NameArguments, ServingArguments, SwapCommand, SwapOnArguments};
-use crate::device::command::{chosen, start};
+use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
+use crate::device::command::{Purpose, chosen, start};
 use crate::device::serve::DeviceRecord;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
@@ -11,7 +11,7 @@ use crate::machine::swap_list;
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::stop_device_process;
 use crate::status::{self, Item};
-use crate::{output, swap_area};
+use crate::{mend, output, swap_area};
 
 /// Runs one of the subcommands.
 pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {
@@ -25,7 +25,7 @@ pub(crate) fn execute(command: &SwapCommand) -> Result<(), Failure> {
 fn on(arguments: &SwapOnArguments) -> Result<(), Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
-    let mut device = start(&registry, &arguments.name, &arguments.device, &ServingArguments::default(), &interruption)?;
+    let mut device = start(&registry, &arguments.name, &arguments.device, Purpose::Swap, &interruption)?;
     let path = device.path().to_path_buf();
     let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
     let priority = arguments.priority.unwrap_or_else(|| swap_list::priority_above(&areas));
@@ -55,6 +55,7 @@ fn off(arguments: &NameArguments) -> Result<(), Failure> {
     let found = chosen(&registry, arguments.name.as_deref(), "swap device", &Item::is_swap)?;
     bring_back(&found, &interruption)?;
     stop_device_process(&found).map_err(Failure::Failed)?;
+    mend::mend_left(&registry, &found)?;
     if arguments.output.json {
         return output::json(&json!({"name": found.name, "stopped": true}));
     }

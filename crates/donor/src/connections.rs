@@ -97,6 +97,19 @@ impl Connections {
         self.lock().entries.values().filter(of_session).for_each(Entry::end);
     }
 
+    /// Waits until no connection belongs to `session` any more; whether that came before `deadline`.
+    pub fn wait_session_gone(&self, session: SessionId, deadline: Instant) -> bool {
+        let mut open = self.lock();
+        while open.entries.values().any(|entry| entry.standing == Standing::Proven(session)) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            open = self.left.wait_timeout(open, left).expect("no thread panics with the connections locked").0;
+        }
+        true
+    }
+
     /// Ends all connections and lets no new ones in.
     pub fn end_all(&self) {
         let mut open = self.lock();
@@ -217,6 +230,16 @@ mod tests {
         assert!(crowd[0].0.belongs_to(SessionId(1)));
         connections.end_session(SessionId(1));
         assert!(is_ended(&crowd[0].1) && !is_ended(&crowd[1].1));
+    }
+
+    #[test]
+    fn a_session_is_gone_with_its_last_connection() {
+        let connections = Connections::default();
+        let mut crowd = crowd(&connections, 2, |_| HERE);
+        assert!(crowd[0].0.belongs_to(SessionId(1)) && crowd[1].0.belongs_to(SessionId(2)));
+        assert!(!connections.wait_session_gone(SessionId(1), Instant::now()));
+        drop(crowd.remove(0));
+        assert!(connections.wait_session_gone(SessionId(1), Instant::now()));
     }
 
     #[test]

@@ -97,6 +97,7 @@ impl Donor {
             available_bytes: state.capacity.available_bytes(),
             free_to_lend_bytes: state.free_to_lend_bytes(),
             draining: state.draining,
+            sessions_lingering: state.lingering.len() as u64,
             sessions: state.sessions.iter().map(|(id, session)| session_status(&state, *id, session)).collect(),
             recalls: state.leases.recalls(),
             counters,

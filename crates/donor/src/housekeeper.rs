@@ -45,6 +45,7 @@ impl Housekeeper {
         while !shared.is_stopping() {
             let now = Instant::now();
             self.sample(now);
+            self.shared.expire_lingering(now);
             let errands = self.plan_recalls(&mut shared.lock(), now);
             run_errands(errands);
             if !self.tend_prepared() {

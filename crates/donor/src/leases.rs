@@ -163,6 +163,11 @@ impl LeaseBook {
         self.sessions.get(&session).map_or(0, |leases| leases.slabs.len())
     }
 
+    /// What `session` calls the slabs that it holds.
+    pub fn handles(&self, session: SessionId) -> Vec<SlabHandle> {
+        self.sessions.get(&session).map_or_else(Vec::new, |leases| leases.slabs.keys().copied().collect())
+    }
+
     /// Bytes lent to all sessions.
     pub fn lent_bytes(&self) -> u64 {
         self.lent_bytes

@@ -47,6 +47,13 @@ pub const PREPARED_SIZES_MAX: usize = 4;
 /// After a failed `accept` (no descriptors left) the listener rests so long instead of spinning.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Longest time for which slabs of a borrower that ended without a goodbye are kept, whatever it asks for: its process starts
+/// again within seconds, and others may need the memory.
+pub const LINGER_MAX: Duration = Duration::from_secs(60);
+
+/// How long a borrower that comes back waits until the threads of its old connections have left: they were woken before.
+pub const RESUME_DEADLINE: Duration = Duration::from_secs(2);
+
 /// Stopping waits at most so long for connections' threads, which were woken before.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -56,5 +63,6 @@ const _: () = {
     assert!(UNPROVEN_MAX < CONNECTIONS_MAX);
     assert!(SLABS_PREPARED_MAX <= SLABS_PER_SESSION_MAX);
     assert!(ACTIVITY_DEADLINE.as_millis() < RECALL_DEADLINE.as_millis());
+    assert!(RESUME_DEADLINE.as_millis() <= HANDSHAKE_DEADLINE.as_millis(), "the borrower waits for a welcome so long");
     assert!(STOP_DEADLINE.as_millis() > HANDSHAKE_DEADLINE.as_millis());
 };

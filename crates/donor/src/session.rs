@@ -1,8 +1,11 @@
 //! One borrower's session: its control thread, from hello to the return of its slabs.
 //!
 //! The session ends when the borrower says goodbye, its connection closes, it is silent for
-//! [`SILENCE_DEADLINE`], or it breaks the protocol. In each case its slabs are back at once.
+//! [`SILENCE_DEADLINE`], or it breaks the protocol. Its slabs are back at once, unless the borrower asked for them to linger and
+//! then went away without a goodbye, as a process does that is killed: they are kept for so long, and its next process gets
+//! them by showing the secret of its last welcome.
 
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,6 +21,7 @@ use spillway_sys::memfd::Memfd;
 use crate::config::is_slab_size;
 use crate::connections::Place;
 use crate::leases::SessionId;
+use crate::limits::LINGER_MAX;
 use crate::shared::{Refusal, Shared};
 use crate::slab_memory::SessionSlabs;
 
@@ -32,6 +36,10 @@ pub(crate) struct Session {
     /// Whether the borrower maps slabs itself.
     pub(crate) shares_memory: bool,
     pub(crate) slabs: SessionSlabs,
+    /// For how long they are kept when the borrower goes without a goodbye.
+    pub(crate) linger: Duration,
+    /// What it shows to get them back.
+    pub(crate) resume: SessionToken,
     /// What its data connections moved; stays zero if it maps slabs itself.
     pub(crate) traffic: Traffic,
     /// Its data connections stop when this is set.
@@ -58,6 +66,14 @@ pub(crate) enum SessionEnd {
     Stopping,
     #[error("the kernel gave no randomness: {0}")]
     Randomness(#[from] std::io::Error),
+}
+
+impl SessionEnd {
+    /// Whether the borrower may have died, and come back.
+    fn is_sudden(&self) -> bool {
+        // A session that another one of the same borrower resumes is told to stop.
+        matches!(self, Self::Control(_) | Self::Silence | Self::Stopping)
+    }
 }
 
 impl std::fmt::Debug for Session {
@@ -119,12 +135,12 @@ pub(crate) fn serve(shared: &Shared, opening: Opening, peer: &str, place: &Place
         let reason = "the donor has too many connections; try again later".to_owned();
         // It is turned away whether it hears why or not.
         let _ = sender.send(&Message::Rejected { reason: reason.clone() }, None);
-        shared.close_session(&session);
+        shared.close_session(&session, true);
         return Err(SessionEnd::Rejected(reason));
     }
     tracing::info!("volume {} of {peer} is connected, borrower {}", session.volume, session.borrower);
     let outcome = converse(shared, &session, &mut receiver);
-    shared.close_session(&session);
+    shared.close_session(&session, outcome.as_ref().is_err_and(SessionEnd::is_sudden));
     outcome
 }
 
@@ -146,9 +162,17 @@ fn admit(
         return Ok(Err("shared memory needs a connection to the donor's UNIX socket".to_owned()));
     }
     let token = SessionToken(random_bytes()?);
-    Ok(shared.open_session(|id| Session {
+    let old = hello.resume.as_ref().and_then(|resume| shared.find_resumable(hello.borrower, resume));
+    // The same secret for all sessions in a row: a borrower that dies before it wrote a new one down has the old one.
+    let resume = match (old, hello.resume) {
+        (Some(_), Some(resume)) => resume,
+        _ => SessionToken(random_bytes()?),
+    };
+    let make = |id| Session {
         id,
         token,
+        resume,
+        linger: Duration::from_secs(hello.linger_seconds.into()).min(LINGER_MAX),
         borrower: hello.borrower,
         volume: hello.volume.clone(),
         peer: peer.to_owned(),
@@ -158,12 +182,17 @@ fn admit(
         traffic: Traffic::default(),
         ended: AtomicBool::new(false),
         sender: sender.clone(),
-    }))
+    };
+    if let Some(session) = old.and_then(|id| shared.resume_session(id, make)) {
+        tracing::info!("volume {} of {peer} is back", session.volume);
+        return Ok(Ok(session));
+    }
+    Ok(shared.open_session(make))
 }
 
 /// Answers the borrower until the session ends.
 fn converse(shared: &Shared, session: &Session, receiver: &mut ControlReceiver) -> Result<(), SessionEnd> {
-    session.sender.send(&welcome(shared, session), None)?;
+    greet(shared, session)?;
     let mut heard = Instant::now();
     while !session.ended.load(Ordering::Acquire) {
         match receiver.receive(HEARTBEAT_INTERVAL) {
@@ -181,7 +210,18 @@ fn converse(shared: &Shared, session: &Session, receiver: &mut ControlReceiver) 
     Err(SessionEnd::Stopping)
 }
 
-fn welcome(shared: &Shared, session: &Session) -> Message {
+/// Welcomes the borrower, and hands it what it holds already.
+fn greet(shared: &Shared, session: &Session) -> Result<(), SessionEnd> {
+    let held = shared.lock().leases.handles(session.id);
+    session.sender.send(&welcome(shared, session, held.len()), None)?;
+    for slab in held {
+        let file = if session.shares_memory { session.slabs.file(slab).transpose()? } else { None };
+        session.sender.send(&Message::Held { slab }, file.as_ref().map(AsFd::as_fd))?;
+    }
+    Ok(())
+}
+
+fn welcome(shared: &Shared, session: &Session, held: usize) -> Message {
     let unix_path = shared.unix_path.as_ref().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
     Message::Welcome(Welcome {
         version: WIRE_VERSION,
@@ -191,6 +231,8 @@ fn welcome(shared: &Shared, session: &Session) -> Message {
         host: shared.host,
         unix_path,
         data_port: 0,
+        resume: session.resume,
+        held: held as u32,
     })
 }
 
@@ -249,7 +291,6 @@ fn lend_and_stay_alive(shared: &Shared, session: &Session) -> Result<Lending, Se
 }
 
 fn lend(shared: &Shared, session: &Session, request: u32) -> Result<(), SessionEnd> {
-    use std::os::fd::AsFd;
     match lend_and_stay_alive(shared, session)? {
         Ok((slab, file)) => {
             let passed = file.as_ref().map(AsFd::as_fd);

@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Instant;
 
 use spillway_fabric::key::ClusterKey;
-use spillway_fabric::units::{DonorId, SlabHandle};
+use spillway_fabric::units::{BorrowerId, DonorId, SlabHandle};
+use spillway_fabric::wire::SessionToken;
 use spillway_fabric::wire::proof::{SessionName, session_name};
 use spillway_sys::memfd::Memfd;
 
@@ -15,7 +17,7 @@ use crate::capacity::{Capacity, Holdings};
 use crate::connections::Connections;
 use crate::eviction::Eviction;
 use crate::leases::{Lease, LeaseBook, LeaseError, SessionId};
-use crate::limits::SESSIONS_MAX;
+use crate::limits::{RESUME_DEADLINE, SESSIONS_MAX};
 use crate::preparation;
 use crate::session::Session;
 use crate::slab_memory::{PreparedSlabs, SlabMemory};
@@ -45,6 +47,8 @@ pub(crate) struct State {
     pub(crate) leases: LeaseBook,
     pub(crate) prepared: PreparedSlabs,
     pub(crate) sessions: BTreeMap<SessionId, Arc<Session>>,
+    /// Sessions that ended without a goodbye, and whose slabs are kept for their borrowers to come back.
+    pub(crate) lingering: BTreeMap<SessionId, Lingering>,
     /// Sessions by the names that their data connections show.
     pub(crate) names: HashMap<SessionName, SessionId>,
     pub(crate) sessions_next: u64,
@@ -54,6 +58,13 @@ pub(crate) struct State {
     /// What prepared slabs are made like while there is no session: the size of the newest one.
     pub(crate) slab_size_bytes: u64,
     pub(crate) counters: Counters,
+}
+
+/// A session whose borrower may come back.
+#[derive(Debug)]
+pub(crate) struct Lingering {
+    session: Arc<Session>,
+    until: Instant,
 }
 
 /// Why a slab was not lent.
@@ -72,6 +83,7 @@ impl State {
             leases: LeaseBook::default(),
             prepared: PreparedSlabs::default(),
             sessions: BTreeMap::new(),
+            lingering: BTreeMap::new(),
             names: HashMap::new(),
             sessions_next: 0,
             eviction: None,
@@ -188,18 +200,90 @@ impl Shared {
         Ok(session)
     }
 
-    /// The session ends: its slabs come back at once, its connections close.
-    pub(crate) fn close_session(&self, session: &Session) {
+    /// The session ends, and its connections close. Its slabs come back at once, unless it `may_resume` and asked for that:
+    /// then they are kept for as long as it asked.
+    pub(crate) fn close_session(&self, session: &Arc<Session>, may_resume: bool) {
         session.end();
         let mut state = self.lock();
-        let returned_bytes = state.leases.close(session.id);
-        state.capacity.returned(returned_bytes);
+        let lingers = may_resume && !session.linger.is_zero() && state.leases.slabs_held(session.id) > 0;
+        if lingers {
+            let lingering = Lingering { session: Arc::clone(session), until: Instant::now() + session.linger };
+            state.lingering.insert(session.id, lingering);
+        } else {
+            let returned_bytes = state.leases.close(session.id);
+            state.capacity.returned(returned_bytes);
+        }
         state.names.remove(&session_name(&session.token));
         state.sessions.remove(&session.id);
         drop(state);
         self.connections.end_session(session.id);
-        session.slabs.clear();
+        if !lingers {
+            session.slabs.clear();
+        }
         self.notify();
+    }
+
+    /// Takes back the slabs of borrowers that did not come back in time.
+    pub(crate) fn expire_lingering(&self, now: Instant) {
+        let mut state = self.lock();
+        let expired: Vec<SessionId> =
+            state.lingering.iter().filter(|(_, lingering)| lingering.until <= now).map(|(id, _)| *id).collect();
+        if expired.is_empty() {
+            return;
+        }
+        let mut gone = Vec::new();
+        for id in expired {
+            gone.extend(state.lingering.remove(&id));
+            let returned_bytes = state.leases.close(id);
+            state.capacity.returned(returned_bytes);
+        }
+        drop(state);
+        for Lingering { session, .. } in gone {
+            tracing::warn!("volume {} of {} did not come back: its slabs are taken back", session.volume, session.peer);
+            session.slabs.clear();
+        }
+        self.notify();
+    }
+
+    /// Finds the session of `borrower` that `token` resumes, if it has one. One that is open is ended first: its borrower
+    /// knows better. Nothing of the old session reaches a slab any more when this returns.
+    pub(crate) fn find_resumable(&self, borrower: BorrowerId, token: &SessionToken) -> Option<SessionId> {
+        let deadline = Instant::now() + RESUME_DEADLINE;
+        let is_it = |session: &Session| session.borrower == borrower && session.resume == *token;
+        let id = loop {
+            let state = self.lock();
+            let open = state.sessions.values().find(|session| is_it(session)).cloned();
+            let Some(open) = open else {
+                break state.lingering.values().find(|lingering| is_it(&lingering.session))?.session.id;
+            };
+            if Instant::now() >= deadline {
+                return None;
+            }
+            drop(state);
+            open.end();
+            drop(self.wait(self.lock(), RESUME_DEADLINE / 100));
+        };
+        self.connections.wait_session_gone(id, deadline).then_some(id)
+    }
+
+    /// Opens a session anew, made by `make` for the id that it had, with the slabs that it had. `None` when they were taken
+    /// back meanwhile, or are of another size.
+    pub(crate) fn resume_session(
+        &self,
+        id: SessionId,
+        make: impl FnOnce(SessionId) -> Session,
+    ) -> Option<Arc<Session>> {
+        let session = Arc::new(make(id));
+        let mut state = self.lock();
+        if state.lingering.get(&id)?.session.slab_size_bytes != session.slab_size_bytes {
+            return None;
+        }
+        let old = state.lingering.remove(&id)?.session;
+        session.slabs.adopt(&old.slabs);
+        state.names.insert(session_name(&session.token), id);
+        state.sessions.insert(id, Arc::clone(&session));
+        state.counters.sessions_resumed += 1;
+        Some(session)
     }
 
     /// The session that data connections call `name`.

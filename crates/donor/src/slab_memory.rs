@@ -126,6 +126,20 @@ impl SessionSlabs {
         drop(slab);
     }
 
+    /// Takes over all that `other` lends, which then lends nothing.
+    pub fn adopt(&self, other: &Self) {
+        let slabs = std::mem::take(&mut *other.lent.write().expect("no thread panics with the slabs locked"));
+        let mut lent = self.lent.write().expect("no thread panics with the slabs locked");
+        assert!(lent.is_empty(), "a session adopts slabs before it lends any");
+        *lent = slabs;
+    }
+
+    /// What `handle` names, for a borrower on this host; none if it is not lent.
+    pub fn file(&self, handle: SlabHandle) -> Option<io::Result<Memfd>> {
+        let lent = self.lent.read().expect("no thread panics with the slabs locked");
+        lent.get(handle.0 as usize)?.as_ref().map(|slab| slab.file())
+    }
+
     /// Nothing is lent any more.
     pub fn clear(&self) {
         let slabs = std::mem::take(&mut *self.lent.write().expect("no thread panics with the slabs locked"));
@@ -186,6 +200,19 @@ mod tests {
         assert!(!served(3) && served(1));
         slabs.clear();
         assert!(!served(1));
+    }
+
+    #[test]
+    fn slabs_go_over_to_the_session_that_resumes() {
+        let (old, new) = (SessionSlabs::default(), SessionSlabs::default());
+        old.insert(SlabHandle(1), SlabMemory::prepare(SIZE).unwrap());
+        old.with_slab(SlabHandle(1), &mut |memory| memory.write(7, b"page"));
+        new.adopt(&old);
+        assert!(old.file(SlabHandle(1)).is_none() && new.file(SlabHandle(0)).is_none());
+        let file = new.file(SlabHandle(1)).unwrap().unwrap();
+        let mut seen = [0; 4];
+        Mapping::shared(&file, SIZE as usize).unwrap().read(7, &mut seen);
+        assert_eq!(&seen, b"page");
     }
 
     #[test]

@@ -25,6 +25,9 @@ pub struct DonorStatus {
     pub free_to_lend_bytes: u64,
     /// Whether it lends nothing any more.
     pub draining: bool,
+    /// Borrowers that ended without a goodbye and whose slabs are kept for a while.
+    #[serde(default)]
+    pub sessions_lingering: u64,
     /// Its borrowers.
     pub sessions: Vec<SessionStatus>,
     /// How recalls went.
@@ -60,6 +63,9 @@ pub struct SessionStatus {
 pub struct Counters {
     /// Sessions opened.
     pub sessions_opened: u64,
+    /// Sessions that went on with the slabs of one that had ended without a goodbye.
+    #[serde(default)]
+    pub sessions_resumed: u64,
     /// Connections that were turned away: no key, another version, another program, too many.
     pub connections_refused: u64,
     /// Slabs lent.

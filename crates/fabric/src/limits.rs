@@ -50,6 +50,11 @@ pub const NAME_BYTES_MAX: usize = 256;
 
 /// Longest explanation in a control message; longer ones are cut.
 pub const REASON_BYTES_MAX: usize = 512;
+
+/// Shared memory is discarded in steps of so many bytes, between which other requests are served: 0.2 ms each (measured, see
+/// docs/decisions/shm-discards.md), against 18 ms for a slab of 32 MiB at once.
+pub const DISCARD_STEP_BYTES: usize = 1 << 20;
+
 /// The kernel's buffers of a data connection, each way: two of the largest requests, so that one travels while the next is
 /// made ready.
 pub const SOCKET_BUFFER_BYTES: usize = 2 * REQUEST_SIZE_BYTES_MAX;
@@ -83,6 +88,7 @@ const _: () = {
     assert!(SPIN_DURATION_MIN.as_micros() < SPIN_DURATION_MAX.as_micros());
     assert!(SPIN_DURATION_MAX.as_micros() < SPIN_GAP_MAX.as_micros());
     assert!(REQUEST_SIZE_BYTES_MAX.is_multiple_of(PAGE_SIZE_BYTES));
+    assert!(DISCARD_STEP_BYTES.is_multiple_of(PAGE_SIZE_BYTES));
     assert!(CREDITS_RESERVED_FOR_DEMAND + CREDITS_RESERVED_FOR_PREFETCH < QUEUE_DEPTH_MAX);
     assert!(SLAB_SIZE_BYTES_MIN >= REQUEST_SIZE_BYTES_MAX as u64);
     assert!(SLAB_SIZE_BYTES_MAX <= u32::MAX as u64);

@@ -1,13 +1,14 @@
 //! A device: volume, I/O threads, manager and front end put together.
 //!
 //! - [`config`]: how it is started, and what may be wrong with that.
-//! - [`redundancy`]: the setting for copies.
+//! - [`redundancy`]: the setting for copies; [`transport`]: how pages travel.
 //! - [`status`]: what a device says of itself; [`health`]: in one line.
 
 pub mod config;
 pub mod health;
 pub mod redundancy;
 pub mod status;
+pub mod transport;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,12 +35,13 @@ use crate::frontend::nbd_server::NbdServer;
 use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::io_thread::{IoThread, SpinPermit};
 use crate::limits::{
-    BACKING_RELEASE_DEADLINE, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, MOVE_BATCH_PAGES, SLOTS_PER_THREAD,
+    BACKING_RELEASE_DEADLINE, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, LINGER, MOVE_BATCH_PAGES,
+    SLOTS_PER_THREAD,
 };
 use crate::local_memory::LocalMemory;
 use crate::manager::donors::Phase;
 use crate::manager::heat::MappingPolicy;
-use crate::manager::{Lane, Manager, ManagerParts, care};
+use crate::manager::{Lane, Manager, ManagerParts, Ties, care};
 use crate::metrics::Metrics;
 use crate::service::BlockService;
 use crate::state::DeviceState;
@@ -146,7 +148,8 @@ impl Device {
         let (services, remote) = match &state {
             None => (local_services(geometry, &metrics, &channels)?, None),
             Some(kept) => {
-                let (services, remote) = remote_services(&config, &kept.state, &metrics, &channels)?;
+                let linger = if is_kept && kept.outlives_block_device { LINGER } else { Duration::ZERO };
+                let (services, remote) = remote_services(&config, &kept.state, linger, &metrics, &channels)?;
                 (services, Some(remote))
             }
         };
@@ -297,8 +300,7 @@ impl Remote {
     fn describe(&self, config: &DeviceConfig, status: &mut DeviceStatus) {
         let shared = &self.manager.shared;
         status.donors = shared.donors.iter().map(|donor| donor.status()).collect();
-        for slab in self.volume.geometry.slabs() {
-            let finding = care::examine(shared, slab);
+        for (slab, finding) in self.volume.geometry.slabs().zip(shared.survey.look(shared)) {
             status.pages_stored += finding.stored;
             status.pages_lost += finding.lost;
             let migrating = self.volume.slab(slab).is_migrating();
@@ -396,6 +398,7 @@ fn local_services(
 fn remote_services(
     config: &DeviceConfig,
     state: &DeviceState,
+    linger: Duration,
     metrics: &Arc<Metrics>,
     channels: &[Box<dyn BlockChannel>],
 ) -> Result<(Services, Remote), DeviceError> {
@@ -442,8 +445,10 @@ fn remote_services(
         mover_lanes: make_lanes(&mover_lane).map_err(system())?,
         mover_lane,
         borrower: state.borrower(),
+        ties: Ties { records: state.records(), linger },
         name: config.name.clone(),
         key,
+        transport: config.transport,
     });
     Ok((services, Remote { volume, manager: manager.map_err(system())?, disk }))
 }

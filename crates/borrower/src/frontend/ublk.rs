@@ -31,7 +31,8 @@ use spillway_sys::ublk::queue::UblkDevice;
 
 use super::limits::{
     DETACH_RETRY_INTERVAL, DROP_DEADLINE, SLOTS_PER_THREAD_MAX, THREADS_MAX, UBLK_COMMAND_DEADLINE,
-    UBLK_DELETE_DEADLINE, UBLK_DISCARD_SIZE_BYTES_MAX, UBLK_RECOVERY_DEADLINE, UBLK_STOP_DEADLINE,
+    UBLK_DELETE_DEADLINE, UBLK_DISCARD_SIZE_BYTES_MAX, UBLK_RECOVERY_DEADLINE, UBLK_REQUEST_TIMEOUT,
+    UBLK_STOP_DEADLINE,
 };
 use super::ublk_channel::UblkChannel;
 use super::ublk_identity::{self, UblkIdentity};
@@ -109,10 +110,10 @@ impl Ublk {
         if !info.features.contain(RECOVERY) {
             return Err(FrontEndError::Invalid(format!("{} was not made recoverable", identity.path().display())));
         }
+        check_size(config, identity)?;
         if info.state == DeviceState::Live && is_alive(info.server_pid) {
             return Err(served(identity));
         }
-        check_size(config, identity)?;
         if usize::from(info.queue_depth) > SLOTS_PER_THREAD_MAX || usize::from(info.queue_count) > THREADS_MAX {
             return Err(FrontEndError::Invalid(format!("{} has more slots than we use", identity.path().display())));
         }
@@ -181,6 +182,7 @@ impl FrontEnd for Ublk {
         self.stage = Stage::Attached;
         let path = self.identity.path();
         block_queue::tune(&path);
+        block_queue::set_timeout(&path, UBLK_REQUEST_TIMEOUT);
         Ok(path)
     }
 

@@ -13,6 +13,7 @@ use super::donors::{DonorEntry, Phase};
 use super::heat::{Heat, MappingPolicy};
 use super::mapping::drop_covered_copy;
 use super::mover::Work;
+use super::survey::rest_after;
 use super::{Shared, link};
 use crate::limits::{CARE_INTERVAL, COPIES_MAX, EMPTY_SLAB_INTERVAL};
 use crate::volume::slab_entry::Location;
@@ -62,8 +63,11 @@ pub fn run(shared: &Shared) {
         map_wanted(shared);
         if Instant::now() >= next_look {
             refresh_donors(shared);
-            look_after_slabs(shared, &mut empty_since);
-            next_look = Instant::now() + CARE_INTERVAL;
+            let started = Instant::now();
+            let findings = shared.survey.recent(shared);
+            let rest = rest_after(started.elapsed());
+            look_after_slabs(shared, &findings, &mut empty_since);
+            next_look = Instant::now() + rest;
         }
     }
 }
@@ -138,12 +142,11 @@ fn has_room(shared: &Shared) -> bool {
     shared.donors.iter().any(room)
 }
 
-fn look_after_slabs(shared: &Shared, empty_since: &mut [Option<Instant>]) {
+fn look_after_slabs(shared: &Shared, findings: &[Finding], empty_since: &mut [Option<Instant>]) {
     let now = Instant::now();
     // The slab after one with pages was mapped ahead, and is kept.
     let mut ahead = false;
-    for slab in shared.volume.geometry.slabs() {
-        let finding = examine(shared, slab);
+    for (slab, finding) in shared.volume.geometry.slabs().zip(findings.iter().copied()) {
         let empty = &mut empty_since[slab.0 as usize];
         let kept = std::mem::replace(&mut ahead, finding.stored > 0);
         if finding.stored > 0 || (finding.copies > 0 && kept) {

@@ -109,8 +109,8 @@ impl DonorEntry {
         }
     }
 
-    /// A session was opened.
-    pub fn connected(&self, session: Arc<Session>, transport: &'static str, free_bytes: u64) {
+    /// A session was opened, in which the donor holds so many slabs of this device already.
+    pub fn connected(&self, session: Arc<Session>, transport: &'static str, free_bytes: u64, slabs_held: u64) {
         let mut link = self.link();
         link.donor = Some(session.donor);
         link.session = Some(session);
@@ -120,7 +120,7 @@ impl DonorEntry {
         link.refused_until = None;
         link.last_error.clear();
         drop(link);
-        self.slabs_held.store(0, Ordering::SeqCst);
+        self.slabs_held.store(slabs_held, Ordering::SeqCst);
     }
 
     /// The session ended, or could not be opened.
@@ -221,6 +221,11 @@ impl DonorEntry {
         self.release(slab);
     }
 
+    /// Gives back a slab that was never used in this session.
+    pub fn return_unused(&self, slab: SlabHandle) {
+        self.release(slab);
+    }
+
     fn release(&self, slab: SlabHandle) {
         if let Some(session) = self.session() {
             // A failed send means the session is ending, which returns every slab.
@@ -311,7 +316,7 @@ mod tests {
         let (sender, mut receiver) = ControlChannel::connect(ours, None).unwrap().split();
         let entry = Arc::new(DonorEntry::new(DonorSlot(0), "unix:/test".parse().unwrap()));
         let window = Some(ShmWindow::new(SLAB, 16).unwrap());
-        entry.connected(Arc::new(Session { donor: DonorId(1), sender, window }), "shm", 4 * SLAB);
+        entry.connected(Arc::new(Session { donor: DonorId(1), sender, window }), "shm", 4 * SLAB, 0);
         let link = Arc::clone(&entry);
         let link = std::thread::spawn(move || {
             while let Ok((message, descriptor)) = receiver.receive(Duration::from_secs(10)) {

@@ -1,14 +1,15 @@
 //! One donor's thread: opens a session, answers the donor, and cleans up when the session ends.
 //!
 //! A session on this host gets shared memory over the donor's UNIX socket, also when the donor was named by its TCP
-//! address; any other gets one TCP connection per I/O thread. When it ends, in this order: the donor counts as disconnected
-//! (no new place is filled), I/O threads lose their queue pairs (requests in flight end), and every place at the donor is
-//! emptied. Only then is the donor tried again: a donor that comes back is a new one, with new slabs.
+//! address; any other, and every one if the user says so, gets one connection per I/O thread. When it ends, in this order: the
+//! donor counts as disconnected (no new place is filled), I/O threads lose their queue pairs (requests in flight end), and
+//! every place at the donor is emptied. Only then is the donor tried again: a donor that comes back is a new one, with new slabs. Slabs that it kept for a
+//! process that died are taken over at the beginning of the first session of the next one ([`reunion`]).
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,15 +22,18 @@ use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DE
 use spillway_fabric::queue_pair::QueuePair;
 use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
 use spillway_fabric::tcp::TcpQueuePair;
-use spillway_fabric::wire::WIRE_VERSION;
+use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 
 use super::Shared;
 use super::activity;
 use super::donors::{DonorEntry, Session};
 use super::mapping::forget_donor;
 use super::mover::Work;
+use super::reunion::{self, HeldSlab};
+use crate::device::transport::TransportChoice;
 use crate::engine::lanes::LaneChange;
 use crate::limits::{RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN};
+use crate::state::records::DonorRecord;
 
 /// Why a session could not be opened, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -49,23 +53,44 @@ pub enum LinkError {
     /// A data connection or the window for shared memory could not be made.
     #[error("cannot make data connections: {0}")]
     Data(io::Error),
+    /// The user wants nothing else.
+    #[error("no shared memory with it: it runs on another host, or for another user; use --transport auto")]
+    NoSharedMemory,
     /// The donor leaves.
     #[error("the donor said goodbye: {0}")]
     Goodbye(String),
 }
 
 /// An open control channel, and what the donor said.
+struct Greeted {
+    sender: ControlSender,
+    receiver: ControlReceiver,
+    welcome: Welcome,
+    held: Vec<HeldSlab>,
+}
+
+/// The same, and how pages will travel.
 struct Opened {
     sender: ControlSender,
     receiver: ControlReceiver,
     welcome: Welcome,
+    held: Vec<HeldSlab>,
     transport: Transport,
+}
+
+impl Greeted {
+    fn over(self, transport: Transport) -> Opened {
+        let Self { sender, receiver, welcome, held } = self;
+        Opened { sender, receiver, welcome, held, transport }
+    }
 }
 
 /// How pages will travel.
 enum Transport {
     Shm,
     Tcp(std::net::SocketAddr),
+    /// As over TCP, through the UNIX socket of a donor on this host.
+    Unix(PathBuf),
 }
 
 /// Keeps the donor in `slot` connected until the device stops.
@@ -122,15 +147,25 @@ fn say_goodbye(donor: &DonorEntry) {
 
 /// One session from its beginning to its end; `Ok` when the device stops.
 fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
-    let opened = open(shared, &donor.address)?;
-    // A process that died before this one may have had slabs there.
-    forget_donor(shared, donor.slot);
-    let window = install_queue_pairs(shared, donor, &opened).map_err(LinkError::Data)?;
+    let opened = open(shared, donor)?;
+    let window = match opened.transport {
+        Transport::Shm => {
+            let size_bytes = shared.volume.geometry.slab_size_bytes();
+            Some(ShmWindow::new(size_bytes, SLABS_PER_SESSION_MAX).map_err(LinkError::Data)?)
+        }
+        Transport::Tcp(_) | Transport::Unix(_) => None,
+    };
+    let held = reunion::take_held(shared, donor.slot, &opened.held, window.as_deref());
+    install_queue_pairs(shared, donor, &opened, window.as_ref()).map_err(LinkError::Data)?;
+    let record = DonorRecord { donor: opened.welcome.donor, token: opened.welcome.resume };
+    shared.ties.records.set_donor(donor.slot, &record);
     let session = Arc::new(Session { donor: opened.welcome.donor, sender: opened.sender, window: window.clone() });
     let transport = if window.is_some() { "shm" } else { "tcp" };
     tracing::info!("donor {} at {} is connected over {transport}", session.donor, donor.address);
     shared.volume.begin_session(donor.slot);
-    donor.connected(Arc::clone(&session), transport, opened.welcome.free_bytes);
+    donor.connected(Arc::clone(&session), transport, opened.welcome.free_bytes, held.kept);
+    // Leased by a process that died before it put them to use.
+    held.unused.into_iter().for_each(|slab| donor.return_unused(slab));
     shared.volume.set_mapping_possible(true);
     let mut receiver = opened.receiver;
     let mut heard = Instant::now();
@@ -175,33 +210,48 @@ fn handle(
     Ok(())
 }
 
-/// Connects and says hello, over the UNIX socket if the donor is on this host.
-fn open(shared: &Shared, address: &DonorAddress) -> Result<Opened, LinkError> {
-    match address {
-        DonorAddress::Unix(path) => open_unix(shared, path),
+/// Connects and says hello, over the UNIX socket if the donor is on this host. Slabs of a session before are asked for over
+/// the connection that will be used, so one whose transport is not known yet is opened only to learn it.
+fn open(shared: &Shared, donor: &DonorEntry) -> Result<Opened, LinkError> {
+    let resume = shared.ties.records.donor(donor.slot).map(|record| record.token);
+    match &donor.address {
+        DonorAddress::Unix(path) if shared.transport == TransportChoice::Tcp => {
+            let stream = connect_unix(path).map_err(LinkError::Unreachable)?;
+            Ok(greet(shared, stream, false, resume)?.over(Transport::Unix(path.clone())))
+        }
+        DonorAddress::Unix(path) => open_unix(shared, path, resume),
         DonorAddress::Tcp(text) => {
             let (stream, mut peer) = connect_tcp(text).map_err(LinkError::Unreachable)?;
-            let (sender, receiver, welcome) = greet(shared, stream.into(), false)?;
-            let here = boot_id().is_ok_and(|host| host == welcome.host);
-            if here && !welcome.unix_path.is_empty() {
-                match open_unix(shared, Path::new(&welcome.unix_path)) {
-                    Ok(opened) if opened.welcome.donor == welcome.donor => return Ok(opened),
-                    Ok(_) => tracing::info!("{} is another donor than {address}", welcome.unix_path),
-                    Err(error) => tracing::info!("no shared memory with {address}: {error}"),
+            let first = greet(shared, stream.into(), false, None)?;
+            let here = boot_id().is_ok_and(|host| host == first.welcome.host);
+            if here && !first.welcome.unix_path.is_empty() && shared.transport != TransportChoice::Tcp {
+                match open_unix(shared, Path::new(&first.welcome.unix_path), resume) {
+                    Ok(opened) if opened.welcome.donor == first.welcome.donor => return Ok(opened),
+                    Ok(_) => tracing::info!("{} is another donor than {text}", first.welcome.unix_path),
+                    Err(error) => tracing::info!("no shared memory with {text}: {error}"),
                 }
             }
-            if welcome.data_port != 0 {
-                peer.set_port(welcome.data_port);
+            if shared.transport == TransportChoice::Shm {
+                return Err(LinkError::NoSharedMemory);
             }
-            Ok(Opened { sender, receiver, welcome, transport: Transport::Tcp(peer) })
+            let greeted = match resume {
+                None => first,
+                Some(_) => {
+                    let (stream, _) = connect_tcp(text).map_err(LinkError::Unreachable)?;
+                    greet(shared, stream.into(), false, resume)?
+                }
+            };
+            if greeted.welcome.data_port != 0 {
+                peer.set_port(greeted.welcome.data_port);
+            }
+            Ok(greeted.over(Transport::Tcp(peer)))
         }
     }
 }
 
-fn open_unix(shared: &Shared, path: &Path) -> Result<Opened, LinkError> {
+fn open_unix(shared: &Shared, path: &Path, resume: Option<SessionToken>) -> Result<Opened, LinkError> {
     let stream = connect_unix(path).map_err(LinkError::Unreachable)?;
-    let (sender, receiver, welcome) = greet(shared, stream, true)?;
-    Ok(Opened { sender, receiver, welcome, transport: Transport::Shm })
+    Ok(greet(shared, stream, true, resume)?.over(Transport::Shm))
 }
 
 /// Connects without waiting: a stopped donor whose queue of connections is full would keep this thread for ever.
@@ -228,7 +278,8 @@ fn greet(
     shared: &Shared,
     stream: OwnedFd,
     wants_shared_memory: bool,
-) -> Result<(ControlSender, ControlReceiver, Welcome), LinkError> {
+    resume: Option<SessionToken>,
+) -> Result<Greeted, LinkError> {
     let (sender, mut receiver) = ControlChannel::connect(stream, shared.key.as_ref())?.split();
     let hello = Hello {
         version: WIRE_VERSION,
@@ -236,29 +287,53 @@ fn greet(
         volume: shared.name.clone(),
         slab_size_bytes: shared.volume.geometry.slab_size_bytes(),
         wants_shared_memory,
+        linger_seconds: shared.ties.linger.as_secs() as u16,
+        resume,
     };
     sender.send(&Message::Hello(hello), None)?;
     match receiver.receive(HANDSHAKE_DEADLINE)?.0 {
-        Message::Welcome(welcome) => Ok((sender, receiver, welcome)),
+        Message::Welcome(welcome) => {
+            let held = receive_held(&mut receiver, welcome.held)?;
+            Ok(Greeted { sender, receiver, welcome, held })
+        }
         Message::Rejected { reason } => Err(LinkError::Rejected(reason)),
         other => Err(LinkError::Protocol(format!("{other:?} instead of a welcome"))),
     }
 }
 
-/// Gives every lane a queue pair to the donor. They see it before any place at the donor is filled.
-fn install_queue_pairs(shared: &Shared, donor: &DonorEntry, opened: &Opened) -> io::Result<Option<Arc<ShmWindow>>> {
-    let mut window = None;
-    let mut queue_pairs: Vec<Box<dyn QueuePair>> = Vec::with_capacity(shared.lanes.len());
-    if let Transport::Shm = opened.transport {
-        window = Some(ShmWindow::new(shared.volume.geometry.slab_size_bytes(), SLABS_PER_SESSION_MAX)?);
+/// The slabs that the donor has kept, as it said so many.
+fn receive_held(receiver: &mut ControlReceiver, count: u32) -> Result<Vec<HeldSlab>, LinkError> {
+    if count as usize > SLABS_PER_SESSION_MAX {
+        return Err(LinkError::Protocol(format!("{count} slabs were held, more than a session may")));
     }
+    let mut held = Vec::new();
+    for _ in 0..count {
+        match receiver.receive(HANDSHAKE_DEADLINE)? {
+            (Message::Held { slab }, memory) => held.push(HeldSlab { slab, memory }),
+            (other, _) => return Err(LinkError::Protocol(format!("{other:?} instead of a slab that it held"))),
+        }
+    }
+    Ok(held)
+}
+
+/// Gives every lane a queue pair to the donor. They see it before any place at the donor is filled.
+fn install_queue_pairs(
+    shared: &Shared,
+    donor: &DonorEntry,
+    opened: &Opened,
+    window: Option<&Arc<ShmWindow>>,
+) -> io::Result<()> {
+    let mut queue_pairs: Vec<Box<dyn QueuePair>> = Vec::with_capacity(shared.lanes.len());
     for lane in &shared.lanes {
         let pool = Arc::clone(&lane.pool);
-        queue_pairs.push(match (&window, &opened.transport) {
+        queue_pairs.push(match (window, &opened.transport) {
             (Some(window), _) => Box::new(ShmQueuePair::new(Arc::clone(window), pool)),
             (None, Transport::Tcp(address)) => {
                 let stream = TcpStream::connect_timeout(address, HANDSHAKE_DEADLINE)?;
                 Box::new(TcpQueuePair::connect(stream, &opened.welcome.token, pool)?)
+            }
+            (None, Transport::Unix(path)) => {
+                Box::new(TcpQueuePair::connect(connect_unix(path)?, &opened.welcome.token, pool)?)
             }
             (None, Transport::Shm) => unreachable!("shared memory has a window"),
         });
@@ -266,7 +341,7 @@ fn install_queue_pairs(shared: &Shared, donor: &DonorEntry, opened: &Opened) -> 
     for (lane, queue_pair) in shared.lanes.iter().zip(queue_pairs) {
         lane.mailbox.leave(LaneChange { donor: donor.slot, queue_pair: Some(queue_pair) });
     }
-    Ok(window)
+    Ok(())
 }
 
 fn clean_up(shared: &Shared, donor: &DonorEntry, error: &LinkError) {
@@ -274,6 +349,10 @@ fn clean_up(shared: &Shared, donor: &DonorEntry, error: &LinkError) {
     donor.disconnected(error.to_string());
     let Some(session) = session else {
         tracing::debug!("donor {}: {error}", donor.address);
+        if Instant::now() >= shared.reunion_until {
+            // It does not keep what a process before this one had there.
+            forget_donor(shared, donor.slot);
+        }
         return;
     };
     session.sender.close();

@@ -7,7 +7,9 @@
 //! - [`donors`]: what is known of each donor, and asking it for memory.
 //! - [`activity`]: what donors ask before they want slabs back.
 //! - [`heat`]: which slabs deserve a donor, when mapping follows activity.
+//! - [`reunion`]: slabs that donors kept for a process that died.
 //! - [`placement`]: the power of two choices. - [`mapping`]: adding and dropping copies. - [`refill`]: copying pages.
+//! - [`survey`]: the last look at all slabs.
 
 pub mod activity;
 pub mod care;
@@ -18,11 +20,14 @@ pub mod mapping;
 pub mod mover;
 pub mod placement;
 pub mod refill;
+pub mod reunion;
+pub mod survey;
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::buffer_pool::BufferPool;
@@ -32,7 +37,11 @@ use spillway_fabric::units::{BorrowerId, SlabIndex};
 use self::donors::DonorEntry;
 use self::mapping::Mapper;
 use self::mover::WorkQueue;
+use self::survey::Survey;
+use crate::device::transport::TransportChoice;
 use crate::engine::lanes::{LaneMailbox, Lanes};
+use crate::limits::LINGER;
+use crate::state::records::Records;
 use crate::volume::Volume;
 use crate::volume::slab_entry::DonorSlot;
 
@@ -55,16 +64,32 @@ pub struct Shared {
     pub lanes: Vec<Lane>,
     /// Who borrows.
     pub borrower: BorrowerId,
+    /// What outlives this process, of donors.
+    pub ties: Ties,
+    /// When copies at donors that were not reached any more are given up.
+    pub reunion_until: Instant,
     /// The volume's name.
     pub name: String,
     /// The cluster key.
     pub key: Option<ClusterKey>,
+    /// How pages travel.
+    pub transport: TransportChoice,
     /// What the mover is asked to do.
     pub work: WorkQueue,
     /// Where copies go.
     pub mapper: Mapper,
+    /// The last look at all slabs.
+    pub survey: Survey,
     /// The device stops.
     pub stopping: AtomicBool,
+}
+
+/// How donors know this borrower, and whether they are to wait for its next process.
+pub struct Ties {
+    /// What they said.
+    pub records: Records,
+    /// How long they keep slabs should this process die; zero when no other goes on.
+    pub linger: Duration,
 }
 
 /// What a manager is made of.
@@ -81,10 +106,14 @@ pub struct ManagerParts {
     pub mover_lanes: Lanes,
     /// Who borrows.
     pub borrower: BorrowerId,
+    /// What outlives this process, of donors.
+    pub ties: Ties,
     /// The volume's name.
     pub name: String,
     /// The cluster key.
     pub key: Option<ClusterKey>,
+    /// How pages travel.
+    pub transport: TransportChoice,
 }
 
 /// The running threads.
@@ -106,10 +135,14 @@ impl Manager {
             donors: donors.map(|(slot, address)| DonorEntry::new(DonorSlot(slot as u16), address)).collect(),
             lanes,
             borrower: parts.borrower,
+            ties: parts.ties,
+            reunion_until: Instant::now() + LINGER,
             name: parts.name,
             key: parts.key,
+            transport: parts.transport,
             work: WorkQueue::default(),
             mapper: Mapper::new(parts.borrower.0 as u64),
+            survey: Survey::default(),
             stopping: AtomicBool::new(false),
         });
         let mut manager = Self { shared: Arc::clone(&shared), threads: Vec::new() };

@@ -1,4 +1,5 @@
-//! What of a device outlives its process: one memfd that somebody else holds too (docs/decisions/crash-recovery.md).
+//! What of a device outlives its process: one memfd that somebody else holds too ([`keeping`];
+//! docs/decisions/crash-recovery.md).
 //!
 //! In this order: the [`header`] (what this is, whose, and with which settings; donors and front end, [`records`]), page bits
 //! and places of the volume, the journal of the backlog, and the contents of the backlog's pages. Everything before the
@@ -8,6 +9,7 @@
 //! goes on with its device. Settings must be the same: a memfd of another version, size or setting is refused in words.
 
 pub mod header;
+pub mod keeping;
 pub mod records;
 
 use std::io;

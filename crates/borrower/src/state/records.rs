@@ -45,6 +45,11 @@ impl Records {
         Self { words }
     }
 
+    /// Records in memory of this process, which end with it.
+    pub fn of_this_process() -> Self {
+        Self::over(Words::new(RECORD_WORDS))
+    }
+
     /// Counts a process that begins to serve the device; how many there were before.
     pub fn count_start(&self) -> u64 {
         let before = self.words.load(AT_STARTS);

@@ -7,6 +7,7 @@ use spillway_fabric::wire::SessionToken;
 
 use super::*;
 use crate::device::redundancy::Redundancy;
+use crate::device::transport::TransportChoice;
 use crate::frontend::choice::FrontEndChoice;
 use crate::state::records::DonorRecord;
 use crate::volume::page_bits::Bit;
@@ -22,6 +23,7 @@ fn config() -> DeviceConfig {
         key_file: None,
         redundancy: Redundancy { replicas: 2, disk: false },
         backing: None,
+        transport: TransportChoice::Auto,
         mapping: crate::manager::heat::MappingPolicy::OnDemand,
         front_end: FrontEndChoice::Auto,
         listen: None,
@@ -124,4 +126,16 @@ fn another_version_damage_and_foreign_memory_are_refused() {
     let half_made = DeviceState::memory(&config()).unwrap();
     Words::over(AtomicWords::shared(&half_made, HEADER_WORDS).unwrap()).store(1, header::STATE_VERSION);
     assert!(refusal(half_made, |_| {}).contains("holds no state"));
+}
+
+#[test]
+fn kept_memory_is_opened_by_its_path_and_outlives_who_served() {
+    let kept = keeping::KeptMemory::make(&config()).unwrap();
+    assert!(!kept.is_serving());
+    let state = DeviceState::open(keeping::open(&kept.path()).unwrap(), &config()).unwrap();
+    state.records().set_serving(true);
+    drop(state);
+    assert!(kept.is_serving());
+    assert!(DeviceState::open(keeping::open(&kept.path()).unwrap(), &config()).unwrap().is_resumed());
+    assert!(keeping::open(std::path::Path::new("/dev/null")).is_err(), "no sealed memory");
 }

@@ -115,6 +115,7 @@ impl Volume {
     }
 }
 
-#[cfg(all(test, not(feature = "schedules")))]
+#[cfg(test)]
+#[cfg(not(feature = "schedules"))]
 #[path = "recovery_tests.rs"]
 mod tests;

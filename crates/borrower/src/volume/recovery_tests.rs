@@ -86,6 +86,8 @@ struct World {
     words: Words,
     volume: Arc<Volume>,
     donors: Vec<Shared>,
+    /// The same, for whoever copies what outlives the process: a donor that comes in another's place does, too.
+    present: Rc<RefCell<Vec<Shared>>>,
     disk: Shared,
     mailboxes: Vec<Arc<LaneMailbox>>,
     pools: Vec<Arc<BufferPool>>,
@@ -137,7 +139,8 @@ impl World {
         let refill = Refill::new(Arc::clone(&volume), lanes(1), Arc::clone(&pools[1]));
         let clock = remains.promises.acknowledged.values().max().map_or(0, |newest| newest + 100);
         let promises = Rc::new(RefCell::new(remains.promises));
-        let world = Self { words, volume, donors, disk, mailboxes, pools, engine, refill, promises, clock };
+        let present = Rc::new(RefCell::new(donors.clone()));
+        let world = Self { words, volume, donors, present, disk, mailboxes, pools, engine, refill, promises, clock };
         (0..DONORS).for_each(|donor| world.connect(donor));
         world.volume.set_mapping_possible(true);
         world
@@ -156,14 +159,14 @@ impl World {
     fn die_at(&self, number: usize) -> Rc<RefCell<Option<Remains>>> {
         let left: Rc<RefCell<Option<Remains>>> = Rc::default();
         let (found, words, volume) = (Rc::clone(&left), self.words.clone(), Arc::clone(&self.volume));
-        let (donors, disk, promises) = (self.donors.clone(), Arc::clone(&self.disk), Rc::clone(&self.promises));
+        let (donors, disk, promises) = (Rc::clone(&self.present), Arc::clone(&self.disk), Rc::clone(&self.promises));
         let mut stores = 0;
         crash::observe(Some(Box::new(move || {
             if stores == number {
                 *found.borrow_mut() = Some(Remains {
                     words: (0..words.count()).map(|index| words.load(index)).collect(),
                     contents: volume.disk.as_ref().map(|disk| contents_that_count(disk, &words)).unwrap_or_default(),
-                    donors: donors.iter().map(|donor| donor.lock().unwrap().clone()).collect(),
+                    donors: donors.borrow().iter().map(|donor| donor.lock().unwrap().clone()).collect(),
                     disk: disk.lock().unwrap().clone(),
                     promises: promises.borrow().clone(),
                 });
@@ -196,6 +199,7 @@ impl World {
             }
         }
         self.donors[donor] = store(SLAB_BYTES);
+        self.present.borrow_mut()[donor] = Arc::clone(&self.donors[donor]);
         self.connect(donor);
     }
 

@@ -25,7 +25,8 @@ pub(crate) fn execute(command: &DeviceCommand) -> Result<(), Failure> {
 fn on(arguments: &DeviceOnArguments) -> Result<(), Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
-    let mut device = start(&registry, &arguments.name, &arguments.device, &arguments.serving, &interruption)?;
+    let purpose = Purpose::Disk(&arguments.serving);
+    let mut device = start(&registry, &arguments.name, &arguments.device, purpose, &interruption)?;
     let path = device.path().to_path_buf();
     interruption.check()?;
     device.keep()?;
@@ -35,16 +36,34 @@ fn on(arguments: &DeviceOnArguments) -> Result<(), Failure> {
     output::text(&format!("{}\n", path.display()))
 }
 
+/// What a device is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Purpose<'a> {
+    /// Whatever the user does with a block device, or who else is served besides.
+    Disk(&'a ServingArguments),
+    /// Swap, whose pages are bound to the block device that they were paged out to.
+    Swap,
+}
+
+impl Purpose<'_> {
+    fn serving(self) -> ServingArguments {
+        match self {
+            Self::Disk(serving) => serving.clone(),
+            Self::Swap => ServingArguments::default(),
+        }
+    }
+}
+
 /// Starts the device that a user asked for; stopped again unless it is kept.
 pub(crate) fn start(
     registry: &Registry,
     name: &str,
     arguments: &NewDeviceArguments,
-    serving: &ServingArguments,
+    purpose: Purpose<'_>,
     interruption: &Interruption,
 ) -> Result<RunningDevice, Failure> {
     registry::check_name(name).map_err(Failure::usage)?;
-    if serving.listen.is_empty() && !rustix::process::geteuid().is_root() {
+    if purpose.serving().listen.is_empty() && !rustix::process::geteuid().is_root() {
         return Err(Failure::failed(
             "block devices need root; write `sudo spillway ...`, or serve NBD clients with --listen",
         ));
@@ -60,7 +79,7 @@ pub(crate) fn start(
     if let Some(found) = registry.find(Kind::Device, name) {
         return Err(already_on(&found));
     }
-    let device = launch(registry, &launched(name, arguments, serving)?, interruption)?;
+    let device = launch(registry, &launched(name, arguments, purpose)?, interruption)?;
     for note in device.notes() {
         eprintln!("spillway: {note}");
     }
@@ -74,7 +93,8 @@ fn already_on(found: &Found) -> Failure {
     ))
 }
 
-fn launched(name: &str, arguments: &NewDeviceArguments, serving: &ServingArguments) -> Result<LaunchedDevice, Failure> {
+fn launched(name: &str, arguments: &NewDeviceArguments, purpose: Purpose<'_>) -> Result<LaunchedDevice, Failure> {
+    let serving = purpose.serving();
     let storage = &arguments.storage;
     let slab_size_bytes = storage.slab_size.bytes;
     let size_bytes = arguments.size.bytes.div_ceil(slab_size_bytes) * slab_size_bytes;
@@ -101,11 +121,13 @@ fn launched(name: &str, arguments: &NewDeviceArguments, serving: &ServingArgumen
         backing: backing.as_ref().map(|choice| choice.path.clone()),
         backing_temporary: backing.is_some_and(|choice| choice.temporary),
         mapping: storage.mapping.to_string(),
+        transport: storage.transport.to_string(),
         frontend: storage.frontend.to_string(),
         listen: serving.listen.iter().map(ToString::to_string).collect(),
         insecure_listen: serving.insecure_listen,
         connections: serving.connections,
         local_memory: arguments.local_memory,
+        outlives_block_device: matches!(purpose, Purpose::Disk(_)),
         run: None,
     })
 }
@@ -144,6 +166,7 @@ fn off(arguments: &NameArguments) -> Result<(), Failure> {
         )));
     }
     stop_device_process(&found).map_err(Failure::Failed)?;
+    mend::mend_left(&registry, &found)?;
     if arguments.output.json {
         return output::json(&json!({"name": found.name, "stopped": true}));
     }

@@ -38,6 +38,8 @@ pub(crate) struct LaunchedDevice {
     pub(crate) backing_temporary: bool,
     /// When slabs get their donor.
     pub(crate) mapping: String,
+    /// How pages travel.
+    pub(crate) transport: String,
     /// How the kernel reaches it.
     pub(crate) frontend: String,
     /// Where it serves NBD clients, instead of being a block device; empty for none.
@@ -48,6 +50,9 @@ pub(crate) struct LaunchedDevice {
     pub(crate) connections: Option<usize>,
     /// Whether it serves from its own memory.
     pub(crate) local_memory: bool,
+    /// Whether its pages are served again, through a new block device, when its process and with it the block device died: for
+    /// disks, which can be plugged in again, and not for swap. A front end whose block device stays needs no such leave.
+    pub(crate) outlives_block_device: bool,
     /// The run that it belongs to.
     pub(crate) run: Option<String>,
 }

@@ -1,11 +1,12 @@
 //! Block devices of ours, each in a process of its own.
 //!
 //! - [`launch`]: starts the process and waits until the device is there.
-//! - [`serve`]: what the process does.
+//! - [`keeper`]: the process, which keeps the device's memory; [`serve`]: its child, which serves the device and may die.
 //! - [`storage`]: where pages go: donors, key and backing file, checked before anything starts.
 //! - [`command`]: `spillway device on`, `off` and `status`.
 
 pub(crate) mod command;
+pub(crate) mod keeper;
 pub(crate) mod launch;
 pub(crate) mod serve;
 pub(crate) mod storage;

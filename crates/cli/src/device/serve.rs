@@ -1,4 +1,5 @@
-//! The process of one device: holds the [`Device`], answers on its status socket, and ends when told to.
+//! The process that serves one device: holds the [`Device`], answers on its status socket, and ends when told to. Its parent is
+//! the device's [keeper](super::keeper), which owns the entry and has the memory that outlives this process.
 //!
 //! It serves page-outs of a machine without memory, so before the device starts it is made safe: it never waits for its own
 //! swap (`PR_SET_IO_FLUSHER`, set first thing in `main`), all its memory is locked, it is in a memory group of its own
@@ -17,16 +18,17 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use spillway_borrower::device::status::DeviceStatus;
-use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
+use spillway_borrower::device::{Device, DeviceConfig, DeviceError, Kept};
 use spillway_borrower::frontend::nbd_server::NbdListen;
-use spillway_sys::memory_hierarchy::Hierarchy;
+use spillway_borrower::state::records::Records;
+use spillway_borrower::state::{DeviceState, keeping};
 use spillway_sys::paging_safety;
 
+use super::keeper::Handed;
 use super::launch::{LaunchedDevice, Readiness};
-use crate::cgroup::OwnGroup;
 use crate::failure::Failure;
 use crate::limits;
-use crate::registry::{Entry, Kind, Registry};
+use crate::registry::{Kind, Registry};
 use crate::status_socket::{Answer, Question, StatusServer};
 
 /// How often the process looks at its owner and its signals.
@@ -52,6 +54,9 @@ pub(crate) struct DeviceRecord {
     pub(crate) temporary_backing: Option<PathBuf>,
     /// The run that it belongs to.
     pub(crate) run: Option<String>,
+    /// Whether its launcher let it live on.
+    #[serde(default)]
+    pub(crate) released: bool,
 }
 
 impl DeviceRecord {
@@ -76,17 +81,18 @@ enum Owner {
     Gone,
 }
 
-/// Runs the process until the device is stopped.
-pub(crate) fn serve(launched_text: &str, io_flusher: std::io::Result<()>) -> Result<(), Failure> {
+/// Runs the process until the device is stopped; `handed_text` is what its keeper hands over.
+pub(crate) fn serve(launched_text: &str, handed_text: &str, io_flusher: std::io::Result<()>) -> Result<(), Failure> {
     let launched: LaunchedDevice = serde_json::from_str(launched_text).map_err(Failure::usage)?;
-    let mut notes = Vec::new();
+    let handed: Handed = serde_json::from_str(handed_text).map_err(Failure::usage)?;
+    let mut notes = handed.notes.clone();
     if let Err(error) = io_flusher {
         notes.push(format!(
             "PR_SET_IO_FLUSHER was refused ({error}): under extreme pressure paging may wait for itself"
         ));
     }
     let terminate = separate_from_terminal()?;
-    match Server::start(&launched, notes, terminate) {
+    match Server::start(&launched, &handed, notes, terminate) {
         Ok(mut server) => {
             announce(&Readiness::Ready { path: server.path.clone(), notes: server.notes.clone() });
             server.run();
@@ -100,7 +106,7 @@ pub(crate) fn serve(launched_text: &str, io_flusher: std::io::Result<()>) -> Res
 }
 
 /// A Ctrl-C for the program must not reach the device that its memory lives on.
-fn separate_from_terminal() -> Result<Arc<AtomicBool>, Failure> {
+pub(super) fn separate_from_terminal() -> Result<Arc<AtomicBool>, Failure> {
     // Fails only for a process that leads a group already, which then has no terminal to lose.
     let _ = rustix::process::setsid();
     let terminate = Arc::new(AtomicBool::new(false));
@@ -116,13 +122,18 @@ fn separate_from_terminal() -> Result<Arc<AtomicBool>, Failure> {
 }
 
 /// Tells the launcher, and lets go of its standard output.
-fn announce(readiness: &Readiness) {
+pub(super) fn announce(readiness: &Readiness) {
     if let Ok(mut line) = serde_json::to_vec(readiness) {
         line.push(b'\n');
         let mut output = std::io::stdout();
         // A launcher that is gone needs no answer; its pipe says so too.
         let _ = output.write_all(&line).and_then(|()| output.flush());
     }
+    release_stdout();
+}
+
+/// Lets go of the standard output, whose reader waits for its end.
+pub(super) fn release_stdout() {
     if let Ok(nowhere) = fs::File::options().write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdout(&nowhere);
     }
@@ -136,32 +147,53 @@ struct Server {
     sockets: Rc<StatusServer>,
     terminate: Arc<AtomicBool>,
     stopped: bool,
-    // Dropped last: until then the name is taken.
-    _group: Option<OwnGroup>,
-    entry: Entry,
+    owner: Owner,
+    keeper: Option<rustix::process::Pid>,
+    /// The keeper's.
+    entry: PathBuf,
 }
 
 impl Server {
-    fn start(launched: &LaunchedDevice, mut notes: Vec<String>, terminate: Arc<AtomicBool>) -> Result<Self, Failure> {
+    fn start(
+        launched: &LaunchedDevice,
+        handed: &Handed,
+        mut notes: Vec<String>,
+        terminate: Arc<AtomicBool>,
+    ) -> Result<Self, Failure> {
+        let keeper = rustix::process::getppid();
         let registry = Registry::open().map_err(Failure::failed)?;
-        let entry = registry.claim(Kind::Device, &launched.name).map_err(Failure::failed)?;
-        let group = make_safe(&launched.name, &mut notes);
+        let entry = registry.entry_path(Kind::Device, &launched.name);
+        make_safe(&mut notes);
         let mut record = DeviceRecord {
             path: None,
             temporary_backing: launched.backing.clone().filter(|_| launched.backing_temporary),
             run: launched.run.clone(),
+            released: handed.released,
         };
-        let write =
-            |record: &DeviceRecord| record.write(entry.path()).map_err(|error| Failure::during("device.json", error));
-        write(&record)?;
-        let device = Device::start(config(launched)?).map_err(|error| {
-            remove_backing(&record);
+        let write = |record: &DeviceRecord| record.write(&entry).map_err(|error| Failure::during("device.json", error));
+        let kept = kept(launched, handed)?;
+        let resumed = kept.as_ref().is_some_and(|kept| kept.state.is_resumed());
+        if let Some(kept) = &kept {
+            note_starts(kept, &mut notes);
+        }
+        if !resumed {
+            write(&record)?;
+        }
+        let device = match kept {
+            Some(kept) => Device::start_kept(config(launched)?, kept),
+            None => Device::start(config(launched)?),
+        };
+        let device = device.map_err(|error| {
+            // The pages of a device that goes on are still there for the next try.
+            if !resumed {
+                remove_backing(&record);
+            }
             Failure::failed(error)
         })?;
         record.path = Some(device.path().to_path_buf());
         write(&record)?;
-        let sockets = StatusServer::bind(&entry.status_socket())
-            .map_err(|error| Failure::during(entry.status_socket().display(), error))?;
+        let socket = entry.join("status.sock");
+        let sockets = StatusServer::bind(&socket).map_err(|error| Failure::during(socket.display(), error))?;
         Ok(Self {
             launched: launched.clone(),
             path: device.path().to_path_buf(),
@@ -170,28 +202,47 @@ impl Server {
             sockets: Rc::new(sockets),
             terminate,
             stopped: false,
-            _group: group,
+            owner: if handed.released { Owner::Released } else { Owner::Present },
+            keeper,
             entry,
         })
     }
 
     fn run(&mut self) {
         let sockets = Rc::clone(&self.sockets);
-        let mut owner = Owner::Present;
         while !self.stopped {
-            if owner == Owner::Present {
-                owner = look_at_owner();
-                if owner == Owner::Gone {
-                    self.mend_for_dead_run();
-                }
-            }
-            if self.terminate.swap(false, Ordering::SeqCst) || owner == Owner::Gone {
+            self.look_around();
+            if self.terminate.swap(false, Ordering::SeqCst) || self.owner == Owner::Gone {
                 // In use it stays on; an orphan tries again at the next turn.
                 let _ = self.stop();
             }
             if !self.stopped {
                 sockets.serve(TURN, &mut |question| self.answer(question));
             }
+        }
+    }
+
+    /// Sees whether the launcher let the device go or died, and whether the keeper is still there.
+    fn look_around(&mut self) {
+        if self.owner == Owner::Present {
+            self.owner = look_at_owner();
+            match self.owner {
+                Owner::Gone => self.mend_for_dead_run(),
+                Owner::Released => self.note_released(),
+                Owner::Present => {}
+            }
+        }
+        if self.owner != Owner::Gone && rustix::process::getppid() != self.keeper {
+            tracing::error!("the keeper of this device died: it ends when nobody uses it any more");
+            self.owner = Owner::Gone;
+        }
+    }
+
+    /// For the process that comes after this one, whose launcher is gone by then.
+    fn note_released(&self) {
+        let record = DeviceRecord::read(&self.entry).map(|record| DeviceRecord { released: true, ..record });
+        if let Some(Err(error)) = record.map(|record| record.write(&self.entry)) {
+            tracing::warn!("device.json: {error}");
         }
     }
 
@@ -211,7 +262,7 @@ impl Server {
         if !self.stopped {
             self.device.stop()?;
             self.stopped = true;
-            if let Some(record) = DeviceRecord::read(self.entry.path()) {
+            if let Some(record) = DeviceRecord::read(&self.entry) {
                 remove_backing(&record);
             }
         }
@@ -259,8 +310,9 @@ pub(crate) fn remove_backing(record: &DeviceRecord) {
     }
 }
 
-/// Everything that keeps paging from waiting for paging, see the module text; what is refused becomes a note.
-fn make_safe(name: &str, notes: &mut Vec<String>) -> Option<OwnGroup> {
+/// Everything that keeps paging from waiting for paging, see the module text; what is refused becomes a note. The memory group
+/// and its place in the order of out-of-memory kills are the keeper's, and inherited.
+fn make_safe(notes: &mut Vec<String>) {
     if paging_safety::avoid_out_of_memory_kill().is_err() {
         notes.push("the kernel may kill this process when memory is short; run as root".to_owned());
     }
@@ -269,17 +321,36 @@ fn make_safe(name: &str, notes: &mut Vec<String>) -> Option<OwnGroup> {
     if let Err(error) = paging_safety::lock_all_memory(true) {
         notes.push(format!("memory cannot be locked ({error}); run as root, or raise `ulimit -l`"));
     }
-    let hierarchy = Hierarchy::detect()?;
-    match OwnGroup::enter(&hierarchy, &format!("device-{name}")) {
-        Ok(group) => Some(group),
-        Err(error) => {
-            notes.push(format!("no memory group of its own ({error}): a limit on its starter applies to it too"));
-            None
+}
+
+/// The memory that the keeper has for this device.
+fn kept(launched: &LaunchedDevice, handed: &Handed) -> Result<Option<Kept>, Failure> {
+    let Some(path) = &handed.memory else { return Ok(None) };
+    let memory = keeping::open(path).map_err(|error| Failure::during("the keeper's memory", error))?;
+    let state = DeviceState::open(memory, &config(launched)?).map_err(Failure::failed)?;
+    end_on_panic(state.records());
+    Ok(Some(Kept { state, outlives_block_device: launched.outlives_block_device }))
+}
+
+/// A thread that panics leaves its requests unanswered. Where another process goes on with the device, it is better to end.
+fn end_on_panic(records: Records) {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        usual(panic);
+        if records.is_serving() {
+            std::process::abort();
         }
+    }));
+}
+
+fn note_starts(kept: &Kept, notes: &mut Vec<String>) {
+    let before = kept.state.records().count_start();
+    if before > 0 {
+        notes.push(format!("its process died and was started again, {before} times so far; its log says why"));
     }
 }
 
-fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure> {
+pub(super) fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure> {
     let donors = launched.donors.iter().map(|donor| donor.parse()).collect::<Result<_, _>>().map_err(Failure::usage)?;
     Ok(DeviceConfig {
         name: launched.name.clone(),
@@ -290,6 +361,7 @@ fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure> {
         redundancy: launched.redundancy.parse().map_err(Failure::usage)?,
         backing: launched.backing.clone(),
         mapping: launched.mapping.parse().map_err(Failure::usage)?,
+        transport: launched.transport.parse().map_err(Failure::usage)?,
         front_end: launched.frontend.parse().map_err(Failure::usage)?,
         listen: listen(launched)?,
         io_threads: launched.connections,
@@ -322,11 +394,13 @@ mod tests {
             backing: None,
             backing_temporary: false,
             mapping: "demand".to_owned(),
+            transport: "auto".to_owned(),
             frontend: "auto".to_owned(),
             listen: vec!["unix:/run/a.sock".to_owned()],
             insecure_listen: false,
             connections: Some(3),
             local_memory: false,
+            outlives_block_device: false,
             run: None,
         }
     }
@@ -349,7 +423,7 @@ mod tests {
         assert!(matches!(config(&bad_copies), Err(Failure::Usage(_))));
         let bad_place = LaunchedDevice { listen: vec!["x".to_owned()], ..launched() };
         assert!(matches!(config(&bad_place), Err(Failure::Usage(_))));
-        assert!(matches!(serve("{", Ok(())), Err(Failure::Usage(_))));
+        assert!(matches!(serve("{", "{}", Ok(())), Err(Failure::Usage(_))));
     }
 
     #[test]
@@ -357,11 +431,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let backing = directory.path().join("backing");
         fs::write(&backing, "x").unwrap();
-        let record =
-            DeviceRecord { path: Some("/dev/loop9".into()), temporary_backing: Some(backing.clone()), run: None };
+        let record = DeviceRecord {
+            path: Some("/dev/loop9".into()),
+            temporary_backing: Some(backing.clone()),
+            run: None,
+            released: true,
+        };
         record.write(directory.path()).unwrap();
         let read = DeviceRecord::read(directory.path()).unwrap();
-        assert_eq!(read.path, record.path);
+        assert_eq!((read.path.as_ref(), read.released), (record.path.as_ref(), true));
         remove_backing(&read);
         assert!(!backing.exists());
         assert!(DeviceRecord::read(&directory.path().join("none")).is_none());

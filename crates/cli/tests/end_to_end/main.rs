@@ -7,6 +7,7 @@
 //! - [`manners`]: exit status, signals, and what a killed run leaves.
 //! - [`plain_device`]: file systems and fio on a plain device; [`machine_swap`]: `swap on` and `off`.
 //! - [`network_disk`]: a device that NBD clients use.
+//! - [`crash`]: the device's own process dies, and another one goes on.
 //! - [`chaos`]: donors die, stop and come back; [`cut_off`]: cables are pulled and disks are full; [`overcommit`]: many programs far beyond their budget.
 
 // In a test a panic is the report.
@@ -17,6 +18,7 @@
 mod support;
 
 mod chaos;
+mod crash;
 mod cut_off;
 mod machine_swap;
 mod manners;

@@ -68,6 +68,11 @@ impl Stage {
         self.disk.path()
     }
 
+    /// The directory of what runs on this stage.
+    pub(crate) fn registry(&self) -> PathBuf {
+        self.registry.path().join("r")
+    }
+
     /// `spillway` in this stage's registry.
     pub(crate) fn spillway(&self, arguments: &[&str]) -> Command {
         let mut command = support::spillway(&self.registry.path().join("r"));

@@ -13,12 +13,20 @@ pub(crate) struct FrontEnd {
     pub(crate) modules: &'static [&'static str],
 }
 
+/// ublk, on the kernel that has it.
+pub(crate) const UBLK: FrontEnd = FrontEnd { name: "ublk", kernel: Kernel::Debian612, modules: &["ublk_drv"] };
+
+/// NBD, on the older kernel, which has no ublk.
+pub(crate) const NBD: FrontEnd = FrontEnd { name: "nbd", kernel: Kernel::Debian61, modules: &["nbd"] };
+
 /// Loop over FUSE, which every kernel has.
 pub(crate) const LOOP_FUSE: FrontEnd = FrontEnd { name: "loop-fuse", kernel: Kernel::Debian612, modules: &[] };
 
 /// Makes each named function, which takes a front end, a test for each front end.
 macro_rules! on_every_front_end {
     ($($test:ident),* $(,)?) => {
+        on_front_end!(ublk, UBLK, $($test),*);
+        on_front_end!(nbd, NBD, $($test),*);
         on_front_end!(loop_fuse, LOOP_FUSE, $($test),*);
     };
 }

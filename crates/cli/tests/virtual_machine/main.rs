@@ -3,6 +3,7 @@
 //! Every test runs once for each front end (see [`front_ends`]). Guests are emulated where the processor does not help, so
 //! working sets are some tens of MiB; nothing depends on speed.
 //!
+//! - [`automatic`]: which front end is taken unless told otherwise.
 //! - [`guest`]: a machine with our programs in it; [`front_ends`]: what is tested, and on which kernel.
 //! - [`programs`]: exact output under a limit of half the working set; [`plain_device`]: fio with verification.
 //! - [`overcommit`]: a whole machine far beyond its memory while donors die, stop and come back; [`two_machines`]: the same
@@ -18,6 +19,7 @@ mod support;
 #[macro_use]
 mod front_ends;
 
+mod automatic;
 mod guest;
 mod overcommit;
 mod plain_device;

@@ -51,6 +51,7 @@ mod kind {
     pub(super) const PING: u8 = 14;
     pub(super) const PONG: u8 = 15;
     pub(super) const GOODBYE: u8 = 16;
+    pub(super) const HELD: u8 = 17;
 }
 
 /// The bytes of `message`. Texts over their limit are cut (they are for people); a list over its limit is an error.
@@ -66,6 +67,7 @@ pub fn encode(message: &Message) -> Result<Vec<u8>, CodecError> {
         }
         Message::Lease { request } => writer.kind(kind::LEASE).u32(*request),
         Message::Leased { request, slab } => writer.kind(kind::LEASED).u32(*request).slab(*slab),
+        Message::Held { slab } => writer.kind(kind::HELD).slab(*slab),
         Message::Refused { request, full, reason } => {
             writer.kind(kind::REFUSED).u32(*request).flag(*full).text(reason, REASON_BYTES_MAX)
         }
@@ -93,6 +95,8 @@ fn encode_hello<'writer>(writer: &'writer mut Writer, hello: &Hello) -> &'writer
         .text(&hello.volume, NAME_BYTES_MAX)
         .u64(hello.slab_size_bytes)
         .flag(hello.wants_shared_memory)
+        .u16(hello.linger_seconds)
+        .token(hello.resume.as_ref())
 }
 
 fn encode_welcome<'writer>(writer: &'writer mut Writer, welcome: &Welcome) -> &'writer mut Writer {
@@ -105,6 +109,8 @@ fn encode_welcome<'writer>(writer: &'writer mut Writer, welcome: &Welcome) -> &'
         .array(&welcome.host)
         .text(&welcome.unix_path, NAME_BYTES_MAX)
         .u16(welcome.data_port)
+        .array(&welcome.resume.0)
+        .u32(welcome.held)
 }
 
 /// The message in `bytes`, all of them.
@@ -122,6 +128,8 @@ fn decode_fields(kind: u8, reader: &mut Reader<'_>) -> Result<Message, CodecErro
             volume: reader.text(NAME_BYTES_MAX)?,
             slab_size_bytes: reader.u64()?,
             wants_shared_memory: reader.flag()?,
+            linger_seconds: reader.u16()?,
+            resume: reader.token()?,
         }),
         kind::WELCOME => Message::Welcome(Welcome {
             version: reader.u16()?,
@@ -131,12 +139,15 @@ fn decode_fields(kind: u8, reader: &mut Reader<'_>) -> Result<Message, CodecErro
             host: reader.array()?,
             unix_path: reader.text(NAME_BYTES_MAX)?,
             data_port: reader.u16()?,
+            resume: SessionToken(reader.array()?),
+            held: reader.u32()?,
         }),
         kind::REJECTED => Message::Rejected { reason: reader.text(REASON_BYTES_MAX)? },
         kind::QUERY => Message::Query { request: reader.u32()? },
         kind::FREE => Message::Free { request: reader.u32()?, free_bytes: reader.u64()?, slabs_held: reader.u32()? },
         kind::LEASE => Message::Lease { request: reader.u32()? },
         kind::LEASED => Message::Leased { request: reader.u32()?, slab: reader.slab()? },
+        kind::HELD => Message::Held { slab: reader.slab()? },
         kind::REFUSED => {
             Message::Refused { request: reader.u32()?, full: reader.flag()?, reason: reader.text(REASON_BYTES_MAX)? }
         }
@@ -179,6 +190,11 @@ impl Writer {
 
     fn flag(&mut self, flag: bool) -> &mut Self {
         self.array(&[u8::from(flag)])
+    }
+
+    /// A flag, and the token if it is there.
+    fn token(&mut self, token: Option<&SessionToken>) -> &mut Self {
+        self.flag(token.is_some()).array(token.map_or(&[], |token| &token.0[..]))
     }
 
     fn u16(&mut self, value: u16) -> &mut Self {
@@ -257,6 +273,10 @@ impl<'bytes> Reader<'bytes> {
         }
     }
 
+    fn token(&mut self) -> Result<Option<SessionToken>, CodecError> {
+        if self.flag()? { Ok(Some(SessionToken(self.array()?))) } else { Ok(None) }
+    }
+
     fn slab(&mut self) -> Result<SlabHandle, CodecError> {
         Ok(SlabHandle(self.u32()?))
     }
@@ -295,20 +315,41 @@ mod tests {
     }
 
     fn hello() -> impl Strategy<Value = Message> {
-        (any::<u16>(), any::<u128>(), text(), any::<u64>(), any::<bool>()).prop_map(
-            |(version, borrower, volume, slab_size_bytes, wants_shared_memory)| {
-                let borrower = BorrowerId(borrower);
-                Message::Hello(Hello { version, borrower, volume, slab_size_bytes, wants_shared_memory })
+        let later = (any::<u16>(), prop::option::of(any::<[u8; 32]>()));
+        (any::<u16>(), any::<u128>(), text(), any::<u64>(), any::<bool>(), later).prop_map(
+            |(version, borrower, volume, slab_size_bytes, wants_shared_memory, (linger_seconds, resume))| {
+                let (borrower, resume) = (BorrowerId(borrower), resume.map(SessionToken));
+                Message::Hello(Hello {
+                    version,
+                    borrower,
+                    volume,
+                    slab_size_bytes,
+                    wants_shared_memory,
+                    linger_seconds,
+                    resume,
+                })
             },
         )
     }
 
     fn welcome() -> impl Strategy<Value = Message> {
-        (any::<u16>(), any::<u128>(), any::<[u8; 32]>(), any::<u64>(), any::<[u8; 16]>(), text(), any::<u16>())
-            .prop_map(|(version, donor, token, free_bytes, host, unix_path, data_port)| {
-                let (donor, token) = (DonorId(donor), SessionToken(token));
-                Message::Welcome(Welcome { version, donor, token, free_bytes, host, unix_path, data_port })
-            })
+        let later = (any::<u16>(), any::<[u8; 32]>(), any::<u32>());
+        (any::<u16>(), any::<u128>(), any::<[u8; 32]>(), any::<u64>(), any::<[u8; 16]>(), text(), later).prop_map(
+            |(version, donor, token, free_bytes, host, unix_path, (data_port, resume, held))| {
+                let (donor, token, resume) = (DonorId(donor), SessionToken(token), SessionToken(resume));
+                Message::Welcome(Welcome {
+                    version,
+                    donor,
+                    token,
+                    free_bytes,
+                    host,
+                    unix_path,
+                    data_port,
+                    resume,
+                    held,
+                })
+            },
+        )
     }
 
     fn message() -> impl Strategy<Value = Message> {
@@ -332,6 +373,7 @@ mod tests {
                 reason
             }),
             slab.clone().prop_map(|slab| Message::Release { slab }),
+            slab.clone().prop_map(|slab| Message::Held { slab }),
             slab.prop_map(|slab| Message::Released { slab }),
             (slabs(), any::<u32>()).prop_map(|(slabs, deadline_ms)| Message::Recall { slabs, deadline_ms }),
             (request, slabs()).prop_map(|(request, slabs)| Message::ActivityQuery { request, slabs }),

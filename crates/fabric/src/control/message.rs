@@ -19,6 +19,11 @@ pub struct Hello {
     pub slab_size_bytes: u64,
     /// Whether slabs should come as memfds (UNIX sockets only).
     pub wants_shared_memory: bool,
+    /// For how long the donor should keep the slabs of this session if it ends without a goodbye; 0: not at all. The donor
+    /// has a limit of its own.
+    pub linger_seconds: u16,
+    /// What [`Welcome::resume`] of a session said that ended so: its slabs are wanted back.
+    pub resume: Option<SessionToken>,
 }
 
 /// The donor's consent.
@@ -38,6 +43,10 @@ pub struct Welcome {
     pub unix_path: String,
     /// Port of data connections; 0: the one this channel was connected to.
     pub data_port: u16,
+    /// What a later session of the same borrower shows to get this one's slabs; as secret as the token.
+    pub resume: SessionToken,
+    /// Slabs of the session that was to be resumed; as many [`Message::Held`] follow at once.
+    pub held: u32,
 }
 
 /// One control message.
@@ -76,6 +85,11 @@ pub enum Message {
         /// Of the lease.
         request: u32,
         /// What to call it.
+        slab: SlabHandle,
+    },
+    /// Donor: this slab is still yours, with its content. With shared memory the memfd travels along.
+    Held {
+        /// What it is called.
         slab: SlabHandle,
     },
     /// Donor: no slab.

@@ -1,4 +1,7 @@
 //! Requests on shared memory: the copy happens in `post`, the completion is yielded by the next `poll`.
+//!
+//! A discard takes much longer than a copy (the kernel frees page by page), and its thread has other requests: each `poll`
+//! carries out a bounded part of the oldest one. `docs/decisions/shm-discards.md` has the measurement.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,7 +12,7 @@ use std::time::Instant;
 use super::window::ShmWindow;
 use crate::buffer_pool::BufferPool;
 use crate::credit::Credits;
-use crate::limits::QUEUE_DEPTH_MAX;
+use crate::limits::{DISCARD_STEP_BYTES, QUEUE_DEPTH_MAX};
 use crate::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
 
 /// One I/O thread's way to the slabs of a window.
@@ -20,15 +23,25 @@ pub struct ShmQueuePair {
     credits: Credits,
     /// Never longer than the credits, so it never grows past its first capacity.
     ended: VecDeque<Completion>,
+    /// Under way, the oldest first; bounded like `ended`.
+    discards: VecDeque<Discard>,
+}
+
+/// A discard of which the first bytes are done.
+#[derive(Clone, Copy, Debug)]
+struct Discard {
+    request: Request,
+    done_bytes: usize,
 }
 
 impl ShmQueuePair {
     /// A queue pair that copies between `pool` and the slabs of `window`.
     pub fn new(window: Arc<ShmWindow>, pool: Arc<BufferPool>) -> Self {
-        Self { window, pool, credits: Credits::new(), ended: VecDeque::with_capacity(QUEUE_DEPTH_MAX) }
+        let (ended, discards) = (VecDeque::with_capacity(QUEUE_DEPTH_MAX), VecDeque::with_capacity(QUEUE_DEPTH_MAX));
+        Self { window, pool, credits: Credits::new(), ended, discards }
     }
 
-    fn carry_out(&self, request: &Request) -> Result<(), RequestError> {
+    fn copy(&self, request: &Request) -> Result<(), RequestError> {
         let buffer = request.buffer.offset_bytes as usize;
         let length = request.buffer.length_bytes as usize;
         let pool = self.pool.memory();
@@ -36,10 +49,26 @@ impl ShmQueuePair {
             match request.operation {
                 Operation::Read => pool.copy_from(buffer, memory, offset, length),
                 Operation::Write => memory.copy_from(offset, pool, buffer, length),
-                Operation::Discard => memory.remove(offset, length).map_err(|error| medium(&error))?,
+                Operation::Discard => unreachable!("a discard is carried out by polls"),
             }
             Ok(())
         })
+    }
+
+    /// Carries out the next part of the oldest discard.
+    fn discard_some(&mut self) {
+        let Some(discard) = self.discards.front_mut() else { return };
+        let Discard { request, done_bytes } = *discard;
+        let length = request.buffer.length_bytes as usize;
+        let part = DISCARD_STEP_BYTES.min(length - done_bytes);
+        let result = self.window.access(request.remote, length, |memory, offset| {
+            memory.remove(offset + done_bytes, part).map_err(|error| medium(&error))
+        });
+        discard.done_bytes += part;
+        if result.is_err() || discard.done_bytes == length {
+            self.discards.pop_front();
+            self.ended.push_back(Completion { tag: request.tag, result });
+        }
     }
 }
 
@@ -55,13 +84,25 @@ impl QueuePair for ShmQueuePair {
         if !self.credits.take(request.priority) {
             return Err(PostError::Busy);
         }
-        let result = self.carry_out(&request);
-        self.ended.push_back(Completion { tag: request.tag, result });
+        if request.operation == Operation::Discard {
+            self.discards.push_back(Discard { request, done_bytes: 0 });
+        } else {
+            let result = self.copy(&request);
+            self.ended.push_back(Completion { tag: request.tag, result });
+        }
         Ok(())
     }
 
     fn poll(&mut self, _now: Instant, complete: &mut dyn FnMut(Completion)) -> usize {
         let down = self.window.is_closed();
+        if down {
+            let given_up = self.discards.drain(..);
+            self.ended.extend(
+                given_up.map(|discard| Completion { tag: discard.request.tag, result: Err(RequestError::Down) }),
+            );
+        } else {
+            self.discard_some();
+        }
         let count = self.ended.len();
         for _ in 0..count {
             let mut completion = self.ended.pop_front().expect("as many ended as were counted");
@@ -145,5 +186,56 @@ mod tests {
         let mut byte = [0];
         Mapping::shared(&file, SLAB as usize).unwrap().read(8192, &mut byte);
         assert_eq!(byte, [6]);
+    }
+
+    /// A window with one slab of several steps, full of ones, and a discard of all of it.
+    fn long_discard() -> (ShmQueuePair, Arc<ShmWindow>, Memfd, Request) {
+        const LONG: usize = 3 * DISCARD_STEP_BYTES + PAGE_SIZE_BYTES;
+        let window = ShmWindow::new(LONG as u64, 1).unwrap();
+        let file = Memfd::create("slab", LONG as u64).unwrap();
+        window.attach(SlabHandle(0), &file).unwrap();
+        Mapping::shared(&file, LONG).unwrap().write(0, &vec![1; LONG]);
+        let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
+        let discard = Request {
+            operation: Operation::Discard,
+            remote: RemoteAddress { slab: SlabHandle(0), offset_bytes: 0 },
+            buffer: crate::units::BufferRange { offset_bytes: 0, length_bytes: LONG as u32 },
+            tag: Tag(7),
+            priority: Priority::Demand,
+        };
+        (ShmQueuePair::new(Arc::clone(&window), pool), window, file, discard)
+    }
+
+    #[test]
+    fn a_long_discard_does_not_hold_up_what_comes_after_it() {
+        let (mut pair, _window, file, discard) = long_discard();
+        pair.post(discard, Instant::now()).unwrap();
+        let last =
+            RemoteAddress { offset_bytes: discard.buffer.length_bytes - PAGE_SIZE_BYTES as u32, ..discard.remote };
+        let read =
+            Request { operation: Operation::Read, remote: last, buffer: pair.pool.slot(0), tag: Tag(8), ..discard };
+        let done = |tag| vec![Completion { tag: Tag(tag), result: Ok(()) }];
+        for _ in 0..3 {
+            pair.post(read, Instant::now()).unwrap();
+            assert_eq!(poll(&mut pair), done(8), "the read is over, the discard is not");
+            assert_eq!(pair.in_flight(), 1);
+        }
+        assert_eq!(poll(&mut pair), done(7));
+        assert_eq!((pair.in_flight(), file.resident_bytes().unwrap()), (0, 0), "every page is freed");
+    }
+
+    #[test]
+    fn a_discard_that_is_cut_off_ends_once_and_says_so() {
+        let (mut pair, window, file, discard) = long_discard();
+        pair.post(discard, Instant::now()).unwrap();
+        assert_eq!(poll(&mut pair), []);
+        window.detach(SlabHandle(0)).unwrap();
+        assert_eq!(poll(&mut pair), [Completion { tag: Tag(7), result: Err(RequestError::NotLent) }]);
+        window.attach(SlabHandle(0), &file).unwrap();
+        pair.post(discard, Instant::now()).unwrap();
+        window.close();
+        assert_eq!(poll(&mut pair), [Completion { tag: Tag(7), result: Err(RequestError::Down) }]);
+        assert_eq!((poll(&mut pair), pair.in_flight()), (vec![], 0));
+        assert!(file.resident_bytes().unwrap() > 0, "nothing is freed behind the window's end");
     }
 }

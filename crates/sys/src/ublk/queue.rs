@@ -170,6 +170,9 @@ impl Drop for UblkQueue {
         while self.next_event().is_some() {}
         if self.with_kernel_count > 0 {
             std::mem::forget(Arc::clone(&self.memory));
+        } else {
+            // The ring itself goes later, on a worker of the kernel; the device should be free now.
+            let _ = self.ring.submitter().unregister_files();
         }
     }
 }

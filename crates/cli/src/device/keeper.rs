@@ -1,0 +1,319 @@
+//! The process that outlives the one that serves a device: keeps its memory, and starts it again when it dies.
+//!
+//! It owns the device's entry, and holds and locks the memory in which the device's state lies. The serving process is its
+//! child, of the same program. A child that ends well ends the keeper too. One that dies while it serves is started again,
+//! and goes on with the memory, after a pause that grows; one that dies too often is given up: the keeper then keeps the pages,
+//! says so in `status`, and waits for a SIGHUP (try again) or for `off`.
+//!
+//! Whatever this process does could happen while the machine's swap is dead, so it does next to nothing: all its memory,
+//! its program included, is locked, and it never waits for I/O of its own.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+use spillway_borrower::device::status::DeviceStatus;
+use spillway_borrower::state::keeping::KeptMemory;
+use spillway_sys::child::{self, ChildProcess, ChildSteps};
+use spillway_sys::memory_hierarchy::Hierarchy;
+use spillway_sys::paging_safety;
+
+use super::launch::LaunchedDevice;
+use super::serve::{self, DeviceRecord, DeviceReport};
+use crate::cgroup::OwnGroup;
+use crate::failure::Failure;
+use crate::limits::{RESTART_PAUSE_MAX, RESTART_PAUSE_MIN, RESTART_WINDOW, RESTARTS_MAX};
+use crate::registry::{Entry, Kind, Registry};
+use crate::status_socket::{Answer, Question, StatusServer};
+
+/// How often the keeper looks at its signals.
+const TURN: Duration = Duration::from_millis(100);
+
+/// What a keeper hands to the process that serves.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Handed {
+    /// Where the memory is opened; none for a device without pages that could outlive it.
+    pub(crate) memory: Option<PathBuf>,
+    /// What is less safe than it should be, in words.
+    pub(crate) notes: Vec<String>,
+    /// Whether the launcher let the device live on without it.
+    pub(crate) released: bool,
+}
+
+/// Runs until the device is stopped, or cannot be served any more.
+pub(crate) fn keep(launched_text: &str) -> Result<(), Failure> {
+    let launched: LaunchedDevice = serde_json::from_str(launched_text).map_err(Failure::usage)?;
+    let signals = Signals::watch()?;
+    match Keeper::prepare(&launched, launched_text) {
+        Ok(keeper) => keeper.run(&signals),
+        Err(failure) => {
+            serve::announce(&super::launch::Readiness::Failed(failure.to_string()));
+            Err(failure)
+        }
+    }
+}
+
+/// What this process was asked to do.
+struct Signals {
+    terminate: Arc<AtomicBool>,
+    again: Arc<AtomicBool>,
+}
+
+impl Signals {
+    fn watch() -> Result<Self, Failure> {
+        let again = Arc::new(AtomicBool::new(false));
+        let register = || signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&again));
+        let terminate = serve::separate_from_terminal()?;
+        register().map_err(|error| Failure::during("preparing the device's keeper", error))?;
+        Ok(Self { terminate, again })
+    }
+}
+
+struct Keeper {
+    launched: LaunchedDevice,
+    launched_text: String,
+    memory: Option<KeptMemory>,
+    notes: Vec<String>,
+    // Dropped last: until then the name is taken.
+    group: Option<OwnGroup>,
+    entry: Entry,
+}
+
+/// How a child's life ended, and what follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It did what it was told.
+    Done,
+    /// Another one is to go on.
+    Again,
+    /// Nothing of it can go on; what it left is for menders.
+    Lost,
+}
+
+fn verdict(status: ExitStatus, is_serving: bool) -> Verdict {
+    match status.code() {
+        Some(0) => Verdict::Done,
+        _ if is_serving => Verdict::Again,
+        // It failed to start, and said so.
+        Some(1 | 2) => Verdict::Done,
+        _ => Verdict::Lost,
+    }
+}
+
+impl Keeper {
+    fn prepare(launched: &LaunchedDevice, launched_text: &str) -> Result<Self, Failure> {
+        let registry = Registry::open().map_err(Failure::failed)?;
+        let entry = registry.claim(Kind::Device, &launched.name).map_err(Failure::failed)?;
+        let mut notes = Vec::new();
+        let group = own_group(&launched.name, &mut notes);
+        let memory = if launched.local_memory {
+            None
+        } else {
+            Some(KeptMemory::make(&serve::config(launched)?).map_err(Failure::failed)?)
+        };
+        // Refusals are noted by the child, which needs the same.
+        let _ = paging_safety::avoid_out_of_memory_kill();
+        let _ = paging_safety::lock_all_memory(false);
+        let (launched, launched_text) = (launched.clone(), launched_text.to_owned());
+        Ok(Self { launched, launched_text, memory, notes, group, entry })
+    }
+
+    fn run(mut self, signals: &Signals) -> Result<(), Failure> {
+        let mut deaths = Deaths::default();
+        loop {
+            let (status, lived) = self.serve_once(signals, deaths.count > 0)?;
+            match verdict(status, self.memory.as_ref().is_some_and(KeptMemory::is_serving)) {
+                Verdict::Done if status.success() => return Ok(()),
+                Verdict::Done => return Err(Failure::failed("the device's process could not start")),
+                Verdict::Lost => return self.leave_to_menders(&ending(status)),
+                Verdict::Again => {}
+            }
+            let died = format!("the device's process died ({})", ending(status));
+            tracing::error!("{died}; another one goes on with its pages");
+            match deaths.pause(lived) {
+                Some(pause) => std::thread::sleep(pause),
+                None if self.wait_for_orders(signals, &died) => {
+                    deaths = Deaths { count: deaths.count, ..Deaths::default() }
+                }
+                None => return self.leave_to_menders("it was told to end"),
+            }
+        }
+    }
+
+    /// One life of the serving process: how it ended, and how long it was.
+    fn serve_once(&mut self, signals: &Signals, again: bool) -> Result<(ExitStatus, Duration), Failure> {
+        let failed = |error| Failure::during("starting the device's process", error);
+        let started = Instant::now();
+        let mut child = self.spawn(again).map_err(failed)?;
+        if !again {
+            // From here on the launcher hears the child only, and its end.
+            serve::release_stdout();
+        }
+        loop {
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                return Ok((status, started.elapsed()));
+            }
+            if signals.terminate.swap(false, Ordering::SeqCst) {
+                // It may have ended just now.
+                let _ = child.signal(Signal::TERM);
+            }
+            let mut waiting = [PollFd::new(&child, PollFlags::IN)];
+            let timeout = Timespec { tv_sec: 0, tv_nsec: TURN.subsec_nanos().into() };
+            // A signal cuts the wait short.
+            let _ = rustix::event::poll(&mut waiting, Some(&timeout));
+        }
+    }
+
+    fn spawn(&self, again: bool) -> std::io::Result<ChildProcess> {
+        let record = DeviceRecord::read(self.entry.path());
+        let handed = Handed {
+            memory: self.memory.as_ref().map(KeptMemory::path),
+            notes: self.notes.clone(),
+            released: record.is_some_and(|record| record.released),
+        };
+        // The socket of a dead child is in the way of the next one.
+        let _ = std::fs::remove_file(self.entry.status_socket());
+        // The same program, even if its file was replaced meanwhile.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("serve-device").arg(&self.launched_text).arg("--kept").arg(serde_json::to_string(&handed)?);
+        if again {
+            command.stdout(Stdio::null());
+        }
+        child::spawn(command, ChildSteps::default())
+    }
+
+    /// Keeps the pages without serving them; true when it is to be tried again.
+    fn wait_for_orders(&mut self, signals: &Signals, died: &str) -> bool {
+        let health = format!(
+            "{died} {RESTARTS_MAX} times within {} s and is not started any more; its pages are kept. See {}; `kill -HUP {}` \
+             tries again",
+            RESTART_WINDOW.as_secs(),
+            Path::new("/run/spillway").join(format!("device-{}.log", self.launched.name)).display(),
+            std::process::id(),
+        );
+        tracing::error!("{health}");
+        let _ = std::fs::remove_file(self.entry.status_socket());
+        let Ok(socket) = StatusServer::bind(&self.entry.status_socket()) else { return false };
+        let report = self.report(health);
+        let mut stopped = false;
+        loop {
+            socket.serve(TURN, &mut |question| match question {
+                Question::Ping => Answer::done(),
+                Question::Status => Answer::status(&report),
+                Question::Stop => {
+                    stopped = true;
+                    Answer::done()
+                }
+            });
+            if stopped || signals.terminate.swap(false, Ordering::SeqCst) {
+                return false;
+            }
+            if signals.again.swap(false, Ordering::SeqCst) {
+                return true;
+            }
+        }
+    }
+
+    fn report(&self, health: String) -> DeviceReport {
+        let path = DeviceRecord::read(self.entry.path()).and_then(|record| record.path).unwrap_or_default();
+        DeviceReport {
+            run: self.launched.run.clone(),
+            notes: self.notes.clone(),
+            device: DeviceStatus {
+                name: self.launched.name.clone(),
+                path: path.display().to_string(),
+                size_bytes: self.launched.size_bytes,
+                slab_size_bytes: self.launched.slab_size_bytes,
+                redundancy: self.launched.redundancy.clone(),
+                health,
+                ..DeviceStatus::default()
+            },
+        }
+    }
+
+    /// Ends without taking the entry along: whoever mends it knows what the device left.
+    fn leave_to_menders(self, reason: &str) -> Result<(), Failure> {
+        // Without the group the entry's mender has less to do; a refusal is its work then.
+        drop(self.group);
+        self.entry.abandon();
+        Err(Failure::Failed(format!("the device ended: {reason}")))
+    }
+}
+
+fn own_group(name: &str, notes: &mut Vec<String>) -> Option<OwnGroup> {
+    let hierarchy = Hierarchy::detect()?;
+    match OwnGroup::enter(&hierarchy, &format!("device-{name}")) {
+        Ok(group) => Some(group),
+        Err(error) => {
+            notes.push(format!("no memory group of its own ({error}): a limit on its starter applies to it too"));
+            None
+        }
+    }
+}
+
+fn ending(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "unknown".to_owned(),
+    }
+}
+
+/// How often children died lately, and how long to wait.
+#[derive(Debug, Default)]
+struct Deaths {
+    /// Of all times.
+    count: u32,
+    /// In a row, each soon after its start.
+    quick: u32,
+}
+
+impl Deaths {
+    /// The pause before the next start, after a life of `lived`; none when it died too often.
+    fn pause(&mut self, lived: Duration) -> Option<Duration> {
+        self.count += 1;
+        self.quick = if lived >= RESTART_WINDOW { 1 } else { self.quick + 1 };
+        if self.quick > RESTARTS_MAX {
+            return None;
+        }
+        Some((RESTART_PAUSE_MIN * 2_u32.pow(self.quick - 1)).min(RESTART_PAUSE_MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_serves_is_started_again() {
+        let ended = |raw| ExitStatus::from_raw(raw);
+        assert_eq!(verdict(ended(0), true), Verdict::Done);
+        assert_eq!(verdict(ended(9), true), Verdict::Again, "killed");
+        assert_eq!(verdict(ended(6), true), Verdict::Again, "aborted by a panic");
+        assert_eq!(verdict(ended(1 << 8), true), Verdict::Again, "could not go on");
+        assert_eq!(verdict(ended(1 << 8), false), Verdict::Done, "never started");
+        assert_eq!(verdict(ended(9), false), Verdict::Lost);
+    }
+
+    #[test]
+    fn pauses_grow_and_quick_deaths_end_it() {
+        let mut deaths = Deaths::default();
+        let pauses: Vec<_> = (0..RESTARTS_MAX).map(|_| deaths.pause(Duration::ZERO).unwrap()).collect();
+        assert!(pauses.is_sorted() && pauses[0] == RESTART_PAUSE_MIN && pauses[1] > pauses[0]);
+        assert_eq!(deaths.pause(Duration::ZERO), None);
+        assert_eq!(Deaths { count: 9, quick: RESTARTS_MAX }.pause(RESTART_WINDOW), Some(RESTART_PAUSE_MIN));
+    }
+
+    #[test]
+    fn what_is_handed_over_arrives() {
+        let handed = Handed { memory: Some("/proc/7/fd/3".into()), notes: vec!["a".to_owned()], released: true };
+        let text = serde_json::to_string(&handed).unwrap();
+        assert_eq!(serde_json::from_str::<Handed>(&text).unwrap(), handed);
+    }
+}

@@ -1,0 +1,188 @@
+//! The process of a device is killed under load: its keeper starts another one, which has every byte that was acknowledged.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use serde_json::Value;
+
+use crate::stage::Stage;
+use crate::support::{self, wait_until};
+
+const PAGE: usize = 4096;
+const DEVICE_PAGES: u64 = (64 << 20) / PAGE as u64;
+/// Pages of one write.
+const RUN_PAGES: u64 = 8;
+
+/// A page-aligned buffer, as direct I/O wants it.
+#[repr(align(4096))]
+struct Aligned([u8; PAGE * RUN_PAGES as usize]);
+
+/// What was written: the last acknowledged number of each page, and the run that had no answer.
+#[derive(Default)]
+struct Written {
+    acknowledged: HashMap<u64, u64>,
+    unanswered: Option<(u64, u64)>,
+    clock: u64,
+}
+
+fn open(device: &Path) -> File {
+    let direct = OFlags::DIRECT.bits() as i32;
+    File::options().read(true).write(true).custom_flags(direct).open(device).unwrap()
+}
+
+fn stamp(bytes: &mut [u8], page: u64, number: u64) {
+    for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
+        word.copy_from_slice(&(page ^ number << 20 ^ (index as u64) << 56).to_le_bytes());
+    }
+}
+
+impl Written {
+    /// Writes runs all over the device, some again and again, until the device fails or `enough` says so.
+    fn write(&mut self, device: &Path, mut enough: impl FnMut(u64) -> bool) {
+        let file = open(device);
+        let mut buffer = Box::new(Aligned([0; _]));
+        for round in 0.. {
+            self.clock += 1;
+            let spread = if round % 2 == 0 { 40 } else { DEVICE_PAGES / RUN_PAGES };
+            let first = self.clock.wrapping_mul(0x9E37_79B9_7F4A_7C15) % spread * RUN_PAGES;
+            for page in 0..RUN_PAGES {
+                stamp(&mut buffer.0[page as usize * PAGE..][..PAGE], first + page, self.clock);
+            }
+            self.unanswered = Some((first, self.clock));
+            match file.write_all_at(&buffer.0, first * PAGE as u64) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::InvalidInput => panic!("{error}"),
+                Err(_) => return,
+            }
+            self.unanswered = None;
+            self.acknowledged.extend((first..first + RUN_PAGES).map(|page| (page, self.clock)));
+            if enough(round) {
+                return;
+            }
+        }
+    }
+
+    /// Every page is as acknowledged, or as in the write without an answer. What is found is the truth from here on.
+    fn check(&mut self, device: &Path) {
+        let file = open(device);
+        let mut buffer = Box::new(Aligned([0; _]));
+        let mut expected = vec![0; PAGE];
+        for first in (0..DEVICE_PAGES).step_by(RUN_PAGES as usize) {
+            file.read_exact_at(&mut buffer.0, first * PAGE as u64).unwrap();
+            for page in first..first + RUN_PAGES {
+                let found = &buffer.0[(page - first) as usize * PAGE..][..PAGE];
+                let unanswered = self.unanswered.filter(|(start, _)| (*start..start + RUN_PAGES).contains(&page));
+                let numbers = [self.acknowledged.get(&page).copied(), unanswered.map(|(_, number)| number)];
+                let is = |number: Option<u64>, expected: &mut [u8]| {
+                    expected.fill(0);
+                    if let Some(number) = number {
+                        stamp(expected, page, number);
+                    }
+                    found == &*expected
+                };
+                if !is(numbers[0], &mut expected) {
+                    assert!(numbers[1].is_some() && is(numbers[1], &mut expected), "page {page} is wrong: {numbers:?}");
+                    self.acknowledged.extend(numbers[1].map(|number| (page, number)));
+                }
+            }
+        }
+        self.unanswered = None;
+    }
+}
+
+fn device_on(stage: &mut Stage, redundancy: &str) -> PathBuf {
+    for _ in 0..3 {
+        stage.donor("160M");
+    }
+    let donors = stage.donor_options();
+    let backing = stage.disk().join("backing").display().to_string();
+    let mut options =
+        vec!["device", "on", "--size", "64M", "--slab-size", "4M", "--key", "none", "--redundancy", redundancy];
+    if redundancy.contains("disk") {
+        options.extend(["--backing", &backing]);
+    }
+    options.extend(donors.iter().map(String::as_str));
+    PathBuf::from(support::run(&mut stage.spillway(&options)).done("device on").text().trim())
+}
+
+fn report(stage: &Stage) -> Option<Value> {
+    stage.items("device").first().map(|item| item["report"].clone())
+}
+
+/// How often the device's process was started again, as its status says.
+fn restarts(report: &Value) -> u64 {
+    let notes = report["notes"].as_array().cloned().unwrap_or_default();
+    let note = notes.iter().filter_map(Value::as_str).find(|note| note.contains("was started again"));
+    note.map_or(0, |note| note.split(", ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap())
+}
+
+/// The process that owns the device's entry.
+fn keeper(stage: &Stage) -> u32 {
+    let owner = fs::read(stage.registry().join("device-device/owner.json")).unwrap();
+    serde_json::from_slice::<Value>(&owner).unwrap()["pid"].as_u64().unwrap() as u32
+}
+
+/// Its child, which serves.
+fn server(stage: &Stage) -> u32 {
+    let keeper = keeper(stage);
+    wait_until("the keeper to have a child", || {
+        let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+        children.split_ascii_whitespace().next()?.parse().ok()
+    })
+}
+
+/// Waits for the process that was started `count` times again; where its device is.
+fn await_restart(stage: &Stage, count: u64) -> PathBuf {
+    wait_until("the device to be served again", || {
+        let report = report(stage)?;
+        let path = report["device"]["path"].as_str().filter(|path| path.starts_with("/dev"))?;
+        (restarts(&report) == count).then(|| PathBuf::from(path))
+    })
+}
+
+fn survives(redundancy: &str) {
+    let Some(mut stage) = Stage::set(&[]) else { return };
+    let mut device = device_on(&mut stage, redundancy);
+    let mut written = Written::default();
+    written.write(&device, |round| round > 3000);
+    for crash in 1..=3 {
+        let server = server(&stage);
+        // Killed while writes are on their way; the block device ends in errors, which ends the writing.
+        let mut killer = None;
+        written.write(&device, |round| {
+            if round == 300 {
+                killer = Some(std::thread::spawn(move || support::signal(server, "KILL")));
+            }
+            assert!(round < 10_000_000, "the device of a killed process goes on");
+            false
+        });
+        killer.expect("the device ended before it was killed").join().unwrap();
+        device = await_restart(&stage, crash);
+        written.check(&device);
+    }
+    written.write(&device, |round| round > 500);
+    written.check(&device);
+    let health = report(&stage).unwrap()["device"]["health"].as_str().unwrap().to_owned();
+    assert!(!health.contains("lost"), "{health}");
+    support::run(&mut stage.spillway(&["device", "off"])).done("device off");
+    stage.assert_clean();
+}
+
+#[test]
+fn a_killed_device_with_a_disk_copy_has_every_byte() {
+    survives("disk");
+}
+
+#[test]
+fn a_killed_device_with_replicas_has_every_byte() {
+    survives("replicas=2");
+}
+
+#[test]
+fn a_killed_device_whose_only_copies_are_at_donors_has_every_byte() {
+    survives("none");
+}
