@@ -461,25 +461,27 @@ fn a_killed_server_is_followed_by_another_under_load() {
     let memory = Memfd::create("test", 16 * MIB).unwrap();
     let mut server = ServerProcess::start(&memory, true, None);
     let identity = server.identity.clone();
-    let is_done = AtomicBool::new(false);
-    let mut kills = 0;
+    let is_enough = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let load = scope.spawn(|| {
+        scope.spawn(|| {
             // Every byte is compared with what was written, across all deaths.
-            exercise_by_four(&identity.path(), 16 * MIB, 300, 0xDEAD);
-            is_done.store(true, Ordering::SeqCst);
+            for seed in 0xDEAD.. {
+                exercise_by_four(&identity.path(), 16 * MIB, 60, seed);
+                if is_enough.load(Ordering::SeqCst) {
+                    break;
+                }
+                discard(&open_direct(&identity.path()), 0, 16 * MIB);
+            }
         });
-        while !is_done.load(Ordering::SeqCst) && !load.is_finished() && kills < 2 {
+        for _ in 0..2 {
             std::thread::sleep(Duration::from_millis(300));
             server.kill();
-            kills += 1;
             server = ServerProcess::start(&memory, true, Some(&identity));
             assert_eq!(server.identity, identity);
             assert_eq!(nbd_remains::list().unwrap(), [], "it is served again");
         }
+        is_enough.store(true, Ordering::SeqCst);
     });
-    assert!(kills >= 2, "{kills} kills under load");
-    println!("{kills} kills");
     server.end();
     assert!(!is_connected(&identity.path()));
     let gone = Nbd::reconnect(&config(16 * MIB, true), &identity);
@@ -530,7 +532,7 @@ fn a_limited_program_swaps_and_survives_the_death_of_the_server() {
             kills += 1;
         }
         assert!(Instant::now() < give_up, "the program goes on after {kills} deaths of the server");
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(10));
     };
     assert!(status.success(), "the program saw what it wrote: {status}");
     assert!(most_bytes > 16 << 20, "it was swapped: {most_bytes} bytes at most");
