@@ -33,7 +33,8 @@ fn say_goodbye(borrower: &Borrower) {
 
 /// As a killed process does: its sockets close, and nothing is said.
 fn die(borrower: Borrower) {
-    borrower.sender.close();
+    let Borrower { sender, .. } = borrower;
+    sender.close();
 }
 
 fn back(hello: &Hello, token: SessionToken) -> Hello {

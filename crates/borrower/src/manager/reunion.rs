@@ -13,7 +13,6 @@ use spillway_fabric::units::SlabHandle;
 use spillway_sys::memfd::Memfd;
 
 use super::Shared;
-use crate::limits::COPIES_MAX;
 use crate::volume::slab_entry::DonorSlot;
 
 /// A slab that the donor kept.
@@ -73,8 +72,8 @@ fn empty_places(shared: &Shared, donor: DonorSlot, usable: &BTreeSet<SlabHandle>
     let mut pages_lost = 0;
     for slab in volume.geometry.slabs() {
         let places = volume.slab(slab).places();
-        for place in 0..COPIES_MAX {
-            let gone = places[place].is_some_and(|at| at.donor == donor && !usable.contains(&at.handle));
+        for (place, copy) in places.into_iter().enumerate() {
+            let gone = copy.is_some_and(|at| at.donor == donor && !usable.contains(&at.handle));
             if gone {
                 let pause = || std::thread::sleep(Duration::from_micros(50));
                 pages_lost += volume.remove_copy(slab, place, pause).map_or(0, |removed| removed.pages_lost);

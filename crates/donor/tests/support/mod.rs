@@ -141,6 +141,7 @@ impl Borrower {
     }
 
     /// Asks for a slab; the refusal if there is none.
+    #[allow(clippy::result_large_err, reason = "tests look into the refusal")]
     pub fn try_lease(&mut self) -> Result<(SlabHandle, Option<Memfd>), Message> {
         self.request += 1;
         self.sender.send(&Message::Lease { request: self.request }, None).unwrap();
