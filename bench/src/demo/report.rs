@@ -84,13 +84,18 @@ impl Row {
             self.against_disk(),
             traffic.pages_out.to_string(),
             traffic.pages_in.to_string(),
-            format!("{:.0}", latency.p50_us),
-            format!("{:.0}", latency.p99_us),
+            microseconds(latency, latency.p50_us),
+            microseconds(latency, latency.p99_us),
             format!("{:.0}", traffic.read_latency.p50_us),
             format!("{:.2}", self.fault_cost_seconds()),
             self.lent.wrong_bytes.to_string(),
         ]
     }
+}
+
+/// A part of `latency`, or a dash where too few pages came in to tell.
+fn microseconds(latency: &Latency, part: f64) -> String {
+    if *latency == Latency::default() { "-".to_owned() } else { format!("{part:.0}") }
 }
 
 impl Report {
@@ -207,6 +212,15 @@ mod tests {
             assert!(text.contains(part), "{part}\n{text}");
         }
         assert!(report.verdict().is_ok());
+    }
+
+    #[test]
+    fn a_run_without_faults_has_no_latency() {
+        let mut quiet = row(0, Disk::Took(3.0));
+        (quiet.lent.fault_latency, quiet.lent.faults) = (Latency::default(), 1);
+        let cells = quiet.cells();
+        assert_eq!((cells[7].as_str(), cells[8].as_str(), cells[10].as_str()), ("-", "-", "0.00"));
+        assert_eq!(row(0, Disk::Took(3.0)).cells()[8], "40");
     }
 
     #[test]
