@@ -116,7 +116,8 @@ impl World {
     }
 
     fn await_status(&self, what: &str, reached: impl Fn(&DeviceStatus) -> bool) -> DeviceStatus {
-        let give_up = Instant::now() + Duration::from_secs(30);
+        // A recall that finds no room for a moment, on a loaded machine, is repeated after 30 s.
+        let give_up = Instant::now() + Duration::from_secs(120);
         loop {
             let status = self.status();
             if reached(&status) {
