@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use frontend_support::{Aligned, can_run, open_direct};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::status::DeviceStatus;
+use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::device::{Device, DeviceConfig};
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
@@ -92,6 +93,7 @@ impl World {
             redundancy,
             backing: redundancy.disk.then(|| world.directory.path().join("backing")),
             mapping,
+            transport: TransportChoice::Auto,
             front_end: FrontEndChoice::Auto,
             listen: None,
             io_threads: None,

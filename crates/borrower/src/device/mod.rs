@@ -1,13 +1,14 @@
 //! A device: volume, I/O threads, manager and front end put together.
 //!
 //! - [`config`]: how it is started, and what may be wrong with that.
-//! - [`redundancy`]: the setting for copies.
+//! - [`redundancy`]: the setting for copies; [`transport`]: how pages travel.
 //! - [`status`]: what a device says of itself; [`health`]: in one line.
 
 pub mod config;
 pub mod health;
 pub mod redundancy;
 pub mod status;
+pub mod transport;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -473,6 +474,7 @@ fn remote_services(
         ties: Ties { records: state.records(), linger },
         name: config.name.clone(),
         key,
+        transport: config.transport,
     });
     Ok((services, Remote { volume, manager: manager.map_err(system())?, disk }))
 }

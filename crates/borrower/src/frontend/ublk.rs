@@ -31,7 +31,8 @@ use spillway_sys::ublk::queue::UblkDevice;
 
 use super::limits::{
     DETACH_RETRY_INTERVAL, DROP_DEADLINE, SLOTS_PER_THREAD_MAX, THREADS_MAX, UBLK_COMMAND_DEADLINE,
-    UBLK_DELETE_DEADLINE, UBLK_DISCARD_SIZE_BYTES_MAX, UBLK_RECOVERY_DEADLINE, UBLK_STOP_DEADLINE,
+    UBLK_DELETE_DEADLINE, UBLK_DISCARD_SIZE_BYTES_MAX, UBLK_RECOVERY_DEADLINE, UBLK_REQUEST_TIMEOUT,
+    UBLK_STOP_DEADLINE,
 };
 use super::ublk_channel::UblkChannel;
 use super::ublk_identity::{self, UblkIdentity};
@@ -183,6 +184,7 @@ impl FrontEnd for Ublk {
         self.stage = Stage::Attached;
         let path = self.identity.path();
         block_queue::tune(&path);
+        block_queue::set_timeout(&path, UBLK_REQUEST_TIMEOUT);
         Ok(path)
     }
 

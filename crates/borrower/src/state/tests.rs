@@ -7,6 +7,7 @@ use spillway_fabric::wire::SessionToken;
 
 use super::*;
 use crate::device::redundancy::Redundancy;
+use crate::device::transport::TransportChoice;
 use crate::frontend::FrontEndIdentity;
 use crate::frontend::choice::FrontEndChoice;
 use crate::frontend::nbd_identity::NbdIdentity;
@@ -24,6 +25,7 @@ fn config() -> DeviceConfig {
         key_file: None,
         redundancy: Redundancy { replicas: 2, disk: false },
         backing: None,
+        transport: TransportChoice::Auto,
         mapping: crate::manager::heat::MappingPolicy::OnDemand,
         front_end: FrontEndChoice::Auto,
         listen: None,

@@ -30,13 +30,13 @@ impl Programs {
         if !bench.exists() {
             return Err("the program spillway-bench (make test-binaries)".to_owned());
         }
-        let missing =
-            ["gcc", "redis-server", "redis-benchmark", "fio"].into_iter().find(|program| !has_program(program));
+        let missing = ["gcc", "redis-server", "redis-cli", "fio"].into_iter().find(|program| !has_program(program));
         if let Some(missing) = missing {
             return Err(missing.to_owned());
         }
         let directory = support::disk_directory();
-        for program in [spillway, &bench] {
+        let redis = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/virtual_machine/redis.sh");
+        for program in [spillway, &bench, &redis] {
             let link = directory.path().join(program.file_name().expect("it is a file"));
             std::os::unix::fs::symlink(program, link).expect("a link can be made");
         }
