@@ -214,7 +214,7 @@ impl Device {
         let is_connected = |phase| phase == Phase::Connected;
         while !donors.iter().all(|donor| is_connected(donor.phase())) && Instant::now() < give_up {
             let tried = donors.iter().all(|donor| !donor.status().last_error.is_empty() || is_connected(donor.phase()));
-            if tried && donors.iter().any(|donor| is_connected(donor.phase())) {
+            if tried && (self.is_resumed() || donors.iter().any(|donor| is_connected(donor.phase()))) {
                 break;
             }
             std::thread::sleep(Duration::from_millis(5));
