@@ -4,7 +4,7 @@
 //! and the living are left alone. Runs go first, because they know the order; then devices, donors, groups and mounts.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use spillway_borrower::frontend::nbd_remains::{self, AbandonedNbd};
@@ -148,10 +148,34 @@ fn mend_device(found: &Found) -> Result<(), String> {
     stop_device_process(found)?;
     let Some(record) = DeviceRecord::read(&found.path) else { return Ok(()) };
     if let Some(path) = &record.path {
-        swap_area::off(path, true).map_err(|error| error.to_string())?;
+        let waits = |left: &AbandonedUblk| left.is_waited_for && left.identity.path() == *path;
+        let waiting = ublk_remains::list().map_err(|error| error.to_string())?.into_iter().find(waits);
+        match waiting {
+            Some(left) => give_up(path, &left)?,
+            None => swap_area::off(path, true).map_err(|error| error.to_string())?,
+        }
     }
     remove_backing(&record);
     Ok(())
+}
+
+/// A device whose users wait for a process that will not come. Bringing its swap back would wait too; so that is begun, and the
+/// device then deleted under it: whatever is read from there on fails, and the kernel lets go.
+fn give_up(path: &Path, left: &AbandonedUblk) -> Result<(), String> {
+    std::thread::scope(|scope| {
+        let off = scope.spawn(|| swap_area::off(path, false));
+        let patience = Instant::now() + limits::GIVE_UP_DEADLINE;
+        while !off.is_finished() && Instant::now() < patience {
+            std::thread::sleep(limits::POLL_INTERVAL);
+        }
+        if !off.is_finished()
+            && let Err(error) = ublk_remains::delete(left.identity)
+        {
+            // Busy as long as it is being switched off; it goes with its last user.
+            tracing::debug!("{error}");
+        }
+        off.join().expect("switching off does not panic").map_err(|error| error.to_string())
+    })
 }
 
 /// Groups without an entry of their name and without processes. A young one may belong to a run that is just starting with
