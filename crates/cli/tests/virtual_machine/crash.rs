@@ -66,7 +66,7 @@ fn swap_over_ublk_whose_keeper_died_too_is_given_up() {
     assert_ne!(guest.machine_end(&programs), 0);
     guest.signal_donor("d", "TERM");
     guest.end_of(&donor);
-    guest.finish();
+    guest.finish_after(Some("I/O error, dev ublkb"));
 }
 
 #[test]
