@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use spillway_bench::result::StudyResult;
+use spillway_bench::result::{Skip, StudyResult};
+use spillway_bench::summary::RunSummary;
 
 /// The time a busy machine may take for one study.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -39,7 +40,7 @@ case "$command" in
         echo '{"items": ['
         for file in "$here"/*.path; do
             name=$(basename "$file" .path)
-            echo "{\"pid\": 1, \"report\": {\"device\": {\"name\": \"$name\", \"pages_stored\": 7, \"traffic\": {},"
+            echo "{\"pid\": $PPID, \"report\": {\"device\": {\"name\": \"$name\", \"pages_stored\": 7, \"traffic\": {},"
             echo '"donors": [{"transport": "shm"}], "disk": {"backlog_pages": 95, "backlog_pages_max": 100}}}},'
         done
         echo '{}]}' ;;
@@ -76,6 +77,11 @@ impl Stage {
         command.args(["run", "--quick", "--rounds", "1", "--only", study, "--spillway"]).arg(self.path("spillway"));
         command.arg("--directory").arg(self.path("work")).arg("--results").arg(self.path("results"));
         command
+    }
+
+    fn summary(&self) -> RunSummary {
+        let text = std::fs::read_to_string(self.path("results").join("summary.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
     }
 
     fn result(&self, study: &str) -> StudyResult {
@@ -133,6 +139,39 @@ fn the_study_of_writes_tells_steps_at_the_bound_apart() {
 }
 
 #[test]
+fn the_study_of_costs_takes_memory_and_processor_time_apart() {
+    let Some(stage) = Stage::new() else { return };
+    let output = stage.command("cost").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result = stage.result("cost");
+    // The stand-in's donor has no socket that could be taken away, so nobody knows that TCP would be used.
+    let is_left_out = |skip: &Skip| skip.what == "spillway tcp" && skip.reason.contains("donor.sock");
+    assert!(result.skipped.iter().any(is_left_out), "{:?}", result.skipped);
+    assert_eq!(result.subjects(), ["spillway shm borrower", "spillway shm donor", "spillway local borrower"]);
+    // The stand-in's donor is a sleeping shell; its "device" is served by this benchmark.
+    assert_eq!(result.median("128 KiB write", "spillway shm donor"), Some(0.0));
+    assert!(result.median("own memory with nothing stored", "spillway shm donor").is_some_and(|size| size > 0.0));
+    assert!(result.goals.iter().all(|goal| goal.met == Some(true)), "{:?}", result.goals);
+    stage.assert_nothing_is_left();
+}
+
+#[test]
+fn several_studies_share_one_summary() {
+    let Some(stage) = Stage::new() else { return };
+    let output = stage.command("slab").args(["--only", "writes"]).output().unwrap();
+    assert!(output.status.success());
+    let summary = stage.summary();
+    let studies: Vec<_> = summary.studies.iter().map(|study| (study.study.as_str(), study.complete)).collect();
+    assert_eq!(studies, [("slab", true), ("writes", true)]);
+    assert!(summary.quick && summary.studies.iter().all(|study| !study.goals.is_empty()));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let place = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is not on standard output"));
+    assert!(place("# slab") < place("# writes") && place("# writes") < place("# Summary"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains(" left)"), "what remains is told");
+    stage.assert_nothing_is_left();
+}
+
+#[test]
 fn an_interrupt_keeps_what_was_measured_and_leaves_nothing() {
     let Some(stage) = Stage::new() else { return };
     let mut child = stage.command("slab").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -149,6 +188,7 @@ fn an_interrupt_keeps_what_was_measured_and_leaves_nothing() {
     let result = stage.result("slab");
     assert!(result.measures.iter().all(|measure| measure.subject.starts_with("slab ")), "{:?}", result.measures);
     assert!(result.measures.iter().any(|measure| measure.subject == "slab 1M"));
+    assert!(!result.complete && !stage.summary().studies[0].complete, "it does not pass for a whole one");
     stage.assert_nothing_is_left();
 }
 

@@ -1,7 +1,7 @@
 //! The table at the end of the demo.
 
 use crate::harness::HarnessError;
-use crate::harness::spillway::Traffic;
+use crate::harness::spillway::{Latency, Traffic};
 use crate::size::{Size, format_bytes};
 use crate::table::Table;
 
@@ -12,6 +12,10 @@ pub struct Lent {
     pub seconds: f64,
     /// What the device counted.
     pub traffic: Traffic,
+    /// Faults that waited for a page.
+    pub faults: u64,
+    /// How long the kernel waited for pages, by the block layer.
+    pub fault_latency: Latency,
     /// Bytes of output that differ from the all-local run.
     pub wrong_bytes: u64,
     /// Whether a donor was killed meanwhile.
@@ -58,7 +62,7 @@ pub struct Report {
 impl Row {
     /// Seconds that the program waited for pages: faults times their mean latency.
     fn fault_cost_seconds(&self) -> f64 {
-        self.lent.traffic.read_requests as f64 * self.lent.traffic.read_latency.mean_us / 1e6
+        self.lent.faults as f64 * self.lent.fault_latency.mean_us / 1e6
     }
 
     fn against_disk(&self) -> String {
@@ -69,8 +73,8 @@ impl Row {
         }
     }
 
-    fn cells(&self) -> [String; 11] {
-        let traffic = &self.lent.traffic;
+    fn cells(&self) -> [String; 12] {
+        let (traffic, latency) = (&self.lent.traffic, &self.lent.fault_latency);
         let killed = if self.lent.donor_killed { ", donor killed" } else { "" };
         [
             format!("{}{killed}", self.program),
@@ -80,12 +84,18 @@ impl Row {
             self.against_disk(),
             traffic.pages_out.to_string(),
             traffic.pages_in.to_string(),
+            microseconds(latency, latency.p50_us),
+            microseconds(latency, latency.p99_us),
             format!("{:.0}", traffic.read_latency.p50_us),
-            format!("{:.0}", traffic.read_latency.p99_us),
             format!("{:.2}", self.fault_cost_seconds()),
             self.lent.wrong_bytes.to_string(),
         ]
     }
+}
+
+/// A part of `latency`, or a dash where too few pages came in to tell.
+fn microseconds(latency: &Latency, part: f64) -> String {
+    if *latency == Latency::default() { "-".to_owned() } else { format!("{part:.0}") }
 }
 
 impl Report {
@@ -127,12 +137,15 @@ impl Report {
             "pages in",
             "fault p50 us",
             "p99 us",
+            "ours us",
             "fault cost s",
             "wrong bytes",
         ]);
         self.rows.iter().for_each(|row| table.row(row.cells()));
         let mut text = if table.is_empty() { String::new() } else { table.markdown() };
         text += "\n/ disk swap: time over Spillway relative to disk swap under the same limit; '<' where disk swap was ended early.\n";
+        text += "fault p50, p99: what the kernel waits for a page, by its block layer, in windows of 20 ms; ours: the part of it inside \
+                 the device's process (median).\n";
         text += "fault cost: page faults times their mean latency.\n";
         if !self.inputs.is_empty() {
             text += &format!("Inputs: {}. More with --large.\n", self.inputs.join("; "));
@@ -164,13 +177,13 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::spillway::Latency;
 
     fn row(wrong_bytes: u64, disk: Disk) -> Row {
-        let read_latency = Latency { p50_us: 12.0, p99_us: 40.0, mean_us: 20.0 };
-        let traffic =
-            Traffic { pages_in: 30, pages_out: 40, read_requests: 50_000, read_latency, ..Traffic::default() };
-        let lent = Lent { seconds: 3.0, traffic, wrong_bytes, donor_killed: wrong_bytes == 0 };
+        let read_latency = Latency { p50_us: 3.0, p99_us: 9.0, mean_us: 4.0 };
+        let fault_latency = Latency { p50_us: 12.0, p99_us: 40.0, mean_us: 20.0 };
+        let traffic = Traffic { pages_in: 30, pages_out: 40, read_latency, ..Traffic::default() };
+        let lent =
+            Lent { seconds: 3.0, traffic, faults: 50_000, fault_latency, wrong_bytes, donor_killed: wrong_bytes == 0 };
         Row { program: "sort".to_owned(), percent: 50, local: Size(64 << 20), all_local_seconds: 2.0, lent, disk }
     }
 
@@ -191,12 +204,23 @@ mod tests {
             " 40 |",
             " 30 |",
             " 12 |",
+            " 40 |",
+            " 3 |",
             "1.00 |",
             " 0 |",
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
         assert!(report.verdict().is_ok());
+    }
+
+    #[test]
+    fn a_run_without_faults_has_no_latency() {
+        let mut quiet = row(0, Disk::Took(3.0));
+        (quiet.lent.fault_latency, quiet.lent.faults) = (Latency::default(), 1);
+        let cells = quiet.cells();
+        assert_eq!((cells[7].as_str(), cells[8].as_str(), cells[10].as_str()), ("-", "-", "0.00"));
+        assert_eq!(row(0, Disk::Took(3.0)).cells()[8], "40");
     }
 
     #[test]

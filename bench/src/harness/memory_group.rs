@@ -231,6 +231,38 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_is_the_kernels_and_only_limited_groups_are_guarded() {
+        let Some(limited) = group(Some(48 << 20)) else { return };
+        let file = limited.path.join(limited.name("memory.limit_in_bytes", "memory.high"));
+        assert_eq!(std::fs::read_to_string(file).unwrap().trim(), (48 << 20).to_string());
+        assert!(limited.guard.is_some());
+        let Some(free) = group(None) else { return };
+        assert!(free.guard.is_none() && free.path != limited.path);
+    }
+
+    #[test]
+    fn environment_and_directory_go_along() {
+        let Some(group) = group(None) else { return };
+        let mut command = Command::new("sh");
+        command.args(["-c", "pwd; echo \"$ONE$HOME\""]).env("ONE", "1 *").env_remove("HOME").current_dir("/var/tmp");
+        let output = Collected::default();
+        let running = Running::start("a look", &mut group.enter(&command), output.clone()).unwrap();
+        assert!(running.wait(Duration::from_secs(20), &Interrupt::never(), || {}).unwrap().status.success());
+        assert_eq!(output.text(), "/var/tmp\n1 *\n");
+    }
+
+    #[test]
+    fn its_memory_is_counted() {
+        let Some(group) = group(None) else { return };
+        let mut command = Command::new("sh");
+        // A shell that holds a text of some MiB until it is ended.
+        command.args(["-c", "text=$(head -c 6000000 /dev/zero | tr '\\0' x); sleep 100; echo $text"]);
+        let _running = Running::start("a holder", &mut group.enter(&command), Collected::default()).unwrap();
+        let holds = || (group.usage().working_bytes > 5_000_000).then_some(());
+        Interrupt::never().poll("the text in its group", Duration::from_secs(20), holds).unwrap();
+    }
+
+    #[test]
     fn what_is_left_inside_is_ended() {
         let Some(group) = group(None) else { return };
         let path = group.path.clone();

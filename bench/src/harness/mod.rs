@@ -7,7 +7,8 @@
 //! - [`memory_group`]: memory cgroups, versions 1 and 2; [`reclaim_guard`]: why programs at their limit are not killed.
 //! - [`storage`]: directories on a real disk; [`swap_area`]: swap that is on for as long as a value lives.
 //! - [`spillway`]: the product, driven as a user would; [`subject`]: the block devices that are compared; [`fio`]: the
-//!   program that exercises them; [`usage`]: CPU time and memory of processes.
+//!   program that exercises them; [`usage`]: CPU time and memory of processes; [`fault_latency`]: how
+//!   long the kernel waits for pages.
 //!
 //! - [`trace`]: the kernel's record of events.
 //!
@@ -15,6 +16,7 @@
 //! every wait return [`HarnessError::Interrupted`], so that values are dropped, and with them undone, on the way out.
 
 pub mod cleanup;
+pub mod fault_latency;
 pub mod fio;
 pub mod interrupt;
 pub mod memory_group;

@@ -99,6 +99,8 @@ pub struct RunReport {
     pub device: DeviceReport,
     /// The program's own time; `None` where the product does not tell.
     pub seconds: Option<f64>,
+    /// Faults of the program that waited for a page.
+    pub major_faults: u64,
 }
 
 /// How a donor is reached.
@@ -316,7 +318,8 @@ impl RunReport {
         let value: Value = serde_json::from_str(&text).map_err(HarnessError::system(what()))?;
         let device = find_any_device(&value).ok_or_else(|| HarnessError::failed(what(), "it tells of no device"))?;
         let seconds = ["wall_seconds", "elapsed_seconds"].iter().find_map(|name| value.get(name)?.as_f64());
-        Ok(Self { device, seconds })
+        let major_faults = value.get("major_faults").and_then(Value::as_u64).unwrap_or(0);
+        Ok(Self { device, seconds, major_faults })
     }
 }
 
@@ -464,8 +467,10 @@ mod tests {
             std::fs::write(file.path(), text).unwrap();
             RunReport::read(file.path())
         };
-        let report = read(r#"{"wall_seconds": 1.5, "device": {"device": {"pages_lost": 2, "traffic": {}}}}"#).unwrap();
-        assert_eq!((report.seconds, report.device.pages_lost), (Some(1.5), 2));
+        let report =
+            read(r#"{"wall_seconds": 1.5, "major_faults": 9, "device": {"device": {"pages_lost": 2, "traffic": {}}}}"#)
+                .unwrap();
+        assert_eq!((report.seconds, report.device.pages_lost, report.major_faults), (Some(1.5), 2, 9));
         assert_eq!(read(r#"{"device": {"traffic": {"pages_in": 3}}}"#).unwrap().device.traffic.pages_in, 3);
         for nonsense in ["nonsense", "{}", "{\"device\": {}}"] {
             assert!(read(nonsense).unwrap_err().to_string().contains("reading the statistics"), "{nonsense}");

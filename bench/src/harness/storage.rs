@@ -121,6 +121,26 @@ mod tests {
     }
 
     #[test]
+    fn the_first_usual_place_on_a_disk_is_taken() {
+        match PrivateDirectory::on_disk(None) {
+            Ok(directory) => {
+                assert!(CANDIDATES.iter().any(|place| directory.path().starts_with(place)));
+                assert!(!is_in_memory(directory.path()).unwrap());
+            }
+            Err(error) => assert!(error.to_string().contains("--directory"), "{error}"),
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_gone_already_is_no_panic() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = PrivateDirectory::create(parent.path()).unwrap();
+        std::fs::remove_dir(directory.path()).unwrap();
+        drop(directory);
+        assert!(PrivateDirectory::create(&parent.path().join("nowhere")).is_err());
+    }
+
+    #[test]
     fn unknown_places_are_errors() {
         assert!(is_in_memory(Path::new("/nonexistent")).is_err());
         assert!(free_bytes(Path::new("/nonexistent")).is_err());

@@ -183,6 +183,45 @@ mod tests {
     }
 
     #[test]
+    fn disk_swap_is_beaten_when_it_takes_longer() {
+        let mut result = StudyResult::new("hpbd", "", true, Machine::default());
+        for (case, disk, lent) in
+            [("quicksort L(25)", 47.0, 10.0), ("barnes-hut L(25)", 9.0, 10.0), (TWO_AT_ONCE, 210.0, 10.0)]
+        {
+            result.record(0, case, "disk file swap", SECONDS, disk);
+            result.record(0, case, "spillway", SECONDS, lent);
+        }
+        compare(&mut result);
+        let against_disk: Vec<_> = result
+            .goals
+            .iter()
+            .filter(|goal| goal.goal.contains("disk"))
+            .map(|goal| (goal.ratio, goal.verdict()))
+            .collect();
+        assert_eq!(against_disk, [(Some(4.7), "met"), (Some(0.9), "NOT met"), (Some(21.0), "met")]);
+        assert!(result.goals.iter().filter(|goal| goal.goal.contains("flat")).all(|goal| goal.met.is_none()));
+    }
+
+    #[test]
+    fn either_of_two_that_fails_is_seen() {
+        let run = |script_size: &str| {
+            let mut command = two_command(Size(64 * 1024)).unwrap();
+            let arguments: Vec<_> = command.get_args().map(std::ffi::OsStr::to_owned).collect();
+            command = Command::new("sh");
+            // The same script over a program that fails when it is asked for seed 1 or 2.
+            let fake = format!("#!/bin/sh\ncase \"$*\" in *'--seed {script_size}'*) exit 1;; esac\n");
+            let directory = tempfile::tempdir().unwrap();
+            let file = directory.path().join("fake");
+            std::fs::write(&file, fake).unwrap();
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(&file, mode).unwrap();
+            command.args(&arguments[..2]).arg(&file).args(&arguments[3..]);
+            command.status().unwrap().success()
+        };
+        assert_eq!((run("1"), run("2"), run("3")), (false, false, true));
+    }
+
+    #[test]
     fn two_run_at_once_where_all_is_local() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = crate::studies::tests::context(directory.path(), 1);

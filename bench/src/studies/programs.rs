@@ -155,6 +155,42 @@ mod tests {
     }
 
     #[test]
+    fn ratios_are_to_all_local_and_under_the_same_limit() {
+        let mut result = StudyResult::new("programs", "", true, Machine::default());
+        for (percent, factor) in [(50, 1.0), (25, 2.0)] {
+            for (kind, seconds) in [(Kind::AllLocal, 1.0), (Kind::Spillway, 3.0), (Kind::Zram, 2.0), (Kind::Disk, 6.0)]
+            {
+                result.record(0, &case("matrix", percent), &kind.name(), SECONDS, seconds * factor);
+            }
+        }
+        compare(&mut result);
+        let ratio = |percent, one: Kind, other: Kind| {
+            let matches = |found: &&crate::result::Comparison| {
+                found.case == case("matrix", percent) && found.subject == one.name() && found.baseline == other.name()
+            };
+            result.comparisons.iter().find(matches).map(|found| found.ratio.median)
+        };
+        assert_eq!(ratio(50, Kind::Spillway, Kind::AllLocal), Some(3.0));
+        assert_eq!(
+            (ratio(25, Kind::Spillway, Kind::Disk), ratio(25, Kind::Spillway, Kind::Zram)),
+            (Some(0.5), Some(1.5))
+        );
+        assert_eq!(ratio(25, Kind::Disk, Kind::Spillway), None, "one direction is enough");
+        assert_eq!(ratio(75, Kind::Spillway, Kind::Disk), None, "what was not measured has no ratio");
+    }
+
+    #[test]
+    fn each_kind_takes_the_share_that_is_asked_for() {
+        let local = Size(5 * MIB);
+        assert_eq!(Kind::Zram.place(local), Place::Swap(Subject::Zram, local));
+        assert_eq!(Kind::Disk.place(local), Place::Swap(Subject::DiskFile, local));
+        assert_eq!(Kind::Spillway.place(local), Place::Spillway(local, DONORS));
+        assert_eq!(Kind::AllLocal.place(local), Place::AllLocal);
+        let names: std::collections::HashSet<_> = Kind::ALL.map(Kind::name).into_iter().collect();
+        assert_eq!(names.len(), Kind::ALL.len());
+    }
+
+    #[test]
     fn a_plot_has_a_line_for_each_kind() {
         let mut result = StudyResult::new("programs", "", true, Machine::default());
         for kind in Kind::ALL {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use spillway_borrower::block::{BlockError, BlockOperation, BlockRequest};
 use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::engine::Engine;
 use spillway_borrower::engine::lanes::{LaneChange, LaneMailbox, Lanes};
 use spillway_borrower::manager::Shared as Managed;
@@ -181,6 +182,7 @@ fn managed(donors: usize) -> Managed {
         reunion_until: Instant::now(),
         name: "test".to_owned(),
         key: None,
+        transport: TransportChoice::Auto,
         work: WorkQueue::default(),
         mapper: Mapper::new(1),
         survey: Survey::default(),

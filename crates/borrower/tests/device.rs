@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use frontend_support::can_run;
 use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
@@ -25,6 +26,7 @@ fn config(name: &str) -> DeviceConfig {
         redundancy: Redundancy::NONE,
         backing: None,
         mapping: MappingPolicy::OnDemand,
+        transport: TransportChoice::Auto,
         front_end: FrontEndChoice::Auto,
         listen: None,
         io_threads: None,

@@ -82,8 +82,7 @@ fn run_in_guest(kernel: Kernel) {
         result => result.unwrap_or_else(|failure| panic!("{failure}")),
     };
     let program = std::env::current_exe().unwrap();
-    let only = std::env::var("SPILLWAY_TEST_ONLY").unwrap_or_default();
-    for test in IN_GUEST.iter().filter(|test| test.contains(&only)) {
+    for test in IN_GUEST {
         let started = Instant::now();
         let script = format!("exec '{}' --exact {test} --ignored --nocapture", program.display());
         let said = machine.run(&script, WITHIN).unwrap_or_else(|failure| panic!("{failure}"));
@@ -462,25 +461,27 @@ fn a_killed_server_is_followed_by_another_under_load() {
     let memory = Memfd::create("test", 16 * MIB).unwrap();
     let mut server = ServerProcess::start(&memory, true, None);
     let identity = server.identity.clone();
-    let is_done = AtomicBool::new(false);
-    let mut kills = 0;
+    let is_enough = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let load = scope.spawn(|| {
+        scope.spawn(|| {
             // Every byte is compared with what was written, across all deaths.
-            exercise_by_four(&identity.path(), 16 * MIB, 300, 0xDEAD);
-            is_done.store(true, Ordering::SeqCst);
+            for seed in 0xDEAD.. {
+                exercise_by_four(&identity.path(), 16 * MIB, 60, seed);
+                if is_enough.load(Ordering::SeqCst) {
+                    break;
+                }
+                discard(&open_direct(&identity.path()), 0, 16 * MIB);
+            }
         });
-        while !is_done.load(Ordering::SeqCst) && !load.is_finished() && kills < 4 {
+        for _ in 0..2 {
             std::thread::sleep(Duration::from_millis(300));
             server.kill();
-            kills += 1;
             server = ServerProcess::start(&memory, true, Some(&identity));
             assert_eq!(server.identity, identity);
             assert_eq!(nbd_remains::list().unwrap(), [], "it is served again");
         }
+        is_enough.store(true, Ordering::SeqCst);
     });
-    assert!(kills >= 2, "{kills} kills under load");
-    println!("{kills} kills");
     server.end();
     assert!(!is_connected(&identity.path()));
     let gone = Nbd::reconnect(&config(16 * MIB, true), &identity);
@@ -494,7 +495,7 @@ fn fill_and_verify() {
     let bytes: usize = std::env::var("SPILLWAY_TEST_FILL").expect("another test starts this one").parse().unwrap();
     let mut words: Vec<u64> = vec![0; bytes / 8];
     let word_at = |at: usize, round: u64| (at as u64).wrapping_mul(round ^ 0x9E37_79B9_7F4A_7C15);
-    for round in 1..=3_u64 {
+    for round in 1..=2_u64 {
         words.iter_mut().enumerate().for_each(|(at, word)| *word = word_at(at, round));
         let wrong = words.iter().enumerate().filter(|(at, word)| **word != word_at(*at, round));
         assert_eq!(wrong.count(), 0, "round {round}");
@@ -514,7 +515,7 @@ fn a_limited_program_swaps_and_survives_the_death_of_the_server() {
     let mut program = group.start(
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "fill_and_verify", "--ignored"])
-            .env("SPILLWAY_TEST_FILL", (64 << 20).to_string())
+            .env("SPILLWAY_TEST_FILL", (56 << 20).to_string())
             .stdout(Stdio::null()),
     );
     let used_bytes = || swap::areas().unwrap().iter().find(|area| area.path == path).map_or(0, |area| area.used_bytes);
@@ -531,7 +532,7 @@ fn a_limited_program_swaps_and_survives_the_death_of_the_server() {
             kills += 1;
         }
         assert!(Instant::now() < give_up, "the program goes on after {kills} deaths of the server");
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(10));
     };
     assert!(status.success(), "the program saw what it wrote: {status}");
     assert!(most_bytes > 16 << 20, "it was swapped: {most_bytes} bytes at most");

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use frontend_support::{Aligned, can_run, open_direct};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::status::DeviceStatus;
+use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::device::{Device, DeviceConfig};
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
@@ -92,6 +93,7 @@ impl World {
             redundancy,
             backing: redundancy.disk.then(|| world.directory.path().join("backing")),
             mapping,
+            transport: TransportChoice::Auto,
             front_end: FrontEndChoice::Auto,
             listen: None,
             io_threads: None,
@@ -114,7 +116,8 @@ impl World {
     }
 
     fn await_status(&self, what: &str, reached: impl Fn(&DeviceStatus) -> bool) -> DeviceStatus {
-        let give_up = Instant::now() + Duration::from_secs(30);
+        // A recall that finds no room for a moment, on a loaded machine, is repeated after 30 s.
+        let give_up = Instant::now() + Duration::from_secs(120);
         loop {
             let status = self.status();
             if reached(&status) {

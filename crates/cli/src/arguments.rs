@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::frontend::limits::THREADS_MAX;
 use spillway_borrower::frontend::nbd_listener::NbdAddress;
@@ -82,6 +83,9 @@ pub(crate) struct StorageArguments {
     /// When slabs get a donor: demand, or activity (a slab that is used little stays on the disk; needs --redundancy disk)
     #[arg(long, value_name = "WHEN", default_value_t)]
     pub(crate) mapping: MappingPolicy,
+    /// How pages travel: auto (shared memory with donors on this host), shm, or tcp (a socket, also on this host)
+    #[arg(long, value_name = "KIND", default_value_t)]
+    pub(crate) transport: TransportChoice,
     /// How the kernel reaches the device: auto takes the best one that it has, and `status` says why
     #[arg(long, value_name = "KIND", default_value_t)]
     pub(crate) frontend: FrontEndChoice,

@@ -86,14 +86,15 @@ const _: () = {
 };
 
 /// Quick deaths of a device's process in a row after which it is not started again: what killed it so often will do it again.
-pub(crate) const RESTARTS_MAX: u32 = 5;
+/// With the pauses they take some ten seconds, in which a machine that is short of memory gets over the worst.
+pub(crate) const RESTARTS_MAX: u32 = 8;
 
 /// A process that lived so long did not die of its start.
 pub(crate) const RESTART_WINDOW: Duration = Duration::from_secs(60);
 
 /// Pause before a process that died is started again; doubles with each quick death up to [`RESTART_PAUSE_MAX`]. The
 /// shortest is noise beside the time that the start takes.
-pub(crate) const RESTART_PAUSE_MIN: Duration = Duration::from_millis(20);
+pub(crate) const RESTART_PAUSE_MIN: Duration = Duration::from_millis(50);
 
 /// See [`RESTART_PAUSE_MIN`].
 pub(crate) const RESTART_PAUSE_MAX: Duration = Duration::from_secs(5);

@@ -4,6 +4,7 @@
 //! and the living are left alone. Runs go first, because they know the order; then devices, donors, groups and mounts.
 
 use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use spillway_borrower::frontend::nbd_remains::{self, AbandonedNbd};
@@ -25,8 +26,11 @@ pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
         dead(registry)?.iter().map(|found| format!("{} of a dead process", found.title())).collect();
     found.extend(stray_groups(registry)?.iter().map(|group| format!("memory group {}", group.path().display())));
     found.extend(frontend_remains::list().map_err(Failure::failed)?.iter().map(describe));
-    found.extend(ublk_remains::list().map_err(Failure::failed)?.iter().map(describe_ublk));
-    found.extend(nbd_remains::list().map_err(Failure::failed)?.iter().map(describe_nbd));
+    let kept = kept_devices(registry)?;
+    let ublk = ublk_remains::list().map_err(Failure::failed)?;
+    found.extend(ublk.iter().filter(|left| !kept.contains(&left.identity.path())).map(describe_ublk));
+    let nbd = nbd_remains::list().map_err(Failure::failed)?;
+    found.extend(nbd.iter().filter(|left| !kept.contains(&left.path())).map(describe_nbd));
     Ok(found)
 }
 
@@ -58,7 +62,11 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
             Err(error) => lines.push(format!("{what} could not be removed: {error}")),
         }
     }
+    let kept = kept_devices(registry)?;
     for abandoned in ublk_remains::list().map_err(Failure::failed)? {
+        if kept.contains(&abandoned.identity.path()) {
+            continue;
+        }
         let what = describe_ublk(&abandoned);
         match ublk_remains::delete(abandoned.identity) {
             Ok(()) => lines.push(format!("removed {what}")),
@@ -66,6 +74,9 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
         }
     }
     for abandoned in nbd_remains::list().map_err(Failure::failed)? {
+        if kept.contains(&abandoned.path()) {
+            continue;
+        }
         let what = describe_nbd(&abandoned);
         match nbd_remains::end(&abandoned) {
             Ok(()) => lines.push(format!("removed {what}")),
@@ -73,6 +84,13 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
         }
     }
     Ok(lines)
+}
+
+/// Block devices whose keepers live: they may lack a process for a moment.
+fn kept_devices(registry: &Registry) -> Result<Vec<PathBuf>, Failure> {
+    let entries = registry.entries().map_err(Failure::failed)?;
+    let living = entries.iter().filter(|found| found.kind == Kind::Device && found.is_alive());
+    Ok(living.filter_map(|found| DeviceRecord::read(&found.path)?.path).collect())
 }
 
 /// What a device that was just stopped left all the same: its keeper had given it up.
@@ -130,10 +148,34 @@ fn mend_device(found: &Found) -> Result<(), String> {
     stop_device_process(found)?;
     let Some(record) = DeviceRecord::read(&found.path) else { return Ok(()) };
     if let Some(path) = &record.path {
-        swap_area::off(path, true).map_err(|error| error.to_string())?;
+        let waits = |left: &AbandonedUblk| left.is_waited_for && left.identity.path() == *path;
+        let waiting = ublk_remains::list().map_err(|error| error.to_string())?.into_iter().find(waits);
+        match waiting {
+            Some(left) => give_up(path, &left)?,
+            None => swap_area::off(path, true).map_err(|error| error.to_string())?,
+        }
     }
     remove_backing(&record);
     Ok(())
+}
+
+/// A device whose users wait for a process that will not come. Bringing its swap back would wait too; so that is begun, and the
+/// device then deleted under it: whatever is read from there on fails, and the kernel lets go.
+fn give_up(path: &Path, left: &AbandonedUblk) -> Result<(), String> {
+    std::thread::scope(|scope| {
+        let off = scope.spawn(|| swap_area::off(path, false));
+        let patience = Instant::now() + limits::GIVE_UP_DEADLINE;
+        while !off.is_finished() && Instant::now() < patience {
+            std::thread::sleep(limits::POLL_INTERVAL);
+        }
+        if !off.is_finished()
+            && let Err(error) = ublk_remains::delete(left.identity)
+        {
+            // Busy as long as it is being switched off; it goes with its last user.
+            tracing::debug!("{error}");
+        }
+        off.join().expect("switching off does not panic").map_err(|error| error.to_string())
+    })
 }
 
 /// Groups without an entry of their name and without processes. A young one may belong to a run that is just starting with

@@ -14,7 +14,7 @@ use spillway_fabric::key::ClusterKey;
 use spillway_fabric::queue_pair::RequestError;
 use spillway_fabric::tcp::TcpQueuePair;
 use spillway_fabric::units::SlabHandle;
-use spillway_fabric::wire::SessionToken;
+use spillway_fabric::wire::{SessionToken, preface};
 use support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor, hello};
 
 #[test]
@@ -184,7 +184,8 @@ fn other_programs_get_no_answer_and_disturb_nobody() {
 fn peers_that_say_nothing_or_half_a_handshake_are_dropped() {
     let donor = TestDonor::start(4, None);
     let (mut mute, mut half) = (donor.dial_tcp(), donor.dial_unix());
-    half.write_all(b"SPLW\x02\x00\x01\x00half").unwrap();
+    half.write_all(&preface::encode(preface::Role::Control)).unwrap();
+    half.write_all(b"half").unwrap();
     let mut answer = Vec::new();
     mute.set_read_timeout(Some(PATIENCE)).unwrap();
     half.set_read_timeout(Some(PATIENCE)).unwrap();

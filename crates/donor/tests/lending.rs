@@ -62,7 +62,7 @@ fn a_full_donor_says_so_and_lends_again_when_slabs_return() {
     let mut borrower = donor.borrower_unix();
     let slabs: Vec<SlabHandle> = (0..3).map(|_| borrower.lease().0).collect();
     let refused = borrower.try_lease().unwrap_err();
-    assert!(matches!(refused, Message::Refused { full: true, .. }), "{refused:?}");
+    assert!(matches!(*refused, Message::Refused { full: true, .. }), "{refused:?}");
     let status = donor.donor.status();
     assert_eq!((status.lent_bytes, status.free_to_lend_bytes), (3 * SLAB_SIZE_BYTES, 0));
     borrower.release(slabs[1]);

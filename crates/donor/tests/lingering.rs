@@ -32,7 +32,7 @@ fn say_goodbye(borrower: &Borrower) {
 }
 
 /// As a killed process does: its sockets close, and nothing is said.
-fn die(borrower: Borrower) {
+fn die(borrower: &Borrower) {
     borrower.sender.close();
 }
 
@@ -62,7 +62,7 @@ fn a_borrower_that_comes_back_finds_its_pages() {
     borrower.release(other);
     memory.write(4096, b"page");
     let token = borrower.welcome.resume;
-    die(borrower);
+    die(&borrower);
     donor.wait_until("it lingers", |status| status.sessions_lingering == 1 && status.sessions.is_empty());
     assert_eq!(donor.donor.status().lent_bytes, SLAB_SIZE_BYTES);
 
@@ -89,7 +89,7 @@ fn who_did_not_ask_or_says_goodbye_leaves_nothing() {
         if goodbye {
             say_goodbye(&borrower);
         } else {
-            die(borrower);
+            die(&borrower);
         }
         donor.wait_until("slabs are back", |status| status.lent_bytes == 0 && status.sessions.is_empty());
         assert_eq!(donor.donor.status().sessions_lingering, 0);
@@ -102,7 +102,7 @@ fn slabs_are_taken_back_when_nobody_comes() {
     let mut borrower = open(&donor, &asking(1, true));
     borrower.lease();
     let (hello, token) = (asking(1, true), borrower.welcome.resume);
-    die(borrower);
+    die(&borrower);
     donor.wait_until("it lingers", |status| status.sessions_lingering == 1);
     donor.wait_until("slabs are back", |status| status.lent_bytes == 0 && status.sessions_lingering == 0);
     assert_eq!(open(&donor, &back(&hello, token)).welcome.held, 0, "too late is a fresh start");
@@ -115,7 +115,7 @@ fn a_wrong_secret_or_another_borrower_gets_nothing() {
     let mut borrower = open(&donor, &owner);
     borrower.lease();
     let token = borrower.welcome.resume;
-    die(borrower);
+    die(&borrower);
     donor.wait_until("it lingers", |status| status.sessions_lingering == 1);
     let mut wrong = token;
     wrong.0[31] ^= 1;

@@ -59,8 +59,10 @@ impl Player {
                 assert!(self.slabs.iter().all(|(held, _)| *held != slab));
                 self.slabs.push((slab, HashMap::new()));
             }
-            Err(Message::Refused { full, .. }) => assert!(full && lent_slabs == QUOTA_SLABS),
-            Err(other) => panic!("{other:?}"),
+            Err(answer) => match *answer {
+                Message::Refused { full, .. } => assert!(full && lent_slabs == QUOTA_SLABS),
+                other => panic!("{other:?}"),
+            },
         }
     }
 

@@ -47,7 +47,7 @@ fn a_smaller_quota_recalls_the_least_active_of_a_sample() {
     recalled.into_iter().for_each(|slab| borrower.release(slab));
     let status = donor.donor.status();
     assert_eq!((status.lent_bytes, status.recalls.returned), (9 * SLAB_SIZE_BYTES, 3));
-    assert!(matches!(borrower.try_lease(), Err(Message::Refused { full: true, .. })));
+    assert!(matches!(*borrower.try_lease().unwrap_err(), Message::Refused { full: true, .. }));
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn draining_recalls_everything_and_ends_when_it_is_back() {
         }
         draining.join().unwrap().unwrap();
     });
-    assert!(matches!(borrower.try_lease(), Err(Message::Refused { full: true, .. })));
+    assert!(matches!(*borrower.try_lease().unwrap_err(), Message::Refused { full: true, .. }));
     donor.wait_until("prepared slabs are given up", |status| status.prepared_bytes == 0);
     let status = donor.donor.status();
     assert!(status.draining);

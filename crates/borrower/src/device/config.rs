@@ -9,6 +9,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::DeviceError;
 use super::redundancy::Redundancy;
+use crate::device::transport::TransportChoice;
 use crate::frontend::choice::FrontEndChoice;
 use crate::frontend::nbd_server::NbdListen;
 use crate::limits::{DEVICE_SIZE_BYTES_MAX, DONORS_MAX};
@@ -32,6 +33,8 @@ pub struct DeviceConfig {
     pub redundancy: Redundancy,
     /// When slabs get their donor.
     pub mapping: MappingPolicy,
+    /// How pages travel.
+    pub transport: TransportChoice,
     /// The backing file for `redundancy.disk`; made, at the device's size, when it does not exist.
     pub backing: Option<PathBuf>,
     /// How the kernel reaches the device.
@@ -124,6 +127,7 @@ mod tests {
             key_file: None,
             redundancy: Redundancy::NONE,
             mapping: MappingPolicy::OnDemand,
+            transport: TransportChoice::Auto,
             backing: None,
             front_end: FrontEndChoice::Auto,
             listen: None,

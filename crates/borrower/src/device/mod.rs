@@ -1,13 +1,14 @@
 //! A device: volume, I/O threads, manager and front end put together.
 //!
 //! - [`config`]: how it is started, and what may be wrong with that.
-//! - [`redundancy`]: the setting for copies.
+//! - [`redundancy`]: the setting for copies; [`transport`]: how pages travel.
 //! - [`status`]: what a device says of itself; [`health`]: in one line.
 
 pub mod config;
 pub mod health;
 pub mod redundancy;
 pub mod status;
+pub mod transport;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -143,11 +144,13 @@ impl Device {
     fn start_over(config: DeviceConfig, state: Option<Kept>, is_kept: bool) -> Result<Self, DeviceError> {
         let geometry = config.check()?;
         let metrics = Arc::new(Metrics::default());
-        let (front_end_text, front_end, channels) = open_front_end(&config, geometry)?;
+        let kept = state.as_ref().filter(|_| is_kept);
+        let (front_end_text, front_end, channels) = open_front_end(&config, geometry, kept)?;
+        let goes_on = kept.is_some_and(|kept| kept.outlives_block_device || front_end.outlives_process());
         let (services, remote) = match &state {
             None => (local_services(geometry, &metrics, &channels)?, None),
             Some(kept) => {
-                let linger = if is_kept && kept.outlives_block_device { LINGER } else { Duration::ZERO };
+                let linger = if goes_on { LINGER } else { Duration::ZERO };
                 let (services, remote) = remote_services(&config, &kept.state, linger, &metrics, &channels)?;
                 (services, Some(remote))
             }
@@ -174,11 +177,21 @@ impl Device {
             let thread = IoThread::start(name, channel, service, stop, permit.clone(), downfall);
             device.io_threads.push(thread.map_err(DeviceError::system("cannot start an I/O thread"))?);
         }
+        device.note_front_end();
         device.path = device.front_end.attach()?;
-        if let Some(kept) = device.state.as_ref().filter(|_| is_kept) {
-            kept.state.records().set_serving(kept.outlives_block_device);
+        device.note_front_end();
+        if let Some(kept) = &device.state {
+            kept.state.records().set_serving(goes_on);
         }
         Ok(device)
+    }
+
+    /// Writes down for the next process how it takes the block device over; some can tell only once it is there.
+    fn note_front_end(&self) {
+        let (Some(kept), recovery) = (&self.state, self.front_end.recovery()) else { return };
+        if !kept.state.records().set_front_end(recovery.as_ref()) {
+            tracing::error!("{recovery:?} is too long to be taken over by another process");
+        }
     }
 
     /// Pages that a dead process was writing get one content, now that it is known which donors are there.
@@ -201,7 +214,7 @@ impl Device {
         let is_connected = |phase| phase == Phase::Connected;
         while !donors.iter().all(|donor| is_connected(donor.phase())) && Instant::now() < give_up {
             let tried = donors.iter().all(|donor| !donor.status().last_error.is_empty() || is_connected(donor.phase()));
-            if tried && donors.iter().any(|donor| is_connected(donor.phase())) {
+            if tried && (self.is_resumed() || donors.iter().any(|donor| is_connected(donor.phase()))) {
                 break;
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -338,13 +351,17 @@ fn state_of<'a>(
 /// A front end with its channels, and which one it is and why, for `status`.
 type FrontEndParts = (String, Box<dyn FrontEnd>, Vec<Box<dyn BlockChannel>>);
 
-fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<FrontEndParts, FrontEndError> {
+fn open_front_end(
+    config: &DeviceConfig,
+    geometry: Geometry,
+    kept: Option<&Kept>,
+) -> Result<FrontEndParts, FrontEndError> {
     let mut front_end = FrontEndConfig {
         name: config.name.clone(),
         size_bytes: geometry.page_count() * PAGE_SIZE_BYTES as u64,
         threads: config.io_threads.unwrap_or(IO_THREADS_DEFAULT),
         slots_per_thread: SLOTS_PER_THREAD,
-        recoverable: false,
+        recoverable: kept.is_some(),
         directory: PathBuf::from("/run/spillway"),
     };
     if let Some(listen) = &config.listen {
@@ -354,7 +371,17 @@ fn open_front_end(config: &DeviceConfig, geometry: Geometry) -> Result<FrontEndP
         let text = format!("nbd server ({} connections at a time)", front_end.threads);
         return Ok((text, Box::new(server), choice::boxed(channels)));
     }
-    let Opened { kind, reason, front_end, channels } = choice::open(config.front_end, &front_end)?;
+    let left = kept.and_then(|kept| kept.state.records().front_end());
+    let opened = match left.map(|identity| choice::take_over(&identity, &front_end)) {
+        // Unplugged and plugged in again.
+        Some(Err(error)) if kept.is_some_and(|kept| kept.outlives_block_device) => {
+            tracing::warn!("the block device is not there any more, a new one is made: {error}");
+            choice::open(config.front_end, &front_end)?
+        }
+        Some(taken_over) => taken_over?,
+        None => choice::open(config.front_end, &front_end)?,
+    };
+    let Opened { kind, reason, front_end, channels } = opened;
     Ok((format!("{kind} ({reason})"), front_end, channels))
 }
 
@@ -447,6 +474,7 @@ fn remote_services(
         ties: Ties { records: state.records(), linger },
         name: config.name.clone(),
         key,
+        transport: config.transport,
     });
     Ok((services, Remote { volume, manager: manager.map_err(system())?, disk }))
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The folder of the queue's settings.
 pub(super) fn settings(device: &Path) -> PathBuf {
@@ -17,6 +18,11 @@ pub(super) fn tune(device: &Path) {
     }
 }
 
+/// How often the kernel asks the driver about requests that take longer than `timeout`.
+pub(super) fn set_timeout(device: &Path, timeout: Duration) {
+    let _ = fs::write(settings(device).join("io_timeout"), timeout.as_millis().to_string());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -26,5 +32,6 @@ mod tests {
         assert_eq!(settings(Path::new("/dev/ublkb3")), Path::new("/sys/block/ublkb3/queue"));
         // Without a device nothing is written and nothing fails.
         tune(Path::new("/dev/no-such-device"));
+        set_timeout(Path::new("/dev/no-such-device"), Duration::from_secs(1));
     }
 }

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use super::loop_fuse::LoopFuse;
 use super::nbd::Nbd;
 use super::ublk::Ublk;
-use super::{FrontEnd, FrontEndConfig, FrontEndError};
+use super::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
 use crate::block::BlockChannel;
 
 /// A way into the kernel.
@@ -107,6 +107,21 @@ pub fn open(choice: FrontEndChoice, config: &FrontEndConfig) -> Result<Opened, F
     choose(choice, |kind| open_one(kind, config))
 }
 
+/// Takes over the block device that a process left which died. On an error it is left as it is.
+pub fn take_over(identity: &FrontEndIdentity, config: &FrontEndConfig) -> Result<Opened, FrontEndError> {
+    let (kind, (front_end, channels)) = match identity {
+        FrontEndIdentity::Ublk(identity) => {
+            let (front_end, channels) = Ublk::recover(config, *identity)?;
+            (FrontEndKind::Ublk, (Box::new(front_end) as Box<dyn FrontEnd>, boxed(channels)))
+        }
+        FrontEndIdentity::Nbd(identity) => {
+            let (front_end, channels) = Nbd::reconnect(config, identity)?;
+            (FrontEndKind::Nbd, (Box::new(front_end) as Box<dyn FrontEnd>, boxed(channels)))
+        }
+    };
+    Ok(Opened { kind, reason: "taken over from a process that died".to_owned(), front_end, channels })
+}
+
 type Parts = (Box<dyn FrontEnd>, Vec<Box<dyn BlockChannel>>);
 
 fn open_one(kind: FrontEndKind, config: &FrontEndConfig) -> Result<Parts, FrontEndError> {
@@ -180,6 +195,29 @@ mod tests {
         }
         let error = "floppy".parse::<FrontEndChoice>().unwrap_err().to_string();
         assert!(FrontEndKind::BEST_FIRST.iter().all(|kind| error.contains(kind.name())), "{error}");
+    }
+
+    #[test]
+    fn a_device_that_is_gone_is_not_taken_over() {
+        let config = FrontEndConfig {
+            name: "test".to_owned(),
+            size_bytes: 1 << 20,
+            threads: 1,
+            slots_per_thread: 1,
+            recoverable: true,
+            directory: PathBuf::from("/run/spillway"),
+        };
+        let gone = [
+            FrontEndIdentity::Ublk(crate::frontend::ublk_identity::UblkIdentity { device_id: 4242 }),
+            FrontEndIdentity::Nbd(crate::frontend::nbd_identity::NbdIdentity {
+                index: 4242,
+                identifier: "x".to_owned(),
+                connections: 1,
+            }),
+        ];
+        for identity in gone {
+            assert!(take_over(&identity, &config).is_err());
+        }
     }
 
     #[test]

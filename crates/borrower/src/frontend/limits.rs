@@ -67,6 +67,9 @@ pub const NBD_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// See [`NBD_KEEPALIVE_INTERVAL`].
 pub const NBD_KEEPALIVE_PROBES_MAX: u32 = 3;
 
+/// What a client's socket takes of answers before the client reads: the largest one.
+pub const NBD_SEND_BUFFER_BYTES: usize = NBD_REQUEST_BYTES_MAX;
+
 /// Connections that an NBD server holds at a time unless told otherwise: twice what `nbdcopy` opens.
 pub const NBD_CONNECTIONS_DEFAULT: usize = 8;
 
@@ -85,9 +88,14 @@ pub const UBLK_STOP_DEADLINE: Duration = Duration::from_secs(2 * BLOCK_REQUEST_D
 /// How long a deletion waits for our own threads to let go of their channels. The device goes in any case, when they do.
 pub const UBLK_DELETE_DEADLINE: Duration = Duration::from_secs(1);
 
+/// How often the kernel looks after a request that is being served. A server that dies with every slot of a queue in hand is
+/// noticed only then (seen with Linux 6.12, where it took the block layer's default of 30 s); one that lives is
+/// left alone.
+pub const UBLK_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How long the kernel may take to notice that the last server of a ublk device is dead: it ends that process's rings on
-/// workers of its own.
-pub const UBLK_RECOVERY_DEADLINE: Duration = Duration::from_secs(10);
+/// workers of its own, or looks after a request ([`UBLK_REQUEST_TIMEOUT`], 30 s where that could not be set).
+pub const UBLK_RECOVERY_DEADLINE: Duration = Duration::from_secs(40);
 
 /// The largest discard that a ublk device takes at once; longer ones are cut by the kernel. An engine passes over a slab's
 /// pages one by one, so this bounds how long other requests of the thread wait for it.

@@ -43,6 +43,11 @@ pub mod ublk_remains;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
+use self::nbd_identity::NbdIdentity;
+use self::ublk_identity::UblkIdentity;
+
 /// How to make a device, whichever the front end.
 #[derive(Clone, Debug)]
 pub struct FrontEndConfig {
@@ -71,6 +76,26 @@ pub trait FrontEnd: Send {
     /// Removes the block device. While somebody has it open past `deadline`, it fails with [`FrontEndError::Busy`], and
     /// everything stays as it was.
     fn detach(&mut self, deadline: Duration) -> Result<(), FrontEndError>;
+
+    /// Whether the block device, once attached, outlives this process and waits for another one. Most end with it.
+    fn outlives_process(&self) -> bool {
+        false
+    }
+
+    /// What another process needs to take the block device over, should this one die; as soon as it can be told.
+    fn recovery(&self) -> Option<FrontEndIdentity> {
+        None
+    }
+}
+
+/// A block device that waits for another process, see [`choice::take_over`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FrontEndIdentity {
+    /// Of the ublk driver.
+    Ublk(UblkIdentity),
+    /// Of the NBD driver.
+    Nbd(NbdIdentity),
 }
 
 /// Why a front end could not be started or stopped. The text says what to do.

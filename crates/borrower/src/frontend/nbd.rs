@@ -34,7 +34,7 @@ use super::nbd_channel::NbdChannel;
 use super::nbd_identity::{self, NbdIdentity};
 use super::nbd_protocol::KERNEL_FLAGS;
 use super::ownership::Ownership;
-use super::{FrontEnd, FrontEndConfig, FrontEndError, block_queue, openers};
+use super::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity, block_queue, openers};
 
 /// What mends a kernel without the driver.
 const CURE: &str = "load the module with `modprobe nbd` and run as root";
@@ -153,6 +153,14 @@ impl Nbd {
 }
 
 impl FrontEnd for Nbd {
+    fn outlives_process(&self) -> bool {
+        self.recoverable
+    }
+
+    fn recovery(&self) -> Option<FrontEndIdentity> {
+        self.identity().filter(|_| self.recoverable).map(FrontEndIdentity::Nbd)
+    }
+
     fn attach(&mut self) -> Result<PathBuf, FrontEndError> {
         let index = match self.index {
             Some(reconnected) => reconnected,

@@ -16,7 +16,7 @@ use std::str::FromStr;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown, sockopt};
 
 use super::FrontEndError;
-use super::limits::{NBD_KEEPALIVE_IDLE, NBD_KEEPALIVE_INTERVAL, NBD_KEEPALIVE_PROBES_MAX};
+use super::limits::{NBD_KEEPALIVE_IDLE, NBD_KEEPALIVE_INTERVAL, NBD_KEEPALIVE_PROBES_MAX, NBD_SEND_BUFFER_BYTES};
 
 /// An address as users write it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,6 +120,8 @@ impl Listener {
             }
             Err(errno) => return Err(errno.into()),
         };
+        // Large answers leave in one piece; a limit below that is the system's choice.
+        let _ = sockopt::set_socket_send_buffer_size(&socket, NBD_SEND_BUFFER_BYTES);
         if let Self::Tcp(_) = self {
             sockopt::set_tcp_nodelay(&socket, true)?;
             // A client whose machine vanished does not hold its connection for ever.

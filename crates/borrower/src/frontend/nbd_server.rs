@@ -158,6 +158,8 @@ pub struct NbdServerChannel {
     shared: Arc<Shared>,
     channel: NbdChannel,
     stage: Stage,
+    /// Whether the gate counts this channel's client: from before it learns that it is served.
+    is_inside: bool,
     /// What is to be said in the handshake.
     answer: Answer,
     /// Watches the gate, the handshake's deadline, and either the listeners or the client.
@@ -198,7 +200,8 @@ impl NbdServerChannel {
         }
         let channel = NbdChannel::new(slot_count, shared.export.size_bytes)?;
         let (stage, answer) = (Stage::Waiting, Answer::new());
-        let mut this = Self { shared, channel, stage, answer, watched, watches: Watches::Nothing, deadline };
+        let is_inside = false;
+        let mut this = Self { shared, channel, stage, is_inside, answer, watched, watches: Watches::Nothing, deadline };
         this.watch()?;
         Ok(this)
     }
@@ -247,6 +250,9 @@ impl NbdServerChannel {
     /// The client is gone, and its descriptor with it.
     fn wait_for_client(&mut self) -> io::Result<()> {
         self.stage = Stage::Waiting;
+        if std::mem::take(&mut self.is_inside) {
+            self.shared.gate.leave();
+        }
         self.watches = Watches::Nothing;
         self.channel.ahead().clear();
         self.set_deadline(Duration::ZERO)
@@ -307,7 +313,9 @@ impl NbdServerChannel {
         match handshake.advance(ahead.bytes(), &self.shared.export, answer) {
             Progress::Incomplete => return ahead.receive(socket.as_fd()),
             Progress::Consumed(count) => ahead.consume(count),
+            Progress::Transmission(_) if !self.shared.gate.enter() => return Ok(Moved::Closed),
             Progress::Transmission(count) => {
+                self.is_inside = true;
                 ahead.consume(count);
                 *last = Some(Last::Transmission);
             }
@@ -318,9 +326,6 @@ impl NbdServerChannel {
 
     /// The handshake is over: requests follow.
     fn serve(&mut self) -> io::Result<Moved> {
-        if !self.shared.gate.enter() {
-            return Ok(Moved::Closed);
-        }
         if let Stage::Greeting { socket, .. } = std::mem::replace(&mut self.stage, Stage::Serving) {
             self.channel.connect(socket);
         }
@@ -351,7 +356,6 @@ impl BlockChannel for NbdServerChannel {
                     Ok(Received::Nothing) => Moved::Nothing,
                     Ok(Received::Closed) | Err(_) => {
                         self.channel.disconnect();
-                        self.shared.gate.leave();
                         Moved::Closed
                     }
                 },

@@ -31,11 +31,12 @@ use spillway_sys::ublk::queue::UblkDevice;
 
 use super::limits::{
     DETACH_RETRY_INTERVAL, DROP_DEADLINE, SLOTS_PER_THREAD_MAX, THREADS_MAX, UBLK_COMMAND_DEADLINE,
-    UBLK_DELETE_DEADLINE, UBLK_DISCARD_SIZE_BYTES_MAX, UBLK_RECOVERY_DEADLINE, UBLK_STOP_DEADLINE,
+    UBLK_DELETE_DEADLINE, UBLK_DISCARD_SIZE_BYTES_MAX, UBLK_RECOVERY_DEADLINE, UBLK_REQUEST_TIMEOUT,
+    UBLK_STOP_DEADLINE,
 };
 use super::ublk_channel::UblkChannel;
 use super::ublk_identity::{self, UblkIdentity};
-use super::{FrontEnd, FrontEndConfig, FrontEndError, block_queue, openers, ublk_kernel};
+use super::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity, block_queue, openers, ublk_kernel};
 
 /// What a recoverable device needs of the driver.
 const RECOVERY: Features = Features::USER_RECOVERY.and(Features::USER_RECOVERY_REISSUE);
@@ -44,6 +45,7 @@ const RECOVERY: Features = Features::USER_RECOVERY.and(Features::USER_RECOVERY_R
 #[derive(Debug)]
 pub struct Ublk {
     identity: UblkIdentity,
+    is_recoverable: bool,
     stage: Stage,
 }
 
@@ -82,7 +84,8 @@ impl Ublk {
         };
         let granted = control.add(&wanted, UBLK_COMMAND_DEADLINE).map_err(explain("cannot add a ublk device"))?;
         // From here on dropping `added` cleans up.
-        let added = Self { identity: UblkIdentity { device_id: granted.device }, stage: Stage::Added };
+        let identity = UblkIdentity { device_id: granted.device };
+        let added = Self { identity, is_recoverable: config.recoverable, stage: Stage::Added };
         let parameters = Parameters {
             size_bytes: config.size_bytes,
             block_shift: PAGE_SIZE_BYTES.trailing_zeros() as u8,
@@ -118,7 +121,7 @@ impl Ublk {
         }
         await_release(&mut control, identity)?;
         let channels = channels(&info, config.size_bytes)?;
-        Ok((Self { identity, stage: Stage::Recovering }, channels))
+        Ok((Self { identity, is_recoverable: true, stage: Stage::Recovering }, channels))
     }
 
     /// What another process needs to take the device over, should this one die.
@@ -181,7 +184,16 @@ impl FrontEnd for Ublk {
         self.stage = Stage::Attached;
         let path = self.identity.path();
         block_queue::tune(&path);
+        block_queue::set_timeout(&path, UBLK_REQUEST_TIMEOUT);
         Ok(path)
+    }
+
+    fn outlives_process(&self) -> bool {
+        self.is_recoverable
+    }
+
+    fn recovery(&self) -> Option<FrontEndIdentity> {
+        self.is_recoverable.then_some(FrontEndIdentity::Ublk(self.identity))
     }
 
     fn detach(&mut self, deadline: Duration) -> Result<(), FrontEndError> {

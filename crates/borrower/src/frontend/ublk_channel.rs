@@ -2,7 +2,7 @@
 //!
 //! Life of a request: the kernel puts it into a slot that waits (the pages of a write land at the slot's start) ->
 //! `receive` takes it -> the caller works on the slot -> `complete` prepares the answer (the kernel takes a read's pages
-//! straight from the slot) -> the next `receive` hands over all answers at once, and their slots wait again. With every
+//! straight from the slot) -> `flush`, or the next `receive`, hands over all answers at once, and their slots wait again. With every
 //! slot taken, requests wait in the kernel; no other queue takes them.
 //!
 //! The kernel gives requests to the thread that fetched, and the caller makes channels on another one; so slots are fetched
@@ -176,6 +176,10 @@ impl<Q: RequestQueue> BlockChannel for UblkChannel<Q> {
         };
         self.answer(slot, result.map_or_else(|error| -error.errno(), |()| success));
         Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.queue.submit()
     }
 
     fn event(&self) -> BorrowedFd<'_> {

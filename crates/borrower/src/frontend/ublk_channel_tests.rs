@@ -105,7 +105,7 @@ fn requests_arrive_in_their_slots_and_answers_leave_together() {
     }
     channel.complete(3, Err(BlockError::InputOutput)).unwrap();
     assert!(channel.queue.submitted.is_empty());
-    channel.receive().unwrap();
+    channel.flush().unwrap();
     assert_eq!(channel.queue.submitted, [(0, Some(4096)), (1, Some(0)), (2, Some(4 * 4096)), (3, Some(-5))]);
     assert_eq!(channel.queue.submissions, 2, "one for the fetches, one for all answers");
 }

@@ -41,8 +41,11 @@ pub fn list() -> Result<Vec<AbandonedUblk>, FrontEndError> {
 pub fn delete(identity: UblkIdentity) -> Result<(), FrontEndError> {
     let mut control = open_driver()?;
     let device = identity.device_id;
-    let stopped = control.stop(device, UBLK_STOP_DEADLINE);
-    stopped.map_err(FrontEndError::system(format!("cannot stop {}", identity.path().display())))?;
+    match control.stop(device, UBLK_STOP_DEADLINE) {
+        // Somebody else was faster.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => return Ok(()),
+        result => result.map_err(FrontEndError::system(format!("cannot stop {}", identity.path().display())))?,
+    }
     match control.delete(device, UBLK_DELETE_DEADLINE) {
         // It goes when its last user does.
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(FrontEndError::Busy(format!(

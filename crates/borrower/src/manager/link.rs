@@ -1,15 +1,15 @@
 //! One donor's thread: opens a session, answers the donor, and cleans up when the session ends.
 //!
 //! A session on this host gets shared memory over the donor's UNIX socket, also when the donor was named by its TCP
-//! address; any other gets one TCP connection per I/O thread. When it ends, in this order: the donor counts as disconnected
-//! (no new place is filled), I/O threads lose their queue pairs (requests in flight end), and every place at the donor is
-//! emptied. Only then is the donor tried again: a donor that comes back is a new one, with new slabs. Slabs that it kept for a
+//! address; any other, and every one if the user says so, gets one connection per I/O thread. When it ends, in this order: the
+//! donor counts as disconnected (no new place is filled), I/O threads lose their queue pairs (requests in flight end), and
+//! every place at the donor is emptied. Only then is the donor tried again: a donor that comes back is a new one, with new slabs. Slabs that it kept for a
 //! process that died are taken over at the beginning of the first session of the next one ([`reunion`]).
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,7 @@ use super::donors::{DonorEntry, Session};
 use super::mapping::forget_donor;
 use super::mover::Work;
 use super::reunion::{self, HeldSlab};
+use crate::device::transport::TransportChoice;
 use crate::engine::lanes::LaneChange;
 use crate::limits::{RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN};
 use crate::state::records::DonorRecord;
@@ -52,6 +53,9 @@ pub enum LinkError {
     /// A data connection or the window for shared memory could not be made.
     #[error("cannot make data connections: {0}")]
     Data(io::Error),
+    /// The user wants nothing else.
+    #[error("no shared memory with it: it runs on another host, or for another user; use --transport auto")]
+    NoSharedMemory,
     /// The donor leaves.
     #[error("the donor said goodbye: {0}")]
     Goodbye(String),
@@ -85,6 +89,8 @@ impl Greeted {
 enum Transport {
     Shm,
     Tcp(std::net::SocketAddr),
+    /// As over TCP, through the UNIX socket of a donor on this host.
+    Unix(PathBuf),
 }
 
 /// Keeps the donor in `slot` connected until the device stops.
@@ -147,7 +153,7 @@ fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
             let size_bytes = shared.volume.geometry.slab_size_bytes();
             Some(ShmWindow::new(size_bytes, SLABS_PER_SESSION_MAX).map_err(LinkError::Data)?)
         }
-        Transport::Tcp(_) => None,
+        Transport::Tcp(_) | Transport::Unix(_) => None,
     };
     let held = reunion::take_held(shared, donor.slot, &opened.held, window.as_deref());
     install_queue_pairs(shared, donor, &opened, window.as_ref()).map_err(LinkError::Data)?;
@@ -209,17 +215,24 @@ fn handle(
 fn open(shared: &Shared, donor: &DonorEntry) -> Result<Opened, LinkError> {
     let resume = shared.ties.records.donor(donor.slot).map(|record| record.token);
     match &donor.address {
+        DonorAddress::Unix(path) if shared.transport == TransportChoice::Tcp => {
+            let stream = connect_unix(path).map_err(LinkError::Unreachable)?;
+            Ok(greet(shared, stream, false, resume)?.over(Transport::Unix(path.clone())))
+        }
         DonorAddress::Unix(path) => open_unix(shared, path, resume),
         DonorAddress::Tcp(text) => {
             let (stream, mut peer) = connect_tcp(text).map_err(LinkError::Unreachable)?;
             let first = greet(shared, stream.into(), false, None)?;
             let here = boot_id().is_ok_and(|host| host == first.welcome.host);
-            if here && !first.welcome.unix_path.is_empty() {
+            if here && !first.welcome.unix_path.is_empty() && shared.transport != TransportChoice::Tcp {
                 match open_unix(shared, Path::new(&first.welcome.unix_path), resume) {
                     Ok(opened) if opened.welcome.donor == first.welcome.donor => return Ok(opened),
                     Ok(_) => tracing::info!("{} is another donor than {text}", first.welcome.unix_path),
                     Err(error) => tracing::info!("no shared memory with {text}: {error}"),
                 }
+            }
+            if shared.transport == TransportChoice::Shm {
+                return Err(LinkError::NoSharedMemory);
             }
             let greeted = match resume {
                 None => first,
@@ -318,6 +331,9 @@ fn install_queue_pairs(
             (None, Transport::Tcp(address)) => {
                 let stream = TcpStream::connect_timeout(address, HANDSHAKE_DEADLINE)?;
                 Box::new(TcpQueuePair::connect(stream, &opened.welcome.token, pool)?)
+            }
+            (None, Transport::Unix(path)) => {
+                Box::new(TcpQueuePair::connect(connect_unix(path)?, &opened.welcome.token, pool)?)
             }
             (None, Transport::Shm) => unreachable!("shared memory has a window"),
         });

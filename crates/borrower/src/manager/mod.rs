@@ -38,6 +38,7 @@ use self::donors::DonorEntry;
 use self::mapping::Mapper;
 use self::mover::WorkQueue;
 use self::survey::Survey;
+use crate::device::transport::TransportChoice;
 use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::limits::LINGER;
 use crate::state::records::Records;
@@ -71,6 +72,8 @@ pub struct Shared {
     pub name: String,
     /// The cluster key.
     pub key: Option<ClusterKey>,
+    /// How pages travel.
+    pub transport: TransportChoice,
     /// What the mover is asked to do.
     pub work: WorkQueue,
     /// Where copies go.
@@ -109,6 +112,8 @@ pub struct ManagerParts {
     pub name: String,
     /// The cluster key.
     pub key: Option<ClusterKey>,
+    /// How pages travel.
+    pub transport: TransportChoice,
 }
 
 /// The running threads.
@@ -134,6 +139,7 @@ impl Manager {
             reunion_until: Instant::now() + LINGER,
             name: parts.name,
             key: parts.key,
+            transport: parts.transport,
             work: WorkQueue::default(),
             mapper: Mapper::new(parts.borrower.0 as u64),
             survey: Survey::default(),

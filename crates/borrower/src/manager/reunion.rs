@@ -13,8 +13,7 @@ use spillway_fabric::units::SlabHandle;
 use spillway_sys::memfd::Memfd;
 
 use super::Shared;
-use crate::limits::COPIES_MAX;
-use crate::volume::slab_entry::DonorSlot;
+use crate::volume::slab_entry::{DonorSlot, Location};
 
 /// A slab that the donor kept.
 #[derive(Debug)]
@@ -73,12 +72,10 @@ fn empty_places(shared: &Shared, donor: DonorSlot, usable: &BTreeSet<SlabHandle>
     let mut pages_lost = 0;
     for slab in volume.geometry.slabs() {
         let places = volume.slab(slab).places();
-        for place in 0..COPIES_MAX {
-            let gone = places[place].is_some_and(|at| at.donor == donor && !usable.contains(&at.handle));
-            if gone {
-                let pause = || std::thread::sleep(Duration::from_micros(50));
-                pages_lost += volume.remove_copy(slab, place, pause).map_or(0, |removed| removed.pages_lost);
-            }
+        let gone = |location: &Location| location.donor == donor && !usable.contains(&location.handle);
+        for (place, _) in places.iter().enumerate().filter(|(_, location)| location.as_ref().is_some_and(gone)) {
+            let pause = || std::thread::sleep(Duration::from_micros(50));
+            pages_lost += volume.remove_copy(slab, place, pause).map_or(0, |removed| removed.pages_lost);
         }
     }
     pages_lost

@@ -7,14 +7,21 @@
 use spillway_fabric::units::DonorId;
 use spillway_fabric::wire::{SESSION_TOKEN_BYTES, SessionToken};
 
+use spillway_sys::atomic_words::WORD_SIZE_BYTES;
+
+use crate::frontend::FrontEndIdentity;
 use crate::limits::DONORS_MAX;
 use crate::volume::slab_entry::DonorSlot;
 use crate::volume::words::Words;
 
 const AT_STARTS: usize = 0;
 const AT_SERVING: usize = 1;
-const AT_FRONT_END: usize = 2;
-const AT_DONORS: usize = 8;
+/// Bytes of the front end's record, and the record.
+const AT_FRONT_END_LENGTH: usize = 2;
+const AT_FRONT_END: usize = 3;
+/// The longest identity is NBD's: a name, a process and two numbers.
+const FRONT_END_WORDS: usize = 61;
+const AT_DONORS: usize = AT_FRONT_END + FRONT_END_WORDS;
 const TOKEN_WORDS: usize = SESSION_TOKEN_BYTES / 8;
 const DONOR_WORDS: usize = 1 + 2 + TOKEN_WORDS;
 
@@ -67,14 +74,32 @@ impl Records {
         self.words.load(AT_SERVING) != 0
     }
 
-    /// Notes what the front end needs to take its block device over: a number of its own.
-    pub fn set_front_end(&self, number: Option<u32>) {
-        self.words.store(AT_FRONT_END, number.map_or(0, |number| u64::from(number) + 1));
+    /// Notes what the next process needs to take the block device over. False when that is too long to be noted.
+    #[must_use]
+    pub fn set_front_end(&self, identity: Option<&FrontEndIdentity>) -> bool {
+        self.words.store(AT_FRONT_END_LENGTH, 0);
+        let Some(identity) = identity else { return true };
+        let text = serde_json::to_vec(identity).expect("an identity is plain data");
+        if text.len() > FRONT_END_WORDS * WORD_SIZE_BYTES {
+            return false;
+        }
+        for (index, bytes) in text.chunks(WORD_SIZE_BYTES).enumerate() {
+            let mut word = [0; WORD_SIZE_BYTES];
+            word[..bytes.len()].copy_from_slice(bytes);
+            self.words.store(AT_FRONT_END + index, u64::from_le_bytes(word));
+        }
+        self.words.store(AT_FRONT_END_LENGTH, text.len() as u64);
+        true
     }
 
-    /// What the front end of the process before this one noted.
-    pub fn front_end(&self) -> Option<u32> {
-        self.words.load(AT_FRONT_END).checked_sub(1).map(|number| number as u32)
+    /// What the process before this one noted.
+    pub fn front_end(&self) -> Option<FrontEndIdentity> {
+        let length = self.words.load(AT_FRONT_END_LENGTH) as usize;
+        if length == 0 || length > FRONT_END_WORDS * WORD_SIZE_BYTES {
+            return None;
+        }
+        let words = (0..FRONT_END_WORDS).flat_map(|index| self.words.load(AT_FRONT_END + index).to_le_bytes());
+        serde_json::from_slice(&words.take(length).collect::<Vec<u8>>()).ok()
     }
 
     /// How the donor in `slot` knows this borrower.

@@ -7,7 +7,10 @@ use spillway_fabric::wire::SessionToken;
 
 use super::*;
 use crate::device::redundancy::Redundancy;
+use crate::device::transport::TransportChoice;
+use crate::frontend::FrontEndIdentity;
 use crate::frontend::choice::FrontEndChoice;
+use crate::frontend::nbd_identity::NbdIdentity;
 use crate::state::records::DonorRecord;
 use crate::volume::page_bits::Bit;
 use crate::volume::slab_entry::{DonorSlot, Location};
@@ -22,6 +25,7 @@ fn config() -> DeviceConfig {
         key_file: None,
         redundancy: Redundancy { replicas: 2, disk: false },
         backing: None,
+        transport: TransportChoice::Auto,
         mapping: crate::manager::heat::MappingPolicy::OnDemand,
         front_end: FrontEndChoice::Auto,
         listen: None,
@@ -51,7 +55,11 @@ fn what_a_process_left_is_there_for_the_next() {
     let record = DonorRecord { donor: DonorId(u128::MAX - 7), token: SessionToken([0xa7; 32]) };
     state.records().set_donor(DonorSlot(63), &record);
     state.records().set_serving(true);
-    state.records().set_front_end(Some(0));
+    let nbd = FrontEndIdentity::Nbd(NbdIdentity { index: 3, identifier: "n".repeat(300), connections: 2 });
+    assert!(state.records().set_front_end(Some(&nbd)));
+    let too_long = FrontEndIdentity::Nbd(NbdIdentity { index: 3, identifier: "n".repeat(600), connections: 2 });
+    assert!(!state.records().set_front_end(Some(&too_long)) && state.records().front_end().is_none());
+    assert!(state.records().set_front_end(Some(&nbd)));
     assert_eq!(state.records().count_start(), 0);
     let (borrower, memory) = (state.borrower(), kept(&state));
     drop((state, volume));
@@ -60,7 +68,7 @@ fn what_a_process_left_is_there_for_the_next() {
     assert!(state.is_resumed() && state.records().is_serving());
     assert_eq!(state.borrower(), borrower);
     assert_eq!(state.records().count_start(), 1);
-    assert_eq!((state.records().front_end(), state.records().donor(DonorSlot(0))), (Some(0), None));
+    assert_eq!((state.records().front_end(), state.records().donor(DonorSlot(0))), (Some(nbd), None));
     assert_eq!(state.records().donor(DonorSlot(63)), Some(record));
     let volume = state.volume(config().redundancy).unwrap();
     assert_eq!(volume.bits.count(Bit::Copy(2), 0, volume.geometry.page_count()), 5);

@@ -85,7 +85,8 @@ struct Remains {
 struct World {
     words: Words,
     volume: Arc<Volume>,
-    donors: Vec<Shared>,
+    /// Who is there now; a lost donor's place is taken by a new one.
+    donors: Rc<RefCell<Vec<Shared>>>,
     disk: Shared,
     mailboxes: Vec<Arc<LaneMailbox>>,
     pools: Vec<Arc<BufferPool>>,
@@ -137,17 +138,22 @@ impl World {
         let refill = Refill::new(Arc::clone(&volume), lanes(1), Arc::clone(&pools[1]));
         let clock = remains.promises.acknowledged.values().max().map_or(0, |newest| newest + 100);
         let promises = Rc::new(RefCell::new(remains.promises));
+        let donors = Rc::new(RefCell::new(donors));
         let world = Self { words, volume, donors, disk, mailboxes, pools, engine, refill, promises, clock };
         (0..DONORS).for_each(|donor| world.connect(donor));
         world.volume.set_mapping_possible(true);
         world
     }
 
+    fn donor(&self, donor: usize) -> Shared {
+        Arc::clone(&self.donors.borrow()[donor])
+    }
+
     fn connect(&self, donor: usize) {
         let slot = DonorSlot(donor as u16);
         self.volume.begin_session(slot);
         for (mailbox, pool) in self.mailboxes.iter().zip(&self.pools) {
-            let queue_pair = Some(StoreQueuePair::boxed(&self.donors[donor], pool, DEPTH));
+            let queue_pair = Some(StoreQueuePair::boxed(&self.donor(donor), pool, DEPTH));
             mailbox.leave(LaneChange { donor: slot, queue_pair });
         }
     }
@@ -156,14 +162,14 @@ impl World {
     fn die_at(&self, number: usize) -> Rc<RefCell<Option<Remains>>> {
         let left: Rc<RefCell<Option<Remains>>> = Rc::default();
         let (found, words, volume) = (Rc::clone(&left), self.words.clone(), Arc::clone(&self.volume));
-        let (donors, disk, promises) = (self.donors.clone(), Arc::clone(&self.disk), Rc::clone(&self.promises));
+        let (donors, disk, promises) = (Rc::clone(&self.donors), Arc::clone(&self.disk), Rc::clone(&self.promises));
         let mut stores = 0;
         crash::observe(Some(Box::new(move || {
             if stores == number {
                 *found.borrow_mut() = Some(Remains {
                     words: (0..words.count()).map(|index| words.load(index)).collect(),
                     contents: volume.disk.as_ref().map(|disk| contents_that_count(disk, &words)).unwrap_or_default(),
-                    donors: donors.iter().map(|donor| donor.lock().unwrap().clone()).collect(),
+                    donors: donors.borrow().iter().map(|donor| donor.lock().unwrap().clone()).collect(),
                     disk: disk.lock().unwrap().clone(),
                     promises: promises.borrow().clone(),
                 });
@@ -176,7 +182,7 @@ impl World {
     /// What the new process does first; the `missing` donor and those that died before did not keep their slabs.
     fn recover(&mut self, missing: Option<usize>) {
         self.volume.recover(Instant::now());
-        let gone = |donor: &usize| Some(*donor) == missing || self.donors[*donor].lock().unwrap().down;
+        let gone = |donor: &usize| Some(*donor) == missing || self.donor(*donor).lock().unwrap().down;
         let gone: Vec<usize> = (0..DONORS).filter(gone).collect();
         gone.iter().for_each(|donor| self.lose(*donor));
         self.volume.settle_writes(&|donor| !gone.contains(&usize::from(donor.0)), || {});
@@ -184,7 +190,7 @@ impl World {
 
     /// The donor in `donor` dies, and another one is there in its place.
     fn lose(&mut self, donor: usize) {
-        self.donors[donor].lock().unwrap().down = true;
+        self.donor(donor).lock().unwrap().down = true;
         let slot = DonorSlot(donor as u16);
         self.mailboxes.iter().for_each(|mailbox| mailbox.leave(LaneChange { donor: slot, queue_pair: None }));
         let volume = Arc::clone(&self.volume);
@@ -195,7 +201,7 @@ impl World {
                 }
             }
         }
-        self.donors[donor] = store(SLAB_BYTES);
+        self.donors.borrow_mut()[donor] = store(SLAB_BYTES);
         self.connect(donor);
     }
 
@@ -213,7 +219,7 @@ impl World {
                 let held = places.iter().flatten().any(|location| location.donor.0 == donor as u16);
                 if places.iter().flatten().count() < usize::from(self.volume.redundancy.replicas) && !held {
                     let place = places.iter().position(Option::is_none).unwrap();
-                    let handle = self.donors[donor].lock().unwrap().lend();
+                    let handle = self.donor(donor).lock().unwrap().lend();
                     entry.fill(place, Location { donor: DonorSlot(donor as u16), handle });
                 }
             }
@@ -237,13 +243,13 @@ impl World {
         let held = |donor: usize| places.iter().flatten().any(|location| location.donor.0 == donor as u16);
         let free = (0..DONORS).map(|offset| (choice + offset) % DONORS).find(|donor| !held(*donor));
         let (Some(donor), Some(place)) = (free, places.iter().position(Option::is_none)) else { return };
-        let handle = self.donors[donor].lock().unwrap().lend();
+        let handle = self.donor(donor).lock().unwrap().lend();
         let target = Location { donor: DonorSlot(donor as u16), handle };
         self.volume.slab(slab).fill(place, target);
         self.refill.fill(slab, place, target);
         if let Some(removed) = self.volume.remove_covered_copy(slab, old, &|_| true, || {}) {
             let donor = usize::from(removed.location.donor.0);
-            self.donors[donor].lock().unwrap().take_back(removed.location.handle);
+            self.donor(donor).lock().unwrap().take_back(removed.location.handle);
         }
     }
 
@@ -322,7 +328,7 @@ impl World {
                 self.lose(donor);
                 self.refill_all();
             }
-            Action::Slow { donor, polls } => self.donors[donor].lock().unwrap().delay_polls = polls,
+            Action::Slow { donor, polls } => self.donor(donor).lock().unwrap().delay_polls = polls,
         }
     }
 

@@ -1,7 +1,9 @@
 //! Random requests to a region of a device, compared with plain memory.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::process::Command;
 
 use super::{Aligned, open_direct};
 
@@ -53,5 +55,14 @@ pub(crate) fn exercise(device: &Path, region_at: u64, region_bytes: usize, seed:
 
 pub(crate) fn discard(file: &File, offset: u64, length: u64) {
     use rustix::fs::FallocateFlags;
-    rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length).unwrap();
+    let punched = rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length);
+    match punched {
+        // To punch a hole the kernel writes zeroes, which its NBD client cannot before 6.11. A discard it can.
+        Err(rustix::io::Errno::OPNOTSUPP) => {
+            let range = ["--force", "--offset", &offset.to_string(), "--length", &length.to_string()];
+            let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+            assert!(Command::new("blkdiscard").args(range).arg(path).status().unwrap().success());
+        }
+        result => result.unwrap(),
+    }
 }

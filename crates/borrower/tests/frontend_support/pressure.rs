@@ -14,7 +14,10 @@ impl MemoryGroup {
     pub(crate) fn new(limit_bytes: u64) -> Self {
         let group = Self(PathBuf::from(format!("/sys/fs/cgroup/spillway-test-{}", std::process::id())));
         fs::create_dir(&group.0).unwrap();
-        fs::write(group.0.join("memory.max"), limit_bytes.to_string()).unwrap();
+        // Throttled at the limit and killed only well above it: the kernel's reclaim goes by statistics that lag, and would now and
+        // then kill a program whose swap is nearly empty (docs/decisions/limit-guard.md).
+        fs::write(group.0.join("memory.high"), limit_bytes.to_string()).unwrap();
+        fs::write(group.0.join("memory.max"), (limit_bytes * 3 / 2).to_string()).unwrap();
         group
     }
 

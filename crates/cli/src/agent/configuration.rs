@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer};
 use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_fabric::address::DonorAddress;
@@ -89,6 +90,9 @@ pub(crate) struct BorrowerRole {
     /// When slabs get their donor.
     #[serde(default, deserialize_with = "mapping")]
     pub(crate) mapping: MappingPolicy,
+    /// How pages travel.
+    #[serde(default, deserialize_with = "transport")]
+    pub(crate) transport: TransportChoice,
     /// How the kernel reaches the device.
     #[serde(default, deserialize_with = "frontend")]
     pub(crate) frontend: FrontEndChoice,
@@ -117,6 +121,10 @@ fn donors<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DonorAddress
 }
 
 fn mapping<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MappingPolicy, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+fn transport<'de, D: Deserializer<'de>>(deserializer: D) -> Result<TransportChoice, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 

@@ -118,6 +118,7 @@ fn swap_on(role: &BorrowerRole) -> SwapOnArguments {
                 key: role.key.clone(),
                 slab_size: role.slab_size,
                 mapping: role.mapping,
+                transport: role.transport,
                 frontend: role.frontend,
             },
             local_memory: false,

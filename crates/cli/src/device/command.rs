@@ -121,6 +121,7 @@ fn launched(name: &str, arguments: &NewDeviceArguments, purpose: Purpose<'_>) ->
         backing: backing.as_ref().map(|choice| choice.path.clone()),
         backing_temporary: backing.is_some_and(|choice| choice.temporary),
         mapping: storage.mapping.to_string(),
+        transport: storage.transport.to_string(),
         frontend: storage.frontend.to_string(),
         listen: serving.listen.iter().map(ToString::to_string).collect(),
         insecure_listen: serving.insecure_listen,

@@ -9,7 +9,7 @@
 //! its program included, is locked, and it never waits for I/O of its own.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,6 +80,7 @@ struct Keeper {
     launched_text: String,
     memory: Option<KeptMemory>,
     notes: Vec<String>,
+    log: PathBuf,
     // Dropped last: until then the name is taken.
     group: Option<OwnGroup>,
     entry: Entry,
@@ -121,22 +122,27 @@ impl Keeper {
         let _ = paging_safety::avoid_out_of_memory_kill();
         let _ = paging_safety::lock_all_memory(false);
         let (launched, launched_text) = (launched.clone(), launched_text.to_owned());
-        Ok(Self { launched, launched_text, memory, notes, group, entry })
+        let log = registry.log_path(Kind::Device, &launched.name);
+        Ok(Self { launched, launched_text, memory, notes, log, group, entry })
     }
 
     fn run(mut self, signals: &Signals) -> Result<(), Failure> {
         let mut deaths = Deaths::default();
         loop {
-            let (status, lived) = self.serve_once(signals, deaths.count > 0)?;
-            match verdict(status, self.memory.as_ref().is_some_and(KeptMemory::is_serving)) {
-                Verdict::Done if status.success() => return Ok(()),
-                Verdict::Done => return Err(Failure::failed("the device's process could not start")),
-                Verdict::Lost => return self.leave_to_menders(&ending(status)),
-                Verdict::Again => {}
-            }
-            let died = format!("the device's process died ({})", ending(status));
+            let started = Instant::now();
+            let died = match self.serve_once(signals, deaths.count > 0) {
+                Ok(status) => match verdict(status, self.memory.as_ref().is_some_and(KeptMemory::is_serving)) {
+                    Verdict::Done if status.success() => return Ok(()),
+                    Verdict::Done => return Err(Failure::failed("the device's process could not start")),
+                    Verdict::Lost => return self.leave_to_menders(&ending(status)),
+                    Verdict::Again => format!("the device's process died ({})", ending(status)),
+                },
+                // The machine may be short of memory just now; the pages are not to be lost for that.
+                Err(failure) if deaths.count > 0 => failure.to_string(),
+                Err(failure) => return Err(failure),
+            };
             tracing::error!("{died}; another one goes on with its pages");
-            match deaths.pause(lived) {
+            match deaths.pause(started.elapsed()) {
                 Some(pause) => std::thread::sleep(pause),
                 None if self.wait_for_orders(signals, &died) => {
                     deaths = Deaths { count: deaths.count, ..Deaths::default() }
@@ -146,10 +152,9 @@ impl Keeper {
         }
     }
 
-    /// One life of the serving process: how it ended, and how long it was.
-    fn serve_once(&mut self, signals: &Signals, again: bool) -> Result<(ExitStatus, Duration), Failure> {
+    /// One life of the serving process, and how it ended.
+    fn serve_once(&mut self, signals: &Signals, again: bool) -> Result<ExitStatus, Failure> {
         let failed = |error| Failure::during("starting the device's process", error);
-        let started = Instant::now();
         let mut child = self.spawn(again).map_err(failed)?;
         if !again {
             // From here on the launcher hears the child only, and its end.
@@ -157,7 +162,7 @@ impl Keeper {
         }
         loop {
             if let Some(status) = child.try_wait().map_err(failed)? {
-                return Ok((status, started.elapsed()));
+                return Ok(status);
             }
             if signals.terminate.swap(false, Ordering::SeqCst) {
                 // It may have ended just now.
@@ -191,10 +196,8 @@ impl Keeper {
     /// Keeps the pages without serving them; true when it is to be tried again.
     fn wait_for_orders(&mut self, signals: &Signals, died: &str) -> bool {
         let health = format!(
-            "{died} {RESTARTS_MAX} times within {} s and is not started any more; its pages are kept. See {}; `kill -HUP {}` \
-             tries again",
-            RESTART_WINDOW.as_secs(),
-            Path::new("/run/spillway").join(format!("device-{}.log", self.launched.name)).display(),
+            "{died} too often and is not started any more; its pages are kept. See {}; `kill -HUP {}` tries again",
+            self.log.display(),
             std::process::id(),
         );
         tracing::error!("{health}");

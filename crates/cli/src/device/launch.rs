@@ -38,6 +38,8 @@ pub(crate) struct LaunchedDevice {
     pub(crate) backing_temporary: bool,
     /// When slabs get their donor.
     pub(crate) mapping: String,
+    /// How pages travel.
+    pub(crate) transport: String,
     /// How the kernel reaches it.
     pub(crate) frontend: String,
     /// Where it serves NBD clients, instead of being a block device; empty for none.

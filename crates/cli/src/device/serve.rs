@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use spillway_borrower::device::status::DeviceStatus;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError, Kept};
 use spillway_borrower::frontend::nbd_server::NbdListen;
+use spillway_borrower::frontend::remains as frontend_remains;
 use spillway_borrower::state::records::Records;
 use spillway_borrower::state::{DeviceState, keeping};
 use spillway_sys::paging_safety;
@@ -178,6 +179,10 @@ impl Server {
         }
         if !resumed {
             write(&record)?;
+        }
+        if resumed {
+            // What cannot outlive its process, and is in nobody's use. The rest waits for `doctor --mend`.
+            let _ = frontend_remains::mend();
         }
         let device = match kept {
             Some(kept) => Device::start_kept(config(launched)?, kept),
@@ -364,6 +369,7 @@ pub(super) fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure>
         redundancy: launched.redundancy.parse().map_err(Failure::usage)?,
         backing: launched.backing.clone(),
         mapping: launched.mapping.parse().map_err(Failure::usage)?,
+        transport: launched.transport.parse().map_err(Failure::usage)?,
         front_end: launched.frontend.parse().map_err(Failure::usage)?,
         listen: listen(launched)?,
         io_threads: launched.connections,
@@ -396,6 +402,7 @@ mod tests {
             backing: None,
             backing_temporary: false,
             mapping: "demand".to_owned(),
+            transport: "auto".to_owned(),
             frontend: "auto".to_owned(),
             listen: vec!["unix:/run/a.sock".to_owned()],
             insecure_listen: false,

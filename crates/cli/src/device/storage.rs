@@ -108,6 +108,7 @@ pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use spillway_borrower::device::transport::TransportChoice;
     use spillway_borrower::frontend::choice::FrontEndChoice;
     use spillway_borrower::manager::heat::MappingPolicy;
 
@@ -121,6 +122,7 @@ mod tests {
             key: None,
             slab_size: "32M".parse().unwrap(),
             mapping: MappingPolicy::OnDemand,
+            transport: TransportChoice::Auto,
             frontend: FrontEndChoice::Auto,
         }
     }

@@ -295,7 +295,7 @@ mod tests {
             ("/dev/fuse", ""),
             ("/dev/ublk-control", ""),
             ("/proc/swaps", "Filename\n"),
-            ("/proc/sys/kernel/osrelease", "6.12.1-amd64\n"),
+            ("/proc/sys/kernel/osrelease", "6.12.100-amd64\n"),
             ("/proc/pressure/memory", "some\n"),
             ("/proc/sys/kernel/io_uring_disabled", "0\n"),
             ("/proc/sys/vm/unprivileged_userfaultfd", "0\n"),

@@ -1,6 +1,7 @@
 //! What a run needs: sizes, donors, copies and files, decided and checked before anything starts.
 
 use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_fabric::address::DonorAddress;
@@ -33,6 +34,7 @@ pub(crate) struct Plan {
     /// Directory of its entry, for its own donors' sockets.
     pub(crate) sockets: std::path::PathBuf,
     mapping: MappingPolicy,
+    transport: TransportChoice,
     frontend: FrontEndChoice,
     local_memory: bool,
     device_size_bytes: u64,
@@ -75,6 +77,7 @@ impl Plan {
             own_donors,
             own_donor_bytes: own_donor_bytes(size_bytes, slab_size_bytes, redundancy, own_donors),
             mapping: storage.mapping,
+            transport: storage.transport,
             frontend: storage.frontend,
             local_memory: arguments.local_memory,
             device_size_bytes: size_bytes,
@@ -107,6 +110,7 @@ impl Plan {
             backing: self.backing.as_ref().map(|choice| choice.path.clone()),
             backing_temporary: self.backing.as_ref().is_some_and(|choice| choice.temporary),
             mapping: self.mapping.to_string(),
+            transport: self.transport.to_string(),
             frontend: self.frontend.to_string(),
             listen: Vec::new(),
             insecure_listen: false,

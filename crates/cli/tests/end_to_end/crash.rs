@@ -186,3 +186,97 @@ fn a_killed_device_with_replicas_has_every_byte() {
 fn a_killed_device_whose_only_copies_are_at_donors_has_every_byte() {
     survives("none");
 }
+
+/// Bytes that the donors of a stage lend.
+fn lent_bytes(stage: &Stage) -> u64 {
+    let lent = |item: &Value| item["report"]["donor"]["lent_bytes"].as_u64().expect("a donor tells what it lends");
+    stage.items("donor").iter().map(lent).sum()
+}
+
+#[test]
+fn a_device_whose_keeper_died_too_is_mended_and_its_donors_get_their_memory_back() {
+    let Some(mut stage) = Stage::set(&[]) else { return };
+    let device = device_on(&mut stage, "none");
+    Written::default().write(&device, |round| round > 200);
+    assert!(lent_bytes(&stage) > 0);
+    let (keeper, server) = (keeper(&stage), server(&stage));
+    // The keeper first, or it starts another server.
+    support::signal(keeper, "KILL");
+    support::signal(server, "KILL");
+    wait_until("the device to be mended", || {
+        support::run(&mut stage.spillway(&["doctor", "--mend", "--json"]));
+        stage.items("device").is_empty().then_some(())
+    });
+    // Not at once: another process of the device might have come for it.
+    wait_until("donors to take their slabs back", || (lent_bytes(&stage) == 0).then_some(()));
+    stage.assert_clean();
+}
+
+#[test]
+fn a_device_without_its_keeper_serves_on_and_ends_when_nobody_uses_it() {
+    let Some(mut stage) = Stage::set(&[]) else { return };
+    let device = device_on(&mut stage, "none");
+    let mut written = Written::default();
+    written.write(&device, |round| round > 50);
+    let (keeper, server) = (keeper(&stage), server(&stage));
+    let user = open(&device);
+    support::signal(keeper, "KILL");
+    wait_until("the keeper to be gone", || (!is_alive(keeper)).then_some(()));
+    written.check(&device);
+    assert!(is_alive(server), "a device in use is served without its keeper");
+    drop(user);
+    wait_until("the server to end by itself", || (!is_alive(server)).then_some(()));
+    support::run(&mut stage.spillway(&["doctor", "--mend", "--json"])).done("doctor --mend");
+    wait_until("donors to have their slabs", || (lent_bytes(&stage) == 0).then_some(()));
+    stage.assert_clean();
+}
+
+fn is_alive(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// A process that cannot live is given up after some tries; its pages are kept, and are served again on demand.
+#[test]
+fn a_crash_loop_ends_and_the_pages_wait() {
+    let Some(mut stage) = Stage::set(&[]) else { return };
+    let device = device_on(&mut stage, "disk");
+    let mut written = Written::default();
+    written.write(&device, |round| round > 500);
+    // Without its backing file no process can go on with the device.
+    let (backing, aside) = (stage.disk().join("backing"), stage.disk().join("aside"));
+    fs::rename(&backing, &aside).unwrap();
+    let (keeper, server) = (keeper(&stage), server(&stage));
+    support::signal(server, "KILL");
+    let health = wait_until("the keeper to give up", || {
+        let health = report(&stage)?["device"]["health"].as_str()?.to_owned();
+        health.contains("not started any more").then_some(health)
+    });
+    assert!(health.contains("its pages are kept"), "{health}");
+    fs::rename(&aside, &backing).unwrap();
+    support::signal(keeper, "HUP");
+    let device = wait_until("the device to be served again", || {
+        let report = report(&stage)?;
+        let served = report["device"]["pages_stored"].as_u64()? > 0;
+        served.then(|| PathBuf::from(report["device"]["path"].as_str().unwrap()))
+    });
+    written.check(&device);
+    support::run(&mut stage.spillway(&["device", "off"])).done("device off");
+    assert!(!is_alive(keeper), "nothing of the device is left");
+    stage.assert_clean();
+}
+
+#[test]
+fn a_device_that_was_given_up_can_be_switched_off() {
+    let Some(mut stage) = Stage::set(&[]) else { return };
+    let device = device_on(&mut stage, "disk");
+    Written::default().write(&device, |round| round > 50);
+    fs::remove_file(stage.disk().join("backing")).unwrap();
+    let (keeper, server) = (keeper(&stage), server(&stage));
+    support::signal(server, "KILL");
+    wait_until("the keeper to give up", || {
+        report(&stage)?["device"]["health"].as_str()?.contains("not started any more").then_some(())
+    });
+    support::run(&mut stage.spillway(&["device", "off"])).done("device off");
+    assert!(!is_alive(keeper), "nothing of the device is left");
+    stage.assert_clean();
+}

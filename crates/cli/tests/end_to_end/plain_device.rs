@@ -9,11 +9,16 @@ use crate::support;
 
 /// A device on two donors; switched off by the stage if the test fails.
 fn device_on(stage: &mut Stage, size: &str) -> PathBuf {
+    device_over(stage, size, "auto")
+}
+
+fn device_over(stage: &mut Stage, size: &str, transport: &str) -> PathBuf {
     stage.donor("320M");
     stage.donor("320M");
     let donors = stage.donor_options();
     let donors: Vec<&str> = donors.iter().map(String::as_str).collect();
     let options = ["device", "on", "--size", size, "--slab-size", "4M", "--redundancy", "none", "--key", "none"];
+    let options = [&options[..], &["--transport", transport]].concat();
     let said = support::run(&mut stage.spillway(&[&options[..], &donors].concat())).done("device on");
     let path = PathBuf::from(said.text().trim());
     assert!(path.starts_with("/dev"), "{}", path.display());
@@ -55,6 +60,25 @@ fn fio_finds_what_it_wrote() {
     fio(&device, &["--rw=randrw", "--bs=128k", "--iodepth=16", "--size=256M"]);
     fio(&device, &["--rw=randwrite", "--bs=4k", "--iodepth=1", "--size=16M"]);
     device_off(&stage);
+}
+
+#[test]
+fn a_transport_that_was_asked_for_is_taken_and_told() {
+    for transport in ["tcp", "shm"] {
+        let Some(mut stage) = Stage::set(&["fio"]) else { return };
+        let device = device_over(&mut stage, "64M", transport);
+        fio(&device, &["--rw=randwrite", "--bs=16k", "--iodepth=8", "--size=64M"]);
+        let said = support::run(&mut stage.spillway(&["device", "status"])).done("device status").text();
+        assert_eq!(said.matches(&format!("connected {transport}")).count(), 2, "{said}");
+        // The donors see it from their side, and count what went through a socket.
+        let donors = stage.items("donor");
+        for donor in &donors {
+            let session = &donor["report"]["donor"]["sessions"][0];
+            assert_eq!(session["transport"], transport, "{donor:#}");
+            assert_eq!(session["written_bytes"].is_u64(), transport == "tcp", "{donor:#}");
+        }
+        device_off(&stage);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! - [`programs`]: exact output under a limit of half the working set; [`plain_device`]: fio with verification.
 //! - [`overcommit`]: a whole machine far beyond its memory while donors die, stop and come back; [`two_machines`]: the same
 //!   over a network, which also breaks.
+//! - [`crash`]: the process that serves swap is killed while all of that goes on.
 
 // In a test a panic is the report.
 #![allow(clippy::unwrap_used)]
@@ -20,6 +21,7 @@ mod support;
 mod front_ends;
 
 mod automatic;
+mod crash;
 mod guest;
 mod overcommit;
 mod plain_device;

@@ -141,14 +141,14 @@ impl Borrower {
     }
 
     /// Asks for a slab; the refusal if there is none.
-    pub fn try_lease(&mut self) -> Result<(SlabHandle, Option<Memfd>), Message> {
+    pub fn try_lease(&mut self) -> Result<(SlabHandle, Option<Memfd>), Box<Message>> {
         self.request += 1;
         self.sender.send(&Message::Lease { request: self.request }, None).unwrap();
         match self.hear().unwrap() {
             (Message::Leased { request, slab }, passed) if request == self.request => {
                 Ok((slab, passed.map(|descriptor| Memfd::open(descriptor).unwrap())))
             }
-            (answer, _) => Err(answer),
+            (answer, _) => Err(Box::new(answer)),
         }
     }
 

@@ -214,7 +214,9 @@ mod tests {
 
     #[test]
     fn garbage_and_unknown_roles_are_refused_by_the_donor() {
-        for bytes in [*b"GET / HT", *b"SPLW\x02\x00\x07\x00"] {
+        let mut unknown_role = preface::encode(Role::Control);
+        unknown_role[6] = 7;
+        for bytes in [*b"GET / HT", unknown_role] {
             let (mut one, other) = UnixStream::pair().unwrap();
             one.write_all(&bytes).unwrap();
             assert!(matches!(Opening::receive(other), Err(ControlError::Preface(_))));

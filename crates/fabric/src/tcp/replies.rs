@@ -177,3 +177,117 @@ impl<'a> Replies<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::queue_pair::Operation;
+    use crate::units::PAGE_SIZE_BYTES;
+
+    const SLAB_PAGES: u32 = 512;
+
+    /// Slabs 0 and 1, full of ones and twos; the second can be taken back.
+    struct TwoSlabs {
+        memory: [Mapping; 2],
+        second_is_lent: AtomicBool,
+    }
+
+    impl TwoSlabs {
+        fn new() -> Self {
+            let length = SLAB_PAGES as usize * PAGE_SIZE_BYTES;
+            let memory = [1, 2].map(|byte| {
+                let memory = Mapping::anonymous(length).unwrap();
+                memory.write(0, &vec![byte; length]);
+                memory
+            });
+            Self { memory, second_is_lent: AtomicBool::new(true) }
+        }
+    }
+
+    impl SlabDirectory for TwoSlabs {
+        fn with_slab(&self, slab: SlabHandle, use_memory: &mut dyn FnMut(&Mapping)) -> bool {
+            let lent = slab.0 == 0 || (slab.0 == 1 && self.second_is_lent.load(Ordering::Relaxed));
+            if lent {
+                use_memory(&self.memory[slab.0 as usize]);
+            }
+            lent
+        }
+    }
+
+    fn read(sequence: u32, slab: u32, pages: u32) -> RequestHeader {
+        let remote = RemoteAddress { slab: SlabHandle(slab), offset_bytes: 0 };
+        RequestHeader { operation: Operation::Read, sequence, remote, length_bytes: pages * PAGE_SIZE_BYTES as u32 }
+    }
+
+    /// The next answer on `stream`, and the byte that its payload is full of.
+    fn receive(stream: &mut UnixStream) -> (ResponseHeader, Option<u8>) {
+        let mut header = [0; RESPONSE_HEADER_BYTES];
+        stream.read_exact(&mut header).unwrap();
+        let header = ResponseHeader::decode(&header).unwrap();
+        let mut payload = vec![0; header.payload_bytes as usize];
+        stream.read_exact(&mut payload).unwrap();
+        assert!(payload.windows(2).all(|pair| pair[0] == pair[1]), "one slab's bytes only");
+        (header, payload.first().copied())
+    }
+
+    #[test]
+    fn answers_leave_in_the_order_of_the_requests_whatever_slab_they_come_from() {
+        let (slabs, traffic) = (TwoSlabs::new(), Traffic::default());
+        let mut replies = Replies::new(&traffic).unwrap();
+        let (donor, mut borrower) = UnixStream::pair().unwrap();
+        replies.push_read(&read(0, 0, 1));
+        replies.push_status(&read(1, 0, 1), Status::Failed(5));
+        replies.push_read(&read(2, 1, 2));
+        replies.push_read(&read(3, 7, 1));
+        replies.push_read(&read(4, 0, 1));
+        assert!(replies.flush(donor.as_fd(), &slabs).unwrap());
+        let answers: Vec<_> = (0..5).map(|_| receive(&mut borrower)).collect();
+        assert!(answers.iter().zip(0..).all(|((header, _), sequence)| header.sequence == sequence));
+        let bytes: Vec<_> = answers.iter().map(|(header, byte)| (header.status, *byte)).collect();
+        let (done, refused) = (Status::Done, Status::NotLent);
+        let expected =
+            [(done, Some(1)), (Status::Failed(5), None), (done, Some(2)), (refused, Some(0)), (done, Some(1))];
+        assert_eq!(bytes, expected, "a refused read has zeroes in its payload's place");
+        assert_eq!(traffic.read_bytes(), 4 * PAGE_SIZE_BYTES as u64);
+    }
+
+    #[test]
+    fn a_full_socket_cuts_an_answer_anywhere_and_it_goes_on_there() {
+        let (slabs, traffic) = (TwoSlabs::new(), Traffic::default());
+        let mut replies = Replies::new(&traffic).unwrap();
+        let (donor, mut borrower) = UnixStream::pair().unwrap();
+        let count = 40;
+        (0..count).for_each(|sequence| replies.push_read(&read(sequence, sequence % 2, 64)));
+        assert!(!replies.flush(donor.as_fd(), &slabs).unwrap(), "more than a socket takes");
+        let reader = std::thread::spawn(move || (0..count).map(|_| receive(&mut borrower)).collect::<Vec<_>>());
+        while !replies.flush(donor.as_fd(), &slabs).unwrap() {
+            std::thread::yield_now();
+        }
+        for ((header, byte), sequence) in reader.join().unwrap().into_iter().zip(0..) {
+            assert_eq!((header.sequence, byte), (sequence, Some(1 + (sequence % 2) as u8)));
+        }
+    }
+
+    #[test]
+    fn a_slab_taken_back_before_its_answer_began_is_refused_and_one_begun_ends_the_connection() {
+        let (slabs, traffic) = (TwoSlabs::new(), Traffic::default());
+        let (donor, mut borrower) = UnixStream::pair().unwrap();
+        let mut replies = Replies::new(&traffic).unwrap();
+        replies.push_read(&read(0, 1, 1));
+        slabs.second_is_lent.store(false, Ordering::Relaxed);
+        assert!(replies.flush(donor.as_fd(), &slabs).unwrap());
+        assert_eq!(receive(&mut borrower).0.status, Status::NotLent);
+        slabs.second_is_lent.store(true, Ordering::Relaxed);
+        // The first of these is cut off inside, since nobody receives.
+        (1..9).for_each(|sequence| replies.push_read(&read(sequence, 1, 256)));
+        assert!(!replies.flush(donor.as_fd(), &slabs).unwrap());
+        assert!(replies.sent_bytes > 0);
+        slabs.second_is_lent.store(false, Ordering::Relaxed);
+        assert!(replies.flush(donor.as_fd(), &slabs).is_err(), "the rest of it cannot be made up");
+    }
+}
