@@ -71,6 +71,10 @@ pub(crate) const SWAP_OFF_RESERVE_BYTES: u64 = 64 << 20;
 /// How often `swap off` tries again when the kernel was short of memory for a moment.
 pub(crate) const SWAP_OFF_ATTEMPTS: usize = 5;
 
+/// Heap that a device's process has before memory is short: control messages, handshakes and what its threads keep for
+/// thousands of slabs take about 2 MiB.
+pub(crate) const HEAP_RESERVE_BYTES: usize = 8 << 20;
+
 /// Free space that a backing file leaves on its file system.
 pub(crate) const BACKING_RESERVE_BYTES: u64 = 256 << 20;
 

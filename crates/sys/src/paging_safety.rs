@@ -30,6 +30,29 @@ pub fn lock_all_memory(on_fault: bool) -> io::Result<()> {
     })
 }
 
+/// Gives the heap `bytes` that are there before they are needed and are never given back, for all threads together. A thread
+/// that brings slabs from a donor then allocates without asking the kernel for a page, which a machine that waits for just
+/// these slabs does not have. Call it before other threads exist; [`lock_all_memory`] then keeps the pages.
+pub fn reserve_heap(bytes: usize) -> io::Result<()> {
+    // glibc's limit for a threshold (DEFAULT_MMAP_THRESHOLD_MAX).
+    const MAPPING_THRESHOLD_BYTES: i32 = 32 << 20;
+    let settings =
+        [(libc::M_ARENA_MAX, 1), (libc::M_TRIM_THRESHOLD, i32::MAX), (libc::M_MMAP_THRESHOLD, MAPPING_THRESHOLD_BYTES)];
+    for (name, value) in settings {
+        // SAFETY: mallopt changes settings of the allocator only.
+        if unsafe { libc::mallopt(name, value) } != 1 {
+            return Err(io::Error::other(format!("the allocator refuses setting {name}")));
+        }
+    }
+    // Below the threshold, so that they come from the heap and stay in it; written, so that their pages exist.
+    let pieces: Vec<Vec<u8>> = (0..bytes.div_ceil(HEAP_PIECE_BYTES)).map(|_| vec![1_u8; HEAP_PIECE_BYTES]).collect();
+    std::hint::black_box(&pieces);
+    Ok(())
+}
+
+/// Heap is reserved in pieces of this size.
+const HEAP_PIECE_BYTES: usize = 1 << 20;
+
 /// Marks this thread, and those it starts from now on, as part of the block layer: their allocations never wait for I/O.
 pub fn set_input_output_flusher() -> io::Result<()> {
     // SAFETY: PR_SET_IO_FLUSHER takes one flag and three zeroes.
@@ -82,6 +105,19 @@ mod tests {
         let status = fs::read_to_string("/proc/thread-self/status").unwrap();
         let line = status.lines().find(|line| line.starts_with(field)).expect("the kernel has the field");
         line.split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_reserved_heap_is_there_and_stays() {
+        let resident_bytes = || {
+            let text = fs::read_to_string("/proc/self/status").unwrap();
+            let line = text.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+            line.split_ascii_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+        };
+        let before = resident_bytes();
+        reserve_heap(32 << 20).unwrap();
+        // Half of it: other tests of this process give memory back meanwhile.
+        assert!(resident_bytes() >= before + (16 << 20), "freed memory stays with the process");
     }
 
     #[test]

@@ -321,6 +321,9 @@ fn make_safe(notes: &mut Vec<String>) {
     if paging_safety::avoid_out_of_memory_kill().is_err() {
         notes.push("the kernel may kill this process when memory is short; run as root".to_owned());
     }
+    if let Err(error) = paging_safety::reserve_heap(limits::HEAP_RESERVE_BYTES) {
+        notes.push(format!("the heap is not reserved ({error}): mapping slabs may wait for memory"));
+    }
     // When first touched: windows onto donors' slabs reserve far more address space than is ever used of it, and everything
     // that the I/O threads use is touched before they start.
     if let Err(error) = paging_safety::lock_all_memory(true) {

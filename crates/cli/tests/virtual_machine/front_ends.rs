@@ -24,18 +24,19 @@ pub(crate) const LOOP_FUSE: FrontEnd = FrontEnd { name: "loop-fuse", kernel: Ker
 
 /// Makes each named function, which takes a front end, a test for each front end.
 macro_rules! on_every_front_end {
-    ($($test:ident),* $(,)?) => {
-        on_front_end!(ublk, UBLK, $($test),*);
-        on_front_end!(nbd, NBD, $($test),*);
-        on_front_end!(loop_fuse, LOOP_FUSE, $($test),*);
+    ($($(#[$attribute:meta])* $test:ident),* $(,)?) => {
+        on_front_end!(ublk, UBLK, $($(#[$attribute])* $test),*);
+        on_front_end!(nbd, NBD, $($(#[$attribute])* $test),*);
+        on_front_end!(loop_fuse, LOOP_FUSE, $($(#[$attribute])* $test),*);
     };
 }
 
 /// The tests of one front end, in a module of its name.
 macro_rules! on_front_end {
-    ($module:ident, $front_end:ident, $($test:ident),*) => {
+    ($module:ident, $front_end:ident, $($(#[$attribute:meta])* $test:ident),*) => {
         mod $module {
             $(#[test]
+            $(#[$attribute])*
             fn $test() {
                 super::$test($crate::front_ends::$front_end);
             })*

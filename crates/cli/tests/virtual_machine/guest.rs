@@ -14,7 +14,7 @@ use crate::front_ends::FrontEnd;
 use crate::support::{self, has_program, is_root, skip};
 
 /// How long one command may take: an emulated machine beyond its memory, on a loaded host.
-pub(crate) const WITHIN: Duration = Duration::from_secs(400);
+pub(crate) const WITHIN: Duration = Duration::from_secs(300);
 
 /// Options that every device and donor of these tests has; slabs are small, like everything here.
 pub(crate) const SLABS: &str = "--slab-size 4M";
