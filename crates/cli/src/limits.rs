@@ -30,6 +30,10 @@ pub(crate) const BUDGET_FLOOR_BYTES: u64 = 8 << 20;
 /// How often the budget follows the footprint. The reclaim of a program that grows at 1 GiB/s is behind by 20 MiB then.
 pub(crate) const BUDGET_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Niceness of the thread that takes those looks: with fifteen others that want a CPU it came so late at 0 that the kernel killed a
+/// program at its limit.
+pub(crate) const WATCH_NICENESS: i32 = -15;
+
 /// How often the statistics of a cgroup at its limit are read, which makes the kernel bring them up to date. With stale
 /// ones its reclaim gives up and its out-of-memory killer comes while swap is free (seen on Linux 6.18, cgroup v1).
 pub(crate) const BUDGET_INTERVAL_AT_LIMIT: Duration = Duration::from_millis(1);

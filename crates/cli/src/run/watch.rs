@@ -52,6 +52,9 @@ pub(crate) fn watch(
     entry: &Entry,
     local: &str,
 ) -> RunReport {
+    // On a busy machine the looks must not come late (limits::BUDGET_INTERVAL_AT_LIMIT). This thread sleeps nearly always; a user
+    // who may not raise its priority keeps the ordinary one.
+    let _ = rustix::process::setpriority_process(None, limits::WATCH_NICENESS);
     let report = Arc::new(Mutex::new(RunReport { local: local.to_owned(), ..RunReport::default() }));
     let ended = AtomicBool::new(false);
     let server = StatusServer::bind(&entry.status_socket());
