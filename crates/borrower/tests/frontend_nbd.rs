@@ -8,6 +8,7 @@
 #[allow(dead_code)]
 mod frontend_support;
 
+use frontend_support::guarded::serve_guarded;
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
 use std::os::fd::{AsFd, AsRawFd};
@@ -21,8 +22,7 @@ use std::time::{Duration, Instant};
 use frontend_support::exercise::{discard, exercise};
 use frontend_support::pressure::{MemoryGroup, SwappedOn};
 use frontend_support::{Aligned, open_direct, queue_setting};
-use rustix::event::{PollFd, PollFlags, poll};
-use spillway_borrower::block::{BlockChannel, BlockOperation, Received};
+use spillway_borrower::block::BlockChannel;
 use spillway_borrower::frontend::limits::{NBD_RECOVERY_WAIT, NBD_TIMEOUT};
 use spillway_borrower::frontend::nbd::Nbd;
 use spillway_borrower::frontend::nbd_channel::NbdChannel;
@@ -31,7 +31,7 @@ use spillway_borrower::frontend::{FrontEnd, FrontEndConfig, FrontEndError, nbd_r
 use spillway_borrower::io_thread::{IoThread, SpinPermit};
 use spillway_borrower::local_memory::LocalMemory;
 use spillway_borrower::metrics::Metrics;
-use spillway_sys::allocation_guard::{GuardedAllocator, forbid_allocation};
+use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
@@ -226,38 +226,6 @@ fn the_queue_is_set_up_for_paging() {
     let queues = fs::read_dir(Path::new("/sys/block").join(server.path.file_name().unwrap()).join("mq")).unwrap();
     assert_eq!(queues.count(), THREADS);
     server.stop();
-}
-
-/// Serves until the device is stopped, all of it guarded; how many requests there were.
-fn serve_guarded(mut channel: NbdChannel, memory: &Mapping) -> u32 {
-    let pool = Arc::clone(channel.pool());
-    let mut served = 0;
-    loop {
-        let open = forbid_allocation(|| match channel.receive().unwrap() {
-            Received::Closed => false,
-            Received::Nothing => {
-                let _ = poll(&mut [PollFd::from_borrowed_fd(channel.event(), PollFlags::IN)], None);
-                true
-            }
-            Received::Request(request) => {
-                let (buffer, offset) = (pool.slot(request.slot).offset_bytes as usize, request.offset_bytes as usize);
-                let length = request.length_bytes as usize;
-                match request.operation {
-                    BlockOperation::Read => pool.memory().copy_from(buffer, memory, offset, length),
-                    BlockOperation::Write => memory.copy_from(offset, pool.memory(), buffer, length),
-                    BlockOperation::Discard => memory.zero(offset, length),
-                    BlockOperation::Flush => {}
-                }
-                channel.complete(request.slot, Ok(())).unwrap();
-                channel.flush().unwrap();
-                served += 1;
-                true
-            }
-        });
-        if !open {
-            return served;
-        }
-    }
 }
 
 #[test]

@@ -3,58 +3,26 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
+#[path = "frontend_support/guarded.rs"]
+mod guarded;
 #[allow(dead_code)]
 mod nbd_support;
 
+use guarded::serve_guarded;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use nbd_support::Client;
-use rustix::event::{PollFd, PollFlags, poll};
-use spillway_borrower::block::{BlockChannel, BlockOperation, Received};
 use spillway_borrower::frontend::nbd_listener::NbdAddress;
-use spillway_borrower::frontend::nbd_server::{NbdListen, NbdServer, NbdServerChannel};
+use spillway_borrower::frontend::nbd_server::{NbdListen, NbdServer};
 use spillway_borrower::frontend::{FrontEnd, FrontEndConfig};
-use spillway_sys::allocation_guard::{GuardedAllocator, forbid_allocation};
+use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::mapping::Mapping;
 
 #[global_allocator]
 static ALLOCATOR: GuardedAllocator = GuardedAllocator;
 
 const SIZE_BYTES: usize = 8 << 20;
-
-/// Serves until the server is closed, all of it guarded; returns how many requests there were.
-fn serve(mut channel: NbdServerChannel, memory: &Mapping) -> u32 {
-    let pool = Arc::clone(channel.pool());
-    let mut served = 0;
-    loop {
-        let open = forbid_allocation(|| match channel.receive().unwrap() {
-            Received::Closed => false,
-            Received::Nothing => {
-                poll(&mut [PollFd::from_borrowed_fd(channel.event(), PollFlags::IN)], None).unwrap();
-                true
-            }
-            Received::Request(request) => {
-                let (buffer, offset) = (pool.slot(request.slot).offset_bytes as usize, request.offset_bytes as usize);
-                let length = request.length_bytes as usize;
-                match request.operation {
-                    BlockOperation::Read => pool.memory().copy_from(buffer, memory, offset, length),
-                    BlockOperation::Write => memory.copy_from(offset, pool.memory(), buffer, length),
-                    BlockOperation::Discard => memory.zero(offset, length),
-                    BlockOperation::Flush => {}
-                }
-                channel.complete(request.slot, Ok(())).unwrap();
-                channel.flush().unwrap();
-                served += 1;
-                true
-            }
-        });
-        if !open {
-            return served;
-        }
-    }
-}
 
 #[test]
 fn clients_of_every_kind_cost_no_allocation() {
@@ -72,7 +40,7 @@ fn clients_of_every_kind_cost_no_allocation() {
     let (mut server, channels) = NbdServer::open(&config, &listen).unwrap();
     let channel = channels.into_iter().next().unwrap();
     let memory = Mapping::locked(SIZE_BYTES).unwrap();
-    let thread = std::thread::spawn(move || serve(channel, &memory));
+    let thread = std::thread::spawn(move || serve_guarded(channel, &memory));
 
     let mut client = Client::connect(&socket);
     for round in 1..20_u8 {

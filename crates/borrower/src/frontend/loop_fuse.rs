@@ -22,9 +22,7 @@ use spillway_sys::loop_device::{self, Detached, LoopError};
 
 use super::fuse_channel::{FileShape, FuseChannel};
 use super::fuse_protocol::FILE_NAME;
-use super::limits::{
-    DETACH_RETRY_INTERVAL, DROP_DEADLINE, MOUNT_DEADLINE, QUEUE_REQUEST_KIB_MAX, SLOTS_PER_THREAD_MAX, THREADS_MAX,
-};
+use super::limits::{DETACH_RETRY_INTERVAL, DROP_DEADLINE, MOUNT_DEADLINE, QUEUE_REQUEST_KIB_MAX};
 use super::ownership::Ownership;
 use super::{FrontEnd, FrontEndConfig, FrontEndError, block_queue};
 use crate::block::{BlockChannel, Received};
@@ -40,7 +38,9 @@ pub struct LoopFuse {
 impl LoopFuse {
     /// Mounts the filesystem and makes the channels. Nothing is left behind on an error.
     pub fn mount(config: &FrontEndConfig) -> Result<(Self, Vec<FuseChannel>), FrontEndError> {
-        let shape = check(config)?;
+        config.check()?;
+        let in_flight_max = (config.threads * config.slots_per_thread) as u16;
+        let shape = FileShape { size_bytes: config.size_bytes, in_flight_max };
         let ownership = Ownership::of_this_process(&config.name)?;
         let device = FuseDevice::open().map_err(|error| {
             FrontEndError::Missing(format!("cannot open /dev/fuse ({error}); load the fuse module and run as root"))
@@ -158,24 +158,6 @@ impl From<LoopError> for FrontEndError {
             _ => Self::Missing(error.to_string()),
         }
     }
-}
-
-fn check(config: &FrontEndConfig) -> Result<FileShape, FrontEndError> {
-    let invalid = |text: String| Err(FrontEndError::Invalid(text));
-    if config.size_bytes == 0 || !config.size_bytes.is_multiple_of(PAGE_SIZE_BYTES as u64) {
-        return invalid(format!("a device of {} bytes is not whole pages of {PAGE_SIZE_BYTES}", config.size_bytes));
-    }
-    // The kernel's file sizes are signed.
-    if i64::try_from(config.size_bytes).is_err() {
-        return invalid(format!("a device of {} bytes is larger than any file", config.size_bytes));
-    }
-    if !(1..=THREADS_MAX).contains(&config.threads) {
-        return invalid(format!("{} I/O threads; use 1 to {THREADS_MAX}", config.threads));
-    }
-    if !(1..=SLOTS_PER_THREAD_MAX).contains(&config.slots_per_thread) {
-        return invalid(format!("{} slots per thread; use 1 to {SLOTS_PER_THREAD_MAX}", config.slots_per_thread));
-    }
-    Ok(FileShape { size_bytes: config.size_bytes, in_flight_max: (config.threads * config.slots_per_thread) as u16 })
 }
 
 /// A new directory for one mount, for this user only.

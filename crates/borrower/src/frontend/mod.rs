@@ -43,10 +43,14 @@ pub mod ublk_remains;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
 use serde::{Deserialize, Serialize};
 
 use self::nbd_identity::NbdIdentity;
 use self::ublk_identity::UblkIdentity;
+
+use self::limits::{SLOTS_PER_THREAD_MAX, THREADS_MAX};
 
 /// How to make a device, whichever the front end.
 #[derive(Clone, Debug)]
@@ -64,6 +68,27 @@ pub struct FrontEndConfig {
     pub recoverable: bool,
     /// Where to make private files, if any are needed; it need not exist.
     pub directory: PathBuf,
+}
+
+impl FrontEndConfig {
+    /// Whether any front end could make such a device.
+    fn check(&self) -> Result<(), FrontEndError> {
+        let invalid = |text: String| Err(FrontEndError::Invalid(text));
+        if self.size_bytes == 0 || !self.size_bytes.is_multiple_of(PAGE_SIZE_BYTES as u64) {
+            return invalid(format!("a device of {} bytes is not whole pages of {PAGE_SIZE_BYTES}", self.size_bytes));
+        }
+        // The kernel's file sizes are signed.
+        if i64::try_from(self.size_bytes).is_err() {
+            return invalid(format!("a device of {} bytes is larger than any file", self.size_bytes));
+        }
+        if !(1..=THREADS_MAX).contains(&self.threads) {
+            return invalid(format!("{} I/O threads; use 1 to {THREADS_MAX}", self.threads));
+        }
+        if !(1..=SLOTS_PER_THREAD_MAX).contains(&self.slots_per_thread) {
+            return invalid(format!("{} slots per thread; use 1 to {SLOTS_PER_THREAD_MAX}", self.slots_per_thread));
+        }
+        Ok(())
+    }
 }
 
 /// The block device of a front end. Order of life: opening gives the channels -> the caller starts its I/O threads, one for

@@ -27,8 +27,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::nbd::{NbdControl, NbdDevice};
 
 use super::limits::{
-    DETACH_RETRY_INTERVAL, DROP_DEADLINE, NBD_RECONNECT_DEADLINE, NBD_RECOVERY_WAIT, NBD_REQUEST_BYTES_MAX,
-    NBD_TIMEOUT, SLOTS_PER_THREAD_MAX, THREADS_MAX,
+    DETACH_RETRY_INTERVAL, DROP_DEADLINE, NBD_RECONNECT_DEADLINE, NBD_RECOVERY_WAIT, NBD_REQUEST_BYTES_MAX, NBD_TIMEOUT,
 };
 use super::nbd_channel::NbdChannel;
 use super::nbd_identity::{self, NbdIdentity};
@@ -57,7 +56,7 @@ pub struct Nbd {
 impl Nbd {
     /// Makes the connections. The kernel knows of nothing yet.
     pub fn open(config: &FrontEndConfig) -> Result<(Self, Vec<NbdChannel>), FrontEndError> {
-        check(config)?;
+        config.check()?;
         let identifier = Ownership::of_this_process(&config.name)?.to_string();
         driver()?;
         let (mut channels, mut kernel_ends) = (Vec::new(), Vec::new());
@@ -78,7 +77,7 @@ impl Nbd {
         identity: &NbdIdentity,
     ) -> Result<(Self, Vec<NbdChannel>), FrontEndError> {
         let (index, path) = (identity.index, identity.path());
-        check(&FrontEndConfig { threads: identity.connections, ..config.clone() })?;
+        FrontEndConfig { threads: identity.connections, ..config.clone() }.check()?;
         let control = driver()?;
         if nbd_identity::identifier_of(index).as_ref() != Some(&identity.identifier) {
             return Err(FrontEndError::Missing(format!(
@@ -204,20 +203,6 @@ impl Drop for Nbd {
     }
 }
 
-fn check(config: &FrontEndConfig) -> Result<(), FrontEndError> {
-    let invalid = |text: String| Err(FrontEndError::Invalid(text));
-    if config.size_bytes == 0 || !config.size_bytes.is_multiple_of(PAGE_SIZE_BYTES as u64) {
-        return invalid(format!("a device of {} bytes is not whole pages of {PAGE_SIZE_BYTES}", config.size_bytes));
-    }
-    if !(1..=THREADS_MAX).contains(&config.threads) {
-        return invalid(format!("{} I/O threads; use 1 to {THREADS_MAX}", config.threads));
-    }
-    if !(1..=SLOTS_PER_THREAD_MAX).contains(&config.slots_per_thread) {
-        return invalid(format!("{} slots per thread; use 1 to {SLOTS_PER_THREAD_MAX}", config.slots_per_thread));
-    }
-    Ok(())
-}
-
 /// The driver, or what is missing for it.
 pub(super) fn driver() -> Result<NbdControl, FrontEndError> {
     if !Path::new("/sys/module/nbd").exists() {
@@ -316,7 +301,7 @@ mod tests {
             FrontEndConfig { size_bytes: 0, ..config() },
             FrontEndConfig { size_bytes: 5000, ..config() },
             FrontEndConfig { threads: 0, ..config() },
-            FrontEndConfig { threads: THREADS_MAX + 1, ..config() },
+            FrontEndConfig { threads: crate::frontend::limits::THREADS_MAX + 1, ..config() },
             FrontEndConfig { slots_per_thread: 0, ..config() },
             FrontEndConfig { name: "no name".to_owned(), ..config() },
         ] {

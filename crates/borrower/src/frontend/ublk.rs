@@ -66,7 +66,7 @@ impl Ublk {
     /// Adds a device and makes its channels: one for each of the threads, or for each CPU if there are fewer. Nothing is
     /// left behind on an error.
     pub fn add(config: &FrontEndConfig) -> Result<(Self, Vec<UblkChannel>), FrontEndError> {
-        check(config)?;
+        config.check()?;
         let mut control = open_driver()?;
         if config.recoverable {
             require_recovery(&mut control)?;
@@ -102,7 +102,7 @@ impl Ublk {
     /// Takes over the device of a process that died, with the size and slots that it had. Its users wait until
     /// [`FrontEnd::attach`]. On an error the device is left as it is.
     pub fn recover(config: &FrontEndConfig, identity: UblkIdentity) -> Result<(Self, Vec<UblkChannel>), FrontEndError> {
-        check(config)?;
+        config.check()?;
         let mut control = open_driver()?;
         let device = identity.device_id;
         let info = control.info(device, UBLK_COMMAND_DEADLINE).map_err(gone(identity))?;
@@ -214,23 +214,6 @@ impl Drop for Ublk {
             tracing::error!(device = self.identity.device_id, %error, "the ublk device is left to its users");
         }
     }
-}
-
-fn check(config: &FrontEndConfig) -> Result<(), FrontEndError> {
-    let invalid = |text: String| Err(FrontEndError::Invalid(text));
-    if config.size_bytes == 0 || !config.size_bytes.is_multiple_of(PAGE_SIZE_BYTES as u64) {
-        return invalid(format!("a device of {} bytes is not whole pages of {PAGE_SIZE_BYTES}", config.size_bytes));
-    }
-    if i64::try_from(config.size_bytes).is_err() {
-        return invalid(format!("a device of {} bytes is larger than any file", config.size_bytes));
-    }
-    if !(1..=THREADS_MAX).contains(&config.threads) {
-        return invalid(format!("{} I/O threads; use 1 to {THREADS_MAX}", config.threads));
-    }
-    if !(1..=SLOTS_PER_THREAD_MAX).contains(&config.slots_per_thread) {
-        return invalid(format!("{} slots per thread; use 1 to {SLOTS_PER_THREAD_MAX}", config.slots_per_thread));
-    }
-    Ok(())
 }
 
 /// Opens the driver, if this kernel's may be used.

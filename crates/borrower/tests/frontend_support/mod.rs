@@ -1,6 +1,7 @@
 //! A loop device over FUSE served from this process's locked memory, and aligned buffers for direct I/O.
 
 pub(crate) mod exercise;
+pub(crate) mod guarded;
 pub(crate) mod pressure;
 
 use std::fs::{self, File, OpenOptions};
