@@ -36,7 +36,7 @@ use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 use spillway_sys::swap::{self, SwapDiscard};
-use spillway_virtual_machine::{Failure, Kernel, VirtualMachine};
+use spillway_virtual_machine::{Failure, Kernel, VirtualMachine, emulated};
 
 #[global_allocator]
 static ALLOCATOR: GuardedAllocator = GuardedAllocator;
@@ -68,12 +68,16 @@ const GIVEN_UP_WITHIN: Duration = Duration::from_secs(4 * NBD_TIMEOUT.as_secs())
 
 #[test]
 fn the_newest_stock_kernel_pages_through_nbd() {
-    run_in_guest(Kernel::Debian612);
+    emulated(|| {
+        run_in_guest(Kernel::Debian612);
+    });
 }
 
 #[test]
 fn an_older_stock_kernel_pages_through_nbd() {
-    run_in_guest(Kernel::Debian61);
+    emulated(|| {
+        run_in_guest(Kernel::Debian61);
+    });
 }
 
 fn run_in_guest(kernel: Kernel) {

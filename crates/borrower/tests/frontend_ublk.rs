@@ -31,7 +31,7 @@ use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 use spillway_sys::swap::{self, SwapDiscard};
-use spillway_virtual_machine::{Failure, VirtualMachine};
+use spillway_virtual_machine::{Failure, VirtualMachine, emulated};
 use ublk_support::{MIB, Server, config, device_count, serve};
 
 #[global_allocator]
@@ -59,25 +59,27 @@ const WITHIN: Duration = Duration::from_secs(600);
 
 #[test]
 fn a_stock_kernel_pages_through_ublk() {
-    let machine = match VirtualMachine::builder().memory_mib(768).modules(&["ublk_drv"]).start() {
-        Err(Failure::Missing { what, remedy }) => {
-            return frontend_support::skip("a_stock_kernel_pages_through_ublk", &format!("{what} ({remedy})"));
+    emulated(|| {
+        let machine = match VirtualMachine::builder().memory_mib(768).modules(&["ublk_drv"]).start() {
+            Err(Failure::Missing { what, remedy }) => {
+                return frontend_support::skip("a_stock_kernel_pages_through_ublk", &format!("{what} ({remedy})"));
+            }
+            result => result.unwrap_or_else(|failure| panic!("{failure}")),
+        };
+        let program = std::env::current_exe().unwrap();
+        for test in IN_GUEST {
+            let started = Instant::now();
+            let script = format!("exec '{}' --exact {test} --ignored --nocapture", program.display());
+            let said = machine.run(&script, WITHIN).unwrap_or_else(|failure| panic!("{failure}"));
+            assert!(said.status == 0 && said.output.contains("1 passed"), "{test}: {said:#?}\n{}", machine.console());
+            println!("in the guest: {test} ({:?})", started.elapsed());
         }
-        result => result.unwrap_or_else(|failure| panic!("{failure}")),
-    };
-    let program = std::env::current_exe().unwrap();
-    for test in IN_GUEST {
-        let started = Instant::now();
-        let script = format!("exec '{}' --exact {test} --ignored --nocapture", program.display());
-        let said = machine.run(&script, WITHIN).unwrap_or_else(|failure| panic!("{failure}"));
-        assert!(said.status == 0 && said.output.contains("1 passed"), "{test}: {said:#?}\n{}", machine.console());
-        println!("in the guest: {test} ({:?})", started.elapsed());
-    }
-    // I/O errors are what the death of a server without recovery means, and the last test but three provokes them.
-    let complaints: Vec<_> =
-        machine.complaints().into_iter().filter(|line| !line.contains("ublkb") || line.contains("hung")).collect();
-    assert_eq!(complaints, Vec::<String>::new());
-    machine.end().unwrap_or_else(|failure| panic!("{failure}"));
+        // I/O errors are what the death of a server without recovery means, and the last test but three provokes them.
+        let complaints: Vec<_> =
+            machine.complaints().into_iter().filter(|line| !line.contains("ublkb") || line.contains("hung")).collect();
+        assert_eq!(complaints, Vec::<String>::new());
+        machine.end().unwrap_or_else(|failure| panic!("{failure}"));
+    });
 }
 
 #[test]

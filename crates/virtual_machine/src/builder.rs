@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acceleration::Acceleration;
+use crate::attempts;
 use crate::command_line::{Plan, counter_khz};
 use crate::directory::MachineDirectory;
 use crate::disk::Disk;
@@ -119,7 +120,8 @@ impl Builder {
     pub fn start(self) -> Result<VirtualMachine, Failure> {
         let image = Image::prepare(self.kernel)?;
         let turn = Turn::take()?;
-        self.accelerated(&image)?.boot(&image, Some(turn))
+        let builder = self.accelerated(&image)?;
+        attempts::boot(|| builder.boot(&image, Some(turn.clone())))
     }
 
     /// Boots two machines that reach each other over a network of their own, at [`ADDRESSES`].

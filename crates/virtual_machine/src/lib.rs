@@ -19,12 +19,14 @@
 //! - [`kernel`], [`package`], [`module_tree`], [`initramfs`], [`image`]: what boots, made once and kept under `target/`.
 //! - [`builder`], [`command_line`], [`acceleration`], [`disk`], [`directory`]: one machine and how QEMU is started for it.
 //! - [`machine`], [`control`], [`console`]: a running machine, commands in it, and what its kernel complained about.
+//! - [`attempts`]: once more where the emulator failed.
 //! - [`turn`]: machines boot one test at a time, because emulation takes all processors.
 //! - [`tools`], [`failure`]: what the host must have, and everything that can go wrong.
 
 #![forbid(unsafe_code)]
 
 pub mod acceleration;
+pub mod attempts;
 pub mod builder;
 pub mod command_line;
 pub mod console;
@@ -42,6 +44,7 @@ pub mod package;
 pub mod tools;
 pub mod turn;
 
+pub use attempts::emulated;
 pub use builder::Builder;
 pub use control::Said;
 pub use disk::Disk;

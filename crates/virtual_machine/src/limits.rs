@@ -5,6 +5,9 @@ use std::time::Duration;
 /// How long a guest has to boot: 4 s when measured alone, emulated; a loaded machine takes several times that.
 pub const BOOT_DEADLINE: Duration = Duration::from_secs(180);
 
+/// Attempts where the emulator fails: with a fault in thirty machines, three failures in a row come once in 27,000.
+pub const ATTEMPTS_MAX: u32 = 3;
+
 /// How long a guest has to unmount its disks and end: it writes back at most what its memory holds.
 pub const END_DEADLINE: Duration = Duration::from_secs(60);
 

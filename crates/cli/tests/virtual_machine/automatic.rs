@@ -1,6 +1,6 @@
 //! `--frontend auto`: the best way into the kernel that is there, and why, in words.
 
-use spillway_virtual_machine::Kernel;
+use spillway_virtual_machine::{Kernel, emulated};
 
 use crate::front_ends::FrontEnd;
 use crate::guest::{Guest, SLABS, builder};
@@ -27,24 +27,34 @@ fn finish(guest: Guest) {
 
 #[test]
 fn the_newer_kernel_gives_ublk_then_nbd_then_loop() {
-    let Some(guest) = boot(Kernel::Debian612, &["ublk_drv", "nbd"]) else { return };
-    let told = chosen(&guest);
-    assert!(told.starts_with("ublk ("), "{told}");
-    guest.said("rmmod ublk_drv");
-    let told = chosen(&guest);
-    assert!(told.starts_with("nbd (") && told.contains("no ublk: ") && told.contains("modprobe ublk_drv"), "{told}");
-    guest.said("rmmod nbd");
-    let told = chosen(&guest);
-    assert!(told.starts_with("loop-fuse (") && told.contains("no nbd: ") && told.contains("modprobe nbd"), "{told}");
-    finish(guest);
+    emulated(|| {
+        let Some(guest) = boot(Kernel::Debian612, &["ublk_drv", "nbd"]) else { return };
+        let told = chosen(&guest);
+        assert!(told.starts_with("ublk ("), "{told}");
+        guest.said("rmmod ublk_drv");
+        let told = chosen(&guest);
+        assert!(
+            told.starts_with("nbd (") && told.contains("no ublk: ") && told.contains("modprobe ublk_drv"),
+            "{told}"
+        );
+        guest.said("rmmod nbd");
+        let told = chosen(&guest);
+        assert!(
+            told.starts_with("loop-fuse (") && told.contains("no nbd: ") && told.contains("modprobe nbd"),
+            "{told}"
+        );
+        finish(guest);
+    });
 }
 
 #[test]
 fn the_older_kernel_gives_nbd() {
-    let Some(guest) = boot(Kernel::Debian61, &["nbd"]) else { return };
-    let told = chosen(&guest);
-    assert!(told.starts_with("nbd (") && told.contains("no ublk: "), "{told}");
-    let doctor = guest.said("spillway doctor --json").to_lowercase();
-    assert!(doctor.contains("ublk") && doctor.contains("nbd"), "{doctor}");
-    finish(guest);
+    emulated(|| {
+        let Some(guest) = boot(Kernel::Debian61, &["nbd"]) else { return };
+        let told = chosen(&guest);
+        assert!(told.starts_with("nbd (") && told.contains("no ublk: "), "{told}");
+        let doctor = guest.said("spillway doctor --json").to_lowercase();
+        assert!(doctor.contains("ublk") && doctor.contains("nbd"), "{doctor}");
+        finish(guest);
+    });
 }

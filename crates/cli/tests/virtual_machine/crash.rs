@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use spillway_virtual_machine::emulated;
 use spillway_virtual_machine::machine::Job;
 
 use crate::front_ends::{FrontEnd, NBD, UBLK};
@@ -52,34 +53,42 @@ fn swap_goes_on(front_end: FrontEnd, redundancy: &str) {
 
 #[test]
 fn swap_over_ublk_whose_keeper_died_too_is_given_up() {
-    let Some(guest) = Guest::boot(builder(UBLK, 768)) else { return };
-    let donor = guest.donor("d", "160M", "unix:/run/d.sock", "none");
-    guest.said(&format!(
-        "spillway swap on --frontend ublk --size 144M {SLABS} --redundancy none --key none --donor unix:/run/d.sock"
-    ));
-    let programs = start_paging(&guest, 300);
-    guest.said("kill -9 $(pgrep -f serve-device)");
-    // Whoever needs a page waits for a process that will not come; so would `swapoff`.
-    guest.said("spillway doctor --mend");
-    guest.said("! grep ublkb /proc/swaps");
-    // Their pages are lost, so they cannot have found them right.
-    assert_ne!(guest.machine_end(&programs), 0);
-    guest.signal_donor("d", "TERM");
-    guest.end_of(&donor);
-    guest.finish_after(Some("I/O error, dev ublkb"));
+    emulated(|| {
+        let Some(guest) = Guest::boot(builder(UBLK, 768)) else { return };
+        let donor = guest.donor("d", "160M", "unix:/run/d.sock", "none");
+        guest.said(&format!(
+            "spillway swap on --frontend ublk --size 144M {SLABS} --redundancy none --key none --donor unix:/run/d.sock"
+        ));
+        let programs = start_paging(&guest, 300);
+        guest.said("kill -9 $(pgrep -f serve-device)");
+        // Whoever needs a page waits for a process that will not come; so would `swapoff`.
+        guest.said("spillway doctor --mend");
+        guest.said("! grep ublkb /proc/swaps");
+        // Their pages are lost, so they cannot have found them right.
+        assert_ne!(guest.machine_end(&programs), 0);
+        guest.signal_donor("d", "TERM");
+        guest.end_of(&donor);
+        guest.finish_after(Some("I/O error, dev ublkb"));
+    });
 }
 
 #[test]
 fn swap_over_ublk_goes_on_with_a_disk_copy() {
-    swap_goes_on(UBLK, "disk");
+    emulated(|| {
+        swap_goes_on(UBLK, "disk");
+    });
 }
 
 #[test]
 fn swap_over_ublk_goes_on_with_donors_alone() {
-    swap_goes_on(UBLK, "none");
+    emulated(|| {
+        swap_goes_on(UBLK, "none");
+    });
 }
 
 #[test]
 fn swap_over_nbd_goes_on_with_a_disk_copy() {
-    swap_goes_on(NBD, "disk");
+    emulated(|| {
+        swap_goes_on(NBD, "disk");
+    });
 }

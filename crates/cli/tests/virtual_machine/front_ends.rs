@@ -38,7 +38,7 @@ macro_rules! on_front_end {
             $(#[test]
             $(#[$attribute])*
             fn $test() {
-                super::$test($crate::front_ends::$front_end);
+                spillway_virtual_machine::emulated(|| super::$test($crate::front_ends::$front_end));
             })*
         }
     };
