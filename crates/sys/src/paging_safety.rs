@@ -53,6 +53,19 @@ pub fn reserve_heap(bytes: usize) -> io::Result<()> {
 /// Heap is reserved in pieces of this size.
 const HEAP_PIECE_BYTES: usize = 1 << 20;
 
+/// Lets this thread, and those it starts from now on, take pages that the kernel keeps back: a real-time task may have half of
+/// `vm.min_free_kbytes` when every other one must wait for reclaim (`gfp_to_alloc_flags` in `mm/page_alloc.c`). Sending a page
+/// to a donor takes a page, and on a machine without a free one reclaim waits for just that page to be sent.
+///
+/// Round robin at the lowest real-time priority: the kernel's throttling of real-time tasks leaves others their part of a CPU.
+pub fn use_memory_reserves() -> io::Result<()> {
+    // SAFETY: the structure is plain data, for which zeroes are valid.
+    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameters.sched_priority = 1;
+    // SAFETY: the call reads the structure, which outlives it.
+    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) })
+}
+
 /// Marks this thread, and those it starts from now on, as part of the block layer: their allocations never wait for I/O.
 pub fn set_input_output_flusher() -> io::Result<()> {
     // SAFETY: PR_SET_IO_FLUSHER takes one flag and three zeroes.
@@ -118,6 +131,27 @@ mod tests {
         reserve_heap(32 << 20).unwrap();
         // Half of it: other tests of this process give memory back meanwhile.
         assert!(resident_bytes() >= before + (16 << 20), "freed memory stays with the process");
+    }
+
+    /// The policy of this thread: field 41 of its `stat` (proc(5)).
+    fn policy() -> i32 {
+        let text = fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let after_name = text.rsplit_once(')').unwrap().1;
+        after_name.split_ascii_whitespace().nth(41 - 3).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_thread_that_may_use_reserves_hands_it_to_the_threads_it_starts() {
+        let seen = std::thread::spawn(|| {
+            let before = policy();
+            let set = use_memory_reserves();
+            (set, before, policy(), std::thread::spawn(policy).join().unwrap())
+        });
+        let (set, before, after, inherited) = seen.join().unwrap();
+        // A user without the right is told so, and nothing changes.
+        let expected = if set.is_ok() { libc::SCHED_RR } else { before };
+        assert_eq!((after, inherited), (expected, expected), "{set:?}");
+        assert_eq!(policy(), before, "other threads stay as they were");
     }
 
     #[test]

@@ -127,6 +127,7 @@ fn launched(name: &str, arguments: &NewDeviceArguments, purpose: Purpose<'_>) ->
         insecure_listen: serving.insecure_listen,
         connections: serving.connections,
         local_memory: arguments.local_memory,
+        machine_swap: matches!(purpose, Purpose::Swap),
         outlives_block_device: matches!(purpose, Purpose::Disk(_)),
         run: None,
     })

@@ -48,6 +48,8 @@ pub(crate) struct LaunchedDevice {
     pub(crate) insecure_listen: bool,
     /// Clients at a time.
     pub(crate) connections: Option<usize>,
+    /// Whether the whole machine swaps to it.
+    pub(crate) machine_swap: bool,
     /// Whether it serves from its own memory.
     pub(crate) local_memory: bool,
     /// Whether its pages are served again, through a new block device, when its process and with it the block device died: for

@@ -164,7 +164,7 @@ impl Server {
         let keeper = rustix::process::getppid();
         let registry = Registry::open().map_err(Failure::failed)?;
         let entry = registry.entry_path(Kind::Device, &launched.name);
-        make_safe(&mut notes);
+        make_safe(launched, &mut notes);
         let mut record = DeviceRecord {
             path: None,
             temporary_backing: launched.backing.clone().filter(|_| launched.backing_temporary),
@@ -317,7 +317,15 @@ pub(crate) fn remove_backing(record: &DeviceRecord) {
 
 /// Everything that keeps paging from waiting for paging, see the module text; what is refused becomes a note. The memory group
 /// and its place in the order of out-of-memory kills are the keeper's, and inherited.
-fn make_safe(notes: &mut Vec<String>) {
+fn make_safe(launched: &LaunchedDevice, notes: &mut Vec<String>) {
+    // A program under a limit leaves the machine its free pages; a machine that is full has only these.
+    if launched.machine_swap
+        && let Err(error) = paging_safety::use_memory_reserves()
+    {
+        notes.push(format!(
+            "the kernel's memory reserves are not for this process ({error}): a machine without a free page may stop; run as root"
+        ));
+    }
     if paging_safety::avoid_out_of_memory_kill().is_err() {
         notes.push("the kernel may kill this process when memory is short; run as root".to_owned());
     }
@@ -407,6 +415,7 @@ mod tests {
             listen: vec!["unix:/run/a.sock".to_owned()],
             insecure_listen: false,
             connections: Some(3),
+            machine_swap: false,
             local_memory: false,
             outlives_block_device: false,
             run: None,

@@ -116,6 +116,7 @@ impl Plan {
             insecure_listen: false,
             connections: None,
             local_memory: self.local_memory,
+            machine_swap: false,
             outlives_block_device: false,
             run: Some(self.name.clone()),
         }
