@@ -29,6 +29,8 @@ use super::serve::{self, DeviceRecord, DeviceReport};
 use crate::cgroup::OwnGroup;
 use crate::failure::Failure;
 use crate::limits::{RESTART_PAUSE_MAX, RESTART_PAUSE_MIN, RESTART_WINDOW, RESTARTS_MAX};
+use crate::machine::memory::Memory;
+use crate::machine::reserve::Reserve;
 use crate::registry::{Entry, Kind, Registry};
 use crate::status_socket::{Answer, Question, StatusServer};
 
@@ -81,6 +83,7 @@ struct Keeper {
     memory: Option<KeptMemory>,
     notes: Vec<String>,
     log: PathBuf,
+    _reserve: Option<Reserve>,
     // Dropped last: until then the name is taken.
     group: Option<OwnGroup>,
     entry: Entry,
@@ -118,12 +121,13 @@ impl Keeper {
         } else {
             Some(KeptMemory::make(&serve::config(launched)?).map_err(Failure::failed)?)
         };
+        let reserve = if launched.machine_swap { raise_reserve(&mut notes) } else { None };
         // Refusals are noted by the child, which needs the same.
         let _ = paging_safety::avoid_out_of_memory_kill();
         let _ = paging_safety::lock_all_memory(false);
         let (launched, launched_text) = (launched.clone(), launched_text.to_owned());
         let log = registry.log_path(Kind::Device, &launched.name);
-        Ok(Self { launched, launched_text, memory, notes, log, group, entry })
+        Ok(Self { launched, launched_text, memory, notes, log, _reserve: reserve, group, entry })
     }
 
     fn run(mut self, signals: &Signals) -> Result<(), Failure> {
@@ -246,6 +250,20 @@ impl Keeper {
         drop(self.group);
         self.entry.abandon();
         Err(Failure::Failed(format!("the device ended: {reason}")))
+    }
+}
+
+fn raise_reserve(notes: &mut Vec<String>) -> Option<Reserve> {
+    match Memory::read().and_then(|memory| Reserve::raise(memory.total_bytes)) {
+        Ok(reserve) => {
+            notes.extend(reserve.as_ref().map(Reserve::note));
+            reserve
+        }
+        Err(error) => {
+            notes
+                .push(format!("vm.min_free_kbytes cannot be raised ({error}): a machine without a free page may stop"));
+            None
+        }
     }
 }
 

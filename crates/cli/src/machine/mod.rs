@@ -2,10 +2,12 @@
 //!
 //! - [`memory`]: how much there is.
 //! - [`process`]: who is alive, safely against reused process ids.
+//! - [`reserve`]: free pages that the kernel keeps back while the machine swaps to us.
 //! - [`swap_list`]: which swap areas are on.
 //! - [`filesystem`]: what a path lies on.
 
 pub(crate) mod filesystem;
 pub(crate) mod memory;
 pub(crate) mod process;
+pub(crate) mod reserve;
 pub(crate) mod swap_list;
