@@ -72,6 +72,9 @@ pub(crate) const SWAP_PRIORITY_MAX: i32 = 32767;
 /// than it uses the last page.
 pub(crate) const SWAP_OFF_RESERVE_BYTES: u64 = 64 << 20;
 
+/// On a small machine, this part of its memory instead.
+pub(crate) const SWAP_OFF_RESERVE_DIVISOR: u64 = 16;
+
 /// How often `swap off` tries again when the kernel was short of memory for a moment.
 pub(crate) const SWAP_OFF_ATTEMPTS: usize = 5;
 

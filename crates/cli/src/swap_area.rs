@@ -78,7 +78,8 @@ pub(crate) fn check_room(path: &Path) -> Result<(), SwapError> {
 }
 
 fn room(path: &Path, used_bytes: u64, memory: Memory) -> Result<(), SwapError> {
-    let needed = used_bytes + if used_bytes == 0 { 0 } else { limits::SWAP_OFF_RESERVE_BYTES };
+    let reserve = limits::SWAP_OFF_RESERVE_BYTES.min(memory.total_bytes / limits::SWAP_OFF_RESERVE_DIVISOR);
+    let needed = used_bytes + if used_bytes == 0 { 0 } else { reserve };
     if needed <= memory.available_bytes {
         return Ok(());
     }
