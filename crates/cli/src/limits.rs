@@ -50,6 +50,10 @@ pub(crate) const STOP_DEADLINE: Duration = Duration::from_secs(20);
 /// A device's process whose launcher gave up while it was starting has so long to undo what it did.
 pub(crate) const GIVE_UP_DEADLINE: Duration = Duration::from_secs(5);
 
+/// A memory group of our own goes once the kernel has let go of the last thread in it, which takes milliseconds (seen to fail
+/// without a wait once in some hundred, cgroup v2).
+pub(crate) const GROUP_REMOVAL_DEADLINE: Duration = Duration::from_secs(2);
+
 /// How often a wait looks again.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 

@@ -198,8 +198,8 @@ impl OwnGroup {
 impl Drop for OwnGroup {
     fn drop(&mut self) {
         self.group.release_to(&self.original);
-        // What remains is found by `doctor`.
-        let _ = self.group.remove(Instant::now());
+        // A thread that is just ending keeps it for a moment. What remains is found by `doctor`.
+        let _ = self.group.remove(Instant::now() + limits::GROUP_REMOVAL_DEADLINE);
     }
 }
 
