@@ -149,11 +149,34 @@ fn io_threads(context: &Context, device: &Attached) -> Result<Vec<u32>, HarnessE
     let name = device.device.as_deref().unwrap_or_default();
     let status = context.shop.product()?.device_status(name, &context.shop.interrupt)?;
     let process = status.process.ok_or_else(|| HarnessError::failed("spillway status", "it names no process"))?;
-    let tasks = format!("/proc/{process}/task");
-    let list = std::fs::read_dir(&tasks).map_err(HarnessError::system(format!("reading {tasks}")))?;
-    let is_io = |path: &Path| std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name.starts_with("io-"));
-    let found = list.flatten().map(|entry| entry.path()).filter(|path| is_io(path));
-    Ok(found.filter_map(|path| path.file_name()?.to_str()?.parse().ok()).collect())
+    // The process that is named keeps another one, which serves.
+    let found: Vec<u32> = family(process).into_iter().flat_map(|process| threads_named(process, "io-")).collect();
+    if found.is_empty() {
+        return Err(HarnessError::failed(
+            "finding the I/O threads",
+            format!("process {process} and its children have none"),
+        ));
+    }
+    Ok(found)
+}
+
+/// A process and its children.
+fn family(process: i32) -> Vec<i32> {
+    let parent = |pid: i32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        text.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse::<i32>().ok())
+    };
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    std::iter::once(process).chain(pids.filter(|pid| parent(*pid) == Some(process))).collect()
+}
+
+/// Threads of a process whose names begin so; none when it has ended.
+fn threads_named(process: i32, prefix: &str) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let has_name = |path: &Path| std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name.starts_with(prefix));
+    let found = tasks.map(|entry| entry.path()).filter(|path| has_name(path));
+    found.filter_map(|path| path.file_name()?.to_str()?.parse().ok()).collect()
 }
 
 /// The kernel's number of a block device: major and minor in 12 and 20 bits.
@@ -303,6 +326,22 @@ mod tests {
         let plots = PageInStudy.plots(&result);
         assert!(plots[0].1.contains("our thread") && plots[0].1.contains("spillway shm"));
         assert!(record(&mut result, 0, "x", &[]).is_err());
+    }
+
+    #[test]
+    fn threads_are_found_in_a_process_and_in_its_children() {
+        let own = std::process::id() as i32;
+        let (leave, wait) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::Builder::new().name("io-test".to_owned()).spawn(move || wait.recv());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let family = family(own);
+        let found = (family.contains(&(child.id() as i32)), family.contains(&own), threads_named(own, "io-test").len());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        drop(leave);
+        assert!(thread.unwrap().join().unwrap().is_err());
+        assert_eq!(found, (true, true, 1));
+        assert!(threads_named(i32::MAX, "").is_empty());
     }
 
     #[test]
