@@ -13,7 +13,7 @@
 //! - [`ublk_identity`]: which ublk device is meant, and whose it is.
 //! - [`ublk_kernel`]: kernels whose ublk driver harms the machine.
 //! - [`ownership`]: the names by which mounts and loop devices tell who made them.
-//! - [`block_queue`]: settings of a block device's queue; [`openers`]: who has it open.
+//! - `block_queue`: settings of a block device's queue; `openers`: who has it open.
 //! - [`remains`]: what a killed process left behind, and its removal; [`ublk_remains`], [`nbd_remains`]: its
 //!   ublk and NBD devices.
 

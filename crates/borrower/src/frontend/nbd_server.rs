@@ -6,7 +6,7 @@
 //! is slow, silent or malicious costs only the channel it sits on, and that only for [`NBD_HANDSHAKE_DEADLINE`] unless it
 //! follows the protocol.
 //!
-//! Invariant: [`Gate::clients`] counts the channels that serve, and no client is served after the gate was closed.
+//! Invariant: `Gate::clients` counts the channels that serve, and no client is served after the gate was closed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

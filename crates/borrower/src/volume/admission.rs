@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-/// A writer's place in the queue. It must be used or [given up](Admission::leave), or its room stays set aside.
+/// A writer's place in the queue. It must be used or given up (`Admission::leave`), or its room stays set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u64);
 
