@@ -83,6 +83,10 @@ pub struct DiskStatus {
     pub backlog_pages_max: u64,
     /// Pages written since the start.
     pub pages_written: u64,
+    /// How far the file has all its blocks before they are needed: a percentage, `all`, or why not; empty if that was not
+    /// asked for.
+    #[serde(default)]
+    pub blocks: String,
     /// Writes that failed (full, I/O error); their pages live at donors only.
     pub write_errors: u64,
     /// The last error, in words.

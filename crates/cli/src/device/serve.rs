@@ -376,6 +376,7 @@ pub(super) fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure>
         key_file: launched.key_file.clone(),
         redundancy: launched.redundancy.parse().map_err(Failure::usage)?,
         backing: launched.backing.clone(),
+        fill_backing: launched.machine_swap,
         mapping: launched.mapping.parse().map_err(Failure::usage)?,
         transport: launched.transport.parse().map_err(Failure::usage)?,
         front_end: launched.frontend.parse().map_err(Failure::usage)?,
