@@ -22,6 +22,11 @@ pub(crate) fn assert_exact(output: &str) {
     assert_eq!(output.matches("wrong 0").count(), 4, "{output}");
 }
 
+/// Waits until the backing file has all its blocks: from then on writing pages to it changes no map of the file system's.
+pub(crate) fn wait_filled(guest: &Guest) {
+    guest.wait_for("spillway status --json | grep -q '\"blocks\": *\"all\"'");
+}
+
 /// Waits until programs have so much in swap.
 pub(crate) fn wait_swapped(guest: &Guest, mib: u64) {
     guest.wait_for(&format!(
@@ -38,6 +43,7 @@ fn a_machine_beyond_its_memory_loses_nothing_when_donors_die_and_stop(front_end:
          --donor unix:/run/d0.sock --donor unix:/run/d1.sock",
         front_end.name
     ));
+    wait_filled(&guest);
     // Donors and agent have their memory; the programs fill twice what is left.
     let total_mib = 2 * guest.memory_mib("MemAvailable");
     let programs = guest.start(&verifiers(total_mib, 12));
