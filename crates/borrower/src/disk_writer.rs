@@ -21,6 +21,9 @@ use crate::limits::{
 use crate::volume::backlog::{BacklogPage, TakePolicy};
 use crate::volume::{DiskCopy, Volume};
 
+/// How [`DiskCounters::blocks`] begins when the file cannot be filled.
+pub const NOT_ALL: &str = "not all: ";
+
 /// All of the file is filled, see [`DiskCounters`].
 const FILLED: u64 = 101;
 
@@ -33,9 +36,20 @@ pub struct DiskCounters {
     /// Hundredths of the file that have blocks, plus one; zero if it is not filled.
     filled: AtomicU64,
     fill_error: Mutex<String>,
+    buffered_reason: Option<String>,
 }
 
 impl DiskCounters {
+    /// For a file that is written through the page cache for this reason, if it is.
+    pub fn new(buffered_reason: Option<&str>) -> Self {
+        Self { buffered_reason: buffered_reason.map(str::to_owned), ..Self::default() }
+    }
+
+    /// Why pages go through the page cache, if they do.
+    pub fn buffered_reason(&self) -> Option<String> {
+        self.buffered_reason.clone()
+    }
+
     /// Pages on disk since the start.
     pub fn pages_written(&self) -> u64 {
         self.pages_written.load(Ordering::Relaxed)
@@ -55,7 +69,7 @@ impl DiskCounters {
     pub fn blocks(&self) -> String {
         let error = self.fill_error.lock().unwrap_or_else(PoisonError::into_inner);
         match self.filled.load(Ordering::Relaxed) {
-            _ if !error.is_empty() => format!("not all: {error}"),
+            _ if !error.is_empty() => format!("{NOT_ALL}{error}"),
             0 => String::new(),
             FILLED => "all".to_owned(),
             more => format!("{} %", more - 1),

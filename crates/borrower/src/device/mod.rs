@@ -325,6 +325,7 @@ impl Remote {
                 backlog_pages_max: copy.backlog.capacity() as u64,
                 pages_written: counters.pages_written(),
                 blocks: counters.blocks(),
+                buffered_reason: counters.buffered_reason(),
                 write_errors: counters.write_errors(),
                 last_error: counters.last_error(),
             });
@@ -461,7 +462,7 @@ fn remote_services(
         (Some(file), Some(copy)) => {
             let writer = file.writer(Arc::clone(&copy.pool), DISK_WRITES_MAX).map_err(system())?;
             let filler = if config.fill_backing { Some(file.filler().map_err(system())?) } else { None };
-            let counters = Arc::new(DiskCounters::default());
+            let counters = Arc::new(DiskCounters::new(file.buffered_reason()));
             let thread =
                 DiskThread::start(Arc::clone(&volume), writer, filler, Arc::clone(&counters)).map_err(system())?;
             Some((thread, counters))

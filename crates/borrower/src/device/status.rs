@@ -87,6 +87,9 @@ pub struct DiskStatus {
     /// asked for.
     #[serde(default)]
     pub blocks: String,
+    /// Why pages go through the page cache, if they do: that takes memory for each page that is to be freed.
+    #[serde(default)]
+    pub buffered_reason: Option<String>,
     /// Writes that failed (full, I/O error); their pages live at donors only.
     pub write_errors: u64,
     /// The last error, in words.

@@ -6,7 +6,7 @@ use crate::front_ends::FrontEnd;
 use crate::guest::{Guest, SLABS, builder};
 
 on_every_front_end!(
-    #[ignore = "minutes of a machine without a free page: `make soak` runs it over ublk; NBD and loop over FUSE are not promised"]
+    #[ignore = "minutes of a machine without a free page: `make soak` runs it"]
     a_machine_beyond_its_memory_loses_nothing_when_donors_die_and_stop
 );
 
@@ -52,8 +52,8 @@ fn a_machine_beyond_its_memory_loses_nothing_when_donors_die_and_stop(front_end:
     let killed = guest.machine_end(&first);
     assert_eq!(killed, 137);
     std::thread::sleep(Duration::from_secs(2));
+    // Another one would find no memory to lend.
     guest.said("spillway doctor --mend");
-    let first = start("d0");
     guest.signal_donor("d1", "STOP");
     // Silence is allowed for two seconds.
     std::thread::sleep(Duration::from_secs(4));
@@ -62,9 +62,7 @@ fn a_machine_beyond_its_memory_loses_nothing_when_donors_die_and_stop(front_end:
     let device = guest.device();
     assert_eq!(device["pages_lost"], 0, "{device:#}");
     guest.said("spillway swap off");
-    for (name, donor) in [("d0", first), ("d1", second)] {
-        guest.signal_donor(name, "TERM");
-        guest.end_of(&donor);
-    }
+    guest.signal_donor("d1", "TERM");
+    guest.end_of(&second);
     guest.finish();
 }
