@@ -27,6 +27,7 @@ fn config(name: &str) -> DeviceConfig {
         backing: None,
         mapping: MappingPolicy::OnDemand,
         transport: TransportChoice::Auto,
+        fill_backing: false,
         front_end: FrontEndChoice::Auto,
         listen: None,
         io_threads: None,

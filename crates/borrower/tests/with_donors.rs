@@ -8,10 +8,11 @@ mod frontend_support;
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
 use frontend_support::{Aligned, can_run, open_direct};
+use rustix::fs::FallocateFlags;
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::status::DeviceStatus;
 use spillway_borrower::device::transport::TransportChoice;
@@ -94,6 +95,8 @@ impl World {
             backing: redundancy.disk.then(|| world.directory.path().join("backing")),
             mapping,
             transport: TransportChoice::Auto,
+            // With random writes at the same time.
+            fill_backing: redundancy.disk && mapping == MappingPolicy::OnDemand,
             front_end: FrontEndChoice::Auto,
             listen: None,
             io_threads: None,
@@ -208,6 +211,28 @@ fn pages_survive_the_death_of_every_donor_on_disk() {
     world.await_status("pages are at a donor again", |status| {
         status.slabs.mapped > 0 && status.slabs.degraded == 0 && status.donors[0].slabs > 0
     });
+    world.check();
+    world.stop();
+}
+
+#[test]
+fn a_filled_backing_file_has_every_block_and_keeps_those_of_discarded_pages() {
+    if !can_run("a_filled_backing_file_has_every_block_and_keeps_those_of_discarded_pages") {
+        return;
+    }
+    let mut world = World::new("filled", 1, Redundancy::DISK, false);
+    world.write(200);
+    let blocks = |status: &DeviceStatus| status.disk.as_ref().unwrap().blocks.clone();
+    world.await_status("the backing file is filled", |status| blocks(status) == "all");
+    world.check();
+    world.await_status("every page is on disk", |status| status.disk.as_ref().unwrap().backlog_pages == 0);
+    let held_bytes = || std::fs::metadata(world.directory.path().join("backing")).unwrap().blocks() * 512;
+    assert!(held_bytes() >= PAGES * PAGE as u64);
+    let all = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(world.open(), all, 0, PAGES * PAGE as u64).unwrap();
+    world.await_status("nothing is stored", |status| status.pages_stored == 0);
+    assert!(held_bytes() >= PAGES * PAGE as u64);
+    world.model.clear();
     world.check();
     world.stop();
 }
