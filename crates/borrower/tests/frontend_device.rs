@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use frontend_support::exercise::exercise;
-use frontend_support::{Aligned, Server, can_run, is_bound, is_ours, open_direct, queue_setting, skip, swap_lock};
+use frontend_support::{
+    Aligned, PATIENCE, Server, can_run, is_bound, is_bound_to, open_direct, queue_setting, skip, swap_lock,
+};
 use spillway_borrower::frontend::FrontEndError;
 use spillway_borrower::frontend::remains;
 use spillway_sys::child;
@@ -100,7 +102,7 @@ fn a_dropped_device_leaves_nothing() {
     let server = Server::start("dropped", 8 * MIB, 1);
     let (device, directory) = (server.path.clone(), server.directory().to_owned());
     drop(server);
-    assert!(!is_bound(&device) || !is_ours(&device));
+    assert!(!is_bound_to(&device, &directory));
     assert!(!directory.exists());
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     assert!(!mounts.contains(directory.to_str().unwrap()));
@@ -218,7 +220,7 @@ fn a_killed_server_leaves_errors_and_mendable_remains() {
 
     child.kill().unwrap();
     child.wait().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + PATIENCE;
     while file.read_exact_at(buffer.bytes(), 0).is_ok() {
         assert!(Instant::now() < deadline, "a dead server's device answers with errors");
     }
@@ -232,7 +234,7 @@ fn a_killed_server_leaves_errors_and_mendable_remains() {
         .collect();
     assert!(failed.is_empty(), "{failed:?}");
     assert!(remains::list().unwrap().iter().all(|remain| !is_mine(remain, &name)));
-    assert!(!is_bound(&device) || !is_ours(&device));
+    assert!(!is_bound_to(&device, &directory));
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "the mount's directory is removed");
     std::fs::remove_dir(&directory).unwrap();
 }
@@ -252,7 +254,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         while std::fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -309,7 +311,7 @@ fn a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote() {
     let steps = child::ChildSteps { cgroups: vec![procs], ..child::ChildSteps::default() };
     let mut program = child::spawn(command, steps).unwrap();
     let mut used_bytes = 0;
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + 2 * PATIENCE;
     let status = loop {
         let areas = swap::areas().unwrap();
         used_bytes =

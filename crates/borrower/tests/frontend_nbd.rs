@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use frontend_support::exercise::{discard, exercise};
 use frontend_support::pressure::{MemoryGroup, SwappedOn};
-use frontend_support::{Aligned, open_direct, queue_setting};
+use frontend_support::{Aligned, PATIENCE, open_direct, queue_setting};
 use spillway_borrower::block::BlockChannel;
 use spillway_borrower::frontend::limits::{NBD_RECOVERY_WAIT, NBD_TIMEOUT};
 use spillway_borrower::frontend::nbd::Nbd;
@@ -63,8 +63,9 @@ const IN_GUEST: [&str; 10] = [
 /// Emulated, on a loaded host.
 const WITHIN: Duration = Duration::from_secs(300);
 
-/// When the kernel must have given a dead server's requests up: each connection may be tried, and its timers are coarse.
-const GIVEN_UP_WITHIN: Duration = Duration::from_secs(4 * NBD_TIMEOUT.as_secs());
+/// When the kernel must have given a dead server's requests up: each connection may be tried, and its timers are coarse; twice
+/// that for a guest that waits for its processors.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(8 * NBD_TIMEOUT.as_secs());
 
 #[test]
 fn the_newest_stock_kernel_pages_through_nbd() {
@@ -145,7 +146,7 @@ impl Server {
 
     /// Detaches; the channels close by themselves.
     fn stop(mut self) {
-        self.front.detach(Duration::from_secs(20)).unwrap();
+        self.front.detach(PATIENCE).unwrap();
         self.threads.iter_mut().for_each(IoThread::join);
         assert!(!is_connected(&self.path), "the device is free");
     }
@@ -250,7 +251,7 @@ fn receive_and_complete_do_not_allocate() {
             discard(&file, 0, 4096);
         }
         drop(file);
-        front.detach(Duration::from_secs(20)).unwrap();
+        front.detach(PATIENCE).unwrap();
         servers.into_iter().map(|server| server.join().unwrap()).sum()
     });
     assert!(served >= 57, "{served}");
@@ -492,7 +493,7 @@ fn a_limited_program_swaps_and_survives_the_death_of_the_server() {
     );
     let used_bytes = || swap::areas().unwrap().iter().find(|area| area.path == path).map_or(0, |area| area.used_bytes);
     let (mut most_bytes, mut kills) = (0, 0);
-    let give_up = Instant::now() + 3 * NBD_RECOVERY_WAIT;
+    let give_up = Instant::now() + 4 * NBD_RECOVERY_WAIT;
     let status = loop {
         most_bytes = used_bytes().max(most_bytes);
         if let Some(status) = program.try_wait().unwrap() {

@@ -24,6 +24,9 @@ use spillway_sys::mapping::Mapping;
 /// `O_DIRECT` on this architecture.
 pub(crate) const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
 
+/// How long anything may take on a busy machine before a test fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Says which capability is missing, or that nothing is. With `SPILLWAY_NO_SKIP=1` a missing one is a failure.
 pub(crate) fn can_run(test: &str) -> bool {
     let missing = if !rustix::process::geteuid().is_root() {
@@ -48,7 +51,7 @@ pub(crate) fn skip(test: &str, missing: &str) {
 /// Keeps swap areas of other tests and measurements of this machine away: the kernel would page to theirs too. Held by an
 /// open file, so it ends with its holder.
 pub(crate) fn swap_lock() -> File {
-    let file = File::create(std::env::temp_dir().join("spillway-end-to-end.lock")).expect("the lock file can be made");
+    let file = File::create("/tmp/spillway-end-to-end.lock").expect("the lock file can be made");
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("the lock can be taken");
     file
 }
@@ -83,13 +86,13 @@ impl Server {
 
     /// Detaches, and checks that nothing is left.
     pub(crate) fn stop(mut self) {
-        self.front.detach(Duration::from_secs(10)).unwrap();
+        self.front.detach(PATIENCE).unwrap();
         for thread in &mut self.threads {
             // The channels close by themselves once unmounted.
             thread.join();
         }
         assert_eq!(fs::read_dir(self.directory.path()).unwrap().count(), 0, "the mount's directory is removed");
-        assert!(!is_bound(&self.path) || !is_ours(&self.path), "the loop device is free");
+        assert!(!is_bound_to(&self.path, self.directory.path()), "the loop device is free");
     }
 
     pub(crate) fn detach(&mut self) -> Result<(), FrontEndError> {
@@ -135,9 +138,10 @@ pub(crate) fn is_bound(device: &Path) -> bool {
     sysfs(device).join("loop").exists()
 }
 
-/// Whether the loop device (still) has a file of ours; others may have taken the number since.
-pub(crate) fn is_ours(device: &Path) -> bool {
-    fs::read_to_string(sysfs(device).join("loop/backing_file")).is_ok_and(|file| file.contains("/volume"))
+/// Whether the loop device has a file in `directory`; others may have taken its number since.
+pub(crate) fn is_bound_to(device: &Path, directory: &Path) -> bool {
+    let directory = directory.to_str().unwrap();
+    fs::read_to_string(sysfs(device).join("loop/backing_file")).is_ok_and(|file| file.contains(directory))
 }
 
 pub(crate) fn queue_setting(device: &Path, name: &str) -> String {

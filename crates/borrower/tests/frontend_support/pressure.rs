@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use spillway_sys::swap;
 
+use super::PATIENCE;
+
 /// A memory cgroup (version 2) that is removed at the end.
 pub(crate) struct MemoryGroup(PathBuf);
 
@@ -35,7 +37,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         while fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
         }

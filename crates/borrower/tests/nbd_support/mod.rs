@@ -92,7 +92,7 @@ impl Server {
 
     /// Stops; clients must have gone, or be about to.
     pub(crate) fn stop(mut self) {
-        self.front.detach(Duration::from_secs(20)).unwrap();
+        self.front.detach(Duration::from_secs(120)).unwrap();
         for thread in &mut self.threads {
             // The channels close by themselves.
             thread.join();

@@ -15,6 +15,8 @@ use spillway_borrower::metrics::Metrics;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 
+use crate::frontend_support::PATIENCE;
+
 pub(crate) const MIB: u64 = 1 << 20;
 
 /// A device that goes with its process.
@@ -64,7 +66,7 @@ impl Server {
 
     /// Detaches; the channels close by themselves.
     pub(crate) fn stop(mut self) {
-        self.front.detach(Duration::from_secs(10)).unwrap();
+        self.front.detach(PATIENCE).unwrap();
         self.threads.iter_mut().for_each(IoThread::join);
         assert!(!self.path.exists(), "the block device is gone");
     }
