@@ -2,30 +2,23 @@
 
 pub(crate) mod exercise;
 pub(crate) mod guarded;
+pub(crate) mod in_guest;
 pub(crate) mod pressure;
+pub(crate) mod served;
 
 use std::fs::{self, File, OpenOptions};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use spillway_borrower::block::BlockChannel;
-use spillway_borrower::frontend::FrontEndError;
-use spillway_borrower::frontend::fuse_channel::FuseChannel;
+pub(crate) use served::{PATIENCE, Served};
+use spillway_borrower::frontend::FrontEndConfig;
 use spillway_borrower::frontend::loop_fuse::LoopFuse;
-use spillway_borrower::frontend::{FrontEnd, FrontEndConfig};
-use spillway_borrower::io_thread::{IoThread, SpinPermit};
-use spillway_borrower::local_memory::LocalMemory;
-use spillway_borrower::metrics::Metrics;
-use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 
 /// `O_DIRECT` on this architecture.
 pub(crate) const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
-
-/// How long anything may take on a busy machine before a test fails.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Says which capability is missing, or that nothing is. With `SPILLWAY_NO_SKIP=1` a missing one is a failure.
 pub(crate) fn can_run(test: &str) -> bool {
@@ -56,12 +49,9 @@ pub(crate) fn swap_lock() -> File {
     file
 }
 
-/// A running device.
+/// A running loop device over FUSE.
 pub(crate) struct Server {
-    pub(crate) front: LoopFuse,
-    pub(crate) path: PathBuf,
-    threads: Vec<IoThread>,
-    stop: Arc<EventFd>,
+    served: Served<LoopFuse>,
     directory: tempfile::TempDir,
 }
 
@@ -76,27 +66,16 @@ impl Server {
             recoverable: false,
             directory: directory.path().to_owned(),
         };
-        let (mut front, channels) = LoopFuse::mount(&config).unwrap();
+        let (front, channels) = LoopFuse::mount(&config).unwrap();
         let memory = Arc::new(Mapping::locked(size_bytes as usize).unwrap());
-        let stop = Arc::new(EventFd::new().unwrap());
-        let threads = channels.into_iter().map(|channel| serve(channel, &memory, &stop)).collect();
-        let path = front.attach().unwrap();
-        Self { front, path, threads, stop, directory }
+        Self { served: Served::start(front, channels, &memory), directory }
     }
 
     /// Detaches, and checks that nothing is left.
     pub(crate) fn stop(mut self) {
-        self.front.detach(PATIENCE).unwrap();
-        for thread in &mut self.threads {
-            // The channels close by themselves once unmounted.
-            thread.join();
-        }
+        self.served.end();
         assert_eq!(fs::read_dir(self.directory.path()).unwrap().count(), 0, "the mount's directory is removed");
         assert!(!is_bound_to(&self.path, self.directory.path()), "the loop device is free");
-    }
-
-    pub(crate) fn detach(&mut self) -> Result<(), FrontEndError> {
-        self.front.detach(Duration::from_millis(100))
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -104,29 +83,18 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Also after a failed assertion: free the device while the threads still serve, then end them.
-        let _ = self.front.detach(Duration::from_secs(5));
-        self.stop.signal();
-        for thread in &mut self.threads {
-            thread.join();
-        }
+impl Deref for Server {
+    type Target = Served<LoopFuse>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.served
     }
 }
 
-fn serve(channel: FuseChannel, memory: &Arc<Mapping>, stop: &Arc<EventFd>) -> IoThread {
-    let pool = Arc::clone(channel.pool());
-    let service = LocalMemory::new(Arc::clone(memory), Arc::new(Metrics::default()), pool);
-    IoThread::start(
-        "test-io".to_owned(),
-        Box::new(channel),
-        Box::new(service),
-        Arc::clone(stop),
-        SpinPermit::default(),
-        Arc::default(),
-    )
-    .unwrap()
+impl DerefMut for Server {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.served
+    }
 }
 
 fn sysfs(device: &Path) -> PathBuf {
