@@ -157,12 +157,8 @@ mod tests {
     #[test]
     fn either_side_is_read() {
         for text in [report(0, BUSY, IDLE), report(0, IDLE, BUSY)] {
-            let expected = JobResult {
-                requests_per_second: 10_000.0,
-                p50_us: 90.0,
-                p99_us: 250.0,
-                mib_per_second: 40.0,
-            };
+            let expected =
+                JobResult { requests_per_second: 10_000.0, p50_us: 90.0, p99_us: 250.0, mib_per_second: 40.0 };
             assert_eq!(parse(&text).unwrap(), expected);
         }
     }
