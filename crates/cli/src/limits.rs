@@ -79,6 +79,9 @@ pub(crate) const SWAP_OFF_RESERVE_BYTES: u64 = 64 << 20;
 /// On a small machine, this part of its memory instead.
 pub(crate) const SWAP_OFF_RESERVE_DIVISOR: u64 = 16;
 
+/// Logs of devices that are gone and did not end well: some more than anybody looks at.
+pub(crate) const LOGS_KEPT_MAX: usize = 16;
+
 /// How often `swap off` tries again when the kernel was short of memory for a moment.
 pub(crate) const SWAP_OFF_ATTEMPTS: usize = 5;
 
