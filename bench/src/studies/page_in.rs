@@ -119,13 +119,22 @@ fn trace(context: &Context, subject: Subject, size: Size, pinning: Pinning) -> R
     let device = subject.attach(&context.shop, Size(size.0 * 2), Some(SERVER_CPU))?;
     let threads = io_threads(&context.shop, device.device.as_deref().unwrap_or_default())?;
     let group = MemoryGroup::create(Some(size.0 / 2))?;
-    trace_touch(&device.path, &threads, size, &group, pinning, &context.shop.interrupt)
+    trace_touch(&device.path, &Servers { threads, by_ring: false }, size, &group, pinning, &context.shop.interrupt)
 }
 
-/// The lives of the page-ins of a program of `size` in `group`, over a swap area on `device` that `threads` serve.
+/// Who serves a device.
+#[derive(Clone, Debug)]
+pub struct Servers {
+    /// The threads.
+    pub threads: Vec<u32>,
+    /// Whether the kernel puts requests into a ring that they share (ublk): then they have one as they wake, without a call.
+    pub by_ring: bool,
+}
+
+/// The lives of the page-ins of a program of `size` in `group`, over a swap area on `device` that `servers` serve.
 pub fn trace_touch(
     device: &Path,
-    threads: &[u32],
+    servers: &Servers,
     size: Size,
     group: &MemoryGroup,
     pinning: Pinning,
@@ -137,13 +146,13 @@ pub fn trace_touch(
     command.args(plain.get_args());
     let running = Running::start("touch", &mut group.enter(&command), Collected::default())?;
     let program = running.id().as_raw_nonzero().get() as u32;
-    let session = TraceSession::start(&events(program, threads, &device_number(device)?), interrupt)?;
+    let session = TraceSession::start(&events(program, &servers.threads, &device_number(device)?), interrupt)?;
     let messages = running.messages.clone();
     let finished = running.wait(PROGRAM_DEADLINE, interrupt, || {})?;
     if !finished.status.success() {
         return Err(HarnessError::failed("touch", messages.last_line()));
     }
-    let mut assembler = Assembler::new(program, threads.to_vec());
+    let mut assembler = Assembler::new(program, servers.clone());
     session.finish()?.iter().for_each(|event| assembler.take(event));
     Ok(assembler.lives)
 }
@@ -210,7 +219,7 @@ fn device_number(path: &Path) -> Result<String, HarnessError> {
 #[derive(Debug)]
 pub struct Assembler {
     program: u32,
-    threads: Vec<u32>,
+    servers: Servers,
     /// When each stage of the current fault began; the first is the fault.
     marks: Vec<f64>,
     /// Every whole page-in so far.
@@ -218,21 +227,21 @@ pub struct Assembler {
 }
 
 impl Assembler {
-    /// For the faults of `program`, served by `threads`.
-    pub fn new(program: u32, threads: Vec<u32>) -> Self {
-        Self { program, threads, marks: Vec::new(), lives: Vec::new() }
+    /// For the faults of `program`, served by `servers`.
+    pub fn new(program: u32, servers: Servers) -> Self {
+        Self { program, servers, marks: Vec::new(), lives: Vec::new() }
     }
 
     /// Takes the next event.
     pub fn take(&mut self, event: &TraceEvent) {
         let by_program = event.thread == self.program;
-        let by_thread = self.threads.contains(&event.thread);
+        let by_thread = self.servers.threads.contains(&event.thread);
         match (event.name.as_str(), self.marks.len()) {
             ("page_fault_user", _) if by_program => self.marks = vec![event.time_us],
             ("block_bio_queue", 1) if by_program && is_read(event) => self.marks.push(event.time_us),
             ("block_rq_issue", 2) if is_read(event) => self.marks.push(event.time_us),
             // What the thread then exchanges with a donor lies between its first arrival and its last answer.
-            ("sys_exit", 3) if by_thread && is_arrival(event) => self.marks.push(event.time_us),
+            ("sys_exit", 3) if by_thread && is_arrival(event, self.servers.by_ring) => self.marks.push(event.time_us),
             ("sys_enter", 4 | 5) if by_thread && is_answer(event) => {
                 self.marks.truncate(4);
                 self.marks.push(event.time_us);
@@ -260,15 +269,15 @@ fn is_read(event: &TraceEvent) -> bool {
     event.details.split(' ').nth(1).is_some_and(|flags| flags.starts_with('R'))
 }
 
-/// The call by which a ublk queue's thread lets the kernel put requests into its slots; its result does not count them.
-const RING_ENTER: &str = "426";
+/// epoll_wait and epoll_pwait: on their way out the kernel puts requests into the ring.
+const WAKES: [&str; 2] = ["232", "281"];
 
 /// `sys_exit: NR 0 = 40`: a call that brings requests, and brought something.
-fn is_arrival(event: &TraceEvent) -> bool {
+fn is_arrival(event: &TraceEvent, by_ring: bool) -> bool {
     let words: Vec<&str> = event.details.split(' ').collect();
     matches!(words[..], ["NR", number, "=", result]
-        if ARRIVALS.contains(&number)
-            && result.parse::<i64>().is_ok_and(|result| result > 0 || number == RING_ENTER && result == 0))
+        if (ARRIVALS.contains(&number) || by_ring && WAKES.contains(&number))
+            && result.parse::<i64>().is_ok_and(|result| result > 0))
 }
 
 /// `sys_enter: NR 20 (6, ...)`: a call that answers.
@@ -302,7 +311,11 @@ mod tests {
     }
 
     fn lives(events: &[TraceEvent]) -> Vec<Life> {
-        let mut assembler = Assembler::new(PROGRAM, vec![THREAD]);
+        served(events, false)
+    }
+
+    fn served(events: &[TraceEvent], by_ring: bool) -> Vec<Life> {
+        let mut assembler = Assembler::new(PROGRAM, Servers { threads: vec![THREAD], by_ring });
         events.iter().for_each(|event| assembler.take(event));
         assembler.lives
     }
@@ -335,14 +348,16 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_brings_requests_without_counting_them() {
+    fn a_ring_has_the_request_when_its_thread_wakes() {
         let mut events = page_in(100.0);
-        events[3] = event(THREAD, 106.0, "sys_exit", "NR 426 = 0");
+        events[3] = event(THREAD, 106.0, "sys_exit", "NR 281 = 1");
         events[4] = event(THREAD, 110.0, "sys_enter", "NR 426 (5, 1, 0, 0, 0, 0)");
-        // Its entering and the wake-up before it.
-        events.insert(3, event(THREAD, 104.0, "sys_exit", "NR 232 = 1"));
-        events.insert(4, event(THREAD, 105.0, "sys_enter", "NR 426 (5, 0, 0, 1, 0, 0)"));
-        assert_eq!(lives(&events), [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]);
+        assert_eq!(served(&events, true), [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]);
+        assert!(lives(&events).is_empty(), "elsewhere a thread that wakes has nothing yet");
+        // A look into the ring before the answer is the thread's own time.
+        events.insert(4, event(THREAD, 107.0, "sys_enter", "NR 426 (5, 0, 0, 1, 0, 0)"));
+        events.insert(5, event(THREAD, 108.0, "sys_exit", "NR 426 = 0"));
+        assert_eq!(served(&events, true), [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]);
     }
 
     #[test]

@@ -124,26 +124,29 @@ fn merge(result: &mut StudyResult, round: usize, trial: StudyResult) {
     }
 }
 
-/// The goals of the front ends, and ratios that say something.
+/// The goals of the front ends, and ratios that say something. Of swapping the median page-in is looked at: a busy host takes
+/// an emulated processor away for longer than a page takes, and that moves a phase's mean but not the median.
 fn judge(result: &mut StudyResult) {
     use StockSubject::{LibublkRamdisk, LoopFuse, Nbd, NbdkitTcp, NbdkitUnix, Ublk};
-    let random = PAGE_CLUSTERS.map(|cluster| [swap_case(RANDOM, cluster), page_in_case(cluster, "p50")]).concat();
-    for case in &random {
-        let (ublk, nbd, nbdkit) = (Ublk.name(), Nbd.name(), NbdkitUnix.name());
-        result.goal("nbd: a random swap-in at most half of nbdkit's", case, nbd, nbdkit, 0.5, Better::Lower);
-        result.goal("ublk: a random swap-in at most a third of nbdkit's", case, ublk, nbdkit, 1.0 / 3.0, Better::Lower);
-    }
+    let page_ins = PAGE_CLUSTERS.map(|cluster| page_in_case(cluster, "p50"));
     let requests = DEPTHS.map(|depth| request_case(depth, "p50"));
-    for case in random.iter().chain(&requests) {
-        let goal = "ublk within 1.3x of libublk's ramdisk";
-        result.goal(goal, case, Ublk.name(), LibublkRamdisk.name(), 1.3, Better::Lower);
-    }
-    for case in random.iter().chain(&requests) {
-        for subject in StockSubject::ALL.into_iter().filter(|subject| *subject != Ublk) {
-            result.compare(case, subject.name(), Ublk.name());
+    let (ublk, nbd) = (Ublk.name(), Nbd.name());
+    for case in &page_ins {
+        for nbdkit in [NbdkitUnix.name(), NbdkitTcp.name()] {
+            let half = format!("nbd: a random swap-in at most half of {nbdkit}'s");
+            result.goal(&half, case, nbd, nbdkit, 0.5, Better::Lower);
+            let third = format!("ublk: a random swap-in at most a third of {nbdkit}'s");
+            result.goal(&third, case, ublk, nbdkit, 1.0 / 3.0, Better::Lower);
         }
-        for subject in [NbdkitUnix, NbdkitTcp, LoopFuse] {
-            result.compare(case, subject.name(), Nbd.name());
+    }
+    for case in page_ins.iter().chain(&requests) {
+        let goal = "ublk within 1.3x of libublk's ramdisk";
+        result.goal(goal, case, ublk, LibublkRamdisk.name(), 1.3, Better::Lower);
+        for subject in [Nbd, LoopFuse, NbdkitUnix, NbdkitTcp, StockSubject::Brd, StockSubject::VirtioDisk] {
+            result.compare(case, subject.name(), ublk);
+        }
+        for subject in [NbdkitUnix, NbdkitTcp] {
+            result.compare(case, subject.name(), nbd);
         }
     }
 }
@@ -175,7 +178,7 @@ mod tests {
     #[test]
     fn goals_follow_from_random_swap_ins_and_requests() {
         let mut result = empty();
-        let case = swap_case(RANDOM, 0);
+        let case = page_in_case(0, "p50");
         for (subject, value) in
             [("spillway ublk", 100.0), ("spillway nbd", 160.0), ("nbdkit unix", 310.0), ("libublk ramdisk", 70.0)]
         {
@@ -184,8 +187,8 @@ mod tests {
         judge(&mut result);
         let of_case = |goal: &&crate::result::Goal| goal.case == case;
         let verdicts: Vec<_> = result.goals.iter().filter(of_case).map(|goal| goal.verdict()).collect();
-        assert_eq!(verdicts, ["NOT met", "met", "NOT met"], "0.52, 0.32 and 1.43");
-        assert!(result.goals.iter().any(|goal| goal.verdict() == "not measured"));
+        // 0.52, 0.32, and 1.43; there is nothing over TCP.
+        assert_eq!(verdicts, ["NOT met", "met", "not measured", "not measured", "NOT met"]);
         assert!(result.comparisons.iter().any(|one| one.subject == "nbdkit unix" && one.baseline == "spillway nbd"));
     }
 

@@ -12,8 +12,7 @@ use crate::harness::stock_subject::StockSubject;
 use crate::harness::subject::Workshop;
 use crate::limits::GUEST_STUDY_DEADLINE;
 use crate::result::StudyResult;
-use crate::size::{MIB, Size};
-use crate::studies::page_in::{io_threads, life_chart, record, trace_touch};
+use crate::studies::page_in::{Servers, io_threads, life_chart, record, trace_touch};
 use crate::studies::pinning::{Pinning, SERVER_CPU};
 use crate::studies::program_run::own_program;
 use crate::studies::{Context, Study};
@@ -45,7 +44,7 @@ impl Study for GuestPageInStudy {
         let mut guest = Guest::new(own_program()?, Instant::now() + GUEST_STUDY_DEADLINE);
         let name = |subject: StockSubject| subject.name().to_owned();
         context.interleave(result, &SUBJECTS, name, |round, subject, result| {
-            let trial = Trial { size: Size(context.choose(16, 4) * MIB), ..Trial::of(context, subject) };
+            let trial = Trial::of(context, subject);
             merge(result, round, run_trial(context, &mut guest, &trial, Some("--page-in"))?);
             Ok(())
         })
@@ -69,9 +68,10 @@ fn measure(trial: &Trial, shop: &Workshop, result: &mut StudyResult) -> Result<(
     let device = trial.subject.attach(shop, trial.device_size(), Some(SERVER_CPU))?;
     trial.set_page_cluster(0)?;
     let threads = io_threads(shop, device.name.as_deref().unwrap_or_default())?;
+    let servers = Servers { threads, by_ring: trial.subject == StockSubject::Ublk };
     let measured = Pinning::possible(PROCESSORS as usize).iter().try_for_each(|pinning| {
         let group = MemoryGroup::strict(trial.limit_bytes())?;
-        let lives = trace_touch(&device.path, &threads, trial.size, &group, *pinning, &shop.interrupt)?;
+        let lives = trace_touch(&device.path, &servers, trial.size, &group, *pinning, &shop.interrupt)?;
         record(result, 0, &format!("{}, {}", trial.subject.name(), pinning.name()), &lives)
     });
     measured.and(device.detach())

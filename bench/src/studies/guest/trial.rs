@@ -89,7 +89,8 @@ impl Trial {
         for depth in DEPTHS {
             let job = Job { pattern: "randread", block_bytes: 4096, depth };
             let before = device.cpu_seconds(shop)?;
-            let found = job.run(&device.path, self.size, Length::Time(self.time), None, &shop.interrupt)?;
+            let found = job.run(&device.path, self.size, Length::Time(self.time), None, &shop.interrupt);
+            let found = found.map_err(|error| device.explain(shop, error))?;
             let after = device.cpu_seconds(shop)?;
             for (number, value) in [("p50", found.p50_us), ("p99", found.p99_us)] {
                 result.record(0, &request_case(depth, number), self.subject.name(), MICROSECONDS, value);
