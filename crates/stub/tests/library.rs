@@ -1,5 +1,7 @@
 //! The library that programs carry brings nothing and binds nothing.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use spillway_stub::LIBRARY;
 
 /// Tags of the dynamic section (ELF gABI).

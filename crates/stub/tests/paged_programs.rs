@@ -1,5 +1,7 @@
 //! Programs under the stub whose pages leave and come back.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod support;
 
 use std::ops::Range;

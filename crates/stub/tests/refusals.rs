@@ -1,5 +1,7 @@
 //! What becomes of a program that cannot be paged, and of one that shall not be.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod support;
 
 use std::process::{Command, Stdio};

@@ -1,6 +1,6 @@
 //! A pager in miniature: greets programs, evicts what it is told through their agents, and serves faults from a table.
 
-#![allow(dead_code)] // Each test program uses its part.
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
