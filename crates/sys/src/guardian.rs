@@ -2,10 +2,13 @@
 //!
 //! It shares this process's table of descriptors (`clone` with `CLONE_FILES`), so userfaultfds stay open when this process is
 //! killed, and programs wait for their pages instead of reading zeroes. It kills the programs that are listed in memory that
-//! both share, waits for their ends, and only then ends itself.
+//! both share, then whoever maps a file that all programs map (a child that was forked just now is in no list yet), waits for
+//! the ends of those listed, and only then ends itself.
 //!
 //! Invariants: after the clone it makes system calls only, on memory that was made before: a copy of a threaded process has
 //! its locks and its heap in whatever state they were.
+
+mod search;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,10 +20,14 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 use crate::mapping::{Mapping, PAGE_SIZE_BYTES};
 use crate::memfd::Memfd;
 use crate::shared_futex;
+use search::MappedFile;
 
 /// How long the guardian waits for the end of one program that it killed. One in an uninterruptible wait ends later, and
 /// nothing else can be done about it.
 const END_PATIENCE_MS: i32 = 10_000;
+
+/// How often it looks for processes that map the file, a millisecond apart, until there are none: in all about as long.
+const SEARCHES_MAX: usize = 10_000;
 
 /// The guardian of this process, see the module text. Gone with this value; programs still listed then are left alone.
 #[derive(Debug)]
@@ -38,13 +45,15 @@ pub struct Guardian {
 pub struct Place(usize);
 
 impl Guardian {
-    /// Starts it, for at most `programs_max` programs at a time. Best early, while there is little memory to be shared.
-    pub fn start(programs_max: usize) -> io::Result<Self> {
+    /// Starts it, for at most `programs_max` listed programs at a time, and for all that map `programs_file`. Best early, while
+    /// there is little memory to be shared.
+    pub fn start(programs_max: usize, programs_file: &Memfd) -> io::Result<Self> {
         let length = (programs_max * size_of::<u32>()).next_multiple_of(PAGE_SIZE_BYTES).max(PAGE_SIZE_BYTES);
         let file = Memfd::create("spillway-guardian", length as u64)?;
         let table = Mapping::shared(&file, length)?;
         let parent = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
-        let process = clone_with_descriptors(&table, programs_max, &parent)?;
+        let programs = Programs { table: &table, listed_max: programs_max, users: MappedFile::new(programs_file)? };
+        let process = clone_with_descriptors(&programs, &parent)?;
         let descriptor = rustix::process::pidfd_open(process, PidfdFlags::empty())?;
         let listed = Mutex::new((0..programs_max).map(|_| None).collect());
         Ok(Self { table, listed, descriptor, process, _parent: parent })
@@ -88,20 +97,55 @@ impl Drop for Guardian {
     }
 }
 
+/// Whom the guardian kills.
+struct Programs<'a> {
+    table: &'a Mapping,
+    listed_max: usize,
+    users: MappedFile,
+}
+
+impl Programs<'_> {
+    /// The descriptors of the programs listed.
+    fn listed(&self) -> impl Iterator<Item = i32> {
+        let descriptor = |place: usize| {
+            let word: &AtomicU32 = shared_futex::word(self.table, place * size_of::<u32>());
+            word.load(Ordering::SeqCst).checked_sub(1).map(u32::cast_signed)
+        };
+        (0..self.listed_max).filter_map(descriptor)
+    }
+
+    fn kill_all(&self) {
+        for program in self.listed() {
+            // SAFETY: a signal to the process that the descriptor is of; fails when it has ended.
+            unsafe { libc::syscall(libc::SYS_pidfd_send_signal, program, libc::SIGKILL, 0, 0) };
+        }
+        for _ in 0..SEARCHES_MAX {
+            if !self.users.kill_users() {
+                break;
+            }
+            // SAFETY: waits a millisecond for nothing.
+            unsafe { libc::poll(std::ptr::null_mut(), 0, 1) };
+        }
+        for program in self.listed() {
+            wait_for_end(program, END_PATIENCE_MS);
+        }
+    }
+}
+
 /// Makes the guardian: a copy of this process with one thread and the same table of descriptors.
-fn clone_with_descriptors(table: &Mapping, programs_max: usize, parent: &OwnedFd) -> io::Result<Pid> {
+fn clone_with_descriptors(programs: &Programs<'_>, parent: &OwnedFd) -> io::Result<Pid> {
     let flags = libc::CLONE_FILES | libc::SIGCHLD;
     // SAFETY: without CLONE_VM this is a fork. The copy runs `guard` only, which keeps to system calls.
     let result = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     match i32::try_from(result) {
-        Ok(0) => guard(table, programs_max, parent),
+        Ok(0) => guard(programs, parent),
         Ok(process) if process > 0 => Ok(Pid::from_raw(process).expect("a child's number is positive")),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
 /// The guardian's life.
-fn guard(table: &Mapping, programs_max: usize, parent: &OwnedFd) -> ! {
+fn guard(programs: &Programs<'_>, parent: &OwnedFd) -> ! {
     // SAFETY: system calls on memory of this process; the mask and the name live through them. Signals of the terminal are
     // meant for the program, so the guardian leaves its group and blocks them.
     unsafe {
@@ -111,17 +155,7 @@ fn guard(table: &Mapping, programs_max: usize, parent: &OwnedFd) -> ! {
         libc::prctl(libc::PR_SET_NAME, c"spillway-guard".as_ptr());
     }
     wait_for_end(parent.as_raw_fd(), -1);
-    let descriptor = |place: usize| {
-        let word: &AtomicU32 = shared_futex::word(table, place * size_of::<u32>());
-        word.load(Ordering::SeqCst).checked_sub(1).map(u32::cast_signed)
-    };
-    for program in (0..programs_max).filter_map(descriptor) {
-        // SAFETY: a signal to the process that the descriptor is of; fails when it has ended.
-        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, program, libc::SIGKILL, 0, 0) };
-    }
-    for program in (0..programs_max).filter_map(descriptor) {
-        wait_for_end(program, END_PATIENCE_MS);
-    }
+    programs.kill_all();
     // SAFETY: ends this process without running anything that was registered for its end.
     unsafe { libc::_exit(0) }
 }

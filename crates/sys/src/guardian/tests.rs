@@ -34,6 +34,11 @@ impl Drop for Victim {
     }
 }
 
+/// A file that nobody maps.
+fn file() -> Memfd {
+    Memfd::create("guardian-test", PAGE_SIZE_BYTES as u64).unwrap()
+}
+
 fn wait_for_signal_of(victim: &mut Victim) -> Option<i32> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -45,17 +50,13 @@ fn wait_for_signal_of(victim: &mut Victim) -> Option<i32> {
     }
 }
 
-/// Forks a child that watches `pidfd` with a guardian, and waits until it does; returns the child.
-fn fork_watcher(pidfd: OwnedFd, forget: bool) -> Pid {
+/// Forks a child that makes something and keeps it, and waits until it has.
+fn fork_until_ready<Kept>(make: impl FnOnce() -> Kept) -> Pid {
     let (mut here, mut there) = UnixStream::pair().unwrap();
     // SAFETY: the child uses memory that glibc keeps usable after a fork, and ends by being killed.
     match unsafe { libc::fork() } {
         0 => {
-            let guardian = Guardian::start(4).unwrap();
-            let place = guardian.watch(pidfd).unwrap();
-            if forget {
-                guardian.forget(place);
-            }
+            let _kept = make();
             there.write_all(b"!").unwrap();
             loop {
                 // SAFETY: no memory is touched.
@@ -68,6 +69,18 @@ fn fork_watcher(pidfd: OwnedFd, forget: bool) -> Pid {
             Pid::from_raw(child).unwrap()
         }
     }
+}
+
+/// Forks a child that watches `pidfd` with a guardian, or did.
+fn fork_watcher(pidfd: OwnedFd, forget: bool) -> Pid {
+    fork_until_ready(|| {
+        let guardian = Guardian::start(4, &file()).unwrap();
+        let place = guardian.watch(pidfd).unwrap();
+        if forget {
+            guardian.forget(place);
+        }
+        guardian
+    })
 }
 
 fn kill(process: Pid) {
@@ -98,9 +111,30 @@ fn a_program_that_was_taken_off_the_list_lives_on() {
 }
 
 #[test]
+fn a_process_that_nobody_listed_is_found_by_what_it_maps() {
+    let shared = file();
+    // Only the child maps it: other tests fork this process meanwhile.
+    let user = fork_until_ready(|| Mapping::shared(&shared, PAGE_SIZE_BYTES).unwrap());
+    let watcher = fork_until_ready(|| Guardian::start(1, &shared).unwrap());
+    kill(watcher);
+    let deadline = Instant::now() + PATIENCE;
+    let (_, status) = loop {
+        if let Some(end) = rustix::process::waitpid(Some(user), WaitOptions::NOHANG).unwrap() {
+            break end;
+        }
+        if Instant::now() > deadline {
+            kill(user);
+            panic!("nobody killed the process");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(status.terminating_signal(), Some(libc::SIGKILL));
+}
+
+#[test]
 fn places_are_bounded_and_used_again() {
     let mut victim = Victim::start();
-    let guardian = Guardian::start(1).unwrap();
+    let guardian = Guardian::start(1, &file()).unwrap();
     let place = guardian.watch(victim.pidfd()).unwrap();
     assert_eq!(guardian.watch(victim.pidfd()), None);
     guardian.forget(place);
@@ -111,7 +145,7 @@ fn places_are_bounded_and_used_again() {
 
 #[test]
 fn the_end_of_the_guardian_is_seen() {
-    let guardian = Guardian::start(1).unwrap();
+    let guardian = Guardian::start(1, &file()).unwrap();
     rustix::process::pidfd_send_signal(&guardian, Signal::KILL).unwrap();
     let timeout = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
     let mut wanted = [rustix::event::PollFd::new(&guardian, rustix::event::PollFlags::IN)];

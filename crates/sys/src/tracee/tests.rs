@@ -38,8 +38,13 @@ impl Child {
         Self { pid: pid.unsigned_abs(), memory }
     }
 
+    /// Waits until it made `steps` more steps.
     fn wait_for_steps(&self, steps: u64) {
-        let goal = long_word(&self.memory, STEPS).load(SeqCst) + steps;
+        self.wait_until(long_word(&self.memory, STEPS).load(SeqCst) + steps);
+    }
+
+    /// Waits until it made `goal` steps in all.
+    fn wait_until(&self, goal: u64) {
         let deadline = Instant::now() + PATIENCE;
         while long_word(&self.memory, STEPS).load(SeqCst) < goal {
             assert!(Instant::now() < deadline, "the child does not run");
@@ -146,7 +151,7 @@ fn a_thread_in_a_system_call_is_left_alone() {
         // SAFETY: no memory is touched.
         unsafe { libc::pause() };
     });
-    child.wait_for_steps(1);
+    child.wait_until(1);
     let deadline = Instant::now() + PATIENCE;
     // It may still be on its way into the call.
     let refused = loop {
