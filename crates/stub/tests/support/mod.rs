@@ -284,9 +284,16 @@ impl Paged {
             self.serve_once();
         }
         let results = (0..tasks.len()).map(|index| self.seat.result(self.batch, index)).collect();
-        self.seat.take(self.batch);
-        self.batch = 1 - self.batch;
+        let batch = self.next_batch();
+        self.seat.take(batch);
         results
+    }
+
+    /// The batch that is to be posted now; the next time it is the other one.
+    pub(crate) fn next_batch(&mut self) -> usize {
+        let batch = self.batch;
+        self.batch = 1 - batch;
+        batch
     }
 
     /// Evicts the pages at `addresses`, and keeps their content. Returns the results.
