@@ -166,7 +166,13 @@ impl Visitor {
 
     /// The program's last word.
     pub fn ready(&self, deadline: Instant) -> Result<Ready, GreetingError> {
-        Ok(Ready::decode(&self.receive(deadline)?.0)?)
+        Ok(self.ready_with_descriptor(deadline)?.0)
+    }
+
+    /// As [`Visitor::ready`], with the descriptor that comes along after [`Verdict::PageTellingForks`](crate::protocol::Verdict).
+    pub fn ready_with_descriptor(&self, deadline: Instant) -> Result<(Ready, Option<OwnedFd>), GreetingError> {
+        let (words, descriptor) = self.receive(deadline)?;
+        Ok((Ready::decode(&words)?, descriptor))
     }
 
     /// Sends a message; it always fits into an empty socket.

@@ -281,7 +281,7 @@ macro_rules! number_of {
 number_of!(Phase: Idle, Posted, Moved, Done);
 number_of!(AgentState: Absent, Starting, Running, Ended, Failed);
 number_of!(Operation: EvictCopy, EvictDrop, Populate, Advise, Exit);
-number_of!(Verdict: Page, RunUnpaged, Refuse);
+number_of!(Verdict: Page, RunUnpaged, Refuse, PageTellingForks);
 number_of!(HelloKind: Program, Agent);
 
 /// Who says hello.
@@ -304,6 +304,9 @@ pub enum Verdict {
     RunUnpaged = 2,
     /// The program shall end, with a message.
     Refuse = 3,
+    /// As `Page`; besides, the program's forks wait until the pager allows each, because the kernel does not let this user have
+    /// messages about them. The descriptor for that comes with [`Ready`], unless the program inherited it.
+    PageTellingForks = 4,
 }
 
 /// What a program or an agent says first.

@@ -17,7 +17,9 @@ fn hello() -> Hello {
 #[test]
 fn messages_survive_their_journey() {
     assert_eq!(Hello::decode(&hello().encode()), Ok(hello()));
-    for (verdict, start_agent) in [(Verdict::Page, true), (Verdict::RunUnpaged, false), (Verdict::Refuse, false)] {
+    for (verdict, start_agent) in
+        [(Verdict::Page, true), (Verdict::RunUnpaged, false), (Verdict::PageTellingForks, false)]
+    {
         let welcome = Welcome { verdict, seat: 3, arena_bytes: 1 << 40, start_agent };
         assert_eq!(Welcome::decode(&welcome.encode()), Ok(welcome));
     }

@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_stub::late_start::ProgramPlaces;
 use spillway_stub::protocol::{AgentState, BATCH_ENTRIES_MAX, outcome};
 use spillway_stub::seat::Task;
+use spillway_sys::fork_notices::ForkNotices;
 use spillway_sys::guardian::Guardian;
 use support::{Conversation, PAGE, Paged, TinyPager, compile, far};
 
@@ -25,19 +26,29 @@ struct Scene {
     conversation: Conversation,
     paged: Paged,
     memory: u64,
+    notices: Option<ForkNotices>,
 }
 
 impl Scene {
     fn new(start_agent_early: bool) -> Self {
+        Self::with(|pager| (pager.greet(start_agent_early), None))
+    }
+
+    /// With a pager to whom the kernel tells nothing about forks.
+    fn without_rights() -> Self {
+        Self::with(TinyPager::greet_without_rights)
+    }
+
+    fn with(greet: impl FnOnce(&mut TinyPager) -> (Paged, Option<ForkNotices>)) -> Self {
         let mut pager = TinyPager::new();
         let mut command = Command::new(compile(pager.directory.path()));
         command.arg(PAGES.to_string());
         let conversation = pager.start(command);
-        let mut paged = pager.greet(start_agent_early);
+        let (mut paged, notices) = greet(&mut pager);
         assert_eq!(paged.places.process, conversation.pid());
         let memory = paged.hear(&conversation, "memory");
         paged.register(memory, PAGES);
-        Self { pager, conversation, paged, memory }
+        Self { pager, conversation, paged, memory, notices }
     }
 
     fn pages(&self, range: Range<u64>) -> Vec<u64> {
@@ -235,6 +246,69 @@ fn a_forked_child_has_an_agent_of_its_own() {
     scene.conversation.tell("exit");
     assert_eq!(scene.paged.hear(&scene.conversation, "joined"), 0);
     assert_eq!(scene.ask("check", "bad"), 0, "the parent keeps what it had");
+    scene.end();
+}
+
+/// Waits until something can be read.
+fn wait_readable(descriptor: &impl AsFd, what: &str) {
+    let timeout = Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)).unwrap(), 1, "{what}");
+}
+
+#[test]
+fn a_fork_waits_for_a_pager_that_has_no_messages_about_forks() {
+    let mut scene = Scene::without_rights();
+    let notices = scene.notices.take().expect("a program brings a descriptor");
+    scene.evict(0..PAGES);
+    scene.conversation.tell("fork");
+    wait_readable(&notices, "the fork waits");
+    let notice = notices.next().unwrap().expect("nobody killed the program");
+    assert_eq!((notice.process, notice.thread), (scene.conversation.pid(), scene.conversation.pid()));
+    scene.paged.fill_all();
+    let fork = notices.allow(notice).unwrap();
+    let child = scene.paged.hear(&scene.conversation, "child") as u32;
+    assert_ne!(child, scene.conversation.pid());
+    let deadline = far();
+    while !fork.is_over() {
+        assert!(Instant::now() < deadline, "the fork is not over though there is a child");
+    }
+    let faults = scene.paged.faults.len();
+    // The parent leaves some again: the child, which is not paged, has them all the same.
+    let pages = scene.pages(0..8);
+    assert_eq!(scene.paged.run(&[Task::populate(pages[0], 8 * PAGE)]), [outcome::DONE]);
+    scene.evict(0..8);
+    assert_eq!(scene.ask("check", "bad"), 0);
+    assert_eq!(scene.paged.faults.len(), faults, "the child is served by nobody");
+    // Threads are no forks: nobody is asked.
+    scene.ask("spin", "spinning");
+    // What the child executes is paged, and asks the same pager.
+    scene.conversation.tell("exec");
+    let (mut next, again) = scene.pager.greet_without_rights();
+    assert!(again.is_none(), "the descriptor is inherited");
+    next.hear(&scene.conversation, "memory");
+    scene.conversation.tell("fork");
+    wait_readable(&notices, "a fork of the child waits");
+    let notice = notices.next().unwrap().expect("nobody killed the program");
+    assert_eq!(notice.process, child);
+    notices.allow(notice).unwrap();
+    next.hear(&scene.conversation, "child");
+    scene.conversation.tell("exit");
+    assert_eq!(next.hear(&scene.conversation, "joined"), 0);
+    scene.conversation.tell("exit");
+    assert_eq!(scene.paged.hear(&scene.conversation, "joined"), 0);
+    assert_eq!(scene.ask("check", "bad"), 0);
+    scene.end();
+}
+
+#[test]
+fn a_fork_can_be_refused() {
+    let mut scene = Scene::without_rights();
+    let notices = scene.notices.take().expect("a program brings a descriptor");
+    scene.conversation.tell("try fork");
+    wait_readable(&notices, "the fork waits");
+    let notice = notices.next().unwrap().expect("nobody killed the program");
+    notices.refuse(notice).unwrap();
+    assert_eq!(scene.paged.hear(&scene.conversation, "failed"), u64::from(libc::ENOMEM.unsigned_abs()));
     scene.end();
 }
 

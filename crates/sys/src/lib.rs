@@ -18,6 +18,7 @@
 //! - [`child`], [`process`]: starting programs, and which process is meant.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
+//! - [`fork_notices`]: forks of other processes that wait to be allowed.
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
@@ -27,6 +28,8 @@ pub mod atomic_words;
 pub mod child;
 pub mod epoll;
 pub mod event;
+#[cfg(target_arch = "x86_64")]
+pub mod fork_notices;
 pub mod fuse;
 pub mod guardian;
 pub mod io_ring;

@@ -8,6 +8,7 @@
 //! - [`start`]: what runs before the program's first instruction.
 //! - [`agent`]: the thread that carries out batches, and how it is started.
 //! - [`batch`]: what it does with one.
+//! - [`forks`]: forks that wait for the pager, where the kernel does not tell it of them.
 //! - [`calls`]: system calls. [`socket`]: the greeting. [`memory`]: copying.
 
 #![no_std]
@@ -19,6 +20,7 @@ compile_error!("programs can be paged on Linux on x86_64 only: this library make
 mod agent;
 mod batch;
 mod calls;
+mod forks;
 mod memory;
 // Each side uses its half of what is agreed on.
 #[allow(dead_code)]

@@ -9,6 +9,7 @@ use core::sync::atomic::AtomicU32;
 
 use crate::agent;
 use crate::calls::{self, Descriptor, NO_ACCESS, NO_ENTRY};
+use crate::forks;
 use crate::protocol::{
     ADDRESS_BYTES_MAX, ADDRESS_VARIABLE, ArenaHead, Hello, HelloKind, MAGIC, Ready, VERSION, Verdict, Welcome,
     seat_offset,
@@ -62,7 +63,7 @@ fn greet(address: &[u8]) -> Result<(), Refusal> {
     let Ok(welcome) = Welcome::decode(&words) else { return Err((b"the pager is of another version", 0)) };
     match (welcome.verdict, file) {
         (Verdict::RunUnpaged, _) => Ok(()),
-        (Verdict::Page, Some(file)) => join(&socket, &welcome, &file),
+        (Verdict::Page | Verdict::PageTellingForks, Some(file)) => join(&socket, &welcome, &file),
         _ => Err((b"the pager refused it", hello.status)),
     }
 }
@@ -71,9 +72,16 @@ fn greet(address: &[u8]) -> Result<(), Refusal> {
 fn join(socket: &Descriptor, welcome: &Welcome, file: &Descriptor) -> Result<(), Refusal> {
     let mapped = calls::map(welcome.arena_bytes as usize, READ_WRITE, SHARED, file.0);
     let arena = *mapped.as_ref().unwrap_or(&0);
-    let ready = Ready { arena: arena as u64, status: mapped.err().unwrap_or(0) };
-    socket::send(socket, &ready.encode(), None).map_err(|error| (&b"the pager broke off"[..], error))?;
+    let listener = match welcome.verdict {
+        Verdict::PageTellingForks => forks::ask_before(),
+        _ => Ok(None),
+    };
+    let status = mapped.err().or(listener.as_ref().err().copied()).unwrap_or(0);
+    let ready = Ready { arena: arena as u64, status };
+    let passed = listener.as_ref().ok().and_then(Option::as_ref);
+    socket::send(socket, &ready.encode(), passed).map_err(|error| (&b"the pager broke off"[..], error))?;
     mapped.map_err(|error| (&b"it cannot map the pager's memory"[..], error))?;
+    listener.map_err(|error| (&b"its forks cannot be told to the pager"[..], error))?;
     // SAFETY: the arena was mapped just now, begins with its head, and is never unmapped.
     let head = unsafe { &*(arena as *const ArenaHead) };
     if head.magic != MAGIC || head.version != VERSION {

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -15,6 +15,7 @@ use spillway_stub::greeting::{Address, Listener, Visitor};
 use spillway_stub::late_start::{self, ProgramPlaces};
 use spillway_stub::protocol::{AgentState, Hello, HelloKind, Phase, Verdict, Welcome, outcome};
 use spillway_stub::seat::{Seat, Task};
+use spillway_sys::fork_notices::ForkNotices;
 use spillway_sys::mapping::{Mapping, PAGE_SIZE_BYTES};
 use spillway_sys::tracee::TraceError;
 use spillway_sys::userfaultfd::{Fault, Features, Message, PageError, RegisterMode, Userfaultfd, Wake};
@@ -191,30 +192,33 @@ impl TinyPager {
 
     /// Greets the next program.
     pub(crate) fn greet(&mut self, start_agent: bool) -> Paged {
+        self.greet_with(Verdict::Page, Features::FORK, start_agent).0
+    }
+
+    /// Greets the next program as the pager of a user without rights does.
+    pub(crate) fn greet_without_rights(&mut self) -> (Paged, Option<ForkNotices>) {
+        let (paged, listener) = self.greet_with(Verdict::PageTellingForks, Features::default(), true);
+        (paged, listener.map(|listener| ForkNotices::from_descriptor(listener).unwrap()))
+    }
+
+    fn greet_with(&mut self, verdict: Verdict, more: Features, start_agent: bool) -> (Paged, Option<OwnedFd>) {
         let visitor = self.visitor();
         let (hello, descriptor) = visitor.hello(far()).unwrap();
         assert_eq!((hello.kind, hello.status), (HelloKind::Program, 0));
         let userfaultfd = Userfaultfd::from_descriptor(descriptor.expect("a program brings one")).unwrap();
-        let wanted = Features::FORK
-            | Features::REMAP
-            | Features::REMOVE
-            | Features::UNMAP
-            | Features::THREAD
-            | Features::WRITE_PROTECT
-            | Features::MOVE;
-        userfaultfd.agree(wanted).unwrap();
+        let messages = Features::REMAP | Features::REMOVE | Features::UNMAP | Features::THREAD;
+        userfaultfd.agree(messages | Features::WRITE_PROTECT | Features::MOVE | more).unwrap();
         let seat = self.next_seat();
-        let welcome =
-            Welcome { verdict: Verdict::Page, seat: seat.index(), arena_bytes: self.arena.length_bytes(), start_agent };
+        let welcome = Welcome { verdict, seat: seat.index(), arena_bytes: self.arena.length_bytes(), start_agent };
         visitor.welcome(&welcome, Some(self.arena.file().as_fd())).unwrap();
-        let ready = visitor.ready(far()).unwrap();
+        let (ready, listener) = visitor.ready_with_descriptor(far()).unwrap();
         assert_eq!(ready.status, 0);
         let places = ProgramPlaces { process: visitor.process(), start_agent: hello.start_agent, arena: ready.arena };
         let mut paged = Paged::new(places, hello, userfaultfd, seat);
         if start_agent {
             self.greet_agent(&mut paged);
         }
-        paged
+        (paged, listener)
     }
 
     /// Gives an agent that starts its userfaultfd.
@@ -310,6 +314,14 @@ impl Paged {
         results
     }
 
+    /// Brings every page back.
+    pub(crate) fn fill_all(&mut self) {
+        let addresses: Vec<u64> = self.store.keys().copied().collect();
+        for address in addresses {
+            self.fill(address);
+        }
+    }
+
     /// Serves what waits now, and comes in the next moment.
     pub(crate) fn serve_once(&mut self) {
         let mut messages = Vec::new();
@@ -327,7 +339,10 @@ impl Paged {
 
     fn answer(&mut self, fault: Fault) {
         self.faults.push(fault);
-        let address = fault.address & !(PAGE - 1);
+        self.fill(fault.address & !(PAGE - 1));
+    }
+
+    fn fill(&mut self, address: u64) {
         let result = match self.store.remove(&address) {
             Some(bytes) => {
                 self.page.write(0, &bytes);

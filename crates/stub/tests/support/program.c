@@ -1,6 +1,6 @@
 // A program to be paged: fills memory with words that say where they belong, and does what it is told on standard input.
 //
-// Usage: program PAGES. Says "memory ADDRESS" first. Commands: check, change, fork, spin, threads,
+// Usage: program PAGES. Says "memory ADDRESS" first. Commands: check, change, fork, try fork, spin, threads,
 // descriptor, drop, lock, newuser, exec, exit.
 
 #define _GNU_SOURCE
@@ -98,6 +98,8 @@ int main(int count, char **arguments) {
             printf("changed\n");
         } else if (!strcmp(line, "fork\n")) {
             do_fork();
+        } else if (!strcmp(line, "try fork\n")) {
+            printf("failed %d\n", fork() < 0 ? errno : 0);
         } else if (!strcmp(line, "spin\n")) {
             start_spinning();
         } else if (!strcmp(line, "threads\n")) {
