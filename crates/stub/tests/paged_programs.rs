@@ -6,6 +6,7 @@ mod support;
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Instant;
 
@@ -35,8 +36,8 @@ impl Scene {
     }
 
     /// With a pager to whom the kernel tells nothing about forks.
-    fn without_rights() -> Self {
-        Self::with(TinyPager::greet_without_rights)
+    fn without_rights(start_agent_early: bool) -> Self {
+        Self::with(|pager| pager.greet_without_rights(start_agent_early))
     }
 
     fn with(greet: impl FnOnce(&mut TinyPager) -> (Paged, Option<ForkNotices>)) -> Self {
@@ -257,7 +258,7 @@ fn wait_readable(descriptor: &impl AsFd, what: &str) {
 
 #[test]
 fn a_fork_waits_for_a_pager_that_has_no_messages_about_forks() {
-    let mut scene = Scene::without_rights();
+    let mut scene = Scene::without_rights(true);
     let notices = scene.notices.take().expect("a program brings a descriptor");
     scene.evict(0..PAGES);
     scene.conversation.tell("fork");
@@ -283,7 +284,7 @@ fn a_fork_waits_for_a_pager_that_has_no_messages_about_forks() {
     scene.ask("spin", "spinning");
     // What the child executes is paged, and asks the same pager.
     scene.conversation.tell("exec");
-    let (mut next, again) = scene.pager.greet_without_rights();
+    let (mut next, again) = scene.pager.greet_without_rights(true);
     assert!(again.is_none(), "the descriptor is inherited");
     next.hear(&scene.conversation, "memory");
     scene.conversation.tell("fork");
@@ -301,8 +302,45 @@ fn a_fork_waits_for_a_pager_that_has_no_messages_about_forks() {
 }
 
 #[test]
+fn the_agent_starts_late_without_rights_too() {
+    let mut scene = Scene::without_rights(false);
+    scene.start_late();
+    scene.evict(0..PAGES);
+    assert_eq!(scene.ask("check", "bad"), 0);
+    scene.end();
+}
+
+/// The tests of pagers without rights, once more, as a user who has none: only `/dev/userfaultfd` is his.
+#[test]
+fn an_ordinary_user_pages_programs() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can become another user; the tests without rights run as this user anyway");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let everybody = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(directory.path(), everybody).unwrap();
+    std::fs::copy(std::env::current_exe().unwrap(), directory.path().join("tests")).unwrap();
+    // In a mount namespace of its own, so that the machine's device stays as it is.
+    let script = "set -e
+        cd \"$1\"
+        mknod device c 10 \"$(stat -c %T /dev/userfaultfd | xargs -I{} printf %d 0x{})\"
+        chmod 666 device
+        mount --bind device /dev/userfaultfd
+        TMPDIR=\"$1\" exec setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all --inh-caps -all \\
+            ./tests --nocapture without_rights a_fork_waits a_fork_can_be_refused";
+    let output = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"])
+        .arg(directory.path())
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).join("\n");
+    assert!(output.status.success() && said.contains("3 passed"), "{said}");
+}
+
+#[test]
 fn a_fork_can_be_refused() {
-    let mut scene = Scene::without_rights();
+    let mut scene = Scene::without_rights(true);
     let notices = scene.notices.take().expect("a program brings a descriptor");
     scene.conversation.tell("try fork");
     wait_readable(&notices, "the fork waits");

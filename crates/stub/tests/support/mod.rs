@@ -196,8 +196,8 @@ impl TinyPager {
     }
 
     /// Greets the next program as the pager of a user without rights does.
-    pub(crate) fn greet_without_rights(&mut self) -> (Paged, Option<ForkNotices>) {
-        let (paged, listener) = self.greet_with(Verdict::PageTellingForks, Features::default(), true);
+    pub(crate) fn greet_without_rights(&mut self, start_agent: bool) -> (Paged, Option<ForkNotices>) {
+        let (paged, listener) = self.greet_with(Verdict::PageTellingForks, Features::default(), start_agent);
         (paged, listener.map(|listener| ForkNotices::from_descriptor(listener).unwrap()))
     }
 
