@@ -4,13 +4,17 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use spillway_bench::demo::{self, DemoSettings, Scale, redis_job};
 use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::interrupt::Interrupt;
+use spillway_bench::harness::stock_subject::StockSubject;
+use spillway_bench::harness::subject::Workshop;
 use spillway_bench::runner::{self, RunSettings};
 use spillway_bench::size::Size;
+use spillway_bench::studies::guest::{page_in, trial::Trial};
 use spillway_bench::workloads::{self, WorkloadSettings};
 
 /// The status of a program that Ctrl-C ended, as shells give it: 128 and the number of SIGINT.
@@ -35,6 +39,9 @@ enum Command {
     /// Redis under test as one program; part of the demo
     #[command(name = "redis-job", hide = true)]
     RedisJob(RedisArguments),
+    /// One subject's turn of the study `guest`, in the guest
+    #[command(name = "guest-trial", hide = true)]
+    GuestTrial(GuestTrialArguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -67,6 +74,28 @@ struct RedisArguments {
     /// Where the saved file goes
     #[arg(long)]
     directory: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct GuestTrialArguments {
+    /// Which device
+    #[arg(long)]
+    subject: String,
+    /// The program's working set
+    #[arg(long)]
+    size: Size,
+    /// How long requests are made at each depth
+    #[arg(long)]
+    milliseconds: u64,
+    /// Where files go
+    #[arg(long)]
+    directory: PathBuf,
+    /// The product's binary
+    #[arg(long)]
+    spillway: Option<PathBuf>,
+    /// Take the life of a page-in apart instead
+    #[arg(long)]
+    page_in: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -144,12 +173,23 @@ fn redis(arguments: &RedisArguments) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+fn guest_trial(arguments: &GuestTrialArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let unknown = || format!("there is no subject '{}'", arguments.subject);
+    let subject = StockSubject::named(&arguments.subject).ok_or_else(unknown)?;
+    let shop = Workshop::open(arguments.spillway.as_deref(), Some(&arguments.directory), &Interrupt::on_signals()?)?;
+    let trial = Trial { subject, size: arguments.size, time: Duration::from_millis(arguments.milliseconds) };
+    let result = if arguments.page_in { page_in::run(&trial, &shop) } else { trial.run(&shop) };
+    println!("{}", serde_json::to_string(&result)?);
+    Ok(())
+}
+
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Workload(arguments) => workload(&arguments),
         Command::Run(arguments) => run(arguments),
         Command::Demo(arguments) => demo(arguments),
         Command::RedisJob(arguments) => redis(&arguments),
+        Command::GuestTrial(arguments) => guest_trial(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -48,6 +48,12 @@ pub const CPU_SECONDS_PER_GIB: Unit = Unit { sign: "CPU s/GiB", better: Better::
 /// Bytes kept for each GiB lent, in MiB.
 pub const MIB_PER_GIB: Unit = Unit { sign: "MiB/GiB", better: Better::Lower };
 
+/// The unit with this sign.
+pub fn unit_of(sign: &str) -> Option<Unit> {
+    let all = [MICROSECONDS, SECONDS, MIB_PER_SECOND, MEBIBYTES, REQUESTS_PER_SECOND, CPU_SECONDS_PER_GIB, MIB_PER_GIB];
+    all.into_iter().find(|unit| unit.sign == sign)
+}
+
 /// One subject's numbers in one case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measure {

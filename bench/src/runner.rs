@@ -7,8 +7,6 @@ use std::time::Instant;
 
 use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
-use crate::harness::spillway::Spillway;
-use crate::harness::storage::PrivateDirectory;
 use crate::harness::subject::Workshop;
 use crate::limits::ROUNDS_MAX;
 use crate::machine::Machine;
@@ -50,9 +48,7 @@ pub fn run(settings: &RunSettings, interrupt: &Interrupt) -> Result<(), HarnessE
     if settings.rounds.is_some_and(|rounds| !(1..=ROUNDS_MAX).contains(&rounds)) {
         return Err(HarnessError::Missing(format!("--rounds takes a number from 1 to {ROUNDS_MAX}")));
     }
-    let directory = PrivateDirectory::on_disk(settings.directory.as_deref())?;
-    let spillway = Spillway::find(settings.spillway.as_deref(), directory.path()).map_err(|error| error.to_string());
-    let shop = Workshop { interrupt: interrupt.clone(), spillway, directory };
+    let shop = Workshop::open(settings.spillway.as_deref(), settings.directory.as_deref(), interrupt)?;
     let rounds = |study: &dyn Study| settings.rounds.unwrap_or(if settings.quick { 2 } else { study.rounds() });
     let schedule = Schedule::new(studies.iter().map(|study| study.expected(settings.quick, rounds(*study))));
     let mut context = Context { shop, quick: settings.quick, rounds: 1, schedule };

@@ -104,6 +104,16 @@ impl MemoryGroup {
         Ok(group)
     }
 
+    /// A new group that the kernel keeps within `limit_bytes` at the moment of each charge, on cgroup version 2, which needs
+    /// no guard for it: for measurements that nothing is to run beside.
+    pub fn strict(limit_bytes: u64) -> Result<Self, HarnessError> {
+        let group = Self::create(None)?;
+        match group.version {
+            Version::One => Err(HarnessError::Missing("a strict limit needs cgroup version 2".to_owned())),
+            Version::Two => group.write("memory.max", &limit_bytes.to_string()).map(|()| group),
+        }
+    }
+
     /// The same limit as `spillway run` sets: version 2 throttles at it and kills only well above it.
     fn limit(&mut self, limit_bytes: u64) -> Result<(), HarnessError> {
         match self.version {

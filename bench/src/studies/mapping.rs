@@ -78,6 +78,7 @@ fn measure(
         backing: Some(shop.directory.path().join("mapping-backing")),
         slab_size: Some(SLAB),
         mapping: Some(policy.to_owned()),
+        front_end: None,
         ..Storage::default()
     };
     let attached = shop.spillway_device(size, Some(&storage), None, vec![donor])?;

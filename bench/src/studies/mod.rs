@@ -8,6 +8,7 @@
 //! | [`page_in`] | where the time of one page-in goes, stage by stage |
 //! | [`programs`] | what whole programs cost at L(100), L(75), L(50), L(25) |
 //! | [`hpbd`] | HPBD's own experiments: quicksort and Barnes-Hut at 25 %, two at once, 1 to 16 donors |
+//! | [`guest`] | ublk, NBD and loop over FUSE beside their peers, in a virtual machine with a stock kernel |
 //! | [`cost`] | CPU time and memory that lending takes |
 //! | [`slab`] | the slab size (never published for Infiniswap) |
 //! | [`writes`] | sustained writes with a copy on disk, before and after its backlog is full |
@@ -16,6 +17,7 @@
 
 pub mod cost;
 pub mod device;
+pub mod guest;
 pub mod hpbd;
 pub mod loopback;
 pub mod mapping;
@@ -73,7 +75,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 9] = [
+pub const ALL: [&dyn Study; 11] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &cost::CostStudy,
@@ -81,6 +83,8 @@ pub const ALL: [&dyn Study; 9] = [
     &writes::WritesStudy,
     &page_in::PageInStudy,
     &mapping::MappingStudy,
+    &guest::GuestStudy,
+    &guest::page_in::GuestPageInStudy,
     &hpbd::HpbdStudy,
     &programs::ProgramsStudy,
 ];

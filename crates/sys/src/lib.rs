@@ -15,7 +15,7 @@
 //! - [`swap`]: swap areas.
 //! - [`paging_safety`]: never waiting for the memory that one frees.
 //! - [`memory_hierarchy`]: which memory cgroups there are.
-//! - [`child`], [`process`]: starting programs, and which process is meant.
+//! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
 //! - [`fork_notices`]: forks of other processes that wait to be allowed.

@@ -41,7 +41,7 @@ fn start_agent(guest: &Guest) -> Job {
 }
 
 fn an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page(front_end: FrontEnd) {
-    let Some(guest) = Guest::boot(builder(front_end, 640)) else { return };
+    let Some(guest) = Guest::boot(builder(front_end, 896)) else { return };
     let donor = guest.donor("d", "160M", "unix:/run/d.sock", "none");
     guest.said(&format!(
         "printf '[borrower]\\nsize = \"144M\"\\ndonors = [\"unix:/run/d.sock\"]\\nredundancy = \"disk\"\\n\
@@ -64,6 +64,8 @@ fn an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page(front_
     assert_eq!(area(&guest), device, "the next agent takes it over");
     is_refused_without_memory(&guest);
     lift_limit(&guest);
+    // What the programs may have in swap, and what is to stay.
+    guest.wait_for("[ $(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo) -ge 192 ]");
     guest.said("kill -TERM $(cat /run/agent.pid)");
     guest.end_of(&agent);
     assert_eq!(area(&guest), "", "an agent that ends well brings every page back");

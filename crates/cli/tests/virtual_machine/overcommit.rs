@@ -5,6 +5,9 @@ use std::time::Duration;
 use crate::front_ends::FrontEnd;
 use crate::guest::{Guest, SLABS, builder};
 
+/// How long the programs may take that fill a machine twice: four minutes were seen, emulated on a loaded host.
+pub(crate) const OVERCOMMIT_WITHIN: Duration = Duration::from_secs(1200);
+
 on_every_front_end!(
     #[ignore = "minutes of a machine without a free page: `make soak` runs it"]
     a_machine_beyond_its_memory_loses_nothing_when_donors_die_and_stop
@@ -58,7 +61,7 @@ fn a_machine_beyond_its_memory_loses_nothing_when_donors_die_and_stop(front_end:
     // Silence is allowed for two seconds.
     std::thread::sleep(Duration::from_secs(4));
     guest.signal_donor("d1", "CONT");
-    assert_exact(&guest.end_of(&programs));
+    assert_exact(&guest.end_within(&programs, OVERCOMMIT_WITHIN));
     let device = guest.device();
     assert_eq!(device["pages_lost"], 0, "{device:#}");
     guest.said("spillway swap off");

@@ -59,12 +59,16 @@ fn swap_over_loop_and_fuse_ends_with_its_process_and_the_machine_goes_on() {
 fn swap_over_nbd_whose_keeper_died_too_fails_after_a_minute() {
     emulated(|| {
         let Some(guest) = Guest::boot(builder(NBD, 640)) else { return };
+        let reserve = || guest.said("cat /proc/sys/vm/min_free_kbytes");
+        let before = reserve();
         swap_on(&guest, NBD);
+        assert_ne!(reserve(), before, "it is raised while swap is on");
         let programs = start_paging(&guest);
         guest.said("kill -9 $(pgrep -f serve-device)");
         assert_ne!(guest.machine_end(&programs), 0, "their pages are lost, so they cannot have found them right");
         guest.said("spillway doctor --mend");
         guest.said("! grep nbd /proc/swaps");
+        assert_eq!(reserve(), before, "what the killed keeper raised");
         finish_after(guest, &["I/O error", "Memory cgroup out of memory", "invoked oom-killer"]);
     });
 }
