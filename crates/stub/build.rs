@@ -13,7 +13,7 @@ const LINK_ARGUMENTS: [&str; 6] =
 
 fn main() {
     println!("cargo:rerun-if-changed=src/preload");
-    println!("cargo:rerun-if-changed=src/protocol.rs");
+    println!("cargo:rerun-if-changed=src/protocol");
     let variable = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
     let library = Path::new(&variable("OUT_DIR")).join("libspillway.so");
     if variable("CARGO_CFG_TARGET_ARCH") != "x86_64" || variable("CARGO_CFG_TARGET_OS") != "linux" {

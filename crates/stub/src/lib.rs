@@ -17,8 +17,6 @@ pub mod greeting;
 #[cfg(target_arch = "x86_64")]
 pub mod late_start;
 pub mod protocol;
-#[cfg(test)]
-mod protocol_tests;
 pub mod seat;
 
 /// The library that programs carry, to be written to a file and named in `LD_PRELOAD`. Empty on machines whose programs cannot

@@ -88,7 +88,8 @@ impl Seat {
         self.offset
     }
 
-    /// Makes it ready for another process. Its last one must have ended, or run another program.
+    /// Makes it ready for another process, or for another agent. Its last one must have ended, or its process must run another
+    /// program. The first batch to be posted then is 0.
     pub fn clear(&self) {
         for word in [seat_word::AGENT_SLEEPS, seat_word::PAGER_SLEEPS, seat_word::CALL_RETURNED, seat_word::THREAD] {
             self.word(word).store(0, Relaxed);

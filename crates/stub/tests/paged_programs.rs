@@ -436,6 +436,8 @@ fn a_killed_pager_takes_its_programs_along() {
     let output = directory.path().join("output");
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "--nocapture", "a_killed_pager_takes_its_programs_along"]).env(ROLE, &output);
+    // What a killed pager leaves behind goes with this test's directory.
+    command.env("TMPDIR", directory.path());
     let mut pager = Conversation::start(command);
     let program = pager.number_after("program ");
     let pidfd: OwnedFd = rustix::process::pidfd_open(

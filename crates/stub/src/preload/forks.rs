@@ -57,9 +57,10 @@ const ALLOW: u32 = 0x7fff_0000;
 const ASK: u32 = 0x7fc0_0000;
 const MISSING: u32 = 0x0005_0000 | 38;
 
-/// `SECCOMP_FILTER_FLAG_SPEC_ALLOW | SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV`: no cost for
-/// speculation, ask by a descriptor, and let no signal start a fork anew that the pager prepares for (Linux 5.19).
-const FILTER_FLAGS: usize = 4 | 8 | 0x20;
+/// `SECCOMP_FILTER_FLAG_` `TSYNC | SPEC_ALLOW | NEW_LISTENER | TSYNC_ESRCH | WAIT_KILLABLE_RECV`: also for threads that other
+/// libraries started, no cost for speculation, ask by a descriptor, and let no signal start a fork anew that the pager prepares
+/// for (Linux 5.19).
+const FILTER_FLAGS: usize = 1 | 4 | 8 | 0x10 | 0x20;
 
 /// Makes forks of this program wait for the holder of the descriptor; `None` when they do so already, for somebody who asked a
 /// program before this one.

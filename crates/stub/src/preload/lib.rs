@@ -23,8 +23,8 @@ mod calls;
 mod forks;
 mod memory;
 // Each side uses its half of what is agreed on.
-#[allow(dead_code)]
-#[path = "../protocol.rs"]
+#[allow(dead_code, unused_imports)]
+#[path = "../protocol/mod.rs"]
 mod protocol;
 mod socket;
 mod start;

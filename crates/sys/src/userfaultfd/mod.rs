@@ -4,8 +4,8 @@
 //! addresses in that process, so they are numbers here and never pointers. Filling copies from a [`Mapping`] of ours.
 //!
 //! - [`access`]: what this kernel and this user have, and the command that mends what is missing.
-//! - [`message`]: what the kernel tells.
-//! - [`error`]: what it answers.
+//! - [`Message`]: what the kernel tells.
+//! - [`PageError`]: what it answers.
 
 mod abi;
 pub mod access;

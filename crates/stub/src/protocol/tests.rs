@@ -1,6 +1,6 @@
 //! Messages survive their journey, and what is no message of this version is refused.
 
-use crate::protocol::*;
+use super::*;
 
 fn hello() -> Hello {
     Hello {
