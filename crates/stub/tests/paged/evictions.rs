@@ -4,7 +4,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_stub::protocol::{BATCH_ENTRIES_MAX, Phase, outcome};
 use spillway_stub::seat::Task;
 
-use crate::scene::{PAGES, Scene};
+use crate::scene::{HUGE_PAGES, PAGES, Scene};
 use crate::support::{PAGE, far};
 
 #[test]
@@ -73,6 +73,18 @@ fn a_locked_page_is_refused_and_its_neighbours_leave() {
     let pages = scene.pages(0..3);
     let results = scene.paged.evict(&scene.pager.arena, &pages);
     assert_eq!(results, [outcome::DONE, outcome::REFUSED, outcome::DONE]);
+    assert_eq!(scene.ask("check", "bad"), 0);
+    scene.end();
+}
+
+#[test]
+fn pages_leave_huge_pages_one_by_one() {
+    let mut scene = Scene::with_huge_pages();
+    scene.evict(HUGE_PAGES / 2..HUGE_PAGES / 2 + PAGES);
+    assert_eq!(scene.ask("check", "bad"), 0);
+    let apart: Vec<u64> = scene.pages(0..HUGE_PAGES).into_iter().step_by(7).collect();
+    assert_eq!(scene.paged.evict(&scene.pager.arena, &apart), vec![outcome::DONE; apart.len()]);
+    scene.ask("change", "changed");
     assert_eq!(scene.ask("check", "bad"), 0);
     scene.end();
 }

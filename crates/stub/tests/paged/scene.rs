@@ -13,7 +13,10 @@ use crate::support::{Conversation, PAGE, Paged, TinyPager, compile};
 /// More than half a batch, so that two thirds of the tests' evictions do not end with a batch.
 pub(crate) const PAGES: u64 = 300;
 
-/// A pager, and a program whose `PAGES` pages at `memory` are registered.
+/// Pages of a program with huge pages: some of these are of 2 MiB, wherever they begin.
+pub(crate) const HUGE_PAGES: u64 = 2048;
+
+/// A pager, and a program whose pages at `memory` are registered.
 pub(crate) struct Scene {
     pub(crate) pager: TinyPager,
     pub(crate) conversation: Conversation,
@@ -24,23 +27,32 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) fn new(start_agent_early: bool) -> Self {
-        Self::with(|pager| (pager.greet(start_agent_early), None))
+        Self::with(PAGES, &[], |pager| (pager.greet(start_agent_early), None))
+    }
+
+    /// With huge pages, where the kernel has them.
+    pub(crate) fn with_huge_pages() -> Self {
+        Self::with(HUGE_PAGES, &["huge"], |pager| (pager.greet(true), None))
     }
 
     /// With a pager to whom the kernel tells nothing about forks.
     pub(crate) fn without_rights(start_agent_early: bool) -> Self {
-        Self::with(|pager| pager.greet_without_rights(start_agent_early))
+        Self::with(PAGES, &[], |pager| pager.greet_without_rights(start_agent_early))
     }
 
-    fn with(greet: impl FnOnce(&mut TinyPager) -> (Paged, Option<ForkNotices>)) -> Self {
+    fn with(
+        pages: u64,
+        arguments: &[&str],
+        greet: impl FnOnce(&mut TinyPager) -> (Paged, Option<ForkNotices>),
+    ) -> Self {
         let mut pager = TinyPager::new();
         let mut command = Command::new(compile(pager.directory.path()));
-        command.arg(PAGES.to_string());
+        command.arg(pages.to_string()).args(arguments);
         let conversation = pager.start(command);
         let (mut paged, notices) = greet(&mut pager);
         assert_eq!(paged.places.process, conversation.pid());
         let memory = paged.hear(&conversation, "memory");
-        paged.register(memory, PAGES);
+        paged.register(memory, pages);
         Self { pager, conversation, paged, memory, notices }
     }
 

@@ -1,6 +1,6 @@
 // A program to be paged: fills memory with words that say where they belong, and does what it is told on standard input.
 //
-// Usage: program PAGES. Says "memory ADDRESS" first. Commands: check, change, fork, try fork, spin, threads,
+// Usage: program PAGES [huge]. Says "memory ADDRESS" first. Commands: check, change, fork, try fork, spin, threads,
 // descriptor, drop, lock, newuser, exec, exit.
 
 #define _GNU_SOURCE
@@ -85,7 +85,7 @@ int main(int count, char **arguments) {
     words = (count > 1 ? strtoull(arguments[1], NULL, 10) : 16) * PAGE_WORDS;
     memory = mmap(NULL, words * 8, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) abort();
-    madvise(memory, words * 8, MADV_NOHUGEPAGE);
+    madvise(memory, words * 8, count > 2 ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     fill();
     printf("memory %lu\n", (unsigned long)memory);
     char line[64];
