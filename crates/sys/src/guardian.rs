@@ -45,14 +45,22 @@ pub struct Guardian {
 pub struct Place(usize);
 
 impl Guardian {
-    /// Starts it, for at most `programs_max` listed programs at a time, and for all that map `programs_file`. Best early, while
-    /// there is little memory to be shared.
-    pub fn start(programs_max: usize, programs_file: &Memfd) -> io::Result<Self> {
+    /// Starts it, for at most `programs_max` programs at a time. Best early, while there is little memory to be shared.
+    pub fn start(programs_max: usize) -> io::Result<Self> {
+        Self::start_with(programs_max, None)
+    }
+
+    /// As [`Guardian::start`], and also for whoever maps `programs_file`.
+    pub fn start_for_users(programs_max: usize, programs_file: &Memfd) -> io::Result<Self> {
+        Self::start_with(programs_max, Some(MappedFile::new(programs_file)?))
+    }
+
+    fn start_with(programs_max: usize, users: Option<MappedFile>) -> io::Result<Self> {
         let length = (programs_max * size_of::<u32>()).next_multiple_of(PAGE_SIZE_BYTES).max(PAGE_SIZE_BYTES);
         let file = Memfd::create("spillway-guardian", length as u64)?;
         let table = Mapping::shared(&file, length)?;
         let parent = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
-        let programs = Programs { table: &table, listed_max: programs_max, users: MappedFile::new(programs_file)? };
+        let programs = Programs { table: &table, listed_max: programs_max, users };
         let process = clone_with_descriptors(&programs, &parent)?;
         let descriptor = rustix::process::pidfd_open(process, PidfdFlags::empty())?;
         let listed = Mutex::new((0..programs_max).map(|_| None).collect());
@@ -101,7 +109,7 @@ impl Drop for Guardian {
 struct Programs<'a> {
     table: &'a Mapping,
     listed_max: usize,
-    users: MappedFile,
+    users: Option<MappedFile>,
 }
 
 impl Programs<'_> {
@@ -120,7 +128,7 @@ impl Programs<'_> {
             unsafe { libc::syscall(libc::SYS_pidfd_send_signal, program, libc::SIGKILL, 0, 0) };
         }
         for _ in 0..SEARCHES_MAX {
-            if !self.users.kill_users() {
+            if !self.users.as_ref().is_some_and(MappedFile::kill_users) {
                 break;
             }
             // SAFETY: waits a millisecond for nothing.

@@ -34,11 +34,6 @@ impl Drop for Victim {
     }
 }
 
-/// A file that nobody maps.
-fn file() -> Memfd {
-    Memfd::create("guardian-test", PAGE_SIZE_BYTES as u64).unwrap()
-}
-
 fn wait_for_signal_of(victim: &mut Victim) -> Option<i32> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -74,7 +69,7 @@ fn fork_until_ready<Kept>(make: impl FnOnce() -> Kept) -> Pid {
 /// Forks a child that watches `pidfd` with a guardian, or did.
 fn fork_watcher(pidfd: OwnedFd, forget: bool) -> Pid {
     fork_until_ready(|| {
-        let guardian = Guardian::start(4, &file()).unwrap();
+        let guardian = Guardian::start(4).unwrap();
         let place = guardian.watch(pidfd).unwrap();
         if forget {
             guardian.forget(place);
@@ -112,10 +107,10 @@ fn a_program_that_was_taken_off_the_list_lives_on() {
 
 #[test]
 fn a_process_that_nobody_listed_is_found_by_what_it_maps() {
-    let shared = file();
+    let shared = Memfd::create("guardian-test", PAGE_SIZE_BYTES as u64).unwrap();
     // Only the child maps it: other tests fork this process meanwhile.
     let user = fork_until_ready(|| Mapping::shared(&shared, PAGE_SIZE_BYTES).unwrap());
-    let watcher = fork_until_ready(|| Guardian::start(1, &shared).unwrap());
+    let watcher = fork_until_ready(|| Guardian::start_for_users(1, &shared).unwrap());
     kill(watcher);
     let deadline = Instant::now() + PATIENCE;
     let (_, status) = loop {
@@ -134,7 +129,7 @@ fn a_process_that_nobody_listed_is_found_by_what_it_maps() {
 #[test]
 fn places_are_bounded_and_used_again() {
     let mut victim = Victim::start();
-    let guardian = Guardian::start(1, &file()).unwrap();
+    let guardian = Guardian::start(1).unwrap();
     let place = guardian.watch(victim.pidfd()).unwrap();
     assert_eq!(guardian.watch(victim.pidfd()), None);
     guardian.forget(place);
@@ -145,7 +140,7 @@ fn places_are_bounded_and_used_again() {
 
 #[test]
 fn the_end_of_the_guardian_is_seen() {
-    let guardian = Guardian::start(1, &file()).unwrap();
+    let guardian = Guardian::start(1).unwrap();
     rustix::process::pidfd_send_signal(&guardian, Signal::KILL).unwrap();
     let timeout = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
     let mut wanted = [rustix::event::PollFd::new(&guardian, rustix::event::PollFlags::IN)];
