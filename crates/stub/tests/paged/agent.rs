@@ -86,3 +86,12 @@ fn the_agent_starts_late_without_rights_too() {
     assert_eq!(scene.ask("check", "bad"), 0);
     scene.end();
 }
+
+#[test]
+fn the_agent_does_not_keep_its_program_alive() {
+    // Rule 6, second half.
+    let mut scene = Scene::new(true);
+    scene.evict(0..PAGES);
+    scene.conversation.tell("leave");
+    assert!(scene.paged.serve_to_end(&mut scene.conversation).success());
+}

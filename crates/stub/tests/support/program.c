@@ -1,7 +1,7 @@
 // A program to be paged: fills memory with words that say where they belong, and does what it is told on standard input.
 //
 // Usage: program PAGES [huge]. Says "memory ADDRESS" first. Commands: check, change, fork, try fork, spin, threads,
-// descriptor, drop, lock, newuser, exec, exit.
+// descriptor, drop, lock, newuser, leave, exec, exit.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -67,6 +67,19 @@ static int lowest_descriptor(void) {
     return lowest;
 }
 
+static void *return_soon(void *unused) {
+    (void)unused;
+    usleep(10000);
+    return NULL;
+}
+
+// The first thread ends, then the last one that the program knows of.
+static void leave(void) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, return_soon, NULL) != 0) abort();
+    pthread_exit(NULL);
+}
+
 // The child carries on with the commands; the parent waits for it.
 static void do_fork(void) {
     pid_t child = fork();
@@ -114,6 +127,8 @@ int main(int count, char **arguments) {
             printf("locked %d\n", mlock((char *)memory + 4096, 4096));
         } else if (!strcmp(line, "newuser\n")) {
             printf("newuser %d\n", unshare(CLONE_NEWUSER) == 0 ? 0 : errno);
+        } else if (!strcmp(line, "leave\n")) {
+            leave();
         } else if (!strcmp(line, "exec\n")) {
             execv("/proc/self/exe", arguments);
             abort();
