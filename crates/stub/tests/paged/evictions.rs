@@ -88,3 +88,26 @@ fn pages_leave_huge_pages_one_by_one() {
     assert_eq!(scene.ask("check", "bad"), 0);
     scene.end();
 }
+
+#[test]
+fn pages_leave_while_threads_write_to_them() {
+    let mut scene = Scene::new(true);
+    scene.ask("churn", "churning");
+    let mut evicted = 0;
+    for round in 0..200_u64 {
+        // Runs and pages alone, wherever the threads are; those that are not back yet are absent.
+        let first = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) % PAGES;
+        let step = 1 + round % 3;
+        let pages: Vec<u64> = (0..40).map(|index| scene.memory + (first + index * step) % PAGES * PAGE).collect();
+        for result in scene.paged.evict(&scene.pager.arena, &pages) {
+            assert!([outcome::DONE, outcome::ABSENT, outcome::BUSY].contains(&result), "{result}");
+            evicted += usize::from(result == outcome::DONE);
+        }
+        for _ in 0..10 {
+            scene.paged.serve_once();
+        }
+    }
+    assert!(evicted > 200, "only {evicted} pages left");
+    assert_eq!(scene.ask("calm", "calm"), 0, "words changed while their pages were away");
+    scene.end();
+}

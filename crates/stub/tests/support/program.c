@@ -1,7 +1,7 @@
 // A program to be paged: fills memory with words that say where they belong, and does what it is told on standard input.
 //
 // Usage: program PAGES [huge]. Says "memory ADDRESS" first. Commands: check, change, fork, try fork, spin, threads,
-// descriptor, drop, lock, newuser, leave, exec, exit.
+// descriptor, drop, lock, newuser, leave, churn, calm, exec, exit.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -67,6 +67,42 @@ static int lowest_descriptor(void) {
     return lowest;
 }
 
+enum { LANES = 3 };
+
+static pthread_t lanes[LANES];
+static volatile int calm;
+static size_t bad_in_lane[LANES];
+
+// Each lane owns every third word, counts it up in rounds, and checks that it is where the round before left it.
+static void *churn(void *argument) {
+    size_t lane = (size_t)argument;
+    for (size_t index = lane; index < words; index += LANES) memory[index] = 0;
+    for (uint64_t round = 0; !calm; round++) {
+        for (size_t index = lane; index < words; index += LANES) {
+            bad_in_lane[lane] += memory[index] != round;
+            memory[index] = round + 1;
+        }
+    }
+    return NULL;
+}
+
+static void start_churning(void) {
+    for (size_t lane = 0; lane < LANES; lane++) {
+        if (pthread_create(&lanes[lane], NULL, churn, (void *)lane) != 0) abort();
+    }
+    printf("churning\n");
+}
+
+static size_t stop_churning(void) {
+    size_t bad = 0;
+    calm = 1;
+    for (size_t lane = 0; lane < LANES; lane++) {
+        pthread_join(lanes[lane], NULL);
+        bad += bad_in_lane[lane];
+    }
+    return bad;
+}
+
 static void *return_soon(void *unused) {
     (void)unused;
     usleep(10000);
@@ -127,6 +163,10 @@ int main(int count, char **arguments) {
             printf("locked %d\n", mlock((char *)memory + 4096, 4096));
         } else if (!strcmp(line, "newuser\n")) {
             printf("newuser %d\n", unshare(CLONE_NEWUSER) == 0 ? 0 : errno);
+        } else if (!strcmp(line, "churn\n")) {
+            start_churning();
+        } else if (!strcmp(line, "calm\n")) {
+            printf("calm %zu\n", stop_churning());
         } else if (!strcmp(line, "leave\n")) {
             leave();
         } else if (!strcmp(line, "exec\n")) {
