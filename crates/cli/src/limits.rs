@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Slabs when none is asked for: small enough that a device of a few hundred MiB spreads over three donors, large enough
-/// that a device of 1 TiB has 32 thousand of them.
+/// that a device of 1 TiB has 32 thousand of them; docs/decisions/slab-size.md has the measurement.
 pub(crate) const SLAB_SIZE_BYTES_DEFAULT: u64 = 32 << 20;
 
 /// Smallest device: the kernel's swap needs ten pages, a file system some megabytes; below this nothing is gained.
@@ -78,6 +78,9 @@ pub(crate) const SWAP_OFF_RESERVE_BYTES: u64 = 64 << 20;
 
 /// On a small machine, this part of its memory instead.
 pub(crate) const SWAP_OFF_RESERVE_DIVISOR: u64 = 16;
+
+/// Logs of devices that are gone and did not end well: some more than anybody looks at.
+pub(crate) const LOGS_KEPT_MAX: usize = 16;
 
 /// How often `swap off` tries again when the kernel was short of memory for a moment.
 pub(crate) const SWAP_OFF_ATTEMPTS: usize = 5;

@@ -37,6 +37,7 @@ pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
 
 /// Mends everything; gives one line for each thing, done or not.
 pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
+    registry.forget_old_logs().map_err(Failure::failed)?;
     let mut lines = Vec::new();
     for found in dead(registry)? {
         let Some(entry) = registry.take_over(&found).map_err(Failure::failed)? else { continue };

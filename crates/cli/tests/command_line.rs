@@ -15,14 +15,23 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
-use support::{Running, Said, disk_directory, is_root, registry_directory, run, skip, spillway, wait_until};
+use support::{
+    Running, Said, disk_directory, has_program, is_root, registry_directory, run, skip, spillway, wait_until,
+};
 
 /// Runs `spillway` with a registry that must be empty afterwards but for logs.
 fn mistake(arguments: &[&str]) -> Said {
     let registry = registry_directory();
-    let said = run(spillway(&registry.path().join("r")).args(arguments));
+    let mut command = spillway(&registry.path().join("r"));
+    command.args(arguments);
+    mistake_of(&registry, &mut command)
+}
+
+/// The same for any command with that registry.
+fn mistake_of(registry: &tempfile::TempDir, command: &mut Command) -> Said {
+    let said = run(command);
     // A device's process that could not start may outlive the command by a moment.
-    wait_until(&format!("{arguments:?} to leave nothing"), || {
+    wait_until(&format!("{command:?} to leave nothing"), || {
         let items = std::fs::read_dir(registry.path().join("r")).into_iter().flatten().flatten();
         let names: Vec<String> = items.map(|item| item.file_name().into_string().unwrap()).collect();
         names.iter().all(|name| name.ends_with(".log") || name == "lock").then_some(())
@@ -259,5 +268,47 @@ fn status_and_doctor_answer_in_json() {
     for check in report["checks"].as_array().unwrap() {
         let good = check["state"] == "good";
         assert!(good || check["mend"].as_str().is_some_and(|mend| !mend.is_empty()), "{check}");
+    }
+}
+
+/// As in a container whose `/dev` is fixed: device nodes, without this one and without the right to make others.
+const FIXED_DEVICES: &str = r#"
+set -e
+mount -t tmpfs devices "$1"
+for node in null zero full random urandom tty fuse loop-control; do
+    [ "$node" = "$2" ] || { touch "$1/$node" && mount --bind "/dev/$node" "$1/$node"; }
+done
+mkdir "$1/shm" && mount -t tmpfs shm "$1/shm"
+mount -o remount,ro "$1"
+mount --rbind "$1" /dev
+shift 2
+exec "$@"
+"#;
+
+#[test]
+fn where_no_loop_device_can_be_had_it_is_said_within_seconds() {
+    if !is_root() {
+        return skip("root");
+    }
+    if let Some(missing) = ["unshare", "mount"].into_iter().find(|program| !has_program(program)) {
+        return skip(missing);
+    }
+    let device = ["device", "on", "--size", "16M", "--local-memory", "--frontend", "loop-fuse"];
+    let program = ["run", "--lend", "64M", "--slab-size", "4M", "--frontend", "loop-fuse", "--", "true"];
+    // Every number is taken but those without a node, or there is no driver at all.
+    for (absent, expected) in [("", "cannot be made"), ("loop-control", "modprobe loop")] {
+        for arguments in [&device[..], &program] {
+            let (registry, devices) = (registry_directory(), registry_directory());
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--propagation", "private", "sh", "-c", FIXED_DEVICES, "sh"]);
+            command.arg(devices.path()).arg(absent).arg(env!("CARGO_BIN_EXE_spillway")).args(arguments);
+            command.env("SPILLWAY_RUNTIME_DIRECTORY", registry.path().join("r"));
+            let started = Instant::now();
+            let said = mistake_of(&registry, &mut command);
+            assert!(!said.status.success(), "{arguments:?} without {absent}");
+            assert!(said.errors.contains("/dev/loop") && said.errors.contains(expected), "{}", said.errors);
+            // Not the deadline for a device that does not start, which is a minute.
+            assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+        }
     }
 }

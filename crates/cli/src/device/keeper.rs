@@ -136,7 +136,13 @@ impl Keeper {
             let started = Instant::now();
             let died = match self.serve_once(signals, deaths.count > 0) {
                 Ok(status) => match verdict(status, self.memory.as_ref().is_some_and(KeptMemory::is_serving)) {
-                    Verdict::Done if status.success() => return Ok(()),
+                    Verdict::Done if status.success() => {
+                        if deaths.count == 0 {
+                            // It has nothing to tell about a device that ended well.
+                            let _ = std::fs::remove_file(&self.log);
+                        }
+                        return Ok(());
+                    }
                     Verdict::Done => return Err(Failure::failed("the device's process could not start")),
                     Verdict::Lost => return self.leave_to_menders(&ending(status)),
                     Verdict::Again => format!("the device's process died ({})", ending(status)),
