@@ -40,6 +40,7 @@ vm-shell: packages-machines test-binaries
 
 check:
 	$(CARGO) fmt --all --check
+	rustfmt --check --edition 2024 crates/stub/src/preload/*.rs
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check; \

@@ -16,6 +16,11 @@
 //! - [`paging_safety`]: never waiting for the memory that one frees.
 //! - [`memory_hierarchy`]: which memory cgroups there are.
 //! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
+//! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
+//! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
+//! - [`fork_notices`]: forks of other processes that wait to be allowed.
+//! - [`guardian`]: a process that kills programs when this one was killed.
+//! - [`shared_futex`]: words that processes share, and waiting for them.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
 pub mod allocation_guard;
@@ -23,15 +28,24 @@ pub mod atomic_words;
 pub mod child;
 pub mod epoll;
 pub mod event;
+#[cfg(target_arch = "x86_64")]
+pub mod fork_notices;
 pub mod fuse;
+pub mod guardian;
 pub mod io_ring;
 pub mod loop_device;
 pub mod mapping;
 pub mod memfd;
 pub mod memory_hierarchy;
 pub mod nbd;
+pub mod pagemap;
 pub mod paging_safety;
 pub mod process;
+pub mod process_memory;
+pub mod shared_futex;
 pub mod swap;
+#[cfg(target_arch = "x86_64")]
+pub mod tracee;
 pub mod ublk;
+pub mod userfaultfd;
 pub mod vectored;

@@ -1,0 +1,11 @@
+//! Programs under the stub whose pages leave and come back.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod agent;
+mod evictions;
+mod forks;
+mod roles;
+mod scene;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,89 @@
+//! What most tests begin with: a pager and a program under it.
+
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::process::Command;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spillway_stub::protocol::outcome;
+use spillway_sys::fork_notices::ForkNotices;
+
+use crate::support::{Conversation, PAGE, Paged, TinyPager, compile};
+
+/// More than half a batch, so that two thirds of the tests' evictions do not end with a batch.
+pub(crate) const PAGES: u64 = 300;
+
+/// Pages of a program with huge pages: some of these are of 2 MiB, wherever they begin.
+pub(crate) const HUGE_PAGES: u64 = 2048;
+
+/// A pager, and a program whose pages at `memory` are registered.
+pub(crate) struct Scene {
+    pub(crate) pager: TinyPager,
+    pub(crate) conversation: Conversation,
+    pub(crate) paged: Paged,
+    pub(crate) memory: u64,
+    pub(crate) notices: Option<ForkNotices>,
+}
+
+impl Scene {
+    pub(crate) fn new(start_agent_early: bool) -> Self {
+        Self::with(PAGES, &[], |pager| (pager.greet(start_agent_early), None))
+    }
+
+    /// With huge pages, where the kernel has them.
+    pub(crate) fn with_huge_pages() -> Self {
+        Self::with(HUGE_PAGES, &["huge"], |pager| (pager.greet(true), None))
+    }
+
+    /// With a pager to whom the kernel tells nothing about forks.
+    pub(crate) fn without_rights(start_agent_early: bool) -> Self {
+        Self::with(PAGES, &[], |pager| pager.greet_without_rights(start_agent_early))
+    }
+
+    fn with(
+        pages: u64,
+        arguments: &[&str],
+        greet: impl FnOnce(&mut TinyPager) -> (Paged, Option<ForkNotices>),
+    ) -> Self {
+        let mut pager = TinyPager::new();
+        let mut command = Command::new(compile(pager.directory.path()));
+        command.arg(pages.to_string()).args(arguments);
+        let conversation = pager.start(command);
+        let (mut paged, notices) = greet(&mut pager);
+        assert_eq!(paged.places.process, conversation.pid());
+        let memory = paged.hear(&conversation, "memory");
+        paged.register(memory, pages);
+        Self { pager, conversation, paged, memory, notices }
+    }
+
+    pub(crate) fn pages(&self, range: Range<u64>) -> Vec<u64> {
+        range.map(|page| self.memory + page * PAGE).collect()
+    }
+
+    /// Evicts pages, each of which is expected to leave.
+    pub(crate) fn evict(&mut self, range: Range<u64>) {
+        let pages = self.pages(range);
+        assert_eq!(self.paged.evict(&self.pager.arena, &pages), vec![outcome::DONE; pages.len()]);
+    }
+
+    pub(crate) fn ask(&mut self, command: &str, answer: &str) -> u64 {
+        self.conversation.tell(command);
+        self.paged.hear(&self.conversation, answer)
+    }
+
+    pub(crate) fn start_late(&mut self) {
+        let spinning = self.ask("spin", "spinning");
+        self.pager.start_late(&mut self.paged, spinning as u32);
+    }
+
+    pub(crate) fn end(mut self) {
+        self.conversation.tell("exit");
+        assert!(self.paged.serve_to_end(&mut self.conversation).success());
+    }
+}
+
+/// Waits until something can be read.
+pub(crate) fn wait_readable(descriptor: &impl AsFd, what: &str) {
+    let timeout = Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)).unwrap(), 1, "{what}");
+}

@@ -1,0 +1,234 @@
+//! Forks of other processes that wait until they are allowed (seccomp_unotify(2)).
+//!
+//! For pagers of users whom the kernel refuses messages about forks: such a child's memory is registered nowhere, so every page
+//! must be there when the fork happens, and none may be moved away until it has. The filter that asks is installed by the
+//! program's stub.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// `SECCOMP_IOCTL_NOTIF_RECV` and `SECCOMP_IOCTL_NOTIF_SEND`.
+const RECEIVE: u32 = 3 << 30 | (size_of::<Notification>() as u32) << 16 | (b'!' as u32) << 8;
+const SEND: u32 = 3 << 30 | (size_of::<Response>() as u32) << 16 | (b'!' as u32) << 8 | 1;
+/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`: the call is made as if nobody had been asked.
+const GO_ON: u32 = 1;
+/// `clone` and `fork`, as `/proc/PID/task/TID/syscall` shows them.
+const FORK_CALLS: [&str; 2] = ["56", "57"];
+
+/// `struct seccomp_notif`.
+#[repr(C)]
+#[derive(Default)]
+struct Notification {
+    id: u64,
+    thread: u32,
+    flags: u32,
+    call: i32,
+    machine: u32,
+    instruction: u64,
+    arguments: [u64; 6],
+}
+
+/// `struct seccomp_notif_resp`.
+#[repr(C)]
+struct Response {
+    id: u64,
+    value: i64,
+    error: i32,
+    flags: u32,
+}
+
+/// Tells of forks; readable when one waits.
+#[derive(Debug)]
+pub struct ForkNotices {
+    listener: OwnedFd,
+}
+
+/// A fork that waits.
+#[derive(Debug)]
+pub struct ForkNotice {
+    id: u64,
+    /// The process that forks, in this process's PID namespace.
+    pub process: u32,
+    /// Its thread that does.
+    pub thread: u32,
+    before: Traces,
+}
+
+/// A fork that was allowed, and may still be under way.
+#[derive(Debug)]
+pub struct AllowedFork {
+    process: u32,
+    thread: u32,
+    before: Traces,
+}
+
+/// By what one sees that a thread came out of a fork.
+#[derive(Debug)]
+struct Traces {
+    children: HashSet<String>,
+    user_ticks: u64,
+}
+
+impl ForkNotices {
+    /// Takes over a descriptor that a program sent; refuses one of another kind.
+    pub fn from_descriptor(listener: OwnedFd) -> io::Result<Self> {
+        let kind = fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd()))?;
+        if kind.as_os_str() != "anon_inode:seccomp notify" {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("the program sent {} in place of a descriptor that tells of forks", kind.display()),
+            ));
+        }
+        Ok(Self { listener })
+    }
+
+    /// The next fork that waits. To be called when the descriptor is readable; `None` when the thread was killed meanwhile.
+    pub fn next(&self) -> io::Result<Option<ForkNotice>> {
+        let mut notification = Notification::default();
+        match self.command(RECEIVE, &mut notification) {
+            Ok(()) => {}
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR)) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        let (id, thread) = (notification.id, notification.thread);
+        let seen = process_of(thread).and_then(|process| Ok((process, Traces::of(process, thread)?)));
+        match seen {
+            Ok((process, before)) => Ok(Some(ForkNotice { id, process, thread, before })),
+            Err(error) if is_end(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Lets a fork happen.
+    pub fn allow(&self, notice: ForkNotice) -> io::Result<AllowedFork> {
+        self.respond(Response { id: notice.id, value: 0, error: 0, flags: GO_ON })?;
+        Ok(AllowedFork { process: notice.process, thread: notice.thread, before: notice.before })
+    }
+
+    /// Makes a fork fail with `ENOMEM`: its pages could not be brought back.
+    #[expect(clippy::needless_pass_by_value, reason = "a notice is answered once")]
+    pub fn refuse(&self, notice: ForkNotice) -> io::Result<()> {
+        self.respond(Response { id: notice.id, value: 0, error: -libc::ENOMEM, flags: 0 })
+    }
+
+    /// A thread that was killed meanwhile needs no answer.
+    fn respond(&self, mut response: Response) -> io::Result<()> {
+        match self.command(SEND, &mut response) {
+            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn command<Argument>(&self, number: u32, argument: &mut Argument) -> io::Result<()> {
+        // SAFETY: the number encodes the argument's size, so the kernel reads and writes `argument` only.
+        let result = unsafe { libc::ioctl(self.listener.as_raw_fd(), u64::from(number), std::ptr::from_mut(argument)) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl AsFd for ForkNotices {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl AllowedFork {
+    /// Whether the fork is over: pages may be moved again. It shows when there is a new child, when the thread is in another
+    /// call, when it was seen to run user code, or when it ended; so a poll may come late, never early.
+    pub fn is_over(&self) -> bool {
+        let call = fs::read_to_string(format!("/proc/{}/task/{}/syscall", self.process, self.thread));
+        // A program can forbid to look at its calls; then the other traces show it.
+        let call = call.unwrap_or_default();
+        let number = call.split_whitespace().next().unwrap_or("running");
+        let is_elsewhere = number != "running" && !FORK_CALLS.contains(&number);
+        match Traces::of(self.process, self.thread) {
+            Ok(now) => is_elsewhere || now.shows_more_than(&self.before),
+            Err(error) => is_end(&error),
+        }
+    }
+}
+
+/// Whether a file of `/proc` cannot be read because its process ended.
+fn is_end(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+impl Traces {
+    fn of(process: u32, thread: u32) -> io::Result<Self> {
+        let directory = format!("/proc/{process}/task/{thread}");
+        let stat = fs::read_to_string(format!("{directory}/stat"))?;
+        // Kernels without this list show the other traces.
+        let children = fs::read_to_string(format!("{directory}/children")).unwrap_or_default();
+        Ok(Self {
+            children: children.split_whitespace().map(str::to_owned).collect(),
+            user_ticks: user_ticks(&stat).ok_or(io::ErrorKind::InvalidData)?,
+        })
+    }
+
+    /// Whether there is a new child, or the thread ran user code since.
+    fn shows_more_than(&self, before: &Self) -> bool {
+        self.user_ticks > before.user_ticks || !self.children.is_subset(&before.children)
+    }
+}
+
+/// Field 14 of a line of `stat`; the name (field 2) may hold spaces and parentheses.
+fn user_ticks(stat: &str) -> Option<u64> {
+    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(11)?.parse().ok()
+}
+
+fn process_of(thread: u32) -> io::Result<u32> {
+    let status = fs::read_to_string(format!("/proc/{thread}/status"))?;
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:")).and_then(|text| text.trim().parse().ok());
+    process.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_kernel_header() {
+        assert_eq!(RECEIVE, 0xc050_2100);
+        assert_eq!(SEND, 0xc018_2101);
+    }
+
+    #[test]
+    fn the_process_of_a_thread_and_its_time_are_found() {
+        let thread = std::thread::spawn(|| {
+            let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+            assert_eq!(process_of(thread).unwrap(), std::process::id());
+            Traces::of(std::process::id(), thread).unwrap();
+        });
+        thread.join().unwrap();
+        assert_eq!(user_ticks("7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 42 12"), Some(42));
+        assert_eq!(user_ticks("7 (short) S 1"), None);
+        assert!(process_of(u32::MAX >> 1).is_err());
+    }
+
+    #[test]
+    fn only_the_right_kind_of_descriptor_is_taken() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(ForkNotices::from_descriptor(null.into()).unwrap_err().to_string().contains("/dev/null"));
+    }
+
+    #[test]
+    fn a_new_child_or_time_in_user_code_shows_that_a_fork_is_over() {
+        let traces = |children: &[&str], user_ticks| Traces {
+            children: children.iter().map(|child| (*child).to_owned()).collect(),
+            user_ticks,
+        };
+        let before = traces(&["7", "8"], 5);
+        assert!(!traces(&["7", "8"], 5).shows_more_than(&before));
+        assert!(!traces(&["8"], 5).shows_more_than(&before), "another child ended");
+        assert!(traces(&["8", "9"], 5).shows_more_than(&before));
+        assert!(traces(&["7", "8"], 6).shows_more_than(&before));
+    }
+
+    #[test]
+    fn a_process_that_ended_forks_no_more() {
+        let before = Traces { children: HashSet::new(), user_ticks: 0 };
+        assert!(AllowedFork { process: u32::MAX >> 1, thread: u32::MAX >> 1, before }.is_over());
+    }
+}
