@@ -10,7 +10,8 @@
 //!
 //! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
 //!
-//! Decisions of the pager, without its I/O: [`page_cache`] (which page leaves), [`prefetch`] (which comes along).
+//! Decisions of the pager, without its I/O: [`page_cache`] (which page leaves), [`prefetch`] (which comes along); [`trace`]: what they are
+//! chosen by.
 //!
 //! Beside it: [`limits`], [`metrics`], [`local_memory`] (a yardstick).
 
@@ -32,4 +33,5 @@ pub mod prefetch;
 pub mod service;
 pub mod state;
 mod sync;
+pub mod trace;
 pub mod volume;
