@@ -165,23 +165,19 @@ impl<'trace> Memory<'trace> {
         self.bring_along(asked_ns + EXCHANGE_NS);
     }
 
-    /// Asks for the candidates, the first of which arrives after `first_ns`.
+    /// Asks for the candidates that are remote, the first of which arrives after `first_ns`.
     fn bring_along(&mut self, first_ns: u64) {
-        let mut arrives_ns = first_ns;
-        for index in 0..self.candidates.pages().len() {
-            let wanted = self.candidates.pages()[index];
-            let Some(page) = self.accesses.find(wanted) else { continue };
-            if self.page(page).state != State::Remote {
-                continue;
-            }
+        let (mut candidates, mut arrives_ns) = (std::mem::take(&mut self.candidates), first_ns);
+        let remote = |page: &CachePage| self.pages[page.0 as usize].state == State::Remote;
+        candidates.retain(|page| self.accesses.find(page).is_some_and(|page| remote(&page)));
+        for wanted in candidates.pages() {
+            let page = self.accesses.find(*wanted).expect("it was found just now");
             arrives_ns += TRANSFER_NS;
-            let marker = self.candidates.marker() == Some(wanted);
-            let known = *self.page(page);
+            let (known, marker) = (*self.page(page), candidates.marker() == Some(*wanted));
             *self.page(page) = Page { ahead: true, dirty: false, marker, arrives_ns, ..known };
             self.arrive(page, Arrival::Prefetched);
             self.counts.prefetched += 1;
-            self.counts.lost_ns += MAPPING_NS;
-            self.now_ns += MAPPING_NS;
+            self.wait(MAPPING_NS);
         }
     }
 

@@ -7,6 +7,7 @@
 use spillway_borrower::page_cache::Policy;
 use spillway_borrower::prefetch::AnyPrefetcher;
 use spillway_borrower::prefetch::none::NoPrefetch;
+use spillway_borrower::prefetch::read_ahead::ReadAhead;
 
 use super::{Context, Study};
 use crate::harness::HarnessError;
@@ -26,6 +27,11 @@ pub const STAGING_THOUSANDTHS: u32 = 125;
 
 /// The optimal order; its column in the table of times.
 const OPTIMAL: &str = "optimal";
+
+/// What a program waits without prefetching, and with what the pager does by default.
+const TIME: &str = "time";
+/// See [`TIME`].
+const TIME_AHEAD: &str = "time with read-ahead";
 
 /// The case that sums up all traces.
 const MEAN: &str = "geometric mean";
@@ -69,9 +75,8 @@ impl Subject {
         Policy::ALL.into_iter().map(usual).chain(others).collect()
     }
 
-    fn replay(self, accesses: &Accesses, budget: u32) -> Counts {
+    fn replay(self, accesses: &Accesses, budget: u32, prefetcher: AnyPrefetcher) -> Counts {
         let Self { policy, staging_thousandths, stages_clean } = self;
-        let prefetcher = AnyPrefetcher::None(NoPrefetch);
         replay(accesses, &Settings { budget, staging_thousandths, stages_clean, policy, prefetcher })
     }
 }
@@ -132,12 +137,15 @@ pub fn measure(accesses: &Accesses, trace: &str, result: &mut StudyResult) {
         // Without a refault of the optimal order there is nothing to compare with.
         let ratio = |counts: &Counts| (optimal > 0).then(|| counts.refaults as f64 / optimal as f64);
         for subject in Subject::all() {
-            let (name, counts) = (subject.name(), subject.replay(accesses, budget));
+            let (name, counts) = (subject.name(), subject.replay(accesses, budget, AnyPrefetcher::None(NoPrefetch)));
             if let Some(ratio) = ratio(&counts) {
                 result.record(0, &format!("{case}: refaults"), &name, TIMES_OPTIMAL, ratio);
             }
-            let lost_ms = counts.lost_ns as f64 / 1e6;
-            result.record(0, &format!("{case}: time"), &name, MILLISECONDS_LOST, lost_ms);
+            let ahead = subject.replay(accesses, budget, AnyPrefetcher::ReadAhead(ReadAhead::default()));
+            for (what, counts) in [(TIME, counts), (TIME_AHEAD, ahead)] {
+                let lost_ms = counts.lost_ns as f64 / 1e6;
+                result.record(0, &format!("{case}: {what}"), &name, MILLISECONDS_LOST, lost_ms);
+            }
         }
         let lost_ms = (optimal * (LOCAL_FAULT_NS + EXCHANGE_NS)) as f64 / 1e6;
         result.record(0, &format!("{case}: time"), OPTIMAL, MILLISECONDS_LOST, lost_ms);
@@ -150,7 +158,7 @@ fn sum_up(result: &mut StudyResult) {
     let default = default.expect("the default is a subject");
     for local in LOCAL_PER_CENT {
         for subject in result.subjects() {
-            for (what, over_default) in [("refaults", false), ("time", true)] {
+            for (what, over_default) in [("refaults", false), (TIME, true), (TIME_AHEAD, true)] {
                 let ending = format!("L({local}): {what}");
                 let cases: Vec<String> = result.cases().into_iter().filter(|case| case.ends_with(&ending)).collect();
                 let number = |case: &String| {
@@ -172,8 +180,9 @@ fn sum_up(result: &mut StudyResult) {
 
 /// The default policy against each other one.
 fn judge(result: &mut StudyResult) {
-    for local in LOCAL_PER_CENT {
-        let case = format!("{MEAN} L({local}): time");
+    let cases = LOCAL_PER_CENT.iter().flat_map(|local| [TIME, TIME_AHEAD].map(|what| (local, what)));
+    for (local, what) in cases {
+        let case = format!("{MEAN} L({local}): {what}");
         for policy in Policy::ALL.into_iter().filter(|policy| *policy != DEFAULT) {
             result.goal(GOAL, &case, DEFAULT.name(), policy.name(), GOAL_BOUND, Better::Lower);
         }
@@ -201,7 +210,7 @@ mod tests {
             assert!(result.median(&case, OPTIMAL).is_some() && result.median(&case, "sieve").is_some(), "{case}");
         }
         assert!((result.median("geometric mean L(50): time", DEFAULT.name()).unwrap() - 1.0).abs() < 1e-9);
-        assert_eq!(result.goals.len(), LOCAL_PER_CENT.len() * (Policy::ALL.len() - 1));
+        assert_eq!(result.goals.len(), 2 * LOCAL_PER_CENT.len() * (Policy::ALL.len() - 1));
         assert!(result.goals.iter().all(|goal| goal.met.is_some()));
     }
 

@@ -27,9 +27,10 @@ impl Fifo {
 
 impl Replacement for Fifo {
     fn inserted(&mut self, page: CachePage, arrival: Arrival) {
-        if self.lists.list_of(page).is_none() {
-            self.lists.push(if arrival == Arrival::Prefetched { AHEAD } else { QUEUE }, page);
+        if self.lists.list_of(page).is_some() {
+            return self.touched(page, Evidence::Referenced);
         }
+        self.lists.push(if arrival == Arrival::Prefetched { AHEAD } else { QUEUE }, page);
     }
 
     fn touched(&mut self, page: CachePage, _evidence: Evidence) {

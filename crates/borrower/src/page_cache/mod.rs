@@ -6,6 +6,7 @@
 //! | [`clock`] | in order of arrival, once more round with evidence |
 //! | [`sieve`] | SIEVE: new pages are sieved sooner than proven ones |
 //! | [`s3_fifo`] | S3-FIFO: a small queue to pass, a main queue to stay |
+//! | [`sampled`] | random victims without evidence |
 //! | [`several_chances`] | DCM's lists: new, active, staging |
 //!
 //! A user-space pager sees little of what a program does with resident pages: there are no referenced bits for it. It
@@ -33,6 +34,7 @@ pub mod clock;
 pub mod fifo;
 pub mod lists;
 pub mod s3_fifo;
+pub mod sampled;
 pub mod several_chances;
 pub mod shadows;
 pub mod sieve;
@@ -136,14 +138,17 @@ pub enum Policy {
     S3Fifo,
     /// [`several_chances`].
     SeveralChances,
+    /// [`sampled`].
+    Sampled,
 }
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Fifo, Self::Clock, Self::Sieve, Self::S3Fifo, Self::SeveralChances];
+    pub const ALL: [Self; 6] =
+        [Self::Fifo, Self::Clock, Self::Sieve, Self::S3Fifo, Self::SeveralChances, Self::Sampled];
 
     /// The pager's, unless told otherwise: docs/decisions/replacement.md has the figures.
-    pub const DEFAULT: Self = Self::SeveralChances;
+    pub const DEFAULT: Self = Self::Sampled;
 
     /// Its name on command lines and in tables.
     pub fn name(self) -> &'static str {
@@ -153,6 +158,7 @@ impl Policy {
             Self::Sieve => "sieve",
             Self::S3Fifo => "s3-fifo",
             Self::SeveralChances => "several-chances",
+            Self::Sampled => "sampled",
         }
     }
 
@@ -164,6 +170,7 @@ impl Policy {
             Self::Sieve => Box::new(sieve::Sieve::new(pages, capacity)),
             Self::S3Fifo => Box::new(s3_fifo::S3Fifo::new(pages, capacity)),
             Self::SeveralChances => Box::new(several_chances::SeveralChances::new(pages, capacity)),
+            Self::Sampled => Box::new(sampled::Sampled::new(pages, capacity, 1)),
         }
     }
 }

@@ -81,8 +81,9 @@ impl Replacement for S3Fifo {
     }
 
     fn refused(&mut self, page: CachePage) {
+        // Not into the main queue: where that has few pages it would be the next victim.
         self.lists.set_marks(page, COUNT_MAX);
-        self.lists.renew(MAIN, page);
+        self.lists.renew(SMALL, page);
     }
 
     fn victims(&mut self, victims: &mut [CachePage]) -> usize {

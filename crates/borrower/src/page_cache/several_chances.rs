@@ -79,8 +79,9 @@ impl Replacement for SeveralChances {
     }
 
     fn refused(&mut self, page: CachePage) {
+        // Not into the active list: where that has few pages it would be the next victim.
         self.lists.set_marks(page, PROVEN);
-        self.lists.renew(ACTIVE, page);
+        self.lists.renew(NEW, page);
     }
 
     fn victims(&mut self, victims: &mut [CachePage]) -> usize {

@@ -22,7 +22,8 @@
 //! - `on_unused`: pages that were brought along left again before a marker behind them was reached.
 //!
 //! Invariants: candidates are at most [`CANDIDATES_MAX`], never the demanded page, and distinct; nothing allocates after
-//! construction. Whether a candidate exists, is remote, and is worth a read is for the pager to say: it drops the others.
+//! construction. Whether a candidate exists, is remote, and is worth a read is for the pager to say: it drops the others
+//! ([`Candidates::retain`]).
 
 pub mod next_n;
 pub mod none;
@@ -97,6 +98,27 @@ impl Candidates {
     pub fn drop_first(&mut self, count: usize) {
         self.pages.copy_within(count..self.count, 0);
         (self.count, self.marker) = (self.count - count, None);
+    }
+
+    /// Drops the pages that are not worth a read, because they are local or nobody's. If the marker is one of them, the next
+    /// page that stays takes its place, or else the last: a stream must come to a marker, or it would have to fault to go on.
+    pub fn retain(&mut self, mut is_wanted: impl FnMut(VirtualPage) -> bool) {
+        let marker = self.marker.and_then(|marker| self.pages().iter().position(|page| *page == marker));
+        let mut kept = 0;
+        for index in 0..self.count {
+            if marker == Some(index) {
+                self.marker = None;
+            }
+            if is_wanted(self.pages[index]) {
+                self.pages[kept] = self.pages[index];
+                kept += 1;
+                if marker.is_some_and(|marker| marker <= index) && self.marker.is_none() {
+                    self.marker = Some(self.pages[index]);
+                }
+            }
+        }
+        self.count = kept;
+        self.marker = self.marker.filter(|_| kept > 0).or(self.pages().last().copied().filter(|_| marker.is_some()));
     }
 
     /// Makes the page at `index` the marker.
@@ -194,6 +216,22 @@ mod tests {
         assert_eq!(candidates.marker(), Some(VirtualPage(3)));
         candidates.clear();
         assert_eq!((candidates.pages(), candidates.marker()), (&[][..], None));
+    }
+
+    #[test]
+    fn a_marker_that_is_dropped_moves_on() {
+        let retained = |marker: usize, wanted: &[u64]| {
+            let mut candidates = Candidates::default();
+            (10..16).for_each(|page| candidates.push(VirtualPage(page)));
+            candidates.mark(marker);
+            candidates.retain(|page| wanted.contains(&page.0));
+            assert!(candidates.pages().iter().map(|page| page.0).eq(wanted.iter().copied()));
+            candidates.marker().map(|page| page.0)
+        };
+        assert_eq!(retained(2, &[10, 11, 12, 13]), Some(12), "it stays");
+        assert_eq!(retained(2, &[10, 13, 15]), Some(13), "the next one");
+        assert_eq!(retained(4, &[10, 12]), Some(12), "none is left behind it: the last one");
+        assert_eq!(retained(0, &[]), None);
     }
 
     #[test]

@@ -23,6 +23,10 @@ const REACH_PAGES: u64 = 256;
 /// The first window of a trend: the kernel's read-ahead begins with as many for small reads (`get_init_ra_size`).
 const WINDOW_START: u32 = 4;
 
+/// A fault so many steps further on is still in line: the pages between may have been local, as random or scattered ones
+/// stay after an eviction.
+const SKIPPED_MAX: i64 = 8;
+
 /// A fault out of line divides the window by so much: two of them end any window of up to 16 pages.
 const OUT_OF_LINE_DIVISOR: u32 = 4;
 
@@ -37,13 +41,12 @@ struct Head {
     delta: i64,
     /// Pages of the next window, before it grows.
     window: u32,
-    marker: Option<VirtualPage>,
     used_at: u64,
 }
 
 impl Head {
     fn new(page: VirtualPage, used_at: u64) -> Self {
-        Self { last: page, end: page, delta: 0, window: 0, marker: None, used_at }
+        Self { last: page, end: page, delta: 0, window: 0, used_at }
     }
 
     /// How far `page` is from what this place has seen or brought along.
@@ -51,9 +54,12 @@ impl Head {
         page.0.abs_diff(self.last.0).min(page.0.abs_diff(self.end.0))
     }
 
-    /// Whether a fault at `page` goes on as before.
+    /// Whether a fault at `page` goes on as before; pages that are skipped may have been local.
     fn is_in_line(&self, page: VirtualPage) -> bool {
-        let goes_on = |from: VirtualPage| page.distance_from(from) == self.delta;
+        let goes_on = |from: VirtualPage| {
+            let distance = page.distance_from(from);
+            distance.wrapping_rem(self.delta) == 0 && (1..=SKIPPED_MAX).contains(&distance.wrapping_div(self.delta))
+        };
         match self.delta {
             0 => page.0.abs_diff(self.last.0) == 1,
             _ => goes_on(self.last) || goes_on(self.end),
@@ -66,13 +72,19 @@ impl Head {
         if !in_line || self.delta == 0 {
             self.delta = page.distance_from(self.last);
         }
-        (self.last, self.end, self.marker) = (page, page, None);
+        (self.last, self.end) = (page, page);
         if in_line {
             self.grow();
             self.bring(self.window / 2, candidates);
         } else {
             self.window /= OUT_OF_LINE_DIVISOR;
         }
+    }
+
+    /// Whether `page` was brought along and the program has not come to it yet, as far as is known.
+    fn is_ahead(&self, page: VirtualPage) -> bool {
+        let (first, last) = if self.delta < 0 { (self.end, self.last) } else { (self.last, self.end) };
+        self.end != self.last && (first..=last).contains(&page)
     }
 
     fn grow(&mut self) {
@@ -83,11 +95,9 @@ impl Head {
     fn bring(&mut self, marker: u32, candidates: &mut Candidates) {
         let along = (1..=i64::from(self.window)).map_while(|step| self.end.offset(step * self.delta));
         along.for_each(|page| candidates.push(page));
-        self.marker = None;
         if let Some(end) = candidates.pages().last().copied() {
             self.end = end;
             candidates.mark((marker as usize).min(candidates.pages().len() - 1));
-            self.marker = candidates.marker();
         }
     }
 }
@@ -126,7 +136,7 @@ impl Prefetcher for ReadAhead {
     fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {
         self.clock += 1;
         let clock = self.clock;
-        if let Some(head) = self.heads.iter_mut().flatten().find(|head| head.marker == Some(page)) {
+        if let Some(head) = self.heads.iter_mut().flatten().find(|head| head.is_ahead(page)) {
             (head.used_at, head.last) = (clock, page);
             head.grow();
             head.bring(0, candidates);
@@ -179,6 +189,16 @@ mod tests {
         assert!([500, 464].iter().all(|page| fault(&mut policy, *page).0.is_empty()));
         assert_eq!(fault(&mut policy, 428).0, [392, 356, 320, 284]);
         assert_eq!(hit(&mut policy, 320).0[..2], [248, 212]);
+    }
+
+    #[test]
+    fn local_pages_on_the_way_do_not_end_a_stream() {
+        let mut policy = ReadAhead::default();
+        fault(&mut policy, 0);
+        fault(&mut policy, 1);
+        assert_eq!(hit(&mut policy, 5).0.len(), 8, "another page of the window became the marker");
+        assert_eq!(fault(&mut policy, 16).0.len(), 16, "14 and 15 were local");
+        assert!(fault(&mut policy, 60).0.is_empty(), "too far to be on the way");
     }
 
     #[test]
