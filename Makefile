@@ -31,7 +31,7 @@ bench: packages-bench test-binaries
 
 soak: packages-test test-binaries
 	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test end_to_end -- --nocapture chaos overcommit
-	$(CARGO) test $(PROFILE) -p spillway --test virtual_machine -- --nocapture --ignored two_machines::ublk
+	$(CARGO) test $(PROFILE) -p spillway --test virtual_machine -- --nocapture --ignored
 
 vm-test: packages-test test-binaries
 	$(CARGO) test $(PROFILE) -p spillway --test virtual_machine -- --nocapture $(TEST)

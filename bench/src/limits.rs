@@ -64,10 +64,20 @@ pub fn with_slack(seen: Size) -> Size {
     Size(seen.0 + seen.0 / WORKING_SET_SLACK)
 }
 
+/// One subject's turn in a guest: 20 s when emulated on a quiet machine.
+pub const GUEST_TRIAL_DEADLINE: Duration = Duration::from_secs(180);
+
+/// A study in a guest begins nothing more after this: it takes about eight minutes on a quiet machine.
+pub const GUEST_STUDY_DEADLINE: Duration = Duration::from_secs(900);
+
+/// Attempts of a trial whose guest's kernel the emulator broke, which happens once in some thirty machines.
+pub const GUEST_TRIALS_MAX: u32 = 3;
+
 const _: () = {
     assert!(TOOL_DEADLINE.as_millis() > POLL_INTERVAL.as_millis());
     assert!(GUARD_INTERVAL_AT_LIMIT.as_micros() <= GUARD_INTERVAL.as_micros());
     assert!(SWAP_PRIORITY <= SWAP_PRIORITY_MAX);
+    assert!(GUEST_TRIAL_DEADLINE.as_secs() < GUEST_STUDY_DEADLINE.as_secs());
     assert!(STOP_DEADLINE.as_secs() < PROGRAM_DEADLINE.as_secs());
 };
 

@@ -6,11 +6,14 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use spillway_bench::demo::{self, DemoSettings, Scale, redis_job};
 use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::interrupt::Interrupt;
+use spillway_bench::harness::stock_subject::StockSubject;
+use spillway_bench::harness::subject::Workshop;
 use spillway_bench::machine::Machine;
 use spillway_bench::replay::accesses::Accesses;
 use spillway_bench::replay::traces;
@@ -18,6 +21,7 @@ use spillway_bench::result::StudyResult;
 use spillway_bench::runner::{self, RunSettings};
 use spillway_bench::size::Size;
 use spillway_bench::studies::Study;
+use spillway_bench::studies::guest::{page_in, trial::Trial};
 use spillway_bench::studies::prefetching::{self, PrefetchingStudy};
 use spillway_bench::studies::replacement::{self, ReplacementStudy};
 use spillway_bench::table;
@@ -47,6 +51,9 @@ enum Command {
     /// Redis under test as one program; part of the demo
     #[command(name = "redis-job", hide = true)]
     RedisJob(RedisArguments),
+    /// One subject's turn of the study `guest`, in the guest
+    #[command(name = "guest-trial", hide = true)]
+    GuestTrial(GuestTrialArguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -79,6 +86,28 @@ struct RedisArguments {
     /// Where the saved file goes
     #[arg(long)]
     directory: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct GuestTrialArguments {
+    /// Which device
+    #[arg(long)]
+    subject: String,
+    /// The program's working set
+    #[arg(long)]
+    size: Size,
+    /// How long requests are made at each depth
+    #[arg(long)]
+    milliseconds: u64,
+    /// Where files go
+    #[arg(long)]
+    directory: PathBuf,
+    /// The product's binary
+    #[arg(long)]
+    spillway: Option<PathBuf>,
+    /// Take the life of a page-in apart instead
+    #[arg(long)]
+    page_in: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -193,6 +222,16 @@ fn redis(arguments: &RedisArguments) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+fn guest_trial(arguments: &GuestTrialArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let unknown = || format!("there is no subject '{}'", arguments.subject);
+    let subject = StockSubject::named(&arguments.subject).ok_or_else(unknown)?;
+    let shop = Workshop::open(arguments.spillway.as_deref(), Some(&arguments.directory), &Interrupt::on_signals()?)?;
+    let trial = Trial { subject, size: arguments.size, time: Duration::from_millis(arguments.milliseconds) };
+    let result = if arguments.page_in { page_in::run(&trial, &shop) } else { trial.run(&shop) };
+    println!("{}", serde_json::to_string(&result)?);
+    Ok(())
+}
+
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Workload(arguments) => workload(&arguments),
@@ -200,6 +239,7 @@ fn main() -> ExitCode {
         Command::Replay(arguments) => replay(&arguments),
         Command::Demo(arguments) => demo(arguments),
         Command::RedisJob(arguments) => redis(&arguments),
+        Command::GuestTrial(arguments) => guest_trial(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

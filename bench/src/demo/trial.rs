@@ -119,6 +119,7 @@ impl<'shop> Trials<'shop> {
             backing: Some(directory.join("backing")),
             slab_size: None,
             mapping: None,
+            front_end: None,
             lend: Some(Size(reference.footprint.0 * 2 + 256 * MIB)),
         };
         let stats = directory.join("stats.json");

@@ -25,8 +25,6 @@ pub struct Job {
 /// What came of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct JobResult {
-    /// Time over number of requests: what one costs, with `depth` in flight.
-    pub us_per_request: f64,
     /// Requests in a second.
     pub requests_per_second: f64,
     /// Median of the latency.
@@ -137,7 +135,6 @@ fn parse(text: &str) -> Result<JobResult, HarnessError> {
     }
     let percentile_us = |name: &str| side.clat_ns.percentile.get(name).map_or(0.0, |nanoseconds| nanoseconds / 1e3);
     Ok(JobResult {
-        us_per_request: 1e6 / side.iops,
         requests_per_second: side.iops,
         p50_us: percentile_us("50.000000"),
         p99_us: percentile_us("99.000000"),
@@ -160,13 +157,8 @@ mod tests {
     #[test]
     fn either_side_is_read() {
         for text in [report(0, BUSY, IDLE), report(0, IDLE, BUSY)] {
-            let expected = JobResult {
-                us_per_request: 100.0,
-                requests_per_second: 10_000.0,
-                p50_us: 90.0,
-                p99_us: 250.0,
-                mib_per_second: 40.0,
-            };
+            let expected =
+                JobResult { requests_per_second: 10_000.0, p50_us: 90.0, p99_us: 250.0, mib_per_second: 40.0 };
             assert_eq!(parse(&text).unwrap(), expected);
         }
     }
@@ -190,7 +182,7 @@ mod tests {
         let job = Job { pattern: "randread", block_bytes: 4096, depth: 4 };
         let time = Length::Time(Duration::from_millis(200));
         let result = job.run(&file, Size(1 << 20), time, Some(0), &Interrupt::never()).unwrap();
-        assert!(result.us_per_request > 0.0 && result.mib_per_second > 0.0, "{result:?}");
+        assert!(result.requests_per_second > 0.0 && result.mib_per_second > 0.0, "{result:?}");
         assert!(0.0 < result.p50_us && result.p50_us <= result.p99_us, "{result:?}");
     }
 }

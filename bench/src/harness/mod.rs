@@ -11,6 +11,7 @@
 //!   long the kernel waits for pages.
 //!
 //! - [`trace`]: the kernel's record of events.
+//! - [`guest`]: a virtual machine with a stock kernel; [`stock_subject`]: the block devices that such a kernel offers.
 //!
 //! Invariants: a process that was started here ends here, by its own id; nothing else is ever ended. An interrupt makes
 //! every wait return [`HarnessError::Interrupted`], so that values are dropped, and with them undone, on the way out.
@@ -18,11 +19,13 @@
 pub mod cleanup;
 pub mod fault_latency;
 pub mod fio;
+pub mod guest;
 pub mod interrupt;
 pub mod memory_group;
 pub mod process;
 pub mod reclaim_guard;
 pub mod spillway;
+pub mod stock_subject;
 pub mod storage;
 pub mod subject;
 pub mod swap_area;

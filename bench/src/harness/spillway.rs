@@ -141,6 +141,8 @@ pub struct Storage {
     pub slab_size: Option<Size>,
     /// When slabs get their donor; the product's default without.
     pub mapping: Option<String>,
+    /// The way into the kernel; the product's choice without.
+    pub front_end: Option<&'static str>,
     /// For a run: memory to borrow at most. Without it the product takes a device as large as all memory, and its backing
     /// file needs as much room.
     pub lend: Option<Size>,
@@ -199,6 +201,11 @@ impl Spillway {
         Ok(Self { binary, directory: directory.to_owned() })
     }
 
+    /// Its program.
+    pub fn binary(&self) -> &Path {
+        &self.binary
+    }
+
     fn key(&self) -> PathBuf {
         self.directory.join("cluster.key")
     }
@@ -238,6 +245,9 @@ impl Spillway {
         }
         if let Some(mapping) = &storage.mapping {
             command.args(["--mapping", mapping]);
+        }
+        if let Some(front_end) = storage.front_end {
+            command.args(["--frontend", front_end]);
         }
     }
 
@@ -400,6 +410,7 @@ mod tests {
             backing: Some("/b".into()),
             slab_size: Some(Size(4 << 20)),
             mapping: Some("activity".to_owned()),
+            front_end: Some("nbd"),
             lend: Some(Size(1 << 30)),
         };
         let mut program = Command::new("sort");
@@ -413,6 +424,7 @@ mod tests {
             "--redundancy disk",
             "--backing /b",
             "--slab-size 4M",
+            "--frontend nbd",
             "--lend 1G",
             "--stats /s.json",
             "-- sort --local file",

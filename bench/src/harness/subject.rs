@@ -114,6 +114,17 @@ impl Attached {
 }
 
 impl Workshop {
+    /// With the product at `spillway`, or beside this program, and files below `directory`, or below a usual place.
+    pub fn open(
+        spillway: Option<&Path>,
+        directory: Option<&Path>,
+        interrupt: &Interrupt,
+    ) -> Result<Self, HarnessError> {
+        let directory = PrivateDirectory::on_disk(directory)?;
+        let spillway = Spillway::find(spillway, directory.path()).map_err(|error| error.to_string());
+        Ok(Self { interrupt: interrupt.clone(), spillway, directory })
+    }
+
     /// The product, or an error that says why not.
     pub fn product(&self) -> Result<&Spillway, HarnessError> {
         self.spillway.as_ref().map_err(|reason| HarnessError::Missing(reason.clone()))

@@ -11,10 +11,12 @@ use super::process::{Collected, Running};
 use crate::limits::TOOL_DEADLINE;
 
 /// Programs and the Debian packages that have them.
-const PACKAGES: [(&str, &str); 11] = [
+const PACKAGES: [(&str, &str); 13] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("nbdfuse", "libnbd-bin"),
+    ("nbd-client", "nbd-client"),
+    ("modprobe", "kmod"),
     ("zramctl", "util-linux"),
     ("losetup", "mount"),
     ("mkswap", "util-linux"),

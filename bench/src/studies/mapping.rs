@@ -44,6 +44,10 @@ impl Study for MappingStudy {
         "slabs mapped on demand and by activity"
     }
 
+    fn rounds(&self) -> usize {
+        2
+    }
+
     fn seconds_per_round(&self) -> (u64, u64) {
         (36, 12)
     }
@@ -74,6 +78,7 @@ fn measure(
         backing: Some(shop.directory.path().join("mapping-backing")),
         slab_size: Some(SLAB),
         mapping: Some(policy.to_owned()),
+        front_end: None,
         ..Storage::default()
     };
     let attached = shop.spillway_device(size, Some(&storage), None, vec![donor])?;

@@ -13,10 +13,11 @@ use super::pinning::{Pinning, SERVER_CPU};
 use super::program_run::workload_command;
 use super::{Context, Study};
 use crate::harness::HarnessError;
+use crate::harness::interrupt::Interrupt;
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::process::{Collected, Running};
 use crate::harness::spillway::pinned;
-use crate::harness::subject::{Attached, Subject};
+use crate::harness::subject::{Subject, Workshop};
 use crate::harness::swap_area::SwapArea;
 use crate::harness::trace::{TraceEvent, TraceSession};
 use crate::limits::PROGRAM_DEADLINE;
@@ -59,6 +60,10 @@ impl Study for PageInStudy {
         "the life of a page-in, stage by stage"
     }
 
+    fn rounds(&self) -> usize {
+        2
+    }
+
     fn seconds_per_round(&self) -> (u64, u64) {
         (15, 8)
     }
@@ -75,24 +80,29 @@ impl Study for PageInStudy {
     }
 
     fn plots(&self, result: &StudyResult) -> Vec<(String, String)> {
-        let mut subjects: Vec<&str> = result.measures.iter().map(|measure| measure.subject.as_str()).collect();
-        subjects.dedup();
-        subjects.sort_unstable();
-        subjects.dedup();
-        let stages = |subject: &str| STAGES.map(|stage| result.median(stage, subject).unwrap_or(0.0)).to_vec();
-        let chart = StageChart {
-            title: "The life of a page-in (median microseconds)".to_owned(),
-            stages: STAGES.map(str::to_owned).to_vec(),
-            bars: subjects.iter().map(|subject| ((*subject).to_owned(), stages(subject))).collect(),
-        };
-        vec![("page-in-life".to_owned(), chart.svg())]
+        vec![("page-in-life".to_owned(), life_chart(result))]
     }
+}
+
+/// A bar for each subject, with a part for each stage.
+pub fn life_chart(result: &StudyResult) -> String {
+    let mut subjects: Vec<&str> = result.measures.iter().map(|measure| measure.subject.as_str()).collect();
+    subjects.sort_unstable();
+    subjects.dedup();
+    let stages = |subject: &str| STAGES.map(|stage| result.median(stage, subject).unwrap_or(0.0)).to_vec();
+    let chart = StageChart {
+        title: "The life of a page-in (median microseconds)".to_owned(),
+        stages: STAGES.map(str::to_owned).to_vec(),
+        bars: subjects.iter().map(|subject| ((*subject).to_owned(), stages(subject))).collect(),
+    };
+    chart.svg()
 }
 
 /// The times of one page-in, in microseconds, by stage.
 pub type Life = [f64; STAGES.len()];
 
-fn record(result: &mut StudyResult, round: usize, subject: &str, lives: &[Life]) -> Result<(), HarnessError> {
+/// Notes the medians of `lives`.
+pub fn record(result: &mut StudyResult, round: usize, subject: &str, lives: &[Life]) -> Result<(), HarnessError> {
     let median = |values: Vec<f64>| Summary::of(&values).map(|summary| summary.median);
     let whole = median(lives.iter().map(|life| life.iter().sum()).collect());
     let whole = whole.ok_or_else(|| HarnessError::failed("tracing", "no whole page-in was seen"))?;
@@ -106,23 +116,34 @@ fn record(result: &mut StudyResult, round: usize, subject: &str, lives: &[Life])
 }
 
 fn trace(context: &Context, subject: Subject, size: Size, pinning: Pinning) -> Result<Vec<Life>, HarnessError> {
-    let interrupt = &context.shop.interrupt;
     let device = subject.attach(&context.shop, Size(size.0 * 2), Some(SERVER_CPU))?;
-    let threads = io_threads(context, &device)?;
-    let _swap = SwapArea::on(&device.path, interrupt)?;
+    let threads = io_threads(&context.shop, device.device.as_deref().unwrap_or_default())?;
     let group = MemoryGroup::create(Some(size.0 / 2))?;
+    trace_touch(&device.path, &threads, size, &group, pinning, &context.shop.interrupt)
+}
+
+/// The lives of the page-ins of a program of `size` in `group`, over a swap area on `device` that `threads` serve.
+pub fn trace_touch(
+    device: &Path,
+    threads: &[u32],
+    size: Size,
+    group: &MemoryGroup,
+    pinning: Pinning,
+    interrupt: &Interrupt,
+) -> Result<Vec<Life>, HarnessError> {
+    let _swap = SwapArea::on(device, interrupt)?;
     let plain = workload_command("touch", size)?;
     let mut command = pinned(plain.get_program().as_ref(), Some(pinning.client_cpu()));
     command.args(plain.get_args());
     let running = Running::start("touch", &mut group.enter(&command), Collected::default())?;
     let program = running.id().as_raw_nonzero().get() as u32;
-    let session = TraceSession::start(&events(program, &threads, &device_number(&device.path)?), interrupt)?;
+    let session = TraceSession::start(&events(program, threads, &device_number(device)?), interrupt)?;
     let messages = running.messages.clone();
     let finished = running.wait(PROGRAM_DEADLINE, interrupt, || {})?;
     if !finished.status.success() {
         return Err(HarnessError::failed("touch", messages.last_line()));
     }
-    let mut assembler = Assembler::new(program, threads);
+    let mut assembler = Assembler::new(program, threads.to_vec());
     session.finish()?.iter().for_each(|event| assembler.take(event));
     Ok(assembler.lives)
 }
@@ -145,9 +166,8 @@ fn events(program: u32, threads: &[u32], device: &str) -> Vec<(&'static str, Str
 }
 
 /// The threads of the device's process that serve requests.
-fn io_threads(context: &Context, device: &Attached) -> Result<Vec<u32>, HarnessError> {
-    let name = device.device.as_deref().unwrap_or_default();
-    let status = context.shop.product()?.device_status(name, &context.shop.interrupt)?;
+pub fn io_threads(shop: &Workshop, device: &str) -> Result<Vec<u32>, HarnessError> {
+    let status = shop.product()?.device_status(device, &shop.interrupt)?;
     let process = status.process.ok_or_else(|| HarnessError::failed("spillway status", "it names no process"))?;
     // The process that is named keeps another one, which serves.
     let found: Vec<u32> = family(process).into_iter().flat_map(|process| threads_named(process, "io-")).collect();
@@ -240,11 +260,15 @@ fn is_read(event: &TraceEvent) -> bool {
     event.details.split(' ').nth(1).is_some_and(|flags| flags.starts_with('R'))
 }
 
+/// The call by which a ublk queue's thread lets the kernel put requests into its slots; its result does not count them.
+const RING_ENTER: &str = "426";
+
 /// `sys_exit: NR 0 = 40`: a call that brings requests, and brought something.
 fn is_arrival(event: &TraceEvent) -> bool {
     let words: Vec<&str> = event.details.split(' ').collect();
     matches!(words[..], ["NR", number, "=", result]
-        if ARRIVALS.contains(&number) && result.parse::<i64>().is_ok_and(|result| result > 0))
+        if ARRIVALS.contains(&number)
+            && result.parse::<i64>().is_ok_and(|result| result > 0 || number == RING_ENTER && result == 0))
 }
 
 /// `sys_enter: NR 20 (6, ...)`: a call that answers.
@@ -307,6 +331,17 @@ mod tests {
         events.insert(4, event(THREAD, 104.5, "sys_exit", "NR 232 = 1"));
         events.insert(5, event(99, 105.0, "sys_exit", "NR 0 = 80"));
         events.insert(6, event(PROGRAM, 105.5, "block_bio_queue", "7,0 W 99 + 8 [x]"));
+        assert_eq!(lives(&events), [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]);
+    }
+
+    #[test]
+    fn a_ring_brings_requests_without_counting_them() {
+        let mut events = page_in(100.0);
+        events[3] = event(THREAD, 106.0, "sys_exit", "NR 426 = 0");
+        events[4] = event(THREAD, 110.0, "sys_enter", "NR 426 (5, 1, 0, 0, 0, 0)");
+        // Its entering and the wake-up before it.
+        events.insert(3, event(THREAD, 104.0, "sys_exit", "NR 232 = 1"));
+        events.insert(4, event(THREAD, 105.0, "sys_enter", "NR 426 (5, 0, 0, 1, 0, 0)"));
         assert_eq!(lives(&events), [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]);
     }
 

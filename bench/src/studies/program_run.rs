@@ -154,6 +154,7 @@ pub fn run_storage(context: &Context, donors: &[Donor], redundancy: &str, lend: 
         backing: (redundancy == "disk").then(|| context.shop.directory.path().join("backing")),
         slab_size: None,
         mapping: None,
+        front_end: None,
         lend: Some(lend),
     }
 }

@@ -39,10 +39,10 @@ const MEAN: &str = "geometric mean";
 /// The product's default.
 const DEFAULT: Policy = Policy::DEFAULT;
 
-const GOAL: &str = "the default policy loses no more time than each other one";
+const GOAL: &str = "the default policy never loses a tenth more time than another one";
 
-/// What one per cent is.
-const GOAL_BOUND: f64 = 1.01;
+/// See [`GOAL`]: no policy is the best on all traces; the default is to be the one that never is a bad choice.
+const GOAL_BOUND: f64 = 1.1;
 
 /// The study of replacement.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +110,7 @@ impl Study for ReplacementStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (90, 3)
+        (60, 6)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
@@ -197,21 +197,34 @@ mod tests {
     use super::*;
     use crate::machine::Machine;
     use crate::replay::accesses::tests::accesses;
+    use crate::replay::patterns::Pattern;
+    use crate::replay::traces::Source;
     use crate::studies::tests::context;
 
     #[test]
-    fn a_quick_run_has_every_trace_and_its_means() {
-        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    fn traces_are_measured_summed_up_and_judged() {
         let mut result = StudyResult::new("replacement", "", true, Machine::default());
-        ReplacementStudy.run(&context(directory.path(), 1), &mut result).unwrap();
-        assert!(result.skipped.is_empty(), "{:?}", result.skipped);
-        for source in sources() {
+        for pattern in [Pattern::Loop, Pattern::ScanAndHot] {
+            let source = Source::Pattern(pattern);
+            measure(&source.accesses(Size(MIB)).unwrap(), source.name(), &mut result);
             let case = format!("{}: time", case(source.name(), 50));
             assert!(result.median(&case, OPTIMAL).is_some() && result.median(&case, "sieve").is_some(), "{case}");
         }
+        sum_up(&mut result);
+        judge(&mut result);
         assert!((result.median("geometric mean L(50): time", DEFAULT.name()).unwrap() - 1.0).abs() < 1e-9);
+        assert!(result.median("geometric mean L(50): refaults", "fifo").unwrap() > 1.0);
         assert_eq!(result.goals.len(), 2 * LOCAL_PER_CENT.len() * (Policy::ALL.len() - 1));
         assert!(result.goals.iter().all(|goal| goal.met.is_some()));
+    }
+
+    #[test]
+    fn an_interrupt_ends_it() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = context(directory.path(), 1);
+        context.shop.interrupt.raise();
+        let mut result = StudyResult::new("replacement", "", true, Machine::default());
+        assert!(ReplacementStudy.run(&context, &mut result).unwrap_err().is_interrupt());
     }
 
     #[test]

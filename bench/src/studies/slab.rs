@@ -15,7 +15,7 @@ const SLAB_SIZES: [Size; 6] =
     [Size(MIB), Size(4 * MIB), Size(16 * MIB), Size(32 * MIB), Size(64 * MIB), Size(256 * MIB)];
 
 const FILL: &str = "first fill";
-const READ: &str = "4 KiB read, depth 4";
+const READ: &str = "4 KiB read, depth 4, p50";
 const ATTACH: &str = "start of the device";
 
 /// The product's default (`--slab-size`).
@@ -44,10 +44,6 @@ impl Study for SlabStudy {
 
     fn title(&self) -> &'static str {
         "the slab size"
-    }
-
-    fn rounds(&self) -> usize {
-        5
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
@@ -110,7 +106,7 @@ fn measure(
     let job = Job { pattern: "randread", block_bytes: 4096, depth: 4 };
     let time = Length::Time(Duration::from_millis(context.choose(1000, 300)));
     let read = job.run(&attached.path, size, time, None, &shop.interrupt)?;
-    result.record(round, READ, &name, MICROSECONDS, read.us_per_request);
+    result.record(round, READ, &name, MICROSECONDS, read.p50_us);
     Ok(())
 }
 

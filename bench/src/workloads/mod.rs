@@ -7,6 +7,7 @@
 //! | [`barnes_hut`] | HPBD's: a tree built at random, walked for each body |
 //! | [`page_rank`] | a power-law graph: sequential edges, random ranks with hot ones |
 //! | [`key_value`] | a hash table under Zipf's law: few hot pages, a long tail |
+//! | [`visit`] | one word of each page, in sequence, at random, with a change: what a page-in costs and little else |
 //! | [`touch`] | one word of each page at random, a system call after each: for tracing |
 //! | [`matrix`] | blocked multiplication: dense computation, strided reads |
 //!
@@ -21,6 +22,7 @@ pub mod page_rank;
 pub mod phase;
 pub mod quicksort;
 pub mod touch;
+pub mod visit;
 
 use std::time::Instant;
 
@@ -122,7 +124,7 @@ impl<Any: Program> Workload for Any {
 }
 
 /// All of them.
-pub const ALL: [&dyn Workload; 10] = [
+pub const ALL: [&dyn Workload; 11] = [
     &fill::Fill::SEQUENTIAL,
     &fill::Fill::STRIDED,
     &fill::Fill::RANDOM,
@@ -133,6 +135,7 @@ pub const ALL: [&dyn Workload; 10] = [
     &key_value::KeyValue,
     &matrix::Matrix,
     &touch::Touch,
+    &visit::Visit,
 ];
 
 /// The names of all workloads.

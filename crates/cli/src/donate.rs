@@ -15,6 +15,7 @@ use spillway_donor::memory_group;
 use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
 use spillway_fabric::key::ClusterKey;
 use spillway_sys::memory_hierarchy::Hierarchy;
+use spillway_sys::paging_safety;
 
 use crate::arguments::DonateArguments;
 use crate::cgroup::OwnGroup;
@@ -52,7 +53,10 @@ impl DonorService {
     pub(crate) fn start(arguments: &DonateArguments, entry: &Entry) -> Result<Self, Failure> {
         let config = config(arguments, &entry.path().join("donor.sock"))?;
         let group = protect(&arguments.name, arguments.owned);
-        let donor = Donor::start(config).map_err(Failure::failed)?;
+        let donor = start_apart(config)?;
+        // Refused without the right to, where the kernel may swap parts of this process out; its slabs are locked or counted apart.
+        // Only now, because without the right a process that was still small enough to be locked could not grow any more.
+        let _ = paging_safety::lock_all_memory(true);
         Ok(Self { donor, _group: group })
     }
 
@@ -75,9 +79,20 @@ impl DonorService {
     }
 }
 
+/// Starts a donor whose threads never wait for a page-out: it may be one to this machine's swap, at a donor that waits for this
+/// one. Threads have that from their starter, which for the agent goes on to other work; so another one starts them.
+fn start_apart(config: DonorConfig) -> Result<Donor, Failure> {
+    let start = || {
+        // Refused without the right to; then they wait as others do.
+        let _ = paging_safety::set_input_output_flusher();
+        Donor::start(config).map_err(Failure::failed)
+    };
+    std::thread::scope(|scope| scope.spawn(start).join().expect("starting a donor does not panic"))
+}
+
 fn protect(name: &str, owned: bool) -> Option<OwnGroup> {
     // Refused without root, where the kernel's own choice stays.
-    let _ = spillway_sys::paging_safety::set_out_of_memory_adjustment(OUT_OF_MEMORY_ADJUSTMENT);
+    let _ = paging_safety::set_out_of_memory_adjustment(OUT_OF_MEMORY_ADJUSTMENT);
     // Whoever limited the group that a donor is started in meant the donor. Not so for one that `run` starts for itself:
     // slabs are charged to the group of whoever touches them first, so a limit on the program's shell would be theirs too.
     if !owned && memory_group::available_bytes().is_some() {

@@ -79,6 +79,9 @@ pub(crate) const SWAP_OFF_RESERVE_BYTES: u64 = 64 << 20;
 /// On a small machine, this part of its memory instead.
 pub(crate) const SWAP_OFF_RESERVE_DIVISOR: u64 = 16;
 
+/// Logs of devices that are gone and did not end well: some more than anybody looks at.
+pub(crate) const LOGS_KEPT_MAX: usize = 16;
+
 /// How often `swap off` tries again when the kernel was short of memory for a moment.
 pub(crate) const SWAP_OFF_ATTEMPTS: usize = 5;
 
@@ -99,6 +102,10 @@ const _: () = {
 /// Quick deaths of a device's process in a row after which it is not started again: what killed it so often will do it again.
 /// With the pauses they take some ten seconds, in which a machine that is short of memory gets over the worst.
 pub(crate) const RESTARTS_MAX: u32 = 8;
+
+/// How long `swap off` waits for the process of a device that was given up: for all [`RESTARTS_MAX`] starts, whose pauses are
+/// 11 s together.
+pub(crate) const REVIVAL_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A process that lived so long did not die of its start.
 pub(crate) const RESTART_WINDOW: Duration = Duration::from_secs(60);

@@ -200,6 +200,24 @@ impl Registry {
         self.root.join(format!("{}-{name}.log", kind.word()))
     }
 
+    /// Removes the oldest logs of what is not here any more, but for [`limits::LOGS_KEPT_MAX`]. Whoever has a log and no entry yet is
+    /// among the youngest.
+    pub(crate) fn forget_old_logs(&self) -> Result<(), RegistryError> {
+        let items = fs::read_dir(&self.root).map_err(system(&self.root))?;
+        let mut orphans: Vec<_> = items
+            .flatten()
+            .map(|item| item.path())
+            .filter(|path| path.extension().is_some_and(|ending| ending == "log") && !path.with_extension("").exists())
+            .filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)))
+            .collect();
+        orphans.sort();
+        for (_, path) in &orphans[..orphans.len().saturating_sub(limits::LOGS_KEPT_MAX)] {
+            // Another process may have removed it.
+            let _ = fs::remove_file(path);
+        }
+        Ok(())
+    }
+
     /// Where an entry of that kind and name answers.
     pub(crate) fn status_socket(&self, kind: Kind, name: &str) -> PathBuf {
         self.entry_path(kind, name).join("status.sock")
@@ -323,6 +341,27 @@ mod tests {
         let titles: Vec<String> = registry.entries().unwrap().iter().map(Found::title).collect();
         assert_eq!(titles, ["run '9'", "donor 'a'", "donor 'b'"]);
         assert!(registry.find(Kind::Device, "a").is_none());
+    }
+
+    #[test]
+    fn some_logs_of_what_is_gone_are_kept() {
+        let (_directory, registry) = registry();
+        let _living = registry.claim(Kind::Device, "living").unwrap();
+        let start = std::time::SystemTime::now() - std::time::Duration::from_secs(1000);
+        let logs: Vec<PathBuf> = ["living".to_owned()]
+            .into_iter()
+            .chain((0..limits::LOGS_KEPT_MAX + 3).map(|number| format!("gone-{number}")))
+            .map(|name| registry.log_path(Kind::Device, &name))
+            .collect();
+        for (age, log) in logs.iter().enumerate() {
+            let time = start + std::time::Duration::from_secs(age as u64);
+            File::create(log).unwrap().set_modified(time).unwrap();
+        }
+        registry.forget_old_logs().unwrap();
+        let kept: Vec<bool> = logs.iter().map(|log| log.exists()).collect();
+        assert!(kept[0], "the log of a living device");
+        assert_eq!(kept[1..5], [false, false, false, true]);
+        assert!(kept[5..].iter().all(|kept| *kept));
     }
 
     #[test]

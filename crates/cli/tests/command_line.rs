@@ -15,17 +15,27 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
-use support::{Running, Said, disk_directory, is_root, registry_directory, run, skip, spillway, wait_until};
+use support::{
+    Running, Said, disk_directory, has_program, is_root, registry_directory, run, skip, spillway, wait_until,
+};
 
 /// Runs `spillway` with a registry that must be empty afterwards but for logs.
 fn mistake(arguments: &[&str]) -> Said {
     let registry = registry_directory();
-    let said = run(spillway(&registry.path().join("r")).args(arguments));
-    let left: Vec<_> = std::fs::read_dir(registry.path().join("r"))
-        .map(|items| items.flatten().map(|item| item.file_name().into_string().unwrap()).collect())
-        .unwrap_or_default();
-    let left: Vec<&String> = left.iter().filter(|name| !name.ends_with(".log") && *name != "lock").collect();
-    assert!(left.is_empty(), "{arguments:?} left {left:?}");
+    let mut command = spillway(&registry.path().join("r"));
+    command.args(arguments);
+    mistake_of(&registry, &mut command)
+}
+
+/// The same for any command with that registry.
+fn mistake_of(registry: &tempfile::TempDir, command: &mut Command) -> Said {
+    let said = run(command);
+    // A device's process that could not start may outlive the command by a moment.
+    wait_until(&format!("{command:?} to leave nothing"), || {
+        let items = std::fs::read_dir(registry.path().join("r")).into_iter().flatten().flatten();
+        let names: Vec<String> = items.map(|item| item.file_name().into_string().unwrap()).collect();
+        names.iter().all(|name| name.ends_with(".log") || name == "lock").then_some(())
+    });
     said
 }
 
@@ -96,7 +106,7 @@ impl LimitedGroup {
 impl Drop for LimitedGroup {
     fn drop(&mut self) {
         // The kernel may take a moment to see that nobody is in it any more.
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while std::fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -133,10 +143,11 @@ fn a_donor_counts_the_limit_of_its_memory_cgroup() {
 
 #[test]
 fn users_without_root_are_told_so() {
-    let directory = registry_directory();
-    // Where the tests were built, another user may not look.
+    // Where the tests were built, and where this user's temporary files go, another user may not look.
+    let directory = tempfile::Builder::new().prefix("sw-").tempdir_in("/tmp").unwrap();
     let binary = directory.path().join("spillway");
-    std::fs::copy(env!("CARGO_BIN_EXE_spillway"), &binary).unwrap();
+    // By another process: a program that this one has open for writing, be it in a child of another thread, cannot be run.
+    run(Command::new("cp").arg(env!("CARGO_BIN_EXE_spillway")).arg(&binary)).done("cp");
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     for arguments in [&["run", "--", "true"][..], &["device", "on", "--size", "64M", "--donor", "a:1"]] {
         let mut command = Command::new(&binary);
@@ -155,9 +166,11 @@ fn a_donor_that_is_not_there_is_named() {
     if !is_root() {
         return skip("root");
     }
+    let backing = Path::new("/var/lib/spillway/device.backing");
+    let was_there = backing.exists();
     let device = ["device", "on", "--size", "64M", "--redundancy", "none", "--key", "none", "--donor", "127.0.0.1:9"];
     assert_fails(&device, 1, &["127.0.0.1:9"]);
-    assert!(!Path::new("/var/lib/spillway/device.backing").exists());
+    assert_eq!(backing.exists(), was_there);
 }
 
 #[test]
@@ -255,5 +268,47 @@ fn status_and_doctor_answer_in_json() {
     for check in report["checks"].as_array().unwrap() {
         let good = check["state"] == "good";
         assert!(good || check["mend"].as_str().is_some_and(|mend| !mend.is_empty()), "{check}");
+    }
+}
+
+/// As in a container whose `/dev` is fixed: device nodes, without this one and without the right to make others.
+const FIXED_DEVICES: &str = r#"
+set -e
+mount -t tmpfs devices "$1"
+for node in null zero full random urandom tty fuse loop-control; do
+    [ "$node" = "$2" ] || { touch "$1/$node" && mount --bind "/dev/$node" "$1/$node"; }
+done
+mkdir "$1/shm" && mount -t tmpfs shm "$1/shm"
+mount -o remount,ro "$1"
+mount --rbind "$1" /dev
+shift 2
+exec "$@"
+"#;
+
+#[test]
+fn where_no_loop_device_can_be_had_it_is_said_within_seconds() {
+    if !is_root() {
+        return skip("root");
+    }
+    if let Some(missing) = ["unshare", "mount"].into_iter().find(|program| !has_program(program)) {
+        return skip(missing);
+    }
+    let device = ["device", "on", "--size", "16M", "--local-memory", "--frontend", "loop-fuse"];
+    let program = ["run", "--lend", "64M", "--slab-size", "4M", "--frontend", "loop-fuse", "--", "true"];
+    // Every number is taken but those without a node, or there is no driver at all.
+    for (absent, expected) in [("", "cannot be made"), ("loop-control", "modprobe loop")] {
+        for arguments in [&device[..], &program] {
+            let (registry, devices) = (registry_directory(), registry_directory());
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--propagation", "private", "sh", "-c", FIXED_DEVICES, "sh"]);
+            command.arg(devices.path()).arg(absent).arg(env!("CARGO_BIN_EXE_spillway")).args(arguments);
+            command.env("SPILLWAY_RUNTIME_DIRECTORY", registry.path().join("r"));
+            let started = Instant::now();
+            let said = mistake_of(&registry, &mut command);
+            assert!(!said.status.success(), "{arguments:?} without {absent}");
+            assert!(said.errors.contains("/dev/loop") && said.errors.contains(expected), "{}", said.errors);
+            // Not the deadline for a device that does not start, which is a minute.
+            assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+        }
     }
 }

@@ -269,8 +269,12 @@ fn answer(shared: &Shared, session: &Session, message: Message) -> Result<(), Se
 /// A lent slab and its memory, or why there is none.
 type Lending = Result<(SlabHandle, Option<Memfd>), Refusal>;
 
-/// Making a large slab takes longer than a borrower waits for a sign of life, so signs are sent meanwhile.
+/// Making a large slab takes longer than a borrower waits for a sign of life, so signs are sent meanwhile. One that is
+/// prepared is lent at once: a machine that is short of memory has none for a thread.
 fn lend_and_stay_alive(shared: &Shared, session: &Session) -> Result<Lending, SessionEnd> {
+    if shared.lock().prepared.has(session.slab_size_bytes) {
+        return Ok(shared.lend(session));
+    }
     std::thread::scope(|scope| {
         let main = std::thread::current();
         let worker = scope.spawn(move || {

@@ -73,6 +73,11 @@ impl PreparedSlabs {
         Some(slab)
     }
 
+    /// Whether a slab of this size is prepared.
+    pub fn has(&self, size_bytes: u64) -> bool {
+        self.slabs.iter().any(|slab| slab.size_bytes() == size_bytes)
+    }
+
     /// Keeps `slab` for a later lease.
     pub fn put(&mut self, slab: SlabMemory) {
         self.bytes += slab.size_bytes();
@@ -181,6 +186,7 @@ mod tests {
         }
         assert_eq!((prepared.sizes(), prepared.bytes()), (vec![SIZE, 2 * SIZE, SIZE], 4 * SIZE));
         assert!(prepared.take(4 * SIZE).is_none());
+        assert!(prepared.has(2 * SIZE) && !prepared.has(4 * SIZE));
         assert_eq!(prepared.take(2 * SIZE).unwrap().size_bytes(), 2 * SIZE);
         assert!(prepared.take(2 * SIZE).is_none());
         assert!(prepared.take_any().is_some() && prepared.take(SIZE).is_some() && prepared.take_any().is_none());

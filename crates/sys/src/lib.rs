@@ -15,7 +15,7 @@
 //! - [`swap`]: swap areas.
 //! - [`paging_safety`]: never waiting for the memory that one frees.
 //! - [`memory_hierarchy`]: which memory cgroups there are.
-//! - [`child`], [`process`]: starting programs, and which process is meant.
+//! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
 pub mod allocation_guard;

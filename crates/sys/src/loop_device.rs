@@ -36,6 +36,11 @@ pub enum LoopError {
     /// The kernel has no loop driver, or this user may not use it.
     #[error("cannot open /dev/loop-control ({0}); load the loop module (modprobe loop) and run as root")]
     NoControl(io::Error),
+    /// The kernel makes no further one.
+    #[error(
+        "no loop device is free and the kernel makes no further one ({0}); free some (losetup -D frees what is unused)"
+    )]
+    NoneFree(io::Error),
     /// `/dev/loopN` is missing and could not be made.
     #[error("{path} does not exist and cannot be made ({source}); allow device nodes in this container")]
     NoNode {
@@ -153,7 +158,7 @@ pub fn attach(backing: BorrowedFd<'_>, name: &str, block_size_bytes: u32) -> Res
 fn free_device(control: &File) -> Result<PathBuf, LoopError> {
     // SAFETY: LOOP_CTL_GET_FREE takes no argument.
     let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
-    let number = u32::try_from(number).map_err(|_| LoopError::NoControl(io::Error::last_os_error()))?;
+    let number = u32::try_from(number).map_err(|_| LoopError::NoneFree(io::Error::last_os_error()))?;
     let path = PathBuf::from(format!("/dev/loop{number}"));
     if !path.exists() {
         let device = rustix::fs::makedev(LOOP_MAJOR, number);

@@ -43,6 +43,16 @@ impl ProcessIdentity {
     }
 }
 
+/// How often the calling thread waited for a page from a device since it started.
+pub fn major_fault_count() -> u64 {
+    // SAFETY: plain numbers, for which all zeroes are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is a whole structure that lives across the call, and the kernel writes nothing else.
+    let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    assert_eq!(result, 0, "getrusage knows RUSAGE_THREAD and the structure is valid");
+    usage.ru_majflt as u64
+}
+
 /// The start time in a line of `/proc/PID/stat`, unless it tells of a dead process. The name (field 2) may hold spaces and
 /// parentheses, so fields are counted from the last one.
 fn parse_stat(stat: &str) -> Option<u64> {
@@ -75,6 +85,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn faults_are_counted_from_the_threads_start() {
+        let before = major_fault_count();
+        assert!(major_fault_count() >= before);
+        let of_a_new_thread = std::thread::spawn(major_fault_count).join().unwrap();
+        assert!(of_a_new_thread <= 1000, "a thread that does nothing waits for few pages: {of_a_new_thread}");
+    }
+
+    #[test]
     fn this_process_is_alive_and_its_name_survives_a_round_trip() {
         let me = ProcessIdentity::current().unwrap();
         assert!(me.is_alive().unwrap());
@@ -88,7 +106,7 @@ mod tests {
         let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let identity = ProcessIdentity::of(child.id()).unwrap().expect("cat waits for its input");
         drop(child.stdin.take());
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while identity.is_alive().unwrap() {
             assert!(std::time::Instant::now() < deadline, "cat did not end");
             std::thread::yield_now();

@@ -29,6 +29,11 @@ pub fn emulated(test: impl Fn()) {
     }
 }
 
+/// Whether a machine ended by the emulator's fault, so that it is worth another.
+pub fn is_emulators_fault(failure: &Failure) -> bool {
+    failure.to_string().contains(EMULATORS_FAULT)
+}
+
 fn is_emulators(panic: &(dyn Any + Send)) -> bool {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     text.is_some_and(|text| text.contains(EMULATORS_FAULT))

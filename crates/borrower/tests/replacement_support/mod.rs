@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use spillway_borrower::page_cache::{Arrival, Policy};
 
 /// A policy by the book.
-pub struct Model {
+pub(crate) struct Model {
     policy: Policy,
     capacity: u32,
     /// Pages that were brought along; new ones; those that stay (S3-FIFO's main queue, the active list).
@@ -18,7 +18,7 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn new(policy: Policy, capacity: u32) -> Self {
+    pub(crate) fn new(policy: Policy, capacity: u32) -> Self {
         Self { policy, capacity, lists: Default::default(), marks: HashMap::new(), hand: None }
     }
 
@@ -34,7 +34,7 @@ impl Model {
         }
     }
 
-    pub fn inserted(&mut self, page: u32, arrival: Arrival) {
+    pub(crate) fn inserted(&mut self, page: u32, arrival: Arrival) {
         if self.list_of(page).is_some() {
             return self.touched(page);
         }
@@ -49,7 +49,7 @@ impl Model {
         self.lists[list].push(page);
     }
 
-    pub fn touched(&mut self, page: u32) {
+    pub(crate) fn touched(&mut self, page: u32) {
         match (self.list_of(page), self.policy) {
             (None, _) | (Some(1 | 2), Policy::Fifo) => {}
             (Some(0), _) => {
@@ -61,7 +61,7 @@ impl Model {
         }
     }
 
-    pub fn removed(&mut self, page: u32) {
+    pub(crate) fn removed(&mut self, page: u32) {
         if self.hand == Some(page) {
             let place = self.lists[1].iter().position(|other| *other == page).unwrap();
             self.hand = self.lists[1].get(place + 1).copied();
@@ -69,17 +69,17 @@ impl Model {
         self.lists.iter_mut().for_each(|list| list.retain(|other| *other != page));
     }
 
-    pub fn refused(&mut self, page: u32) {
+    pub(crate) fn refused(&mut self, page: u32) {
         self.removed(page);
         self.marks.insert(page, if self.policy == Policy::S3Fifo { 3 } else { u8::from(self.policy != Policy::Fifo) });
         self.lists[1].push(page);
     }
 
-    pub fn listed(&self) -> usize {
+    pub(crate) fn listed(&self) -> usize {
         self.lists.iter().map(Vec::len).sum()
     }
 
-    pub fn victim(&mut self) -> Option<u32> {
+    pub(crate) fn victim(&mut self) -> Option<u32> {
         let ahead_max = (self.capacity / 16).max(128).min(self.capacity / 2) as usize;
         let page = match self.policy {
             _ if self.lists[0].len() > ahead_max => Some(self.lists[0][0]),

@@ -121,7 +121,7 @@ impl Keeper {
         } else {
             Some(KeptMemory::make(&serve::config(launched)?).map_err(Failure::failed)?)
         };
-        let reserve = if launched.machine_swap { raise_reserve(&mut notes) } else { None };
+        let reserve = if launched.machine_swap { raise_reserve(&entry, &mut notes) } else { None };
         // Refusals are noted by the child, which needs the same.
         let _ = paging_safety::avoid_out_of_memory_kill();
         let _ = paging_safety::lock_all_memory(false);
@@ -136,7 +136,13 @@ impl Keeper {
             let started = Instant::now();
             let died = match self.serve_once(signals, deaths.count > 0) {
                 Ok(status) => match verdict(status, self.memory.as_ref().is_some_and(KeptMemory::is_serving)) {
-                    Verdict::Done if status.success() => return Ok(()),
+                    Verdict::Done if status.success() => {
+                        if deaths.count == 0 {
+                            // It has nothing to tell about a device that ended well.
+                            let _ = std::fs::remove_file(&self.log);
+                        }
+                        return Ok(());
+                    }
                     Verdict::Done => return Err(Failure::failed("the device's process could not start")),
                     Verdict::Lost => return self.leave_to_menders(&ending(status)),
                     Verdict::Again => format!("the device's process died ({})", ending(status)),
@@ -200,7 +206,7 @@ impl Keeper {
     /// Keeps the pages without serving them; true when it is to be tried again.
     fn wait_for_orders(&mut self, signals: &Signals, died: &str) -> bool {
         let health = format!(
-            "{died} too often and is not started any more; its pages are kept. See {}; `kill -HUP {}` tries again",
+            "{died} too often and is not started any more; its pages are kept. See {}; `spillway swap off` and `kill -HUP {}` try again",
             self.log.display(),
             std::process::id(),
         );
@@ -232,6 +238,7 @@ impl Keeper {
         DeviceReport {
             run: self.launched.run.clone(),
             notes: self.notes.clone(),
+            given_up: true,
             device: DeviceStatus {
                 name: self.launched.name.clone(),
                 path: path.display().to_string(),
@@ -253,10 +260,15 @@ impl Keeper {
     }
 }
 
-fn raise_reserve(notes: &mut Vec<String>) -> Option<Reserve> {
+fn raise_reserve(entry: &Entry, notes: &mut Vec<String>) -> Option<Reserve> {
     match Memory::read().and_then(|memory| Reserve::raise(memory.total_bytes)) {
         Ok(reserve) => {
-            notes.extend(reserve.as_ref().map(Reserve::note));
+            if let Some(reserve) = &reserve {
+                notes.push(reserve.note());
+                if let Err(error) = reserve.record(entry.path()) {
+                    tracing::warn!("vm.min_free_kbytes stays raised if this process is killed: {error}");
+                }
+            }
             reserve
         }
         Err(error) => {

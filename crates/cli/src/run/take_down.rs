@@ -141,10 +141,7 @@ impl Remnants for Remains<'_> {
 
     fn stop_device(&mut self) -> Result<(), String> {
         let Some(device) = self.device() else { return Ok(()) };
-        stop_device_process(&device)?;
-        // It has nothing to tell about a device that ended well.
-        let _ = std::fs::remove_file(self.registry.log_path(Kind::Device, &device.name));
-        Ok(())
+        stop_device_process(&device)
     }
 
     fn stop_donors(&mut self) -> Result<(), String> {

@@ -1,0 +1,81 @@
+//! The life of a page-in over the front ends of a stock kernel, stage by stage, as [`crate::studies::page_in`] takes it apart
+//! on the host.
+
+use std::time::Instant;
+
+use super::trial::Trial;
+use super::{merge, run_trial};
+use crate::harness::HarnessError;
+use crate::harness::guest::Guest;
+use crate::harness::memory_group::MemoryGroup;
+use crate::harness::stock_subject::StockSubject;
+use crate::harness::subject::Workshop;
+use crate::limits::GUEST_STUDY_DEADLINE;
+use crate::result::StudyResult;
+use crate::size::{MIB, Size};
+use crate::studies::page_in::{io_threads, life_chart, record, trace_touch};
+use crate::studies::pinning::{Pinning, SERVER_CPU};
+use crate::studies::program_run::own_program;
+use crate::studies::{Context, Study};
+
+const SUBJECTS: [StockSubject; 3] = [StockSubject::Ublk, StockSubject::Nbd, StockSubject::LoopFuse];
+
+/// Guests have two processors.
+const GUEST_CPUS: usize = 2;
+
+/// The study of one page-in in a guest.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestPageInStudy;
+
+impl Study for GuestPageInStudy {
+    fn name(&self) -> &'static str {
+        "guest-page-in"
+    }
+
+    fn title(&self) -> &'static str {
+        "the life of a page-in over ublk and NBD, in a guest"
+    }
+
+    fn rounds(&self) -> usize {
+        2
+    }
+
+    fn seconds_per_round(&self) -> (u64, u64) {
+        (45, 25)
+    }
+
+    fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
+        let mut guest = Guest::new(own_program()?, Instant::now() + GUEST_STUDY_DEADLINE);
+        let name = |subject: StockSubject| subject.name().to_owned();
+        context.interleave(result, &SUBJECTS, name, |round, subject, result| {
+            let trial = Trial { size: Size(context.choose(16, 4) * MIB), ..Trial::of(context, subject) };
+            merge(result, round, run_trial(context, &mut guest, &trial, Some("--page-in"))?);
+            Ok(())
+        })
+    }
+
+    fn plots(&self, result: &StudyResult) -> Vec<(String, String)> {
+        vec![("page-in-ublk".to_owned(), life_chart(result))]
+    }
+}
+
+/// A subject's turn, inside the guest.
+pub fn run(trial: &Trial, shop: &Workshop) -> StudyResult {
+    let mut result = trial.empty();
+    if let Err(error) = measure(trial, shop, &mut result) {
+        result.skip(trial.subject.name(), &error.to_string());
+    }
+    result
+}
+
+fn measure(trial: &Trial, shop: &Workshop, result: &mut StudyResult) -> Result<(), HarnessError> {
+    trial.set_page_cluster(0)?;
+    let device = trial.subject.attach(shop, trial.device_size(), Some(SERVER_CPU))?;
+    let threads = io_threads(shop, device.name.as_deref().unwrap_or_default())?;
+    let measured = Pinning::possible(GUEST_CPUS).iter().try_for_each(|pinning| {
+        let group = MemoryGroup::strict(trial.limit_bytes())?;
+        let lives = trace_touch(&device.path, &threads, trial.size, &group, *pinning, &shop.interrupt)?;
+        record(result, 0, &format!("{}, {}", trial.subject.name(), pinning.name()), &lives)
+    });
+    measured.and(device.detach())
+}
