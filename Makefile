@@ -18,10 +18,9 @@ demo: packages-demo
 	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench
 	target/release/spillway-bench demo
 
-# The end-to-end tests run the built binary; the volume's threads are explored by a scheduler in a build of its own.
+# The end-to-end tests run the built binary; tests in virtual machines go on beside them.
 test: packages-test test-binaries
-	$(CARGO) test $(PROFILE) --workspace --no-fail-fast
-	$(CARGO) test $(PROFILE) -p spillway-borrower --features schedules --test schedules
+	CARGO="$(CARGO)" PROFILE="$(PROFILE)" .ci/test
 
 test-binaries:
 	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench

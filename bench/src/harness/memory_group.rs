@@ -251,6 +251,18 @@ mod tests {
     }
 
     #[test]
+    fn a_strict_limit_has_no_guard_and_needs_version_two() {
+        match MemoryGroup::strict(48 << 20) {
+            Ok(group) => {
+                assert!(group.version == Version::Two && group.guard.is_none());
+                let limit = std::fs::read_to_string(group.path.join("memory.max")).unwrap();
+                assert_eq!(limit.trim(), (48 << 20).to_string());
+            }
+            Err(error) => println!("left out: {error}"),
+        }
+    }
+
+    #[test]
     fn environment_and_directory_go_along() {
         let Some(group) = group(None) else { return };
         let mut command = Command::new("sh");

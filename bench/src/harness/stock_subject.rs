@@ -173,6 +173,14 @@ impl StockDevice {
         Ok((server, self.donor.and_then(cpu_seconds)))
     }
 
+    /// A failure over it, with what the product says of its donors and pages.
+    pub fn explain(&self, shop: &Workshop, error: HarnessError) -> HarnessError {
+        let status = |name: &String| shop.product().ok()?.device_status(name, &shop.interrupt).ok();
+        let Some(status) = self.name.as_ref().and_then(status) else { return error };
+        let states: Vec<&str> = status.donors.iter().map(|donor| donor.state.as_str()).collect();
+        HarnessError::failed(error.to_string(), format!("{} pages lost, donors {states:?}", status.pages_lost))
+    }
+
     /// Takes it apart; what could not be undone is an error, because the next subject would meet it.
     pub fn detach(mut self) -> Result<(), HarnessError> {
         let failures = self.cleanup.run();
@@ -289,4 +297,62 @@ fn zram(shop: &Workshop, size: Size) -> Result<StockDevice, HarnessError> {
         tool::undo("zramctl", ["--reset".as_ref(), reset.as_os_str()], TOOL_DEADLINE)
     });
     Ok(StockDevice::plain(path, cleanup))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shop(directory: &Path) -> Workshop {
+        Workshop::open(Some(Path::new("/bin/false")), Some(directory), &Interrupt::never()).unwrap()
+    }
+
+    #[test]
+    fn names_are_distinct_and_lead_back() {
+        for subject in StockSubject::ALL {
+            assert_eq!(StockSubject::named(subject.name()), Some(subject));
+        }
+        assert_eq!(StockSubject::named("floppy"), None);
+        let ours: Vec<_> = StockSubject::ALL.iter().filter_map(|subject| subject.front_end()).collect();
+        assert_eq!(ours, ["ublk", "nbd", "loop-fuse"]);
+    }
+
+    #[test]
+    fn a_missing_example_says_how_to_get_it() {
+        if std::env::var_os(RAMDISK_VARIABLE).is_some() || tool::find(RAMDISK_PROGRAM).is_some() {
+            println!("left out: it is there");
+            return;
+        }
+        let error = StockSubject::LibublkRamdisk.check().unwrap_err();
+        assert!(matches!(&error, HarnessError::Missing(text) if text.contains(RAMDISK_VARIABLE)), "{error}");
+        assert!(StockSubject::Ublk.check().is_ok() && StockSubject::Brd.check().is_ok());
+    }
+
+    #[test]
+    fn a_product_that_fails_says_so() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let error = StockSubject::Nbd.attach(&shop(directory.path()), Size(16 * MIB), None).unwrap_err().to_string();
+        assert!(error.contains("spillway donate"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_undone_is_an_error_and_what_has_no_process_costs_nothing() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let mut cleanup = Cleanup::default();
+        cleanup.push("a step", || Err(HarnessError::Missing("stuck".to_owned())));
+        let device = StockDevice::plain(PathBuf::from("/dev/null"), cleanup);
+        assert_eq!(device.cpu_seconds(&shop(directory.path())).unwrap(), (None, None));
+        let error = device.explain(&shop(directory.path()), HarnessError::Missing("as it was".to_owned()));
+        assert_eq!(error.to_string(), "as it was");
+        let error = device.detach().unwrap_err().to_string();
+        assert!(error.contains("a step") && error.contains("stuck"), "{error}");
+    }
+
+    #[test]
+    fn a_device_without_a_size_is_waited_for_in_vain() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let shop = shop(directory.path());
+        shop.interrupt.raise();
+        assert!(wait_for_size(&shop, Path::new("/dev/no-such-device"), Size(1)).unwrap_err().is_interrupt());
+    }
 }

@@ -147,3 +147,63 @@ fn judge(result: &mut StudyResult) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::result::MICROSECONDS;
+    use crate::studies::tests::context;
+
+    fn empty() -> StudyResult {
+        StudyResult::new("guest", "", true, Machine::default())
+    }
+
+    #[test]
+    fn a_trial_becomes_its_round_of_the_study() {
+        let mut result = empty();
+        for (round, value) in [(0, 5.0), (2, 7.0)] {
+            let mut trial = empty();
+            trial.record(0, "case", "brd", MICROSECONDS, value);
+            trial.skip("brd", "in parts");
+            merge(&mut result, round, trial);
+        }
+        assert_eq!(result.measure("case", "brd").unwrap().samples, [Some(5.0), None, Some(7.0)]);
+        assert_eq!(result.skipped.len(), 1);
+    }
+
+    #[test]
+    fn goals_follow_from_random_swap_ins_and_requests() {
+        let mut result = empty();
+        let case = swap_case(RANDOM, 0);
+        for (subject, value) in
+            [("spillway ublk", 100.0), ("spillway nbd", 160.0), ("nbdkit unix", 310.0), ("libublk ramdisk", 70.0)]
+        {
+            result.record(0, &case, subject, MICROSECONDS, value);
+        }
+        judge(&mut result);
+        let of_case = |goal: &&crate::result::Goal| goal.case == case;
+        let verdicts: Vec<_> = result.goals.iter().filter(of_case).map(|goal| goal.verdict()).collect();
+        assert_eq!(verdicts, ["NOT met", "met", "NOT met"], "0.52, 0.32 and 1.43");
+        assert!(result.goals.iter().any(|goal| goal.verdict() == "not measured"));
+        assert!(result.comparisons.iter().any(|one| one.subject == "nbdkit unix" && one.baseline == "spillway nbd"));
+    }
+
+    #[test]
+    fn without_the_product_its_subjects_are_missing_and_no_machine_boots() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = context(directory.path(), 1);
+        let mut guest = Guest::new("/nonexistent".into(), Instant::now());
+        let trial = Trial::of(&context, StockSubject::Ublk);
+        let error = run_trial(&context, &mut guest, &trial, None).unwrap_err();
+        assert!(error.to_string().contains("not built"), "{error}");
+    }
+
+    #[test]
+    fn the_phases_are_those_of_the_workload() {
+        use crate::size::{MIB, Size};
+        use crate::workloads::{WorkloadSettings, run};
+        let report = run("visit", &WorkloadSettings { size: Size(MIB), seed: 1, threads: 1 }).unwrap();
+        assert!(report.phases.iter().map(|phase| phase.phase.as_str()).eq(PHASES));
+    }
+}

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::trial::Trial;
 use super::{merge, run_trial};
 use crate::harness::HarnessError;
-use crate::harness::guest::Guest;
+use crate::harness::guest::{Guest, PROCESSORS};
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::stock_subject::StockSubject;
 use crate::harness::subject::Workshop;
@@ -19,9 +19,6 @@ use crate::studies::program_run::own_program;
 use crate::studies::{Context, Study};
 
 const SUBJECTS: [StockSubject; 3] = [StockSubject::Ublk, StockSubject::Nbd, StockSubject::LoopFuse];
-
-/// Guests have two processors.
-const GUEST_CPUS: usize = 2;
 
 /// The study of one page-in in a guest.
 #[derive(Clone, Copy, Debug)]
@@ -69,10 +66,10 @@ pub fn run(trial: &Trial, shop: &Workshop) -> StudyResult {
 }
 
 fn measure(trial: &Trial, shop: &Workshop, result: &mut StudyResult) -> Result<(), HarnessError> {
-    trial.set_page_cluster(0)?;
     let device = trial.subject.attach(shop, trial.device_size(), Some(SERVER_CPU))?;
+    trial.set_page_cluster(0)?;
     let threads = io_threads(shop, device.name.as_deref().unwrap_or_default())?;
-    let measured = Pinning::possible(GUEST_CPUS).iter().try_for_each(|pinning| {
+    let measured = Pinning::possible(PROCESSORS as usize).iter().try_for_each(|pinning| {
         let group = MemoryGroup::strict(trial.limit_bytes())?;
         let lives = trace_touch(&device.path, &threads, trial.size, &group, *pinning, &shop.interrupt)?;
         record(result, 0, &format!("{}, {}", trial.subject.name(), pinning.name()), &lives)

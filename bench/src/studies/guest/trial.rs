@@ -116,7 +116,8 @@ impl Trial {
         let _swap = SwapArea::on(&device.path, &shop.interrupt)?;
         let group = MemoryGroup::strict(self.limit_bytes())?;
         let command = workload_command("visit", self.size)?;
-        let report = run_workload("visit", &mut group.enter(&command), &shop.interrupt)?;
+        let report = run_workload("visit", &mut group.enter(&command), &shop.interrupt);
+        let report = report.map_err(|error| device.explain(shop, error))?;
         for phase in PHASES {
             let found = report.phases.iter().find(|found| found.phase == phase);
             let found = found.ok_or_else(|| HarnessError::failed("visit", format!("it has no phase '{phase}'")))?;
@@ -129,5 +130,34 @@ impl Trial {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::studies::guest::page_in;
+    use crate::studies::tests::context;
+
+    #[test]
+    fn half_of_the_working_set_does_not_fit_and_a_quarter_of_the_device_holds_it() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        for subject in StockSubject::ALL {
+            let trial = Trial::of(&context(directory.path(), 1), subject);
+            assert_eq!(trial.limit_bytes() - PROGRAM_BYTES, trial.size.0 / 2);
+            assert!(trial.limit_bytes() <= trial.size.0, "{trial:?}");
+            assert_eq!(trial.device_size().0, trial.size.0 * 4);
+        }
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_had_is_left_out_with_its_reason() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = context(directory.path(), 1);
+        let trial = Trial::of(&context, StockSubject::Ublk);
+        for result in [trial.run(&context.shop), page_in::run(&trial, &context.shop)] {
+            assert!(result.measures.is_empty());
+            assert_eq!(result.skipped.len(), 1, "{:?}", result.skipped);
+        }
     }
 }

@@ -145,13 +145,16 @@ impl Device {
         let geometry = config.check()?;
         let metrics = Arc::new(Metrics::default());
         let kept = state.as_ref().filter(|_| is_kept);
+        // Before a block device is taken over, which the kernel may allow once only: whoever fails after that has lost it.
+        let ground = state.as_ref().map(|kept| Ground::find(&config, &kept.state)).transpose()?;
         let (front_end_text, front_end, channels) = open_front_end(&config, geometry, kept)?;
         let goes_on = kept.is_some_and(|kept| kept.outlives_block_device || front_end.outlives_process());
         let (services, remote) = match &state {
             None => (local_services(geometry, &metrics, &channels)?, None),
             Some(kept) => {
                 let linger = if goes_on { LINGER } else { Duration::ZERO };
-                let (services, remote) = remote_services(&config, &kept.state, linger, &metrics, &channels)?;
+                let ground = ground.expect("a device with a state has its ground");
+                let (services, remote) = remote_services(&config, &kept.state, ground, linger, &metrics, &channels)?;
                 (services, Some(remote))
             }
         };
@@ -389,6 +392,23 @@ fn open_front_end(
 
 type Services = Vec<Box<dyn BlockService>>;
 
+/// What a device needs and may lack.
+struct Ground {
+    key: Option<ClusterKey>,
+    /// Of a device that goes on; that of a new one is made when nothing else can fail any more.
+    backing: Option<BackingFile>,
+}
+
+impl Ground {
+    fn find(config: &DeviceConfig, state: &DeviceState) -> Result<Self, DeviceError> {
+        let key = config.key_file.as_deref().map(ClusterKey::load).transpose();
+        let key = key.map_err(|error| DeviceError::Invalid(error.to_string()))?;
+        let path = config.backing.as_deref().filter(|_| state.is_resumed());
+        let backing = path.map(|path| open_backing(path, state)).transpose()?;
+        Ok(Self { key, backing })
+    }
+}
+
 /// The backing file. One that a dead process used stays locked until its last write has ended; from then on nothing of that
 /// process reaches the file any more.
 fn open_backing(path: &Path, state: &DeviceState) -> Result<BackingFile, DeviceError> {
@@ -426,14 +446,17 @@ fn local_services(
 fn remote_services(
     config: &DeviceConfig,
     state: &DeviceState,
+    ground: Ground,
     linger: Duration,
     metrics: &Arc<Metrics>,
     channels: &[Box<dyn BlockChannel>],
 ) -> Result<(Services, Remote), DeviceError> {
-    let key = config.key_file.as_deref().map(ClusterKey::load).transpose();
-    let key = key.map_err(|error| DeviceError::Invalid(error.to_string()))?;
+    let Ground { key, backing } = ground;
     let system = || DeviceError::system("cannot set the device up");
-    let backing = config.backing.as_deref().map(|path| open_backing(path, state)).transpose()?;
+    let backing = match (backing, &config.backing) {
+        (None, Some(path)) => Some(open_backing(path, state)?),
+        (backing, _) => backing,
+    };
     let volume = state.volume(config.redundancy).map_err(system())?.with_mapping(config.mapping);
     let volume = volume.with_disk_blocks_kept(config.fill_backing);
     let volume = Arc::new(volume);

@@ -305,6 +305,8 @@ fn await_release(control: &mut Control, identity: UblkIdentity) -> Result<(), Fr
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 return Err(served(identity));
             }
+            // Begun by a process that died before it served; the device is ready since.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(()),
             Err(error) => {
                 return Err(FrontEndError::System {
                     context: format!("cannot take over {}", identity.path().display()),

@@ -8,7 +8,14 @@ use crate::front_ends::FrontEnd;
 use crate::guest::{Guest, builder};
 use crate::overcommit::{assert_exact, verifiers, wait_swapped};
 
-on_every_front_end!(an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page);
+on_front_end!(ublk, UBLK, an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page);
+on_front_end!(nbd, NBD, an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page);
+on_front_end!(
+    loop_fuse,
+    LOOP_FUSE,
+    #[ignore = "the host's end-to-end tests do most of it: `make soak` runs it"]
+    an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page
+);
 
 /// Programs that page half of their memory in and out, until they are told that it [is enough](end_paging).
 pub(crate) fn start_paging(guest: &Guest) -> Job {

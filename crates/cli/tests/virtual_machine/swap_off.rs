@@ -33,7 +33,7 @@ fn swap_over_ublk_whose_process_was_given_up_comes_back_whole() {
         guest.wait_for("spillway status --json | grep -q 'not started any more'");
         guest.said("mv /disk/aside /disk/backing");
         lift_limit(&guest);
-        guest.said("spillway swap off");
+        guest.said("spillway swap off || { cat /run/spillway/device-swap.log >&2; exit 1; }");
         end_paging(&guest, &programs);
         finish_after(guest, &[]);
     });
