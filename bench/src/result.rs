@@ -48,6 +48,15 @@ pub const CPU_SECONDS_PER_GIB: Unit = Unit { sign: "CPU s/GiB", better: Better::
 /// Bytes kept for each GiB lent, in MiB.
 pub const MIB_PER_GIB: Unit = Unit { sign: "MiB/GiB", better: Better::Lower };
 
+/// Faults as a multiple of those of the optimal order.
+pub const TIMES_OPTIMAL: Unit = Unit { sign: "x optimal", better: Better::Lower };
+/// Milliseconds that a program waited.
+pub const MILLISECONDS_LOST: Unit = Unit { sign: "ms lost", better: Better::Lower };
+/// A part of a whole.
+pub const PER_CENT: Unit = Unit { sign: "%", better: Better::Higher };
+/// A part of a whole that had better be small.
+pub const PER_CENT_WASTE: Unit = Unit { sign: "% waste", better: Better::Lower };
+
 /// The unit with this sign.
 pub fn unit_of(sign: &str) -> Option<Unit> {
     let all = [MICROSECONDS, SECONDS, MIB_PER_SECOND, MEBIBYTES, REQUESTS_PER_SECOND, CPU_SECONDS_PER_GIB, MIB_PER_GIB];

@@ -10,6 +10,8 @@
 //! | [`hpbd`] | HPBD's own experiments: quicksort and Barnes-Hut at 25 %, two at once, 1 to 16 donors |
 //! | [`guest`] | ublk, NBD and loop over FUSE beside their peers, in a virtual machine with a stock kernel |
 //! | [`cost`] | CPU time and memory that lending takes |
+//! | [`prefetching`] | which page comes along, on recorded traces |
+//! | [`replacement`] | which page leaves, on recorded traces |
 //! | [`slab`] | the slab size (never published for Infiniswap) |
 //! | [`writes`] | sustained writes with a copy on disk, before and after its backlog is full |
 //!
@@ -23,8 +25,10 @@ pub mod loopback;
 pub mod mapping;
 pub mod page_in;
 pub mod pinning;
+pub mod prefetching;
 pub mod program_run;
 pub mod programs;
+pub mod replacement;
 pub mod slab;
 pub mod swap;
 pub mod writes;
@@ -75,7 +79,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 11] = [
+pub const ALL: [&dyn Study; 13] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &cost::CostStudy,
@@ -83,6 +87,8 @@ pub const ALL: [&dyn Study; 11] = [
     &writes::WritesStudy,
     &page_in::PageInStudy,
     &mapping::MappingStudy,
+    &replacement::ReplacementStudy,
+    &prefetching::PrefetchingStudy,
     &guest::GuestStudy,
     &guest::page_in::GuestPageInStudy,
     &hpbd::HpbdStudy,

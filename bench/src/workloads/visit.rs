@@ -9,11 +9,12 @@
 use spillway_sys::process::major_fault_count;
 
 use super::phase::PhaseClock;
-use super::{Workload, WorkloadError, WorkloadSettings, wrong};
+use super::{Program, WorkloadError, WorkloadSettings, wrong};
 use crate::checksum::{Checksum, Ordered};
 use crate::permutation::Permutation;
 use crate::random::word_at;
 use crate::size::PAGE_SIZE_BYTES;
+use crate::touches::Probe;
 
 /// Words of a page.
 const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
@@ -23,17 +24,19 @@ const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
 pub struct Visit;
 
 /// The array, and what was found wrong in it.
-struct Pages {
+struct Pages<P> {
     words: Vec<u64>,
     seed: u64,
     checksum: Ordered,
     first_wrong: Option<u64>,
+    probe: P,
 }
 
-impl Pages {
+impl<P: Probe> Pages<P> {
     /// Words that differ within a page and between pages, each by one multiplication.
     fn fill(&mut self) {
         for (page, words) in self.words.chunks_exact_mut(PAGE_WORDS).enumerate() {
+            self.probe.write_all(words);
             let first = word_at(self.seed, page as u64);
             words.iter_mut().zip(0_u64..).for_each(|(word, place)| *word = first.wrapping_mul(2 * place + 1));
         }
@@ -41,6 +44,7 @@ impl Pages {
 
     /// Looks at the first word of `page`, which must be `change` of what the fill wrote.
     fn look(&mut self, page: u64, change: u64) {
+        self.probe.read(&self.words[page as usize * PAGE_WORDS]);
         let found = std::hint::black_box(self.words[page as usize * PAGE_WORDS]);
         if found != word_at(self.seed, page) ^ change {
             self.first_wrong.get_or_insert(page);
@@ -49,19 +53,25 @@ impl Pages {
     }
 
     fn change(&mut self, page: u64, change: u64) {
+        self.probe.write(&self.words[page as usize * PAGE_WORDS]);
         self.words[page as usize * PAGE_WORDS] ^= change;
     }
 }
 
-impl Workload for Visit {
-    fn name(&self) -> &'static str {
+impl Program for Visit {
+    fn program_name(&self) -> &'static str {
         "visit"
     }
 
-    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
+    fn compute(
+        &self,
+        settings: &WorkloadSettings,
+        clock: &mut PhaseClock,
+        probe: impl Probe,
+    ) -> Result<Checksum, WorkloadError> {
         let (count, seed) = (settings.size.pages(), settings.seed);
         let words = vec![0; count as usize * PAGE_WORDS];
-        let mut pages = Pages { words, seed, checksum: Ordered::default(), first_wrong: None };
+        let mut pages = Pages { words, seed, checksum: Ordered::default(), first_wrong: None, probe };
         clock.measure("fill", count, || pages.fill());
         clock.measure_visits("sequential", count, major_fault_count, |page| pages.look(page, 0));
         let order = Permutation::new(count, seed);
@@ -83,11 +93,16 @@ impl Workload for Visit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::touches::Silent;
+
+    fn pages(count: usize, seed: u64) -> Pages<Silent> {
+        let words = vec![0; count * PAGE_WORDS];
+        Pages { words, seed, checksum: Ordered::default(), first_wrong: None, probe: Silent }
+    }
 
     #[test]
     fn a_wrong_word_is_seen_and_a_changed_one_expected() {
-        let mut pages =
-            Pages { words: vec![0; 4 * PAGE_WORDS], seed: 7, checksum: Ordered::default(), first_wrong: None };
+        let mut pages = pages(4, 7);
         pages.fill();
         (0..4).for_each(|page| pages.look(page, 0));
         assert_eq!(pages.first_wrong, None);
@@ -100,7 +115,7 @@ mod tests {
 
     #[test]
     fn words_of_a_page_differ() {
-        let mut pages = Pages { words: vec![0; PAGE_WORDS], seed: 1, checksum: Ordered::default(), first_wrong: None };
+        let mut pages = pages(1, 1);
         pages.fill();
         let mut words = pages.words.clone();
         words.sort_unstable();

@@ -10,6 +10,9 @@
 //!
 //! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
 //!
+//! Decisions of the pager, without its I/O: [`page_cache`] (which page leaves), [`prefetch`] (which comes along); [`trace`]: what they are
+//! chosen by.
+//!
 //! Beside it: [`limits`], [`metrics`], [`local_memory`] (a yardstick).
 
 #![forbid(unsafe_code)]
@@ -25,7 +28,10 @@ pub mod limits;
 pub mod local_memory;
 pub mod manager;
 pub mod metrics;
+pub mod page_cache;
+pub mod prefetch;
 pub mod service;
 pub mod state;
 mod sync;
+pub mod trace;
 pub mod volume;
