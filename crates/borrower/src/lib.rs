@@ -10,6 +10,8 @@
 //!
 //! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
 //!
+//! - [`pager`]: pages programs without the block layer (userfaultfd), over the same volume and engine.
+//!
 //! Beside it: [`limits`], [`metrics`], [`local_memory`] (a yardstick).
 
 #![forbid(unsafe_code)]
@@ -25,6 +27,7 @@ pub mod limits;
 pub mod local_memory;
 pub mod manager;
 pub mod metrics;
+pub mod pager;
 pub mod service;
 pub mod state;
 mod sync;
