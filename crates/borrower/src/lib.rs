@@ -10,7 +10,8 @@
 //!
 //! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
 //!
-//! - [`pager`]: pages programs without the block layer (userfaultfd), over the same volume and engine.
+//! The [`pager`] pages programs without the block layer (userfaultfd), over the same volume and engine. Its decisions, without
+//! its I/O: [`page_cache`] (which page leaves), [`prefetch`] (which comes along).
 //!
 //! Beside it: [`limits`], [`metrics`], [`local_memory`] (a yardstick).
 
@@ -27,7 +28,9 @@ pub mod limits;
 pub mod local_memory;
 pub mod manager;
 pub mod metrics;
+pub mod page_cache;
 pub mod pager;
+pub mod prefetch;
 pub mod service;
 pub mod state;
 mod sync;
