@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::pagemap::Pagemap;
-use spillway_sys::robust_list::robust_list_head;
+use spillway_sys::process_memory::robust_list;
 
 /// Bytes before and behind a thread's robust list that stay in memory: the rest of its control block, and its rseq area, which
 /// lie in the same thousands of bytes (glibc: `struct pthread` has 2.3 KiB with both in it).
@@ -56,7 +56,7 @@ impl Process {
         for entry in fs::read_dir(format!("/proc/{}/task", self.number))? {
             let thread = entry?.file_name().to_str().and_then(|name| name.parse().ok());
             // A thread that ended meanwhile needs nothing.
-            if let Some(Ok(Some(head))) = thread.map(robust_list_head) {
+            if let Some(Ok(Some(head))) = thread.map(robust_list) {
                 let first = head.saturating_sub(CONTROL_BLOCK_BYTES) & !(page - 1);
                 pages.extend((first..=head + CONTROL_BLOCK_BYTES).step_by(PAGE_SIZE_BYTES));
             }
@@ -82,7 +82,7 @@ mod tests {
         assert!(process.resident_pages().unwrap() > 0);
         assert!(process.maps().unwrap().contains("[stack]"));
         let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
-        let head = robust_list_head(thread).unwrap().unwrap();
+        let head = robust_list(thread).unwrap().unwrap();
         let kept = process.kept_pages().unwrap();
         assert!(kept.contains(&(head & !4095)) && kept.windows(2).all(|pair| pair[0] < pair[1]));
     }
