@@ -92,6 +92,7 @@ impl PagerConfig {
             listen: None,
             io_threads: None,
             local_memory: false,
+            fill_backing: false,
             donor_wait: self.donor_wait,
         }
     }
