@@ -135,6 +135,6 @@ fn children_and_parents_keep_their_own_copies() {
 #[test]
 fn mappings_that_come_grow_move_and_go_keep_their_content() {
     let world = World::new(32);
-    world.check("churn", &["6000", "4"], "0 wrong words\n");
+    world.check("churn", &["1500", "4"], "0 wrong words\n");
     assert!(world.pager.statistics().pages_out_dirty > 0);
 }

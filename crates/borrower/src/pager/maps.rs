@@ -10,8 +10,20 @@ use super::space::ranges::Ranges;
 pub struct Mapped {
     /// Its addresses.
     pub range: Range<u64>,
+    /// Private and of no file.
+    pub is_anonymous: bool,
     /// Whether it may be paged.
     pub is_pageable: bool,
+}
+
+/// Addresses between two mappings of other kinds: all that is mapped there is anonymous, now and while the program maps and
+/// unmaps, unless it puts a file there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// All of it, holes too.
+    pub range: Range<u64>,
+    /// The mappings in it that may be paged.
+    pub mappings: Vec<Range<u64>>,
 }
 
 /// Reads the maps; lines that are not understood are left out, and so are never paged.
@@ -25,19 +37,43 @@ fn parse_line(line: &str) -> Option<Mapped> {
     let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
     let (permissions, _offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
     let name = fields.next().unwrap_or_default();
-    let is_private = permissions.starts_with("rw") && permissions.ends_with('p');
-    let is_anonymous = inode == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
-    Some(Mapped { range, is_pageable: is_private && is_anonymous })
+    let has_no_file = inode == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
+    let is_anonymous = has_no_file && permissions.ends_with('p');
+    Some(Mapped { range, is_anonymous, is_pageable: is_anonymous && permissions.starts_with("rw") })
 }
 
-/// The pageable mappings that touch none of `excluded`, each with the address up to which nothing else is mapped: a mapping
-/// that grew since the look is registered as a whole then (rule 3 of docs/pager.md).
-pub fn pageable(maps: &[Mapped], excluded: &[Range<u64>]) -> Vec<(Range<u64>, u64)> {
+/// The spans of a program that touch none of `excluded`.
+///
+/// Registration must not end inside a mapping, or the program cannot move or grow that mapping any more (rule 3 of docs/pager.md).
+/// Where a mapping ends is known only for the moment of the look; where a span ends changes seldom.
+pub fn spans(maps: &[Mapped], excluded: &[Range<u64>]) -> Vec<Span> {
     let touches = |range: &Range<u64>| excluded.iter().any(|one| one.start < range.end && range.start < one.end);
-    let next = maps.iter().skip(1).map(|next| next.range.start).chain(std::iter::once(0));
-    let with_room = maps.iter().zip(next).map(|(mapped, next)| (mapped, next.max(mapped.range.end)));
-    let wanted = with_room.filter(|(mapped, _)| mapped.is_pageable && !touches(&mapped.range));
-    wanted.map(|(mapped, room)| (mapped.range.clone(), room)).collect()
+    let is_other = |mapped: &Mapped| !mapped.is_anonymous || touches(&mapped.range);
+    let mut spans: Vec<Span> = Vec::new();
+    let mut floor = None;
+    for mapped in maps {
+        if is_other(mapped) {
+            if let Some(span) = spans.last_mut().filter(|span| span.range.end > mapped.range.start) {
+                span.range.end = mapped.range.start;
+            }
+            floor = Some(mapped.range.end);
+            continue;
+        }
+        // A span reaches up to the next mapping of another kind, which is still to come.
+        if spans.last().is_none_or(|span| span.range.end <= mapped.range.start) {
+            spans.push(Span { range: floor.unwrap_or(mapped.range.start)..u64::MAX, mappings: Vec::new() });
+        }
+        let span = spans.last_mut().expect("just made");
+        if mapped.is_pageable {
+            span.mappings.push(mapped.range.clone());
+        }
+    }
+    // Nothing of another kind above: the last mapping ends it.
+    if let (Some(span), Some(last)) = (spans.last_mut(), maps.last()) {
+        span.range.end = span.range.end.min(last.range.end);
+    }
+    spans.retain(|span| !span.mappings.is_empty());
+    spans
 }
 
 /// The ranges with MADV_WIPEONFORK (`wf` among the flags of `/proc/PID/smaps`).
@@ -76,27 +112,39 @@ mod tests {
 no line at all
 ";
 
-    #[test]
-    fn only_private_anonymous_writable_memory_is_paged() {
-        let found = pageable(&parse(MAPS), &[]);
-        let starts: Vec<u64> = found.iter().map(|(range, _)| range.start).collect();
-        assert_eq!(starts, [0x55d0_c100_0000, 0x7f00_0000_0000, 0x7f00_2000_0000]);
+    fn starts(spans: &[Span]) -> Vec<u64> {
+        spans.iter().flat_map(|span| span.mappings.iter().map(|mapping| mapping.start)).collect()
     }
 
     #[test]
-    fn each_mapping_comes_with_the_room_behind_it() {
-        let found = pageable(&parse(MAPS), &[]);
-        assert_eq!(found[0].1, 0x7f00_0000_0000, "nothing lies between");
-        assert_eq!(found[1].1, found[1].0.end, "something follows at once");
+    fn only_private_anonymous_writable_memory_is_paged() {
+        let found = spans(&parse(MAPS), &[]);
+        assert_eq!(starts(&found), [0x55d0_c100_0000, 0x7f00_0000_0000, 0x7f00_2000_0000]);
+    }
+
+    #[test]
+    fn spans_end_at_mappings_of_other_kinds_only() {
+        // Rule 3.
+        let found = spans(&parse(MAPS), &[]);
+        let ranges: Vec<Range<u64>> = found.iter().map(|span| span.range.clone()).collect();
+        assert_eq!(ranges[0], 0x55d0_c000_2000..0x7f00_1000_0000, "the hole and the guard are in it");
+        assert_eq!(ranges[1], 0x7f00_1010_0000..0x7f00_3000_0000);
+        assert_eq!(ranges.len(), 2, "what may not be written is in no span worth registering");
     }
 
     #[test]
     fn what_touches_an_excluded_range_is_left_alone() {
         // Rule 7.
         let own = 0x7f00_0000_1000..0x7f00_0000_2000;
-        let found = pageable(&parse(MAPS), &[own]);
-        assert!(found.iter().all(|(range, _)| range.start != 0x7f00_0000_0000), "{found:x?}");
-        assert_eq!(found.len(), 2);
+        let found = spans(&parse(MAPS), std::slice::from_ref(&own));
+        assert_eq!(starts(&found), [0x55d0_c100_0000, 0x7f00_2000_0000]);
+        assert!(found.iter().all(|span| span.range.end <= own.start || span.range.start >= own.end), "{found:x?}");
+    }
+
+    #[test]
+    fn anonymous_memory_at_the_end_of_the_maps_ends_its_span() {
+        let found = spans(&parse("1000-2000 rw-p 00000000 00:00 0\n3000-5000 rw-p 00000000 00:00 0\n"), &[]);
+        assert_eq!(found, [Span { range: 0x1000..0x5000, mappings: vec![0x1000..0x2000, 0x3000..0x5000] }]);
     }
 
     #[test]

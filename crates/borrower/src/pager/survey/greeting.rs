@@ -139,8 +139,9 @@ impl Survey {
 fn announce_forks(resident: &Resident) {
     let Some(process) = &resident.process else { return };
     let Ok(text) = process.maps() else { return };
-    let mappings = maps::pageable(&maps::parse(&text), &resident.excluded);
-    if let Some((smallest, _)) = mappings.into_iter().min_by_key(|(range, _)| range.end - range.start) {
+    let spans = maps::spans(&maps::parse(&text), &resident.excluded);
+    let mappings = spans.into_iter().flat_map(|span| span.mappings);
+    if let Some(smallest) = mappings.min_by_key(|range| range.end - range.start) {
         // It is only missed if the program forks before it is short of memory; its child is not paged then.
         let _ = resident.tenant.memory.register(smallest);
     }

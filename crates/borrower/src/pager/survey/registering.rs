@@ -31,17 +31,19 @@ impl Survey {
         let mut excluded = resident.excluded.clone();
         excluded.extend(resident.seat.and_then(|seat| self.arena.seat(seat).staging()));
         let mut is_complete = true;
-        for (range, room) in maps::pageable(&maps::parse(&text), &excluded) {
-            is_complete &= self.register_mapping(&resident.tenant, process, &range, room);
+        for span in maps::spans(&maps::parse(&text), &excluded) {
+            for mapping in &span.mappings {
+                is_complete &= self.register_mapping(&resident.tenant, process, mapping, &span.range);
+            }
         }
         if is_complete {
             resident.tenant.lock().space.scanned();
         }
     }
 
-    /// Registers one mapping, and tells the policy of its pages. Events of the program that come meanwhile are read later, and
+    /// Registers one mapping with the span that it is in, and tells the policy of its pages. Events of the program that come meanwhile are read later, and
     /// so are younger than what is found here. False: it is to be tried again.
-    fn register_mapping(&mut self, tenant: &Tenant, process: &Process, range: &Range<u64>, room: u64) -> bool {
+    fn register_mapping(&mut self, tenant: &Tenant, process: &Process, range: &Range<u64>, span: &Range<u64>) -> bool {
         let mut table = tenant.lock();
         if table.batch {
             return false;
@@ -61,7 +63,7 @@ impl Survey {
             let Ok(scan) = process.pagemap.scan(start..range.end, &query, &mut self.regions) else { return false };
             let regions = &self.regions[..scan.regions];
             if let (Some(first), false) = (regions.first(), is_probed) {
-                if !probe(tenant, range, first.start, room) {
+                if !probe(tenant, span, first.start..range.end) {
                     return false;
                 }
                 table.space.registered.insert(first.start..range.end);
@@ -80,12 +82,9 @@ impl Survey {
     }
 }
 
-/// Registers `range`, and proves that one registered mapping covers it from its first resident page on (rule 1): zeroes are
-/// refused there because of the page that is there, and not because of the mapping.
-fn probe(tenant: &Tenant, range: &Range<u64>, first: u64, room: u64) -> bool {
-    let registered = tenant.memory.register(range.start..room).or_else(|_| tenant.memory.register(range.clone()));
-    if registered.is_err() {
-        return false;
-    }
-    matches!(tenant.memory.zero(first..range.end), Ok(_) | Err(PageError::Exists))
+/// Registers `span`, and proves that one registered mapping covers `resident`, which begins with a page that is there (rule 1):
+/// zeroes are refused because of that page, and not because of the mapping.
+fn probe(tenant: &Tenant, span: &Range<u64>, resident: Range<u64>) -> bool {
+    tenant.memory.register(span.clone()).is_ok()
+        && matches!(tenant.memory.zero(resident), Ok(_) | Err(PageError::Exists))
 }
