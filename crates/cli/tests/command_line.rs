@@ -138,7 +138,8 @@ fn users_without_root_are_told_so() {
     let binary = directory.path().join("spillway");
     std::fs::copy(env!("CARGO_BIN_EXE_spillway"), &binary).unwrap();
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-    for arguments in [&["run", "--", "true"][..], &["device", "on", "--size", "64M", "--donor", "a:1"]] {
+    for arguments in [&["run", "--via", "swap", "--", "true"][..], &["device", "on", "--size", "64M", "--donor", "a:1"]]
+    {
         let mut command = Command::new(&binary);
         command.args(arguments).env("SPILLWAY_RUNTIME_DIRECTORY", directory.path().join("r"));
         if is_root() {

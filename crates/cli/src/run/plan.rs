@@ -5,7 +5,6 @@ use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_fabric::address::DonorAddress;
-use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::take_down::device_name;
 use crate::arguments::RunArguments;
@@ -23,8 +22,6 @@ use crate::size::human;
 pub(crate) struct Plan {
     /// Its name: the process id.
     pub(crate) name: String,
-    /// Where its memory group goes.
-    pub(crate) hierarchy: Hierarchy,
     /// Donors that were named or belong to this machine's agent; empty for donors of its own.
     pub(crate) donors: Vec<DonorAddress>,
     /// Donors of its own to start.
@@ -47,7 +44,6 @@ pub(crate) struct Plan {
 impl Plan {
     /// Decides; fails with what to do if something is lacking.
     pub(crate) fn make(arguments: &RunArguments, registry: &Registry) -> Result<Self, Failure> {
-        let hierarchy = check_machine()?;
         let name = std::process::id().to_string();
         let storage = &arguments.storage;
         let mut donors = storage.donors.clone();
@@ -72,7 +68,6 @@ impl Plan {
         Ok(Self {
             sockets: registry.entry_path(Kind::Run, &name),
             name,
-            hierarchy,
             donors,
             own_donors,
             own_donor_bytes: own_donor_bytes(size_bytes, slab_size_bytes, redundancy, own_donors),
@@ -121,17 +116,6 @@ impl Plan {
             run: Some(self.name.clone()),
         }
     }
-}
-
-fn check_machine() -> Result<Hierarchy, Failure> {
-    if !rustix::process::geteuid().is_root() {
-        return Err(Failure::failed("`run` needs root for swap and memory groups; write `sudo spillway run ...`"));
-    }
-    Hierarchy::detect().ok_or_else(|| {
-        Failure::failed(
-            "no memory cgroup is mounted; `mount -t cgroup2 cgroup2 /sys/fs/cgroup` mounts one, see `spillway doctor`",
-        )
-    })
 }
 
 /// Donors of the run's own end only with it, so that copies elsewhere are the user's choice; others may vanish.
@@ -184,7 +168,7 @@ fn own_donor_bytes(size_bytes: u64, slab_size_bytes: u64, redundancy: Redundancy
 
 /// What the disk can copy, when the user did not say how much to borrow.
 fn disk_size_bytes(arguments: &RunArguments) -> Result<u64, Failure> {
-    let place = arguments.storage.backing.clone().unwrap_or_else(|| "/var/lib/spillway".into());
+    let place = arguments.storage.backing.clone().unwrap_or_else(storage::backing_directory);
     let found = FileSystem::of(&place).map_err(|error| Failure::during(place.display(), error))?;
     // Half of what is left: the user did not offer the disk, and others write to it too.
     Ok((found.free_bytes / 2).saturating_sub(limits::BACKING_RESERVE_BYTES).max(limits::DEVICE_SIZE_BYTES_MIN))

@@ -1,22 +1,41 @@
 //! While the program runs: its budget follows its footprint, and `status` is told.
 
+use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::program::Program;
+use super::via::Choice;
+use crate::arguments::RunArguments;
 use crate::budget::Budget;
-use crate::cgroup::MemoryGroup;
 use crate::cgroup::usage::GroupUsage;
 use crate::limits;
 use crate::registry::Entry;
 use crate::status_socket::{Answer, Question, StatusServer};
 
+/// What keeps a program in its budget: a memory group, or the pager.
+pub(crate) trait Governed: Sync {
+    /// What the program has where.
+    fn usage(&self) -> io::Result<GroupUsage>;
+
+    /// Sets the local part, or lifts the limit.
+    fn set_limit(&self, limit_bytes: Option<u64>) -> io::Result<()>;
+
+    /// What else there is to say; null if nobody else says it.
+    fn report(&self) -> Value {
+        Value::Null
+    }
+}
+
 /// A run at one moment, and its peaks.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct RunReport {
+    /// How memory reaches the program, and why so.
+    pub(crate) via: Option<Choice>,
     /// The budget as the user wrote it.
     pub(crate) local: String,
     /// The limit in force; `None` for no limit.
@@ -31,6 +50,8 @@ pub(crate) struct RunReport {
     pub(crate) local_bytes_max: u64,
     /// The most that was paged out.
     pub(crate) swapped_bytes_max: u64,
+    /// What the pager says; null over a swap device, which answers for itself.
+    pub(crate) pager: Value,
 }
 
 impl RunReport {
@@ -47,49 +68,53 @@ impl RunReport {
 /// Adjusts the budget until the program has ended; gives the last report.
 pub(crate) fn watch(
     program: &Program,
-    group: &MemoryGroup,
+    governed: &dyn Governed,
     budget: &mut Budget,
     entry: &Entry,
-    local: &str,
+    choice: Choice,
+    arguments: &RunArguments,
 ) -> RunReport {
     // On a busy machine the looks must not come late (limits::BUDGET_INTERVAL_AT_LIMIT). This thread sleeps nearly always; a user
     // who may not raise its priority keeps the ordinary one.
     let _ = rustix::process::setpriority_process(None, limits::WATCH_NICENESS);
-    let report = Arc::new(Mutex::new(RunReport { local: local.to_owned(), ..RunReport::default() }));
+    let first = RunReport { via: Some(choice), local: arguments.local.to_string(), ..RunReport::default() };
+    let report = Mutex::new(first);
     let ended = AtomicBool::new(false);
     let server = StatusServer::bind(&entry.status_socket());
     std::thread::scope(|scope| {
         match &server {
-            Ok(server) => drop(scope.spawn(|| answer(server, &report, &ended))),
+            Ok(server) => drop(scope.spawn(|| answer(server, governed, &report, &ended))),
             Err(error) => eprintln!("spillway: `status` cannot see this run: {error}"),
         }
         let mut interval = Duration::ZERO;
         while !program.wait(interval) {
-            interval = adjust(group, budget, &report);
+            interval = adjust(governed, budget, &report);
         }
-        adjust(group, budget, &report);
+        adjust(governed, budget, &report);
         ended.store(true, Ordering::SeqCst);
     });
-    let report = report.lock().expect("no holder panics");
-    report.clone()
+    report.into_inner().expect("no holder panics")
 }
 
 /// One look at the group; gives when to look again.
-fn adjust(group: &MemoryGroup, budget: &mut Budget, report: &Mutex<RunReport>) -> Duration {
-    let Ok(usage) = group.usage() else { return limits::BUDGET_INTERVAL };
+fn adjust(governed: &dyn Governed, budget: &mut Budget, report: &Mutex<RunReport>) -> Duration {
+    let Ok(usage) = governed.usage() else { return limits::BUDGET_INTERVAL };
     if let Some(limit_bytes) = budget.observe(&usage) {
         // Refused only for a moment, and tried again then.
-        let _ = group.set_limit(Some(limit_bytes));
+        let _ = governed.set_limit(Some(limit_bytes));
     }
     report.lock().expect("no holder panics").take(usage, budget.limit_bytes());
     budget.interval(&usage)
 }
 
-fn answer(server: &StatusServer, report: &Mutex<RunReport>, ended: &AtomicBool) {
+fn answer(server: &StatusServer, governed: &dyn Governed, report: &Mutex<RunReport>, ended: &AtomicBool) {
     while !ended.load(Ordering::SeqCst) {
         server.serve(limits::BUDGET_INTERVAL, &mut |question| match question {
             Question::Ping => Answer::done(),
-            Question::Status => Answer::status(&*report.lock().expect("no holder panics")),
+            Question::Status => {
+                let now = report.lock().expect("no holder panics").clone();
+                Answer::status(&RunReport { pager: governed.report(), ..now })
+            }
             Question::Stop => Answer::refused("end the program, and its run ends"),
         });
     }
