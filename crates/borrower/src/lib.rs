@@ -10,6 +10,9 @@
 //!
 //! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
 //!
+//! The [`pager`] pages programs without the block layer (userfaultfd), over the same volume and engine. Its decisions, without
+//! its I/O: [`page_cache`] (which page leaves), [`prefetch`] (which comes along).
+//!
 //! Beside it: [`limits`], [`metrics`], [`local_memory`] (a yardstick).
 
 #![forbid(unsafe_code)]
@@ -25,6 +28,9 @@ pub mod limits;
 pub mod local_memory;
 pub mod manager;
 pub mod metrics;
+pub mod page_cache;
+pub mod pager;
+pub mod prefetch;
 pub mod service;
 pub mod state;
 mod sync;

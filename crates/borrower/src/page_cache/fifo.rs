@@ -1,0 +1,74 @@
+//! First in, first out: the baseline. Nothing that is learnt of a page changes its place.
+//!
+//! With staging behind it (every policy has that) it is FIFO with a second chance: a page that is touched while staged
+//! comes back as new.
+
+use super::lists::{List, Lists, Victims};
+use super::{Arrival, CachePage, Evidence, Replacement};
+
+/// Pages that were brought along and not asked for yet; they leave first.
+const AHEAD: List = List(0);
+/// All others.
+const QUEUE: List = List(1);
+
+/// See the module text.
+#[derive(Clone, Debug)]
+pub struct Fifo {
+    lists: Lists<2>,
+}
+
+impl Fifo {
+    /// With room for page numbers below `pages`.
+    pub fn new(pages: u32) -> Self {
+        Self { lists: Lists::new(pages) }
+    }
+}
+
+impl Replacement for Fifo {
+    fn name(&self) -> &'static str {
+        "fifo"
+    }
+
+    fn inserted(&mut self, page: CachePage, arrival: Arrival) {
+        if self.lists.list_of(page).is_none() {
+            self.lists.push(if arrival == Arrival::Prefetched { AHEAD } else { QUEUE }, page);
+        }
+    }
+
+    fn touched(&mut self, page: CachePage, _evidence: Evidence) {
+        if self.lists.list_of(page) == Some(AHEAD) {
+            self.lists.renew(QUEUE, page);
+        }
+    }
+
+    fn removed(&mut self, page: CachePage) {
+        self.lists.remove(page);
+    }
+
+    fn refused(&mut self, page: CachePage) {
+        self.lists.renew(QUEUE, page);
+    }
+
+    fn victims(&mut self, victims: &mut [CachePage]) -> usize {
+        let mut victims = Victims::new(victims);
+        while !victims.is_full() {
+            let Some(page) = self.lists.tail(AHEAD).or_else(|| self.lists.tail(QUEUE)) else { break };
+            self.lists.take(page, |_| true, &mut victims);
+        }
+        victims.count()
+    }
+
+    fn listed(&self) -> u32 {
+        self.lists.total()
+    }
+
+    fn resize(&mut self, _pages: u32) {}
+
+    fn grow(&mut self, pages: u32) {
+        self.lists.grow(pages);
+    }
+
+    fn bytes_per_page(&self) -> usize {
+        Lists::<2>::BYTES_PER_PAGE
+    }
+}

@@ -1,0 +1,107 @@
+//! Which page leaves local memory when the budget is exceeded: one trait, one file per policy, no I/O.
+//!
+//! | file | policy |
+//! |---|---|
+//! | [`fifo`] | in order of arrival |
+//!
+//! A user-space pager sees little of what a program does with resident pages: there are no referenced bits for it. It
+//! learns of a page
+//! - when it *arrives* ([`Arrival`]): by a fault, or ahead of one;
+//! - when a page that left is touched again while still local (*staged*): [`Arrival::Staged`], a cheap fault, and the
+//!   only cheap sign that a page which did not leave for long is in use. So staging is a second chance for every policy,
+//!   and the sensor of those that want one;
+//! - when it is written for the first time since it arrived clean ([`Evidence::Written`]);
+//! - on kernels that tell ([`Evidence::Referenced`]): when a scan finds it referenced.
+//!
+//! Everything else, most of all a hit, is silent. The replayer in `bench` gives a policy these events and no others.
+//!
+//! The life of a page: *absent* -> `inserted` -> *listed* -> `victims` hands it out -> *absent* for the policy (the pager
+//! stages it, then writes it out) -> `inserted` again as [`Arrival::Staged`] or [`Arrival::Refault`]. [`Shadows`] tells
+//! how far back it left.
+//!
+//! Events cross: while the eviction thread takes victims, the fault thread still tells of them. So an event about a
+//! page that is not listed is no mistake; it is ignored. A policy has one owner (the eviction thread) and needs no lock.
+//!
+//! Invariants of every policy: a page is listed once or not at all; victims were listed; nothing allocates but
+//! construction and [`Replacement::grow`]; every call takes constant time for each page, amortised.
+
+pub mod fifo;
+pub mod lists;
+pub mod shadows;
+
+pub use shadows::Shadows;
+
+/// A page as the pager counts pages: dense, from 0, given again to another page when one is gone.
+///
+/// Pages of one aligned group of [`NEIGHBOURS_MAX`] numbers must be neighbours in address in the same order (or unused): the
+/// pager hands numbers out by whole groups. What leaves together can then be written, and come back, as one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CachePage(pub u32);
+
+/// Pages of a group of neighbours: a slot of the write-back pool, 128 KiB (docs/pager.md), HPBD's largest request.
+pub const NEIGHBOURS_MAX: u32 = 32;
+
+/// How a page came into local memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// It was never here before: registered while resident, or filled with zeroes by a fault.
+    New,
+    /// A fault brought it back from afar; `distance` pages left since it did ([`Shadows::distance`]).
+    Refault {
+        /// Pages that left in between.
+        distance: u32,
+    },
+    /// A fault found it staged: it was handed out as a victim and touched before its staging slot was used again.
+    Staged,
+    /// It was brought along with another page; nobody has asked for it yet. It leaves before all others until
+    /// [`Evidence::PrefetchUsed`] (or any other evidence) comes.
+    Prefetched,
+}
+
+/// What the pager learns of a listed page. Never a plain hit: the kernel does not tell a process of those.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// A write-protect fault: the first write since the page arrived clean.
+    Written,
+    /// A page that was brought along was asked for: the marker behind it was reached (see `prefetch`), or it faulted.
+    PrefetchUsed,
+    /// A scan found it referenced since the last one. No kernel of today tells an ordinary process (PAGEMAP_SCAN has
+    /// written bits only); read-write-protection is announced for Linux 7.2.
+    Referenced,
+}
+
+/// A policy: which of the listed pages leaves next.
+pub trait Replacement: Send {
+    /// Its name on command lines and in tables.
+    fn name(&self) -> &'static str;
+
+    /// `page` is in local memory now, in the program's sight. A listed page is taken as touched instead.
+    fn inserted(&mut self, page: CachePage, arrival: Arrival);
+
+    /// Something was learnt of `page`.
+    fn touched(&mut self, page: CachePage, evidence: Evidence);
+
+    /// The program dropped `page` (unmap, MADV_DONTNEED, exit): its number may name another page from now on.
+    fn removed(&mut self, page: CachePage);
+
+    /// `page`, handed out by `victims`, could not leave (pinned for DMA, locked, busy after a fork). It is listed again,
+    /// as far from leaving as the policy can, so that it is not tried again and again.
+    fn refused(&mut self, page: CachePage);
+
+    /// Hands out pages that leave, first those that leave first, at most as many as `victims` has room for; gives their
+    /// number, which is less only when no more are listed. Neighbours of a victim that are nearly as old leave with it.
+    fn victims(&mut self, victims: &mut [CachePage]) -> usize;
+
+    /// Pages that are listed.
+    fn listed(&self) -> u32;
+
+    /// The budget: how many pages are to be listed. What parts of it a policy gives to its lists follows from this; the
+    /// policy itself never evicts.
+    fn resize(&mut self, pages: u32);
+
+    /// Page numbers below `pages` are in use from now on: the only call that allocates.
+    fn grow(&mut self, pages: u32);
+
+    /// Bytes of memory for each page number, for documents and tables.
+    fn bytes_per_page(&self) -> usize;
+}

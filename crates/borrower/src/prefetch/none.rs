@@ -1,0 +1,19 @@
+//! No prefetching: the baseline.
+
+use super::{Candidates, Prefetcher, VirtualPage};
+
+/// Brings nothing along.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoPrefetch;
+
+impl Prefetcher for NoPrefetch {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
+    fn on_fault(&mut self, _page: VirtualPage, _candidates: &mut Candidates) {}
+
+    fn on_hit(&mut self, _page: VirtualPage, _candidates: &mut Candidates) {}
+
+    fn on_unused(&mut self, _count: u32) {}
+}

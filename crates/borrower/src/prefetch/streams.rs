@@ -1,0 +1,217 @@
+//! One prefetcher for each thread and region, in a bounded number of slots.
+//!
+//! Two threads that read two arrays in turn look like noise when their faults are put together (Leap's stated future
+//! work: thread-specific prefetching), and so do two arrays that one thread reads in turn. So faults are kept apart by
+//! address space, thread, and region of addresses; a slot that has not been used for longest is taken for a new stream.
+//!
+//! Looking a stream up compares [`STREAMS_MAX`] keys that lie together: some tens of nanoseconds.
+
+use super::{Candidates, Prefetcher, VirtualPage};
+
+/// Streams that are kept apart: threads that fault at once times arrays that each goes through, 16 x 4. Leap's kernel
+/// code keeps one history for the whole machine.
+pub const STREAMS_MAX: usize = 64;
+
+/// A region is so many pages, as a power of two: 64 MiB. A stream that goes on in the next region begins anew there,
+/// which costs it one fault in 16,384 pages.
+const REGION_BITS: u32 = 14;
+
+/// Who faults: the pager's numbers for an address space and a thread in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Faulter {
+    /// The address space.
+    pub space: u32,
+    /// The thread; 0 where the kernel does not tell (UFFD_FEATURE_THREAD_ID).
+    pub thread: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    faulter: Faulter,
+    region: u64,
+}
+
+impl Key {
+    fn of(faulter: Faulter, page: VirtualPage) -> Self {
+        Self { faulter, region: page.0 >> REGION_BITS }
+    }
+
+    /// Whether both are in the same part of the same address space, whoever faults.
+    fn is_beside(&self, other: &Self) -> bool {
+        self.region == other.region && self.faulter.space == other.faulter.space
+    }
+}
+
+/// See the module text.
+#[derive(Clone, Debug)]
+pub struct Streams<Policy> {
+    fresh: Policy,
+    keys: Vec<Option<Key>>,
+    used_at: Vec<u64>,
+    policies: Vec<Policy>,
+    clock: u64,
+}
+
+impl<Policy: Prefetcher + Clone> Streams<Policy> {
+    /// No stream yet; each begins as a copy of `fresh`. All memory is taken now.
+    pub fn new(fresh: Policy) -> Self {
+        let policies = vec![fresh.clone(); STREAMS_MAX];
+        Self { fresh, keys: vec![None; STREAMS_MAX], used_at: vec![0; STREAMS_MAX], policies, clock: 0 }
+    }
+
+    /// The policy's name.
+    pub fn name(&self) -> &'static str {
+        self.fresh.name()
+    }
+
+    /// `faulter` waits for `page`; see [`Prefetcher::on_fault`].
+    pub fn on_fault(&mut self, faulter: Faulter, page: VirtualPage, candidates: &mut Candidates) {
+        let slot = self.slot(Key::of(faulter, page));
+        candidates.clear();
+        self.policies[slot].on_fault(page, candidates);
+    }
+
+    /// `faulter` reached the marker `page`; see [`Prefetcher::on_hit`]. The stream that brought it along may be another
+    /// thread's; without one that still lives there is nothing to bring along.
+    pub fn on_hit(&mut self, faulter: Faulter, page: VirtualPage, candidates: &mut Candidates) {
+        candidates.clear();
+        if let Some(slot) = self.find(Key::of(faulter, page)) {
+            self.renew(slot);
+            self.policies[slot].on_hit(page, candidates);
+        }
+    }
+
+    /// `page` was brought along for address space `space` and left unused. Nobody faulted, so it counts against a
+    /// stream of its region.
+    pub fn on_unused(&mut self, space: u32, page: VirtualPage) {
+        let key = Key::of(Faulter { space, thread: 0 }, page);
+        if let Some(slot) = self.find(key) {
+            self.policies[slot].on_unused(1);
+        }
+    }
+
+    /// Address space `space` has ended.
+    pub fn forget(&mut self, space: u32) {
+        for key in &mut self.keys {
+            if key.is_some_and(|key| key.faulter.space == space) {
+                *key = None;
+            }
+        }
+    }
+
+    fn renew(&mut self, slot: usize) {
+        self.clock += 1;
+        self.used_at[slot] = self.clock;
+    }
+
+    /// The stream of `key`, or else the one beside it that was used last.
+    fn find(&self, key: Key) -> Option<usize> {
+        let exact = self.keys.iter().position(|known| *known == Some(key));
+        let beside = |slot: &usize| self.keys[*slot].is_some_and(|known| known.is_beside(&key));
+        exact.or_else(|| (0..STREAMS_MAX).filter(beside).max_by_key(|slot| self.used_at[*slot]))
+    }
+
+    /// The stream of `key`, made if there is none.
+    fn slot(&mut self, key: Key) -> usize {
+        let found = self.keys.iter().position(|known| *known == Some(key));
+        let slot = found.unwrap_or_else(|| {
+            let age = |slot: &usize| (self.keys[*slot].is_some(), self.used_at[*slot]);
+            let oldest = (0..STREAMS_MAX).min_by_key(age).expect("there is a slot");
+            self.keys[oldest] = Some(key);
+            self.policies[oldest].clone_from(&self.fresh);
+            oldest
+        });
+        self.renew(slot);
+        slot
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tells its faults and hits through what it proposes.
+    #[derive(Clone, Debug, Default)]
+    struct Counting {
+        faults: u64,
+        hits: u64,
+        unused: u32,
+    }
+
+    impl Prefetcher for Counting {
+        fn name(&self) -> &'static str {
+            "counting"
+        }
+
+        fn on_fault(&mut self, _page: VirtualPage, candidates: &mut Candidates) {
+            self.faults += 1;
+            candidates.push(VirtualPage(self.faults));
+        }
+
+        fn on_hit(&mut self, _page: VirtualPage, candidates: &mut Candidates) {
+            self.hits += 1;
+            candidates.push(VirtualPage(100 * self.hits));
+        }
+
+        fn on_unused(&mut self, count: u32) {
+            self.unused += count;
+        }
+    }
+
+    fn faulter(space: u32, thread: u32) -> Faulter {
+        Faulter { space, thread }
+    }
+
+    fn fault(streams: &mut Streams<Counting>, faulter: Faulter, page: u64) -> u64 {
+        let mut candidates = Candidates::default();
+        streams.on_fault(faulter, VirtualPage(page), &mut candidates);
+        assert_eq!(candidates.pages().len(), 1, "what was there before is cleared");
+        candidates.pages()[0].0
+    }
+
+    #[test]
+    fn threads_regions_and_spaces_are_apart() {
+        let mut streams = Streams::new(Counting::default());
+        let far = 1 << REGION_BITS;
+        for (who, page) in [(faulter(0, 0), 0), (faulter(0, 1), 1), (faulter(1, 0), 2), (faulter(0, 0), far)] {
+            assert_eq!(fault(&mut streams, who, page), 1);
+        }
+        assert_eq!(fault(&mut streams, faulter(0, 0), far - 1), 2);
+    }
+
+    #[test]
+    fn the_stream_that_rested_longest_makes_room() {
+        let mut streams = Streams::new(Counting::default());
+        for thread in 0..STREAMS_MAX as u32 {
+            fault(&mut streams, faulter(0, thread), 0);
+        }
+        assert_eq!(fault(&mut streams, faulter(0, 0), 0), 2);
+        fault(&mut streams, faulter(0, 1000), 0);
+        assert_eq!(fault(&mut streams, faulter(0, 0), 0), 3, "it was used since");
+        assert_eq!(fault(&mut streams, faulter(0, 1), 0), 1, "it was not");
+    }
+
+    #[test]
+    fn a_hit_by_another_thread_goes_to_the_stream_beside() {
+        let mut streams = Streams::new(Counting::default());
+        let mut candidates = Candidates::default();
+        streams.on_hit(faulter(0, 5), VirtualPage(3), &mut candidates);
+        assert!(candidates.pages().is_empty(), "nobody brought anything along");
+        fault(&mut streams, faulter(0, 0), 0);
+        streams.on_hit(faulter(0, 5), VirtualPage(3), &mut candidates);
+        assert_eq!(candidates.pages(), [VirtualPage(100)]);
+        streams.on_hit(faulter(1, 0), VirtualPage(3), &mut candidates);
+        assert!(candidates.pages().is_empty(), "not across address spaces");
+    }
+
+    #[test]
+    fn waste_is_told_and_the_dead_are_forgotten() {
+        let mut streams = Streams::new(Counting::default());
+        fault(&mut streams, faulter(3, 7), 9);
+        streams.on_unused(3, VirtualPage(10));
+        streams.on_unused(4, VirtualPage(10));
+        assert_eq!(streams.policies.iter().map(|policy| policy.unused).sum::<u32>(), 1);
+        streams.forget(3);
+        assert_eq!(fault(&mut streams, faulter(3, 7), 9), 1);
+    }
+}
