@@ -16,6 +16,7 @@
 //! - [`paging_safety`]: never waiting for the memory that one frees.
 //! - [`memory_hierarchy`]: which memory cgroups there are.
 //! - [`child`], [`process`]: starting programs, and which process is meant.
+//! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
 pub mod allocation_guard;
@@ -30,8 +31,10 @@ pub mod mapping;
 pub mod memfd;
 pub mod memory_hierarchy;
 pub mod nbd;
+pub mod pagemap;
 pub mod paging_safety;
 pub mod process;
 pub mod swap;
 pub mod ublk;
+pub mod userfaultfd;
 pub mod vectored;

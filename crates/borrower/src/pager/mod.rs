@@ -3,7 +3,10 @@
 //! - [`config`]: how a pager is started; [`statistics`]: what it tells; [`limits`]: every bound.
 
 pub mod config;
+pub mod directory;
 pub mod limits;
+pub mod slots;
+pub mod space;
 pub mod statistics;
 
 use std::ffi::OsString;

@@ -22,7 +22,8 @@ impl Ranges {
             return;
         }
         let Range { mut start, mut end } = range;
-        while let Some((&other_start, &other_end)) = self.ends.range(..=end).next_back().filter(|(_, last)| **last >= start)
+        while let Some((&other_start, &other_end)) =
+            self.ends.range(..=end).next_back().filter(|(_, last)| **last >= start)
         {
             start = start.min(other_start);
             end = end.max(other_end);
@@ -33,7 +34,11 @@ impl Ranges {
 
     /// Takes `range` out, as far as it is in.
     pub fn remove(&mut self, range: &Range<u64>) {
-        while let Some((&start, &end)) = self.ends.range(..range.end).next_back().filter(|(_, end)| **end > range.start) {
+        if range.is_empty() {
+            return;
+        }
+        while let Some((&start, &end)) = self.ends.range(..range.end).next_back().filter(|(_, end)| **end > range.start)
+        {
             self.ends.remove(&start);
             if end > range.end {
                 self.ends.insert(range.end, end);
@@ -47,7 +52,8 @@ impl Ranges {
     /// The parts of `range` that are in.
     pub fn within(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let first = self.ends.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
-        let parts = self.ends.range(first..range.end).map(|(start, end)| *start.max(&range.start)..*end.min(&range.end));
+        let parts =
+            self.ends.range(first..range.end).map(|(start, end)| *start.max(&range.start)..*end.min(&range.end));
         parts.filter(|part| !part.is_empty()).collect()
     }
 
