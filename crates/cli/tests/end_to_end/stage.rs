@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
+use crate::VIA;
 use crate::support::{self, Running, Said, has_program, is_root, skip, wait_until};
 
 static LOCK: Mutex<()> = Mutex::new(());
@@ -29,8 +30,13 @@ pub(crate) struct Donor {
     process: Option<Running>,
 }
 
-/// What this machine lacks for swapping to donors.
+/// What this machine lacks for lending memory to programs.
 fn lacking() -> Option<&'static str> {
+    if VIA == "pager" {
+        let access =
+            spillway_sys::userfaultfd::access::Access::probe().ok().filter(|access| access.obstacle().is_none());
+        return access.is_none().then_some("userfaultfd (Linux 6.8, root)");
+    }
     let paths = [("/dev/fuse", "FUSE"), ("/dev/loop-control", "loop devices"), ("/proc/swaps", "swap")];
     if !is_root() {
         return Some("root");
@@ -80,9 +86,9 @@ impl Stage {
         command
     }
 
-    /// `spillway run` with a program, which reports into [`Stage::statistics`].
+    /// `spillway run` by this test binary's way with a program, which reports into [`Stage::statistics`].
     pub(crate) fn run(&self, options: &[&str], program: &[&str]) -> Command {
-        let mut command = self.spillway(&["run", "--stats"]);
+        let mut command = self.spillway(&["run", "--via", VIA, "--stats"]);
         command.arg(self.disk().join("statistics.json")).args(options).arg("--").args(program);
         command
     }
