@@ -17,6 +17,7 @@
 //! - [`memory_hierarchy`]: which memory cgroups there are.
 //! - [`child`], [`process`]: starting programs, and which process is meant.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
+//! - [`shared_futex`]: words that processes share, and waiting for them.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
 pub mod allocation_guard;
@@ -34,6 +35,7 @@ pub mod nbd;
 pub mod pagemap;
 pub mod paging_safety;
 pub mod process;
+pub mod shared_futex;
 pub mod swap;
 pub mod ublk;
 pub mod userfaultfd;

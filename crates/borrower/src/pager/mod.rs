@@ -4,9 +4,14 @@
 
 pub mod config;
 pub mod directory;
+pub mod eviction;
+pub mod faults;
 pub mod limits;
+pub mod program;
+pub mod shared;
 pub mod slots;
 pub mod space;
+pub mod staging;
 pub mod statistics;
 
 use std::ffi::OsString;
@@ -145,3 +150,6 @@ impl Drop for Pager {
         self.stop();
     }
 }
+
+#[cfg(test)]
+mod simulation;

@@ -1,15 +1,14 @@
 //! Slots: pages of the volume, given to pages of programs by counted reference.
 //!
 //! A fork leaves two address spaces with one slot; so does a page that is clean in one and away in the other. A slot whose last
-//! reference goes is discarded at the donors before it is given out again.
+//! reference goes may be given out again at once. What donors still hold of free slots is discarded in the background, by runs of
+//! 64: programs that write give slots up one by one, at the rate of their faults, and take them again.
 //!
 //! A slot may be *staged*: its content lies in a page of the write-back pool too ([`super::staging`]). That is a fact about the
 //! slot and not about any page of a program, so every address space that refers to it finds it there.
 //!
-//! Invariants: a slot is free, referenced, or on its way to free; it is given out only when free; while it is *busy* (a request
-//! for it is under way) it is never free, whatever happens to its references.
-
-use std::collections::VecDeque;
+//! Invariants: a slot is given out only when it is free; while it is *busy* (a write of it is under way) or being discarded it is
+//! not free, whatever happens to its references.
 
 use super::limits::GROUP_PAGES;
 
@@ -42,22 +41,26 @@ const WORDS_LOOKED_AT_MAX: usize = 4096;
 
 const REFERENCES: u64 = 0xff_ffff;
 const BUSY: u64 = 1 << 24;
-const GOING: u64 = 1 << 25;
 const STAGED_SHIFT: u32 = 32;
 
 /// All slots of a volume, see the module text.
 #[derive(Debug)]
 pub struct Slots {
-    /// By slot: references (24 bits), busy, going, pool page + 1 (32 bits). Zeroes that are never touched take no memory.
+    /// By slot: references (24 bits), busy, pool page + 1 (32 bits). Zeroes that are never touched take no memory.
     entries: Vec<u64>,
     /// A bit for each slot: taken. Slots behind the last are taken for good.
     taken: Vec<u64>,
     /// No word before this one has a free slot.
     lowest: usize,
     free: u64,
-    /// Slots without references that wait to be discarded.
-    going: VecDeque<Slot>,
+    /// A bit for each slot: free, and a donor may hold its old content.
+    stale: Vec<u64>,
+    /// Where the next look for slots to discard begins.
+    discard_from: usize,
 }
+
+/// Words of slots in one discard at most: 16 MiB.
+const DISCARD_WORDS_MAX: usize = 64;
 
 impl Slots {
     /// `count` free slots.
@@ -69,16 +72,16 @@ impl Slots {
         {
             *last = u64::MAX << (count % u64::BITS);
         }
-        let entries = vec![0; count as usize];
-        Self { entries, taken, lowest: 0, free: u64::from(count), going: VecDeque::with_capacity(4096) }
+        let (entries, stale) = (vec![0; count as usize], vec![0; words]);
+        Self { entries, taken, lowest: 0, free: u64::from(count), stale, discard_from: 0 }
     }
 
-    /// Slots that are neither referenced nor on their way to free.
+    /// Slots that can be taken.
     pub fn free(&self) -> u64 {
         self.free
     }
 
-    /// Slots that pages refer to, or that still wait to be discarded.
+    /// Slots that cannot be taken.
     pub fn in_use(&self) -> u64 {
         self.entries.len() as u64 - self.free
     }
@@ -117,6 +120,7 @@ impl Slots {
             let (word, bit) = place(slot);
             assert!(self.taken[word] & bit == 0 && self.entries[slot.0 as usize] == 0, "a slot taken was free");
             self.taken[word] |= bit;
+            self.stale[word] &= !bit;
             self.entries[slot.0 as usize] = 1;
         }
         self.free -= u64::from(count);
@@ -146,8 +150,10 @@ impl Slots {
         assert!(*entry & REFERENCES != 0, "a reference that is given up existed");
         *entry -= 1;
         if *entry & REFERENCES == 0 {
-            *entry &= BUSY | GOING;
-            self.let_go(slot);
+            *entry &= BUSY;
+            if *entry == 0 {
+                self.set_stale(slot);
+            }
         }
     }
 
@@ -158,12 +164,10 @@ impl Slots {
         self.set_free(slot);
     }
 
-    fn let_go(&mut self, slot: Slot) {
-        let entry = self.entry(slot);
-        if *entry & (BUSY | GOING) == 0 {
-            *entry |= GOING;
-            self.going.push_back(slot);
-        }
+    fn set_stale(&mut self, slot: Slot) {
+        let (word, bit) = place(slot);
+        self.stale[word] |= bit;
+        self.set_free(slot);
     }
 
     fn set_free(&mut self, slot: Slot) {
@@ -186,27 +190,31 @@ impl Slots {
         let entry = self.entry(slot);
         assert!(*entry & BUSY != 0, "what ends has begun");
         *entry &= !BUSY;
-        if *entry & REFERENCES == 0 {
-            self.let_go(slot);
+        if *entry == 0 {
+            self.set_stale(slot);
         }
     }
 
-    /// The next neighbouring slots to be discarded, if any; then [`Slots::end_discard`].
+    /// Takes free slots, whole words of neighbours, whose old content donors may still hold; then [`Slots::end_discard`].
     pub fn begin_discard(&mut self) -> Option<SlotRun> {
-        let first = self.going.pop_front()?;
-        let mut count = 1;
-        while self.going.front() == Some(&Slot(first.0 + count)) {
-            self.going.pop_front();
-            count += 1;
+        let is_stale = |index: usize, slots: &Self| slots.taken[index] == 0 && slots.stale[index] != 0;
+        let words = self.taken.len();
+        let first = (self.discard_from..words).chain(0..self.discard_from).find(|index| is_stale(*index, self))?;
+        let mut last = first;
+        while last < words && last - first < DISCARD_WORDS_MAX && is_stale(last, self) {
+            (self.taken[last], self.stale[last]) = (u64::MAX, 0);
+            last += 1;
         }
-        Some(SlotRun { first, count })
+        self.discard_from = last;
+        let count = ((last - first) * u64::BITS as usize) as u32;
+        self.free -= u64::from(count);
+        Some(SlotRun { first: Slot(first as u32 * u64::BITS), count })
     }
 
-    /// The slots of `run` are free.
+    /// The slots of `run` are free again.
     pub fn end_discard(&mut self, run: SlotRun) {
         for slot in run.slots() {
-            assert!(*self.entry(slot) == GOING, "a discarded slot waited for nothing else");
-            *self.entry(slot) = 0;
+            assert!(*self.entry(slot) == 0, "nobody refers to a slot that is discarded");
             self.set_free(slot);
         }
     }
@@ -269,8 +277,6 @@ mod tests {
         let rest: u32 = std::iter::from_fn(|| slots.take(32)).map(|run| run.count).sum();
         assert_eq!((rest, slots.free()), (36, 0));
         slots.release(Slot(7));
-        assert!(slots.take(1).is_none(), "not before it was discarded");
-        discard_all(&mut slots);
         assert_eq!(slots.take(5).unwrap(), SlotRun { first: Slot(7), count: 1 });
     }
 
@@ -280,10 +286,8 @@ mod tests {
         let slot = slots.take(1).unwrap().first;
         slots.begin_write(slot);
         slots.release(slot);
-        discard_all(&mut slots);
         assert!(slots.take(1).is_none());
         slots.end_write(slot);
-        discard_all(&mut slots);
         assert_eq!(slots.take(1).unwrap().first, slot);
     }
 
@@ -301,12 +305,15 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_discarded_together() {
-        let mut slots = Slots::new(64);
-        let run = slots.take(8).unwrap();
-        run.slots().for_each(|slot| slots.release(slot));
-        assert_eq!(slots.begin_discard(), Some(run));
-        assert_eq!(slots.begin_discard(), None);
+    fn whole_words_that_are_free_are_discarded_and_not_given_out_meanwhile() {
+        let mut slots = Slots::new(192);
+        let taken: Vec<Slot> = std::iter::from_fn(|| slots.take(32)).take(4).flat_map(SlotRun::slots).collect();
+        taken.iter().skip(1).for_each(|slot| slots.release(*slot));
+        assert_eq!(slots.begin_discard(), Some(SlotRun { first: Slot(64), count: 64 }), "slot 0 is in use");
+        assert_eq!(slots.begin_discard(), None, "the third word was never used");
+        assert_eq!(slots.free(), 127);
+        slots.end_discard(SlotRun { first: Slot(64), count: 64 });
+        assert_eq!((slots.free(), slots.begin_discard()), (191, None));
     }
 
     proptest! {

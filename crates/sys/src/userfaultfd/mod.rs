@@ -154,6 +154,13 @@ impl Userfaultfd {
         filled(result, argument.done)
     }
 
+    /// Makes the missing pages of `range` raise SIGBUS in whoever touches them (Linux 6.6): their content is lost.
+    pub fn poison(&self, range: Range<u64>, wake: Wake) -> Result<u64, PageError> {
+        let mut argument = ZeroPageArgument { range: argument(&range), mode: fill_mode(wake), done: 0 };
+        let result = self.command(abi::POISON, &mut argument);
+        filled(result, argument.done)
+    }
+
     /// Moves `length` bytes of pages from `source` to `target`, both in the process that the descriptor is of; only that
     /// process may do so. The result is as for [`Userfaultfd::copy`]. With `allow_holes` missing pages are passed over.
     pub fn move_pages(

@@ -248,9 +248,6 @@ impl World {
         for program in &mut self.programs {
             program.space.end(&mut self.books);
         }
-        while let Some(run) = self.books.slots.begin_discard() {
-            self.books.slots.end_discard(run);
-        }
         assert_eq!(self.books.slots.in_use(), 0, "every slot came back");
         assert_eq!(self.books.directory.groups_open(), 0, "every group was closed");
     }

@@ -1,0 +1,310 @@
+//! Programs and agents that say hello to the pager, over a UNIX socket that keeps messages apart.
+//!
+//! Who connects is any process of this user (of any user, for an abstract address), so [`Visitor::process`], which the kernel
+//! vouches for, must be a process of the run before its hello is believed.
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::protocol::{
+    ADDRESS_BYTES_MAX, Hello, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Ready, VERSION, Welcome, Words,
+};
+
+/// Programs that may wait to be accepted: a parallel build starts many at once.
+const BACKLOG: i32 = 128;
+
+/// Why a visitor was not understood.
+#[derive(Debug, thiserror::Error)]
+pub enum GreetingError {
+    /// It said nothing.
+    #[error("a program connected and said nothing; it may be stopped")]
+    TimedOut,
+    /// It went away.
+    #[error("a program ended while it started")]
+    Closed,
+    /// It is not ours.
+    #[error("whoever connected is no stub of this program; check who uses {variable}", variable = crate::protocol::ADDRESS_VARIABLE)]
+    NotOurs,
+    /// It is of another version.
+    #[error(
+        "the program's stub speaks version {0} and this pager version {VERSION}; start the program with the same build"
+    )]
+    Version(u32),
+    /// The socket failed.
+    #[error("the socket that programs connect to failed: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl From<Mismatch> for GreetingError {
+    fn from(mismatch: Mismatch) -> Self {
+        match mismatch {
+            Mismatch::NotOurs => Self::NotOurs,
+            Mismatch::Version(version) => Self::Version(version),
+        }
+    }
+}
+
+/// Where a pager is: a path, or `@` and an abstract name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    text: String,
+}
+
+impl Address {
+    /// Takes `text` as an address.
+    pub fn parse(text: &str) -> io::Result<Self> {
+        let has_name = !text.trim_start_matches('@').is_empty();
+        if !has_name || text.len() > ADDRESS_BYTES_MAX || text.contains('\0') {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "'{text}' is no address of a socket: 1 to {ADDRESS_BYTES_MAX} bytes are; use a shorter directory"
+                ),
+            ));
+        }
+        Ok(Self { text: text.to_owned() })
+    }
+
+    /// As it stands in the environment.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+
+    fn socket_address(&self) -> io::Result<SocketAddrUnix> {
+        Ok(match self.text.strip_prefix('@') {
+            Some(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+            None => SocketAddrUnix::new(self.text.as_str())?,
+        })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.text)
+    }
+}
+
+/// Where programs connect to. Readable when somebody waits.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+}
+
+impl Listener {
+    /// Listens at `address`. A path is made by this, and removed by whoever owns its directory.
+    pub fn bind(address: &Address) -> io::Result<Self> {
+        let socket = new_socket()?;
+        net::bind(&socket, &address.socket_address()?)?;
+        net::listen(&socket, BACKLOG)?;
+        Ok(Self { socket })
+    }
+
+    /// The next visitor; `None` when nobody waits.
+    pub fn accept(&self) -> io::Result<Option<Visitor>> {
+        match net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => {
+                let process = net::sockopt::socket_peercred(&socket)?.pid.as_raw_nonzero().get().unsigned_abs();
+                Ok(Some(Visitor { socket, process }))
+            }
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// A program or an agent that connected.
+#[derive(Debug)]
+pub struct Visitor {
+    socket: OwnedFd,
+    process: u32,
+}
+
+impl Visitor {
+    /// Connects to a pager, as stubs do; for programs that speak the protocol themselves, and for tests.
+    pub fn connect(address: &Address) -> io::Result<Self> {
+        let socket = new_socket()?;
+        net::connect(&socket, &address.socket_address()?)?;
+        Ok(Self { socket, process: std::process::id() })
+    }
+
+    /// The process, in this process's PID namespace. The kernel vouches for it.
+    pub fn process(&self) -> u32 {
+        self.process
+    }
+
+    /// Its hello, and the userfaultfd that came along.
+    pub fn hello(&self, deadline: Instant) -> Result<(Hello, Option<OwnedFd>), GreetingError> {
+        let (words, descriptor) = self.receive(deadline)?;
+        Ok((Hello::decode(&words)?, descriptor))
+    }
+
+    /// Answers a hello; `passed` is the arena's file for a program, the userfaultfd for an agent.
+    pub fn welcome(&self, welcome: &Welcome, passed: Option<BorrowedFd<'_>>) -> Result<(), GreetingError> {
+        self.send(&welcome.encode(), passed)
+    }
+
+    /// The program's last word.
+    pub fn ready(&self, deadline: Instant) -> Result<Ready, GreetingError> {
+        Ok(Ready::decode(&self.receive(deadline)?.0)?)
+    }
+
+    /// Sends a message; it always fits into an empty socket.
+    pub fn send(&self, words: &Words, passed: Option<BorrowedFd<'_>>) -> Result<(), GreetingError> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !passed.as_slice().is_empty() {
+            assert!(
+                ancillary.push(SendAncillaryMessage::ScmRights(passed.as_slice())),
+                "the space holds one descriptor"
+            );
+        }
+        match net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
+            Ok(_) => Ok(()),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(GreetingError::Closed),
+            Err(errno) => Err(GreetingError::Io(errno.into())),
+        }
+    }
+
+    /// Receives a message and the descriptor that came along.
+    pub fn receive(&self, deadline: Instant) -> Result<(Words, Option<OwnedFd>), GreetingError> {
+        // One byte more than a message, so that a longer one is noticed.
+        let mut bytes = [0; MESSAGE_BYTES + 1];
+        loop {
+            let mut passed = None;
+            match self.receive_now(&mut bytes, &mut passed) {
+                Ok(0) | Err(Errno::CONNRESET | Errno::PIPE) => return Err(GreetingError::Closed),
+                Ok(MESSAGE_BYTES) => return Ok((words(&bytes[..MESSAGE_BYTES]), passed)),
+                Ok(_) => return Err(GreetingError::NotOurs),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait(deadline)?,
+                Err(errno) => return Err(GreetingError::Io(errno.into())),
+            }
+        }
+    }
+
+    fn receive_now(&self, bytes: &mut [u8], passed: &mut Option<OwnedFd>) -> Result<usize, Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received =
+            net::recvmsg(&self.socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                descriptors.for_each(|descriptor| *passed = Some(descriptor));
+            }
+        }
+        Ok(received.bytes)
+    }
+
+    fn wait(&self, deadline: Instant) -> Result<(), GreetingError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left == Duration::ZERO {
+            return Err(GreetingError::TimedOut);
+        }
+        let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(GreetingError::Io(errno.into())),
+        }
+    }
+}
+
+fn words(bytes: &[u8]) -> Words {
+    let mut words = [0; MESSAGE_WORDS];
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_ne_bytes(bytes.try_into().expect("chunks of eight bytes"));
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{HelloKind, Verdict};
+
+    fn far() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    fn meet(name: &str) -> (Visitor, Visitor) {
+        let address = Address::parse(&format!("@spillway-{name}-{}", std::process::id())).unwrap();
+        let listener = Listener::bind(&address).unwrap();
+        assert!(listener.accept().unwrap().is_none(), "nobody is there yet");
+        let program = Visitor::connect(&address).unwrap();
+        let pager_side = listener.accept().unwrap().expect("the program waits");
+        (program, pager_side)
+    }
+
+    const HELLO: Hello = Hello {
+        kind: HelloKind::Program,
+        process: 1,
+        seat: 0,
+        status: 0,
+        start_agent: 4096,
+        library_start: 0,
+        library_end: 8192,
+    };
+
+    #[test]
+    fn a_greeting_passes_descriptors_both_ways() {
+        let (program, pager) = meet("greeting");
+        assert_eq!(pager.process(), std::process::id(), "the kernel says who it is");
+        let file = std::fs::File::open("/dev/null").unwrap();
+        program.send(&HELLO.encode(), Some(file.as_fd())).unwrap();
+        let (hello, passed) = pager.hello(far()).unwrap();
+        assert_eq!(hello, HELLO);
+        assert!(passed.is_some());
+        let welcome = Welcome { verdict: Verdict::Page, seat: 2, arena_bytes: 4096, start_agent: false };
+        pager.welcome(&welcome, None).unwrap();
+        let (words, passed) = program.receive(far()).unwrap();
+        assert_eq!(Welcome::decode(&words).unwrap(), welcome);
+        assert!(passed.is_none());
+        program.send(&Ready { arena: 4096, status: 0 }.encode(), None).unwrap();
+        assert_eq!(pager.ready(far()).unwrap(), Ready { arena: 4096, status: 0 });
+    }
+
+    #[test]
+    fn silence_strangers_and_endings_are_told_apart() {
+        let (program, pager) = meet("strangers");
+        assert!(matches!(pager.hello(Instant::now()), Err(GreetingError::TimedOut)));
+        rustix::io::write(&program.socket, b"GET / HTTP/1.0").unwrap();
+        assert!(matches!(pager.hello(far()), Err(GreetingError::NotOurs)));
+        let mut words = HELLO.encode();
+        words[1] = 99;
+        program.send(&words, None).unwrap();
+        assert!(matches!(pager.hello(far()), Err(GreetingError::Version(99))));
+        drop(program);
+        assert!(matches!(pager.hello(far()), Err(GreetingError::Closed)));
+    }
+
+    #[test]
+    fn addresses_that_no_socket_can_have_are_refused() {
+        for text in ["", "@", "a\0b", &"x".repeat(ADDRESS_BYTES_MAX + 1)] {
+            assert!(Address::parse(text).is_err(), "{text:?}");
+        }
+        assert_eq!(Address::parse("/run/x").unwrap().to_string(), "/run/x");
+        let missing = Address::parse("/nowhere/at/all").unwrap();
+        assert!(Visitor::connect(&missing).is_err());
+    }
+}

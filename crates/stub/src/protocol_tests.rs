@@ -1,0 +1,59 @@
+//! Messages survive their journey, and what is no message of this version is refused.
+
+use crate::protocol::*;
+
+fn hello() -> Hello {
+    Hello {
+        kind: HelloKind::Agent,
+        process: u32::MAX,
+        seat: 7,
+        status: -13,
+        start_agent: u64::MAX - 1,
+        library_start: 0x7000_0000_1000,
+        library_end: 0x7000_0000_2000,
+    }
+}
+
+#[test]
+fn messages_survive_their_journey() {
+    assert_eq!(Hello::decode(&hello().encode()), Ok(hello()));
+    for (verdict, start_agent) in [(Verdict::Page, true), (Verdict::RunUnpaged, false), (Verdict::Refuse, false)] {
+        let welcome = Welcome { verdict, seat: 3, arena_bytes: 1 << 40, start_agent };
+        assert_eq!(Welcome::decode(&welcome.encode()), Ok(welcome));
+    }
+    let ready = Ready { arena: 0x7fff_0000_0000, status: -12 };
+    assert_eq!(Ready::decode(&ready.encode()), Ok(ready));
+}
+
+#[test]
+fn strangers_and_other_versions_are_told_apart() {
+    let mut words = hello().encode();
+    words[1] = 2;
+    assert_eq!(Hello::decode(&words), Err(Mismatch::Version(2)));
+    words[0] ^= 1;
+    assert_eq!(Hello::decode(&words), Err(Mismatch::NotOurs));
+    let mut words = hello().encode();
+    words[2] = 99;
+    assert_eq!(Hello::decode(&words), Err(Mismatch::NotOurs), "a kind that is not known");
+    assert_eq!(Welcome::decode(&[0; MESSAGE_WORDS]), Err(Mismatch::NotOurs));
+}
+
+#[test]
+fn parts_of_a_seat_do_not_overlap() {
+    assert!(batch_offset(0) >= size_of::<SeatHead>());
+    assert!(batch_offset(1) >= batch_offset(0) + size_of::<Batch>());
+    assert!(CALL_STACK_END - CALL_STACK_BYTES >= batch_offset(1) + size_of::<Batch>());
+    assert_eq!(AGENT_STACK_END - AGENT_STACK_BYTES, CALL_STACK_END);
+    assert_eq!(seat_offset(1) - seat_offset(0), SEAT_BYTES);
+    assert_eq!(batch_word::entry(1) - batch_word::entry(0), 32);
+}
+
+#[test]
+fn numbers_stand_for_what_they_were_made_from() {
+    for phase in [Phase::Idle, Phase::Posted, Phase::Moved, Phase::Done] {
+        assert_eq!(Phase::from_number(phase as u32), Some(phase));
+    }
+    assert_eq!(Phase::from_number(4), None);
+    assert_eq!(Operation::from_number(Operation::Exit as u32), Some(Operation::Exit));
+    assert_eq!(AgentState::from_number(5), None);
+}

@@ -1,0 +1,299 @@
+//! One process's place in the arena, as the pager sees it: batches for its agent, and their results.
+//!
+//! The two batches are used in turn: post 0, post 1, post 0 again, because the agent looks for them in that order. A batch is
+//! written while its phase is `Idle`, and read while it is `Done`; in between it belongs to the agent. Nothing here
+//! allocates.
+
+use std::hint;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, fence};
+use std::time::Instant;
+
+use spillway_sys::mapping::Mapping;
+use spillway_sys::shared_futex;
+
+use crate::protocol::{
+    AgentState, BATCH_ENTRIES_MAX, BATCHES, Operation, Phase, STAGING_BYTES, batch_offset, batch_word, entry_word,
+    seat_word,
+};
+
+/// One thing for the agent to do; see [`Operation`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// What.
+    pub operation: Operation,
+    /// The page's or the range's address in the program.
+    pub address: u64,
+    /// A place in the arena, or a length in bytes.
+    pub argument: u64,
+    /// An advice.
+    pub detail: u32,
+}
+
+impl Task {
+    /// Evict the page at `address`, and leave its content at `arena_offset`.
+    pub fn evict_copy(address: u64, arena_offset: usize) -> Self {
+        Self { operation: Operation::EvictCopy, address, argument: arena_offset as u64, detail: 0 }
+    }
+
+    /// Evict the page at `address`, whose content is elsewhere.
+    pub fn evict_drop(address: u64) -> Self {
+        Self { operation: Operation::EvictDrop, address, argument: 0, detail: 0 }
+    }
+
+    /// Make `length` bytes at `address` the process's own again.
+    pub fn populate(address: u64, length: u64) -> Self {
+        Self { operation: Operation::Populate, address, argument: length, detail: 0 }
+    }
+
+    /// Tell the kernel `advice` (`MADV_*`) about `length` bytes at `address`.
+    pub fn advise(address: u64, length: u64, advice: u32) -> Self {
+        Self { operation: Operation::Advise, address, argument: length, detail: advice }
+    }
+
+    /// End.
+    pub fn exit() -> Self {
+        Self { operation: Operation::Exit, address: 0, argument: 0, detail: 0 }
+    }
+}
+
+/// A seat, see the module text.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    memory: Arc<Mapping>,
+    offset: usize,
+    index: u32,
+}
+
+impl Seat {
+    pub(crate) fn new(memory: Arc<Mapping>, offset: usize, index: u32) -> Self {
+        Self { memory, offset, index }
+    }
+
+    /// Writes its number down, once, for the agent.
+    pub(crate) fn number(&self) {
+        self.word(seat_word::INDEX).store(self.index, Relaxed);
+    }
+
+    /// Its number.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Where it begins in the arena; a program has it at this distance from where the arena is mapped.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Makes it ready for another process. Its last one must have ended, or run another program.
+    pub fn clear(&self) {
+        for word in [seat_word::AGENT_SLEEPS, seat_word::PAGER_SLEEPS, seat_word::CALL_RETURNED, seat_word::THREAD] {
+            self.word(word).store(0, Relaxed);
+        }
+        shared_futex::signed_word(&self.memory, self.offset + seat_word::FAILURE).store(0, Relaxed);
+        shared_futex::long_word(&self.memory, self.offset + seat_word::STAGING).store(0, Relaxed);
+        for batch in 0..BATCHES {
+            self.phase_word(batch).store(Phase::Idle as u32, Relaxed);
+        }
+        self.state_word().store(AgentState::Absent as u32, Release);
+    }
+
+    /// How its agent is.
+    pub fn state(&self) -> AgentState {
+        // A program can write anything here; one that does is treated as one whose agent failed.
+        AgentState::from_number(self.state_word().load(Acquire)).unwrap_or(AgentState::Failed)
+    }
+
+    /// Why the agent failed.
+    pub fn failure(&self) -> io::Error {
+        let number = shared_futex::signed_word(&self.memory, self.offset + seat_word::FAILURE).load(Relaxed);
+        io::Error::from_raw_os_error(number.wrapping_abs())
+    }
+
+    /// The agent's thread number, as the program sees it; 0 before there is one.
+    pub fn agent_thread(&self) -> u32 {
+        self.word(seat_word::THREAD).load(Relaxed)
+    }
+
+    /// The agent's staging area in the program: never to be registered or evicted.
+    pub fn staging(&self) -> Option<Range<u64>> {
+        let start = shared_futex::long_word(&self.memory, self.offset + seat_word::STAGING).load(Acquire);
+        (start != 0).then_some(start..start + STAGING_BYTES as u64)
+    }
+
+    /// How often the agent looks for its next batch before it sleeps.
+    pub fn set_spin_rounds(&self, rounds: u32) {
+        self.word(seat_word::SPIN_ROUNDS).store(rounds, Relaxed);
+    }
+
+    /// Waits until the agent runs, or has failed or ended. `false` at the deadline.
+    pub fn wait_for_agent(&self, deadline: Instant) -> io::Result<bool> {
+        loop {
+            let state = self.state();
+            if !matches!(state, AgentState::Absent | AgentState::Starting) {
+                return Ok(true);
+            }
+            if !shared_futex::wait(self.state_word(), state as u32, Some(deadline))? {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// The word that shows that the call which starts the agent has done its work.
+    pub fn call_returned(&self) -> &AtomicU32 {
+        self.word(seat_word::CALL_RETURNED)
+    }
+
+    /// Gives `tasks` to the agent in batch `batch`, and wakes it if it sleeps.
+    pub fn post(&self, batch: usize, tasks: &[Task]) {
+        assert_eq!(self.phase(batch), Phase::Idle, "a batch is posted when the one before was taken");
+        assert!(tasks.len() <= BATCH_ENTRIES_MAX, "{} tasks in one batch", tasks.len());
+        let base = self.offset + batch_offset(batch);
+        for (index, task) in tasks.iter().enumerate() {
+            let entry = base + batch_word::entry(index);
+            shared_futex::long_word(&self.memory, entry + entry_word::ADDRESS).store(task.address, Relaxed);
+            shared_futex::long_word(&self.memory, entry + entry_word::ARGUMENT).store(task.argument, Relaxed);
+            shared_futex::word(&self.memory, entry + entry_word::OPERATION).store(task.operation as u32, Relaxed);
+            shared_futex::word(&self.memory, entry + entry_word::DETAIL).store(task.detail, Relaxed);
+        }
+        shared_futex::word(&self.memory, base + batch_word::COUNT).store(tasks.len() as u32, Relaxed);
+        self.phase_word(batch).store(Phase::Posted as u32, Release);
+        // Either this sees that the agent sleeps, or the agent, which says so first and looks again then, sees the phase.
+        fence(SeqCst);
+        if self.word(seat_word::AGENT_SLEEPS).load(Relaxed) != 0 {
+            shared_futex::wake(self.phase_word(batch));
+        }
+    }
+
+    /// How far batch `batch` is.
+    pub fn phase(&self, batch: usize) -> Phase {
+        Phase::from_number(self.phase_word(batch).load(Acquire)).unwrap_or(Phase::Posted)
+    }
+
+    /// Waits until batch `batch` is at least at `phase`: looks `spin_rounds` times, then sleeps. `false` at the deadline:
+    /// the process may be stopped, or gone.
+    pub fn wait(&self, batch: usize, phase: Phase, spin_rounds: u32, deadline: Instant) -> io::Result<bool> {
+        for _ in 0..spin_rounds {
+            if self.phase(batch) >= phase {
+                return Ok(true);
+            }
+            hint::spin_loop();
+        }
+        let sleeps = self.word(seat_word::PAGER_SLEEPS);
+        sleeps.store(1, Relaxed);
+        fence(SeqCst);
+        let result = loop {
+            let seen = self.phase_word(batch).load(Acquire);
+            if Phase::from_number(seen).is_some_and(|seen| seen >= phase) {
+                break Ok(true);
+            }
+            match shared_futex::wait(self.phase_word(batch), seen, Some(deadline)) {
+                Ok(true) => {}
+                other => break other,
+            }
+        };
+        sleeps.store(0, Relaxed);
+        result
+    }
+
+    /// What became of task `index` of batch `batch`, which is moved (for evictions) or done; see [`crate::protocol::outcome`].
+    pub fn result(&self, batch: usize, index: usize) -> i32 {
+        assert!(index < BATCH_ENTRIES_MAX, "task {index} of a batch");
+        let entry = self.offset + batch_offset(batch) + batch_word::entry(index);
+        shared_futex::signed_word(&self.memory, entry + entry_word::RESULT).load(Relaxed)
+    }
+
+    /// Takes batch `batch` back after its results were read.
+    pub fn take(&self, batch: usize) {
+        assert_eq!(self.phase(batch), Phase::Done, "results are read when all are there");
+        self.phase_word(batch).store(Phase::Idle as u32, Relaxed);
+    }
+
+    fn word(&self, place: usize) -> &AtomicU32 {
+        shared_futex::word(&self.memory, self.offset + place)
+    }
+
+    fn state_word(&self) -> &AtomicU32 {
+        self.word(seat_word::STATE)
+    }
+
+    fn phase_word(&self, batch: usize) -> &AtomicU32 {
+        assert!(batch < BATCHES, "batch {batch} of a seat");
+        self.word(batch_offset(batch) + batch_word::PHASE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::arena::{Arena, ArenaPlan};
+    use crate::greeting::Address;
+
+    fn seat() -> Seat {
+        let address = Address::parse("@spillway-seat-test").unwrap();
+        let seat = Arena::create(ArenaPlan { seats: 2, pool_slots: 1 }, &address).unwrap().seat(1);
+        seat.clear();
+        seat
+    }
+
+    fn far() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    /// What an agent does with a batch, here in a thread of the test.
+    fn play_agent(seat: &Seat, batch: usize, phase: Phase) {
+        let entry = seat.offset + batch_offset(batch) + batch_word::entry(0);
+        shared_futex::signed_word(&seat.memory, entry + entry_word::RESULT).store(-16, Relaxed);
+        seat.phase_word(batch).store(phase as u32, Release);
+        fence(SeqCst);
+        if seat.word(seat_word::PAGER_SLEEPS).load(Relaxed) != 0 {
+            shared_futex::wake(seat.phase_word(batch));
+        }
+    }
+
+    #[test]
+    fn a_batch_goes_to_the_agent_and_comes_back() {
+        let seat = seat();
+        seat.post(1, &[Task::evict_copy(0x7000, 4096), Task::exit()]);
+        assert_eq!((seat.phase(0), seat.phase(1)), (Phase::Idle, Phase::Posted));
+        assert!(!seat.wait(1, Phase::Moved, 10, Instant::now() + Duration::from_millis(1)).unwrap());
+        let agent = seat.clone();
+        let thread = std::thread::spawn(move || play_agent(&agent, 1, Phase::Moved));
+        assert!(seat.wait(1, Phase::Moved, 10, far()).unwrap());
+        thread.join().unwrap();
+        play_agent(&seat, 1, Phase::Done);
+        assert!(seat.wait(1, Phase::Moved, 0, far()).unwrap(), "done is more than moved");
+        assert_eq!(seat.result(1, 0), -16);
+        seat.take(1);
+        assert_eq!(seat.phase(1), Phase::Idle);
+    }
+
+    #[test]
+    #[should_panic(expected = "when the one before was taken")]
+    fn a_batch_is_not_overwritten() {
+        let seat = seat();
+        seat.post(0, &[Task::exit()]);
+        seat.post(0, &[Task::exit()]);
+    }
+
+    #[test]
+    fn the_agent_is_waited_for_until_it_runs_or_fails() {
+        let seat = seat();
+        assert_eq!(seat.state(), AgentState::Absent);
+        assert!(!seat.wait_for_agent(Instant::now()).unwrap());
+        shared_futex::signed_word(&seat.memory, seat.offset + seat_word::FAILURE).store(-13, Relaxed);
+        seat.state_word().store(AgentState::Failed as u32, Release);
+        assert!(seat.wait_for_agent(far()).unwrap());
+        assert_eq!(seat.failure().kind(), io::ErrorKind::PermissionDenied);
+        seat.state_word().store(77, Release);
+        assert_eq!(seat.state(), AgentState::Failed, "nonsense is a failure");
+        seat.clear();
+        assert_eq!(seat.state(), AgentState::Absent);
+        assert_eq!(seat.staging(), None);
+    }
+}
