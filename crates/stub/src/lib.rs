@@ -8,12 +8,22 @@
 //! - [`arena`]: memory shared with programs, and its seats.
 //! - [`seat`]: batches for one agent, and their results.
 //! - [`greeting`]: programs and agents that say hello.
+//! - [`late_start`]: an agent for a program that runs already.
 
 #![deny(unsafe_code)]
 
 pub mod arena;
 pub mod greeting;
+#[cfg(target_arch = "x86_64")]
+pub mod late_start;
 pub mod protocol;
 #[cfg(test)]
 mod protocol_tests;
 pub mod seat;
+
+/// The library that programs carry, to be written to a file and named in `LD_PRELOAD`. Empty on machines whose programs cannot
+/// be paged ([`IS_SUPPORTED`]).
+pub static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libspillway.so"));
+
+/// Whether programs can be paged on this kind of machine at all.
+pub const IS_SUPPORTED: bool = cfg!(all(target_arch = "x86_64", target_os = "linux"));

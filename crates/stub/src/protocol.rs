@@ -367,7 +367,7 @@ pub type Words = [u64; MESSAGE_WORDS];
 
 fn frame(rest: [u64; 6]) -> Words {
     let [a, b, c, d, e, f] = rest;
-    [MAGIC, VERSION as u64, a, b, c, d, e, f]
+    [MAGIC, u64::from(VERSION), a, b, c, d, e, f]
 }
 
 fn unframe(words: &Words) -> Result<[u64; 6], Mismatch> {
@@ -375,7 +375,7 @@ fn unframe(words: &Words) -> Result<[u64; 6], Mismatch> {
     if magic != MAGIC {
         return Err(Mismatch::NotOurs);
     }
-    if version != VERSION as u64 {
+    if version != u64::from(VERSION) {
         return Err(Mismatch::Version(version as u32));
     }
     Ok([a, b, c, d, e, f])
@@ -412,7 +412,7 @@ impl Hello {
 impl Welcome {
     /// As it travels.
     pub fn encode(&self) -> Words {
-        frame([pack(self.verdict as u32, self.seat), self.arena_bytes, self.start_agent as u64, 0, 0, 0])
+        frame([pack(self.verdict as u32, self.seat), self.arena_bytes, u64::from(self.start_agent), 0, 0, 0])
     }
 
     /// Takes apart what came.
@@ -430,7 +430,7 @@ impl Welcome {
 impl Ready {
     /// As it travels.
     pub fn encode(&self) -> Words {
-        frame([self.arena, self.status.cast_unsigned() as u64, 0, 0, 0, 0])
+        frame([self.arena, u64::from(self.status.cast_unsigned()), 0, 0, 0, 0])
     }
 
     /// Takes apart what came.

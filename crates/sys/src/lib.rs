@@ -17,6 +17,8 @@
 //! - [`memory_hierarchy`]: which memory cgroups there are.
 //! - [`child`], [`process`]: starting programs, and which process is meant.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
+//! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
+//! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
@@ -26,6 +28,7 @@ pub mod child;
 pub mod epoll;
 pub mod event;
 pub mod fuse;
+pub mod guardian;
 pub mod io_ring;
 pub mod loop_device;
 pub mod mapping;
@@ -35,8 +38,11 @@ pub mod nbd;
 pub mod pagemap;
 pub mod paging_safety;
 pub mod process;
+pub mod process_memory;
 pub mod shared_futex;
 pub mod swap;
+#[cfg(target_arch = "x86_64")]
+pub mod tracee;
 pub mod ublk;
 pub mod userfaultfd;
 pub mod vectored;

@@ -1,0 +1,235 @@
+//! One batch: move pages to the staging area, copy them to the pool, drop them.
+//!
+//! Moving is atomic for the program, which waits at its next touch. It is done with the program's main userfaultfd, because
+//! only then does the kernel refuse it while a message about changed mappings was not read; so the staging area is registered
+//! there too. Dropping registered pages would raise a message that the agent has to wait for, so the area is unregistered for
+//! that moment (rule 9; docs/pager.md has the figures).
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::agent::{Place, Userfaultfd, set_phase};
+use crate::calls::{self, AGAIN};
+use crate::memory;
+use crate::protocol::{BATCH_ENTRIES_MAX, Batch, Entry, Operation, PAGE_BYTES, Phase, STAGING_BYTES, outcome};
+
+/// `PROT_READ | PROT_WRITE`: pages move only between areas of the same protection.
+const READ_WRITE: usize = 3;
+/// `MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE`.
+const RESERVED: usize = 0x2 | 0x20 | 0x4000;
+/// `MADV_DONTNEED`.
+const DROP: u32 = 4;
+/// `MADV_DONTFORK`: a forked child has an agent and an area of its own.
+const NOT_IN_CHILDREN: u32 = 10;
+/// `MADV_NOHUGEPAGE`: pages come one by one.
+const NO_HUGE_PAGES: u32 = 15;
+/// `MADV_POPULATE_WRITE`.
+const POPULATE_WRITE: u32 = 23;
+
+/// `UFFDIO_REGISTER`, `UFFDIO_UNREGISTER`, `UFFDIO_MOVE`.
+const REGISTER: u32 = 0xc020_aa00;
+const UNREGISTER: u32 = 0x8010_aa01;
+const MOVE: u32 = 0xc028_aa05;
+/// `UFFDIO_REGISTER_MODE_MISSING`.
+const MISSING: u64 = 1;
+/// `UFFDIO_MOVE_MODE_DONTWAKE`: nobody waits for pages of the staging area.
+const WITHOUT_WAKE: u64 = 1;
+
+/// `struct uffdio_register`.
+#[repr(C)]
+struct Register {
+    start: u64,
+    length: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_range`.
+#[repr(C)]
+struct Range {
+    start: u64,
+    length: u64,
+}
+
+/// `struct uffdio_move`.
+#[repr(C)]
+struct Move {
+    target: u64,
+    source: u64,
+    length: u64,
+    mode: u64,
+    done: i64,
+}
+
+/// The memory that pages are moved to, a page of it for each entry of a batch, and the descriptor that moves them. A page on
+/// either side is out of bounds, so that the kernel never merges the area with memory of the program.
+pub(crate) struct Staging {
+    pub(crate) address: usize,
+    userfaultfd: Userfaultfd,
+}
+
+impl Staging {
+    /// A new one, registered.
+    pub(crate) fn new(userfaultfd: Userfaultfd) -> Result<Self, i32> {
+        let reserved = calls::map(STAGING_BYTES + 2 * PAGE_BYTES, 0, RESERVED, -1)?;
+        let staging = Self { address: reserved + PAGE_BYTES, userfaultfd };
+        // A program that locks all its memory has locked this too; locked and other pages do not mix, and are not dropped.
+        let _ = calls::unlock(reserved, STAGING_BYTES + 2 * PAGE_BYTES);
+        calls::protect(staging.address, STAGING_BYTES, READ_WRITE)?;
+        // SAFETY: the area is new and this library's.
+        unsafe {
+            calls::advise(staging.address, STAGING_BYTES, NOT_IN_CHILDREN)?;
+            // A kernel without huge pages refuses this, and needs it not.
+            let _ = calls::advise(staging.address, STAGING_BYTES, NO_HUGE_PAGES);
+        }
+        staging.register()?;
+        Ok(staging)
+    }
+
+    fn page(&self, index: usize) -> usize {
+        self.address + index * PAGE_BYTES
+    }
+
+    fn register(&self) -> Result<(), i32> {
+        let mut argument =
+            Register { start: self.address as u64, length: STAGING_BYTES as u64, mode: MISSING, ioctls: 0 };
+        // SAFETY: the argument is the request's structure; the area is this library's.
+        unsafe { calls::control(self.userfaultfd.0, REGISTER, &raw mut argument as usize) }.map(|_| ())
+    }
+
+    fn unregister(&self) -> Result<(), i32> {
+        let mut argument = Range { start: self.address as u64, length: STAGING_BYTES as u64 };
+        // SAFETY: as for `register`.
+        unsafe { calls::control(self.userfaultfd.0, UNREGISTER, &raw mut argument as usize) }.map(|_| ())
+    }
+
+    /// Moves pages from `source` of the program to page `index` on. Returns how many were moved; fails when the first was not.
+    fn take(&self, index: usize, source: u64, pages: usize) -> Result<usize, i32> {
+        let target = self.page(index) as u64;
+        let length = (pages * PAGE_BYTES) as u64;
+        let mut argument = Move { target, source, length, mode: WITHOUT_WAKE, done: 0 };
+        // SAFETY: the argument is the request's structure. Pages leave the program atomically, and whoever touches them waits
+        // for the pager, which asked for this.
+        let result = unsafe { calls::control(self.userfaultfd.0, MOVE, &raw mut argument as usize) };
+        match (usize::try_from(argument.done), result) {
+            (Ok(done), _) if done > 0 => Ok(done / PAGE_BYTES),
+            (_, Ok(_)) => Ok(pages),
+            (_, Err(error)) => Err(error),
+        }
+    }
+
+    /// Drops the pages from `first` to `last`.
+    fn drop_pages(&self, first: usize, last: usize) -> Result<(), i32> {
+        self.unregister()?;
+        // SAFETY: the area is this library's, and its pages were copied or are not wanted.
+        unsafe { calls::advise(self.page(first), (last + 1 - first) * PAGE_BYTES, DROP) }?;
+        self.register()
+    }
+
+    /// Unmaps it, without a message about that.
+    pub(crate) fn give_back(&self) {
+        if self.unregister().is_ok() {
+            let _ = calls::unmap(self.address - PAGE_BYTES, STAGING_BYTES + 2 * PAGE_BYTES);
+        }
+    }
+}
+
+/// Carries out `batch` up to its last phase. Whether it says to end.
+pub(crate) fn run(place: Place, batch: &Batch, staging: &Staging) -> Result<bool, i32> {
+    let count = (batch.count.load(Relaxed) as usize).min(BATCH_ENTRIES_MAX);
+    let entries = batch.entries.get(..count).unwrap_or_default();
+    move_all(entries, staging);
+    set_phase(place, &batch.phase, Phase::Moved);
+    copy_and_drop(place, entries, staging)?;
+    Ok(others(entries))
+}
+
+fn operation(entry: &Entry) -> Option<Operation> {
+    Operation::from_number(entry.operation.load(Relaxed))
+}
+
+fn is_eviction(entry: &Entry) -> bool {
+    matches!(operation(entry), Some(Operation::EvictCopy | Operation::EvictDrop))
+}
+
+/// Moves all pages, neighbours together, until the kernel says that mappings change.
+fn move_all(entries: &[Entry], staging: &Staging) {
+    let mut index = 0;
+    while let Some(entry) = entries.get(index) {
+        if !is_eviction(entry) {
+            index += 1;
+            continue;
+        }
+        match staging.take(index, entry.address.load(Relaxed), neighbours(entries, index)) {
+            Ok(moved) => {
+                set_results(entries, index, index + moved, outcome::DONE);
+                index += moved;
+            }
+            Err(AGAIN) => return set_results(entries, index, entries.len(), outcome::TRY_LATER),
+            Err(error) => {
+                entry.result.store(error, Relaxed);
+                index += 1;
+            }
+        }
+    }
+}
+
+/// How many evictions from `first` on are of pages next to one another.
+fn neighbours(entries: &[Entry], first: usize) -> usize {
+    let rest = entries.get(first..).unwrap_or_default();
+    let pairs = rest.iter().zip(rest.iter().skip(1));
+    let follows = |(one, next): &(&Entry, &Entry)| {
+        is_eviction(next) && next.address.load(Relaxed) == one.address.load(Relaxed) + PAGE_BYTES as u64
+    };
+    1 + pairs.take_while(follows).count()
+}
+
+fn set_results(entries: &[Entry], first: usize, end: usize, result: i32) {
+    for entry in entries.iter().take(end).skip(first).filter(|entry| is_eviction(entry)) {
+        entry.result.store(result, Relaxed);
+    }
+}
+
+/// Copies moved pages to where they are wanted, and drops them all.
+fn copy_and_drop(place: Place, entries: &[Entry], staging: &Staging) -> Result<(), i32> {
+    let mut range = None;
+    for (index, entry) in entries.iter().enumerate() {
+        if !is_eviction(entry) || entry.result.load(Relaxed) != outcome::DONE {
+            continue;
+        }
+        if operation(entry) == Some(Operation::EvictCopy) {
+            let target = place.arena + entry.argument.load(Relaxed) as usize;
+            // SAFETY: the page was moved to the staging area, and the pager names a place in the arena.
+            unsafe { memory::copy(target, staging.page(index), PAGE_BYTES) };
+        }
+        range = Some((range.map_or(index, |(first, _)| first), index));
+    }
+    match range {
+        Some((first, last)) => staging.drop_pages(first, last),
+        None => Ok(()),
+    }
+}
+
+/// Does what is no eviction: these may wait for pages, which are served again by now. Whether to end.
+fn others(entries: &[Entry]) -> bool {
+    let mut wants_exit = false;
+    for entry in entries.iter().filter(|entry| !is_eviction(entry)) {
+        let advice = match operation(entry) {
+            Some(Operation::Populate) => POPULATE_WRITE,
+            Some(Operation::Advise) => entry.detail.load(Relaxed),
+            Some(Operation::Exit) => {
+                wants_exit = true;
+                entry.result.store(outcome::DONE, Relaxed);
+                continue;
+            }
+            _ => {
+                entry.result.store(outcome::UNKNOWN, Relaxed);
+                continue;
+            }
+        };
+        let (address, length) = (entry.address.load(Relaxed) as usize, entry.argument.load(Relaxed) as usize);
+        // SAFETY: the pager knows what it asks for: it keeps the pages of this program.
+        let result = unsafe { calls::advise(address, length, advice) };
+        entry.result.store(result.err().unwrap_or(outcome::DONE), Relaxed);
+    }
+    wants_exit
+}

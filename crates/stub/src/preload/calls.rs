@@ -1,0 +1,215 @@
+//! System calls of Linux on x86_64, without libc: results are values or negative error numbers.
+//!
+//! Only what this library needs; numbers are those of `asm/unistd_64.h`.
+
+use core::arch::{asm, naked_asm};
+use core::sync::atomic::AtomicU32;
+
+/// A value, or a negative error number.
+pub(crate) type Result = core::result::Result<usize, i32>;
+
+/// `-ENOENT`.
+pub(crate) const NO_ENTRY: i32 = -2;
+/// `-EINTR`.
+pub(crate) const INTERRUPTED: i32 = -4;
+/// `-EAGAIN`.
+pub(crate) const AGAIN: i32 = -11;
+/// `-EACCES`.
+pub(crate) const NO_ACCESS: i32 = -13;
+/// `-EINVAL`.
+pub(crate) const INVALID: i32 = -22;
+
+/// Makes system call `number`.
+///
+/// # Safety
+///
+/// As the call demands of its arguments.
+pub(crate) unsafe fn call(number: usize, arguments: [usize; 6]) -> Result {
+    let [a, b, c, d, e, f] = arguments;
+    let result: isize;
+    // SAFETY: the instruction changes rax, rcx and r11 only; what the kernel does is the caller's promise.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    if result < 0 { Err(result as i32) } else { Ok(result as usize) }
+}
+
+/// A descriptor that is closed when it goes out of scope.
+pub(crate) struct Descriptor(pub(crate) i32);
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is ours.
+        let _ = unsafe { call(3, [self.0 as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// `open(2)`, closed on exec. `path` ends with a zero byte.
+pub(crate) fn open(path: &[u8], write: bool) -> core::result::Result<Descriptor, i32> {
+    const CLOSE_ON_EXEC: usize = 0o2_000_000;
+    debug_assert!(path.last() == Some(&0));
+    // SAFETY: the path is a string that lives through the call.
+    unsafe { call(2, [path.as_ptr() as usize, CLOSE_ON_EXEC | if write { 2 } else { 0 }, 0, 0, 0, 0]) }
+        .map(|descriptor| Descriptor(descriptor as i32))
+}
+
+/// `read(2)`.
+pub(crate) fn read(descriptor: &Descriptor, target: &mut [u8]) -> Result {
+    // SAFETY: the target is ours.
+    unsafe { call(0, [descriptor.0 as usize, target.as_mut_ptr() as usize, target.len(), 0, 0, 0]) }
+}
+
+/// Writes to standard error, as far as that is possible.
+pub(crate) fn complain(text: &[u8]) {
+    // SAFETY: the text lives through the call.
+    let _ = unsafe { call(1, [2, text.as_ptr() as usize, text.len(), 0, 0, 0]) };
+}
+
+/// `ioctl(2)`.
+///
+/// # Safety
+///
+/// `argument` is what `request` demands.
+pub(crate) unsafe fn control(descriptor: i32, request: u32, argument: usize) -> Result {
+    // SAFETY: the caller's promise.
+    unsafe { call(16, [descriptor as usize, request as usize, argument, 0, 0, 0]) }
+}
+
+/// `userfaultfd(2)`.
+pub(crate) fn userfaultfd(flags: usize) -> core::result::Result<Descriptor, i32> {
+    // SAFETY: it takes flags as a number.
+    unsafe { call(323, [flags, 0, 0, 0, 0, 0]) }.map(|descriptor| Descriptor(descriptor as i32))
+}
+
+/// `mmap(2)` where the kernel likes; `descriptor` -1 for anonymous memory.
+pub(crate) fn map(length: usize, protection: usize, flags: usize, descriptor: i32) -> Result {
+    // SAFETY: a new mapping replaces nothing, as no address is asked for.
+    unsafe { call(9, [0, length, protection, flags, descriptor as isize as usize, 0]) }
+}
+
+/// `mprotect(2)` of memory of this library.
+pub(crate) fn protect(address: usize, length: usize, protection: usize) -> Result {
+    // SAFETY: the caller passes memory of this library.
+    unsafe { call(10, [address, length, protection, 0, 0, 0]) }
+}
+
+/// `munmap(2)` of memory of this library.
+pub(crate) fn unmap(address: usize, length: usize) -> Result {
+    // SAFETY: the caller passes memory of this library.
+    unsafe { call(11, [address, length, 0, 0, 0, 0]) }
+}
+
+/// `munlock(2)` of memory of this library.
+pub(crate) fn unlock(address: usize, length: usize) -> Result {
+    // SAFETY: it changes no content.
+    unsafe { call(150, [address, length, 0, 0, 0, 0]) }
+}
+
+/// `madvise(2)`.
+///
+/// # Safety
+///
+/// The advice does nothing to the range that whoever owns it does not want.
+pub(crate) unsafe fn advise(address: usize, length: usize, advice: u32) -> Result {
+    // SAFETY: the caller's promise.
+    unsafe { call(28, [address, length, advice as usize, 0, 0, 0]) }
+}
+
+/// Sleeps while `word` is `seen`; also returns for no reason.
+pub(crate) fn sleep_on(word: &AtomicU32, seen: u32) {
+    // SAFETY: FUTEX_WAIT on a word that lives through the call, without a timeout.
+    let _ = unsafe { call(202, [word.as_ptr() as usize, 0, seen as usize, 0, 0, 0]) };
+}
+
+/// Wakes everybody who sleeps on `word`, in all processes.
+pub(crate) fn wake(word: &AtomicU32) {
+    // SAFETY: FUTEX_WAKE reads nothing.
+    let _ = unsafe { call(202, [word.as_ptr() as usize, 1, i32::MAX as usize, 0, 0, 0]) };
+}
+
+/// This process's number, as it sees itself.
+pub(crate) fn process() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { call(39, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// This thread's number, as it sees itself.
+pub(crate) fn thread() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { call(186, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// Sets which signals this thread blocks; returns those it blocked before.
+pub(crate) fn block_signals(mask: u64) -> u64 {
+    const SET_MASK: usize = 2;
+    let mut before = 0_u64;
+    // SAFETY: both masks are words of ours, of the size given.
+    let _ = unsafe { call(14, [SET_MASK, &raw const mask as usize, &raw mut before as usize, 8, 0, 0]) };
+    before
+}
+
+/// Leaves everything that a new thread has of its process besides memory: descriptors, directory, name.
+pub(crate) fn detach_thread(name: &[u8; 16]) {
+    const SET_NAME: usize = 15;
+    // SAFETY: the table of descriptors is this thread's own (it was made without CLONE_FILES), so are the directory
+    // (without CLONE_FS) and the name.
+    unsafe {
+        let _ = call(436, [0, u32::MAX as usize, 0, 0, 0, 0]);
+        let _ = call(80, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]);
+        let _ = call(157, [SET_NAME, name.as_ptr() as usize, 0, 0, 0, 0]);
+    }
+}
+
+/// Ends this thread.
+pub(crate) fn end_thread() -> ! {
+    loop {
+        // SAFETY: it does not return.
+        let _ = unsafe { call(60, [0; 6]) };
+    }
+}
+
+/// Ends the program.
+pub(crate) fn end_program(status: u8) -> ! {
+    loop {
+        // SAFETY: it does not return.
+        let _ = unsafe { call(231, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// `clone(2)` of a thread that runs `entry(argument)` on the stack that ends at `stack_end` (aligned to 16 bytes). Returns the
+/// thread's number or a negative error number.
+///
+/// # Safety
+///
+/// The stack belongs to the new thread, and `flags` make a thread.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn clone_thread(
+    flags: usize,
+    stack_end: usize,
+    entry: extern "C" fn(usize) -> !,
+    argument: usize,
+) -> isize {
+    // The kernel keeps r8 (no thread-local storage is asked for) and r9 for the new thread too.
+    naked_asm!(
+        "mov r8, rdx",
+        "mov r9, rcx",
+        "xor edx, edx",
+        "xor r10d, r10d",
+        "mov eax, 56",
+        "syscall",
+        "test rax, rax",
+        "jnz 2f",
+        "xor ebp, ebp",
+        "mov rdi, r9",
+        "call r8",
+        "ud2",
+        "2:",
+        "ret",
+    )
+}

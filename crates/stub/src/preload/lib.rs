@@ -1,0 +1,39 @@
+//! The library that programs carry: it says hello to the pager when they start, and holds the agent that moves pages out.
+//!
+//! It lives in other people's programs, so it brings nothing and touches nothing: no standard library, no libc, no symbols to
+//! see or to bind, no thread-local storage, no variables, no descriptor that stays open, and no memory from the program's
+//! allocator. Everything it knows later stands in the arena. Without the environment variable of
+//! [`protocol::ADDRESS_VARIABLE`] it does nothing at all.
+//!
+//! - [`start`]: what runs before the program's first instruction.
+//! - [`agent`]: the thread that carries out batches, and how it is started.
+//! - [`batch`]: what it does with one.
+//! - [`calls`]: system calls. [`socket`]: the greeting. [`memory`]: copying.
+
+#![no_std]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+compile_error!("programs can be paged on Linux on x86_64 only: this library makes system calls of that machine");
+
+mod agent;
+mod batch;
+mod calls;
+mod memory;
+// Each side uses its half of what is agreed on.
+#[allow(dead_code)]
+#[path = "../protocol.rs"]
+mod protocol;
+mod socket;
+mod start;
+
+/// Run by the dynamic loader before the program.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start::start;
+
+/// An assertion of this library failed: end the program, as nothing in it can be trusted to be paged rightly.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    start::refuse(b"an assertion in its library failed", 0)
+}

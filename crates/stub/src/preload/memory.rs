@@ -1,0 +1,39 @@
+//! Copying and filling memory, for this library and for what the compiler makes of assignments.
+//!
+//! The compiler calls these functions by name. They are hidden, so the program's own are not replaced by them.
+
+use core::arch::{asm, global_asm};
+
+// The direction flag is clear at every call (System V ABI), so strings go upwards.
+global_asm!(
+    ".pushsection .text.spillway_memory, \"ax\", @progbits",
+    ".hidden memcpy",
+    ".globl memcpy",
+    "memcpy:",
+    "mov rax, rdi",
+    "mov rcx, rdx",
+    "rep movsb",
+    "ret",
+    ".hidden memset",
+    ".globl memset",
+    "memset:",
+    "mov r8, rdi",
+    "mov eax, esi",
+    "mov rcx, rdx",
+    "rep stosb",
+    "mov rax, r8",
+    "ret",
+    ".popsection",
+);
+
+/// Copies `length` bytes.
+///
+/// # Safety
+///
+/// Both ranges are mapped, the target writable, and they do not overlap.
+pub(crate) unsafe fn copy(target: usize, source: usize, length: usize) {
+    // SAFETY: the caller's promise; the instruction changes the registers named and the target.
+    unsafe {
+        asm!("rep movsb", inout("rdi") target => _, inout("rsi") source => _, inout("rcx") length => _, options(nostack));
+    }
+}

@@ -1,0 +1,196 @@
+//! What runs before the program: the greeting.
+//!
+//! The environment is read from `/proc/self/environ`, because not every libc hands it to a library's constructor. When
+//! anything fails, the program ends with a message, unless the pager says that it may run without being paged: a program that
+//! was to be paged must not quietly take the memory that it was not given.
+
+use core::arch::asm;
+use core::sync::atomic::AtomicU32;
+
+use crate::agent;
+use crate::calls::{self, Descriptor, NO_ACCESS, NO_ENTRY};
+use crate::protocol::{
+    ADDRESS_BYTES_MAX, ADDRESS_VARIABLE, ArenaHead, Hello, HelloKind, MAGIC, Ready, VERSION, Verdict, Welcome,
+    seat_offset,
+};
+use crate::socket;
+
+/// The exit status of a program that could not be paged; as of a shell's `timeout`, `env` and the like when they themselves fail.
+const REFUSED: u8 = 125;
+
+/// `USERFAULTFD_IOC_NEW`.
+const NEW_USERFAULTFD: u32 = 0xaa00;
+
+/// `O_CLOEXEC | O_NONBLOCK`.
+const USERFAULTFD_FLAGS: usize = 0o2_000_000 | 0o4_000;
+
+/// `PROT_READ | PROT_WRITE`.
+const READ_WRITE: usize = 3;
+
+/// `MAP_SHARED`.
+const SHARED: usize = 1;
+
+/// The constructor.
+pub(crate) extern "C" fn start() {
+    let mut space = [0; ADDRESS_BYTES_MAX];
+    let Some(address) = find_address(&mut space) else { return };
+    match greet(address) {
+        Ok(()) => {}
+        Err((what, error)) => refuse(what, error),
+    }
+}
+
+/// What failed, and the negative error number or 0.
+type Refusal = (&'static [u8], i32);
+
+fn greet(address: &[u8]) -> Result<(), Refusal> {
+    let userfaultfd = new_userfaultfd();
+    let socket = socket::connect(address).map_err(|error| (&b"the pager cannot be reached"[..], error))?;
+    let (library_start, library_end) = library();
+    let hello = Hello {
+        kind: HelloKind::Program,
+        process: calls::process(),
+        seat: 0,
+        status: userfaultfd.as_ref().err().copied().unwrap_or(0),
+        start_agent: agent::start_on_borrowed_thread as *const () as u64,
+        library_start,
+        library_end,
+    };
+    let lost = |error| (&b"the pager broke off"[..], error);
+    socket::send(&socket, &hello.encode(), userfaultfd.as_ref().ok()).map_err(lost)?;
+    let (words, file) = socket::receive(&socket).map_err(lost)?;
+    let Ok(welcome) = Welcome::decode(&words) else { return Err((b"the pager is of another version", 0)) };
+    match (welcome.verdict, file) {
+        (Verdict::RunUnpaged, _) => Ok(()),
+        (Verdict::Page, Some(file)) => join(&socket, &welcome, &file),
+        _ => Err((b"the pager refused it", hello.status)),
+    }
+}
+
+/// Maps the arena, and says so.
+fn join(socket: &Descriptor, welcome: &Welcome, file: &Descriptor) -> Result<(), Refusal> {
+    let mapped = calls::map(welcome.arena_bytes as usize, READ_WRITE, SHARED, file.0);
+    let arena = *mapped.as_ref().unwrap_or(&0);
+    let ready = Ready { arena: arena as u64, status: mapped.err().unwrap_or(0) };
+    socket::send(socket, &ready.encode(), None).map_err(|error| (&b"the pager broke off"[..], error))?;
+    mapped.map_err(|error| (&b"it cannot map the pager's memory"[..], error))?;
+    // SAFETY: the arena was mapped just now, begins with its head, and is never unmapped.
+    let head = unsafe { &*(arena as *const ArenaHead) };
+    if head.magic != MAGIC || head.version != VERSION {
+        return Err((b"the pager's memory is of another version", 0));
+    }
+    if welcome.start_agent {
+        agent::start(arena + seat_offset(welcome.seat));
+    }
+    Ok(())
+}
+
+/// A userfaultfd through the device if this user may open it, by the system call otherwise.
+fn new_userfaultfd() -> Result<Descriptor, i32> {
+    match calls::open(b"/dev/userfaultfd\0", true) {
+        Ok(device) => {
+            // SAFETY: the command takes flags as a number, and touches no memory.
+            unsafe { calls::control(device.0, NEW_USERFAULTFD, USERFAULTFD_FLAGS) }
+                .map(|descriptor| Descriptor(descriptor as i32))
+        }
+        Err(NO_ENTRY | NO_ACCESS) => calls::userfaultfd(USERFAULTFD_FLAGS),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where this library is mapped.
+fn library() -> (u64, u64) {
+    let (start, end): (u64, u64);
+    // SAFETY: takes two addresses that the linker defines; hidden, so those of the program are not meant.
+    unsafe {
+        asm!(
+            ".hidden __ehdr_start",
+            ".hidden _end",
+            "lea {start}, [rip + __ehdr_start]",
+            "lea {end}, [rip + _end]",
+            start = out(reg) start,
+            end = out(reg) end,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    const PAGE: u64 = crate::protocol::PAGE_BYTES as u64;
+    (start & !(PAGE - 1), (end + PAGE - 1) & !(PAGE - 1))
+}
+
+/// Looks for the pager's address in the environment.
+fn find_address(space: &mut [u8; ADDRESS_BYTES_MAX]) -> Option<&[u8]> {
+    let file = calls::open(b"/proc/self/environ\0", false).ok()?;
+    let mut search = Search { matched: 0, length: 0 };
+    let mut chunk = [0; 1024];
+    loop {
+        let read = calls::read(&file, &mut chunk).unwrap_or(0);
+        for byte in chunk.iter().take(read) {
+            if search.take(*byte, space) {
+                return space.get(..search.length);
+            }
+        }
+        if read == 0 {
+            return None;
+        }
+    }
+}
+
+/// How far the variable was found.
+struct Search {
+    /// Bytes of `NAME=` that match the current variable so far; `usize::MAX` when they do not.
+    matched: usize,
+    /// Bytes of its value.
+    length: usize,
+}
+
+impl Search {
+    /// Takes the next byte of the environment. Whether the value is complete.
+    fn take(&mut self, byte: u8, value: &mut [u8]) -> bool {
+        let name = ADDRESS_VARIABLE.as_bytes();
+        if self.matched == name.len() + 1 {
+            if byte == 0 {
+                return self.length > 0;
+            }
+            match value.get_mut(self.length) {
+                Some(place) => *place = byte,
+                None => refuse(b"the pager's address is too long", 0),
+            }
+            self.length += 1;
+        } else if byte == 0 {
+            self.matched = 0;
+        } else if self.matched < name.len() && name.get(self.matched) == Some(&byte)
+            || self.matched == name.len() && byte == b'='
+        {
+            self.matched += 1;
+        } else {
+            self.matched = usize::MAX;
+        }
+        false
+    }
+}
+
+/// Ends the program with a message.
+pub(crate) fn refuse(what: &[u8], error: i32) -> ! {
+    calls::complain(b"spillway: this program cannot be paged: ");
+    calls::complain(what);
+    if error != 0 {
+        calls::complain(b" (error ");
+        complain_number(error.unsigned_abs());
+        calls::complain(b")");
+    }
+    calls::complain(b"; `spillway doctor` says what is missing, and `spillway run --via swap` does without\n");
+    calls::end_program(REFUSED)
+}
+
+fn complain_number(number: u32) {
+    if number >= 10 {
+        complain_number(number / 10);
+    }
+    calls::complain(&[b'0' + (number % 10) as u8]);
+}
+
+/// The futex of `word`'s owner is told that it changed.
+pub(crate) fn store_and_wake(word: &AtomicU32, value: u32) {
+    word.store(value, core::sync::atomic::Ordering::Release);
+    calls::wake(word);
+}

@@ -1,0 +1,119 @@
+//! A forked child plays the process that dies; the test watches what becomes of its program.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program that lives until it is killed or its input ends.
+struct Victim(Child);
+
+impl Victim {
+    fn start() -> Self {
+        Self(Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    fn pidfd(&self) -> OwnedFd {
+        rustix::process::pidfd_open(Pid::from_child(&self.0), PidfdFlags::empty()).unwrap()
+    }
+
+    fn is_alive(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn wait_for_signal_of(victim: &mut Victim) -> Option<i32> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = victim.0.try_wait().unwrap() {
+            return status.signal();
+        }
+        assert!(Instant::now() < deadline, "nobody killed the program");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Forks a child that watches `pidfd` with a guardian, and waits until it does; returns the child.
+fn fork_watcher(pidfd: OwnedFd, forget: bool) -> Pid {
+    let (mut here, mut there) = UnixStream::pair().unwrap();
+    // SAFETY: the child uses memory that glibc keeps usable after a fork, and ends by being killed.
+    match unsafe { libc::fork() } {
+        0 => {
+            let guardian = Guardian::start(4).unwrap();
+            let place = guardian.watch(pidfd).unwrap();
+            if forget {
+                guardian.forget(place);
+            }
+            there.write_all(b"!").unwrap();
+            loop {
+                // SAFETY: no memory is touched.
+                unsafe { libc::pause() };
+            }
+        }
+        child => {
+            drop(there);
+            here.read_exact(&mut [0]).unwrap();
+            Pid::from_raw(child).unwrap()
+        }
+    }
+}
+
+fn kill(process: Pid) {
+    rustix::process::kill_process(process, Signal::KILL).unwrap();
+    rustix::process::waitpid(Some(process), WaitOptions::empty()).unwrap();
+}
+
+#[test]
+fn programs_are_killed_when_their_pager_is() {
+    let (mut watched, mut other) = (Victim::start(), Victim::start());
+    let watcher = fork_watcher(watched.pidfd(), false);
+    assert!(watched.is_alive());
+    kill(watcher);
+    assert_eq!(wait_for_signal_of(&mut watched), Some(libc::SIGKILL));
+    assert!(other.is_alive(), "a program that is not listed is left alone");
+}
+
+#[test]
+fn a_program_that_was_taken_off_the_list_lives_on() {
+    let (mut forgotten, mut watched) = (Victim::start(), Victim::start());
+    let first = fork_watcher(forgotten.pidfd(), true);
+    kill(first);
+    // Another guardian that does its work shows that the time was long enough.
+    let second = fork_watcher(watched.pidfd(), false);
+    kill(second);
+    assert_eq!(wait_for_signal_of(&mut watched), Some(libc::SIGKILL));
+    assert!(forgotten.is_alive());
+}
+
+#[test]
+fn places_are_bounded_and_used_again() {
+    let mut victim = Victim::start();
+    let guardian = Guardian::start(1).unwrap();
+    let place = guardian.watch(victim.pidfd()).unwrap();
+    assert_eq!(guardian.watch(victim.pidfd()), None);
+    guardian.forget(place);
+    assert!(guardian.watch(victim.pidfd()).is_some());
+    drop(guardian);
+    assert!(victim.is_alive(), "an orderly end kills nobody");
+}
+
+#[test]
+fn the_end_of_the_guardian_is_seen() {
+    let guardian = Guardian::start(1).unwrap();
+    rustix::process::pidfd_send_signal(&guardian, Signal::KILL).unwrap();
+    let timeout = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+    let mut wanted = [rustix::event::PollFd::new(&guardian, rustix::event::PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut wanted, Some(&timeout)).unwrap(), 1);
+}

@@ -1,0 +1,80 @@
+//! Another process's memory, read from outside (process_vm_readv(2)), and where a thread keeps what the kernel itself reads.
+//!
+//! Reading a page that is missing and registered with a userfaultfd waits until that is served, so whoever serves it must not
+//! read. Only for processes that one may trace.
+
+use std::io;
+
+use crate::mapping::Mapping;
+
+/// Copies `length` bytes at `address` of process `pid` to `offset` of `target`. Returns the bytes copied; fewer, when what
+/// follows cannot be read.
+pub fn read(pid: u32, address: u64, target: &Mapping, offset: usize, length: usize) -> io::Result<usize> {
+    assert!(
+        offset.checked_add(length).is_some_and(|end| end <= target.length()),
+        "range {offset}+{length} lies outside a mapping of {} bytes",
+        target.length()
+    );
+    read_to(pid, address, (target.address() + offset) as *mut libc::c_void, length)
+}
+
+/// Fills `target` with what stands at `address` of process `pid`.
+pub fn read_exact(pid: u32, address: u64, target: &mut [u8]) -> io::Result<()> {
+    if read_to(pid, address, target.as_mut_ptr().cast(), target.len())? == target.len() {
+        return Ok(());
+    }
+    Err(io::Error::from_raw_os_error(libc::EFAULT))
+}
+
+fn read_to(pid: u32, address: u64, target: *mut libc::c_void, length: usize) -> io::Result<usize> {
+    let local = libc::iovec { iov_base: target, iov_len: length };
+    let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length };
+    // SAFETY: both callers pass memory of their own that is `length` long and writable; the other address is the kernel's to
+    // check.
+    let read = unsafe { libc::process_vm_readv(pid.cast_signed(), &raw const local, 1, &raw const remote, 1, 0) };
+    if read < 0 { Err(io::Error::last_os_error()) } else { Ok(read.unsigned_abs()) }
+}
+
+/// Where thread `thread` has the head of its list of robust futexes (get_robust_list(2)), which lies in its control block. The
+/// kernel walks the list when the thread ends, and gets no fault served then; so this page and its neighbours stay where
+/// they are. `None` for a thread without a list.
+pub fn robust_list(thread: u32) -> io::Result<Option<u64>> {
+    let (mut head, mut length) = (0_u64, 0_usize);
+    // SAFETY: the kernel writes an address and a length into two words of ours.
+    let result =
+        unsafe { libc::syscall(libc::SYS_get_robust_list, thread.cast_signed(), &raw mut head, &raw mut length) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok((head != 0).then_some(head)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::PAGE_SIZE_BYTES;
+
+    #[test]
+    fn bytes_come_over_as_far_as_they_can_be_read() {
+        let pid = std::process::id();
+        let source = Mapping::anonymous(PAGE_SIZE_BYTES).unwrap();
+        source.write(8, b"remote");
+        let target = Mapping::anonymous(PAGE_SIZE_BYTES).unwrap();
+        assert_eq!(read(pid, source.address() as u64 + 8, &target, 100, 6).unwrap(), 6);
+        let mut bytes = [0; 6];
+        target.read(100, &mut bytes);
+        assert_eq!(&bytes, b"remote");
+        read_exact(pid, source.address() as u64 + 8, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"remote");
+        assert!(read_exact(pid, 8, &mut bytes).is_err(), "nothing is mapped there");
+        assert!(read_exact(u32::MAX >> 1, 8, &mut bytes).is_err(), "no such process");
+    }
+
+    #[test]
+    fn a_thread_of_glibc_has_a_robust_list_in_its_memory() {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        let head = robust_list(thread).unwrap().expect("glibc sets one for every thread");
+        // The list is empty, so its head points to itself.
+        let mut first = [0; 8];
+        read_exact(std::process::id(), head, &mut first).unwrap();
+        assert_eq!(u64::from_ne_bytes(first), head);
+        assert!(robust_list(u32::MAX >> 1).is_err());
+    }
+}

@@ -1,0 +1,77 @@
+//! Whether a thread runs, is stopped and why, or has ended.
+
+use std::fs;
+use std::io;
+
+use super::request;
+
+/// Why a traced thread is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// Because it was asked to.
+    Asked,
+    /// With its whole process, by a signal for that.
+    Group,
+    /// Before it takes a signal.
+    Signal(i32),
+}
+
+/// A thread of another process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Thread {
+    pub(super) process: u32,
+    pub(super) thread: u32,
+}
+
+impl Thread {
+    /// Whether it runs, or waits for a page that user code touched.
+    pub(super) fn is_in_user_code(self) -> io::Result<bool> {
+        let text = fs::read_to_string(format!("/proc/{}/task/{}/syscall", self.process, self.thread))?;
+        Ok(text.starts_with("running") || text.starts_with("-1 "))
+    }
+
+    /// Why it is stopped; `None` while it runs. Fails with `ESRCH` when it has ended.
+    pub(super) fn look(self) -> io::Result<Option<Stop>> {
+        match request::signal_information(self.thread) {
+            Ok((signal, code)) => Ok(Some(classify(signal, code))),
+            // Running and gone give the same answer.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) && !self.is_dead() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether it has ended, waited for or not.
+    pub(super) fn is_dead(self) -> bool {
+        let Ok(stat) = fs::read_to_string(format!("/proc/{}/task/{}/stat", self.process, self.thread)) else {
+            return true;
+        };
+        // The name may hold parentheses, so the state is looked for behind the last one.
+        let state = stat.rfind(") ").and_then(|end| stat.as_bytes().get(end + 2));
+        matches!(state, None | Some(b'Z' | b'X' | b'x'))
+    }
+
+    /// A traced thread that ended stays until its tracer has taken notice; a child's end, though, belongs to whoever waits
+    /// for children here.
+    pub(super) fn reap_if_dead(self) {
+        if self.is_dead() && !(self.thread == self.process && self.is_child()) {
+            let mut status = 0;
+            // SAFETY: it writes one number of ours; the thread is one that this thread traced.
+            unsafe { libc::waitpid(self.thread.cast_signed(), &raw mut status, libc::__WALL | libc::WNOHANG) };
+        }
+    }
+
+    fn is_child(self) -> bool {
+        let Ok(status) = fs::read_to_string(format!("/proc/{}/status", self.process)) else { return false };
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).map(str::trim);
+        parent.and_then(|parent| parent.parse().ok()) == Some(std::process::id())
+    }
+}
+
+/// An event's stop has the event above the signal in its code (ptrace(2), PTRACE_EVENT_STOP).
+fn classify(signal: i32, code: i32) -> Stop {
+    match (code >> 8 == libc::PTRACE_EVENT_STOP, signal) {
+        (true, libc::SIGTRAP) => Stop::Asked,
+        (true, _) => Stop::Group,
+        (false, signal) => Stop::Signal(signal),
+    }
+}

@@ -1,0 +1,200 @@
+//! A forked child is borrowed from: it has this program's functions at the same addresses.
+
+use std::arch::asm;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::*;
+use crate::mapping::{Mapping, PAGE_SIZE_BYTES};
+use crate::memfd::Memfd;
+use crate::shared_futex::{long_word, word};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Places in the memory that the child and the test share.
+const STEPS: usize = 0;
+const CALLED_WITH: usize = 8;
+const BROKEN: usize = 16;
+const SIGNALS: usize = 20;
+const STACK_END: usize = 4 * PAGE_SIZE_BYTES;
+
+/// A child that does nothing but `behaviour`; killed when dropped.
+struct Child {
+    pid: u32,
+    memory: Arc<Mapping>,
+}
+
+impl Child {
+    fn fork(behaviour: fn(&Mapping)) -> Self {
+        let file = Memfd::create("tracee", STACK_END as u64).unwrap();
+        let memory = Arc::new(Mapping::shared(&file, STACK_END).unwrap());
+        // SAFETY: the child touches the shared mapping and makes simple calls, and ends by being killed.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            loop {
+                behaviour(&memory);
+            }
+        }
+        Self { pid: pid.unsigned_abs(), memory }
+    }
+
+    fn wait_for_steps(&self, steps: u64) {
+        let goal = long_word(&self.memory, STEPS).load(SeqCst) + steps;
+        let deadline = Instant::now() + PATIENCE;
+        while long_word(&self.memory, STEPS).load(SeqCst) < goal {
+            assert!(Instant::now() < deadline, "the child does not run");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn call(&self, function: extern "C" fn(*const Mapping) -> !, deadline: Instant) -> Result<(), TraceError> {
+        let target = Call {
+            function: function as *const () as u64,
+            argument: Arc::as_ptr(&self.memory) as u64,
+            stack_end: (self.memory.address() + STACK_END) as u64,
+        };
+        let is_finished = || word(&self.memory, CALLED_WITH).load(SeqCst) != 0;
+        // SAFETY: the child is a copy of this process, with the function and the mapping where they are here; the stack is the
+        // last page of the mapping, which nothing else uses.
+        unsafe { call(self.pid, self.pid, &target, is_finished, deadline) }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: signals and waits for a child of this test.
+        unsafe {
+            libc::kill(self.pid.cast_signed(), libc::SIGKILL);
+            libc::waitpid(self.pid.cast_signed(), std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// Counts, and checks that registers keep what is put into them.
+fn count(memory: &Mapping) {
+    let (pattern, mut general, mut vector) = (0x1234_5678_9abc_def0_u64, 0_u64, 0_u64);
+    // SAFETY: registers only.
+    unsafe {
+        asm!(
+            "movq xmm5, {pattern}",
+            "mov {general}, {pattern}",
+            "mov ecx, 100000",
+            "2: pause",
+            "dec ecx",
+            "jnz 2b",
+            "movq {vector}, xmm5",
+            pattern = in(reg) pattern, general = inout(reg) general, vector = inout(reg) vector,
+            out("ecx") _, out("xmm5") _,
+        );
+    }
+    if general != pattern || vector != pattern {
+        word(memory, BROKEN).store(1, SeqCst);
+    }
+    long_word(memory, STEPS).fetch_add(1, SeqCst);
+}
+
+extern "C" fn mark(memory: *const Mapping) -> ! {
+    // SAFETY: registers only: what a function may clobber and what it may not.
+    unsafe { asm!("pxor xmm5, xmm5", "xor ecx, ecx", out("xmm5") _, out("ecx") _) };
+    // SAFETY: the argument is the child's own mapping.
+    word(unsafe { &*memory }, CALLED_WITH).store(1, SeqCst);
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+extern "C" fn linger(_: *const Mapping) -> ! {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+#[test]
+fn a_running_thread_makes_the_call_and_goes_on_as_before() {
+    let child = Child::fork(count);
+    child.wait_for_steps(1);
+    for _ in 0..20 {
+        word(&child.memory, CALLED_WITH).store(0, SeqCst);
+        child.call(mark, Instant::now() + PATIENCE).unwrap();
+        child.wait_for_steps(1);
+    }
+    assert_eq!(word(&child.memory, BROKEN).load(SeqCst), 0, "registers are as they were");
+}
+
+#[test]
+fn a_function_that_does_not_finish_is_given_up() {
+    let child = Child::fork(count);
+    child.wait_for_steps(1);
+    let result = child.call(linger, Instant::now() + Duration::from_millis(100));
+    assert!(matches!(result, Err(TraceError::TimedOut)), "{result:?}");
+    child.wait_for_steps(2);
+    assert_eq!(word(&child.memory, BROKEN).load(SeqCst), 0);
+}
+
+#[test]
+fn a_thread_in_a_system_call_is_left_alone() {
+    let child = Child::fork(|memory| {
+        long_word(memory, STEPS).fetch_add(1, SeqCst);
+        // SAFETY: no memory is touched.
+        unsafe { libc::pause() };
+    });
+    child.wait_for_steps(1);
+    let deadline = Instant::now() + PATIENCE;
+    // It may still be on its way into the call.
+    let refused = loop {
+        let result = child.call(mark, deadline);
+        if result.is_err() || Instant::now() > deadline {
+            break result;
+        }
+    };
+    assert!(matches!(refused, Err(TraceError::Unsuitable(_))), "{refused:?}");
+}
+
+#[test]
+fn a_thread_that_ended_is_gone() {
+    let child = Child::fork(|_| {
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) }
+    });
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match child.call(mark, Instant::now() + Duration::from_millis(200)) {
+            Err(TraceError::Gone) => break,
+            other => assert!(Instant::now() < deadline, "{other:?}"),
+        }
+    }
+}
+
+extern "C" fn note_signal(_: i32) {
+    // The handler finds the memory by a variable of its own copy of the process.
+    let memory = SIGNAL_MEMORY.load(SeqCst) as *const Mapping;
+    // SAFETY: set by the child before the handler was installed.
+    word(unsafe { &*memory }, SIGNALS).fetch_add(1, SeqCst);
+}
+
+static SIGNAL_MEMORY: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+#[test]
+fn a_signal_that_comes_meanwhile_is_taken_afterwards() {
+    let child = Child::fork(|memory| {
+        if SIGNAL_MEMORY.swap(std::ptr::from_ref(memory) as usize, SeqCst) == 0 {
+            // SAFETY: installs a handler that only changes the shared memory.
+            unsafe { libc::signal(libc::SIGUSR1, note_signal as *const () as libc::sighandler_t) };
+        }
+        count(memory);
+    });
+    child.wait_for_steps(1);
+    for round in 1..=10 {
+        word(&child.memory, CALLED_WITH).store(0, SeqCst);
+        let target = child.pid.cast_signed();
+        // SAFETY: a signal to a child of this test.
+        unsafe { libc::kill(target, libc::SIGUSR1) };
+        child.call(mark, Instant::now() + PATIENCE).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while word(&child.memory, SIGNALS).load(SeqCst) < round {
+            assert!(Instant::now() < deadline, "signal {round} was lost");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(word(&child.memory, BROKEN).load(SeqCst), 0);
+}
