@@ -1,14 +1,13 @@
 //! What the pager needs of the kernel and the user, one function for each capability.
 
+use spillway_sys::userfaultfd::Features;
+use spillway_sys::userfaultfd::access::{Access, Obstacle};
+
 use super::checks::{Check, State, Way};
 use crate::machine::system::System;
-use crate::machine::user_faults::{self, UserFaults};
 
-/// `UFFDIO_MOVE`, by which pages leave a program, is in Linux 6.8; `PAGEMAP_SCAN`, by which they are found, in 6.7.
-const KERNEL_MIN: (u32, u32) = (6, 8);
-
-/// The command that gives everybody a full userfaultfd until the next boot.
-const ALLOW: &str = "sudo sysctl vm.unprivileged_userfaultfd=1";
+/// The command for what only another kernel has.
+const NEWER_KERNEL: &str = "apt-get install linux-image-amd64";
 
 /// Locked memory that the pager asks for: its pool and tables. With less it works too, but may itself be paged out.
 const LOCKED_BYTES_WANTED: u64 = 64 << 20;
@@ -23,43 +22,30 @@ fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &s
 
 /// Every capability, those that it cannot do without first.
 pub(crate) fn all(system: &System) -> Vec<Check> {
-    vec![user_faults(system), kernel(system), tracing(system), memory_locking(system)]
+    let access = system.user_faults().unwrap_or(NOTHING);
+    vec![user_faults(access), tracing(system), memory_locking(system)]
 }
 
-fn user_faults(system: &System) -> Check {
+/// What is left when the kernel did not even answer.
+const NOTHING: Access = Access { scope: None, features: Features(0), follows_forks: false, scans_pages: false };
+
+fn user_faults(access: Access) -> Check {
     let name = "userfaultfd";
-    match user_faults::look(system) {
-        UserFaults::Device => good(name, "/dev/userfaultfd can be opened"),
-        UserFaults::Everybody => good(name, "allowed to everybody (vm.unprivileged_userfaultfd is 1)"),
-        UserFaults::Root => good(name, "allowed to root"),
-        UserFaults::UserModeOnly => lacking(
-            name,
-            State::Bad,
-            "only for faults of user mode, which is not enough: a system call that reads or writes memory which is elsewhere would fail. \
-             For good, instead of until the next boot, packaging/udev has a rule for /dev/userfaultfd",
-            ALLOW,
-        ),
-        UserFaults::Absent => lacking(
-            name,
-            State::Bad,
-            "this kernel was built without it: no paging without root",
-            "apt-get install linux-image-amd64",
-        ),
+    if !spillway_stub::IS_SUPPORTED {
+        return lacking(name, State::Bad, "programs can be paged on Linux on x86-64 only", "uname -m");
     }
-}
-
-fn kernel(system: &System) -> Check {
-    let name = "kernel for the pager";
-    match system.kernel_version() {
-        Some(version) if version >= KERNEL_MIN => good(name, "moves pages (6.8) and finds them (6.7)"),
-        Some((major, minor)) => lacking(
-            name,
-            State::Bad,
-            format!("Linux {major}.{minor} is older than 6.8: no UFFDIO_MOVE"),
-            "apt-get install linux-image-amd64",
+    let Some(obstacle) = access.obstacle() else {
+        return good(name, "all faults of a program can be served, and its pages found and moved");
+    };
+    let detail = match obstacle {
+        // The permission can be had for good, too.
+        Obstacle::UserModeOnly => format!(
+            "{obstacle}: the kernel gives this user only faults of user mode. The command gives everybody all of them until the next \
+             boot; packaging/udev has a rule that gives them to a group for good"
         ),
-        None => lacking(name, State::Optional, "its version cannot be understood", "uname -r"),
-    }
+        _ => obstacle.to_string(),
+    };
+    lacking(name, State::Bad, detail, obstacle.mend().unwrap_or(NEWER_KERNEL))
 }
 
 /// Yama lets parents trace their children at 0 and 1 (kernel document `admin-guide/LSM/Yama.rst`).
@@ -97,6 +83,8 @@ fn memory_locking(system: &System) -> Check {
 mod tests {
     use std::fs;
 
+    use spillway_sys::userfaultfd::Scope;
+
     use super::*;
     use crate::doctor::checks::hindrance;
 
@@ -111,34 +99,34 @@ mod tests {
         (directory, system)
     }
 
-    const NEW: (&str, &str) = ("/proc/sys/kernel/osrelease", "6.8.0\n");
-    const FORBIDDEN: (&str, &str) = ("/proc/sys/vm/unprivileged_userfaultfd", "0\n");
-    const ALLOWED: (&str, &str) = ("/proc/sys/vm/unprivileged_userfaultfd", "1\n");
+    const FULL: Access = Access {
+        scope: Some(Scope::Everything),
+        features: Features(Features::MOVE.0 | Features::WRITE_PROTECT.0),
+        follows_forks: true,
+        scans_pages: true,
+    };
 
     #[test]
     fn a_user_who_lacks_only_the_permission_is_given_the_command() {
-        let (_directory, system) = system(&[NEW, FORBIDDEN], false);
-        let checks = all(&system);
-        let hindrance = hindrance(&checks, Way::Pager).unwrap();
-        assert_eq!(hindrance.mend.as_deref(), Some(ALLOW));
-        assert!(hindrance.detail.contains("system call"), "{}", hindrance.detail);
+        let check = user_faults(Access { scope: Some(Scope::UserModeOnly), ..FULL });
+        assert!(check.state == State::Bad && check.mend.unwrap().contains("vm.unprivileged_userfaultfd=1"));
+        assert!(check.detail.contains("system calls") && check.detail.contains("packaging/udev"), "{}", check.detail);
     }
 
     #[test]
     fn with_the_permission_nothing_hinders() {
-        for files in [&[NEW, ALLOWED][..], &[NEW, FORBIDDEN, ("/dev/userfaultfd", "")]] {
-            let (_directory, system) = system(files, false);
-            assert!(hindrance(&all(&system), Way::Pager).is_none());
-        }
-        let (_directory, system) = system(&[NEW, FORBIDDEN], true);
+        let (_directory, system) = system(&[], false);
+        assert_eq!(hindrance(&all(&system), Way::Pager).unwrap().name, "userfaultfd");
+        let system = system.with_user_faults(FULL);
         assert!(hindrance(&all(&system), Way::Pager).is_none());
     }
 
     #[test]
     fn old_kernels_are_named() {
-        let (_directory, system) = system(&[("/proc/sys/kernel/osrelease", "6.6.1\n"), ALLOWED], false);
-        let checks = all(&system);
-        assert!(hindrance(&checks, Way::Pager).unwrap().detail.contains("6.8"));
+        let detail = |access: Access| user_faults(access).detail;
+        assert!(detail(Access { features: Features::WRITE_PROTECT, ..FULL }).contains("6.8"));
+        assert!(detail(Access { scans_pages: false, ..FULL }).contains("6.7"));
+        assert!(detail(NOTHING).contains("sandbox"));
     }
 
     #[test]

@@ -6,7 +6,6 @@
 //! - [`swap_list`]: which swap areas are on.
 //! - [`filesystem`]: what a path lies on.
 //! - [`executable`]: whether the pager's library can be loaded into a program.
-//! - [`user_faults`]: whether a user may have page faults handled by another process.
 //! - [`system`]: where such facts are read from.
 
 pub(crate) mod executable;
@@ -16,4 +15,3 @@ pub(crate) mod process;
 pub(crate) mod reserve;
 pub(crate) mod swap_list;
 pub(crate) mod system;
-pub(crate) mod user_faults;

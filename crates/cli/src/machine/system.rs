@@ -1,27 +1,42 @@
 //! Where facts about the machine and its user are read from.
 //!
-//! Everything is read below a root directory, so that tests can show each answer on files of their own.
+//! Files are read below a root directory, so that tests can show each answer on files of their own; what must be tried out is
+//! handed in.
 
 use std::fs;
 use std::path::PathBuf;
+
+use spillway_sys::userfaultfd::access::Access;
 
 /// A machine as one user sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct System {
     root: PathBuf,
     user_is_root: bool,
+    user_faults: Option<Access>,
 }
 
 impl System {
     /// This machine, as this user.
     pub(crate) fn this() -> Self {
-        Self { root: "/".into(), user_is_root: rustix::process::geteuid().is_root() }
+        Self { root: "/".into(), user_is_root: rustix::process::geteuid().is_root(), user_faults: Access::probe().ok() }
     }
 
     /// A machine made of files below a directory.
     #[cfg(test)]
     pub(crate) fn of_files(root: PathBuf, user_is_root: bool) -> Self {
-        Self { root, user_is_root }
+        Self { root, user_is_root, user_faults: None }
+    }
+
+    /// The same one with what its kernel lets the user do about page faults.
+    #[cfg(test)]
+    pub(crate) fn with_user_faults(self, access: Access) -> Self {
+        Self { user_faults: Some(access), ..self }
+    }
+
+    /// What the user may do about page faults, as tried out; `None` if that failed.
+    pub(crate) fn user_faults(&self) -> Option<Access> {
+        self.user_faults
     }
 
     /// Whether the user is root.

@@ -1,8 +1,8 @@
 //! `spillway run`: an unmodified program with part of its memory lent by donors.
 //!
-//! - [`via`]: over a swap device or by the pager, and why; [`via_swap`]: the first way.
+//! - [`via`]: over a swap device or by the pager, and why; [`via_swap`] and [`via_pager`]: the two ways.
 //! - [`plan`]: what is needed, checked before anything starts.
-//! - [`donors`]: donors of the run's own.
+//! - [`donors`]: donors of the run's own; [`preload`]: the library that paged programs load.
 //! - [`program`]: finding, starting and waiting for the program; signals.
 //! - [`watch`]: the budget while the program runs.
 //! - [`statistics`]: what is told at the end.
@@ -13,10 +13,12 @@
 
 pub(crate) mod donors;
 pub(crate) mod plan;
+pub(crate) mod preload;
 pub(crate) mod program;
 pub(crate) mod statistics;
 pub(crate) mod take_down;
 pub(crate) mod via;
+pub(crate) mod via_pager;
 pub(crate) mod via_swap;
 pub(crate) mod watch;
 
@@ -39,6 +41,6 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     }
     match choice.way {
         Way::Swap => via_swap::run(arguments, registry, &program, choice, &interruption),
-        Way::Pager => Err(Failure::failed("the pager is not part of this build; `sudo spillway run --via swap ...`")),
+        Way::Pager => via_pager::run(arguments, registry, &program, choice, &interruption),
     }
 }

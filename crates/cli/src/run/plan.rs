@@ -1,11 +1,15 @@
 //! What a run needs: sizes, donors, copies and files, decided and checked before anything starts.
 
+use std::path::{Path, PathBuf};
+
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
+use spillway_borrower::pager::{PagerConfig, Placement};
 use spillway_fabric::address::DonorAddress;
 
+use super::donors::OwnDonors;
 use super::take_down::device_name;
 use crate::arguments::RunArguments;
 use crate::device::launch::LaunchedDevice;
@@ -29,7 +33,7 @@ pub(crate) struct Plan {
     /// Memory that each of its own donors lends.
     pub(crate) own_donor_bytes: u64,
     /// Directory of its entry, for its own donors' sockets.
-    pub(crate) sockets: std::path::PathBuf,
+    pub(crate) sockets: PathBuf,
     mapping: MappingPolicy,
     transport: TransportChoice,
     frontend: FrontEndChoice,
@@ -38,7 +42,7 @@ pub(crate) struct Plan {
     slab_size_bytes: u64,
     redundancy: Redundancy,
     backing: Option<BackingChoice>,
-    key_file: Option<std::path::PathBuf>,
+    key_file: Option<PathBuf>,
 }
 
 impl Plan {
@@ -115,6 +119,36 @@ impl Plan {
             outlives_block_device: false,
             run: Some(self.name.clone()),
         }
+    }
+
+    /// What the pager is told.
+    pub(crate) fn paged(
+        &self,
+        donors: &OwnDonors,
+        preload: PathBuf,
+        budget_bytes: u64,
+    ) -> Result<PagerConfig, Failure> {
+        let addresses = donors.addresses().iter().map(|text| text.parse()).collect::<Result<_, _>>();
+        Ok(PagerConfig {
+            name: device_name(&self.name),
+            donors: addresses.map_err(Failure::usage)?,
+            key_file: self.key_file.clone(),
+            redundancy: self.redundancy,
+            backing: self.backing.as_ref().map(|choice| choice.path.clone()),
+            transport: self.transport,
+            slab_size_bytes: self.slab_size_bytes,
+            lent_bytes_max: self.device_size_bytes,
+            budget_bytes,
+            directory: self.sockets.clone(),
+            preload,
+            placement: Placement::default(),
+            donor_wait: limits::DONOR_WAIT,
+        })
+    }
+
+    /// The backing file that goes with the run.
+    pub(crate) fn temporary_backing(&self) -> Option<&Path> {
+        self.backing.as_ref().filter(|choice| choice.temporary).map(|choice| choice.path.as_path())
     }
 }
 

@@ -120,7 +120,7 @@ impl Run {
         let start = Instant::now();
         let becoming = Becoming { procs_file: Some(group.path().join("cgroup.procs")), environment: Vec::new() };
         let started = Program::start(program, &becoming, interruption)?;
-        let watched = watch::watch(&started, group, &mut budget, &self.entry, choice, arguments);
+        let watched = watch::watch(&started, group, &mut budget, &self.entry, choice, arguments, interruption);
         let ending = started.ending()?;
         let paging = Paging {
             major_faults: group.major_faults(),
