@@ -297,6 +297,9 @@ pub(crate) struct BecomeArguments {
     /// NAME=VALUE for the program's environment
     #[arg(long)]
     pub(crate) set: Vec<OsString>,
+    /// The program may not copy its memory by a fork
+    #[arg(long)]
+    pub(crate) forbid_forks: bool,
     /// The program's file
     #[arg(long)]
     pub(crate) file: PathBuf,

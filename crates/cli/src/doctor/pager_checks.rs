@@ -23,7 +23,7 @@ fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &s
 /// Every capability, those that it cannot do without first.
 pub(crate) fn all(system: &System) -> Vec<Check> {
     let access = system.user_faults().unwrap_or(NOTHING);
-    vec![user_faults(access), tracing(system), memory_locking(system)]
+    vec![user_faults(access), forks(access), tracing(system), memory_locking(system)]
 }
 
 /// What is left when the kernel did not even answer.
@@ -46,6 +46,20 @@ fn user_faults(access: Access) -> Check {
         _ => obstacle.to_string(),
     };
     lacking(name, State::Bad, detail, obstacle.mend().unwrap_or(NEWER_KERNEL))
+}
+
+/// What is told of forks is decided for the process that serves the faults, so a capability of our own file is enough.
+fn forks(access: Access) -> Check {
+    let name = "forks under the pager";
+    if access.follows_forks {
+        return good(name, "the kernel tells of them");
+    }
+    lacking(
+        name,
+        State::Optional,
+        "the kernel tells of them only to CAP_SYS_PTRACE, so `fork` fails in programs; threads, vfork, posix_spawn and exec work",
+        "sudo setcap cap_sys_ptrace+ep $(command -v spillway)",
+    )
 }
 
 /// Yama lets parents trace their children at 0 and 1 (kernel document `admin-guide/LSM/Yama.rst`).
@@ -119,6 +133,13 @@ mod tests {
         assert_eq!(hindrance(&all(&system), Way::Pager).unwrap().name, "userfaultfd");
         let system = system.with_user_faults(FULL);
         assert!(hindrance(&all(&system), Way::Pager).is_none());
+    }
+
+    #[test]
+    fn forks_that_nobody_hears_of_are_no_obstacle() {
+        assert_eq!(forks(FULL).state, State::Good);
+        let check = forks(Access { follows_forks: false, ..FULL });
+        assert!(check.state == State::Optional && check.mend.unwrap().contains("cap_sys_ptrace"));
     }
 
     #[test]

@@ -50,6 +50,8 @@ pub(crate) struct Becoming {
     pub(crate) procs_file: Option<PathBuf>,
     /// Variables of the program's environment.
     pub(crate) environment: Vec<(OsString, OsString)>,
+    /// It may not copy its memory by a fork.
+    pub(crate) forbids_forks: bool,
 }
 
 impl Becoming {
@@ -65,6 +67,7 @@ impl Becoming {
             setting.push(value);
             arguments.extend(["--set".into(), setting]);
         }
+        arguments.extend(self.forbids_forks.then(|| "--forbid-forks".into()));
         arguments
     }
 }
@@ -231,6 +234,11 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
     {
         return Failure::during(file.display(), error);
     }
+    if arguments.forbid_forks
+        && let Err(error) = spillway_sys::fork_filter::forbid_forks()
+    {
+        return Failure::during("forbidding forks", error);
+    }
     let Some((name, rest)) = arguments.program.split_first() else { return Failure::usage("no program") };
     let error =
         Command::new(&arguments.file).arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting)).exec();
@@ -272,10 +280,13 @@ mod tests {
 
     #[test]
     fn variables_survive_the_command_line() {
-        let becoming =
-            Becoming { procs_file: Some("/x/procs".into()), environment: vec![("A".into(), "b=c d".into())] };
+        let becoming = Becoming {
+            procs_file: Some("/x/procs".into()),
+            environment: vec![("A".into(), "b=c d".into())],
+            forbids_forks: true,
+        };
         let arguments = becoming.arguments();
-        assert_eq!(arguments, ["--procs-file", "/x/procs", "--set", "A=b=c d"]);
+        assert_eq!(arguments, ["--procs-file", "/x/procs", "--set", "A=b=c d", "--forbid-forks"]);
         assert_eq!(setting(&arguments[3]), Some((OsStr::new("A"), OsStr::new("b=c d"))));
         assert_eq!(setting(&"nothing".into()), None);
         assert!(Becoming::default().arguments().is_empty());

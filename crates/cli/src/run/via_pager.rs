@@ -12,6 +12,7 @@ use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_borrower::pager::limits::BUDGET_BYTES_MIN;
 use spillway_borrower::pager::{Pager, PagerStatus};
+use spillway_sys::userfaultfd::access::Access;
 
 use super::donors::OwnDonors;
 use super::plan::Plan;
@@ -46,7 +47,9 @@ pub(crate) fn run(
     let plan = Plan::make(arguments, &registry)?;
     let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
     let mut budget = Budget::new(arguments.local);
-    let mut run = Run { registry, plan, pager: None, donors: OwnDonors::default(), down: false, entry };
+    let follows_forks = Access::probe().is_ok_and(|access| access.follows_forks);
+    let donors = OwnDonors::default();
+    let mut run = Run { registry, plan, follows_forks, pager: None, donors, down: false, entry };
     run.set_up(&budget, interruption)?;
     let outcome = run.run_program(program, arguments, choice, &mut budget, interruption);
     let down = run.take_down();
@@ -74,6 +77,8 @@ fn check_arguments(arguments: &RunArguments) -> Result<(), Failure> {
 struct Run {
     registry: Registry,
     plan: Plan,
+    /// Whether the kernel tells this user of forks.
+    follows_forks: bool,
     pager: Option<Paged>,
     donors: OwnDonors,
     down: bool,
@@ -108,7 +113,11 @@ impl Run {
     ) -> Result<Ending, Failure> {
         let paged = self.pager.as_ref().ok_or_else(|| Failure::failed("the run was not set up"))?;
         let start = Instant::now();
-        let becoming = Becoming { procs_file: None, environment: environment(paged.pager.environment()) };
+        let becoming = Becoming {
+            procs_file: None,
+            environment: environment(paged.pager.environment()),
+            forbids_forks: !self.follows_forks,
+        };
         let started = Program::start(program, &becoming, interruption)?;
         let watched = watch::watch(&started, paged, budget, &self.entry, choice, arguments, interruption);
         let ending = started.ending()?;
