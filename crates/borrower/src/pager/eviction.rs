@@ -383,7 +383,7 @@ impl Batch {
         let mut dirty: Vec<(CachePage, u64)> = Vec::with_capacity(candidates.len());
         for (_, address, page) in candidates {
             // A page of a program whose batch has not ended, or that the kernel itself needs (rule 4), stays.
-            if table.batch || kept.contains(address) {
+            if table.batch || kept.binary_search(address).is_ok() {
                 table.space.listed_again(*address);
                 policy.refused(*page);
                 continue;

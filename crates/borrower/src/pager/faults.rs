@@ -20,7 +20,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
-use super::directory::Coming;
+use super::directory::{Coming, SpaceId};
 use super::limits::{FAULT_READS_MAX, READ_ATTEMPTS_MAX};
 use super::program::{Event, ProgramMemory};
 use super::shared::{Shared, Table, Tenant};
@@ -156,6 +156,17 @@ impl Faults {
         self.ended = ended;
         self.retry();
         waiting
+    }
+
+    /// Brings pages back that nobody waits for (rule 4: a control block of a thread that was found late).
+    pub fn fetch_wanted(&mut self) {
+        let now = Instant::now();
+        for (id, address) in self.shared.take_wanted() {
+            if let Some(tenant) = self.shared.tenant(id) {
+                let fault = Fault { address, is_write: false, is_write_protected: false, thread: 0 };
+                self.put_off.push_back(PutOff { tenant, fault, arrived: now, is_held_back: false });
+            }
+        }
     }
 
     fn retry(&mut self) {
@@ -379,12 +390,12 @@ impl Faults {
             Event::Remap { from, to, length } => table.space.remap(from, to, length, books),
             Event::Fork(memory) => {
                 let child = table.space.fork(self.shared.next_space(), &wiped, books);
-                self.fork(child, memory);
+                self.fork(child, memory, tenant.id);
             }
         }
     }
 
-    fn fork(&self, child: Space, memory: Box<dyn ProgramMemory>) {
-        self.shared.admit(Arc::new(Tenant::new(child, memory)));
+    fn fork(&self, child: Space, memory: Box<dyn ProgramMemory>, parent: SpaceId) {
+        self.shared.admit(Arc::new(Tenant::new(child, memory, Some(parent))));
     }
 }

@@ -61,6 +61,26 @@ pub const DISCARD_PAUSE: Duration = Duration::from_millis(500);
 /// Batches in a row that took nothing out, after which faults are not held back any more: nothing can leave.
 pub const FRUITLESS_BATCHES_MAX: u32 = 64;
 
+/// A program that says hello finishes its greeting within so long, or is left alone: it may have been stopped.
+pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How often new mappings of a program are looked for and registered once its budget is nearly reached: reading the maps of a
+/// large program takes a millisecond.
+pub const REGISTER_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Runs of pages that one scan of a page table brings: 12 KiB of them.
+pub const REGIONS_MAX: usize = 512;
+
+/// Processes that are paged at a time; each has 110 KiB of address space in the arena, and memory only when it is used.
+pub const SEATS: u32 = 256;
+
+/// How often the eviction thread looks whether an agent is done before it sleeps; a batch takes 100 us, a look with an offer of
+/// the CPU less than one.
+pub const AGENT_LOOKS_MAX: u32 = 1000;
+
+/// How long a fault thread that spins looks for the next fault: several times what a program needs between two.
+pub const FAULT_SPIN: Duration = Duration::from_micros(100);
+
 /// Failures that a pager remembers in words.
 pub const FAILURES_MAX: usize = 16;
 

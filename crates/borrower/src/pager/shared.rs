@@ -8,7 +8,7 @@
 //! event waits to be read.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
@@ -30,10 +30,12 @@ pub struct Tenant {
     pub table: Mutex<Table>,
     /// Who takes pages out of it; the eviction thread's.
     pub agent: Mutex<Option<Box<dyn Agent>>>,
+    /// Whose fork it is.
+    pub parent: Option<SpaceId>,
     /// The process; 0 as long as that is not known.
-    pub process: std::sync::atomic::AtomicU32,
+    pub process: AtomicU32,
     /// Its memory is gone: nothing of it is answered any more.
-    pub is_gone: AtomicBool,
+    pub is_gone: Arc<AtomicBool>,
     /// Pages that stay (rule 4): what the kernel itself touches when a thread ends. Set by the survey.
     pub kept_pages: Mutex<Vec<u64>>,
 }
@@ -50,15 +52,16 @@ pub struct Table {
 }
 
 impl Tenant {
-    /// An address space with `space` as its table.
-    pub fn new(space: Space, memory: Box<dyn ProgramMemory>) -> Self {
+    /// An address space with `space` as its table; a fork of `parent`, if of any.
+    pub fn new(space: Space, memory: Box<dyn ProgramMemory>, parent: Option<SpaceId>) -> Self {
         Self {
             id: space.id(),
             memory,
             table: Mutex::new(Table { space, batch: false, is_awaited: false }),
             agent: Mutex::new(None),
-            process: std::sync::atomic::AtomicU32::new(0),
-            is_gone: AtomicBool::new(false),
+            parent,
+            process: AtomicU32::new(0),
+            is_gone: Arc::default(),
             kept_pages: Mutex::new(Vec::new()),
         }
     }
@@ -173,7 +176,9 @@ pub struct Shared {
     pub is_stopping: AtomicBool,
     /// What went wrong, in words.
     failures: Mutex<VecDeque<String>>,
-    next_space: std::sync::atomic::AtomicU32,
+    next_space: AtomicU32,
+    /// Pages that are to come back without a fault.
+    wanted: Mutex<Vec<(SpaceId, u64)>>,
 }
 
 impl Shared {
@@ -189,7 +194,8 @@ impl Shared {
             survey: EventFd::new()?,
             is_stopping: AtomicBool::new(false),
             failures: Mutex::default(),
-            next_space: std::sync::atomic::AtomicU32::new(0),
+            next_space: AtomicU32::new(0),
+            wanted: Mutex::default(),
         })
     }
 
@@ -237,6 +243,17 @@ impl Shared {
         lock(&self.tenants).iter().find(|tenant| tenant.id == id).cloned()
     }
 
+    /// The fault thread shall bring the page at `address` back.
+    pub fn want(&self, id: SpaceId, address: u64) {
+        lock(&self.wanted).push((id, address));
+        self.faults.signal();
+    }
+
+    /// What was wanted so far.
+    pub fn take_wanted(&self) -> Vec<(SpaceId, u64)> {
+        std::mem::take(&mut *lock(&self.wanted))
+    }
+
     /// Remembers `text` for the statistics.
     pub fn fail(&self, text: String) {
         tracing::error!("{text}");
@@ -249,6 +266,17 @@ impl Shared {
     /// What went wrong so far.
     pub fn failures(&self) -> Vec<String> {
         lock(&self.failures).iter().cloned().collect()
+    }
+
+    /// Kills every program whose process is known: nobody serves their pages any more.
+    pub fn kill_programs(&self) {
+        for tenant in self.tenants() {
+            let process = tenant.process.load(Ordering::Relaxed).cast_signed();
+            if let Some(process) = rustix::process::Pid::from_raw(process) {
+                // It may have ended by itself.
+                let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+            }
+        }
     }
 
     /// Whether everybody is to end.

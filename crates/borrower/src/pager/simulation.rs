@@ -235,7 +235,7 @@ impl World {
     }
 
     fn admit(&mut self, space: Space, memory: Simulated, truth: BTreeMap<u64, u64>) {
-        let tenant = Arc::new(Tenant::new(space, Box::new(memory.clone())));
+        let tenant = Arc::new(Tenant::new(space, Box::new(memory.clone()), None));
         *lock(&tenant.agent) = Some(Box::new(memory.clone()));
         self.shared.admit(Arc::clone(&tenant));
         self.programs.push(Program { memory, tenant, truth });

@@ -72,6 +72,8 @@ pub struct Space {
     groups: HashMap<u64, Group>,
     /// Registered, and seen to be (rule 1).
     pub registered: Ranges,
+    /// Mappings that were registered as a whole; what comes in them from then on comes by faults.
+    pub surveyed: Ranges,
     /// A child whose memory nobody has looked through: it has resident pages that have no group.
     unscanned: bool,
     /// What an unscanned child removed: a look may find pages there that are about to go.
@@ -85,7 +87,14 @@ impl Space {
     /// An address space of which nothing is known yet.
     pub fn new(id: SpaceId) -> Self {
         let groups = HashMap::with_capacity(GROUPS_EXPECTED);
-        Self { id, groups, registered: Ranges::default(), unscanned: false, shunned: Ranges::default() }
+        Self {
+            id,
+            groups,
+            registered: Ranges::default(),
+            surveyed: Ranges::default(),
+            unscanned: false,
+            shunned: Ranges::default(),
+        }
     }
 
     /// Whether resident pages may be unknown to the policy.
@@ -107,6 +116,11 @@ impl Space {
     pub fn state(&self, address: u64) -> PageState {
         let (base, index) = place(address);
         self.groups.get(&base).map_or(PageState::Own, |group| group.pages[index])
+    }
+
+    /// Whether the content of the page at `address` is not in the program's memory.
+    pub fn is_away(&self, address: u64) -> bool {
+        matches!(self.state(address), PageState::Away(_) | PageState::Coming(_))
     }
 
     /// The number of the page at `address`, if it was given one.
@@ -251,8 +265,9 @@ impl Space {
 
     /// `range` is not mapped any more, or by something else.
     pub fn unmap(&mut self, range: &Range<u64>, books: &mut Books) {
-        self.registered.remove(range);
-        self.shunned.remove(range);
+        for set in [&mut self.registered, &mut self.surveyed, &mut self.shunned] {
+            set.remove(range);
+        }
         self.each_page(range, |group, index| group.forget(index, books));
         let empty: Vec<u64> = self.bases(range).filter(|base| self.groups[base].is_blank()).collect();
         for base in empty {
@@ -265,7 +280,7 @@ impl Space {
     pub fn remap(&mut self, from: u64, to: u64, length: u64, books: &mut Books) {
         self.unmap(&(to..to + length), books);
         let source = from..from + length;
-        for set in [&mut self.registered, &mut self.shunned] {
+        for set in [&mut self.registered, &mut self.surveyed, &mut self.shunned] {
             for part in set.within(&source) {
                 set.insert(part.start - from + to..part.end - from + to);
             }
@@ -292,6 +307,7 @@ impl Space {
     pub fn fork(&self, id: SpaceId, wiped: &Ranges, books: &mut Books) -> Self {
         let mut child = Self::new(id);
         child.registered = self.registered.clone();
+        child.surveyed = self.surveyed.clone();
         child.unscanned = true;
         for (base, group) in &self.groups {
             for (index, state) in group.pages.iter().enumerate() {
@@ -314,12 +330,6 @@ impl Space {
     /// The address space is gone.
     pub fn end(&mut self, books: &mut Books) {
         self.unmap(&(0..u64::MAX), books);
-    }
-
-    /// Pages whose content is not in the program's memory.
-    pub fn away(&self) -> u64 {
-        let away = |state: &&PageState| matches!(state, PageState::Away(_) | PageState::Coming(_));
-        self.groups.values().map(|group| group.pages.iter().filter(away).count() as u64).sum()
     }
 
     /// The addresses of groups in `range`, in no order.
