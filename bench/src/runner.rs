@@ -1,6 +1,7 @@
 //! Runs studies and writes what they found: `NAME.json`, `NAME.md` and `NAME-*.svg` for each, as soon as it is over, and
 //! `summary.json` and `summary.md` over all of them.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -75,7 +76,9 @@ pub fn run(settings: &RunSettings, interrupt: &Interrupt) -> Result<(), HarnessE
 
 fn run_one(study: &dyn Study, context: &Context, results: &Path, summary: &mut RunSummary) -> Result<(), HarnessError> {
     let mut result = StudyResult::new(study.name(), study.title(), context.quick, Machine::here());
-    let outcome = study.run(context, &mut result);
+    // A mistake in one study must not cost the results of those after it.
+    let outcome = catch_unwind(AssertUnwindSafe(|| study.run(context, &mut result)))
+        .unwrap_or_else(|_| Err(HarnessError::failed(study.name(), "it panicked, as told above")));
     result.complete = outcome.is_ok();
     // What was measured before a failure or an interrupt is worth keeping.
     if !result.measures.is_empty() || !result.skipped.is_empty() {
@@ -173,6 +176,38 @@ mod tests {
         let summary: RunSummary = serde_json::from_str(&summary).unwrap();
         assert_eq!((summary.studies.len(), summary.studies[0].study.as_str()), (1, "slab"));
         assert!(summary.studies[0].complete && summary.studies[0].left_out > 0);
+    }
+
+    /// A study that measures once and then panics.
+    struct Panicking;
+
+    impl Study for Panicking {
+        fn name(&self) -> &'static str {
+            "panicking"
+        }
+
+        fn title(&self) -> &'static str {
+            "Panicking"
+        }
+
+        fn seconds_per_round(&self) -> (u64, u64) {
+            (1, 1)
+        }
+
+        fn run(&self, _context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
+            result.record(0, "case", "subject", crate::result::SECONDS, 1.0);
+            panic!("on purpose");
+        }
+    }
+
+    #[test]
+    fn a_study_that_panics_fails_and_keeps_what_it_measured() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = crate::studies::tests::context(directory.path(), 1);
+        let mut summary = RunSummary::new(Machine::here(), true);
+        let error = run_one(&Panicking, &context, directory.path(), &mut summary).unwrap_err();
+        assert!(!error.is_interrupt() && error.to_string().contains("panicked"), "{error}");
+        assert!(directory.path().join("panicking.json").is_file() && !summary.studies[0].complete);
     }
 
     #[test]

@@ -82,7 +82,7 @@ mod tests {
     fn polling_ends_with_the_value_the_interrupt_or_the_limit() {
         let interrupt = Interrupt::never();
         let mut looks = 0;
-        let third = interrupt.poll("counting", Duration::from_secs(10), || {
+        let third = interrupt.poll("counting", Duration::from_secs(60), || {
             looks += 1;
             (looks == 3).then_some(looks)
         });
@@ -90,14 +90,14 @@ mod tests {
         let never = interrupt.poll("waiting for nothing", Duration::ZERO, || None::<()>).unwrap_err();
         assert!(never.to_string().contains("waiting for nothing"), "{never}");
         interrupt.raise();
-        assert!(interrupt.poll("x", Duration::from_secs(10), || None::<()>).unwrap_err().is_interrupt());
+        assert!(interrupt.poll("x", Duration::from_secs(60), || None::<()>).unwrap_err().is_interrupt());
     }
 
     #[test]
     fn a_signal_raises_the_flag() {
         let interrupt = Interrupt::on_signals().unwrap();
         signal_hook::low_level::raise(SIGHUP).unwrap();
-        let seen = Interrupt::never().poll("the signal", Duration::from_secs(10), || interrupt.check().err());
+        let seen = Interrupt::never().poll("the signal", Duration::from_secs(60), || interrupt.check().err());
         assert!(seen.unwrap().is_interrupt());
     }
 }

@@ -210,7 +210,7 @@ mod tests {
         let output = Collected::default();
         let running = shell("echo out; echo first >&2; echo last >&2; exit 3", &output);
         let messages = running.messages.clone();
-        let finished = running.wait(Duration::from_secs(20), &Interrupt::never(), || {}).unwrap();
+        let finished = running.wait(Duration::from_secs(60), &Interrupt::never(), || {}).unwrap();
         assert_eq!(finished.status.code(), Some(3));
         assert_eq!((output.text().as_str(), messages.last_line().as_str()), ("out\n", "last"));
     }
@@ -219,11 +219,13 @@ mod tests {
     fn a_limit_ends_it_and_its_children() {
         let output = Collected::default();
         let running = shell("sleep 100 & echo $!; wait", &output);
+        let told = || output.text().contains('\n').then_some(());
+        Interrupt::never().poll("its child's number", Duration::from_secs(60), told).unwrap();
         let error = running.wait(Duration::from_millis(300), &Interrupt::never(), || {}).unwrap_err();
         assert!(matches!(error, HarnessError::TimedOut { .. }), "{error}");
         let child: i32 = output.text().trim().parse().unwrap();
         let gone = || rustix::process::test_kill_process(Pid::from_raw(child)?).is_err().then_some(());
-        Interrupt::never().poll("the end of its child", Duration::from_secs(10), gone).unwrap();
+        Interrupt::never().poll("the end of its child", Duration::from_secs(60), gone).unwrap();
     }
 
     #[test]
@@ -249,7 +251,7 @@ mod tests {
         for _ in 0..20 {
             let mut running = shell("echo why >&2; exit 1", &Collected::default());
             let ended =
-                Interrupt::never().poll("its end", Duration::from_secs(10), || (!running.is_running()).then_some(()));
+                Interrupt::never().poll("its end", Duration::from_secs(60), || (!running.is_running()).then_some(()));
             ended.unwrap();
             assert_eq!(running.last_words(), "why");
         }

@@ -12,7 +12,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ use crate::limits::{GUARD_INTERVAL, GUARD_INTERVAL_AT_LIMIT, GUARD_NEAR_LIMIT_DI
 #[derive(Debug)]
 pub struct ReclaimGuard {
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<u64>>,
+    looks: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// How long until the next look, when a group with this limit holds so much.
@@ -35,33 +36,34 @@ impl ReclaimGuard {
     /// Watches a group whose statistics are in `statistics` and whose charge is in `charge`.
     pub fn start(statistics: PathBuf, charge: PathBuf, limit_bytes: u64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let looks = Arc::new(AtomicU64::new(0));
+        let (stopped, looked) = (Arc::clone(&stop), Arc::clone(&looks));
         let thread = std::thread::spawn(move || {
-            let mut looks = 0;
             while !stopped.load(Ordering::Relaxed) {
                 // A group that is gone needs nothing any more.
                 let Ok(charged) = std::fs::read_to_string(&charge) else { break };
                 let _ = std::fs::read_to_string(&statistics);
-                looks += 1;
+                looked.fetch_add(1, Ordering::Relaxed);
                 std::thread::park_timeout(interval(charged.trim().parse().unwrap_or(u64::MAX), limit_bytes));
             }
-            looks
         });
-        Self { stop, thread: Some(thread) }
+        Self { stop, looks, thread: Some(thread) }
     }
 
-    /// Stops watching; gives how often it looked.
-    pub fn finish(&mut self) -> u64 {
-        self.stop.store(true, Ordering::Relaxed);
-        let Some(thread) = self.thread.take() else { return 0 };
-        thread.thread().unpark();
-        thread.join().unwrap_or(0)
+    /// How often it has looked.
+    pub fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for ReclaimGuard {
     fn drop(&mut self) {
-        self.finish();
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A thread that panicked has ended too.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -92,10 +94,14 @@ mod tests {
     #[test]
     fn it_goes_on_until_it_is_dropped() {
         let (_directory, statistics, charge) = files("1000\n");
-        let mut guard = ReclaimGuard::start(statistics, charge, 1000);
-        std::thread::sleep(GUARD_INTERVAL_AT_LIMIT * 20);
-        assert!(guard.finish() >= 2, "at the limit it looks again and again");
-        assert_eq!(guard.finish(), 0, "it stops once");
+        let guard = ReclaimGuard::start(statistics, charge, 1000);
+        let again = || (guard.looks() >= 3).then_some(());
+        Interrupt::never().poll("another look", Duration::from_secs(60), again).unwrap();
+        let looks = Arc::clone(&guard.looks);
+        drop(guard);
+        let after = looks.load(Ordering::Relaxed);
+        std::thread::sleep(GUARD_INTERVAL_AT_LIMIT * 5);
+        assert_eq!(looks.load(Ordering::Relaxed), after, "nobody looks any more");
     }
 
     #[test]
@@ -104,7 +110,7 @@ mod tests {
         let guard = ReclaimGuard::start(statistics, charge, 1000);
         drop(directory);
         let ended = || guard.thread.as_ref().is_some_and(JoinHandle::is_finished).then_some(());
-        Interrupt::never().poll("the guard's end", Duration::from_secs(10), ended).unwrap();
+        Interrupt::never().poll("the guard's end", Duration::from_secs(60), ended).unwrap();
     }
 
     #[test]

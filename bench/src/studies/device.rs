@@ -70,10 +70,6 @@ impl Study for DeviceStudy {
         "requests to the block device"
     }
 
-    fn rounds(&self) -> usize {
-        4
-    }
-
     fn seconds_per_round(&self) -> (u64, u64) {
         (84, 55)
     }

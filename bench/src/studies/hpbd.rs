@@ -53,6 +53,10 @@ impl Study for HpbdStudy {
         "HPBD's experiments with a quarter of the memory local"
     }
 
+    fn rounds(&self) -> usize {
+        2
+    }
+
     fn seconds_per_round(&self) -> (u64, u64) {
         (75, 50)
     }

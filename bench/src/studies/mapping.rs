@@ -44,6 +44,10 @@ impl Study for MappingStudy {
         "slabs mapped on demand and by activity"
     }
 
+    fn rounds(&self) -> usize {
+        2
+    }
+
     fn seconds_per_round(&self) -> (u64, u64) {
         (36, 12)
     }

@@ -59,6 +59,10 @@ impl Study for PageInStudy {
         "the life of a page-in, stage by stage"
     }
 
+    fn rounds(&self) -> usize {
+        2
+    }
+
     fn seconds_per_round(&self) -> (u64, u64) {
         (15, 8)
     }

@@ -46,10 +46,6 @@ impl Study for SlabStudy {
         "the slab size"
     }
 
-    fn rounds(&self) -> usize {
-        5
-    }
-
     fn seconds_per_round(&self) -> (u64, u64) {
         (22, 15)
     }

@@ -92,6 +92,10 @@ impl Study for WritesStudy {
         "sustained writes and the copies they leave"
     }
 
+    fn rounds(&self) -> usize {
+        2
+    }
+
     fn seconds_per_round(&self) -> (u64, u64) {
         (56, 23)
     }

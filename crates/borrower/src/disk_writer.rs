@@ -2,7 +2,7 @@
 //!
 //! It takes many pages at once, sorted, and writes neighbours in one go, straight from the backlog's buffers (O_DIRECT,
 //! several writes in flight). A burst shorter than half the backlog is written after it is over, so that it does not share
-//! the CPU with the disk.
+//! the CPU with the disk. When it has nothing to write, it fills the file, if that was asked for ([`FileFiller`]).
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use spillway_fabric::file::FileWriter;
+use spillway_fabric::file::{FileFiller, FileWriter};
 use spillway_fabric::queue_pair::{Completion, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Tag};
 
@@ -21,15 +21,35 @@ use crate::limits::{
 use crate::volume::backlog::{BacklogPage, TakePolicy};
 use crate::volume::{DiskCopy, Volume};
 
+/// How [`DiskCounters::blocks`] begins when the file cannot be filled.
+pub const NOT_ALL: &str = "not all: ";
+
+/// All of the file is filled, see [`DiskCounters`].
+const FILLED: u64 = 101;
+
 /// What the disk thread did.
 #[derive(Debug, Default)]
 pub struct DiskCounters {
     pages_written: AtomicU64,
     write_errors: AtomicU64,
     last_error: Mutex<String>,
+    /// Hundredths of the file that have blocks, plus one; zero if it is not filled.
+    filled: AtomicU64,
+    fill_error: Mutex<String>,
+    buffered_reason: Option<String>,
 }
 
 impl DiskCounters {
+    /// For a file that is written through the page cache for this reason, if it is.
+    pub fn new(buffered_reason: Option<&str>) -> Self {
+        Self { buffered_reason: buffered_reason.map(str::to_owned), ..Self::default() }
+    }
+
+    /// Why pages go through the page cache, if they do.
+    pub fn buffered_reason(&self) -> Option<String> {
+        self.buffered_reason.clone()
+    }
+
     /// Pages on disk since the start.
     pub fn pages_written(&self) -> u64 {
         self.pages_written.load(Ordering::Relaxed)
@@ -43,6 +63,26 @@ impl DiskCounters {
     /// The last error, in words; empty if there was none.
     pub fn last_error(&self) -> String {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How far the file has blocks, in words; empty if it is not filled.
+    pub fn blocks(&self) -> String {
+        let error = self.fill_error.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.filled.load(Ordering::Relaxed) {
+            _ if !error.is_empty() => format!("{NOT_ALL}{error}"),
+            0 => String::new(),
+            FILLED => "all".to_owned(),
+            more => format!("{} %", more - 1),
+        }
+    }
+
+    fn count_fill(&self, result: &std::io::Result<bool>, filler: &FileFiller) {
+        let hundredths = filler.filled_bytes() * 100 / filler.size_bytes().max(1);
+        match result {
+            Ok(true) => self.filled.store(1 + hundredths.min(99), Ordering::Relaxed),
+            Ok(false) => self.filled.store(FILLED, Ordering::Relaxed),
+            Err(error) => *self.fill_error.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string(),
+        }
     }
 
     fn count(&self, pages: usize, result: Result<(), RequestError>) {
@@ -68,10 +108,15 @@ pub struct DiskThread {
 
 impl DiskThread {
     /// Starts it; it ends when the volume's backlog is closed and empty.
-    pub fn start(volume: Arc<Volume>, writer: FileWriter, counters: Arc<DiskCounters>) -> std::io::Result<Self> {
+    pub fn start(
+        volume: Arc<Volume>,
+        writer: FileWriter,
+        filler: Option<FileFiller>,
+        counters: Arc<DiskCounters>,
+    ) -> std::io::Result<Self> {
         let body = move || {
             let disk = volume.disk.as_ref().expect("the disk thread runs for volumes with a disk copy");
-            DiskLoop { volume: &volume, disk, writer, counters: &counters, runs: Vec::new() }.run();
+            DiskLoop { volume: &volume, disk, writer, filler, counters: &counters, runs: Vec::new() }.run();
         };
         Ok(Self { handle: Some(std::thread::Builder::new().name("disk".to_owned()).spawn(body)?) })
     }
@@ -89,6 +134,8 @@ struct DiskLoop<'a> {
     volume: &'a Volume,
     disk: &'a DiskCopy,
     writer: FileWriter,
+    /// Until the file is full.
+    filler: Option<FileFiller>,
     counters: &'a DiskCounters,
     /// Neighbouring pages of the batch: first index and count. The index is the tag.
     runs: Vec<(usize, usize)>,
@@ -98,8 +145,10 @@ impl DiskLoop<'_> {
     fn run(&mut self) {
         let mut batch = Vec::with_capacity(BACKLOG_BATCH_PAGES);
         self.runs.reserve(BACKLOG_BATCH_PAGES);
-        let policy = TakePolicy { eager_pages: BACKLOG_EAGER_PAGES, delay: BACKLOG_DELAY, patience: CARE_INTERVAL };
-        while self.disk.backlog.take(policy, &mut batch) {
+        while self.disk.backlog.take(self.policy(), &mut batch) {
+            if batch.is_empty() {
+                self.fill();
+            }
             find_runs(&batch, &mut self.runs);
             for number in 0..self.runs.len() {
                 self.write(&batch, number);
@@ -107,6 +156,21 @@ impl DiskLoop<'_> {
             while self.writer.in_flight() > 0 {
                 self.wait(&batch);
             }
+        }
+    }
+
+    fn policy(&self) -> TakePolicy {
+        let patience = if self.filler.is_some() { Duration::ZERO } else { CARE_INTERVAL };
+        TakePolicy { eager_pages: BACKLOG_EAGER_PAGES, delay: BACKLOG_DELAY, patience }
+    }
+
+    /// One step of filling the file; nothing is in flight.
+    fn fill(&mut self) {
+        let Some(filler) = &mut self.filler else { return };
+        let result = filler.step();
+        self.counters.count_fill(&result, filler);
+        if !matches!(result, Ok(true)) {
+            self.filler = None;
         }
     }
 

@@ -5,8 +5,9 @@
 //!
 //! Waiting is hybrid, as in HPBD: a thread that just worked looks again for a while before it sleeps, since waking a halted
 //! CPU costs several times what serving a page does; where that brings nothing (the program needs this very CPU, the burst is
-//! over) it stops by itself ([`HybridWait`]). One thread of a device spins at a time ([`SpinPermit`]). Sleeping threads wait for
-//! the channel with an exclusive epoll, so that a request wakes one of them and not all.
+//! over) it stops by itself ([`HybridWait`]). Between two looks it lets others have the CPU. One thread of a device spins at a
+//! time ([`SpinPermit`]). Sleeping threads wait for the channel with an exclusive epoll, so that a request wakes one of them
+//! and not all.
 //!
 //! A service that panics takes its device down, and the loop goes on with errors: see [`crate::downfall`].
 
@@ -159,7 +160,9 @@ impl RequestLoop {
                 continue;
             }
             if open && matches!(waiting, Waiting::Nothing | Waiting::Event) && self.spins(now) {
-                std::hint::spin_loop();
+                // Whoever waits for this CPU goes first: often the very work that brings the next request (the kernel's end
+                // of the last one, the program itself). On a CPU that nobody wants this returns at once.
+                std::thread::yield_now();
                 continue;
             }
             let stopped = match waiting {

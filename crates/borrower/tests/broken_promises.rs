@@ -196,7 +196,7 @@ fn open_session<'scope>(scope: &'scope std::thread::Scope<'scope, '_>, donor: &'
     scope.spawn(move || {
         let (sender, mut receiver) = ControlChannel::accept(theirs, None).unwrap().split();
         let mut next = 0;
-        while let Ok((message, _)) = receiver.receive(Duration::from_secs(10)) {
+        while let Ok((message, _)) = receiver.receive(Duration::from_secs(60)) {
             let answer = match message {
                 Message::Query { request } => Message::Free { request, free_bytes: 1 << 30, slabs_held: 0 },
                 Message::Lease { request } => {
@@ -212,7 +212,7 @@ fn open_session<'scope>(scope: &'scope std::thread::Scope<'scope, '_>, donor: &'
     let session = Arc::new(Session { donor: DonorId(1), sender, window: None });
     donor.connected(Arc::clone(&session), "tcp", 1 << 30, 0);
     scope.spawn(move || {
-        while let Ok((message, descriptor)) = receiver.receive(Duration::from_secs(10)) {
+        while let Ok((message, descriptor)) = receiver.receive(Duration::from_secs(60)) {
             if let Message::Free { request, .. } | Message::Leased { request, .. } = message {
                 donor.answer(request, message, descriptor);
             }

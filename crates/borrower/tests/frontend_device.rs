@@ -14,7 +14,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use frontend_support::exercise::exercise;
-use frontend_support::{Aligned, Server, can_run, is_bound, is_ours, open_direct, queue_setting, skip, swap_lock};
+use frontend_support::pressure::{self, SwappedOn};
+use frontend_support::{
+    Aligned, PATIENCE, Server, can_run, is_bound, is_bound_to, open_direct, queue_setting, skip, swap_lock,
+};
 use spillway_borrower::frontend::FrontEndError;
 use spillway_borrower::frontend::remains;
 use spillway_sys::child;
@@ -100,7 +103,7 @@ fn a_dropped_device_leaves_nothing() {
     let server = Server::start("dropped", 8 * MIB, 1);
     let (device, directory) = (server.path.clone(), server.directory().to_owned());
     drop(server);
-    assert!(!is_bound(&device) || !is_ours(&device));
+    assert!(!is_bound_to(&device, &directory));
     assert!(!directory.exists());
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     assert!(!mounts.contains(directory.to_str().unwrap()));
@@ -218,7 +221,7 @@ fn a_killed_server_leaves_errors_and_mendable_remains() {
 
     child.kill().unwrap();
     child.wait().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + PATIENCE;
     while file.read_exact_at(buffer.bytes(), 0).is_ok() {
         assert!(Instant::now() < deadline, "a dead server's device answers with errors");
     }
@@ -232,7 +235,7 @@ fn a_killed_server_leaves_errors_and_mendable_remains() {
         .collect();
     assert!(failed.is_empty(), "{failed:?}");
     assert!(remains::list().unwrap().iter().all(|remain| !is_mine(remain, &name)));
-    assert!(!is_bound(&device) || !is_ours(&device));
+    assert!(!is_bound_to(&device, &directory));
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "the mount's directory is removed");
     std::fs::remove_dir(&directory).unwrap();
 }
@@ -252,19 +255,10 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         while std::fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
         }
-    }
-}
-
-/// Swap on a device; off again before the device goes, whatever happens.
-struct SwappedOn(PathBuf);
-
-impl Drop for SwappedOn {
-    fn drop(&mut self) {
-        let _ = swap::off(&self.0);
     }
 }
 
@@ -272,19 +266,7 @@ impl Drop for SwappedOn {
 #[test]
 #[ignore = "runs as a process of its own, under a memory limit"]
 fn fill_and_verify() {
-    let bytes: usize = std::env::var("SPILLWAY_TEST_FILL").expect("another test starts this one").parse().unwrap();
-    let mut words: Vec<u64> = vec![0; bytes / 8];
-    for round in 1..=2_u64 {
-        words
-            .iter_mut()
-            .enumerate()
-            .for_each(|(at, word)| *word = (at as u64).wrapping_mul(round ^ 0x9E37_79B9_7F4A_7C15));
-        let wrong = words
-            .iter()
-            .enumerate()
-            .filter(|(at, word)| **word != (*at as u64).wrapping_mul(round ^ 0x9E37_79B9_7F4A_7C15));
-        assert_eq!(wrong.count(), 0, "round {round}");
-    }
+    pressure::fill_and_verify();
 }
 
 #[test]
@@ -303,17 +285,12 @@ fn a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote() {
     swap::on(&server.path, Some(100), SwapDiscard::Pages).unwrap();
     let swapped_on = SwappedOn(server.path.clone());
 
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "fill_and_verify", "--ignored"]).env("SPILLWAY_TEST_FILL", (64 << 20).to_string());
-    command.stdin(Stdio::null()).stdout(Stdio::null());
     let steps = child::ChildSteps { cgroups: vec![procs], ..child::ChildSteps::default() };
-    let mut program = child::spawn(command, steps).unwrap();
-    let mut used_bytes = 0;
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut program = child::spawn(pressure::filler(64 << 20), steps).unwrap();
+    let mut most_bytes = 0;
+    let deadline = Instant::now() + 2 * PATIENCE;
     let status = loop {
-        let areas = swap::areas().unwrap();
-        used_bytes =
-            areas.iter().find(|area| area.path == server.path).map_or(0, |area| area.used_bytes).max(used_bytes);
+        most_bytes = pressure::used_bytes(&server.path).max(most_bytes);
         if let Some(status) = program.try_wait().unwrap() {
             break status;
         }
@@ -324,6 +301,6 @@ fn a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote() {
     };
     drop(swapped_on);
     assert_eq!(child::exit_code(status), 0, "the program saw what it wrote");
-    assert!(used_bytes > 16 << 20, "it was swapped: {used_bytes} bytes at most");
+    assert!(most_bytes > 16 << 20, "it was swapped: {most_bytes} bytes at most");
     server.stop();
 }

@@ -6,9 +6,8 @@
 mod frontend_support;
 
 use frontend_support::guarded::serve_guarded;
-use std::time::Duration;
 
-use frontend_support::{Aligned, can_run, open_direct};
+use frontend_support::{Aligned, PATIENCE, can_run, open_direct};
 use spillway_borrower::frontend::loop_fuse::LoopFuse;
 use spillway_borrower::frontend::{FrontEnd, FrontEndConfig};
 use spillway_sys::allocation_guard::GuardedAllocator;
@@ -46,6 +45,6 @@ fn receive_and_complete_do_not_allocate() {
     }
     file.sync_all().unwrap();
     drop(file);
-    front.detach(Duration::from_secs(10)).unwrap();
+    front.detach(PATIENCE).unwrap();
     assert!(server.join().unwrap() >= 40);
 }

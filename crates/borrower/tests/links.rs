@@ -28,7 +28,7 @@ use spillway_fabric::units::{BorrowerId, DonorId, SlabHandle, SlabIndex};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 
 const GEOMETRY: Geometry = Geometry { slab_pages: 256, slab_count: 4 };
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A donor that does `script` with each session: which one it is, and both ends of its channel.
 type Script = dyn Fn(usize, &ControlSender, &mut ControlReceiver) + Send + Sync;

@@ -53,6 +53,7 @@ impl World {
             preload,
             placement: Placement::Sleep,
             donor_wait: Duration::from_secs(20),
+            programs_fork: true,
         })
         .unwrap();
         Self { directory, _donor: donor, pager }
@@ -123,4 +124,18 @@ fn a_program_four_times_its_budget_gives_exact_output() {
 fn threads_share_one_budget() {
     let world = World::new(64);
     world.check("fill", &["192", "6"], "49152 pages, 0 wrong words\n");
+}
+
+#[test]
+fn children_and_parents_keep_their_own_copies() {
+    let world = World::new(64);
+    world.check("forks", &["96", "3"], "0 wrong words, 0 children failed\n");
+    assert!(world.pager.statistics().programs >= 5, "{:#?}", world.pager.statistics());
+}
+
+#[test]
+fn mappings_that_come_grow_move_and_go_keep_their_content() {
+    let world = World::new(32);
+    world.check("churn", &["6000", "4"], "0 wrong words\n");
+    assert!(world.pager.statistics().pages_out_dirty > 0);
 }

@@ -40,7 +40,7 @@ impl Desk {
     }
 
     fn await_answers(&self, count: usize) -> Vec<(usize, Result<(), BlockError>)> {
-        let give_up = Instant::now() + Duration::from_secs(20);
+        let give_up = Instant::now() + Duration::from_secs(60);
         while self.answers.lock().unwrap().len() < count {
             assert!(Instant::now() < give_up, "no answer came");
             std::thread::sleep(Duration::from_millis(1));

@@ -106,6 +106,10 @@ const _: () = {
 /// With the pauses they take some ten seconds, in which a machine that is short of memory gets over the worst.
 pub(crate) const RESTARTS_MAX: u32 = 8;
 
+/// How long `swap off` waits for the process of a device that was given up: for all [`RESTARTS_MAX`] starts, whose pauses are
+/// 11 s together.
+pub(crate) const REVIVAL_DEADLINE: Duration = Duration::from_secs(30);
+
 /// A process that lived so long did not die of its start.
 pub(crate) const RESTART_WINDOW: Duration = Duration::from_secs(60);
 

@@ -16,6 +16,7 @@ use crate::cgroup::MemoryGroup;
 use crate::device::serve::{DeviceRecord, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
+use crate::machine::reserve::Reserve;
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::{Remains, stop_device_process, take_down};
 use crate::swap_area;
@@ -162,6 +163,8 @@ fn remove_group(found: &Found) -> Result<(), String> {
 /// A device whose process died: its pages are lost with it, but the kernel must let go of the area.
 fn mend_device(found: &Found) -> Result<(), String> {
     stop_device_process(found)?;
+    // Its keeper is dead, or has put it back.
+    drop(Reserve::recorded(&found.path));
     let Some(record) = DeviceRecord::read(&found.path) else { return Ok(()) };
     if let Some(path) = &record.path {
         let waits = |left: &AbandonedUblk| left.is_waited_for && left.identity.path() == *path;

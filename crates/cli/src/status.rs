@@ -166,6 +166,10 @@ fn describe_device(text: &mut String, item: &Item) {
             area.priority
         );
     }
+    let blocks = item.text("/device/disk/blocks");
+    if blocks.ends_with('%') {
+        let _ = writeln!(text, "  the backing file is being filled: {blocks}");
+    }
     describe_donors(text, item.report.pointer("/device/donors"));
     for note in item.report.get("notes").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
         let _ = writeln!(text, "  note: {note}");
@@ -251,12 +255,16 @@ mod tests {
         let donor =
             json!({"address": "a:1", "state": "lost", "transport": "tcp", "slabs": 3, "last_error": "timed out"});
         let report = json!({"notes": ["careful"], "device": {
-            "path": "/dev/loop0", "size_bytes": 1 << 30, "redundancy": "disk", "health": "disk only", "donors": [donor]}});
+            "path": "/dev/loop0", "size_bytes": 1 << 30, "redundancy": "disk", "health": "disk only", "donors": [donor],
+            "disk": {"blocks": "40 %"}}});
         let mut text = String::new();
         describe(&mut text, &item(Kind::Device, report));
-        for expected in
-            ["/dev/loop0, 1 GiB, disk, health: disk only", "donor a:1: lost tcp, 3 slabs (timed out)", "note: careful"]
-        {
+        for expected in [
+            "/dev/loop0, 1 GiB, disk, health: disk only",
+            "donor a:1: lost tcp, 3 slabs (timed out)",
+            "note: careful",
+            "being filled: 40 %",
+        ] {
             assert!(text.contains(expected), "{text}");
         }
     }

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
 use crate::device::command::{Purpose, chosen, start};
+use crate::device::revival::revive;
 use crate::device::serve::DeviceRecord;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
@@ -53,6 +54,7 @@ fn off(arguments: &NameArguments) -> Result<(), Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
     let found = chosen(&registry, arguments.name.as_deref(), "swap device", &Item::is_swap)?;
+    revive(&found)?;
     bring_back(&found, &interruption)?;
     stop_device_process(&found).map_err(Failure::Failed)?;
     mend::mend_left(&registry, &found)?;

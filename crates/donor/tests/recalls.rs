@@ -4,9 +4,10 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use spillway_donor::DonorError;
+use spillway_donor::limits::ACTIVITY_DEADLINE;
 use spillway_fabric::control::message::Message;
 use spillway_fabric::units::SlabHandle;
 use support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor};
@@ -31,23 +32,32 @@ fn hear_recall(borrower: &mut Borrower) -> Vec<SlabHandle> {
 
 #[test]
 fn a_smaller_quota_recalls_the_least_active_of_a_sample() {
-    let donor = TestDonor::start(12, None);
-    let mut borrower = donor.borrower_unix();
-    (0..12).for_each(|_| drop(borrower.lease()));
-    donor.donor.set_memory(9 * SLAB_SIZE_BYTES);
-    let mut asked = answer_activity(&mut borrower);
-    assert_eq!(asked.len(), 6, "E + E' with E' = E = 3");
-    let mut recalled = hear_recall(&mut borrower);
-    asked.sort_unstable();
-    recalled.sort_unstable();
-    assert_eq!(recalled, asked[..3]);
-    let status = donor.donor.status();
-    assert_eq!((status.recalls.asked, status.recalls.returned), (3, 0));
-    assert_eq!(status.lent_bytes, 12 * SLAB_SIZE_BYTES, "a recalled slab stays lent until it is released");
-    recalled.into_iter().for_each(|slab| borrower.release(slab));
-    let status = donor.donor.status();
-    assert_eq!((status.lent_bytes, status.recalls.returned), (9 * SLAB_SIZE_BYTES, 3));
-    assert!(matches!(*borrower.try_lease().unwrap_err(), Message::Refused { full: true, .. }));
+    // Without answers the donor chooses after [`ACTIVITY_DEADLINE`], and a busy machine may hold up this borrower so long.
+    let was_in_time = (0..20).any(|_| {
+        let donor = TestDonor::start(12, None);
+        let mut borrower = donor.borrower_unix();
+        (0..12).for_each(|_| drop(borrower.lease()));
+        let started = Instant::now();
+        donor.donor.set_memory(9 * SLAB_SIZE_BYTES);
+        let mut asked = answer_activity(&mut borrower);
+        let mut recalled = hear_recall(&mut borrower);
+        if started.elapsed() >= ACTIVITY_DEADLINE {
+            return false;
+        }
+        assert_eq!(asked.len(), 6, "E + E' with E' = E = 3");
+        asked.sort_unstable();
+        recalled.sort_unstable();
+        assert_eq!(recalled, asked[..3]);
+        let status = donor.donor.status();
+        assert_eq!((status.recalls.asked, status.recalls.returned), (3, 0));
+        assert_eq!(status.lent_bytes, 12 * SLAB_SIZE_BYTES, "a recalled slab stays lent until it is released");
+        recalled.into_iter().for_each(|slab| borrower.release(slab));
+        let status = donor.donor.status();
+        assert_eq!((status.lent_bytes, status.recalls.returned), (9 * SLAB_SIZE_BYTES, 3));
+        assert!(matches!(*borrower.try_lease().unwrap_err(), Message::Refused { full: true, .. }));
+        true
+    });
+    assert!(was_in_time, "not one of twenty recalls came before the donor's deadline");
 }
 
 #[test]

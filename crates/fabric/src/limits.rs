@@ -66,6 +66,10 @@ pub const STAGING_BYTES: usize = 16 * 1024;
 /// A donor's thread that waits for requests looks so often whether it shall stop.
 pub const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// A backing file is filled with zeroes in steps of this size: long enough for a disk's full speed, short enough that pages
+/// do not wait for it.
+pub const FILL_STEP_BYTES: usize = 1 << 20;
+
 /// Direct I/O moves whole blocks of this size, in the file and in memory: the largest logical block of disks is a page.
 pub const DIRECT_ALIGNMENT_BYTES: usize = PAGE_SIZE_BYTES;
 

@@ -1,6 +1,6 @@
 //! Starting a program's agent when memory gets short: one of its threads is borrowed for the moment that it takes.
 
-#![allow(unsafe_code)] // The call into another process; see the one block below.
+#![allow(unsafe_code, reason = "a call into another process")]
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::Instant;

@@ -37,6 +37,9 @@ pub struct DeviceConfig {
     pub transport: TransportChoice,
     /// The backing file for `redundancy.disk`; made, at the device's size, when it does not exist.
     pub backing: Option<PathBuf>,
+    /// Give the backing file all its blocks before they are needed, and keep them: for the swap of a whole machine, which may
+    /// have no memory for the file system's journal when it writes pages out.
+    pub fill_backing: bool,
     /// How the kernel reaches the device.
     pub front_end: FrontEndChoice,
     /// Serve ordinary NBD clients there, instead of making a block device.
@@ -129,6 +132,7 @@ mod tests {
             mapping: MappingPolicy::OnDemand,
             transport: TransportChoice::Auto,
             backing: None,
+            fill_backing: false,
             front_end: FrontEndChoice::Auto,
             listen: None,
             io_threads: None,

@@ -1,6 +1,7 @@
 //! One line that says whether a device is as safe and as fast as asked, or why not.
 
 use super::status::{DeviceStatus, DiskStatus};
+use crate::disk_writer::NOT_ALL;
 
 /// Reads the rest of `status`; `ok`, or everything that is wrong in words, the worst first.
 pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
@@ -27,7 +28,18 @@ pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
     {
         complaints.push(format!("{write_errors} pages could not be written to the backing file: {last_error}"));
     }
+    complaints.extend(status.disk.iter().flat_map(hazards));
     if complaints.is_empty() { "ok".to_owned() } else { complaints.join("; ") }
+}
+
+/// What may stop a machine without a free page that writes pages to the disk.
+fn hazards(disk: &DiskStatus) -> impl Iterator<Item = String> + use<> {
+    let buffered = disk.buffered_reason.as_ref();
+    let buffered = buffered
+        .map(|reason| format!("the backing file takes memory for each page ({reason}); name one on ext4 or XFS"));
+    let unfilled = disk.blocks.starts_with(NOT_ALL);
+    let unfilled = unfilled.then(|| format!("the backing file lacks blocks that it may need ({})", disk.blocks));
+    buffered.into_iter().chain(unfilled)
 }
 
 /// As [`summarise`], for a device of this process's own memory.
@@ -81,5 +93,11 @@ mod tests {
         assert!(summarise(&status, 1).starts_with("7 pages are lost"));
         status.disk = Some(DiskStatus { write_errors: 3, last_error: "full".to_owned(), ..DiskStatus::default() });
         assert!(summarise(&status, 1).contains("3 pages could not be written to the backing file: full"));
+        let hazards = (Some("refused".to_owned()), format!("{NOT_ALL}no space"));
+        status.disk = Some(DiskStatus { buffered_reason: hazards.0, blocks: hazards.1, ..DiskStatus::default() });
+        let said = summarise(&status, 1);
+        assert!(said.contains("memory for each page (refused)") && said.contains("lacks blocks"), "{said}");
+        status.disk = Some(DiskStatus { blocks: "40 %".to_owned(), ..DiskStatus::default() });
+        assert!(!summarise(&status, 1).contains("blocks"), "filling is not a fault");
     }
 }

@@ -45,7 +45,7 @@ impl Remote {
         let system = || DeviceError::system("cannot set the device up");
         let backing = config.backing.as_deref().map(|path| open_backing(path, state)).transpose()?;
         let volume = state.volume(config.redundancy).map_err(system())?.with_mapping(config.mapping);
-        let volume = Arc::new(volume);
+        let volume = Arc::new(volume.with_disk_blocks_kept(config.fill_backing));
         let geometry = volume.geometry;
         if state.is_resumed() {
             tracing::warn!("going on with the device of a process that died: {:?}", volume.recover(Instant::now()));
@@ -71,8 +71,10 @@ impl Remote {
         let disk = match (&backing, &volume.disk) {
             (Some(file), Some(copy)) => {
                 let writer = file.writer(Arc::clone(&copy.pool), DISK_WRITES_MAX).map_err(system())?;
-                let counters = Arc::new(DiskCounters::default());
-                let thread = DiskThread::start(Arc::clone(&volume), writer, Arc::clone(&counters)).map_err(system())?;
+                let filler = if config.fill_backing { Some(file.filler().map_err(system())?) } else { None };
+                let counters = Arc::new(DiskCounters::new(file.buffered_reason()));
+                let thread = DiskThread::start(Arc::clone(&volume), writer, filler, Arc::clone(&counters));
+                let thread = thread.map_err(system())?;
                 Some((thread, counters))
             }
             _ => None,
@@ -142,6 +144,8 @@ impl Remote {
                 backlog_pages: copy.backlog.length() as u64,
                 backlog_pages_max: copy.backlog.capacity() as u64,
                 pages_written: counters.pages_written(),
+                blocks: counters.blocks(),
+                buffered_reason: counters.buffered_reason(),
                 write_errors: counters.write_errors(),
                 last_error: counters.last_error(),
             });

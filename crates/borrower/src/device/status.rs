@@ -83,6 +83,13 @@ pub struct DiskStatus {
     pub backlog_pages_max: u64,
     /// Pages written since the start.
     pub pages_written: u64,
+    /// How far the file has all its blocks before they are needed: a percentage, `all`, or why not; empty if that was not
+    /// asked for.
+    #[serde(default)]
+    pub blocks: String,
+    /// Why pages go through the page cache, if they do: that takes memory for each page that is to be freed.
+    #[serde(default)]
+    pub buffered_reason: Option<String>,
     /// Writes that failed (full, I/O error); their pages live at donors only.
     pub write_errors: u64,
     /// The last error, in words.

@@ -31,7 +31,8 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
         volume.bits.clear(Bit::Copy(place), first, count);
     }
     if let Some(disk) = &volume.disk {
-        active.unposted[DISK] = count >= DISK_DISCARD_PAGES_MIN && volume.bits.any(Bit::Disk, first, count);
+        active.unposted[DISK] =
+            !volume.keeps_disk_blocks && count >= DISK_DISCARD_PAGES_MIN && volume.bits.any(Bit::Disk, first, count);
         disk.backlog.discard(&volume.bits, first, count);
     }
     volume.bits.clear(Bit::Lost, first, count);

@@ -24,7 +24,7 @@ fn channel(slots: usize) -> (NbdChannel, UnixStream) {
 fn connect(channel: &mut NbdChannel) -> UnixStream {
     let (ours, client) = UnixStream::pair().unwrap();
     // A test that waits in vain fails.
-    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     channel.connect(ours.into());
     client
 }
@@ -51,7 +51,7 @@ fn answer(client: &mut UnixStream) -> (u64, u32) {
 }
 
 fn expect_request(channel: &mut NbdChannel) -> BlockRequest {
-    let give_up = Instant::now() + Duration::from_secs(20);
+    let give_up = Instant::now() + Duration::from_secs(60);
     loop {
         match channel.receive().unwrap() {
             Received::Request(request) => return request,

@@ -319,7 +319,7 @@ mod tests {
         entry.connected(Arc::new(Session { donor: DonorId(1), sender, window }), "shm", 4 * SLAB, 0);
         let link = Arc::clone(&entry);
         let link = std::thread::spawn(move || {
-            while let Ok((message, descriptor)) = receiver.receive(Duration::from_secs(10)) {
+            while let Ok((message, descriptor)) = receiver.receive(Duration::from_secs(60)) {
                 match message {
                     Message::Free { request, .. }
                     | Message::Leased { request, .. }
@@ -344,7 +344,7 @@ mod tests {
     fn a_leased_slab_is_mapped_and_given_back() {
         let (entry, donor, link) = connect(|sender, mut receiver| {
             let memory = Memfd::create("test", SLAB).unwrap();
-            while let Ok((message, _)) = receiver.receive(Duration::from_secs(10)) {
+            while let Ok((message, _)) = receiver.receive(Duration::from_secs(60)) {
                 match message {
                     Message::Lease { request } => {
                         let leased = Message::Leased { request, slab: SlabHandle(3) };
@@ -373,7 +373,7 @@ mod tests {
     fn refusals_silence_and_nonsense_are_told_apart() {
         let (entry, donor, link) = connect(|sender, mut receiver| {
             let mut answers = 0;
-            while let Ok((message, _)) = receiver.receive(Duration::from_secs(10)) {
+            while let Ok((message, _)) = receiver.receive(Duration::from_secs(60)) {
                 let Message::Lease { request } = message else { continue };
                 answers += 1;
                 match answers {
@@ -400,17 +400,17 @@ mod tests {
     fn a_goodbye_ends_what_is_being_waited_for() {
         let (heard, asked) = std::sync::mpsc::channel();
         let (entry, donor, link) = connect(move |_sender, mut receiver| {
-            while let Ok((message, _)) = receiver.receive(Duration::from_secs(30)) {
+            while let Ok((message, _)) = receiver.receive(Duration::from_secs(60)) {
                 heard.send(message).unwrap();
             }
         });
         let asking = Arc::clone(&entry);
         // A lease of so large a slab would be waited for over a minute.
         let asking = std::thread::spawn(move || asking.lease(8 << 30));
-        assert!(matches!(asked.recv_timeout(Duration::from_secs(10)), Ok(Message::Lease { .. })));
+        assert!(matches!(asked.recv_timeout(Duration::from_secs(60)), Ok(Message::Lease { .. })));
         crate::manager::link::say_goodbye_to_all(std::slice::from_ref(&*entry));
         assert_eq!(asking.join().unwrap(), Err(CallError::NotConnected));
-        assert!(matches!(asked.recv_timeout(Duration::from_secs(10)), Ok(Message::Goodbye { .. })));
+        assert!(matches!(asked.recv_timeout(Duration::from_secs(60)), Ok(Message::Goodbye { .. })));
         assert_eq!(entry.lease(SLAB), Err(CallError::NotConnected), "and nothing is asked any more");
         donor.join().unwrap();
         link.join().unwrap();
@@ -421,7 +421,7 @@ mod tests {
         let (released, waiting) = std::sync::mpsc::channel();
         let (entry, donor, link) = connect(move |sender, mut receiver| {
             let mut late = None;
-            while let Ok((message, _)) = receiver.receive(Duration::from_secs(10)) {
+            while let Ok((message, _)) = receiver.receive(Duration::from_secs(60)) {
                 match message {
                     Message::Lease { request } => late = Some(request),
                     Message::Query { request } => {
@@ -436,7 +436,7 @@ mod tests {
         });
         assert_eq!(entry.lease(SLAB), Err(CallError::Silent));
         assert_eq!(entry.query(), Ok(7));
-        assert_eq!(waiting.recv_timeout(Duration::from_secs(10)), Ok(SlabHandle(5)));
+        assert_eq!(waiting.recv_timeout(Duration::from_secs(60)), Ok(SlabHandle(5)));
         end(&entry, [donor, link]);
     }
 }

@@ -34,13 +34,26 @@ pub const HIGH_WATERMARK_SHARE: u64 = 32;
 /// ... and goes on for so much more.
 pub const LOW_WATERMARK_SHARE: u64 = 32;
 
-/// A program that fills memory which is not registered yet, at this speed, shall not pass the watermark between two looks at
-/// it: what one CPU zeroes and writes (measured: 1 GB/s).
-pub const GROWTH_BYTES_PER_SECOND: u64 = 1 << 30;
+/// Programs that fill memory which is not registered yet, at this speed, shall not pass the watermark between two looks at
+/// them: what two CPUs zero and write (measured: 1 GB/s each), twice.
+pub const GROWTH_BYTES_PER_SECOND: u64 = 4 << 30;
 /// Bounds of the time between two looks at the memory of programs.
 pub const LOOK_INTERVAL_MIN: Duration = Duration::from_millis(1);
 /// See [`LOOK_INTERVAL_MIN`].
-pub const LOOK_INTERVAL_MAX: Duration = Duration::from_millis(50);
+pub const LOOK_INTERVAL_MAX: Duration = Duration::from_millis(20);
+
+/// Mappings begin to be registered when so much of the budget is left, a part of it and at most so many bytes: from then on a
+/// program's growth is seen page by page. Below, a page touched for the first time costs what it costs without us.
+pub const ALERT_SHARE: i64 = 4;
+/// See [`ALERT_SHARE`].
+pub const ALERT_BYTES_MAX: u64 = 64 << 20;
+
+/// How long borrowing a thread of a program for starting its agent may take, before another one is tried.
+pub const AGENT_START_DEADLINE: Duration = Duration::from_millis(100);
+/// How long to wait before trying again when no thread could be borrowed: all were in system calls.
+pub const AGENT_START_PAUSE: Duration = Duration::from_millis(5);
+/// Threads of a program that are tried at one look.
+pub const AGENT_THREADS_TRIED_MAX: usize = 16;
 
 /// How long a thread with something to retry sleeps at most.
 pub const RETRY_INTERVAL: Duration = Duration::from_micros(200);

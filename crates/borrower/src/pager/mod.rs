@@ -31,6 +31,7 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::arena::{Arena, ArenaPlan};
 use spillway_stub::greeting::{Address, Listener};
+use spillway_sys::guardian::Guardian;
 use spillway_sys::mapping::Mapping;
 
 pub use self::config::{PagerConfig, Placement};
@@ -119,6 +120,8 @@ impl Pager {
     pub fn start(config: PagerConfig) -> Result<Self, PagerError> {
         config.check()?;
         let system = || PagerError::system("cannot set the pager up");
+        // First, while there is little that it would have a copy of.
+        let guardian = Guardian::start(SEATS as usize).map_err(PagerError::system("cannot start the guardian"))?;
         let address = Address::parse(&config.socket().display().to_string()).map_err(system())?;
         let listener = Listener::bind(&address).map_err(PagerError::system("cannot make the socket for programs"))?;
         let (arena, pool, slots) = make_arena(&config, &address).map_err(system())?;
@@ -143,7 +146,7 @@ impl Pager {
         let eviction = Eviction::new(Arc::clone(shared), policy, Box::new(writer), slots, Instant::now());
         let faults = Faults::new(Arc::clone(shared), Box::new(reader), buffers, pool, Box::new(wiped_ranges));
         let faults = faults.map_err(system())?;
-        let survey = Survey::new(Arc::clone(shared), listener, arena);
+        let survey = Survey::new(Arc::clone(shared), listener, arena, guardian, pager.config.programs_fork);
         pager.start_threads(faults, eviction, survey).map_err(PagerError::system("cannot start a thread"))?;
         Ok(pager)
     }

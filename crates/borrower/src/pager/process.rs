@@ -52,14 +52,19 @@ impl Process {
         fs::read_to_string(format!("/proc/{}/maps", self.number))
     }
 
+    /// Its threads.
+    pub fn threads(&self) -> io::Result<Vec<u32>> {
+        let entries = fs::read_dir(format!("/proc/{}/task", self.number))?;
+        Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+    }
+
     /// Pages that the kernel itself touches when one of its threads ends (rule 4), in order.
     pub fn kept_pages(&self) -> io::Result<Vec<u64>> {
         let page = PAGE_SIZE_BYTES as u64;
         let mut pages = Vec::new();
-        for entry in fs::read_dir(format!("/proc/{}/task", self.number))? {
-            let thread = entry?.file_name().to_str().and_then(|name| name.parse().ok());
+        for thread in self.threads()? {
             // A thread that ended meanwhile needs nothing.
-            if let Some(Ok(Some(head))) = thread.map(robust_list) {
+            if let Ok(Some(head)) = robust_list(thread) {
                 let first = head.saturating_sub(CONTROL_BLOCK_BYTES) & !(page - 1);
                 pages.extend((first..=head + CONTROL_BLOCK_BYTES).step_by(PAGE_SIZE_BYTES));
                 pages.extend(robust_locks(self.number, head).into_iter().map(|address| address & !(page - 1)));

@@ -27,6 +27,7 @@ fn config() -> DeviceConfig {
         backing: None,
         transport: TransportChoice::Auto,
         mapping: crate::manager::heat::MappingPolicy::OnDemand,
+        fill_backing: false,
         front_end: FrontEndChoice::Auto,
         listen: None,
         io_threads: None,

@@ -100,6 +100,8 @@ pub struct Volume {
     pub bits: PageBits,
     /// The disk copy, when the redundancy has one.
     pub disk: Option<DiskCopy>,
+    /// Whether the backing file keeps the blocks of discarded pages.
+    pub keeps_disk_blocks: bool,
     /// Wakes the manager: a slab wants a donor.
     pub manager_event: EventFd,
     /// Whether an I/O thread panicked, which ends all of this.
@@ -141,6 +143,7 @@ impl Volume {
             mapping: MappingPolicy::OnDemand,
             bits: PageBits::over(geometry.page_count(), &surviving.part(0, bit_words)),
             disk,
+            keeps_disk_blocks: false,
             manager_event: EventFd::new()?,
             downfall: Arc::default(),
             slabs: (0..geometry.slab_count as usize).map(|slab| SlabEntry::over(places(slab))).collect(),
@@ -156,6 +159,12 @@ impl Volume {
     pub fn with_mapping(self, mapping: MappingPolicy) -> Self {
         assert!(mapping == MappingPolicy::OnDemand || self.disk.is_some(), "cold slabs are on the disk");
         Self { mapping, ..self }
+    }
+
+    /// The same volume, whose backing file keeps the blocks that it has: giving one back changes the file's map, which takes
+    /// memory that a machine may not have.
+    pub fn with_disk_blocks_kept(self, keeps_disk_blocks: bool) -> Self {
+        Self { keeps_disk_blocks, ..self }
     }
 
     /// The shared state of `slab`.

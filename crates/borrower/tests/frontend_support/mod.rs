@@ -2,23 +2,19 @@
 
 pub(crate) mod exercise;
 pub(crate) mod guarded;
+pub(crate) mod in_guest;
 pub(crate) mod pressure;
+pub(crate) mod served;
 
 use std::fs::{self, File, OpenOptions};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use spillway_borrower::block::BlockChannel;
-use spillway_borrower::frontend::FrontEndError;
-use spillway_borrower::frontend::fuse_channel::FuseChannel;
+pub(crate) use served::{PATIENCE, Served};
+use spillway_borrower::frontend::FrontEndConfig;
 use spillway_borrower::frontend::loop_fuse::LoopFuse;
-use spillway_borrower::frontend::{FrontEnd, FrontEndConfig};
-use spillway_borrower::io_thread::{IoThread, SpinPermit};
-use spillway_borrower::local_memory::LocalMemory;
-use spillway_borrower::metrics::Metrics;
-use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 
 /// `O_DIRECT` on this architecture.
@@ -48,17 +44,14 @@ pub(crate) fn skip(test: &str, missing: &str) {
 /// Keeps swap areas of other tests and measurements of this machine away: the kernel would page to theirs too. Held by an
 /// open file, so it ends with its holder.
 pub(crate) fn swap_lock() -> File {
-    let file = File::create(std::env::temp_dir().join("spillway-end-to-end.lock")).expect("the lock file can be made");
+    let file = File::create("/tmp/spillway-end-to-end.lock").expect("the lock file can be made");
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("the lock can be taken");
     file
 }
 
-/// A running device.
+/// A running loop device over FUSE.
 pub(crate) struct Server {
-    pub(crate) front: LoopFuse,
-    pub(crate) path: PathBuf,
-    threads: Vec<IoThread>,
-    stop: Arc<EventFd>,
+    served: Served<LoopFuse>,
     directory: tempfile::TempDir,
 }
 
@@ -73,27 +66,16 @@ impl Server {
             recoverable: false,
             directory: directory.path().to_owned(),
         };
-        let (mut front, channels) = LoopFuse::mount(&config).unwrap();
+        let (front, channels) = LoopFuse::mount(&config).unwrap();
         let memory = Arc::new(Mapping::locked(size_bytes as usize).unwrap());
-        let stop = Arc::new(EventFd::new().unwrap());
-        let threads = channels.into_iter().map(|channel| serve(channel, &memory, &stop)).collect();
-        let path = front.attach().unwrap();
-        Self { front, path, threads, stop, directory }
+        Self { served: Served::start(front, channels, &memory), directory }
     }
 
     /// Detaches, and checks that nothing is left.
     pub(crate) fn stop(mut self) {
-        self.front.detach(Duration::from_secs(10)).unwrap();
-        for thread in &mut self.threads {
-            // The channels close by themselves once unmounted.
-            thread.join();
-        }
+        self.served.end();
         assert_eq!(fs::read_dir(self.directory.path()).unwrap().count(), 0, "the mount's directory is removed");
-        assert!(!is_bound(&self.path) || !is_ours(&self.path), "the loop device is free");
-    }
-
-    pub(crate) fn detach(&mut self) -> Result<(), FrontEndError> {
-        self.front.detach(Duration::from_millis(100))
+        assert!(!is_bound_to(&self.path, self.directory.path()), "the loop device is free");
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -101,29 +83,18 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Also after a failed assertion: free the device while the threads still serve, then end them.
-        let _ = self.front.detach(Duration::from_secs(5));
-        self.stop.signal();
-        for thread in &mut self.threads {
-            thread.join();
-        }
+impl Deref for Server {
+    type Target = Served<LoopFuse>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.served
     }
 }
 
-fn serve(channel: FuseChannel, memory: &Arc<Mapping>, stop: &Arc<EventFd>) -> IoThread {
-    let pool = Arc::clone(channel.pool());
-    let service = LocalMemory::new(Arc::clone(memory), Arc::new(Metrics::default()), pool);
-    IoThread::start(
-        "test-io".to_owned(),
-        Box::new(channel),
-        Box::new(service),
-        Arc::clone(stop),
-        SpinPermit::default(),
-        Arc::default(),
-    )
-    .unwrap()
+impl DerefMut for Server {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.served
+    }
 }
 
 fn sysfs(device: &Path) -> PathBuf {
@@ -135,9 +106,10 @@ pub(crate) fn is_bound(device: &Path) -> bool {
     sysfs(device).join("loop").exists()
 }
 
-/// Whether the loop device (still) has a file of ours; others may have taken the number since.
-pub(crate) fn is_ours(device: &Path) -> bool {
-    fs::read_to_string(sysfs(device).join("loop/backing_file")).is_ok_and(|file| file.contains("/volume"))
+/// Whether the loop device has a file in `directory`; others may have taken its number since.
+pub(crate) fn is_bound_to(device: &Path, directory: &Path) -> bool {
+    let directory = directory.to_str().unwrap();
+    fs::read_to_string(sysfs(device).join("loop/backing_file")).is_ok_and(|file| file.contains(directory))
 }
 
 pub(crate) fn queue_setting(device: &Path, name: &str) -> String {

@@ -1,19 +1,18 @@
 //! An NBD server over this process's memory, and a client that can also misbehave.
 
+#[path = "../frontend_support/served.rs"]
+mod served;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_borrower::block::BlockChannel;
+use served::Served;
+use spillway_borrower::frontend::FrontEndConfig;
 use spillway_borrower::frontend::nbd_listener::NbdAddress;
 use spillway_borrower::frontend::nbd_server::{NbdListen, NbdServer};
-use spillway_borrower::frontend::{FrontEnd, FrontEndConfig};
-use spillway_borrower::io_thread::{IoThread, SpinPermit};
-use spillway_borrower::local_memory::LocalMemory;
-use spillway_borrower::metrics::Metrics;
-use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 
 /// Whether these programs are installed; says which is missing. With `SPILLWAY_NO_SKIP=1` a missing one is a failure.
@@ -42,9 +41,7 @@ pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
 
 /// A running server that listens on a UNIX socket and on loopback.
 pub(crate) struct Server {
-    pub(crate) front: NbdServer,
-    threads: Vec<IoThread>,
-    stop: Arc<EventFd>,
+    pub(crate) served: Served<NbdServer>,
     addresses: Vec<String>,
     directory: tempfile::TempDir,
 }
@@ -62,20 +59,11 @@ impl Server {
         };
         let unix = NbdAddress::Unix(directory.path().join("disk.sock"));
         let listen = NbdListen { addresses: vec![unix, NbdAddress::Tcp("127.0.0.1:0".to_owned())], exposed: false };
-        let (mut front, channels) = NbdServer::open(&config, &listen).unwrap();
+        let (front, channels) = NbdServer::open(&config, &listen).unwrap();
         let memory = Arc::new(Mapping::anonymous(size_bytes as usize).unwrap());
-        let (stop, permit) = (Arc::new(EventFd::new().unwrap()), SpinPermit::default());
-        let serve = |channel: Box<dyn BlockChannel>| {
-            let pool = Arc::clone(channel.pool());
-            let service = LocalMemory::new(Arc::clone(&memory), Arc::new(Metrics::default()), pool);
-            let name = "test-io".to_owned();
-            IoThread::start(name, channel, Box::new(service), Arc::clone(&stop), permit.clone(), Arc::default())
-                .unwrap()
-        };
-        let threads = channels.into_iter().map(|channel| serve(Box::new(channel))).collect();
-        let path = front.attach().unwrap();
-        let addresses = path.to_str().unwrap().split(' ').map(str::to_owned).collect();
-        Self { front, threads, stop, addresses, directory }
+        let served = Served::start(front, channels, &memory);
+        let addresses = served.path.to_str().unwrap().split(' ').map(str::to_owned).collect();
+        Self { served, addresses, directory }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -92,18 +80,7 @@ impl Server {
 
     /// Stops; clients must have gone, or be about to.
     pub(crate) fn stop(mut self) {
-        self.front.detach(Duration::from_secs(20)).unwrap();
-        for thread in &mut self.threads {
-            // The channels close by themselves.
-            thread.join();
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop.signal();
-        self.threads.iter_mut().for_each(IoThread::join);
+        self.served.end();
     }
 }
 

@@ -121,7 +121,7 @@ impl Keeper {
         } else {
             Some(KeptMemory::make(&serve::config(launched)?).map_err(Failure::failed)?)
         };
-        let reserve = if launched.machine_swap { raise_reserve(&mut notes) } else { None };
+        let reserve = if launched.machine_swap { raise_reserve(&entry, &mut notes) } else { None };
         // Refusals are noted by the child, which needs the same.
         let _ = paging_safety::avoid_out_of_memory_kill();
         let _ = paging_safety::lock_all_memory(false);
@@ -200,7 +200,7 @@ impl Keeper {
     /// Keeps the pages without serving them; true when it is to be tried again.
     fn wait_for_orders(&mut self, signals: &Signals, died: &str) -> bool {
         let health = format!(
-            "{died} too often and is not started any more; its pages are kept. See {}; `kill -HUP {}` tries again",
+            "{died} too often and is not started any more; its pages are kept. See {}; `spillway swap off` and `kill -HUP {}` try again",
             self.log.display(),
             std::process::id(),
         );
@@ -232,6 +232,7 @@ impl Keeper {
         DeviceReport {
             run: self.launched.run.clone(),
             notes: self.notes.clone(),
+            given_up: true,
             device: DeviceStatus {
                 name: self.launched.name.clone(),
                 path: path.display().to_string(),
@@ -253,10 +254,15 @@ impl Keeper {
     }
 }
 
-fn raise_reserve(notes: &mut Vec<String>) -> Option<Reserve> {
+fn raise_reserve(entry: &Entry, notes: &mut Vec<String>) -> Option<Reserve> {
     match Memory::read().and_then(|memory| Reserve::raise(memory.total_bytes)) {
         Ok(reserve) => {
-            notes.extend(reserve.as_ref().map(Reserve::note));
+            if let Some(reserve) = &reserve {
+                notes.push(reserve.note());
+                if let Err(error) = reserve.record(entry.path()) {
+                    tracing::warn!("vm.min_free_kbytes stays raised if this process is killed: {error}");
+                }
+            }
             reserve
         }
         Err(error) => {

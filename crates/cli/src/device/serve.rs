@@ -42,6 +42,8 @@ pub(crate) struct DeviceReport {
     pub(crate) run: Option<String>,
     /// What is less safe than it should be, in words.
     pub(crate) notes: Vec<String>,
+    /// Its process died too often, and is not started again unless it is asked for.
+    pub(crate) given_up: bool,
     /// The device.
     pub(crate) device: DeviceStatus,
 }
@@ -257,6 +259,7 @@ impl Server {
             Question::Status => Answer::status(&DeviceReport {
                 run: self.launched.run.clone(),
                 notes: self.notes.clone(),
+                given_up: false,
                 device: self.device.status(),
             }),
             Question::Stop => self.stop().map_or_else(|error| Answer::refused(error.to_string()), |()| Answer::done()),
@@ -376,6 +379,7 @@ pub(super) fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure>
         key_file: launched.key_file.clone(),
         redundancy: launched.redundancy.parse().map_err(Failure::usage)?,
         backing: launched.backing.clone(),
+        fill_backing: launched.machine_swap,
         mapping: launched.mapping.parse().map_err(Failure::usage)?,
         transport: launched.transport.parse().map_err(Failure::usage)?,
         front_end: launched.frontend.parse().map_err(Failure::usage)?,

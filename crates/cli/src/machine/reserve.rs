@@ -5,11 +5,14 @@
 //! kernel's own choice, 4 * sqrt(memory in KiB), is 1.8 MiB on a machine of 256 MiB; with it that machine stopped, with 16 MiB it
 //! did not (crates/cli/tests/virtual_machine/two_machines.rs).
 //!
-//! Dropping it puts the setting back, unless somebody else has changed it meanwhile.
+//! Dropping it puts the setting back, unless somebody else has changed it meanwhile. What was there before is written down in
+//! the device's entry, for whoever mends what a killed keeper left.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 /// The kernel's setting (Documentation/admin-guide/sysctl/vm.rst).
 const SETTING: &str = "/proc/sys/vm/min_free_kbytes";
@@ -20,8 +23,11 @@ const RESERVE_KIB: u64 = 16 << 10;
 /// At most this part of the machine's memory is kept back.
 const MEMORY_DIVISOR: u64 = 16;
 
+/// Its file in an entry.
+const RECORD: &str = "reserve.json";
+
 /// A reserve that was raised.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Reserve {
     setting: PathBuf,
     before_kib: u64,
@@ -42,6 +48,16 @@ impl Reserve {
         }
         fs::write(setting, raised_kib.to_string())?;
         Ok(Some(Self { setting: setting.to_owned(), before_kib, raised_kib }))
+    }
+
+    /// Writes it down in an entry, for [`Reserve::recorded`].
+    pub(crate) fn record(&self, entry: &Path) -> io::Result<()> {
+        fs::write(entry.join(RECORD), serde_json::to_vec(self)?)
+    }
+
+    /// The one that the owner of an entry raised. It is put back when dropped, so its owner must be dead.
+    pub(crate) fn recorded(entry: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(entry.join(RECORD)).ok()?).ok()
     }
 
     /// In words, for `status`.
@@ -84,6 +100,20 @@ mod tests {
         assert!(reserve.note().contains("16384 instead of 1811"), "{}", reserve.note());
         drop(reserve);
         assert_eq!(read(&path).unwrap(), 1811);
+    }
+
+    #[test]
+    fn what_a_killed_keeper_raised_is_put_back_once() {
+        let (directory, path) = setting("1811");
+        let reserve = Reserve::raise_in(&path, GIBIBYTE).unwrap().unwrap();
+        assert!(Reserve::recorded(directory.path()).is_none());
+        reserve.record(directory.path()).unwrap();
+        std::mem::forget(reserve);
+        drop(Reserve::recorded(directory.path()));
+        assert_eq!(read(&path).unwrap(), 1811);
+        fs::write(&path, "4096").unwrap();
+        drop(Reserve::recorded(directory.path()));
+        assert_eq!(read(&path).unwrap(), 4096, "somebody else's since");
     }
 
     #[test]

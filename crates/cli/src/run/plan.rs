@@ -8,6 +8,7 @@ use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_borrower::pager::{PagerConfig, Placement};
 use spillway_fabric::address::DonorAddress;
+use spillway_sys::userfaultfd::access::Access;
 
 use super::donors::OwnDonors;
 use super::take_down::device_name;
@@ -143,6 +144,7 @@ impl Plan {
             preload,
             placement: Placement::default(),
             donor_wait: limits::DONOR_WAIT,
+            programs_fork: Access::probe().is_ok_and(|access| access.follows_forks),
         })
     }
 

@@ -12,7 +12,6 @@ use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_borrower::pager::limits::BUDGET_BYTES_MIN;
 use spillway_borrower::pager::{Pager, PagerStatus};
-use spillway_sys::userfaultfd::access::Access;
 
 use super::donors::OwnDonors;
 use super::plan::Plan;
@@ -47,9 +46,8 @@ pub(crate) fn run(
     let plan = Plan::make(arguments, &registry)?;
     let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
     let mut budget = Budget::new(arguments.local);
-    let follows_forks = Access::probe().is_ok_and(|access| access.follows_forks);
     let donors = OwnDonors::default();
-    let mut run = Run { registry, plan, follows_forks, pager: None, donors, down: false, entry };
+    let mut run = Run { registry, plan, programs_fork: false, pager: None, donors, down: false, entry };
     run.set_up(&budget, interruption)?;
     let outcome = run.run_program(program, arguments, choice, &mut budget, interruption);
     let down = run.take_down();
@@ -78,7 +76,7 @@ struct Run {
     registry: Registry,
     plan: Plan,
     /// Whether the kernel tells this user of forks.
-    follows_forks: bool,
+    programs_fork: bool,
     pager: Option<Paged>,
     donors: OwnDonors,
     down: bool,
@@ -99,6 +97,7 @@ impl Run {
         self.donors = OwnDonors::start(&self.plan, interruption)?;
         let library = preload::write(self.entry.path())?;
         let config = self.plan.paged(&self.donors, library, initial_bytes(budget)?)?;
+        self.programs_fork = config.programs_fork;
         self.pager = Some(Paged { pager: Pager::start(config).map_err(Failure::failed)? });
         interruption.check()
     }
@@ -116,7 +115,7 @@ impl Run {
         let becoming = Becoming {
             procs_file: None,
             environment: environment(paged.pager.environment()),
-            forbids_forks: !self.follows_forks,
+            forbids_forks: !self.programs_fork,
         };
         let started = Program::start(program, &becoming, interruption)?;
         let watched = watch::watch(&started, paged, budget, &self.entry, choice, arguments, interruption);

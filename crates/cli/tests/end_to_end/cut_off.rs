@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::overcommit::soak_seconds;
 use crate::stage::Stage;
-use crate::support::{Running, run, wait_until};
+use crate::support::{Running, UNTIL_TOLD, run, wait_until};
 
 fn ip(arguments: &[&str]) {
     run(Command::new("ip").args(arguments)).done("ip");
@@ -90,12 +89,11 @@ fn a_donor_whose_cable_is_pulled_costs_no_page() {
     let namespace = Namespace::new();
     let key = stage.disk().join("key");
     let donor = start_inside(&stage, &namespace, &key);
-    let seconds = soak_seconds(12).to_string();
     let backing = stage.disk().join("backing");
     let (key, backing) = (key.to_str().unwrap(), backing.to_str().unwrap());
     let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--donor", DONOR, "--key", key];
     options.extend(["--redundancy", "disk", "--backing", backing]);
-    let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", &seconds, "5"]));
+    let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", UNTIL_TOLD, "5"]));
     wait_until("pages to be lent over TCP", || {
         assert!(!running.has_ended(), "the run ended before anything was lent: {}", running.last_errors());
         let device = stage.items("device");
@@ -105,13 +103,15 @@ fn a_donor_whose_cable_is_pulled_costs_no_page() {
     });
     namespace.cut();
     wait_until("the loss to be told", || {
-        if running.has_ended() {
-            return Some(());
-        }
+        assert!(!running.has_ended(), "the run ended: {}", running.last_errors());
         health(&stage)?.contains("disk only").then_some(())
     });
-    std::thread::sleep(Duration::from_secs(1));
     namespace.mend();
+    wait_until("the donor to be found again", || {
+        assert!(!running.has_ended(), "the run ended: {}", running.last_errors());
+        (stage.device()["donors"][0]["state"] == "connected").then_some(())
+    });
+    running.signal("USR1");
     let said = running.end();
     assert!(said.status.success(), "{}\n{}", said.status, said.errors);
     assert!(said.text().contains("wrong 0"), "{}", said.text());
@@ -147,7 +147,7 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         // The device's process may still be closing its backing file.
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let unmounted = || Command::new("umount").arg(&self.mount).status().is_ok_and(|status| status.success());
         while !unmounted() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(100));
@@ -166,28 +166,24 @@ fn a_full_disk_under_the_backing_file_costs_no_page_while_a_donor_lives() {
     let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--key", "none"];
     options.extend(["--redundancy", "disk", "--backing", backing.to_str().unwrap()]);
     options.extend(donors.iter().map(String::as_str));
-    let seconds = soak_seconds(10).to_string();
-    let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", &seconds, "9"]));
+    let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", UNTIL_TOLD, "9"]));
     wait_until("the device to be there", || {
         assert!(!running.has_ended(), "the run ended before anything was lent: {}", running.last_errors());
         health(&stage)
     });
     disk.fill();
-    let mut told = false;
     wait_until("the full disk to be told", || {
-        if running.has_ended() {
-            return Some(());
-        }
-        told = health(&stage)?.contains("could not be written to the backing file");
-        told.then_some(())
+        assert!(!running.has_ended(), "the run ended: {}", running.last_errors());
+        health(&stage)?.contains("could not be written to the backing file").then_some(())
     });
+    running.signal("USR1");
     let said = running.end();
     assert!(said.status.success(), "{}\n{}", said.status, said.errors);
     assert!(said.text().contains("wrong 0"), "{}", said.text());
     let statistics = stage.statistics();
     assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
     let errors = statistics["device"]["device"]["disk"]["write_errors"].as_u64().unwrap();
-    assert!(told && errors > 0, "the disk was full, and nobody said so: {statistics:#}");
+    assert!(errors > 0, "{statistics:#}");
     drop(disk);
     stage.assert_clean();
 }

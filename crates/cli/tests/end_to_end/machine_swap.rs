@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::stage::Stage;
-use crate::support::{self, Running, wait_until};
+use crate::support::{self, Running, UNTIL_TOLD, wait_until};
 
 fn swap_on(stage: &mut Stage) {
     stage.donor("256M");
@@ -57,7 +57,7 @@ fn every_page_comes_back() {
     let said = support::run(&mut stage.spillway(&["device", "off", "--name", "swap"]));
     assert!(said.errors.contains("swap off"), "{}", said.errors);
     let group = Group::new("33554432").expect("a memory group can be made");
-    let running = Running::start(&mut group.command(&[verifier.to_str().unwrap(), "96", "6", "3"]));
+    let running = Running::start(&mut group.command(&[verifier.to_str().unwrap(), "96", UNTIL_TOLD, "3"]));
     wait_until("pages to be lent", || (used_bytes(&stage)? > 16 << 20).then_some(()));
     // The program goes on; lifted first, because otherwise its pages would have nowhere to come back to.
     for (file, text) in [("memory.limit_in_bytes", "-1"), ("memory.high", "max")] {
@@ -66,6 +66,7 @@ fn every_page_comes_back() {
         }
     }
     support::run(&mut stage.spillway(&["swap", "off"])).done("swap off");
+    running.signal("USR1");
     let said = running.end().done("the verifier");
     assert!(said.text().contains("wrong 0"), "{}", said.text());
     drop(group);
@@ -79,8 +80,8 @@ fn the_status_of_a_swap_device_is_told() {
     let said = support::run(&mut stage.spillway(&["swap", "status", "--json"])).done("swap status");
     let status: serde_json::Value = serde_json::from_slice(&said.output).unwrap();
     let item = &status["items"][0];
-    assert_eq!((item["name"].as_str(), item["state"].as_str()), (Some("swap"), Some("running")));
-    assert_eq!(item["report"]["device"]["donors"][0]["state"], "connected");
+    assert_eq!(item["name"], "swap");
+    assert_eq!(stage.device()["donors"][0]["state"], "connected");
     let people = support::run(&mut stage.spillway(&["swap", "status"])).done("swap status");
     assert!(people.text().contains("priority"), "{}", people.text());
     support::run(&mut stage.spillway(&["swap", "off"])).done("swap off");
@@ -115,8 +116,6 @@ fn an_agent_lends_and_swaps_until_it_is_told_to_end() {
         let agents = stage.items("agent");
         (agents.first()?["report"]["donor"]["sessions"].as_array()?.len() == 1).then_some(())
     });
-    let agents = stage.items("agent");
-    assert_eq!(agents[0]["report"]["donor"]["sessions"].as_array().map(Vec::len), Some(1), "{agents:#?}");
     agent.signal("TERM");
     agent.end().done("the agent");
     stage.assert_clean();

@@ -101,8 +101,7 @@ fn a_killed_run_is_taken_down_by_others() {
     let running = Running::start(&mut stage.run(&options, &program));
     wait_until("pages to be lent", || {
         let runs = stage.items("run");
-        let swapped = runs.first()?["report"]["usage"]["swapped_bytes"].as_u64()?;
-        (swapped > 8 << 20).then_some(())
+        (runs.first()?["report"]["usage"]["swapped_bytes"].as_u64()? > 8 << 20).then_some(())
     });
     running.signal("KILL");
     let said = running.end();

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::stage::Stage;
@@ -13,7 +13,7 @@ fn serve(stage: &mut Stage, options: &[&str]) -> Vec<String> {
     stage.donor("160M");
     stage.donor("160M");
     let donors = stage.donor_options();
-    let socket = format!("unix:{}", stage.disk().join("disk.sock").display());
+    let socket = format!("unix:{}", socket(stage).display());
     let mut command = stage.spillway(&["device", "on", "--size", "64M", "--slab-size", "4M", "--key", "none"]);
     command
         .args(["--redundancy", "replicas=2", "--listen", &socket, "--listen", "127.0.0.1:0"])
@@ -21,6 +21,11 @@ fn serve(stage: &mut Stage, options: &[&str]) -> Vec<String> {
         .args(donors);
     let said = support::run(&mut command).done("device on");
     said.text().trim().split(' ').map(str::to_owned).collect()
+}
+
+/// Where clients find it.
+fn socket(stage: &Stage) -> PathBuf {
+    stage.registry().with_file_name("disk.sock")
 }
 
 fn copy(from: &str, to: &str) {
@@ -47,12 +52,12 @@ fn nbd_clients_keep_their_data_with_donors_and_a_killed_one_costs_nothing() {
     copy(&addresses[0], text(&target));
     assert!(fs::read(&target).unwrap() == content, "after the death of a donor");
 
-    let device = &stage.items("device")[0]["report"]["device"];
+    let device = stage.device();
     assert!(device["frontend"].as_str().unwrap().contains("nbd server"), "{device}");
     let size = support::run(Command::new("nbdinfo").arg("--size").arg(&addresses[0])).done("nbdinfo");
     assert_eq!(size.text().trim(), (64 << 20).to_string());
     support::run(&mut stage.spillway(&["device", "off"])).done("device off");
-    assert!(!stage.disk().join("disk.sock").exists());
+    assert!(!socket(&stage).exists());
     stage.assert_clean();
 }
 
@@ -72,7 +77,10 @@ fn a_connected_client_keeps_the_device_on() {
     assert!(said.errors.contains("connected"), "{}", said.errors);
     assert_eq!(stage.items("device").len(), 1);
     drop((reader, client));
-    support::run(&mut stage.spillway(&["device", "off"])).done("device off");
+    // The server sees a client's end when it comes to look at the connection.
+    support::wait_until("the device to be off", || {
+        support::run(&mut stage.spillway(&["device", "off"])).status.success().then_some(())
+    });
     stage.assert_clean();
 }
 

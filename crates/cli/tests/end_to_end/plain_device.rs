@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::stage::Stage;
-use crate::support;
+use crate::support::{self, wait_until};
 
 /// A device on two donors; switched off by the stage if the test fails.
 fn device_on(stage: &mut Stage, size: &str) -> PathBuf {
@@ -32,7 +32,7 @@ fn device_off(stage: &Stage) {
 
 /// Pages that the device says it stores.
 fn pages_stored(stage: &Stage) -> u64 {
-    stage.items("device")[0]["report"]["device"]["pages_stored"].as_u64().unwrap()
+    stage.device()["pages_stored"].as_u64().unwrap()
 }
 
 fn fio(device: &Path, options: &[&str]) {
@@ -68,10 +68,15 @@ fn a_transport_that_was_asked_for_is_taken_and_told() {
         let Some(mut stage) = Stage::set(&["fio"]) else { return };
         let device = device_over(&mut stage, "64M", transport);
         fio(&device, &["--rw=randwrite", "--bs=16k", "--iodepth=8", "--size=64M"]);
-        let said = support::run(&mut stage.spillway(&["device", "status"])).done("device status").text();
-        assert_eq!(said.matches(&format!("connected {transport}")).count(), 2, "{said}");
+        wait_until("the status to tell the transport of both donors", || {
+            let said = support::run(&mut stage.spillway(&["device", "status"])).done("device status").text();
+            (said.matches(&format!("connected {transport}")).count() == 2).then_some(())
+        });
         // The donors see it from their side, and count what went through a socket.
-        let donors = stage.items("donor");
+        let donors = wait_until("both donors to tell of their sessions", || {
+            let donors = stage.items("donor");
+            donors.iter().all(|donor| donor["report"]["donor"]["sessions"][0].is_object()).then_some(donors)
+        });
         for donor in &donors {
             let session = &donor["report"]["donor"]["sessions"][0];
             assert_eq!(session["transport"], transport, "{donor:#}");

@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 /// How long any single step may take: generous, because a loaded machine must not fail a test.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(240);
 
+/// Seconds that a verifier works when the test ends it with SIGUSR1: longer than all its waits together.
+pub(crate) const UNTIL_TOLD: &str = "3600";
+
 /// How often a wait looks again.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -92,10 +95,14 @@ impl Running {
         signal(self.pid(), name);
     }
 
-    /// Waits for its end; what it left running may hold its output open, so only output until then counts.
+    /// Waits for its end, and for that of everything that writes to its output.
     pub(crate) fn end(mut self) -> Said {
         let status =
             wait_until("a command to end", || self.child.try_wait().expect("a child of ours can be waited for"));
+        wait_until("its output to be closed", || {
+            let readers = [&self.output, &self.errors];
+            readers.into_iter().flatten().all(JoinHandle::is_finished).then_some(())
+        });
         Said {
             status,
             output: collect(&mut self.output),
@@ -111,7 +118,7 @@ impl Drop for Running {
         }
         // Asked first, so that `run` can take its things down.
         self.signal("TERM");
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + DEADLINE;
         while !self.has_ended() && Instant::now() < deadline {
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -151,9 +158,15 @@ pub(crate) fn spillway(registry: &Path) -> Command {
     command
 }
 
+/// Longest place of a registry: the names of entries and sockets take up to 60 of the 107 bytes that a socket's path may have.
+const REGISTRY_PLACE_BYTES_MAX: usize = 40;
+
 /// A short path, because it becomes part of socket paths; sockets may lie in memory.
 pub(crate) fn registry_directory() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix("sw-").tempdir().expect("a temporary directory can be made")
+    let place = std::env::temp_dir();
+    let is_short = place.as_os_str().len() <= REGISTRY_PLACE_BYTES_MAX;
+    let place = if is_short { place } else { PathBuf::from("/tmp") };
+    tempfile::Builder::new().prefix("sw-").tempdir_in(place).expect("a temporary directory can be made")
 }
 
 /// A directory on a disk: backing files must not lie in memory.

@@ -8,7 +8,8 @@
 //! - [`programs`]: exact output under a limit of half the working set; [`plain_device`]: fio with verification.
 //! - [`overcommit`]: a whole machine far beyond its memory while donors die, stop and come back; [`two_machines`]: the same
 //!   over a network, which also breaks.
-//! - [`crash`]: the process that serves swap is killed while all of that goes on.
+//! - [`crash`]: the process that serves swap is killed while all of that goes on; [`agent`]: the agent is; [`swap_off`]: the same
+//!   without a process that could serve any more.
 
 // In a test a panic is the report.
 #![allow(clippy::unwrap_used)]
@@ -20,10 +21,12 @@ mod support;
 #[macro_use]
 mod front_ends;
 
+mod agent;
 mod automatic;
 mod crash;
 mod guest;
 mod overcommit;
 mod plain_device;
 mod programs;
+mod swap_off;
 mod two_machines;

@@ -6,7 +6,7 @@ use spillway_virtual_machine::builder::ADDRESSES;
 
 use crate::front_ends::FrontEnd;
 use crate::guest::{Guest, SLABS, builder};
-use crate::overcommit::{assert_exact, verifiers, wait_swapped};
+use crate::overcommit::{assert_exact, verifiers, wait_filled, wait_swapped};
 
 on_every_front_end!(
     #[ignore = "minutes of a machine without a free page: `make soak` runs it over ublk; NBD and loop over FUSE are not promised"]
@@ -26,6 +26,7 @@ fn a_machine_pages_to_another_through_cut_cables_and_a_killed_donor(front_end: F
          --donor {address}",
         front_end.name
     ));
+    wait_filled(&borrower);
     let total_mib = 2 * borrower.memory_mib("MemTotal");
     let programs = borrower.start(&verifiers(total_mib, 25));
     wait_swapped(&borrower, total_mib / 3);

@@ -26,7 +26,7 @@ use spillway_sys::memfd::Memfd;
 pub const SLAB_SIZE_BYTES: u64 = 1 << 20;
 
 /// How long anything may take before a test fails.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A donor that can be reached over a UNIX socket and loopback TCP.
 pub struct TestDonor {

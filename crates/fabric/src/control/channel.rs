@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use crate::units::SlabHandle;
 
-    const LATER: Duration = Duration::from_secs(10);
+    const LATER: Duration = Duration::from_secs(60);
 
     fn meet(one: impl Into<OwnedFd> + Send + 'static, other: impl Into<OwnedFd>) -> (ControlChannel, ControlChannel) {
         let accepting = thread::spawn(move || ControlChannel::accept(one, None).unwrap());
@@ -260,7 +260,7 @@ mod tests {
     fn closing_wakes_the_receiver_at_both_ends_and_stops_senders() {
         let (one, other) = unix_pair();
         let ((sender, mut receiver), (other_sender, mut other_receiver)) = (one.split(), other.split());
-        let waiting = thread::spawn(move || receiver.receive(Duration::from_secs(30)).map(drop));
+        let waiting = thread::spawn(move || receiver.receive(LATER).map(drop));
         sender.close();
         assert!(matches!(waiting.join().unwrap(), Err(ControlError::Closed)));
         assert!(matches!(other_receiver.receive(LATER), Err(ControlError::Closed)));

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use crate::buffer_pool::BufferPool;
 use crate::limits::DIRECT_ALIGNMENT_BYTES;
 
+use super::filler::FileFiller;
 use super::writer::FileWriter;
 
 /// File systems that keep their files in memory: `tmpfs` and `ramfs`, by the magic numbers of their `statfs`.
@@ -99,6 +100,11 @@ impl BackingFile {
     /// A writer of long runs out of `pool`, with at most `depth` of them in flight.
     pub fn writer(&self, pool: Arc<BufferPool>, depth: usize) -> std::io::Result<FileWriter> {
         FileWriter::new(self, pool, depth)
+    }
+
+    /// Gives the file the blocks that it lacks.
+    pub fn filler(&self) -> std::io::Result<FileFiller> {
+        FileFiller::new(self)
     }
 
     /// Any open file, unchecked.

@@ -5,9 +5,10 @@
 //!
 //! - `backing`: preparing the file, and what is wrong with a bad choice.
 //! - `queue_pair`: single requests, for the I/O threads.
-//! - `writer`: long runs of pages, for the background writer.
+//! - `writer`: long runs of pages, for the background writer. - `filler`: blocks for all of the file before they are needed.
 
 mod backing;
+mod filler;
 mod queue_pair;
 mod writer;
 
@@ -15,6 +16,7 @@ use spillway_sys::io_ring::RingMemory;
 use spillway_sys::mapping::Mapping;
 
 pub use self::backing::{BackingError, BackingFile};
+pub use self::filler::FileFiller;
 pub use self::queue_pair::FileQueuePair;
 pub use self::writer::FileWriter;
 use crate::buffer_pool::BufferPool;

@@ -250,7 +250,7 @@ mod tests {
         let mut ended = pair.poll(Instant::now(), &mut |_| {});
         assert!(!pair.wants_write());
         while ended < 2 {
-            assert_eq!(ready(10), 1);
+            assert_eq!(ready(60), 1);
             ended += pair.poll(Instant::now(), &mut |_| {});
         }
         assert_eq!(ready(0), 0);

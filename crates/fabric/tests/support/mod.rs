@@ -30,7 +30,7 @@ pub const PAGE: usize = 4096;
 pub const TOKEN: SessionToken = SessionToken([9; 32]);
 
 /// Nothing here takes so long; a test that waits longer has hung.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Slabs of a donor, as other threads may change them.
 #[derive(Debug, Default)]

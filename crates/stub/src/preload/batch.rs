@@ -8,7 +8,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::agent::{Place, Userfaultfd, set_phase};
-use crate::calls::{self, AGAIN};
+use crate::calls::{self, AGAIN, INVALID};
 use crate::memory;
 use crate::protocol::{BATCH_ENTRIES_MAX, Batch, Entry, Operation, PAGE_BYTES, Phase, STAGING_BYTES, outcome};
 
@@ -159,7 +159,7 @@ fn move_all(entries: &[Entry], staging: &Staging) {
             index += 1;
             continue;
         }
-        match staging.take(index, entry.address.load(Relaxed), neighbours(entries, index)) {
+        match move_run(staging, index, entry.address.load(Relaxed), neighbours(entries, index)) {
             Ok(moved) => {
                 set_results(entries, index, index + moved, outcome::DONE);
                 index += moved;
@@ -169,6 +169,17 @@ fn move_all(entries: &[Entry], staging: &Staging) {
                 entry.result.store(error, Relaxed);
                 index += 1;
             }
+        }
+    }
+}
+
+/// Moves the first of `pages` neighbours, or more of them. The kernel refuses a run that spans two mappings as a whole, so a
+/// run that it refuses is halved.
+fn move_run(staging: &Staging, index: usize, source: u64, mut pages: usize) -> Result<usize, i32> {
+    loop {
+        match staging.take(index, source, pages) {
+            Err(INVALID) if pages > 1 => pages /= 2,
+            result => return result,
         }
     }
 }

@@ -116,7 +116,7 @@ pub(crate) fn receive(socket: &Descriptor) -> Result<(Words, Option<Descriptor>)
         }
     }
     let is_descriptor = header.control_length >= CONTROL_BYTES && control.kind == RIGHTS;
-    Ok((words, is_descriptor.then_some(Descriptor(control.descriptor))))
+    Ok((words, is_descriptor.then(|| Descriptor(control.descriptor))))
 }
 
 fn header(piece: &Piece) -> Header {

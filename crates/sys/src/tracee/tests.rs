@@ -48,12 +48,20 @@ impl Child {
     }
 
     fn call(&self, function: extern "C" fn(*const Mapping) -> !, deadline: Instant) -> Result<(), TraceError> {
+        self.call_until(function, || word(&self.memory, CALLED_WITH).load(SeqCst) != 0, deadline)
+    }
+
+    fn call_until(
+        &self,
+        function: extern "C" fn(*const Mapping) -> !,
+        is_finished: impl FnMut() -> bool,
+        deadline: Instant,
+    ) -> Result<(), TraceError> {
         let target = Call {
             function: function as *const () as u64,
             argument: Arc::as_ptr(&self.memory) as u64,
             stack_end: (self.memory.address() + STACK_END) as u64,
         };
-        let is_finished = || word(&self.memory, CALLED_WITH).load(SeqCst) != 0;
         // SAFETY: the child is a copy of this process, with the function and the mapping where they are here; the stack is the
         // last page of the mapping, which nothing else uses.
         unsafe { call(self.pid, self.pid, &target, is_finished, deadline) }
@@ -197,4 +205,22 @@ fn a_signal_that_comes_meanwhile_is_taken_afterwards() {
         }
     }
     assert_eq!(word(&child.memory, BROKEN).load(SeqCst), 0);
+}
+
+#[test]
+fn a_thread_that_is_killed_meanwhile_is_gone() {
+    let child = Child::fork(count);
+    child.wait_for_steps(1);
+    let kill = || {
+        // SAFETY: a signal to a child of this test.
+        unsafe { libc::kill(child.pid.cast_signed(), libc::SIGKILL) };
+        false
+    };
+    let result = child.call_until(linger, kill, Instant::now() + PATIENCE);
+    assert!(matches!(result, Err(TraceError::Gone)), "{result:?}");
+    let mut status = 0;
+    // SAFETY: waits for a child of this test.
+    let waited = unsafe { libc::waitpid(child.pid.cast_signed(), &raw mut status, 0) };
+    assert_eq!(waited, child.pid.cast_signed(), "its end is left to whoever waits for it");
+    assert_eq!(libc::WTERMSIG(status), libc::SIGKILL);
 }

@@ -1,0 +1,91 @@
+//! What of a program may be paged: mappings are registered whole, probed, and looked through.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::pagemap::{Categories, Query};
+use spillway_sys::userfaultfd::PageError;
+
+use super::{Resident, Survey};
+use crate::pager::limits::REGISTER_INTERVAL;
+use crate::pager::maps;
+use crate::pager::process::Process;
+use crate::pager::shared::Tenant;
+
+impl Survey {
+    pub(super) fn register_all(&mut self, now: Instant) {
+        let mut residents = std::mem::take(&mut self.residents);
+        for resident in &mut residents {
+            if resident.registered_at.is_none_or(|at| now.saturating_duration_since(at) >= REGISTER_INTERVAL) {
+                self.register(resident);
+                resident.registered_at = Some(now);
+            }
+        }
+        self.residents = residents;
+    }
+
+    fn register(&mut self, resident: &mut Resident) {
+        let Some(process) = &resident.process else { return };
+        let Ok(text) = process.maps() else { return };
+        let mut excluded = resident.excluded.clone();
+        excluded.extend(resident.seat.and_then(|seat| self.arena.seat(seat).staging()));
+        let mut is_complete = true;
+        for (range, room) in maps::pageable(&maps::parse(&text), &excluded) {
+            is_complete &= self.register_mapping(&resident.tenant, process, &range, room);
+        }
+        if is_complete {
+            resident.tenant.lock().space.scanned();
+        }
+    }
+
+    /// Registers one mapping, and tells the policy of its pages. Events of the program that come meanwhile are read later, and
+    /// so are younger than what is found here. False: it is to be tried again.
+    fn register_mapping(&mut self, tenant: &Tenant, process: &Process, range: &Range<u64>, room: u64) -> bool {
+        let mut table = tenant.lock();
+        if table.batch {
+            return false;
+        }
+        if table.space.surveyed.contain(range) && !table.space.is_unscanned() {
+            return true;
+        }
+        let query = Query {
+            all_of: Categories::PRESENT,
+            none_of: Categories::FILE,
+            report: Categories::PRESENT,
+            ..Query::default()
+        };
+        let mut start = range.start;
+        let mut is_probed = false;
+        while start < range.end {
+            let Ok(scan) = process.pagemap.scan(start..range.end, &query, &mut self.regions) else { return false };
+            let regions = &self.regions[..scan.regions];
+            if let (Some(first), false) = (regions.first(), is_probed) {
+                if !probe(tenant, range, first.start, room) {
+                    return false;
+                }
+                table.space.registered.insert(first.start..range.end);
+                table.space.surveyed.insert(range.clone());
+                is_probed = true;
+            }
+            let books = &mut self.shared.books();
+            for region in regions {
+                (region.start..region.end)
+                    .step_by(PAGE_SIZE_BYTES)
+                    .for_each(|address| table.space.found(address, books));
+            }
+            start = scan.end.max(start + PAGE_SIZE_BYTES as u64);
+        }
+        true
+    }
+}
+
+/// Registers `range`, and proves that one registered mapping covers it from its first resident page on (rule 1): zeroes are
+/// refused there because of the page that is there, and not because of the mapping.
+fn probe(tenant: &Tenant, range: &Range<u64>, first: u64, room: u64) -> bool {
+    let registered = tenant.memory.register(range.start..room).or_else(|_| tenant.memory.register(range.clone()));
+    if registered.is_err() {
+        return false;
+    }
+    matches!(tenant.memory.zero(first..range.end), Ok(_) | Err(PageError::Exists))
+}

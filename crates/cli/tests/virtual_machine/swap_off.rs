@@ -1,0 +1,70 @@
+//! The end of swap whose process is gone: what can be brought back is, and nobody waits for what cannot.
+
+use spillway_virtual_machine::emulated;
+
+use crate::agent::{end_paging, lift_limit, start_paging};
+use crate::front_ends::{FrontEnd, LOOP_FUSE, NBD, UBLK};
+use crate::guest::{Guest, SLABS, builder};
+
+/// Swap with a copy on disk at one donor `d`.
+fn swap_on(guest: &Guest, front_end: FrontEnd) {
+    let _ends_with_the_machine = guest.donor("d", "160M", "unix:/run/d.sock", "none");
+    guest.said(&format!(
+        "spillway swap on --frontend {} --size 144M {SLABS} --redundancy disk --backing /disk/backing --key none \
+         --donor unix:/run/d.sock",
+        front_end.name
+    ));
+}
+
+fn finish_after(guest: Guest, expected: &[&str]) {
+    guest.signal_donor("d", "TERM");
+    guest.wait_for("[ -z \"$(spillway status --json | grep donor)\" ]");
+    guest.finish_after(expected);
+}
+
+#[test]
+fn swap_over_ublk_whose_process_was_given_up_comes_back_whole() {
+    emulated(|| {
+        let Some(guest) = Guest::boot(builder(UBLK, 640)) else { return };
+        swap_on(&guest, UBLK);
+        let programs = start_paging(&guest);
+        // Without its backing file no process can go on with the device.
+        guest.said("mv /disk/backing /disk/aside; kill -9 $(pgrep -f -- --kept)");
+        guest.wait_for("spillway status --json | grep -q 'not started any more'");
+        guest.said("mv /disk/aside /disk/backing");
+        lift_limit(&guest);
+        guest.said("spillway swap off");
+        end_paging(&guest, &programs);
+        finish_after(guest, &[]);
+    });
+}
+
+/// The kernel gives the block device up with the process that served it.
+#[test]
+fn swap_over_loop_and_fuse_ends_with_its_process_and_the_machine_goes_on() {
+    emulated(|| {
+        let Some(guest) = Guest::boot(builder(LOOP_FUSE, 640)) else { return };
+        swap_on(&guest, LOOP_FUSE);
+        let programs = start_paging(&guest);
+        guest.said("kill -9 $(pgrep -f -- --kept)");
+        assert_ne!(guest.machine_end(&programs), 0, "their pages are lost, so they cannot have found them right");
+        guest.said("spillway doctor --mend");
+        guest.said("! grep loop /proc/swaps");
+        finish_after(guest, &["I/O error", "Memory cgroup out of memory", "invoked oom-killer"]);
+    });
+}
+
+#[test]
+#[ignore = "waits for the minute that the kernel does: `make soak` runs it"]
+fn swap_over_nbd_whose_keeper_died_too_fails_after_a_minute() {
+    emulated(|| {
+        let Some(guest) = Guest::boot(builder(NBD, 640)) else { return };
+        swap_on(&guest, NBD);
+        let programs = start_paging(&guest);
+        guest.said("kill -9 $(pgrep -f serve-device)");
+        assert_ne!(guest.machine_end(&programs), 0, "their pages are lost, so they cannot have found them right");
+        guest.said("spillway doctor --mend");
+        guest.said("! grep nbd /proc/swaps");
+        finish_after(guest, &["I/O error", "Memory cgroup out of memory", "invoked oom-killer"]);
+    });
+}

@@ -1,0 +1,374 @@
+//! A pager in miniature: greets programs, evicts what it is told through their agents, and serves faults from a table.
+
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use spillway_stub::arena::{Arena, ArenaPlan};
+use spillway_stub::greeting::{Address, Listener, Visitor};
+use spillway_stub::late_start::{self, ProgramPlaces};
+use spillway_stub::protocol::{AgentState, Hello, HelloKind, Phase, Verdict, Welcome, outcome};
+use spillway_stub::seat::{Seat, Task};
+use spillway_sys::mapping::{Mapping, PAGE_SIZE_BYTES};
+use spillway_sys::tracee::TraceError;
+use spillway_sys::userfaultfd::{Fault, Features, Message, PageError, RegisterMode, Userfaultfd, Wake};
+
+/// Far beyond what a busy machine needs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PAGE: u64 = PAGE_SIZE_BYTES as u64;
+
+/// How long nothing may happen before one looks elsewhere.
+const MOMENT: Duration = Duration::from_millis(2);
+
+pub(crate) fn far() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+/// The program of the tests, compiled into `directory`.
+pub(crate) fn compile(directory: &Path) -> PathBuf {
+    let program = directory.join("program");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/program.c");
+    let status = Command::new("cc").args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).status();
+    assert!(status.expect("a C compiler is needed to link Rust programs anyway").success());
+    program
+}
+
+/// What a program is told and says.
+pub(crate) struct Conversation {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Conversation {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                // A test that is over listens no more.
+                let _ = sender.send(line);
+            }
+        });
+        Self { input: child.stdin.take(), child, lines }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn tell(&mut self, command: &str) {
+        writeln!(self.input.as_mut().unwrap(), "{command}").unwrap();
+    }
+
+    /// The exit status, if the program has ended.
+    pub(crate) fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
+    /// The next line, if it was said.
+    pub(crate) fn try_line(&self) -> Option<String> {
+        self.lines.try_recv().ok()
+    }
+
+    /// The number behind `word`, wherever in a line it comes first; what else is said is passed over.
+    pub(crate) fn number_after(&self, word: &str) -> u64 {
+        let deadline = far();
+        loop {
+            if let Some(number) = self.try_number_after(word) {
+                return number;
+            }
+            assert!(Instant::now() < deadline, "the program does not say {word}");
+            std::thread::sleep(MOMENT);
+        }
+    }
+
+    fn try_number_after(&self, word: &str) -> Option<u64> {
+        let line = self.try_line()?;
+        line.split_once(word).map(|(_, number)| number.trim().parse().unwrap())
+    }
+
+    /// What an ended program said on standard error.
+    pub(crate) fn complaints(&mut self) -> String {
+        let mut text = String::new();
+        self.child.stderr.take().expect("it was asked for").read_to_string(&mut text).unwrap();
+        text
+    }
+
+    /// Ends it at once.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// The exit status, once the program ends.
+    pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
+        let deadline = far();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the program does not end");
+            std::thread::sleep(MOMENT);
+        }
+    }
+}
+
+impl Drop for Conversation {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A program that said hello.
+pub(crate) struct Paged {
+    pub(crate) places: ProgramPlaces,
+    pub(crate) hello: Hello,
+    pub(crate) userfaultfd: Userfaultfd,
+    pub(crate) seat: Seat,
+    pub(crate) children: Vec<Userfaultfd>,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) events: usize,
+    store: HashMap<u64, Vec<u8>>,
+    page: Mapping,
+    batch: usize,
+}
+
+pub(crate) struct TinyPager {
+    pub(crate) directory: tempfile::TempDir,
+    pub(crate) arena: Arena,
+    pub(crate) address: Address,
+    listener: Listener,
+    library: PathBuf,
+    seats_used: u32,
+}
+
+impl TinyPager {
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let address = Address::parse(directory.path().join("pager").to_str().unwrap()).unwrap();
+        let library = directory.path().join("libspillway.so");
+        std::fs::write(&library, spillway_stub::LIBRARY).unwrap();
+        let arena = Arena::create(ArenaPlan { seats: 4, pool_slots: 16 }, &address).unwrap();
+        Self { listener: Listener::bind(&address).unwrap(), directory, arena, address, library, seats_used: 0 }
+    }
+
+    pub(crate) fn library(&self) -> &Path {
+        &self.library
+    }
+
+    /// Starts `command` with the stub.
+    pub(crate) fn start(&self, mut command: Command) -> Conversation {
+        command.env("LD_PRELOAD", &self.library).env("SPILLWAY_PAGER", self.address.to_string());
+        Conversation::start(command)
+    }
+
+    pub(crate) fn visitor(&self) -> Visitor {
+        let deadline = far();
+        loop {
+            if let Some(visitor) = self.listener.accept().unwrap() {
+                return visitor;
+            }
+            assert!(Instant::now() < deadline, "nobody said hello");
+            std::thread::sleep(MOMENT);
+        }
+    }
+
+    pub(crate) fn next_seat(&mut self) -> Seat {
+        let seat = self.arena.seat(self.seats_used);
+        self.seats_used += 1;
+        seat.clear();
+        seat
+    }
+
+    /// Greets the next program.
+    pub(crate) fn greet(&mut self, start_agent: bool) -> Paged {
+        let visitor = self.visitor();
+        let (hello, descriptor) = visitor.hello(far()).unwrap();
+        assert_eq!((hello.kind, hello.status), (HelloKind::Program, 0));
+        let userfaultfd = Userfaultfd::from_descriptor(descriptor.expect("a program brings one")).unwrap();
+        let wanted = Features::FORK
+            | Features::REMAP
+            | Features::REMOVE
+            | Features::UNMAP
+            | Features::THREAD
+            | Features::WRITE_PROTECT
+            | Features::MOVE;
+        userfaultfd.agree(wanted).unwrap();
+        let seat = self.next_seat();
+        let welcome =
+            Welcome { verdict: Verdict::Page, seat: seat.index(), arena_bytes: self.arena.length_bytes(), start_agent };
+        visitor.welcome(&welcome, Some(self.arena.file().as_fd())).unwrap();
+        let ready = visitor.ready(far()).unwrap();
+        assert_eq!(ready.status, 0);
+        let places = ProgramPlaces { process: visitor.process(), start_agent: hello.start_agent, arena: ready.arena };
+        let mut paged = Paged::new(places, hello, userfaultfd, seat);
+        if start_agent {
+            self.greet_agent(&mut paged);
+        }
+        paged
+    }
+
+    /// Gives an agent that starts its userfaultfd.
+    pub(crate) fn greet_agent(&self, paged: &mut Paged) {
+        let visitor = self.visitor();
+        let (hello, _) = visitor.hello(far()).unwrap();
+        assert_eq!((hello.kind, hello.seat), (HelloKind::Agent, paged.seat.index()));
+        assert_eq!(visitor.process(), paged.places.process);
+        let welcome = Welcome { verdict: Verdict::Page, seat: hello.seat, arena_bytes: 0, start_agent: false };
+        visitor.welcome(&welcome, Some(paged.userfaultfd.as_fd())).unwrap();
+        assert!(paged.seat.wait_for_agent(far()).unwrap());
+        assert_eq!(paged.seat.state(), AgentState::Running, "{}", paged.seat.failure());
+    }
+
+    /// Starts an agent on thread `thread`, which is in user code most of the time.
+    pub(crate) fn start_late(&self, paged: &mut Paged, thread: u32) {
+        let deadline = far();
+        loop {
+            match late_start::start_agent(&paged.places, thread, &paged.seat, deadline) {
+                Ok(()) => break,
+                Err(TraceError::Unsuitable(why)) => assert!(Instant::now() < deadline, "{why}"),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        self.greet_agent(paged);
+    }
+}
+
+impl Paged {
+    pub(crate) fn new(places: ProgramPlaces, hello: Hello, userfaultfd: Userfaultfd, seat: Seat) -> Self {
+        let page = Mapping::anonymous(PAGE_SIZE_BYTES).unwrap();
+        Self {
+            places,
+            hello,
+            userfaultfd,
+            seat,
+            children: Vec::new(),
+            faults: Vec::new(),
+            events: 0,
+            store: HashMap::new(),
+            page,
+            batch: 0,
+        }
+    }
+
+    /// The same pages, of a child that was forked after they were evicted.
+    pub(crate) fn fork(&self, places: ProgramPlaces, userfaultfd: Userfaultfd, seat: Seat) -> Self {
+        Self { store: self.store.clone(), ..Self::new(places, self.hello, userfaultfd, seat) }
+    }
+
+    pub(crate) fn register(&self, start: u64, pages: u64) {
+        let mode = RegisterMode::MISSING | RegisterMode::WRITE_PROTECT;
+        self.userfaultfd.register(start..start + pages * PAGE, mode).unwrap();
+    }
+
+    pub(crate) fn stored(&self) -> usize {
+        self.store.len()
+    }
+
+    /// Has the agent carry out `tasks`, and returns the results.
+    pub(crate) fn run(&mut self, tasks: &[Task]) -> Vec<i32> {
+        self.seat.post(self.batch, tasks);
+        let deadline = far();
+        assert!(self.seat.wait(self.batch, Phase::Moved, 0, deadline).unwrap(), "the agent does not move");
+        while self.seat.phase(self.batch) != Phase::Done {
+            assert!(Instant::now() < deadline, "the agent does not finish");
+            self.serve_once();
+        }
+        let results = (0..tasks.len()).map(|index| self.seat.result(self.batch, index)).collect();
+        self.seat.take(self.batch);
+        self.batch = 1 - self.batch;
+        results
+    }
+
+    /// Evicts the pages at `addresses`, and keeps their content. Returns the results.
+    pub(crate) fn evict(&mut self, arena: &Arena, addresses: &[u64]) -> Vec<i32> {
+        let place = |index: usize| arena.slot_offset(0) + index * PAGE_SIZE_BYTES;
+        let tasks: Vec<Task> =
+            addresses.iter().enumerate().map(|(index, address)| Task::evict_copy(*address, place(index))).collect();
+        let results = self.run(&tasks);
+        for (index, address) in addresses.iter().enumerate().filter(|(index, _)| results[*index] == outcome::DONE) {
+            let mut bytes = vec![0; PAGE_SIZE_BYTES];
+            arena.memory().read(place(index), &mut bytes);
+            self.store.insert(*address, bytes);
+        }
+        results
+    }
+
+    /// Serves what waits now, and comes in the next moment.
+    pub(crate) fn serve_once(&mut self) {
+        let mut messages = Vec::new();
+        if self.userfaultfd.read_messages(|message| messages.push(message)).unwrap() == 0 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        for message in messages {
+            match message {
+                Message::Fault(fault) => self.answer(fault),
+                Message::Fork(child) => self.children.push(child),
+                _ => self.events += 1,
+            }
+        }
+    }
+
+    fn answer(&mut self, fault: Fault) {
+        self.faults.push(fault);
+        let address = fault.address & !(PAGE - 1);
+        let result = match self.store.remove(&address) {
+            Some(bytes) => {
+                self.page.write(0, &bytes);
+                self.userfaultfd.copy(address, &self.page, 0, PAGE_SIZE_BYTES, false, Wake::Waiters)
+            }
+            None => self.userfaultfd.zero_page(address..address + PAGE, Wake::Waiters),
+        };
+        match result {
+            Ok(_) => {}
+            Err(PageError::Exists) => self.userfaultfd.wake(address..address + PAGE).unwrap(),
+            Err(error) => panic!("a page is not filled: {error}"),
+        }
+    }
+
+    /// Serves until the program says a line that begins with `word`; returns the number that follows.
+    pub(crate) fn hear(&mut self, conversation: &Conversation, word: &str) -> u64 {
+        let deadline = far();
+        loop {
+            if let Some(line) = conversation.try_line() {
+                let number = line.strip_prefix(word).unwrap_or_else(|| panic!("{word} is expected, not {line}"));
+                return number.trim().parse().unwrap_or(0);
+            }
+            assert!(Instant::now() < deadline, "the program does not say {word}");
+            self.serve_once();
+        }
+    }
+
+    /// Serves until the program ends, and returns how.
+    pub(crate) fn serve_to_end(&mut self, conversation: &mut Conversation) -> std::process::ExitStatus {
+        let deadline = far();
+        loop {
+            if let Some(status) = conversation.ended() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the program does not end");
+            self.serve_once();
+        }
+    }
+
+    /// Serves until the program says a number behind `word`, whatever else it says.
+    pub(crate) fn hear_number_after(&mut self, conversation: &Conversation, word: &str) -> u64 {
+        let deadline = far();
+        loop {
+            if let Some(number) = conversation.try_number_after(word) {
+                return number;
+            }
+            assert!(Instant::now() < deadline, "the program does not say {word}");
+            self.serve_once();
+        }
+    }
+}
