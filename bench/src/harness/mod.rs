@@ -10,12 +10,13 @@
 //!   program that exercises them; [`usage`]: CPU time and memory of processes; [`fault_latency`]: how
 //!   long the kernel waits for pages.
 //!
-//! - [`trace`]: the kernel's record of events.
+//! - [`trace`]: the kernel's record of events; [`fault_floor`]: what a fault handled in user space costs at least.
 //!
 //! Invariants: a process that was started here ends here, by its own id; nothing else is ever ended. An interrupt makes
 //! every wait return [`HarnessError::Interrupted`], so that values are dropped, and with them undone, on the way out.
 
 pub mod cleanup;
+pub mod fault_floor;
 pub mod fault_latency;
 pub mod fio;
 pub mod interrupt;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`device`] | what a request to the block device costs, against its peers |
 //! | [`swap`] | what a page costs when the kernel swaps to it |
+//! | [`pager`] | what a page costs when the pager brings it, and how fast pages leave |
 //! | [`mapping`] | slabs mapped with their first write, or once they are used a lot |
 //! | [`page_in`] | where the time of one page-in goes, stage by stage |
 //! | [`programs`] | what whole programs cost at L(100), L(75), L(50), L(25) |
@@ -20,6 +21,7 @@ pub mod hpbd;
 pub mod loopback;
 pub mod mapping;
 pub mod page_in;
+pub mod pager;
 pub mod pinning;
 pub mod program_run;
 pub mod programs;
@@ -73,13 +75,14 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 9] = [
+pub const ALL: [&dyn Study; 10] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &cost::CostStudy,
     &slab::SlabStudy,
     &writes::WritesStudy,
     &page_in::PageInStudy,
+    &pager::PagerStudy,
     &mapping::MappingStudy,
     &hpbd::HpbdStudy,
     &programs::ProgramsStudy,

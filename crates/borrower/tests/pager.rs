@@ -53,6 +53,7 @@ impl World {
             preload,
             placement: Placement::Sleep,
             donor_wait: Duration::from_secs(20),
+            programs_fork: true,
         })
         .unwrap();
         Self { directory, _donor: donor, pager }

@@ -42,6 +42,9 @@ pub struct PagerConfig {
     pub placement: Placement,
     /// How long to wait at the start for the first donor.
     pub donor_wait: Duration,
+    /// Whether programs may copy their memory by a fork, which the kernel tells of to `CAP_SYS_PTRACE` only. If not, they must have
+    /// been kept from it ([`spillway_sys::fork_filter`]).
+    pub programs_fork: bool,
 }
 
 /// Where the fault thread runs (docs/pager.md).

@@ -146,7 +146,7 @@ impl Pager {
         let eviction = Eviction::new(Arc::clone(shared), policy, Box::new(writer), slots, Instant::now());
         let faults = Faults::new(Arc::clone(shared), Box::new(reader), buffers, pool, Box::new(wiped_ranges));
         let faults = faults.map_err(system())?;
-        let survey = Survey::new(Arc::clone(shared), listener, arena, guardian);
+        let survey = Survey::new(Arc::clone(shared), listener, arena, guardian, pager.config.programs_fork);
         pager.start_threads(faults, eviction, survey).map_err(PagerError::system("cannot start a thread"))?;
         Ok(pager)
     }

@@ -6,11 +6,14 @@ use std::os::unix::fs::FileExt;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::pagemap::Pagemap;
-use spillway_sys::process_memory::robust_list;
+use spillway_sys::process_memory::{read_exact, robust_list};
 
 /// Bytes before and behind a thread's robust list that stay in memory: the rest of its control block, and its rseq area, which
 /// lie in the same thousands of bytes (glibc: `struct pthread` has 2.3 KiB with both in it).
 const CONTROL_BLOCK_BYTES: u64 = PAGE_SIZE_BYTES as u64;
+
+/// Robust locks of one thread that are looked at; the kernel itself walks 2048 (`ROBUST_LIST_LIMIT`), programs hold one or two.
+const ROBUST_LOCKS_MAX: usize = 64;
 
 /// A process of the run.
 #[derive(Debug)]
@@ -64,12 +67,43 @@ impl Process {
             if let Ok(Some(head)) = robust_list(thread) {
                 let first = head.saturating_sub(CONTROL_BLOCK_BYTES) & !(page - 1);
                 pages.extend((first..=head + CONTROL_BLOCK_BYTES).step_by(PAGE_SIZE_BYTES));
+                pages.extend(robust_locks(self.number, head).into_iter().map(|address| address & !(page - 1)));
             }
         }
         pages.sort_unstable();
         pages.dedup();
         Ok(pages)
     }
+}
+
+/// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the thread ends
+/// (`struct robust_list_head` in `linux/futex.h`: the first entry, the distance from entries to locks, the one being taken). Reading
+/// an entry that is away waits for it, so this is not for who serves faults.
+fn robust_locks(process: u32, head: u64) -> Vec<u64> {
+    let mut locks = Vec::new();
+    let mut words = [0; 3 * size_of::<u64>()];
+    if read_exact(process, head, &mut words).is_err() {
+        return locks;
+    }
+    let word = |index: usize| u64::from_ne_bytes(words[index * 8..][..8].try_into().expect("a word has eight bytes"));
+    let (mut entry, distance, taking) = (word(0), word(1), word(2));
+    let mut note = |entry: u64| {
+        // The lowest bit says of what kind the lock is.
+        let entry = entry & !1;
+        locks.extend([entry, entry.wrapping_add(distance)]);
+        entry
+    };
+    if taking != 0 {
+        note(taking);
+    }
+    for _ in 0..ROBUST_LOCKS_MAX {
+        let mut next = [0; size_of::<u64>()];
+        if entry & !1 == head || read_exact(process, note(entry), &mut next).is_err() {
+            break;
+        }
+        entry = u64::from_ne_bytes(next);
+    }
+    locks
 }
 
 /// The maps with flags of process `number`.
@@ -90,6 +124,25 @@ mod tests {
         let head = robust_list(thread).unwrap().unwrap();
         let kept = process.kept_pages().unwrap();
         assert!(kept.contains(&(head & !4095)) && kept.windows(2).all(|pair| pair[0] < pair[1]));
+    }
+
+    #[test]
+    fn locks_are_found_through_their_list() {
+        // A list as a thread would have it: two locks at their distance, one being taken, and the way back to the head.
+        let mut list = Box::new([0_u64; 8]);
+        let base = list.as_ptr() as u64;
+        let at = |index: u64| base + index * 8;
+        *list = [at(4), 8, at(6) | 1, 0, at(5) | 1, base, 0, 0];
+        let own = std::process::id();
+        let mut found = robust_locks(own, base);
+        found.sort_unstable();
+        assert_eq!(found, [at(4), at(5), at(5), at(6), at(6), at(7)]);
+        // One that leads nowhere, or in a circle, comes to an end.
+        list[4] = 8;
+        assert_eq!(robust_locks(own, base).len(), 6);
+        list[4] = at(4);
+        assert!(robust_locks(own, base).len() <= 2 * ROBUST_LOCKS_MAX + 2);
+        assert!(robust_locks(own, 8).is_empty());
     }
 
     #[test]

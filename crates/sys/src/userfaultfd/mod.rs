@@ -6,12 +6,14 @@
 //! - [`access`]: what this kernel and this user have, and the command that mends what is missing.
 //! - [`message`]: what the kernel tells.
 //! - [`error`]: what it answers.
+//! - [`served`]: memory whose faults are served with nothing else around, as a yardstick.
 
 mod abi;
 pub mod access;
 mod error;
 mod features;
 mod message;
+pub mod served;
 #[cfg(test)]
 mod tests;
 

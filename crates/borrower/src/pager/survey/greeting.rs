@@ -21,10 +21,9 @@ use crate::pager::process::Process;
 use crate::pager::shared::{Tenant, lock};
 use crate::pager::space::Space;
 
-/// What a userfaultfd must tell for its program to be paged.
+/// What a userfaultfd must tell for its program to be paged; forks too, if there are any.
 const FEATURES: Features = Features(
     Features::WRITE_PROTECT.0
-        | Features::FORK.0
         | Features::REMAP.0
         | Features::REMOVE.0
         | Features::UNMAP.0
@@ -67,7 +66,7 @@ impl Survey {
         let number = visitor.process();
         // A process that says hello again runs another program: what it was is gone.
         self.forget(|resident| resident.process.as_ref().is_some_and(|process| process.number() == number));
-        let memory = match descriptor.map(agree) {
+        let memory = match descriptor.map(|descriptor| agree(descriptor, self.programs_fork)) {
             Some(Ok(memory)) => memory,
             other => {
                 let reason = other.and_then(Result::err).unwrap_or_else(|| io::Error::from_raw_os_error(-hello.status));
@@ -151,9 +150,9 @@ fn answer(verdict: Verdict, seat: u32, arena: &Arena) -> Welcome {
     Welcome { verdict, seat, arena_bytes: arena.length_bytes(), start_agent: !may_trace() }
 }
 
-fn agree(descriptor: OwnedFd) -> io::Result<Userfaultfd> {
+fn agree(descriptor: OwnedFd, programs_fork: bool) -> io::Result<Userfaultfd> {
     let memory = Userfaultfd::from_descriptor(descriptor)?;
-    memory.agree(FEATURES)?;
+    memory.agree(if programs_fork { FEATURES | Features::FORK } else { FEATURES })?;
     Ok(memory)
 }
 

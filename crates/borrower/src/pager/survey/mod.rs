@@ -65,14 +65,32 @@ pub struct Survey {
     guardian: Guardian,
     /// The budget was nearly reached once: mappings are registered from now on.
     is_paging: bool,
+    /// See [`PagerConfig::programs_fork`](crate::pager::PagerConfig::programs_fork).
+    programs_fork: bool,
 }
 
 impl Survey {
     /// Programs say hello at `listener`, and get `arena`.
-    pub fn new(shared: Arc<Shared>, listener: Listener, arena: Arc<Arena>, guardian: Guardian) -> Self {
+    pub fn new(
+        shared: Arc<Shared>,
+        listener: Listener,
+        arena: Arc<Arena>,
+        guardian: Guardian,
+        programs_fork: bool,
+    ) -> Self {
         let seats_free = (0..arena.plan().seats).rev().collect();
         let regions = vec![Region::default(); REGIONS_MAX];
-        Self { shared, listener, arena, seats_free, residents: Vec::new(), regions, guardian, is_paging: false }
+        Self {
+            shared,
+            listener,
+            arena,
+            seats_free,
+            residents: Vec::new(),
+            regions,
+            guardian,
+            is_paging: false,
+            programs_fork,
+        }
     }
 
     /// Where programs say hello.
