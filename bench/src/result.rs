@@ -43,6 +43,8 @@ pub const MIB_PER_SECOND: Unit = Unit { sign: "MiB/s", better: Better::Higher };
 pub const MEBIBYTES: Unit = Unit { sign: "MiB", better: Better::Lower };
 /// Requests in a second.
 pub const REQUESTS_PER_SECOND: Unit = Unit { sign: "IOPS", better: Better::Higher };
+/// Pages in a second.
+pub const PAGES_PER_SECOND: Unit = Unit { sign: "pages/s", better: Better::Higher };
 /// CPU seconds for each GiB moved.
 pub const CPU_SECONDS_PER_GIB: Unit = Unit { sign: "CPU s/GiB", better: Better::Lower };
 /// Bytes kept for each GiB lent, in MiB.

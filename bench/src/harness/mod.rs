@@ -10,13 +10,14 @@
 //!   program that exercises them; [`usage`]: CPU time and memory of processes; [`fault_latency`]: how
 //!   long the kernel waits for pages.
 //!
-//! - [`trace`]: the kernel's record of events.
+//! - [`trace`]: the kernel's record of events; [`fault_floor`]: what a fault handled in user space costs at least.
 //! - [`guest`]: a virtual machine with a stock kernel; [`stock_subject`]: the block devices that such a kernel offers.
 //!
 //! Invariants: a process that was started here ends here, by its own id; nothing else is ever ended. An interrupt makes
 //! every wait return [`HarnessError::Interrupted`], so that values are dropped, and with them undone, on the way out.
 
 pub mod cleanup;
+pub mod fault_floor;
 pub mod fault_latency;
 pub mod fio;
 pub mod guest;

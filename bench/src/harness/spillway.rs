@@ -101,6 +101,48 @@ pub struct RunReport {
     pub seconds: Option<f64>,
     /// Faults of the program that waited for a page.
     pub major_faults: u64,
+    /// What the pager did; `None` over a swap device.
+    pub pager: Option<PagerReport>,
+}
+
+/// What the pager of a run did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct PagerReport {
+    /// Pages that came from donors.
+    pub fill: FaultCount,
+    /// Pages that had not gone yet.
+    pub staged: FaultCount,
+    /// Pages that left and were written.
+    pub pages_out_dirty: u64,
+    /// Pages that left without a write.
+    pub pages_out_clean: u64,
+}
+
+/// Faults of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct FaultCount {
+    /// How many.
+    pub count: u64,
+}
+
+/// How a run's memory reaches its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// Over a swap device.
+    Swap,
+    /// By the pager.
+    Pager,
+}
+
+impl Via {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Swap => "swap",
+            Self::Pager => "pager",
+        }
+    }
 }
 
 /// How a donor is reached.
@@ -302,10 +344,23 @@ impl Spillway {
             .ok_or_else(|| HarnessError::failed("spillway device status", format!("it does not list '{name}'")))
     }
 
-    /// `program` with `local` of local memory; statistics go to `stats`.
+    /// `program` over a swap device with `local` of local memory; statistics go to `stats`.
     pub fn run(&self, local: &str, storage: &Storage, stats: &Path, program: &Command) -> Command {
-        let mut command = bound(&self.binary);
-        command.args(["run", "--local", local, "--via", "swap"]).arg("--stats").arg(stats);
+        self.run_via(Via::Swap, None, local, storage, stats, program)
+    }
+
+    /// As [`Spillway::run`], in either way, started on a CPU.
+    pub fn run_via(
+        &self,
+        via: Via,
+        cpu: Option<usize>,
+        local: &str,
+        storage: &Storage,
+        stats: &Path,
+        program: &Command,
+    ) -> Command {
+        let mut command = pinned(&self.binary, cpu);
+        command.args(["run", "--local", local, "--via", via.name()]).arg("--stats").arg(stats);
         self.storage_arguments(&mut command, storage);
         if let Some(lend) = storage.lend {
             command.args(["--lend", &lend.to_string()]);
@@ -329,7 +384,9 @@ impl RunReport {
         let device = find_any_device(&value).ok_or_else(|| HarnessError::failed(what(), "it tells of no device"))?;
         let seconds = ["wall_seconds", "elapsed_seconds"].iter().find_map(|name| value.get(name)?.as_f64());
         let major_faults = value.get("major_faults").and_then(Value::as_u64).unwrap_or(0);
-        Ok(Self { device, seconds, major_faults })
+        let pager = value.get("pager").filter(|pager| pager.is_object());
+        let pager = pager.map(|pager| serde_json::from_value(pager.clone())).transpose();
+        Ok(Self { device, seconds, major_faults, pager: pager.map_err(HarnessError::system(what()))? })
     }
 }
 
@@ -484,6 +541,11 @@ mod tests {
                 .unwrap();
         assert_eq!((report.seconds, report.device.pages_lost, report.major_faults), (Some(1.5), 2, 9));
         assert_eq!(read(r#"{"device": {"traffic": {"pages_in": 3}}}"#).unwrap().device.traffic.pages_in, 3);
+        assert_eq!(report.pager, None);
+        let paged =
+            read(r#"{"device": {"traffic": {}}, "pager": {"fill": {"count": 4}, "pages_out_clean": 2}}"#).unwrap();
+        let pager = paged.pager.unwrap();
+        assert_eq!((pager.fill.count, pager.staged.count, pager.pages_out_clean), (4, 0, 2));
         for nonsense in ["nonsense", "{}", "{\"device\": {}}"] {
             assert!(read(nonsense).unwrap_err().to_string().contains("reading the statistics"), "{nonsense}");
         }

@@ -10,8 +10,8 @@
 //!
 //! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
 //!
-//! Decisions of the pager, without its I/O: [`page_cache`] (which page leaves), [`prefetch`] (which comes along); [`trace`]: what they are
-//! chosen by.
+//! The [`pager`] pages programs without the block layer (userfaultfd), over the same volume and engine. Its decisions, without
+//! its I/O: [`page_cache`] (which page leaves), [`prefetch`] (which comes along); [`trace`]: what they are chosen by.
 //!
 //! Beside it: [`limits`], [`metrics`], [`local_memory`] (a yardstick).
 
@@ -29,6 +29,7 @@ pub mod local_memory;
 pub mod manager;
 pub mod metrics;
 pub mod page_cache;
+pub mod pager;
 pub mod prefetch;
 pub mod service;
 pub mod state;

@@ -71,10 +71,10 @@ pub(crate) struct StorageArguments {
     /// Where copies live: disk, none, replicas=N or disk+replicas=N [default: disk; none with donors of `run`'s own]
     #[arg(long, value_name = "COPIES")]
     pub(crate) redundancy: Option<Redundancy>,
-    /// The backing file of --redundancy disk [default: a file under /var/lib/spillway]
+    /// The backing file of --redundancy disk [default: a file under /var/lib/spillway, or ~/.local/state/spillway without root]
     #[arg(long, value_name = "FILE")]
     pub(crate) backing: Option<PathBuf>,
-    /// The cluster key, or 'none' [default: /etc/spillway/cluster.key, made on first use by root]
+    /// The cluster key, or 'none' [default: /etc/spillway/cluster.key, made on first use by root; without root ~/.config/spillway/cluster.key if it exists]
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
     /// Unit of lending, a power of two
@@ -94,11 +94,13 @@ pub(crate) struct StorageArguments {
 /// How memory reaches the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Via {
-    /// The best one of this machine
+    /// A swap device if it can be had, or else the pager; says which and why
     #[default]
     Auto,
-    /// A memory cgroup over a swap device; needs root
+    /// A memory cgroup over a swap device; any program, needs root
     Swap,
+    /// Page faults handled in user space; needs no root
+    Pager,
 }
 
 /// `spillway run`.
@@ -240,7 +242,7 @@ pub(crate) struct DonateArguments {
     /// Where to listen: HOST:PORT (port 0 takes a free one) or unix:/PATH; repeat it for more [default: 127.0.0.1:7070]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Vec<String>,
-    /// The cluster key, or 'none' [default: /etc/spillway/cluster.key, made on first use by root]
+    /// The cluster key, or 'none' [default: /etc/spillway/cluster.key, made on first use by root; without root ~/.config/spillway/cluster.key if it exists]
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
     /// Slabs to prepare in advance are of this size
@@ -291,7 +293,13 @@ pub(crate) struct ServeArguments {
 pub(crate) struct BecomeArguments {
     /// File to write the own process id to, which moves it into the memory group
     #[arg(long)]
-    pub(crate) procs_file: PathBuf,
+    pub(crate) procs_file: Option<PathBuf>,
+    /// NAME=VALUE for the program's environment
+    #[arg(long)]
+    pub(crate) set: Vec<OsString>,
+    /// The program may not copy its memory by a fork
+    #[arg(long)]
+    pub(crate) forbid_forks: bool,
     /// The program's file
     #[arg(long)]
     pub(crate) file: PathBuf,

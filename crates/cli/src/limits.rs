@@ -38,6 +38,12 @@ pub(crate) const WATCH_NICENESS: i32 = -15;
 /// ones its reclaim gives up and its out-of-memory killer comes while swap is free (seen on Linux 6.18, cgroup v1).
 pub(crate) const BUDGET_INTERVAL_AT_LIMIT: Duration = Duration::from_millis(1);
 
+/// The same for the pager, whose count is never stale: often enough that a program growing at 1 GiB/s is 5 MiB ahead.
+pub(crate) const PAGER_BUDGET_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Processes that a program leaves behind for a moment (a shell's, that are just ending) are not worth a word.
+pub(crate) const LEFT_BEHIND_NOTICE: Duration = Duration::from_secs(1);
+
 /// How long to wait for the first donor of a device: a donor on a loaded machine answers within a second.
 pub(crate) const DONOR_WAIT: Duration = Duration::from_secs(5);
 

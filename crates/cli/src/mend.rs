@@ -25,6 +25,9 @@ use crate::swap_area;
 pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
     let mut found: Vec<String> =
         dead(registry)?.iter().map(|found| format!("{} of a dead process", found.title())).collect();
+    if !may_mend_kernel() {
+        return Ok(found);
+    }
     found.extend(stray_groups(registry)?.iter().map(|group| format!("memory group {}", group.path().display())));
     found.extend(frontend_remains::list().map_err(Failure::failed)?.iter().map(describe));
     let kept = kept_devices(registry)?;
@@ -50,6 +53,19 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
             lines.push(format!("the remains of {} could not all be removed: {}", found.title(), errors.join("; ")));
         }
     }
+    if may_mend_kernel() {
+        mend_kernel(registry, &mut lines)?;
+    }
+    Ok(lines)
+}
+
+/// Groups, mounts and devices are made by root only, and so are nobody else's to remove.
+fn may_mend_kernel() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// What dead processes left in the kernel.
+fn mend_kernel(registry: &Registry, lines: &mut Vec<String>) -> Result<(), Failure> {
     for group in stray_groups(registry)? {
         let path = group.path().display().to_string();
         match group.remove(Instant::now()) {
@@ -85,7 +101,7 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
             Err(error) => lines.push(format!("{what} could not be removed: {error}")),
         }
     }
-    Ok(lines)
+    Ok(())
 }
 
 /// Block devices whose keepers live: they may lack a process for a moment.

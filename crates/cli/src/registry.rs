@@ -1,6 +1,6 @@
 //! What runs on this machine: one directory for each device, donor, run and agent.
 //!
-//! `/run/spillway` (or `spillway-UID` under `$TMPDIR` for users without root) holds `KIND-NAME` directories, each with
+//! `/run/spillway` (for users without root `spillway` in `$XDG_RUNTIME_DIR`, or `spillway-UID` in `$TMPDIR`) holds `KIND-NAME` directories, each with
 //! `owner.json` (who it belongs to) and `status.sock` (where to ask it). An entry appears by one rename, so it is
 //! never seen half made, and a name has at most one living owner. What a dead owner left is taken over, under a lock, by
 //! whoever mends it, so that two menders never work on the same remains and a living owner's things are never touched.
@@ -160,7 +160,15 @@ fn default_root() -> PathBuf {
     if user.is_root() {
         return "/run/spillway".into();
     }
-    std::env::temp_dir().join(format!("spillway-{}", user.as_raw()))
+    user_root(std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), user.as_raw())
+}
+
+/// The directory of a user without root: with the user's other sockets, if there is a place for those.
+fn user_root(runtime: Option<PathBuf>, user: u32) -> PathBuf {
+    match runtime.filter(|directory| directory.is_absolute() && directory.is_dir()) {
+        Some(directory) => directory.join("spillway"),
+        None => std::env::temp_dir().join(format!("spillway-{user}")),
+    }
 }
 
 fn read_owner(entry: &Path) -> Option<ProcessIdentity> {
@@ -182,7 +190,9 @@ impl Registry {
 
     /// One at `root`, made if it does not exist.
     pub(crate) fn at(root: PathBuf) -> Result<Self, RegistryError> {
-        match fs::DirBuilder::new().mode(0o755).create(&root) {
+        // Root's may be asked by everybody's `status`; a user's is nobody else's.
+        let mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
+        match fs::DirBuilder::new().mode(mode).create(&root) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(system(&root)(error)),
@@ -371,6 +381,16 @@ mod tests {
             assert!(matches!(registry.claim(Kind::Device, name), Err(RegistryError::BadName(_))), "{name}");
         }
         assert!(check_name("swap-0_b").is_ok());
+    }
+
+    #[test]
+    fn users_have_a_place_of_their_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let runtime = directory.path().to_path_buf();
+        assert_eq!(user_root(Some(runtime.clone()), 7), runtime.join("spillway"));
+        for useless in [None, Some(runtime.join("missing")), Some("relative".into())] {
+            assert!(user_root(useless, 7).ends_with("spillway-7"));
+        }
     }
 
     #[test]

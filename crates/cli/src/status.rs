@@ -170,16 +170,20 @@ fn describe_device(text: &mut String, item: &Item) {
     if blocks.ends_with('%') {
         let _ = writeln!(text, "  the backing file is being filled: {blocks}");
     }
-    let donors = item.report.pointer("/device/donors").and_then(Value::as_array);
-    for donor in donors.into_iter().flatten() {
+    describe_donors(text, item.report.pointer("/device/donors"));
+    for note in item.report.get("notes").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
+        let _ = writeln!(text, "  note: {note}");
+    }
+}
+
+/// The donors of a device, or of a run by the pager.
+fn describe_donors(text: &mut String, donors: Option<&Value>) {
+    for donor in donors.and_then(Value::as_array).into_iter().flatten() {
         let field = |name: &str| donor.get(name).and_then(Value::as_str).unwrap_or("-").to_owned();
         let slabs = donor.get("slabs").and_then(Value::as_u64).unwrap_or(0);
         let _ = write!(text, "  donor {}: {} {}, {slabs} slabs", field("address"), field("state"), field("transport"));
         let error = field("last_error");
         let _ = if error.is_empty() || error == "-" { writeln!(text) } else { writeln!(text, " ({error})") };
-    }
-    for note in item.report.get("notes").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
-        let _ = writeln!(text, "  note: {note}");
     }
 }
 
@@ -214,6 +218,26 @@ fn describe_run(text: &mut String, item: &Item) {
     let (footprint, local, lent) =
         (number("/footprint_bytes"), number("/usage/charged_bytes"), number("/usage/swapped_bytes"));
     let _ = writeln!(text, "  footprint {footprint}, local {local}, lent {lent}, budget {}", item.text("/local"));
+    let _ = writeln!(text, "  memory comes by {} ({})", item.text("/via/way"), item.text("/via/reason"));
+    if item.report.pointer("/pager/pager").is_some() {
+        describe_pager(text, item);
+    }
+}
+
+fn describe_pager(text: &mut String, item: &Item) {
+    let count = |kind: &str| item.number(&format!("/pager/pager/{kind}"));
+    let _ = writeln!(
+        text,
+        "  health: {}; faults: {} filled, {} staged, {} zero, {} first writes; pages out: {} written, {} clean",
+        item.text("/pager/device/health"),
+        count("fill/count"),
+        count("staged/count"),
+        count("zero/count"),
+        count("write/count"),
+        count("pages_out_dirty"),
+        count("pages_out_clean"),
+    );
+    describe_donors(text, item.report.pointer("/pager/device/donors"));
 }
 
 #[cfg(test)]
@@ -259,6 +283,20 @@ mod tests {
             "volume v of p:1: tcp, 32 MiB lent, read 2 MiB, written 2 MiB\n",
             "volume v of p:1: shm, 32 MiB lent, pages counted by the borrower\n",
         ] {
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_run_tells_how_its_memory_comes_and_what_the_pager_did() {
+        let donor = json!({"address": "a:1", "state": "connected", "transport": "shm", "slabs": 3});
+        let report = json!({"local": "50%", "footprint_bytes": 64 << 20, "via": {"way": "pager", "reason": "asked for"},
+            "pager": {"device": {"health": "ok", "donors": [donor]}, "pager": {"fill": {"count": 7}}}});
+        let mut text = String::new();
+        describe(&mut text, &item(Kind::Run, report));
+        for expected in
+            ["memory comes by pager (asked for)", "health: ok; faults: 7 filled", "donor a:1: connected shm"]
+        {
             assert!(text.contains(expected), "{text}");
         }
     }

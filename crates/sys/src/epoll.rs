@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
@@ -74,6 +74,13 @@ impl Epoll {
             Err(Errno::INTR) => Ok(0),
             Err(errno) => Err(errno.into()),
         }
+    }
+}
+
+impl AsFd for Epoll {
+    /// Readable when something in the set is ready.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
     }
 }
 

@@ -15,6 +15,7 @@
 //! - [`swap`]: swap areas.
 //! - [`paging_safety`]: never waiting for the memory that one frees.
 //! - [`memory_hierarchy`]: which memory cgroups there are.
+//! - [`fork_filter`]: programs that may not fork.
 //! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
@@ -28,6 +29,7 @@ pub mod atomic_words;
 pub mod child;
 pub mod epoll;
 pub mod event;
+pub mod fork_filter;
 #[cfg(target_arch = "x86_64")]
 pub mod fork_notices;
 pub mod fuse;

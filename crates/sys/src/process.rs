@@ -64,6 +64,34 @@ fn parse_stat(stat: &str) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
+/// The processes whose parent is `parent`, by ascending number. Those that end meanwhile may be left out.
+pub fn children(parent: u32) -> io::Result<Vec<u32>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+        if parent_in(&stat) == Some(parent) {
+            found.push(number);
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// The parent in a line of `/proc/PID/stat`.
+fn parent_in(stat: &str) -> Option<u32> {
+    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// Whether two processes have one memory, as between vfork and exec (kcmp(2)). Only for processes that one may trace.
+pub fn share_memory(one: u32, other: u32) -> io::Result<bool> {
+    /// `KCMP_VM`.
+    const MEMORY: libc::c_long = 1;
+    // SAFETY: the call takes numbers and touches no memory.
+    let result = unsafe { libc::syscall(libc::SYS_kcmp, one, other, MEMORY, 0, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result == 0) }
+}
+
 impl fmt::Display for ProcessIdentity {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}.{}", self.pid, self.start_ticks)
@@ -90,6 +118,18 @@ mod tests {
         assert!(major_fault_count() >= before);
         let of_a_new_thread = std::thread::spawn(major_fault_count).join().unwrap();
         assert!(of_a_new_thread <= 1000, "a thread that does nothing waits for few pages: {of_a_new_thread}");
+    }
+
+    #[test]
+    fn a_child_is_found_and_has_memory_of_its_own() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let own = std::process::id();
+        assert!(children(own).unwrap().contains(&child.id()));
+        assert!(share_memory(own, own).unwrap() && !share_memory(own, child.id()).unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!children(own).unwrap().contains(&child.id()));
+        assert!(share_memory(own, u32::MAX >> 1).is_err());
     }
 
     #[test]

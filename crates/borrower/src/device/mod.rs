@@ -2,51 +2,44 @@
 //!
 //! - [`config`]: how it is started, and what may be wrong with that.
 //! - [`redundancy`]: the setting for copies; [`transport`]: how pages travel.
+//! - `remote`: what lies behind its I/O threads.
 //! - [`status`]: what a device says of itself; [`health`]: in one line.
 
 pub mod config;
 pub mod health;
 pub mod redundancy;
+pub(crate) mod remote;
 pub mod status;
 pub mod transport;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::file::{BackingError, BackingFile, FileQueuePair};
-use spillway_fabric::key::ClusterKey;
-use spillway_fabric::queue_pair::QueuePair;
+use spillway_fabric::file::BackingError;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 
 pub use self::config::DeviceConfig;
-use self::status::{DeviceStatus, DiskStatus, SlabCounts};
+use self::remote::{Ground, Remote};
+use self::status::DeviceStatus;
 use crate::block::BlockChannel;
-use crate::disk_writer::{DiskCounters, DiskThread};
 use crate::downfall::Downfall;
-use crate::engine::Engine;
-use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::frontend::choice::{self, Opened};
 use crate::frontend::limits::{NBD_CONNECTIONS_DEFAULT, NBD_SERVER_SLOTS};
 use crate::frontend::nbd_server::NbdServer;
 use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::io_thread::{IoThread, SpinPermit};
-use crate::limits::{
-    BACKING_RELEASE_DEADLINE, DETACH_DEADLINE, DISK_WRITES_MAX, IO_THREADS_DEFAULT, LINGER, MOVE_BATCH_PAGES,
-    SLOTS_PER_THREAD,
-};
+use crate::limits::{DETACH_DEADLINE, IO_THREADS_DEFAULT, LINGER, SLOTS_PER_THREAD};
 use crate::local_memory::LocalMemory;
 use crate::manager::donors::Phase;
-use crate::manager::heat::MappingPolicy;
-use crate::manager::{Lane, Manager, ManagerParts, Ties, care};
 use crate::metrics::Metrics;
 use crate::service::BlockService;
 use crate::state::DeviceState;
+use crate::volume::Geometry;
 use crate::volume::slab_entry::DonorSlot;
-use crate::volume::{Geometry, Volume};
 
 /// Why a device could not be started or stopped. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -119,13 +112,6 @@ pub struct Kept {
     pub outlives_block_device: bool,
 }
 
-/// What a device has behind its I/O threads, unless it serves local memory.
-struct Remote {
-    volume: Arc<Volume>,
-    manager: Manager,
-    disk: Option<(DiskThread, Arc<DiskCounters>)>,
-}
-
 impl Device {
     /// Connects to donors, starts the threads and attaches the block device. Nothing is left behind on an error. The pages
     /// end with this process.
@@ -154,7 +140,9 @@ impl Device {
             Some(kept) => {
                 let linger = if goes_on { LINGER } else { Duration::ZERO };
                 let ground = ground.expect("a device with a state has its ground");
-                let (services, remote) = remote_services(&config, &kept.state, ground, linger, &metrics, &channels)?;
+                let pools: Vec<_> = channels.iter().map(|channel| Arc::clone(channel.pool())).collect();
+                let (engines, remote) = Remote::start(&config, &kept.state, ground, linger, &metrics, &pools)?;
+                let services = engines.into_iter().map(|engine| Box::new(engine) as Box<dyn BlockService>).collect();
                 (services, Some(remote))
             }
         };
@@ -171,7 +159,9 @@ impl Device {
             config,
             stopped: false,
         };
-        device.await_donors()?;
+        if let Some(remote) = &device.remote {
+            remote.await_donors(device.config.donor_wait, device.is_resumed())?;
+        }
         device.settle();
         let permit = SpinPermit::default();
         for (number, (channel, service)) in channels.into_iter().zip(services).enumerate() {
@@ -207,30 +197,6 @@ impl Device {
 
     fn is_resumed(&self) -> bool {
         self.state.as_ref().is_some_and(|kept| kept.state.is_resumed())
-    }
-
-    /// Waits until every donor was reached or refused once, for the configured time; then one must be there.
-    fn await_donors(&self) -> Result<(), DeviceError> {
-        let Some(remote) = &self.remote else { return Ok(()) };
-        let donors = &remote.manager.shared.donors;
-        let give_up = Instant::now() + self.config.donor_wait;
-        let is_connected = |phase| phase == Phase::Connected;
-        while !donors.iter().all(|donor| is_connected(donor.phase())) && Instant::now() < give_up {
-            let tried = donors.iter().all(|donor| !donor.status().last_error.is_empty() || is_connected(donor.phase()));
-            if tried && (self.is_resumed() || donors.iter().any(|donor| is_connected(donor.phase()))) {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        // A device that goes on has pages to serve, from the disk if need be.
-        if self.is_resumed() || donors.iter().any(|donor| is_connected(donor.phase())) {
-            return Ok(());
-        }
-        let reasons = donors.iter().map(|donor| format!("{}: {}", donor.address, donor.status().last_error));
-        Err(DeviceError::NoDonor(format!(
-            "no donor can be reached; start one with 'spillway donate', or check the address and the key\n  {}",
-            reasons.collect::<Vec<_>>().join("\n  ")
-        )))
     }
 
     /// The block device, such as `/dev/loop0`, or where an NBD server's clients find it.
@@ -301,58 +267,6 @@ impl Drop for Device {
     }
 }
 
-impl Remote {
-    fn stop(&mut self) {
-        self.manager.stop();
-        if let Some(copy) = &self.volume.disk {
-            copy.backlog.close();
-        }
-        if let Some((thread, _)) = &mut self.disk {
-            thread.join();
-        }
-    }
-
-    fn describe(&self, config: &DeviceConfig, status: &mut DeviceStatus) {
-        let shared = &self.manager.shared;
-        status.donors = shared.donors.iter().map(|donor| donor.status()).collect();
-        for (slab, finding) in self.volume.geometry.slabs().zip(shared.survey.look(shared)) {
-            status.pages_stored += finding.stored;
-            status.pages_lost += finding.lost;
-            let migrating = self.volume.slab(slab).is_migrating();
-            *state_of(&finding, migrating, config, &mut status.slabs) += 1;
-        }
-        if let (Some(copy), Some((_, counters))) = (&self.volume.disk, &self.disk) {
-            status.disk = Some(DiskStatus {
-                path: config.backing.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
-                backlog_pages: copy.backlog.length() as u64,
-                backlog_pages_max: copy.backlog.capacity() as u64,
-                pages_written: counters.pages_written(),
-                blocks: counters.blocks(),
-                buffered_reason: counters.buffered_reason(),
-                write_errors: counters.write_errors(),
-                last_error: counters.last_error(),
-            });
-        }
-    }
-}
-
-/// The counter of the state that a slab is in.
-fn state_of<'a>(
-    finding: &care::Finding,
-    migrating: bool,
-    config: &DeviceConfig,
-    counts: &'a mut SlabCounts,
-) -> &'a mut u64 {
-    let replicas = config.redundancy.replicas;
-    match finding.copies {
-        _ if finding.lost > 0 => &mut counts.lost,
-        _ if migrating => &mut counts.migrating,
-        0 if finding.stored == 0 || config.mapping == MappingPolicy::ByActivity => &mut counts.unmapped,
-        copies if copies < usize::from(replicas) || finding.missing > 0 => &mut counts.degraded,
-        _ => &mut counts.mapped,
-    }
-}
-
 /// A front end with its channels, and which one it is and why, for `status`.
 type FrontEndParts = (String, Box<dyn FrontEnd>, Vec<Box<dyn BlockChannel>>);
 
@@ -392,43 +306,6 @@ fn open_front_end(
 
 type Services = Vec<Box<dyn BlockService>>;
 
-/// What a device needs and may lack.
-struct Ground {
-    key: Option<ClusterKey>,
-    /// Of a device that goes on; that of a new one is made when nothing else can fail any more.
-    backing: Option<BackingFile>,
-}
-
-impl Ground {
-    fn find(config: &DeviceConfig, state: &DeviceState) -> Result<Self, DeviceError> {
-        let key = config.key_file.as_deref().map(ClusterKey::load).transpose();
-        let key = key.map_err(|error| DeviceError::Invalid(error.to_string()))?;
-        let path = config.backing.as_deref().filter(|_| state.is_resumed());
-        let backing = path.map(|path| open_backing(path, state)).transpose()?;
-        Ok(Self { key, backing })
-    }
-}
-
-/// The backing file. One that a dead process used stays locked until its last write has ended; from then on nothing of that
-/// process reaches the file any more.
-fn open_backing(path: &Path, state: &DeviceState) -> Result<BackingFile, DeviceError> {
-    let size_bytes = state.size_bytes();
-    if !state.is_resumed() {
-        return Ok(BackingFile::prepare(path, size_bytes)?);
-    }
-    if std::fs::metadata(path).map_or(0, |metadata| metadata.len()) < size_bytes {
-        let path = path.display();
-        return Err(DeviceError::Invalid(format!("the backing file {path} with the pages of this device is gone")));
-    }
-    let give_up = Instant::now() + BACKING_RELEASE_DEADLINE;
-    loop {
-        match BackingFile::prepare(path, size_bytes) {
-            Err(BackingError::InUse(_)) if Instant::now() < give_up => std::thread::sleep(Duration::from_millis(10)),
-            result => return Ok(result?),
-        }
-    }
-}
-
 fn local_services(
     geometry: Geometry,
     metrics: &Arc<Metrics>,
@@ -441,68 +318,4 @@ fn local_services(
         Box::new(service) as Box<dyn BlockService>
     };
     Ok(channels.iter().map(|channel| service(channel.pool())).collect())
-}
-
-fn remote_services(
-    config: &DeviceConfig,
-    state: &DeviceState,
-    ground: Ground,
-    linger: Duration,
-    metrics: &Arc<Metrics>,
-    channels: &[Box<dyn BlockChannel>],
-) -> Result<(Services, Remote), DeviceError> {
-    let Ground { key, backing } = ground;
-    let system = || DeviceError::system("cannot set the device up");
-    let backing = match (backing, &config.backing) {
-        (None, Some(path)) => Some(open_backing(path, state)?),
-        (backing, _) => backing,
-    };
-    let volume = state.volume(config.redundancy).map_err(system())?.with_mapping(config.mapping);
-    let volume = volume.with_disk_blocks_kept(config.fill_backing);
-    let volume = Arc::new(volume);
-    let geometry = volume.geometry;
-    if state.is_resumed() {
-        tracing::warn!("going on with the device of a process that died: {:?}", volume.recover(Instant::now()));
-    }
-    let make_lanes = |lane: &Lane| -> std::io::Result<Lanes> {
-        let file =
-            backing.as_ref().map(|file| FileQueuePair::open(file, geometry.slab_size_bytes(), Arc::clone(&lane.pool)));
-        let file = file.transpose()?.map(|file| Box::new(file) as Box<dyn QueuePair>);
-        Ok(Lanes::new(Arc::clone(&lane.mailbox), file))
-    };
-    let mut services: Services = Vec::new();
-    let mut io_lanes = Vec::new();
-    for channel in channels {
-        let lane = Lane { mailbox: LaneMailbox::new(), pool: Arc::clone(channel.pool()) };
-        let lanes = make_lanes(&lane).map_err(system())?;
-        let pool = Arc::clone(&lane.pool);
-        services.push(Box::new(Engine::new(Arc::clone(&volume), Arc::clone(metrics), pool, lanes, Instant::now())));
-        io_lanes.push(lane);
-    }
-    let mover_pool = BufferPool::new(1, MOVE_BATCH_PAGES * PAGE_SIZE_BYTES).map_err(system())?;
-    let mover_lane = Lane { mailbox: LaneMailbox::new(), pool: mover_pool };
-    let disk = match (&backing, &volume.disk) {
-        (Some(file), Some(copy)) => {
-            let writer = file.writer(Arc::clone(&copy.pool), DISK_WRITES_MAX).map_err(system())?;
-            let filler = if config.fill_backing { Some(file.filler().map_err(system())?) } else { None };
-            let counters = Arc::new(DiskCounters::new(file.buffered_reason()));
-            let thread =
-                DiskThread::start(Arc::clone(&volume), writer, filler, Arc::clone(&counters)).map_err(system())?;
-            Some((thread, counters))
-        }
-        _ => None,
-    };
-    let manager = Manager::start(ManagerParts {
-        volume: Arc::clone(&volume),
-        addresses: config.donors.clone(),
-        io_lanes,
-        mover_lanes: make_lanes(&mover_lane).map_err(system())?,
-        mover_lane,
-        borrower: state.borrower(),
-        ties: Ties { records: state.records(), linger },
-        name: config.name.clone(),
-        key,
-        transport: config.transport,
-    });
-    Ok((services, Remote { volume, manager: manager.map_err(system())?, disk }))
 }

@@ -48,7 +48,7 @@ pub(crate) struct DeviceReport {
     pub(crate) device: DeviceStatus,
 }
 
-/// What a device's entry says to whoever mends it.
+/// What the entry of a device, or of a run by the pager, says to whoever mends it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DeviceRecord {
     /// The block device, once there is one.
@@ -68,7 +68,7 @@ impl DeviceRecord {
         serde_json::from_slice(&fs::read(entry.join("device.json")).ok()?).ok()
     }
 
-    fn write(&self, entry: &Path) -> std::io::Result<()> {
+    pub(crate) fn write(&self, entry: &Path) -> std::io::Result<()> {
         fs::write(entry.join("device.json"), serde_json::to_vec(self)?)
     }
 }

@@ -3,8 +3,8 @@
 //! Everything that can be known beforehand is checked here, in the foreground, so that a mistake gets its error at once and
 //! nothing has been started by then.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{env, fs};
 
 use spillway_borrower::device::redundancy::Redundancy;
 
@@ -14,11 +14,24 @@ use crate::limits;
 use crate::machine::filesystem::FileSystem;
 use crate::size::human;
 
-/// Where default backing files lie.
+/// Where root's default backing files lie; a user's are in `$XDG_STATE_HOME`.
 const BACKING_DIRECTORY: &str = "/var/lib/spillway";
 
-/// Where the cluster key lies if no other file is named.
+/// Where root's cluster key lies if no other file is named; a user's is in `$XDG_CONFIG_HOME`.
 const KEY_FILE: &str = "/etc/spillway/cluster.key";
+
+/// A directory of the user's own, by the XDG base directory specification.
+fn user_directory(variable: &str, below_home: &str) -> Option<PathBuf> {
+    let named = env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || Some(PathBuf::from(env::var_os("HOME")?).join(below_home));
+    Some(named.or_else(home)?.join("spillway"))
+}
+
+/// Where backing files lie if no file is named.
+pub(crate) fn backing_directory() -> PathBuf {
+    let own = || user_directory("XDG_STATE_HOME", ".local/state");
+    if rustix::process::geteuid().is_root() { None } else { own() }.unwrap_or_else(|| BACKING_DIRECTORY.into())
+}
 
 /// A backing file and whose it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,9 +73,9 @@ pub(crate) fn backing(
 }
 
 fn default_backing(name: &str) -> Result<PathBuf, Failure> {
-    let directory = Path::new(BACKING_DIRECTORY);
-    fs::create_dir_all(directory)
-        .map_err(|error| Failure::Failed(format!("{BACKING_DIRECTORY}: {error}; name a file with --backing")))?;
+    let directory = backing_directory();
+    fs::create_dir_all(&directory)
+        .map_err(|error| Failure::Failed(format!("{}: {error}; name a file with --backing", directory.display())))?;
     Ok(directory.join(format!("{name}.backing")))
 }
 
@@ -96,13 +109,18 @@ fn check_backing(path: &Path, size_bytes: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The key file to use: the one named, none, or the default, which only root has.
+/// The key file to use: the one named, none, or the default. Root's is made on first use; a user's must have been copied from a
+/// machine of the cluster, because a key that nobody else has would open nothing.
 pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
     match named {
         Some(path) if path == Path::new("none") => None,
         // The process that reads it may run elsewhere.
         Some(path) => Some(std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())),
-        None => rustix::process::geteuid().is_root().then(|| KEY_FILE.into()),
+        None if rustix::process::geteuid().is_root() => Some(KEY_FILE.into()),
+        None => {
+            let own = user_directory("XDG_CONFIG_HOME", ".config")?.join("cluster.key");
+            own.exists().then_some(own)
+        }
     }
 }
 
@@ -163,6 +181,17 @@ mod tests {
     fn the_key_may_be_left_out_or_named() {
         assert_eq!(key_file(Some(Path::new("none"))), None);
         assert_eq!(key_file(Some(Path::new("/a/key"))), Some("/a/key".into()));
-        assert_eq!(key_file(None).is_some(), rustix::process::geteuid().is_root());
+        if rustix::process::geteuid().is_root() {
+            assert_eq!(key_file(None), Some(KEY_FILE.into()));
+            assert_eq!(backing_directory(), Path::new(BACKING_DIRECTORY));
+        }
+    }
+
+    #[test]
+    fn users_have_directories_of_their_own() {
+        let directory = user_directory("SPILLWAY_TEST_NO_SUCH_VARIABLE", ".config");
+        let home = env::var_os("HOME").map(PathBuf::from);
+        assert_eq!(directory, home.map(|home| home.join(".config/spillway")));
+        assert!(user_directory("HOME", "x").is_none_or(|found| !found.ends_with("x/spillway")));
     }
 }

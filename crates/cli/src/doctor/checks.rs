@@ -1,16 +1,15 @@
-//! What the kernel and the user can do, one function for each capability.
-//!
-//! Everything is read below a root directory, so that tests can show each answer on files of their own.
+//! What the kernel and the user can do, one function for each capability. [`super::pager_checks`] has those of the pager.
 
 use std::fs;
-use std::path::PathBuf;
 
 use serde::Serialize;
 use spillway_borrower::frontend::ublk_kernel;
 
 use spillway_sys::memory_hierarchy::Hierarchy;
 
+use super::pager_checks;
 use crate::machine::swap_list;
+use crate::machine::system::System;
 
 /// How a capability stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -20,8 +19,18 @@ pub(crate) enum State {
     Good,
     /// It is not there, and what it gives is done otherwise or not needed.
     Optional,
-    /// It is not there, and no swap device can be made without it.
+    /// It is not there, and the way that needs it cannot be gone.
     Bad,
+}
+
+/// The ways in which memory reaches a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Way {
+    /// A swap device.
+    Swap,
+    /// The pager.
+    Pager,
 }
 
 /// One capability.
@@ -29,6 +38,8 @@ pub(crate) enum State {
 pub(crate) struct Check {
     /// Its name.
     pub(crate) name: &'static str,
+    /// What it is for.
+    pub(crate) needed_for: Way,
     /// How it stands.
     pub(crate) state: State,
     /// What was found.
@@ -37,38 +48,17 @@ pub(crate) struct Check {
     pub(crate) mend: Option<String>,
 }
 
-/// Where facts are read from.
-#[derive(Clone, Debug)]
-pub(crate) struct System {
-    root: PathBuf,
-    user_is_root: bool,
-}
-
-impl System {
-    /// This machine, as this user.
-    pub(crate) fn this() -> Self {
-        Self { root: "/".into(), user_is_root: rustix::process::geteuid().is_root() }
-    }
-
-    fn path(&self, path: &str) -> PathBuf {
-        self.root.join(path.trim_start_matches('/'))
-    }
-
-    fn exists(&self, path: &str) -> bool {
-        self.path(path).exists()
-    }
-
-    fn text(&self, path: &str) -> Option<String> {
-        fs::read_to_string(self.path(path)).ok().map(|text| text.trim().to_owned())
-    }
-}
-
 fn good(name: &'static str, detail: impl Into<String>) -> Check {
-    Check { name, state: State::Good, detail: detail.into(), mend: None }
+    Check { name, needed_for: Way::Swap, state: State::Good, detail: detail.into(), mend: None }
 }
 
 fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &str) -> Check {
-    Check { name, state, detail: detail.into(), mend: Some(mend.to_owned()) }
+    Check { name, needed_for: Way::Swap, state, detail: detail.into(), mend: Some(mend.to_owned()) }
+}
+
+/// The first thing that keeps a way from being gone.
+pub(crate) fn hindrance(checks: &[Check], way: Way) -> Option<&Check> {
+    checks.iter().find(|check| check.needed_for == way && check.state == State::Bad)
 }
 
 /// Every capability, those that a swap device needs first.
@@ -85,19 +75,34 @@ pub(crate) fn all(system: &System) -> Vec<Check> {
         pressure(system),
         ublk(system),
         network_block_device(system),
-        user_faults(system),
         rdma(system),
         compressed_swap_cache(system),
     ];
+    excuse_front_end(&mut checks);
     checks.extend(rival_areas());
+    checks.extend(pager_checks::all(system));
     checks
 }
 
+/// FUSE and loop are the way into the kernel of machines that have no other one.
+fn excuse_front_end(checks: &mut [Check]) {
+    let is_good = |name: &str| checks.iter().any(|check| check.name == name && check.state == State::Good);
+    if is_good("ublk") || is_good("NBD") {
+        let front_end = |check: &&mut Check| ["FUSE", "loop"].contains(&check.name) && check.state == State::Bad;
+        checks.iter_mut().filter(front_end).for_each(|check| check.state = State::Optional);
+    }
+}
+
 fn user(system: &System) -> Check {
-    if system.user_is_root {
+    if system.user_is_root() {
         return good("user", "root");
     }
-    lacking("user", State::Bad, "not root: no swap, no memory groups, no block devices", "sudo spillway doctor")
+    lacking(
+        "user",
+        State::Bad,
+        "not root: no swap, no memory groups, no block devices; the pager needs none",
+        "sudo spillway doctor",
+    )
 }
 
 /// `PR_SET_IO_FLUSHER` is in Linux 5.6, `LOOP_CONFIGURE` in 5.8; both are needed.
@@ -105,7 +110,7 @@ const KERNEL_MIN: (u32, u32) = (5, 8);
 
 fn kernel(system: &System) -> Check {
     let release = system.text("/proc/sys/kernel/osrelease").unwrap_or_default();
-    match version(&release) {
+    match system.kernel_version() {
         Some(version) if version >= KERNEL_MIN => good("kernel", format!("Linux {release}")),
         Some(_) => lacking(
             "kernel",
@@ -115,11 +120,6 @@ fn kernel(system: &System) -> Check {
         ),
         None => lacking("kernel", State::Optional, format!("version '{release}' cannot be understood"), "uname -r"),
     }
-}
-
-fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|character: char| !character.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 fn swap(system: &System) -> Check {
@@ -168,7 +168,7 @@ fn cgroups(system: &System) -> Check {
 fn memory_locking(system: &System) -> Check {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     match limit {
-        _ if system.user_is_root => good("memlock", "root may lock all memory"),
+        _ if system.user_is_root() => good("memlock", "root may lock all memory"),
         None => good("memlock", "unlimited"),
         Some(bytes) => {
             let detail = format!("{} may be locked", crate::size::human(bytes));
@@ -180,7 +180,7 @@ fn memory_locking(system: &System) -> Check {
 fn io_uring(system: &System) -> Check {
     match system.text("/proc/sys/kernel/io_uring_disabled").as_deref() {
         Some("0") => good("io_uring", "allowed"),
-        Some("1") if system.user_is_root => good("io_uring", "allowed for root"),
+        Some("1") if system.user_is_root() => good("io_uring", "allowed for root"),
         Some(_) => lacking(
             "io_uring",
             State::Optional,
@@ -210,23 +210,6 @@ fn network_block_device(system: &System) -> Check {
         "not loaded: where there is no ublk either, the slower loop over FUSE is taken",
         "modprobe nbd",
     )
-}
-
-fn user_faults(system: &System) -> Check {
-    let unprivileged = system.text("/proc/sys/vm/unprivileged_userfaultfd");
-    match unprivileged.as_deref() {
-        None => lacking(
-            "userfaultfd",
-            State::Optional,
-            "this kernel was built without it: no paging without root",
-            "apt-get install linux-image-amd64",
-        ),
-        Some("0") if !system.user_is_root => {
-            let mend = "sysctl vm.unprivileged_userfaultfd=1";
-            lacking("userfaultfd", State::Optional, "only for root", mend)
-        }
-        Some(_) => good("userfaultfd", "allowed"),
-    }
 }
 
 fn rdma(system: &System) -> Check {
@@ -267,7 +250,7 @@ mod tests {
 
     fn system(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
         let directory = tempfile::tempdir().unwrap();
-        let system = System { root: directory.path().to_path_buf(), user_is_root: true };
+        let system = System::of_files(directory.path().to_path_buf(), true);
         for (path, text) in files {
             let path = system.path(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -298,24 +281,10 @@ mod tests {
             ("/proc/sys/kernel/osrelease", "6.12.100-amd64\n"),
             ("/proc/pressure/memory", "some\n"),
             ("/proc/sys/kernel/io_uring_disabled", "0\n"),
-            ("/proc/sys/vm/unprivileged_userfaultfd", "0\n"),
             ("/sys/class/infiniband/rxe0", ""),
             ("/sys/module/nbd/x", ""),
         ]);
-        for name in [
-            "user",
-            "FUSE",
-            "swap",
-            "kernel",
-            "PSI",
-            "io_uring",
-            "userfaultfd",
-            "RDMA",
-            "NBD",
-            "ublk",
-            "zswap",
-            "memlock",
-        ] {
+        for name in ["user", "FUSE", "swap", "kernel", "PSI", "io_uring", "RDMA", "NBD", "ublk", "zswap", "memlock"] {
             let checks = all(&system);
             let check = checks.iter().find(|check| check.name == name).unwrap();
             assert_eq!(check.state, State::Good, "{name}: {}", check.detail);
@@ -336,15 +305,21 @@ mod tests {
         assert!(check.state == State::Optional && check.detail.contains("CVE-2025-22068"), "{}", check.detail);
         assert_eq!(compressed_swap_cache(&system).state, State::Optional);
         assert_eq!(io_uring(&system).state, State::Optional);
-        assert_eq!(version("6.18.3+"), Some((6, 18)));
-        assert_eq!(version("x"), None);
     }
 
     #[test]
     fn a_user_without_root_is_told_so() {
-        let (_directory, root) = system(&[("/proc/sys/vm/unprivileged_userfaultfd", "0\n")]);
-        let system = System { user_is_root: false, ..root };
+        let directory = tempfile::tempdir().unwrap();
+        let system = System::of_files(directory.path().to_path_buf(), false);
         assert_eq!(user(&system).state, State::Bad);
-        assert_eq!(user_faults(&system).state, State::Optional);
+        assert_eq!(hindrance(&all(&system), Way::Swap).unwrap().name, "user");
+    }
+
+    #[test]
+    fn one_way_into_the_kernel_suffices() {
+        let (_directory, system) = system(&[("/proc/sys/kernel/osrelease", "6.12.100"), ("/sys/module/nbd/x", "")]);
+        let checks = all(&system);
+        let state = |name: &str| checks.iter().find(|check| check.name == name).unwrap().state;
+        assert_eq!((state("NBD"), state("FUSE"), state("loop")), (State::Good, State::Optional, State::Optional));
     }
 }

@@ -1,17 +1,19 @@
 //! `spillway doctor`: what this kernel and user can do, the one command that mends each missing thing, and what dead processes
 //! of ours left behind.
 //!
-//! - [`checks`]: one function for each capability.
+//! - [`checks`]: one function for each capability; [`pager_checks`]: those of the pager.
 
 pub(crate) mod checks;
+pub(crate) mod pager_checks;
 
 use std::fmt::Write;
 
 use serde::Serialize;
 
-use self::checks::{Check, State, System};
+use self::checks::{Check, State, Way, hindrance};
 use crate::arguments::DoctorArguments;
 use crate::failure::Failure;
+use crate::machine::system::System;
 use crate::registry::Registry;
 use crate::{mend, output};
 
@@ -26,7 +28,7 @@ struct Report {
     mended: Vec<String>,
 }
 
-/// Runs the command; fails if something is missing that a swap device needs.
+/// Runs the command; fails if memory can reach programs in no way.
 pub(crate) fn execute(arguments: &DoctorArguments) -> Result<(), Failure> {
     let registry = Registry::open().map_err(Failure::failed)?;
     let mended = if arguments.mend { mend::mend_all(&registry)? } else { Vec::new() };
@@ -39,12 +41,21 @@ pub(crate) fn execute(arguments: &DoctorArguments) -> Result<(), Failure> {
     if arguments.mend && !report.remains.is_empty() {
         return Err(Failure::Failed(format!("could not remove: {}", report.remains.join(", "))));
     }
-    let missing: Vec<&str> =
-        report.checks.iter().filter(|check| check.state == State::Bad).map(|check| check.name).collect();
-    if missing.is_empty() || arguments.mend {
-        return Ok(());
+    match (hindrance(&report.checks, Way::Swap), hindrance(&report.checks, Way::Pager)) {
+        (Some(swap), Some(pager)) if !arguments.mend => Err(Failure::Failed(format!(
+            "memory can reach programs in no way here: a swap device lacks {}, the pager {}",
+            swap.name, pager.name
+        ))),
+        _ => Ok(()),
     }
-    Err(Failure::Failed(format!("a swap device cannot be made here: see {}", missing.join(", "))))
+}
+
+/// What a way can do here.
+fn describe_way(text: &mut String, report: &Report, way: Way, name: &str) {
+    let _ = match hindrance(&report.checks, way) {
+        None => writeln!(text, "{name}: can be used"),
+        Some(check) => writeln!(text, "{name}: cannot be used, see {}", check.name),
+    };
 }
 
 /// Lines for people. Writing to a string cannot fail, so results are dropped.
@@ -61,6 +72,8 @@ fn describe(report: &Report) -> String {
             let _ = writeln!(text, "        mend: {mend}");
         }
     }
+    describe_way(&mut text, report, Way::Swap, "swap devices, `run --via swap`");
+    describe_way(&mut text, report, Way::Pager, "the pager, `run --via pager`");
     for line in &report.mended {
         let _ = writeln!(text, "{line}");
     }
@@ -84,6 +97,7 @@ mod tests {
     fn people_see_state_and_command() {
         let check = |state, mend: Option<&str>| Check {
             name: "FUSE",
+            needed_for: Way::Swap,
             state,
             detail: "no /dev/fuse".to_owned(),
             mend: mend.map(str::to_owned),
@@ -95,6 +109,7 @@ mod tests {
         };
         let text = describe(&report);
         assert!(text.contains("MISSING FUSE: no /dev/fuse\n        mend: modprobe fuse\n"), "{text}");
+        assert!(text.contains("swap`: cannot be used, see FUSE\n") && text.contains("pager`: can be used\n"), "{text}");
         assert!(text.contains("left behind: run '7'") && text.contains("doctor --mend"), "{text}");
         let clean = Report { checks: Vec::new(), remains: Vec::new(), mended: Vec::new() };
         assert!(describe(&clean).contains("nothing is left"));

@@ -5,9 +5,13 @@
 //! - [`reserve`]: free pages that the kernel keeps back while the machine swaps to us.
 //! - [`swap_list`]: which swap areas are on.
 //! - [`filesystem`]: what a path lies on.
+//! - [`executable`]: whether the pager's library can be loaded into a program.
+//! - [`system`]: where such facts are read from.
 
+pub(crate) mod executable;
 pub(crate) mod filesystem;
 pub(crate) mod memory;
 pub(crate) mod process;
 pub(crate) mod reserve;
 pub(crate) mod swap_list;
+pub(crate) mod system;

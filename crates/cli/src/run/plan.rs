@@ -1,12 +1,16 @@
 //! What a run needs: sizes, donors, copies and files, decided and checked before anything starts.
 
+use std::path::{Path, PathBuf};
+
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
+use spillway_borrower::pager::{PagerConfig, Placement};
 use spillway_fabric::address::DonorAddress;
-use spillway_sys::memory_hierarchy::Hierarchy;
+use spillway_sys::userfaultfd::access::Access;
 
+use super::donors::OwnDonors;
 use super::take_down::device_name;
 use crate::arguments::RunArguments;
 use crate::device::launch::LaunchedDevice;
@@ -23,8 +27,6 @@ use crate::size::human;
 pub(crate) struct Plan {
     /// Its name: the process id.
     pub(crate) name: String,
-    /// Where its memory group goes.
-    pub(crate) hierarchy: Hierarchy,
     /// Donors that were named or belong to this machine's agent; empty for donors of its own.
     pub(crate) donors: Vec<DonorAddress>,
     /// Donors of its own to start.
@@ -32,7 +34,7 @@ pub(crate) struct Plan {
     /// Memory that each of its own donors lends.
     pub(crate) own_donor_bytes: u64,
     /// Directory of its entry, for its own donors' sockets.
-    pub(crate) sockets: std::path::PathBuf,
+    pub(crate) sockets: PathBuf,
     mapping: MappingPolicy,
     transport: TransportChoice,
     frontend: FrontEndChoice,
@@ -41,13 +43,12 @@ pub(crate) struct Plan {
     slab_size_bytes: u64,
     redundancy: Redundancy,
     backing: Option<BackingChoice>,
-    key_file: Option<std::path::PathBuf>,
+    key_file: Option<PathBuf>,
 }
 
 impl Plan {
     /// Decides; fails with what to do if something is lacking.
     pub(crate) fn make(arguments: &RunArguments, registry: &Registry) -> Result<Self, Failure> {
-        let hierarchy = check_machine()?;
         let name = std::process::id().to_string();
         let storage = &arguments.storage;
         let mut donors = storage.donors.clone();
@@ -72,7 +73,6 @@ impl Plan {
         Ok(Self {
             sockets: registry.entry_path(Kind::Run, &name),
             name,
-            hierarchy,
             donors,
             own_donors,
             own_donor_bytes: own_donor_bytes(size_bytes, slab_size_bytes, redundancy, own_donors),
@@ -121,17 +121,37 @@ impl Plan {
             run: Some(self.name.clone()),
         }
     }
-}
 
-fn check_machine() -> Result<Hierarchy, Failure> {
-    if !rustix::process::geteuid().is_root() {
-        return Err(Failure::failed("`run` needs root for swap and memory groups; write `sudo spillway run ...`"));
+    /// What the pager is told.
+    pub(crate) fn paged(
+        &self,
+        donors: &OwnDonors,
+        preload: PathBuf,
+        budget_bytes: u64,
+    ) -> Result<PagerConfig, Failure> {
+        let addresses = donors.addresses().iter().map(|text| text.parse()).collect::<Result<_, _>>();
+        Ok(PagerConfig {
+            name: device_name(&self.name),
+            donors: addresses.map_err(Failure::usage)?,
+            key_file: self.key_file.clone(),
+            redundancy: self.redundancy,
+            backing: self.backing.as_ref().map(|choice| choice.path.clone()),
+            transport: self.transport,
+            slab_size_bytes: self.slab_size_bytes,
+            lent_bytes_max: self.device_size_bytes,
+            budget_bytes,
+            directory: self.sockets.clone(),
+            preload,
+            placement: Placement::default(),
+            donor_wait: limits::DONOR_WAIT,
+            programs_fork: Access::probe().is_ok_and(|access| access.follows_forks),
+        })
     }
-    Hierarchy::detect().ok_or_else(|| {
-        Failure::failed(
-            "no memory cgroup is mounted; `mount -t cgroup2 cgroup2 /sys/fs/cgroup` mounts one, see `spillway doctor`",
-        )
-    })
+
+    /// The backing file that goes with the run.
+    pub(crate) fn temporary_backing(&self) -> Option<&Path> {
+        self.backing.as_ref().filter(|choice| choice.temporary).map(|choice| choice.path.as_path())
+    }
 }
 
 /// Donors of the run's own end only with it, so that copies elsewhere are the user's choice; others may vanish.
@@ -184,7 +204,7 @@ fn own_donor_bytes(size_bytes: u64, slab_size_bytes: u64, redundancy: Redundancy
 
 /// What the disk can copy, when the user did not say how much to borrow.
 fn disk_size_bytes(arguments: &RunArguments) -> Result<u64, Failure> {
-    let place = arguments.storage.backing.clone().unwrap_or_else(|| "/var/lib/spillway".into());
+    let place = arguments.storage.backing.clone().unwrap_or_else(storage::backing_directory);
     let found = FileSystem::of(&place).map_err(|error| Failure::during(place.display(), error))?;
     // Half of what is left: the user did not offer the disk, and others write to it too.
     Ok((found.free_bytes / 2).saturating_sub(limits::BACKING_RESERVE_BYTES).max(limits::DEVICE_SIZE_BYTES_MIN))

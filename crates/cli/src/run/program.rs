@@ -6,6 +6,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,6 @@ use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 
 use crate::arguments::BecomeArguments;
-use crate::cgroup::MemoryGroup;
 use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 use crate::interruption::Interruption;
 
@@ -34,6 +34,42 @@ const PASSED: [i32; 6] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
 pub(crate) struct Found {
     file: PathBuf,
     program: Vec<OsString>,
+}
+
+impl Found {
+    /// Its file.
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
+    }
+}
+
+/// What is done to the process that becomes the program.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Becoming {
+    /// The file through which it enters its memory group.
+    pub(crate) procs_file: Option<PathBuf>,
+    /// Variables of the program's environment.
+    pub(crate) environment: Vec<(OsString, OsString)>,
+    /// It may not copy its memory by a fork.
+    pub(crate) forbids_forks: bool,
+}
+
+impl Becoming {
+    /// As arguments of the hidden command. The variables are not set for that command itself: one of them may preload a library.
+    fn arguments(&self) -> Vec<OsString> {
+        let mut arguments = Vec::new();
+        if let Some(file) = &self.procs_file {
+            arguments.extend(["--procs-file".into(), file.clone().into_os_string()]);
+        }
+        for (name, value) in &self.environment {
+            let mut setting = name.clone();
+            setting.push("=");
+            setting.push(value);
+            arguments.extend(["--set".into(), setting]);
+        }
+        arguments.extend(self.forbids_forks.then(|| "--forbid-forks".into()));
+        arguments
+    }
 }
 
 /// How the program ended.
@@ -102,8 +138,8 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts it inside `group`.
-    pub(crate) fn start(found: &Found, group: &MemoryGroup, interruption: &Interruption) -> Result<Self, Failure> {
+    /// Starts it.
+    pub(crate) fn start(found: &Found, becoming: &Becoming, interruption: &Interruption) -> Result<Self, Failure> {
         let target = Arc::new(Mutex::new(None));
         let mut signals =
             SignalsInfo::<WithOrigin>::new(PASSED).map_err(|error| Failure::during("watching for signals", error))?;
@@ -121,8 +157,7 @@ impl Program {
         let binary = env::current_exe().map_err(|error| Failure::during("finding this program's file", error))?;
         let mut child = Command::new(binary)
             .arg("become-program")
-            .arg("--procs-file")
-            .arg(group.path().join("cgroup.procs"))
+            .args(becoming.arguments())
             .arg("--file")
             .arg(&found.file)
             .arg("--")
@@ -194,13 +229,28 @@ fn pass_on(target: &Mutex<Option<Pid>>, signal: i32) {
 pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
     // Without `run` nobody adjusts its budget or brings its pages back: it goes with it.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    if let Err(error) = fs::write(&arguments.procs_file, "0") {
-        return Failure::during(arguments.procs_file.display(), error);
+    if let Some(file) = &arguments.procs_file
+        && let Err(error) = fs::write(file, "0")
+    {
+        return Failure::during(file.display(), error);
+    }
+    if arguments.forbid_forks
+        && let Err(error) = spillway_sys::fork_filter::forbid_forks()
+    {
+        return Failure::during("forbidding forks", error);
     }
     let Some((name, rest)) = arguments.program.split_first() else { return Failure::usage("no program") };
-    let error = Command::new(&arguments.file).arg0(name).args(rest).exec();
+    let error =
+        Command::new(&arguments.file).arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting)).exec();
     let status = if error.kind() == std::io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE };
     Failure::Program { text: format!("{}: {error}", arguments.file.display()), status }
+}
+
+/// `NAME=VALUE`, split.
+fn setting(text: &OsString) -> Option<(&OsStr, &OsStr)> {
+    let bytes = text.as_bytes();
+    let middle = bytes.iter().position(|byte| *byte == b'=')?;
+    Some((OsStr::from_bytes(&bytes[..middle]), OsStr::from_bytes(&bytes[middle + 1..])))
 }
 
 #[cfg(test)]
@@ -226,6 +276,20 @@ mod tests {
     fn only_directories_of_the_path_are_searched() {
         assert_eq!(search(OsStr::new("sh"), OsStr::new("/proc:/sys")), None);
         assert!(search(OsStr::new("sh"), OsStr::new("/proc:/bin")).is_some());
+    }
+
+    #[test]
+    fn variables_survive_the_command_line() {
+        let becoming = Becoming {
+            procs_file: Some("/x/procs".into()),
+            environment: vec![("A".into(), "b=c d".into())],
+            forbids_forks: true,
+        };
+        let arguments = becoming.arguments();
+        assert_eq!(arguments, ["--procs-file", "/x/procs", "--set", "A=b=c d", "--forbid-forks"]);
+        assert_eq!(setting(&arguments[3]), Some((OsStr::new("A"), OsStr::new("b=c d"))));
+        assert_eq!(setting(&"nothing".into()), None);
+        assert!(Becoming::default().arguments().is_empty());
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! What a run tells at its end: JSON for `--stats`, a few lines for `--summary`.
 
-use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -9,10 +8,8 @@ use serde_json::Value;
 use super::program::Ending;
 use super::watch::RunReport;
 use crate::arguments::RunArguments;
-use crate::cgroup::MemoryGroup;
 use crate::failure::Failure;
 use crate::size::human;
-use crate::status_socket;
 
 /// A run, told at its end.
 #[derive(Clone, Debug, Serialize)]
@@ -23,34 +20,41 @@ pub(crate) struct Statistics {
     ending: Ending,
     /// From its start to its end.
     wall_seconds: f64,
-    /// Faults that waited for a page to come in.
-    major_faults: u64,
-    /// Processes killed by the kernel because the budget was too small for them.
-    out_of_memory_kills: u64,
-    /// Memory: peaks and the last look.
+    /// Memory: peaks and the last look, and how it reached the program.
     memory: RunReport,
-    /// The device's report; null if it did not answer.
-    device: Value,
+    /// What was paged, and by whom.
+    #[serde(flatten)]
+    paging: Paging,
+}
+
+/// What those who paged tell at the end.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Paging {
+    /// Faults that waited for a page to come in.
+    pub(crate) major_faults: u64,
+    /// Processes killed by the kernel because the budget was too small for them.
+    pub(crate) out_of_memory_kills: u64,
+    /// The device's report; null if it did not answer, and by the pager.
+    pub(crate) device: Value,
+    /// The pager's report; null over a swap device.
+    pub(crate) pager: Value,
 }
 
 impl Statistics {
-    /// Asks everybody while they are still there.
-    pub(crate) fn collect(
+    /// Puts together what everybody said while they were still there.
+    pub(crate) fn new(
         memory: &RunReport,
-        group: &MemoryGroup,
         wall: Duration,
         ending: Ending,
-        device: &Path,
+        paging: Paging,
         arguments: &RunArguments,
     ) -> Self {
         Self {
             program: arguments.program.iter().map(|part| part.to_string_lossy().into_owned()).collect(),
             ending,
             wall_seconds: wall.as_secs_f64(),
-            major_faults: group.major_faults(),
-            out_of_memory_kills: group.out_of_memory_kills(),
             memory: memory.clone(),
-            device: status_socket::ask_status(device).unwrap_or(Value::Null),
+            paging,
         }
     }
 
@@ -69,16 +73,16 @@ impl Statistics {
     }
 
     fn traffic(&self, pointer: &str) -> f64 {
-        self.device.pointer(&format!("/device/traffic/{pointer}")).and_then(Value::as_f64).unwrap_or(0.0)
+        self.paging.device.pointer(&format!("/device/traffic/{pointer}")).and_then(Value::as_f64).unwrap_or(0.0)
     }
 
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        if self.out_of_memory_kills > 0 {
-            let kills = self.out_of_memory_kills;
+        if self.paging.out_of_memory_kills > 0 {
+            let kills = self.paging.out_of_memory_kills;
             warnings.push(format!("the kernel killed {kills} process(es) for lack of memory; raise --local or --lend"));
         }
-        let health = self.device.pointer("/device/health").and_then(Value::as_str);
+        let health = self.paging.device.pointer("/device/health").and_then(Value::as_str);
         if let Some(health) = health.filter(|health| !health.is_empty() && !health.starts_with("ok")) {
             warnings.push(format!("the device was not well: {health}"));
         }
@@ -88,16 +92,17 @@ impl Statistics {
     fn summary(&self) -> String {
         let memory = &self.memory;
         format!(
-            "spillway: {:.2} s, footprint {} (local {}, lent {}), {} faults, {} pages out, {} in at {:.0}/{:.0} us (p50/p99)\n",
+            "spillway: {:.2} s, footprint {} (local {}, lent {}), {} faults, {} pages out, {} in at {:.0}/{:.0} us (p50/p99){}\n",
             self.wall_seconds,
             human(memory.footprint_bytes_max),
             human(memory.local_bytes_max),
             human(memory.swapped_bytes_max),
-            self.major_faults,
+            self.paging.major_faults,
             self.traffic("pages_out"),
             self.traffic("pages_in"),
             self.traffic("read_latency/p50_us"),
             self.traffic("read_latency/p99_us"),
+            memory.via.as_ref().map(|via| format!("\nspillway: memory came {via}")).unwrap_or_default(),
         )
     }
 }
@@ -107,16 +112,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::doctor::checks::Way;
+    use crate::run::via::Choice;
 
     fn statistics(device: Value) -> Statistics {
         Statistics {
             program: vec!["sort".to_owned()],
             ending: Ending::Exited(0),
             wall_seconds: 1.5,
-            major_faults: 7,
-            out_of_memory_kills: 0,
-            memory: RunReport { footprint_bytes_max: 64 << 20, ..RunReport::default() },
-            device,
+            memory: RunReport {
+                via: Some(Choice { way: Way::Swap, reason: "asked for".to_owned() }),
+                footprint_bytes_max: 64 << 20,
+                ..RunReport::default()
+            },
+            paging: Paging { major_faults: 7, out_of_memory_kills: 0, device, pager: Value::Null },
         }
     }
 
@@ -127,7 +136,10 @@ mod tests {
         let statistics = statistics(device);
         let text = statistics.summary();
         assert!(
-            text.contains("1.50 s") && text.contains("64 MiB") && text.contains("12 pages out, 0 in at 25/0"),
+            text.contains("1.50 s")
+                && text.contains("64 MiB")
+                && text.contains("12 pages out, 0 in at 25/0")
+                && text.contains("over a swap device (asked for)"),
             "{text}"
         );
         assert_eq!(statistics.warnings(), Vec::<String>::new());
@@ -136,7 +148,7 @@ mod tests {
     #[test]
     fn what_went_wrong_is_told() {
         let mut statistics = statistics(json!({"device": {"health": "disk only: no donor"}}));
-        statistics.out_of_memory_kills = 2;
+        statistics.paging.out_of_memory_kills = 2;
         let warnings = statistics.warnings().join("\n");
         assert!(warnings.contains("killed 2") && warnings.contains("disk only"), "{warnings}");
     }

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::cgroup::MemoryGroup;
-use crate::device::serve::DeviceRecord;
+use crate::device::serve::{DeviceRecord, remove_backing};
 use crate::limits;
 use crate::registry::{Found, Kind, Registry};
 use crate::status_socket::{self, AskError, Question};
@@ -26,6 +26,8 @@ pub(crate) trait Remnants {
     fn stop_device(&mut self) -> Result<(), String>;
     /// Stops the run's own donors.
     fn stop_donors(&mut self) -> Result<(), String>;
+    /// Removes a backing file that nobody named.
+    fn remove_backing(&mut self);
     /// Removes the memory group.
     fn remove_group(&mut self) -> Result<(), String>;
 }
@@ -42,6 +44,7 @@ pub(crate) fn take_down(remnants: &mut dyn Remnants) -> Vec<String> {
     let nothing_paged_out = note(remnants.swap_off());
     if nothing_paged_out && note(remnants.stop_device()) {
         note(remnants.stop_donors());
+        remnants.remove_backing();
     }
     note(remnants.remove_group());
     errors
@@ -151,6 +154,13 @@ impl Remnants for Remains<'_> {
         donors.iter().try_for_each(end_process)
     }
 
+    fn remove_backing(&mut self) {
+        // A device has one of its own, and removes it; the pager's belongs to the run.
+        if let Some(record) = DeviceRecord::read(&self.registry.entry_path(Kind::Run, &self.run)) {
+            remove_backing(&record);
+        }
+    }
+
     fn remove_group(&mut self) -> Result<(), String> {
         let Some(group) = self.group() else { return Ok(()) };
         let path = group.path().display().to_string();
@@ -189,6 +199,9 @@ mod tests {
         fn stop_donors(&mut self) -> Result<(), String> {
             self.step("donors")
         }
+        fn remove_backing(&mut self) {
+            self.steps.push("backing");
+        }
         fn remove_group(&mut self) -> Result<(), String> {
             self.step("group")
         }
@@ -203,7 +216,7 @@ mod tests {
     #[test]
     fn everything_goes_in_the_order_of_the_pages() {
         let (steps, errors) = steps_when(None);
-        assert_eq!(steps, ["release", "swapoff", "device", "donors", "group"]);
+        assert_eq!(steps, ["release", "swapoff", "device", "donors", "backing", "group"]);
         assert!(errors.is_empty());
     }
 
@@ -219,7 +232,7 @@ mod tests {
     fn other_failures_do_not_keep_the_rest() {
         for step in ["release", "donors", "group"] {
             let (steps, errors) = steps_when(Some(step));
-            assert_eq!(steps.len(), 5, "{step}");
+            assert_eq!(steps.len(), 6, "{step}");
             assert_eq!(errors, [format!("{step} failed")]);
         }
     }

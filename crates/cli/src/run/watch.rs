@@ -1,22 +1,52 @@
 //! While the program runs: its budget follows its footprint, and `status` is told.
 
+use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::program::Program;
+use super::via::Choice;
+use crate::arguments::RunArguments;
 use crate::budget::Budget;
-use crate::cgroup::MemoryGroup;
 use crate::cgroup::usage::GroupUsage;
+use crate::interruption::Interruption;
 use crate::limits;
 use crate::registry::Entry;
 use crate::status_socket::{Answer, Question, StatusServer};
 
+/// What keeps a program in its budget: a memory group, or the pager.
+pub(crate) trait Governed: Sync {
+    /// What the program has where.
+    fn usage(&self) -> io::Result<GroupUsage>;
+
+    /// Sets the local part, or lifts the limit.
+    fn set_limit(&self, limit_bytes: Option<u64>) -> io::Result<()>;
+
+    /// How many processes depend on it that were left behind by the program.
+    fn dependents(&self) -> u64 {
+        0
+    }
+
+    /// How soon a look after the last one tells something new.
+    fn interval_min(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// What else there is to say; null if nobody else says it.
+    fn report(&self) -> Value {
+        Value::Null
+    }
+}
+
 /// A run at one moment, and its peaks.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct RunReport {
+    /// How memory reaches the program, and why so.
+    pub(crate) via: Option<Choice>,
     /// The budget as the user wrote it.
     pub(crate) local: String,
     /// The limit in force; `None` for no limit.
@@ -31,6 +61,8 @@ pub(crate) struct RunReport {
     pub(crate) local_bytes_max: u64,
     /// The most that was paged out.
     pub(crate) swapped_bytes_max: u64,
+    /// What the pager says; null over a swap device, which answers for itself.
+    pub(crate) pager: Value,
 }
 
 impl RunReport {
@@ -44,52 +76,78 @@ impl RunReport {
     }
 }
 
-/// Adjusts the budget until the program has ended; gives the last report.
+/// Adjusts the budget until the program has ended, and all whom it left behind if they cannot live without it; gives the last report.
 pub(crate) fn watch(
     program: &Program,
-    group: &MemoryGroup,
+    governed: &dyn Governed,
     budget: &mut Budget,
     entry: &Entry,
-    local: &str,
+    choice: Choice,
+    arguments: &RunArguments,
+    interruption: &Interruption,
 ) -> RunReport {
     // On a busy machine the looks must not come late (limits::BUDGET_INTERVAL_AT_LIMIT). This thread sleeps nearly always; a user
     // who may not raise its priority keeps the ordinary one.
     let _ = rustix::process::setpriority_process(None, limits::WATCH_NICENESS);
-    let report = Arc::new(Mutex::new(RunReport { local: local.to_owned(), ..RunReport::default() }));
+    let first = RunReport { via: Some(choice), local: arguments.local.to_string(), ..RunReport::default() };
+    let report = Mutex::new(first);
     let ended = AtomicBool::new(false);
     let server = StatusServer::bind(&entry.status_socket());
     std::thread::scope(|scope| {
         match &server {
-            Ok(server) => drop(scope.spawn(|| answer(server, &report, &ended))),
+            Ok(server) => drop(scope.spawn(|| answer(server, governed, &report, &ended))),
             Err(error) => eprintln!("spillway: `status` cannot see this run: {error}"),
         }
         let mut interval = Duration::ZERO;
         while !program.wait(interval) {
-            interval = adjust(group, budget, &report);
+            interval = adjust(governed, budget, &report);
         }
-        adjust(group, budget, &report);
+        wait_for_left_behind(governed, budget, &report, interruption);
+        adjust(governed, budget, &report);
         ended.store(true, Ordering::SeqCst);
     });
-    let report = report.lock().expect("no holder panics");
-    report.clone()
+    report.into_inner().expect("no holder panics")
+}
+
+/// Processes that the program left behind and that cannot live without this one go on like it, until a signal ends the run.
+fn wait_for_left_behind(
+    governed: &dyn Governed,
+    budget: &mut Budget,
+    report: &Mutex<RunReport>,
+    interruption: &Interruption,
+) {
+    let (start, mut is_told) = (Instant::now(), false);
+    while governed.dependents() > 0 && interruption.signal().is_none() {
+        if !is_told && start.elapsed() > limits::LEFT_BEHIND_NOTICE {
+            let count = governed.dependents();
+            eprintln!(
+                "spillway: the program ended and left {count} process(es) that live on this run; Ctrl-C ends them"
+            );
+            is_told = true;
+        }
+        std::thread::sleep(adjust(governed, budget, report));
+    }
 }
 
 /// One look at the group; gives when to look again.
-fn adjust(group: &MemoryGroup, budget: &mut Budget, report: &Mutex<RunReport>) -> Duration {
-    let Ok(usage) = group.usage() else { return limits::BUDGET_INTERVAL };
+fn adjust(governed: &dyn Governed, budget: &mut Budget, report: &Mutex<RunReport>) -> Duration {
+    let Ok(usage) = governed.usage() else { return limits::BUDGET_INTERVAL };
     if let Some(limit_bytes) = budget.observe(&usage) {
         // Refused only for a moment, and tried again then.
-        let _ = group.set_limit(Some(limit_bytes));
+        let _ = governed.set_limit(Some(limit_bytes));
     }
     report.lock().expect("no holder panics").take(usage, budget.limit_bytes());
-    budget.interval(&usage)
+    budget.interval(&usage).max(governed.interval_min())
 }
 
-fn answer(server: &StatusServer, report: &Mutex<RunReport>, ended: &AtomicBool) {
+fn answer(server: &StatusServer, governed: &dyn Governed, report: &Mutex<RunReport>, ended: &AtomicBool) {
     while !ended.load(Ordering::SeqCst) {
         server.serve(limits::BUDGET_INTERVAL, &mut |question| match question {
             Question::Ping => Answer::done(),
-            Question::Status => Answer::status(&*report.lock().expect("no holder panics")),
+            Question::Status => {
+                let now = report.lock().expect("no holder panics").clone();
+                Answer::status(&RunReport { pager: governed.report(), ..now })
+            }
             Question::Stop => Answer::refused("end the program, and its run ends"),
         });
     }
@@ -107,5 +165,33 @@ mod tests {
         report.take(GroupUsage::default(), Some(20));
         assert_eq!((report.footprint_bytes_max, report.local_bytes_max, report.swapped_bytes_max), (150, 100, 50));
         assert_eq!((report.footprint_bytes, report.limit_bytes), (0, Some(20)));
+    }
+
+    /// Somebody who is needed for so many looks.
+    struct Needed(std::sync::atomic::AtomicU64);
+
+    impl Governed for Needed {
+        fn usage(&self) -> io::Result<GroupUsage> {
+            Ok(GroupUsage { charged_bytes: 1 << 30, ..GroupUsage::default() })
+        }
+
+        fn set_limit(&self, _: Option<u64>) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn dependents(&self) -> u64 {
+            let left = self.0.load(Ordering::Relaxed);
+            self.0.store(left.saturating_sub(1), Ordering::Relaxed);
+            left
+        }
+    }
+
+    #[test]
+    fn who_was_left_behind_keeps_its_budget_until_it_ends() {
+        let (needed, report) = (Needed(3.into()), Mutex::new(RunReport::default()));
+        let mut budget = Budget::new("50%".parse().unwrap());
+        wait_for_left_behind(&needed, &mut budget, &report, &Interruption::default());
+        assert_eq!(needed.dependents(), 0);
+        assert_eq!(report.into_inner().unwrap().limit_bytes, Some(512 << 20));
     }
 }

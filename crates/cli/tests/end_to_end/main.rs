@@ -4,6 +4,7 @@
 //! failure. Nothing here depends on speed: every wait has a generous deadline.
 //!
 //! - [`programs`]: exact output at 50 and 25 % for programs of every kind; [`servers`]: for servers with clients.
+//! - [`peculiarities`]: what the kernel does with memory on the side, and all of it at random.
 //! - [`manners`]: exit status, signals, and what a killed run leaves.
 //! - [`plain_device`]: file systems and fio on a plain device; [`machine_swap`]: `swap on` and `off`.
 //! - [`network_disk`]: a device that NBD clients use.
@@ -12,6 +13,9 @@
 
 // In a test a panic is the report.
 #![allow(clippy::unwrap_used)]
+
+/// How memory reaches the programs of these tests.
+const VIA: &str = "swap";
 
 #[path = "../support/mod.rs"]
 #[allow(dead_code)]
@@ -24,6 +28,7 @@ mod machine_swap;
 mod manners;
 mod network_disk;
 mod overcommit;
+mod peculiarities;
 mod plain_device;
 mod programs;
 mod servers;

@@ -3,6 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
+use crate::programs;
 use crate::stage::Stage;
 use crate::support::{self, Running, wait_until};
 
@@ -141,6 +142,11 @@ fn a_run_killed_with_all_its_helpers_is_mended() {
         (said.status.success() && stage.status()["items"].as_array().unwrap().is_empty()).then_some(())
     });
     stage.assert_clean();
+}
+
+#[test]
+fn static_programs_need_nothing_of_their_own() {
+    programs::exerciser("fork", &["-static"]);
 }
 
 #[test]

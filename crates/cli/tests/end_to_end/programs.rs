@@ -10,7 +10,7 @@ use crate::support::{self, skip};
 const LEND: &str = "384M";
 
 /// Runs a program with all of its memory local and with two budgets; its output must be the same.
-fn same_output(stage: &Stage, program: &[&str]) {
+pub(crate) fn same_output(stage: &Stage, program: &[&str]) {
     let native = support::run(Command::new(program[0]).args(&program[1..])).done("all local");
     for local in ["50%", "25%"] {
         let mut command = stage.run(&["--local", local, "--lend", LEND, "--slab-size", "4M"], program);
@@ -25,14 +25,14 @@ fn same_output(stage: &Stage, program: &[&str]) {
 }
 
 /// As [`same_output`], for a script in a language.
-fn same_output_of_script(stage: &Stage, interpreter: &[&str], name: &str, script: &str) {
+pub(crate) fn same_output_of_script(stage: &Stage, interpreter: &[&str], name: &str, script: &str) {
     let path = stage.disk().join(name);
     fs::write(&path, script).unwrap();
     let path = path.to_str().unwrap();
     same_output(stage, &[interpreter, &[path]].concat());
 }
 
-fn exerciser(mode: &str, options: &[&str]) {
+pub(crate) fn exerciser(mode: &str, options: &[&str]) {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let binary = stage.compile("exerciser", options);
     let scratch = stage.disk().join("scratch");
@@ -72,11 +72,6 @@ fn huge_pages_are_lent_in_parts() {
 #[test]
 fn locked_pages_stay_local() {
     exerciser("mlock", &[]);
-}
-
-#[test]
-fn static_programs_need_nothing_of_their_own() {
-    exerciser("fork", &["-static"]);
 }
 
 #[test]
@@ -170,6 +165,20 @@ fn large_source(functions: usize) -> String {
 
 #[test]
 fn java_collects_its_garbage() {
+    java("-XX:+UseSerialGC");
+}
+
+#[test]
+fn java_collects_its_garbage_with_several_threads() {
+    java("-XX:+UseParallelGC");
+}
+
+#[test]
+fn java_collects_its_garbage_while_it_runs() {
+    java("-XX:+UseG1GC");
+}
+
+fn java(collector: &str) {
     let Some(stage) = Stage::set(&["java", "javac"]) else { return };
     let source = "import java.util.*;\n\
         public class Churn {\n\
@@ -191,7 +200,7 @@ fn java_collects_its_garbage() {
     fs::write(&path, source).unwrap();
     support::run(Command::new("javac").arg("-d").arg(stage.disk()).arg(&path)).done("javac");
     let classes = stage.disk().to_str().unwrap();
-    same_output(&stage, &["java", "-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-cp", classes, "Churn"]);
+    same_output(&stage, &["java", "-Xms16m", "-Xmx64m", collector, "-cp", classes, "Churn"]);
 }
 
 #[test]

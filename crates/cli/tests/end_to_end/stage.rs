@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
+use crate::VIA;
 use crate::support::{self, Running, Said, has_program, is_root, skip, wait_until};
 
 static LOCK: Mutex<()> = Mutex::new(());
@@ -17,7 +18,7 @@ pub(crate) struct Stage {
     registry: tempfile::TempDir,
     disk: tempfile::TempDir,
     // Released last: other processes' tests, then other threads'.
-    _file_lock: File,
+    _file_lock: Option<File>,
     _lock: MutexGuard<'static, ()>,
 }
 
@@ -29,8 +30,13 @@ pub(crate) struct Donor {
     process: Option<Running>,
 }
 
-/// What this machine lacks for swapping to donors.
+/// What this machine lacks for lending memory to programs.
 fn lacking() -> Option<&'static str> {
+    if VIA == "pager" {
+        let access =
+            spillway_sys::userfaultfd::access::Access::probe().ok().filter(|access| access.obstacle().is_none());
+        return access.is_none().then_some("userfaultfd (Linux 6.8, root)");
+    }
     let paths = [("/dev/fuse", "FUSE"), ("/dev/loop-control", "loop devices"), ("/proc/swaps", "swap")];
     if !is_root() {
         return Some("root");
@@ -51,9 +57,12 @@ impl Stage {
         }
         // A test that failed has cleaned up; the others go on.
         let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
-        // One path for everybody, wherever their temporary files go: the machine has one swap.
-        let file_lock = File::create("/tmp/spillway-end-to-end.lock").expect("the lock file can be made");
-        rustix::fs::flock(&file_lock, rustix::fs::FlockOperation::LockExclusive).expect("the lock can be taken");
+        // One path for everybody, wherever their temporary files go: the machine has one swap, which the pager does not use.
+        let file_lock = (VIA == "swap").then(|| {
+            let file = File::create("/tmp/spillway-end-to-end.lock").expect("the lock file can be made");
+            rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("the lock can be taken");
+            file
+        });
         Some(Self {
             donors: Vec::new(),
             registry: support::registry_directory(),
@@ -80,9 +89,9 @@ impl Stage {
         command
     }
 
-    /// `spillway run` with a program, which reports into [`Stage::statistics`].
+    /// `spillway run` by this test binary's way with a program, which reports into [`Stage::statistics`].
     pub(crate) fn run(&self, options: &[&str], program: &[&str]) -> Command {
-        let mut command = self.spillway(&["run", "--stats"]);
+        let mut command = self.spillway(&["run", "--via", VIA, "--stats"]);
         command.arg(self.disk().join("statistics.json")).args(options).arg("--").args(program);
         command
     }

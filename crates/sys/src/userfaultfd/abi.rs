@@ -24,6 +24,8 @@ pub(super) const ZERO_PAGE: u32 = ioctl_number(READ_WRITE, 0x04, size_of::<ZeroP
 pub(super) const MOVE: u32 = ioctl_number(READ_WRITE, 0x05, size_of::<MoveArgument>());
 /// `UFFDIO_WRITEPROTECT`.
 pub(super) const WRITE_PROTECT: u32 = ioctl_number(READ_WRITE, 0x06, size_of::<WriteProtectArgument>());
+/// `UFFDIO_POISON`.
+pub(super) const POISON: u32 = ioctl_number(READ_WRITE, 0x08, size_of::<ZeroPageArgument>());
 
 /// `UFFD_USER_MODE_ONLY`.
 pub(super) const USER_MODE_ONLY: u32 = 1;
@@ -73,7 +75,7 @@ pub(super) struct CopyArgument {
     pub(super) done: i64,
 }
 
-/// `struct uffdio_zeropage`.
+/// `struct uffdio_zeropage`, and `struct uffdio_poison`, which is laid out alike.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct ZeroPageArgument {
@@ -127,5 +129,6 @@ mod tests {
         assert_eq!(ZERO_PAGE, 0xc020_aa04);
         assert_eq!(MOVE, 0xc028_aa05);
         assert_eq!(WRITE_PROTECT, 0xc018_aa06);
+        assert_eq!(POISON, 0xc020_aa08);
     }
 }

@@ -6,12 +6,14 @@
 //! - [`access`]: what this kernel and this user have, and the command that mends what is missing.
 //! - [`Message`]: what the kernel tells.
 //! - [`PageError`]: what it answers.
+//! - [`served`]: memory whose faults are served with nothing else around, as a yardstick.
 
 mod abi;
 pub mod access;
 mod error;
 mod features;
 mod message;
+pub mod served;
 #[cfg(test)]
 mod tests;
 
@@ -149,6 +151,13 @@ impl Userfaultfd {
     pub fn zero_page(&self, range: Range<u64>, wake: Wake) -> Result<u64, PageError> {
         let mut argument = ZeroPageArgument { range: argument(&range), mode: fill_mode(wake), done: 0 };
         let result = self.command(abi::ZERO_PAGE, &mut argument);
+        filled(result, argument.done)
+    }
+
+    /// Makes the missing pages of `range` raise SIGBUS in whoever touches them (Linux 6.6): their content is lost.
+    pub fn poison(&self, range: Range<u64>, wake: Wake) -> Result<u64, PageError> {
+        let mut argument = ZeroPageArgument { range: argument(&range), mode: fill_mode(wake), done: 0 };
+        let result = self.command(abi::POISON, &mut argument);
         filled(result, argument.done)
     }
 

@@ -211,3 +211,11 @@ fn a_range_that_is_no_page_is_refused() {
     let odd = paged.address(0) + 1..paged.address(1);
     assert!(matches!(paged.userfaultfd.zero_page(odd, Wake::Nobody), Err(PageError::Refused)));
 }
+
+#[test]
+fn a_poisoned_page_is_there_and_not_filled_again() {
+    let paged = Paged::new(2, BASIC);
+    assert_eq!(paged.userfaultfd.poison(paged.range(0, 1), Wake::Waiters).unwrap(), PAGE);
+    assert!(matches!(paged.fill(0, 1, false), Err(PageError::Exists)));
+    assert_eq!(paged.fill(1, 1, false).unwrap(), PAGE);
+}

@@ -15,62 +15,9 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#define PAGE 4096UL
-#define WORDS (PAGE / sizeof(uint64_t))
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, strerror(errno));
-    exit(1);
-}
-
-static uint64_t mix(uint64_t x) {
-    x ^= x >> 33;
-    x *= 0xff51afd7ed558ccdUL;
-    x ^= x >> 33;
-    x *= 0xc4ceb9fe1a85ec53UL;
-    return x ^ (x >> 33);
-}
-
-static void fill_page(char *page, uint64_t seed) {
-    uint64_t *words = (uint64_t *)page;
-    for (size_t i = 0; i < WORDS; i++) words[i] = mix(seed + i);
-}
-
-static void check_page(const char *page, uint64_t seed, const char *where) {
-    const uint64_t *words = (const uint64_t *)page;
-    for (size_t i = 0; i < WORDS; i++)
-        if (words[i] != mix(seed + i)) {
-            fprintf(stderr, "wrong word %zu of page with seed %llu in %s\n", i, (unsigned long long)seed, where);
-            exit(1);
-        }
-}
-
-static char *map(size_t bytes) {
-    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) fail("mmap");
-    return memory;
-}
-
-static void fill(char *memory, size_t pages, uint64_t seed) {
-    for (size_t i = 0; i < pages; i++) fill_page(memory + i * PAGE, seed + i * WORDS);
-}
-
-static void check(const char *memory, size_t pages, uint64_t seed, const char *where) {
-    for (size_t i = 0; i < pages; i++) check_page(memory + i * PAGE, seed + i * WORDS, where);
-}
-
-static void wait_good(pid_t child) {
-    int status;
-    while (waitpid(child, &status, 0) < 0)
-        if (errno != EINTR) fail("waitpid");
-    if (status != 0) {
-        fprintf(stderr, "a child ended with %#x\n", status);
-        exit(1);
-    }
-}
+#include "pages.h"
 
 /* Children see the parent's memory as of the fork, change their own copy, and the parent sees nothing of it. */
 static void do_fork(size_t pages) {

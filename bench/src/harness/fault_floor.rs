@@ -1,0 +1,63 @@
+//! The bare floor of a page fault that is handled in user space: a thread touches pages, another one fills them, and nothing
+//! else is done. No pager can be faster, and one in another process has the switch of address spaces on top.
+
+use std::io;
+use std::time::Instant;
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+use spillway_sys::mapping::Mapping;
+use spillway_sys::userfaultfd::served::ServedMemory;
+
+use crate::permutation::Permutation;
+use crate::size::PAGE_SIZE_BYTES;
+
+fn pin(cpu: usize) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// Microseconds of one fault, as the mean of `pages` at random addresses, between threads on the two CPUs.
+pub fn fault_us(pages: usize, server_cpu: usize, client_cpu: usize) -> io::Result<f64> {
+    let served = ServedMemory::new(pages)?;
+    let source = Mapping::anonymous(PAGE_SIZE_BYTES as usize)?;
+    source.write(0, &[7; PAGE_SIZE_BYTES as usize]);
+    std::thread::scope(|scope| {
+        // Each does its part also on the wrong CPU: the other one would wait for it.
+        let server = scope.spawn(|| {
+            let pinned = pin(server_cpu);
+            served.serve(&source).and(pinned)
+        });
+        let client = scope.spawn(|| {
+            let pinned = pin(client_cpu);
+            let order = Permutation::new(pages as u64, 1);
+            let start = Instant::now();
+            let right = (0..pages as u64).filter(|step| served.touch(order.at(*step) as usize) == 7).count();
+            let elapsed = start.elapsed();
+            pinned?;
+            if right == pages { Ok(elapsed) } else { Err(io::Error::other("pages were not filled")) }
+        });
+        let elapsed = client.join().expect("the client thread does not panic")?;
+        server.join().expect("the server thread does not panic")?;
+        Ok(elapsed.as_secs_f64() * 1e6 / pages as f64)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_takes_some_time() {
+        match fault_us(64, 0, 0) {
+            Ok(microseconds) => assert!(microseconds > 0.0),
+            Err(error) => println!("skipped: this user may not handle page faults: {error}"),
+        }
+    }
+
+    #[test]
+    fn a_cpu_that_is_not_there_is_an_error_and_nobody_waits() {
+        let missing = CpuSet::MAX_CPU - 1;
+        assert!(fault_us(4, missing, 0).is_err() && fault_us(4, 0, missing).is_err());
+    }
+}

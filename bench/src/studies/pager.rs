@@ -1,0 +1,275 @@
+//! What a page costs when the pager brings it: against the bare floor of userfaultfd, all memory local, and our own swap device.
+//!
+//! A fault's cost is the program's time over the faults that brought a page; the floor is a thread of one process that fills pages
+//! and does nothing else. The pager starts on one CPU, the program runs on the same or on another one.
+
+use super::pinning::{Pinning, SERVER_CPU};
+use super::program_run::{run_storage, run_workload, workload_command};
+use super::{Context, Study, loopback};
+use crate::harness::HarnessError;
+use crate::harness::fault_floor;
+use crate::harness::spillway::{RunReport, Transport, Via, pinned};
+use crate::result::{Better, MICROSECONDS, PAGES_PER_SECOND, StudyResult};
+use crate::size::{MIB, PAGE_SIZE_BYTES, Size};
+use crate::workloads::WorkloadReport;
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    /// A minimal handler, and a raw exchange.
+    Floor,
+    /// The program alone.
+    AllLocal,
+    /// `spillway run`.
+    Run(Via, Transport),
+}
+
+const SIDES: [Side; 5] = [
+    Side::Floor,
+    Side::AllLocal,
+    Side::Run(Via::Pager, Transport::SharedMemory),
+    Side::Run(Via::Pager, Transport::Tcp),
+    Side::Run(Via::Swap, Transport::SharedMemory),
+];
+
+const FLOOR: &str = "userfaultfd floor";
+const EXCHANGE: &str = "raw loopback exchange";
+const FAULT: &str = "fault";
+const EVICTION: &str = "eviction";
+const SEQUENTIAL: &str = "sequential scan at L(50)";
+const RANDOM: &str = "random access at L(50)";
+
+/// The workloads whose phase `read` is compared at half.
+const SCANS: [(&str, &str); 2] = [("fill-sequential", SEQUENTIAL), ("fill-random", RANDOM)];
+
+/// Of a program that only fills memory, so much stays: the rest is evicted meanwhile.
+const EVICTION_LOCAL_DIVISOR: u64 = 8;
+
+/// Pages a second that leave at least, end to end on shm (issue's goal).
+const EVICTION_GOAL: f64 = 800_000.0;
+
+/// The study of the pager.
+#[derive(Clone, Copy, Debug)]
+pub struct PagerStudy;
+
+fn name(side: Side) -> &'static str {
+    match side {
+        Side::Floor => FLOOR,
+        Side::AllLocal => "all local",
+        Side::Run(Via::Pager, Transport::SharedMemory) => "pager shm",
+        Side::Run(Via::Pager, Transport::Tcp) => "pager tcp",
+        Side::Run(Via::Swap, Transport::SharedMemory) => "swap shm",
+        Side::Run(Via::Swap, Transport::Tcp) => "swap tcp",
+    }
+}
+
+impl Study for PagerStudy {
+    fn name(&self) -> &'static str {
+        "pager"
+    }
+
+    fn title(&self) -> &'static str {
+        "a page that the pager brings"
+    }
+
+    fn seconds_per_round(&self) -> (u64, u64) {
+        (60, 25)
+    }
+
+    fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
+        let size = Size(context.choose(256, 64) * MIB);
+        let pinnings = Pinning::possible(result.machine.cpus);
+        context.interleave(
+            result,
+            &SIDES,
+            |side| name(side).to_owned(),
+            |round, side, result| {
+                pinnings.iter().try_for_each(|pinning| measure(context, result, (round, side), size, *pinning))
+            },
+        )?;
+        goals(result, pinnings);
+        Ok(())
+    }
+}
+
+fn case(what: &str, pinning: Pinning) -> String {
+    format!("{what}, {}", pinning.name())
+}
+
+fn measure(
+    context: &Context,
+    result: &mut StudyResult,
+    (round, side): (usize, Side),
+    size: Size,
+    pinning: Pinning,
+) -> Result<(), HarnessError> {
+    if side == Side::Floor {
+        return measure_floor(context, result, round, pinning);
+    }
+    let half = Size(size.0 / 2);
+    for (workload, what) in SCANS {
+        let (report, _) = run(context, side, workload, size, half, pinning)?;
+        result.record(round, &case(what, pinning), name(side), MICROSECONDS, us_per_page(&report, "read")?);
+    }
+    if !matches!(side, Side::Run(Via::Pager, _)) {
+        return Ok(());
+    }
+    let (report, told) = run(context, side, "touch", size, half, pinning)?;
+    result.record(round, &case(FAULT, pinning), name(side), MICROSECONDS, us_per_fault(&report, &told)?);
+    let local = Size(size.0 / EVICTION_LOCAL_DIVISOR);
+    let (report, told) = run(context, side, "fill-sequential", size, local, pinning)?;
+    result.record(round, &case(EVICTION, pinning), name(side), PAGES_PER_SECOND, evicted(&report, &told, local)?);
+    Ok(())
+}
+
+fn measure_floor(
+    context: &Context,
+    result: &mut StudyResult,
+    round: usize,
+    pinning: Pinning,
+) -> Result<(), HarnessError> {
+    let count = context.choose(20_000, 4_000);
+    let (server, client) = (SERVER_CPU, pinning.client_cpu());
+    let floor = fault_floor::fault_us(count, server, client);
+    let floor = floor.map_err(HarnessError::system("measuring the floor of userfaultfd"))?;
+    result.record(round, &case(FAULT, pinning), FLOOR, MICROSECONDS, floor);
+    let exchange = loopback::exchange_us(count as u32, server, client);
+    let exchange = exchange.map_err(HarnessError::system("measuring a raw loopback exchange"))?;
+    result.record(round, &case(FAULT, pinning), EXCHANGE, MICROSECONDS, exchange);
+    Ok(())
+}
+
+/// Runs a workload on the client's CPU with `local` of local memory, and what serves it from the server's CPU on.
+fn run(
+    context: &Context,
+    side: Side,
+    workload: &str,
+    size: Size,
+    local: Size,
+    pinning: Pinning,
+) -> Result<(WorkloadReport, Option<RunReport>), HarnessError> {
+    let interrupt = &context.shop.interrupt;
+    let plain = workload_command(workload, size)?;
+    let mut program = pinned(plain.get_program().as_ref(), Some(pinning.client_cpu()));
+    program.args(plain.get_args());
+    let Side::Run(via, transport) = side else {
+        return Ok((run_workload(workload, &mut program, interrupt)?, None));
+    };
+    let product = context.shop.product()?;
+    let room = Size(size.0 * 2);
+    let donor = product.donor(Size(room.0.max(256 * MIB)), transport, Some(SERVER_CPU), interrupt)?;
+    let storage = run_storage(context, &[donor], "none", room);
+    let stats = context.shop.directory.path().join("pager-stats.json");
+    let mut command = product.run_via(via, Some(SERVER_CPU), &local.to_string(), &storage, &stats, &program);
+    let report = run_workload(workload, &mut command, interrupt)?;
+    Ok((report, Some(RunReport::read(&stats)?)))
+}
+
+fn us_per_page(report: &WorkloadReport, phase: &str) -> Result<f64, HarnessError> {
+    let found = report.phases.iter().find(|found| found.phase == phase);
+    let found = found.ok_or_else(|| HarnessError::failed(&report.workload, format!("it has no phase '{phase}'")))?;
+    Ok(found.us_per_page)
+}
+
+fn pages(report: &WorkloadReport) -> f64 {
+    (report.size_bytes / PAGE_SIZE_BYTES) as f64
+}
+
+/// The time of the touches over the faults that brought a page; touches of present pages take next to nothing.
+fn us_per_fault(report: &WorkloadReport, told: &Option<RunReport>) -> Result<f64, HarnessError> {
+    let pager = told.as_ref().and_then(|told| told.pager.as_ref());
+    let faults = pager.map_or(0, |pager| pager.fill.count + pager.staged.count);
+    if faults == 0 {
+        return Err(HarnessError::failed(&report.workload, "no page was brought by the pager"));
+    }
+    Ok(us_per_page(report, "touch")? * pages(report) / faults as f64)
+}
+
+/// Pages a second that left while memory was filled, by what cannot have stayed.
+fn evicted(report: &WorkloadReport, told: &Option<RunReport>, local: Size) -> Result<f64, HarnessError> {
+    let left = pages(report) - (local.0 / PAGE_SIZE_BYTES) as f64;
+    let pager = told.as_ref().and_then(|told| told.pager.as_ref());
+    let said = pager.map_or(0, |pager| pager.pages_out_dirty + pager.pages_out_clean) as f64;
+    if said < left {
+        return Err(HarnessError::failed(&report.workload, format!("{said} pages left, and {left} must have")));
+    }
+    Ok(left * 1e6 / (us_per_page(report, "fill")? * pages(report)))
+}
+
+fn goals(result: &mut StudyResult, pinnings: &[Pinning]) {
+    let sides = SIDES.map(name);
+    let [floor, local, shm, tcp, swap] = sides;
+    for pinning in pinnings {
+        let fault = case(FAULT, *pinning);
+        result.goal("fault over shm within 1.5x of the userfaultfd floor", &fault, shm, floor, 1.5, Better::Lower);
+        let over_tcp = result.median_of([tcp, floor, EXCHANGE].map(|side| (&*fault, side)), |[tcp, floor, raw]| {
+            tcp / (floor + 1.3 * raw)
+        });
+        result.goal_of("fault over tcp within the floor and 1.3 raw exchanges", &fault, over_tcp, 1.0, Better::Lower);
+        let scan = case(SEQUENTIAL, *pinning);
+        result.goal("scan at L(50) at 60 % of all-local", &scan, local, shm, 0.6, Better::Higher);
+        let random = case(RANDOM, *pinning);
+        result.goal("random at L(50) twice as fast as our swap device", &random, swap, shm, 2.0, Better::Higher);
+        let eviction = case(EVICTION, *pinning);
+        let rate = result.median(&eviction, shm).map(|rate| rate / EVICTION_GOAL);
+        result.goal_of("800,000 pages evicted a second", &eviction, rate, 1.0, Better::Higher);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::spillway::{DeviceReport, FaultCount, PagerReport};
+    use crate::machine::Machine;
+    use crate::workloads::phase::PhaseReport;
+
+    fn report(phase: &str, us_per_page: f64) -> WorkloadReport {
+        WorkloadReport {
+            workload: "touch".to_owned(),
+            size_bytes: 1000 * PAGE_SIZE_BYTES,
+            seed: 1,
+            threads: 1,
+            checksum: String::new(),
+            elapsed_seconds: 1.0,
+            phases: vec![PhaseReport {
+                phase: phase.to_owned(),
+                seconds: 1.0,
+                pages: 1000,
+                page_ins: None,
+                us_per_page,
+            }],
+        }
+    }
+
+    fn told(fill: u64, out: u64) -> Option<RunReport> {
+        let pager = PagerReport { fill: FaultCount { count: fill }, pages_out_dirty: out, ..PagerReport::default() };
+        Some(RunReport { device: DeviceReport::default(), seconds: None, major_faults: 0, pager: Some(pager) })
+    }
+
+    #[test]
+    fn a_faults_time_is_that_of_the_faults_alone() {
+        assert_eq!(us_per_fault(&report("touch", 5.0), &told(500, 0)).unwrap(), 10.0);
+        assert!(us_per_fault(&report("touch", 5.0), &told(0, 0)).is_err());
+        assert!(us_per_fault(&report("fill", 5.0), &told(5, 0)).is_err());
+    }
+
+    #[test]
+    fn evictions_count_what_cannot_have_stayed() {
+        let local = Size(200 * PAGE_SIZE_BYTES);
+        assert_eq!(evicted(&report("fill", 2.0), &told(0, 900), local).unwrap(), 400_000.0);
+        assert!(evicted(&report("fill", 2.0), &told(0, 700), local).is_err());
+    }
+
+    #[test]
+    fn goals_cover_every_case() {
+        let mut result = StudyResult::new("pager", "", true, Machine::default());
+        for (side, time) in [(FLOOR, 4.0), (EXCHANGE, 10.0), ("pager shm", 5.0), ("pager tcp", 18.0)] {
+            result.record(0, "fault, same CPU", side, MICROSECONDS, time);
+        }
+        result.record(0, "eviction, same CPU", "pager shm", PAGES_PER_SECOND, 400_000.0);
+        goals(&mut result, Pinning::possible(2));
+        assert_eq!(result.goals.len(), 10);
+        assert_eq!(result.goals.iter().filter(|goal| goal.met == Some(true)).count(), 1);
+        assert_eq!(result.goals.iter().filter(|goal| goal.met == Some(false)).count(), 2);
+    }
+}

@@ -1,0 +1,212 @@
+//! What a device or a pager has behind its I/O threads: a volume, an engine for each thread, the manager and the disk thread.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::file::{BackingError, BackingFile, FileQueuePair};
+use spillway_fabric::key::ClusterKey;
+use spillway_fabric::queue_pair::QueuePair;
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
+use super::status::{DeviceStatus, DiskStatus, SlabCounts};
+use super::{DeviceConfig, DeviceError};
+use crate::disk_writer::{DiskCounters, DiskThread};
+use crate::engine::Engine;
+use crate::engine::lanes::{LaneMailbox, Lanes};
+use crate::limits::{BACKING_RELEASE_DEADLINE, DISK_WRITES_MAX, MOVE_BATCH_PAGES};
+use crate::manager::donors::Phase;
+use crate::manager::heat::MappingPolicy;
+use crate::manager::{Lane, Manager, ManagerParts, Ties, care};
+use crate::metrics::Metrics;
+use crate::state::DeviceState;
+use crate::volume::Volume;
+
+/// See the module text. Dropped without [`Remote::stop`], its threads stay until the process ends.
+pub(crate) struct Remote {
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) manager: Manager,
+    disk: Option<(DiskThread, Arc<DiskCounters>)>,
+}
+
+impl Remote {
+    /// Starts everything over `state`; an engine for each of `pools`, whose requests use that pool's buffers. Donors keep slabs
+    /// for `linger` if this process dies.
+    pub(crate) fn start(
+        config: &DeviceConfig,
+        state: &DeviceState,
+        ground: Ground,
+        linger: Duration,
+        metrics: &Arc<Metrics>,
+        pools: &[Arc<BufferPool>],
+    ) -> Result<(Vec<Engine>, Self), DeviceError> {
+        let Ground { key, backing } = ground;
+        let system = || DeviceError::system("cannot set the device up");
+        let backing = match (backing, &config.backing) {
+            (None, Some(path)) => Some(open_backing(path, state)?),
+            (backing, _) => backing,
+        };
+        let volume = state.volume(config.redundancy).map_err(system())?.with_mapping(config.mapping);
+        let volume = Arc::new(volume.with_disk_blocks_kept(config.fill_backing));
+        let geometry = volume.geometry;
+        if state.is_resumed() {
+            tracing::warn!("going on with the device of a process that died: {:?}", volume.recover(Instant::now()));
+        }
+        let make_lanes = |lane: &Lane| -> std::io::Result<Lanes> {
+            let file = backing
+                .as_ref()
+                .map(|file| FileQueuePair::open(file, geometry.slab_size_bytes(), Arc::clone(&lane.pool)));
+            let file = file.transpose()?.map(|file| Box::new(file) as Box<dyn QueuePair>);
+            Ok(Lanes::new(Arc::clone(&lane.mailbox), file))
+        };
+        let mut engines = Vec::new();
+        let mut io_lanes = Vec::new();
+        for pool in pools {
+            let lane = Lane { mailbox: LaneMailbox::new(), pool: Arc::clone(pool) };
+            let lanes = make_lanes(&lane).map_err(system())?;
+            let pool = Arc::clone(&lane.pool);
+            engines.push(Engine::new(Arc::clone(&volume), Arc::clone(metrics), pool, lanes, Instant::now()));
+            io_lanes.push(lane);
+        }
+        let mover_pool = BufferPool::new(1, MOVE_BATCH_PAGES * PAGE_SIZE_BYTES).map_err(system())?;
+        let mover_lane = Lane { mailbox: LaneMailbox::new(), pool: mover_pool };
+        let disk = match (&backing, &volume.disk) {
+            (Some(file), Some(copy)) => {
+                let writer = file.writer(Arc::clone(&copy.pool), DISK_WRITES_MAX).map_err(system())?;
+                let filler = if config.fill_backing { Some(file.filler().map_err(system())?) } else { None };
+                let counters = Arc::new(DiskCounters::new(file.buffered_reason()));
+                let thread = DiskThread::start(Arc::clone(&volume), writer, filler, Arc::clone(&counters));
+                let thread = thread.map_err(system())?;
+                Some((thread, counters))
+            }
+            _ => None,
+        };
+        let manager = Manager::start(ManagerParts {
+            volume: Arc::clone(&volume),
+            addresses: config.donors.clone(),
+            io_lanes,
+            mover_lanes: make_lanes(&mover_lane).map_err(system())?,
+            mover_lane,
+            borrower: state.borrower(),
+            ties: Ties { records: state.records(), linger },
+            name: config.name.clone(),
+            key,
+            transport: config.transport,
+        });
+        Ok((engines, Self { volume, manager: manager.map_err(system())?, disk }))
+    }
+
+    /// Waits until every donor was reached or refused once, for the configured time; then one must be there.
+    pub(crate) fn await_donors(&self, patience: Duration, is_resumed: bool) -> Result<(), DeviceError> {
+        let donors = &self.manager.shared.donors;
+        let give_up = Instant::now() + patience;
+        let is_connected = |phase| phase == Phase::Connected;
+        while !donors.iter().all(|donor| is_connected(donor.phase())) && Instant::now() < give_up {
+            let tried = donors.iter().all(|donor| !donor.status().last_error.is_empty() || is_connected(donor.phase()));
+            if tried && (is_resumed || donors.iter().any(|donor| is_connected(donor.phase()))) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // A device that goes on has pages to serve, from the disk if need be.
+        if is_resumed || donors.iter().any(|donor| is_connected(donor.phase())) {
+            return Ok(());
+        }
+        let reasons = donors.iter().map(|donor| format!("{}: {}", donor.address, donor.status().last_error));
+        Err(DeviceError::NoDonor(format!(
+            "no donor can be reached; start one with 'spillway donate', or check the address and the key\n  {}",
+            reasons.collect::<Vec<_>>().join("\n  ")
+        )))
+    }
+
+    /// Gives all slabs back and ends the threads; nobody uses an engine any more.
+    pub(crate) fn stop(&mut self) {
+        self.manager.stop();
+        if let Some(copy) = &self.volume.disk {
+            copy.backlog.close();
+        }
+        if let Some((thread, _)) = &mut self.disk {
+            thread.join();
+        }
+    }
+
+    /// Fills in what is known of donors, slabs and the disk.
+    pub(crate) fn describe(&self, config: &DeviceConfig, status: &mut DeviceStatus) {
+        let shared = &self.manager.shared;
+        status.donors = shared.donors.iter().map(|donor| donor.status()).collect();
+        for (slab, finding) in self.volume.geometry.slabs().zip(shared.survey.look(shared)) {
+            status.pages_stored += finding.stored;
+            status.pages_lost += finding.lost;
+            let migrating = self.volume.slab(slab).is_migrating();
+            *state_of(&finding, migrating, config, &mut status.slabs) += 1;
+        }
+        if let (Some(copy), Some((_, counters))) = (&self.volume.disk, &self.disk) {
+            status.disk = Some(DiskStatus {
+                path: config.backing.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+                backlog_pages: copy.backlog.length() as u64,
+                backlog_pages_max: copy.backlog.capacity() as u64,
+                pages_written: counters.pages_written(),
+                blocks: counters.blocks(),
+                buffered_reason: counters.buffered_reason(),
+                write_errors: counters.write_errors(),
+                last_error: counters.last_error(),
+            });
+        }
+    }
+}
+
+/// The counter of the state that a slab is in.
+fn state_of<'a>(
+    finding: &care::Finding,
+    migrating: bool,
+    config: &DeviceConfig,
+    counts: &'a mut SlabCounts,
+) -> &'a mut u64 {
+    let replicas = config.redundancy.replicas;
+    match finding.copies {
+        _ if finding.lost > 0 => &mut counts.lost,
+        _ if migrating => &mut counts.migrating,
+        0 if finding.stored == 0 || config.mapping == MappingPolicy::ByActivity => &mut counts.unmapped,
+        copies if copies < usize::from(replicas) || finding.missing > 0 => &mut counts.degraded,
+        _ => &mut counts.mapped,
+    }
+}
+
+/// What a device needs and may lack.
+pub(crate) struct Ground {
+    key: Option<ClusterKey>,
+    /// Of a device that goes on; that of a new one is made when nothing else can fail any more.
+    backing: Option<BackingFile>,
+}
+
+impl Ground {
+    /// Looks for it.
+    pub(crate) fn find(config: &DeviceConfig, state: &DeviceState) -> Result<Self, DeviceError> {
+        let key = config.key_file.as_deref().map(ClusterKey::load).transpose();
+        let key = key.map_err(|error| DeviceError::Invalid(error.to_string()))?;
+        let path = config.backing.as_deref().filter(|_| state.is_resumed());
+        let backing = path.map(|path| open_backing(path, state)).transpose()?;
+        Ok(Self { key, backing })
+    }
+}
+
+/// The backing file. One that a dead process used stays locked until its last write has ended; from then on nothing of that
+/// process reaches the file any more.
+fn open_backing(path: &Path, state: &DeviceState) -> Result<BackingFile, DeviceError> {
+    let size_bytes = state.size_bytes();
+    if !state.is_resumed() {
+        return Ok(BackingFile::prepare(path, size_bytes)?);
+    }
+    if std::fs::metadata(path).map_or(0, |metadata| metadata.len()) < size_bytes {
+        let path = path.display();
+        return Err(DeviceError::Invalid(format!("the backing file {path} with the pages of this device is gone")));
+    }
+    let give_up = Instant::now() + BACKING_RELEASE_DEADLINE;
+    loop {
+        match BackingFile::prepare(path, size_bytes) {
+            Err(BackingError::InUse(_)) if Instant::now() < give_up => std::thread::sleep(Duration::from_millis(10)),
+            result => return Ok(result?),
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The agent inside a program, reached through its seat in the arena.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_stub::protocol::{AgentState, BATCHES, Phase, outcome};
+use spillway_stub::seat::{Seat, Task};
+
+use super::limits::BATCH_PAGES;
+use super::program::{Agent, Errand, Fate};
+
+/// See the module text.
+pub struct SeatAgent {
+    seat: Seat,
+    /// Where the write-back pool begins in the arena.
+    pool_offset: usize,
+    /// The batch that is posted next, or was posted.
+    batch: usize,
+    is_under_way: bool,
+    /// The program's memory is gone, and its agent with it.
+    is_gone: Arc<AtomicBool>,
+    tasks: Vec<Task>,
+}
+
+impl SeatAgent {
+    /// The agent in `seat`, of a program that sets `is_gone` when it ends.
+    pub fn new(seat: Seat, pool_offset: usize, is_gone: Arc<AtomicBool>) -> Self {
+        Self { seat, pool_offset, batch: 0, is_under_way: false, is_gone, tasks: Vec::with_capacity(BATCH_PAGES) }
+    }
+}
+
+impl Agent for SeatAgent {
+    fn begin(&mut self, errands: &[Errand]) -> bool {
+        assert!(!self.is_under_way, "one batch at a time");
+        if self.seat.state() != AgentState::Running || self.is_gone.load(Ordering::SeqCst) {
+            return false;
+        }
+        self.tasks.clear();
+        self.tasks.extend(errands.iter().map(|errand| match errand.target {
+            Some(page) => Task::evict_copy(errand.address, self.pool_offset + page.0 as usize * PAGE_SIZE_BYTES),
+            None => Task::evict_drop(errand.address),
+        }));
+        self.seat.post(self.batch, &self.tasks);
+        self.is_under_way = true;
+        true
+    }
+
+    fn poll(&mut self, fates: &mut [Fate]) -> bool {
+        if self.seat.phase(self.batch) != Phase::Done {
+            // What was moved of a program that is gone is gone too.
+            let is_gone = self.is_gone.load(Ordering::SeqCst);
+            if is_gone {
+                fates.fill(Fate::Absent);
+            }
+            return is_gone;
+        }
+        for (index, fate) in fates.iter_mut().enumerate() {
+            *fate = fate_of(self.seat.result(self.batch, index));
+        }
+        self.seat.take(self.batch);
+        self.batch = (self.batch + 1) % BATCHES;
+        self.is_under_way = false;
+        true
+    }
+}
+
+fn fate_of(result: i32) -> Fate {
+    match result {
+        outcome::DONE => Fate::Moved,
+        outcome::ABSENT => Fate::Absent,
+        outcome::TRY_LATER => Fate::Changing,
+        _ => Fate::Refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_stub::arena::{Arena, ArenaPlan};
+    use spillway_stub::greeting::Address;
+
+    use super::*;
+    use crate::pager::slots::PoolPage;
+
+    #[test]
+    fn without_a_running_agent_nothing_begins() {
+        let address = Address::parse("@spillway-agent-test").unwrap();
+        let arena = Arena::create(ArenaPlan { seats: 1, pool_slots: 1 }, &address).unwrap();
+        let mut agent = SeatAgent::new(arena.seat(0), arena.pool_offset(), Arc::default());
+        assert!(!agent.begin(&[Errand { address: 4096, target: Some(PoolPage(0)) }]));
+    }
+
+    #[test]
+    fn results_say_what_is_next() {
+        let fates = [outcome::DONE, outcome::ABSENT, outcome::TRY_LATER, outcome::BUSY, outcome::REFUSED].map(fate_of);
+        assert_eq!(fates, [Fate::Moved, Fate::Absent, Fate::Changing, Fate::Refused, Fate::Refused]);
+    }
+}

@@ -1,0 +1,102 @@
+//! How a pager is started, and what may be wrong with that.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use spillway_fabric::address::DonorAddress;
+
+use super::PagerError;
+use super::limits::BUDGET_BYTES_MIN;
+use crate::device::DeviceConfig;
+use crate::device::redundancy::Redundancy;
+use crate::device::transport::TransportChoice;
+use crate::frontend::choice::FrontEndChoice;
+use crate::manager::heat::MappingPolicy;
+
+/// How to start a pager.
+#[derive(Clone, Debug)]
+pub struct PagerConfig {
+    /// Shows in status and at donors; letters, digits and dashes.
+    pub name: String,
+    /// Donors to borrow from.
+    pub donors: Vec<DonorAddress>,
+    /// The cluster key file; `None` reaches only donors without a key (loopback and UNIX sockets).
+    pub key_file: Option<PathBuf>,
+    /// Where copies of a page live.
+    pub redundancy: Redundancy,
+    /// The backing file for `redundancy.disk`.
+    pub backing: Option<PathBuf>,
+    /// How pages travel.
+    pub transport: TransportChoice,
+    /// Bytes of a slab.
+    pub slab_size_bytes: u64,
+    /// Bytes that programs may have outside local memory; rounded up to whole slabs.
+    pub lent_bytes_max: u64,
+    /// Bytes of local memory for all programs together.
+    pub budget_bytes: u64,
+    /// A directory of this run alone; the socket for hellos is made in it.
+    pub directory: PathBuf,
+    /// The library that programs load (`LD_PRELOAD`).
+    pub preload: PathBuf,
+    /// Where the fault thread runs.
+    pub placement: Placement,
+    /// How long to wait at the start for the first donor.
+    pub donor_wait: Duration,
+    /// Whether programs may copy their memory by a fork, which the kernel tells of to `CAP_SYS_PTRACE` only. If not, they must have
+    /// been kept from it ([`spillway_sys::fork_filter`]).
+    pub programs_fork: bool,
+}
+
+/// Where the fault thread runs (docs/pager.md).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// Wherever the kernel's scheduler puts it; it sleeps between faults.
+    #[default]
+    Sleep,
+    /// It looks for the next fault for a while before it sleeps: lower latency for a CPU's time.
+    Spin,
+}
+
+impl PagerConfig {
+    /// The path of the socket that stubs say hello to.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("pager.sock")
+    }
+
+    pub(crate) fn check(&self) -> Result<(), PagerError> {
+        let invalid = |text: String| Err(PagerError::Invalid(text));
+        if self.budget_bytes < BUDGET_BYTES_MIN {
+            let budget = self.budget_bytes;
+            return invalid(format!(
+                "a budget of {budget} bytes is too small; give at least {BUDGET_BYTES_MIN} bytes (16M)"
+            ));
+        }
+        for path in [&self.preload, &self.directory] {
+            if !path.exists() {
+                return invalid(format!("{} does not exist", path.display()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The volume behind the pager, as a device without a front end.
+    pub(crate) fn volume(&self) -> DeviceConfig {
+        DeviceConfig {
+            name: self.name.clone(),
+            size_bytes: self.lent_bytes_max,
+            slab_size_bytes: self.slab_size_bytes,
+            donors: self.donors.clone(),
+            key_file: self.key_file.clone(),
+            redundancy: self.redundancy,
+            mapping: MappingPolicy::OnDemand,
+            transport: self.transport,
+            backing: self.backing.clone(),
+            front_end: FrontEndChoice::Auto,
+            listen: None,
+            io_threads: None,
+            local_memory: false,
+            fill_backing: false,
+            donor_wait: self.donor_wait,
+        }
+    }
+}

@@ -1,0 +1,435 @@
+//! Keeps programs within their budget: the decisions of the eviction thread.
+//!
+//! One batch: the policy names victims; they are taken in order of address, up to 32 neighbours to a slot of the write-back
+//! pool and to neighbouring slots of the volume ([`Eviction::start`]); the agent takes them out while this thread's engine
+//! writes the batch before; the page table hears what became of each, and what left dirty is written ([`Eviction::finish`]).
+//! A page that left is staged until its pool slot is used again. Clean pages leave without a write.
+//!
+//! Between high and low watermark this happens in the background; faults wait only when the budget itself is reached (rule 15).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
+use super::directory::{Coming, News, SpaceId};
+use super::limits::{BATCH_PAGES, DISCARD_PAUSE, FRUITLESS_BATCHES_MAX, GROUP_PAGES, WRITE_RETRY_PAUSE};
+use super::program::{Errand, Fate};
+use super::shared::{Shared, Tenant, lock};
+use super::slots::{Slot, SlotRun};
+use super::space::{Books, Victim};
+use super::staging::{RunId, Staging};
+use crate::block::{BlockError, BlockOperation, BlockRequest};
+use crate::page_cache::{Arrival, CachePage, Replacement, Shadows};
+use crate::service::{BlockService, Waiting};
+
+const PAGE: u64 = PAGE_SIZE_BYTES as u64;
+
+/// Where a page of a batch goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// To a page of a pool slot, and from there to the volume.
+    Pool(RunId, usize),
+    /// Nowhere: the slot is a copy.
+    Copy(Slot),
+}
+
+/// Pages that an agent takes out of one program.
+struct Batch {
+    tenant: Arc<Tenant>,
+    pages: Vec<(CachePage, u64, Target)>,
+    errands: Vec<Errand>,
+    fates: Vec<Fate>,
+    runs: Vec<RunId>,
+}
+
+/// A page that is to leave.
+type Candidate = (SpaceId, u64, CachePage);
+
+/// See the module text.
+pub struct Eviction {
+    shared: Arc<Shared>,
+    policy: Box<dyn Replacement>,
+    shadows: Shadows,
+    engine: Box<dyn BlockService>,
+    staging: Staging,
+    /// The engine's slot for discards, behind those of the pool.
+    discard_slot: usize,
+    discarding: Option<SlotRun>,
+    discard_at: Instant,
+    /// Writes that failed and are tried again.
+    retries: Vec<(RunId, Instant)>,
+    batches: Vec<Batch>,
+    /// Room of batches that ended.
+    spare: Vec<Batch>,
+    news: Vec<News>,
+    /// Victims that the policy handed out and that were not tried yet.
+    candidates: Vec<Candidate>,
+    put_off: Vec<Candidate>,
+    ended: Vec<(usize, Result<(), BlockError>)>,
+    /// Batches in a row that took nothing out.
+    fruitless: u32,
+}
+
+impl Eviction {
+    /// Writes through `engine`, whose buffers are the `pool_slots` slots of the write-back pool and one more for discards.
+    pub fn new(
+        shared: Arc<Shared>,
+        policy: Box<dyn Replacement>,
+        engine: Box<dyn BlockService>,
+        pool_slots: usize,
+        now: Instant,
+    ) -> Self {
+        Self {
+            shared,
+            policy,
+            shadows: Shadows::default(),
+            engine,
+            staging: Staging::new(pool_slots),
+            discard_slot: pool_slots,
+            discarding: None,
+            discard_at: now,
+            retries: Vec::new(),
+            batches: Vec::new(),
+            spare: Vec::new(),
+            news: Vec::new(),
+            candidates: Vec::with_capacity(BATCH_PAGES),
+            put_off: Vec::with_capacity(BATCH_PAGES),
+            ended: Vec::with_capacity(pool_slots),
+            fruitless: 0,
+        }
+    }
+
+    /// The engine, for its events.
+    pub fn engine(&self) -> &dyn BlockService {
+        &*self.engine
+    }
+
+    /// Does what can be done now, and says what to wait for: [`Waiting::Poll`] while an agent works.
+    pub fn turn(&mut self, now: Instant) -> Waiting {
+        self.hear();
+        self.policy.resize(u32::try_from(self.shared.budget.limit_pages()).unwrap_or(u32::MAX));
+        let mut waiting = self.poll_engine(now);
+        self.finish_batches(now);
+        self.discard(now);
+        if self.batches.is_empty() && self.shared.budget.is_exceeded() {
+            self.start(now);
+            waiting = waiting.max(Waiting::Retry);
+        }
+        if !self.batches.is_empty() {
+            return Waiting::Poll;
+        }
+        if self.retries.is_empty() { waiting } else { waiting.max(Waiting::Retry) }
+    }
+
+    /// Tells the policy what happened.
+    fn hear(&mut self) {
+        let mut news = std::mem::take(&mut self.news);
+        let pages = {
+            let mut books = self.shared.books();
+            books.directory.take_news(&mut news);
+            books.directory.pages()
+        };
+        self.policy.grow(pages);
+        self.shadows.grow(pages);
+        for one in news.drain(..) {
+            match one {
+                News::Came(page, coming) => {
+                    let arrival = self.arrival(page, coming);
+                    self.policy.inserted(page, arrival);
+                }
+                News::Learnt(page, evidence) => self.policy.touched(page, evidence),
+                News::Gone(page) => {
+                    self.policy.removed(page);
+                    self.shadows.forget(page);
+                }
+            }
+        }
+        self.news = news;
+    }
+
+    fn arrival(&self, page: CachePage, coming: Coming) -> Arrival {
+        match coming {
+            Coming::New => Arrival::New,
+            Coming::Staged => Arrival::Staged,
+            Coming::Ahead => Arrival::Prefetched,
+            Coming::Back => {
+                let distance = self.shadows.distance(page).unwrap_or(u32::MAX);
+                self.shared.counters.refault(distance);
+                Arrival::Refault { distance }
+            }
+        }
+    }
+
+    fn poll_engine(&mut self, now: Instant) -> Waiting {
+        let mut ended = std::mem::take(&mut self.ended);
+        let waiting = self.engine.poll(now, &mut |slot, result| ended.push((slot, result)));
+        for (slot, result) in ended.drain(..) {
+            self.request_ended(slot, result, now);
+        }
+        self.ended = ended;
+        let due: Vec<RunId> = self.retries.iter().filter(|(_, at)| *at <= now).map(|(id, _)| *id).collect();
+        self.retries.retain(|(_, at)| *at > now);
+        for id in due {
+            let run = self.staging.writing(id).expect("what is tried again is still to be written");
+            self.write(id, run, now);
+        }
+        waiting
+    }
+
+    fn request_ended(&mut self, slot: usize, result: Result<(), BlockError>, now: Instant) {
+        if slot == self.discard_slot {
+            let run = self.discarding.take().expect("one discard was under way");
+            // Donors that cannot be reached forget by themselves.
+            self.shared.books().slots.end_discard(run);
+            return;
+        }
+        let id = RunId(slot as u32);
+        match result {
+            Ok(()) => self.staging.written(id, &mut self.shared.books().slots),
+            Err(error) => {
+                self.shared.fail(format!("pages cannot be stored: {error}; they stay in local memory meanwhile"));
+                self.retries.push((id, now + WRITE_RETRY_PAUSE));
+            }
+        }
+    }
+
+    fn write(&mut self, id: RunId, run: SlotRun, now: Instant) {
+        let request = BlockRequest {
+            slot: id.0 as usize,
+            operation: BlockOperation::Write,
+            offset_bytes: u64::from(run.first.0) * PAGE,
+            length_bytes: u64::from(run.count) * PAGE,
+        };
+        self.engine.submit(request, now);
+    }
+
+    fn discard(&mut self, now: Instant) {
+        if self.discarding.is_some() || now < self.discard_at {
+            return;
+        }
+        let Some(run) = self.shared.books().slots.begin_discard() else {
+            self.discard_at = now + DISCARD_PAUSE;
+            return;
+        };
+        self.discarding = Some(run);
+        let request = BlockRequest {
+            slot: self.discard_slot,
+            operation: BlockOperation::Discard,
+            offset_bytes: u64::from(run.first.0) * PAGE,
+            length_bytes: u64::from(run.count) * PAGE,
+        };
+        self.engine.submit(request, now);
+    }
+
+    /// Chooses victims and hands them to agents.
+    fn start(&mut self, now: Instant) {
+        if self.candidates.is_empty() && !self.choose() {
+            return;
+        }
+        let mut candidates = std::mem::take(&mut self.candidates);
+        let mut put_off = std::mem::take(&mut self.put_off);
+        for of_one in candidates.chunk_by(|one, next| one.0 == next.0) {
+            let Some(tenant) = self.shared.tenant(of_one[0].0).filter(|tenant| !tenant.is_gone()) else { continue };
+            // The fault thread has waited for the batch before: its turn comes first, or faults would wait forever.
+            if tenant.lock().is_awaited {
+                put_off.extend_from_slice(of_one);
+            } else {
+                self.start_batch(&tenant, of_one, now);
+            }
+        }
+        candidates.clear();
+        (self.candidates, self.put_off) = (put_off, candidates);
+        if self.batches.is_empty() && self.candidates.is_empty() {
+            self.took_nothing();
+        }
+    }
+
+    /// Asks the policy for victims. False: there is no room for any now.
+    fn choose(&mut self) -> bool {
+        let wanted = (self.shared.budget.resident_pages() - self.shared.budget.low_pages()).max(1) as usize;
+        let wanted = wanted.min(BATCH_PAGES).min(self.staging.available() * GROUP_PAGES);
+        if wanted == 0 {
+            // The pool is full of pages that are being written; if they cannot be, nobody waits for them.
+            self.shared.budget.set_stuck(!self.retries.is_empty());
+            return false;
+        }
+        let mut victims = [CachePage(0); BATCH_PAGES];
+        let count = self.policy.victims(&mut victims[..wanted]);
+        let books = self.shared.books();
+        let homes = victims[..count].iter().filter_map(|page| Some((books.directory.home(*page)?, *page)));
+        self.candidates.extend(homes.map(|(home, page)| (home.space, home.base, page)));
+        self.candidates.sort_unstable();
+        true
+    }
+
+    fn took_nothing(&mut self) {
+        self.fruitless += 1;
+        if self.fruitless >= FRUITLESS_BATCHES_MAX || self.policy.listed() == 0 {
+            self.shared.budget.set_stuck(true);
+            // What is resident and unknown is looked for.
+            self.shared.survey.signal();
+        }
+    }
+
+    fn start_batch(&mut self, tenant: &Arc<Tenant>, candidates: &[Candidate], now: Instant) {
+        let mut batch = self.spare.pop().unwrap_or_else(|| Batch {
+            tenant: Arc::clone(tenant),
+            pages: Vec::with_capacity(BATCH_PAGES),
+            errands: Vec::with_capacity(BATCH_PAGES),
+            fates: Vec::with_capacity(BATCH_PAGES),
+            runs: Vec::with_capacity(BATCH_PAGES),
+        });
+        batch.tenant = Arc::clone(tenant);
+        batch.fill(candidates, &mut self.staging, &self.shared, &mut *self.policy);
+        if batch.errands.is_empty() {
+            self.spare.push(batch);
+            return;
+        }
+        let started = lock(&tenant.agent).as_mut().is_some_and(|agent| agent.begin(&batch.errands));
+        batch.fates.resize(batch.errands.len(), Fate::Refused);
+        if started {
+            self.batches.push(batch);
+        } else {
+            self.finish(batch, now);
+        }
+    }
+
+    fn finish_batches(&mut self, now: Instant) {
+        let mut index = 0;
+        while index < self.batches.len() {
+            let batch = &mut self.batches[index];
+            let ended = lock(&batch.tenant.agent).as_mut().is_none_or(|agent| agent.poll(&mut batch.fates));
+            if ended {
+                let batch = self.batches.swap_remove(index);
+                self.finish(batch, now);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// The agent is done: the page table hears what became of each page, and what left is written.
+    fn finish(&mut self, mut batch: Batch, now: Instant) {
+        let mut to_write = [None; BATCH_PAGES];
+        let mut gone = 0;
+        {
+            let mut table = batch.tenant.lock();
+            let books = &mut *self.shared.books();
+            for ((page, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
+                match fate {
+                    Fate::Moved => {
+                        gone += 1;
+                        self.shadows.left(*page);
+                        let slot = match target {
+                            Target::Copy(slot) => *slot,
+                            Target::Pool(id, index) => self.staging.filled(*id, *index, &mut books.slots),
+                        };
+                        self.count_out(*target);
+                        table.space.left(*address, slot, books);
+                    }
+                    Fate::Absent => {}
+                    Fate::Refused | Fate::Changing => {
+                        self.shared.counters.refused.add(1);
+                        table.space.listed_again(*address);
+                        self.policy.refused(*page);
+                    }
+                }
+            }
+            for (place, id) in to_write.iter_mut().zip(&batch.runs) {
+                *place = self.staging.agent_ended(*id, &mut books.slots).map(|run| (*id, run));
+            }
+            table.batch = false;
+            if table.is_awaited {
+                self.shared.faults.signal();
+            }
+        }
+        self.shared.budget.count(-gone);
+        self.shared.counters.batches.add(1);
+        to_write.into_iter().flatten().for_each(|(id, run)| self.write(id, run, now));
+        if gone == 0 {
+            self.took_nothing();
+        } else {
+            self.fruitless = 0;
+            self.shared.budget.set_stuck(false);
+        }
+        batch.clear();
+        self.spare.push(batch);
+    }
+
+    fn count_out(&self, target: Target) {
+        let counters = &self.shared.counters;
+        let counter =
+            if matches!(target, Target::Copy(_)) { &counters.pages_out_clean } else { &counters.pages_out_dirty };
+        counter.add(1);
+    }
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.pages.clear();
+        self.errands.clear();
+        self.fates.clear();
+        self.runs.clear();
+    }
+
+    /// Takes those of `candidates` that may leave; events of the program wait from now on, if there are any.
+    fn fill(&mut self, candidates: &[Candidate], staging: &mut Staging, shared: &Shared, policy: &mut dyn Replacement) {
+        let tenant = Arc::clone(&self.tenant);
+        let mut guard = tenant.lock();
+        let table = &mut *guard;
+        let kept = lock(&tenant.kept_pages);
+        let books = &mut *shared.books();
+        let mut dirty: Vec<(CachePage, u64)> = Vec::with_capacity(candidates.len());
+        for (_, address, page) in candidates {
+            // A page of a program whose batch has not ended, or that the kernel itself needs (rule 4), stays.
+            if table.batch || kept.binary_search(address).is_ok() {
+                table.space.listed_again(*address);
+                policy.refused(*page);
+                continue;
+            }
+            table.space.unlisted(*address);
+            match table.space.victim(*address) {
+                Some(Victim::Dirty) => dirty.push((*page, *address)),
+                Some(Victim::Clean(slot)) => self.push(*page, *address, Target::Copy(slot)),
+                // Away already, being removed, or in memory that is not known to be registered.
+                None => {}
+            }
+        }
+        self.place(&dirty, staging, books, |page, address| {
+            table.space.listed_again(address);
+            policy.refused(page);
+        });
+        table.batch |= !self.errands.is_empty();
+    }
+
+    /// Gives pages that are to be written neighbouring slots of the volume, by runs of the pool.
+    fn place(
+        &mut self,
+        mut dirty: &[(CachePage, u64)],
+        staging: &mut Staging,
+        books: &mut Books,
+        mut refuse: impl FnMut(CachePage, u64),
+    ) {
+        while !dirty.is_empty() {
+            let Some(run) = books.slots.take(dirty.len().min(GROUP_PAGES)) else { break };
+            let Some(id) = staging.take(run, &mut books.slots) else {
+                run.slots().for_each(|slot| books.slots.give_back(slot));
+                break;
+            };
+            self.runs.push(id);
+            let (now, later) = dirty.split_at(run.count as usize);
+            for (index, (page, address)) in now.iter().enumerate() {
+                self.push(*page, *address, Target::Pool(id, index));
+            }
+            dirty = later;
+        }
+        dirty.iter().for_each(|(page, address)| refuse(*page, *address));
+    }
+
+    fn push(&mut self, page: CachePage, address: u64, target: Target) {
+        self.pages.push((page, address, target));
+        let target = if let Target::Pool(id, index) = target { Some(id.page(index)) } else { None };
+        self.errands.push(Errand { address, target });
+    }
+}

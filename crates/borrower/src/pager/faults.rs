@@ -1,0 +1,525 @@
+//! Answers faults and follows events: the decisions of the fault thread.
+//!
+//! One fault: [`Faults::serve`] reads the program's messages with its table locked and no batch under way. For each fault the
+//! page table says what it takes ([`Answer`]); zeroes and staged pages are filled at once, a page that is away is read from the
+//! volume through this thread's engine and filled when the read ends ([`Faults::poll`]). What cannot be done now (the program
+//! is changing its mappings, rule 11; the budget is exceeded, rule 15; all buffers are in use) is put off and tried again.
+//!
+//! Pages come write-protected for faults that read, so that they can leave without a write, and writable for faults that write.
+//!
+//! Nothing here allocates once the lists have grown to what the programs need, except a fork (a table for the child), a page
+//! table that grows, and events of ranges.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::mapping::Mapping;
+use spillway_sys::userfaultfd::{Fault, PageError};
+
+use super::ahead::{Ahead, Along};
+use super::directory::{Coming, SpaceId};
+use super::limits::{FAULT_READS_MAX, READ_ATTEMPTS_MAX};
+use super::program::{Event, ProgramMemory};
+use super::shared::{Shared, Table, Tenant};
+use super::slots::Slot;
+use super::space::group::PageState;
+use super::space::ranges::Ranges;
+use super::space::{Answer, Space};
+use super::statistics::FaultKind;
+use crate::block::{BlockError, BlockOperation, BlockRequest};
+use crate::prefetch::CANDIDATES_MAX;
+use crate::service::{BlockService, Waiting};
+
+const PAGE: u64 = PAGE_SIZE_BYTES as u64;
+
+/// Finds the ranges of a process that read as zeroes in a child (MADV_WIPEONFORK, rule 5).
+pub type WipedRanges = Box<dyn FnMut(&Tenant) -> Ranges + Send>;
+
+/// A read under way.
+struct ReadUnderWay {
+    tenant: Arc<Tenant>,
+    along: Along,
+    /// The fault that waits for it; `None` for pages that only come along.
+    fault: Option<Fault>,
+    arrived: Instant,
+    attempts: u8,
+    /// The pages are in the buffer, and the program did not get all of them yet.
+    is_here: bool,
+    /// Pages that are done with.
+    done: usize,
+}
+
+/// A fault that is tried again.
+struct PutOff {
+    tenant: Arc<Tenant>,
+    fault: Fault,
+    arrived: Instant,
+    is_held_back: bool,
+}
+
+/// What became of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    PutOff,
+    HeldBack,
+}
+
+/// See the module text.
+pub struct Faults {
+    shared: Arc<Shared>,
+    engine: Box<dyn BlockService>,
+    buffers: Arc<BufferPool>,
+    /// The write-back pool.
+    pool: Arc<BufferPool>,
+    zeroes: Mapping,
+    /// By buffer.
+    reads: Box<[Option<ReadUnderWay>]>,
+    put_off: VecDeque<PutOff>,
+    events: Vec<Event>,
+    /// Results of one poll, taken out of the engine's call.
+    ended: Vec<(usize, Result<(), BlockError>)>,
+    wiped: WipedRanges,
+    /// Taken out while it is asked.
+    ahead: Option<Ahead>,
+}
+
+impl Faults {
+    /// Reads through `engine` into `buffers`; staged pages lie in `pool`.
+    pub fn new(
+        shared: Arc<Shared>,
+        engine: Box<dyn BlockService>,
+        buffers: Arc<BufferPool>,
+        pool: Arc<BufferPool>,
+        wiped: WipedRanges,
+    ) -> std::io::Result<Self> {
+        let zeroes = Mapping::anonymous(PAGE_SIZE_BYTES)?;
+        zeroes.zero(0, PAGE_SIZE_BYTES);
+        let reads = (0..buffers.slot_count()).map(|_| None).collect();
+        Ok(Self {
+            shared,
+            engine,
+            buffers,
+            pool,
+            zeroes,
+            reads,
+            put_off: VecDeque::with_capacity(1024),
+            events: Vec::with_capacity(64),
+            ended: Vec::with_capacity(FAULT_READS_MAX),
+            wiped,
+            ahead: Some(Ahead::default()),
+        })
+    }
+
+    /// Whether something is to be tried again soon.
+    pub fn has_put_off(&self) -> bool {
+        !self.put_off.is_empty() || self.reads.iter().flatten().any(|read| read.is_here)
+    }
+
+    /// The engine, for its events.
+    pub fn engine(&self) -> &dyn BlockService {
+        &*self.engine
+    }
+
+    /// Reads and answers what `tenant` has to tell. False: a batch is under way there, and its end will be signalled.
+    pub fn serve(&mut self, tenant: &Arc<Tenant>) -> bool {
+        let mut guard = tenant.lock();
+        let table = &mut *guard;
+        if table.batch {
+            table.is_awaited = true;
+            return false;
+        }
+        table.is_awaited = false;
+        let mut events = std::mem::take(&mut self.events);
+        let read = tenant.memory.read_events(&mut |event| events.push(event));
+        if read.is_err() {
+            tenant.is_gone.store(true, Ordering::SeqCst);
+            self.shared.survey.signal();
+        }
+        let now = Instant::now();
+        for event in events.drain(..) {
+            match event {
+                Event::Fault(fault) => {
+                    let outcome = self.fault(tenant, table, fault, now);
+                    self.after(tenant, fault, now, outcome);
+                }
+                other => self.event(tenant, table, other),
+            }
+        }
+        self.events = events;
+        true
+    }
+
+    /// Moves reads and what was put off as far as they go; what the engine waits for.
+    pub fn poll(&mut self, now: Instant) -> Waiting {
+        let mut ended = std::mem::take(&mut self.ended);
+        let waiting = self.engine.poll(now, &mut |buffer, result| ended.push((buffer, result)));
+        for (buffer, result) in ended.drain(..) {
+            self.read_ended(buffer, result);
+        }
+        self.ended = ended;
+        self.retry();
+        waiting
+    }
+
+    /// Brings pages back that nobody waits for (rule 4: a control block of a thread that was found late).
+    pub fn fetch_wanted(&mut self) {
+        let now = Instant::now();
+        for (id, address) in self.shared.take_wanted() {
+            if let Some(tenant) = self.shared.tenant(id) {
+                let fault = Fault { address, is_write: false, is_write_protected: false, thread: 0 };
+                self.put_off.push_back(PutOff { tenant, fault, arrived: now, is_held_back: false });
+            }
+        }
+    }
+
+    fn retry(&mut self) {
+        for buffer in 0..self.reads.len() {
+            if self.reads[buffer].as_ref().is_some_and(|read| read.is_here) {
+                self.fill_from(buffer);
+            }
+        }
+        for _ in 0..self.put_off.len() {
+            let Some(PutOff { tenant, fault, arrived, is_held_back }) = self.put_off.pop_front() else { break };
+            if tenant.is_gone() {
+                continue;
+            }
+            if is_held_back && self.shared.budget.holds_back() {
+                self.put_off.push_back(PutOff { tenant, fault, arrived, is_held_back });
+                continue;
+            }
+            let outcome = {
+                let mut table = tenant.lock();
+                if table.batch { Outcome::PutOff } else { self.fault(&tenant, &mut table, fault, arrived) }
+            };
+            self.after(&tenant, fault, arrived, outcome);
+        }
+    }
+
+    fn after(&mut self, tenant: &Arc<Tenant>, fault: Fault, arrived: Instant, outcome: Outcome) {
+        if outcome != Outcome::Done {
+            let is_held_back = outcome == Outcome::HeldBack;
+            self.put_off.push_back(PutOff { tenant: Arc::clone(tenant), fault, arrived, is_held_back });
+        }
+    }
+
+    /// Answers one fault, if that can be done now.
+    fn fault(&mut self, tenant: &Arc<Tenant>, table: &mut Table, fault: Fault, arrived: Instant) -> Outcome {
+        let address = fault.address & !(PAGE - 1);
+        let answer = table.space.answer(address, fault.is_write_protected, &self.shared.books().slots);
+        let page = address..address + PAGE;
+        match answer {
+            Answer::Wait => Outcome::Done,
+            Answer::Wake => {
+                tenant.memory.wake(page);
+                Outcome::Done
+            }
+            Answer::Unprotect => {
+                let result = tenant.memory.unprotect(page);
+                if matches!(result, Err(PageError::TryAgain)) {
+                    return Outcome::PutOff;
+                }
+                table.space.written(address, &mut self.shared.books());
+                self.shared.counters.fault(FaultKind::Write, arrived.elapsed());
+                Outcome::Done
+            }
+            _ if self.shared.budget.holds_back() => {
+                self.shared.eviction.signal();
+                self.shared.counters.held_back.add(1);
+                Outcome::HeldBack
+            }
+            Answer::Zero => {
+                let result = if fault.is_write {
+                    tenant.memory.copy(address, &self.zeroes, 0, PAGE_SIZE_BYTES, false)
+                } else {
+                    tenant.memory.zero(page)
+                };
+                let outcome =
+                    self.filled(tenant, table, address, false, (Coming::New, FaultKind::Zero, arrived), result);
+                if outcome == Outcome::Done {
+                    self.bring_along(tenant, table, fault.thread, address, arrived);
+                }
+                outcome
+            }
+            Answer::Staged(_, pool_page) => {
+                // The books stay locked, so that the pool page is not used for another meanwhile.
+                let books = self.shared.books();
+                let Answer::Staged(slot, again) = table.space.answer(address, false, &books.slots) else {
+                    return Outcome::PutOff;
+                };
+                debug_assert!(slot.0 < u32::MAX && again == pool_page);
+                let offset = again.0 as usize * PAGE_SIZE_BYTES;
+                let protect = !fault.is_write;
+                let result = tenant.memory.copy(address, self.pool.memory(), offset, PAGE_SIZE_BYTES, protect);
+                drop(books);
+                self.filled(tenant, table, address, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
+            }
+            Answer::Read(slot) => self.begin_read(tenant, table, fault, slot, arrived),
+        }
+    }
+
+    /// Says in the table what filling a page came to.
+    fn filled(
+        &self,
+        tenant: &Tenant,
+        table: &mut Table,
+        address: u64,
+        clean: bool,
+        (coming, kind, arrived): (Coming, FaultKind, Instant),
+        result: Result<u64, PageError>,
+    ) -> Outcome {
+        match result {
+            Ok(_) => {
+                table.space.filled(address, clean, coming, &mut self.shared.books());
+                self.shared.budget.count(1);
+                self.shared.counters.fault(kind, arrived.elapsed());
+                if self.shared.budget.is_exceeded() {
+                    self.shared.eviction.signal();
+                }
+                Outcome::Done
+            }
+            Err(PageError::TryAgain) => Outcome::PutOff,
+            Err(error) => {
+                self.not_filled(tenant, table, address, &error);
+                Outcome::Done
+            }
+        }
+    }
+
+    fn not_filled(&self, tenant: &Tenant, table: &mut Table, address: u64, error: &PageError) {
+        match error {
+            PageError::Exists => {
+                // Its own page, found there by an old message; or, if it was thought to be away, what the program sees counts.
+                let books = &mut self.shared.books();
+                if matches!(table.space.state(address), PageState::Away(_) | PageState::Coming(_)) {
+                    self.shared.fail(format!("a page at {address:#x} was there that had been taken out"));
+                    table.space.filled(address, false, Coming::New, books);
+                }
+            }
+            PageError::Gone => {
+                tenant.is_gone.store(true, Ordering::SeqCst);
+                self.shared.survey.signal();
+            }
+            // The mapping changed since: an event will tell, and the thread finds out when it looks again.
+            _ => {}
+        }
+        tenant.memory.wake(address..address + PAGE);
+    }
+
+    fn begin_read(
+        &mut self,
+        tenant: &Arc<Tenant>,
+        table: &mut Table,
+        fault: Fault,
+        slot: Slot,
+        arrived: Instant,
+    ) -> Outcome {
+        let address = fault.address & !(PAGE - 1);
+        if !self.read(tenant, table, &Along::one(address, slot), Some(fault), arrived) {
+            return Outcome::PutOff;
+        }
+        self.bring_along(tenant, table, fault.thread, address, arrived);
+        Outcome::Done
+    }
+
+    /// Asks for what comes along with the page at `address`, and begins with it.
+    fn bring_along(&mut self, tenant: &Arc<Tenant>, table: &mut Table, thread: u32, address: u64, now: Instant) {
+        let Some(mut ahead) = self.ahead.take() else { return };
+        ahead.ask(&table.space, thread, address, &mut self.shared.books());
+        if ahead.has_found() && self.shared.budget.has_room(CANDIDATES_MAX as i64) {
+            // What is to be read is copied out, since reading changes the table.
+            let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
+            ahead.reads(&table.space, &self.shared.books(), |run| {
+                if let Some(place) = runs.get_mut(count) {
+                    *place = Some(run.clone());
+                    count += 1;
+                }
+            });
+            for run in runs.iter().flatten() {
+                self.read(tenant, table, run, None, now);
+            }
+            let (mut ranges, mut count) = ([const { 0..0 }; CANDIDATES_MAX], 0);
+            ahead.zeroes(&table.space, |range| {
+                ranges[count] = range;
+                count += 1;
+            });
+            ranges.into_iter().take(count).for_each(|range| self.zero_along(tenant, table, &range));
+        }
+        self.ahead = Some(ahead);
+    }
+
+    /// Zeroes that nobody asked for: the kernel's shared page, which takes no memory until it is written.
+    fn zero_along(&self, tenant: &Tenant, table: &mut Table, range: &Range<u64>) {
+        if let Ok(bytes) = tenant.memory.zero(range.clone()) {
+            let pages = (range.start..range.start + bytes).step_by(PAGE_SIZE_BYTES);
+            let books = &mut self.shared.books();
+            pages.for_each(|address| table.space.filled(address, false, Coming::Ahead, books));
+            self.shared.budget.count((bytes / PAGE).cast_signed());
+        }
+    }
+
+    /// Begins a read; false when all buffers are in use.
+    fn read(
+        &mut self,
+        tenant: &Arc<Tenant>,
+        table: &mut Table,
+        along: &Along,
+        fault: Option<Fault>,
+        arrived: Instant,
+    ) -> bool {
+        // One buffer stays free for whoever waits for his page.
+        let free = self.reads.iter().filter(|read| read.is_none()).count();
+        let Some(buffer) = self.reads.iter().position(Option::is_none).filter(|_| free > 1 || fault.is_some()) else {
+            return false;
+        };
+        {
+            let books = &mut self.shared.books();
+            along.pages().iter().for_each(|(address, slot)| table.space.reading(*address, *slot, books));
+        }
+        self.reads[buffer] = Some(ReadUnderWay {
+            tenant: Arc::clone(tenant),
+            along: along.clone(),
+            fault,
+            arrived,
+            attempts: 1,
+            is_here: false,
+            done: 0,
+        });
+        self.submit_read(buffer, along);
+        true
+    }
+
+    fn submit_read(&mut self, buffer: usize, along: &Along) {
+        let (_, first) = along.pages()[0];
+        let request = BlockRequest {
+            slot: buffer,
+            operation: BlockOperation::Read,
+            offset_bytes: u64::from(first.0) * PAGE,
+            length_bytes: along.pages().len() as u64 * PAGE,
+        };
+        self.engine.submit(request, Instant::now());
+    }
+
+    fn read_ended(&mut self, buffer: usize, result: Result<(), BlockError>) {
+        let read = self.reads[buffer].as_mut().expect("a read that ends was begun");
+        match result {
+            Ok(()) => {
+                read.is_here = true;
+                self.fill_from(buffer);
+            }
+            Err(BlockError::TimedOut) if read.fault.is_some() && read.attempts < READ_ATTEMPTS_MAX => {
+                read.attempts += 1;
+                let along = read.along.clone();
+                self.submit_read(buffer, &along);
+            }
+            Err(error) => self.not_read(buffer, error),
+        }
+    }
+
+    /// Gives the program the pages that lie in `buffer`, neighbours together.
+    fn fill_from(&mut self, buffer: usize) {
+        let mut read = self.reads[buffer].take().expect("a read that is here");
+        let tenant = Arc::clone(&read.tenant);
+        let mut guard = tenant.lock();
+        let table = &mut *guard;
+        while read.done < read.along.pages().len() {
+            let count = self.fill_neighbours(buffer, &read, table);
+            if count == 0 {
+                // The program changes its mappings; its events come first.
+                drop(guard);
+                self.reads[buffer] = Some(read);
+                return;
+            }
+            let books = &mut self.shared.books();
+            for (address, slot) in &read.along.pages()[read.done..read.done + count] {
+                table.space.read_ended(*address, *slot, books);
+            }
+            read.done += count;
+        }
+    }
+
+    /// Fills the next pages of a read that are neighbours. How many are done with; none if it is to be tried again.
+    fn fill_neighbours(&self, buffer: usize, read: &ReadUnderWay, table: &mut Table) -> usize {
+        let (tenant, rest) = (&read.tenant, &read.along.pages()[read.done..]);
+        let (address, slot) = rest[0];
+        if tenant.is_gone() || !table.space.awaits(address, slot) {
+            // Removed, moved or unmapped meanwhile: whoever still waits looks again.
+            tenant.memory.wake(address..address + PAGE);
+            return 1;
+        }
+        let follows = |(index, (next, slot)): &(usize, &(u64, Slot))| {
+            *next == address + *index as u64 * PAGE && table.space.awaits(*next, *slot)
+        };
+        let count = rest.iter().enumerate().take_while(follows).count();
+        let offset = self.buffers.slot(buffer).offset_bytes as usize + read.done * PAGE_SIZE_BYTES;
+        let protect = read.fault.is_none_or(|fault| !fault.is_write);
+        let result = tenant.memory.copy(address, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect);
+        if read.fault.is_some() {
+            let told = (Coming::Back, FaultKind::Fill, read.arrived);
+            return usize::from(self.filled(tenant, table, address, protect, told, result) == Outcome::Done);
+        }
+        match result {
+            Ok(bytes) => {
+                let pages = (bytes / PAGE) as usize;
+                let books = &mut self.shared.books();
+                rest[..pages].iter().for_each(|(address, _)| table.space.filled(*address, true, Coming::Ahead, books));
+                self.shared.budget.count(pages as i64);
+                self.shared.counters.pages_prefetched.add(pages as u64);
+                pages
+            }
+            Err(PageError::TryAgain) => 0,
+            Err(error) => {
+                self.not_filled(tenant, table, address, &error);
+                1
+            }
+        }
+    }
+
+    /// The pages could not be read. If somebody waits for one its content is lost: its program gets SIGBUS when it touches it,
+    /// never another content. Pages that were to come along are asked for again by whoever needs them.
+    fn not_read(&mut self, buffer: usize, error: BlockError) {
+        let ReadUnderWay { tenant, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
+        let mut table = tenant.lock();
+        for (address, slot) in along.pages() {
+            let page = *address..address + PAGE;
+            if fault.is_some() && table.space.awaits(*address, *slot) {
+                self.lost(&tenant, page.clone(), error);
+            }
+            table.space.read_ended(*address, *slot, &mut self.shared.books());
+            tenant.memory.wake(page);
+        }
+    }
+
+    fn lost(&self, tenant: &Tenant, page: Range<u64>, error: BlockError) {
+        self.shared.counters.pages_lost.add(1);
+        let (process, address) = (tenant.process.load(Ordering::Relaxed), page.start);
+        self.shared.fail(format!("process {process}: the page at {address:#x} is lost ({error}); it gets SIGBUS"));
+        if let Err(error) = tenant.memory.poison(page) {
+            self.shared.fail(format!("process {process}: the lost page at {address:#x} stays missing: {error}"));
+        }
+    }
+
+    fn event(&mut self, tenant: &Arc<Tenant>, table: &mut Table, event: Event) {
+        let wiped = if matches!(event, Event::Fork(_)) { (self.wiped)(tenant) } else { Ranges::default() };
+        let books = &mut self.shared.books();
+        match event {
+            Event::Fault(_) => unreachable!("faults are answered elsewhere"),
+            Event::Remove(range) => table.space.remove(&range, books),
+            Event::Unmap(range) => table.space.unmap(&range, books),
+            Event::Remap { from, to, length } => table.space.remap(from, to, length, books),
+            Event::Fork(memory) => {
+                let child = table.space.fork(self.shared.next_space(), &wiped, books);
+                self.fork(child, memory, tenant.id);
+            }
+        }
+    }
+
+    fn fork(&self, child: Space, memory: Box<dyn ProgramMemory>, parent: SpaceId) {
+        self.shared.admit(Arc::new(Tenant::new(child, memory, Some(parent))));
+    }
+}

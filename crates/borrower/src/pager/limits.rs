@@ -1,0 +1,108 @@
+//! Every bound of the pager, with its origin. Relations between them are checked at compile time.
+
+use std::time::Duration;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
+use crate::page_cache::NEIGHBOURS_MAX;
+
+/// The smallest budget: the write-back pool and the pages that must stay (stacks, thread control blocks) take a part of it.
+pub const BUDGET_BYTES_MIN: u64 = 16 << 20;
+
+/// Pages of a group of neighbours: 128 KiB, HPBD's largest request; a slot of the write-back pool.
+pub const GROUP_PAGES: usize = 32;
+
+/// Bytes of a group.
+pub const GROUP_SIZE_BYTES: u64 = (GROUP_PAGES * PAGE_SIZE_BYTES) as u64;
+
+/// Pages of one batch for an agent. Faults of its program wait meanwhile (rule 14), about 0.7 us a page (measured), so a fault
+/// waits at most 90 us.
+pub const BATCH_PAGES: usize = 128;
+
+/// Reads that the fault thread has under way: more threads than that wait for their turn.
+pub const FAULT_READS_MAX: usize = 32;
+
+/// The write-back pool takes this part of the budget: what is staged there is a second chance for its pages.
+pub const POOL_SHARE: u64 = 16;
+/// Slots of the write-back pool at least: two batches of scattered pages.
+pub const POOL_SLOTS_MIN: usize = 8;
+/// Slots of the write-back pool at most: 32 MiB; the engine looks through all of them at each poll.
+pub const POOL_SLOTS_MAX: usize = 256;
+
+/// Eviction begins so far below the budget (a part of it) ...
+pub const HIGH_WATERMARK_SHARE: u64 = 32;
+/// ... and goes on for so much more.
+pub const LOW_WATERMARK_SHARE: u64 = 32;
+
+/// Programs that fill memory which is not registered yet, at this speed, shall not pass the watermark between two looks at
+/// them: what two CPUs zero and write (measured: 1 GB/s each), twice.
+pub const GROWTH_BYTES_PER_SECOND: u64 = 4 << 30;
+/// Bounds of the time between two looks at the memory of programs.
+pub const LOOK_INTERVAL_MIN: Duration = Duration::from_millis(1);
+/// See [`LOOK_INTERVAL_MIN`].
+pub const LOOK_INTERVAL_MAX: Duration = Duration::from_millis(20);
+
+/// Mappings begin to be registered when so much of the budget is left, a part of it and at most so many bytes: from then on a
+/// program's growth is seen page by page. Below, a page touched for the first time costs what it costs without us.
+pub const ALERT_SHARE: i64 = 4;
+/// See [`ALERT_SHARE`].
+pub const ALERT_BYTES_MAX: u64 = 64 << 20;
+
+/// How long borrowing a thread of a program for starting its agent may take, before another one is tried.
+pub const AGENT_START_DEADLINE: Duration = Duration::from_millis(100);
+/// How long to wait before trying again when no thread could be borrowed: all were in system calls.
+pub const AGENT_START_PAUSE: Duration = Duration::from_millis(5);
+/// Threads of a program that are tried at one look.
+pub const AGENT_THREADS_TRIED_MAX: usize = 16;
+
+/// How long a thread with something to retry sleeps at most.
+pub const RETRY_INTERVAL: Duration = Duration::from_micros(200);
+
+/// How long a thread with nothing to do sleeps at most.
+pub const IDLE_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A read that no donor answered in time is tried so often before its page is given up: each takes
+/// [`crate::limits::BLOCK_REQUEST_DEADLINE`].
+pub const READ_ATTEMPTS_MAX: u8 = 3;
+
+/// A write to the volume that failed is tried again after so long.
+pub const WRITE_RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// How often free slots are looked through for what donors may forget.
+pub const DISCARD_PAUSE: Duration = Duration::from_millis(500);
+
+/// Batches in a row that took nothing out, after which faults are not held back any more: nothing can leave.
+pub const FRUITLESS_BATCHES_MAX: u32 = 64;
+
+/// A program that says hello finishes its greeting within so long, or is left alone: it may have been stopped.
+pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How often new mappings of a program are looked for and registered once its budget is nearly reached: reading the maps of a
+/// large program takes a millisecond.
+pub const REGISTER_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Runs of pages that one scan of a page table brings: 12 KiB of them.
+pub const REGIONS_MAX: usize = 512;
+
+/// Processes that are paged at a time; each has 110 KiB of address space in the arena, and memory only when it is used.
+pub const SEATS: u32 = 256;
+
+/// How often the eviction thread looks whether an agent is done before it sleeps; a batch takes 100 us, a look with an offer of
+/// the CPU less than one.
+pub const AGENT_LOOKS_MAX: u32 = 1000;
+
+/// How long a fault thread that spins looks for the next fault: several times what a program needs between two.
+pub const FAULT_SPIN: Duration = Duration::from_micros(100);
+
+/// Markers of read-ahead windows that were not reached yet: one for each stream that is followed
+/// ([`crate::prefetch::streams::STREAMS_MAX`]).
+pub const MARKERS_MAX: usize = 64;
+
+/// Failures that a pager remembers in words.
+pub const FAILURES_MAX: usize = 16;
+
+const _: () = {
+    assert!(GROUP_PAGES == NEIGHBOURS_MAX as usize && GROUP_PAGES == 32, "a group's bits fill a u32");
+    assert!(POOL_SLOTS_MIN <= POOL_SLOTS_MAX);
+    assert!(BATCH_PAGES >= GROUP_PAGES);
+};

@@ -1,0 +1,163 @@
+//! Which memory of a program may be paged, by `/proc/PID/maps`: private, anonymous, readable and writable, and not a stack that
+//! the kernel grows. Everything else stays: files have their own place to go, and what is shared is not one program's.
+
+use std::ops::Range;
+
+use super::space::ranges::Ranges;
+
+/// One line of the maps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// Its addresses.
+    pub range: Range<u64>,
+    /// Private and of no file.
+    pub is_anonymous: bool,
+    /// Whether it may be paged.
+    pub is_pageable: bool,
+}
+
+/// Addresses between two mappings of other kinds: all that is mapped there is anonymous, now and while the program maps and
+/// unmaps, unless it puts a file there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// All of it, holes too.
+    pub range: Range<u64>,
+    /// The mappings in it that may be paged.
+    pub mappings: Vec<Range<u64>>,
+}
+
+/// Reads the maps; lines that are not understood are left out, and so are never paged.
+pub fn parse(text: &str) -> Vec<Mapped> {
+    text.lines().filter_map(parse_line).collect()
+}
+
+fn parse_line(line: &str) -> Option<Mapped> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+    let (permissions, _offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+    let name = fields.next().unwrap_or_default();
+    let has_no_file = inode == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
+    let is_anonymous = has_no_file && permissions.ends_with('p');
+    Some(Mapped { range, is_anonymous, is_pageable: is_anonymous && permissions.starts_with("rw") })
+}
+
+/// The spans of a program that touch none of `excluded`.
+///
+/// Registration must not end inside a mapping, or the program cannot move or grow that mapping any more (rule 3 of docs/pager.md).
+/// Where a mapping ends is known only for the moment of the look; where a span ends changes seldom.
+pub fn spans(maps: &[Mapped], excluded: &[Range<u64>]) -> Vec<Span> {
+    let touches = |range: &Range<u64>| excluded.iter().any(|one| one.start < range.end && range.start < one.end);
+    let is_other = |mapped: &Mapped| !mapped.is_anonymous || touches(&mapped.range);
+    let mut spans: Vec<Span> = Vec::new();
+    let mut floor = None;
+    for mapped in maps {
+        if is_other(mapped) {
+            if let Some(span) = spans.last_mut().filter(|span| span.range.end > mapped.range.start) {
+                span.range.end = mapped.range.start;
+            }
+            floor = Some(mapped.range.end);
+            continue;
+        }
+        // A span reaches up to the next mapping of another kind, which is still to come.
+        if spans.last().is_none_or(|span| span.range.end <= mapped.range.start) {
+            spans.push(Span { range: floor.unwrap_or(mapped.range.start)..u64::MAX, mappings: Vec::new() });
+        }
+        let span = spans.last_mut().expect("just made");
+        if mapped.is_pageable {
+            span.mappings.push(mapped.range.clone());
+        }
+    }
+    // Nothing of another kind above: the last mapping ends it.
+    if let (Some(span), Some(last)) = (spans.last_mut(), maps.last()) {
+        span.range.end = span.range.end.min(last.range.end);
+    }
+    spans.retain(|span| !span.mappings.is_empty());
+    spans
+}
+
+/// The ranges with MADV_WIPEONFORK (`wf` among the flags of `/proc/PID/smaps`).
+pub fn wiped_on_fork(smaps: &str) -> Ranges {
+    let (mut wiped, mut current) = (Ranges::default(), None);
+    for line in smaps.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            if let Some(range) = current.take()
+                && flags.split_ascii_whitespace().any(|flag| flag == "wf")
+            {
+                wiped.insert(range);
+            }
+        } else if let Some(mapped) = parse_line(line) {
+            current = Some(mapped.range);
+        }
+    }
+    wiped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+55d0c0000000-55d0c0001000 r-xp 00000000 fe:01 1234 /usr/bin/program
+55d0c0001000-55d0c0002000 rw-p 00001000 fe:01 1234 /usr/bin/program
+55d0c1000000-55d0c1021000 rw-p 00000000 00:00 0 [heap]
+7f0000000000-7f0000021000 rw-p 00000000 00:00 0
+7f0000021000-7f0004000000 ---p 00000000 00:00 0
+7f0010000000-7f0010100000 rw-s 00000000 00:01 77 /dev/zero (deleted)
+7f0020000000-7f0020100000 rw-p 00000000 00:00 0 [anon:thing]
+7f0030000000-7f0030200000 rw-p 00000000 00:0f 99 /anon_hugepage (deleted)
+7f0040000000-7f0040100000 r--p 00000000 00:00 0
+7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]
+7ffc00100000-7ffc00102000 r-xp 00000000 00:00 0 [vdso]
+no line at all
+";
+
+    fn starts(spans: &[Span]) -> Vec<u64> {
+        spans.iter().flat_map(|span| span.mappings.iter().map(|mapping| mapping.start)).collect()
+    }
+
+    #[test]
+    fn only_private_anonymous_writable_memory_is_paged() {
+        let found = spans(&parse(MAPS), &[]);
+        assert_eq!(starts(&found), [0x55d0_c100_0000, 0x7f00_0000_0000, 0x7f00_2000_0000]);
+    }
+
+    #[test]
+    fn spans_end_at_mappings_of_other_kinds_only() {
+        // Rule 3.
+        let found = spans(&parse(MAPS), &[]);
+        let ranges: Vec<Range<u64>> = found.iter().map(|span| span.range.clone()).collect();
+        assert_eq!(ranges[0], 0x55d0_c000_2000..0x7f00_1000_0000, "the hole and the guard are in it");
+        assert_eq!(ranges[1], 0x7f00_1010_0000..0x7f00_3000_0000);
+        assert_eq!(ranges.len(), 2, "what may not be written is in no span worth registering");
+    }
+
+    #[test]
+    fn what_touches_an_excluded_range_is_left_alone() {
+        // Rule 7.
+        let own = 0x7f00_0000_1000..0x7f00_0000_2000;
+        let found = spans(&parse(MAPS), std::slice::from_ref(&own));
+        assert_eq!(starts(&found), [0x55d0_c100_0000, 0x7f00_2000_0000]);
+        assert!(found.iter().all(|span| span.range.end <= own.start || span.range.start >= own.end), "{found:x?}");
+    }
+
+    #[test]
+    fn anonymous_memory_at_the_end_of_the_maps_ends_its_span() {
+        let found = spans(&parse("1000-2000 rw-p 00000000 00:00 0\n3000-5000 rw-p 00000000 00:00 0\n"), &[]);
+        assert_eq!(found, [Span { range: 0x1000..0x5000, mappings: vec![0x1000..0x2000, 0x3000..0x5000] }]);
+    }
+
+    #[test]
+    fn ranges_that_are_wiped_on_fork_are_found() {
+        let smaps = "\
+7f0000000000-7f0000021000 rw-p 00000000 00:00 0
+Size:                132 kB
+VmFlags: rd wr mr mw me ac sd
+7f0000100000-7f0000121000 rw-p 00000000 00:00 0
+Size:                132 kB
+VmFlags: rd wr mr mw me ac wf sd
+";
+        let wiped = wiped_on_fork(smaps);
+        assert_eq!(wiped.iter().collect::<Vec<_>>(), [0x7f00_0010_0000..0x7f00_0012_1000]);
+    }
+}

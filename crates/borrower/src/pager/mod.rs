@@ -1,0 +1,247 @@
+//! Pages programs through userfaultfd: `spillway run --via pager` (docs/pager.md).
+//!
+//! - [`config`]: how a pager is started; [`statistics`]: what it tells; [`limits`]: every bound.
+
+pub mod agent;
+pub mod ahead;
+pub mod config;
+pub mod directory;
+pub mod eviction;
+pub mod faults;
+pub mod limits;
+pub mod maps;
+pub mod process;
+pub mod program;
+pub mod shared;
+pub mod slots;
+pub mod space;
+pub mod staging;
+pub mod statistics;
+pub mod survey;
+mod threads;
+mod waiting;
+
+use std::ffi::OsString;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_stub::arena::{Arena, ArenaPlan};
+use spillway_stub::greeting::{Address, Listener};
+use spillway_sys::guardian::Guardian;
+use spillway_sys::mapping::Mapping;
+
+pub use self::config::{PagerConfig, Placement};
+use self::directory::Directory;
+use self::eviction::Eviction;
+use self::faults::Faults;
+use self::limits::{
+    BUDGET_BYTES_MIN, FAULT_READS_MAX, GROUP_SIZE_BYTES, POOL_SHARE, POOL_SLOTS_MAX, POOL_SLOTS_MIN, SEATS,
+};
+use self::shared::{Budget, Shared, Tenant};
+use self::slots::Slots;
+use self::space::Books;
+use self::space::ranges::Ranges;
+pub use self::statistics::PagerStatistics;
+use self::survey::Survey;
+use crate::device::remote::{Ground, Remote};
+use crate::device::status::DeviceStatus;
+use crate::device::{DeviceConfig, DeviceError, health};
+use crate::metrics::Metrics;
+use crate::page_cache::sampled::Sampled;
+use crate::state::DeviceState;
+
+/// Why a pager could not be started. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum PagerError {
+    /// A setting is wrong.
+    #[error("{0}")]
+    Invalid(String),
+    /// The volume behind it could not be started.
+    #[error(transparent)]
+    Volume(#[from] DeviceError),
+    /// A system call failed.
+    #[error("{context}: {source}")]
+    System {
+        /// What was being done.
+        context: String,
+        /// The error.
+        source: std::io::Error,
+    },
+}
+
+impl PagerError {
+    pub(crate) fn system(context: &str) -> impl FnOnce(std::io::Error) -> Self + use<> {
+        let context = context.to_owned();
+        move |source| Self::System { context, source }
+    }
+}
+
+/// A running pager. Dropping it stops it; programs must have ended by then.
+pub struct Pager {
+    config: PagerConfig,
+    volume_config: DeviceConfig,
+    metrics: Arc<Metrics>,
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    remote: Option<Remote>,
+}
+
+/// What a pager says of itself: the volume's report, and its own.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct PagerStatus {
+    /// Donors, slabs, traffic, health; `path` is the socket.
+    pub device: DeviceStatus,
+    /// The pager's own.
+    pub pager: PagerStatistics,
+}
+
+/// Any number; the same one makes runs comparable.
+const POLICY_SEED: u64 = 0x5eed;
+
+/// Slots of the write-back pool for a budget.
+fn pool_slots(budget_bytes: u64) -> usize {
+    ((budget_bytes / POOL_SHARE / GROUP_SIZE_BYTES) as usize).clamp(POOL_SLOTS_MIN, POOL_SLOTS_MAX)
+}
+
+/// The arena, and its write-back pool as buffers of an engine: with one slot more, for discards.
+fn make_arena(config: &PagerConfig, address: &Address) -> io::Result<(Arc<Arena>, Arc<BufferPool>, usize)> {
+    let slots = pool_slots(config.budget_bytes);
+    let plan = ArenaPlan { seats: SEATS, pool_slots: slots as u32 + 1 };
+    let arena = Arena::create(plan, address)?;
+    let length = (slots + 1) * GROUP_SIZE_BYTES as usize;
+    let memory = Mapping::shared_at(arena.file(), arena.pool_offset() as u64, length)?;
+    let pool = BufferPool::over(memory, slots + 1, GROUP_SIZE_BYTES as usize)?;
+    Ok((Arc::new(arena), pool, slots))
+}
+
+impl Pager {
+    /// Connects to donors and starts the threads; programs that are started with [`Pager::environment`] are paged from now on.
+    pub fn start(config: PagerConfig) -> Result<Self, PagerError> {
+        config.check()?;
+        let system = || PagerError::system("cannot set the pager up");
+        // First, while there is little that it would have a copy of.
+        let guardian = Guardian::start(SEATS as usize).map_err(PagerError::system("cannot start the guardian"))?;
+        let address = Address::parse(&config.socket().display().to_string()).map_err(system())?;
+        let listener = Listener::bind(&address).map_err(PagerError::system("cannot make the socket for programs"))?;
+        let (arena, pool, slots) = make_arena(&config, &address).map_err(system())?;
+        let buffers = BufferPool::new(FAULT_READS_MAX, GROUP_SIZE_BYTES as usize).map_err(system())?;
+        let volume_config = config.volume();
+        let state = DeviceState::open(DeviceState::memory(&volume_config)?, &volume_config)?;
+        let metrics = Arc::new(Metrics::default());
+        let pools = [Arc::clone(&buffers), Arc::clone(&pool)];
+        let (mut engines, remote) = Remote::start(
+            &volume_config,
+            &state,
+            Ground::find(&volume_config, &state)?,
+            Duration::ZERO,
+            &metrics,
+            &pools,
+        )?;
+        let budget = Budget::new(config.budget_bytes, slots as u64 * GROUP_SIZE_BYTES);
+        let volume_pages = remote.volume.geometry.page_count();
+        let books = Books {
+            slots: Slots::new(u32::try_from(volume_pages).unwrap_or(u32::MAX)),
+            directory: Directory::default(),
+        };
+        let shared = Arc::new(Shared::new(books, budget).map_err(system())?);
+        let mut pager = Self { config, volume_config, metrics, shared, threads: Vec::new(), remote: Some(remote) };
+        pager.remote.as_ref().expect("just made").await_donors(pager.config.donor_wait, false)?;
+        let (writer, reader) = (engines.pop().expect("two engines"), engines.pop().expect("two engines"));
+        let shared = &pager.shared;
+        let capacity = u32::try_from(shared.budget.limit_pages()).unwrap_or(u32::MAX);
+        let policy = Box::new(Sampled::new(0, capacity, POLICY_SEED));
+        let eviction = Eviction::new(Arc::clone(shared), policy, Box::new(writer), slots, Instant::now());
+        let faults = Faults::new(Arc::clone(shared), Box::new(reader), buffers, pool, Box::new(wiped_ranges));
+        let faults = faults.map_err(system())?;
+        let survey = Survey::new(Arc::clone(shared), listener, arena, guardian, pager.config.programs_fork);
+        pager.start_threads(faults, eviction, survey).map_err(PagerError::system("cannot start a thread"))?;
+        Ok(pager)
+    }
+
+    fn start_threads(&mut self, faults: Faults, eviction: Eviction, survey: Survey) -> io::Result<()> {
+        let shared = [(); 3].map(|()| Arc::clone(&self.shared));
+        let [for_faults, for_eviction, for_survey] = shared;
+        let placement = self.config.placement;
+        let all = &self.shared;
+        self.threads
+            .push(threads::start("faults", all, move || threads::serve_faults(&for_faults, faults, placement))?);
+        self.threads.push(threads::start("eviction", all, move || threads::evict(&for_eviction, eviction))?);
+        self.threads.push(threads::start("survey", all, move || threads::survey(&for_survey, survey))?);
+        Ok(())
+    }
+
+    /// What a program needs in its environment to be paged. `LD_PRELOAD` is to be put before what the user set there.
+    pub fn environment(&self) -> Vec<(OsString, OsString)> {
+        vec![
+            ("SPILLWAY_PAGER".into(), self.config.socket().into_os_string()),
+            ("LD_PRELOAD".into(), self.config.preload.clone().into_os_string()),
+        ]
+    }
+
+    /// Changes the local memory for all programs together.
+    pub fn set_budget_bytes(&self, bytes: u64) {
+        self.shared.budget.set_bytes(bytes.max(BUDGET_BYTES_MIN));
+        self.shared.survey.signal();
+    }
+
+    /// What was done so far.
+    pub fn statistics(&self) -> PagerStatistics {
+        self.shared.counters.report(self.shared.budget.bytes(), self.shared.failures())
+    }
+
+    /// What is going on, with the volume behind the pager.
+    pub fn status(&self) -> PagerStatus {
+        let mut device = DeviceStatus {
+            name: self.config.name.clone(),
+            path: self.config.socket().display().to_string(),
+            frontend: "pager (userfaultfd)".to_owned(),
+            size_bytes: self.volume_config.size_bytes,
+            slab_size_bytes: self.volume_config.slab_size_bytes,
+            redundancy: self.volume_config.redundancy.to_string(),
+            mapping: self.volume_config.mapping.to_string(),
+            traffic: self.metrics.status(),
+            ..DeviceStatus::default()
+        };
+        if let Some(remote) = &self.remote {
+            device.failure = remote.volume.downfall.reason();
+            remote.describe(&self.volume_config, &mut device);
+            device.health = health::summarise(&device, usize::from(self.volume_config.redundancy.replicas));
+        }
+        PagerStatus { device, pager: self.statistics() }
+    }
+
+    /// Ends the threads and gives all slabs back. Programs must have ended: whoever is left is killed, since its pages go.
+    pub fn stop(&mut self) {
+        self.shared.kill_programs();
+        self.shared.is_stopping.store(true, Ordering::SeqCst);
+        for event in [&self.shared.faults, &self.shared.eviction, &self.shared.survey] {
+            event.signal();
+        }
+        for thread in self.threads.drain(..) {
+            // A panic inside it is caught and told there.
+            let _ = thread.join();
+        }
+        if let Some(mut remote) = self.remote.take() {
+            remote.stop();
+        }
+    }
+}
+
+impl Drop for Pager {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Rule 5 of docs/pager.md: the ranges that a child of this program reads as zeroes. The program waits in its fork meanwhile.
+fn wiped_ranges(tenant: &Tenant) -> Ranges {
+    let number = tenant.process.load(Ordering::Relaxed);
+    process::smaps(number).map(|text| maps::wiped_on_fork(&text)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod simulation;

@@ -1,0 +1,161 @@
+//! What the survey asks `/proc` of one process.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::pagemap::Pagemap;
+use spillway_sys::process_memory::{read_exact, robust_list};
+
+/// Bytes before and behind a thread's robust list that stay in memory: the rest of its control block, and its rseq area, which
+/// lie in the same thousands of bytes (glibc: `struct pthread` has 2.3 KiB with both in it).
+const CONTROL_BLOCK_BYTES: u64 = PAGE_SIZE_BYTES as u64;
+
+/// Robust locks of one thread that are looked at; the kernel itself walks 2048 (`ROBUST_LIST_LIMIT`), programs hold one or two.
+const ROBUST_LOCKS_MAX: usize = 64;
+
+/// A process of the run.
+#[derive(Debug)]
+pub struct Process {
+    number: u32,
+    statm: File,
+    /// Its page table.
+    pub pagemap: Pagemap,
+}
+
+impl Process {
+    /// Process `number`.
+    pub fn open(number: u32) -> io::Result<Self> {
+        let statm = File::open(format!("/proc/{number}/statm"))?;
+        Ok(Self { number, statm, pagemap: Pagemap::open(number)? })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Anonymous pages that it has in memory; `None` when it has ended.
+    pub fn resident_pages(&self) -> Option<i64> {
+        let mut bytes = [0; 128];
+        let length = self.statm.read_at(&mut bytes, 0).ok()?;
+        let text = std::str::from_utf8(&bytes[..length]).ok()?;
+        let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<i64>().unwrap_or(0));
+        let (size, resident, shared) = (fields.next()?, fields.next()?, fields.next()?);
+        // A process that has ended and was not waited for has no memory.
+        (size > 0).then_some((resident - shared).max(0))
+    }
+
+    /// Its mappings.
+    pub fn maps(&self) -> io::Result<String> {
+        fs::read_to_string(format!("/proc/{}/maps", self.number))
+    }
+
+    /// Its threads.
+    pub fn threads(&self) -> io::Result<Vec<u32>> {
+        let entries = fs::read_dir(format!("/proc/{}/task", self.number))?;
+        Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+    }
+
+    /// Pages that the kernel itself touches when one of its threads ends (rule 4), in order.
+    pub fn kept_pages(&self) -> io::Result<Vec<u64>> {
+        let page = PAGE_SIZE_BYTES as u64;
+        let mut pages = Vec::new();
+        for thread in self.threads()? {
+            // A thread that ended meanwhile needs nothing.
+            if let Ok(Some(head)) = robust_list(thread) {
+                let first = head.saturating_sub(CONTROL_BLOCK_BYTES) & !(page - 1);
+                pages.extend((first..=head + CONTROL_BLOCK_BYTES).step_by(PAGE_SIZE_BYTES));
+                pages.extend(robust_locks(self.number, head).into_iter().map(|address| address & !(page - 1)));
+            }
+        }
+        pages.sort_unstable();
+        pages.dedup();
+        Ok(pages)
+    }
+}
+
+/// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the thread ends
+/// (`struct robust_list_head` in `linux/futex.h`: the first entry, the distance from entries to locks, the one being taken). Reading
+/// an entry that is away waits for it, so this is not for who serves faults.
+fn robust_locks(process: u32, head: u64) -> Vec<u64> {
+    let mut locks = Vec::new();
+    let mut words = [0; 3 * size_of::<u64>()];
+    if read_exact(process, head, &mut words).is_err() {
+        return locks;
+    }
+    let word = |index: usize| u64::from_ne_bytes(words[index * 8..][..8].try_into().expect("a word has eight bytes"));
+    let (mut entry, distance, taking) = (word(0), word(1), word(2));
+    let mut note = |entry: u64| {
+        // The lowest bit says of what kind the lock is.
+        let entry = entry & !1;
+        locks.extend([entry, entry.wrapping_add(distance)]);
+        entry
+    };
+    if taking != 0 {
+        note(taking);
+    }
+    for _ in 0..ROBUST_LOCKS_MAX {
+        let mut next = [0; size_of::<u64>()];
+        if entry & !1 == head || read_exact(process, note(entry), &mut next).is_err() {
+            break;
+        }
+        entry = u64::from_ne_bytes(next);
+    }
+    locks
+}
+
+/// The maps with flags of process `number`.
+pub fn smaps(number: u32) -> io::Result<String> {
+    fs::read_to_string(format!("/proc/{number}/smaps"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_memory_maps_and_control_blocks() {
+        let process = Process::open(std::process::id()).unwrap();
+        assert!(process.resident_pages().unwrap() > 0);
+        assert!(process.maps().unwrap().contains("[stack]"));
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        let head = robust_list(thread).unwrap().unwrap();
+        let kept = process.kept_pages().unwrap();
+        assert!(kept.contains(&(head & !4095)) && kept.windows(2).all(|pair| pair[0] < pair[1]));
+    }
+
+    #[test]
+    fn locks_are_found_through_their_list() {
+        // A list as a thread would have it: two locks at their distance, one being taken, and the way back to the head.
+        let mut list = Box::new([0_u64; 8]);
+        let base = list.as_ptr() as u64;
+        let at = |index: u64| base + index * 8;
+        *list = [at(4), 8, at(6) | 1, 0, at(5) | 1, base, 0, 0];
+        let own = std::process::id();
+        let mut found = robust_locks(own, base);
+        found.sort_unstable();
+        assert_eq!(found, [at(4), at(5), at(5), at(6), at(6), at(7)]);
+        // One that leads nowhere, or in a circle, comes to an end.
+        list[4] = 8;
+        assert_eq!(robust_locks(own, base).len(), 6);
+        list[4] = at(4);
+        assert!(robust_locks(own, base).len() <= 2 * ROBUST_LOCKS_MAX + 2);
+        assert!(robust_locks(own, 8).is_empty());
+    }
+
+    #[test]
+    fn a_process_that_ended_has_no_memory() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        child.kill().unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while process.resident_pages().is_some() {
+            assert!(std::time::Instant::now() < deadline, "a killed process loses its memory");
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(process.resident_pages().is_none());
+    }
+}

@@ -1,0 +1,148 @@
+//! A program's memory as the pager gets at it: filled through its userfaultfd, emptied by its agent.
+//!
+//! Both are traits, so that tests run the real decisions against a simulated memory.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use spillway_sys::mapping::Mapping;
+use spillway_sys::userfaultfd::{Fault, Message, PageError, RegisterMode, Userfaultfd, Wake};
+
+use super::slots::PoolPage;
+
+/// What a program's memory tells.
+pub enum Event {
+    /// A thread waits for a page.
+    Fault(Fault),
+    /// The process forked; the child's memory is this.
+    Fork(Box<dyn ProgramMemory>),
+    /// `mremap` moved pages.
+    Remap {
+        /// The old address.
+        from: u64,
+        /// The new one.
+        to: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// `madvise` takes pages away, after this was read.
+    Remove(Range<u64>),
+    /// The range is unmapped.
+    Unmap(Range<u64>),
+}
+
+/// The memory of one program.
+pub trait ProgramMemory: Send + Sync {
+    /// Fills missing pages from `source`, write-protected if asked for, and wakes whoever waits. Says how many bytes.
+    fn copy(
+        &self,
+        target: u64,
+        source: &Mapping,
+        offset: usize,
+        length: usize,
+        protect: bool,
+    ) -> Result<u64, PageError>;
+
+    /// Fills missing pages with zeroes and wakes whoever waits.
+    fn zero(&self, range: Range<u64>) -> Result<u64, PageError>;
+
+    /// Takes write protection away and wakes whoever waits.
+    fn unprotect(&self, range: Range<u64>) -> Result<(), PageError>;
+
+    /// Lets whoever waits look again.
+    fn wake(&self, range: Range<u64>);
+
+    /// Whoever touches `range` gets SIGBUS from now on.
+    fn poison(&self, range: Range<u64>) -> Result<u64, PageError>;
+
+    /// Asks for faults in `range`.
+    fn register(&self, range: Range<u64>) -> Result<(), PageError>;
+
+    /// Takes what the program has to tell now, without waiting.
+    fn read_events(&self, take: &mut dyn FnMut(Event)) -> std::io::Result<usize>;
+
+    /// Readable when there is something to tell.
+    fn event(&self) -> BorrowedFd<'_>;
+}
+
+/// One page that an agent is to take out of its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errand {
+    /// The page.
+    pub address: u64,
+    /// Where its content goes; `None`: nowhere, there is a copy.
+    pub target: Option<PoolPage>,
+}
+
+/// What became of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It left; its content is where it was to go.
+    Moved,
+    /// It was not there.
+    Absent,
+    /// The kernel did not let it go (pinned, locked, shared after a fork). It is there as before.
+    Refused,
+    /// The program was changing its mappings. It is there as before, or absent.
+    Changing,
+}
+
+/// Takes pages out of a program. One batch at a time.
+pub trait Agent: Send {
+    /// Begins with `errands`, at most [`super::limits::BATCH_PAGES`]. False: the program is gone, or has no agent now.
+    fn begin(&mut self, errands: &[Errand]) -> bool;
+
+    /// Whether the batch ended; then `fates` has the fate of each errand. An agent that died with its program has ended:
+    /// every page is absent.
+    fn poll(&mut self, fates: &mut [Fate]) -> bool;
+}
+
+impl ProgramMemory for Userfaultfd {
+    fn copy(
+        &self,
+        target: u64,
+        source: &Mapping,
+        offset: usize,
+        length: usize,
+        protect: bool,
+    ) -> Result<u64, PageError> {
+        self.copy(target, source, offset, length, protect, Wake::Waiters)
+    }
+
+    fn zero(&self, range: Range<u64>) -> Result<u64, PageError> {
+        self.zero_page(range, Wake::Waiters)
+    }
+
+    fn unprotect(&self, range: Range<u64>) -> Result<(), PageError> {
+        self.write_protect(range, false, Wake::Waiters)
+    }
+
+    fn wake(&self, range: Range<u64>) {
+        // Nobody may be left to wake.
+        let _ = self.wake(range);
+    }
+
+    fn poison(&self, range: Range<u64>) -> Result<u64, PageError> {
+        self.poison(range, Wake::Waiters)
+    }
+
+    fn register(&self, range: Range<u64>) -> Result<(), PageError> {
+        self.register(range, RegisterMode::MISSING | RegisterMode::WRITE_PROTECT)
+    }
+
+    fn read_events(&self, take: &mut dyn FnMut(Event)) -> std::io::Result<usize> {
+        self.read_messages(|message| match message {
+            Message::Fault(fault) => take(Event::Fault(fault)),
+            Message::Fork(child) => take(Event::Fork(Box::new(child))),
+            Message::Remap { from, to, length } => take(Event::Remap { from, to, length }),
+            Message::Remove(range) => take(Event::Remove(range)),
+            Message::Unmap(range) => take(Event::Unmap(range)),
+            // Not agreed on, so never sent.
+            Message::Unknown(kind) => tracing::error!("a userfaultfd sent a message of unknown kind {kind}"),
+        })
+    }
+
+    fn event(&self) -> BorrowedFd<'_> {
+        self.as_fd()
+    }
+}

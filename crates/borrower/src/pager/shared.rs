@@ -1,0 +1,318 @@
+//! What the threads of a pager share.
+//!
+//! Locks, in the order in which they are taken: an address space's table, then the books. Both are held for microseconds, and
+//! never across a wait; whoever holds a table may change what is known of that address space.
+//!
+//! A batch of evictions is under way without the table's lock, so [`Table::batch`] says so: nobody reads the program's events
+//! then (rule 14 of docs/pager.md). That keeps every fault and event out of the batch: the kernel lets no page be moved while an
+//! event waits to be read.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::event::EventFd;
+
+use super::directory::SpaceId;
+use super::limits::{FAILURES_MAX, GROUP_SIZE_BYTES, HIGH_WATERMARK_SHARE, LOW_WATERMARK_SHARE};
+use super::program::{Agent, ProgramMemory};
+use super::space::{Books, Space};
+use super::statistics::Counters;
+
+/// An address space that is served.
+pub struct Tenant {
+    /// Its number.
+    pub id: SpaceId,
+    /// Its memory.
+    pub memory: Box<dyn ProgramMemory>,
+    /// What is known of its pages.
+    pub table: Mutex<Table>,
+    /// Who takes pages out of it; the eviction thread's.
+    pub agent: Mutex<Option<Box<dyn Agent>>>,
+    /// Whose fork it is.
+    pub parent: Option<SpaceId>,
+    /// The process; 0 as long as that is not known.
+    pub process: AtomicU32,
+    /// Its memory is gone: nothing of it is answered any more.
+    pub is_gone: Arc<AtomicBool>,
+    /// Pages that stay (rule 4): what the kernel itself touches when a thread ends. Set by the survey.
+    pub kept_pages: Mutex<Vec<u64>>,
+}
+
+/// The page table, and who may use it.
+#[derive(Debug)]
+pub struct Table {
+    /// The pages.
+    pub space: Space,
+    /// A batch is with the agent: events wait.
+    pub batch: bool,
+    /// The fault thread wants to know when the batch has ended.
+    pub is_awaited: bool,
+}
+
+impl Tenant {
+    /// An address space with `space` as its table; a fork of `parent`, if of any.
+    pub fn new(space: Space, memory: Box<dyn ProgramMemory>, parent: Option<SpaceId>) -> Self {
+        Self {
+            id: space.id(),
+            memory,
+            table: Mutex::new(Table { space, batch: false, is_awaited: false }),
+            agent: Mutex::new(None),
+            parent,
+            process: AtomicU32::new(0),
+            is_gone: Arc::default(),
+            kept_pages: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// The table, for this moment.
+    pub fn lock(&self) -> MutexGuard<'_, Table> {
+        lock(&self.table)
+    }
+
+    /// Whether its memory is gone.
+    pub fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::SeqCst)
+    }
+}
+
+/// How much memory programs may have.
+#[derive(Debug)]
+pub struct Budget {
+    bytes: AtomicU64,
+    pool_bytes: u64,
+    /// Pages of programs that are resident: the kernel's count at the last look, and what came and left since.
+    resident: AtomicI64,
+    /// Nothing can leave now, so nobody waits for that.
+    is_stuck: AtomicBool,
+}
+
+impl Budget {
+    /// `bytes` for programs and a pool of `pool_bytes`.
+    pub fn new(bytes: u64, pool_bytes: u64) -> Self {
+        Self { bytes: bytes.into(), pool_bytes, resident: AtomicI64::new(0), is_stuck: AtomicBool::new(false) }
+    }
+
+    /// The whole budget.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Changes it.
+    pub fn set_bytes(&self, bytes: u64) {
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes of the write-back pool.
+    pub fn pool_bytes(&self) -> u64 {
+        self.pool_bytes
+    }
+
+    /// Pages that programs may have.
+    pub fn limit_pages(&self) -> i64 {
+        let page = PAGE_SIZE_BYTES as u64;
+        (self.bytes().saturating_sub(self.pool_bytes).max(GROUP_SIZE_BYTES) / page).cast_signed()
+    }
+
+    /// Eviction begins above this.
+    pub fn high_pages(&self) -> i64 {
+        self.limit_pages() - self.limit_pages() / HIGH_WATERMARK_SHARE.cast_signed()
+    }
+
+    /// And ends here.
+    pub fn low_pages(&self) -> i64 {
+        self.high_pages() - self.limit_pages() / LOW_WATERMARK_SHARE.cast_signed()
+    }
+
+    /// Resident pages now.
+    pub fn resident_pages(&self) -> i64 {
+        self.resident.load(Ordering::Relaxed)
+    }
+
+    /// The kernel counted `pages`.
+    pub fn set_resident(&self, pages: i64) {
+        self.resident.store(pages, Ordering::Relaxed);
+    }
+
+    /// `pages` came (or left, if negative).
+    pub fn count(&self, pages: i64) {
+        self.resident.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Whether a page that comes now has to wait for another to leave (rule 15).
+    pub fn holds_back(&self) -> bool {
+        self.resident_pages() >= self.limit_pages() && !self.is_stuck.load(Ordering::Relaxed)
+    }
+
+    /// Whether `pages` more could come without anybody having to wait.
+    pub fn has_room(&self, pages: i64) -> bool {
+        self.resident_pages() + pages < self.limit_pages()
+    }
+
+    /// Whether pages are to leave.
+    pub fn is_exceeded(&self) -> bool {
+        self.resident_pages() > self.high_pages()
+    }
+
+    /// Says whether anything can leave.
+    pub fn set_stuck(&self, is_stuck: bool) {
+        self.is_stuck.store(is_stuck, Ordering::Relaxed);
+    }
+}
+
+/// See the module text.
+pub struct Shared {
+    /// Slots and numbers of all address spaces.
+    pub books: Mutex<Books>,
+    /// Every address space that is served.
+    pub tenants: Mutex<Vec<Arc<Tenant>>>,
+    /// The budget.
+    pub budget: Budget,
+    /// The counters.
+    pub(crate) counters: Counters,
+    /// Wakes the fault thread: a batch ended, a program came or went.
+    pub faults: EventFd,
+    /// Wakes the eviction thread: the budget is exceeded.
+    pub eviction: EventFd,
+    /// Wakes the survey: the budget is exceeded for the first time, a child came.
+    pub survey: EventFd,
+    /// Everybody is to end.
+    pub is_stopping: AtomicBool,
+    /// What went wrong, in words.
+    failures: Mutex<VecDeque<String>>,
+    next_space: AtomicU32,
+    /// Pages that are to come back without a fault.
+    wanted: Mutex<Vec<(SpaceId, u64)>>,
+}
+
+impl Shared {
+    /// For a volume and a budget.
+    pub fn new(books: Books, budget: Budget) -> std::io::Result<Self> {
+        Ok(Self {
+            books: Mutex::new(books),
+            tenants: Mutex::default(),
+            budget,
+            counters: Counters::default(),
+            faults: EventFd::new()?,
+            eviction: EventFd::new()?,
+            survey: EventFd::new()?,
+            is_stopping: AtomicBool::new(false),
+            failures: Mutex::default(),
+            next_space: AtomicU32::new(0),
+            wanted: Mutex::default(),
+        })
+    }
+
+    /// A number for a new address space.
+    pub fn next_space(&self) -> SpaceId {
+        SpaceId(self.next_space.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The books, for this moment.
+    pub fn books(&self) -> MutexGuard<'_, Books> {
+        lock(&self.books)
+    }
+
+    /// Serves `tenant` from now on.
+    pub fn admit(&self, tenant: Arc<Tenant>) {
+        let mut tenants = lock(&self.tenants);
+        tenants.push(tenant);
+        self.counters.programs.add(1);
+        self.counters.programs_now.set(tenants.len() as u64);
+        drop(tenants);
+        self.faults.signal();
+        self.survey.signal();
+    }
+
+    /// `tenant` is gone; its slots come back.
+    pub fn dismiss(&self, tenant: &Tenant) {
+        tenant.is_gone.store(true, Ordering::SeqCst);
+        let mut tenants = lock(&self.tenants);
+        tenants.retain(|other| other.id != tenant.id);
+        self.counters.programs_now.set(tenants.len() as u64);
+        drop(tenants);
+        let mut table = tenant.lock();
+        table.space.end(&mut self.books());
+        drop(table);
+        self.faults.signal();
+    }
+
+    /// Every address space that is served now.
+    pub fn tenants(&self) -> Vec<Arc<Tenant>> {
+        lock(&self.tenants).clone()
+    }
+
+    /// The address space with number `id`, if it is still served.
+    pub fn tenant(&self, id: SpaceId) -> Option<Arc<Tenant>> {
+        lock(&self.tenants).iter().find(|tenant| tenant.id == id).cloned()
+    }
+
+    /// The fault thread shall bring the page at `address` back.
+    pub fn want(&self, id: SpaceId, address: u64) {
+        lock(&self.wanted).push((id, address));
+        self.faults.signal();
+    }
+
+    /// What was wanted so far.
+    pub fn take_wanted(&self) -> Vec<(SpaceId, u64)> {
+        std::mem::take(&mut *lock(&self.wanted))
+    }
+
+    /// Remembers `text` for the statistics.
+    pub fn fail(&self, text: String) {
+        tracing::error!("{text}");
+        let mut failures = lock(&self.failures);
+        if failures.len() < FAILURES_MAX && !failures.contains(&text) {
+            failures.push_back(text);
+        }
+    }
+
+    /// What went wrong so far.
+    pub fn failures(&self) -> Vec<String> {
+        lock(&self.failures).iter().cloned().collect()
+    }
+
+    /// Kills every program whose process is known: nobody serves their pages any more.
+    pub fn kill_programs(&self) {
+        for tenant in self.tenants() {
+            let process = tenant.process.load(Ordering::Relaxed).cast_signed();
+            if let Some(process) = rustix::process::Pid::from_raw(process) {
+                // It may have ended by itself.
+                let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+            }
+        }
+    }
+
+    /// Whether everybody is to end.
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::SeqCst)
+    }
+}
+
+/// A thread that panicked holding a lock takes the pager down elsewhere; what it protects is looked at all the same.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watermarks_lie_below_the_budget_and_the_pool_counts() {
+        let budget = Budget::new(64 << 20, 4 << 20);
+        assert_eq!(budget.limit_pages(), (60 << 20) / 4096);
+        assert!(budget.low_pages() < budget.high_pages() && budget.high_pages() < budget.limit_pages());
+        budget.set_resident(budget.high_pages());
+        assert!(!budget.is_exceeded());
+        budget.count(1);
+        assert!(budget.is_exceeded() && !budget.holds_back());
+        budget.set_resident(budget.limit_pages());
+        assert!(budget.holds_back());
+        budget.set_stuck(true);
+        assert!(!budget.holds_back(), "nobody waits for what cannot happen");
+        budget.set_bytes(1 << 30);
+        assert!(!budget.is_exceeded());
+    }
+}

@@ -1,0 +1,377 @@
+//! The page table of an address space: where the content of each page is, when it is not in the program's memory.
+//!
+//! A state machine without I/O. Who answers a fault asks [`Space::answer`], does what it says, and tells the space what came of
+//! it ([`Space::filled`], ...); who evicts asks [`Space::victim`] and tells [`Space::left`]. The kernel's events are told as
+//! they are read.
+//!
+//! - [`ranges`]: sets of addresses; [`group`]: 32 neighbours.
+//!
+//! Invariants:
+//! - Every reference of a slot is a page that is [`PageState::Clean`], [`PageState::Away`] or [`PageState::Coming`] (and reads
+//!   under way have one of their own).
+//! - The policy has heard that a page came exactly when its `listed` bit is set.
+//! - A page that the program removes is not evicted before it was seen absent (rule 10): it is [`PageState::Leaving`], and not
+//!   listed.
+
+pub mod group;
+pub mod ranges;
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
+use self::group::{Group, PageState};
+use self::ranges::Ranges;
+use super::directory::{Coming, Directory, Home, News, SpaceId};
+use super::limits::{GROUP_PAGES, GROUP_SIZE_BYTES};
+use super::slots::{PoolPage, Slot, Slots};
+use crate::page_cache::{CachePage, Evidence};
+
+const PAGE: u64 = PAGE_SIZE_BYTES as u64;
+
+/// What all address spaces of a pager share.
+#[derive(Debug)]
+pub struct Books {
+    /// The volume's pages.
+    pub slots: Slots,
+    /// Numbers of pages, and news for the policy.
+    pub directory: Directory,
+}
+
+/// How a fault is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// With a page of zeroes; then [`Space::filled`].
+    Zero,
+    /// With the content of a page of the write-back pool, which `slot` has too; then [`Space::filled`].
+    Staged(Slot, PoolPage),
+    /// With the content of `slot`; [`Space::reading`], and [`Space::filled`] when it is there.
+    Read(Slot),
+    /// A read is under way, whose end wakes everyone.
+    Wait,
+    /// By taking the write protection away; then [`Space::written`].
+    Unprotect,
+    /// It was answered already; whoever still waits looks again.
+    Wake,
+}
+
+/// What leaves, if a page may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Victim {
+    /// Its content is to be written to a slot.
+    Dirty,
+    /// Its content is in this slot already.
+    Clean(Slot),
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub struct Space {
+    id: SpaceId,
+    groups: HashMap<u64, Group>,
+    /// Registered, and seen to be (rule 1).
+    pub registered: Ranges,
+    /// Mappings that were registered as a whole; what comes in them from then on comes by faults.
+    pub surveyed: Ranges,
+    /// A child whose memory nobody has looked through: it has resident pages that have no group.
+    unscanned: bool,
+    /// What an unscanned child removed: a look may find pages there that are about to go.
+    shunned: Ranges,
+}
+
+/// Groups that an address space has room for without allocating: 128 MiB of memory that was paged.
+const GROUPS_EXPECTED: usize = 1024;
+
+impl Space {
+    /// An address space of which nothing is known yet.
+    pub fn new(id: SpaceId) -> Self {
+        let groups = HashMap::with_capacity(GROUPS_EXPECTED);
+        Self {
+            id,
+            groups,
+            registered: Ranges::default(),
+            surveyed: Ranges::default(),
+            unscanned: false,
+            shunned: Ranges::default(),
+        }
+    }
+
+    /// Whether resident pages may be unknown to the policy.
+    pub fn is_unscanned(&self) -> bool {
+        self.unscanned
+    }
+
+    /// All of the registered memory was looked through ([`Space::found`]).
+    pub fn scanned(&mut self) {
+        self.unscanned = false;
+    }
+
+    /// Which one it is.
+    pub fn id(&self) -> SpaceId {
+        self.id
+    }
+
+    /// The state of the page at `address`.
+    pub fn state(&self, address: u64) -> PageState {
+        let (base, index) = place(address);
+        self.groups.get(&base).map_or(PageState::Own, |group| group.pages[index])
+    }
+
+    /// Whether nothing is known of the page at `address`: it was never touched, or the policy does not hear of it.
+    pub fn is_untouched(&self, address: u64) -> bool {
+        let (base, index) = place(address);
+        self.groups.get(&base).is_none_or(|group| group.pages[index] == PageState::Own && !group.is_listed(index))
+    }
+
+    /// Whether the content of the page at `address` is not in the program's memory.
+    pub fn is_away(&self, address: u64) -> bool {
+        matches!(self.state(address), PageState::Away(_) | PageState::Coming(_))
+    }
+
+    /// The number of the page at `address`, if it was given one.
+    pub fn number(&self, address: u64) -> Option<CachePage> {
+        let (base, index) = place(address);
+        self.groups.get(&base).map(|group| group.page(index))
+    }
+
+    fn group(&mut self, address: u64, books: &mut Books) -> (&mut Group, usize) {
+        let (base, index) = place(address);
+        let home = Home { space: self.id, base };
+        let group = self.groups.entry(base).or_insert_with(|| Group::new(books.directory.open_group(home)));
+        (group, index)
+    }
+
+    /// How a fault at `address` is answered now.
+    pub fn answer(&self, address: u64, is_write_protected: bool, slots: &Slots) -> Answer {
+        match (self.state(address), is_write_protected) {
+            (PageState::Own | PageState::Leaving | PageState::Clean(_), true) => Answer::Unprotect,
+            (PageState::Away(_) | PageState::Coming(_), true) => Answer::Wake,
+            (PageState::Own | PageState::Leaving, false) => Answer::Zero,
+            (PageState::Clean(_), false) => Answer::Wake,
+            (PageState::Coming(_), false) => Answer::Wait,
+            (PageState::Away(slot), false) => match slots.staged(slot) {
+                Some(page) => Answer::Staged(slot, page),
+                None => Answer::Read(slot),
+            },
+        }
+    }
+
+    /// A read of `slot` for the page at `address` begins; the read has a reference of its own.
+    pub fn reading(&mut self, address: u64, slot: Slot, books: &mut Books) {
+        books.slots.retain(slot);
+        let (group, index) = self.group(address, books);
+        assert!(group.pages[index] == PageState::Away(slot), "only what is away is read");
+        group.pages[index] = PageState::Coming(slot);
+    }
+
+    /// Whether the page at `address` still waits for the read of `slot`.
+    pub fn awaits(&self, address: u64, slot: Slot) -> bool {
+        self.state(address) == PageState::Coming(slot)
+    }
+
+    /// A read of `slot` for the page at `address` ended; if the page was not filled by it, it is away as before.
+    pub fn read_ended(&mut self, address: u64, slot: Slot, books: &mut Books) {
+        if self.awaits(address, slot) {
+            self.group(address, books).0.pages[place(address).1] = PageState::Away(slot);
+        }
+        books.slots.release(slot);
+    }
+
+    /// The page at `address` was filled as [`Space::answer`] said: `clean` if it is write-protected, so that its slot stays
+    /// its copy. Filling it proved that it is registered.
+    pub fn filled(&mut self, address: u64, clean: bool, coming: Coming, books: &mut Books) {
+        let page = address..address + PAGE;
+        if !self.registered.contain(&page) {
+            self.registered.insert(page);
+        }
+        let (group, index) = self.group(address, books);
+        match group.pages[index] {
+            PageState::Away(slot) | PageState::Coming(slot) if clean => group.pages[index] = PageState::Clean(slot),
+            PageState::Away(slot) | PageState::Coming(slot) => {
+                group.pages[index] = PageState::Own;
+                books.slots.release(slot);
+            }
+            PageState::Own | PageState::Leaving => group.pages[index] = PageState::Own,
+            PageState::Clean(_) => unreachable!("a page that is there is not filled"),
+        }
+        group.list(index, coming, &mut books.directory);
+    }
+
+    /// The page at `address` may be written from now on: its slot is no copy of it any more.
+    pub fn written(&mut self, address: u64, books: &mut Books) {
+        let (base, index) = place(address);
+        let Some(group) = self.groups.get_mut(&base) else { return };
+        if let PageState::Clean(slot) = group.pages[index] {
+            group.pages[index] = PageState::Own;
+            books.slots.release(slot);
+            if group.is_listed(index) {
+                books.directory.tell(News::Learnt(group.page(index), Evidence::Written));
+            }
+        }
+    }
+
+    /// A look at the program's memory found the page at `address` resident. A page that is being removed may still be there.
+    pub fn found(&mut self, address: u64, books: &mut Books) {
+        if self.shunned.contain(&(address..address + PAGE)) {
+            return;
+        }
+        let (group, index) = self.group(address, books);
+        if matches!(group.pages[index], PageState::Own | PageState::Clean(_)) && !group.is_listed(index) {
+            group.list(index, Coming::New, &mut books.directory);
+        }
+    }
+
+    /// What would leave with the page at `address`; `None` if it may not.
+    pub fn victim(&self, address: u64) -> Option<Victim> {
+        if !self.registered.contain(&(address..address + PAGE)) {
+            return None;
+        }
+        match self.state(address) {
+            PageState::Own => Some(Victim::Dirty),
+            PageState::Clean(slot) => Some(Victim::Clean(slot)),
+            PageState::Leaving | PageState::Away(_) | PageState::Coming(_) => None,
+        }
+    }
+
+    /// The policy handed the page at `address` out as a victim: it does not list it any more.
+    pub fn unlisted(&mut self, address: u64) {
+        let (base, index) = place(address);
+        if let Some(group) = self.groups.get_mut(&base) {
+            group.listed &= !(1 << index);
+        }
+    }
+
+    /// The policy lists the page at `address` again.
+    pub fn listed_again(&mut self, address: u64) {
+        let (base, index) = place(address);
+        if let Some(group) = self.groups.get_mut(&base) {
+            group.listed |= 1 << index;
+        }
+    }
+
+    /// The page at `address` left the program's memory; its content is that of `slot`, whose reference it takes (a clean page
+    /// has that reference already).
+    pub fn left(&mut self, address: u64, slot: Slot, books: &mut Books) {
+        let (group, index) = self.group(address, books);
+        assert!(
+            matches!(group.pages[index], PageState::Own) || group.pages[index] == PageState::Clean(slot),
+            "only a resident page leaves"
+        );
+        group.pages[index] = PageState::Away(slot);
+    }
+
+    /// The program removes `range` (MADV_DONTNEED): what is away is forgotten, what is there is left alone until it is gone.
+    pub fn remove(&mut self, range: &Range<u64>, books: &mut Books) {
+        if self.unscanned {
+            self.shunned.insert(range.clone());
+        }
+        self.each_page(range, |group, index| group.remove(index, books));
+    }
+
+    /// `range` is not mapped any more, or by something else.
+    pub fn unmap(&mut self, range: &Range<u64>, books: &mut Books) {
+        for set in [&mut self.registered, &mut self.surveyed, &mut self.shunned] {
+            set.remove(range);
+        }
+        self.each_page(range, |group, index| group.forget(index, books));
+        let empty: Vec<u64> = self.bases(range).filter(|base| self.groups[base].is_blank()).collect();
+        for base in empty {
+            let group = self.groups.remove(&base).expect("just listed");
+            books.directory.close_group(group.number);
+        }
+    }
+
+    /// `length` bytes moved from `from` to `to` with their pages (mremap). Reads under way do not follow them.
+    pub fn remap(&mut self, from: u64, to: u64, length: u64, books: &mut Books) {
+        self.unmap(&(to..to + length), books);
+        let source = from..from + length;
+        for set in [&mut self.registered, &mut self.surveyed, &mut self.shunned] {
+            for part in set.within(&source) {
+                set.insert(part.start - from + to..part.end - from + to);
+            }
+        }
+        let mut moved = Vec::new();
+        self.each_page(&source, |group, index| {
+            let address = group_address(group, index, books);
+            moved.push((address - from + to, group.take(index, books)));
+        });
+        self.unmap(&source, books);
+        for (address, (state, was_listed)) in moved {
+            if state == PageState::Own && !was_listed {
+                continue;
+            }
+            let (group, index) = self.group(address, books);
+            group.pages[index] = state;
+            if was_listed {
+                group.list(index, Coming::New, &mut books.directory);
+            }
+        }
+    }
+
+    /// The address space of a child, as of the fork; what lies in `wiped` reads as zeroes there (MADV_WIPEONFORK, rule 5).
+    pub fn fork(&self, id: SpaceId, wiped: &Ranges, books: &mut Books) -> Self {
+        let mut child = Self::new(id);
+        child.registered = self.registered.clone();
+        child.surveyed = self.surveyed.clone();
+        child.unscanned = true;
+        for (base, group) in &self.groups {
+            for (index, state) in group.pages.iter().enumerate() {
+                let address = base + index as u64 * PAGE;
+                let (PageState::Away(slot) | PageState::Coming(slot) | PageState::Clean(slot)) = *state else {
+                    continue;
+                };
+                if wiped.contain(&(address..address + PAGE)) {
+                    continue;
+                }
+                books.slots.retain(slot);
+                let is_clean = matches!(state, PageState::Clean(_));
+                let (group, index) = child.group(address, books);
+                group.pages[index] = if is_clean { PageState::Clean(slot) } else { PageState::Away(slot) };
+            }
+        }
+        child
+    }
+
+    /// The address space is gone.
+    pub fn end(&mut self, books: &mut Books) {
+        self.unmap(&(0..u64::MAX), books);
+    }
+
+    /// The addresses of groups in `range`, in no order.
+    fn bases(&self, range: &Range<u64>) -> impl Iterator<Item = u64> + '_ {
+        let (start, end) = (range.start & !(GROUP_SIZE_BYTES - 1), range.end);
+        let few = (end - start) / GROUP_SIZE_BYTES < self.groups.len() as u64;
+        let by_address = few.then(|| (start..end).step_by(GROUP_SIZE_BYTES as usize));
+        let by_group = (!few).then(|| self.groups.keys().copied().filter(move |base| (start..end).contains(base)));
+        let by_address = by_address.into_iter().flatten().filter(|base| self.groups.contains_key(base));
+        by_address.chain(by_group.into_iter().flatten())
+    }
+
+    /// Visits the pages of `range` that have a group.
+    fn each_page(&mut self, range: &Range<u64>, mut visit: impl FnMut(&mut Group, usize)) {
+        let bases: Vec<u64> = self.bases(range).collect();
+        for base in bases {
+            let group = self.groups.get_mut(&base).expect("just listed");
+            for index in 0..GROUP_PAGES {
+                if range.contains(&(base + index as u64 * PAGE)) {
+                    visit(group, index);
+                }
+            }
+        }
+    }
+}
+
+fn group_address(group: &Group, index: usize, books: &Books) -> u64 {
+    books.directory.home(group.page(index)).expect("an open group has a home").base
+}
+
+/// The group's address and the index in it.
+fn place(address: u64) -> (u64, usize) {
+    let base = address & !(GROUP_SIZE_BYTES - 1);
+    (base, ((address - base) / PAGE) as usize)
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,89 @@
+//! Children that come by a fork, and agents that are started when memory gets short.
+
+use std::time::Instant;
+
+use spillway_stub::late_start::start_agent;
+use spillway_stub::protocol::AgentState;
+use spillway_sys::process::{children, share_memory};
+use spillway_sys::tracee::TraceError;
+
+use super::{Resident, Survey};
+use crate::pager::limits::{AGENT_START_DEADLINE, AGENT_START_PAUSE, AGENT_THREADS_TRIED_MAX};
+
+impl Survey {
+    /// Takes in address spaces that came by a fork, and finds their processes.
+    pub(super) fn adopt_children(&mut self) {
+        for tenant in self.shared.tenants() {
+            if self.residents.iter().all(|resident| resident.tenant.id != tenant.id) {
+                let parent = self.residents.iter().find(|other| Some(other.tenant.id) == tenant.parent);
+                // A child has everything at the same addresses.
+                let Some((excluded, places)) = parent.map(|parent| (parent.excluded.clone(), parent.places)) else {
+                    continue;
+                };
+                self.residents.push(Resident::new(tenant, excluded, places));
+            }
+        }
+        let mut parents: Vec<u32> = self.orphans().map(|(_, parent)| parent).collect();
+        parents.dedup();
+        for parent in parents {
+            self.find_children(parent);
+        }
+    }
+
+    /// Residents without a process, with their parent's process.
+    fn orphans(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        let without = self.residents.iter().enumerate().filter(|(_, resident)| resident.process.is_none());
+        without.map(|(index, resident)| (index, resident.places.process))
+    }
+
+    /// Forks of one process come one after the other, so its children and their address spaces are in the same order. Taking one
+    /// for another would do no harm to their memory: the kernel lets an agent move only pages of its own.
+    fn find_children(&mut self, parent: u32) {
+        let orphans: Vec<usize> =
+            self.orphans().filter(|(_, other)| *other == parent).map(|(index, _)| index).collect();
+        let Ok(found) = children(parent) else { return };
+        let is_known = |number: &u32| {
+            self.residents
+                .iter()
+                .filter_map(|resident| resident.process.as_ref())
+                .any(|process| process.number() == *number)
+        };
+        // Between vfork and exec a child has its parent's memory.
+        let has_own_memory = |number: &u32| matches!(share_memory(parent, *number), Ok(false));
+        let candidates: Vec<u32> =
+            found.into_iter().filter(|number| !is_known(number) && has_own_memory(number)).collect();
+        for (index, number) in orphans.into_iter().zip(candidates) {
+            let Some(seat) = self.seats_free.pop() else { return };
+            self.arena.seat(seat).clear();
+            self.seat(index, number, seat);
+        }
+    }
+
+    /// Starts agents of programs that have none, now that pages are to leave (rule 12).
+    pub(super) fn start_agents(&mut self, now: Instant) {
+        for resident in &mut self.residents {
+            let (Some(process), Some(seat)) = (&resident.process, resident.seat) else { continue };
+            let seat = self.arena.seat(seat);
+            match seat.state() {
+                AgentState::Absent if resident.agent_at <= now => {}
+                AgentState::Failed => {
+                    let (number, failure) = (process.number(), seat.failure());
+                    self.shared.fail(format!("the agent of process {number} failed: {failure}; its pages stay"));
+                    continue;
+                }
+                _ => continue,
+            }
+            resident.agent_at = now + AGENT_START_PAUSE;
+            for thread in process.threads().unwrap_or_default().into_iter().take(AGENT_THREADS_TRIED_MAX) {
+                match start_agent(&resident.places, thread, &seat, Instant::now() + AGENT_START_DEADLINE) {
+                    Ok(()) => break,
+                    Err(TraceError::Unsuitable(_) | TraceError::Gone) => {}
+                    Err(error) => {
+                        self.shared.fail(format!("process {} gets no agent yet: {error}", process.number()));
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}

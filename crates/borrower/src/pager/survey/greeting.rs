@@ -1,0 +1,164 @@
+//! Programs that say hello, and agents.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use spillway_stub::arena::Arena;
+use spillway_stub::greeting::{GreetingError, Visitor};
+use spillway_stub::late_start::ProgramPlaces;
+use spillway_stub::protocol::{Hello, HelloKind, Verdict, Welcome};
+use spillway_sys::userfaultfd::{Features, Userfaultfd};
+
+use super::{Resident, Survey};
+use crate::pager::agent::SeatAgent;
+use crate::pager::limits::GREETING_DEADLINE;
+use crate::pager::maps;
+use crate::pager::process::Process;
+use crate::pager::shared::{Tenant, lock};
+use crate::pager::space::Space;
+
+/// What a userfaultfd must tell for its program to be paged; forks too, if there are any.
+const FEATURES: Features = Features(
+    Features::WRITE_PROTECT.0
+        | Features::REMAP.0
+        | Features::REMOVE.0
+        | Features::UNMAP.0
+        | Features::THREAD.0
+        | Features::MOVE.0,
+);
+
+impl Survey {
+    /// Lets in whoever waits outside.
+    pub(super) fn greet(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok(Some(visitor)) => {
+                    if let Err(error) = self.meet(&visitor) {
+                        self.shared.fail(format!("process {}: {error}", visitor.process()));
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => return self.shared.fail(format!("the socket for programs failed: {error}")),
+            }
+        }
+    }
+
+    fn meet(&mut self, visitor: &Visitor) -> Result<(), GreetingError> {
+        let deadline = Instant::now() + GREETING_DEADLINE;
+        let (hello, descriptor) = visitor.hello(deadline)?;
+        match hello.kind {
+            HelloKind::Program => self.meet_program(visitor, &hello, descriptor, deadline),
+            HelloKind::Agent => self.meet_agent(visitor, &hello),
+        }
+    }
+
+    fn meet_program(
+        &mut self,
+        visitor: &Visitor,
+        hello: &Hello,
+        descriptor: Option<OwnedFd>,
+        deadline: Instant,
+    ) -> Result<(), GreetingError> {
+        let number = visitor.process();
+        // A process that says hello again runs another program: what it was is gone.
+        self.forget(|resident| resident.process.as_ref().is_some_and(|process| process.number() == number));
+        let memory = match descriptor.map(|descriptor| agree(descriptor, self.programs_fork)) {
+            Some(Ok(memory)) => memory,
+            other => {
+                let reason = other.and_then(Result::err).unwrap_or_else(|| io::Error::from_raw_os_error(-hello.status));
+                self.shared.fail(format!("process {number} cannot be paged, so it was not started: {reason}"));
+                return visitor.welcome(&answer(Verdict::Refuse, 0, &self.arena), None);
+            }
+        };
+        let Some(seat) = self.seats_free.pop() else {
+            let seats = self.arena.plan().seats;
+            self.shared.fail(format!("process {number} is not paged: {seats} others are"));
+            return visitor.welcome(&answer(Verdict::RunUnpaged, 0, &self.arena), None);
+        };
+        self.arena.seat(seat).clear();
+        visitor.welcome(&answer(Verdict::Page, seat, &self.arena), Some(self.arena.file().as_fd()))?;
+        let ready = visitor.ready(deadline)?;
+        if ready.status != 0 {
+            self.seats_free.push(seat);
+            return Ok(());
+        }
+        let tenant = Tenant::new(Space::new(self.shared.next_space()), Box::new(memory), None);
+        let excluded =
+            vec![hello.library_start..hello.library_end, ready.arena..ready.arena + self.arena.length_bytes()];
+        let places = ProgramPlaces { process: number, start_agent: hello.start_agent, arena: ready.arena };
+        let resident = Resident::new(Arc::new(tenant), excluded, places);
+        self.shared.admit(Arc::clone(&resident.tenant));
+        self.residents.push(resident);
+        self.seat(self.residents.len() - 1, number, seat);
+        let resident = self.residents.last().expect("just taken in");
+        announce_forks(resident);
+        Ok(())
+    }
+
+    /// The process and the seat of a resident become known: from now on its pages can be taken out.
+    pub(super) fn seat(&mut self, index: usize, number: u32, seat: u32) {
+        let resident = &mut self.residents[index];
+        let tenant = &resident.tenant;
+        tenant.process.store(number, Ordering::Relaxed);
+        let agent = SeatAgent::new(self.arena.seat(seat), self.arena.pool_offset(), Arc::clone(&tenant.is_gone));
+        *lock(&tenant.agent) = Some(Box::new(agent));
+        resident.seat = Some(seat);
+        resident.places.process = number;
+        resident.place = Pid::from_raw(number.cast_signed())
+            .and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok())
+            .and_then(|process| self.guardian.watch(process));
+        match Process::open(number) {
+            Ok(process) => resident.process = Some(process),
+            Err(error) => self.shared.fail(format!("process {number} cannot be looked at: {error}")),
+        }
+    }
+
+    /// An agent wants the userfaultfd of its program.
+    fn meet_agent(&self, visitor: &Visitor, hello: &Hello) -> Result<(), GreetingError> {
+        let resident = self.residents.iter().find(|resident| resident.seat == Some(hello.seat));
+        let is_its_own = |resident: &&Resident| {
+            resident.process.as_ref().is_some_and(|process| process.number() == visitor.process())
+        };
+        match resident.filter(is_its_own) {
+            Some(resident) => {
+                let welcome = answer(Verdict::Page, hello.seat, &self.arena);
+                visitor.welcome(&welcome, Some(resident.tenant.memory.event()))
+            }
+            None => visitor.welcome(&answer(Verdict::Refuse, 0, &self.arena), None),
+        }
+    }
+}
+
+/// Forks come as messages only while something is registered; so some small mapping is, from the start. Nothing of it is
+/// taken out before the survey has looked at it.
+fn announce_forks(resident: &Resident) {
+    let Some(process) = &resident.process else { return };
+    let Ok(text) = process.maps() else { return };
+    let spans = maps::spans(&maps::parse(&text), &resident.excluded);
+    let mappings = spans.into_iter().flat_map(|span| span.mappings);
+    if let Some(smallest) = mappings.min_by_key(|range| range.end - range.start) {
+        // It is only missed if the program forks before it is short of memory; its child is not paged then.
+        let _ = resident.tenant.memory.register(smallest);
+    }
+}
+
+fn answer(verdict: Verdict, seat: u32, arena: &Arena) -> Welcome {
+    Welcome { verdict, seat, arena_bytes: arena.length_bytes(), start_agent: !may_trace() }
+}
+
+fn agree(descriptor: OwnedFd, programs_fork: bool) -> io::Result<Userfaultfd> {
+    let memory = Userfaultfd::from_descriptor(descriptor)?;
+    memory.agree(if programs_fork { FEATURES | Features::FORK } else { FEATURES })?;
+    Ok(memory)
+}
+
+/// Whether programs may be traced, so that their agents can start late (`kernel.yama.ptrace_scope`; 2 and more are for
+/// administrators, and 1 lets the parent do it).
+fn may_trace() -> bool {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    scope.trim().parse::<u32>().unwrap_or(0) < 2
+}

@@ -1,0 +1,193 @@
+//! Knows the programs: who says hello, how much memory each has, which of it may be paged, and who has ended.
+//!
+//! Nothing is asked of a program until the budget is nearly reached; then its mappings are registered as a whole and probed
+//! (rules 1 and 3 of docs/pager.md), and what is resident in them is told to the policy. All of /proc is read here, never on the
+//! fault thread (rule 13).
+//!
+//! - `greeting`: programs and agents that say hello; `agents`: children, and agents that start late.
+//! - `registering`: what of a program may be paged.
+
+mod agents;
+mod greeting;
+mod registering;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_stub::arena::Arena;
+use spillway_stub::greeting::Listener;
+use spillway_stub::late_start::ProgramPlaces;
+use spillway_sys::guardian::{Guardian, Place};
+use spillway_sys::pagemap::Region;
+use spillway_sys::userfaultfd::PageError;
+
+use super::limits::{
+    ALERT_BYTES_MAX, ALERT_SHARE, GROWTH_BYTES_PER_SECOND, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN, REGIONS_MAX,
+};
+use super::process::Process;
+use super::shared::{Budget, Shared, Tenant, lock};
+
+/// An address space, as the survey sees it.
+struct Resident {
+    tenant: Arc<Tenant>,
+    /// Not known yet of a child that was just forked.
+    process: Option<Process>,
+    seat: Option<u32>,
+    /// Where the guardian has it.
+    place: Option<Place>,
+    /// The stub's own memory (rule 7).
+    excluded: Vec<Range<u64>>,
+    /// Where the stub is; its process is the parent's as long as its own is not known.
+    places: ProgramPlaces,
+    registered_at: Option<Instant>,
+    /// When an agent may be started.
+    agent_at: Instant,
+}
+
+impl Resident {
+    fn new(tenant: Arc<Tenant>, excluded: Vec<Range<u64>>, places: ProgramPlaces) -> Self {
+        let agent_at = Instant::now();
+        Self { tenant, process: None, seat: None, place: None, excluded, places, registered_at: None, agent_at }
+    }
+}
+
+/// See the module text.
+pub struct Survey {
+    shared: Arc<Shared>,
+    listener: Listener,
+    arena: Arc<Arena>,
+    seats_free: Vec<u32>,
+    residents: Vec<Resident>,
+    regions: Vec<Region>,
+    /// Kills programs if this process dies.
+    guardian: Guardian,
+    /// The budget was nearly reached once: mappings are registered from now on.
+    is_paging: bool,
+    /// See [`PagerConfig::programs_fork`](crate::pager::PagerConfig::programs_fork).
+    programs_fork: bool,
+}
+
+impl Survey {
+    /// Programs say hello at `listener`, and get `arena`.
+    pub fn new(
+        shared: Arc<Shared>,
+        listener: Listener,
+        arena: Arc<Arena>,
+        guardian: Guardian,
+        programs_fork: bool,
+    ) -> Self {
+        let seats_free = (0..arena.plan().seats).rev().collect();
+        let regions = vec![Region::default(); REGIONS_MAX];
+        Self {
+            shared,
+            listener,
+            arena,
+            seats_free,
+            residents: Vec::new(),
+            regions,
+            guardian,
+            is_paging: false,
+            programs_fork,
+        }
+    }
+
+    /// Where programs say hello.
+    pub fn listener(&self) -> &Listener {
+        &self.listener
+    }
+
+    /// Looks at everything once; how long to wait until the next look.
+    pub fn look(&mut self, now: Instant) -> Duration {
+        self.greet();
+        self.adopt_children();
+        let resident = self.count();
+        self.shared.budget.set_resident(resident);
+        let counters = &self.shared.counters;
+        let local_bytes = resident.unsigned_abs() * PAGE_SIZE_BYTES as u64 + self.shared.budget.pool_bytes();
+        counters.local_bytes.set(local_bytes);
+        counters.local_bytes_peak.set_max(local_bytes);
+        counters.lent_pages.set(self.shared.books().slots.in_use());
+        if resident > self.shared.budget.high_pages() - alert_pages(&self.shared.budget) {
+            self.is_paging = true;
+        }
+        if self.is_paging {
+            self.keep_pages();
+            self.register_all(now);
+            self.start_agents(now);
+        }
+        if self.shared.budget.is_exceeded() {
+            self.shared.eviction.signal();
+        }
+        interval(self.shared.budget.high_pages() - resident)
+    }
+
+    /// Pages of all programs; programs that have ended are forgotten.
+    fn count(&mut self) -> i64 {
+        let mut pages = 0;
+        self.forget(|resident| {
+            let found = resident.process.as_ref().map(Process::resident_pages);
+            pages += found.flatten().unwrap_or(0);
+            // One whose process is not known ends with its memory.
+            found.map_or_else(|| is_memory_gone(&resident.tenant), |found| found.is_none())
+        });
+        pages
+    }
+
+    fn forget(&mut self, mut is_over: impl FnMut(&Resident) -> bool) {
+        let over: Vec<Resident> =
+            self.residents.extract_if(.., |resident| is_over(resident) || resident.tenant.is_gone()).collect();
+        for resident in over {
+            self.shared.dismiss(&resident.tenant);
+            self.seats_free.extend(resident.seat);
+            if let Some(place) = resident.place {
+                self.guardian.forget(place);
+            }
+        }
+    }
+
+    /// Rule 4.
+    fn keep_pages(&self) {
+        for resident in &self.residents {
+            // One that ends meanwhile is found by the next look.
+            let Some(Ok(kept)) = resident.process.as_ref().map(Process::kept_pages) else { continue };
+            let table = resident.tenant.lock();
+            for address in &kept {
+                if table.space.is_away(*address) {
+                    self.shared.want(resident.tenant.id, *address);
+                }
+            }
+            *lock(&resident.tenant.kept_pages) = kept;
+        }
+    }
+}
+
+/// Nothing is mapped at address zero, so an address space that exists says so.
+fn is_memory_gone(tenant: &Tenant) -> bool {
+    matches!(tenant.memory.zero(0..PAGE_SIZE_BYTES as u64), Err(PageError::Gone))
+}
+
+/// How far below the watermark mappings begin to be registered.
+fn alert_pages(budget: &Budget) -> i64 {
+    budget.limit_pages().min((ALERT_BYTES_MAX / PAGE_SIZE_BYTES as u64).cast_signed() * ALERT_SHARE) / ALERT_SHARE
+}
+
+/// How long programs can grow at full speed until `room_pages` are used up.
+fn interval(room_pages: i64) -> Duration {
+    let bytes = room_pages.max(0).unsigned_abs() * PAGE_SIZE_BYTES as u64;
+    Duration::from_secs_f64(bytes as f64 / GROWTH_BYTES_PER_SECOND as f64).clamp(LOOK_INTERVAL_MIN, LOOK_INTERVAL_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_looked_at_more_often_when_little_room_is_left() {
+        assert_eq!(interval(-5), LOOK_INTERVAL_MIN);
+        assert_eq!(interval(i64::from(u32::MAX)), LOOK_INTERVAL_MAX);
+        let pages = i64::try_from(GROWTH_BYTES_PER_SECOND / PAGE_SIZE_BYTES as u64 / 100).unwrap();
+        assert!((interval(pages).as_secs_f64() - 0.01).abs() < 0.001);
+    }
+}

@@ -1,0 +1,90 @@
+//! What of a program may be paged: mappings are registered whole, probed, and looked through.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::pagemap::{Categories, Query};
+use spillway_sys::userfaultfd::PageError;
+
+use super::{Resident, Survey};
+use crate::pager::limits::REGISTER_INTERVAL;
+use crate::pager::maps;
+use crate::pager::process::Process;
+use crate::pager::shared::Tenant;
+
+impl Survey {
+    pub(super) fn register_all(&mut self, now: Instant) {
+        let mut residents = std::mem::take(&mut self.residents);
+        for resident in &mut residents {
+            if resident.registered_at.is_none_or(|at| now.saturating_duration_since(at) >= REGISTER_INTERVAL) {
+                self.register(resident);
+                resident.registered_at = Some(now);
+            }
+        }
+        self.residents = residents;
+    }
+
+    fn register(&mut self, resident: &mut Resident) {
+        let Some(process) = &resident.process else { return };
+        let Ok(text) = process.maps() else { return };
+        let mut excluded = resident.excluded.clone();
+        excluded.extend(resident.seat.and_then(|seat| self.arena.seat(seat).staging()));
+        let mut is_complete = true;
+        for span in maps::spans(&maps::parse(&text), &excluded) {
+            for mapping in &span.mappings {
+                is_complete &= self.register_mapping(&resident.tenant, process, mapping, &span.range);
+            }
+        }
+        if is_complete {
+            resident.tenant.lock().space.scanned();
+        }
+    }
+
+    /// Registers one mapping with the span that it is in, and tells the policy of its pages. Events of the program that come meanwhile are read later, and
+    /// so are younger than what is found here. False: it is to be tried again.
+    fn register_mapping(&mut self, tenant: &Tenant, process: &Process, range: &Range<u64>, span: &Range<u64>) -> bool {
+        let mut table = tenant.lock();
+        if table.batch {
+            return false;
+        }
+        if table.space.surveyed.contain(range) && !table.space.is_unscanned() {
+            return true;
+        }
+        let query = Query {
+            all_of: Categories::PRESENT,
+            none_of: Categories::FILE,
+            report: Categories::PRESENT,
+            ..Query::default()
+        };
+        let mut start = range.start;
+        let mut is_probed = false;
+        while start < range.end {
+            let Ok(scan) = process.pagemap.scan(start..range.end, &query, &mut self.regions) else { return false };
+            let regions = &self.regions[..scan.regions];
+            if let (Some(first), false) = (regions.first(), is_probed) {
+                if !probe(tenant, span, first.start..range.end) {
+                    return false;
+                }
+                table.space.registered.insert(first.start..range.end);
+                table.space.surveyed.insert(range.clone());
+                is_probed = true;
+            }
+            let books = &mut self.shared.books();
+            for region in regions {
+                (region.start..region.end)
+                    .step_by(PAGE_SIZE_BYTES)
+                    .for_each(|address| table.space.found(address, books));
+            }
+            start = scan.end.max(start + PAGE_SIZE_BYTES as u64);
+        }
+        true
+    }
+}
+
+/// Registers `span`, and proves that one registered mapping covers `resident`, which begins with a page that is there (rule 1):
+/// zeroes are refused because of that page, and not because of the mapping.
+fn probe(tenant: &Tenant, span: &Range<u64>, resident: Range<u64>) -> bool {
+    tenant.memory.register(span.clone()).is_ok()
+        && matches!(tenant.memory.zero(resident), Ok(_) | Err(PageError::Exists))
+}

@@ -1,0 +1,150 @@
+//! The pager's threads: loops around the decisions in [`super::faults`], [`super::eviction`] and [`super::survey`].
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spillway_sys::epoll::{Epoll, Interest};
+
+use super::config::Placement;
+use super::directory::SpaceId;
+use super::eviction::Eviction;
+use super::faults::Faults;
+use super::limits::{AGENT_LOOKS_MAX, FAULT_SPIN, IDLE_INTERVAL, RETRY_INTERVAL};
+use super::shared::{Shared, Tenant};
+use super::survey::Survey;
+use super::waiting::wait;
+use crate::service::Waiting;
+
+/// Starts a thread that runs until the pager stops; one that panics takes the programs down, whose pages it may have lost
+/// track of.
+pub(crate) fn start(
+    name: &str,
+    shared: &Arc<Shared>,
+    run: impl FnOnce() -> io::Result<()> + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let shared = Arc::clone(shared);
+    let told = name.to_owned();
+    std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        let reason = match result {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(payload) => {
+                let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+                text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
+            }
+        };
+        shared.fail(format!("the pager's thread {told} ended ({reason}); its programs are killed"));
+        shared.kill_programs();
+    })
+}
+
+/// Who is served by the fault thread, each under its number in the set of descriptors that it waits for.
+struct Served {
+    set: Epoll,
+    tenants: HashMap<u32, (Arc<Tenant>, bool)>,
+    ready: Vec<u32>,
+}
+
+impl Served {
+    /// Takes in who came, leaves out who went, and listens again to those whose batch has ended.
+    fn follow(&mut self, shared: &Shared) -> io::Result<()> {
+        let current = shared.tenants();
+        self.tenants.retain(|number, _| current.iter().any(|tenant| tenant.id == SpaceId(*number)));
+        for tenant in current {
+            let number = tenant.id.0;
+            let (_, listens) = self.tenants.entry(number).or_insert_with(|| (Arc::clone(&tenant), false));
+            if !*listens && !tenant.lock().batch {
+                self.set.add(tenant.memory.event(), number.into(), Interest::Readable)?;
+                *listens = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves whoever has something to tell; how many did.
+    fn serve(&mut self, faults: &mut Faults) -> io::Result<usize> {
+        let (set, ready) = (&self.set, &mut self.ready);
+        set.wait(Some(Duration::ZERO), |number| ready.push(number as u32))?;
+        let count = self.ready.len();
+        for number in self.ready.drain(..) {
+            let Some((tenant, listens)) = self.tenants.get_mut(&number) else { continue };
+            if tenant.is_gone() || !faults.serve(tenant) {
+                self.set.remove(tenant.memory.event())?;
+                *listens = false;
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// The fault thread.
+pub(crate) fn serve_faults(shared: &Shared, mut faults: Faults, placement: Placement) -> io::Result<()> {
+    let mut served = Served { set: Epoll::new()?, tenants: HashMap::with_capacity(64), ready: Vec::with_capacity(64) };
+    let mut worked_at = Instant::now();
+    while !shared.is_stopping() {
+        if shared.faults.clear() {
+            served.follow(shared)?;
+            faults.fetch_wanted();
+        }
+        let count = served.serve(&mut faults)?;
+        let now = Instant::now();
+        let waiting = faults.poll(now);
+        if count > 0 {
+            worked_at = now;
+            continue;
+        }
+        let spins = placement == Placement::Spin && now.saturating_duration_since(worked_at) < FAULT_SPIN;
+        let patience = match waiting {
+            Waiting::Poll => continue,
+            _ if spins => continue,
+            Waiting::Retry => RETRY_INTERVAL,
+            _ if faults.has_put_off() => RETRY_INTERVAL,
+            Waiting::Nothing | Waiting::Event => IDLE_INTERVAL,
+        };
+        wait([served.set.as_fd(), shared.faults.as_fd()], faults.engine(), patience)?;
+    }
+    Ok(())
+}
+
+/// The eviction thread.
+pub(crate) fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
+    let mut looks = 0;
+    while !shared.is_stopping() {
+        shared.eviction.clear();
+        let waiting = eviction.turn(Instant::now());
+        let patience = match waiting {
+            Waiting::Poll if looks < AGENT_LOOKS_MAX => {
+                // An agent works; it may need this very CPU.
+                looks += 1;
+                std::thread::yield_now();
+                continue;
+            }
+            Waiting::Poll | Waiting::Retry => RETRY_INTERVAL,
+            Waiting::Nothing | Waiting::Event => IDLE_INTERVAL,
+        };
+        looks = 0;
+        wait([shared.eviction.as_fd(), shared.eviction.as_fd()], eviction.engine(), patience)?;
+    }
+    Ok(())
+}
+
+/// The survey thread.
+pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
+    while !shared.is_stopping() {
+        shared.survey.clear();
+        let patience = survey.look(Instant::now());
+        let mut waits = [PollFd::new(&shared.survey, PollFlags::IN), PollFd::new(survey.listener(), PollFlags::IN)];
+        let timeout = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
+        match poll(&mut waits, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}

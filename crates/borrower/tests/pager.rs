@@ -1,0 +1,141 @@
+//! Whole programs under the pager, with real donors in this process: exact output in a fraction of the memory they need.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::device::transport::TransportChoice;
+use spillway_borrower::pager::{Pager, PagerConfig, Placement};
+use spillway_donor::{Donor, DonorConfig};
+
+const MEBIBYTE: u64 = 1 << 20;
+
+/// Far beyond what a busy machine needs.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// A donor and a pager over it.
+struct World {
+    directory: tempfile::TempDir,
+    _donor: Donor,
+    pager: Pager,
+}
+
+impl World {
+    fn new(budget_mebibytes: u64) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("donor.sock");
+        let donor = Donor::start(DonorConfig {
+            memory_bytes: 1024 * MEBIBYTE,
+            headroom_bytes: 0,
+            listen: Vec::new(),
+            unix_path: Some(socket.clone()),
+            key: None,
+            slab_prepared_count: 1,
+            slab_size_hint_bytes: 32 * MEBIBYTE,
+        })
+        .unwrap();
+        let preload = directory.path().join("libspillway.so");
+        std::fs::write(&preload, spillway_stub::LIBRARY).unwrap();
+        let pager = Pager::start(PagerConfig {
+            name: "pager-test".to_owned(),
+            donors: vec![format!("unix:{}", socket.display()).parse().unwrap()],
+            key_file: None,
+            redundancy: Redundancy::NONE,
+            backing: None,
+            transport: TransportChoice::Auto,
+            slab_size_bytes: 32 * MEBIBYTE,
+            lent_bytes_max: 1024 * MEBIBYTE,
+            budget_bytes: budget_mebibytes * MEBIBYTE,
+            directory: directory.path().to_owned(),
+            preload,
+            placement: Placement::Sleep,
+            donor_wait: Duration::from_secs(20),
+            programs_fork: true,
+        })
+        .unwrap();
+        Self { directory, _donor: donor, pager }
+    }
+
+    /// Compiles one of the programs beside this file.
+    fn compile(&self, name: &str) -> PathBuf {
+        let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/pager_programs").join(format!("{name}.c"));
+        let program = self.directory.path().join(name);
+        let status = Command::new("cc").args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).status().unwrap();
+        assert!(status.success());
+        program
+    }
+
+    /// Runs it to its end; one that hangs is killed, and that fails the test.
+    fn run(&self, name: &str, arguments: &[&str]) -> Output {
+        let program = self.compile(name);
+        let child = Command::new(program)
+            .args(arguments)
+            .envs(self.pager.environment())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut running = Running(Some(child));
+        let deadline = Instant::now() + PATIENCE;
+        while running.0.as_mut().unwrap().try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "{name} hangs: {:#?}", self.pager.statistics());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        running.0.take().unwrap().wait_with_output().unwrap()
+    }
+
+    /// Runs it; its output must be `expected`.
+    fn check(&self, name: &str, arguments: &[&str], expected: &str) {
+        let output = self.run(name, arguments);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        let report = self.pager.statistics();
+        assert!(output.status.success(), "{:?}: {text}{errors}\n{report:#?}", output.status);
+        assert_eq!(text, expected, "{errors}\n{report:#?}");
+        assert_eq!(report.failures, Vec::<String>::new());
+        println!("{name} {arguments:?}: {report:#?}");
+    }
+}
+
+/// A program that is killed when the test fails.
+struct Running(Option<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn a_program_four_times_its_budget_gives_exact_output() {
+    let world = World::new(64);
+    world.check("fill", &["256", "1"], "65536 pages, 0 wrong words\n");
+    let report = world.pager.statistics();
+    assert!(report.pages_out_dirty > 40_000 && report.fill.count > 40_000, "{report:#?}");
+}
+
+#[test]
+fn threads_share_one_budget() {
+    let world = World::new(64);
+    world.check("fill", &["192", "6"], "49152 pages, 0 wrong words\n");
+}
+
+#[test]
+fn children_and_parents_keep_their_own_copies() {
+    let world = World::new(64);
+    world.check("forks", &["96", "3"], "0 wrong words, 0 children failed\n");
+    assert!(world.pager.statistics().programs >= 5, "{:#?}", world.pager.statistics());
+}
+
+#[test]
+fn mappings_that_come_grow_move_and_go_keep_their_content() {
+    let world = World::new(32);
+    world.check("churn", &["1500", "4"], "0 wrong words\n");
+    assert!(world.pager.statistics().pages_out_dirty > 0);
+}

@@ -1,0 +1,162 @@
+//! What the pager needs of the kernel and the user, one function for each capability.
+
+use spillway_sys::userfaultfd::Features;
+use spillway_sys::userfaultfd::access::{Access, Obstacle};
+
+use super::checks::{Check, State, Way};
+use crate::machine::system::System;
+
+/// The command for what only another kernel has.
+const NEWER_KERNEL: &str = "apt-get install linux-image-amd64";
+
+/// Locked memory that the pager asks for: its pool and tables. With less it works too, but may itself be paged out.
+const LOCKED_BYTES_WANTED: u64 = 64 << 20;
+
+fn good(name: &'static str, detail: impl Into<String>) -> Check {
+    Check { name, needed_for: Way::Pager, state: State::Good, detail: detail.into(), mend: None }
+}
+
+fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &str) -> Check {
+    Check { name, needed_for: Way::Pager, state, detail: detail.into(), mend: Some(mend.to_owned()) }
+}
+
+/// Every capability, those that it cannot do without first.
+pub(crate) fn all(system: &System) -> Vec<Check> {
+    let access = system.user_faults().unwrap_or(NOTHING);
+    vec![user_faults(access), forks(access), tracing(system), memory_locking(system)]
+}
+
+/// What is left when the kernel did not even answer.
+const NOTHING: Access = Access { scope: None, features: Features(0), follows_forks: false, scans_pages: false };
+
+fn user_faults(access: Access) -> Check {
+    let name = "userfaultfd";
+    if !spillway_stub::IS_SUPPORTED {
+        return lacking(name, State::Bad, "programs can be paged on Linux on x86-64 only", "uname -m");
+    }
+    let Some(obstacle) = access.obstacle() else {
+        return good(name, "all faults of a program can be served, and its pages found and moved");
+    };
+    let detail = match obstacle {
+        // The permission can be had for good, too.
+        Obstacle::UserModeOnly => format!(
+            "{obstacle}: the kernel gives this user only faults of user mode. The command gives everybody all of them until the next \
+             boot; packaging/udev has a rule that gives them to a group for good"
+        ),
+        _ => obstacle.to_string(),
+    };
+    lacking(name, State::Bad, detail, obstacle.mend().unwrap_or(NEWER_KERNEL))
+}
+
+/// What is told of forks is decided for the process that serves the faults, so a capability of our own file is enough.
+fn forks(access: Access) -> Check {
+    let name = "forks under the pager";
+    if access.follows_forks {
+        return good(name, "the kernel tells of them");
+    }
+    lacking(
+        name,
+        State::Optional,
+        "the kernel tells of them only to CAP_SYS_PTRACE, so `fork` fails in programs; threads, vfork, posix_spawn and exec work",
+        "sudo setcap cap_sys_ptrace+ep $(command -v spillway)",
+    )
+}
+
+/// Yama lets parents trace their children at 0 and 1 (kernel document `admin-guide/LSM/Yama.rst`).
+fn tracing(system: &System) -> Check {
+    let name = "ptrace";
+    match system.text("/proc/sys/kernel/yama/ptrace_scope").as_deref() {
+        None | Some("0" | "1") => good(name, "a program's parent may trace it"),
+        Some("2") if system.user_is_root() => good(name, "root may trace"),
+        Some(scope) => lacking(
+            name,
+            State::Optional,
+            format!(
+                "kernel.yama.ptrace_scope is {scope}: programs get their paging thread when they start, not when memory is short"
+            ),
+            "sudo sysctl kernel.yama.ptrace_scope=1",
+        ),
+    }
+}
+
+fn memory_locking(system: &System) -> Check {
+    let name = "memlock for the pager";
+    match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
+        _ if system.user_is_root() => good(name, "root may lock all memory"),
+        Some(bytes) if bytes < LOCKED_BYTES_WANTED => lacking(
+            name,
+            State::Optional,
+            format!("{} may be locked: the pager itself may be swapped out", crate::size::human(bytes)),
+            "ulimit -l unlimited",
+        ),
+        _ => good(name, "enough may be locked"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use spillway_sys::userfaultfd::Scope;
+
+    use super::*;
+    use crate::doctor::checks::hindrance;
+
+    fn system(files: &[(&str, &str)], root: bool) -> (tempfile::TempDir, System) {
+        let directory = tempfile::tempdir().unwrap();
+        let system = System::of_files(directory.path().to_path_buf(), root);
+        for (path, text) in files {
+            let path = system.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        (directory, system)
+    }
+
+    const FULL: Access = Access {
+        scope: Some(Scope::Everything),
+        features: Features(Features::MOVE.0 | Features::WRITE_PROTECT.0),
+        follows_forks: true,
+        scans_pages: true,
+    };
+
+    #[test]
+    fn a_user_who_lacks_only_the_permission_is_given_the_command() {
+        let check = user_faults(Access { scope: Some(Scope::UserModeOnly), ..FULL });
+        assert!(check.state == State::Bad && check.mend.unwrap().contains("vm.unprivileged_userfaultfd=1"));
+        assert!(check.detail.contains("system calls") && check.detail.contains("packaging/udev"), "{}", check.detail);
+    }
+
+    #[test]
+    fn with_the_permission_nothing_hinders() {
+        let (_directory, system) = system(&[], false);
+        assert_eq!(hindrance(&all(&system), Way::Pager).unwrap().name, "userfaultfd");
+        let system = system.with_user_faults(FULL);
+        assert!(hindrance(&all(&system), Way::Pager).is_none());
+    }
+
+    #[test]
+    fn forks_that_nobody_hears_of_are_no_obstacle() {
+        assert_eq!(forks(FULL).state, State::Good);
+        let check = forks(Access { follows_forks: false, ..FULL });
+        assert!(check.state == State::Optional && check.mend.unwrap().contains("cap_sys_ptrace"));
+    }
+
+    #[test]
+    fn old_kernels_are_named() {
+        let detail = |access: Access| user_faults(access).detail;
+        assert!(detail(Access { features: Features::WRITE_PROTECT, ..FULL }).contains("6.8"));
+        assert!(detail(Access { scans_pages: false, ..FULL }).contains("6.7"));
+        assert!(detail(NOTHING).contains("sandbox"));
+    }
+
+    #[test]
+    fn a_strict_kernel_only_costs_a_thread() {
+        let scope = |scope, root| {
+            let (_directory, system) = system(&[("/proc/sys/kernel/yama/ptrace_scope", scope)], root);
+            tracing(&system).state
+        };
+        assert_eq!((scope("1", false), scope("2", false)), (State::Good, State::Optional));
+        assert_eq!((scope("2", true), scope("3", true)), (State::Good, State::Optional));
+    }
+}

@@ -1,0 +1,94 @@
+//! Where facts about the machine and its user are read from.
+//!
+//! Files are read below a root directory, so that tests can show each answer on files of their own; what must be tried out is
+//! handed in.
+
+use std::fs;
+use std::path::PathBuf;
+
+use spillway_sys::userfaultfd::access::Access;
+
+/// A machine as one user sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct System {
+    root: PathBuf,
+    user_is_root: bool,
+    user_faults: Option<Access>,
+}
+
+impl System {
+    /// This machine, as this user.
+    pub(crate) fn this() -> Self {
+        Self { root: "/".into(), user_is_root: rustix::process::geteuid().is_root(), user_faults: Access::probe().ok() }
+    }
+
+    /// A machine made of files below a directory.
+    #[cfg(test)]
+    pub(crate) fn of_files(root: PathBuf, user_is_root: bool) -> Self {
+        Self { root, user_is_root, user_faults: None }
+    }
+
+    /// The same one with what its kernel lets the user do about page faults.
+    #[cfg(test)]
+    pub(crate) fn with_user_faults(self, access: Access) -> Self {
+        Self { user_faults: Some(access), ..self }
+    }
+
+    /// What the user may do about page faults, as tried out; `None` if that failed.
+    pub(crate) fn user_faults(&self) -> Option<Access> {
+        self.user_faults
+    }
+
+    /// Whether the user is root.
+    pub(crate) fn user_is_root(&self) -> bool {
+        self.user_is_root
+    }
+
+    /// Where a path of the machine is found.
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    /// Whether there is such a file.
+    pub(crate) fn exists(&self, path: &str) -> bool {
+        self.path(path).exists()
+    }
+
+    /// What a file says, without white space around it.
+    pub(crate) fn text(&self, path: &str) -> Option<String> {
+        fs::read_to_string(self.path(path)).ok().map(|text| text.trim().to_owned())
+    }
+
+    /// The kernel's version.
+    pub(crate) fn kernel_version(&self) -> Option<(u32, u32)> {
+        version(&self.text("/proc/sys/kernel/osrelease")?)
+    }
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|character: char| !character.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_of_every_distribution_are_understood() {
+        assert_eq!(version("6.18.3+"), Some((6, 18)));
+        assert_eq!(version("4.19.0-27-amd64"), Some((4, 19)));
+        assert_eq!(version("x"), None);
+    }
+
+    #[test]
+    fn facts_are_read_below_the_root() {
+        let directory = tempfile::tempdir().unwrap();
+        let system = System::of_files(directory.path().to_path_buf(), false);
+        assert_eq!((system.text("/proc/x"), system.exists("/proc/x")), (None, false));
+        fs::create_dir(directory.path().join("proc")).unwrap();
+        fs::write(directory.path().join("proc/x"), " text \n").unwrap();
+        assert_eq!(system.text("/proc/x").as_deref(), Some("text"));
+        assert!(System::this().kernel_version().is_some());
+    }
+}

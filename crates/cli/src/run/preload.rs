@@ -1,0 +1,33 @@
+//! The library that paged programs load, as a file that their dynamic loader finds.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// Writes the library into a run's directory, with which it goes; gives its path.
+pub(crate) fn write(directory: &Path) -> Result<PathBuf, Failure> {
+    let path = directory.join("libspillway.so");
+    let write = || -> std::io::Result<()> {
+        fs::write(&path, spillway_stub::LIBRARY)?;
+        // Mapped and executed by programs, and changed by nobody.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o555))
+    };
+    write().map_err(|error| Failure::during(path.display(), error))?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_one_that_programs_of_this_machine_can_load() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = write(directory.path()).unwrap();
+        assert!(fs::read(&path).unwrap().starts_with(b"\x7fELF"));
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o555);
+        assert!(write(&directory.path().join("missing")).is_err());
+    }
+}

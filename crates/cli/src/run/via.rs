@@ -1,0 +1,147 @@
+//! How memory reaches the program of a run: over a swap device or by the pager, and why.
+//!
+//! A swap device takes any program but needs root; the pager needs no root, but a program into which it can load its library.
+//! The choice is made from facts that are handed in; nothing has been started when it fails.
+
+use std::fmt;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::arguments::Via;
+use crate::doctor::checks::{self, Check, Way, hindrance};
+use crate::failure::Failure;
+use crate::machine::executable::{self, Unpageable};
+use crate::machine::system::System;
+
+/// A way and the reason for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Choice {
+    /// The way.
+    pub(crate) way: Way,
+    /// Why, in words.
+    pub(crate) reason: String,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let way = match self.way {
+            Way::Swap => "over a swap device",
+            Way::Pager => "by the pager",
+        };
+        write!(formatter, "{way} ({})", self.reason)
+    }
+}
+
+/// Chooses for a program's file on this machine.
+pub(crate) fn choose(asked: Via, file: &Path) -> Result<Choice, Failure> {
+    // What cannot be looked at cannot be executed either, and then says why.
+    let unpageable = executable::judge(file).unwrap_or_default();
+    let shown = file.display().to_string();
+    decide(asked, &checks::all(&System::this()), &shown, unpageable)
+}
+
+fn decide(asked: Via, checks: &[Check], program: &str, unpageable: Option<Unpageable>) -> Result<Choice, Failure> {
+    let (no_swap, no_pager) = (hindrance(checks, Way::Swap), hindrance(checks, Way::Pager));
+    let chosen = |way, reason: String| Ok(Choice { way, reason });
+    match asked {
+        // Its own checks are more exact than these.
+        Via::Swap => chosen(Way::Swap, "asked for".to_owned()),
+        Via::Pager => match (no_pager, unpageable) {
+            (Some(check), _) => Err(lacks_pager(check)),
+            (None, Some(reason)) => Err(cannot_page(program, reason)),
+            (None, None) => chosen(Way::Pager, "asked for".to_owned()),
+        },
+        Via::Auto => match (no_swap, no_pager, unpageable) {
+            (None, _, _) => chosen(Way::Swap, "this user and kernel can swap to a device".to_owned()),
+            (Some(swap), None, None) => chosen(Way::Pager, format!("no swap device: {}", swap.detail)),
+            (Some(_), None, Some(reason)) => Err(cannot_page(program, reason)),
+            (Some(swap), Some(pager), _) => Err(lacks_both(swap, pager)),
+        },
+    }
+}
+
+/// The command that mends a check, for a sentence.
+fn mend(check: &Check) -> &str {
+    check.mend.as_deref().unwrap_or("spillway doctor")
+}
+
+fn lacks_pager(check: &Check) -> Failure {
+    Failure::Failed(format!(
+        "the pager lacks {} ({}); `{}` mends that, and `sudo spillway run --via swap ...` needs none of it",
+        check.name,
+        check.detail,
+        mend(check)
+    ))
+}
+
+fn cannot_page(program: &str, reason: Unpageable) -> Failure {
+    Failure::Failed(format!(
+        "{program} {}; a swap device takes any program: `sudo spillway run --via swap ...`",
+        reason.text()
+    ))
+}
+
+fn lacks_both(swap: &Check, pager: &Check) -> Failure {
+    Failure::Failed(format!(
+        "without root `run` needs userfaultfd for its pager, and it lacks {} ({}); `{}` mends that. \
+         A swap device lacks {} ({}): `sudo spillway run ...`",
+        pager.name,
+        pager.detail,
+        mend(pager),
+        swap.name,
+        swap.detail
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::checks::State;
+
+    fn check(needed_for: Way, state: State) -> Check {
+        let name = if needed_for == Way::Swap { "user" } else { "userfaultfd" };
+        Check { name, needed_for, state, detail: "detail".to_owned(), mend: Some("sysctl it".to_owned()) }
+    }
+
+    fn decided(asked: Via, swap: bool, pager: bool, unpageable: Option<Unpageable>) -> Result<Way, String> {
+        let state = |good| if good { State::Good } else { State::Bad };
+        let checks = [check(Way::Swap, state(swap)), check(Way::Pager, state(pager))];
+        match decide(asked, &checks, "prog", unpageable) {
+            Ok(choice) => {
+                assert!(!choice.reason.is_empty());
+                Ok(choice.way)
+            }
+            Err(failure) => Err(failure.to_string()),
+        }
+    }
+
+    #[test]
+    fn auto_takes_the_swap_device_where_it_can_be_had() {
+        assert_eq!(decided(Via::Auto, true, true, None), Ok(Way::Swap));
+        assert_eq!(decided(Via::Auto, true, false, Some(Unpageable::Static)), Ok(Way::Swap));
+        assert_eq!(decided(Via::Auto, false, true, None), Ok(Way::Pager));
+    }
+
+    #[test]
+    fn what_was_asked_for_is_taken_or_refused() {
+        assert_eq!(decided(Via::Pager, true, true, None), Ok(Way::Pager));
+        assert_eq!(decided(Via::Swap, false, true, None), Ok(Way::Swap));
+        let text = decided(Via::Pager, true, false, None).unwrap_err();
+        assert!(text.contains("`sysctl it`") && text.contains("--via swap"), "{text}");
+    }
+
+    #[test]
+    fn programs_that_cannot_be_paged_are_told_of_the_swap_device() {
+        for asked in [Via::Auto, Via::Pager] {
+            let text = decided(asked, false, true, Some(Unpageable::Static)).unwrap_err();
+            assert!(text.contains("prog is a static program") && text.contains("--via swap"), "{text}");
+        }
+    }
+
+    #[test]
+    fn where_there_is_no_way_one_command_is_named_first() {
+        let text = decided(Via::Auto, false, false, None).unwrap_err();
+        assert!(text.contains("`sysctl it` mends that") && text.contains("sudo spillway run"), "{text}");
+    }
+}

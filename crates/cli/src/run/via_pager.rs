@@ -1,0 +1,254 @@
+//! A run by the pager: the program's page faults are handled by threads of this process, and its pages lie at donors. Needs no root.
+//!
+//! The order is always the same: donors, pager, program; and back in the opposite order, on every way out. If this process is
+//! killed, the pager's guardian kills the program, and donors of the run's own end by themselves.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use spillway_borrower::frontend::choice::FrontEndChoice;
+use spillway_borrower::manager::heat::MappingPolicy;
+use spillway_borrower::pager::limits::BUDGET_BYTES_MIN;
+use spillway_borrower::pager::{Pager, PagerStatus};
+
+use super::donors::OwnDonors;
+use super::plan::Plan;
+use super::preload;
+use super::program::{Becoming, Ending, Found, Program};
+use super::statistics::{Paging, Statistics};
+use super::take_down::{Remains, take_down};
+use super::via::Choice;
+use super::watch::{self, Governed};
+use crate::arguments::RunArguments;
+use crate::budget::Budget;
+use crate::cgroup::usage::GroupUsage;
+use crate::device::serve::DeviceRecord;
+use crate::failure::Failure;
+use crate::interruption::Interruption;
+use crate::limits;
+use crate::machine::memory::Memory;
+use crate::registry::{Entry, Kind, Registry};
+
+/// The variable through which the dynamic loader is told of libraries; several are separated by colons (ld.so(8)).
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// Runs the program; gives how it ended.
+pub(crate) fn run(
+    arguments: &RunArguments,
+    registry: Registry,
+    program: &Found,
+    choice: Choice,
+    interruption: &Interruption,
+) -> Result<Ending, Failure> {
+    check_arguments(arguments)?;
+    let plan = Plan::make(arguments, &registry)?;
+    let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
+    let mut budget = Budget::new(arguments.local);
+    let donors = OwnDonors::default();
+    let mut run = Run { registry, plan, programs_fork: false, pager: None, donors, down: false, entry };
+    run.set_up(&budget, interruption)?;
+    let outcome = run.run_program(program, arguments, choice, &mut budget, interruption);
+    let down = run.take_down();
+    let ending = outcome?;
+    down.map(|()| ending)
+}
+
+/// Refuses what only block devices have.
+fn check_arguments(arguments: &RunArguments) -> Result<(), Failure> {
+    let storage = &arguments.storage;
+    let useless = [
+        (storage.frontend != FrontEndChoice::Auto, "--frontend"),
+        (storage.mapping != MappingPolicy::OnDemand, "--mapping activity"),
+        (arguments.local_memory, "--local-memory"),
+    ];
+    match useless.iter().find(|(is_given, _)| *is_given) {
+        Some((_, option)) => {
+            Err(Failure::Usage(format!("{option} is for swap devices; leave it out, or write --via swap")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Everything that a run has started; taken down when dropped.
+struct Run {
+    registry: Registry,
+    plan: Plan,
+    /// Whether the kernel tells this user of forks.
+    programs_fork: bool,
+    pager: Option<Paged>,
+    donors: OwnDonors,
+    down: bool,
+    // Dropped last: until then the run is alive for everybody else.
+    entry: Entry,
+}
+
+impl Run {
+    fn set_up(&mut self, budget: &Budget, interruption: &Interruption) -> Result<(), Failure> {
+        interruption.check()?;
+        let record = DeviceRecord {
+            path: None,
+            temporary_backing: self.plan.temporary_backing().map(Path::to_path_buf),
+            run: None,
+            released: false,
+        };
+        record.write(self.entry.path()).map_err(|error| Failure::during("the run's record", error))?;
+        self.donors = OwnDonors::start(&self.plan, interruption)?;
+        let library = preload::write(self.entry.path())?;
+        let config = self.plan.paged(&self.donors, library, initial_bytes(budget)?)?;
+        self.programs_fork = config.programs_fork;
+        self.pager = Some(Paged { pager: Pager::start(config).map_err(Failure::failed)? });
+        interruption.check()
+    }
+
+    fn run_program(
+        &self,
+        program: &Found,
+        arguments: &RunArguments,
+        choice: Choice,
+        budget: &mut Budget,
+        interruption: &Interruption,
+    ) -> Result<Ending, Failure> {
+        let paged = self.pager.as_ref().ok_or_else(|| Failure::failed("the run was not set up"))?;
+        let start = Instant::now();
+        let becoming = Becoming {
+            procs_file: None,
+            environment: environment(paged.pager.environment()),
+            forbids_forks: !self.programs_fork,
+        };
+        let started = Program::start(program, &becoming, interruption)?;
+        let watched = watch::watch(&started, paged, budget, &self.entry, choice, arguments, interruption);
+        let ending = started.ending()?;
+        let statistics = Statistics::new(&watched, start.elapsed(), ending, paged.told(), arguments);
+        statistics.deliver(arguments)?;
+        Ok(ending)
+    }
+
+    fn take_down(&mut self) -> Result<(), Failure> {
+        if self.down {
+            return Ok(());
+        }
+        self.down = true;
+        if let Some(mut paged) = self.pager.take() {
+            paged.pager.stop();
+        }
+        let mut remains = Remains::of_run(&self.registry, &self.plan.name);
+        let errors = take_down(&mut remains);
+        if errors.is_empty() { Ok(()) } else { Err(Failure::Failed(errors.join("; "))) }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if let Err(failure) = self.take_down() {
+            eprintln!("spillway: {failure}");
+        }
+    }
+}
+
+/// What the program may have at first; all memory of the machine if all may be local.
+fn initial_bytes(budget: &Budget) -> Result<u64, Failure> {
+    let all = Memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?.total_bytes;
+    Ok(budget.limit_bytes().unwrap_or(all).max(BUDGET_BYTES_MIN))
+}
+
+/// A pager that keeps a run in its budget.
+struct Paged {
+    pager: Pager,
+}
+
+impl Paged {
+    /// What it tells at the end.
+    fn told(&self) -> Paging {
+        let PagerStatus { device, pager } = self.pager.status();
+        Paging {
+            major_faults: pager.fill.count,
+            // Nothing limits the program but the pager, which makes it wait.
+            out_of_memory_kills: 0,
+            device: json!({ "device": device }),
+            pager: json!(pager),
+        }
+    }
+}
+
+impl Governed for Paged {
+    fn usage(&self) -> std::io::Result<GroupUsage> {
+        let now = self.pager.statistics();
+        Ok(GroupUsage { charged_bytes: now.local_bytes, swapped_bytes: now.lent_bytes, ..GroupUsage::default() })
+    }
+
+    fn set_limit(&self, limit_bytes: Option<u64>) -> std::io::Result<()> {
+        if let Some(bytes) = limit_bytes {
+            self.pager.set_budget_bytes(bytes);
+        }
+        Ok(())
+    }
+
+    fn dependents(&self) -> u64 {
+        self.pager.statistics().programs_now
+    }
+
+    fn interval_min(&self) -> Duration {
+        limits::PAGER_BUDGET_INTERVAL
+    }
+
+    fn report(&self) -> Value {
+        json!(self.pager.status())
+    }
+}
+
+/// The program's variables, with what the user preloads after our library.
+fn environment(wanted: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {
+    let users = std::env::var_os(PRELOAD).filter(|value| !value.is_empty());
+    let merged = |(name, value): (OsString, OsString)| match &users {
+        Some(users) if name == PRELOAD => (name, join(&value, users)),
+        _ => (name, value),
+    };
+    wanted.into_iter().map(merged).collect()
+}
+
+fn join(first: &OsStr, second: &OsStr) -> OsString {
+    let mut both = first.to_owned();
+    both.push(":");
+    both.push(second);
+    both
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::arguments::{Arguments, Command};
+
+    fn check(line: &str) -> Result<(), Failure> {
+        let arguments = Arguments::try_parse_from(line.split(' ')).unwrap();
+        let Command::Run(run) = arguments.command else { panic!("not run") };
+        check_arguments(&run)
+    }
+
+    #[test]
+    fn options_of_block_devices_are_mistakes() {
+        check("spillway run --via pager --local 50% --transport tcp -- true").unwrap();
+        for option in ["--frontend nbd", "--mapping activity", "--local-memory"] {
+            let failure = check(&format!("spillway run --via pager {option} -- true")).unwrap_err();
+            assert_eq!(failure.exit_status(), 2);
+            assert!(failure.to_string().contains(option.split(' ').next().unwrap()), "{failure}");
+        }
+    }
+
+    #[test]
+    fn the_users_libraries_come_after_ours() {
+        assert_eq!(join(OsStr::new("/a.so"), OsStr::new("b.so c.so")), "/a.so:b.so c.so");
+        let kept = environment(vec![("OTHER".into(), "x".into())]);
+        assert_eq!(kept, [("OTHER".into(), "x".into())]);
+    }
+
+    #[test]
+    fn a_small_budget_is_what_the_pager_needs_at_least() {
+        let budget = Budget::new("1%".parse().unwrap());
+        assert_eq!(initial_bytes(&budget).unwrap(), BUDGET_BYTES_MIN);
+        assert!(initial_bytes(&Budget::new("100%".parse().unwrap())).unwrap() > BUDGET_BYTES_MIN);
+    }
+}

@@ -1,0 +1,153 @@
+//! A run over a swap device: the program in a memory group whose limit is its budget, and the kernel pages to a device of donors'
+//! memory.
+//!
+//! The order is always the same: donors, device, swap, memory group, program; and back in the opposite order, on every way
+//! out.
+
+use std::time::Instant;
+
+use serde_json::Value;
+use spillway_sys::memory_hierarchy::Hierarchy;
+
+use super::donors::OwnDonors;
+use super::plan::Plan;
+use super::program::{Becoming, Ending, Found, Program};
+use super::statistics::{Paging, Statistics};
+use super::take_down::{Remains, take_down};
+use super::via::Choice;
+use super::watch::{self, Governed};
+use crate::arguments::RunArguments;
+use crate::budget::Budget;
+use crate::cgroup::MemoryGroup;
+use crate::cgroup::usage::GroupUsage;
+use crate::device::launch::{RunningDevice, launch};
+use crate::failure::Failure;
+use crate::interruption::Interruption;
+use crate::machine::swap_list;
+use crate::registry::{Entry, Kind, Registry};
+use crate::{status_socket, swap_area};
+
+/// Everything that a run has started; taken down when dropped.
+struct Run {
+    registry: Registry,
+    plan: Plan,
+    hierarchy: Hierarchy,
+    group: Option<MemoryGroup>,
+    device: Option<RunningDevice>,
+    donors: OwnDonors,
+    down: bool,
+    // Dropped last: until then the run is alive for everybody else.
+    entry: Entry,
+}
+
+/// Runs the program; gives how it ended.
+pub(crate) fn run(
+    arguments: &RunArguments,
+    registry: Registry,
+    program: &Found,
+    choice: Choice,
+    interruption: &Interruption,
+) -> Result<Ending, Failure> {
+    let hierarchy = check_machine()?;
+    let plan = Plan::make(arguments, &registry)?;
+    let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
+    let donors = OwnDonors::default();
+    let mut run = Run { registry, plan, hierarchy, group: None, device: None, donors, down: false, entry };
+    run.set_up(interruption)?;
+    let outcome = run.run_program(program, arguments, choice, interruption);
+    let down = run.take_down();
+    let ending = outcome?;
+    down.map(|()| ending)
+}
+
+fn check_machine() -> Result<Hierarchy, Failure> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::failed(
+            "`run --via swap` needs root for swap and memory groups; write `sudo spillway run ...`",
+        ));
+    }
+    Hierarchy::detect().ok_or_else(|| {
+        Failure::failed(
+            "no memory cgroup is mounted; `mount -t cgroup2 cgroup2 /sys/fs/cgroup` mounts one, see `spillway doctor`",
+        )
+    })
+}
+
+impl Governed for MemoryGroup {
+    fn usage(&self) -> std::io::Result<GroupUsage> {
+        MemoryGroup::usage(self)
+    }
+
+    fn set_limit(&self, limit_bytes: Option<u64>) -> std::io::Result<()> {
+        MemoryGroup::set_limit(self, limit_bytes)
+    }
+}
+
+impl Run {
+    fn set_up(&mut self, interruption: &Interruption) -> Result<(), Failure> {
+        interruption.check()?;
+        self.donors = OwnDonors::start(&self.plan, interruption)?;
+        let launched = self.plan.launched(self.donors.addresses());
+        let device = launch(&self.registry, &launched, interruption)?;
+        let device = self.device.insert(device);
+        let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;
+        let priority = swap_list::priority_above(&areas);
+        swap_area::on(device.path(), priority).map_err(Failure::failed)?;
+        for rival in swap_list::rivals(&areas, device.path(), priority) {
+            let path = rival.path.display();
+            eprintln!(
+                "spillway: pages also go to the swap area {path}, whose priority is as high; `swapoff {path}` stops that"
+            );
+        }
+        let group = MemoryGroup::create(&self.hierarchy, &self.plan.group_name())
+            .map_err(|error| Failure::during("making a memory group", error))?;
+        self.group = Some(group);
+        interruption.check()
+    }
+
+    fn run_program(
+        &self,
+        program: &Found,
+        arguments: &RunArguments,
+        choice: Choice,
+        interruption: &Interruption,
+    ) -> Result<Ending, Failure> {
+        let (Some(group), Some(device)) = (&self.group, &self.device) else {
+            return Err(Failure::failed("the run was not set up"));
+        };
+        let mut budget = Budget::new(arguments.local);
+        group.set_limit(budget.limit_bytes()).map_err(|error| Failure::during("limiting the memory group", error))?;
+        let start = Instant::now();
+        let becoming = Becoming { procs_file: Some(group.path().join("cgroup.procs")), ..Becoming::default() };
+        let started = Program::start(program, &becoming, interruption)?;
+        let watched = watch::watch(&started, group, &mut budget, &self.entry, choice, arguments, interruption);
+        let ending = started.ending()?;
+        let paging = Paging {
+            major_faults: group.major_faults(),
+            out_of_memory_kills: group.out_of_memory_kills(),
+            device: status_socket::ask_status(device.status_socket()).unwrap_or(Value::Null),
+            pager: Value::Null,
+        };
+        let statistics = Statistics::new(&watched, start.elapsed(), ending, paging, arguments);
+        statistics.deliver(arguments)?;
+        Ok(ending)
+    }
+
+    fn take_down(&mut self) -> Result<(), Failure> {
+        if self.down {
+            return Ok(());
+        }
+        self.down = true;
+        let mut remains = Remains::of_run(&self.registry, &self.plan.name);
+        let errors = take_down(&mut remains);
+        if errors.is_empty() { Ok(()) } else { Err(Failure::Failed(errors.join("; "))) }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if let Err(failure) = self.take_down() {
+            eprintln!("spillway: {failure}");
+        }
+    }
+}

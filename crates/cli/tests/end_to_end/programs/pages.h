@@ -1,0 +1,67 @@
+/* Pages whose every word is known from a seed, for the programs of these tests. */
+#ifndef PAGES_H
+#define PAGES_H
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#define PAGE 4096UL
+#define WORDS (PAGE / sizeof(uint64_t))
+
+static inline void fail(const char *what) {
+    fprintf(stderr, "%s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+static inline uint64_t mix(uint64_t x) {
+    x ^= x >> 33;
+    x *= 0xff51afd7ed558ccdUL;
+    x ^= x >> 33;
+    x *= 0xc4ceb9fe1a85ec53UL;
+    return x ^ (x >> 33);
+}
+
+static inline void fill_page(char *page, uint64_t seed) {
+    uint64_t *words = (uint64_t *)page;
+    for (size_t i = 0; i < WORDS; i++) words[i] = mix(seed + i);
+}
+
+static inline void check_page(const char *page, uint64_t seed, const char *where) {
+    const uint64_t *words = (const uint64_t *)page;
+    for (size_t i = 0; i < WORDS; i++)
+        if (words[i] != mix(seed + i)) {
+            fprintf(stderr, "wrong word %zu of page with seed %llu in %s\n", i, (unsigned long long)seed, where);
+            exit(1);
+        }
+}
+
+static inline char *map(size_t bytes) {
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) fail("mmap");
+    return memory;
+}
+
+static inline void fill(char *memory, size_t pages, uint64_t seed) {
+    for (size_t i = 0; i < pages; i++) fill_page(memory + i * PAGE, seed + i * WORDS);
+}
+
+static inline void check(const char *memory, size_t pages, uint64_t seed, const char *where) {
+    for (size_t i = 0; i < pages; i++) check_page(memory + i * PAGE, seed + i * WORDS, where);
+}
+
+static inline void wait_good(pid_t child) {
+    int status;
+    while (waitpid(child, &status, 0) < 0)
+        if (errno != EINTR) fail("waitpid");
+    if (status != 0) {
+        fprintf(stderr, "a child ended with %#x\n", status);
+        exit(1);
+    }
+}
+
+#endif

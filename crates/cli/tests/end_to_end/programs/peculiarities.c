@@ -1,0 +1,229 @@
+/* Uses what the kernel does with memory on the side: children that share it, stacks for signals, locks that outlive threads,
+ * advice, and dumps; and checks every byte it wrote.
+ *
+ *   peculiarities MODE MIB FILE
+ *
+ * Prints one line that depends only on MODE and MIB, so that two runs can be compared. Any wrong byte ends it with status 1.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "pages.h"
+
+extern char **environ;
+
+/* Touches so much that everything else is paged out. */
+static void press(char *memory, size_t pages) {
+    for (int round = 0; round < 2; round++) check(memory, pages, 1, "pressure");
+}
+
+/* Children that borrow the parent's memory until they exec, among pages that come and go. */
+static void do_spawn(size_t pages, const char *self) {
+    char *memory = map(pages * PAGE);
+    fill(memory, pages, 1);
+    for (int round = 0; round < 6; round++) {
+        char seed[32];
+        snprintf(seed, sizeof seed, "%d", round);
+        char *const arguments[] = {(char *)self, "child", "4", seed, NULL};
+        pid_t child;
+        if (round % 2 == 0) {
+            errno = posix_spawn(&child, self, NULL, NULL, arguments, environ);
+            if (errno != 0) fail("posix_spawn");
+        } else {
+            child = vfork();
+            if (child < 0) fail("vfork");
+            if (child == 0) {
+                execv(self, arguments);
+                _exit(3);
+            }
+        }
+        for (size_t i = 0; i < pages; i += 16) check_page(memory + i * PAGE, 1 + i * WORDS, "while a child runs");
+        wait_good(child);
+    }
+    check(memory, pages, 1, "parent");
+}
+
+static void do_child(size_t pages, const char *seed) {
+    char *memory = map(pages * PAGE);
+    fill(memory, pages, strtoul(seed, NULL, 10));
+    check(memory, pages, strtoul(seed, NULL, 10), "spawned child");
+}
+
+enum { CHURNERS = 4, CHURN_ROUNDS = 40 };
+
+struct churner {
+    pthread_t thread;
+    size_t pages;
+    uint64_t seed;
+};
+
+/* What an allocator does: takes, fills, gives back by advice or for good, and takes again. */
+static void *churn(void *argument) {
+    struct churner *own = argument;
+    char *kept = map(own->pages * PAGE);
+    fill(kept, own->pages, own->seed);
+    for (int round = 0; round < CHURN_ROUNDS; round++) {
+        char *memory = map(own->pages / 4 * PAGE);
+        size_t pages = own->pages / 4;
+        fill(memory, pages, own->seed + 1);
+        check(memory, pages, own->seed + 1, "fresh");
+        int advice = round % 2 == 0 ? MADV_DONTNEED : MADV_FREE;
+        if (madvise(memory, pages / 2 * PAGE, advice) != 0) fail("madvise");
+        for (size_t i = 0; i < pages / 2; i++) {
+            uint64_t first = *(uint64_t *)(memory + i * PAGE);
+            int kept_on = advice == MADV_FREE && first == mix(own->seed + 1 + i * WORDS);
+            if (first != 0 && !kept_on) {
+                fprintf(stderr, "a page that was given up holds %#llx\n", (unsigned long long)first);
+                exit(1);
+            }
+        }
+        fill(memory, pages / 2, own->seed + 2);
+        check(memory, pages / 2, own->seed + 2, "filled again");
+        check(memory + pages / 2 * PAGE, pages - pages / 2, own->seed + 1 + pages / 2 * WORDS, "not given up");
+        size_t part = (size_t)round % 4 * (own->pages / 4);
+        check(kept + part * PAGE, own->pages / 4, own->seed + part * WORDS, "kept");
+        if (munmap(memory, pages * PAGE) != 0) fail("munmap");
+    }
+    check(kept, own->pages, own->seed, "kept to the end");
+    return NULL;
+}
+
+static void do_churn(size_t pages) {
+    struct churner churners[CHURNERS];
+    for (int i = 0; i < CHURNERS; i++) {
+        churners[i] = (struct churner){.pages = pages / CHURNERS, .seed = (uint64_t)i << 40};
+        errno = pthread_create(&churners[i].thread, NULL, churn, &churners[i]);
+        if (errno != 0) fail("pthread_create");
+    }
+    for (int i = 0; i < CHURNERS; i++) pthread_join(churners[i].thread, NULL);
+}
+
+static volatile sig_atomic_t signals_seen;
+static char *signal_pages;
+
+static void on_signal(int number) {
+    char own[8 * PAGE];
+    (void)number;
+    fill(own, 7, 99);
+    check_page(signal_pages, 1, "inside a handler");
+    check(own, 7, 99, "a handler's stack");
+    signals_seen++;
+}
+
+/* The kernel itself writes a signal's frame, to a stack that was paged out. */
+static void do_altstack(size_t pages) {
+    char *memory = map(pages * PAGE), *stack = map(64 * PAGE);
+    signal_pages = memory;
+    stack_t alternate = {.ss_sp = stack, .ss_size = 64 * PAGE};
+    if (sigaltstack(&alternate, NULL) != 0) fail("sigaltstack");
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK};
+    if (sigaction(SIGUSR1, &action, NULL) != 0) fail("sigaction");
+    fill(memory, pages, 1);
+    for (int round = 0; round < 4; round++) {
+        if (raise(SIGUSR1) != 0) fail("raise");
+        press(memory, pages);
+    }
+    if (signals_seen != 4) fail("signals were lost");
+}
+
+struct shared {
+    pthread_mutex_t lock;
+    char *memory;
+    size_t pages;
+};
+
+/* Ends with the lock held; its memory has been paged out meanwhile. */
+static void *hold(void *argument) {
+    struct shared *shared = argument;
+    if (pthread_mutex_lock(&shared->lock) != 0) fail("lock");
+    press(shared->memory, shared->pages);
+    return NULL;
+}
+
+/* The kernel marks a robust lock when its holder ends: in memory that may have been paged out. */
+static void do_robust(size_t pages) {
+    struct shared *shared = (struct shared *)map(PAGE);
+    shared->memory = map(pages * PAGE);
+    shared->pages = pages;
+    fill(shared->memory, pages, 1);
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&shared->lock, &attributes);
+    for (int round = 0; round < 4; round++) {
+        pthread_t thread;
+        errno = pthread_create(&thread, NULL, hold, shared);
+        if (errno != 0) fail("pthread_create");
+        pthread_join(thread, NULL);
+        int result = pthread_mutex_lock(&shared->lock);
+        if (result != EOWNERDEAD) {
+            fprintf(stderr, "a dead holder's lock gives %d\n", result);
+            exit(1);
+        }
+        if (pthread_mutex_consistent(&shared->lock) != 0 || pthread_mutex_unlock(&shared->lock) != 0) fail("unlock");
+    }
+}
+
+/* Memory that a child is not to see reads as zero there, wherever it is, and stays in the parent. */
+static void do_wipe(size_t pages) {
+    char *memory = map(pages * PAGE), *secret = map(64 * PAGE);
+    fill(secret, 64, 5);
+    if (madvise(secret, 64 * PAGE, MADV_WIPEONFORK) != 0) fail("madvise");
+    fill(memory, pages, 1);
+    press(memory, pages);
+    pid_t child = fork();
+    if (child < 0) fail("fork");
+    if (child == 0) {
+        for (size_t i = 0; i < 64 * PAGE; i++)
+            if (secret[i] != 0) _exit(4);
+        check(memory, pages, 1, "child");
+        _exit(0);
+    }
+    wait_good(child);
+    check(secret, 64, 5, "parent's secret");
+}
+
+/* A child that dumps its memory ends by its signal, and the parent has lost nothing. */
+static void do_core(size_t pages, const char *directory) {
+    char *memory = map(pages * PAGE);
+    fill(memory, pages, 1);
+    pid_t child = fork();
+    if (child < 0) fail("fork");
+    if (child == 0) {
+        struct rlimit all = {RLIM_INFINITY, RLIM_INFINITY};
+        if (setrlimit(RLIMIT_CORE, &all) != 0 || chdir(directory) != 0) _exit(2);
+        check(memory, pages, 1, "child");
+        abort();
+    }
+    int status;
+    if (waitpid(child, &status, 0) != child) fail("waitpid");
+    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT) {
+        fprintf(stderr, "the child ended with %#x\n", status);
+        exit(1);
+    }
+    check(memory, pages, 1, "parent");
+}
+
+int main(int count, char **arguments) {
+    if (count != 4) {
+        fprintf(stderr, "usage: peculiarities MODE MIB FILE\n");
+        return 2;
+    }
+    const char *mode = arguments[1];
+    size_t pages = strtoul(arguments[2], NULL, 10) << 20 >> 12;
+    if (strcmp(mode, "spawn") == 0) do_spawn(pages, arguments[0]);
+    else if (strcmp(mode, "child") == 0) do_child(pages, arguments[3]);
+    else if (strcmp(mode, "churn") == 0) do_churn(pages);
+    else if (strcmp(mode, "altstack") == 0) do_altstack(pages);
+    else if (strcmp(mode, "robust") == 0) do_robust(pages);
+    else if (strcmp(mode, "wipe") == 0) do_wipe(pages);
+    else if (strcmp(mode, "core") == 0) do_core(pages, arguments[3]);
+    else return 2;
+    printf("%s %zu pages as written\n", mode, pages);
+    return 0;
+}

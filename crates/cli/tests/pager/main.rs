@@ -1,0 +1,35 @@
+//! Real programs under the pager, as an ordinary user where that matters, and everything that can go wrong meanwhile.
+//!
+//! The programs are those of `tests/end_to_end`, which run over a swap device there. Nothing here depends on speed: every wait
+//! has a generous deadline.
+//!
+//! - [`programs`], [`servers`], [`peculiarities`], [`overcommit`]: exact output at 50 and 25 %, shared with the other test binary.
+//! - [`ordinary_user`]: without root; [`refused`]: programs that the pager cannot serve.
+//! - [`violence`]: donors, pager and programs are killed.
+
+// In a test a panic is the report.
+#![allow(clippy::unwrap_used)]
+
+/// How memory reaches the programs of these tests.
+const VIA: &str = "pager";
+
+#[path = "../support/mod.rs"]
+#[allow(dead_code)]
+mod support;
+
+#[path = "../end_to_end/stage.rs"]
+#[allow(dead_code)]
+mod stage;
+
+#[path = "../end_to_end/overcommit.rs"]
+mod overcommit;
+#[path = "../end_to_end/peculiarities.rs"]
+mod peculiarities;
+#[path = "../end_to_end/programs.rs"]
+mod programs;
+#[path = "../end_to_end/servers.rs"]
+mod servers;
+
+mod ordinary_user;
+mod refused;
+mod violence;

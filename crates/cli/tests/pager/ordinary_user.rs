@@ -1,0 +1,113 @@
+//! The pager for a user without any right but that to `/dev/userfaultfd`.
+//!
+//! The test makes a user's view of the machine: a mount namespace of its own, in which the device's node may be opened by everybody.
+//! Nothing of the machine itself is changed.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::stage::Stage;
+use crate::support::{self, skip};
+
+/// `nobody`, by convention.
+const USER: u32 = 65534;
+
+/// A directory that the user may write to, with the program in it: where the tests were built he may not look.
+struct Place {
+    directory: tempfile::TempDir,
+    node: PathBuf,
+}
+
+impl Place {
+    /// Makes it, or says what is missing.
+    fn new(stage: &Stage) -> Option<Self> {
+        let directory = support::registry_directory();
+        let own = directory.path();
+        fs::set_permissions(own, fs::Permissions::from_mode(0o777)).unwrap();
+        fs::copy(env!("CARGO_BIN_EXE_spillway"), own.join("spillway")).unwrap();
+        // On a disk, because memory file systems often allow no device nodes.
+        let node = stage.disk().join("userfaultfd");
+        let device = fs::metadata("/dev/userfaultfd").ok().filter(|device| device.file_type().is_char_device());
+        let Some(device) = device.filter(|_| support::is_root()) else {
+            skip("root, and /dev/userfaultfd");
+            return None;
+        };
+        let kind = rustix::fs::FileType::CharacterDevice;
+        rustix::fs::mknodat(rustix::fs::CWD, &node, kind, 0o666.into(), device.rdev()).unwrap();
+        fs::set_permissions(&node, fs::Permissions::from_mode(0o666)).unwrap();
+        Some(Self { directory, node })
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// `spillway run` as the user, for whom the device's node has other permissions than for everybody else.
+    fn run(&self, options: &[&str], program: &[&str]) -> Command {
+        let become_user = format!("setpriv --reuid={USER} --regid={USER} --clear-groups");
+        let script = format!("mount --bind \"$0\" /dev/userfaultfd && exec {become_user} -- \"$@\"");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script]).arg(&self.node);
+        command.arg(self.path().join("spillway")).args(["run", "--stats"]).arg(self.path().join("statistics.json"));
+        command.args(options).arg("--").args(program);
+        command.env("SPILLWAY_RUNTIME_DIRECTORY", self.path().join("r")).current_dir("/");
+        command
+    }
+
+    fn statistics(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.path().join("statistics.json")).unwrap()).unwrap()
+    }
+}
+
+/// A program of the stage, where the user may execute it.
+fn program(stage: &Stage, place: &Place, name: &str) -> String {
+    let target = place.path().join(name);
+    fs::copy(stage.compile(name, &["-pthread"]), &target).unwrap();
+    target.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_user_who_may_have_userfaultfd_needs_no_root() {
+    let Some(stage) = Stage::set(&["gcc", "unshare", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let exerciser = program(&stage, &place, "exerciser");
+    for local in ["50%", "25%"] {
+        let options = ["--local", local, "--lend", "384M", "--slab-size", "4M", "--summary"];
+        let program = [exerciser.as_str(), "mremap", "64", "/nonexistent"];
+        let said = support::run(&mut place.run(&options, &program)).done(local);
+        assert_eq!(said.text(), "mremap 16384 pages as written\n");
+        // He was not asked which way: there is one for him, and he is told why.
+        assert!(said.errors.contains("by the pager (no swap device: not root"), "{}", said.errors);
+        let statistics = place.statistics();
+        assert_eq!(statistics["memory"]["via"]["way"], "pager");
+        assert!(statistics["memory"]["swapped_bytes_max"].as_u64().unwrap() > 0, "{statistics:#}");
+    }
+    // All that is left is the place of his runs, for him alone.
+    let left: Vec<_> = fs::read_dir(place.path().join("r")).unwrap().flatten().map(|file| file.file_name()).collect();
+    assert!(left.iter().all(|name| name == "lock"), "{left:?}");
+    let metadata = fs::metadata(place.path().join("r")).unwrap();
+    assert_eq!((metadata.uid(), metadata.permissions().mode() & 0o777), (USER, 0o700));
+}
+
+#[test]
+fn a_user_who_may_not_is_told_the_command() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    if fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").is_ok_and(|text| text.trim() != "0") {
+        return skip("a kernel that forbids userfaultfd to users");
+    }
+    for way in ["auto", "pager"] {
+        let mut command = Command::new(place.path().join("spillway"));
+        command.args(["run", "--via", way, "--", "true"]).uid(USER).gid(USER).current_dir("/");
+        let said = support::run(command.env("SPILLWAY_RUNTIME_DIRECTORY", place.path().join("r")));
+        assert_eq!(said.status.code(), Some(1), "{}", said.errors);
+        for part in ["vm.unprivileged_userfaultfd=1", "sudo spillway run"] {
+            assert!(said.errors.contains(part), "{way}: {}", said.errors);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Donors, the pager and programs that are killed or stopped while a program works: each has a stated outcome
+//! (`docs/guarantees.md`), and nothing is left behind.
+
+use std::collections::HashSet;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::stage::Stage;
+use crate::support::{self, Running, wait_until};
+
+/// A verifier that works until it is ended, far beyond its budget.
+fn start(stage: &Stage, options: &[&str]) -> Running {
+    let verifier = stage.compile("verifier", &[]);
+    let program = [verifier.to_str().unwrap(), "80", "3600", "11"];
+    let common = ["--local", "24M", "--lend", "160M", "--slab-size", "4M"];
+    Running::start(&mut stage.run(&[&common, options].concat(), &program))
+}
+
+/// The report of the run, once so much of it is lent that losing something means something.
+fn wait_lent(stage: &Stage, running: &mut Running) -> Value {
+    wait_until("pages to be lent", || {
+        assert!(!running.has_ended(), "the run ended early: {}", running.last_errors());
+        let run = stage.items("run").first()?.clone();
+        (run["report"]["usage"]["swapped_bytes"].as_u64()? > 16 << 20).then_some(run)
+    })
+}
+
+/// Processes with that parent, zombies left out.
+fn children(parent: u32) -> HashSet<u32> {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| status_of(*pid).is_some_and(|(found, state)| found == parent && state != "Z")).collect()
+}
+
+/// Parent and state.
+fn status_of(pid: u32) -> Option<(u32, String)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
+    Some((field("PPid:")?.parse().ok()?, field("State:")?.to_owned()))
+}
+
+fn is_gone(pid: u32) -> bool {
+    status_of(pid).is_none_or(|(_, state)| state == "Z")
+}
+
+#[test]
+fn a_killed_pager_takes_its_program_along_and_leaves_nothing() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let mut running = start(&stage, &[]);
+    wait_lent(&stage, &mut running);
+    let family = children(running.pid());
+    assert!(family.len() >= 4, "the program and three donors at least: {family:?}");
+    running.signal("KILL");
+    let said = running.end();
+    assert_eq!(said.status.signal(), Some(9));
+    // The verifier says when a word is wrong: it must never have seen one.
+    assert!(!said.errors.contains("wrong"), "{}", said.errors);
+    wait_until("every process of the run to end", || family.iter().all(|pid| is_gone(*pid)).then_some(()));
+    wait_until("the remains to go", || stage.status()["items"].as_array().unwrap().is_empty().then_some(()));
+}
+
+#[test]
+fn a_killed_program_ends_its_run_by_the_same_signal() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let mut running = start(&stage, &[]);
+    wait_lent(&stage, &mut running);
+    let verifier = children(running.pid())
+        .into_iter()
+        .find(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|path| path.ends_with("verifier")));
+    support::signal(verifier.expect("the program is a child of the run"), "KILL");
+    let said = running.end();
+    assert_eq!(said.status.signal(), Some(9), "{} {}", said.status, said.errors);
+    stage.assert_clean();
+}
+
+#[test]
+fn a_lost_donor_without_a_copy_means_a_signal_and_no_wrong_byte() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let mut running = start(&stage, &["--own-donors", "1", "--redundancy", "none"]);
+    wait_lent(&stage, &mut running);
+    let donors = stage.items("donor");
+    support::signal(u32::try_from(donors[0]["pid"].as_u64().unwrap()).unwrap(), "KILL");
+    let said = running.end();
+    // The page cannot be had any more: a bus error, as for a lost swap device.
+    assert_eq!(said.status.signal(), Some(7), "{} {}", said.status, said.errors);
+    assert!(!said.errors.contains("wrong words"), "{}", said.errors);
+    let statistics = stage.statistics();
+    assert!(statistics["pager"]["pages_lost"].as_u64().unwrap() > 0, "{statistics:#}");
+    stage.assert_clean();
+}
+
+#[test]
+fn programs_left_in_the_background_keep_their_run() {
+    let Some(stage) = Stage::set(&["sh", "sleep"]) else { return };
+    let file = stage.disk().join("pid");
+    let script = format!("sleep 1000 >/dev/null 2>&1 & echo $! > {0}.new; mv {0}.new {0}; exit 3", file.display());
+    let run = stage.run(&["--lend", "64M", "--slab-size", "4M"], &["sh", "-c", &script]);
+    let errors = stage.disk().join("errors");
+    let mut running = Running::start(&mut with_errors_in(&run, &errors));
+    let left = wait_until("the program to leave a process behind", || {
+        std::fs::read_to_string(&file).ok()?.trim().parse::<u32>().ok()
+    });
+    wait_until("the user to be told", || {
+        std::fs::read_to_string(&errors).ok()?.contains("left 1 process").then_some(())
+    });
+    assert!(!running.has_ended() && !is_gone(left));
+    support::signal(left, "TERM");
+    assert_eq!(running.end().status.code(), Some(3));
+    stage.assert_clean();
+}
+
+/// The same command, whose standard error can be read while it runs.
+fn with_errors_in(command: &Command, file: &Path) -> Command {
+    let mut with = Command::new("sh");
+    with.args(["-c", "exec \"$@\" 2> \"$0\""]).arg(file).arg(command.get_program()).args(command.get_args());
+    with.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    with
+}

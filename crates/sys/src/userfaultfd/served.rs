@@ -1,0 +1,93 @@
+//! Memory of this process whose missing pages a thread of it fills: what a page fault that is handled in user space costs at
+//! least. A yardstick for measurements, without page tables, eviction, or another process.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::{Features, Message, RegisterMode, Scope, Userfaultfd, Wake};
+use crate::mapping::{Mapping, PAGE_SIZE_BYTES};
+
+/// See the module text. Every page is missing until it is touched for the first time.
+#[derive(Debug)]
+pub struct ServedMemory {
+    // Dropped first: unmapping waits for its reader.
+    userfaultfd: Userfaultfd,
+    memory: Mapping,
+    pages: usize,
+}
+
+impl ServedMemory {
+    /// Memory of `pages` pages that nobody serves yet.
+    pub fn new(pages: usize) -> io::Result<Self> {
+        let memory = Mapping::anonymous(pages * PAGE_SIZE_BYTES)?;
+        // SAFETY: only ranges of the mapping are given to it.
+        let userfaultfd = unsafe { Userfaultfd::create(Scope::Everything) }?;
+        userfaultfd.agree(Features::default())?;
+        let served = Self { userfaultfd, memory, pages };
+        served.userfaultfd.register(served.range(), RegisterMode::MISSING).map_err(io::Error::other)?;
+        Ok(served)
+    }
+
+    fn range(&self) -> Range<u64> {
+        let start = self.memory.address() as u64;
+        start..start + (self.pages * PAGE_SIZE_BYTES) as u64
+    }
+
+    /// Reads the first byte of a page; waits for [`ServedMemory::serve`] if it is missing.
+    pub fn touch(&self, page: usize) -> u8 {
+        let mut byte = [0];
+        self.memory.read(page * PAGE_SIZE_BYTES, &mut byte);
+        byte[0]
+    }
+
+    /// Fills each page that is touched with `source`, a page, until all have been. Sleeps between faults. On an error whoever
+    /// waits goes on with zeroes.
+    pub fn serve(&self, source: &Mapping) -> io::Result<()> {
+        let result = self.serve_all(source);
+        if result.is_err() {
+            // Nothing else can be done for those who wait, and there is nothing to serve any more if it fails.
+            let _ = self.userfaultfd.unregister(self.range());
+        }
+        result
+    }
+
+    fn serve_all(&self, source: &Mapping) -> io::Result<()> {
+        let mut left = self.pages;
+        while left > 0 {
+            let mut ready = [PollFd::from_borrowed_fd(self.userfaultfd.as_fd(), PollFlags::IN)];
+            rustix::event::poll(&mut ready, None)?;
+            let mut result = Ok(0);
+            let count = self.userfaultfd.read_messages(|message| {
+                if let Message::Fault(fault) = message {
+                    let page = fault.address & !(PAGE_SIZE_BYTES as u64 - 1);
+                    result = self.userfaultfd.copy(page, source, 0, PAGE_SIZE_BYTES, false, Wake::Waiters);
+                }
+            })?;
+            result.map_err(io::Error::other)?;
+            left -= count.min(left);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_page_is_filled_once() {
+        let served = ServedMemory::new(16).expect("these tests need userfaultfd");
+        let source = Mapping::anonymous(PAGE_SIZE_BYTES).unwrap();
+        source.write(0, &[7; PAGE_SIZE_BYTES]);
+        std::thread::scope(|scope| {
+            let server = scope.spawn(|| served.serve(&source));
+            for page in [3, 0, 15].into_iter().chain(0..16) {
+                assert_eq!(served.touch(page), 7, "page {page}");
+            }
+            server.join().unwrap().unwrap();
+        });
+    }
+}
