@@ -2,15 +2,25 @@
 
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use spillway_bench::demo::{self, DemoSettings, Scale, redis_job};
 use spillway_bench::harness::HarnessError;
 use spillway_bench::harness::interrupt::Interrupt;
+use spillway_bench::machine::Machine;
+use spillway_bench::replay::accesses::Accesses;
+use spillway_bench::replay::traces;
+use spillway_bench::result::StudyResult;
 use spillway_bench::runner::{self, RunSettings};
 use spillway_bench::size::Size;
+use spillway_bench::studies::Study;
+use spillway_bench::studies::prefetching::{self, PrefetchingStudy};
+use spillway_bench::studies::replacement::{self, ReplacementStudy};
+use spillway_bench::table;
 use spillway_bench::workloads::{self, WorkloadSettings};
 
 /// The status of a program that Ctrl-C ended, as shells give it: 128 and the number of SIGINT.
@@ -30,6 +40,8 @@ enum Command {
     Workload(WorkloadArguments),
     /// Runs studies that compare Spillway with its peers, and writes results as JSON, tables and plots. Needs root.
     Run(RunArguments),
+    /// Replays a recorded trace against every policy of replacement and prefetching, and prints tables.
+    Replay(ReplayArguments),
     /// Shows real programs with part of their memory lent, in about two minutes. Needs root.
     Demo(DemoArguments),
     /// Redis under test as one program; part of the demo
@@ -92,6 +104,12 @@ struct RunArguments {
 }
 
 #[derive(Debug, clap::Args)]
+struct ReplayArguments {
+    /// The trace: from `workload --trace`, or recorded by the pager.
+    file: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
 struct WorkloadArguments {
     /// Which one; a wrong name lists them.
     name: String,
@@ -107,15 +125,46 @@ struct WorkloadArguments {
     /// Print times, and microseconds per page of each part, as JSON.
     #[arg(long)]
     json: bool,
+    /// Record which pages it touches, with one thread, into this file; `replay` reads it.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "threads"])]
+    trace: Option<PathBuf>,
 }
 
 fn workload(arguments: &WorkloadArguments) -> Result<(), Box<dyn std::error::Error>> {
     let settings = WorkloadSettings { size: arguments.size, seed: arguments.seed, threads: arguments.threads };
+    if let Some(file) = &arguments.trace {
+        return trace(&arguments.name, &settings, file);
+    }
     let report = workloads::run(&arguments.name, &settings)?;
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         println!("checksum {} {} {}", report.workload, arguments.size, report.checksum);
+    }
+    Ok(())
+}
+
+fn trace(name: &str, settings: &WorkloadSettings, file: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let recorder = traces::record(name, settings)?;
+    let mut target = BufWriter::new(File::create(file).map_err(|error| format!("{}: {error}", file.display()))?);
+    recorder.write_to(&mut target)?;
+    target.flush()?;
+    println!("{} touches recorded, {} found no room", recorder.events(), recorder.lost());
+    Ok(())
+}
+
+fn replay(arguments: &ReplayArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let named = |error: &dyn std::error::Error| format!("{}: {error}", arguments.file.display());
+    let bytes = std::fs::read(&arguments.file).map_err(|error| named(&error))?;
+    let accesses = traces::read(&bytes).map_err(|error| named(&error))?;
+    for (study, measure) in [
+        (&ReplacementStudy as &dyn Study, replacement::measure as fn(&Accesses, &str, &mut StudyResult)),
+        (&PrefetchingStudy, prefetching::measure),
+    ] {
+        let mut result = StudyResult::new(study.name(), study.title(), false, Machine::here());
+        measure(&accesses, "trace", &mut result);
+        result.complete = true;
+        println!("{}", table::document(&result));
     }
     Ok(())
 }
@@ -148,6 +197,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Workload(arguments) => workload(&arguments),
         Command::Run(arguments) => run(arguments),
+        Command::Replay(arguments) => replay(&arguments),
         Command::Demo(arguments) => demo(arguments),
         Command::RedisJob(arguments) => redis(&arguments),
     };

@@ -50,6 +50,15 @@ pub const CPU_SECONDS_PER_GIB: Unit = Unit { sign: "CPU s/GiB", better: Better::
 /// Bytes kept for each GiB lent, in MiB.
 pub const MIB_PER_GIB: Unit = Unit { sign: "MiB/GiB", better: Better::Lower };
 
+/// Faults as a multiple of those of the optimal order.
+pub const TIMES_OPTIMAL: Unit = Unit { sign: "x optimal", better: Better::Lower };
+/// Milliseconds that a program waited.
+pub const MILLISECONDS_LOST: Unit = Unit { sign: "ms lost", better: Better::Lower };
+/// A part of a whole.
+pub const PER_CENT: Unit = Unit { sign: "%", better: Better::Higher };
+/// A part of a whole that had better be small.
+pub const PER_CENT_WASTE: Unit = Unit { sign: "% waste", better: Better::Lower };
+
 /// One subject's numbers in one case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measure {

@@ -83,6 +83,25 @@ fn mistakes_have_their_status_and_say_what_to_do() {
 }
 
 #[test]
+fn a_recorded_trace_is_replayed() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("matrix.trace");
+    let file = file.to_str().unwrap();
+    let recorded = bench(&["workload", "matrix", "--size", "300K", "--trace", file]);
+    assert!(text(&recorded.stdout).contains("touches recorded, 0 found no room"), "{}", text(&recorded.stderr));
+    let replayed = text(&bench(&["replay", file]).stdout);
+    for part in ["# replacement", "trace L(50): time", "sieve", "optimal", "# prefetching", "read-ahead"] {
+        assert!(replayed.contains(part), "{part} is missing in\n{replayed}");
+    }
+    std::fs::write(file, "a letter").unwrap();
+    for (name, expected) in [(file, "not a trace"), ("/nonexistent/trace", "/nonexistent/trace")] {
+        let refused = bench(&["replay", name]);
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(text(&refused.stderr).contains(expected), "{}", text(&refused.stderr));
+    }
+}
+
+#[test]
 fn inner_commands_are_not_in_the_help() {
     let help = text(&bench(&["--help"]).stdout);
     assert!(help.contains("workload") && help.contains("demo"));

@@ -9,11 +9,12 @@
 use std::ops::Range;
 
 use super::phase::PhaseClock;
-use super::{Workload, WorkloadError, WorkloadSettings, part_length, wrong};
+use super::{Program, WorkloadError, WorkloadSettings, part_length, wrong};
 use crate::checksum::{Checksum, Unordered};
 use crate::permutation::Permutation;
 use crate::random::{mix, word_at};
 use crate::size::PAGE_SIZE_BYTES;
+use crate::touches::Probe;
 
 /// Words of a page.
 const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
@@ -136,20 +137,35 @@ fn in_parts(words: &mut [u64], threads: usize, work: impl Fn(Part<'_>) -> Visit 
     total
 }
 
-fn fill(mut part: Part<'_>, seed: u64) -> Visit {
+fn fill(mut part: Part<'_>, seed: u64, probe: impl Probe) -> Visit {
     for page in 0..part.pages() {
         let (words, places) = part.page(page);
+        probe.write_all(words);
         words.iter_mut().zip(places).for_each(|(word, place)| *word = word_at(seed, place));
     }
     Visit::default()
 }
 
-fn visit(mut part: Part<'_>, order: Order, seed: u64, expected: impl Fn(u64) -> u64, modifies: bool) -> Visit {
+/// A look at every page of a part.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    order: Order,
+    seed: u64,
+    modifies: bool,
+}
+
+fn visit(mut part: Part<'_>, look: Look, expected: impl Fn(u64) -> u64, probe: impl Probe) -> Visit {
+    let Look { order, seed, modifies } = look;
     let mut visit = Visit::default();
     let pages = part.pages();
     let permutation = Permutation::new(pages, seed);
     for step in 0..pages {
         let (words, places) = part.page(place(order, &permutation, pages, step));
+        if modifies {
+            probe.write_all(words);
+        } else {
+            probe.read_all(words);
+        }
         for (word, place) in words.iter_mut().zip(places) {
             visit.check(place, *word, expected(place));
             if modifies {
@@ -160,27 +176,33 @@ fn visit(mut part: Part<'_>, order: Order, seed: u64, expected: impl Fn(u64) -> 
     visit
 }
 
-impl Workload for Fill {
-    fn name(&self) -> &'static str {
+impl Program for Fill {
+    fn program_name(&self) -> &'static str {
         self.name
     }
 
-    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
+    fn compute(
+        &self,
+        settings: &WorkloadSettings,
+        clock: &mut PhaseClock,
+        probe: impl Probe,
+    ) -> Result<Checksum, WorkloadError> {
         let (pages, seed, threads) = (settings.size.pages(), settings.seed, settings.threads);
         let mut words = vec![0_u64; pages as usize * PAGE_WORDS];
-        clock.measure("fill", pages, || in_parts(&mut words, threads, |part| fill(part, seed)));
+        clock.measure("fill", pages, || in_parts(&mut words, threads, |part| fill(part, seed, probe)));
         let plain = |place| word_at(seed, place);
         let phase = if self.modifies { "modify" } else { "read" };
-        let first = clock.measure(phase, pages, || {
-            in_parts(&mut words, threads, |part| visit(part, self.order, seed, plain, self.modifies))
-        });
+        let look = Look { order: self.order, seed, modifies: self.modifies };
+        let first =
+            clock.measure(phase, pages, || in_parts(&mut words, threads, |part| visit(part, look, plain, probe)));
         self.judge(&first)?;
         if !self.modifies {
             return Ok(first.checksum.finish());
         }
         let changed = |place| modified(word_at(seed, place));
         let last = clock.measure("check", pages, || {
-            in_parts(&mut words, threads, |part| visit(part, Order::Sequential, seed, changed, false))
+            let look = Look { order: Order::Sequential, modifies: false, ..look };
+            in_parts(&mut words, threads, |part| visit(part, look, changed, probe))
         });
         self.judge(&last)?;
         Ok(last.checksum.finish())
@@ -200,10 +222,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::touches::Silent;
+
+    fn look(order: Order, seed: u64) -> Look {
+        Look { order, seed, modifies: false }
+    }
 
     fn filled(pages: usize, seed: u64) -> Vec<u64> {
         let mut words = vec![0; pages * PAGE_WORDS];
-        in_parts(&mut words, 2, |part| fill(part, seed));
+        in_parts(&mut words, 2, |part| fill(part, seed, Silent));
         words
     }
 
@@ -218,7 +245,8 @@ mod tests {
         let mut words = filled(8, 3);
         words[5 * PAGE_WORDS + 7] ^= 1;
         for fill in [Fill::SEQUENTIAL, Fill::STRIDED, Fill::RANDOM] {
-            let found = in_parts(&mut words, 2, |part| visit(part, fill.order, 3, |place| word_at(3, place), false));
+            let found =
+                in_parts(&mut words, 2, |part| visit(part, look(fill.order, 3), |place| word_at(3, place), Silent));
             let error = fill.judge(&found).unwrap_err().to_string();
             assert!(error.contains("1 words differ") && error.contains("page 5"), "{error}");
         }
@@ -227,7 +255,9 @@ mod tests {
     #[test]
     fn modifying_changes_every_word_once() {
         let mut words = filled(6, 4);
-        in_parts(&mut words, 2, |part| visit(part, Order::Random, 4, |place| word_at(4, place), true));
+        in_parts(&mut words, 2, |part| {
+            visit(part, Look { modifies: true, ..look(Order::Random, 4) }, |place| word_at(4, place), Silent)
+        });
         assert!(words.iter().enumerate().all(|(index, word)| *word == modified(word_at(4, index as u64))));
     }
 
@@ -235,7 +265,7 @@ mod tests {
     fn all_orders_agree_on_the_content() {
         let mut words = filled(30, 5);
         let sums: Vec<_> = [Order::Sequential, Order::Strided, Order::Random]
-            .map(|order| in_parts(&mut words, 3, |part| visit(part, order, 5, |place| word_at(5, place), false)))
+            .map(|order| in_parts(&mut words, 3, |part| visit(part, look(order, 5), |place| word_at(5, place), Silent)))
             .iter()
             .map(|visit| visit.checksum.finish())
             .collect();
@@ -260,7 +290,7 @@ mod tests {
             let mut words = filled(20, seed);
             damage.iter().for_each(|(index, flip)| words[*index] ^= flip);
             for order in [Order::Sequential, Order::Strided, Order::Random] {
-                let found = in_parts(&mut words, threads, |part| visit(part, order, seed, |place| word_at(seed, place), false));
+                let found = in_parts(&mut words, threads, |part| visit(part, look(order, seed), |place| word_at(seed, place), Silent));
                 prop_assert_eq!(found.wrong_words, damage.len() as u64);
                 prop_assert!(found.first_wrong.is_some_and(|index| damage.contains_key(&(index as usize))));
             }

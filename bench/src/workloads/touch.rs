@@ -6,11 +6,12 @@
 //! Invariant: every page's word is checked.
 
 use super::phase::PhaseClock;
-use super::{Workload, WorkloadError, WorkloadSettings, wrong};
+use super::{Program, WorkloadError, WorkloadSettings, wrong};
 use crate::checksum::{Checksum, Ordered};
 use crate::permutation::Permutation;
 use crate::random::word_at;
 use crate::size::PAGE_SIZE_BYTES;
+use crate::touches::Probe;
 
 /// Words of a page.
 const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
@@ -19,16 +20,22 @@ const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
 #[derive(Clone, Copy, Debug)]
 pub struct Touch;
 
-impl Workload for Touch {
-    fn name(&self) -> &'static str {
+impl Program for Touch {
+    fn program_name(&self) -> &'static str {
         "touch"
     }
 
-    fn run(&self, settings: &WorkloadSettings, clock: &mut PhaseClock) -> Result<Checksum, WorkloadError> {
+    fn compute(
+        &self,
+        settings: &WorkloadSettings,
+        clock: &mut PhaseClock,
+        probe: impl Probe,
+    ) -> Result<Checksum, WorkloadError> {
         let pages = settings.size.0 / PAGE_SIZE_BYTES;
         let mut words = vec![0_u64; pages as usize * PAGE_WORDS];
         clock.measure("fill", pages, || {
             for (page, words) in words.chunks_exact_mut(PAGE_WORDS).enumerate() {
+                probe.write_all(words);
                 words.fill(word_at(settings.seed, page as u64));
             }
         });
@@ -37,6 +44,7 @@ impl Workload for Touch {
         let mut first_wrong = None;
         clock.measure("touch", pages, || {
             for page in (0..pages).map(|step| order.at(step)) {
+                probe.read(&words[page as usize * PAGE_WORDS]);
                 let found = std::hint::black_box(words[page as usize * PAGE_WORDS]);
                 std::hint::black_box(rustix::process::getppid());
                 if found != word_at(settings.seed, page) {

@@ -11,7 +11,7 @@
 //! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
 //!
 //! The [`pager`] pages programs without the block layer (userfaultfd), over the same volume and engine. Its decisions, without
-//! its I/O: [`page_cache`] (which page leaves), [`prefetch`] (which comes along).
+//! its I/O: [`page_cache`] (which page leaves), [`prefetch`] (which comes along); [`trace`]: what they are chosen by.
 //!
 //! Beside it: [`limits`], [`metrics`], [`local_memory`] (a yardstick).
 
@@ -34,4 +34,5 @@ pub mod prefetch;
 pub mod service;
 pub mod state;
 mod sync;
+pub mod trace;
 pub mod volume;

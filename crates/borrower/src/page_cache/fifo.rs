@@ -3,10 +3,10 @@
 //! With staging behind it (every policy has that) it is FIFO with a second chance: a page that is touched while staged
 //! comes back as new.
 
-use super::lists::{List, Lists, Victims};
+use super::lists::{List, Lists, Victims, ahead};
 use super::{Arrival, CachePage, Evidence, Replacement};
 
-/// Pages that were brought along and not asked for yet; they leave first.
+/// Pages that were brought along and not asked for yet.
 const AHEAD: List = List(0);
 /// All others.
 const QUEUE: List = List(1);
@@ -15,24 +15,22 @@ const QUEUE: List = List(1);
 #[derive(Clone, Debug)]
 pub struct Fifo {
     lists: Lists<2>,
+    capacity: u32,
 }
 
 impl Fifo {
-    /// With room for page numbers below `pages`.
-    pub fn new(pages: u32) -> Self {
-        Self { lists: Lists::new(pages) }
+    /// With room for page numbers below `pages`, and a budget of `capacity` pages.
+    pub fn new(pages: u32, capacity: u32) -> Self {
+        Self { lists: Lists::new(pages), capacity }
     }
 }
 
 impl Replacement for Fifo {
-    fn name(&self) -> &'static str {
-        "fifo"
-    }
-
     fn inserted(&mut self, page: CachePage, arrival: Arrival) {
-        if self.lists.list_of(page).is_none() {
-            self.lists.push(if arrival == Arrival::Prefetched { AHEAD } else { QUEUE }, page);
+        if self.lists.list_of(page).is_some() {
+            return self.touched(page, Evidence::Referenced);
         }
+        self.lists.push(if arrival == Arrival::Prefetched { AHEAD } else { QUEUE }, page);
     }
 
     fn touched(&mut self, page: CachePage, _evidence: Evidence) {
@@ -52,7 +50,9 @@ impl Replacement for Fifo {
     fn victims(&mut self, victims: &mut [CachePage]) -> usize {
         let mut victims = Victims::new(victims);
         while !victims.is_full() {
-            let Some(page) = self.lists.tail(AHEAD).or_else(|| self.lists.tail(QUEUE)) else { break };
+            let first = ahead(&self.lists, AHEAD, self.capacity);
+            let page = first.or_else(|| self.lists.tail(QUEUE)).or_else(|| self.lists.tail(AHEAD));
+            let Some(page) = page else { break };
             self.lists.take(page, |_| true, &mut victims);
         }
         victims.count()
@@ -62,7 +62,9 @@ impl Replacement for Fifo {
         self.lists.total()
     }
 
-    fn resize(&mut self, _pages: u32) {}
+    fn resize(&mut self, pages: u32) {
+        self.capacity = pages;
+    }
 
     fn grow(&mut self, pages: u32) {
         self.lists.grow(pages);

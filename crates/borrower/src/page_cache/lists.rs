@@ -217,6 +217,20 @@ impl<const COUNT: usize> Lists<COUNT> {
     }
 }
 
+/// Pages that were brought along and not asked for yet are left alone as long as they are fewer than one in so many of the
+/// budget: time for the program to come to them. What is asked for later than that was brought along too early.
+const AHEAD_SHARE: u32 = 16;
+
+/// Or fewer than this: two windows of `prefetch::CANDIDATES_MAX`, as the next one comes while the program uses the last.
+const AHEAD_MIN: u32 = 2 * crate::prefetch::CANDIDATES_MAX as u32;
+
+/// The page that leaves before all others: the oldest in `list`, of pages brought along and not asked for, if those are
+/// more than their share of `capacity`, which is never half of it. Leap evicts them eagerly for the same reason: nothing speaks for them.
+pub fn ahead<const COUNT: usize>(lists: &Lists<COUNT>, list: List, capacity: u32) -> Option<CachePage> {
+    let share = (capacity / AHEAD_SHARE).max(AHEAD_MIN).min(capacity / 2);
+    lists.tail(list).filter(|_| lists.length(list) > share)
+}
+
 /// By how many epochs `one` is later than `other`.
 fn younger_by(one: u16, other: u16) -> i16 {
     one.wrapping_sub(other).cast_signed()

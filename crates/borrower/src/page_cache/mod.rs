@@ -3,6 +3,11 @@
 //! | file | policy |
 //! |---|---|
 //! | [`fifo`] | in order of arrival |
+//! | [`clock`] | in order of arrival, once more round with evidence |
+//! | [`sieve`] | SIEVE: new pages are sieved sooner than proven ones |
+//! | [`s3_fifo`] | S3-FIFO: a small queue to pass, a main queue to stay |
+//! | [`sampled`] | random victims without evidence |
+//! | [`several_chances`] | DCM's lists: new, active, staging |
 //!
 //! A user-space pager sees little of what a program does with resident pages: there are no referenced bits for it. It
 //! learns of a page
@@ -25,9 +30,14 @@
 //! Invariants of every policy: a page is listed once or not at all; victims were listed; nothing allocates but
 //! construction and [`Replacement::grow`]; every call takes constant time for each page, amortised.
 
+pub mod clock;
 pub mod fifo;
 pub mod lists;
+pub mod s3_fifo;
+pub mod sampled;
+pub mod several_chances;
 pub mod shadows;
+pub mod sieve;
 
 pub use shadows::Shadows;
 
@@ -53,9 +63,21 @@ pub enum Arrival {
     },
     /// A fault found it staged: it was handed out as a victim and touched before its staging slot was used again.
     Staged,
-    /// It was brought along with another page; nobody has asked for it yet. It leaves before all others until
-    /// [`Evidence::PrefetchUsed`] (or any other evidence) comes.
+    /// It was brought along with another page; nobody has asked for it yet. Once there are many of those they leave before
+    /// all others, until [`Evidence::PrefetchUsed`] (or any other evidence) comes.
     Prefetched,
+}
+
+impl Arrival {
+    /// Whether the page was needed soon after it left: it would have stayed in twice a memory of `capacity` pages, so it
+    /// may belong among those that stay in this one (the kernel's test in `workingset_refault`).
+    pub fn is_near(self, capacity: u32) -> bool {
+        match self {
+            Self::Staged => true,
+            Self::Refault { distance } => distance <= capacity,
+            Self::New | Self::Prefetched => false,
+        }
+    }
 }
 
 /// What the pager learns of a listed page. Never a plain hit: the kernel does not tell a process of those.
@@ -72,9 +94,6 @@ pub enum Evidence {
 
 /// A policy: which of the listed pages leaves next.
 pub trait Replacement: Send {
-    /// Its name on command lines and in tables.
-    fn name(&self) -> &'static str;
-
     /// `page` is in local memory now, in the program's sight. A listed page is taken as touched instead.
     fn inserted(&mut self, page: CachePage, arrival: Arrival);
 
@@ -104,4 +123,54 @@ pub trait Replacement: Send {
 
     /// Bytes of memory for each page number, for documents and tables.
     fn bytes_per_page(&self) -> usize;
+}
+
+/// The policies by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// [`fifo`].
+    Fifo,
+    /// [`clock`].
+    Clock,
+    /// [`sieve`].
+    Sieve,
+    /// [`s3_fifo`].
+    S3Fifo,
+    /// [`several_chances`].
+    SeveralChances,
+    /// [`sampled`].
+    Sampled,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Fifo, Self::Clock, Self::Sieve, Self::S3Fifo, Self::SeveralChances, Self::Sampled];
+
+    /// The pager's, unless told otherwise: docs/decisions/replacement.md has the figures.
+    pub const DEFAULT: Self = Self::Sampled;
+
+    /// Its name on command lines and in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fifo => "fifo",
+            Self::Clock => "clock",
+            Self::Sieve => "sieve",
+            Self::S3Fifo => "s3-fifo",
+            Self::SeveralChances => "several-chances",
+            Self::Sampled => "sampled",
+        }
+    }
+
+    /// The policy, with room for page numbers below `pages` and a budget of `capacity` listed pages.
+    pub fn build(self, pages: u32, capacity: u32) -> Box<dyn Replacement> {
+        match self {
+            Self::Fifo => Box::new(fifo::Fifo::new(pages, capacity)),
+            Self::Clock => Box::new(clock::Clock::new(pages, capacity)),
+            Self::Sieve => Box::new(sieve::Sieve::new(pages, capacity)),
+            Self::S3Fifo => Box::new(s3_fifo::S3Fifo::new(pages, capacity)),
+            Self::SeveralChances => Box::new(several_chances::SeveralChances::new(pages, capacity)),
+            Self::Sampled => Box::new(sampled::Sampled::new(pages, capacity, 1)),
+        }
+    }
 }

@@ -11,6 +11,7 @@
 //! table that grows, and events of ranges.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -20,6 +21,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
+use super::ahead::{Ahead, Along};
 use super::directory::{Coming, SpaceId};
 use super::limits::{FAULT_READS_MAX, READ_ATTEMPTS_MAX};
 use super::program::{Event, ProgramMemory};
@@ -30,6 +32,7 @@ use super::space::ranges::Ranges;
 use super::space::{Answer, Space};
 use super::statistics::FaultKind;
 use crate::block::{BlockError, BlockOperation, BlockRequest};
+use crate::prefetch::CANDIDATES_MAX;
 use crate::service::{BlockService, Waiting};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
@@ -40,12 +43,15 @@ pub type WipedRanges = Box<dyn FnMut(&Tenant) -> Ranges + Send>;
 /// A read under way.
 struct ReadUnderWay {
     tenant: Arc<Tenant>,
-    fault: Fault,
-    slot: Slot,
+    along: Along,
+    /// The fault that waits for it; `None` for pages that only come along.
+    fault: Option<Fault>,
     arrived: Instant,
     attempts: u8,
-    /// The page is in the buffer, and could not be given to the program yet.
+    /// The pages are in the buffer, and the program did not get all of them yet.
     is_here: bool,
+    /// Pages that are done with.
+    done: usize,
 }
 
 /// A fault that is tried again.
@@ -79,6 +85,8 @@ pub struct Faults {
     /// Results of one poll, taken out of the engine's call.
     ended: Vec<(usize, Result<(), BlockError>)>,
     wiped: WipedRanges,
+    /// Taken out while it is asked.
+    ahead: Option<Ahead>,
 }
 
 impl Faults {
@@ -104,6 +112,7 @@ impl Faults {
             events: Vec::with_capacity(64),
             ended: Vec::with_capacity(FAULT_READS_MAX),
             wiped,
+            ahead: Some(Ahead::default()),
         })
     }
 
@@ -151,7 +160,7 @@ impl Faults {
         let mut ended = std::mem::take(&mut self.ended);
         let waiting = self.engine.poll(now, &mut |buffer, result| ended.push((buffer, result)));
         for (buffer, result) in ended.drain(..) {
-            self.read_ended(buffer, result, now);
+            self.read_ended(buffer, result);
         }
         self.ended = ended;
         self.retry();
@@ -230,7 +239,12 @@ impl Faults {
                 } else {
                     tenant.memory.zero(page)
                 };
-                self.filled(tenant, table, address, false, (Coming::New, FaultKind::Zero, arrived), result)
+                let outcome =
+                    self.filled(tenant, table, address, false, (Coming::New, FaultKind::Zero, arrived), result);
+                if outcome == Outcome::Done {
+                    self.bring_along(tenant, table, fault.thread, address, arrived);
+                }
+                outcome
             }
             Answer::Staged(_, pool_page) => {
                 // The books stay locked, so that the pool page is not used for another meanwhile.
@@ -305,79 +319,189 @@ impl Faults {
         slot: Slot,
         arrived: Instant,
     ) -> Outcome {
-        let Some(buffer) = self.reads.iter().position(Option::is_none) else { return Outcome::PutOff };
-        table.space.reading(fault.address & !(PAGE - 1), slot, &mut self.shared.books());
-        self.reads[buffer] =
-            Some(ReadUnderWay { tenant: Arc::clone(tenant), fault, slot, arrived, attempts: 1, is_here: false });
-        self.submit_read(buffer, slot);
+        let address = fault.address & !(PAGE - 1);
+        if !self.read(tenant, table, &Along::one(address, slot), Some(fault), arrived) {
+            return Outcome::PutOff;
+        }
+        self.bring_along(tenant, table, fault.thread, address, arrived);
         Outcome::Done
     }
 
-    fn submit_read(&mut self, buffer: usize, slot: Slot) {
+    /// Asks for what comes along with the page at `address`, and begins with it.
+    fn bring_along(&mut self, tenant: &Arc<Tenant>, table: &mut Table, thread: u32, address: u64, now: Instant) {
+        let Some(mut ahead) = self.ahead.take() else { return };
+        ahead.ask(&table.space, thread, address, &mut self.shared.books());
+        if ahead.has_found() && self.shared.budget.has_room(CANDIDATES_MAX as i64) {
+            // What is to be read is copied out, since reading changes the table.
+            let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
+            ahead.reads(&table.space, &self.shared.books(), |run| {
+                if let Some(place) = runs.get_mut(count) {
+                    *place = Some(run.clone());
+                    count += 1;
+                }
+            });
+            for run in runs.iter().flatten() {
+                self.read(tenant, table, run, None, now);
+            }
+            let (mut ranges, mut count) = ([const { 0..0 }; CANDIDATES_MAX], 0);
+            ahead.zeroes(&table.space, |range| {
+                ranges[count] = range;
+                count += 1;
+            });
+            ranges.into_iter().take(count).for_each(|range| self.zero_along(tenant, table, &range));
+        }
+        self.ahead = Some(ahead);
+    }
+
+    /// Zeroes that nobody asked for: the kernel's shared page, which takes no memory until it is written.
+    fn zero_along(&self, tenant: &Tenant, table: &mut Table, range: &Range<u64>) {
+        if let Ok(bytes) = tenant.memory.zero(range.clone()) {
+            let pages = (range.start..range.start + bytes).step_by(PAGE_SIZE_BYTES);
+            let books = &mut self.shared.books();
+            pages.for_each(|address| table.space.filled(address, false, Coming::Ahead, books));
+            self.shared.budget.count((bytes / PAGE).cast_signed());
+        }
+    }
+
+    /// Begins a read; false when all buffers are in use.
+    fn read(
+        &mut self,
+        tenant: &Arc<Tenant>,
+        table: &mut Table,
+        along: &Along,
+        fault: Option<Fault>,
+        arrived: Instant,
+    ) -> bool {
+        // One buffer stays free for whoever waits for his page.
+        let free = self.reads.iter().filter(|read| read.is_none()).count();
+        let Some(buffer) = self.reads.iter().position(Option::is_none).filter(|_| free > 1 || fault.is_some()) else {
+            return false;
+        };
+        {
+            let books = &mut self.shared.books();
+            along.pages().iter().for_each(|(address, slot)| table.space.reading(*address, *slot, books));
+        }
+        self.reads[buffer] = Some(ReadUnderWay {
+            tenant: Arc::clone(tenant),
+            along: along.clone(),
+            fault,
+            arrived,
+            attempts: 1,
+            is_here: false,
+            done: 0,
+        });
+        self.submit_read(buffer, along);
+        true
+    }
+
+    fn submit_read(&mut self, buffer: usize, along: &Along) {
+        let (_, first) = along.pages()[0];
         let request = BlockRequest {
             slot: buffer,
             operation: BlockOperation::Read,
-            offset_bytes: u64::from(slot.0) * PAGE,
-            length_bytes: PAGE,
+            offset_bytes: u64::from(first.0) * PAGE,
+            length_bytes: along.pages().len() as u64 * PAGE,
         };
         self.engine.submit(request, Instant::now());
     }
 
-    fn read_ended(&mut self, buffer: usize, result: Result<(), BlockError>, _now: Instant) {
+    fn read_ended(&mut self, buffer: usize, result: Result<(), BlockError>) {
         let read = self.reads[buffer].as_mut().expect("a read that ends was begun");
         match result {
             Ok(()) => {
                 read.is_here = true;
                 self.fill_from(buffer);
             }
-            Err(BlockError::TimedOut) if read.attempts < READ_ATTEMPTS_MAX => {
+            Err(BlockError::TimedOut) if read.fault.is_some() && read.attempts < READ_ATTEMPTS_MAX => {
                 read.attempts += 1;
-                let slot = read.slot;
-                self.submit_read(buffer, slot);
+                let along = read.along.clone();
+                self.submit_read(buffer, &along);
             }
-            Err(error) => self.lost(buffer, error),
+            Err(error) => self.not_read(buffer, error),
         }
     }
 
-    /// Gives the program the page that lies in `buffer`.
+    /// Gives the program the pages that lie in `buffer`, neighbours together.
     fn fill_from(&mut self, buffer: usize) {
-        let read = self.reads[buffer].take().expect("a read that is here");
-        let ReadUnderWay { tenant, fault, slot, arrived, .. } = &read;
-        let address = fault.address & !(PAGE - 1);
+        let mut read = self.reads[buffer].take().expect("a read that is here");
+        let tenant = Arc::clone(&read.tenant);
         let mut guard = tenant.lock();
         let table = &mut *guard;
-        if tenant.is_gone() || !table.space.awaits(address, *slot) {
-            // Removed, moved or unmapped meanwhile: whoever still waits looks again.
-            table.space.read_ended(address, *slot, &mut self.shared.books());
-            tenant.memory.wake(address..address + PAGE);
-            return;
-        }
-        let offset = self.buffers.slot(buffer).offset_bytes as usize;
-        let protect = !fault.is_write;
-        let result = tenant.memory.copy(address, self.buffers.memory(), offset, PAGE_SIZE_BYTES, protect);
-        let outcome = self.filled(tenant, table, address, protect, (Coming::Back, FaultKind::Fill, *arrived), result);
-        if outcome == Outcome::Done {
-            table.space.read_ended(address, *slot, &mut self.shared.books());
-        } else {
-            drop(guard);
-            self.reads[buffer] = Some(read);
+        while read.done < read.along.pages().len() {
+            let count = self.fill_neighbours(buffer, &read, table);
+            if count == 0 {
+                // The program changes its mappings; its events come first.
+                drop(guard);
+                self.reads[buffer] = Some(read);
+                return;
+            }
+            let books = &mut self.shared.books();
+            for (address, slot) in &read.along.pages()[read.done..read.done + count] {
+                table.space.read_ended(*address, *slot, books);
+            }
+            read.done += count;
         }
     }
 
-    /// No copy of the page can be read any more: its program gets SIGBUS when it touches it, never another content.
-    fn lost(&mut self, buffer: usize, error: BlockError) {
-        let ReadUnderWay { tenant, fault, slot, .. } = self.reads[buffer].take().expect("a read that failed");
-        let address = fault.address & !(PAGE - 1);
-        let mut table = tenant.lock();
-        if table.space.awaits(address, slot) {
-            self.shared.counters.pages_lost.add(1);
-            let process = tenant.process.load(Ordering::Relaxed);
-            self.shared.fail(format!("process {process}: the page at {address:#x} is lost ({error}); it gets SIGBUS"));
-            if let Err(error) = tenant.memory.poison(address..address + PAGE) {
-                self.shared.fail(format!("process {process}: the lost page at {address:#x} stays missing: {error}"));
+    /// Fills the next pages of a read that are neighbours. How many are done with; none if it is to be tried again.
+    fn fill_neighbours(&self, buffer: usize, read: &ReadUnderWay, table: &mut Table) -> usize {
+        let (tenant, rest) = (&read.tenant, &read.along.pages()[read.done..]);
+        let (address, slot) = rest[0];
+        if tenant.is_gone() || !table.space.awaits(address, slot) {
+            // Removed, moved or unmapped meanwhile: whoever still waits looks again.
+            tenant.memory.wake(address..address + PAGE);
+            return 1;
+        }
+        let follows = |(index, (next, slot)): &(usize, &(u64, Slot))| {
+            *next == address + *index as u64 * PAGE && table.space.awaits(*next, *slot)
+        };
+        let count = rest.iter().enumerate().take_while(follows).count();
+        let offset = self.buffers.slot(buffer).offset_bytes as usize + read.done * PAGE_SIZE_BYTES;
+        let protect = read.fault.is_none_or(|fault| !fault.is_write);
+        let result = tenant.memory.copy(address, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect);
+        if read.fault.is_some() {
+            let told = (Coming::Back, FaultKind::Fill, read.arrived);
+            return usize::from(self.filled(tenant, table, address, protect, told, result) == Outcome::Done);
+        }
+        match result {
+            Ok(bytes) => {
+                let pages = (bytes / PAGE) as usize;
+                let books = &mut self.shared.books();
+                rest[..pages].iter().for_each(|(address, _)| table.space.filled(*address, true, Coming::Ahead, books));
+                self.shared.budget.count(pages as i64);
+                self.shared.counters.pages_prefetched.add(pages as u64);
+                pages
+            }
+            Err(PageError::TryAgain) => 0,
+            Err(error) => {
+                self.not_filled(tenant, table, address, &error);
+                1
             }
         }
-        table.space.read_ended(address, slot, &mut self.shared.books());
+    }
+
+    /// The pages could not be read. If somebody waits for one its content is lost: its program gets SIGBUS when it touches it,
+    /// never another content. Pages that were to come along are asked for again by whoever needs them.
+    fn not_read(&mut self, buffer: usize, error: BlockError) {
+        let ReadUnderWay { tenant, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
+        let mut table = tenant.lock();
+        for (address, slot) in along.pages() {
+            let page = *address..address + PAGE;
+            if fault.is_some() && table.space.awaits(*address, *slot) {
+                self.lost(&tenant, page.clone(), error);
+            }
+            table.space.read_ended(*address, *slot, &mut self.shared.books());
+            tenant.memory.wake(page);
+        }
+    }
+
+    fn lost(&self, tenant: &Tenant, page: Range<u64>, error: BlockError) {
+        self.shared.counters.pages_lost.add(1);
+        let (process, address) = (tenant.process.load(Ordering::Relaxed), page.start);
+        self.shared.fail(format!("process {process}: the page at {address:#x} is lost ({error}); it gets SIGBUS"));
+        if let Err(error) = tenant.memory.poison(page) {
+            self.shared.fail(format!("process {process}: the lost page at {address:#x} stays missing: {error}"));
+        }
     }
 
     fn event(&mut self, tenant: &Arc<Tenant>, table: &mut Table, event: Event) {

@@ -94,6 +94,10 @@ pub const AGENT_LOOKS_MAX: u32 = 1000;
 /// How long a fault thread that spins looks for the next fault: several times what a program needs between two.
 pub const FAULT_SPIN: Duration = Duration::from_micros(100);
 
+/// Markers of read-ahead windows that were not reached yet: one for each stream that is followed
+/// ([`crate::prefetch::streams::STREAMS_MAX`]).
+pub const MARKERS_MAX: usize = 64;
+
 /// Failures that a pager remembers in words.
 pub const FAILURES_MAX: usize = 16;
 

@@ -3,6 +3,7 @@
 //! - [`config`]: how a pager is started; [`statistics`]: what it tells; [`limits`]: every bound.
 
 pub mod agent;
+pub mod ahead;
 pub mod config;
 pub mod directory;
 pub mod eviction;
@@ -28,7 +29,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::arena::{Arena, ArenaPlan};
 use spillway_stub::greeting::{Address, Listener};
 use spillway_sys::guardian::Guardian;
@@ -51,7 +51,7 @@ use crate::device::remote::Remote;
 use crate::device::status::DeviceStatus;
 use crate::device::{DeviceConfig, DeviceError, health};
 use crate::metrics::Metrics;
-use crate::page_cache::fifo::Fifo;
+use crate::page_cache::sampled::Sampled;
 use crate::state::DeviceState;
 
 /// Why a pager could not be started. The text says what to do.
@@ -99,6 +99,9 @@ pub struct PagerStatus {
     pub pager: PagerStatistics,
 }
 
+/// Any number; the same one makes runs comparable.
+const POLICY_SEED: u64 = 0x5eed;
+
 /// Slots of the write-back pool for a budget.
 fn pool_slots(budget_bytes: u64) -> usize {
     ((budget_bytes / POOL_SHARE / GROUP_SIZE_BYTES) as usize).clamp(POOL_SLOTS_MIN, POOL_SLOTS_MAX)
@@ -125,7 +128,7 @@ impl Pager {
         let address = Address::parse(&config.socket().display().to_string()).map_err(system())?;
         let listener = Listener::bind(&address).map_err(PagerError::system("cannot make the socket for programs"))?;
         let (arena, pool, slots) = make_arena(&config, &address).map_err(system())?;
-        let buffers = BufferPool::new(FAULT_READS_MAX, PAGE_SIZE_BYTES).map_err(system())?;
+        let buffers = BufferPool::new(FAULT_READS_MAX, GROUP_SIZE_BYTES as usize).map_err(system())?;
         let volume_config = config.volume();
         let state = DeviceState::open(DeviceState::memory(&volume_config)?, &volume_config)?;
         let metrics = Arc::new(Metrics::default());
@@ -142,7 +145,8 @@ impl Pager {
         pager.remote.as_ref().expect("just made").await_donors(pager.config.donor_wait, false)?;
         let (writer, reader) = (engines.pop().expect("two engines"), engines.pop().expect("two engines"));
         let shared = &pager.shared;
-        let policy = Box::new(Fifo::new(0));
+        let capacity = u32::try_from(shared.budget.limit_pages()).unwrap_or(u32::MAX);
+        let policy = Box::new(Sampled::new(0, capacity, POLICY_SEED));
         let eviction = Eviction::new(Arc::clone(shared), policy, Box::new(writer), slots, Instant::now());
         let faults = Faults::new(Arc::clone(shared), Box::new(reader), buffers, pool, Box::new(wiped_ranges));
         let faults = faults.map_err(system())?;

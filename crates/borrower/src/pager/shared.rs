@@ -145,6 +145,11 @@ impl Budget {
         self.resident_pages() >= self.limit_pages() && !self.is_stuck.load(Ordering::Relaxed)
     }
 
+    /// Whether `pages` more could come without anybody having to wait.
+    pub fn has_room(&self, pages: i64) -> bool {
+        self.resident_pages() + pages < self.limit_pages()
+    }
+
     /// Whether pages are to leave.
     pub fn is_exceeded(&self) -> bool {
         self.resident_pages() > self.high_pages()

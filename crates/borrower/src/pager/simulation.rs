@@ -123,14 +123,29 @@ impl ProgramMemory for Simulated {
         length: usize,
         protect: bool,
     ) -> Result<u64, PageError> {
-        assert_eq!(length, PAGE_SIZE_BYTES);
-        let mut content = [0; 8];
-        source.read(offset, &mut content);
-        self.fill(target, u64::from_ne_bytes(content), protect)
+        let mut done = 0;
+        while done < length as u64 {
+            let mut content = [0; 8];
+            source.read(offset + done as usize, &mut content);
+            match self.fill(target + done, u64::from_ne_bytes(content), protect) {
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+                Ok(bytes) => done += bytes,
+            }
+        }
+        Ok(done)
     }
 
     fn zero(&self, range: Range<u64>) -> Result<u64, PageError> {
-        self.fill(range.start, 0, false)
+        let mut done = 0;
+        for address in range.step_by(PAGE_SIZE_BYTES) {
+            match self.fill(address, 0, false) {
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+                Ok(bytes) => done += bytes,
+            }
+        }
+        Ok(done)
     }
 
     fn unprotect(&self, range: Range<u64>) -> Result<(), PageError> {
@@ -215,7 +230,7 @@ fn address(page: u64) -> u64 {
 impl World {
     fn new(budget_pages: u64) -> Self {
         let pool = BufferPool::new(POOL_SLOTS + 1, limits::GROUP_SIZE_BYTES as usize).unwrap();
-        let buffers = BufferPool::new(4, PAGE_SIZE_BYTES).unwrap();
+        let buffers = BufferPool::new(4, limits::GROUP_SIZE_BYTES as usize).unwrap();
         let books = Books { slots: Slots::new(VOLUME_PAGES), directory: Directory::default() };
         let shared = Arc::new(Shared::new(books, Budget::new(budget_pages * PAGE, 0)).unwrap());
         let volume = Arc::new(Mapping::anonymous(VOLUME_PAGES as usize * PAGE_SIZE_BYTES).unwrap());
@@ -223,12 +238,19 @@ impl World {
             Box::new(LocalMemory::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(pool)))
         };
         let now = Instant::now();
-        let eviction = Eviction::new(Arc::clone(&shared), Box::new(Fifo::new(0)), engine(&pool), POOL_SLOTS, now);
+        let eviction = Eviction::new(
+            Arc::clone(&shared),
+            Box::new(Fifo::new(0, budget_pages as u32)),
+            engine(&pool),
+            POOL_SLOTS,
+            now,
+        );
         let wiped = Box::new(|_: &Tenant| Ranges::default());
         let faults = Faults::new(Arc::clone(&shared), engine(&buffers), buffers, Arc::clone(&pool), wiped).unwrap();
         let mut world = Self { shared, faults, eviction, pool, programs: Vec::new(), volume, clock: 0 };
         let mut space = Space::new(world.shared.next_space());
         space.registered.insert(address(0)..address(PAGES));
+        space.surveyed.insert(address(0)..address(PAGES));
         let memory = Simulated::new(&world.pool);
         world.admit(space, memory, BTreeMap::new());
         world
@@ -527,7 +549,7 @@ fn an_unreadable_page_is_poisoned_and_never_filled() {
     };
     // The volume ends before that page.
     let short = Arc::new(Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
-    let buffers = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
+    let buffers = BufferPool::new(1, limits::GROUP_SIZE_BYTES as usize).unwrap();
     let engine = Box::new(LocalMemory::new(short, Arc::new(Metrics::default()), Arc::clone(&buffers)));
     let wiped = Box::new(|_: &Tenant| Ranges::default());
     world.faults = Faults::new(Arc::clone(&world.shared), engine, buffers, Arc::clone(&world.pool), wiped).unwrap();

@@ -3,6 +3,9 @@
 //! | file | policy |
 //! |---|---|
 //! | [`none`] | the demanded page alone |
+//! | [`next_n`] | the next pages, always |
+//! | [`stride`] | along a stride, once seen twice |
+//! | [`read_ahead`] | along a stride, in windows that grow with use and shrink with waste |
 //! | [`streams`] | one prefetcher for each thread and region, so that concurrent streams do not hide one another |
 //!
 //! Leap's majority vote over deltas (`leap.rs`) is to stand beside them.
@@ -14,15 +17,24 @@
 //! through. So a stream costs one cheap fault for each window and waits for the network once.
 //!
 //! What the pager tells a prefetcher:
-//! - `on_fault`: a page was waited for that nobody had brought along (or that came too late: it was still on its way);
-//! - `on_hit`: a marker was reached;
+//! - `on_fault`: a page was waited for that nobody had brought along (one that is still on its way is no such fault);
+//! - `on_hit`: a marker was reached, whether it was there already or still on its way;
 //! - `on_unused`: pages that were brought along left again before a marker behind them was reached.
 //!
 //! Invariants: candidates are at most [`CANDIDATES_MAX`], never the demanded page, and distinct; nothing allocates after
-//! construction. Whether a candidate exists, is remote, and is worth a read is for the pager to say: it drops the others.
+//! construction. Whether a candidate exists, is remote, and is worth a read is for the pager to say: it drops the others
+//! ([`Candidates::retain`]).
 
+pub mod next_n;
 pub mod none;
+pub mod read_ahead;
 pub mod streams;
+pub mod stride;
+
+use self::next_n::NextN;
+use self::none::NoPrefetch;
+use self::read_ahead::ReadAhead;
+use self::stride::Stride;
 
 /// A page of a program's address space: its address over the page size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,11 +45,16 @@ impl VirtualPage {
     pub fn offset(self, delta: i64) -> Option<Self> {
         self.0.checked_add_signed(delta).map(Self)
     }
+
+    /// How far it is from `other` to here.
+    pub fn distance_from(self, other: Self) -> i64 {
+        self.0.wrapping_sub(other.0).cast_signed()
+    }
 }
 
-/// Pages of one window at most: 512 KiB, four of HPBD's largest requests; the kernel's read-ahead ends at 128 KiB for
-/// files and at 2^page-cluster pages for swap, up to 32.
-pub const CANDIDATES_MAX: usize = 128;
+/// Pages of one window at most: 256 KiB, two of HPBD's largest requests; the kernel's read-ahead ends at 128 KiB for
+/// files and at 32 pages for swap.
+pub const CANDIDATES_MAX: usize = 64;
 
 /// Pages to bring along, the most urgent first, and which of them is the marker.
 #[derive(Clone, Debug)]
@@ -69,15 +86,39 @@ impl Candidates {
         self.marker
     }
 
-    /// Adds `page` if there is room; says whether there was.
-    pub fn push(&mut self, page: VirtualPage) -> bool {
-        let room = self.pages.get_mut(self.count);
-        let found = room.is_some();
-        if let Some(room) = room {
+    /// Adds `page` if there is room.
+    pub fn push(&mut self, page: VirtualPage) {
+        if let Some(room) = self.pages.get_mut(self.count) {
             *room = page;
             self.count += 1;
         }
-        found
+    }
+
+    /// Forgets the first `count` pages; the marker too.
+    pub fn drop_first(&mut self, count: usize) {
+        self.pages.copy_within(count..self.count, 0);
+        (self.count, self.marker) = (self.count - count, None);
+    }
+
+    /// Drops the pages that are not worth a read, because they are local or nobody's. If the marker is one of them, the next
+    /// page that stays takes its place, or else the last: a stream must come to a marker, or it would have to fault to go on.
+    pub fn retain(&mut self, mut is_wanted: impl FnMut(VirtualPage) -> bool) {
+        let marker = self.marker.and_then(|marker| self.pages().iter().position(|page| *page == marker));
+        let mut kept = 0;
+        for index in 0..self.count {
+            if marker == Some(index) {
+                self.marker = None;
+            }
+            if is_wanted(self.pages[index]) {
+                self.pages[kept] = self.pages[index];
+                kept += 1;
+                if marker.is_some_and(|marker| marker <= index) && self.marker.is_none() {
+                    self.marker = Some(self.pages[index]);
+                }
+            }
+        }
+        self.count = kept;
+        self.marker = self.marker.filter(|_| kept > 0).or(self.pages().last().copied().filter(|_| marker.is_some()));
     }
 
     /// Makes the page at `index` the marker.
@@ -97,6 +138,119 @@ pub trait Prefetcher: Send {
     /// The program reached `page`, a marker of this prefetcher: adds what is to come next.
     fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates);
 
-    /// `count` pages that this prefetcher brought along left unused.
-    fn on_unused(&mut self, count: u32);
+    /// `page`, which this prefetcher brought along, left unused.
+    fn on_unused(&mut self, page: VirtualPage);
+}
+
+/// Any of the policies, chosen at run time. An enum and not a box, as streams begin on the fault path.
+#[derive(Clone, Copy, Debug)]
+pub enum AnyPrefetcher {
+    /// [`none`].
+    None(NoPrefetch),
+    /// [`next_n`].
+    NextN(NextN),
+    /// [`stride`].
+    Stride(Stride),
+    /// [`read_ahead`].
+    ReadAhead(ReadAhead),
+}
+
+impl AnyPrefetcher {
+    /// All of them, without a past.
+    pub fn all() -> [Self; 4] {
+        [
+            Self::None(NoPrefetch),
+            Self::NextN(NextN::default()),
+            Self::Stride(Stride::default()),
+            Self::ReadAhead(ReadAhead::default()),
+        ]
+    }
+
+    fn policy(&self) -> &dyn Prefetcher {
+        match self {
+            Self::None(policy) => policy,
+            Self::NextN(policy) => policy,
+            Self::Stride(policy) => policy,
+            Self::ReadAhead(policy) => policy,
+        }
+    }
+
+    fn policy_mut(&mut self) -> &mut dyn Prefetcher {
+        match self {
+            Self::None(policy) => policy,
+            Self::NextN(policy) => policy,
+            Self::Stride(policy) => policy,
+            Self::ReadAhead(policy) => policy,
+        }
+    }
+}
+
+impl Prefetcher for AnyPrefetcher {
+    fn name(&self) -> &'static str {
+        self.policy().name()
+    }
+
+    fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+        self.policy_mut().on_fault(page, candidates);
+    }
+
+    fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+        self.policy_mut().on_hit(page, candidates);
+    }
+
+    fn on_unused(&mut self, page: VirtualPage) {
+        self.policy_mut().on_unused(page);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candidates_end_where_their_room_does() {
+        let mut candidates = Candidates::default();
+        (0..1000).for_each(|page| candidates.push(VirtualPage(page)));
+        assert_eq!(candidates.pages().len(), CANDIDATES_MAX);
+        candidates.mark(3);
+        assert_eq!(candidates.marker(), Some(VirtualPage(3)));
+        candidates.clear();
+        assert_eq!((candidates.pages(), candidates.marker()), (&[][..], None));
+    }
+
+    #[test]
+    fn a_marker_that_is_dropped_moves_on() {
+        let retained = |marker: usize, wanted: &[u64]| {
+            let mut candidates = Candidates::default();
+            (10..16).for_each(|page| candidates.push(VirtualPage(page)));
+            candidates.mark(marker);
+            candidates.retain(|page| wanted.contains(&page.0));
+            assert!(candidates.pages().iter().map(|page| page.0).eq(wanted.iter().copied()));
+            candidates.marker().map(|page| page.0)
+        };
+        assert_eq!(retained(2, &[10, 11, 12, 13]), Some(12), "it stays");
+        assert_eq!(retained(2, &[10, 13, 15]), Some(13), "the next one");
+        assert_eq!(retained(4, &[10, 12]), Some(12), "none is left behind it: the last one");
+        assert_eq!(retained(0, &[]), None);
+    }
+
+    #[test]
+    fn policies_have_distinct_names_and_do_what_they_are_called_after() {
+        let names = AnyPrefetcher::all().map(|policy| policy.name());
+        assert_eq!(names, ["none", "next-n", "stride", "read-ahead"]);
+        let brought = AnyPrefetcher::all().map(|mut policy| {
+            let mut candidates = Candidates::default();
+            for page in [10, 11, 12] {
+                candidates.clear();
+                policy.on_fault(VirtualPage(page), &mut candidates);
+                policy.on_unused(VirtualPage(10_000));
+            }
+            let first = candidates.pages().len();
+            let marker = candidates.marker();
+            candidates.clear();
+            marker.into_iter().for_each(|marker| policy.on_hit(marker, &mut candidates));
+            (first, candidates.pages().len())
+        });
+        assert_eq!(brought, [(0, 0), (31, 31), (8, 8), (8, 16)]);
+    }
 }

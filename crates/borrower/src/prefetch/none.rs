@@ -15,5 +15,5 @@ impl Prefetcher for NoPrefetch {
 
     fn on_hit(&mut self, _page: VirtualPage, _candidates: &mut Candidates) {}
 
-    fn on_unused(&mut self, _count: u32) {}
+    fn on_unused(&mut self, _page: VirtualPage) {}
 }

@@ -4,6 +4,9 @@
 //! work: thread-specific prefetching), and so do two arrays that one thread reads in turn. So faults are kept apart by
 //! address space, thread, and region of addresses; a slot that has not been used for longest is taken for a new stream.
 //!
+//! A stream remembers its last window, and says which pages the program has passed when a marker is reached: those between
+//! the marker before and this one. They were used, though the kernel told nobody.
+//!
 //! Looking a stream up compares [`STREAMS_MAX`] keys that lie together: some tens of nanoseconds.
 
 use super::{Candidates, Prefetcher, VirtualPage};
@@ -49,14 +52,24 @@ pub struct Streams<Policy> {
     keys: Vec<Option<Key>>,
     used_at: Vec<u64>,
     policies: Vec<Policy>,
+    /// The last window of each stream: what was brought along and not passed yet.
+    windows: Vec<Candidates>,
+    passed: Candidates,
     clock: u64,
 }
 
 impl<Policy: Prefetcher + Clone> Streams<Policy> {
     /// No stream yet; each begins as a copy of `fresh`. All memory is taken now.
     pub fn new(fresh: Policy) -> Self {
-        let policies = vec![fresh.clone(); STREAMS_MAX];
-        Self { fresh, keys: vec![None; STREAMS_MAX], used_at: vec![0; STREAMS_MAX], policies, clock: 0 }
+        Self {
+            keys: vec![None; STREAMS_MAX],
+            used_at: vec![0; STREAMS_MAX],
+            policies: vec![fresh.clone(); STREAMS_MAX],
+            windows: vec![Candidates::default(); STREAMS_MAX],
+            passed: Candidates::default(),
+            clock: 0,
+            fresh,
+        }
     }
 
     /// The policy's name.
@@ -69,15 +82,33 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         let slot = self.slot(Key::of(faulter, page));
         candidates.clear();
         self.policies[slot].on_fault(page, candidates);
+        self.windows[slot].clone_from(candidates);
     }
 
     /// `faulter` reached the marker `page`; see [`Prefetcher::on_hit`]. The stream that brought it along may be another
     /// thread's; without one that still lives there is nothing to bring along.
     pub fn on_hit(&mut self, faulter: Faulter, page: VirtualPage, candidates: &mut Candidates) {
         candidates.clear();
+        self.passed.clear();
         if let Some(slot) = self.find(Key::of(faulter, page)) {
             self.renew(slot);
+            self.pass(slot, page);
             self.policies[slot].on_hit(page, candidates);
+            candidates.pages().iter().for_each(|page| self.windows[slot].push(*page));
+        }
+    }
+
+    /// The pages that the last [`Streams::on_hit`] showed to be used, its marker not among them.
+    pub fn passed(&self) -> &[VirtualPage] {
+        self.passed.pages()
+    }
+
+    /// Moves what the stream in `slot` brought along before `marker` from its window to what is passed.
+    fn pass(&mut self, slot: usize, marker: VirtualPage) {
+        let window = &mut self.windows[slot];
+        if let Some(place) = window.pages().iter().position(|page| *page == marker) {
+            window.pages()[..place].iter().for_each(|page| self.passed.push(*page));
+            window.drop_first(place + 1);
         }
     }
 
@@ -86,7 +117,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
     pub fn on_unused(&mut self, space: u32, page: VirtualPage) {
         let key = Key::of(Faulter { space, thread: 0 }, page);
         if let Some(slot) = self.find(key) {
-            self.policies[slot].on_unused(1);
+            self.policies[slot].on_unused(page);
         }
     }
 
@@ -119,6 +150,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
             let oldest = (0..STREAMS_MAX).min_by_key(age).expect("there is a slot");
             self.keys[oldest] = Some(key);
             self.policies[oldest].clone_from(&self.fresh);
+            self.windows[oldest].clear();
             oldest
         });
         self.renew(slot);
@@ -129,6 +161,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prefetch::read_ahead::ReadAhead;
 
     /// Tells its faults and hits through what it proposes.
     #[derive(Clone, Debug, Default)]
@@ -153,8 +186,8 @@ mod tests {
             candidates.push(VirtualPage(100 * self.hits));
         }
 
-        fn on_unused(&mut self, count: u32) {
-            self.unused += count;
+        fn on_unused(&mut self, _page: VirtualPage) {
+            self.unused += 1;
         }
     }
 
@@ -202,6 +235,22 @@ mod tests {
         assert_eq!(candidates.pages(), [VirtualPage(100)]);
         streams.on_hit(faulter(1, 0), VirtualPage(3), &mut candidates);
         assert!(candidates.pages().is_empty(), "not across address spaces");
+    }
+
+    #[test]
+    fn markers_tell_what_was_passed() {
+        let mut streams = Streams::new(ReadAhead::default());
+        let (mut candidates, who) = (Candidates::default(), faulter(0, 0));
+        [0, 1].iter().for_each(|page| streams.on_fault(who, VirtualPage(*page), &mut candidates));
+        let mut passed = Vec::new();
+        for marker in [4, 6, 14] {
+            assert_eq!(candidates.marker(), Some(VirtualPage(marker)));
+            streams.on_hit(who, VirtualPage(marker), &mut candidates);
+            passed.push(streams.passed().iter().map(|page| page.0).collect::<Vec<_>>());
+        }
+        assert_eq!(passed, [vec![2, 3], vec![5], (7..14).collect()], "all but the markers, each once");
+        streams.on_hit(who, VirtualPage(1000), &mut candidates);
+        assert!(streams.passed().is_empty(), "what is no marker passes nothing");
     }
 
     #[test]

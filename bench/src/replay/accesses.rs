@@ -1,0 +1,129 @@
+//! A trace, made ready for replays.
+//!
+//! Pages get the numbers that a pager would give: whole groups of neighbours, in the order of first touches.
+
+use std::collections::HashMap;
+
+use spillway_borrower::page_cache::{CachePage, NEIGHBOURS_MAX};
+use spillway_borrower::prefetch::VirtualPage;
+use spillway_borrower::trace::{Reader, TraceError};
+
+/// One access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// The page.
+    pub page: CachePage,
+    /// Who.
+    pub thread: u32,
+    /// Whether it is a write.
+    pub write: bool,
+    /// Ticks since the access before.
+    pub ticks: u32,
+}
+
+/// All accesses of a trace.
+#[derive(Clone, Debug, Default)]
+pub struct Accesses {
+    accesses: Vec<Access>,
+    /// The numbers of groups, by address.
+    groups: HashMap<u64, u32>,
+    /// The addresses of groups, by number.
+    addresses: Vec<u64>,
+    pages: u32,
+}
+
+impl Accesses {
+    /// All of `reader`.
+    pub fn read(reader: Reader<'_>) -> Result<Self, TraceError> {
+        let (mut all, mut time) = (Self::default(), 0);
+        let mut seen = Vec::new();
+        for event in reader {
+            let event = event?;
+            let page = all.number(event.page);
+            seen.resize(seen.len().max(page.0 as usize + 1), false);
+            all.pages += u32::from(!std::mem::replace(&mut seen[page.0 as usize], true));
+            let ticks = u32::try_from(event.time - time).unwrap_or(u32::MAX);
+            time = event.time;
+            all.accesses.push(Access { page, thread: event.thread, write: event.write, ticks });
+        }
+        Ok(all)
+    }
+
+    /// The number of `page`, given now if it had none.
+    fn number(&mut self, page: VirtualPage) -> CachePage {
+        let (group, place) = (page.0 / u64::from(NEIGHBOURS_MAX), page.0 % u64::from(NEIGHBOURS_MAX));
+        let next = self.addresses.len() as u32;
+        let number = *self.groups.entry(group).or_insert(next);
+        if number == next {
+            self.addresses.push(group);
+        }
+        CachePage(number * NEIGHBOURS_MAX + place as u32)
+    }
+
+    /// In their order.
+    pub fn as_slice(&self) -> &[Access] {
+        &self.accesses
+    }
+
+    /// Different pages that are accessed.
+    pub fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    /// All page numbers are below this.
+    pub fn page_end(&self) -> u32 {
+        self.addresses.len() as u32 * NEIGHBOURS_MAX
+    }
+
+    /// The number of `page`, if its group has one.
+    pub fn find(&self, page: VirtualPage) -> Option<CachePage> {
+        let group = self.groups.get(&(page.0 / u64::from(NEIGHBOURS_MAX)))?;
+        Some(CachePage(group * NEIGHBOURS_MAX + (page.0 % u64::from(NEIGHBOURS_MAX)) as u32))
+    }
+
+    /// The page of a number.
+    pub fn virtual_page(&self, page: CachePage) -> VirtualPage {
+        let group = self.addresses[(page.0 / NEIGHBOURS_MAX) as usize];
+        VirtualPage(group * u64::from(NEIGHBOURS_MAX) + u64::from(page.0 % NEIGHBOURS_MAX))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use spillway_borrower::trace::{Event, Kind, Recorder};
+
+    use super::*;
+
+    /// Accesses of `pages` in order, a tick apart.
+    pub(crate) fn accesses(pages: &[(u64, bool)]) -> Accesses {
+        let mut recorder = Recorder::new(Kind::Touches, 100 + 30 * pages.len());
+        for (time, (page, write)) in pages.iter().enumerate() {
+            assert!(recorder.record(Event { page: VirtualPage(*page), thread: 0, write: *write, time: time as u64 }));
+        }
+        let mut bytes = Vec::new();
+        recorder.write_to(&mut bytes).unwrap();
+        Accesses::read(Reader::new(&bytes).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn neighbours_have_neighbouring_numbers() {
+        let all = accesses(&[(1000, false), (5, true), (1001, false), (5, false)]);
+        let numbers: Vec<u32> = all.as_slice().iter().map(|access| access.page.0).collect();
+        assert_eq!(numbers, [8, NEIGHBOURS_MAX + 5, 9, NEIGHBOURS_MAX + 5]);
+        assert_eq!((all.pages(), all.page_end()), (3, 2 * NEIGHBOURS_MAX));
+        assert_eq!(all.virtual_page(CachePage(9)), VirtualPage(1001));
+        assert_eq!(all.find(VirtualPage(6)), Some(CachePage(NEIGHBOURS_MAX + 6)), "unused, in a known group");
+        assert_eq!(all.find(VirtualPage(500)), None);
+        assert!(all.as_slice()[1].write && all.as_slice()[1].ticks == 1);
+    }
+
+    #[test]
+    fn damage_is_passed_on() {
+        let mut recorder = Recorder::new(Kind::Touches, 100);
+        recorder.record(Event { page: VirtualPage(77), thread: 0, write: false, time: 0 });
+        let mut bytes = Vec::new();
+        recorder.write_to(&mut bytes).unwrap();
+        *bytes.last_mut().unwrap() |= 0x80;
+        assert!(Accesses::read(Reader::new(&bytes).unwrap()).is_err());
+    }
+}
