@@ -104,7 +104,12 @@ impl Survey {
         let resident = &mut self.residents[index];
         let tenant = &resident.tenant;
         tenant.process.store(number, Ordering::Relaxed);
-        let agent = SeatAgent::new(self.arena.seat(seat), self.arena.pool_offset(), Arc::clone(&tenant.is_gone));
+        let agent = SeatAgent::new(
+            self.arena.seat(seat),
+            self.arena.pool_offset(),
+            Arc::clone(&tenant.is_gone),
+            Arc::clone(&tenant.agent_thread),
+        );
         *lock(&tenant.agent) = Some(Box::new(agent));
         resident.seat = Some(seat);
         resident.places.process = number;
