@@ -1,7 +1,7 @@
 //! The agent inside a program, reached through its seat in the arena.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::protocol::{AgentState, BATCHES, Phase, outcome};
@@ -20,20 +20,34 @@ pub struct SeatAgent {
     is_under_way: bool,
     /// The program's memory is gone, and its agent with it.
     is_gone: Arc<AtomicBool>,
+    /// Where its thread's number is told: its faults are never held back (rule 15).
+    thread: Arc<AtomicU32>,
     tasks: Vec<Task>,
 }
 
 impl SeatAgent {
     /// The agent in `seat`, of a program that sets `is_gone` when it ends.
-    pub fn new(seat: Seat, pool_offset: usize, is_gone: Arc<AtomicBool>) -> Self {
-        Self { seat, pool_offset, batch: 0, is_under_way: false, is_gone, tasks: Vec::with_capacity(BATCH_PAGES) }
+    pub fn new(seat: Seat, pool_offset: usize, is_gone: Arc<AtomicBool>, thread: Arc<AtomicU32>) -> Self {
+        let tasks = Vec::with_capacity(BATCH_PAGES);
+        Self { seat, pool_offset, batch: 0, is_under_way: false, is_gone, thread, tasks }
+    }
+
+    fn is_ready(&self) -> bool {
+        assert!(!self.is_under_way, "one batch at a time");
+        self.seat.state() == AgentState::Running && !self.is_gone.load(Ordering::SeqCst)
+    }
+
+    fn post(&mut self) -> bool {
+        self.thread.store(self.seat.agent_thread(), Ordering::Relaxed);
+        self.seat.post(self.batch, &self.tasks);
+        self.is_under_way = true;
+        true
     }
 }
 
 impl Agent for SeatAgent {
     fn begin(&mut self, errands: &[Errand]) -> bool {
-        assert!(!self.is_under_way, "one batch at a time");
-        if self.seat.state() != AgentState::Running || self.is_gone.load(Ordering::SeqCst) {
+        if !self.is_ready() {
             return false;
         }
         self.tasks.clear();
@@ -41,9 +55,16 @@ impl Agent for SeatAgent {
             Some(page) => Task::evict_copy(errand.address, self.pool_offset + page.0 as usize * PAGE_SIZE_BYTES),
             None => Task::evict_drop(errand.address),
         }));
-        self.seat.post(self.batch, &self.tasks);
-        self.is_under_way = true;
-        true
+        self.post()
+    }
+
+    fn own(&mut self, addresses: &[u64]) -> bool {
+        if !self.is_ready() {
+            return false;
+        }
+        self.tasks.clear();
+        self.tasks.extend(addresses.iter().map(|address| Task::populate(*address, PAGE_SIZE_BYTES as u64)));
+        self.post()
     }
 
     fn poll(&mut self, fates: &mut [Fate]) -> bool {
@@ -86,7 +107,7 @@ mod tests {
     fn without_a_running_agent_nothing_begins() {
         let address = Address::parse("@spillway-agent-test").unwrap();
         let arena = Arena::create(ArenaPlan { seats: 1, pool_slots: 1 }, &address).unwrap();
-        let mut agent = SeatAgent::new(arena.seat(0), arena.pool_offset(), Arc::default());
+        let mut agent = SeatAgent::new(arena.seat(0), arena.pool_offset(), Arc::default(), Arc::default());
         assert!(!agent.begin(&[Errand { address: 4096, target: Some(PoolPage(0)) }]));
     }
 

@@ -13,7 +13,9 @@ use std::time::Instant;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::directory::{Coming, News, SpaceId};
-use super::limits::{BATCH_PAGES, DISCARD_PAUSE, FRUITLESS_BATCHES_MAX, GROUP_PAGES, WRITE_RETRY_PAUSE};
+use super::limits::{
+    BATCH_PAGES, DISCARD_PAUSE, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE, FRUITLESS_SHARE, GROUP_PAGES, WRITE_RETRY_PAUSE,
+};
 use super::program::{Errand, Fate};
 use super::shared::{Shared, Tenant, lock};
 use super::slots::{Slot, SlotRun};
@@ -67,8 +69,12 @@ pub struct Eviction {
     candidates: Vec<Candidate>,
     put_off: Vec<Candidate>,
     ended: Vec<(usize, Result<(), BlockError>)>,
-    /// Batches in a row that took nothing out.
+    /// Programs whose agents make pages their own again (rule 2), and room for the fates of that.
+    owning: Vec<Arc<Tenant>>,
+    own_fates: Vec<Fate>,
+    /// Batches in a row that took little or nothing out, and when the next may begin.
     fruitless: u32,
+    start_at: Instant,
 }
 
 impl Eviction {
@@ -96,7 +102,10 @@ impl Eviction {
             candidates: Vec::with_capacity(BATCH_PAGES),
             put_off: Vec::with_capacity(BATCH_PAGES),
             ended: Vec::with_capacity(pool_slots),
+            owning: Vec::new(),
+            own_fates: vec![Fate::Refused; BATCH_PAGES],
             fruitless: 0,
+            start_at: now,
         }
     }
 
@@ -113,10 +122,12 @@ impl Eviction {
         self.finish_batches(now);
         self.discard(now);
         if self.batches.is_empty() && self.shared.budget.is_exceeded() {
-            self.start(now);
+            if now >= self.start_at {
+                self.start(now);
+            }
             waiting = waiting.max(Waiting::Retry);
         }
-        if !self.batches.is_empty() {
+        if !self.batches.is_empty() || !self.owning.is_empty() {
             return Waiting::Poll;
         }
         if self.retries.is_empty() { waiting } else { waiting.max(Waiting::Retry) }
@@ -232,7 +243,7 @@ impl Eviction {
         for of_one in candidates.chunk_by(|one, next| one.0 == next.0) {
             let Some(tenant) = self.shared.tenant(of_one[0].0).filter(|tenant| !tenant.is_gone()) else { continue };
             // The fault thread has waited for the batch before: its turn comes first, or faults would wait forever.
-            if tenant.lock().is_awaited {
+            if tenant.lock().is_awaited || self.owning.iter().any(|owning| owning.id == tenant.id) {
                 put_off.extend_from_slice(of_one);
             } else {
                 self.start_batch(&tenant, of_one, now);
@@ -241,7 +252,7 @@ impl Eviction {
         candidates.clear();
         (self.candidates, self.put_off) = (put_off, candidates);
         if self.batches.is_empty() && self.candidates.is_empty() {
-            self.took_nothing();
+            self.took_little(now);
         }
     }
 
@@ -263,8 +274,10 @@ impl Eviction {
         true
     }
 
-    fn took_nothing(&mut self) {
+    /// Backs off: what the kernel refuses now it refuses at once again (rule 2).
+    fn took_little(&mut self, now: Instant) {
         self.fruitless += 1;
+        self.start_at = now + (FRUITLESS_PAUSE * 2_u32.pow(self.fruitless.min(FRUITLESS_BATCHES_MAX)));
         if self.fruitless >= FRUITLESS_BATCHES_MAX || self.policy.listed() == 0 {
             self.shared.budget.set_stuck(true);
             // What is resident and unknown is looked for.
@@ -296,6 +309,8 @@ impl Eviction {
     }
 
     fn finish_batches(&mut self, now: Instant) {
+        let fates = &mut self.own_fates;
+        self.owning.retain(|tenant| !lock(&tenant.agent).as_mut().is_none_or(|agent| agent.poll(fates)));
         let mut index = 0;
         while index < self.batches.len() {
             let batch = &mut self.batches[index];
@@ -347,14 +362,35 @@ impl Eviction {
         self.shared.budget.count(-gone);
         self.shared.counters.batches.add(1);
         to_write.into_iter().flatten().for_each(|(id, run)| self.write(id, run, now));
-        if gone == 0 {
-            self.took_nothing();
+        self.own_again(&batch);
+        if gone * FRUITLESS_SHARE < batch.pages.len() as i64 {
+            self.took_little(now);
         } else {
             self.fruitless = 0;
             self.shared.budget.set_stuck(false);
         }
         batch.clear();
         self.spare.push(batch);
+    }
+
+    /// Pages that a fork shared are refused by the kernel until they are written: then they are copied, or, if nobody else has
+    /// them any more, the program's own again.
+    fn own_again(&mut self, batch: &Batch) {
+        if !batch.tenant.has_forked.load(std::sync::atomic::Ordering::Relaxed) {
+            return;
+        }
+        let (mut addresses, mut count) = ([0; BATCH_PAGES], 0);
+        for ((_, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
+            // A page that is write-protected stays so: its copy is worth more.
+            if *fate == Fate::Refused && matches!(target, Target::Pool(..)) {
+                addresses[count] = *address;
+                count += 1;
+            }
+        }
+        let begun = count > 0 && lock(&batch.tenant.agent).as_mut().is_some_and(|agent| agent.own(&addresses[..count]));
+        if begun {
+            self.owning.push(Arc::clone(&batch.tenant));
+        }
     }
 
     fn count_out(&self, target: Target) {

@@ -228,7 +228,7 @@ impl Faults {
                 self.shared.counters.fault(FaultKind::Write, arrived.elapsed());
                 Outcome::Done
             }
-            _ if self.shared.budget.holds_back() => {
+            _ if self.shared.budget.holds_back() && !tenant.is_agent(fault.thread) => {
                 self.shared.eviction.signal();
                 self.shared.counters.held_back.add(1);
                 Outcome::HeldBack
@@ -514,6 +514,7 @@ impl Faults {
             Event::Remap { from, to, length } => table.space.remap(from, to, length, books),
             Event::Fork(memory) => {
                 let child = table.space.fork(self.shared.next_space(), &wiped, books);
+                tenant.has_forked.store(true, Ordering::Relaxed);
                 self.fork(child, memory, tenant.id);
             }
         }

@@ -71,8 +71,12 @@ pub const WRITE_RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// How often free slots are looked through for what donors may forget.
 pub const DISCARD_PAUSE: Duration = Duration::from_millis(500);
 
-/// Batches in a row that took nothing out, after which faults are not held back any more: nothing can leave.
-pub const FRUITLESS_BATCHES_MAX: u32 = 64;
+/// A batch of which less than this part left is followed by a pause, twice as long each time.
+pub const FRUITLESS_SHARE: i64 = 8;
+/// The first of these pauses.
+pub const FRUITLESS_PAUSE: Duration = Duration::from_micros(100);
+/// Such batches in a row after which faults are not held back any more, since nothing can leave: 50 ms of pauses.
+pub const FRUITLESS_BATCHES_MAX: u32 = 8;
 
 /// A program that says hello finishes its greeting within so long, or is left alone: it may have been stopped.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);

@@ -92,6 +92,10 @@ pub trait Agent: Send {
     /// Begins with `errands`, at most [`super::limits::BATCH_PAGES`]. False: the program is gone, or has no agent now.
     fn begin(&mut self, errands: &[Errand]) -> bool;
 
+    /// Makes the pages at `addresses` the program's own again, which a fork shared (rule 2), like a batch whose fates tell nothing.
+    /// They were never write-protected, or are not any more. False as for [`Agent::begin`].
+    fn own(&mut self, addresses: &[u64]) -> bool;
+
     /// Whether the batch ended; then `fates` has the fate of each errand. An agent that died with its program has ended:
     /// every page is absent.
     fn poll(&mut self, fates: &mut [Fate]) -> bool;

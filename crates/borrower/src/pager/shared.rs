@@ -36,6 +36,10 @@ pub struct Tenant {
     pub process: AtomicU32,
     /// Its memory is gone: nothing of it is answered any more.
     pub is_gone: Arc<AtomicBool>,
+    /// The thread of its agent; 0 before there is one.
+    pub agent_thread: Arc<AtomicU32>,
+    /// It has forked, or is a fork: the kernel may refuse pages that are shared (rule 2).
+    pub has_forked: AtomicBool,
     /// Pages that stay (rule 4): what the kernel itself touches when a thread ends. Set by the survey.
     pub kept_pages: Mutex<Vec<u64>>,
 }
@@ -62,6 +66,8 @@ impl Tenant {
             parent,
             process: AtomicU32::new(0),
             is_gone: Arc::default(),
+            agent_thread: Arc::default(),
+            has_forked: AtomicBool::new(parent.is_some()),
             kept_pages: Mutex::new(Vec::new()),
         }
     }
@@ -69,6 +75,11 @@ impl Tenant {
     /// The table, for this moment.
     pub fn lock(&self) -> MutexGuard<'_, Table> {
         lock(&self.table)
+    }
+
+    /// Whether `thread` is its agent, which nobody may keep waiting.
+    pub fn is_agent(&self, thread: u32) -> bool {
+        thread != 0 && thread == self.agent_thread.load(Ordering::Relaxed)
     }
 
     /// Whether its memory is gone.

@@ -192,6 +192,12 @@ impl Agent for Simulated {
         true
     }
 
+    fn own(&mut self, addresses: &[u64]) -> bool {
+        let mut memory = self.lock();
+        memory.pinned.retain(|address| !addresses.contains(address));
+        true
+    }
+
     fn poll(&mut self, fates: &mut [Fate]) -> bool {
         let mut memory = self.lock();
         if memory.steps < memory.batch.len() {
@@ -487,6 +493,19 @@ fn nobody_waits_when_nothing_can_leave() {
     assert_eq!(world.count(), PAGES as i64, "the program goes on beyond its budget");
     let refused = world.shared.counters.report(0, Vec::new()).refused;
     assert!(refused < 200 * PAGES, "rule 2: {refused} refusals for {PAGES} pages");
+    world.end();
+}
+
+#[test]
+fn pages_that_a_fork_shared_leave_after_the_agent_made_them_the_programs_own() {
+    // Rule 2.
+    let mut world = World::new(96);
+    world.programs[0].tenant.has_forked.store(true, std::sync::atomic::Ordering::Relaxed);
+    (0..80).for_each(|page| world.touch(0, page, true));
+    world.programs[0].memory.lock().pinned = (0..80).map(address).collect();
+    (80..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    assert!(world.programs[0].memory.lock().pinned.len() < 40, "the agent was asked");
     world.end();
 }
 

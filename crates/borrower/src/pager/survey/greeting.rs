@@ -104,7 +104,12 @@ impl Survey {
         let resident = &mut self.residents[index];
         let tenant = &resident.tenant;
         tenant.process.store(number, Ordering::Relaxed);
-        let agent = SeatAgent::new(self.arena.seat(seat), self.arena.pool_offset(), Arc::clone(&tenant.is_gone));
+        let agent = SeatAgent::new(
+            self.arena.seat(seat),
+            self.arena.pool_offset(),
+            Arc::clone(&tenant.is_gone),
+            Arc::clone(&tenant.agent_thread),
+        );
         *lock(&tenant.agent) = Some(Box::new(agent));
         resident.seat = Some(seat);
         resident.places.process = number;
@@ -113,6 +118,8 @@ impl Survey {
             .and_then(|process| self.guardian.watch(process));
         match Process::open(number) {
             Ok(process) => resident.process = Some(process),
+            // It ended just now, as programs do.
+            Err(error) if error.kind() == io::ErrorKind::NotFound || is_no_process(&error) => {}
             Err(error) => self.shared.fail(format!("process {number} cannot be looked at: {error}")),
         }
     }
@@ -144,6 +151,11 @@ fn announce_forks(resident: &Resident) {
         // It is only missed if the program forks before it is short of memory; its child is not paged then.
         let _ = resident.tenant.memory.register(smallest);
     }
+}
+
+/// `ESRCH`, which files below `/proc/PID` give once their process has ended.
+fn is_no_process(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
 fn answer(verdict: Verdict, seat: u32, arena: &Arena) -> Welcome {
