@@ -70,6 +70,10 @@ impl Study for DeviceStudy {
         "requests to the block device"
     }
 
+    fn rounds(&self) -> usize {
+        2
+    }
+
     fn seconds_per_round(&self) -> (u64, u64) {
         (84, 55)
     }

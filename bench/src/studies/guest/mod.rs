@@ -69,6 +69,10 @@ impl Study for GuestStudy {
         "front ends of a stock kernel, in a guest"
     }
 
+    fn rounds(&self) -> usize {
+        2
+    }
+
     fn seconds_per_round(&self) -> (u64, u64) {
         (150, 60)
     }

@@ -33,7 +33,7 @@ impl Study for GuestPageInStudy {
     }
 
     fn rounds(&self) -> usize {
-        2
+        1
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
