@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::control::message::{Hello, Message, Welcome};
+use spillway_fabric::control::silence::Silence;
 use spillway_fabric::control::{ControlChannel, ControlError, ControlReceiver, ControlSender, Opening};
 use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_MESSAGE_MAX};
 use spillway_fabric::tcp::Traffic;
@@ -193,14 +194,14 @@ fn admit(
 /// Answers the borrower until the session ends.
 fn converse(shared: &Shared, session: &Session, receiver: &mut ControlReceiver) -> Result<(), SessionEnd> {
     greet(shared, session)?;
-    let mut heard = Instant::now();
+    let mut silence = Silence::default();
     while !session.ended.load(Ordering::Acquire) {
         match receiver.receive(HEARTBEAT_INTERVAL) {
             Ok((message, _unexpected_descriptor)) => {
-                heard = Instant::now();
+                silence.is_broken();
                 answer(shared, session, message)?;
             }
-            Err(ControlError::TimedOut) if heard.elapsed() < SILENCE_DEADLINE => {
+            Err(ControlError::TimedOut) if !silence.lasts() => {
                 session.sender.send(&Message::Ping, None)?;
             }
             Err(ControlError::TimedOut) => return Err(SessionEnd::Silence),

@@ -17,8 +17,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::control::host::boot_id;
 use spillway_fabric::control::message::{Hello, Message, Welcome};
+use spillway_fabric::control::silence::Silence;
 use spillway_fabric::control::{ControlChannel, ControlError, ControlReceiver, ControlSender};
-use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX};
+use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SLABS_PER_SESSION_MAX};
 use spillway_fabric::queue_pair::QueuePair;
 use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
 use spillway_fabric::tcp::TcpQueuePair;
@@ -168,14 +169,14 @@ fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
     held.unused.into_iter().for_each(|slab| donor.return_unused(slab));
     shared.volume.set_mapping_possible(true);
     let mut receiver = opened.receiver;
-    let mut heard = Instant::now();
+    let mut silence = Silence::default();
     while !shared.is_stopping() {
         match receiver.receive(HEARTBEAT_INTERVAL) {
             Ok((message, descriptor)) => {
-                heard = Instant::now();
+                silence.is_broken();
                 handle(shared, donor, &session, message, descriptor)?;
             }
-            Err(ControlError::TimedOut) if heard.elapsed() < SILENCE_DEADLINE => {
+            Err(ControlError::TimedOut) if !silence.lasts() => {
                 session.sender.send(&Message::Ping, None)?;
             }
             Err(error) => return Err(error.into()),

@@ -9,12 +9,14 @@
 //! - [`channel`]: the two ends of an open channel.
 //! - `socket`: sending and receiving with a deadline.
 //! - [`host`]: random bytes, and which host this is.
+//! - [`silence`]: when a peer that says nothing is given up.
 
 pub mod channel;
 pub mod codec;
 pub mod handshake;
 pub mod host;
 pub mod message;
+pub mod silence;
 mod socket;
 
 pub use channel::{ControlChannel, ControlReceiver, ControlSender};
