@@ -269,15 +269,20 @@ fn is_read(event: &TraceEvent) -> bool {
     event.details.split(' ').nth(1).is_some_and(|flags| flags.starts_with('R'))
 }
 
-/// epoll_wait and epoll_pwait: on their way out the kernel puts requests into the ring.
+/// epoll_wait and epoll_pwait: on their way out the kernel puts requests into the ring, and the call says that it was interrupted.
 const WAKES: [&str; 2] = ["232", "281"];
+
+/// io_uring_enter: a look into the ring does not count what it brings.
+const RING_ENTER: &str = "426";
 
 /// `sys_exit: NR 0 = 40`: a call that brings requests, and brought something.
 fn is_arrival(event: &TraceEvent, by_ring: bool) -> bool {
     let words: Vec<&str> = event.details.split(' ').collect();
-    matches!(words[..], ["NR", number, "=", result]
-        if (ARRIVALS.contains(&number) || by_ring && WAKES.contains(&number))
-            && result.parse::<i64>().is_ok_and(|result| result > 0))
+    let ["NR", number, "=", result] = words[..] else { return false };
+    if by_ring {
+        return WAKES.contains(&number) || number == RING_ENTER;
+    }
+    ARRIVALS.contains(&number) && result.parse::<i64>().is_ok_and(|result| result > 0)
 }
 
 /// `sys_enter: NR 20 (6, ...)`: a call that answers.
@@ -350,7 +355,7 @@ mod tests {
     #[test]
     fn a_ring_has_the_request_when_its_thread_wakes() {
         let mut events = page_in(100.0);
-        events[3] = event(THREAD, 106.0, "sys_exit", "NR 281 = 1");
+        events[3] = event(THREAD, 106.0, "sys_exit", "NR 281 = -4");
         events[4] = event(THREAD, 110.0, "sys_enter", "NR 426 (5, 1, 0, 0, 0, 0)");
         assert_eq!(served(&events, true), [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]);
         assert!(lives(&events).is_empty(), "elsewhere a thread that wakes has nothing yet");
