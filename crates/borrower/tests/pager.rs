@@ -4,8 +4,10 @@
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::pager::{Pager, PagerConfig, Placement};
@@ -79,11 +81,8 @@ impl World {
             .spawn()
             .unwrap();
         let mut running = Running(Some(child));
-        let deadline = Instant::now() + PATIENCE;
-        while running.0.as_mut().unwrap().try_wait().unwrap().is_none() {
-            assert!(Instant::now() < deadline, "{name} hangs: {:#?}", self.pager.statistics());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        // Not by waiting for the child: the pager in this process traces it for a moment, and its stops would be taken for its end.
+        assert!(ends(running.0.as_ref().unwrap()), "{name} hangs: {:#?}", self.pager.statistics());
         running.0.take().unwrap().wait_with_output().unwrap()
     }
 
@@ -98,6 +97,14 @@ impl World {
         assert_eq!(report.failures, Vec::<String>::new());
         println!("{name} {arguments:?}: {report:#?}");
     }
+}
+
+/// Whether `child` ends in time.
+fn ends(child: &Child) -> bool {
+    let process = Pid::from_raw(child.id().cast_signed()).unwrap();
+    let process = pidfd_open(process, PidfdFlags::empty()).unwrap();
+    let timeout = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+    poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&timeout)).unwrap() > 0
 }
 
 /// A program that is killed when the test fails.

@@ -26,13 +26,35 @@ impl BufferPool {
         Ok(Self::cut(Mapping::locked(length)?, slot_count, slot_size_bytes))
     }
 
+    /// As [`BufferPool::new`], present and not locked: for those who serve single programs and not the whole machine, and may have
+    /// no right to lock much.
+    pub fn unlocked(slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
+        Self::unlocked_over(
+            Mapping::anonymous(Self::length_bytes(slot_count, slot_size_bytes)?)?,
+            slot_count,
+            slot_size_bytes,
+        )
+    }
+
+    /// As [`BufferPool::unlocked`], in memory that the caller has mapped, of exactly the pool's size.
+    pub fn unlocked_over(memory: Mapping, slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
+        Self::check_size(&memory, slot_count, slot_size_bytes)?;
+        memory.zero(0, memory.length());
+        Ok(Self::cut(memory, slot_count, slot_size_bytes))
+    }
+
     /// As [`BufferPool::new`], in memory that the caller has mapped, of exactly the pool's size, and that this locks.
     pub fn over(memory: Mapping, slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
+        Self::check_size(&memory, slot_count, slot_size_bytes)?;
+        memory.lock()?;
+        Ok(Self::cut(memory, slot_count, slot_size_bytes))
+    }
+
+    fn check_size(memory: &Mapping, slot_count: usize, slot_size_bytes: usize) -> io::Result<()> {
         if memory.length() != Self::length_bytes(slot_count, slot_size_bytes)? {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the memory has another size than the pool"));
         }
-        memory.lock()?;
-        Ok(Self::cut(memory, slot_count, slot_size_bytes))
+        Ok(())
     }
 
     fn cut(memory: Mapping, slot_count: usize, slot_size_bytes: usize) -> Arc<Self> {
@@ -97,5 +119,7 @@ mod tests {
         let pool = BufferPool::over(Mapping::anonymous(16384).unwrap(), 2, 8192).unwrap();
         assert_eq!(pool.slot(1), BufferRange { offset_bytes: 8192, length_bytes: 8192 });
         assert!(BufferPool::over(Mapping::anonymous(16384).unwrap(), 3, 8192).is_err());
+        assert_eq!(BufferPool::unlocked(2, 8192).unwrap().slot_count(), 2);
+        assert!(BufferPool::unlocked_over(Mapping::anonymous(16384).unwrap(), 3, 8192).is_err());
     }
 }

@@ -114,7 +114,7 @@ fn make_arena(config: &PagerConfig, address: &Address) -> io::Result<(Arc<Arena>
     let arena = Arena::create(plan, address)?;
     let length = (slots + 1) * GROUP_SIZE_BYTES as usize;
     let memory = Mapping::shared_at(arena.file(), arena.pool_offset() as u64, length)?;
-    let pool = BufferPool::over(memory, slots + 1, GROUP_SIZE_BYTES as usize)?;
+    let pool = BufferPool::unlocked_over(memory, slots + 1, GROUP_SIZE_BYTES as usize)?;
     Ok((Arc::new(arena), pool, slots))
 }
 
@@ -128,7 +128,7 @@ impl Pager {
         let address = Address::parse(&config.socket().display().to_string()).map_err(system())?;
         let listener = Listener::bind(&address).map_err(PagerError::system("cannot make the socket for programs"))?;
         let (arena, pool, slots) = make_arena(&config, &address).map_err(system())?;
-        let buffers = BufferPool::new(FAULT_READS_MAX, GROUP_SIZE_BYTES as usize).map_err(system())?;
+        let buffers = BufferPool::unlocked(FAULT_READS_MAX, GROUP_SIZE_BYTES as usize).map_err(system())?;
         let volume_config = config.volume();
         let state = DeviceState::open(DeviceState::memory(&volume_config)?, &volume_config)?;
         let metrics = Arc::new(Metrics::default());
