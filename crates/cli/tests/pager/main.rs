@@ -5,7 +5,7 @@
 //!
 //! - [`programs`], [`servers`], [`peculiarities`], [`overcommit`]: exact output at 50 and 25 %, shared with the other test binary.
 //! - [`ordinary_user`]: without root; [`refused`]: programs that the pager cannot serve.
-//! - [`violence`]: donors, pager and programs are killed.
+//! - [`violence`]: the pager and programs are killed.
 
 // In a test a panic is the report.
 #![allow(clippy::unwrap_used)]
