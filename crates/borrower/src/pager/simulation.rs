@@ -55,6 +55,8 @@ struct Memory {
     batch: Vec<(Errand, Fate)>,
     /// Steps of the batch that were not done yet.
     steps: usize,
+    /// The agent ended in the middle of a batch.
+    is_broken: bool,
 }
 
 /// A program's memory, shared between the pager's side and the test's.
@@ -196,6 +198,10 @@ impl Agent for Simulated {
         let mut memory = self.lock();
         memory.pinned.retain(|address| !addresses.contains(address));
         true
+    }
+
+    fn is_broken(&self) -> bool {
+        self.lock().is_broken
     }
 
     fn poll(&mut self, fates: &mut [Fate]) -> bool {
@@ -507,6 +513,19 @@ fn pages_that_a_fork_shared_leave_after_the_agent_made_them_the_programs_own() {
     world.settle();
     assert!(world.programs[0].memory.lock().pinned.len() < 40, "the agent was asked");
     world.end();
+}
+
+#[test]
+fn a_program_whose_agent_ends_in_the_middle_of_a_batch_is_not_served_any_more() {
+    let mut world = World::new(96);
+    (0..95).for_each(|page| world.touch(0, page, true));
+    world.shared.budget.set_resident(96);
+    world.eviction.turn(Instant::now());
+    assert!(world.programs[0].tenant.lock().batch);
+    world.programs[0].memory.lock().is_broken = true;
+    world.eviction.turn(Instant::now());
+    assert!(world.programs[0].tenant.is_gone());
+    assert!(world.shared.failures()[0].contains("killed"), "{:?}", world.shared.failures());
 }
 
 #[test]
