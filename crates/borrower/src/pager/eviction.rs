@@ -1,8 +1,8 @@
 //! Keeps programs within their budget: the decisions of the eviction thread.
 //!
 //! One batch: the policy names victims; they are taken in order of address, up to 32 neighbours to a slot of the write-back
-//! pool and to neighbouring slots of the volume ([`Eviction::start`]); the agent takes them out while this thread's engine
-//! writes the batch before; the page table hears what became of each, and what left dirty is written ([`Eviction::finish`]).
+//! pool and to neighbouring slots of the volume (`start`); the agent takes them out while this thread's engine
+//! writes the batch before; the page table hears what became of each, and what left dirty is written (`finish`).
 //! A page that left is staged until its pool slot is used again. Clean pages leave without a write.
 //!
 //! Between high and low watermark this happens in the background; faults wait only when the budget itself is reached (rule 15).

@@ -1,6 +1,6 @@
 //! Pages programs through userfaultfd: `spillway run --via pager` (docs/pager.md).
 //!
-//! One fault, in this order: [`threads`] (who waits for what) -> [`faults`] (what is done) -> [`space`] (what the page table says)
+//! One fault, in this order: `threads` (who waits for what) -> [`faults`] (what is done) -> [`space`] (what the page table says)
 //! -> [`slots`] and [`staging`] (where the content is) -> the engine of the volume -> [`program`] (into the program's memory);
 //! [`ahead`]: what comes along.
 //!
@@ -26,7 +26,7 @@ pub mod space;
 pub mod staging;
 pub mod statistics;
 pub mod survey;
-pub(crate) mod threads;
+mod threads;
 mod waiting;
 
 use std::ffi::OsString;
