@@ -31,7 +31,7 @@ bench: packages-bench test-binaries
 
 soak: packages-test test-binaries
 	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test end_to_end -- --nocapture chaos overcommit
-	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test pager -- --nocapture stress overcommit
+	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test pager -- --nocapture stress chaos overcommit
 	$(CARGO) test $(PROFILE) -p spillway --test virtual_machine -- --nocapture --ignored two_machines::ublk
 
 vm-test: packages-test test-binaries
