@@ -57,6 +57,8 @@ pub struct Slots {
     stale: Vec<u64>,
     /// Where the next look for slots to discard begins.
     discard_from: usize,
+    /// Resident pages of which a slot is only a copy.
+    copies: u64,
 }
 
 /// Words of slots in one discard at most: 16 MiB.
@@ -73,7 +75,7 @@ impl Slots {
             *last = u64::MAX << (count % u64::BITS);
         }
         let (entries, stale) = (vec![0; count as usize], vec![0; words]);
-        Self { entries, taken, lowest: 0, free: u64::from(count), stale, discard_from: 0 }
+        Self { entries, taken, lowest: 0, free: u64::from(count), stale, discard_from: 0, copies: 0 }
     }
 
     /// Slots that can be taken.
@@ -84,6 +86,29 @@ impl Slots {
     /// Slots that cannot be taken.
     pub fn in_use(&self) -> u64 {
         self.entries.len() as u64 - self.free
+    }
+
+    /// Slots with content that no program has in its memory. Two programs that share a slot after a fork, one of them with the page
+    /// in its memory, count for none.
+    pub fn lent(&self) -> u64 {
+        self.in_use().saturating_sub(self.copies)
+    }
+
+    /// Resident pages of which a slot is only a copy.
+    #[cfg(test)]
+    pub fn copies(&self) -> u64 {
+        self.copies
+    }
+
+    /// A slot became a mere copy of a resident page.
+    pub fn copy_made(&mut self) {
+        self.copies += 1;
+    }
+
+    /// The page of such a slot left, was written, or is gone.
+    pub fn copy_ended(&mut self) {
+        assert!(self.copies > 0, "a copy ends once");
+        self.copies -= 1;
     }
 
     /// Takes up to `wanted` neighbouring slots, each with one reference: the whole number if there is such a run near, a

@@ -10,13 +10,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
@@ -171,7 +173,7 @@ impl Program {
         let (sender, ended) = mpsc::channel();
         let waited_for = Arc::clone(&target);
         std::thread::spawn(move || {
-            let status = child.wait();
+            let status = wait_for_end(&mut child);
             *waited_for.lock().expect("no holder panics") = None;
             // The receiver is gone only when `run` is.
             let _ = sender.send(status);
@@ -209,6 +211,21 @@ impl Drop for Program {
             let _ = forwarder.join();
         }
         *self.target.lock().expect("no holder panics") = None;
+    }
+}
+
+/// Waits until a child has ended, and no sooner: the pager stops threads of the program for a moment (ptrace), which a plain wait
+/// would take for news, and take it away from the pager.
+fn wait_for_end(child: &mut Child) -> std::io::Result<ExitStatus> {
+    let pid = Pid::from_child(child);
+    let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+    loop {
+        let mut ready = [PollFd::new(&process, PollFlags::IN)];
+        match rustix::event::poll(&mut ready, None) {
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(_) => return child.wait(),
+        }
     }
 }
 
@@ -290,6 +307,26 @@ mod tests {
         assert_eq!(setting(&arguments[3]), Some((OsStr::new("A"), OsStr::new("b=c d"))));
         assert_eq!(setting(&"nothing".into()), None);
         assert!(Becoming::default().arguments().is_empty());
+    }
+
+    #[test]
+    fn a_child_that_only_stops_has_not_ended() {
+        let script = "kill -s STOP $$; exit 4";
+        let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let waiting = std::thread::spawn(move || wait_for_end(&mut child));
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        let is_stopped = || {
+            let text = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+            text.contains(") T ")
+        };
+        while !is_stopped() {
+            assert!(std::time::Instant::now() < deadline, "the child does not stop");
+            std::thread::yield_now();
+        }
+        assert!(!waiting.is_finished());
+        rustix::process::kill_process(pid, Signal::CONT).unwrap();
+        assert_eq!(waiting.join().unwrap().unwrap().code(), Some(4));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::support;
 fn peculiarity(mode: &str) {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let binary = stage.compile("peculiarities", &["-pthread"]);
-    same_output(&stage, &[binary.to_str().unwrap(), mode, "64", stage.disk().to_str().unwrap()]);
+    same_output(&stage, &[binary.to_str().unwrap(), mode, "48", stage.disk().to_str().unwrap()]);
 }
 
 #[test]

@@ -94,6 +94,21 @@ fn a_user_who_may_have_userfaultfd_needs_no_root() {
     assert_eq!((metadata.uid(), metadata.permissions().mode() & 0o777), (USER, 0o700));
 }
 
+/// The kernel tells of forks to `CAP_SYS_PTRACE` only, and a copy that nobody serves would read zeroes.
+#[test]
+fn a_users_programs_may_spawn_others_and_may_not_fork() {
+    let Some(stage) = Stage::set(&["gcc", "unshare", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let options = ["--local", "50%", "--lend", "384M", "--slab-size", "4M"];
+    let peculiarities = program(&stage, &place, "peculiarities");
+    let said = support::run(&mut place.run(&options, &[&peculiarities, "spawn", "64", "/"])).done("spawning");
+    assert!(said.text().ends_with("spawn 16384 pages as written\n"), "{}", said.text());
+    let exerciser = program(&stage, &place, "exerciser");
+    let said = support::run(&mut place.run(&options, &[&exerciser, "fork", "64", "/nonexistent"]));
+    assert_eq!(said.status.code(), Some(1), "{}", said.errors);
+    assert!(said.errors.contains("fork: Operation not permitted"), "{}", said.errors);
+}
+
 #[test]
 fn a_user_who_may_not_is_told_the_command() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };

@@ -1,4 +1,4 @@
-//! Donors, the pager and programs that are killed or stopped while a program works: each has a stated outcome
+//! The pager and programs that are killed while a program works: each has a stated outcome
 //! (`docs/guarantees.md`), and nothing is left behind.
 
 use std::collections::HashSet;
@@ -6,26 +6,23 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::Value;
-
 use crate::stage::Stage;
 use crate::support::{self, Running, wait_until};
 
 /// A verifier that works until it is ended, far beyond its budget.
-fn start(stage: &Stage, options: &[&str]) -> Running {
+fn start(stage: &Stage) -> Running {
     let verifier = stage.compile("verifier", &[]);
     let program = [verifier.to_str().unwrap(), "80", "3600", "11"];
-    let common = ["--local", "24M", "--lend", "160M", "--slab-size", "4M"];
-    Running::start(&mut stage.run(&[&common, options].concat(), &program))
+    Running::start(&mut stage.run(&["--local", "24M", "--lend", "160M", "--slab-size", "4M"], &program))
 }
 
-/// The report of the run, once so much of it is lent that losing something means something.
-fn wait_lent(stage: &Stage, running: &mut Running) -> Value {
+/// Waits until so much is lent that losing something means something.
+fn wait_lent(stage: &Stage, running: &mut Running) {
     wait_until("pages to be lent", || {
         assert!(!running.has_ended(), "the run ended early: {}", running.last_errors());
         let run = stage.items("run").first()?.clone();
-        (run["report"]["usage"]["swapped_bytes"].as_u64()? > 16 << 20).then_some(run)
-    })
+        (run["report"]["usage"]["swapped_bytes"].as_u64()? > 16 << 20).then_some(())
+    });
 }
 
 /// Processes with that parent, zombies left out.
@@ -49,7 +46,7 @@ fn is_gone(pid: u32) -> bool {
 #[test]
 fn a_killed_pager_takes_its_program_along_and_leaves_nothing() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
-    let mut running = start(&stage, &[]);
+    let mut running = start(&stage);
     wait_lent(&stage, &mut running);
     let family = children(running.pid());
     assert!(family.len() >= 4, "the program and three donors at least: {family:?}");
@@ -65,7 +62,7 @@ fn a_killed_pager_takes_its_program_along_and_leaves_nothing() {
 #[test]
 fn a_killed_program_ends_its_run_by_the_same_signal() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
-    let mut running = start(&stage, &[]);
+    let mut running = start(&stage);
     wait_lent(&stage, &mut running);
     let verifier = children(running.pid())
         .into_iter()
@@ -73,22 +70,6 @@ fn a_killed_program_ends_its_run_by_the_same_signal() {
     support::signal(verifier.expect("the program is a child of the run"), "KILL");
     let said = running.end();
     assert_eq!(said.status.signal(), Some(9), "{} {}", said.status, said.errors);
-    stage.assert_clean();
-}
-
-#[test]
-fn a_lost_donor_without_a_copy_means_a_signal_and_no_wrong_byte() {
-    let Some(stage) = Stage::set(&["gcc"]) else { return };
-    let mut running = start(&stage, &["--own-donors", "1", "--redundancy", "none"]);
-    wait_lent(&stage, &mut running);
-    let donors = stage.items("donor");
-    support::signal(u32::try_from(donors[0]["pid"].as_u64().unwrap()).unwrap(), "KILL");
-    let said = running.end();
-    // The page cannot be had any more: a bus error, as for a lost swap device.
-    assert_eq!(said.status.signal(), Some(7), "{} {}", said.status, said.errors);
-    assert!(!said.errors.contains("wrong words"), "{}", said.errors);
-    let statistics = stage.statistics();
-    assert!(statistics["pager"]["pages_lost"].as_u64().unwrap() > 0, "{statistics:#}");
     stage.assert_clean();
 }
 

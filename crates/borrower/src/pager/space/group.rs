@@ -71,11 +71,18 @@ impl Group {
         }
     }
 
+    fn end_copy(&self, index: usize, books: &mut Books) {
+        if let PageState::Clean(_) = self.pages[index] {
+            books.slots.copy_ended();
+        }
+    }
+
     /// The page is not there any more.
     pub(super) fn forget(&mut self, index: usize, books: &mut Books) {
         if let PageState::Clean(slot) | PageState::Away(slot) | PageState::Coming(slot) = self.pages[index] {
             books.slots.release(slot);
         }
+        self.end_copy(index, books);
         self.pages[index] = PageState::Own;
         self.unlist(index, &mut books.directory);
     }
@@ -83,6 +90,7 @@ impl Group {
     /// Takes the page's state out, with its reference, and whether it was listed. A read does not follow it.
     pub(super) fn take(&mut self, index: usize, books: &mut Books) -> (PageState, bool) {
         let was_listed = self.is_listed(index);
+        self.end_copy(index, books);
         let state = std::mem::take(&mut self.pages[index]);
         self.unlist(index, &mut books.directory);
         (if let PageState::Coming(slot) = state { PageState::Away(slot) } else { state }, was_listed)

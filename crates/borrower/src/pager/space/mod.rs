@@ -187,7 +187,10 @@ impl Space {
         }
         let (group, index) = self.group(address, books);
         match group.pages[index] {
-            PageState::Away(slot) | PageState::Coming(slot) if clean => group.pages[index] = PageState::Clean(slot),
+            PageState::Away(slot) | PageState::Coming(slot) if clean => {
+                group.pages[index] = PageState::Clean(slot);
+                books.slots.copy_made();
+            }
             PageState::Away(slot) | PageState::Coming(slot) => {
                 group.pages[index] = PageState::Own;
                 books.slots.release(slot);
@@ -204,6 +207,7 @@ impl Space {
         let Some(group) = self.groups.get_mut(&base) else { return };
         if let PageState::Clean(slot) = group.pages[index] {
             group.pages[index] = PageState::Own;
+            books.slots.copy_ended();
             books.slots.release(slot);
             if group.is_listed(index) {
                 books.directory.tell(News::Learnt(group.page(index), Evidence::Written));
@@ -258,6 +262,9 @@ impl Space {
             matches!(group.pages[index], PageState::Own) || group.pages[index] == PageState::Clean(slot),
             "only a resident page leaves"
         );
+        if let PageState::Clean(_) = group.pages[index] {
+            books.slots.copy_ended();
+        }
         group.pages[index] = PageState::Away(slot);
     }
 
@@ -301,6 +308,9 @@ impl Space {
             if state == PageState::Own && !was_listed {
                 continue;
             }
+            if let PageState::Clean(_) = state {
+                books.slots.copy_made();
+            }
             let (group, index) = self.group(address, books);
             group.pages[index] = state;
             if was_listed {
@@ -326,6 +336,9 @@ impl Space {
                 }
                 books.slots.retain(slot);
                 let is_clean = matches!(state, PageState::Clean(_));
+                if is_clean {
+                    books.slots.copy_made();
+                }
                 let (group, index) = child.group(address, books);
                 group.pages[index] = if is_clean { PageState::Clean(slot) } else { PageState::Away(slot) };
             }

@@ -220,7 +220,7 @@ impl World {
 
     /// Slots are referred to by exactly the pages and reads that there are.
     fn check_counts(&self) {
-        let mut counts = BTreeMap::<Slot, u64>::new();
+        let (mut counts, mut copies) = (BTreeMap::<Slot, u64>::new(), 0);
         for program in &self.programs {
             for page in 0..PAGES {
                 if let PageState::Clean(slot) | PageState::Away(slot) | PageState::Coming(slot) =
@@ -230,7 +230,10 @@ impl World {
                 }
             }
             program.reads.iter().for_each(|(_, slot)| *counts.entry(*slot).or_default() += 1);
+            let states = (0..PAGES).map(|page| program.space.state(address(page)));
+            copies += states.filter(|state| matches!(state, PageState::Clean(_))).count() as u64;
         }
+        assert_eq!(self.books.slots.copies(), copies);
         for slot in (0..4096).map(Slot) {
             assert_eq!(self.books.slots.references(slot), counts.get(&slot).copied().unwrap_or(0), "{slot:?}");
         }
@@ -247,6 +250,7 @@ impl World {
             program.space.end(&mut self.books);
         }
         assert_eq!(self.books.slots.in_use(), 0, "every slot came back");
+        assert_eq!(self.books.slots.copies(), 0, "every copy ended");
         assert_eq!(self.books.directory.groups_open(), 0, "every group was closed");
     }
 }

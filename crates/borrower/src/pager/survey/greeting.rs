@@ -118,6 +118,8 @@ impl Survey {
             .and_then(|process| self.guardian.watch(process));
         match Process::open(number) {
             Ok(process) => resident.process = Some(process),
+            // It ended just now, as programs do.
+            Err(error) if error.kind() == io::ErrorKind::NotFound || is_no_process(&error) => {}
             Err(error) => self.shared.fail(format!("process {number} cannot be looked at: {error}")),
         }
     }
@@ -149,6 +151,11 @@ fn announce_forks(resident: &Resident) {
         // It is only missed if the program forks before it is short of memory; its child is not paged then.
         let _ = resident.tenant.memory.register(smallest);
     }
+}
+
+/// `ESRCH`, which files below `/proc/PID` give once their process has ended.
+fn is_no_process(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
 fn answer(verdict: Verdict, seat: u32, arena: &Arena) -> Welcome {

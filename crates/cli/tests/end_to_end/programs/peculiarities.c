@@ -19,14 +19,14 @@ extern char **environ;
 
 /* Touches so much that everything else is paged out. */
 static void press(char *memory, size_t pages) {
-    for (int round = 0; round < 2; round++) check(memory, pages, 1, "pressure");
+    check(memory, pages, 1, "pressure");
 }
 
 /* Children that borrow the parent's memory until they exec, among pages that come and go. */
 static void do_spawn(size_t pages, const char *self) {
     char *memory = map(pages * PAGE);
     fill(memory, pages, 1);
-    for (int round = 0; round < 6; round++) {
+    for (int round = 0; round < 4; round++) {
         char seed[32];
         snprintf(seed, sizeof seed, "%d", round);
         char *const arguments[] = {(char *)self, "child", "4", seed, NULL};
@@ -54,7 +54,7 @@ static void do_child(size_t pages, const char *seed) {
     check(memory, pages, strtoul(seed, NULL, 10), "spawned child");
 }
 
-enum { CHURNERS = 4, CHURN_ROUNDS = 40 };
+enum { CHURNERS = 4, CHURN_ROUNDS = 20 };
 
 struct churner {
     pthread_t thread;
@@ -124,11 +124,11 @@ static void do_altstack(size_t pages) {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK};
     if (sigaction(SIGUSR1, &action, NULL) != 0) fail("sigaction");
     fill(memory, pages, 1);
-    for (int round = 0; round < 4; round++) {
+    for (int round = 0; round < 2; round++) {
         if (raise(SIGUSR1) != 0) fail("raise");
         press(memory, pages);
     }
-    if (signals_seen != 4) fail("signals were lost");
+    if (signals_seen != 2) fail("signals were lost");
 }
 
 struct shared {
@@ -155,7 +155,7 @@ static void do_robust(size_t pages) {
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&shared->lock, &attributes);
-    for (int round = 0; round < 4; round++) {
+    for (int round = 0; round < 2; round++) {
         pthread_t thread;
         errno = pthread_create(&thread, NULL, hold, shared);
         if (errno != 0) fail("pthread_create");
