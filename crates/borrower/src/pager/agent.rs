@@ -84,6 +84,11 @@ impl Agent for SeatAgent {
         self.is_under_way = false;
         true
     }
+
+    fn is_broken(&self) -> bool {
+        let has_ended = matches!(self.seat.state(), AgentState::Failed | AgentState::Ended | AgentState::Absent);
+        self.is_under_way && has_ended && self.seat.phase(self.batch) != Phase::Done
+    }
 }
 
 fn fate_of(result: i32) -> Fate {

@@ -1,13 +1,14 @@
 //! Keeps programs within their budget: the decisions of the eviction thread.
 //!
 //! One batch: the policy names victims; they are taken in order of address, up to 32 neighbours to a slot of the write-back
-//! pool and to neighbouring slots of the volume ([`Eviction::start`]); the agent takes them out while this thread's engine
-//! writes the batch before; the page table hears what became of each, and what left dirty is written ([`Eviction::finish`]).
+//! pool and to neighbouring slots of the volume (`start`); the agent takes them out while this thread's engine
+//! writes the batch before; the page table hears what became of each, and what left dirty is written (`finish`).
 //! A page that left is staged until its pool slot is used again. Clean pages leave without a write.
 //!
 //! Between high and low watermark this happens in the background; faults wait only when the budget itself is reached (rule 15).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
@@ -314,7 +315,17 @@ impl Eviction {
         let mut index = 0;
         while index < self.batches.len() {
             let batch = &mut self.batches[index];
-            let ended = lock(&batch.tenant.agent).as_mut().is_none_or(|agent| agent.poll(&mut batch.fates));
+            let mut agent = lock(&batch.tenant.agent);
+            let ended = agent.as_mut().is_none_or(|agent| agent.poll(&mut batch.fates));
+            let is_broken = !ended && agent.as_ref().is_some_and(|agent| agent.is_broken());
+            drop(agent);
+            if is_broken && !batch.tenant.is_gone() {
+                let process = batch.tenant.process.load(Ordering::Relaxed);
+                self.shared.fail(format!("process {process}: its agent ended while it held pages, so it is killed"));
+                // Its batch ends when its memory is gone; nobody is told of pages until then.
+                batch.tenant.kill();
+                batch.tenant.is_gone.store(true, Ordering::SeqCst);
+            }
             if ended {
                 let batch = self.batches.swap_remove(index);
                 self.finish(batch, now);
@@ -376,7 +387,7 @@ impl Eviction {
     /// Pages that a fork shared are refused by the kernel until they are written: then they are copied, or, if nobody else has
     /// them any more, the program's own again.
     fn own_again(&mut self, batch: &Batch) {
-        if !batch.tenant.has_forked.load(std::sync::atomic::Ordering::Relaxed) {
+        if !batch.tenant.has_forked.load(Ordering::Relaxed) {
             return;
         }
         let (mut addresses, mut count) = ([0; BATCH_PAGES], 0);

@@ -1,6 +1,14 @@
 //! Pages programs through userfaultfd: `spillway run --via pager` (docs/pager.md).
 //!
-//! - [`config`]: how a pager is started; [`statistics`]: what it tells; [`limits`]: every bound.
+//! One fault, in this order: `threads` (who waits for what) -> [`faults`] (what is done) -> [`space`] (what the page table says)
+//! -> [`slots`] and [`staging`] (where the content is) -> the engine of the volume -> [`program`] (into the program's memory);
+//! [`ahead`]: what comes along.
+//!
+//! One eviction: [`survey`] (how much there is, and what may be paged) -> [`eviction`] (who leaves) -> [`agent`] (out of the
+//! program) -> [`staging`] -> the engine.
+//!
+//! [`shared`]: what the threads share, and the order of locks; [`directory`]: numbers of pages, and news for the policy;
+//! [`maps`] and [`process`]: what `/proc` tells; [`config`], [`statistics`]; [`limits`]: every bound.
 
 pub mod agent;
 pub mod ahead;

@@ -99,6 +99,9 @@ pub trait Agent: Send {
     /// Whether the batch ended; then `fates` has the fate of each errand. An agent that died with its program has ended:
     /// every page is absent.
     fn poll(&mut self, fates: &mut [Fate]) -> bool;
+
+    /// Whether it ended in the middle of a batch while its program lives: nobody knows which pages it has taken out.
+    fn is_broken(&self) -> bool;
 }
 
 impl ProgramMemory for Userfaultfd {

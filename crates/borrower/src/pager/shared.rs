@@ -82,6 +82,15 @@ impl Tenant {
         thread != 0 && thread == self.agent_thread.load(Ordering::Relaxed)
     }
 
+    /// Kills its process, if that is known: rather no program than one with wrong bytes.
+    pub fn kill(&self) {
+        let process = self.process.load(Ordering::Relaxed).cast_signed();
+        if let Some(process) = rustix::process::Pid::from_raw(process) {
+            // It may have ended by itself.
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+        }
+    }
+
     /// Whether its memory is gone.
     pub fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::SeqCst)
@@ -286,13 +295,7 @@ impl Shared {
 
     /// Kills every program whose process is known: nobody serves their pages any more.
     pub fn kill_programs(&self) {
-        for tenant in self.tenants() {
-            let process = tenant.process.load(Ordering::Relaxed).cast_signed();
-            if let Some(process) = rustix::process::Pid::from_raw(process) {
-                // It may have ended by itself.
-                let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
-            }
-        }
+        self.tenants().iter().for_each(|tenant| tenant.kill());
     }
 
     /// Whether everybody is to end.

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use spillway_fabric::buffer_pool::BufferPool;
@@ -55,6 +55,8 @@ struct Memory {
     batch: Vec<(Errand, Fate)>,
     /// Steps of the batch that were not done yet.
     steps: usize,
+    /// The agent ended in the middle of a batch.
+    is_broken: bool,
 }
 
 /// A program's memory, shared between the pager's side and the test's.
@@ -198,6 +200,10 @@ impl Agent for Simulated {
         true
     }
 
+    fn is_broken(&self) -> bool {
+        self.lock().is_broken
+    }
+
     fn poll(&mut self, fates: &mut [Fate]) -> bool {
         let mut memory = self.lock();
         if memory.steps < memory.batch.len() {
@@ -227,6 +233,8 @@ struct World {
     programs: Vec<Program>,
     volume: Arc<Mapping>,
     clock: u64,
+    /// The pager's time: a moment more with each of its turns.
+    now: Instant,
 }
 
 fn address(page: u64) -> u64 {
@@ -253,7 +261,7 @@ impl World {
         );
         let wiped = Box::new(|_: &Tenant| Ranges::default());
         let faults = Faults::new(Arc::clone(&shared), engine(&buffers), buffers, Arc::clone(&pool), wiped).unwrap();
-        let mut world = Self { shared, faults, eviction, pool, programs: Vec::new(), volume, clock: 0 };
+        let mut world = Self { shared, faults, eviction, pool, programs: Vec::new(), volume, clock: 0, now };
         let mut space = Space::new(world.shared.next_space());
         space.registered.insert(address(0)..address(PAGES));
         space.surveyed.insert(address(0)..address(PAGES));
@@ -289,8 +297,13 @@ impl World {
             drop(memory);
             self.programs[program].memory.step();
         }
-        self.faults.poll(Instant::now());
-        self.eviction.turn(Instant::now());
+        self.turn();
+    }
+
+    fn turn(&mut self) {
+        self.now += Duration::from_micros(100);
+        self.faults.poll(self.now);
+        self.eviction.turn(self.now);
     }
 
     fn settle(&mut self) {
@@ -434,7 +447,7 @@ impl World {
             self.shared.dismiss(&program.tenant);
         }
         for _ in 0..100 {
-            self.eviction.turn(Instant::now());
+            self.turn();
         }
         let books = self.shared.books();
         assert_eq!((books.slots.in_use(), books.directory.groups_open()), (0, 0));
@@ -510,6 +523,19 @@ fn pages_that_a_fork_shared_leave_after_the_agent_made_them_the_programs_own() {
 }
 
 #[test]
+fn a_program_whose_agent_ends_in_the_middle_of_a_batch_is_not_served_any_more() {
+    let mut world = World::new(96);
+    (0..95).for_each(|page| world.touch(0, page, true));
+    world.shared.budget.set_resident(96);
+    world.turn();
+    assert!(world.programs[0].tenant.lock().batch);
+    world.programs[0].memory.lock().is_broken = true;
+    world.turn();
+    assert!(world.programs[0].tenant.is_gone());
+    assert!(world.shared.failures()[0].contains("killed"), "{:?}", world.shared.failures());
+}
+
+#[test]
 fn kept_pages_never_leave() {
     // Rule 4.
     let mut world = World::new(96);
@@ -529,7 +555,7 @@ fn nothing_is_read_from_a_program_while_its_batch_is_under_way() {
     let mut world = World::new(96);
     (0..95).for_each(|page| world.touch(0, page, true));
     world.shared.budget.set_resident(96);
-    world.eviction.turn(Instant::now());
+    world.turn();
     let tenant = Arc::clone(&world.programs[0].tenant);
     assert!(tenant.lock().batch);
     world.programs[0].memory.lock().events.push_back(Event::Unmap(address(0)..address(4)));
@@ -538,7 +564,7 @@ fn nothing_is_read_from_a_program_while_its_batch_is_under_way() {
     assert!(tenant.lock().is_awaited);
     while tenant.lock().batch {
         world.programs[0].memory.step();
-        world.eviction.turn(Instant::now());
+        world.turn();
     }
     assert!(world.shared.faults.clear(), "its end is signalled");
     assert!(world.faults.serve(&tenant));

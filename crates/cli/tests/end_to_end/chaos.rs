@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::VIA;
 use crate::overcommit::soak_seconds;
 use crate::stage::Stage;
 use crate::support::{self, Running, UNTIL_TOLD, wait_until};
@@ -49,14 +50,23 @@ fn end(stage: &Stage, running: Running) {
     stage.assert_clean();
 }
 
+/// What lies under the program, as it tells of itself: a device of its own, or the pager's volume.
+fn device(stage: &Stage) -> Value {
+    // Other donors than the run's need not be asked for a device: one that is stopped does not answer for a while.
+    let (question, report) = match VIA {
+        "pager" => (&["status", "--json"][..], "/items/0/report/pager/device"),
+        _ => (&["device", "status", "--json"][..], "/items/0/report/device"),
+    };
+    let said = support::run(&mut stage.spillway(question)).done("status");
+    let status: Value = serde_json::from_slice(&said.output).unwrap();
+    status.pointer(report).cloned().unwrap_or_default()
+}
+
 /// Waits until the device's status is as `reached` wants it, while the verifier works.
 fn wait_device(stage: &Stage, running: &mut Running, what: &str, reached: impl Fn(&Value) -> Option<bool>) {
     wait_until(what, || {
         assert!(!running.has_ended(), "the run ended early: {}", running.last_errors());
-        // Donors are not asked: one that is stopped does not answer.
-        let said = support::run(&mut stage.spillway(&["device", "status", "--json"])).done("device status");
-        let status: Value = serde_json::from_slice(&said.output).unwrap();
-        reached(&status["items"][0]["report"]["device"])?.then_some(())
+        reached(&device(stage))?.then_some(())
     });
 }
 

@@ -5,7 +5,7 @@
 //!
 //! - [`programs`], [`servers`], [`peculiarities`], [`overcommit`]: exact output at 50 and 25 %, shared with the other test binary.
 //! - [`ordinary_user`]: without root; [`refused`]: programs that the pager cannot serve.
-//! - [`violence`]: the pager and programs are killed.
+//! - [`chaos`]: donors die, stop and come back, shared too; [`violence`]: the pager and programs are killed.
 
 // In a test a panic is the report.
 #![allow(clippy::unwrap_used)]
@@ -21,6 +21,8 @@ mod support;
 #[allow(dead_code)]
 mod stage;
 
+#[path = "../end_to_end/chaos.rs"]
+mod chaos;
 #[path = "../end_to_end/overcommit.rs"]
 mod overcommit;
 #[path = "../end_to_end/peculiarities.rs"]

@@ -187,11 +187,9 @@ impl World {
         one.space.remap(address(from), address(to), pages * PAGE, &mut self.books);
         one.space.registered.insert(range(from, pages));
         for page in 0..pages {
-            for map in [&mut one.truth] {
-                let moved = map.remove(&(from + page));
-                map.remove(&(to + page));
-                map.extend(moved.map(|content| (to + page, content)));
-            }
+            let moved = one.truth.remove(&(from + page));
+            one.truth.remove(&(to + page));
+            one.truth.extend(moved.map(|content| (to + page, content)));
             let moved = one.resident.remove(&(from + page));
             one.resident.remove(&(to + page));
             one.resident.extend(moved.map(|content| (to + page, content)));
