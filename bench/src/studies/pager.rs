@@ -157,8 +157,9 @@ fn run(
     };
     let product = context.shop.product()?;
     let room = Size(size.0 * 2);
-    let donor = product.donor(Size(room.0.max(256 * MIB)), transport, Some(SERVER_CPU), interrupt)?;
-    let storage = run_storage(context, &[donor], "none", room);
+    // Held until the program has ended.
+    let donors = [product.donor(Size(room.0.max(256 * MIB)), transport, Some(SERVER_CPU), interrupt)?];
+    let storage = run_storage(context, &donors, "none", room);
     let stats = context.shop.directory.path().join("pager-stats.json");
     let mut command = product.run_via(via, Some(SERVER_CPU), &local.to_string(), &storage, &stats, &program);
     let report = run_workload(workload, &mut command, interrupt)?;
