@@ -211,6 +211,16 @@ fn chance_finds_victims_among_many_unused_numbers() {
 }
 
 #[test]
+fn without_a_page_there_is_no_victim() {
+    for kind in Policy::ALL {
+        let mut policy = kind.build(0, 8);
+        assert_eq!(policy.victims(&mut [CachePage(0); 4]), 0, "{kind:?} before any page number");
+        policy.grow(PAGES);
+        assert_eq!(policy.victims(&mut [CachePage(0); 4]), 0, "{kind:?} before any page");
+    }
+}
+
+#[test]
 fn metadata_of_a_page_is_small() {
     for (name, policy) in policies(10, 5) {
         assert!(policy.bytes_per_page() <= 12, "{name:?}");

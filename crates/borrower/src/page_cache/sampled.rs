@@ -48,7 +48,9 @@ impl Sampled {
         if let Some(page) = ahead(&self.lists, AHEAD, self.capacity) {
             return Some(page);
         }
-        for _ in 0..LOOKS_MAX {
+        // Without a listed page there may be no page number at all to look at.
+        let looks = if self.lists.total() == 0 { 0 } else { LOOKS_MAX };
+        for _ in 0..looks {
             let page = CachePage(self.below(self.pages));
             if self.lists.list_of(page) != Some(ALL) {
                 continue;
