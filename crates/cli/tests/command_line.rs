@@ -295,7 +295,8 @@ fn where_no_loop_device_can_be_had_it_is_said_within_seconds() {
         return skip(missing);
     }
     let device = ["device", "on", "--size", "16M", "--local-memory", "--frontend", "loop-fuse"];
-    let program = ["run", "--lend", "64M", "--slab-size", "4M", "--frontend", "loop-fuse", "--", "true"];
+    let program =
+        ["run", "--via", "swap", "--lend", "64M", "--slab-size", "4M", "--frontend", "loop-fuse", "--", "true"];
     // Every number is taken but those without a node, or there is no driver at all.
     for (absent, expected) in [("", "cannot be made"), ("loop-control", "modprobe loop")] {
         for arguments in [&device[..], &program] {

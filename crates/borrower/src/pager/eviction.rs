@@ -341,6 +341,10 @@ impl Eviction {
         let mut gone = 0;
         {
             let mut table = batch.tenant.lock();
+            if batch.tenant.is_gone() {
+                // Its space has ended, or will: nothing may come into it any more.
+                batch.fates.fill(Fate::Absent);
+            }
             let books = &mut *self.shared.books();
             for ((page, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
                 match fate {
@@ -354,7 +358,12 @@ impl Eviction {
                         self.count_out(*target);
                         table.space.left(*address, slot, books);
                     }
-                    Fate::Absent => {}
+                    Fate::Absent => {
+                        // The kernel took a page back that MADV_FREE had given up, without a message; its copy is one of its contents.
+                        if let (Target::Copy(slot), false) = (target, batch.tenant.is_gone()) {
+                            table.space.left(*address, *slot, books);
+                        }
+                    }
                     Fate::Refused | Fate::Changing => {
                         self.shared.counters.refused.add(1);
                         table.space.listed_again(*address);

@@ -137,19 +137,23 @@ impl Faults {
         table.is_awaited = false;
         let mut events = std::mem::take(&mut self.events);
         let read = tenant.memory.read_events(&mut |event| events.push(event));
-        if read.is_err() {
-            tenant.is_gone.store(true, Ordering::SeqCst);
-            self.shared.survey.signal();
+        if let Err(error) = read {
+            // A child's memory that cannot be taken over (no descriptor is free) would read as zeroes.
+            let process = tenant.process.load(Ordering::Relaxed);
+            self.shared
+                .fail(format!("process {process}: its memory's messages cannot be read ({error}), so it is killed"));
+            tenant.kill();
         }
         let now = Instant::now();
+        // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
+        // belongs to the mapping that is there now, so what changes mappings goes first. A fault that is old by then does no harm.
+        for event in events.extract_if(.., |event| !matches!(event, Event::Fault(_))) {
+            self.event(tenant, table, event);
+        }
         for event in events.drain(..) {
-            match event {
-                Event::Fault(fault) => {
-                    let outcome = self.fault(tenant, table, fault, now);
-                    self.after(tenant, fault, now, outcome);
-                }
-                other => self.event(tenant, table, other),
-            }
+            let Event::Fault(fault) = event else { continue };
+            let outcome = self.fault(tenant, table, fault, now);
+            self.after(tenant, fault, now, outcome);
         }
         self.events = events;
         true
@@ -220,9 +224,13 @@ impl Faults {
                 Outcome::Done
             }
             Answer::Unprotect => {
-                let result = tenant.memory.unprotect(page);
+                let result = tenant.memory.unprotect(page.clone());
                 if matches!(result, Err(PageError::TryAgain)) {
                     return Outcome::PutOff;
+                }
+                if result.is_err() {
+                    // The mapping was replaced: whoever waits finds the new one.
+                    tenant.memory.wake(page);
                 }
                 table.space.written(address, &mut self.shared.books());
                 self.shared.counters.fault(FaultKind::Write, arrived.elapsed());
@@ -510,8 +518,17 @@ impl Faults {
         match event {
             Event::Fault(_) => unreachable!("faults are answered elsewhere"),
             Event::Remove(range) => table.space.remove(&range, books),
-            Event::Unmap(range) => table.space.unmap(&range, books),
-            Event::Remap { from, to, length } => table.space.remap(from, to, length, books),
+            Event::Unmap(range) => {
+                table.vacated.unmapped(&range).iter().for_each(|part| table.space.unmap(part, books));
+            }
+            Event::Remap { from, to, length } => {
+                table.space.remap(from, to, length, books);
+                // With MREMAP_DONTUNMAP the mapping stays, and nothing tells of its end.
+                let source = from..from + length;
+                if !matches!(tenant.memory.covers(&source), Ok(true)) {
+                    table.vacated.moved_away(source);
+                }
+            }
             Event::Fork(memory) => {
                 let child = table.space.fork(self.shared.next_space(), &wiped, books);
                 tenant.has_forked.store(true, Ordering::Relaxed);

@@ -7,7 +7,7 @@
 //! One eviction: [`survey`] (how much there is, and what may be paged) -> [`eviction`] (who leaves) -> [`agent`] (out of the
 //! program) -> [`staging`] -> the engine.
 //!
-//! [`shared`]: what the threads share, and the order of locks; [`directory`]: numbers of pages, and news for the policy;
+//! [`vacated`]: where mremap took pages from; [`shared`]: what the threads share, and the order of locks; [`directory`]: numbers of pages, and news for the policy;
 //! [`maps`] and [`process`]: what `/proc` tells; [`config`], [`statistics`]; [`limits`]: every bound.
 
 pub mod agent;
@@ -27,6 +27,7 @@ pub mod staging;
 pub mod statistics;
 pub mod survey;
 mod threads;
+pub mod vacated;
 mod waiting;
 
 use std::ffi::OsString;

@@ -41,13 +41,13 @@ impl Process {
 
     /// Anonymous pages that it has in memory; `None` when it has ended.
     pub fn resident_pages(&self) -> Option<i64> {
-        let mut bytes = [0; 128];
-        let length = self.statm.read_at(&mut bytes, 0).ok()?;
-        let text = std::str::from_utf8(&bytes[..length]).ok()?;
-        let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<i64>().unwrap_or(0));
-        let (size, resident, shared) = (fields.next()?, fields.next()?, fields.next()?);
-        // A process that has ended and was not waited for has no memory.
-        (size > 0).then_some((resident - shared).max(0))
+        // Of a process whose first thread has ended the others know.
+        resident_of(&self.statm)
+            .or_else(|| self.threads().ok()?.into_iter().find_map(|thread| self.resident_by(thread)))
+    }
+
+    fn resident_by(&self, thread: u32) -> Option<i64> {
+        resident_of(&File::open(format!("/proc/{}/task/{thread}/statm", self.number)).ok()?)
     }
 
     /// Its mappings.
@@ -83,6 +83,16 @@ impl Process {
         pages.dedup();
         Ok(pages)
     }
+}
+
+/// Anonymous pages by a `statm` file (proc(5)); `None` when what it is about has ended and was not waited for.
+fn resident_of(statm: &File) -> Option<i64> {
+    let mut bytes = [0; 128];
+    let length = statm.read_at(&mut bytes, 0).ok()?;
+    let text = std::str::from_utf8(&bytes[..length]).ok()?;
+    let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<i64>().unwrap_or(0));
+    let (size, resident, shared) = (fields.next()?, fields.next()?, fields.next()?);
+    (size > 0).then_some((resident - shared).max(0))
 }
 
 /// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the thread ends

@@ -58,6 +58,9 @@ pub trait ProgramMemory: Send + Sync {
     /// Asks for faults in `range`.
     fn register(&self, range: Range<u64>) -> Result<(), PageError>;
 
+    /// Whether one registered mapping covers `range` (rule 1). Changes nothing.
+    fn covers(&self, range: &Range<u64>) -> Result<bool, PageError>;
+
     /// Takes what the program has to tell now, without waiting.
     fn read_events(&self, take: &mut dyn FnMut(Event)) -> std::io::Result<usize>;
 
@@ -135,6 +138,10 @@ impl ProgramMemory for Userfaultfd {
 
     fn register(&self, range: Range<u64>) -> Result<(), PageError> {
         self.register(range, RegisterMode::MISSING | RegisterMode::WRITE_PROTECT)
+    }
+
+    fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {
+        self.covers(range)
     }
 
     fn read_events(&self, take: &mut dyn FnMut(Event)) -> std::io::Result<usize> {

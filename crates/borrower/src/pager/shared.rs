@@ -19,6 +19,7 @@ use super::limits::{FAILURES_MAX, GROUP_SIZE_BYTES, HIGH_WATERMARK_SHARE, LOW_WA
 use super::program::{Agent, ProgramMemory};
 use super::space::{Books, Space};
 use super::statistics::Counters;
+use super::vacated::Vacated;
 
 /// An address space that is served.
 pub struct Tenant {
@@ -49,6 +50,8 @@ pub struct Tenant {
 pub struct Table {
     /// The pages.
     pub space: Space,
+    /// Where pages were moved away from.
+    pub vacated: Vacated,
     /// A batch is with the agent: events wait.
     pub batch: bool,
     /// The fault thread wants to know when the batch has ended.
@@ -61,7 +64,7 @@ impl Tenant {
         Self {
             id: space.id(),
             memory,
-            table: Mutex::new(Table { space, batch: false, is_awaited: false }),
+            table: Mutex::new(Table { space, vacated: Vacated::default(), batch: false, is_awaited: false }),
             agent: Mutex::new(None),
             parent,
             process: AtomicU32::new(0),

@@ -169,6 +169,11 @@ impl ProgramMemory for Simulated {
         Ok(())
     }
 
+    fn covers(&self, _range: &Range<u64>) -> Result<bool, PageError> {
+        // What mremap left behind is unmapped.
+        Ok(false)
+    }
+
     fn read_events(&self, take: &mut dyn FnMut(Event)) -> std::io::Result<usize> {
         let mut memory = self.lock();
         let count = memory.events.len();

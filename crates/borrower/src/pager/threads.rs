@@ -62,6 +62,8 @@ impl Served {
             if !*listens && !tenant.lock().batch {
                 self.set.add(tenant.memory.event(), number.into(), Interest::Readable)?;
                 *listens = true;
+                // Served once even if the message that it waited with is answered meanwhile, or it would count as waiting for ever.
+                self.ready.push(number);
             }
         }
         Ok(())

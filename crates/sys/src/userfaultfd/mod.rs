@@ -21,6 +21,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
 
 use abi::{
     ApiArgument, CopyArgument, MoveArgument, RangeArgument, RegisterArgument, WriteProtectArgument, ZeroPageArgument,
@@ -154,6 +155,20 @@ impl Userfaultfd {
         filled(result, argument.done)
     }
 
+    /// Whether one registered mapping covers `range`, without any effect: the kernel looks for the mapping before it fails to read
+    /// what it was to copy.
+    pub fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {
+        let source = unreadable_page().map_err(|error| PageError::from_number(error.raw_os_error().unwrap_or(0)))?;
+        let length = range.end.saturating_sub(range.start);
+        let mut argument = CopyArgument { target: range.start, source, length, mode: fill_mode(Wake::Nobody), done: 0 };
+        match self.page_command(abi::COPY, &mut argument) {
+            Err(PageError::Kernel(error)) if error.raw_os_error() == Some(libc::EFAULT) => Ok(true),
+            Err(PageError::NotMapped) => Ok(false),
+            Err(error) => Err(error),
+            Ok(()) => unreachable!("nobody can read a page without access"),
+        }
+    }
+
     /// Makes the missing pages of `range` raise SIGBUS in whoever touches them (Linux 6.6): their content is lost.
     pub fn poison(&self, range: Range<u64>, wake: Wake) -> Result<u64, PageError> {
         let mut argument = ZeroPageArgument { range: argument(&range), mode: fill_mode(wake), done: 0 };
@@ -263,6 +278,22 @@ fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
     }
     // SAFETY: the kernel just made this descriptor for us, and nobody else knows of it.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+}
+
+/// The address of a page of this process that nobody may read.
+fn unreadable_page() -> io::Result<u64> {
+    static PAGE: OnceLock<usize> = OnceLock::new();
+    if let Some(page) = PAGE.get() {
+        return Ok(*page as u64);
+    }
+    // SAFETY: a new mapping at an address of the kernel's choice, of which no reference is ever made. It stays for good.
+    let page = unsafe {
+        libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    };
+    if page == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(*PAGE.get_or_init(|| page as usize) as u64)
 }
 
 fn argument(range: &Range<u64>) -> RangeArgument {

@@ -1,5 +1,6 @@
 //! Each operation on memory of this process, with a thread that waits where a fault is wanted.
 
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -132,6 +133,22 @@ fn zeroes_probe_whether_one_registered_mapping_covers_a_page() {
 }
 
 #[test]
+fn what_one_registered_mapping_covers_is_known_without_any_effect() {
+    let paged = Paged::new(4, BASIC);
+    let covers = |first, pages| paged.userfaultfd.covers(&paged.range(first, pages));
+    paged.fill(1, 7, false).unwrap();
+    assert!(covers(0, 4).unwrap(), "missing pages and one that is there");
+    assert!(covers(1, 1).unwrap());
+    paged.memory.detach(2 * PAGE_SIZE_BYTES, PAGE_SIZE_BYTES).unwrap();
+    assert!(!covers(0, 4).unwrap() && !covers(2, 1).unwrap() && covers(0, 2).unwrap() && covers(3, 1).unwrap());
+    paged.userfaultfd.unregister(paged.range(3, 1)).unwrap();
+    assert!(!covers(3, 1).unwrap());
+    assert_eq!(paged.byte(1), 7);
+    // Nothing was filled: zeroes find no page.
+    assert_eq!(paged.userfaultfd.zero_page(paged.range(0, 1), Wake::Waiters).unwrap(), PAGE);
+}
+
+#[test]
 fn a_copy_across_two_mappings_fails_whole() {
     // Rule 8: nothing of the first mapping is filled either.
     let paged = Paged::new(2, BASIC);
@@ -213,9 +230,13 @@ fn a_range_that_is_no_page_is_refused() {
 }
 
 #[test]
-fn a_poisoned_page_is_there_and_not_filled_again() {
+fn a_poisoned_page_cannot_be_read_and_nobody_is_asked_for_it() {
     let paged = Paged::new(2, BASIC);
     assert_eq!(paged.userfaultfd.poison(paged.range(0, 1), Wake::Waiters).unwrap(), PAGE);
-    assert!(matches!(paged.fill(0, 1, false), Err(PageError::Exists)));
     assert_eq!(paged.fill(1, 1, false).unwrap(), PAGE);
+    // The kernel reads for us, and says what a touch would have been killed by.
+    let memory = std::fs::File::open("/proc/self/mem").unwrap();
+    let read = |page| memory.read_at(&mut [0; 8], paged.address(page));
+    assert!(read(0).is_err());
+    assert_eq!(read(1).unwrap(), 8);
 }

@@ -80,12 +80,15 @@ impl Survey {
             return visitor.welcome(&answer(Verdict::RunUnpaged, 0, &self.arena), None);
         };
         self.arena.seat(seat).clear();
-        visitor.welcome(&answer(Verdict::Page, seat, &self.arena), Some(self.arena.file().as_fd()))?;
-        let ready = visitor.ready(deadline)?;
-        if ready.status != 0 {
-            self.seats_free.push(seat);
-            return Ok(());
-        }
+        let welcome = answer(Verdict::Page, seat, &self.arena);
+        let met = visitor.welcome(&welcome, Some(self.arena.file().as_fd())).and_then(|()| visitor.ready(deadline));
+        let ready = match met {
+            Ok(ready) if ready.status == 0 => ready,
+            other => {
+                self.seats_free.push(seat);
+                return other.map(|_| ());
+            }
+        };
         let tenant = Tenant::new(Space::new(self.shared.next_space()), Box::new(memory), None);
         let excluded =
             vec![hello.library_start..hello.library_end, ready.arena..ready.arena + self.arena.length_bytes()];

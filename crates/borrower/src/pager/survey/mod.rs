@@ -127,10 +127,8 @@ impl Survey {
     fn count(&mut self) -> i64 {
         let mut pages = 0;
         self.forget(|resident| {
-            let found = resident.process.as_ref().map(Process::resident_pages);
-            pages += found.flatten().unwrap_or(0);
-            // One whose process is not known ends with its memory.
-            found.map_or_else(|| is_memory_gone(&resident.tenant), |found| found.is_none())
+            pages += resident.process.as_ref().and_then(Process::resident_pages).unwrap_or(0);
+            is_memory_gone(resident)
         });
         pages
     }
@@ -163,9 +161,11 @@ impl Survey {
     }
 }
 
-/// Nothing is mapped at address zero, so an address space that exists says so.
-fn is_memory_gone(tenant: &Tenant) -> bool {
-    matches!(tenant.memory.zero(0..PAGE_SIZE_BYTES as u64), Err(PageError::Gone))
+/// Whether the address space has ended; what `/proc` says is about its process, which goes on after an exec, and about that
+/// process's first thread, which may end before the others. The arena is never registered, so one that exists says so.
+fn is_memory_gone(resident: &Resident) -> bool {
+    let arena = resident.places.arena;
+    matches!(resident.tenant.memory.zero(arena..arena + PAGE_SIZE_BYTES as u64), Err(PageError::Gone))
 }
 
 /// How far below the watermark mappings begin to be registered.

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::pagemap::{Categories, Query};
-use spillway_sys::userfaultfd::PageError;
 
 use super::{Resident, Survey};
 use crate::pager::limits::REGISTER_INTERVAL;
@@ -63,7 +62,7 @@ impl Survey {
             let Ok(scan) = process.pagemap.scan(start..range.end, &query, &mut self.regions) else { return false };
             let regions = &self.regions[..scan.regions];
             if let (Some(first), false) = (regions.first(), is_probed) {
-                if !probe(tenant, span, first.start..range.end) {
+                if !is_registered(tenant, span, range, first.start) {
                     return false;
                 }
                 table.space.registered.insert(first.start..range.end);
@@ -82,9 +81,10 @@ impl Survey {
     }
 }
 
-/// Registers `span`, and proves that one registered mapping covers `resident`, which begins with a page that is there (rule 1):
-/// zeroes are refused because of that page, and not because of the mapping.
-fn probe(tenant: &Tenant, span: &Range<u64>, resident: Range<u64>) -> bool {
-    tenant.memory.register(span.clone()).is_ok()
-        && matches!(tenant.memory.zero(resident), Ok(_) | Err(PageError::Exists))
+/// Registers `span`, or `range` alone where the span has memory of another kind in it, and proves that one registered mapping
+/// covers all of `range` from `resident` on (rule 1).
+fn is_registered(tenant: &Tenant, span: &Range<u64>, range: &Range<u64>, resident: u64) -> bool {
+    let memory = &tenant.memory;
+    (memory.register(span.clone()).is_ok() || memory.register(range.clone()).is_ok())
+        && matches!(memory.covers(&(resident..range.end)), Ok(true))
 }
