@@ -132,11 +132,13 @@ impl Pager {
     pub fn start(config: PagerConfig) -> Result<Self, PagerError> {
         config.check()?;
         let system = || PagerError::system("cannot set the pager up");
-        // First, while there is little that it would have a copy of.
-        let guardian = Guardian::start(SEATS as usize).map_err(PagerError::system("cannot start the guardian"))?;
         let address = Address::parse(&config.socket().display().to_string()).map_err(system())?;
-        let listener = Listener::bind(&address).map_err(PagerError::system("cannot make the socket for programs"))?;
         let (arena, pool, slots) = make_arena(&config, &address).map_err(system())?;
+        // Early, before there are threads, and while there is little that it would have a copy of. It finds programs by the arena
+        // too: a child that was forked a moment ago is in no list.
+        let guardian = Guardian::start_for_users(SEATS as usize, arena.file());
+        let guardian = guardian.map_err(PagerError::system("cannot start the guardian"))?;
+        let listener = Listener::bind(&address).map_err(PagerError::system("cannot make the socket for programs"))?;
         let buffers = BufferPool::unlocked(FAULT_READS_MAX, GROUP_SIZE_BYTES as usize).map_err(system())?;
         let volume_config = config.volume();
         let state = DeviceState::open(DeviceState::memory(&volume_config)?, &volume_config)?;

@@ -59,6 +59,61 @@ fn a_killed_pager_takes_its_program_along_and_leaves_nothing() {
     wait_until("the remains to go", || stage.status()["items"].as_array().unwrap().is_empty().then_some(()));
 }
 
+/// Forks all the time; its last thirty children sleep.
+const FORKING: &str = "
+import os, signal, sys, time
+children = []
+while True:
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+    children.append(child)
+    if len(children) == 10:
+        print('many', flush=True)
+    if len(children) > 30:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children.pop(0), 0)
+";
+
+/// Rule 6: nobody has listed the child that was forked last.
+#[test]
+fn a_killed_pager_takes_children_along_that_were_forked_a_moment_ago() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
+    let (marker, output) = (stage.disk().join("marker"), stage.disk().join("output"));
+    let _family = Family(&marker);
+    let script = "exec /usr/bin/python3 -c \"$0\" \"$1\" > \"$2\"";
+    let mut program = vec!["sh", "-c", script, FORKING];
+    program.extend([&marker, &output].map(|path| path.to_str().unwrap()));
+    let running = Running::start(&mut stage.run(&["--lend", "64M", "--slab-size", "4M"], &program));
+    let said = || std::fs::read_to_string(&output).ok()?.contains("many").then_some(());
+    wait_until("the program to have forked", said);
+    running.signal("KILL");
+    assert_eq!(running.end().status.signal(), Some(9));
+    wait_until("every child to end", || with_argument(&marker).iter().all(|pid| is_gone(*pid)).then_some(()));
+    wait_until("the remains to go", || stage.status()["items"].as_array().unwrap().is_empty().then_some(()));
+}
+
+/// Processes with that argument, killed in the end if anything is left of them.
+struct Family<'a>(&'a Path);
+
+impl Drop for Family<'_> {
+    fn drop(&mut self) {
+        with_argument(self.0).into_iter().filter(|pid| !is_gone(*pid)).for_each(|pid| support::signal(pid, "KILL"));
+    }
+}
+
+/// Processes with that argument.
+fn with_argument(argument: &Path) -> Vec<u32> {
+    let argument = argument.as_os_str().as_encoded_bytes();
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let has_it = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|part| part == argument)
+    };
+    pids.filter(has_it).collect()
+}
+
 #[test]
 fn a_killed_program_ends_its_run_by_the_same_signal() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
