@@ -94,7 +94,7 @@ mod tests {
         match result {
             // SAFETY: ends the child.
             0 => unsafe { libc::_exit(0) },
-            -1 => io::Error::last_os_error().raw_os_error().unwrap(),
+            -1 => io::Error::last_os_error().raw_os_error().expect("a failed call has an error number"),
             child => {
                 let mut status = 0;
                 // SAFETY: waits for the child made above.

@@ -3,7 +3,7 @@
 //! The links of a page lie at its number, so moving a page between lists allocates nothing and searches nothing. Twelve
 //! bytes a page: two links, its list, a byte of marks that the policy may use as it likes, and when it entered its list.
 //!
-//! That time is counted in *epochs*, of which a full memory sees [`EPOCHS_PER_MEMORY`]: a neighbour of a victim that
+//! That time is counted in *epochs*, of which a full memory sees `EPOCHS_PER_MEMORY`: a neighbour of a victim that
 //! entered the same list in nearly the same epoch leaves with it, so that both are written as one request.
 //!
 //! Invariant: a page is in one list or in none, and the links of each list agree in both directions.

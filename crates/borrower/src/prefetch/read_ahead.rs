@@ -1,13 +1,13 @@
 //! Read-ahead that adapts: nothing without a trend, twice as much with each window that is used, less with each page that
 //! is not.
 //!
-//! It follows up to [`HEADS`] places at once, each with its own distance between faults: one thread often goes through several
-//! arrays in turn, or through one from both ends (quicksort). A fault belongs to the nearest place within [`REACH_PAGES`];
+//! It follows up to `HEADS` places at once, each with its own distance between faults: one thread often goes through several
+//! arrays in turn, or through one from both ends (quicksort). A fault belongs to the nearest place within `REACH_PAGES`;
 //! without one, the place that has been quiet for longest is given up. A distance that comes twice in a row is a trend; a
 //! neighbouring page, up or down, is one at once. Faults that fit no trend cost nothing but the look: a random program is
 //! left alone, and a stream pays two faults before its first window.
 //!
-//! A window begins with [`WINDOW_START`] pages. Reaching the marker in its middle asks for the next one, of twice the length, up to
+//! A window begins with `WINDOW_START` pages. Reaching the marker in its middle asks for the next one, of twice the length, up to
 //! [`CANDIDATES_MAX`]; its marker is its first page, so the program still has a window before it while it comes. A fault that leaves the
 //! trend takes the window down to a quarter; a page that left unused takes one page off it.
 
