@@ -20,6 +20,7 @@ use super::limits::{
 use super::program::{Errand, Fate};
 use super::shared::{Shared, Tenant, lock};
 use super::slots::{Slot, SlotRun};
+use super::space::group::PageState;
 use super::space::{Books, Victim};
 use super::staging::{RunId, Staging};
 use crate::block::{BlockError, BlockOperation, BlockRequest};
@@ -360,7 +361,9 @@ impl Eviction {
                     }
                     Fate::Absent => {
                         // The kernel took a page back that MADV_FREE had given up, without a message; its copy is one of its contents.
-                        if let (Target::Copy(slot), false) = (target, batch.tenant.is_gone()) {
+                        if let Target::Copy(slot) = target
+                            && table.space.state(*address) == PageState::Clean(*slot)
+                        {
                             table.space.left(*address, *slot, books);
                         }
                     }
