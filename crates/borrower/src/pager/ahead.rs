@@ -114,28 +114,6 @@ impl Ahead {
         }
     }
 
-    /// The candidates of the last question that were never touched, as runs of neighbouring addresses inside mappings that are
-    /// known to be registered.
-    pub fn zeroes(&self, space: &Space, mut fill: impl FnMut(std::ops::Range<u64>)) {
-        let mut run = 0..0;
-        for address in self.wanted() {
-            let page = address..address + PAGE;
-            if !space.is_untouched(address) || !space.surveyed.contain(&page) {
-                continue;
-            }
-            if run.end != address {
-                if !run.is_empty() {
-                    fill(run);
-                }
-                run = address..address;
-            }
-            run.end = page.end;
-        }
-        if !run.is_empty() {
-            fill(run);
-        }
-    }
-
     /// An address space has ended.
     pub fn forget(&mut self, space: u32) {
         self.streams.forget(space);
@@ -193,16 +171,6 @@ mod tests {
             }
         }
         ahead.reads(&space, &books, |run| panic!("{run:?}"));
-    }
-
-    #[test]
-    fn zeroes_come_along_inside_known_mappings_only() {
-        let (space, mut books) = away(8);
-        let mut ahead = Ahead::default();
-        faults(&mut ahead, &space, &mut books, &[9, 10, 11]);
-        let mut found = Vec::new();
-        ahead.zeroes(&space, |range| found.push(range));
-        assert!(!found.is_empty() && found.iter().all(|range| range.start > 11 * PAGE && range.end <= 17 * PAGE));
     }
 
     #[test]

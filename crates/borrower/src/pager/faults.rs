@@ -351,24 +351,8 @@ impl Faults {
             for run in runs.iter().flatten() {
                 self.read(tenant, table, run, None, now);
             }
-            let (mut ranges, mut count) = ([const { 0..0 }; CANDIDATES_MAX], 0);
-            ahead.zeroes(&table.space, |range| {
-                ranges[count] = range;
-                count += 1;
-            });
-            ranges.into_iter().take(count).for_each(|range| self.zero_along(tenant, table, &range));
         }
         self.ahead = Some(ahead);
-    }
-
-    /// Zeroes that nobody asked for: the kernel's shared page, which takes no memory until it is written.
-    fn zero_along(&self, tenant: &Tenant, table: &mut Table, range: &Range<u64>) {
-        if let Ok(bytes) = tenant.memory.zero(range.clone()) {
-            let pages = (range.start..range.start + bytes).step_by(PAGE_SIZE_BYTES);
-            let books = &mut self.shared.books();
-            pages.for_each(|address| table.space.filled(address, false, Coming::Ahead, books));
-            self.shared.budget.count((bytes / PAGE).cast_signed());
-        }
     }
 
     /// Begins a read; false when all buffers are in use.

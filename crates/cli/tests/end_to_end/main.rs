@@ -21,6 +21,7 @@ const VIA: &str = "swap";
 #[allow(dead_code)]
 mod support;
 
+mod at_random;
 mod chaos;
 mod crash;
 mod cut_off;
@@ -33,3 +34,4 @@ mod plain_device;
 mod programs;
 mod servers;
 mod stage;
+mod stress;

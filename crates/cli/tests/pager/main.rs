@@ -31,7 +31,10 @@ mod peculiarities;
 mod programs;
 #[path = "../end_to_end/servers.rs"]
 mod servers;
+#[path = "../end_to_end/stress.rs"]
+mod stress;
 
+mod at_random;
 mod ordinary_user;
 mod refused;
 mod violence;

@@ -118,12 +118,6 @@ impl Space {
         self.groups.get(&base).map_or(PageState::Own, |group| group.pages[index])
     }
 
-    /// Whether nothing is known of the page at `address`: it was never touched, or the policy does not hear of it.
-    pub fn is_untouched(&self, address: u64) -> bool {
-        let (base, index) = place(address);
-        self.groups.get(&base).is_none_or(|group| group.pages[index] == PageState::Own && !group.is_listed(index))
-    }
-
     /// Whether the content of the page at `address` is not in the program's memory.
     pub fn is_away(&self, address: u64) -> bool {
         matches!(self.state(address), PageState::Away(_) | PageState::Coming(_))

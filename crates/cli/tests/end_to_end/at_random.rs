@@ -1,0 +1,13 @@
+//! Stress over a swap device.
+
+use crate::stress::stress;
+
+#[test]
+fn stress_with_few_threads_finds_no_wrong_word() {
+    stress("50%", "2", 1);
+}
+
+#[test]
+fn stress_with_many_threads_finds_no_wrong_word() {
+    stress("25%", "8", 2);
+}
