@@ -42,6 +42,9 @@ fn main() -> ExitCode {
     // Before any thread exists, because the kernel keeps it per thread and new threads inherit it.
     let serves_pages = std::env::args_os().nth(1).is_some_and(|command| command == "serve-device");
     let io_flusher = if serves_pages { spillway_sys::paging_safety::set_input_output_flusher() } else { Ok(()) };
+    // The kernel hides a program with file capabilities (`doctor` names one for forks under the pager) from its own user, and so from
+    // itself: it could not open its `/proc/self/pagemap`. Tracing it still takes the same capabilities (ptrace(2)).
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
     log_to_stderr();
     match execute(Arguments::parse().command, io_flusher) {
         Ok(ending) => end(ending),
