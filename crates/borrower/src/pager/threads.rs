@@ -109,7 +109,7 @@ pub(crate) fn serve_faults(shared: &Shared, mut faults: Faults, placement: Place
             _ if faults.has_put_off() => RETRY_INTERVAL,
             Waiting::Nothing | Waiting::Event => IDLE_INTERVAL,
         };
-        wait([served.set.as_fd(), shared.faults.as_fd()], faults.engine(), patience)?;
+        wait(&[served.set.as_fd(), shared.faults.as_fd()], faults.engine(), patience)?;
     }
     Ok(())
 }
@@ -131,7 +131,7 @@ pub(crate) fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
             Waiting::Nothing | Waiting::Event => IDLE_INTERVAL,
         };
         looks = 0;
-        wait([shared.eviction.as_fd(), shared.eviction.as_fd()], eviction.engine(), patience)?;
+        wait(&[shared.eviction.as_fd()], eviction.engine(), patience)?;
     }
     Ok(())
 }

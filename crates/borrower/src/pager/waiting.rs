@@ -13,15 +13,13 @@ use crate::service::BlockService;
 const OWN_EVENTS_MAX: usize = 2;
 
 /// Sleeps until an event, at most for `patience`.
-pub(crate) fn wait(
-    own: [BorrowedFd<'_>; OWN_EVENTS_MAX],
-    service: &dyn BlockService,
-    patience: Duration,
-) -> io::Result<()> {
+pub(crate) fn wait(own: &[BorrowedFd<'_>], service: &dyn BlockService, patience: Duration) -> io::Result<()> {
     let mut waits: [PollFd<'_>; DONORS_MAX + 1 + OWN_EVENTS_MAX] =
         std::array::from_fn(|_| PollFd::from_borrowed_fd(own[0], PollFlags::IN));
-    waits[1] = PollFd::from_borrowed_fd(own[1], PollFlags::IN);
-    let mut count = OWN_EVENTS_MAX;
+    for (place, event) in waits.iter_mut().zip(own) {
+        *place = PollFd::from_borrowed_fd(*event, PollFlags::IN);
+    }
+    let mut count = own.len();
     service.for_each_event(&mut |event, wants_write| {
         let flags = if wants_write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         waits[count] = PollFd::from_borrowed_fd(event, flags);

@@ -11,6 +11,7 @@ use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::cgroup::MemoryGroup;
 use crate::device::serve::{DeviceRecord, remove_backing};
+use crate::failure::Failure;
 use crate::limits;
 use crate::registry::{Found, Kind, Registry};
 use crate::status_socket::{self, AskError, Question};
@@ -30,6 +31,12 @@ pub(crate) trait Remnants {
     fn remove_backing(&mut self);
     /// Removes the memory group.
     fn remove_group(&mut self) -> Result<(), String>;
+}
+
+/// Takes the run `name` down, by whichever way it went.
+pub(crate) fn take_down_run(registry: &Registry, name: &str) -> Result<(), Failure> {
+    let errors = take_down(&mut Remains::of_run(registry, name));
+    if errors.is_empty() { Ok(()) } else { Err(Failure::Failed(errors.join("; "))) }
 }
 
 /// Takes everything down in order; gives what could not be.

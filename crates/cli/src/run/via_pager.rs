@@ -18,7 +18,7 @@ use super::plan::Plan;
 use super::preload;
 use super::program::{Becoming, Ending, Found, Program};
 use super::statistics::{Paging, Statistics};
-use super::take_down::{Remains, take_down};
+use super::take_down::take_down_run;
 use super::via::Choice;
 use super::watch::{self, Governed};
 use crate::arguments::RunArguments;
@@ -133,9 +133,7 @@ impl Run {
         if let Some(mut paged) = self.pager.take() {
             paged.pager.stop();
         }
-        let mut remains = Remains::of_run(&self.registry, &self.plan.name);
-        let errors = take_down(&mut remains);
-        if errors.is_empty() { Ok(()) } else { Err(Failure::Failed(errors.join("; "))) }
+        take_down_run(&self.registry, &self.plan.name)
     }
 }
 

@@ -13,7 +13,7 @@ use super::donors::OwnDonors;
 use super::plan::Plan;
 use super::program::{Becoming, Ending, Found, Program};
 use super::statistics::{Paging, Statistics};
-use super::take_down::{Remains, take_down};
+use super::take_down::take_down_run;
 use super::via::Choice;
 use super::watch::{self, Governed};
 use crate::arguments::RunArguments;
@@ -138,9 +138,7 @@ impl Run {
             return Ok(());
         }
         self.down = true;
-        let mut remains = Remains::of_run(&self.registry, &self.plan.name);
-        let errors = take_down(&mut remains);
-        if errors.is_empty() { Ok(()) } else { Err(Failure::Failed(errors.join("; "))) }
+        take_down_run(&self.registry, &self.plan.name)
     }
 }
 
