@@ -193,9 +193,13 @@ impl Kernel {
         self.threads[thread].regions.push(start..start + length);
     }
 
-    fn take_region(&mut self, thread: usize, choice: usize) -> Option<Range<u64>> {
+    /// One of the regions of `thread` that are clear of `spared`.
+    fn take_region(&mut self, thread: usize, choice: usize, spared: &[Range<u64>]) -> Option<Range<u64>> {
         let regions = &mut self.threads[thread].regions;
-        if regions.is_empty() { None } else { Some(regions.swap_remove(choice % regions.len())) }
+        let is_clear =
+            |region: &Range<u64>| spared.iter().all(|other| region.end <= other.start || other.end <= region.start);
+        let clear: Vec<usize> = (0..regions.len()).filter(|index| is_clear(&regions[*index])).collect();
+        clear.get(choice % clear.len().max(1)).map(|index| regions.swap_remove(*index))
     }
 
     fn tell_later(&mut self, thread: usize, message: Message) {
@@ -203,23 +207,25 @@ impl Kernel {
         self.threads[thread].to_tell.push_back(message);
     }
 
-    fn unmap(&mut self, thread: usize, choice: usize) {
-        let Some(region) = self.take_region(thread, choice) else { return };
+    fn unmap(&mut self, thread: usize, choice: usize, spared: &[Range<u64>]) {
+        let Some(region) = self.take_region(thread, choice, spared) else { return };
         self.tell_later(thread, Message::Unmap(region));
     }
 
     /// To a free place, or to that of another region of the same thread.
-    fn remap(&mut self, thread: usize, choice: usize) {
-        let Some(region) = self.take_region(thread, choice) else { return };
+    fn remap(&mut self, thread: usize, choice: usize, spared: &[Range<u64>]) {
+        let Some(region) = self.take_region(thread, choice, spared) else { return };
         let length = region.end - region.start;
-        let other = self.threads[thread].regions.iter().position(|other| other.end - other.start == length);
-        let to = match other.filter(|_| choice.is_multiple_of(3)) {
-            Some(other) => {
-                let other = self.threads[thread].regions.swap_remove(other);
+        let other = self.take_region(thread, choice / 2, spared);
+        let to = match other {
+            Some(other) if other.end - other.start == length && choice.is_multiple_of(3) => {
                 self.tell_later(thread, Message::Unmap(other.clone()));
                 Some(other.start)
             }
-            None => self.place(length),
+            other => {
+                self.threads[thread].regions.extend(other);
+                self.place(length)
+            }
         };
         let Some(to) = to else { return self.threads[thread].regions.push(region) };
         self.tell_later(thread, Message::Remap { from: region.start, to, length });
@@ -253,8 +259,14 @@ struct Reader {
 }
 
 impl Reader {
-    fn is_in_debt(&self) -> bool {
-        !Order::of(&self.unsettled.told, |range| mapped(&self.known, range)).in_debt.is_empty()
+    /// Where pages came to and what was there before is not told yet.
+    fn in_debt(&self) -> Vec<Range<u64>> {
+        let in_debt = Order::of(&self.unsettled.told, |range| mapped(&self.known, range)).in_debt;
+        let target = |change: &Change| match change {
+            Change::Remap { from, to, length } if in_debt.contains(&(*from..from + length)) => Some(*to..to + length),
+            _ => None,
+        };
+        self.unsettled.told.iter().filter_map(target).collect()
     }
 
     fn read(&mut self, kernel: &mut Kernel) {
@@ -286,11 +298,12 @@ proptest! {
         let mut reader =
             Reader { unsettled: Unsettled::default(), known: kernel.content.clone(), awaited: Vec::new() };
         for (step, thread, choice) in steps {
-            let is_free = !kernel.threads[thread].is_in_a_call() && !reader.is_in_debt();
+            let is_free = !kernel.threads[thread].is_in_a_call();
+            let spared = reader.in_debt();
             match step {
                 0..=2 if !kernel.is_changing() => kernel.map(thread, 2 + choice as u64 % 7, &mut reader.known),
-                3..=4 if is_free => kernel.unmap(thread, choice),
-                5..=9 if is_free => kernel.remap(thread, choice),
+                3..=4 if is_free => kernel.unmap(thread, choice, &spared),
+                5..=9 if is_free => kernel.remap(thread, choice, &spared),
                 10..=12 => kernel.tell(thread),
                 13..=15 => reader.read(&mut kernel),
                 _ => {}
