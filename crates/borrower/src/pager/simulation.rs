@@ -43,6 +43,8 @@ type Page = (u64, bool);
 #[derive(Default)]
 struct Memory {
     resident: BTreeMap<u64, Page>,
+    /// What was unmapped and not used since.
+    holes: Ranges,
     events: VecDeque<Event>,
     /// What a read event of removal will take away.
     going: VecDeque<std::ops::Range<u64>>,
@@ -171,9 +173,9 @@ impl ProgramMemory for Simulated {
         Ok(())
     }
 
-    fn covers(&self, _range: &Range<u64>) -> Result<bool, PageError> {
-        // What mremap left behind is unmapped.
-        Ok(false)
+    fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {
+        self.changing()?;
+        Ok(!self.lock().holes.contain(range))
     }
 
     fn is_changing(&self) -> bool {
@@ -330,6 +332,7 @@ impl World {
     /// The program reads or writes a page.
     fn touch(&mut self, program: usize, page: u64, is_write: bool) {
         let at = address(page);
+        self.programs[program].memory.lock().holes.remove(&(at..at + PAGE));
         for _ in 0..10_000 {
             let seen = self.programs[program].memory.lock().resident.get(&at).copied();
             if let Some((content, is_protected)) = seen.filter(|(_, is_protected)| !(is_write && *is_protected)) {
@@ -373,6 +376,7 @@ impl World {
         one.truth.retain(|address, _| !range.contains(address));
         let mut memory = one.memory.lock();
         memory.resident.retain(|address, _| !range.contains(address));
+        memory.holes.insert(range.clone());
         memory.events.push_back(Event::Unmap(range));
         drop(memory);
         self.await_events(program);
@@ -420,6 +424,8 @@ impl World {
         memory.resident.extend(moved.into_iter().map(|(address, page)| (shift(address), page)));
         let moved: Vec<_> = one.truth.extract_if(range.clone(), |_, _| true).collect();
         one.truth.extend(moved.into_iter().map(|(address, content)| (shift(address), content)));
+        memory.holes.remove(&(address(to)..address(to + pages)));
+        memory.holes.insert(range.clone());
         memory.events.push_back(Event::Remap { from: address(from), to: address(to), length: pages * PAGE });
         memory.events.push_back(Event::Unmap(range));
     }
