@@ -17,6 +17,7 @@ use crate::device::serve::{DeviceRecord, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
 use crate::machine::reserve::Reserve;
+use crate::machine::waiting::wait_until;
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::{Remains, stop_device_process, take_down};
 use crate::swap_area;
@@ -184,11 +185,7 @@ fn mend_device(found: &Found) -> Result<(), String> {
 fn give_up(path: &Path, left: &AbandonedUblk) -> Result<(), String> {
     std::thread::scope(|scope| {
         let off = scope.spawn(|| swap_area::off(path, false));
-        let patience = Instant::now() + limits::GIVE_UP_DEADLINE;
-        while !off.is_finished() && Instant::now() < patience {
-            std::thread::sleep(limits::POLL_INTERVAL);
-        }
-        if !off.is_finished()
+        if !wait_until(Instant::now() + limits::GIVE_UP_DEADLINE, || off.is_finished())
             && let Err(error) = ublk_remains::delete(left.identity)
         {
             // Busy as long as it is being switched off; it goes with its last user.
