@@ -245,7 +245,11 @@ impl Eviction {
         for of_one in candidates.chunk_by(|one, next| one.0 == next.0) {
             let Some(tenant) = self.shared.tenant(of_one[0].0).filter(|tenant| !tenant.is_gone()) else { continue };
             // The fault thread has waited for the batch before: its turn comes first, or faults would wait forever.
-            if tenant.lock().is_awaited || self.owning.iter().any(|owning| owning.id == tenant.id) {
+            let is_ready = {
+                let table = &mut *tenant.lock();
+                !table.is_awaited && self.shared.settle(&tenant, table)
+            };
+            if !is_ready || self.owning.iter().any(|owning| owning.id == tenant.id) {
                 put_off.extend_from_slice(of_one);
             } else {
                 self.start_batch(&tenant, of_one, now);
@@ -441,8 +445,8 @@ impl Batch {
         let books = &mut *shared.books();
         let mut dirty: Vec<(CachePage, u64)> = Vec::with_capacity(candidates.len());
         for (_, address, page) in candidates {
-            // A page of a program whose batch has not ended, or that the kernel itself needs (rule 4), stays.
-            if table.batch || kept.binary_search(address).is_ok() {
+            // A page of a program whose batch has not ended, or that changes its mappings, or that the kernel itself needs (rule 4), stays.
+            if table.batch || !table.unsettled.is_empty() || kept.binary_search(address).is_ok() {
                 table.space.listed_again(*address);
                 policy.refused(*page);
                 continue;

@@ -50,6 +50,8 @@ struct Memory {
     pool: Option<Arc<BufferPool>>,
     /// Pages that the kernel does not let go.
     pinned: Vec<u64>,
+    /// A change that happened and that its thread could not tell of yet.
+    late: Option<Event>,
     /// Refuses to fill the next so many times, as if mappings were changing.
     agains: u32,
     batch: Vec<(Errand, Fate)>,
@@ -79,7 +81,7 @@ impl Simulated {
             memory.agains -= 1;
             return Err(PageError::TryAgain);
         }
-        let waits = memory.events.iter().any(|event| !matches!(event, Event::Fault(_)));
+        let waits = memory.late.is_some() || memory.events.iter().any(|event| !matches!(event, Event::Fault(_)));
         if waits { Err(PageError::TryAgain) } else { Ok(()) }
     }
 
@@ -174,15 +176,15 @@ impl ProgramMemory for Simulated {
         Ok(false)
     }
 
-    fn read_events(&self, take: &mut dyn FnMut(Event)) -> std::io::Result<usize> {
+    fn is_changing(&self) -> bool {
+        self.changing().is_err()
+    }
+
+    fn read_event(&self) -> std::io::Result<Option<Event>> {
         let mut memory = self.lock();
-        let count = memory.events.len();
         // The kernel tells of faults first.
-        let (faults, others): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut memory.events).into_iter().partition(|event| matches!(event, Event::Fault(_)));
-        drop(memory);
-        faults.into_iter().chain(others).for_each(take);
-        Ok(count)
+        let fault = memory.events.iter().position(|event| matches!(event, Event::Fault(_)));
+        Ok(memory.events.remove(fault.unwrap_or(0)))
     }
 
     fn event(&self) -> BorrowedFd<'_> {
@@ -381,6 +383,35 @@ impl World {
             return;
         }
         self.unmap(program, to, pages);
+        self.shift(program, from, to, pages);
+        self.await_events(program);
+    }
+
+    /// Another thread gets the addresses that one gives up, before that one has told of it.
+    fn reuse(&mut self, program: usize, from: u64, to: u64, pages: u64) {
+        if from.abs_diff(to) < pages || from.max(to) + pages > PAGES {
+            return;
+        }
+        let range = address(to)..address(to + pages);
+        let one = &mut self.programs[program];
+        one.truth.retain(|address, _| !range.contains(address));
+        // The kernel tells only of what is registered, and the survey had done that.
+        one.tenant.lock().space.surveyed.insert(range.clone());
+        let mut memory = one.memory.lock();
+        memory.resident.retain(|address, _| !range.contains(address));
+        memory.late = Some(Event::Unmap(range));
+        drop(memory);
+        self.shift(program, from, to, pages);
+        (0..7).for_each(|_| self.run());
+        let mut memory = self.programs[program].memory.lock();
+        let late = memory.late.take();
+        memory.events.extend(late);
+        drop(memory);
+        self.await_events(program);
+    }
+
+    /// The pages move to where nothing is mapped.
+    fn shift(&mut self, program: usize, from: u64, to: u64, pages: u64) {
         let shift = |address: u64| address - address_of(from) + address_of(to);
         let one = &mut self.programs[program];
         let range = address(from)..address(from + pages);
@@ -391,8 +422,6 @@ impl World {
         one.truth.extend(moved.into_iter().map(|(address, content)| (shift(address), content)));
         memory.events.push_back(Event::Remap { from: address(from), to: address(to), length: pages * PAGE });
         memory.events.push_back(Event::Unmap(range));
-        drop(memory);
-        self.await_events(program);
     }
 
     fn fork(&mut self, program: usize) {
@@ -406,6 +435,7 @@ impl World {
         one.memory.lock().events.push_back(Event::Fork(Box::new(child.clone())));
         let before = self.shared.tenants().len();
         self.await_events(program);
+        self.settle();
         let tenants = self.shared.tenants();
         assert_eq!(tenants.len(), before + 1);
         let tenant = Arc::clone(tenants.last().unwrap());
@@ -579,6 +609,31 @@ fn nothing_is_read_from_a_program_while_its_batch_is_under_way() {
 }
 
 #[test]
+fn pages_that_move_to_addresses_whose_end_is_told_late_are_kept() {
+    // Rule 11.
+    let mut world = World::new(96);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.reuse(0, 0, 200, 40);
+    assert_eq!(world.shared.counters.doubts.get(), 1);
+    world.reuse(0, 200, 20, 40);
+    world.end();
+}
+
+#[test]
+fn a_child_of_a_program_that_ends_before_it_goes_on_is_served() {
+    let mut world = World::new(96);
+    let child = Simulated::new(&world.pool);
+    let memory = &world.programs[0].memory;
+    memory.lock().events.push_back(Event::Fork(Box::new(child)));
+    memory.lock().agains = u32::MAX;
+    world.faults.serve(&Arc::clone(&world.programs[0].tenant));
+    assert_eq!(world.shared.tenants().len(), 1, "the fork is not settled");
+    world.shared.dismiss(&world.programs[0].tenant);
+    assert_eq!(world.shared.tenants().len(), 1);
+    assert_eq!(world.shared.tenants()[0].parent, Some(world.programs[0].tenant.id));
+}
+
+#[test]
 fn a_fault_that_meets_a_change_is_answered_later() {
     // Rule 11.
     let mut world = World::new(96);
@@ -623,7 +678,7 @@ proptest! {
 
     #[test]
     fn programs_see_their_own_memory(
-        steps in proptest::collection::vec((0_u8..14, 0_usize..3, 0..PAGES, 0..PAGES), 1..120)
+        steps in proptest::collection::vec((0_u8..15, 0_usize..3, 0..PAGES, 0..PAGES), 1..120)
     ) {
         let mut world = World::new(100);
         (0..PAGES / 2).for_each(|page| world.touch(0, page, true));
@@ -638,6 +693,7 @@ proptest! {
                 9 => world.remap(program, page, other, pages),
                 10 => world.fork(program),
                 11 => world.programs[program].memory.lock().agains = 3,
+                13 => world.reuse(program, page, other, pages.min(40)),
                 12 => world.programs[program].memory.lock().pinned = (page..page + pages).map(address).collect(),
                 _ => world.run(),
             }

@@ -193,6 +193,23 @@ impl Userfaultfd {
         self.page_command(abi::WRITE_PROTECT, &mut WriteProtectArgument { range: argument(&range), mode })
     }
 
+    /// Whether the process changes its mappings: there is a message about that, or one was read and its thread did not go on yet.
+    /// No effect: the kernel looks at this before it looks at what it is asked for.
+    pub fn is_changing(&self) -> bool {
+        matches!(self.zero_page(0..0, Wake::Nobody), Err(PageError::TryAgain))
+    }
+
+    /// Reads the next message, if there is one.
+    pub fn read_message(&self) -> io::Result<Option<Message>> {
+        let mut bytes = [0_u8; MESSAGE_BYTES];
+        match rustix::io::read(&self.descriptor, &mut bytes) {
+            // SAFETY: these bytes were read from a userfaultfd just now, and are decoded once.
+            Ok(MESSAGE_BYTES) => Ok(Some(unsafe { Message::decode(&bytes) })),
+            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     /// Reads the messages that are there, in order, and hands each to `take`. Returns how many there were; none is no error.
     /// More than one call may be needed to read them all.
     pub fn read_messages(&self, mut take: impl FnMut(Message)) -> io::Result<usize> {
