@@ -213,12 +213,6 @@ mod tests {
 
     use super::*;
 
-    fn registry() -> (tempfile::TempDir, Registry) {
-        let directory = tempfile::tempdir().unwrap();
-        let registry = Registry::at(directory.path().join("registry")).unwrap();
-        (directory, registry)
-    }
-
     /// An entry as a killed process leaves it.
     fn leave(registry: &Registry, kind: Kind, name: &str) -> std::path::PathBuf {
         let path = registry.entry_path(kind, name);
@@ -229,7 +223,7 @@ mod tests {
 
     #[test]
     fn entries_of_the_dead_go_and_of_the_living_stay() {
-        let (_directory, registry) = registry();
+        let (_directory, registry) = Registry::temporary();
         let dead = [
             leave(&registry, Kind::Run, "test-none-1"),
             leave(&registry, Kind::Donor, "test-none-2"),
@@ -250,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_dead_devices_temporary_backing_file_goes_and_a_named_one_stays() {
-        let (directory, registry) = registry();
+        let (directory, registry) = Registry::temporary();
         let path = leave(&registry, Kind::Device, "test-backing");
         let backing = directory.path().join("backing");
         fs::write(&backing, "x").unwrap();

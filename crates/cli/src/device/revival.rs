@@ -75,8 +75,7 @@ mod tests {
 
     #[test]
     fn a_device_that_does_not_say_that_it_was_given_up_is_left_alone() {
-        let directory = tempfile::tempdir().unwrap();
-        let registry = Registry::at(directory.path().join("registry")).unwrap();
+        let (_directory, registry) = Registry::temporary();
         let _entry = registry.claim(Kind::Device, "silent").unwrap();
         // The owner is this process, which a HUP would end.
         revive(&registry.find(Kind::Device, "silent").unwrap()).unwrap();
