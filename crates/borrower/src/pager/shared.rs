@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::event::EventFd;
+use spillway_sys::userfaultfd::PageError;
 
 use super::directory::SpaceId;
 use super::limits::{FAILURES_MAX, GROUP_SIZE_BYTES, HIGH_WATERMARK_SHARE, LOW_WATERMARK_SHARE};
@@ -288,13 +289,18 @@ impl Shared {
         if tenant.memory.is_changing() {
             return false;
         }
-        self.take_over_changes(tenant, table);
-        true
+        self.take_over_changes(tenant, table)
     }
 
-    fn take_over_changes(&self, tenant: &Tenant, table: &mut Table) {
+    fn take_over_changes(&self, tenant: &Tenant, table: &mut Table) -> bool {
         let Table { space, unsettled, .. } = table;
-        for change in unsettled.settle(|range| space.known_mapped(range)) {
+        // Of memory that is gone nothing matters but its children.
+        let is_mapped = |address| match tenant.memory.covers(&(address..address + PAGE_SIZE_BYTES as u64)) {
+            Err(PageError::TryAgain) if !tenant.is_gone() => None,
+            answer => Some(matches!(answer, Ok(true))),
+        };
+        let Some(changes) = unsettled.settle(|range| space.known_mapped(range), is_mapped) else { return false };
+        for change in changes {
             let books = &mut self.books();
             match change {
                 Change::Remove(range) => space.remove(&range, books),
@@ -306,6 +312,7 @@ impl Shared {
                 }
             }
         }
+        true
     }
 
     /// Every address space that is served now.

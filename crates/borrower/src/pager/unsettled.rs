@@ -59,9 +59,21 @@ impl Unsettled {
     }
 
     /// Takes all changes, in the order in which they happened; nothing may be under way. `mapped` gives the parts of a range that
-    /// were mapped when the last changes were settled.
-    pub fn settle(&mut self, mapped: impl Fn(&Range<u64>) -> Vec<Range<u64>>) -> Vec<Change> {
-        let steps = Order::of(&self.told, mapped).steps;
+    /// were known to be mapped and registered when the last changes were settled, `is_mapped` whether a page is so now. `None` if
+    /// that cannot be said now.
+    pub fn settle(
+        &mut self,
+        mapped: impl Fn(&Range<u64>) -> Vec<Range<u64>>,
+        is_mapped: impl Fn(u64) -> Option<bool>,
+    ) -> Option<Vec<Change>> {
+        let mut proved = Vec::new();
+        let steps = loop {
+            let order = Order::of(&self.told, &mapped, &proved);
+            match order.contradiction(&is_mapped)? {
+                Some(pair) => proved.push(pair),
+                None => break order.steps,
+            }
+        };
         // With MREMAP_DONTUNMAP the old place stays mapped, and no end is told.
         self.ends_expected.clear();
         self.doubts = 0;
@@ -70,7 +82,7 @@ impl Unsettled {
             Step::Whole(index) => told[index].take().expect("each change has one place"),
             Step::End(range) => Change::Unmap(range),
         };
-        steps.into_iter().map(take).collect()
+        Some(steps.into_iter().map(take).collect())
     }
 
     /// `range` is taken away by `madvise`.
@@ -103,7 +115,7 @@ impl Unsettled {
         if self.ends_expected.is_empty() || self.doubts >= DOUBTS_MAX {
             return false;
         }
-        let in_debt = Order::of(&self.told, mapped).in_debt;
+        let in_debt = Order::of(&self.told, mapped, &[]).in_debt;
         let is_in_doubt = in_debt.iter().any(|source| self.ends_expected.contains(source));
         self.doubts += u32::from(is_in_doubt);
         is_in_doubt
@@ -118,10 +130,19 @@ enum Step {
     End(Range<u64>),
 }
 
+/// How an end lies to a move whose place it concerns, as what is mapped in the end proves.
+struct Proved {
+    /// Numbers of the two changes.
+    moving: usize,
+    end: usize,
+    is_before: bool,
+}
+
 /// Changes in the order in which they happened.
 struct Order<'a, Mapped> {
     told: &'a [Change],
     mapped: Mapped,
+    proved: &'a [Proved],
     /// Of each change whether it has its place; of an end the parts that have none yet.
     is_placed: Vec<bool>,
     rest: Vec<Ranges>,
@@ -132,12 +153,13 @@ struct Order<'a, Mapped> {
 
 impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
     /// As they were read, but what must precede a move goes before it.
-    fn of(told: &'a [Change], mapped: Mapped) -> Self {
+    fn of(told: &'a [Change], mapped: Mapped, proved: &'a [Proved]) -> Self {
         let rest =
             told.iter().map(|change| if let Change::Unmap(range) = change { one(range) } else { Ranges::default() });
         let mut order = Self {
             told,
             mapped,
+            proved,
             is_placed: vec![false; told.len()],
             rest: rest.collect(),
             steps: Vec::with_capacity(told.len()),
@@ -156,7 +178,7 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
         match &self.told[index] {
             Change::Unmap(_) => self.steps.extend(std::mem::take(&mut self.rest[index]).iter().map(Step::End)),
             Change::Remap { from, to, length } => {
-                if !self.free(&(*to..to + length)) {
+                if !self.free(index, &(*to..to + length)) {
                     self.in_debt.push(*from..from + length);
                 }
                 self.steps.push(Step::Whole(index));
@@ -165,33 +187,65 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
         }
     }
 
-    /// Places whatever ends what is mapped at `target`, to which pages move next. False: that was not told.
-    fn free(&mut self, target: &Range<u64>) -> bool {
+    /// Places whatever ends what is mapped at `target`, to which move number `index` takes pages. False: that was not told.
+    fn free(&mut self, index: usize, target: &Range<u64>) -> bool {
+        let proved = self.proved;
+        let of_this = || proved.iter().filter(|proved| proved.moving == index);
+        of_this().filter(|proved| proved.is_before).for_each(|proved| self.place_end(proved.end, target));
+        let later: Vec<usize> = of_this().filter(|proved| !proved.is_before).map(|proved| proved.end).collect();
         loop {
             let mapped = self.mapped_now(target);
             if mapped.is_empty() {
                 return true;
             }
-            match self.next_end(&mapped) {
-                None => return false,
-                Some(next) if matches!(self.told[next], Change::Unmap(_)) => {
-                    for part in self.rest[next].within(target) {
-                        self.rest[next].remove(&part);
-                        self.steps.push(Step::End(part));
-                    }
-                }
-                Some(next) => self.place(next),
-            }
+            let Some(next) = self.next_end(&mapped, &later) else { return false };
+            self.place_end(next, target);
         }
     }
 
-    /// The first change without a place that ends some of `mapped`.
-    fn next_end(&self, mapped: &Ranges) -> Option<usize> {
-        (0..self.told.len()).filter(|index| !self.is_placed[*index]).find(|index| match &self.told[*index] {
+    /// Places an end as far as it concerns `target`.
+    fn place_end(&mut self, index: usize, target: &Range<u64>) {
+        match self.told[index] {
+            Change::Unmap(_) => {
+                for part in self.rest[index].within(target) {
+                    self.rest[index].remove(&part);
+                    self.steps.push(Step::End(part));
+                }
+            }
+            _ if self.is_placed[index] => {}
+            _ => self.place(index),
+        }
+    }
+
+    /// The first change without a place that ends some of `mapped`, and is none of `others`.
+    fn next_end(&self, mapped: &Ranges, others: &[usize]) -> Option<usize> {
+        let is_free = |index: &usize| !self.is_placed[*index] && !others.contains(index);
+        (0..self.told.len()).filter(is_free).find(|index| match &self.told[*index] {
             Change::Unmap(_) => self.rest[*index].iter().any(|part| !mapped.within(&part).is_empty()),
-            Change::Remap { from, length, .. } => !mapped.within(&(*from..from + length)).is_empty(),
-            Change::Remove(_) | Change::Fork(..) => false,
+            other => other.end().is_some_and(|end| !mapped.within(&end).is_empty()),
         })
+    }
+
+    /// A move and an end of what lies where it went to, in an order by which that would be mapped now and is not, or the other way
+    /// round: what was registered before is not known exactly. `None`: that cannot be said now.
+    #[allow(clippy::option_option, reason = "no answer, and the answer that there is none")]
+    fn contradiction(&self, is_mapped: impl Fn(u64) -> Option<bool>) -> Option<Option<Proved>> {
+        let is_proved = |moving, end| self.proved.iter().any(|proved| (proved.moving, proved.end) == (moving, end));
+        for (moving, change) in self.told.iter().enumerate() {
+            let Change::Remap { to, length, .. } = change else { continue };
+            for (end, other) in self.told.iter().enumerate().filter(|(end, _)| *end != moving) {
+                let Some(range) = other.end() else { continue };
+                let both = range.start.max(*to)..range.end.min(to + length);
+                if both.is_empty() || is_proved(moving, end) {
+                    continue;
+                }
+                let is_mapped = is_mapped(both.start)?;
+                if is_mapped == self.mapped_now(&(both.start..both.start + 1)).is_empty() {
+                    return Some(Some(Proved { moving, end, is_before: is_mapped }));
+                }
+            }
+        }
+        Some(None)
     }
 
     /// What of `target` is mapped after the steps so far.
@@ -217,6 +271,17 @@ fn one(range: &Range<u64>) -> Ranges {
     let mut set = Ranges::default();
     set.insert(range.clone());
     set
+}
+
+impl Change {
+    /// What is not mapped any more after it.
+    fn end(&self) -> Option<Range<u64>> {
+        match self {
+            Self::Unmap(range) => Some(range.clone()),
+            Self::Remap { from, length, .. } => Some(*from..from + length),
+            Self::Remove(_) | Self::Fork(..) => None,
+        }
+    }
 }
 
 impl std::fmt::Debug for Unsettled {

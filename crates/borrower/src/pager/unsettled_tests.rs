@@ -26,9 +26,9 @@ fn apply(content: &mut Content, message: &Message) {
     }
 }
 
-fn settle(unsettled: &mut Unsettled, content: &mut Content) {
+fn settle(unsettled: &mut Unsettled, content: &mut Content, is_mapped: impl Fn(u64) -> Option<bool>) {
     let known = content.clone();
-    for change in unsettled.settle(|range| mapped(&known, range)) {
+    for change in unsettled.settle(|range| mapped(&known, range), is_mapped).unwrap() {
         match change {
             Change::Unmap(range) => apply(content, &Message::Unmap(range)),
             Change::Remap { from, to, length } => apply(content, &Message::Remap { from, to, length }),
@@ -44,15 +44,16 @@ fn mapped(content: &Content, range: &Range<u64>) -> Vec<Range<u64>> {
     set.iter().collect()
 }
 
-/// Tells `messages` of content that is one number for each ten pages, and gives what is known afterwards.
-fn told(known: &[Range<u64>], messages: &[Message]) -> (Content, Vec<bool>) {
+/// Tells `messages` of pages that have their number as content, after which `now` is mapped; gives what is known then, and after
+/// which of the messages more was to be waited for.
+fn told(known: &[Range<u64>], messages: &[Message], now: &[Range<u64>]) -> (Content, Vec<bool>) {
     let mut content = vec![None; 100];
     for range in known {
         range.clone().for_each(|page| content[page as usize] = Some(page as u32));
     }
     let mut unsettled = Unsettled::default();
     let in_debt = messages.iter().map(|message| tell(&mut unsettled, message, &content)).collect();
-    settle(&mut unsettled, &mut content);
+    settle(&mut unsettled, &mut content, |page| Some(now.iter().any(|range| range.contains(&page))));
     (content, in_debt)
 }
 
@@ -77,10 +78,15 @@ fn remap(from: u64, to: u64, length: u64) -> Message {
     Message::Remap { from, to, length }
 }
 
+/// Where one thing is.
+const fn only(range: &Range<u64>) -> &[Range<u64>] {
+    std::slice::from_ref(range)
+}
+
 #[test]
 fn an_end_that_is_told_late_is_that_of_what_was_there_before() {
     let late = [remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(10..20)];
-    let (content, in_debt) = told(&[10..20, 30..40], &late);
+    let (content, in_debt) = told(&[10..20, 30..40], &late, only(&(10..20)));
     assert_eq!(in_debt, [true, false, false]);
     assert_eq!(pages(&content, 10..20), numbers(30..40));
     assert_eq!(pages(&content, 30..40), [None; 10]);
@@ -89,17 +95,15 @@ fn an_end_that_is_told_late_is_that_of_what_was_there_before() {
 #[test]
 fn a_move_that_is_told_late_takes_what_was_there_before() {
     let late = [remap(30, 10, 10), Message::Unmap(30..40), remap(10, 50, 10), Message::Unmap(10..20)];
-    let (content, _) = told(&[10..20, 30..40], &late);
+    let (content, _) = told(&[10..20, 30..40], &late, &[10..20, 50..60]);
     assert_eq!(pages(&content, 10..20), numbers(30..40));
     assert_eq!(pages(&content, 50..60), numbers(10..20));
 }
 
 #[test]
 fn the_end_of_an_old_place_forgets_nothing_that_came_there_since() {
-    let (content, in_debt) = told(
-        &[10..20, 30..40],
-        &[remap(10, 50, 10), remap(30, 10, 10), Message::Unmap(10..20), Message::Unmap(30..40)],
-    );
+    let moves = [remap(10, 50, 10), remap(30, 10, 10), Message::Unmap(10..20), Message::Unmap(30..40)];
+    let (content, in_debt) = told(&[10..20, 30..40], &moves, &[10..20, 50..60]);
     assert_eq!(in_debt, [false; 4]);
     assert_eq!((pages(&content, 10..20), pages(&content, 50..60)), (numbers(30..40), numbers(10..20)));
 }
@@ -107,31 +111,56 @@ fn the_end_of_an_old_place_forgets_nothing_that_came_there_since() {
 #[test]
 fn a_larger_end_that_is_late_spares_what_was_moved_into_its_middle() {
     // Of 15..20 nobody knows that it was mapped: it was never touched.
-    let (content, _) = told(&[0..15, 30..40], &[remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(0..20)]);
+    let late = [remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(0..20)];
+    let (content, _) = told(&[0..15, 30..40], &late, only(&(10..20)));
     assert_eq!((pages(&content, 0..10), pages(&content, 10..20)), (vec![None; 10], numbers(30..40)));
 }
 
 #[test]
-fn what_was_moved_and_then_unmapped_is_gone() {
-    let (content, in_debt) =
-        told(std::slice::from_ref(&(30..40)), &[remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(10..20)]);
+fn what_is_mapped_in_the_end_tells_a_late_end_of_what_nobody_knew_of() {
+    let late = [remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(10..20)];
+    let (content, in_debt) = told(only(&(30..40)), &late, only(&(10..20)));
     assert_eq!(in_debt, [false; 3]);
+    assert_eq!(pages(&content, 10..20), numbers(30..40));
+    let moved = [remap(30, 10, 10), Message::Unmap(30..40), remap(10, 50, 10), Message::Unmap(10..20)];
+    let (content, _) = told(only(&(30..40)), &moved, &[10..20, 50..60]);
+    assert_eq!((pages(&content, 10..20), pages(&content, 50..60)), (numbers(30..40), vec![None; 10]));
+}
+
+#[test]
+fn what_was_moved_and_then_unmapped_is_gone() {
+    let ends = [remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(10..20)];
+    let (content, in_debt) = told(only(&(30..40)), &ends, &[]);
+    assert_eq!(in_debt, [false; 3]);
+    assert_eq!(content, vec![None; 100]);
+    // What was thought to be there before was not.
+    let (content, in_debt) = told(&[10..20, 30..40], &ends, &[]);
+    assert_eq!(in_debt, [true, false, false]);
     assert_eq!(content, vec![None; 100]);
 }
 
 #[test]
 fn of_two_ends_the_first_is_the_late_one() {
     let two = [remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(10..20), Message::Unmap(10..20)];
-    assert_eq!(told(&[10..20, 30..40], &two).0, vec![None; 100]);
+    assert_eq!(told(&[10..20, 30..40], &two, &[]).0, vec![None; 100]);
 }
 
 #[test]
 fn a_move_onto_other_memory_of_its_thread_that_is_told_late_goes_with_its_end() {
     let late =
         [remap(30, 10, 2), Message::Unmap(0..8), Message::Unmap(30..32), remap(10, 0, 8), Message::Unmap(10..18)];
-    let (content, in_debt) = told(&[0..8, 10..18, 30..32], &late);
+    let (content, in_debt) = told(&[0..8, 10..18, 30..32], &late, &[0..8, 10..12]);
     assert_eq!(in_debt, [true, true, false, false, false]);
     assert_eq!((pages(&content, 0..8), pages(&content, 10..12)), (numbers(10..18), numbers(30..32)));
+}
+
+#[test]
+fn nothing_is_settled_while_it_cannot_be_said_what_is_mapped() {
+    let mut unsettled = Unsettled::default();
+    unsettled.remap(30, 10, 10);
+    unsettled.unmap(10..20);
+    assert!(unsettled.settle(|_| Vec::new(), |_| None).is_none());
+    assert_eq!(unsettled.settle(|_| Vec::new(), |_| Some(false)).unwrap().len(), 2);
 }
 
 #[test]
@@ -140,12 +169,14 @@ fn without_a_message_about_its_end_an_old_place_is_not_waited_for() {
     let mut unsettled = Unsettled::default();
     unsettled.remap(10, 50, 10);
     assert!(!unsettled.is_empty());
-    unsettled.settle(|_| Vec::new());
+    unsettled.settle(|_| Vec::new(), |_| None).expect("nothing is in doubt");
     assert!(unsettled.is_empty());
     unsettled.unmap(10..20);
-    assert_eq!(unsettled.settle(|_| Vec::new()).len(), 1, "this end is real");
+    assert_eq!(unsettled.settle(|_| Vec::new(), |_| None).unwrap().len(), 1, "this end is real");
 }
 
+/// Content from this number on is of memory that nobody knew to be registered.
+const UNKNOWN: u32 = 1_000_000;
 const SPACE: u64 = 48;
 const THREADS: usize = 4;
 
@@ -183,12 +214,15 @@ impl Kernel {
         (0..=SPACE - length).find(|start| (*start..start + length).all(|page| self.content[page as usize].is_none()))
     }
 
-    fn map(&mut self, thread: usize, length: u64, known: &mut Content) {
+    fn map(&mut self, thread: usize, length: u64, known: Option<&mut Content>) {
         let Some(start) = self.place(length) else { return };
-        for page in start..start + length {
+        let pages = start as usize..(start + length) as usize;
+        for page in pages.clone() {
             self.next += 1;
-            self.content[page as usize] = Some(self.next);
-            known[page as usize] = Some(self.next);
+            self.content[page] = Some(if known.is_some() { self.next } else { UNKNOWN + self.next });
+        }
+        if let Some(known) = known {
+            known[pages.clone()].copy_from_slice(&self.content[pages]);
         }
         self.threads[thread].regions.push(start..start + length);
     }
@@ -245,6 +279,11 @@ impl Kernel {
         }
     }
 
+    /// All that can be known.
+    fn known(&self) -> Content {
+        self.content.iter().map(|content| content.filter(|content| *content < UNKNOWN)).collect()
+    }
+
     fn is_changing(&self) -> bool {
         self.threads.iter().any(Thread::is_in_a_call)
     }
@@ -259,11 +298,13 @@ struct Reader {
 }
 
 impl Reader {
-    /// Where pages came to and what was there before is not told yet.
-    fn in_debt(&self) -> Vec<Range<u64>> {
-        let in_debt = Order::of(&self.unsettled.told, |range| mapped(&self.known, range)).in_debt;
+    /// Where pages came to; without memory that nobody knew of, only where the end of what was there before is not told yet.
+    fn came(&self, is_all_known: bool) -> Vec<Range<u64>> {
+        let in_debt = Order::of(&self.unsettled.told, |range| mapped(&self.known, range), &[]).in_debt;
         let target = |change: &Change| match change {
-            Change::Remap { from, to, length } if in_debt.contains(&(*from..from + length)) => Some(*to..to + length),
+            Change::Remap { from, to, length } if !is_all_known || in_debt.contains(&(*from..from + length)) => {
+                Some(*to..to + length)
+            }
             _ => None,
         };
         self.unsettled.told.iter().filter_map(target).collect()
@@ -280,8 +321,8 @@ impl Reader {
             self.awaited = (0..THREADS).filter(|other| kernel.threads[*other].is_in_a_call()).collect();
         }
         if !kernel.is_changing() {
-            settle(&mut self.unsettled, &mut self.known);
-            assert_eq!(self.known, kernel.content);
+            settle(&mut self.unsettled, &mut self.known, |page| Some(kernel.content[page as usize].is_some()));
+            assert_eq!(self.known, kernel.known());
         }
     }
 }
@@ -292,6 +333,7 @@ proptest! {
     /// Whatever the threads do and however late they tell of it, every page is known where it is once all was told.
     #[test]
     fn every_page_is_known_where_it_is(
+        is_all_known: bool,
         steps in proptest::collection::vec((0_u8..16, 0..THREADS, 0_usize..64), 1..200)
     ) {
         let mut kernel = Kernel::new();
@@ -299,9 +341,12 @@ proptest! {
             Reader { unsettled: Unsettled::default(), known: kernel.content.clone(), awaited: Vec::new() };
         for (step, thread, choice) in steps {
             let is_free = !kernel.threads[thread].is_in_a_call();
-            let spared = reader.in_debt();
+            let spared = reader.came(is_all_known);
             match step {
-                0..=2 if !kernel.is_changing() => kernel.map(thread, 2 + choice as u64 % 7, &mut reader.known),
+                0..=2 if !kernel.is_changing() => {
+                    let known = Some(&mut reader.known).filter(|_| is_all_known || choice % 5 != 0);
+                    kernel.map(thread, 2 + choice as u64 % 7, known);
+                }
                 3..=4 if is_free => kernel.unmap(thread, choice, &spared),
                 5..=9 if is_free => kernel.remap(thread, choice, &spared),
                 10..=12 => kernel.tell(thread),
@@ -314,6 +359,6 @@ proptest! {
             reader.read(&mut kernel);
         }
         prop_assert!(!kernel.is_changing(), "everything is told in the end");
-        prop_assert_eq!(reader.known, kernel.content);
+        prop_assert_eq!(reader.known, kernel.known());
     }
 }
