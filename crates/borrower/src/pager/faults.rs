@@ -25,6 +25,7 @@ use super::ahead::{Ahead, Along};
 use super::directory::Coming;
 use super::limits::{DOUBT_PAUSE, FAULT_READS_MAX, MESSAGES_MAX, READ_ATTEMPTS_MAX};
 use super::program::Event;
+use super::rechecked::Rechecked;
 use super::shared::{Shared, Table, Tenant};
 use super::slots::Slot;
 use super::space::Answer;
@@ -81,6 +82,7 @@ pub struct Faults {
     /// By buffer.
     reads: Box<[Option<ReadUnderWay>]>,
     put_off: VecDeque<PutOff>,
+    rechecked: Rechecked,
     /// Faults of one reading.
     arrived: Vec<Fault>,
     /// Programs with changes that are not settled yet.
@@ -112,6 +114,7 @@ impl Faults {
             zeroes,
             reads,
             put_off: VecDeque::with_capacity(1024),
+            rechecked: Rechecked::default(),
             arrived: Vec::with_capacity(MESSAGES_MAX),
             unsettled: Vec::with_capacity(64),
             ended: Vec::with_capacity(FAULT_READS_MAX),
@@ -256,7 +259,11 @@ impl Faults {
         let page = address..address + PAGE;
         match answer {
             Answer::Wait => Outcome::Done,
-            Answer::Wake => {
+            Answer::Recheck if self.rechecked.met_again(tenant.id, fault) => {
+                table.space.taken_back(address, &mut self.shared.books());
+                self.fault(tenant, table, fault, arrived)
+            }
+            Answer::Wake | Answer::Recheck => {
                 tenant.memory.wake(page);
                 Outcome::Done
             }

@@ -54,6 +54,9 @@ pub enum Answer {
     Unprotect,
     /// It was answered already; whoever still waits looks again.
     Wake,
+    /// As `Wake`; but if somebody misses it again, the kernel has taken it back: it may take pages that MADV_FREE gave up, and
+    /// tells nobody. Then [`Space::taken_back`].
+    Recheck,
 }
 
 /// What leaves, if a page may.
@@ -151,7 +154,7 @@ impl Space {
             (PageState::Own | PageState::Leaving | PageState::Clean(_), true) => Answer::Unprotect,
             (PageState::Away(_) | PageState::Coming(_), true) => Answer::Wake,
             (PageState::Own | PageState::Leaving, false) => Answer::Zero,
-            (PageState::Clean(_), false) => Answer::Wake,
+            (PageState::Clean(_), false) => Answer::Recheck,
             (PageState::Coming(_), false) => Answer::Wait,
             (PageState::Away(slot), false) => match slots.staged(slot) {
                 Some(page) => Answer::Staged(slot, page),
@@ -269,6 +272,14 @@ impl Space {
             books.slots.copy_ended();
         }
         group.pages[index] = PageState::Away(slot);
+    }
+
+    /// The clean page at `address` is not there: its slot has one of the contents that it may have after MADV_FREE.
+    pub fn taken_back(&mut self, address: u64, books: &mut Books) {
+        let PageState::Clean(slot) = self.state(address) else { return };
+        let (group, index) = self.group(address, books);
+        group.unlist(index, &mut books.directory);
+        self.left(address, slot, books);
     }
 
     /// The program removes `range` (MADV_DONTNEED): what is away is forgotten, what is there is left alone until it is gone.
