@@ -19,6 +19,10 @@ pub const GROUP_SIZE_BYTES: u64 = (GROUP_PAGES * PAGE_SIZE_BYTES) as u64;
 /// waits at most 90 us.
 pub const BATCH_PAGES: usize = 128;
 
+/// Batches that an agent gets one right behind the other; then the table is free for a moment, for whoever does not wait as faults
+/// do: the survey, which registers new mappings. Half a millisecond of batches: it looks every millisecond.
+pub const BATCHES_IN_A_ROW_MAX: u32 = 4;
+
 /// Reads that the fault thread has under way: more threads than that wait for their turn.
 pub const FAULT_READS_MAX: usize = 32;
 
