@@ -62,6 +62,13 @@ struct PutOff {
     is_held_back: bool,
 }
 
+/// A page that was read for a fault: others come along with it.
+struct Ask {
+    tenant: Arc<Tenant>,
+    thread: u32,
+    address: u64,
+}
+
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
@@ -85,6 +92,8 @@ pub struct Faults {
     /// Results of one poll, taken out of the engine's call.
     ended: Vec<(usize, Result<(), BlockError>)>,
     wiped: WipedRanges,
+    /// What comes along is read when those who wait have their pages.
+    asks: Vec<Ask>,
     /// Taken out while it is asked.
     ahead: Option<Ahead>,
 }
@@ -112,6 +121,7 @@ impl Faults {
             events: Vec::with_capacity(64),
             ended: Vec::with_capacity(FAULT_READS_MAX),
             wiped,
+            asks: Vec::with_capacity(FAULT_READS_MAX),
             ahead: Some(Ahead::default()),
         })
     }
@@ -161,13 +171,30 @@ impl Faults {
 
     /// Moves reads and what was put off as far as they go; what the engine waits for.
     pub fn poll(&mut self, now: Instant) -> Waiting {
+        let mut waiting = self.poll_engine(now);
+        if !self.asks.is_empty() {
+            if waiting == Waiting::Poll {
+                // Over shared memory what somebody waits for is here by now.
+                self.poll_engine(now);
+            }
+            let mut asks = std::mem::take(&mut self.asks);
+            for Ask { tenant, thread, address } in asks.drain(..) {
+                self.bring_along(&tenant, &mut tenant.lock(), thread, address, now);
+            }
+            self.asks = asks;
+            waiting = self.poll_engine(now);
+        }
+        self.retry();
+        waiting
+    }
+
+    fn poll_engine(&mut self, now: Instant) -> Waiting {
         let mut ended = std::mem::take(&mut self.ended);
         let waiting = self.engine.poll(now, &mut |buffer, result| ended.push((buffer, result)));
         for (buffer, result) in ended.drain(..) {
             self.read_ended(buffer, result);
         }
         self.ended = ended;
-        self.retry();
         waiting
     }
 
@@ -247,12 +274,7 @@ impl Faults {
                 } else {
                     tenant.memory.zero(page)
                 };
-                let outcome =
-                    self.filled(tenant, table, address, false, (Coming::New, FaultKind::Zero, arrived), result);
-                if outcome == Outcome::Done {
-                    self.bring_along(tenant, table, fault.thread, address, arrived);
-                }
-                outcome
+                self.filled(tenant, table, address, false, (Coming::New, FaultKind::Zero, arrived), result)
             }
             Answer::Staged(_, pool_page) => {
                 // The books stay locked, so that the pool page is not used for another meanwhile.
@@ -286,9 +308,7 @@ impl Faults {
                 table.space.filled(address, clean, coming, &mut self.shared.books());
                 self.shared.budget.count(1);
                 self.shared.counters.fault(kind, arrived.elapsed());
-                if self.shared.budget.is_exceeded() {
-                    self.shared.eviction.signal();
-                }
+                self.call_eviction();
                 Outcome::Done
             }
             Err(PageError::TryAgain) => Outcome::PutOff,
@@ -296,6 +316,12 @@ impl Faults {
                 self.not_filled(tenant, table, address, &error);
                 Outcome::Done
             }
+        }
+    }
+
+    fn call_eviction(&self) {
+        if self.shared.budget.is_exceeded() {
+            self.shared.eviction.signal();
         }
     }
 
@@ -331,7 +357,7 @@ impl Faults {
         if !self.read(tenant, table, &Along::one(address, slot), Some(fault), arrived) {
             return Outcome::PutOff;
         }
-        self.bring_along(tenant, table, fault.thread, address, arrived);
+        self.asks.push(Ask { tenant: Arc::clone(tenant), thread: fault.thread, address });
         Outcome::Done
     }
 
@@ -462,6 +488,7 @@ impl Faults {
                 rest[..pages].iter().for_each(|(address, _)| table.space.filled(*address, true, Coming::Ahead, books));
                 self.shared.budget.count(pages as i64);
                 self.shared.counters.pages_prefetched.add(pages as u64);
+                self.call_eviction();
                 pages
             }
             Err(PageError::TryAgain) => 0,

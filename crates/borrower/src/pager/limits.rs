@@ -102,6 +102,10 @@ pub const AGENT_LOOKS_MAX: u32 = 1000;
 /// How long a fault thread that spins looks for the next fault: several times what a program needs between two.
 pub const FAULT_SPIN: Duration = Duration::from_micros(100);
 
+/// Windows that a stream looks at for one that is not all local: 256 pages are eight groups of victims,
+/// which are all local once in 256 times if one in two is.
+pub const WINDOWS_MAX: usize = 4;
+
 /// Markers of read-ahead windows that were not reached yet: one for each stream that is followed
 /// ([`crate::prefetch::streams::STREAMS_MAX`]).
 pub const MARKERS_MAX: usize = 64;

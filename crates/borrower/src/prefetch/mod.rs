@@ -94,6 +94,12 @@ impl Candidates {
         }
     }
 
+    /// Adds those of `other` for which there is room; its marker counts if there was none.
+    pub fn append(&mut self, other: &Self) {
+        other.pages().iter().for_each(|page| self.push(*page));
+        self.marker = self.marker.or(other.marker).filter(|marker| self.pages().contains(marker));
+    }
+
     /// Forgets the first `count` pages; the marker too.
     pub fn drop_first(&mut self, count: usize) {
         self.pages.copy_within(count..self.count, 0);
