@@ -221,8 +221,8 @@ impl<const COUNT: usize> Lists<COUNT> {
 /// budget: time for the program to come to them. What is asked for later than that was brought along too early.
 const AHEAD_SHARE: u32 = 16;
 
-/// Or fewer than this: two windows of `prefetch::CANDIDATES_MAX`, as the next one comes while the program uses the last.
-const AHEAD_MIN: u32 = 2 * crate::prefetch::CANDIDATES_MAX as u32;
+/// Or fewer than this: two windows of `prefetch::WINDOW_MAX`, as the next one comes while the program uses the last.
+const AHEAD_MIN: u32 = 2 * crate::prefetch::WINDOW_MAX as u32;
 
 /// The page that leaves before all others: the oldest in `list`, of pages brought along and not asked for, if those are
 /// more than their share of `capacity`, which is never half of it. Leap evicts them eagerly for the same reason: nothing speaks for them.

@@ -15,7 +15,7 @@ use super::space::{Books, Space};
 use crate::page_cache::Evidence;
 use crate::prefetch::read_ahead::ReadAhead;
 use crate::prefetch::streams::{Faulter, Streams};
-use crate::prefetch::{CANDIDATES_MAX, Candidates, VirtualPage};
+use crate::prefetch::{Candidates, VirtualPage, WINDOW_MAX};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -90,16 +90,16 @@ impl Ahead {
         }
     }
 
-    /// Takes what is away of the window, and of those behind it as long as a stream that has come to full windows finds little.
+    /// Takes what is away of the window; a stream that has come to full windows gets one in pages that are away.
     fn gather(&mut self, faulter: Faulter, space: &Space) {
         self.candidates.clear();
         for _ in 0..WINDOWS_MAX {
             let last = self.window.pages().last().copied();
-            let is_full = self.window.pages().len() == CANDIDATES_MAX;
+            let is_full = self.window.pages().len() == WINDOW_MAX;
             self.window.retain(|page| matches!(space.state(page.0.saturating_mul(PAGE)), PageState::Away(_)));
             self.candidates.append(&self.window);
-            match last.filter(|_| is_full && self.candidates.pages().len() < CANDIDATES_MAX / 2) {
-                Some(last) => self.streams.on_hit(faulter, last, &mut self.window),
+            match last.filter(|_| is_full && self.candidates.pages().len() < WINDOW_MAX) {
+                Some(last) => self.streams.go_on(faulter, last, &mut self.window),
                 None => break,
             }
         }
@@ -207,7 +207,7 @@ mod tests {
     /// A stream that has come to full windows, and its last page.
     fn full_stream(ahead: &mut Ahead, space: &Space, books: &mut Books) -> u64 {
         faults(ahead, space, books, &[1, 2]);
-        while ahead.candidates.pages().len() < CANDIDATES_MAX {
+        while ahead.candidates.pages().len() < WINDOW_MAX {
             let marker = ahead.candidates.marker().unwrap().0;
             faults(ahead, space, books, &[marker]);
         }
@@ -216,28 +216,31 @@ mod tests {
 
     #[test]
     fn a_stream_looks_beyond_pages_that_are_there() {
-        let window = CANDIDATES_MAX as u64;
+        let window = WINDOW_MAX as u64;
         let (mut space, mut books) = away(10 * window);
         let mut ahead = Ahead::default();
         let last = full_stream(&mut ahead, &space, &mut books);
         let marker = ahead.candidates.marker().unwrap().0;
-        // The next two windows are there; two pages of the one behind them are, too.
-        for page in last + 1..=last + 2 * window + 2 {
+        // The next window is there, and so are two pages of the one behind it.
+        for page in last + 1..=last + window + 2 {
             space.filled(PAGE * page, true, Coming::Ahead, &mut books);
         }
         faults(&mut ahead, &space, &mut books, &[marker]);
-        let expected: Vec<_> = (last + 2 * window + 3..=last + 3 * window).map(VirtualPage).collect();
+        let expected: Vec<_> = (last + window + 3..=last + 3 * window).map(VirtualPage).collect();
         assert_eq!(ahead.candidates.pages(), expected);
         assert_eq!(ahead.candidates.marker(), Some(expected[0]), "nobody faults on what is there");
+        let (found, end) = (ahead.candidates.pages().len(), last + 3 * window);
+        faults(&mut ahead, &space, &mut books, &[last + window + 3]);
+        assert_eq!(ahead.candidates.pages()[0], VirtualPage(end + 1), "behind the {found} pages");
     }
 
     #[test]
     fn a_stream_does_not_look_for_ever() {
-        let (mut space, mut books) = away(20 * CANDIDATES_MAX as u64);
+        let (mut space, mut books) = away(20 * WINDOW_MAX as u64);
         let mut ahead = Ahead::default();
         let last = full_stream(&mut ahead, &space, &mut books);
         let marker = ahead.candidates.marker().unwrap().0;
-        for page in last + 1..=last + (WINDOWS_MAX * CANDIDATES_MAX) as u64 {
+        for page in last + 1..=last + (WINDOWS_MAX * WINDOW_MAX) as u64 {
             space.filled(PAGE * page, true, Coming::Ahead, &mut books);
         }
         faults(&mut ahead, &space, &mut books, &[marker]);

@@ -23,7 +23,7 @@ use spillway_sys::userfaultfd::{Fault, PageError};
 
 use super::ahead::{Ahead, Along};
 use super::directory::{Coming, SpaceId};
-use super::limits::{FAULT_READS_MAX, READ_ATTEMPTS_MAX};
+use super::limits::{ASK_PATIENCE, FAULT_READS_MAX, READ_ATTEMPTS_MAX};
 use super::program::{Event, ProgramMemory};
 use super::shared::{Shared, Table, Tenant};
 use super::slots::Slot;
@@ -67,6 +67,7 @@ struct Ask {
     tenant: Arc<Tenant>,
     thread: u32,
     address: u64,
+    asked: Instant,
 }
 
 /// What became of a fault.
@@ -128,7 +129,7 @@ impl Faults {
 
     /// Whether something is to be tried again soon.
     pub fn has_put_off(&self) -> bool {
-        !self.put_off.is_empty() || self.reads.iter().flatten().any(|read| read.is_here)
+        !self.put_off.is_empty() || !self.asks.is_empty() || self.reads.iter().flatten().any(|read| read.is_here)
     }
 
     /// The engine, for its events.
@@ -177,11 +178,7 @@ impl Faults {
                 // Over shared memory what somebody waits for is here by now.
                 self.poll_engine(now);
             }
-            let mut asks = std::mem::take(&mut self.asks);
-            for Ask { tenant, thread, address } in asks.drain(..) {
-                self.bring_along(&tenant, &mut tenant.lock(), thread, address, now);
-            }
-            self.asks = asks;
+            self.bring_all_along(now);
             waiting = self.poll_engine(now);
         }
         self.retry();
@@ -357,15 +354,34 @@ impl Faults {
         if !self.read(tenant, table, &Along::one(address, slot), Some(fault), arrived) {
             return Outcome::PutOff;
         }
-        self.asks.push(Ask { tenant: Arc::clone(tenant), thread: fault.thread, address });
+        if self.asks.len() < FAULT_READS_MAX {
+            self.asks.push(Ask { tenant: Arc::clone(tenant), thread: fault.thread, address, asked: Instant::now() });
+        }
         Outcome::Done
+    }
+
+    /// Begins with what comes along. While the budget is nearly used up that waits for the eviction, but not for long: a program that
+    /// had to fault for each page of its window meanwhile would have lost the stream.
+    fn bring_all_along(&mut self, now: Instant) {
+        let has_room = self.shared.budget.has_room(CANDIDATES_MAX as i64);
+        if !has_room {
+            self.shared.eviction.signal();
+        }
+        let mut asks = std::mem::take(&mut self.asks);
+        asks.retain(|Ask { tenant, thread, address, asked }| {
+            if has_room {
+                self.bring_along(tenant, &mut tenant.lock(), *thread, *address, now);
+            }
+            !has_room && now.saturating_duration_since(*asked) < ASK_PATIENCE
+        });
+        self.asks = asks;
     }
 
     /// Asks for what comes along with the page at `address`, and begins with it.
     fn bring_along(&mut self, tenant: &Arc<Tenant>, table: &mut Table, thread: u32, address: u64, now: Instant) {
         let Some(mut ahead) = self.ahead.take() else { return };
         ahead.ask(&table.space, thread, address, &mut self.shared.books());
-        if ahead.has_found() && self.shared.budget.has_room(CANDIDATES_MAX as i64) {
+        if ahead.has_found() {
             // What is to be read is copied out, since reading changes the table.
             let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
             ahead.reads(&table.space, &self.shared.books(), |run| {

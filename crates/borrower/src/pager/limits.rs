@@ -106,6 +106,9 @@ pub const FAULT_SPIN: Duration = Duration::from_micros(100);
 /// which are all local once in 256 times if one in two is.
 pub const WINDOWS_MAX: usize = 4;
 
+/// So long what comes along waits for the eviction to make room: some batches (0.2 ms each) and a turn of the scheduler.
+pub const ASK_PATIENCE: Duration = Duration::from_millis(5);
+
 /// Markers of read-ahead windows that were not reached yet: one for each stream that is followed
 /// ([`crate::prefetch::streams::STREAMS_MAX`]).
 pub const MARKERS_MAX: usize = 64;
