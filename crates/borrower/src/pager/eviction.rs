@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
@@ -146,6 +146,17 @@ impl Eviction {
             return Waiting::Poll;
         }
         if self.retries.is_empty() { waiting } else { waiting.max(Waiting::Retry) }
+    }
+
+    /// Sleeps until an agent that works is done, at most for `patience`. False: none works.
+    pub fn await_agent(&self, patience: Duration) -> bool {
+        let Some(tenant) = self.batches.iter().map(|batch| &batch.tenant).chain(&self.owning).next() else {
+            return false;
+        };
+        if let Some(agent) = lock(&tenant.agent).as_ref() {
+            agent.wait(patience);
+        }
+        true
     }
 
     /// Tells the policy what happened.

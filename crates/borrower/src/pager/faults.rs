@@ -67,7 +67,8 @@ struct Ask {
     tenant: Arc<Tenant>,
     thread: u32,
     address: u64,
-    asked: Instant,
+    /// When it was found that there is no room.
+    waits_since: Option<Instant>,
 }
 
 /// What became of a fault.
@@ -355,7 +356,7 @@ impl Faults {
             return Outcome::PutOff;
         }
         if self.asks.len() < FAULT_READS_MAX {
-            self.asks.push(Ask { tenant: Arc::clone(tenant), thread: fault.thread, address, asked: Instant::now() });
+            self.asks.push(Ask { tenant: Arc::clone(tenant), thread: fault.thread, address, waits_since: None });
         }
         Outcome::Done
     }
@@ -368,11 +369,11 @@ impl Faults {
             self.shared.eviction.signal();
         }
         let mut asks = std::mem::take(&mut self.asks);
-        asks.retain(|Ask { tenant, thread, address, asked }| {
+        asks.retain_mut(|Ask { tenant, thread, address, waits_since }| {
             if has_room {
                 self.bring_along(tenant, &mut tenant.lock(), *thread, *address, now);
             }
-            !has_room && now.saturating_duration_since(*asked) < ASK_PATIENCE
+            !has_room && now.saturating_duration_since(*waits_since.get_or_insert(now)) < ASK_PATIENCE
         });
         self.asks = asks;
     }

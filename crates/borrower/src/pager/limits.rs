@@ -99,6 +99,9 @@ pub const SEATS: u32 = 256;
 /// the CPU less than one.
 pub const AGENT_LOOKS_MAX: u32 = 1000;
 
+/// An offer of the CPU that nobody took is over within less (measured: below 1 us).
+pub const YIELD_QUICK: Duration = Duration::from_micros(5);
+
 /// How long a fault thread that spins looks for the next fault: several times what a program needs between two.
 pub const FAULT_SPIN: Duration = Duration::from_micros(100);
 
