@@ -17,6 +17,10 @@
 
 #![forbid(unsafe_code)]
 
+// Tests in here and beside `src` share `tests/support`, which names this crate as others do.
+#[cfg(test)]
+extern crate self as spillway_borrower;
+
 pub mod block;
 pub mod device;
 pub mod disk_writer;

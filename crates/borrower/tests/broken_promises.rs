@@ -25,13 +25,14 @@ use spillway_borrower::manager::survey::Survey;
 use spillway_borrower::metrics::Metrics;
 use spillway_borrower::service::BlockService;
 use spillway_borrower::state::records::Records;
-use spillway_borrower::volume::backlog::{Backlog, TakePolicy};
+use spillway_borrower::volume::backlog::Backlog;
 use spillway_borrower::volume::slab_entry::{DonorSlot, Location};
 use spillway_borrower::volume::{DiskCopy, Geometry, Volume};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::control::ControlChannel;
 use spillway_fabric::control::message::Message;
 use spillway_fabric::units::{BorrowerId, DonorId, PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
+use support::model::{self, AT_ONCE};
 use support::{StoreQueuePair, store};
 
 const GEOMETRY: Geometry = Geometry { slab_pages: 256, slab_count: 2 };
@@ -61,8 +62,24 @@ impl One {
         Self { volume, engine, mailbox, pool, answers: [None; 2] }
     }
 
+    /// With nothing but a disk.
+    fn without_donors() -> Self {
+        let one = Self::new(Redundancy::DISK);
+        one.volume.set_mapping_possible(false);
+        one
+    }
+
+    /// The disk fails the one page that waits for it: the first of the two things that the disk thread does then.
+    fn fail_on_disk(&self) {
+        let backlog = &self.volume.disk.as_ref().unwrap().backlog;
+        let mut batch = Vec::with_capacity(4);
+        backlog.take(AT_ONCE, &mut batch);
+        assert_eq!(batch.len(), 1);
+        assert!(backlog.complete(&self.volume.bits, batch[0], false, Instant::now()), "nothing else has the page");
+    }
+
     fn submit(&mut self, slot: usize, operation: BlockOperation, page: u64) {
-        let request = BlockRequest { slot, operation, offset_bytes: page * PAGE, length_bytes: PAGE };
+        let request = model::request(slot, operation, page, 1);
         self.answers[slot] = None;
         self.engine.submit(request, Instant::now());
     }
@@ -78,24 +95,17 @@ impl One {
 /// In between, the page is in no bit at all.
 #[test]
 fn a_write_whose_only_copy_failed_on_disk_is_not_acknowledged() {
-    let mut one = One::new(Redundancy::DISK);
-    one.volume.set_mapping_possible(false);
+    let mut one = One::without_donors();
     one.pool.memory().write(0, &[7; PAGE_SIZE_BYTES]);
     one.submit(0, BlockOperation::Write, 5);
     (0..3).for_each(|_| one.poll());
     assert_eq!(one.answers[0], None, "no donor: it waits for the disk");
-    let volume = Arc::clone(&one.volume);
-    let backlog = &volume.disk.as_ref().unwrap().backlog;
-    let mut batch = Vec::with_capacity(4);
-    backlog.take(TakePolicy { eager_pages: 1, delay: Duration::ZERO, patience: Duration::ZERO }, &mut batch);
-    assert_eq!(batch.len(), 1);
-    let failed = backlog.complete(&volume.bits, batch[0], false, Instant::now());
-    assert!(failed);
+    one.fail_on_disk();
     // The disk thread is about to call `disk_write_failed`; the I/O thread looks first.
     one.submit(1, BlockOperation::Read, 5);
     one.poll();
     let (write, read) = (one.answers[0], one.answers[1]);
-    volume.disk_write_failed(5, || {});
+    one.volume.disk_write_failed(5, || {});
     assert_ne!(read, Some(Ok(())), "the page is nowhere, and reads as zeroes");
     assert_ne!(write, Some(Ok(())), "nothing holds the page, and its write was acknowledged");
 }
@@ -103,15 +113,10 @@ fn a_write_whose_only_copy_failed_on_disk_is_not_acknowledged() {
 /// The write part alone: the read above hides it.
 #[test]
 fn a_lost_write_is_an_error() {
-    let mut one = One::new(Redundancy::DISK);
-    one.volume.set_mapping_possible(false);
+    let mut one = One::without_donors();
     one.submit(0, BlockOperation::Write, 5);
     (0..3).for_each(|_| one.poll());
-    let volume = Arc::clone(&one.volume);
-    let backlog = &volume.disk.as_ref().unwrap().backlog;
-    let mut batch = Vec::with_capacity(4);
-    backlog.take(TakePolicy { eager_pages: 1, delay: Duration::ZERO, patience: Duration::ZERO }, &mut batch);
-    assert!(backlog.complete(&volume.bits, batch[0], false, Instant::now()));
+    one.fail_on_disk();
     one.poll();
     assert_ne!(one.answers[0], Some(Ok(())), "nothing holds the page, and its write was acknowledged");
 }
@@ -119,19 +124,14 @@ fn a_lost_write_is_an_error() {
 /// A discard that comes between the two halves of a failed disk write leaves the page reading as zeroes, not as lost.
 #[test]
 fn a_discarded_page_is_not_lost_by_a_disk_write_that_failed_before() {
-    let mut one = One::new(Redundancy::DISK);
-    one.volume.set_mapping_possible(false);
+    let mut one = One::without_donors();
     one.submit(0, BlockOperation::Write, 5);
     (0..3).for_each(|_| one.poll());
-    let volume = Arc::clone(&one.volume);
-    let backlog = &volume.disk.as_ref().unwrap().backlog;
-    let mut batch = Vec::with_capacity(4);
-    backlog.take(TakePolicy { eager_pages: 1, delay: Duration::ZERO, patience: Duration::ZERO }, &mut batch);
-    assert!(backlog.complete(&volume.bits, batch[0], false, Instant::now()));
+    one.fail_on_disk();
     one.submit(1, BlockOperation::Discard, 5);
     one.poll();
     assert_eq!(one.answers[1], Some(Ok(())));
-    volume.disk_write_failed(5, || {});
+    one.volume.disk_write_failed(5, || {});
     one.submit(1, BlockOperation::Read, 5);
     one.poll();
     assert_eq!(one.answers[1], Some(Ok(())), "a discarded page reads as zeroes");

@@ -8,14 +8,13 @@
 #[allow(dead_code)]
 mod frontend_support;
 
-use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use frontend_support::exercise::{discard, exercise};
+use frontend_support::busy;
+use frontend_support::exercise::{discard, exercise, write_and_read_back};
 use frontend_support::guarded::serve_guarded;
 use frontend_support::in_guest::{self, Order, ServerProcess, exercise_by_four, exercise_while, serve_until_told};
 use frontend_support::{Aligned, PATIENCE, Served, open_direct, pressure};
@@ -27,7 +26,6 @@ use spillway_borrower::frontend::{FrontEnd, FrontEndConfig, FrontEndError, nbd_r
 use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
-use spillway_sys::swap::{self, SwapDiscard};
 use spillway_virtual_machine::{Kernel, VirtualMachine};
 
 #[global_allocator]
@@ -134,14 +132,7 @@ fn receive_and_complete_do_not_allocate() {
         let servers: Vec<_> =
             channels.into_iter().map(|channel| scope.spawn(move || serve_guarded(channel, memory))).collect();
         let device = front.attach().unwrap();
-        let file = open_direct(&device);
-        let mut buffer = Aligned::new(1 << 20);
-        for round in 1..20_u8 {
-            buffer.write(&file, u64::from(round) * 4096, &[round; 64 * 1024]);
-            assert!(buffer.read(&file, u64::from(round) * 4096, 64 * 1024).iter().all(|byte| *byte == round));
-            discard(&file, 0, 4096);
-        }
-        drop(file);
+        write_and_read_back(&device, |file| discard(file, 0, 4096));
         front.detach(PATIENCE).unwrap();
         servers.into_iter().map(|server| server.join().unwrap()).sum()
     });
@@ -152,25 +143,10 @@ fn receive_and_complete_do_not_allocate() {
 #[ignore = "runs in a guest"]
 fn a_device_in_use_is_not_detached_and_goes_on() {
     let mut server = start(8 * MIB);
-    let file = open_direct(&server.path);
-    assert!(matches!(server.detach(), Err(FrontEndError::Busy(_))), "this process has it open");
-    let mut buffer = Aligned::new(4096);
-    buffer.write(&file, 4096, &[9; 4096]);
-    assert_eq!(buffer.read(&file, 4096, 4096), [9; 4096]);
-    drop(file);
-
-    swap::make(&server.path, "test", [1; 16]).unwrap();
-    swap::on(&server.path, None, SwapDiscard::Always).unwrap();
-    let refused = server.detach();
-    swap::off(&server.path).unwrap();
-    assert!(matches!(refused, Err(FrontEndError::Busy(_))));
+    busy::refusal_while_open(&mut server);
+    busy::refusal_while_swapped_to(&mut server);
     assert_eq!(nbd_remains::list().unwrap(), [], "it is served");
-
-    let mut other = Command::new("sleep").arg("1000").stdin(fs::File::open(&server.path).unwrap()).spawn().unwrap();
-    let refused = server.detach();
-    other.kill().unwrap();
-    other.wait().unwrap();
-    assert!(matches!(refused, Err(FrontEndError::Busy(_))), "another process has it open");
+    busy::refusal_while_another_has_it(&mut server);
     stop(server);
 }
 

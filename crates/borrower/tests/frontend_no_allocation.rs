@@ -5,9 +5,9 @@
 #[allow(dead_code)]
 mod frontend_support;
 
+use frontend_support::exercise::write_and_read_back;
 use frontend_support::guarded::serve_guarded;
-
-use frontend_support::{Aligned, PATIENCE, can_run, open_direct};
+use frontend_support::{PATIENCE, can_run};
 use spillway_borrower::frontend::loop_fuse::LoopFuse;
 use spillway_borrower::frontend::{FrontEnd, FrontEndConfig};
 use spillway_sys::allocation_guard::GuardedAllocator;
@@ -37,14 +37,7 @@ fn receive_and_complete_do_not_allocate() {
     let channel = channels.into_iter().next().unwrap();
     let server = std::thread::spawn(move || serve_guarded(channel, &memory));
     let device = front.attach().unwrap();
-    let file = open_direct(&device);
-    let mut buffer = Aligned::new(1 << 20);
-    for round in 1..20_u8 {
-        buffer.write(&file, u64::from(round) * 4096, &[round; 64 * 1024]);
-        assert!(buffer.read(&file, u64::from(round) * 4096, 64 * 1024).iter().all(|byte| *byte == round));
-    }
-    file.sync_all().unwrap();
-    drop(file);
+    write_and_read_back(&device, |_| {});
     front.detach(PATIENCE).unwrap();
     assert!(server.join().unwrap() >= 40);
 }

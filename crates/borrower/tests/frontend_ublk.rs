@@ -9,13 +9,13 @@
 mod frontend_support;
 mod ublk_support;
 
-use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use frontend_support::exercise::discard;
+use frontend_support::busy;
+use frontend_support::exercise::{discard, write_and_read_back};
 use frontend_support::guarded::serve_guarded;
 use frontend_support::in_guest::{self, Order, ServerProcess, exercise_by_four, exercise_while, serve_until_told};
 use frontend_support::{Aligned, PATIENCE, Served, open_direct, pressure};
@@ -26,7 +26,6 @@ use spillway_borrower::frontend::{FrontEnd, FrontEndError, ublk_remains};
 use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
-use spillway_sys::swap::{self, SwapDiscard};
 use spillway_virtual_machine::VirtualMachine;
 use ublk_support::{MIB, config, device_count, start, start_with, stop};
 
@@ -88,15 +87,7 @@ fn receive_and_complete_do_not_allocate() {
     let channel = channels.into_iter().next().unwrap();
     let server = std::thread::spawn(move || serve_guarded(channel, &memory));
     let device = front.attach().unwrap();
-    let file = open_direct(&device);
-    let mut buffer = Aligned::new(1 << 20);
-    for round in 1..20_u8 {
-        buffer.write(&file, u64::from(round) * 4096, &[round; 64 * 1024]);
-        assert!(buffer.read(&file, u64::from(round) * 4096, 64 * 1024).iter().all(|byte| *byte == round));
-        discard(&file, 0, 4096);
-    }
-    file.sync_all().unwrap();
-    drop(file);
+    write_and_read_back(&device, |file| discard(file, 0, 4096));
     front.detach(PATIENCE).unwrap();
     assert!(server.join().unwrap() >= 58);
     assert_eq!(device_count(), 0);
@@ -106,27 +97,12 @@ fn receive_and_complete_do_not_allocate() {
 #[ignore = "runs in a guest"]
 fn a_device_in_use_is_not_detached_and_goes_on() {
     let mut server = start(8 * MIB, 2);
-    let file = open_direct(&server.path);
-    let refused = server.detach().unwrap_err();
-    assert!(matches!(&refused, FrontEndError::Busy(text) if text.contains("this process")), "{refused}");
-    let mut buffer = Aligned::new(4096);
-    buffer.write(&file, 4096, &[9; 4096]);
-    assert_eq!(buffer.read(&file, 4096, 4096), [9; 4096]);
-    drop(file);
-
-    swap::make(&server.path, "test", [1; 16]).unwrap();
-    swap::on(&server.path, None, SwapDiscard::Always).unwrap();
-    let refused = server.detach();
-    swap::off(&server.path).unwrap();
-    assert!(matches!(refused, Err(FrontEndError::Busy(_))));
+    let said = busy::refusal_while_open(&mut server);
+    assert!(said.contains("this process"), "{said}");
+    busy::refusal_while_swapped_to(&mut server);
     assert_eq!(ublk_remains::list().unwrap(), [], "it is served");
-
-    let mut other = Command::new("sleep").arg("1000").stdin(fs::File::open(&server.path).unwrap()).spawn().unwrap();
-    let refused = server.detach().unwrap_err();
-    other.kill().unwrap();
-    let expected = format!("process {}", other.id());
-    other.wait().unwrap();
-    assert!(matches!(&refused, FrontEndError::Busy(text) if text.contains(&expected)), "{refused}");
+    let (said, other) = busy::refusal_while_another_has_it(&mut server);
+    assert!(said.contains(&format!("process {other}")), "{said}");
     stop(server);
 }
 

@@ -10,24 +10,24 @@ mod support;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use proptest::prelude::*;
 use spillway_borrower::block::{BlockError, BlockOperation, BlockRequest};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::engine::Engine;
-use spillway_borrower::engine::lanes::{LaneChange, LaneMailbox, Lanes};
-use spillway_borrower::limits::{BLOCK_REQUEST_DEADLINE, COPIES_MAX, MOVE_BATCH_PAGES};
+use spillway_borrower::engine::lanes::{LaneMailbox, Lanes};
+use spillway_borrower::limits::{BLOCK_REQUEST_DEADLINE, MOVE_BATCH_PAGES};
 use spillway_borrower::manager::refill::Refill;
 use spillway_borrower::metrics::Metrics;
 use spillway_borrower::service::BlockService;
-use spillway_borrower::volume::backlog::{Backlog, TakePolicy};
+use spillway_borrower::volume::backlog::Backlog;
 use spillway_borrower::volume::page_bits::Bit;
-use spillway_borrower::volume::slab_entry::{DonorSlot, Location};
 use spillway_borrower::volume::{DiskCopy, Geometry, Volume};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
 use spillway_sys::allocation_guard::{GuardedAllocator, forbid_allocation};
+use support::model::{self, AT_ONCE, LaneEnds, Move, content};
 use support::{Shared, StoreQueuePair, store};
 
 #[global_allocator]
@@ -95,14 +95,14 @@ impl World {
         world
     }
 
+    fn lane_ends(&self) -> LaneEnds<'_> {
+        LaneEnds { mailboxes: &self.mailboxes, pools: &self.pools }
+    }
+
     /// A new donor in slot `donor`.
     fn connect(&mut self, donor: usize) {
         let fresh = store(SLAB_BYTES);
-        self.volume.begin_session(DonorSlot(donor as u16));
-        for (mailbox, pool) in self.mailboxes.iter().zip(&self.pools) {
-            let queue_pair = Some(StoreQueuePair::boxed(&fresh, pool, DEPTH));
-            mailbox.leave(LaneChange { donor: DonorSlot(donor as u16), queue_pair });
-        }
+        self.lane_ends().connect(&self.volume, donor, &fresh, DEPTH);
         if donor < self.donors.len() {
             self.donors[donor] = fresh;
         } else {
@@ -113,61 +113,34 @@ impl World {
     /// What the manager does when a donor is lost, after `engines` had their chance to notice.
     fn lose(&mut self, donor: usize) -> u64 {
         self.donors[donor].lock().unwrap().down = true;
-        let slot = DonorSlot(donor as u16);
-        self.mailboxes.iter().for_each(|mailbox| mailbox.leave(LaneChange { donor: slot, queue_pair: None }));
+        self.lane_ends().disconnect(donor);
         let volume = Arc::clone(&self.volume);
         let mut lost = 0;
-        for slab in GEOMETRY.slabs() {
-            for place in 0..COPIES_MAX {
-                if volume.slab(slab).places()[place].is_some_and(|location| location.donor == slot) {
-                    let (engines, answers) = (&mut self.engines, &mut self.answers);
-                    let removed = volume.remove_copy(slab, place, || poll_all(engines, answers));
-                    lost += removed.expect("the place was taken").pages_lost;
-                }
-            }
+        for (slab, place) in model::copies_at(&volume, donor) {
+            let (engines, answers) = (&mut self.engines, &mut self.answers);
+            let removed = volume.remove_copy(slab, place, || poll_all(engines, answers));
+            lost += removed.expect("the place was taken").pages_lost;
         }
         self.connect(donor);
         lost
     }
 
     /// Brings every wanted slab to as many copies as asked for.
-    fn map(&mut self, first_choice: usize) {
-        for slab in GEOMETRY.slabs() {
-            let entry = self.volume.slab(slab);
-            entry.take_want();
-            for donor in (0..DONORS).map(|offset| (first_choice + offset) % DONORS) {
-                let places = entry.places();
-                let held = places.iter().flatten().any(|location| location.donor.0 == donor as u16);
-                let copies = places.iter().flatten().count();
-                if copies < usize::from(self.volume.redundancy.replicas) && !held {
-                    let place = places.iter().position(Option::is_none).unwrap();
-                    let handle = self.donors[donor].lock().unwrap().lend();
-                    entry.fill(place, Location { donor: DonorSlot(donor as u16), handle });
-                }
-            }
-        }
+    fn map(&self, first_choice: usize) {
+        model::map(&self.volume, &self.donors, first_choice);
     }
 
     /// Moves one copy of `slab` to a donor that holds none, as for a recall.
     fn migrate(&mut self, slab: SlabIndex, choice: usize) {
-        let places = self.volume.slab(slab).places();
-        let Some(old) = places.iter().position(Option::is_some) else { return };
-        let held = |donor: usize| places.iter().flatten().any(|location| location.donor.0 == donor as u16);
-        let Some(donor) = (0..DONORS).map(|offset| (choice + offset) % DONORS).find(|donor| !held(*donor)) else {
-            return;
-        };
-        let Some(place) = places.iter().position(Option::is_none) else { return };
-        let handle = self.donors[donor].lock().unwrap().lend();
-        let target = Location { donor: DonorSlot(donor as u16), handle };
-        self.volume.slab(slab).fill(place, target);
+        let moved = model::begin_move(&self.volume, &self.donors, slab, choice);
+        let Some(Move { old, new, target }) = moved else { return };
         // Requests that own pages are on this very thread: end them, so that the mover finds every page free.
         self.settle();
-        self.refill.fill(slab, place, target);
+        self.refill.fill(slab, new, target);
         let (engines, answers) = (&mut self.engines, &mut self.answers);
         if let Some(removed) = self.volume.remove_covered_copy(slab, old, &|_| true, || poll_all(engines, answers)) {
             assert_eq!(removed.pages_lost, 0, "a moved slab loses nothing");
-            let donor = usize::from(removed.location.donor.0);
-            self.donors[donor].lock().unwrap().take_back(removed.location.handle);
+            model::give_back(&self.donors, removed.location);
         }
     }
 
@@ -176,15 +149,11 @@ impl World {
         let volume = Arc::clone(&self.volume);
         let Some(copy) = &volume.disk else { return };
         let mut batch = Vec::with_capacity(pages.max(1));
-        let policy = TakePolicy { eager_pages: 1, delay: Duration::ZERO, patience: Duration::ZERO };
-        copy.backlog.take(policy, &mut batch);
+        copy.backlog.take(AT_ONCE, &mut batch);
         for taken in batch {
             let written = {
                 let mut disk = self.disk.lock().unwrap();
-                let offset = (taken.page % GEOMETRY.slab_pages) as usize * PAGE_SIZE_BYTES;
-                let slab = disk.slab(SlabHandle(GEOMETRY.slab_of(taken.page).0));
-                let source = copy.pool.slot(taken.slot.0 as usize).offset_bytes as usize;
-                copy.pool.memory().read(source, &mut slab[offset..offset + PAGE_SIZE_BYTES]);
+                model::write_out(&volume, copy, &mut disk, &taken);
                 !disk.failing
             };
             if copy.backlog.complete(&volume.bits, taken, written, Instant::now()) {
@@ -195,8 +164,7 @@ impl World {
     }
 
     fn submit(&mut self, engine: usize, slot: usize, operation: BlockOperation, first: u64, count: u64) {
-        let page = PAGE_SIZE_BYTES as u64;
-        let request = BlockRequest { slot, operation, offset_bytes: first * page, length_bytes: count * page };
+        let request = model::request(slot, operation, first, count);
         self.answers[engine][slot] = None;
         let now = Instant::now();
         forbid_allocation(|| self.engines[engine].submit(request, now));
@@ -284,13 +252,6 @@ impl World {
     }
 }
 
-fn content(page: u64, clock: u32) -> Vec<u8> {
-    let mut bytes = vec![clock as u8; PAGE_SIZE_BYTES];
-    bytes[..8].copy_from_slice(&page.to_le_bytes());
-    bytes[PAGE_SIZE_BYTES - 4..].copy_from_slice(&clock.to_le_bytes());
-    bytes
-}
-
 fn poll_once(engine: &mut Engine, completed: &mut dyn FnMut(usize, Result<(), BlockError>)) -> Option<()> {
     use spillway_borrower::service::Waiting;
     let now = Instant::now();
@@ -337,13 +298,8 @@ impl World {
     fn refill_all(&mut self) {
         self.map(0);
         self.settle();
-        for slab in GEOMETRY.slabs() {
-            let places = self.volume.slab(slab).places();
-            for (place, location) in places.iter().enumerate() {
-                if let Some(location) = location {
-                    self.refill.fill(slab, place, *location);
-                }
-            }
+        for (slab, place, location) in model::copies(&self.volume) {
+            self.refill.fill(slab, place, location);
         }
     }
 
@@ -455,10 +411,7 @@ fn a_read_that_waits_for_a_lost_copy_does_not_take_the_next_copy_in_its_place_fo
     assert_eq!(world.answers[0][0], Some(Ok(())), "acknowledged before the disk has it");
     // The donor dies before the pages are on disk; the read finds neither.
     world.donors[0].lock().unwrap().down = true;
-    let page = PAGE_SIZE_BYTES as u64;
-    let request =
-        BlockRequest { slot: 2, operation: BlockOperation::Read, offset_bytes: 5 * page, length_bytes: 3 * page };
-    world.engines[0].submit(request, Instant::now());
+    world.engines[0].submit(model::request(2, BlockOperation::Read, 5, 3), Instant::now());
     (0..10).for_each(|_| poll_all(&mut world.engines, &mut world.answers));
     assert_eq!(world.answers[0][2], None, "the read waits");
     // The copy is replaced by a fresh, empty one in the same place.

@@ -300,6 +300,9 @@ pub(crate) struct BecomeArguments {
     /// The program may not copy its memory by a fork
     #[arg(long)]
     pub(crate) forbid_forks: bool,
+    /// The program's limit of open files
+    #[arg(long)]
+    pub(crate) open_files_max: Option<u64>,
     /// The program's file
     #[arg(long)]
     pub(crate) file: PathBuf,

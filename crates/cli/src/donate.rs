@@ -25,6 +25,7 @@ use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::memory::Memory;
+use crate::machine::waiting::wait_until;
 use crate::output;
 use crate::registry::{Entry, Kind, Registry};
 use crate::size::human;
@@ -212,11 +213,10 @@ fn end(service: DonorService, interruption: &Interruption) {
     }
     eprintln!("spillway: asking borrowers to take their pages elsewhere; a second signal ends at once");
     let first = interruption.forget();
-    let deadline = Instant::now() + limits::STOP_DEADLINE;
     let draining = std::thread::spawn(move || service.end());
-    while !draining.is_finished() && interruption.signal().is_none() && Instant::now() < deadline {
-        std::thread::sleep(limits::POLL_INTERVAL);
-    }
+    let is_over = || draining.is_finished() || interruption.signal().is_some();
+    // Whatever was not drained by the deadline goes with this process.
+    let _ = wait_until(Instant::now() + limits::STOP_DEADLINE, is_over);
     tracing::debug!("ended by signal {first:?}");
 }
 

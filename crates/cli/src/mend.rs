@@ -17,6 +17,7 @@ use crate::device::serve::{DeviceRecord, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
 use crate::machine::reserve::Reserve;
+use crate::machine::waiting::wait_until;
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::{Remains, stop_device_process, take_down};
 use crate::swap_area;
@@ -184,11 +185,7 @@ fn mend_device(found: &Found) -> Result<(), String> {
 fn give_up(path: &Path, left: &AbandonedUblk) -> Result<(), String> {
     std::thread::scope(|scope| {
         let off = scope.spawn(|| swap_area::off(path, false));
-        let patience = Instant::now() + limits::GIVE_UP_DEADLINE;
-        while !off.is_finished() && Instant::now() < patience {
-            std::thread::sleep(limits::POLL_INTERVAL);
-        }
-        if !off.is_finished()
+        if !wait_until(Instant::now() + limits::GIVE_UP_DEADLINE, || off.is_finished())
             && let Err(error) = ublk_remains::delete(left.identity)
         {
             // Busy as long as it is being switched off; it goes with its last user.
@@ -216,12 +213,6 @@ mod tests {
 
     use super::*;
 
-    fn registry() -> (tempfile::TempDir, Registry) {
-        let directory = tempfile::tempdir().unwrap();
-        let registry = Registry::at(directory.path().join("registry")).unwrap();
-        (directory, registry)
-    }
-
     /// An entry as a killed process leaves it.
     fn leave(registry: &Registry, kind: Kind, name: &str) -> std::path::PathBuf {
         let path = registry.entry_path(kind, name);
@@ -232,7 +223,7 @@ mod tests {
 
     #[test]
     fn entries_of_the_dead_go_and_of_the_living_stay() {
-        let (_directory, registry) = registry();
+        let (_directory, registry) = Registry::temporary();
         let dead = [
             leave(&registry, Kind::Run, "test-none-1"),
             leave(&registry, Kind::Donor, "test-none-2"),
@@ -253,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_dead_devices_temporary_backing_file_goes_and_a_named_one_stays() {
-        let (directory, registry) = registry();
+        let (directory, registry) = Registry::temporary();
         let path = leave(&registry, Kind::Device, "test-backing");
         let backing = directory.path().join("backing");
         fs::write(&backing, "x").unwrap();

@@ -188,6 +188,14 @@ impl Registry {
         Self::at(default_root())
     }
 
+    /// One for a test, gone with its directory.
+    #[cfg(test)]
+    pub(crate) fn temporary() -> (tempfile::TempDir, Self) {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Self::at(directory.path().join("registry")).unwrap();
+        (directory, registry)
+    }
+
     /// One at `root`, made if it does not exist.
     pub(crate) fn at(root: PathBuf) -> Result<Self, RegistryError> {
         // Root's may be asked by everybody's `status`; a user's is nobody else's.
@@ -304,17 +312,11 @@ impl Registry {
 mod tests {
     use super::*;
 
-    fn registry() -> (tempfile::TempDir, Registry) {
-        let directory = tempfile::tempdir().unwrap();
-        let registry = Registry::at(directory.path().join("spillway")).unwrap();
-        (directory, registry)
-    }
-
     const DEAD: ProcessIdentity = ProcessIdentity { pid: u32::MAX - 1, start_ticks: 1 };
 
     #[test]
     fn a_name_has_one_owner_until_it_is_dropped() {
-        let (_directory, registry) = registry();
+        let (_directory, registry) = Registry::temporary();
         let entry = registry.claim(Kind::Device, "swap").unwrap();
         let error = registry.claim(Kind::Device, "swap").unwrap_err();
         assert!(error.to_string().contains("already on"), "{error}");
@@ -327,7 +329,7 @@ mod tests {
 
     #[test]
     fn remains_of_the_dead_are_taken_over_once_and_the_living_left_alone() {
-        let (_directory, registry) = registry();
+        let (_directory, registry) = Registry::temporary();
         let entry = registry.claim(Kind::Run, "7").unwrap();
         let found = registry.find(Kind::Run, "7").unwrap();
         assert!(found.is_alive());
@@ -344,7 +346,7 @@ mod tests {
 
     #[test]
     fn entries_are_listed_in_order_and_other_files_are_not() {
-        let (_directory, registry) = registry();
+        let (_directory, registry) = Registry::temporary();
         let _kept = [(Kind::Donor, "b"), (Kind::Donor, "a"), (Kind::Run, "9")]
             .map(|(kind, name)| registry.claim(kind, name).unwrap());
         fs::write(registry.log_path(Kind::Donor, "a"), "text").unwrap();
@@ -355,7 +357,7 @@ mod tests {
 
     #[test]
     fn some_logs_of_what_is_gone_are_kept() {
-        let (_directory, registry) = registry();
+        let (_directory, registry) = Registry::temporary();
         let _living = registry.claim(Kind::Device, "living").unwrap();
         let start = std::time::SystemTime::now() - std::time::Duration::from_secs(1000);
         let logs: Vec<PathBuf> = ["living".to_owned()]
@@ -376,7 +378,7 @@ mod tests {
 
     #[test]
     fn names_are_file_names() {
-        let (_directory, registry) = registry();
+        let (_directory, registry) = Registry::temporary();
         for name in ["", "a/b", "..", "a b", &"x".repeat(limits::NAME_LENGTH_MAX + 1)] {
             assert!(matches!(registry.claim(Kind::Device, name), Err(RegistryError::BadName(_))), "{name}");
         }

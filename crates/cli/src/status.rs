@@ -303,8 +303,7 @@ mod tests {
 
     #[test]
     fn silence_is_not_health() {
-        let directory = tempfile::tempdir().unwrap();
-        let registry = Registry::at(directory.path().join("registry")).unwrap();
+        let (_directory, registry) = Registry::temporary();
         let _entry = registry.claim(Kind::Device, "silent").unwrap();
         let items = collect(&registry, Some(Kind::Device), &|_| true).unwrap();
         assert_eq!((items.len(), items[0].state), (1, "silent"));
@@ -313,11 +312,10 @@ mod tests {
 
     #[test]
     fn rivals_of_a_swap_device_are_warned_of() {
-        let directory = tempfile::tempdir().unwrap();
         let area = |path: &str| SwapArea { path: path.into(), size_bytes: 1 << 30, used_bytes: 0, priority: 5 };
         let report = json!({"device": {"path": "/dev/loop0"}});
         let answer = crate::status_socket::Answer::status(&report);
-        let registry = Registry::at(directory.path().join("registry")).unwrap();
+        let (_directory, registry) = Registry::temporary();
         let entry = registry.claim(Kind::Device, "swap").unwrap();
         let server = crate::status_socket::StatusServer::bind(&entry.status_socket()).unwrap();
         let found = registry.find(Kind::Device, "swap").unwrap();

@@ -104,6 +104,11 @@ impl<const COUNT: usize> Lists<COUNT> {
         self.entries.resize(length, FREE);
     }
 
+    /// Page numbers in use are below this.
+    pub fn numbers(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
     /// The list of `page`, if it is in one.
     pub fn list_of(&self, page: CachePage) -> Option<List> {
         let list = self.entries[page.0 as usize].list;
@@ -197,38 +202,28 @@ impl<const COUNT: usize> Lists<COUNT> {
         self.remove(page);
         victims.push(page);
         let start = page.0 - page.0 % NEIGHBOURS_MAX;
-        let end = (start + NEIGHBOURS_MAX).min(self.entries.len() as u32);
+        let end = (start + NEIGHBOURS_MAX).min(self.numbers());
         let leaves_too =
             |entry: &Entry| entry.list == list && younger_by(entry.epoch, epoch) <= EPOCHS_NEAR && cold(entry.marks);
-        for neighbour in (page.0 + 1..end).map(CachePage) {
-            if victims.is_full() || !leaves_too(&self.entries[neighbour.0 as usize]) {
+        self.take_while(page.0 + 1..end, leaves_too, victims);
+        self.take_while((start..page.0).rev(), leaves_too, victims);
+    }
+
+    /// Takes `pages` up to the first one that stays.
+    fn take_while(
+        &mut self,
+        pages: impl Iterator<Item = u32>,
+        leaves: impl Fn(&Entry) -> bool,
+        victims: &mut Victims<'_>,
+    ) {
+        for page in pages {
+            if victims.is_full() || !leaves(&self.entries[page as usize]) {
                 break;
             }
-            self.remove(neighbour);
-            victims.push(neighbour);
-        }
-        for neighbour in (start..page.0).rev().map(CachePage) {
-            if victims.is_full() || !leaves_too(&self.entries[neighbour.0 as usize]) {
-                break;
-            }
-            self.remove(neighbour);
-            victims.push(neighbour);
+            self.remove(CachePage(page));
+            victims.push(CachePage(page));
         }
     }
-}
-
-/// Pages that were brought along and not asked for yet are left alone as long as they are fewer than one in so many of the
-/// budget: time for the program to come to them. What is asked for later than that was brought along too early.
-const AHEAD_SHARE: u32 = 16;
-
-/// Or fewer than this: two windows of `prefetch::WINDOW_MAX`, as the next one comes while the program uses the last.
-const AHEAD_MIN: u32 = 2 * crate::prefetch::WINDOW_MAX as u32;
-
-/// The page that leaves before all others: the oldest in `list`, of pages brought along and not asked for, if those are
-/// more than their share of `capacity`, which is never half of it. Leap evicts them eagerly for the same reason: nothing speaks for them.
-pub fn ahead<const COUNT: usize>(lists: &Lists<COUNT>, list: List, capacity: u32) -> Option<CachePage> {
-    let share = (capacity / AHEAD_SHARE).max(AHEAD_MIN).min(capacity / 2);
-    lists.tail(list).filter(|_| lists.length(list) > share)
 }
 
 /// By how many epochs `one` is later than `other`.

@@ -9,6 +9,8 @@
 //! | [`sampled`] | random victims without evidence |
 //! | [`several_chances`] | DCM's lists: new, active, staging |
 //!
+//! Each is an [`listed::Order`] over the [`lists`]; what they share is in [`listed`].
+//!
 //! A user-space pager sees little of what a program does with resident pages: there are no referenced bits for it. It
 //! learns of a page
 //! - when it *arrives* ([`Arrival`]): by a fault, or ahead of one;
@@ -32,6 +34,7 @@
 
 pub mod clock;
 pub mod fifo;
+pub mod listed;
 pub mod lists;
 pub mod s3_fifo;
 pub mod sampled;

@@ -6,16 +6,9 @@
 //!
 //! The numbers come from a seed, so equal events have equal victims.
 
-use super::lists::{List, Lists, Victims, ahead};
-use super::{Arrival, CachePage, Evidence, Replacement};
-
-/// Pages that were brought along and not asked for yet.
-const AHEAD: List = List(0);
-/// All others, in the order of arrival. Where chance finds none, it is gone through as by CLOCK.
-const ALL: List = List(1);
-
-/// The mark of a page with evidence that it has not spent yet.
-const PROVEN: u8 = 1;
+use super::CachePage;
+use super::clock::Clock;
+use super::listed::{Listed, NEW, Order, OrderLists};
 
 /// Looks at page numbers for a listed one without evidence; then the oldest leaves. At one listed page in eight, the sixteenth look fails
 /// in one case of eight.
@@ -24,16 +17,13 @@ const LOOKS_MAX: u32 = 16;
 /// See the module text.
 #[derive(Clone, Debug)]
 pub struct Sampled {
-    lists: Lists<2>,
-    pages: u32,
-    capacity: u32,
     random: u64,
 }
 
 impl Sampled {
     /// With room for page numbers below `pages`, a budget of `capacity` pages, and a seed.
-    pub fn new(pages: u32, capacity: u32, seed: u64) -> Self {
-        Self { lists: Lists::new(pages), pages, capacity, random: seed }
+    pub fn new(pages: u32, capacity: u32, seed: u64) -> Listed<Self> {
+        Listed::new(pages, capacity, Self { random: seed })
     }
 
     /// A number below `end`: SplitMix64 (Steele, Lea and Flood 2014), by multiplication.
@@ -43,89 +33,23 @@ impl Sampled {
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((u64::from(((mixed ^ (mixed >> 31)) >> 32) as u32) * u64::from(end)) >> 32) as u32
     }
-
-    fn find(&mut self) -> Option<CachePage> {
-        if let Some(page) = ahead(&self.lists, AHEAD, self.capacity) {
-            return Some(page);
-        }
-        // Without a listed page there may be no page number at all to look at.
-        let looks = if self.lists.total() == 0 { 0 } else { LOOKS_MAX };
-        for _ in 0..looks {
-            let page = CachePage(self.below(self.pages));
-            if self.lists.list_of(page) != Some(ALL) {
-                continue;
-            }
-            if self.lists.marks(page) == 0 {
-                return Some(page);
-            }
-            self.lists.set_marks(page, 0);
-        }
-        self.oldest().or_else(|| self.lists.tail(AHEAD))
-    }
-
-    /// The oldest page without evidence; those with evidence on the way to it lose that and go round.
-    fn oldest(&mut self) -> Option<CachePage> {
-        loop {
-            let page = self.lists.tail(ALL)?;
-            if self.lists.marks(page) == 0 {
-                return Some(page);
-            }
-            self.lists.set_marks(page, 0);
-            self.lists.renew(ALL, page);
-        }
-    }
 }
 
-impl Replacement for Sampled {
-    fn inserted(&mut self, page: CachePage, arrival: Arrival) {
-        if self.lists.list_of(page).is_some() {
-            return self.touched(page, Evidence::Referenced);
+impl Order for Sampled {
+    fn next(&mut self, lists: &mut OrderLists, _capacity: u32) -> Option<CachePage> {
+        // Without a listed page there may be no page number at all to look at.
+        let looks = if lists.total() == 0 { 0 } else { LOOKS_MAX };
+        for _ in 0..looks {
+            let page = CachePage(self.below(lists.numbers()));
+            if lists.list_of(page) != Some(NEW) {
+                continue;
+            }
+            if lists.marks(page) == 0 {
+                return Some(page);
+            }
+            lists.set_marks(page, 0);
         }
-        let proven = arrival.is_near(self.capacity);
-        self.lists.set_marks(page, if proven { PROVEN } else { 0 });
-        self.lists.push(if arrival == Arrival::Prefetched { AHEAD } else { ALL }, page);
-    }
-
-    fn touched(&mut self, page: CachePage, _evidence: Evidence) {
-        match self.lists.list_of(page) {
-            Some(AHEAD) => self.lists.renew(ALL, page),
-            Some(_) => self.lists.set_marks(page, PROVEN),
-            None => {}
-        }
-    }
-
-    fn removed(&mut self, page: CachePage) {
-        self.lists.remove(page);
-    }
-
-    fn refused(&mut self, page: CachePage) {
-        self.lists.set_marks(page, PROVEN);
-        self.lists.renew(ALL, page);
-    }
-
-    fn victims(&mut self, victims: &mut [CachePage]) -> usize {
-        let mut victims = Victims::new(victims);
-        while !victims.is_full() {
-            let Some(page) = self.find() else { break };
-            self.lists.take(page, |marks| marks == 0, &mut victims);
-        }
-        victims.count()
-    }
-
-    fn listed(&self) -> u32 {
-        self.lists.total()
-    }
-
-    fn resize(&mut self, pages: u32) {
-        self.capacity = pages;
-    }
-
-    fn grow(&mut self, pages: u32) {
-        self.pages = self.pages.max(pages);
-        self.lists.grow(pages);
-    }
-
-    fn bytes_per_page(&self) -> usize {
-        Lists::<2>::BYTES_PER_PAGE
+        // Where chance finds none, the pages are gone through in the order of arrival.
+        Clock::hand(lists)
     }
 }

@@ -269,7 +269,11 @@ impl Eviction {
         for of_one in candidates.chunk_by(|one, next| one.0 == next.0) {
             let Some(tenant) = self.shared.tenant(of_one[0].0).filter(|tenant| !tenant.is_gone()) else { continue };
             // The fault thread has waited for the batch before: its turn comes first, or faults would wait forever.
-            if tenant.lock().is_awaited || self.owning.iter().any(|owning| owning.id == tenant.id) {
+            let is_ready = {
+                let table = &mut *tenant.lock();
+                !table.is_awaited && self.shared.settle(&tenant, table)
+            };
+            if !is_ready || self.owning.iter().any(|owning| owning.id == tenant.id) {
                 put_off.extend_from_slice(of_one);
             } else {
                 self.start_batch(&tenant, of_one, now);
@@ -501,8 +505,8 @@ impl Batch {
                 // Its program gave it up since it was chosen, and may have something else there by now.
                 continue;
             }
-            // A page that the kernel itself needs (rule 4) stays.
-            if kept.binary_search(address).is_ok() {
+            // A page of a program that changes its mappings, or that the kernel itself needs (rule 4), stays.
+            if !table.unsettled.is_empty() || kept.binary_search(address).is_ok() {
                 table.space.listed_again(*address);
                 policy.refused(*page);
                 continue;

@@ -22,14 +22,14 @@ use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
 use super::ahead::{Ahead, Along};
-use super::directory::{Coming, SpaceId};
-use super::limits::{ASK_PATIENCE, FAULT_READS_MAX, READ_ATTEMPTS_MAX};
-use super::program::{Event, ProgramMemory};
+use super::directory::Coming;
+use super::limits::{ASK_PATIENCE, DOUBT_PAUSE, FAULT_READS_MAX, MESSAGES_MAX, READ_ATTEMPTS_MAX};
+use super::program::Event;
 use super::shared::{Shared, Table, Tenant};
 use super::slots::Slot;
+use super::space::Answer;
 use super::space::group::PageState;
 use super::space::ranges::Ranges;
-use super::space::{Answer, Space};
 use super::statistics::FaultKind;
 use crate::block::{BlockError, BlockOperation, BlockRequest};
 use crate::prefetch::CANDIDATES_MAX;
@@ -90,7 +90,10 @@ pub struct Faults {
     /// By buffer.
     reads: Box<[Option<ReadUnderWay>]>,
     put_off: VecDeque<PutOff>,
-    events: Vec<Event>,
+    /// Faults of one reading.
+    arrived: Vec<Fault>,
+    /// Programs with changes that are not settled yet.
+    unsettled: Vec<Arc<Tenant>>,
     /// Results of one poll, taken out of the engine's call.
     ended: Vec<(usize, Result<(), BlockError>)>,
     wiped: WipedRanges,
@@ -120,7 +123,8 @@ impl Faults {
             zeroes,
             reads,
             put_off: VecDeque::with_capacity(1024),
-            events: Vec::with_capacity(64),
+            arrived: Vec::with_capacity(MESSAGES_MAX),
+            unsettled: Vec::with_capacity(64),
             ended: Vec::with_capacity(FAULT_READS_MAX),
             wiped,
             asks: Vec::with_capacity(FAULT_READS_MAX),
@@ -130,7 +134,8 @@ impl Faults {
 
     /// Whether something is to be tried again soon.
     pub fn has_put_off(&self) -> bool {
-        !self.put_off.is_empty() || !self.asks.is_empty() || self.reads.iter().flatten().any(|read| read.is_here)
+        let has_tasks = !self.put_off.is_empty() || !self.unsettled.is_empty() || !self.asks.is_empty();
+        has_tasks || self.reads.iter().flatten().any(|read| read.is_here)
     }
 
     /// The engine, for its events.
@@ -138,7 +143,7 @@ impl Faults {
         &*self.engine
     }
 
-    /// Reads and answers what `tenant` has to tell. False: a batch is under way there, and its end will be signalled.
+    /// Reads and answers what `tenant` has to tell. False: that has to wait, and its end will be signalled.
     pub fn serve(&mut self, tenant: &Arc<Tenant>) -> bool {
         let mut guard = tenant.lock();
         let table = &mut *guard;
@@ -147,28 +152,45 @@ impl Faults {
             return false;
         }
         table.is_awaited = false;
-        let mut events = std::mem::take(&mut self.events);
-        let read = tenant.memory.read_events(&mut |event| events.push(event));
-        if let Err(error) = read {
-            // A child's memory that cannot be taken over (no descriptor is free) would read as zeroes.
-            let process = tenant.process.load(Ordering::Relaxed);
-            self.shared
-                .fail(format!("process {process}: its memory's messages cannot be read ({error}), so it is killed"));
-            tenant.kill();
+        if !table.may_read() {
+            return false;
         }
         let now = Instant::now();
+        let mut arrived = std::mem::take(&mut self.arrived);
+        self.read_events(tenant, table, &mut arrived, now);
         // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
         // belongs to the mapping that is there now, so what changes mappings goes first. A fault that is old by then does no harm.
-        for event in events.extract_if(.., |event| !matches!(event, Event::Fault(_))) {
-            self.event(tenant, table, event);
-        }
-        for event in events.drain(..) {
-            let Event::Fault(fault) = event else { continue };
+        for fault in arrived.drain(..) {
             let outcome = self.fault(tenant, table, fault, now);
             self.after(tenant, fault, now, outcome);
         }
-        self.events = events;
+        self.arrived = arrived;
         true
+    }
+
+    /// One by one, so that nobody goes on whose change is in doubt.
+    fn read_events(&mut self, tenant: &Arc<Tenant>, table: &mut Table, arrived: &mut Vec<Fault>, now: Instant) {
+        for _ in 0..MESSAGES_MAX {
+            match tenant.memory.read_event() {
+                Ok(None) => return,
+                Ok(Some(Event::Fault(fault))) => arrived.push(fault),
+                Ok(Some(change)) => {
+                    if self.changed(tenant, table, change) {
+                        table.in_doubt_until = Some(now + DOUBT_PAUSE);
+                        self.shared.counters.doubts.add(1);
+                        return;
+                    }
+                }
+                Err(error) => {
+                    // A child's memory that cannot be taken over (no descriptor is free) would read as zeroes.
+                    let process = tenant.process.load(Ordering::Relaxed);
+                    self.shared.fail(format!(
+                        "process {process}: its memory's messages cannot be read ({error}), so it is killed"
+                    ));
+                    return tenant.kill();
+                }
+            }
+        }
     }
 
     /// Moves reads and what was put off as far as they go; what the engine waits for.
@@ -182,6 +204,7 @@ impl Faults {
             self.bring_all_along(now);
             waiting = self.poll_engine(now);
         }
+        self.settle(now);
         self.retry();
         waiting
     }
@@ -205,6 +228,18 @@ impl Faults {
                 self.put_off.push_back(PutOff { tenant, fault, arrived: now, is_held_back: false });
             }
         }
+    }
+
+    fn settle(&mut self, now: Instant) {
+        let shared = &self.shared;
+        self.unsettled.retain(|tenant| {
+            let table = &mut *tenant.lock();
+            if table.in_doubt_until.is_some_and(|until| until <= now) {
+                table.in_doubt_until = None;
+                shared.faults.signal();
+            }
+            !(shared.settle(tenant, table) && table.in_doubt_until.is_none())
+        });
     }
 
     fn retry(&mut self) {
@@ -239,6 +274,9 @@ impl Faults {
 
     /// Answers one fault, if that can be done now.
     fn fault(&mut self, tenant: &Arc<Tenant>, table: &mut Table, fault: Fault, arrived: Instant) -> Outcome {
+        if !self.shared.settle(tenant, table) {
+            return Outcome::PutOff;
+        }
         let address = fault.address & !(PAGE - 1);
         let answer = table.space.answer(address, fault.is_write_protected, &self.shared.books().slots);
         let page = address..address + PAGE;
@@ -361,8 +399,9 @@ impl Faults {
         Outcome::Done
     }
 
-    /// Begins with what comes along. While the budget is nearly used up that waits for the eviction, but not for long: a program that
-    /// had to fault for each page of its window meanwhile would have lost the stream.
+    /// Begins with what comes along. While the budget is nearly used up that waits for the eviction, and while the program changes its
+    /// mappings for the end of that, but not for long: a program that had to fault for each page of its window meanwhile would have
+    /// lost the stream.
     fn bring_all_along(&mut self, now: Instant) {
         let has_room = self.shared.budget.has_room(CANDIDATES_MAX as i64);
         if !has_room {
@@ -370,10 +409,12 @@ impl Faults {
         }
         let mut asks = std::mem::take(&mut self.asks);
         asks.retain_mut(|Ask { tenant, thread, address, waits_since }| {
-            if has_room {
-                self.bring_along(tenant, &mut tenant.lock(), *thread, *address, now);
+            let table = &mut *tenant.lock();
+            let is_ready = has_room && self.shared.settle(tenant, table);
+            if is_ready {
+                self.bring_along(tenant, table, *thread, *address, now);
             }
-            !has_room && now.saturating_duration_since(*waits_since.get_or_insert(now)) < ASK_PATIENCE
+            !is_ready && now.saturating_duration_since(*waits_since.get_or_insert(now)) < ASK_PATIENCE
         });
         self.asks = asks;
     }
@@ -452,7 +493,14 @@ impl Faults {
                 let along = read.along.clone();
                 self.submit_read(buffer, &along);
             }
-            Err(error) => self.not_read(buffer, error),
+            Err(error) => {
+                let (tenant, along) = (Arc::clone(&read.tenant), read.along.clone());
+                if self.shared.settle(&tenant, &mut tenant.lock()) {
+                    self.not_read(buffer, error);
+                } else {
+                    self.submit_read(buffer, &along);
+                }
+            }
         }
     }
 
@@ -463,7 +511,8 @@ impl Faults {
         let mut guard = tenant.lock();
         let table = &mut *guard;
         while read.done < read.along.pages().len() {
-            let count = self.fill_neighbours(buffer, &read, table);
+            let is_settled = self.shared.settle(&tenant, table);
+            let count = if is_settled { self.fill_neighbours(buffer, &read, table) } else { 0 };
             if count == 0 {
                 // The program changes its mappings; its events come first.
                 drop(guard);
@@ -540,32 +589,22 @@ impl Faults {
         }
     }
 
-    fn event(&mut self, tenant: &Arc<Tenant>, table: &mut Table, event: Event) {
-        let wiped = if matches!(event, Event::Fork(_)) { (self.wiped)(tenant) } else { Ranges::default() };
-        let books = &mut self.shared.books();
-        match event {
+    /// Notes a change of mappings. True: another one must precede it and is still to be told.
+    fn changed(&mut self, tenant: &Arc<Tenant>, table: &mut Table, change: Event) -> bool {
+        if self.unsettled.iter().all(|other| other.id != tenant.id) {
+            self.unsettled.push(Arc::clone(tenant));
+        }
+        let Table { space, unsettled, .. } = table;
+        match change {
             Event::Fault(_) => unreachable!("faults are answered elsewhere"),
-            Event::Remove(range) => table.space.remove(&range, books),
-            Event::Unmap(range) => {
-                table.vacated.unmapped(&range).iter().for_each(|part| table.space.unmap(part, books));
-            }
-            Event::Remap { from, to, length } => {
-                table.space.remap(from, to, length, books);
-                // With MREMAP_DONTUNMAP the mapping stays, and nothing tells of its end.
-                let source = from..from + length;
-                if !matches!(tenant.memory.covers(&source), Ok(true)) {
-                    table.vacated.moved_away(source);
-                }
-            }
+            Event::Remove(range) => unsettled.remove(range),
+            Event::Unmap(range) => unsettled.unmap(range),
+            Event::Remap { from, to, length } => unsettled.remap(from, to, length),
             Event::Fork(memory) => {
-                let child = table.space.fork(self.shared.next_space(), &wiped, books);
                 tenant.has_forked.store(true, Ordering::Relaxed);
-                self.fork(child, memory, tenant.id);
+                unsettled.fork(memory, (self.wiped)(tenant));
             }
         }
-    }
-
-    fn fork(&self, child: Space, memory: Box<dyn ProgramMemory>, parent: SpaceId) {
-        self.shared.admit(Arc::new(Tenant::new(child, memory, Some(parent))));
+        unsettled.is_in_doubt(|range| space.known_mapped(range))
     }
 }

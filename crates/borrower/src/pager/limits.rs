@@ -65,6 +65,16 @@ pub const RETRY_INTERVAL: Duration = Duration::from_micros(200);
 /// How long a thread with nothing to do sleeps at most.
 pub const IDLE_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How long nothing is read of a program after a change that another one must precede ([`super::unsettled`]): the thread that is to
+/// tell of that runs or waits for a CPU, where all others of its program soon wait for us; several slices of the scheduler
+/// (2.8 ms on 2 CPUs).
+pub const DOUBT_PAUSE: Duration = Duration::from_millis(20);
+/// Such pauses in a row at most, if what is waited for never comes: several changes of two messages and more, one of them late.
+pub const DOUBTS_MAX: u32 = 16;
+
+/// Messages of one program that are read before others get their turn.
+pub const MESSAGES_MAX: usize = 64;
+
 /// A read that no donor answered in time is tried so often before its page is given up: each takes
 /// [`crate::limits::BLOCK_REQUEST_DEADLINE`].
 pub const READ_ATTEMPTS_MAX: u8 = 3;

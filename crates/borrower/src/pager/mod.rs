@@ -7,7 +7,7 @@
 //! One eviction: [`survey`] (how much there is, and what may be paged) -> [`eviction`] (who leaves) -> [`agent`] (out of the
 //! program) -> [`staging`] -> the engine.
 //!
-//! [`vacated`]: where mremap took pages from; [`shared`]: what the threads share, and the order of locks; [`directory`]: numbers of pages, and news for the policy;
+//! [`unsettled`]: changes of mappings whose order is not known yet; [`shared`]: what the threads share, and the order of locks; [`directory`]: numbers of pages, and news for the policy;
 //! [`maps`] and [`process`]: what `/proc` tells; [`config`], [`statistics`]; [`limits`]: every bound.
 
 pub mod agent;
@@ -27,7 +27,7 @@ pub mod staging;
 pub mod statistics;
 pub mod survey;
 mod threads;
-pub mod vacated;
+pub mod unsettled;
 mod waiting;
 
 use std::ffi::OsString;

@@ -59,11 +59,14 @@ pub trait ProgramMemory: Send + Sync {
     /// Asks for faults in `range`.
     fn register(&self, range: Range<u64>) -> Result<(), PageError>;
 
-    /// Whether one registered mapping covers `range` (rule 1). Changes nothing.
+    /// Whether one registered mapping covers `range` (rule 1). Changes nothing; fails while the program changes its mappings.
     fn covers(&self, range: &Range<u64>) -> Result<bool, PageError>;
 
-    /// Takes what the program has to tell now, without waiting.
-    fn read_events(&self, take: &mut dyn FnMut(Event)) -> std::io::Result<usize>;
+    /// Whether the program changes its mappings: something of that is to be read, or its thread did not go on yet.
+    fn is_changing(&self) -> bool;
+
+    /// Takes the next thing that the program has to tell now, without waiting.
+    fn read_event(&self) -> std::io::Result<Option<Event>>;
 
     /// Readable when there is something to tell.
     fn event(&self) -> BorrowedFd<'_>;
@@ -150,15 +153,21 @@ impl ProgramMemory for Userfaultfd {
         self.covers(range)
     }
 
-    fn read_events(&self, take: &mut dyn FnMut(Event)) -> std::io::Result<usize> {
-        self.read_messages(|message| match message {
-            Message::Fault(fault) => take(Event::Fault(fault)),
-            Message::Fork(child) => take(Event::Fork(Box::new(child))),
-            Message::Remap { from, to, length } => take(Event::Remap { from, to, length }),
-            Message::Remove(range) => take(Event::Remove(range)),
-            Message::Unmap(range) => take(Event::Unmap(range)),
-            // Not agreed on, so never sent.
-            Message::Unknown(kind) => tracing::error!("a userfaultfd sent a message of unknown kind {kind}"),
+    fn is_changing(&self) -> bool {
+        self.is_changing()
+    }
+
+    fn read_event(&self) -> std::io::Result<Option<Event>> {
+        Ok(match self.read_message()? {
+            None => None,
+            Some(Message::Fault(fault)) => Some(Event::Fault(fault)),
+            Some(Message::Fork(child)) => Some(Event::Fork(Box::new(child))),
+            Some(Message::Remap { from, to, length }) => Some(Event::Remap { from, to, length }),
+            Some(Message::Remove(range)) => Some(Event::Remove(range)),
+            Some(Message::Unmap(range)) => Some(Event::Unmap(range)),
+            Some(Message::Unknown(kind)) => {
+                return Err(std::io::Error::other(format!("a message of kind {kind}, which was not agreed on")));
+            }
         })
     }
 

@@ -5,21 +5,23 @@
 //!
 //! A batch of evictions is under way without the table's lock, so [`Table::batch`] says so: nobody reads the program's events
 //! then (rule 14 of docs/pager.md). That keeps every fault and event out of the batch: the kernel lets no page be moved while an
-//! event waits to be read.
+//! event waits to be read. Nor does a batch begin while events that were read are not settled ([`super::unsettled`]).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::event::EventFd;
+use spillway_sys::userfaultfd::PageError;
 
 use super::directory::SpaceId;
 use super::limits::{FAILURES_MAX, GROUP_SIZE_BYTES, HIGH_WATERMARK_SHARE, LOW_WATERMARK_SHARE};
 use super::program::{Agent, ProgramMemory};
 use super::space::{Books, Space};
 use super::statistics::Counters;
-use super::vacated::Vacated;
+use super::unsettled::{Change, Unsettled};
 
 /// An address space that is served.
 pub struct Tenant {
@@ -50,12 +52,21 @@ pub struct Tenant {
 pub struct Table {
     /// The pages.
     pub space: Space,
-    /// Where pages were moved away from.
-    pub vacated: Vacated,
+    /// Changes of mappings that are not in the table yet: nothing is answered or taken out before they are ([`Shared::settle`]).
+    pub unsettled: Unsettled,
     /// A batch is with the agent: events wait.
     pub batch: bool,
     /// The fault thread wants to know when the batch has ended.
     pub is_awaited: bool,
+    /// A change is still to be told that is needed to understand another: nothing is read until then.
+    pub in_doubt_until: Option<Instant>,
+}
+
+impl Table {
+    /// Whether events may be read now.
+    pub fn may_read(&self) -> bool {
+        !self.batch && self.in_doubt_until.is_none()
+    }
 }
 
 impl Tenant {
@@ -64,7 +75,13 @@ impl Tenant {
         Self {
             id: space.id(),
             memory,
-            table: Mutex::new(Table { space, vacated: Vacated::default(), batch: false, is_awaited: false }),
+            table: Mutex::new(Table {
+                space,
+                unsettled: Unsettled::default(),
+                batch: false,
+                is_awaited: false,
+                in_doubt_until: None,
+            }),
             agent: Mutex::new(None),
             parent,
             process: AtomicU32::new(0),
@@ -256,9 +273,46 @@ impl Shared {
         self.counters.programs_now.set(tenants.len() as u64);
         drop(tenants);
         let mut table = tenant.lock();
+        // A child that it made last lives on.
+        self.take_over_changes(tenant, &mut table);
         table.space.end(&mut self.books());
         drop(table);
         self.faults.signal();
+    }
+
+    /// Brings the table of `tenant` up to date with what was told of its mappings. False: it is changing them, and what was told
+    /// may not be all.
+    pub fn settle(&self, tenant: &Tenant, table: &mut Table) -> bool {
+        if table.unsettled.is_empty() {
+            return true;
+        }
+        if tenant.memory.is_changing() {
+            return false;
+        }
+        self.take_over_changes(tenant, table)
+    }
+
+    fn take_over_changes(&self, tenant: &Tenant, table: &mut Table) -> bool {
+        let Table { space, unsettled, .. } = table;
+        // Of memory that is gone nothing matters but its children.
+        let is_mapped = |address| match tenant.memory.covers(&(address..address + PAGE_SIZE_BYTES as u64)) {
+            Err(PageError::TryAgain) if !tenant.is_gone() => None,
+            answer => Some(matches!(answer, Ok(true))),
+        };
+        let Some(changes) = unsettled.settle(|range| space.known_mapped(range), is_mapped) else { return false };
+        for change in changes {
+            let books = &mut self.books();
+            match change {
+                Change::Remove(range) => space.remove(&range, books),
+                Change::Unmap(range) => space.unmap(&range, books),
+                Change::Remap { from, to, length } => space.remap(from, to, length, books),
+                Change::Fork(memory, wiped) => {
+                    let child = space.fork(self.next_space(), &wiped, books);
+                    self.admit(Arc::new(Tenant::new(child, memory, Some(tenant.id))));
+                }
+            }
+        }
+        true
     }
 
     /// Every address space that is served now.

@@ -43,6 +43,8 @@ type Page = (u64, bool);
 #[derive(Default)]
 struct Memory {
     resident: BTreeMap<u64, Page>,
+    /// What was unmapped and not used since.
+    holes: Ranges,
     events: VecDeque<Event>,
     /// What a read event of removal will take away.
     going: VecDeque<std::ops::Range<u64>>,
@@ -50,6 +52,8 @@ struct Memory {
     pool: Option<Arc<BufferPool>>,
     /// Pages that the kernel does not let go.
     pinned: Vec<u64>,
+    /// A change that happened and that its thread could not tell of yet.
+    late: Option<Event>,
     /// Refuses to fill the next so many times, as if mappings were changing.
     agains: u32,
     batch: Vec<(Errand, Fate)>,
@@ -79,7 +83,7 @@ impl Simulated {
             memory.agains -= 1;
             return Err(PageError::TryAgain);
         }
-        let waits = memory.events.iter().any(|event| !matches!(event, Event::Fault(_)));
+        let waits = memory.late.is_some() || memory.events.iter().any(|event| !matches!(event, Event::Fault(_)));
         if waits { Err(PageError::TryAgain) } else { Ok(()) }
     }
 
@@ -169,20 +173,20 @@ impl ProgramMemory for Simulated {
         Ok(())
     }
 
-    fn covers(&self, _range: &Range<u64>) -> Result<bool, PageError> {
-        // What mremap left behind is unmapped.
-        Ok(false)
+    fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {
+        self.changing()?;
+        Ok(!self.lock().holes.contain(range))
     }
 
-    fn read_events(&self, take: &mut dyn FnMut(Event)) -> std::io::Result<usize> {
+    fn is_changing(&self) -> bool {
+        self.changing().is_err()
+    }
+
+    fn read_event(&self) -> std::io::Result<Option<Event>> {
         let mut memory = self.lock();
-        let count = memory.events.len();
         // The kernel tells of faults first.
-        let (faults, others): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut memory.events).into_iter().partition(|event| matches!(event, Event::Fault(_)));
-        drop(memory);
-        faults.into_iter().chain(others).for_each(take);
-        Ok(count)
+        let fault = memory.events.iter().position(|event| matches!(event, Event::Fault(_)));
+        Ok(memory.events.remove(fault.unwrap_or(0)))
     }
 
     fn event(&self) -> BorrowedFd<'_> {
@@ -328,6 +332,7 @@ impl World {
     /// The program reads or writes a page.
     fn touch(&mut self, program: usize, page: u64, is_write: bool) {
         let at = address(page);
+        self.programs[program].memory.lock().holes.remove(&(at..at + PAGE));
         for _ in 0..10_000 {
             let seen = self.programs[program].memory.lock().resident.get(&at).copied();
             if let Some((content, is_protected)) = seen.filter(|(_, is_protected)| !(is_write && *is_protected)) {
@@ -371,6 +376,7 @@ impl World {
         one.truth.retain(|address, _| !range.contains(address));
         let mut memory = one.memory.lock();
         memory.resident.retain(|address, _| !range.contains(address));
+        memory.holes.insert(range.clone());
         memory.events.push_back(Event::Unmap(range));
         drop(memory);
         self.await_events(program);
@@ -381,6 +387,35 @@ impl World {
             return;
         }
         self.unmap(program, to, pages);
+        self.shift(program, from, to, pages);
+        self.await_events(program);
+    }
+
+    /// Another thread gets the addresses that one gives up, before that one has told of it.
+    fn reuse(&mut self, program: usize, from: u64, to: u64, pages: u64) {
+        if from.abs_diff(to) < pages || from.max(to) + pages > PAGES {
+            return;
+        }
+        let range = address(to)..address(to + pages);
+        let one = &mut self.programs[program];
+        one.truth.retain(|address, _| !range.contains(address));
+        // The kernel tells only of what is registered, and the survey had done that.
+        one.tenant.lock().space.surveyed.insert(range.clone());
+        let mut memory = one.memory.lock();
+        memory.resident.retain(|address, _| !range.contains(address));
+        memory.late = Some(Event::Unmap(range));
+        drop(memory);
+        self.shift(program, from, to, pages);
+        (0..7).for_each(|_| self.run());
+        let mut memory = self.programs[program].memory.lock();
+        let late = memory.late.take();
+        memory.events.extend(late);
+        drop(memory);
+        self.await_events(program);
+    }
+
+    /// The pages move to where nothing is mapped.
+    fn shift(&mut self, program: usize, from: u64, to: u64, pages: u64) {
         let shift = |address: u64| address - address_of(from) + address_of(to);
         let one = &mut self.programs[program];
         let range = address(from)..address(from + pages);
@@ -389,10 +424,10 @@ impl World {
         memory.resident.extend(moved.into_iter().map(|(address, page)| (shift(address), page)));
         let moved: Vec<_> = one.truth.extract_if(range.clone(), |_, _| true).collect();
         one.truth.extend(moved.into_iter().map(|(address, content)| (shift(address), content)));
+        memory.holes.remove(&(address(to)..address(to + pages)));
+        memory.holes.insert(range.clone());
         memory.events.push_back(Event::Remap { from: address(from), to: address(to), length: pages * PAGE });
         memory.events.push_back(Event::Unmap(range));
-        drop(memory);
-        self.await_events(program);
     }
 
     fn fork(&mut self, program: usize) {
@@ -406,6 +441,7 @@ impl World {
         one.memory.lock().events.push_back(Event::Fork(Box::new(child.clone())));
         let before = self.shared.tenants().len();
         self.await_events(program);
+        self.settle();
         let tenants = self.shared.tenants();
         assert_eq!(tenants.len(), before + 1);
         let tenant = Arc::clone(tenants.last().unwrap());
@@ -579,6 +615,101 @@ fn nothing_is_read_from_a_program_while_its_batch_is_under_way() {
 }
 
 #[test]
+fn pages_that_move_to_addresses_whose_end_is_told_late_are_kept() {
+    // Rule 11.
+    let mut world = World::new(96);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.reuse(0, 0, 200, 40);
+    assert_eq!(world.shared.counters.doubts.get(), 1);
+    world.reuse(0, 200, 20, 40);
+    world.end();
+}
+
+#[test]
+fn a_child_of_a_program_that_ends_before_it_goes_on_is_served() {
+    let mut world = World::new(96);
+    let child = Simulated::new(&world.pool);
+    let memory = &world.programs[0].memory;
+    memory.lock().events.push_back(Event::Fork(Box::new(child)));
+    memory.lock().agains = u32::MAX;
+    world.faults.serve(&Arc::clone(&world.programs[0].tenant));
+    assert_eq!(world.shared.tenants().len(), 1, "the fork is not settled");
+    world.shared.dismiss(&world.programs[0].tenant);
+    assert_eq!(world.shared.tenants().len(), 1);
+    assert_eq!(world.shared.tenants()[0].parent, Some(world.programs[0].tenant.id));
+}
+
+/// A program at rest, beyond its budget, whose agent is done with a batch that left half of the pool free.
+fn world_after_a_batch() -> (World, Arc<Tenant>, u64) {
+    let mut world = World::new(10_000);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.shared.budget.set_bytes(280 * PAGE);
+    world.shared.budget.set_resident(world.count());
+    world.turn();
+    let (memory, tenant) = (world.programs[0].memory.clone(), Arc::clone(&world.programs[0].tenant));
+    let pages = memory.lock().batch.len() as u64;
+    (0..pages).for_each(|_| memory.step());
+    world.shared.budget.set_resident(world.count() + 200);
+    (world, tenant, pages)
+}
+
+fn away(tenant: &Tenant) -> u64 {
+    let table = tenant.lock();
+    (0..PAGES).filter(|page| table.space.is_away(address(*page))).count() as u64
+}
+
+#[test]
+fn an_agent_has_its_next_batch_when_the_table_hears_of_the_last() {
+    let (mut world, tenant, pages) = world_after_a_batch();
+    assert_eq!(away(&tenant), 0);
+    world.turn();
+    assert_eq!(away(&tenant), pages);
+    assert!(!world.programs[0].memory.lock().batch.is_empty(), "the agent works on");
+    assert!(tenant.lock().batch, "and messages stay unread");
+    world.settle();
+    world.end();
+}
+
+#[test]
+fn a_fault_that_waits_for_a_batch_comes_before_the_next_one() {
+    let (mut world, tenant, pages) = world_after_a_batch();
+    assert!(!world.faults.serve(&tenant));
+    world.turn();
+    assert_eq!(away(&tenant), pages);
+    assert!(!tenant.lock().batch && world.programs[0].memory.lock().batch.is_empty());
+    assert!(world.faults.serve(&tenant));
+    world.turn();
+    assert!(tenant.lock().batch, "then it goes on");
+    world.settle();
+    world.end();
+}
+
+#[test]
+fn what_comes_along_waits_for_room() {
+    let mut world = World::new(200);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    let is_there = |world: &World, page: u64| world.programs[0].memory.lock().resident.contains_key(&address(page));
+    let first = (0..PAGES - 3).find(|page| (*page..page + 3).all(|page| !is_there(&world, page))).unwrap();
+    world.shared.budget.set_resident(world.shared.budget.limit_pages() - 2);
+    (first..first + 2).for_each(|page| world.programs[0].memory.lock().events.push_back(fault_at(page)));
+    let tenant = Arc::clone(&world.programs[0].tenant);
+    world.faults.serve(&tenant);
+    (0..3).for_each(|_| _ = world.faults.poll(world.now));
+    assert!(is_there(&world, first + 1) && !is_there(&world, first + 2), "what was waited for is there");
+    assert!(world.faults.has_put_off());
+    world.shared.budget.set_resident(10);
+    (0..3).for_each(|_| _ = world.faults.poll(world.now));
+    assert!(is_there(&world, first + 2) && !world.faults.has_put_off());
+    world.shared.budget.set_resident(world.count());
+    world.end();
+}
+
+fn fault_at(page: u64) -> Event {
+    Event::Fault(Fault { address: address(page), is_write: false, is_write_protected: false, thread: 1 })
+}
+
+#[test]
 fn a_fault_that_meets_a_change_is_answered_later() {
     // Rule 11.
     let mut world = World::new(96);
@@ -623,7 +754,7 @@ proptest! {
 
     #[test]
     fn programs_see_their_own_memory(
-        steps in proptest::collection::vec((0_u8..14, 0_usize..3, 0..PAGES, 0..PAGES), 1..120)
+        steps in proptest::collection::vec((0_u8..15, 0_usize..3, 0..PAGES, 0..PAGES), 1..120)
     ) {
         let mut world = World::new(100);
         (0..PAGES / 2).for_each(|page| world.touch(0, page, true));
@@ -638,6 +769,7 @@ proptest! {
                 9 => world.remap(program, page, other, pages),
                 10 => world.fork(program),
                 11 => world.programs[program].memory.lock().agains = 3,
+                13 => world.reuse(program, page, other, pages.min(40)),
                 12 => world.programs[program].memory.lock().pinned = (page..page + pages).map(address).collect(),
                 _ => world.run(),
             }

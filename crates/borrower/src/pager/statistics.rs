@@ -65,6 +65,8 @@ pub struct PagerStatistics {
     pub refused: u64,
     /// Faults that waited because the budget was exceeded.
     pub held_back: u64,
+    /// Changes of mappings for which another one was waited for ([`super::unsettled`]).
+    pub doubts: u64,
     /// Address spaces seen so far (a program, and one more for each fork and exec).
     pub programs: u64,
     /// Address spaces now.
@@ -122,6 +124,7 @@ pub(crate) struct Counters {
     pub(crate) pages_prefetched: Counter,
     pub(crate) refused: Counter,
     pub(crate) held_back: Counter,
+    pub(crate) doubts: Counter,
     pub(crate) programs: Counter,
     pub(crate) programs_now: Counter,
     pub(crate) pages_lost: Counter,
@@ -166,6 +169,7 @@ impl Counters {
             pages_prefetched: self.pages_prefetched.get(),
             refused: self.refused.get(),
             held_back: self.held_back.get(),
+            doubts: self.doubts.get(),
             programs: self.programs.get(),
             programs_now: self.programs_now.get(),
             pages_lost: self.pages_lost.get(),

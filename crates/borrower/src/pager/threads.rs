@@ -59,7 +59,7 @@ impl Served {
         for tenant in current {
             let number = tenant.id.0;
             let (_, listens) = self.tenants.entry(number).or_insert_with(|| (Arc::clone(&tenant), false));
-            if !*listens && !tenant.lock().batch {
+            if !*listens && tenant.lock().may_read() {
                 self.set.add(tenant.memory.event(), number.into(), Interest::Readable)?;
                 *listens = true;
                 // Served once even if the message that it waited with is answered meanwhile, or it would count as waiting for ever.

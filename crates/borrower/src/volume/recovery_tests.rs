@@ -9,30 +9,30 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use proptest::prelude::*;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
 use spillway_sys::atomic_words::AtomicWords;
 
-use crate::block::{BlockError, BlockOperation, BlockRequest};
+use crate::block::{BlockError, BlockOperation};
 use crate::device::redundancy::Redundancy;
 use crate::engine::Engine;
-use crate::engine::lanes::{LaneChange, LaneMailbox, Lanes};
-use crate::limits::{COPIES_MAX, MOVE_BATCH_PAGES};
+use crate::engine::lanes::{LaneMailbox, Lanes};
+use crate::limits::MOVE_BATCH_PAGES;
 use crate::manager::refill::Refill;
 use crate::metrics::Metrics;
 use crate::service::BlockService;
-use crate::volume::backlog::{Backlog, TakePolicy};
+use crate::volume::backlog::Backlog;
 use crate::volume::journal::Journal;
 use crate::volume::page_bits::Bit;
-use crate::volume::slab_entry::{DonorSlot, Location};
 use crate::volume::words::{Words, crash};
 use crate::volume::{DiskCopy, Geometry, Volume};
 
 #[path = "../../tests/support/mod.rs"]
 mod support;
+use support::model::{self, AT_ONCE, LaneEnds, Move, content};
 use support::{Shared, Store, StoreQueuePair, store};
 
 const GEOMETRY: Geometry = Geometry { slab_pages: 64, slab_count: 3 };
@@ -149,13 +149,12 @@ impl World {
         Arc::clone(&self.donors.borrow()[donor])
     }
 
+    fn lane_ends(&self) -> LaneEnds<'_> {
+        LaneEnds { mailboxes: &self.mailboxes, pools: &self.pools }
+    }
+
     fn connect(&self, donor: usize) {
-        let slot = DonorSlot(donor as u16);
-        self.volume.begin_session(slot);
-        for (mailbox, pool) in self.mailboxes.iter().zip(&self.pools) {
-            let queue_pair = Some(StoreQueuePair::boxed(&self.donor(donor), pool, DEPTH));
-            mailbox.leave(LaneChange { donor: slot, queue_pair });
-        }
+        self.lane_ends().connect(&self.volume, donor, &self.donor(donor), DEPTH);
     }
 
     /// Copies everything before store `number` from now on.
@@ -191,15 +190,10 @@ impl World {
     /// The donor in `donor` dies, and another one is there in its place.
     fn lose(&mut self, donor: usize) {
         self.donor(donor).lock().unwrap().down = true;
-        let slot = DonorSlot(donor as u16);
-        self.mailboxes.iter().for_each(|mailbox| mailbox.leave(LaneChange { donor: slot, queue_pair: None }));
+        self.lane_ends().disconnect(donor);
         let volume = Arc::clone(&self.volume);
-        for slab in GEOMETRY.slabs() {
-            for place in 0..COPIES_MAX {
-                if volume.slab(slab).places()[place].is_some_and(|location| location.donor == slot) {
-                    volume.remove_copy(slab, place, || self.poll()).unwrap();
-                }
-            }
+        for (slab, place) in model::copies_at(&volume, donor) {
+            volume.remove_copy(slab, place, || self.poll()).unwrap();
         }
         self.donors.borrow_mut()[donor] = store(SLAB_BYTES);
         self.connect(donor);
@@ -211,45 +205,22 @@ impl World {
     }
 
     fn map(&self, first_choice: usize) {
-        for slab in GEOMETRY.slabs() {
-            let entry = self.volume.slab(slab);
-            entry.take_want();
-            for donor in (0..DONORS).map(|offset| (first_choice + offset) % DONORS) {
-                let places = entry.places();
-                let held = places.iter().flatten().any(|location| location.donor.0 == donor as u16);
-                if places.iter().flatten().count() < usize::from(self.volume.redundancy.replicas) && !held {
-                    let place = places.iter().position(Option::is_none).unwrap();
-                    let handle = self.donor(donor).lock().unwrap().lend();
-                    entry.fill(place, Location { donor: DonorSlot(donor as u16), handle });
-                }
-            }
-        }
+        model::map(&self.volume, &self.donors.borrow(), first_choice);
     }
 
     fn refill_all(&mut self) {
         self.map(0);
-        for slab in GEOMETRY.slabs() {
-            for (place, location) in self.volume.slab(slab).places().into_iter().enumerate() {
-                if let Some(location) = location {
-                    self.refill.fill(slab, place, location);
-                }
-            }
+        for (slab, place, location) in model::copies(&self.volume) {
+            self.refill.fill(slab, place, location);
         }
     }
 
     fn migrate(&mut self, slab: SlabIndex, choice: usize) {
-        let places = self.volume.slab(slab).places();
-        let Some(old) = places.iter().position(Option::is_some) else { return };
-        let held = |donor: usize| places.iter().flatten().any(|location| location.donor.0 == donor as u16);
-        let free = (0..DONORS).map(|offset| (choice + offset) % DONORS).find(|donor| !held(*donor));
-        let (Some(donor), Some(place)) = (free, places.iter().position(Option::is_none)) else { return };
-        let handle = self.donor(donor).lock().unwrap().lend();
-        let target = Location { donor: DonorSlot(donor as u16), handle };
-        self.volume.slab(slab).fill(place, target);
-        self.refill.fill(slab, place, target);
+        let moved = model::begin_move(&self.volume, &self.donors.borrow(), slab, choice);
+        let Some(Move { old, new, target }) = moved else { return };
+        self.refill.fill(slab, new, target);
         if let Some(removed) = self.volume.remove_covered_copy(slab, old, &|_| true, || {}) {
-            let donor = usize::from(removed.location.donor.0);
-            self.donor(donor).lock().unwrap().take_back(removed.location.handle);
+            model::give_back(&self.donors.borrow(), removed.location);
         }
     }
 
@@ -258,25 +229,19 @@ impl World {
         let volume = Arc::clone(&self.volume);
         let Some(copy) = &volume.disk else { return };
         let mut batch = Vec::with_capacity(pages.max(1));
-        let policy = TakePolicy { eager_pages: 1, delay: Duration::ZERO, patience: Duration::ZERO };
-        copy.backlog.take(policy, &mut batch);
+        copy.backlog.take(AT_ONCE, &mut batch);
         for (number, taken) in batch.into_iter().enumerate() {
             // Requests go on while writes are in flight.
             if number % 4 == 0 {
                 self.poll();
             }
-            let source = copy.pool.slot(taken.slot.0 as usize).offset_bytes as usize;
-            let offset = (taken.page % GEOMETRY.slab_pages) as usize * PAGE_SIZE_BYTES;
-            let slab = SlabHandle(GEOMETRY.slab_of(taken.page).0);
-            copy.pool.memory().read(source, &mut self.disk.lock().unwrap().slab(slab)[offset..][..PAGE_SIZE_BYTES]);
+            model::write_out(&volume, copy, &mut self.disk.lock().unwrap(), &taken);
             assert!(!copy.backlog.complete(&volume.bits, taken, true, Instant::now()));
         }
     }
 
     fn submit(&mut self, slot: usize, operation: BlockOperation, first: u64, count: u64) {
-        let page = PAGE_SIZE_BYTES as u64;
-        let request = BlockRequest { slot, operation, offset_bytes: first * page, length_bytes: count * page };
-        self.engine.submit(request, Instant::now());
+        self.engine.submit(model::request(slot, operation, first, count), Instant::now());
     }
 
     fn begin_write(&mut self, slot: usize, first: u64, count: u64) {
@@ -397,13 +362,6 @@ fn contents_that_count(disk: &DiskCopy, words: &Words) -> Vec<u8> {
         disk.pool.memory().read(start, &mut contents[start..start + PAGE_SIZE_BYTES]);
     }
     contents
-}
-
-fn content(page: u64, number: Content) -> Vec<u8> {
-    let mut bytes = vec![number as u8; PAGE_SIZE_BYTES];
-    bytes[..8].copy_from_slice(&page.to_le_bytes());
-    bytes[PAGE_SIZE_BYTES - 4..].copy_from_slice(&number.to_le_bytes());
-    bytes
 }
 
 #[derive(Clone, Debug)]

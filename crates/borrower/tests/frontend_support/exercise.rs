@@ -53,6 +53,18 @@ pub(crate) fn exercise(device: &Path, region_at: u64, region_bytes: usize, seed:
     }
 }
 
+/// Nineteen rounds of writing, reading back and `after_each`, and a sync: for counts of requests.
+pub(crate) fn write_and_read_back(device: &Path, after_each: impl Fn(&File)) {
+    let file = open_direct(device);
+    let mut buffer = Aligned::new(64 << 10);
+    for round in 1..20_u8 {
+        buffer.write(&file, u64::from(round) * 4096, &[round; 64 << 10]);
+        assert!(buffer.read(&file, u64::from(round) * 4096, 64 << 10).iter().all(|byte| *byte == round));
+        after_each(&file);
+    }
+    file.sync_all().unwrap();
+}
+
 pub(crate) fn discard(file: &File, offset: u64, length: u64) {
     use rustix::fs::FallocateFlags;
     let punched = rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length);

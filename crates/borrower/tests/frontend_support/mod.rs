@@ -1,5 +1,6 @@
 //! A loop device over FUSE served from this process's locked memory, and aligned buffers for direct I/O.
 
+pub(crate) mod busy;
 pub(crate) mod exercise;
 pub(crate) mod guarded;
 pub(crate) mod in_guest;

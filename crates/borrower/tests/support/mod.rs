@@ -1,5 +1,7 @@
 //! Donors and a disk made of plain memory, which fail when a test says so.
 
+pub(crate) mod model;
+
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};

@@ -178,15 +178,9 @@ fn off(arguments: &NameArguments) -> Result<(), Failure> {
 mod tests {
     use super::*;
 
-    fn registry() -> (tempfile::TempDir, Registry) {
-        let directory = tempfile::tempdir().unwrap();
-        let registry = Registry::at(directory.path().join("registry")).unwrap();
-        (directory, registry)
-    }
-
     #[test]
     fn off_needs_something_that_is_on() {
-        let (_directory, registry) = registry();
+        let (_directory, registry) = Registry::temporary();
         let text = chosen(&registry, None, "device", &|_| true).unwrap_err().to_string();
         assert!(text.contains("no device is on"), "{text}");
         let text = chosen(&registry, Some("x"), "swap device", &|_| true).unwrap_err().to_string();
@@ -195,7 +189,7 @@ mod tests {
 
     #[test]
     fn off_takes_the_only_one_and_asks_among_several() {
-        let (_directory, registry) = registry();
+        let (_directory, registry) = Registry::temporary();
         let _one = registry.claim(Kind::Device, "one").unwrap();
         assert_eq!(chosen(&registry, None, "device", &|_| true).unwrap().name, "one");
         let _two = registry.claim(Kind::Device, "two").unwrap();

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
+use crate::machine::waiting::wait_until;
 use crate::registry::{Kind, Registry};
 use crate::status_socket::{self, Question};
 
@@ -136,13 +137,7 @@ impl Drop for RunningDevice {
 
 /// Waits for a child to end; false if it has not by the deadline.
 pub(crate) fn wait_for(child: &mut Child, deadline: Instant) -> bool {
-    while matches!(child.try_wait(), Ok(None)) {
-        if Instant::now() >= deadline {
-            return false;
-        }
-        std::thread::sleep(limits::POLL_INTERVAL);
-    }
-    true
+    wait_until(deadline, || !matches!(child.try_wait(), Ok(None)))
 }
 
 /// Starts the process and waits for its answer.

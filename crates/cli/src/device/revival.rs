@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::limits;
+use crate::machine::waiting::wait_until;
 use crate::registry::Found;
 use crate::status_socket;
 
@@ -51,14 +52,7 @@ pub(crate) fn revive(found: &Found) -> Result<(), Failure> {
 
 /// What was given up is said until the keeper has heard, so only the deadline ends the wait.
 fn wait_served(mut ask: impl FnMut() -> Served, patience: Duration) -> bool {
-    let deadline = Instant::now() + patience;
-    while ask() != Served::Yes {
-        if Instant::now() >= deadline {
-            return false;
-        }
-        std::thread::sleep(limits::POLL_INTERVAL);
-    }
-    true
+    wait_until(Instant::now() + patience, || ask() == Served::Yes)
 }
 
 #[cfg(test)]
@@ -81,8 +75,7 @@ mod tests {
 
     #[test]
     fn a_device_that_does_not_say_that_it_was_given_up_is_left_alone() {
-        let directory = tempfile::tempdir().unwrap();
-        let registry = Registry::at(directory.path().join("registry")).unwrap();
+        let (_directory, registry) = Registry::temporary();
         let _entry = registry.claim(Kind::Device, "silent").unwrap();
         // The owner is this process, which a HUP would end.
         revive(&registry.find(Kind::Device, "silent").unwrap()).unwrap();

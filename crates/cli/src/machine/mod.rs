@@ -7,6 +7,7 @@
 //! - [`filesystem`]: what a path lies on.
 //! - [`executable`]: whether the pager's library can be loaded into a program.
 //! - [`system`]: where such facts are read from.
+//! - [`waiting`]: for what nobody tells of.
 
 pub(crate) mod executable;
 pub(crate) mod filesystem;
@@ -15,3 +16,4 @@ pub(crate) mod process;
 pub(crate) mod reserve;
 pub(crate) mod swap_list;
 pub(crate) mod system;
+pub(crate) mod waiting;

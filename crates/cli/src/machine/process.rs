@@ -9,7 +9,7 @@ use std::time::Instant;
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 
-use crate::limits;
+use super::waiting::wait_until;
 
 /// One process, for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,13 +50,7 @@ impl ProcessIdentity {
 
     /// Waits until it has ended; false if it has not by the deadline.
     pub(crate) fn wait_gone(&self, deadline: Instant) -> bool {
-        while self.is_alive() {
-            if Instant::now() >= deadline {
-                return false;
-            }
-            std::thread::sleep(limits::POLL_INTERVAL);
-        }
-        true
+        wait_until(deadline, || !self.is_alive())
     }
 }
 

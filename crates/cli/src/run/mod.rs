@@ -2,7 +2,7 @@
 //!
 //! - [`via`]: over a swap device or by the pager, and why; [`via_swap`] and [`via_pager`]: the two ways.
 //! - [`plan`]: what is needed, checked before anything starts.
-//! - [`donors`]: donors of the run's own; [`preload`]: the library that paged programs load.
+//! - [`donors`]: donors of the run's own; [`preload`]: the library that paged programs load; [`descriptors`]: how many the pager may have.
 //! - [`program`]: finding, starting and waiting for the program; signals.
 //! - [`watch`]: the budget while the program runs.
 //! - [`statistics`]: what is told at the end.
@@ -11,6 +11,7 @@
 //! A run that is killed is taken down by the first that notices: its device's process or its donors, the next run, or
 //! `doctor --mend`.
 
+pub(crate) mod descriptors;
 pub(crate) mod donors;
 pub(crate) mod plan;
 pub(crate) mod preload;

@@ -24,6 +24,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 
+use super::descriptors::restore_limit;
 use crate::arguments::BecomeArguments;
 use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 use crate::interruption::Interruption;
@@ -54,6 +55,8 @@ pub(crate) struct Becoming {
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// It may not copy its memory by a fork.
     pub(crate) forbids_forks: bool,
+    /// How many files it may have open, if that differs from what this process may.
+    pub(crate) open_files_max: Option<u64>,
 }
 
 impl Becoming {
@@ -70,6 +73,9 @@ impl Becoming {
             arguments.extend(["--set".into(), setting]);
         }
         arguments.extend(self.forbids_forks.then(|| "--forbid-forks".into()));
+        if let Some(count) = self.open_files_max {
+            arguments.extend(["--open-files-max".into(), count.to_string().into()]);
+        }
         arguments
     }
 }
@@ -251,6 +257,11 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
     {
         return Failure::during(file.display(), error);
     }
+    if let Some(count) = arguments.open_files_max
+        && let Err(error) = restore_limit(count)
+    {
+        return Failure::during("the program's limit of open files", error);
+    }
     if arguments.forbid_forks
         && let Err(error) = spillway_sys::fork_filter::forbid_forks()
     {
@@ -301,9 +312,11 @@ mod tests {
             procs_file: Some("/x/procs".into()),
             environment: vec![("A".into(), "b=c d".into())],
             forbids_forks: true,
+            open_files_max: Some(1024),
         };
         let arguments = becoming.arguments();
-        assert_eq!(arguments, ["--procs-file", "/x/procs", "--set", "A=b=c d", "--forbid-forks"]);
+        assert_eq!(arguments[..5], ["--procs-file", "/x/procs", "--set", "A=b=c d", "--forbid-forks"]);
+        assert_eq!(arguments[5..], ["--open-files-max", "1024"]);
         assert_eq!(setting(&arguments[3]), Some((OsStr::new("A"), OsStr::new("b=c d"))));
         assert_eq!(setting(&"nothing".into()), None);
         assert!(Becoming::default().arguments().is_empty());

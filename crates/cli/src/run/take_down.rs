@@ -246,8 +246,7 @@ mod tests {
 
     #[test]
     fn a_run_that_left_nothing_is_down() {
-        let directory = tempfile::tempdir().unwrap();
-        let registry = Registry::at(directory.path().join("registry")).unwrap();
+        let (_directory, registry) = Registry::temporary();
         let mut remains = Remains::of_run(&registry, "no-such-run");
         assert_eq!(take_down(&mut remains), Vec::<String>::new());
     }

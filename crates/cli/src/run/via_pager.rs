@@ -13,6 +13,7 @@ use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_borrower::pager::limits::BUDGET_BYTES_MIN;
 use spillway_borrower::pager::{Pager, PagerStatus};
 
+use super::descriptors::raise_limit;
 use super::donors::OwnDonors;
 use super::plan::Plan;
 use super::preload;
@@ -47,7 +48,8 @@ pub(crate) fn run(
     let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
     let mut budget = Budget::new(arguments.local);
     let donors = OwnDonors::default();
-    let mut run = Run { registry, plan, programs_fork: false, pager: None, donors, down: false, entry };
+    let mut run =
+        Run { registry, plan, programs_fork: false, open_files_max: None, pager: None, donors, down: false, entry };
     run.set_up(&budget, interruption)?;
     let outcome = run.run_program(program, arguments, choice, &mut budget, interruption);
     let down = run.take_down();
@@ -77,6 +79,8 @@ struct Run {
     plan: Plan,
     /// Whether the kernel tells this user of forks.
     programs_fork: bool,
+    /// The user's limit of open files, where the pager raised its own.
+    open_files_max: Option<u64>,
     pager: Option<Paged>,
     donors: OwnDonors,
     down: bool,
@@ -98,6 +102,7 @@ impl Run {
         let library = preload::write(self.entry.path())?;
         let config = self.plan.paged(&self.donors, library, initial_bytes(budget)?)?;
         self.programs_fork = config.programs_fork;
+        self.open_files_max = raise_limit();
         self.pager = Some(Paged { pager: Pager::start(config).map_err(Failure::failed)? });
         interruption.check()
     }
@@ -116,6 +121,7 @@ impl Run {
             procs_file: None,
             environment: environment(paged.pager.environment()),
             forbids_forks: !self.programs_fork,
+            open_files_max: self.open_files_max,
         };
         let started = Program::start(program, &becoming, interruption)?;
         let watched = watch::watch(&started, paged, budget, &self.entry, choice, arguments, interruption);

@@ -111,12 +111,7 @@ fn a_donor_whose_cable_is_pulled_costs_no_page() {
         assert!(!running.has_ended(), "the run ended: {}", running.last_errors());
         (stage.device()["donors"][0]["state"] == "connected").then_some(())
     });
-    running.signal("USR1");
-    let said = running.end();
-    assert!(said.status.success(), "{}\n{}", said.status, said.errors);
-    assert!(said.text().contains("wrong 0"), "{}", said.text());
-    let statistics = stage.statistics();
-    assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
+    stage.end_verifier(running);
     drop(donor);
     stage.assert_clean();
 }
@@ -176,12 +171,7 @@ fn a_full_disk_under_the_backing_file_costs_no_page_while_a_donor_lives() {
         assert!(!running.has_ended(), "the run ended: {}", running.last_errors());
         health(&stage)?.contains("could not be written to the backing file").then_some(())
     });
-    running.signal("USR1");
-    let said = running.end();
-    assert!(said.status.success(), "{}\n{}", said.status, said.errors);
-    assert!(said.text().contains("wrong 0"), "{}", said.text());
-    let statistics = stage.statistics();
-    assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
+    let statistics = stage.end_verifier(running);
     let errors = statistics["device"]["device"]["disk"]["write_errors"].as_u64().unwrap();
     assert!(errors > 0, "{statistics:#}");
     drop(disk);

@@ -102,6 +102,16 @@ impl Stage {
         serde_json::from_slice(&text).expect("statistics are JSON")
     }
 
+    /// Lets a verifier under `run` look at every page once more, and checks what it found; gives what the run told.
+    pub(crate) fn end_verifier(&self, running: Running) -> Value {
+        running.signal("USR1");
+        let said = running.end().done("the verifier");
+        assert!(said.text().contains("wrong 0"), "{}", said.text());
+        let statistics = self.statistics();
+        assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
+        statistics
+    }
+
     /// Compiles one of the C programs.
     pub(crate) fn compile(&self, name: &str, options: &[&str]) -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/end_to_end/programs").join(format!("{name}.c"));

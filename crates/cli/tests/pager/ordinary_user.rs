@@ -1,4 +1,4 @@
-//! The pager for a user without any right but that to `/dev/userfaultfd`.
+//! The pager for a user without any right but that to `/dev/userfaultfd`, and with the one capability that `doctor` names to him.
 //!
 //! The test makes a user's view of the machine: a mount namespace of its own, in which the device's node may be opened by everybody.
 //! Nothing of the machine itself is changed.
@@ -47,16 +47,45 @@ impl Place {
         self.directory.path()
     }
 
-    /// `spillway run` as the user, for whom the device's node has other permissions than for everybody else.
-    fn run(&self, options: &[&str], program: &[&str]) -> Command {
+    /// A program of the place as the user, for whom the device's node has other permissions than for everybody else.
+    fn as_user(&self, program: &str, arguments: &[&str]) -> Command {
         let become_user = format!("setpriv --reuid={USER} --regid={USER} --clear-groups");
         let script = format!("mount --bind \"$0\" /dev/userfaultfd && exec {become_user} -- \"$@\"");
         let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", &script]).arg(&self.node);
-        command.arg(self.path().join("spillway")).args(["run", "--stats"]).arg(self.path().join("statistics.json"));
-        command.args(options).arg("--").args(program);
+        command.args(["--mount", "sh", "-c", &script]).arg(&self.node).arg(self.path().join(program)).args(arguments);
         command.env("SPILLWAY_RUNTIME_DIRECTORY", self.path().join("r")).current_dir("/");
         command
+    }
+
+    /// `spillway run` as the user.
+    fn run(&self, options: &[&str], program: &[&str]) -> Command {
+        let mut command = self.as_user("spillway", &["run", "--stats"]);
+        command.arg(self.path().join("statistics.json")).args(options).arg("--").args(program);
+        command
+    }
+
+    /// What `doctor` tells the user of forks.
+    fn doctor_on_forks(&self) -> Value {
+        let said = support::run(&mut self.as_user("spillway", &["doctor", "--json"]));
+        let report: Value = serde_json::from_slice(&said.output).unwrap_or_else(|_| panic!("{}", said.errors));
+        let checks = report["checks"].as_array().unwrap();
+        checks.iter().find(|check| check["name"] == "forks under the pager").unwrap().clone()
+    }
+
+    /// Gives programs of the place capabilities by a command; true if that went well.
+    fn set_capabilities(&self, command: &str) -> bool {
+        let path = format!("{}:/usr/sbin:/sbin:{}", self.path().display(), std::env::var("PATH").unwrap());
+        support::run(Command::new("sh").args(["-c", command]).env("PATH", path)).status.success()
+    }
+
+    /// Whether a program whose file has `CAP_SYS_PTRACE` has it too, which file systems, mounts, containers and kernels may forbid.
+    fn grants_capabilities(&self) -> bool {
+        fs::copy("/bin/cat", self.path().join("cat")).unwrap();
+        let granted = self.set_capabilities("setcap cap_sys_ptrace+ep $(command -v cat)");
+        granted
+            && support::run(&mut self.as_user("cat", &["/proc/self/status"]))
+                .text()
+                .contains("CapEff:\t0000000000080000")
     }
 
     fn statistics(&self) -> Value {
@@ -107,6 +136,33 @@ fn a_users_programs_may_spawn_others_and_may_not_fork() {
     let said = support::run(&mut place.run(&options, &[&exerciser, "fork", "64", "/nonexistent"]));
     assert_eq!(said.status.code(), Some(1), "{}", said.errors);
     assert!(said.errors.contains("fork: Operation not permitted"), "{}", said.errors);
+}
+
+#[test]
+fn with_the_capability_that_doctor_names_a_users_programs_may_fork() {
+    let Some(stage) = Stage::set(&["gcc", "unshare", "setpriv", "setcap"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    if !place.grants_capabilities() {
+        return skip("capabilities by files (CAP_SYS_PTRACE in the bounding set, a file system that has them)");
+    }
+    let advice = place.doctor_on_forks();
+    let command = advice["mend"].as_str().and_then(|mend| mend.strip_prefix("sudo ")).unwrap();
+    assert!(place.set_capabilities(command), "{command}");
+    assert_eq!(place.doctor_on_forks()["state"], "good");
+    let exerciser = program(&stage, &place, "exerciser");
+    for local in ["50%", "25%"] {
+        let options = ["--via", "pager", "--local", local, "--lend", "384M", "--slab-size", "4M"];
+        let said = support::run(&mut place.run(&options, &[&exerciser, "fork", "64", "/nonexistent"])).done(local);
+        assert_eq!(said.text(), "fork 16384 pages as written\n");
+        let statistics = place.statistics();
+        assert!(statistics["memory"]["swapped_bytes_max"].as_u64().unwrap() > 0, "{statistics:#}");
+        // The capability is the pager's; its programs have the user's rights.
+        let rights = ["sh", "-c", "grep CapEff: /proc/self/status && exec grep CapPrm: /proc/self/status"];
+        let said = support::run(&mut place.run(&options, &rights)).done("rights");
+        let masks: Vec<_> =
+            said.text().lines().map(|line| line.split_whitespace().nth(1).unwrap().to_owned()).collect();
+        assert_eq!(masks, ["0000000000000000"; 2]);
+    }
 }
 
 #[test]

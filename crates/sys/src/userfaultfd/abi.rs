@@ -17,15 +17,15 @@ pub(super) const UNREGISTER: u32 = ioctl_number(READ, 0x01, size_of::<RangeArgum
 /// `UFFDIO_WAKE`.
 pub(super) const WAKE: u32 = ioctl_number(READ, 0x02, size_of::<RangeArgument>());
 /// `UFFDIO_COPY`.
-pub(super) const COPY: u32 = ioctl_number(READ_WRITE, 0x03, size_of::<CopyArgument>());
+pub(super) const COPY: u32 = ioctl_number(READ_WRITE, 0x03, size_of::<TransferArgument>());
 /// `UFFDIO_ZEROPAGE`.
-pub(super) const ZERO_PAGE: u32 = ioctl_number(READ_WRITE, 0x04, size_of::<ZeroPageArgument>());
+pub(super) const ZERO_PAGE: u32 = ioctl_number(READ_WRITE, 0x04, size_of::<FillArgument>());
 /// `UFFDIO_MOVE`.
-pub(super) const MOVE: u32 = ioctl_number(READ_WRITE, 0x05, size_of::<MoveArgument>());
+pub(super) const MOVE: u32 = ioctl_number(READ_WRITE, 0x05, size_of::<TransferArgument>());
 /// `UFFDIO_WRITEPROTECT`.
 pub(super) const WRITE_PROTECT: u32 = ioctl_number(READ_WRITE, 0x06, size_of::<WriteProtectArgument>());
 /// `UFFDIO_POISON`.
-pub(super) const POISON: u32 = ioctl_number(READ_WRITE, 0x08, size_of::<ZeroPageArgument>());
+pub(super) const POISON: u32 = ioctl_number(READ_WRITE, 0x08, size_of::<FillArgument>());
 
 /// `UFFD_USER_MODE_ONLY`.
 pub(super) const USER_MODE_ONLY: u32 = 1;
@@ -64,10 +64,10 @@ pub(super) struct RegisterArgument {
     pub(super) ioctls: u64,
 }
 
-/// `struct uffdio_copy`.
+/// `struct uffdio_copy`, and `struct uffdio_move`, which is laid out alike.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct CopyArgument {
+pub(super) struct TransferArgument {
     pub(super) target: u64,
     pub(super) source: u64,
     pub(super) length: u64,
@@ -78,19 +78,8 @@ pub(super) struct CopyArgument {
 /// `struct uffdio_zeropage`, and `struct uffdio_poison`, which is laid out alike.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct ZeroPageArgument {
+pub(super) struct FillArgument {
     pub(super) range: RangeArgument,
-    pub(super) mode: u64,
-    pub(super) done: i64,
-}
-
-/// `struct uffdio_move`.
-#[repr(C)]
-#[derive(Debug)]
-pub(super) struct MoveArgument {
-    pub(super) target: u64,
-    pub(super) source: u64,
-    pub(super) length: u64,
     pub(super) mode: u64,
     pub(super) done: i64,
 }

@@ -23,9 +23,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 
-use abi::{
-    ApiArgument, CopyArgument, MoveArgument, RangeArgument, RegisterArgument, WriteProtectArgument, ZeroPageArgument,
-};
+use abi::{ApiArgument, FillArgument, RangeArgument, RegisterArgument, TransferArgument, WriteProtectArgument};
 pub use error::PageError;
 pub use features::{Features, RegisterMode};
 pub use message::{Fault, Message};
@@ -143,16 +141,12 @@ impl Userfaultfd {
         );
         let mode = fill_mode(wake) | if write_protect { abi::COPY_WRITE_PROTECTED } else { 0 };
         let source = (source.address() + source_offset) as u64;
-        let mut argument = CopyArgument { target, source, length: length as u64, mode, done: 0 };
-        let result = self.command(abi::COPY, &mut argument);
-        filled(result, argument.done)
+        self.transfer(abi::COPY, TransferArgument { target, source, length: length as u64, mode, done: 0 })
     }
 
     /// Fills the missing pages of `range` with zeroes; the result is as for [`Userfaultfd::copy`].
     pub fn zero_page(&self, range: Range<u64>, wake: Wake) -> Result<u64, PageError> {
-        let mut argument = ZeroPageArgument { range: argument(&range), mode: fill_mode(wake), done: 0 };
-        let result = self.command(abi::ZERO_PAGE, &mut argument);
-        filled(result, argument.done)
+        self.fill(abi::ZERO_PAGE, &range, wake)
     }
 
     /// Whether one registered mapping covers `range`, without any effect: the kernel looks for the mapping before it fails to read
@@ -160,7 +154,8 @@ impl Userfaultfd {
     pub fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {
         let source = unreadable_page().map_err(|error| PageError::from_number(error.raw_os_error().unwrap_or(0)))?;
         let length = range.end.saturating_sub(range.start);
-        let mut argument = CopyArgument { target: range.start, source, length, mode: fill_mode(Wake::Nobody), done: 0 };
+        let mut argument =
+            TransferArgument { target: range.start, source, length, mode: fill_mode(Wake::Nobody), done: 0 };
         match self.page_command(abi::COPY, &mut argument) {
             Err(PageError::Kernel(error)) if error.raw_os_error() == Some(libc::EFAULT) => Ok(true),
             Err(PageError::NotMapped) => Ok(false),
@@ -171,9 +166,7 @@ impl Userfaultfd {
 
     /// Makes the missing pages of `range` raise SIGBUS in whoever touches them (Linux 6.6): their content is lost.
     pub fn poison(&self, range: Range<u64>, wake: Wake) -> Result<u64, PageError> {
-        let mut argument = ZeroPageArgument { range: argument(&range), mode: fill_mode(wake), done: 0 };
-        let result = self.command(abi::POISON, &mut argument);
-        filled(result, argument.done)
+        self.fill(abi::POISON, &range, wake)
     }
 
     /// Moves `length` bytes of pages from `source` to `target`, both in the process that the descriptor is of; only that
@@ -187,9 +180,7 @@ impl Userfaultfd {
         wake: Wake,
     ) -> Result<u64, PageError> {
         let mode = fill_mode(wake) | if allow_holes { abi::MOVE_ALLOWS_HOLES } else { 0 };
-        let mut argument = MoveArgument { target, source, length, mode, done: 0 };
-        let result = self.command(abi::MOVE, &mut argument);
-        filled(result, argument.done)
+        self.transfer(abi::MOVE, TransferArgument { target, source, length, mode, done: 0 })
     }
 
     /// Protects the pages of `range` against writing, or takes the protection away.
@@ -200,6 +191,23 @@ impl Userfaultfd {
             mode |= abi::PROTECT_WITHOUT_WAKE;
         }
         self.page_command(abi::WRITE_PROTECT, &mut WriteProtectArgument { range: argument(&range), mode })
+    }
+
+    /// Whether the process changes its mappings: there is a message about that, or one was read and its thread did not go on yet.
+    /// No effect: the kernel looks at this before it looks at what it is asked for.
+    pub fn is_changing(&self) -> bool {
+        matches!(self.zero_page(0..0, Wake::Nobody), Err(PageError::TryAgain))
+    }
+
+    /// Reads the next message, if there is one.
+    pub fn read_message(&self) -> io::Result<Option<Message>> {
+        let mut bytes = [0_u8; MESSAGE_BYTES];
+        match rustix::io::read(&self.descriptor, &mut bytes) {
+            // SAFETY: these bytes were read from a userfaultfd just now, and are decoded once.
+            Ok(MESSAGE_BYTES) => Ok(Some(unsafe { Message::decode(&bytes) })),
+            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// Reads the messages that are there, in order, and hands each to `take`. Returns how many there were; none is no error.
@@ -222,6 +230,19 @@ impl Userfaultfd {
     /// Gives the descriptor away, to be sent.
     pub fn into_descriptor(self) -> OwnedFd {
         self.descriptor
+    }
+
+    /// Fills the missing pages of `range` with what belongs to `number`.
+    fn fill(&self, number: u32, range: &Range<u64>, wake: Wake) -> Result<u64, PageError> {
+        let mut argument = FillArgument { range: argument(range), mode: fill_mode(wake), done: 0 };
+        let result = self.command(number, &mut argument);
+        filled(result, argument.done)
+    }
+
+    /// Fills missing pages with the content of others.
+    fn transfer(&self, number: u32, mut argument: TransferArgument) -> Result<u64, PageError> {
+        let result = self.command(number, &mut argument);
+        filled(result, argument.done)
     }
 
     fn page_command<Argument>(&self, number: u32, argument: &mut Argument) -> Result<(), PageError> {

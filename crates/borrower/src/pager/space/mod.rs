@@ -135,6 +135,15 @@ impl Space {
         self.id
     }
 
+    /// The parts of `range` that are mapped and registered for all that is known.
+    pub fn known_mapped(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let mut known = Ranges::default();
+        for set in [&self.registered, &self.surveyed] {
+            set.within(range).into_iter().for_each(|part| known.insert(part));
+        }
+        known.iter().collect()
+    }
+
     /// The state of the page at `address`.
     pub fn state(&self, address: u64) -> PageState {
         let (base, index) = place(address);
@@ -303,6 +312,28 @@ impl Space {
         for base in empty {
             let group = self.groups.remove(&base).expect("just listed");
             books.directory.close_group(group.number);
+        }
+    }
+
+    /// Forgets what is thought to be away in `range` where `is_registered` says that nothing is: only what is registered can be
+    /// away, so that is of a mapping whose end nobody could tell.
+    pub fn forget_strays(
+        &mut self,
+        range: &Range<u64>,
+        is_registered: impl Fn(&Range<u64>) -> bool,
+        books: &mut Books,
+    ) {
+        let mut away = Ranges::default();
+        self.each_page(range, |group, index| {
+            if matches!(group.pages[index], PageState::Away(_) | PageState::Coming(_)) {
+                let address = group_address(group, index, books);
+                away.insert(address..address + PAGE);
+            }
+        });
+        for run in away.iter().filter(|run| !is_registered(run)) {
+            // More than one mapping may have parts of it.
+            let pages = run.step_by(PAGE_SIZE_BYTES).map(|address| address..address + PAGE);
+            pages.filter(|page| !is_registered(page)).for_each(|page| self.unmap(&page, books));
         }
     }
 

@@ -44,12 +44,14 @@ impl Survey {
     /// so are younger than what is found here. False: it is to be tried again.
     fn register_mapping(&mut self, tenant: &Tenant, process: &Process, range: &Range<u64>, span: &Range<u64>) -> bool {
         let mut table = tenant.lock();
-        if table.batch {
+        if table.batch || !self.shared.settle(tenant, &mut table) {
             return false;
         }
         if table.space.surveyed.contain(range) && !table.space.is_unscanned() {
             return true;
         }
+        let may_be_registered = |part: &Range<u64>| !matches!(tenant.memory.covers(part), Ok(false));
+        table.space.forget_strays(range, may_be_registered, &mut self.shared.books());
         let query = Query {
             all_of: Categories::PRESENT,
             none_of: Categories::FILE,

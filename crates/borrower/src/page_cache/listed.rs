@@ -1,0 +1,193 @@
+//! What every policy has: its lists, its budget, and pages that were brought along in a list of their own. A policy is an [`Order`],
+//! which says only what distinguishes it from the others.
+//!
+//! Pages enter the list [`NEW`]; some orders have those that proved themselves in [`PROVEN`]. What was learnt of a page is counted
+//! in its marks, which the order spends while it looks for a victim.
+//!
+//! Invariant: a page in [`AHEAD`] has no marks, as the first evidence takes it out of there.
+
+use super::lists::{List, Lists, Victims};
+use super::{Arrival, CachePage, Evidence, Replacement};
+
+/// Pages that were brought along and not asked for yet.
+const AHEAD: List = List(0);
+/// Where pages enter: all others, if the order has no list for those that proved themselves.
+pub const NEW: List = List(1);
+/// Pages that proved themselves.
+pub const PROVEN: List = List(2);
+
+/// The lists of an order.
+pub type OrderLists = Lists<3>;
+
+/// Pages that were brought along and not asked for yet are left alone as long as they are fewer than one in so many of the
+/// budget: time for the program to come to them. What is asked for later than that was brought along too early.
+const AHEAD_SHARE: u32 = 16;
+
+/// Or fewer than this: two windows of `prefetch::WINDOW_MAX`, as the next one comes while the program uses the last.
+const AHEAD_MIN: u32 = 2 * crate::prefetch::WINDOW_MAX as u32;
+
+/// In which order pages leave that were asked for.
+pub trait Order: Send {
+    /// Evidence for a page is counted to here.
+    const EVIDENCE_MAX: u8 = 1;
+
+    /// The list that a page enters, and the evidence that it has from the start; `near` if it was needed soon after it left.
+    fn entry(near: bool) -> (List, u8) {
+        (NEW, u8::from(near).min(Self::EVIDENCE_MAX))
+    }
+
+    /// The page that leaves next, one of [`NEW`] or [`PROVEN`] without evidence; `None` if there is no page in them. Pages on
+    /// the way to it lose evidence, so each call ends. The caller takes it, and its neighbours if they have no evidence either.
+    fn next(&mut self, lists: &mut OrderLists, capacity: u32) -> Option<CachePage>;
+
+    /// `page` leaves its place for another reason than that it was next.
+    fn displaced(&mut self, _lists: &OrderLists, _page: CachePage) {}
+}
+
+/// A policy: see the module text.
+#[derive(Clone, Debug)]
+pub struct Listed<Policy> {
+    lists: OrderLists,
+    capacity: u32,
+    order: Policy,
+}
+
+impl<Policy: Order> Listed<Policy> {
+    /// With room for page numbers below `pages`, and a budget of `capacity` pages.
+    pub fn new(pages: u32, capacity: u32, order: Policy) -> Self {
+        Self { lists: Lists::new(pages), capacity, order }
+    }
+
+    /// The next victim.
+    fn next(&mut self) -> Option<CachePage> {
+        let too_many_ahead = self.lists.length(AHEAD) > ahead_max(self.capacity);
+        let first = self.lists.tail(AHEAD).filter(|_| too_many_ahead);
+        first.or_else(|| self.order.next(&mut self.lists, self.capacity)).or_else(|| self.lists.tail(AHEAD))
+    }
+}
+
+/// So many pages that were brought along and not asked for are left alone, never half of `capacity`; those beyond leave before all
+/// others. Leap evicts them eagerly for the same reason: nothing speaks for them.
+fn ahead_max(capacity: u32) -> u32 {
+    (capacity / AHEAD_SHARE).max(AHEAD_MIN).min(capacity / 2)
+}
+
+impl<Policy: Order> Replacement for Listed<Policy> {
+    fn inserted(&mut self, page: CachePage, arrival: Arrival) {
+        if self.lists.list_of(page).is_some() {
+            return self.touched(page, Evidence::Referenced);
+        }
+        let (list, evidence) = match arrival {
+            Arrival::Prefetched => (AHEAD, 0),
+            _ => Policy::entry(arrival.is_near(self.capacity)),
+        };
+        self.lists.set_marks(page, evidence);
+        self.lists.push(list, page);
+    }
+
+    fn touched(&mut self, page: CachePage, _evidence: Evidence) {
+        match self.lists.list_of(page) {
+            Some(AHEAD) => self.lists.renew(NEW, page),
+            Some(_) => self.lists.set_marks(page, (self.lists.marks(page) + 1).min(Policy::EVIDENCE_MAX)),
+            None => {}
+        }
+    }
+
+    fn removed(&mut self, page: CachePage) {
+        self.order.displaced(&self.lists, page);
+        self.lists.remove(page);
+    }
+
+    fn refused(&mut self, page: CachePage) {
+        self.order.displaced(&self.lists, page);
+        self.lists.set_marks(page, Policy::EVIDENCE_MAX);
+        // Not among the proven ones: where those are few it would be the next victim.
+        self.lists.renew(NEW, page);
+    }
+
+    fn victims(&mut self, victims: &mut [CachePage]) -> usize {
+        let mut victims = Victims::new(victims);
+        while !victims.is_full() {
+            let Some(page) = self.next() else { break };
+            self.lists.take(page, |evidence| evidence == 0, &mut victims);
+        }
+        victims.count()
+    }
+
+    fn listed(&self) -> u32 {
+        self.lists.total()
+    }
+
+    fn resize(&mut self, pages: u32) {
+        self.capacity = pages;
+    }
+
+    fn grow(&mut self, pages: u32) {
+        self.lists.grow(pages);
+    }
+
+    fn bytes_per_page(&self) -> usize {
+        OrderLists::BYTES_PER_PAGE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_brought_along_have_a_part_of_the_budget() {
+        assert_eq!(ahead_max(1000 * AHEAD_SHARE), 1000);
+        assert_eq!(ahead_max(4 * AHEAD_MIN), AHEAD_MIN, "time for two windows");
+        assert_eq!([ahead_max(5), ahead_max(1), ahead_max(0)], [2, 0, 0], "others have the larger part");
+    }
+
+    /// The last one that entered leaves, and who was displaced is remembered.
+    struct Youngest(Vec<u32>);
+
+    impl Order for Youngest {
+        const EVIDENCE_MAX: u8 = 2;
+
+        fn next(&mut self, lists: &mut OrderLists, _capacity: u32) -> Option<CachePage> {
+            std::iter::successors(lists.tail(NEW), |page| lists.younger(*page)).last()
+        }
+
+        fn displaced(&mut self, _lists: &OrderLists, page: CachePage) {
+            self.0.push(page.0);
+        }
+    }
+
+    #[test]
+    fn evidence_is_counted_and_gone_with_the_page() {
+        let mut pages = Listed::new(100, 100, Youngest(Vec::new()));
+        let (near, far) = (Arrival::Refault { distance: 100 }, Arrival::Refault { distance: 101 });
+        pages.inserted(CachePage(0), near);
+        pages.inserted(CachePage(1), far);
+        pages.inserted(CachePage(2), Arrival::Prefetched);
+        assert_eq!([0, 1, 2].map(|page| pages.lists.marks(CachePage(page))), [1, 0, 0]);
+        (0..5).for_each(|_| pages.touched(CachePage(1), Evidence::Written));
+        pages.inserted(CachePage(2), near);
+        assert_eq!(
+            [1, 2].map(|page| pages.lists.marks(CachePage(page))),
+            [2, 0],
+            "the first evidence takes it from ahead"
+        );
+        pages.removed(CachePage(1));
+        pages.inserted(CachePage(1), Arrival::New);
+        assert_eq!(pages.lists.marks(CachePage(1)), 0);
+        assert_eq!(pages.order.0, [1]);
+    }
+
+    #[test]
+    fn what_is_next_takes_neighbours_without_evidence_along() {
+        let mut pages = Listed::new(100, 100, Youngest(Vec::new()));
+        pages.inserted(CachePage(4), Arrival::New);
+        pages.inserted(CachePage(6), Arrival::Staged);
+        pages.inserted(CachePage(5), Arrival::New);
+        let mut room = [CachePage(0); 2];
+        assert_eq!(pages.victims(&mut room), 2);
+        assert_eq!(room, [CachePage(5), CachePage(4)]);
+        pages.refused(CachePage(4));
+        assert_eq!((pages.lists.marks(CachePage(4)), pages.listed()), (2, 2));
+    }
+}

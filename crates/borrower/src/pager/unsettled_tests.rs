@@ -1,0 +1,364 @@
+//! Tests of [`Unsettled`]: single orders, and a kernel whose threads tell late.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Page addresses are numbers here, and pages have a length of one.
+type Content = Vec<Option<u32>>;
+
+/// What the kernel tells of mappings.
+#[derive(Clone, Debug)]
+enum Message {
+    Unmap(Range<u64>),
+    Remap { from: u64, to: u64, length: u64 },
+}
+
+fn apply(content: &mut Content, message: &Message) {
+    match message {
+        Message::Unmap(range) => range.clone().for_each(|page| content[page as usize] = None),
+        Message::Remap { from, to, length } => {
+            let pages: Vec<_> = (*from..from + length).map(|page| content[page as usize].take()).collect();
+            (*to..).zip(pages).for_each(|(page, one)| content[page as usize] = one);
+        }
+    }
+}
+
+fn settle(unsettled: &mut Unsettled, content: &mut Content, is_mapped: impl Fn(u64) -> Option<bool>) {
+    let known = content.clone();
+    for change in unsettled.settle(|range| mapped(&known, range), is_mapped).unwrap() {
+        match change {
+            Change::Unmap(range) => apply(content, &Message::Unmap(range)),
+            Change::Remap { from, to, length } => apply(content, &Message::Remap { from, to, length }),
+            Change::Remove(_) | Change::Fork(..) => unreachable!("not told here"),
+        }
+    }
+}
+
+/// The pages of `range` that have content.
+fn mapped(content: &Content, range: &Range<u64>) -> Vec<Range<u64>> {
+    let mut set = Ranges::default();
+    range.clone().filter(|page| content[*page as usize].is_some()).for_each(|page| set.insert(page..page + 1));
+    set.iter().collect()
+}
+
+/// Tells `messages` of pages that have their number as content, after which `now` is mapped; gives what is known then, and after
+/// which of the messages more was to be waited for.
+fn told(known: &[Range<u64>], messages: &[Message], now: &[Range<u64>]) -> (Content, Vec<bool>) {
+    let mut content = vec![None; 100];
+    for range in known {
+        range.clone().for_each(|page| content[page as usize] = Some(page as u32));
+    }
+    let mut unsettled = Unsettled::default();
+    let in_debt = messages.iter().map(|message| tell(&mut unsettled, message, &content)).collect();
+    settle(&mut unsettled, &mut content, |page| Some(now.iter().any(|range| range.contains(&page))));
+    (content, in_debt)
+}
+
+/// Whether more is to be waited for.
+fn tell(unsettled: &mut Unsettled, message: &Message, content: &Content) -> bool {
+    match message {
+        Message::Unmap(range) => unsettled.unmap(range.clone()),
+        Message::Remap { from, to, length } => unsettled.remap(*from, *to, *length),
+    }
+    unsettled.is_in_doubt(|range| mapped(content, range))
+}
+
+fn pages(content: &Content, range: Range<u64>) -> Vec<Option<u32>> {
+    content[range.start as usize..range.end as usize].to_vec()
+}
+
+fn numbers(range: Range<u32>) -> Vec<Option<u32>> {
+    range.map(Some).collect()
+}
+
+fn remap(from: u64, to: u64, length: u64) -> Message {
+    Message::Remap { from, to, length }
+}
+
+/// Where one thing is.
+const fn only(range: &Range<u64>) -> &[Range<u64>] {
+    std::slice::from_ref(range)
+}
+
+#[test]
+fn an_end_that_is_told_late_is_that_of_what_was_there_before() {
+    let late = [remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(10..20)];
+    let (content, in_debt) = told(&[10..20, 30..40], &late, only(&(10..20)));
+    assert_eq!(in_debt, [true, false, false]);
+    assert_eq!(pages(&content, 10..20), numbers(30..40));
+    assert_eq!(pages(&content, 30..40), [None; 10]);
+}
+
+#[test]
+fn a_move_that_is_told_late_takes_what_was_there_before() {
+    let late = [remap(30, 10, 10), Message::Unmap(30..40), remap(10, 50, 10), Message::Unmap(10..20)];
+    let (content, _) = told(&[10..20, 30..40], &late, &[10..20, 50..60]);
+    assert_eq!(pages(&content, 10..20), numbers(30..40));
+    assert_eq!(pages(&content, 50..60), numbers(10..20));
+}
+
+#[test]
+fn the_end_of_an_old_place_forgets_nothing_that_came_there_since() {
+    let moves = [remap(10, 50, 10), remap(30, 10, 10), Message::Unmap(10..20), Message::Unmap(30..40)];
+    let (content, in_debt) = told(&[10..20, 30..40], &moves, &[10..20, 50..60]);
+    assert_eq!(in_debt, [false; 4]);
+    assert_eq!((pages(&content, 10..20), pages(&content, 50..60)), (numbers(30..40), numbers(10..20)));
+}
+
+#[test]
+fn a_larger_end_that_is_late_spares_what_was_moved_into_its_middle() {
+    // Of 15..20 nobody knows that it was mapped: it was never touched.
+    let late = [remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(0..20)];
+    let (content, _) = told(&[0..15, 30..40], &late, only(&(10..20)));
+    assert_eq!((pages(&content, 0..10), pages(&content, 10..20)), (vec![None; 10], numbers(30..40)));
+}
+
+#[test]
+fn what_is_mapped_in_the_end_tells_a_late_end_of_what_nobody_knew_of() {
+    let late = [remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(10..20)];
+    let (content, in_debt) = told(only(&(30..40)), &late, only(&(10..20)));
+    assert_eq!(in_debt, [false; 3]);
+    assert_eq!(pages(&content, 10..20), numbers(30..40));
+    let moved = [remap(30, 10, 10), Message::Unmap(30..40), remap(10, 50, 10), Message::Unmap(10..20)];
+    let (content, _) = told(only(&(30..40)), &moved, &[10..20, 50..60]);
+    assert_eq!((pages(&content, 10..20), pages(&content, 50..60)), (numbers(30..40), vec![None; 10]));
+}
+
+#[test]
+fn what_was_moved_and_then_unmapped_is_gone() {
+    let ends = [remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(10..20)];
+    let (content, in_debt) = told(only(&(30..40)), &ends, &[]);
+    assert_eq!(in_debt, [false; 3]);
+    assert_eq!(content, vec![None; 100]);
+    // What was thought to be there before was not.
+    let (content, in_debt) = told(&[10..20, 30..40], &ends, &[]);
+    assert_eq!(in_debt, [true, false, false]);
+    assert_eq!(content, vec![None; 100]);
+}
+
+#[test]
+fn of_two_ends_the_first_is_the_late_one() {
+    let two = [remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(10..20), Message::Unmap(10..20)];
+    assert_eq!(told(&[10..20, 30..40], &two, &[]).0, vec![None; 100]);
+}
+
+#[test]
+fn a_move_onto_other_memory_of_its_thread_that_is_told_late_goes_with_its_end() {
+    let late =
+        [remap(30, 10, 2), Message::Unmap(0..8), Message::Unmap(30..32), remap(10, 0, 8), Message::Unmap(10..18)];
+    let (content, in_debt) = told(&[0..8, 10..18, 30..32], &late, &[0..8, 10..12]);
+    assert_eq!(in_debt, [true, true, false, false, false]);
+    assert_eq!((pages(&content, 0..8), pages(&content, 10..12)), (numbers(10..18), numbers(30..32)));
+}
+
+#[test]
+fn nothing_is_settled_while_it_cannot_be_said_what_is_mapped() {
+    let mut unsettled = Unsettled::default();
+    unsettled.remap(30, 10, 10);
+    unsettled.unmap(10..20);
+    assert!(unsettled.settle(|_| Vec::new(), |_| None).is_none());
+    assert_eq!(unsettled.settle(|_| Vec::new(), |_| Some(false)).unwrap().len(), 2);
+}
+
+#[test]
+fn without_a_message_about_its_end_an_old_place_is_not_waited_for() {
+    // MREMAP_DONTUNMAP.
+    let mut unsettled = Unsettled::default();
+    unsettled.remap(10, 50, 10);
+    assert!(!unsettled.is_empty());
+    unsettled.settle(|_| Vec::new(), |_| None).expect("nothing is in doubt");
+    assert!(unsettled.is_empty());
+    unsettled.unmap(10..20);
+    assert_eq!(unsettled.settle(|_| Vec::new(), |_| None).unwrap().len(), 1, "this end is real");
+}
+
+/// Content from this number on is of memory that nobody knew to be registered.
+const UNKNOWN: u32 = 1_000_000;
+const SPACE: u64 = 48;
+const THREADS: usize = 4;
+
+/// A thread, and what it has changed and not told yet.
+#[derive(Default)]
+struct Thread {
+    regions: Vec<Range<u64>>,
+    to_tell: VecDeque<Message>,
+    /// It waits for its message to be read.
+    waits: bool,
+}
+
+impl Thread {
+    fn is_in_a_call(&self) -> bool {
+        self.waits || !self.to_tell.is_empty()
+    }
+}
+
+/// A process of some threads, each with memory of its own, in one address space.
+struct Kernel {
+    content: Content,
+    threads: Vec<Thread>,
+    queue: VecDeque<(usize, Message)>,
+    next: u32,
+}
+
+impl Kernel {
+    fn new() -> Self {
+        let threads = (0..THREADS).map(|_| Thread::default()).collect();
+        Self { content: vec![None; SPACE as usize], threads, queue: VecDeque::new(), next: 0 }
+    }
+
+    /// The first place with room for `length`, as the kernel looks for one.
+    fn place(&self, length: u64) -> Option<u64> {
+        (0..=SPACE - length).find(|start| (*start..start + length).all(|page| self.content[page as usize].is_none()))
+    }
+
+    fn map(&mut self, thread: usize, length: u64, known: Option<&mut Content>) {
+        let Some(start) = self.place(length) else { return };
+        let pages = start as usize..(start + length) as usize;
+        for page in pages.clone() {
+            self.next += 1;
+            self.content[page] = Some(if known.is_some() { self.next } else { UNKNOWN + self.next });
+        }
+        if let Some(known) = known {
+            known[pages.clone()].copy_from_slice(&self.content[pages]);
+        }
+        self.threads[thread].regions.push(start..start + length);
+    }
+
+    /// One of the regions of `thread` that are clear of `spared`.
+    fn take_region(&mut self, thread: usize, choice: usize, spared: &[Range<u64>]) -> Option<Range<u64>> {
+        let regions = &mut self.threads[thread].regions;
+        let is_clear =
+            |region: &Range<u64>| spared.iter().all(|other| region.end <= other.start || other.end <= region.start);
+        let clear: Vec<usize> = (0..regions.len()).filter(|index| is_clear(&regions[*index])).collect();
+        clear.get(choice % clear.len().max(1)).map(|index| regions.swap_remove(*index))
+    }
+
+    fn tell_later(&mut self, thread: usize, message: Message) {
+        apply(&mut self.content, &message);
+        self.threads[thread].to_tell.push_back(message);
+    }
+
+    fn unmap(&mut self, thread: usize, choice: usize, spared: &[Range<u64>]) {
+        let Some(region) = self.take_region(thread, choice, spared) else { return };
+        self.tell_later(thread, Message::Unmap(region));
+    }
+
+    /// To a free place, or to that of another region of the same thread.
+    fn remap(&mut self, thread: usize, choice: usize, spared: &[Range<u64>]) {
+        let Some(region) = self.take_region(thread, choice, spared) else { return };
+        let length = region.end - region.start;
+        let other = self.take_region(thread, choice / 2, spared);
+        let to = match other {
+            Some(other) if other.end - other.start == length && choice.is_multiple_of(3) => {
+                self.tell_later(thread, Message::Unmap(other.clone()));
+                Some(other.start)
+            }
+            other => {
+                self.threads[thread].regions.extend(other);
+                self.place(length)
+            }
+        };
+        let Some(to) = to else { return self.threads[thread].regions.push(region) };
+        self.tell_later(thread, Message::Remap { from: region.start, to, length });
+        // The old place ends with the move; that is told by itself.
+        self.threads[thread].to_tell.push_back(Message::Unmap(region));
+        self.threads[thread].regions.push(to..to + length);
+    }
+
+    /// The thread gets its CPU back.
+    fn tell(&mut self, thread: usize) {
+        let one = &mut self.threads[thread];
+        if !one.waits
+            && let Some(message) = one.to_tell.pop_front()
+        {
+            one.waits = true;
+            self.queue.push_back((thread, message));
+        }
+    }
+
+    /// All that can be known.
+    fn known(&self) -> Content {
+        self.content.iter().map(|content| content.filter(|content| *content < UNKNOWN)).collect()
+    }
+
+    fn is_changing(&self) -> bool {
+        self.threads.iter().any(Thread::is_in_a_call)
+    }
+}
+
+/// Who reads: holds back after a doubtful move, until everybody who changed something before could tell it. Meanwhile, and as long as a
+/// late message is under way, nobody changes the same addresses again.
+struct Reader {
+    unsettled: Unsettled,
+    known: Content,
+    awaited: Vec<usize>,
+}
+
+impl Reader {
+    /// Where pages came to; without memory that nobody knew of, only where the end of what was there before is not told yet.
+    fn came(&self, is_all_known: bool) -> Vec<Range<u64>> {
+        let in_debt = Order::of(&self.unsettled.told, |range| mapped(&self.known, range), &[]).in_debt;
+        let target = |change: &Change| match change {
+            Change::Remap { from, to, length } if !is_all_known || in_debt.contains(&(*from..from + length)) => {
+                Some(*to..to + length)
+            }
+            _ => None,
+        };
+        self.unsettled.told.iter().filter_map(target).collect()
+    }
+
+    fn read(&mut self, kernel: &mut Kernel) {
+        self.awaited.retain(|thread| !kernel.threads[*thread].waits && kernel.threads[*thread].is_in_a_call());
+        if !self.awaited.is_empty() {
+            return;
+        }
+        let Some((thread, message)) = kernel.queue.pop_front() else { return };
+        kernel.threads[thread].waits = false;
+        if tell(&mut self.unsettled, &message, &self.known) {
+            self.awaited = (0..THREADS).filter(|other| kernel.threads[*other].is_in_a_call()).collect();
+        }
+        if !kernel.is_changing() {
+            settle(&mut self.unsettled, &mut self.known, |page| Some(kernel.content[page as usize].is_some()));
+            assert_eq!(self.known, kernel.known());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Whatever the threads do and however late they tell of it, every page is known where it is once all was told.
+    #[test]
+    fn every_page_is_known_where_it_is(
+        is_all_known: bool,
+        steps in proptest::collection::vec((0_u8..16, 0..THREADS, 0_usize..64), 1..200)
+    ) {
+        let mut kernel = Kernel::new();
+        let mut reader =
+            Reader { unsettled: Unsettled::default(), known: kernel.content.clone(), awaited: Vec::new() };
+        for (step, thread, choice) in steps {
+            let is_free = !kernel.threads[thread].is_in_a_call();
+            let spared = reader.came(is_all_known);
+            match step {
+                0..=2 if !kernel.is_changing() => {
+                    let known = Some(&mut reader.known).filter(|_| is_all_known || choice % 5 != 0);
+                    kernel.map(thread, 2 + choice as u64 % 7, known);
+                }
+                3..=4 if is_free => kernel.unmap(thread, choice, &spared),
+                5..=9 if is_free => kernel.remap(thread, choice, &spared),
+                10..=12 => kernel.tell(thread),
+                13..=15 => reader.read(&mut kernel),
+                _ => {}
+            }
+        }
+        for _ in 0..100 {
+            (0..THREADS).for_each(|thread| kernel.tell(thread));
+            reader.read(&mut kernel);
+        }
+        prop_assert!(!kernel.is_changing(), "everything is told in the end");
+        prop_assert_eq!(reader.known, kernel.known());
+    }
+}
