@@ -2,6 +2,9 @@
 //!
 //! A fault's cost is the program's time over the faults that brought a page; the floor is a thread of one process that fills pages
 //! and does nothing else. The pager starts on one CPU, the program runs on the same or on another one.
+//!
+//! Pages that leave are measured in two ways: of a program at rest far beyond its budget (eviction alone), and of one that fills fresh
+//! memory, which waits for a fault at each page.
 
 use super::pinning::{Pinning, SERVER_CPU};
 use super::program_run::{run_storage, run_workload, workload_command};
@@ -36,13 +39,14 @@ const FLOOR: &str = "userfaultfd floor";
 const EXCHANGE: &str = "raw loopback exchange";
 const FAULT: &str = "fault";
 const EVICTION: &str = "eviction";
+const FILL: &str = "filling beyond the budget";
 const SEQUENTIAL: &str = "sequential scan at L(50)";
 const RANDOM: &str = "random access at L(50)";
 
 /// The workloads whose phase `read` is compared at half.
 const SCANS: [(&str, &str); 2] = [("fill-sequential", SEQUENTIAL), ("fill-random", RANDOM)];
 
-/// Of a program that only fills memory, so much stays: the rest is evicted meanwhile.
+/// Of a program whose memory is evicted, so much stays.
 const EVICTION_LOCAL_DIVISOR: u64 = 8;
 
 /// Pages a second that leave at least, end to end on shm (issue's goal).
@@ -118,7 +122,10 @@ fn measure(
     result.record(round, &case(FAULT, pinning), name(side), MICROSECONDS, us_per_fault(&report, &told)?);
     let local = Size(size.0 / EVICTION_LOCAL_DIVISOR);
     let (report, told) = run(context, side, "fill-sequential", size, local, pinning)?;
-    result.record(round, &case(EVICTION, pinning), name(side), PAGES_PER_SECOND, evicted(&report, &told, local)?);
+    result.record(round, &case(FILL, pinning), name(side), PAGES_PER_SECOND, filled(&report, &told, local)?);
+    let (report, told) = run(context, side, "overflow", size, local, pinning)?;
+    filled(&report, &told, local)?;
+    result.record(round, &case(EVICTION, pinning), name(side), PAGES_PER_SECOND, evicted(&report)?);
     Ok(())
 }
 
@@ -186,8 +193,8 @@ fn us_per_fault(report: &WorkloadReport, told: &Option<RunReport>) -> Result<f64
     Ok(us_per_page(report, "touch")? * pages(report) / faults as f64)
 }
 
-/// Pages a second that left while memory was filled, by what cannot have stayed.
-fn evicted(report: &WorkloadReport, told: &Option<RunReport>, local: Size) -> Result<f64, HarnessError> {
+/// Pages a second that left while memory was filled, by what cannot have stayed; and that they did.
+fn filled(report: &WorkloadReport, told: &Option<RunReport>, local: Size) -> Result<f64, HarnessError> {
     let left = pages(report) - (local.0 / PAGE_SIZE_BYTES) as f64;
     let pager = told.as_ref().and_then(|told| told.pager.as_ref());
     let said = pager.map_or(0, |pager| pager.pages_out_dirty + pager.pages_out_clean) as f64;
@@ -195,6 +202,15 @@ fn evicted(report: &WorkloadReport, told: &Option<RunReport>, local: Size) -> Re
         return Err(HarnessError::failed(&report.workload, format!("{said} pages left, and {left} must have")));
     }
     Ok(left * 1e6 / (us_per_page(report, "fill")? * pages(report)))
+}
+
+/// Pages a second that left of a program at rest.
+fn evicted(report: &WorkloadReport) -> Result<f64, HarnessError> {
+    let us_per_page = us_per_page(report, "leave")?;
+    if us_per_page <= 0.0 {
+        return Err(HarnessError::failed(&report.workload, "nothing was seen to leave"));
+    }
+    Ok(1e6 / us_per_page)
 }
 
 fn goals(result: &mut StudyResult, pinnings: &[Pinning]) {
@@ -255,10 +271,16 @@ mod tests {
     }
 
     #[test]
-    fn evictions_count_what_cannot_have_stayed() {
+    fn what_left_is_what_cannot_have_stayed() {
         let local = Size(200 * PAGE_SIZE_BYTES);
-        assert_eq!(evicted(&report("fill", 2.0), &told(0, 900), local).unwrap(), 400_000.0);
-        assert!(evicted(&report("fill", 2.0), &told(0, 700), local).is_err());
+        assert_eq!(filled(&report("fill", 2.0), &told(0, 900), local).unwrap(), 400_000.0);
+        assert!(filled(&report("fill", 2.0), &told(0, 700), local).is_err());
+    }
+
+    #[test]
+    fn an_eviction_that_nobody_saw_has_no_rate() {
+        assert_eq!(evicted(&report("leave", 2.0)).unwrap(), 500_000.0);
+        assert!(evicted(&report("leave", 0.0)).is_err());
     }
 
     #[test]

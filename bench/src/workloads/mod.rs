@@ -8,6 +8,7 @@
 //! | [`page_rank`] | a power-law graph: sequential edges, random ranks with hot ones |
 //! | [`key_value`] | a hash table under Zipf's law: few hot pages, a long tail |
 //! | [`visit`] | one word of each page, in sequence, at random, with a change: what a page-in costs and little else |
+//! | [`overflow`] | an array at rest beyond the budget: what its pages take to leave |
 //! | [`touch`] | one word of each page at random, a system call after each: for tracing |
 //! | [`matrix`] | blocked multiplication: dense computation, strided reads |
 //!
@@ -18,6 +19,7 @@ pub mod barnes_hut;
 pub mod fill;
 pub mod key_value;
 pub mod matrix;
+pub mod overflow;
 pub mod page_rank;
 pub mod phase;
 pub mod quicksort;
@@ -124,7 +126,7 @@ impl<Any: Program> Workload for Any {
 }
 
 /// All of them.
-pub const ALL: [&dyn Workload; 11] = [
+pub const ALL: [&dyn Workload; 12] = [
     &fill::Fill::SEQUENTIAL,
     &fill::Fill::STRIDED,
     &fill::Fill::RANDOM,
@@ -136,6 +138,7 @@ pub const ALL: [&dyn Workload; 11] = [
     &matrix::Matrix,
     &touch::Touch,
     &visit::Visit,
+    &overflow::Overflow,
 ];
 
 /// The names of all workloads.

@@ -82,7 +82,8 @@ impl PhaseClock {
         self.reports.last_mut().expect("it was just recorded").page_ins = PageIns::of(page_ins);
     }
 
-    fn record(&mut self, phase: &str, pages: u64, elapsed: Duration) {
+    /// Remembers what a part took that was measured elsewhere.
+    pub fn record(&mut self, phase: &str, pages: u64, elapsed: Duration) {
         let pages = pages.max(1);
         let seconds = elapsed.as_secs_f64();
         let us_per_page = seconds * 1e6 / pages as f64;

@@ -23,8 +23,8 @@ pub type OrderLists = Lists<3>;
 /// budget: time for the program to come to them. What is asked for later than that was brought along too early.
 const AHEAD_SHARE: u32 = 16;
 
-/// Or fewer than this: two windows of `prefetch::CANDIDATES_MAX`, as the next one comes while the program uses the last.
-const AHEAD_MIN: u32 = 2 * crate::prefetch::CANDIDATES_MAX as u32;
+/// Or fewer than this: two windows of `prefetch::WINDOW_MAX`, as the next one comes while the program uses the last.
+const AHEAD_MIN: u32 = 2 * crate::prefetch::WINDOW_MAX as u32;
 
 /// In which order pages leave that were asked for.
 pub trait Order: Send {

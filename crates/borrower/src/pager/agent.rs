@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::protocol::{AgentState, BATCHES, Phase, outcome};
@@ -83,6 +84,13 @@ impl Agent for SeatAgent {
         self.batch = (self.batch + 1) % BATCHES;
         self.is_under_way = false;
         true
+    }
+
+    fn wait(&self, patience: Duration) {
+        if self.is_under_way {
+            // Whatever it says, the batch is looked at next.
+            let _ = self.seat.wait(self.batch, Phase::Done, 0, Instant::now() + patience);
+        }
     }
 
     fn is_broken(&self) -> bool {

@@ -1,19 +1,21 @@
 //! What comes along with a page that a program waits for: the prefetcher's candidates, sorted into what can be done for them.
 //!
 //! The page that is waited for always goes first; nothing comes along while the budget is nearly used up. A window's marker
-//! ([`crate::prefetch`]) stays where it is, so that the fault on it tells how far the program came.
+//! ([`crate::prefetch`]) stays where it is, so that the fault on it tells how far the program came. It is a page that is away, since
+//! nobody faults on another. Victims leave by groups, so a stream comes to stretches of local pages that are longer than a window: it
+//! looks beyond them.
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::directory::News;
-use super::limits::{GROUP_PAGES, MARKERS_MAX};
+use super::limits::{GROUP_PAGES, MARKERS_MAX, WINDOWS_MAX};
 use super::slots::Slot;
 use super::space::group::PageState;
 use super::space::{Books, Space};
 use crate::page_cache::Evidence;
 use crate::prefetch::read_ahead::ReadAhead;
 use crate::prefetch::streams::{Faulter, Streams};
-use crate::prefetch::{Candidates, VirtualPage};
+use crate::prefetch::{Candidates, VirtualPage, WINDOW_MAX};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -50,7 +52,10 @@ impl Along {
 /// See the module text.
 pub struct Ahead {
     streams: Streams<ReadAhead>,
+    /// What is away of the windows that the last question was answered with.
     candidates: Candidates,
+    /// Room for one window.
+    window: Candidates,
     /// Markers that were not reached yet, the oldest overwritten first.
     markers: [(u32, u64); MARKERS_MAX],
     next_marker: usize,
@@ -59,27 +64,44 @@ pub struct Ahead {
 impl Default for Ahead {
     fn default() -> Self {
         let streams = Streams::new(ReadAhead::default());
-        Self { streams, candidates: Candidates::default(), markers: [(u32::MAX, 0); MARKERS_MAX], next_marker: 0 }
+        let (candidates, window) = (Candidates::default(), Candidates::default());
+        Self { streams, candidates, window, markers: [(u32::MAX, 0); MARKERS_MAX], next_marker: 0 }
     }
 }
 
 impl Ahead {
-    /// Thread `thread` waits for the page at `address`: asks the prefetcher, at most for `room` pages.
+    /// Thread `thread` waits for the page at `address`: asks the prefetcher what of that which is away comes along.
     pub fn ask(&mut self, space: &Space, thread: u32, address: u64, books: &mut Books) {
         let faulter = Faulter { space: space.id().0, thread };
         let page = VirtualPage(address / PAGE);
         let marker = self.markers.iter_mut().find(|marker| **marker == (faulter.space, address));
         if let Some(marker) = marker {
             *marker = (u32::MAX, 0);
-            self.streams.on_hit(faulter, page, &mut self.candidates);
+            self.streams.on_hit(faulter, page, &mut self.window);
             let used = self.streams.passed().iter().filter_map(|page| space.number(page.0 * PAGE));
             used.for_each(|page| books.directory.tell(News::Learnt(page, Evidence::PrefetchUsed)));
         } else {
-            self.streams.on_fault(faulter, page, &mut self.candidates);
+            self.streams.on_fault(faulter, page, &mut self.window);
         }
+        self.gather(faulter, space);
         if let Some(marker) = self.candidates.marker() {
             self.markers[self.next_marker] = (faulter.space, marker.0 * PAGE);
             self.next_marker = (self.next_marker + 1) % MARKERS_MAX;
+        }
+    }
+
+    /// Takes what is away of the window; a stream that has come to full windows gets one in pages that are away.
+    fn gather(&mut self, faulter: Faulter, space: &Space) {
+        self.candidates.clear();
+        for _ in 0..WINDOWS_MAX {
+            let last = self.window.pages().last().copied();
+            let is_full = self.window.pages().len() == WINDOW_MAX;
+            self.window.retain(|page| matches!(space.state(page.0.saturating_mul(PAGE)), PageState::Away(_)));
+            self.candidates.append(&self.window);
+            match last.filter(|_| is_full && self.candidates.pages().len() < WINDOW_MAX) {
+                Some(last) => self.streams.go_on(faulter, last, &mut self.window),
+                None => break,
+            }
         }
     }
 
@@ -97,12 +119,13 @@ impl Ahead {
             .map(|page| page.0.saturating_mul(PAGE))
     }
 
-    /// The candidates of the last question that are away and not staged, as runs of neighbouring slots.
+    /// The candidates of the last question, as runs of neighbouring slots. What is staged is read like the rest, which costs a run no
+    /// more; only what is still being written cannot be.
     pub fn reads(&self, space: &Space, books: &Books, mut read: impl FnMut(&Along)) {
         let mut run: Option<Along> = None;
         for address in self.wanted() {
             let PageState::Away(slot) = space.state(address) else { continue };
-            if books.slots.staged(slot).is_some() || run.as_mut().is_some_and(|run| run.add(address, slot)) {
+            if books.slots.is_busy(slot) || run.as_mut().is_some_and(|run| run.add(address, slot)) {
                 continue;
             }
             if let Some(run) = run.replace(Along::one(address, slot)) {
@@ -128,7 +151,7 @@ mod tests {
 
     /// A space whose first `pages` pages are away, in neighbouring slots, and a mapping of twice as many.
     fn away(pages: u64) -> (Space, Books) {
-        let mut books = Books { slots: Slots::new(1024), directory: Directory::default() };
+        let mut books = Books { slots: Slots::new(4096), directory: Directory::default() };
         let mut space = Space::new(SpaceId(1));
         space.surveyed.insert(PAGE..PAGE * (2 * pages + 1));
         let run: Vec<Slot> = (0..pages).flat_map(|_| books.slots.take(1).unwrap().slots()).collect();
@@ -161,16 +184,67 @@ mod tests {
     }
 
     #[test]
-    fn what_is_staged_or_was_never_away_is_not_read() {
+    fn what_is_staged_is_read_unless_it_is_being_written() {
         let (space, mut books) = away(8);
         let mut ahead = Ahead::default();
         faults(&mut ahead, &space, &mut books, &[1, 2, 3]);
-        for page in 1..9 {
-            if let PageState::Away(slot) = space.state(PAGE * page) {
-                books.slots.stage(slot, PoolPage(page as u32));
-            }
+        let slots: Vec<Slot> = (1..9).map(|page| slot_of(&space, page)).collect();
+        for slot in &slots {
+            books.slots.stage(*slot, PoolPage(slot.0));
         }
+        let mut count = 0;
+        ahead.reads(&space, &books, |run| count += run.pages().len());
+        assert_eq!(count, ahead.candidates.pages().len() - 1, "all but the marker");
+        slots.iter().for_each(|slot| books.slots.begin_write(*slot));
         ahead.reads(&space, &books, |run| panic!("{run:?}"));
+    }
+
+    fn slot_of(space: &Space, page: u64) -> Slot {
+        let PageState::Away(slot) = space.state(PAGE * page) else { panic!("page {page} is there") };
+        slot
+    }
+
+    /// A stream that has come to full windows, and its last page.
+    fn full_stream(ahead: &mut Ahead, space: &Space, books: &mut Books) -> u64 {
+        faults(ahead, space, books, &[1, 2]);
+        while ahead.candidates.pages().len() < WINDOW_MAX {
+            let marker = ahead.candidates.marker().unwrap().0;
+            faults(ahead, space, books, &[marker]);
+        }
+        ahead.candidates.pages().last().unwrap().0
+    }
+
+    #[test]
+    fn a_stream_looks_beyond_pages_that_are_there() {
+        let window = WINDOW_MAX as u64;
+        let (mut space, mut books) = away(10 * window);
+        let mut ahead = Ahead::default();
+        let last = full_stream(&mut ahead, &space, &mut books);
+        let marker = ahead.candidates.marker().unwrap().0;
+        // The next window is there, and so are two pages of the one behind it.
+        for page in last + 1..=last + window + 2 {
+            space.filled(PAGE * page, true, Coming::Ahead, &mut books);
+        }
+        faults(&mut ahead, &space, &mut books, &[marker]);
+        let expected: Vec<_> = (last + window + 3..=last + 3 * window).map(VirtualPage).collect();
+        assert_eq!(ahead.candidates.pages(), expected);
+        assert_eq!(ahead.candidates.marker(), Some(expected[0]), "nobody faults on what is there");
+        let (found, end) = (ahead.candidates.pages().len(), last + 3 * window);
+        faults(&mut ahead, &space, &mut books, &[last + window + 3]);
+        assert_eq!(ahead.candidates.pages()[0], VirtualPage(end + 1), "behind the {found} pages");
+    }
+
+    #[test]
+    fn a_stream_does_not_look_for_ever() {
+        let (mut space, mut books) = away(20 * WINDOW_MAX as u64);
+        let mut ahead = Ahead::default();
+        let last = full_stream(&mut ahead, &space, &mut books);
+        let marker = ahead.candidates.marker().unwrap().0;
+        for page in last + 1..=last + (WINDOWS_MAX * WINDOW_MAX) as u64 {
+            space.filled(PAGE * page, true, Coming::Ahead, &mut books);
+        }
+        faults(&mut ahead, &space, &mut books, &[marker]);
+        assert!(!ahead.has_found() && ahead.candidates.marker().is_none());
     }
 
     #[test]

@@ -1,21 +1,24 @@
 //! Keeps programs within their budget: the decisions of the eviction thread.
 //!
 //! One batch: the policy names victims; they are taken in order of address, up to 32 neighbours to a slot of the write-back
-//! pool and to neighbouring slots of the volume (`start`); the agent takes them out while this thread's engine
-//! writes the batch before; the page table hears what became of each, and what left dirty is written (`finish`).
+//! pool and to neighbouring slots of the volume (`start`); the agent takes them out; the page table hears what became of each
+//! (`finish`), and what left dirty is written (`poll_engine`). An agent that is done gets its next batch before anything else is
+//! done about the last one (`collect`), unless a fault waits: so it works while this thread puts down and writes, and victims are
+//! chosen meanwhile.
 //! A page that left is staged until its pool slot is used again. Clean pages leave without a write.
 //!
 //! Between high and low watermark this happens in the background; faults wait only when the budget itself is reached (rule 15).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::directory::{Coming, News, SpaceId};
 use super::limits::{
-    BATCH_PAGES, DISCARD_PAUSE, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE, FRUITLESS_SHARE, GROUP_PAGES, WRITE_RETRY_PAUSE,
+    BATCH_PAGES, BATCHES_IN_A_ROW_MAX, DISCARD_PAUSE, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE, FRUITLESS_SHARE,
+    GROUP_PAGES, WRITE_RETRY_PAUSE,
 };
 use super::program::{Errand, Fate};
 use super::shared::{Shared, Tenant, lock};
@@ -64,6 +67,10 @@ pub struct Eviction {
     /// Writes that failed and are tried again.
     retries: Vec<(RunId, Instant)>,
     batches: Vec<Batch>,
+    /// Batches that agents are done with and that the page table has not heard of.
+    moved: Vec<Batch>,
+    /// Batches that followed one another without the table being free in between.
+    in_a_row: u32,
     /// Room of batches that ended.
     spare: Vec<Batch>,
     news: Vec<News>,
@@ -99,6 +106,8 @@ impl Eviction {
             discard_at: now,
             retries: Vec::new(),
             batches: Vec::new(),
+            moved: Vec::new(),
+            in_a_row: 0,
             spare: Vec::new(),
             news: Vec::new(),
             candidates: Vec::with_capacity(BATCH_PAGES),
@@ -121,18 +130,33 @@ impl Eviction {
         self.hear();
         self.policy.resize(u32::try_from(self.shared.budget.limit_pages()).unwrap_or(u32::MAX));
         let mut waiting = self.poll_engine(now);
-        self.finish_batches(now);
-        self.discard(now);
+        self.collect(now);
         if self.batches.is_empty() && self.shared.budget.is_exceeded() {
             if now >= self.start_at {
                 self.start(now);
             }
             waiting = waiting.max(Waiting::Retry);
         }
+        while let Some(batch) = self.moved.pop() {
+            self.finish(batch, now);
+        }
+        self.discard(now);
+        self.look_ahead();
         if !self.batches.is_empty() || !self.owning.is_empty() {
             return Waiting::Poll;
         }
         if self.retries.is_empty() { waiting } else { waiting.max(Waiting::Retry) }
+    }
+
+    /// Sleeps until an agent that works is done, at most for `patience`. False: none works.
+    pub fn await_agent(&self, patience: Duration) -> bool {
+        let Some(tenant) = self.batches.iter().map(|batch| &batch.tenant).chain(&self.owning).next() else {
+            return false;
+        };
+        if let Some(agent) = lock(&tenant.agent).as_ref() {
+            agent.wait(patience);
+        }
+        true
     }
 
     /// Tells the policy what happened.
@@ -237,7 +261,7 @@ impl Eviction {
 
     /// Chooses victims and hands them to agents.
     fn start(&mut self, now: Instant) {
-        if self.candidates.is_empty() && !self.choose() {
+        if self.candidates.is_empty() && !self.choose(0) {
             return;
         }
         let mut candidates = std::mem::take(&mut self.candidates);
@@ -262,9 +286,20 @@ impl Eviction {
         }
     }
 
-    /// Asks the policy for victims. False: there is no room for any now.
-    fn choose(&mut self) -> bool {
-        let wanted = (self.shared.budget.resident_pages() - self.shared.budget.low_pages()).max(1) as usize;
+    /// Chooses the next victims while agents work, if they will be needed.
+    fn look_ahead(&mut self) {
+        let leaving: usize = self.batches.iter().map(|batch| batch.pages.len()).sum();
+        let budget = &self.shared.budget;
+        let is_enough = leaving == 0 || budget.resident_pages() - leaving as i64 <= budget.high_pages();
+        if self.candidates.is_empty() && !is_enough && self.staging.available() > 0 {
+            self.choose(leaving as i64);
+        }
+    }
+
+    /// Asks the policy for victims besides `leaving` pages. False: there is no room for any now.
+    fn choose(&mut self, leaving: i64) -> bool {
+        let budget = &self.shared.budget;
+        let wanted = (budget.resident_pages() - leaving - budget.low_pages()).max(1) as usize;
         let wanted = wanted.min(BATCH_PAGES).min(self.staging.available() * GROUP_PAGES);
         if wanted == 0 {
             // The pool is full of pages that are being written; if they cannot be, nobody waits for them.
@@ -314,7 +349,10 @@ impl Eviction {
         }
     }
 
-    fn finish_batches(&mut self, now: Instant) {
+    /// Takes batches over that agents are done with. Where nobody waits for a batch to end, the agent gets the next one before the
+    /// table hears of this one; [`Table::batch`](super::shared::Table::batch) stays set meanwhile, so nothing is done by what the
+    /// table does not know yet.
+    fn collect(&mut self, now: Instant) {
         let fates = &mut self.own_fates;
         self.owning.retain(|tenant| !lock(&tenant.agent).as_mut().is_none_or(|agent| agent.poll(fates)));
         let mut index = 0;
@@ -331,19 +369,34 @@ impl Eviction {
                 batch.tenant.kill();
                 batch.tenant.is_gone.store(true, Ordering::SeqCst);
             }
-            if ended {
-                let batch = self.batches.swap_remove(index);
+            if !ended {
+                index += 1;
+                continue;
+            }
+            let batch = self.batches.swap_remove(index);
+            self.shared.budget.count(-batch.gone());
+            // A program that has forked may need its agent for something else first (`own_again`).
+            let is_hurried = batch.tenant.has_forked.load(Ordering::Relaxed) || batch.tenant.lock().is_awaited;
+            if is_hurried || self.in_a_row >= BATCHES_IN_A_ROW_MAX {
+                self.in_a_row = 0;
                 self.finish(batch, now);
             } else {
-                index += 1;
+                self.in_a_row += 1;
+                self.moved.push(batch);
             }
         }
+    }
+
+    /// Whether a batch of `id` has not come to its end yet.
+    fn is_under_way(&self, id: SpaceId) -> bool {
+        self.batches.iter().chain(&self.moved).any(|batch| batch.tenant.id == id)
     }
 
     /// The agent is done: the page table hears what became of each page, and what left is written.
     fn finish(&mut self, mut batch: Batch, now: Instant) {
         let mut to_write = [None; BATCH_PAGES];
-        let mut gone = 0;
+        let gone = batch.gone();
+        let is_last = !self.is_under_way(batch.tenant.id);
         {
             let mut table = batch.tenant.lock();
             if batch.tenant.is_gone() {
@@ -357,7 +410,6 @@ impl Eviction {
             for ((page, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
                 match fate {
                     Fate::Moved => {
-                        gone += 1;
                         self.shadows.left(*page);
                         let slot = match target {
                             Target::Copy(slot) => *slot,
@@ -384,12 +436,11 @@ impl Eviction {
             for (place, id) in to_write.iter_mut().zip(&batch.runs) {
                 *place = self.staging.agent_ended(*id, &mut books.slots).map(|run| (*id, run));
             }
-            table.batch = false;
-            if table.is_awaited {
+            table.batch = !is_last;
+            if is_last && table.is_awaited {
                 self.shared.faults.signal();
             }
         }
-        self.shared.budget.count(-gone);
         self.shared.counters.batches.add(1);
         to_write.into_iter().flatten().for_each(|(id, run)| self.write(id, run, now));
         self.own_again(&batch);
@@ -432,6 +483,11 @@ impl Eviction {
 }
 
 impl Batch {
+    /// How many pages left.
+    fn gone(&self) -> i64 {
+        self.fates.iter().filter(|fate| **fate == Fate::Moved).count() as i64
+    }
+
     fn clear(&mut self) {
         self.pages.clear();
         self.errands.clear();
@@ -448,8 +504,12 @@ impl Batch {
         let books = &mut *shared.books();
         let mut dirty: Vec<(CachePage, u64)> = Vec::with_capacity(candidates.len());
         for (_, address, page) in candidates {
-            // A page of a program whose batch has not ended, or that changes its mappings, or that the kernel itself needs (rule 4), stays.
-            if table.batch || !table.unsettled.is_empty() || kept.binary_search(address).is_ok() {
+            if table.space.number(*address) != Some(*page) {
+                // Its program gave it up since it was chosen, and may have something else there by now.
+                continue;
+            }
+            // A page of a program that changes its mappings, or that the kernel itself needs (rule 4), stays.
+            if !table.unsettled.is_empty() || kept.binary_search(address).is_ok() {
                 table.space.listed_again(*address);
                 policy.refused(*page);
                 continue;

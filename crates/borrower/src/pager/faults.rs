@@ -23,7 +23,7 @@ use spillway_sys::userfaultfd::{Fault, PageError};
 
 use super::ahead::{Ahead, Along};
 use super::directory::Coming;
-use super::limits::{DOUBT_PAUSE, FAULT_READS_MAX, MESSAGES_MAX, READ_ATTEMPTS_MAX};
+use super::limits::{ASK_PATIENCE, DOUBT_PAUSE, FAULT_READS_MAX, MESSAGES_MAX, READ_ATTEMPTS_MAX};
 use super::program::Event;
 use super::rechecked::Rechecked;
 use super::shared::{Shared, Table, Tenant};
@@ -63,6 +63,15 @@ struct PutOff {
     is_held_back: bool,
 }
 
+/// A page that was read for a fault: others come along with it.
+struct Ask {
+    tenant: Arc<Tenant>,
+    thread: u32,
+    address: u64,
+    /// When it was found that there is no room.
+    waits_since: Option<Instant>,
+}
+
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
@@ -90,6 +99,8 @@ pub struct Faults {
     /// Results of one poll, taken out of the engine's call.
     ended: Vec<(usize, Result<(), BlockError>)>,
     wiped: WipedRanges,
+    /// What comes along is read when those who wait have their pages.
+    asks: Vec<Ask>,
     /// Taken out while it is asked.
     ahead: Option<Ahead>,
 }
@@ -119,13 +130,15 @@ impl Faults {
             unsettled: Vec::with_capacity(64),
             ended: Vec::with_capacity(FAULT_READS_MAX),
             wiped,
+            asks: Vec::with_capacity(FAULT_READS_MAX),
             ahead: Some(Ahead::default()),
         })
     }
 
     /// Whether something is to be tried again soon.
     pub fn has_put_off(&self) -> bool {
-        !self.put_off.is_empty() || !self.unsettled.is_empty() || self.reads.iter().flatten().any(|read| read.is_here)
+        let has_tasks = !self.put_off.is_empty() || !self.unsettled.is_empty() || !self.asks.is_empty();
+        has_tasks || self.reads.iter().flatten().any(|read| read.is_here)
     }
 
     /// The engine, for its events.
@@ -185,14 +198,27 @@ impl Faults {
 
     /// Moves reads and what was put off as far as they go; what the engine waits for.
     pub fn poll(&mut self, now: Instant) -> Waiting {
+        let mut waiting = self.poll_engine(now);
+        if !self.asks.is_empty() {
+            if waiting == Waiting::Poll {
+                // Over shared memory what somebody waits for is here by now.
+                self.poll_engine(now);
+            }
+            self.bring_all_along(now);
+            waiting = self.poll_engine(now);
+        }
+        self.settle(now);
+        self.retry();
+        waiting
+    }
+
+    fn poll_engine(&mut self, now: Instant) -> Waiting {
         let mut ended = std::mem::take(&mut self.ended);
         let waiting = self.engine.poll(now, &mut |buffer, result| ended.push((buffer, result)));
         for (buffer, result) in ended.drain(..) {
             self.read_ended(buffer, result);
         }
         self.ended = ended;
-        self.settle(now);
-        self.retry();
         waiting
     }
 
@@ -291,12 +317,7 @@ impl Faults {
                 } else {
                     tenant.memory.zero(page)
                 };
-                let outcome =
-                    self.filled(tenant, table, address, false, (Coming::New, FaultKind::Zero, arrived), result);
-                if outcome == Outcome::Done {
-                    self.bring_along(tenant, table, fault.thread, address, arrived);
-                }
-                outcome
+                self.filled(tenant, table, address, false, (Coming::New, FaultKind::Zero, arrived), result)
             }
             Answer::Staged(_, pool_page) => {
                 // The books stay locked, so that the pool page is not used for another meanwhile.
@@ -330,9 +351,7 @@ impl Faults {
                 table.space.filled(address, clean, coming, &mut self.shared.books());
                 self.shared.budget.count(1);
                 self.shared.counters.fault(kind, arrived.elapsed());
-                if self.shared.budget.is_exceeded() {
-                    self.shared.eviction.signal();
-                }
+                self.call_eviction();
                 Outcome::Done
             }
             Err(PageError::TryAgain) => Outcome::PutOff,
@@ -340,6 +359,12 @@ impl Faults {
                 self.not_filled(tenant, table, address, &error);
                 Outcome::Done
             }
+        }
+    }
+
+    fn call_eviction(&self) {
+        if self.shared.budget.is_exceeded() {
+            self.shared.eviction.signal();
         }
     }
 
@@ -375,15 +400,37 @@ impl Faults {
         if !self.read(tenant, table, &Along::one(address, slot), Some(fault), arrived) {
             return Outcome::PutOff;
         }
-        self.bring_along(tenant, table, fault.thread, address, arrived);
+        if self.asks.len() < FAULT_READS_MAX {
+            self.asks.push(Ask { tenant: Arc::clone(tenant), thread: fault.thread, address, waits_since: None });
+        }
         Outcome::Done
+    }
+
+    /// Begins with what comes along. While the budget is nearly used up that waits for the eviction, and while the program changes its
+    /// mappings for the end of that, but not for long: a program that had to fault for each page of its window meanwhile would have
+    /// lost the stream.
+    fn bring_all_along(&mut self, now: Instant) {
+        let has_room = self.shared.budget.has_room(CANDIDATES_MAX as i64);
+        if !has_room {
+            self.shared.eviction.signal();
+        }
+        let mut asks = std::mem::take(&mut self.asks);
+        asks.retain_mut(|Ask { tenant, thread, address, waits_since }| {
+            let table = &mut *tenant.lock();
+            let is_ready = has_room && self.shared.settle(tenant, table);
+            if is_ready {
+                self.bring_along(tenant, table, *thread, *address, now);
+            }
+            !is_ready && now.saturating_duration_since(*waits_since.get_or_insert(now)) < ASK_PATIENCE
+        });
+        self.asks = asks;
     }
 
     /// Asks for what comes along with the page at `address`, and begins with it.
     fn bring_along(&mut self, tenant: &Arc<Tenant>, table: &mut Table, thread: u32, address: u64, now: Instant) {
         let Some(mut ahead) = self.ahead.take() else { return };
         ahead.ask(&table.space, thread, address, &mut self.shared.books());
-        if ahead.has_found() && self.shared.budget.has_room(CANDIDATES_MAX as i64) {
+        if ahead.has_found() {
             // What is to be read is copied out, since reading changes the table.
             let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
             ahead.reads(&table.space, &self.shared.books(), |run| {
@@ -514,6 +561,7 @@ impl Faults {
                 rest[..pages].iter().for_each(|(address, _)| table.space.filled(*address, true, Coming::Ahead, books));
                 self.shared.budget.count(pages as i64);
                 self.shared.counters.pages_prefetched.add(pages as u64);
+                self.call_eviction();
                 pages
             }
             Err(PageError::TryAgain) => 0,

@@ -19,6 +19,10 @@ pub const GROUP_SIZE_BYTES: u64 = (GROUP_PAGES * PAGE_SIZE_BYTES) as u64;
 /// waits at most 90 us.
 pub const BATCH_PAGES: usize = 128;
 
+/// Batches that an agent gets one right behind the other; then the table is free for a moment, for whoever does not wait as faults
+/// do: the survey, which registers new mappings. Half a millisecond of batches: it looks every millisecond.
+pub const BATCHES_IN_A_ROW_MAX: u32 = 4;
+
 /// Reads that the fault thread has under way: more threads than that wait for their turn.
 pub const FAULT_READS_MAX: usize = 32;
 
@@ -105,8 +109,18 @@ pub const SEATS: u32 = 256;
 /// the CPU less than one.
 pub const AGENT_LOOKS_MAX: u32 = 1000;
 
+/// An offer of the CPU that nobody took is over within less (measured: below 1 us).
+pub const YIELD_QUICK: Duration = Duration::from_micros(5);
+
 /// How long a fault thread that spins looks for the next fault: several times what a program needs between two.
 pub const FAULT_SPIN: Duration = Duration::from_micros(100);
+
+/// Windows that a stream looks at for one that is not all local: 256 pages are eight groups of victims,
+/// which are all local once in 256 times if one in two is.
+pub const WINDOWS_MAX: usize = 4;
+
+/// So long what comes along waits for the eviction to make room: some batches (0.2 ms each) and a turn of the scheduler.
+pub const ASK_PATIENCE: Duration = Duration::from_millis(5);
 
 /// Markers of read-ahead windows that were not reached yet: one for each stream that is followed
 /// ([`crate::prefetch::streams::STREAMS_MAX`]).

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, Message, PageError, RegisterMode, Userfaultfd, Wake};
@@ -105,6 +106,11 @@ pub trait Agent: Send {
     /// Whether the batch ended; then `fates` has the fate of each errand. An agent that died with its program has ended:
     /// every page is absent.
     fn poll(&mut self, fates: &mut [Fate]) -> bool;
+
+    /// Sleeps until the batch under way has ended, at most for `patience`.
+    fn wait(&self, patience: Duration) {
+        std::thread::sleep(patience);
+    }
 
     /// Whether it ended in the middle of a batch while its program lives: nobody knows which pages it has taken out.
     fn is_broken(&self) -> bool;

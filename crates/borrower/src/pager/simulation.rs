@@ -691,6 +691,76 @@ fn a_child_of_a_program_that_ends_before_it_goes_on_is_served() {
     assert_eq!(world.shared.tenants()[0].parent, Some(world.programs[0].tenant.id));
 }
 
+/// A program at rest, beyond its budget, whose agent is done with a batch that left half of the pool free.
+fn world_after_a_batch() -> (World, Arc<Tenant>, u64) {
+    let mut world = World::new(10_000);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.shared.budget.set_bytes(280 * PAGE);
+    world.shared.budget.set_resident(world.count());
+    world.turn();
+    let (memory, tenant) = (world.programs[0].memory.clone(), Arc::clone(&world.programs[0].tenant));
+    let pages = memory.lock().batch.len() as u64;
+    (0..pages).for_each(|_| memory.step());
+    world.shared.budget.set_resident(world.count() + 200);
+    (world, tenant, pages)
+}
+
+fn away(tenant: &Tenant) -> u64 {
+    let table = tenant.lock();
+    (0..PAGES).filter(|page| table.space.is_away(address(*page))).count() as u64
+}
+
+#[test]
+fn an_agent_has_its_next_batch_when_the_table_hears_of_the_last() {
+    let (mut world, tenant, pages) = world_after_a_batch();
+    assert_eq!(away(&tenant), 0);
+    world.turn();
+    assert_eq!(away(&tenant), pages);
+    assert!(!world.programs[0].memory.lock().batch.is_empty(), "the agent works on");
+    assert!(tenant.lock().batch, "and messages stay unread");
+    world.settle();
+    world.end();
+}
+
+#[test]
+fn a_fault_that_waits_for_a_batch_comes_before_the_next_one() {
+    let (mut world, tenant, pages) = world_after_a_batch();
+    assert!(!world.faults.serve(&tenant));
+    world.turn();
+    assert_eq!(away(&tenant), pages);
+    assert!(!tenant.lock().batch && world.programs[0].memory.lock().batch.is_empty());
+    assert!(world.faults.serve(&tenant));
+    world.turn();
+    assert!(tenant.lock().batch, "then it goes on");
+    world.settle();
+    world.end();
+}
+
+#[test]
+fn what_comes_along_waits_for_room() {
+    let mut world = World::new(200);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    let is_there = |world: &World, page: u64| world.programs[0].memory.lock().resident.contains_key(&address(page));
+    let first = (0..PAGES - 3).find(|page| (*page..page + 3).all(|page| !is_there(&world, page))).unwrap();
+    world.shared.budget.set_resident(world.shared.budget.limit_pages() - 2);
+    (first..first + 2).for_each(|page| world.programs[0].memory.lock().events.push_back(fault_at(page)));
+    let tenant = Arc::clone(&world.programs[0].tenant);
+    world.faults.serve(&tenant);
+    (0..3).for_each(|_| _ = world.faults.poll(world.now));
+    assert!(is_there(&world, first + 1) && !is_there(&world, first + 2), "what was waited for is there");
+    assert!(world.faults.has_put_off());
+    world.shared.budget.set_resident(10);
+    (0..3).for_each(|_| _ = world.faults.poll(world.now));
+    assert!(is_there(&world, first + 2) && !world.faults.has_put_off());
+    world.shared.budget.set_resident(world.count());
+    world.end();
+}
+
+fn fault_at(page: u64) -> Event {
+    Event::Fault(Fault { address: address(page), is_write: false, is_write_protected: false, thread: 1 })
+}
+
 #[test]
 fn a_fault_that_meets_a_change_is_answered_later() {
     // Rule 11.

@@ -210,6 +210,11 @@ impl Slots {
         *entry |= BUSY;
     }
 
+    /// Whether a write of `slot` is under way.
+    pub fn is_busy(&self, slot: Slot) -> bool {
+        self.entries[slot.0 as usize] & BUSY != 0
+    }
+
     /// The write of `slot` ended. If nothing refers to it any more it goes now.
     pub fn end_write(&mut self, slot: Slot) {
         let entry = self.entry(slot);

@@ -14,7 +14,7 @@ use super::config::Placement;
 use super::directory::SpaceId;
 use super::eviction::Eviction;
 use super::faults::Faults;
-use super::limits::{AGENT_LOOKS_MAX, FAULT_SPIN, IDLE_INTERVAL, RETRY_INTERVAL};
+use super::limits::{AGENT_LOOKS_MAX, FAULT_SPIN, IDLE_INTERVAL, RETRY_INTERVAL, YIELD_QUICK};
 use super::shared::{Shared, Tenant};
 use super::survey::Survey;
 use super::waiting::wait;
@@ -122,9 +122,14 @@ pub(crate) fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
         let waiting = eviction.turn(Instant::now());
         let patience = match waiting {
             Waiting::Poll if looks < AGENT_LOOKS_MAX => {
-                // An agent works; it may need this very CPU.
-                looks += 1;
+                // An agent works; it may need this very CPU. If others need it too, whoever sleeps has his turn sooner.
+                let start = Instant::now();
                 std::thread::yield_now();
+                looks = if start.elapsed() < YIELD_QUICK { looks + 1 } else { AGENT_LOOKS_MAX };
+                continue;
+            }
+            Waiting::Poll if eviction.await_agent(RETRY_INTERVAL) => {
+                looks = 0;
                 continue;
             }
             Waiting::Poll | Waiting::Retry => RETRY_INTERVAL,

@@ -54,7 +54,10 @@ impl VirtualPage {
 
 /// Pages of one window at most: 256 KiB, two of HPBD's largest requests; the kernel's read-ahead ends at 128 KiB for
 /// files and at 32 pages for swap.
-pub const CANDIDATES_MAX: usize = 64;
+pub const WINDOW_MAX: usize = 64;
+
+/// Candidates at a time: two windows, since of one some pages may be local.
+pub const CANDIDATES_MAX: usize = 2 * WINDOW_MAX;
 
 /// Pages to bring along, the most urgent first, and which of them is the marker.
 #[derive(Clone, Debug)]
@@ -92,6 +95,12 @@ impl Candidates {
             *room = page;
             self.count += 1;
         }
+    }
+
+    /// Adds those of `other` for which there is room; its marker counts if there was none.
+    pub fn append(&mut self, other: &Self) {
+        other.pages().iter().for_each(|page| self.push(*page));
+        self.marker = self.marker.or(other.marker).filter(|marker| self.pages().contains(marker));
     }
 
     /// Forgets the first `count` pages; the marker too.
@@ -137,6 +146,12 @@ pub trait Prefetcher: Send {
 
     /// The program reached `page`, a marker of this prefetcher: adds what is to come next.
     fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates);
+
+    /// The candidates up to `page`, the last of them, were few when local ones were left out: adds what is behind them. The program
+    /// has not come there yet.
+    fn go_on(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+        let _ = (page, candidates);
+    }
 
     /// `page`, which this prefetcher brought along, left unused.
     fn on_unused(&mut self, page: VirtualPage);
@@ -196,6 +211,10 @@ impl Prefetcher for AnyPrefetcher {
 
     fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {
         self.policy_mut().on_hit(page, candidates);
+    }
+
+    fn go_on(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+        self.policy_mut().go_on(page, candidates);
     }
 
     fn on_unused(&mut self, page: VirtualPage) {

@@ -8,10 +8,10 @@
 //! left alone, and a stream pays two faults before its first window.
 //!
 //! A window begins with `WINDOW_START` pages. Reaching the marker in its middle asks for the next one, of twice the length, up to
-//! [`CANDIDATES_MAX`]; its marker is its first page, so the program still has a window before it while it comes. A fault that leaves the
+//! [`WINDOW_MAX`]; its marker is its first page, so the program still has a window before it while it comes. A fault that leaves the
 //! trend takes the window down to a quarter; a page that left unused takes one page off it.
 
-use super::{CANDIDATES_MAX, Candidates, Prefetcher, VirtualPage};
+use super::{Candidates, Prefetcher, VirtualPage, WINDOW_MAX};
 
 /// Places that are followed: a matrix product goes through three arrays, Barnes-Hut through two and a tree.
 const HEADS: usize = 4;
@@ -88,7 +88,7 @@ impl Head {
     }
 
     fn grow(&mut self) {
-        self.window = (self.window * 2).clamp(WINDOW_START, CANDIDATES_MAX as u32);
+        self.window = (self.window * 2).clamp(WINDOW_START, WINDOW_MAX as u32);
     }
 
     /// Adds the next window; the page at `marker` is the marker.
@@ -143,6 +143,12 @@ impl Prefetcher for ReadAhead {
         }
     }
 
+    fn go_on(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+        if let Some(head) = self.heads.iter_mut().flatten().find(|head| head.end == page && head.window > 0) {
+            head.bring(0, candidates);
+        }
+    }
+
     fn on_unused(&mut self, page: VirtualPage) {
         if let Some(head) = self.nearest(page) {
             head.window = head.window.saturating_sub(1);
@@ -180,7 +186,7 @@ mod tests {
         let (window, _) = hit(&mut policy, 16);
         assert_eq!(window, (24..40).collect::<Vec<_>>());
         let lengths: Vec<usize> = [24, 40, 72, 136].map(|marker| hit(&mut policy, marker).0.len()).to_vec();
-        assert_eq!(lengths, [32, CANDIDATES_MAX, CANDIDATES_MAX, CANDIDATES_MAX]);
+        assert_eq!(lengths, [32, WINDOW_MAX, WINDOW_MAX, WINDOW_MAX]);
     }
 
     #[test]
@@ -208,6 +214,19 @@ mod tests {
         assert_eq!(fault(&mut policy, 1).0, [2, 3, 4, 5]);
         assert_eq!(fault(&mut policy, 9999).0, [9998, 9997, 9996, 9995]);
         assert_eq!(hit(&mut policy, 4).0, (6..14).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_stream_goes_on_before_the_program_comes_there() {
+        let mut policy = ReadAhead::default();
+        fault(&mut policy, 0);
+        fault(&mut policy, 1);
+        let mut candidates = Candidates::default();
+        policy.go_on(VirtualPage(3), &mut candidates);
+        assert!(candidates.pages().is_empty(), "not the last of the window");
+        policy.go_on(VirtualPage(5), &mut candidates);
+        assert_eq!(candidates.pages(), [6, 7, 8, 9].map(VirtualPage));
+        assert_eq!(hit(&mut policy, 4).0, (10..18).collect::<Vec<_>>(), "the first window's marker still counts");
     }
 
     #[test]
@@ -261,7 +280,7 @@ mod tests {
                 prop_assert_eq!(marker.is_none(), pages.is_empty());
                 prop_assert!(!pages.contains(&page) || what == 0);
                 let count = pages.len();
-                prop_assert!(count <= CANDIDATES_MAX);
+                prop_assert!(count <= WINDOW_MAX);
                 pages.sort_unstable();
                 pages.dedup();
                 prop_assert_eq!(pages.len(), count);

@@ -98,6 +98,16 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         }
     }
 
+    /// Of what `faulter` was to have up to `page`, the last of it, too much is local already: goes on behind it. The program has
+    /// reached nothing.
+    pub fn go_on(&mut self, faulter: Faulter, page: VirtualPage, candidates: &mut Candidates) {
+        candidates.clear();
+        if let Some(slot) = self.find(Key::of(faulter, page)) {
+            self.policies[slot].go_on(page, candidates);
+            candidates.pages().iter().for_each(|page| self.windows[slot].push(*page));
+        }
+    }
+
     /// The pages that the last [`Streams::on_hit`] showed to be used, its marker not among them.
     pub fn passed(&self) -> &[VirtualPage] {
         self.passed.pages()
@@ -109,6 +119,8 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         if let Some(place) = window.pages().iter().position(|page| *page == marker) {
             window.pages()[..place].iter().for_each(|page| self.passed.push(*page));
             window.drop_first(place + 1);
+        } else {
+            window.clear();
         }
     }
 
@@ -249,6 +261,12 @@ mod tests {
             passed.push(streams.passed().iter().map(|page| page.0).collect::<Vec<_>>());
         }
         assert_eq!(passed, [vec![2, 3], vec![5], (7..14).collect()], "all but the markers, each once");
+        let (marker, last) = (candidates.marker().unwrap(), *candidates.pages().last().unwrap());
+        streams.go_on(who, last, &mut candidates);
+        let (count, next) = (candidates.pages().len(), candidates.marker().unwrap());
+        streams.on_hit(who, marker, &mut candidates);
+        streams.on_hit(who, next, &mut candidates);
+        assert_eq!(streams.passed().len(), count - 1, "the rest of its window");
         streams.on_hit(who, VirtualPage(1000), &mut candidates);
         assert!(streams.passed().is_empty(), "what is no marker passes nothing");
     }

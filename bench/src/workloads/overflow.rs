@@ -1,0 +1,186 @@
+//! Overflow: fills an array while its pager stands still, waits until that has brought its memory back to the budget, and checks
+//! every word.
+//!
+//! A program that outgrows its budget faults for each new page, and takes more time for that than its pages take to leave. So the
+//! pager (the parent of this process, as `spillway run` is) is stopped while the array is filled, and finds all of it at once;
+//! what happens then is eviction and nothing else. Without a pager nothing leaves, and the phase counts one page.
+//!
+//! Invariants: the pager goes on whatever happens here; the time is that of the middle of the eviction, without its beginning
+//! (the pager looks at the program, and starts its agent on a thread that must not sleep) and its end.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, getppid, kill_process};
+
+use super::phase::PhaseClock;
+use super::{Program, WorkloadError, WorkloadSettings, wrong};
+use crate::checksum::{Checksum, Ordered};
+use crate::random::word_at;
+use crate::size::PAGE_SIZE_BYTES;
+use crate::touches::Probe;
+
+/// Words of a page.
+const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
+
+/// A program under the pager finds this in its environment.
+const UNDER_PAGER: &str = "SPILLWAY_PAGER";
+
+/// How long to wait for the first page to leave.
+const FIRST_DEADLINE: Duration = Duration::from_secs(20);
+
+/// The eviction is over when nothing has left for so long.
+const REST: Duration = Duration::from_millis(200);
+
+/// Time between two looks: some batches of the pager.
+const LOOK_INTERVAL: Duration = Duration::from_micros(500);
+
+/// Pages by which the count may move without an eviction.
+const JITTER_PAGES: u64 = 64;
+
+/// See the module text.
+#[derive(Clone, Copy, Debug)]
+pub struct Overflow;
+
+/// The pager, stopped.
+struct Stopped(Option<Pid>);
+
+impl Stopped {
+    fn now() -> Self {
+        let pager = getppid().filter(|_| std::env::var_os(UNDER_PAGER).is_some());
+        Self(pager.filter(|pager| kill_process(*pager, Signal::STOP).is_ok()))
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if let Some(pager) = self.0 {
+            // A pager that is gone has taken this process along.
+            let _ = kill_process(pager, Signal::CONT);
+        }
+    }
+}
+
+/// What was resident when.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    at: Duration,
+    pages: u64,
+}
+
+fn resident_pages(statm: &File) -> u64 {
+    let mut bytes = [0; 128];
+    let length = statm.read_at(&mut bytes, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&bytes[..length]);
+    text.split_ascii_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
+/// Looks until nothing leaves any more.
+fn watch(statm: &File) -> Vec<Look> {
+    let start = Instant::now();
+    let mut looks = vec![Look { at: Duration::ZERO, pages: resident_pages(statm) }];
+    let (mut least, mut least_at) = (looks[0].pages, Duration::ZERO);
+    loop {
+        let has_begun = least + JITTER_PAGES < looks[0].pages;
+        if has_begun {
+            std::thread::sleep(LOOK_INTERVAL);
+        } else {
+            let until = Instant::now() + LOOK_INTERVAL;
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+        }
+        let look = Look { at: start.elapsed(), pages: resident_pages(statm) };
+        looks.push(look);
+        if look.pages + JITTER_PAGES < least {
+            (least, least_at) = (look.pages, look.at);
+        }
+        if look.at > least_at + if has_begun { REST } else { FIRST_DEADLINE } {
+            return looks;
+        }
+    }
+}
+
+/// Pages that left, and in what time, without the first and the last tenth of them.
+fn middle(looks: &[Look]) -> Option<(u64, Duration)> {
+    let (first, last) = (looks.first()?.pages, looks.last()?.pages);
+    let gone = first.checked_sub(last).filter(|gone| *gone > JITTER_PAGES)?;
+    let begin = looks.iter().find(|look| look.pages + gone / 10 <= first)?;
+    let end = looks.iter().find(|look| look.pages <= last + gone / 10)?;
+    Some((begin.pages.checked_sub(end.pages)?, end.at - begin.at)).filter(|(pages, _)| *pages > 0)
+}
+
+impl Program for Overflow {
+    fn program_name(&self) -> &'static str {
+        "overflow"
+    }
+
+    fn compute(
+        &self,
+        settings: &WorkloadSettings,
+        clock: &mut PhaseClock,
+        probe: impl Probe,
+    ) -> Result<Checksum, WorkloadError> {
+        let (count, seed) = (settings.size.pages(), settings.seed);
+        let statm = File::open("/proc/self/statm")
+            .map_err(|error| WorkloadError::Setting(format!("/proc/self/statm cannot be read: {error}")))?;
+        let stopped = Stopped::now();
+        let mut words = vec![0_u64; count as usize * PAGE_WORDS];
+        clock.measure("fill", count, || {
+            for (page, words) in words.chunks_exact_mut(PAGE_WORDS).enumerate() {
+                probe.write_all(words);
+                words.fill(word_at(seed, page as u64));
+            }
+        });
+        let is_paged = stopped.0.is_some();
+        drop(stopped);
+        let left = if is_paged { middle(&watch(&statm)) } else { None };
+        let (pages, elapsed) = left.unwrap_or_default();
+        clock.record("leave", pages, elapsed);
+        let mut checksum = Ordered::default();
+        let mut first_wrong = None;
+        clock.measure("read", count, || {
+            for (page, words) in words.chunks_exact(PAGE_WORDS).enumerate() {
+                probe.read_all(words);
+                let expected = word_at(seed, page as u64);
+                if words.iter().any(|word| *word != expected) {
+                    first_wrong.get_or_insert(page);
+                }
+                checksum.add(words[0]);
+            }
+        });
+        match first_wrong {
+            Some(page) => Err(wrong(self, format!("page {page} does not hold what was written"))),
+            None => Ok(checksum.finish()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn looks(pages: &[u64]) -> Vec<Look> {
+        let at = (0..).map(Duration::from_millis);
+        pages.iter().zip(at).map(|(pages, at)| Look { at, pages: *pages }).collect()
+    }
+
+    #[test]
+    fn only_the_middle_counts() {
+        let found = middle(&looks(&[10_000, 10_000, 9_500, 9_000, 6_000, 3_000, 1_000, 500, 0, 0, 0]));
+        assert_eq!(found, Some((8_000, Duration::from_millis(3))));
+    }
+
+    #[test]
+    fn what_does_not_leave_has_no_time() {
+        assert_eq!(middle(&looks(&[1_000, 1_010, 990, 980])), None);
+        assert_eq!(middle(&looks(&[])), None);
+        assert_eq!(middle(&looks(&[10_000, 0, 0])), None, "too quick to be seen");
+    }
+
+    #[test]
+    fn this_process_is_resident() {
+        assert!(resident_pages(&File::open("/proc/self/statm").unwrap()) > 0);
+    }
+}
