@@ -514,6 +514,21 @@ fn a_program_four_times_its_budget_reads_what_it_wrote() {
 }
 
 #[test]
+fn memory_that_is_touched_page_by_page_comes_by_stretches() {
+    let mut world = World::new(256);
+    (0..128).for_each(|page| world.touch(0, page, true));
+    let report = world.shared.counters.report(0, Vec::new());
+    assert!(report.zero.count <= 16, "each stretch is twice as long as the one before: {report:?}");
+    (200..232).rev().for_each(|page| world.touch(0, page, true));
+    assert_eq!(
+        world.shared.counters.report(0, Vec::new()).zero.count,
+        report.zero.count + 32,
+        "and backwards one by one"
+    );
+    world.end();
+}
+
+#[test]
 fn clean_pages_leave_without_a_write() {
     let mut world = World::new(96);
     (0..PAGES).for_each(|page| world.touch(0, page, true));

@@ -25,7 +25,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use self::group::{Group, PageState};
 use self::ranges::Ranges;
 use super::directory::{Coming, Directory, Home, News, SpaceId};
-use super::limits::{GROUP_PAGES, GROUP_SIZE_BYTES};
+use super::limits::{GROUP_PAGES, GROUP_SIZE_BYTES, ZEROES_AHEAD_MAX};
 use super::slots::{PoolPage, Slot, Slots};
 use crate::page_cache::{CachePage, Evidence};
 
@@ -151,6 +151,24 @@ impl Space {
     pub fn state(&self, address: u64) -> PageState {
         let (base, index) = place(address);
         self.groups.get(&base).map_or(PageState::Own, |group| group.pages[index])
+    }
+
+    /// The pages behind the one at `address` that will be touched for the first time soon, if the program goes on as it did: as many as
+    /// were touched just before it, inside a mapping that is known to be registered.
+    pub fn first_touches_ahead(&self, address: u64) -> Range<u64> {
+        let is_listed = |page: u64| {
+            let (base, index) = place(page);
+            self.groups.get(&base).is_some_and(|group| group.is_listed(index))
+        };
+        let was_untouched = |page: u64| self.state(page) == PageState::Own && !is_listed(page);
+        let pages = |count: usize| (1..=count as u64).map(|page| page * PAGE);
+        let touched =
+            pages(ZEROES_AHEAD_MAX).take_while(|back| address.checked_sub(*back).is_some_and(is_listed)).count();
+        let start = address + PAGE;
+        let is_known = |page: u64| self.surveyed.contain(&(page..page + PAGE));
+        let ahead =
+            pages(touched).map(|forth| address + forth).take_while(|page| was_untouched(*page) && is_known(*page));
+        start..start + ahead.count() as u64 * PAGE
     }
 
     /// Whether the content of the page at `address` is not in the program's memory.
