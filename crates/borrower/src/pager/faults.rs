@@ -285,11 +285,12 @@ impl Faults {
         let page = address..address + PAGE;
         match answer {
             Answer::Wait => Outcome::Done,
-            Answer::Recheck if self.rechecked.met_again(tenant.id, fault) => {
+            Answer::Recheck(slot) if self.rechecked.is_gone(tenant.id, fault) => {
                 table.space.taken_back(address, &mut self.shared.books());
+                self.rechecked.took(tenant.id, address, slot);
                 self.fault(tenant, table, fault, arrived)
             }
-            Answer::Wake | Answer::Recheck => {
+            Answer::Wake | Answer::Recheck(_) => {
                 tenant.memory.wake(page);
                 Outcome::Done
             }
@@ -358,7 +359,7 @@ impl Faults {
 
     /// Says in the table what filling a page came to.
     fn filled(
-        &self,
+        &mut self,
         tenant: &Tenant,
         table: &mut Table,
         address: u64,
@@ -388,12 +389,16 @@ impl Faults {
         }
     }
 
-    fn not_filled(&self, tenant: &Tenant, table: &mut Table, address: u64, error: &PageError) {
+    fn not_filled(&mut self, tenant: &Tenant, table: &mut Table, address: u64, error: &PageError) {
         match error {
             PageError::Exists => {
                 // Its own page, found there by an old message; or, if it was thought to be away, what the program sees counts.
                 let books = &mut self.shared.books();
-                if matches!(table.space.state(address), PageState::Away(_) | PageState::Coming(_)) {
+                if let PageState::Away(slot) | PageState::Coming(slot) = table.space.state(address)
+                    && self.rechecked.was_taken(tenant.id, address, slot)
+                {
+                    table.space.filled(address, true, Coming::New, books);
+                } else if table.space.is_away(address) {
                     self.shared.fail(format!("a page at {address:#x} was there that had been taken out"));
                     table.space.filled(address, false, Coming::New, books);
                 }
@@ -555,7 +560,7 @@ impl Faults {
     }
 
     /// Fills the next pages of a read that are neighbours. How many are done with; none if it is to be tried again.
-    fn fill_neighbours(&self, buffer: usize, read: &ReadUnderWay, table: &mut Table) -> usize {
+    fn fill_neighbours(&mut self, buffer: usize, read: &ReadUnderWay, table: &mut Table) -> usize {
         let (tenant, rest) = (&read.tenant, &read.along.pages()[read.done..]);
         let (address, slot) = rest[0];
         if tenant.is_gone() || !table.space.awaits(address, slot) {

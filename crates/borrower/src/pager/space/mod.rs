@@ -57,7 +57,7 @@ pub enum Answer {
     Wake,
     /// As `Wake`; but if somebody misses it again, the kernel has taken it back: it may take pages that MADV_FREE gave up, and
     /// tells nobody. Then [`Space::taken_back`].
-    Recheck,
+    Recheck(Slot),
 }
 
 /// What leaves, if a page may.
@@ -195,7 +195,7 @@ impl Space {
             (PageState::Own | PageState::Leaving | PageState::Clean(_), true) => Answer::Unprotect,
             (PageState::Away(_) | PageState::Coming(_), true) => Answer::Wake,
             (PageState::Own | PageState::Leaving, false) => Answer::Zero,
-            (PageState::Clean(_), false) => Answer::Recheck,
+            (PageState::Clean(slot), false) => Answer::Recheck(slot),
             (PageState::Coming(_), false) => Answer::Wait,
             (PageState::Away(slot), false) => match slots.staged(slot) {
                 Some(page) => Answer::Staged(slot, page),
