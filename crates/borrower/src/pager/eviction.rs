@@ -403,6 +403,9 @@ impl Eviction {
                 // Its space has ended, or will: nothing may come into it any more.
                 batch.fates.fill(Fate::Absent);
             }
+            // Nobody has read the program's messages since the batch began. If there are none, what was not there is gone; else it may
+            // be at another place.
+            let may_have_moved = batch.fates.contains(&Fate::Absent) && batch.tenant.memory.is_changing();
             let books = &mut *self.shared.books();
             for ((page, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
                 match fate {
@@ -415,7 +418,7 @@ impl Eviction {
                         self.count_out(*target);
                         table.space.left(*address, slot, books);
                     }
-                    Fate::Absent => {
+                    Fate::Absent if !may_have_moved => {
                         // The kernel took a page back that MADV_FREE had given up, without a message; its copy is one of its contents.
                         if let Target::Copy(slot) = target
                             && table.space.state(*address) == PageState::Clean(*slot)
@@ -423,7 +426,7 @@ impl Eviction {
                             table.space.left(*address, *slot, books);
                         }
                     }
-                    Fate::Refused | Fate::Changing => {
+                    _ => {
                         self.shared.counters.refused.add(1);
                         table.space.listed_again(*address);
                         self.policy.refused(*page);

@@ -23,8 +23,9 @@ use spillway_sys::userfaultfd::{Fault, PageError};
 
 use super::ahead::{Ahead, Along};
 use super::directory::Coming;
-use super::limits::{ASK_PATIENCE, DOUBT_PAUSE, FAULT_READS_MAX, MESSAGES_MAX, READ_ATTEMPTS_MAX};
+use super::limits::{ASK_PATIENCE, DOUBT_PAUSE, FAULT_READS_MAX, MESSAGES_MAX, READ_ATTEMPTS_MAX, ZEROES_AHEAD_MAX};
 use super::program::Event;
+use super::rechecked::Rechecked;
 use super::shared::{Shared, Table, Tenant};
 use super::slots::Slot;
 use super::space::Answer;
@@ -90,6 +91,7 @@ pub struct Faults {
     /// By buffer.
     reads: Box<[Option<ReadUnderWay>]>,
     put_off: VecDeque<PutOff>,
+    rechecked: Rechecked,
     /// Faults of one reading.
     arrived: Vec<Fault>,
     /// Programs with changes that are not settled yet.
@@ -123,6 +125,7 @@ impl Faults {
             zeroes,
             reads,
             put_off: VecDeque::with_capacity(1024),
+            rechecked: Rechecked::default(),
             arrived: Vec::with_capacity(MESSAGES_MAX),
             unsettled: Vec::with_capacity(64),
             ended: Vec::with_capacity(FAULT_READS_MAX),
@@ -282,7 +285,11 @@ impl Faults {
         let page = address..address + PAGE;
         match answer {
             Answer::Wait => Outcome::Done,
-            Answer::Wake => {
+            Answer::Recheck if self.rechecked.met_again(tenant.id, fault) => {
+                table.space.taken_back(address, &mut self.shared.books());
+                self.fault(tenant, table, fault, arrived)
+            }
+            Answer::Wake | Answer::Recheck => {
                 tenant.memory.wake(page);
                 Outcome::Done
             }
@@ -310,7 +317,12 @@ impl Faults {
                 } else {
                     tenant.memory.zero(page)
                 };
-                self.filled(tenant, table, address, false, (Coming::New, FaultKind::Zero, arrived), result)
+                let outcome =
+                    self.filled(tenant, table, address, false, (Coming::New, FaultKind::Zero, arrived), result);
+                if outcome == Outcome::Done && fault.is_write {
+                    self.zero_along(tenant, table, address);
+                }
+                outcome
             }
             Answer::Staged(_, pool_page) => {
                 // The books stay locked, so that the pool page is not used for another meanwhile.
@@ -326,6 +338,21 @@ impl Faults {
                 self.filled(tenant, table, address, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
             }
             Answer::Read(slot) => self.begin_read(tenant, table, fault, slot, arrived),
+        }
+    }
+
+    /// Gives a program that touches fresh memory page by page the zeroes of the next pages too.
+    fn zero_along(&self, tenant: &Tenant, table: &mut Table, address: u64) {
+        let range = table.space.first_touches_ahead(address);
+        if range.is_empty() || !self.shared.budget.has_room(2 * ZEROES_AHEAD_MAX as i64) {
+            return;
+        }
+        // Whatever stops it half way stops the program there too, which then asks.
+        if let Ok(bytes) = tenant.memory.zero(range.clone()) {
+            let books = &mut self.shared.books();
+            let pages = (range.start..range.start + bytes).step_by(PAGE_SIZE_BYTES);
+            pages.for_each(|page| table.space.filled(page, false, Coming::New, books));
+            self.shared.budget.count((bytes / PAGE).cast_signed());
         }
     }
 

@@ -66,6 +66,10 @@ pub const RETRY_INTERVAL: Duration = Duration::from_micros(200);
 /// How long a thread with nothing to do sleeps at most.
 pub const IDLE_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Pages of zeroes that come along at most with the first touch of a page behind a stretch of pages that were touched: until a program
+/// writes one it is the kernel's shared page, and takes no memory.
+pub const ZEROES_AHEAD_MAX: usize = GROUP_PAGES;
+
 /// How long nothing is read of a program after a change that another one must precede ([`super::unsettled`]): the thread that is to
 /// tell of that runs or waits for a CPU, where all others of its program soon wait for us; several slices of the scheduler
 /// (2.8 ms on 2 CPUs).

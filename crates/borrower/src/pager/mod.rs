@@ -20,6 +20,7 @@ pub mod limits;
 pub mod maps;
 pub mod process;
 pub mod program;
+pub mod rechecked;
 pub mod shared;
 pub mod slots;
 pub mod space;

@@ -336,11 +336,14 @@ impl Shared {
         std::mem::take(&mut *lock(&self.wanted))
     }
 
-    /// Remembers `text` for the statistics.
+    /// Says `text`, and remembers it for the statistics; what is remembered is not said again.
     pub fn fail(&self, text: String) {
-        tracing::error!("{text}");
         let mut failures = lock(&self.failures);
-        if failures.len() < FAILURES_MAX && !failures.contains(&text) {
+        if failures.contains(&text) {
+            return;
+        }
+        tracing::error!("{text}");
+        if failures.len() < FAILURES_MAX {
             failures.push_back(text);
         }
     }

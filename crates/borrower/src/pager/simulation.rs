@@ -514,6 +514,21 @@ fn a_program_four_times_its_budget_reads_what_it_wrote() {
 }
 
 #[test]
+fn memory_that_is_touched_page_by_page_comes_by_stretches() {
+    let mut world = World::new(256);
+    (0..128).for_each(|page| world.touch(0, page, true));
+    let report = world.shared.counters.report(0, Vec::new());
+    assert!(report.zero.count <= 16, "each stretch is twice as long as the one before: {report:?}");
+    (200..232).rev().for_each(|page| world.touch(0, page, true));
+    assert_eq!(
+        world.shared.counters.report(0, Vec::new()).zero.count,
+        report.zero.count + 32,
+        "and backwards one by one"
+    );
+    world.end();
+}
+
+#[test]
 fn clean_pages_leave_without_a_write() {
     let mut world = World::new(96);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
@@ -611,6 +626,58 @@ fn nothing_is_read_from_a_program_while_its_batch_is_under_way() {
     assert!(world.faults.serve(&tenant));
     world.programs[0].memory.lock().resident.retain(|at, _| *at >= address(4));
     world.programs[0].truth.retain(|at, _| *at >= address(4));
+    world.end();
+}
+
+#[test]
+fn a_clean_page_that_the_kernel_took_back_comes_from_its_copy() {
+    // MADV_FREE.
+    let mut world = World::new(96);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    (0..PAGES).for_each(|page| world.touch(0, page, false));
+    world.settle();
+    let taken: Vec<u64> = {
+        let mut memory = world.programs[0].memory.lock();
+        let clean = memory.resident.iter().filter(|(_, (_, is_protected))| *is_protected).map(|(at, _)| *at);
+        let taken: Vec<u64> = clean.take(8).collect();
+        memory.resident.retain(|at, _| !taken.contains(at));
+        taken
+    };
+    assert_eq!(taken.len(), 8);
+    for at in taken {
+        world.touch(0, (at - BASE) / PAGE, at % (2 * PAGE) == 0);
+    }
+    world.end();
+}
+
+#[test]
+fn a_page_that_moved_away_from_a_batch_is_not_taken_for_gone() {
+    let mut world = World::new(96);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    (0..PAGES).for_each(|page| world.touch(0, page, false));
+    world.settle();
+    // A batch begins, and the program moves a clean page that it is to take out before the agent comes to it.
+    world.shared.budget.set_resident(96);
+    world.turn();
+    let memory = world.programs[0].memory.clone();
+    let clean =
+        memory.lock().batch.iter().position(|(errand, _)| errand.target.is_none()).expect("a clean page leaves");
+    (0..clean).for_each(|_| memory.step());
+    let page = (memory.lock().batch[clean].0.address - BASE) / PAGE;
+    let to = (page + PAGES / 2) % PAGES;
+    let gone = address(to)..address(to + 1);
+    world.programs[0].truth.remove(&gone.start);
+    {
+        let mut memory = memory.lock();
+        memory.resident.remove(&gone.start);
+        memory.batch[clean].1 = Fate::Absent;
+        memory.steps += 1;
+        memory.events.push_back(Event::Unmap(gone));
+    }
+    world.shift(0, page, to, 1);
+    world.await_events(0);
+    // It is there, and only protected.
+    world.touch(0, to, true);
     world.end();
 }
 

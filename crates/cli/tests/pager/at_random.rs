@@ -1,16 +1,20 @@
-//! Stress under the pager: part of `make soak`, since one run in some dozens found zeroes in place of a page (docs/guarantees.md, "How sure
-//! this is"), and a test that fails now and then says nothing of the change that it is run for.
+//! Programs that change their memory at random from many threads, with every word checked.
 
-use crate::stress::stress;
+use crate::overcommit::soak_seconds;
+use crate::stress::{self, stress};
 
 #[test]
-#[ignore = "finds a fault that is known, now and then (docs/guarantees.md): `make soak` runs it"]
 fn stress_with_few_threads_finds_no_wrong_word() {
     stress("50%", "2", 1);
 }
 
 #[test]
-#[ignore = "finds a fault that is known, now and then (docs/guarantees.md): `make soak` runs it"]
 fn stress_with_many_threads_finds_no_wrong_word() {
     stress("25%", "8", 2);
+}
+
+#[test]
+fn memory_that_moves_to_where_other_memory_was_a_moment_ago_keeps_its_words() {
+    let seconds = soak_seconds(6).to_string();
+    stress::checked("movers", "25%", &|_| vec!["96".into(), seconds.clone(), "8".into()]);
 }

@@ -32,6 +32,8 @@ pub struct Call {
     pub argument: u64,
     /// The end of the stack that it runs on, aligned to 16 bytes.
     pub stack_end: u64,
+    /// How long it may take, once it was begun.
+    pub patience: Duration,
 }
 
 /// Why nothing was called.
@@ -67,7 +69,7 @@ impl From<io::Error> for TraceError {
     }
 }
 
-/// Calls `call` on thread `thread` of process `process`, until `is_finished` says so, no longer than `deadline`.
+/// Calls `call` on thread `thread` of process `process`, until `is_finished` says so; begins with it by `deadline`.
 ///
 /// # Safety
 ///
@@ -103,7 +105,7 @@ fn borrow_and_call(
     borrowed.stop(deadline)?;
     let saved = Saved::take(process, thread)?;
     request::set_signal_mask(thread, u64::MAX)?;
-    let outcome = borrowed.run(&saved.registers.for_call(call), is_finished, deadline);
+    let outcome = borrowed.run(&saved.registers.for_call(call), is_finished, Instant::now() + call.patience);
     borrowed.stop_anyhow()?;
     saved.restore(thread)?;
     outcome

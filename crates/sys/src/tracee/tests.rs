@@ -66,6 +66,7 @@ impl Child {
             function: function as *const () as u64,
             argument: Arc::as_ptr(&self.memory) as u64,
             stack_end: (self.memory.address() + STACK_END) as u64,
+            patience: deadline.saturating_duration_since(Instant::now()),
         };
         // SAFETY: the child is a copy of this process, with the function and the mapping where they are here; the stack is the
         // last page of the mapping, which nothing else uses.

@@ -55,7 +55,7 @@ impl Group {
         directory.tell(News::Came(self.page(index), coming));
     }
 
-    fn unlist(&mut self, index: usize, directory: &mut Directory) {
+    pub(super) fn unlist(&mut self, index: usize, directory: &mut Directory) {
         if self.is_listed(index) {
             self.listed &= !(1 << index);
             directory.tell(News::Gone(self.page(index)));

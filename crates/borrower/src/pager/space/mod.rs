@@ -25,7 +25,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use self::group::{Group, PageState};
 use self::ranges::Ranges;
 use super::directory::{Coming, Directory, Home, News, SpaceId};
-use super::limits::{GROUP_PAGES, GROUP_SIZE_BYTES};
+use super::limits::{GROUP_PAGES, GROUP_SIZE_BYTES, ZEROES_AHEAD_MAX};
 use super::slots::{PoolPage, Slot, Slots};
 use crate::page_cache::{CachePage, Evidence};
 
@@ -55,6 +55,9 @@ pub enum Answer {
     Unprotect,
     /// It was answered already; whoever still waits looks again.
     Wake,
+    /// As `Wake`; but if somebody misses it again, the kernel has taken it back: it may take pages that MADV_FREE gave up, and
+    /// tells nobody. Then [`Space::taken_back`].
+    Recheck,
 }
 
 /// What leaves, if a page may.
@@ -150,6 +153,24 @@ impl Space {
         self.groups.get(&base).map_or(PageState::Own, |group| group.pages[index])
     }
 
+    /// The pages behind the one at `address` that will be touched for the first time soon, if the program goes on as it did: as many as
+    /// were touched just before it, inside a mapping that is known to be registered.
+    pub fn first_touches_ahead(&self, address: u64) -> Range<u64> {
+        let is_listed = |page: u64| {
+            let (base, index) = place(page);
+            self.groups.get(&base).is_some_and(|group| group.is_listed(index))
+        };
+        let was_untouched = |page: u64| self.state(page) == PageState::Own && !is_listed(page);
+        let pages = |count: usize| (1..=count as u64).map(|page| page * PAGE);
+        let touched =
+            pages(ZEROES_AHEAD_MAX).take_while(|back| address.checked_sub(*back).is_some_and(is_listed)).count();
+        let start = address + PAGE;
+        let is_known = |page: u64| self.surveyed.contain(&(page..page + PAGE));
+        let ahead =
+            pages(touched).map(|forth| address + forth).take_while(|page| was_untouched(*page) && is_known(*page));
+        start..start + ahead.count() as u64 * PAGE
+    }
+
     /// Whether the content of the page at `address` is not in the program's memory.
     pub fn is_away(&self, address: u64) -> bool {
         matches!(self.state(address), PageState::Away(_) | PageState::Coming(_))
@@ -174,7 +195,7 @@ impl Space {
             (PageState::Own | PageState::Leaving | PageState::Clean(_), true) => Answer::Unprotect,
             (PageState::Away(_) | PageState::Coming(_), true) => Answer::Wake,
             (PageState::Own | PageState::Leaving, false) => Answer::Zero,
-            (PageState::Clean(_), false) => Answer::Wake,
+            (PageState::Clean(_), false) => Answer::Recheck,
             (PageState::Coming(_), false) => Answer::Wait,
             (PageState::Away(slot), false) => match slots.staged(slot) {
                 Some(page) => Answer::Staged(slot, page),
@@ -292,6 +313,14 @@ impl Space {
             books.slots.copy_ended();
         }
         group.pages[index] = PageState::Away(slot);
+    }
+
+    /// The clean page at `address` is not there: its slot has one of the contents that it may have after MADV_FREE.
+    pub fn taken_back(&mut self, address: u64, books: &mut Books) {
+        let PageState::Clean(slot) = self.state(address) else { return };
+        let (group, index) = self.group(address, books);
+        group.unlist(index, &mut books.directory);
+        self.left(address, slot, books);
     }
 
     /// The program removes `range` (MADV_DONTNEED): what is away is forgotten, what is there is left alone until it is gone.

@@ -101,7 +101,7 @@ impl World {
                 one.resident.get_mut(&page).expect("protected pages are there").1 = false;
                 one.space.written(at, books);
             }
-            Answer::Wake => panic!("nothing is stale here"),
+            Answer::Wake | Answer::Recheck => panic!("nothing is stale here"),
         }
     }
 
@@ -365,9 +365,28 @@ fn stale_messages_only_wake() {
     world.evict(0, 1, false);
     world.touch(0, 1, false);
     let space = &world.programs[0].space;
-    assert_eq!(space.answer(address(1), false, &world.books.slots), Answer::Wake, "answered already");
+    assert_eq!(space.answer(address(1), false, &world.books.slots), Answer::Recheck, "answered already");
     assert_eq!(space.answer(address(1), true, &world.books.slots), Answer::Unprotect);
     world.evict(0, 1, false);
     let space = &world.programs[0].space;
     assert_eq!(space.answer(address(1), true, &world.books.slots), Answer::Wake, "it left meanwhile");
+}
+
+#[test]
+fn as_many_pages_come_along_as_were_touched_before_as_far_as_they_are_known_and_untouched() {
+    let (mut space, mut books) = (Space::new(SpaceId(0)), books());
+    space.surveyed.insert(range(0, 100));
+    let mut fill = |space: &mut Space, pages: Range<u64>| {
+        pages.for_each(|page| space.filled(address(page), false, Coming::New, &mut books));
+    };
+    fill(&mut space, 10..11);
+    assert_eq!(space.first_touches_ahead(address(10)), range(11, 0), "the first page of all");
+    fill(&mut space, 11..12);
+    assert_eq!(space.first_touches_ahead(address(11)), range(12, 1));
+    fill(&mut space, 12..60);
+    assert_eq!(space.first_touches_ahead(address(59)), range(60, 32));
+    fill(&mut space, 70..71);
+    assert_eq!(space.first_touches_ahead(address(59)), range(60, 10), "up to the next one that was touched");
+    fill(&mut space, 71..99);
+    assert_eq!(space.first_touches_ahead(address(98)), range(99, 1), "up to the end of the mapping");
 }
