@@ -70,8 +70,9 @@ impl Default for Ahead {
 }
 
 impl Ahead {
-    /// Thread `thread` waits for the page at `address`: asks the prefetcher what of that which is away comes along.
-    pub fn ask(&mut self, space: &Space, thread: u32, address: u64, books: &mut Books) {
+    /// Thread `thread` waits for the page at `address`: asks the prefetcher what of that which is away comes along. There is `room`
+    /// for so many pages, a window at least.
+    pub fn ask(&mut self, space: &Space, thread: u32, address: u64, room: usize, books: &mut Books) {
         let faulter = Faulter { space: space.id().0, thread };
         let page = VirtualPage(address / PAGE);
         let marker = self.markers.iter_mut().find(|marker| **marker == (faulter.space, address));
@@ -83,7 +84,7 @@ impl Ahead {
         } else {
             self.streams.on_fault(faulter, page, &mut self.window);
         }
-        self.gather(faulter, space);
+        self.gather(faulter, space, room);
         if let Some(marker) = self.candidates.marker() {
             self.markers[self.next_marker] = (faulter.space, marker.0 * PAGE);
             self.next_marker = (self.next_marker + 1) % MARKERS_MAX;
@@ -91,14 +92,15 @@ impl Ahead {
     }
 
     /// Takes what is away of the window; a stream that has come to full windows gets one in pages that are away.
-    fn gather(&mut self, faulter: Faulter, space: &Space) {
+    fn gather(&mut self, faulter: Faulter, space: &Space, room: usize) {
         self.candidates.clear();
         for _ in 0..WINDOWS_MAX {
             let last = self.window.pages().last().copied();
             let is_full = self.window.pages().len() == WINDOW_MAX;
             self.window.retain(|page| matches!(space.state(page.0.saturating_mul(PAGE)), PageState::Away(_)));
             self.candidates.append(&self.window);
-            match last.filter(|_| is_full && self.candidates.pages().len() < WINDOW_MAX) {
+            let count = self.candidates.pages().len();
+            match last.filter(|_| is_full && count < WINDOW_MAX && count + WINDOW_MAX <= room) {
                 Some(last) => self.streams.go_on(faulter, last, &mut self.window),
                 None => break,
             }
@@ -148,6 +150,7 @@ mod tests {
     use super::*;
     use crate::pager::directory::{Coming, Directory, SpaceId};
     use crate::pager::slots::{PoolPage, Slots};
+    use crate::prefetch::CANDIDATES_MAX;
 
     /// A space whose first `pages` pages are away, in neighbouring slots, and a mapping of twice as many.
     fn away(pages: u64) -> (Space, Books) {
@@ -165,7 +168,7 @@ mod tests {
     }
 
     fn faults(ahead: &mut Ahead, space: &Space, books: &mut Books, pages: &[u64]) {
-        pages.iter().for_each(|page| ahead.ask(space, 7, PAGE * page, books));
+        pages.iter().for_each(|page| ahead.ask(space, 7, PAGE * page, CANDIDATES_MAX, books));
     }
 
     #[test]
@@ -232,6 +235,17 @@ mod tests {
         let (found, end) = (ahead.candidates.pages().len(), last + 3 * window);
         faults(&mut ahead, &space, &mut books, &[last + window + 3]);
         assert_eq!(ahead.candidates.pages()[0], VirtualPage(end + 1), "behind the {found} pages");
+    }
+
+    #[test]
+    fn a_window_without_room_for_the_next_comes_alone() {
+        let (mut space, mut books) = away(10 * WINDOW_MAX as u64);
+        let mut ahead = Ahead::default();
+        let last = full_stream(&mut ahead, &space, &mut books);
+        let marker = ahead.candidates.marker().unwrap().0;
+        (last + 1..last + 3).for_each(|page| space.filled(PAGE * page, true, Coming::Ahead, &mut books));
+        ahead.ask(&space, 7, PAGE * marker, CANDIDATES_MAX - 3, &mut books);
+        assert_eq!(ahead.candidates.pages().len(), WINDOW_MAX - 2);
     }
 
     #[test]

@@ -33,7 +33,7 @@ use super::space::group::PageState;
 use super::space::ranges::Ranges;
 use super::statistics::FaultKind;
 use crate::block::{BlockError, BlockOperation, BlockRequest};
-use crate::prefetch::CANDIDATES_MAX;
+use crate::prefetch::WINDOW_MAX;
 use crate::service::{BlockService, Waiting};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
@@ -435,7 +435,7 @@ impl Faults {
     /// mappings for the end of that, but not for long: a program that had to fault for each page of its window meanwhile would have
     /// lost the stream.
     fn bring_all_along(&mut self, now: Instant) {
-        let has_room = self.shared.budget.has_room(CANDIDATES_MAX as i64);
+        let has_room = self.shared.budget.has_room(WINDOW_MAX as i64);
         if !has_room {
             self.shared.eviction.signal();
         }
@@ -454,7 +454,9 @@ impl Faults {
     /// Asks for what comes along with the page at `address`, and begins with it.
     fn bring_along(&mut self, tenant: &Arc<Tenant>, table: &mut Table, thread: u32, address: u64, now: Instant) {
         let Some(mut ahead) = self.ahead.take() else { return };
-        ahead.ask(&table.space, thread, address, &mut self.shared.books());
+        let budget = &self.shared.budget;
+        let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0);
+        ahead.ask(&table.space, thread, address, room, &mut self.shared.books());
         if ahead.has_found() {
             // What is to be read is copied out, since reading changes the table.
             let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);

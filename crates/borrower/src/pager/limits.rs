@@ -5,6 +5,7 @@ use std::time::Duration;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use crate::page_cache::NEIGHBOURS_MAX;
+use crate::prefetch::WINDOW_MAX;
 
 /// The smallest budget: the write-back pool and the pages that must stay (stacks, thread control blocks) take a part of it.
 pub const BUDGET_BYTES_MIN: u64 = 16 << 20;
@@ -137,4 +138,6 @@ const _: () = {
     assert!(GROUP_PAGES == NEIGHBOURS_MAX as usize && GROUP_PAGES == 32, "a group's bits fill a u32");
     assert!(POOL_SLOTS_MIN <= POOL_SLOTS_MAX);
     assert!(BATCH_PAGES >= GROUP_PAGES);
+    let least_pages = (BUDGET_BYTES_MIN - POOL_SLOTS_MIN as u64 * GROUP_SIZE_BYTES) / PAGE_SIZE_BYTES as u64;
+    assert!(least_pages / HIGH_WATERMARK_SHARE > WINDOW_MAX as u64, "a window has room below the watermark");
 };
