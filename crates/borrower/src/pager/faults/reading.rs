@@ -1,0 +1,257 @@
+//! Reads for faults, and what comes along with them.
+//!
+//! A page that somebody waits for is read alone and first; what the prefetcher names is asked for when that is under way, in runs of
+//! neighbouring slots, as far as there is room. A read that ends fills the pages that still wait for it.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::userfaultfd::{Fault, PageError};
+
+use super::{Faults, Outcome, PAGE};
+use crate::block::{BlockError, BlockOperation, BlockRequest};
+use crate::pager::ahead::Along;
+use crate::pager::directory::Coming;
+use crate::pager::limits::{ASK_PATIENCE, FAULT_READS_MAX, READ_ATTEMPTS_MAX};
+use crate::pager::shared::{Table, Tenant};
+use crate::pager::slots::Slot;
+use crate::pager::statistics::FaultKind;
+use crate::prefetch::WINDOW_MAX;
+
+/// A read under way.
+pub(super) struct ReadUnderWay {
+    tenant: Arc<Tenant>,
+    along: Along,
+    /// The fault that waits for it; `None` for pages that only come along.
+    fault: Option<Fault>,
+    arrived: Instant,
+    attempts: u8,
+    /// The pages are in the buffer, and the program did not get all of them yet.
+    pub(super) is_here: bool,
+    /// Pages that are done with.
+    done: usize,
+}
+
+/// A page that was read for a fault: others come along with it.
+pub(super) struct Ask {
+    tenant: Arc<Tenant>,
+    thread: u32,
+    address: u64,
+    /// When it was found that there is no room.
+    waits_since: Option<Instant>,
+}
+
+impl Faults {
+    pub(super) fn begin_read(
+        &mut self,
+        tenant: &Arc<Tenant>,
+        table: &mut Table,
+        fault: Fault,
+        slot: Slot,
+        arrived: Instant,
+    ) -> Outcome {
+        let address = fault.address & !(PAGE - 1);
+        if !self.read(tenant, table, &Along::one(address, slot), Some(fault), arrived) {
+            return Outcome::PutOff;
+        }
+        if self.asks.len() < FAULT_READS_MAX {
+            self.asks.push(Ask { tenant: Arc::clone(tenant), thread: fault.thread, address, waits_since: None });
+        }
+        Outcome::Done
+    }
+
+    /// Begins with what comes along. While the budget is nearly used up that waits for the eviction, and while the program changes its
+    /// mappings for the end of that, but not for long: a program that had to fault for each page of its window meanwhile would have
+    /// lost the stream.
+    pub(super) fn bring_all_along(&mut self, now: Instant) {
+        let has_room = self.shared.budget.has_room(WINDOW_MAX as i64);
+        if !has_room {
+            self.shared.eviction.signal();
+        }
+        let mut asks = std::mem::take(&mut self.asks);
+        asks.retain_mut(|Ask { tenant, thread, address, waits_since }| {
+            let table = &mut *tenant.lock();
+            let is_ready = has_room && self.shared.settle(tenant, table);
+            if is_ready {
+                self.bring_along(tenant, table, *thread, *address, now);
+            }
+            !is_ready && now.saturating_duration_since(*waits_since.get_or_insert(now)) < ASK_PATIENCE
+        });
+        self.asks = asks;
+    }
+
+    /// Asks for what comes along with the page at `address`, and begins with it.
+    fn bring_along(&mut self, tenant: &Arc<Tenant>, table: &mut Table, thread: u32, address: u64, now: Instant) {
+        let Some(mut ahead) = self.ahead.take() else { return };
+        let budget = &self.shared.budget;
+        let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0);
+        ahead.ask(&table.space, thread, address, room, &mut self.shared.books());
+        if ahead.has_found() {
+            // What is to be read is copied out, since reading changes the table.
+            let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
+            ahead.reads(&table.space, &self.shared.books(), |run| {
+                if let Some(place) = runs.get_mut(count) {
+                    *place = Some(run.clone());
+                    count += 1;
+                }
+            });
+            for run in runs.iter().flatten() {
+                self.read(tenant, table, run, None, now);
+            }
+        }
+        self.ahead = Some(ahead);
+    }
+
+    /// Begins a read; false when all buffers are in use.
+    fn read(
+        &mut self,
+        tenant: &Arc<Tenant>,
+        table: &mut Table,
+        along: &Along,
+        fault: Option<Fault>,
+        arrived: Instant,
+    ) -> bool {
+        // One buffer stays free for whoever waits for his page.
+        let free = self.reads.iter().filter(|read| read.is_none()).count();
+        let Some(buffer) = self.reads.iter().position(Option::is_none).filter(|_| free > 1 || fault.is_some()) else {
+            return false;
+        };
+        {
+            let books = &mut self.shared.books();
+            along.pages().iter().for_each(|(address, slot)| table.space.reading(*address, *slot, books));
+        }
+        self.reads[buffer] = Some(ReadUnderWay {
+            tenant: Arc::clone(tenant),
+            along: along.clone(),
+            fault,
+            arrived,
+            attempts: 1,
+            is_here: false,
+            done: 0,
+        });
+        self.submit_read(buffer, along);
+        true
+    }
+
+    fn submit_read(&mut self, buffer: usize, along: &Along) {
+        let (_, first) = along.pages()[0];
+        let request = BlockRequest {
+            slot: buffer,
+            operation: BlockOperation::Read,
+            offset_bytes: u64::from(first.0) * PAGE,
+            length_bytes: along.pages().len() as u64 * PAGE,
+        };
+        self.engine.submit(request, Instant::now());
+    }
+
+    pub(super) fn read_ended(&mut self, buffer: usize, result: Result<(), BlockError>) {
+        let read = self.reads[buffer].as_mut().expect("a read that ends was begun");
+        match result {
+            Ok(()) => {
+                read.is_here = true;
+                self.fill_from(buffer);
+            }
+            Err(BlockError::TimedOut) if read.fault.is_some() && read.attempts < READ_ATTEMPTS_MAX => {
+                read.attempts += 1;
+                let along = read.along.clone();
+                self.submit_read(buffer, &along);
+            }
+            Err(error) => {
+                let (tenant, along) = (Arc::clone(&read.tenant), read.along.clone());
+                if self.shared.settle(&tenant, &mut tenant.lock()) {
+                    self.not_read(buffer, error);
+                } else {
+                    self.submit_read(buffer, &along);
+                }
+            }
+        }
+    }
+
+    /// Gives the program the pages that lie in `buffer`, neighbours together.
+    pub(super) fn fill_from(&mut self, buffer: usize) {
+        let mut read = self.reads[buffer].take().expect("a read that is here");
+        let tenant = Arc::clone(&read.tenant);
+        let mut guard = tenant.lock();
+        let table = &mut *guard;
+        while read.done < read.along.pages().len() {
+            let is_settled = self.shared.settle(&tenant, table);
+            let count = if is_settled { self.fill_neighbours(buffer, &read, table) } else { 0 };
+            if count == 0 {
+                // The program changes its mappings; its events come first.
+                drop(guard);
+                self.reads[buffer] = Some(read);
+                return;
+            }
+            let books = &mut self.shared.books();
+            for (address, slot) in &read.along.pages()[read.done..read.done + count] {
+                table.space.read_ended(*address, *slot, books);
+            }
+            read.done += count;
+        }
+    }
+
+    /// Fills the next pages of a read that are neighbours. How many are done with; none if it is to be tried again.
+    fn fill_neighbours(&mut self, buffer: usize, read: &ReadUnderWay, table: &mut Table) -> usize {
+        let (tenant, rest) = (&read.tenant, &read.along.pages()[read.done..]);
+        let (address, slot) = rest[0];
+        if tenant.is_gone() || !table.space.awaits(address, slot) {
+            // Removed, moved or unmapped meanwhile: whoever still waits looks again.
+            tenant.memory.wake(address..address + PAGE);
+            return 1;
+        }
+        let follows = |(index, (next, slot)): &(usize, &(u64, Slot))| {
+            *next == address + *index as u64 * PAGE && table.space.awaits(*next, *slot)
+        };
+        let count = rest.iter().enumerate().take_while(follows).count();
+        let offset = self.buffers.slot(buffer).offset_bytes as usize + read.done * PAGE_SIZE_BYTES;
+        let protect = read.fault.is_none_or(|fault| !fault.is_write);
+        let result = tenant.memory.copy(address, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect);
+        if read.fault.is_some() {
+            let told = (Coming::Back, FaultKind::Fill, read.arrived);
+            return usize::from(self.filled(tenant, table, address, protect, told, result) == Outcome::Done);
+        }
+        match result {
+            Ok(bytes) => {
+                let pages = (bytes / PAGE) as usize;
+                let books = &mut self.shared.books();
+                rest[..pages].iter().for_each(|(address, _)| table.space.filled(*address, true, Coming::Ahead, books));
+                self.shared.budget.count(pages as i64);
+                self.shared.counters.pages_prefetched.add(pages as u64);
+                self.call_eviction();
+                pages
+            }
+            Err(PageError::TryAgain) => 0,
+            Err(error) => {
+                self.not_filled(tenant, table, address, &error);
+                1
+            }
+        }
+    }
+
+    /// The pages could not be read. If somebody waits for one its content is lost: its program gets SIGBUS when it touches it,
+    /// never another content. Pages that were to come along are asked for again by whoever needs them.
+    fn not_read(&mut self, buffer: usize, error: BlockError) {
+        let ReadUnderWay { tenant, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
+        let mut table = tenant.lock();
+        for (address, slot) in along.pages() {
+            let page = *address..address + PAGE;
+            if fault.is_some() && table.space.awaits(*address, *slot) {
+                self.lost(&tenant, page.clone(), error);
+            }
+            table.space.read_ended(*address, *slot, &mut self.shared.books());
+            tenant.memory.wake(page);
+        }
+    }
+
+    fn lost(&self, tenant: &Tenant, page: Range<u64>, error: BlockError) {
+        self.shared.counters.pages_lost.add(1);
+        let (process, address) = (tenant.process.load(Ordering::Relaxed), page.start);
+        self.shared.fail(format!("process {process}: the page at {address:#x} is lost ({error}); it gets SIGBUS"));
+        if let Err(error) = tenant.memory.poison(page) {
+            self.shared.fail(format!("process {process}: the lost page at {address:#x} stays missing: {error}"));
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! What programs see and what is done for them, in simulated memory.
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn a_program_four_times_its_budget_reads_what_it_wrote() {
+    let mut world = World::new(96);
+    for round in 0..3 {
+        for page in 0..PAGES {
+            world.touch(0, page, true);
+            assert!(world.count() <= 96, "rule 15: round {round}, page {page}: {} pages", world.count());
+        }
+    }
+    let report = world.shared.counters.report(0, Vec::new());
+    assert!(report.pages_out_dirty > 2 * PAGES && report.fill.count > PAGES, "{report:?}");
+    world.end();
+}
+
+#[test]
+fn memory_that_is_touched_page_by_page_comes_by_stretches() {
+    let mut world = World::new(256);
+    (0..128).for_each(|page| world.touch(0, page, true));
+    let report = world.shared.counters.report(0, Vec::new());
+    assert!(report.zero.count <= 16, "each stretch is twice as long as the one before: {report:?}");
+    (200..232).rev().for_each(|page| world.touch(0, page, true));
+    assert_eq!(
+        world.shared.counters.report(0, Vec::new()).zero.count,
+        report.zero.count + 32,
+        "and backwards one by one"
+    );
+    world.end();
+}
+
+#[test]
+fn clean_pages_leave_without_a_write() {
+    let mut world = World::new(96);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    (0..PAGES).for_each(|page| world.touch(0, page, false));
+    let before = world.shared.counters.report(0, Vec::new());
+    (0..2).for_each(|_| (0..PAGES).for_each(|page| world.touch(0, page, false)));
+    let after = world.shared.counters.report(0, Vec::new());
+    assert_eq!(after.pages_out_dirty, before.pages_out_dirty);
+    assert!(after.pages_out_clean >= before.pages_out_clean + PAGES, "{after:?}");
+    world.end();
+}
+
+#[test]
+fn a_page_that_left_a_moment_ago_comes_back_from_the_pool() {
+    let mut world = World::new(128);
+    (0..160).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    let youngest_gone =
+        (0..160).rev().find(|page| !world.programs[0].memory.lock().resident.contains_key(&address(*page)));
+    world.touch(0, youngest_gone.unwrap(), false);
+    let report = world.shared.counters.report(0, Vec::new());
+    assert_eq!((report.staged.count, report.fill.count), (1, 0));
+    world.end();
+}
+
+#[test]
+fn nobody_waits_when_nothing_can_leave() {
+    let mut world = World::new(96);
+    world.programs[0].memory.lock().pinned = (0..PAGES).map(address).collect();
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    assert_eq!(world.count(), PAGES as i64, "the program goes on beyond its budget");
+    let refused = world.shared.counters.report(0, Vec::new()).refused;
+    assert!(refused < 200 * PAGES, "rule 2: {refused} refusals for {PAGES} pages");
+    world.end();
+}
+
+#[test]
+fn pages_that_a_fork_shared_leave_after_the_agent_made_them_the_programs_own() {
+    // Rule 2.
+    let mut world = World::new(96);
+    world.programs[0].tenant.has_forked.store(true, std::sync::atomic::Ordering::Relaxed);
+    (0..80).for_each(|page| world.touch(0, page, true));
+    world.programs[0].memory.lock().pinned = (0..80).map(address).collect();
+    (80..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    assert!(world.programs[0].memory.lock().pinned.len() < 40, "the agent was asked");
+    world.end();
+}
+
+#[test]
+fn a_program_whose_agent_ends_in_the_middle_of_a_batch_is_not_served_any_more() {
+    let mut world = World::new(96);
+    (0..95).for_each(|page| world.touch(0, page, true));
+    world.shared.budget.set_resident(96);
+    world.turn();
+    assert!(world.programs[0].tenant.lock().batch);
+    world.programs[0].memory.lock().is_broken = true;
+    world.turn();
+    assert!(world.programs[0].tenant.is_gone());
+    assert!(world.shared.failures()[0].contains("killed"), "{:?}", world.shared.failures());
+}
+
+#[test]
+fn kept_pages_never_leave() {
+    // Rule 4.
+    let mut world = World::new(96);
+    let kept: Vec<u64> = [3, 17, 200].map(address).to_vec();
+    *lock(&world.programs[0].tenant.kept_pages) = kept.clone();
+    for page in 0..PAGES {
+        world.touch(0, page, true);
+        let memory = world.programs[0].memory.lock();
+        assert!(kept.iter().all(|at| *at > address(page) || memory.resident.contains_key(at)), "page {page}");
+    }
+    world.end();
+}
+
+#[test]
+fn nothing_is_read_from_a_program_while_its_batch_is_under_way() {
+    // Rule 14.
+    let mut world = World::new(96);
+    (0..95).for_each(|page| world.touch(0, page, true));
+    world.shared.budget.set_resident(96);
+    world.turn();
+    let tenant = Arc::clone(&world.programs[0].tenant);
+    assert!(tenant.lock().batch);
+    world.programs[0].memory.lock().events.push_back(Event::Unmap(address(0)..address(4)));
+    assert!(!world.faults.serve(&tenant), "not before the batch has ended");
+    assert_eq!(world.programs[0].memory.lock().events.len(), 1);
+    assert!(tenant.lock().is_awaited);
+    while tenant.lock().batch {
+        world.programs[0].memory.step();
+        world.turn();
+    }
+    assert!(world.shared.faults.clear(), "its end is signalled");
+    assert!(world.faults.serve(&tenant));
+    world.programs[0].memory.lock().resident.retain(|at, _| *at >= address(4));
+    world.programs[0].truth.retain(|at, _| *at >= address(4));
+    world.end();
+}
+
+#[test]
+fn a_clean_page_that_the_kernel_took_back_comes_from_its_copy() {
+    // MADV_FREE.
+    let mut world = World::new(96);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    (0..PAGES).for_each(|page| world.touch(0, page, false));
+    world.settle();
+    let taken: Vec<u64> = {
+        let mut memory = world.programs[0].memory.lock();
+        let clean = memory.resident.iter().filter(|(_, (_, is_protected))| *is_protected).map(|(at, _)| *at);
+        let taken: Vec<u64> = clean.take(8).collect();
+        memory.resident.retain(|at, _| !taken.contains(at));
+        taken
+    };
+    assert_eq!(taken.len(), 8);
+    for at in taken {
+        world.touch(0, (at - BASE) / PAGE, at % (2 * PAGE) == 0);
+    }
+    world.end();
+}
+
+#[test]
+fn a_page_that_moved_away_from_a_batch_is_not_taken_for_gone() {
+    let mut world = World::new(96);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    (0..PAGES).for_each(|page| world.touch(0, page, false));
+    world.settle();
+    // A batch begins, and the program moves a clean page that it is to take out before the agent comes to it.
+    world.shared.budget.set_resident(96);
+    world.turn();
+    let memory = world.programs[0].memory.clone();
+    let clean =
+        memory.lock().batch.iter().position(|(errand, _)| errand.target.is_none()).expect("a clean page leaves");
+    (0..clean).for_each(|_| memory.step());
+    let page = (memory.lock().batch[clean].0.address - BASE) / PAGE;
+    let to = (page + PAGES / 2) % PAGES;
+    let gone = address(to)..address(to + 1);
+    world.programs[0].truth.remove(&gone.start);
+    {
+        let mut memory = memory.lock();
+        memory.resident.remove(&gone.start);
+        memory.batch[clean].1 = Fate::Absent;
+        memory.steps += 1;
+        memory.events.push_back(Event::Unmap(gone));
+    }
+    world.shift(0, page, to, 1);
+    world.await_events(0);
+    // It is there, and only protected.
+    world.touch(0, to, true);
+    world.end();
+}
+
+#[test]
+fn pages_that_move_to_addresses_whose_end_is_told_late_are_kept() {
+    // Rule 11.
+    let mut world = World::new(96);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.reuse(0, 0, 200, 40);
+    assert_eq!(world.shared.counters.doubts.get(), 1);
+    world.reuse(0, 200, 20, 40);
+    world.end();
+}
+
+#[test]
+fn a_child_of_a_program_that_ends_before_it_goes_on_is_served() {
+    let mut world = World::new(96);
+    let child = Simulated::new(&world.pool);
+    let memory = &world.programs[0].memory;
+    memory.lock().events.push_back(Event::Fork(Box::new(child)));
+    memory.lock().agains = u32::MAX;
+    world.faults.serve(&Arc::clone(&world.programs[0].tenant));
+    assert_eq!(world.shared.tenants().len(), 1, "the fork is not settled");
+    world.shared.dismiss(&world.programs[0].tenant);
+    assert_eq!(world.shared.tenants().len(), 1);
+    assert_eq!(world.shared.tenants()[0].parent, Some(world.programs[0].tenant.id));
+}
+
+/// A program at rest, beyond its budget, whose agent is done with a batch that left half of the pool free.
+fn world_after_a_batch() -> (World, Arc<Tenant>, u64) {
+    let mut world = World::new(10_000);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.shared.budget.set_bytes(280 * PAGE);
+    world.shared.budget.set_resident(world.count());
+    world.turn();
+    let (memory, tenant) = (world.programs[0].memory.clone(), Arc::clone(&world.programs[0].tenant));
+    let pages = memory.lock().batch.len() as u64;
+    (0..pages).for_each(|_| memory.step());
+    world.shared.budget.set_resident(world.count() + 200);
+    (world, tenant, pages)
+}
+
+fn away(tenant: &Tenant) -> u64 {
+    let table = tenant.lock();
+    (0..PAGES).filter(|page| table.space.is_away(address(*page))).count() as u64
+}
+
+#[test]
+fn an_agent_has_its_next_batch_when_the_table_hears_of_the_last() {
+    let (mut world, tenant, pages) = world_after_a_batch();
+    assert_eq!(away(&tenant), 0);
+    world.turn();
+    assert_eq!(away(&tenant), pages);
+    assert!(!world.programs[0].memory.lock().batch.is_empty(), "the agent works on");
+    assert!(tenant.lock().batch, "and messages stay unread");
+    world.settle();
+    world.end();
+}
+
+#[test]
+fn a_fault_that_waits_for_a_batch_comes_before_the_next_one() {
+    let (mut world, tenant, pages) = world_after_a_batch();
+    assert!(!world.faults.serve(&tenant));
+    world.turn();
+    assert_eq!(away(&tenant), pages);
+    assert!(!tenant.lock().batch && world.programs[0].memory.lock().batch.is_empty());
+    assert!(world.faults.serve(&tenant));
+    world.turn();
+    assert!(tenant.lock().batch, "then it goes on");
+    world.settle();
+    world.end();
+}
+
+#[test]
+fn what_comes_along_waits_for_room() {
+    let mut world = World::new(200);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    let is_there = |world: &World, page: u64| world.programs[0].memory.lock().resident.contains_key(&address(page));
+    let first = (0..PAGES - 3).find(|page| (*page..page + 3).all(|page| !is_there(&world, page))).unwrap();
+    world.shared.budget.set_resident(world.shared.budget.limit_pages() - 2);
+    (first..first + 2).for_each(|page| world.programs[0].memory.lock().events.push_back(fault_at(page)));
+    let tenant = Arc::clone(&world.programs[0].tenant);
+    world.faults.serve(&tenant);
+    (0..3).for_each(|_| _ = world.faults.poll(world.now));
+    assert!(is_there(&world, first + 1) && !is_there(&world, first + 2), "what was waited for is there");
+    assert!(world.faults.has_put_off());
+    world.shared.budget.set_resident(10);
+    (0..3).for_each(|_| _ = world.faults.poll(world.now));
+    assert!(is_there(&world, first + 2) && !world.faults.has_put_off());
+    world.shared.budget.set_resident(world.count());
+    world.end();
+}
+
+fn fault_at(page: u64) -> Event {
+    Event::Fault(Fault { address: address(page), is_write: false, is_write_protected: false, thread: 1 })
+}
+
+#[test]
+fn a_fault_that_meets_a_change_is_answered_later() {
+    // Rule 11.
+    let mut world = World::new(96);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.programs[0].memory.lock().agains = 5;
+    (0..20).for_each(|page| world.touch(0, page, page % 2 == 0));
+    world.end();
+}
+
+#[test]
+fn an_unreadable_page_is_poisoned_and_never_filled() {
+    let mut world = World::new(96);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    let gone = {
+        let memory = world.programs[0].memory.lock();
+        (0..PAGES).find(|page| !memory.resident.contains_key(&address(*page))).unwrap()
+    };
+    // The volume ends before that page.
+    let short = Arc::new(Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
+    let buffers = BufferPool::new(1, limits::GROUP_SIZE_BYTES as usize).unwrap();
+    let engine = Box::new(LocalMemory::new(short, Arc::new(Metrics::default()), Arc::clone(&buffers)));
+    let wiped = Box::new(|_: &Tenant| Ranges::default());
+    world.faults = Faults::new(Arc::clone(&world.shared), engine, buffers, Arc::clone(&world.pool), wiped).unwrap();
+    let (gone, slot_is_zero) = (gone + 1, false);
+    assert!(!slot_is_zero);
+    let fault = Fault { address: address(gone), is_write: false, is_write_protected: false, thread: 1 };
+    world.programs[0].memory.lock().events.push_back(Event::Fault(fault));
+    world.run();
+    world.run();
+    let memory = world.programs[0].memory.lock();
+    assert_eq!(memory.poisoned, [address(gone)]);
+    assert!(!memory.resident.contains_key(&address(gone)));
+    drop(memory);
+    assert_eq!(world.shared.counters.pages_lost.get(), 1);
+    assert!(world.shared.failures()[0].contains("SIGBUS"), "{:?}", world.shared.failures());
+    assert!(world.volume.length() > 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn programs_see_their_own_memory(
+        steps in proptest::collection::vec((0_u8..15, 0_usize..3, 0..PAGES, 0..PAGES), 1..120)
+    ) {
+        let mut world = World::new(100);
+        (0..PAGES / 2).for_each(|page| world.touch(0, page, true));
+        for (step, program, page, other) in steps {
+            let program = program % world.programs.len();
+            let pages = (other % 70 + 1).min(PAGES - page);
+            match step {
+                0..=3 => (page..page + pages).for_each(|page| world.touch(program, page, true)),
+                4..=6 => (page..page + pages).for_each(|page| world.touch(program, page, false)),
+                7 => world.remove(program, page, pages),
+                8 => world.unmap(program, page, pages),
+                9 => world.remap(program, page, other, pages),
+                10 => world.fork(program),
+                11 => world.programs[program].memory.lock().agains = 3,
+                13 => world.reuse(program, page, other, pages.min(40)),
+                12 => world.programs[program].memory.lock().pinned = (page..page + pages).map(address).collect(),
+                _ => world.run(),
+            }
+        }
+        world.end();
+    }
+}
