@@ -4,7 +4,7 @@
 //! Pages enter the list [`NEW`]; some orders have those that proved themselves in [`PROVEN`]. What was learnt of a page is counted
 //! in its marks, which the order spends while it looks for a victim.
 //!
-//! Invariant: a page in [`AHEAD`] has no marks, as the first evidence takes it out of there.
+//! Invariant: a page in `AHEAD` has no marks, as the first evidence takes it out of there.
 
 use super::lists::{List, Lists, Victims};
 use super::{Arrival, CachePage, Evidence, Replacement};
