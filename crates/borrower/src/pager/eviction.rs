@@ -17,8 +17,8 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::directory::{Coming, News, SpaceId};
 use super::limits::{
-    BATCH_PAGES, BATCHES_IN_A_ROW_MAX, DISCARD_PAUSE, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE, FRUITLESS_SHARE,
-    GROUP_PAGES, WRITE_RETRY_PAUSE,
+    BATCH_PAGES, BATCH_PATIENCE, BATCHES_IN_A_ROW_MAX, DISCARD_PAUSE, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE,
+    FRUITLESS_SHARE, GROUP_PAGES, WRITE_RETRY_PAUSE,
 };
 use super::program::{Errand, Fate};
 use super::shared::{Shared, Tenant, lock};
@@ -48,6 +48,7 @@ struct Batch {
     errands: Vec<Errand>,
     fates: Vec<Fate>,
     runs: Vec<RunId>,
+    begun: Instant,
 }
 
 /// A page that is to leave.
@@ -333,8 +334,9 @@ impl Eviction {
             errands: Vec::with_capacity(BATCH_PAGES),
             fates: Vec::with_capacity(BATCH_PAGES),
             runs: Vec::with_capacity(BATCH_PAGES),
+            begun: now,
         });
-        batch.tenant = Arc::clone(tenant);
+        (batch.tenant, batch.begun) = (Arc::clone(tenant), now);
         batch.fill(candidates, &mut self.staging, &self.shared, &mut *self.policy);
         if batch.errands.is_empty() {
             self.spare.push(batch);
@@ -370,6 +372,10 @@ impl Eviction {
                 batch.tenant.is_gone.store(true, Ordering::SeqCst);
             }
             if !ended {
+                // Its program may have been stopped; the others do not wait for that.
+                if now.saturating_duration_since(batch.begun) > BATCH_PATIENCE {
+                    self.shared.budget.set_stuck(true);
+                }
                 index += 1;
                 continue;
             }
@@ -515,6 +521,8 @@ impl Batch {
                 continue;
             }
             table.space.unlisted(*address);
+            // Given up and come back since it was chosen, it may be listed again, and would be in two batches.
+            policy.removed(*page);
             match table.space.victim(*address) {
                 Some(Victim::Dirty) => dirty.push((*page, *address)),
                 Some(Victim::Clean(slot)) => self.push(*page, *address, Target::Copy(slot)),

@@ -24,6 +24,10 @@ pub const BATCH_PAGES: usize = 128;
 /// do: the survey, which registers new mappings. Half a millisecond of batches: it looks every millisecond.
 pub const BATCHES_IN_A_ROW_MAX: u32 = 4;
 
+/// A batch that takes longer is with an agent that does not run, because its program was stopped: others are not held back for it. Ten
+/// thousand times what a batch takes, since its thread may wait for a CPU that many want.
+pub const BATCH_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Reads that the fault thread has under way: more threads than that wait for their turn.
 pub const FAULT_READS_MAX: usize = 32;
 

@@ -4,45 +4,72 @@
 //! (madvise(2)), also one of which we have a copy, and tells nobody: then whoever misses it comes again and again. Such a page is
 //! read from its copy; if it turns out to be there after all, it is what it was.
 
+use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::Fault;
 
 use super::directory::SpaceId;
+use super::limits::FAULT_READS_MAX;
 use super::slots::Slot;
 
-/// Pages that are remembered: more threads than these can miss such pages at one time, and come once more.
-const REMEMBERED: usize = 32;
+/// Faults that are remembered: so many threads can miss such pages at one time and none is forgotten.
+const REMEMBERED: usize = 256;
+
+/// Pages held for gone that are remembered: as many as reads can be under way.
+const TAKEN_REMEMBERED: usize = FAULT_READS_MAX;
 
 /// So often a thread may miss a page by old messages: it waited for a page, was woken by the end of something else, and waited again.
 const MISSED_MAX: u32 = 8;
 
+/// A page, and the thread that missed it.
+type Missed = (SpaceId, u64, u32);
+
 /// The last such faults.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Rechecked {
-    missed: [Option<(SpaceId, u64, u32)>; REMEMBERED],
+    /// With how often it was.
+    missed: Vec<(Missed, u32)>,
     next_missed: usize,
-    taken: [Option<(SpaceId, u64, Slot)>; REMEMBERED],
+    taken: [Option<(SpaceId, u64, Slot)>; TAKEN_REMEMBERED],
     next_taken: usize,
 }
 
+impl Default for Rechecked {
+    fn default() -> Self {
+        let missed = Vec::with_capacity(REMEMBERED);
+        Self { missed, next_missed: 0, taken: [None; TAKEN_REMEMBERED], next_taken: 0 }
+    }
+}
+
 impl Rechecked {
-    /// Whether the page of `fault` was missed so often that it must be gone.
+    /// Whether its thread missed the page of `fault` so often that it must be gone.
     pub fn is_gone(&mut self, space: SpaceId, fault: Fault) -> bool {
-        let known =
-            self.missed.iter_mut().find(|missed| missed.is_some_and(|(id, at, _)| (id, at) == (space, fault.address)));
-        let Some(missed) = known else {
-            self.missed[self.next_missed] = Some((space, fault.address, 1));
+        let key = (space, fault.address, fault.thread);
+        if let Some(index) = self.missed.iter().position(|(missed, _)| *missed == key) {
+            self.missed[index].1 += 1;
+            let is_gone = self.missed[index].1 >= MISSED_MAX;
+            if is_gone {
+                self.missed.swap_remove(index);
+            }
+            return is_gone;
+        }
+        if self.missed.len() < REMEMBERED {
+            self.missed.push((key, 1));
+        } else {
             self.next_missed = (self.next_missed + 1) % REMEMBERED;
-            return false;
-        };
-        let count = missed.map_or(0, |(_, _, count)| count + 1);
-        *missed = (count < MISSED_MAX).then_some((space, fault.address, count));
-        missed.is_none()
+            self.missed[self.next_missed] = (key, 1);
+        }
+        false
+    }
+
+    /// The page at `address` came: what was missed before was not this.
+    pub fn came(&mut self, space: SpaceId, address: u64) {
+        self.missed.retain(|((id, at, _), _)| (*id, *at & !(PAGE_SIZE_BYTES as u64 - 1)) != (space, address));
     }
 
     /// The page at `address` is held for gone; `slot` has its content.
     pub fn took(&mut self, space: SpaceId, address: u64, slot: Slot) {
         self.taken[self.next_taken] = Some((space, address, slot));
-        self.next_taken = (self.next_taken + 1) % REMEMBERED;
+        self.next_taken = (self.next_taken + 1) % TAKEN_REMEMBERED;
     }
 
     /// Whether the page at `address`, with its content in `slot`, was held for gone a while ago.
@@ -63,11 +90,17 @@ mod tests {
         for _ in 0..2 {
             (1..MISSED_MAX).for_each(|_| assert!(!rechecked.is_gone(SpaceId(1), fault(4096))));
             assert!(!rechecked.is_gone(SpaceId(2), fault(4096)), "another program's");
+            assert!(!rechecked.is_gone(SpaceId(1), Fault { thread: 8, ..fault(4096) }), "another thread");
             assert!(rechecked.is_gone(SpaceId(1), fault(4096)), "and then it starts anew");
+            rechecked.came(SpaceId(2), 4096);
+            rechecked.came(SpaceId(1), 4096);
         }
-        assert!(!rechecked.is_gone(SpaceId(1), fault(4096)));
-        (1..=REMEMBERED as u64).for_each(|page| assert!(!rechecked.is_gone(SpaceId(3), fault(page))));
-        assert_eq!(rechecked.missed.iter().flatten().filter(|missed| missed.0 == SpaceId(1)).count(), 0, "forgotten");
+        assert!(rechecked.missed.is_empty());
+        (1..MISSED_MAX).for_each(|_| assert!(!rechecked.is_gone(SpaceId(1), fault(4096))));
+        rechecked.came(SpaceId(1), 4096);
+        assert!(!rechecked.is_gone(SpaceId(1), fault(4096)), "it came meanwhile");
+        (2..2 * REMEMBERED as u64).for_each(|page| assert!(!rechecked.is_gone(SpaceId(3), fault(page))));
+        assert_eq!(rechecked.missed.len(), REMEMBERED);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use super::limits::{FAILURES_MAX, GROUP_SIZE_BYTES, HIGH_WATERMARK_SHARE, LOW_WA
 use super::program::{Agent, ProgramMemory};
 use super::space::{Books, Space};
 use super::statistics::Counters;
-use super::unsettled::{Change, Unsettled};
+use super::unsettled::{Change, Evidence, Unsettled};
 
 /// An address space that is served.
 pub struct Tenant {
@@ -295,9 +295,17 @@ impl Shared {
     fn take_over_changes(&self, tenant: &Tenant, table: &mut Table) -> bool {
         let Table { space, unsettled, .. } = table;
         // Of memory that is gone nothing matters but its children.
-        let is_mapped = |address| match tenant.memory.covers(&(address..address + PAGE_SIZE_BYTES as u64)) {
+        let page = PAGE_SIZE_BYTES as u64;
+        let covers = |range| match tenant.memory.covers(&range) {
             Err(PageError::TryAgain) if !tenant.is_gone() => None,
             answer => Some(matches!(answer, Ok(true))),
+        };
+        let is_mapped = |to: u64, address: u64| {
+            Some(match (covers(address..address + page)?, covers(to.saturating_sub(page)..to + page)?) {
+                (false, _) => Evidence::Hole,
+                (true, false) => Evidence::Mapped,
+                (true, true) => Evidence::None,
+            })
         };
         let Some(changes) = unsettled.settle(|range| space.known_mapped(range), is_mapped) else { return false };
         for change in changes {

@@ -59,11 +59,18 @@ impl Served {
         for tenant in current {
             let number = tenant.id.0;
             let (_, listens) = self.tenants.entry(number).or_insert_with(|| (Arc::clone(&tenant), false));
-            if !*listens && tenant.lock().may_read() {
+            if *listens {
+                continue;
+            }
+            let mut table = tenant.lock();
+            if table.may_read() {
                 self.set.add(tenant.memory.event(), number.into(), Interest::Readable)?;
                 *listens = true;
                 // Served once even if the message that it waited with is answered meanwhile, or it would count as waiting for ever.
                 self.ready.push(number);
+            } else {
+                // The end of the batch is signalled to whoever waits for it.
+                table.is_awaited |= table.batch;
             }
         }
         Ok(())
@@ -75,7 +82,10 @@ impl Served {
         set.wait(Some(Duration::ZERO), |number| ready.push(number as u32))?;
         let count = self.ready.len();
         for number in self.ready.drain(..) {
-            let Some((tenant, listens)) = self.tenants.get_mut(&number) else { continue };
+            // One that has waited is in the list twice, if its messages are still there.
+            let Some((tenant, listens)) = self.tenants.get_mut(&number).filter(|(_, listens)| *listens) else {
+                continue;
+            };
             if tenant.is_gone() || !faults.serve(tenant) {
                 self.set.remove(tenant.memory.event())?;
                 *listens = false;

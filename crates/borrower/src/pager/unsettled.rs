@@ -41,6 +41,17 @@ pub enum Change {
     Fork(Box<dyn ProgramMemory>, Ranges),
 }
 
+/// What is at the place of a move now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// A mapping that begins where the move went to.
+    Mapped,
+    /// Nothing that is registered.
+    Hole,
+    /// A mapping that begins before it: one that grew, or two that became one.
+    None,
+}
+
 /// See the module text.
 #[derive(Default)]
 pub struct Unsettled {
@@ -59,12 +70,12 @@ impl Unsettled {
     }
 
     /// Takes all changes, in the order in which they happened; nothing may be under way. `mapped` gives the parts of a range that
-    /// were known to be mapped and registered when the last changes were settled, `is_mapped` whether a page is so now. `None` if
-    /// that cannot be said now.
+    /// were known to be mapped and registered when the last changes were settled, `is_mapped` what can be said now of the place of a
+    /// move and a page in it. `None` if nothing can be said now.
     pub fn settle(
         &mut self,
         mapped: impl Fn(&Range<u64>) -> Vec<Range<u64>>,
-        is_mapped: impl Fn(u64) -> Option<bool>,
+        is_mapped: impl Fn(u64, u64) -> Option<Evidence>,
     ) -> Option<Vec<Change>> {
         let mut proved = Vec::new();
         let steps = loop {
@@ -229,7 +240,7 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
     /// A move and an end of what lies where it went to, in an order by which that would be mapped now and is not, or the other way
     /// round: what was registered before is not known exactly. `None`: that cannot be said now.
     #[allow(clippy::option_option, reason = "no answer, and the answer that there is none")]
-    fn contradiction(&self, is_mapped: impl Fn(u64) -> Option<bool>) -> Option<Option<Proved>> {
+    fn contradiction(&self, is_mapped: impl Fn(u64, u64) -> Option<Evidence>) -> Option<Option<Proved>> {
         let is_proved = |moving, end| self.proved.iter().any(|proved| (proved.moving, proved.end) == (moving, end));
         for (moving, change) in self.told.iter().enumerate() {
             let Change::Remap { to, length, .. } = change else { continue };
@@ -239,7 +250,11 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
                 if both.is_empty() || is_proved(moving, end) {
                     continue;
                 }
-                let is_mapped = is_mapped(both.start)?;
+                let is_mapped = match is_mapped(*to, both.start)? {
+                    Evidence::Mapped => true,
+                    Evidence::Hole => false,
+                    Evidence::None => continue,
+                };
                 if is_mapped == self.mapped_now(&(both.start..both.start + 1)).is_empty() {
                     return Some(Some(Proved { moving, end, is_before: is_mapped }));
                 }

@@ -26,9 +26,9 @@ fn apply(content: &mut Content, message: &Message) {
     }
 }
 
-fn settle(unsettled: &mut Unsettled, content: &mut Content, is_mapped: impl Fn(u64) -> Option<bool>) {
+fn settle(unsettled: &mut Unsettled, content: &mut Content, is_mapped: impl Fn(u64) -> Evidence) {
     let known = content.clone();
-    for change in unsettled.settle(|range| mapped(&known, range), is_mapped).unwrap() {
+    for change in unsettled.settle(|range| mapped(&known, range), |_, page| Some(is_mapped(page))).unwrap() {
         match change {
             Change::Unmap(range) => apply(content, &Message::Unmap(range)),
             Change::Remap { from, to, length } => apply(content, &Message::Remap { from, to, length }),
@@ -53,8 +53,12 @@ fn told(known: &[Range<u64>], messages: &[Message], now: &[Range<u64>]) -> (Cont
     }
     let mut unsettled = Unsettled::default();
     let in_debt = messages.iter().map(|message| tell(&mut unsettled, message, &content)).collect();
-    settle(&mut unsettled, &mut content, |page| Some(now.iter().any(|range| range.contains(&page))));
+    settle(&mut unsettled, &mut content, |page| evidence(now.iter().any(|range| range.contains(&page))));
     (content, in_debt)
+}
+
+fn evidence(is_mapped: bool) -> Evidence {
+    if is_mapped { Evidence::Mapped } else { Evidence::Hole }
 }
 
 /// Whether more is to be waited for.
@@ -155,12 +159,23 @@ fn a_move_onto_other_memory_of_its_thread_that_is_told_late_goes_with_its_end() 
 }
 
 #[test]
+fn a_neighbour_that_grew_over_the_place_of_a_move_proves_nothing() {
+    let mut content: Content = (0..100).map(|page| (30..40).contains(&page).then_some(page)).collect();
+    let mut unsettled = Unsettled::default();
+    for message in [remap(30, 10, 10), Message::Unmap(30..40), remap(10, 50, 10), Message::Unmap(10..20)] {
+        tell(&mut unsettled, &message, &content);
+    }
+    settle(&mut unsettled, &mut content, |_| Evidence::None);
+    assert_eq!((pages(&content, 10..20), pages(&content, 50..60)), (vec![None; 10], numbers(30..40)));
+}
+
+#[test]
 fn nothing_is_settled_while_it_cannot_be_said_what_is_mapped() {
     let mut unsettled = Unsettled::default();
     unsettled.remap(30, 10, 10);
     unsettled.unmap(10..20);
-    assert!(unsettled.settle(|_| Vec::new(), |_| None).is_none());
-    assert_eq!(unsettled.settle(|_| Vec::new(), |_| Some(false)).unwrap().len(), 2);
+    assert!(unsettled.settle(|_| Vec::new(), |_, _| None).is_none());
+    assert_eq!(unsettled.settle(|_| Vec::new(), |_, _| Some(Evidence::Hole)).unwrap().len(), 2);
 }
 
 #[test]
@@ -169,10 +184,10 @@ fn without_a_message_about_its_end_an_old_place_is_not_waited_for() {
     let mut unsettled = Unsettled::default();
     unsettled.remap(10, 50, 10);
     assert!(!unsettled.is_empty());
-    unsettled.settle(|_| Vec::new(), |_| None).expect("nothing is in doubt");
+    unsettled.settle(|_| Vec::new(), |_, _| None).expect("nothing is in doubt");
     assert!(unsettled.is_empty());
     unsettled.unmap(10..20);
-    assert_eq!(unsettled.settle(|_| Vec::new(), |_| None).unwrap().len(), 1, "this end is real");
+    assert_eq!(unsettled.settle(|_| Vec::new(), |_, _| None).unwrap().len(), 1, "this end is real");
 }
 
 /// Content from this number on is of memory that nobody knew to be registered.
@@ -321,7 +336,7 @@ impl Reader {
             self.awaited = (0..THREADS).filter(|other| kernel.threads[*other].is_in_a_call()).collect();
         }
         if !kernel.is_changing() {
-            settle(&mut self.unsettled, &mut self.known, |page| Some(kernel.content[page as usize].is_some()));
+            settle(&mut self.unsettled, &mut self.known, |page| evidence(kernel.content[page as usize].is_some()));
             assert_eq!(self.known, kernel.known());
         }
     }

@@ -159,6 +159,8 @@ impl Userfaultfd {
         match self.page_command(abi::COPY, &mut argument) {
             Err(PageError::Kernel(error)) if error.raw_os_error() == Some(libc::EFAULT) => Ok(true),
             Err(PageError::NotMapped) => Ok(false),
+            // It looks for a huge page in the way before it reads.
+            Err(PageError::Exists) => Ok(true),
             Err(error) => Err(error),
             Ok(()) => unreachable!("nobody can read a page without access"),
         }

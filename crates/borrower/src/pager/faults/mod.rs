@@ -349,6 +349,7 @@ impl Faults {
         match result {
             Ok(_) => {
                 table.space.filled(address, clean, coming, &mut self.shared.books());
+                self.rechecked.came(tenant.id, address);
                 self.shared.budget.count(1);
                 self.shared.counters.fault(kind, arrived.elapsed());
                 self.call_eviction();

@@ -97,6 +97,21 @@ fn a_program_whose_agent_ends_in_the_middle_of_a_batch_is_not_served_any_more() 
 }
 
 #[test]
+fn nobody_waits_for_the_agent_of_a_program_that_was_stopped() {
+    let mut world = World::new(96);
+    (0..95).for_each(|page| world.touch(0, page, true));
+    world.shared.budget.set_resident(96);
+    world.turn();
+    assert!(world.programs[0].tenant.lock().batch && world.shared.budget.holds_back());
+    world.now += limits::BATCH_PATIENCE;
+    world.turn();
+    assert!(!world.shared.budget.holds_back());
+    // It goes on.
+    world.settle();
+    world.end();
+}
+
+#[test]
 fn kept_pages_never_leave() {
     // Rule 4.
     let mut world = World::new(96);

@@ -138,9 +138,20 @@ impl Survey {
             self.residents.extract_if(.., |resident| is_over(resident) || resident.tenant.is_gone()).collect();
         for resident in over {
             self.shared.dismiss(&resident.tenant);
+            self.adopt_children_of(&resident);
             self.seats_free.extend(resident.seat);
             if let Some(place) = resident.place {
                 self.guardian.forget(place);
+            }
+        }
+    }
+
+    /// Takes in children that nobody has looked at yet: nobody finds them once their parent is forgotten.
+    fn adopt_children_of(&mut self, parent: &Resident) {
+        for tenant in self.shared.tenants() {
+            let is_known = self.residents.iter().any(|resident| resident.tenant.id == tenant.id);
+            if tenant.parent == Some(parent.tenant.id) && !is_known {
+                self.residents.push(Resident::new(tenant, parent.excluded.clone(), parent.places));
             }
         }
     }
