@@ -432,7 +432,7 @@ impl Eviction {
                             table.space.left(*address, *slot, books);
                         }
                     }
-                    _ => {
+                    Fate::Refused | Fate::Changing | Fate::Absent => {
                         self.shared.counters.refused.add(1);
                         table.space.listed_again(*address);
                         self.policy.refused(*page);

@@ -280,6 +280,13 @@ impl Shared {
         self.faults.signal();
     }
 
+    /// Wakes the eviction thread if pages are to leave.
+    pub fn call_eviction(&self) {
+        if self.budget.is_exceeded() {
+            self.eviction.signal();
+        }
+    }
+
     /// Brings the table of `tenant` up to date with what was told of its mappings. False: it is changing them, and what was told
     /// may not be all.
     pub fn settle(&self, tenant: &Tenant, table: &mut Table) -> bool {

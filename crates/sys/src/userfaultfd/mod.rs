@@ -203,19 +203,19 @@ impl Userfaultfd {
 
     /// Reads the next message, if there is one.
     pub fn read_message(&self) -> io::Result<Option<Message>> {
-        let mut bytes = [0_u8; MESSAGE_BYTES];
-        match rustix::io::read(&self.descriptor, &mut bytes) {
-            // SAFETY: these bytes were read from a userfaultfd just now, and are decoded once.
-            Ok(MESSAGE_BYTES) => Ok(Some(unsafe { Message::decode(&bytes) })),
-            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
-            Err(errno) => Err(errno.into()),
-        }
+        let mut next = None;
+        self.read::<1>(|message| next = Some(message))?;
+        Ok(next)
     }
 
     /// Reads the messages that are there, in order, and hands each to `take`. Returns how many there were; none is no error.
     /// More than one call may be needed to read them all.
-    pub fn read_messages(&self, mut take: impl FnMut(Message)) -> io::Result<usize> {
-        let mut bytes = [[0_u8; MESSAGE_BYTES]; MESSAGES_PER_READ];
+    pub fn read_messages(&self, take: impl FnMut(Message)) -> io::Result<usize> {
+        self.read::<MESSAGES_PER_READ>(take)
+    }
+
+    fn read<const COUNT: usize>(&self, mut take: impl FnMut(Message)) -> io::Result<usize> {
+        let mut bytes = [[0_u8; MESSAGE_BYTES]; COUNT];
         let read = match rustix::io::read(&self.descriptor, bytes.as_flattened_mut()) {
             Ok(read) => read,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => 0,

@@ -129,11 +129,7 @@ impl Faults {
     pub fn serve(&mut self, tenant: &Arc<Tenant>) -> bool {
         let mut guard = tenant.lock();
         let table = &mut *guard;
-        if table.batch {
-            table.is_awaited = true;
-            return false;
-        }
-        table.is_awaited = false;
+        table.is_awaited = table.batch;
         if !table.may_read() {
             return false;
         }
@@ -352,7 +348,7 @@ impl Faults {
                 self.rechecked.came(tenant.id, address);
                 self.shared.budget.count(1);
                 self.shared.counters.fault(kind, arrived.elapsed());
-                self.call_eviction();
+                self.shared.call_eviction();
                 Outcome::Done
             }
             Err(PageError::TryAgain) => Outcome::PutOff,
@@ -360,12 +356,6 @@ impl Faults {
                 self.not_filled(tenant, table, address, &error);
                 Outcome::Done
             }
-        }
-    }
-
-    fn call_eviction(&self) {
-        if self.shared.budget.is_exceeded() {
-            self.shared.eviction.signal();
         }
     }
 

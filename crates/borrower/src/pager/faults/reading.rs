@@ -220,7 +220,7 @@ impl Faults {
                 rest[..pages].iter().for_each(|(address, _)| table.space.filled(*address, true, Coming::Ahead, books));
                 self.shared.budget.count(pages as i64);
                 self.shared.counters.pages_prefetched.add(pages as u64);
-                self.call_eviction();
+                self.shared.call_eviction();
                 pages
             }
             Err(PageError::TryAgain) => 0,

@@ -156,11 +156,12 @@ impl Space {
     /// The pages behind the one at `address` that will be touched for the first time soon, if the program goes on as it did: as many as
     /// were touched just before it, inside a mapping that is known to be registered.
     pub fn first_touches_ahead(&self, address: u64) -> Range<u64> {
-        let is_listed = |page: u64| {
+        let look = |page: u64| {
             let (base, index) = place(page);
-            self.groups.get(&base).is_some_and(|group| group.is_listed(index))
+            self.groups.get(&base).map_or((PageState::Own, false), |group| (group.pages[index], group.is_listed(index)))
         };
-        let was_untouched = |page: u64| self.state(page) == PageState::Own && !is_listed(page);
+        let is_listed = |page: u64| look(page).1;
+        let was_untouched = |page: u64| look(page) == (PageState::Own, false);
         let pages = |count: usize| (1..=count as u64).map(|page| page * PAGE);
         let touched =
             pages(ZEROES_AHEAD_MAX).take_while(|back| address.checked_sub(*back).is_some_and(is_listed)).count();

@@ -1,5 +1,6 @@
 //! Children that come by a fork, and agents that are started when memory gets short.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use spillway_stub::late_start::start_agent;
@@ -9,18 +10,15 @@ use spillway_sys::tracee::TraceError;
 
 use super::{Resident, Survey};
 use crate::pager::limits::{AGENT_START_DEADLINE, AGENT_START_PAUSE, AGENT_THREADS_TRIED_MAX};
+use crate::pager::shared::Tenant;
 
 impl Survey {
     /// Takes in address spaces that came by a fork, and finds their processes.
     pub(super) fn adopt_children(&mut self) {
-        for tenant in self.shared.tenants() {
-            if self.residents.iter().all(|resident| resident.tenant.id != tenant.id) {
-                let parent = self.residents.iter().find(|other| Some(other.tenant.id) == tenant.parent);
-                // A child has everything at the same addresses.
-                let Some((excluded, places)) = parent.map(|parent| (parent.excluded.clone(), parent.places)) else {
-                    continue;
-                };
-                self.residents.push(Resident::new(tenant, excluded, places));
+        for tenant in self.strangers() {
+            let parent = self.residents.iter().find(|other| Some(other.tenant.id) == tenant.parent);
+            if let Some(child) = parent.map(|parent| parent.child(tenant)) {
+                self.residents.push(child);
             }
         }
         let mut parents: Vec<u32> = self.orphans().map(|(_, parent)| parent).collect();
@@ -28,6 +26,18 @@ impl Survey {
         for parent in parents {
             self.find_children(parent);
         }
+    }
+
+    /// Takes in children of `parent` that nobody has looked at yet: nobody finds them once their parent is forgotten.
+    pub(super) fn adopt_children_of(&mut self, parent: &Resident) {
+        let children = self.strangers().into_iter().filter(|tenant| tenant.parent == Some(parent.tenant.id));
+        self.residents.extend(children.map(|tenant| parent.child(tenant)));
+    }
+
+    /// Address spaces that are served and were not taken in.
+    fn strangers(&self) -> Vec<Arc<Tenant>> {
+        let is_known = |tenant: &Tenant| self.residents.iter().any(|resident| resident.tenant.id == tenant.id);
+        self.shared.tenants().into_iter().filter(|tenant| !is_known(tenant)).collect()
     }
 
     /// Residents without a process, with their parent's process.

@@ -51,6 +51,11 @@ impl Resident {
         let agent_at = Instant::now();
         Self { tenant, process: None, seat: None, place: None, excluded, places, registered_at: None, agent_at }
     }
+
+    /// Its fork, which has everything at the same addresses.
+    fn child(&self, tenant: Arc<Tenant>) -> Self {
+        Self::new(tenant, self.excluded.clone(), self.places)
+    }
 }
 
 /// See the module text.
@@ -117,9 +122,7 @@ impl Survey {
             self.register_all(now);
             self.start_agents(now);
         }
-        if self.shared.budget.is_exceeded() {
-            self.shared.eviction.signal();
-        }
+        self.shared.call_eviction();
         interval(self.shared.budget.high_pages() - resident)
     }
 
@@ -142,16 +145,6 @@ impl Survey {
             self.seats_free.extend(resident.seat);
             if let Some(place) = resident.place {
                 self.guardian.forget(place);
-            }
-        }
-    }
-
-    /// Takes in children that nobody has looked at yet: nobody finds them once their parent is forgotten.
-    fn adopt_children_of(&mut self, parent: &Resident) {
-        for tenant in self.shared.tenants() {
-            let is_known = self.residents.iter().any(|resident| resident.tenant.id == tenant.id);
-            if tenant.parent == Some(parent.tenant.id) && !is_known {
-                self.residents.push(Resident::new(tenant, parent.excluded.clone(), parent.places));
             }
         }
     }
