@@ -12,6 +12,7 @@ use crate::device::redundancy::Redundancy;
 use crate::device::transport::TransportChoice;
 use crate::frontend::choice::FrontEndChoice;
 use crate::manager::heat::MappingPolicy;
+use crate::wakefulness::KeepAwake;
 
 /// How to start a pager.
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub struct PagerConfig {
     pub backing: Option<PathBuf>,
     /// How pages travel.
     pub transport: TransportChoice,
+    /// When idle CPUs are kept awake.
+    pub keep_awake: KeepAwake,
     /// Bytes of a slab.
     pub slab_size_bytes: u64,
     /// Bytes that programs may have outside local memory; rounded up to whole slabs.
@@ -90,6 +93,7 @@ impl PagerConfig {
             redundancy: self.redundancy,
             mapping: MappingPolicy::OnDemand,
             transport: self.transport,
+            keep_awake: self.keep_awake,
             backing: self.backing.clone(),
             front_end: FrontEndChoice::Auto,
             listen: None,

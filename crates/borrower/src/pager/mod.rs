@@ -63,6 +63,7 @@ use crate::device::{DeviceConfig, DeviceError, health};
 use crate::metrics::Metrics;
 use crate::page_cache::sampled::Sampled;
 use crate::state::DeviceState;
+use crate::wakefulness::Wakefulness;
 
 /// Why a pager could not be started. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -178,9 +179,11 @@ impl Pager {
         let shared = [(); 3].map(|()| Arc::clone(&self.shared));
         let [for_faults, for_eviction, for_survey] = shared;
         let placement = self.config.placement;
+        let wakefulness = Wakefulness::new(self.config.keep_awake, self.metrics.awake());
         let all = &self.shared;
-        self.threads
-            .push(threads::start("faults", all, move || threads::serve_faults(&for_faults, faults, placement))?);
+        self.threads.push(threads::start("faults", all, move || {
+            threads::serve_faults(&for_faults, faults, placement, wakefulness)
+        })?);
         self.threads.push(threads::start("eviction", all, move || threads::evict(&for_eviction, eviction))?);
         self.threads.push(threads::start("survey", all, move || threads::survey(&for_survey, survey))?);
         Ok(())

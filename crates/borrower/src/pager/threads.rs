@@ -19,6 +19,7 @@ use super::shared::{Shared, Tenant};
 use super::survey::Survey;
 use super::waiting::wait;
 use crate::service::Waiting;
+use crate::wakefulness::Wakefulness;
 
 /// Starts a thread that runs until the pager stops; one that panics takes the programs down, whose pages it may have lost
 /// track of.
@@ -96,7 +97,12 @@ impl Served {
 }
 
 /// The fault thread.
-pub(crate) fn serve_faults(shared: &Shared, mut faults: Faults, placement: Placement) -> io::Result<()> {
+pub(crate) fn serve_faults(
+    shared: &Shared,
+    mut faults: Faults,
+    placement: Placement,
+    mut wakefulness: Wakefulness,
+) -> io::Result<()> {
     let mut served = Served { set: Epoll::new()?, tenants: HashMap::with_capacity(64), ready: Vec::with_capacity(64) };
     let mut worked_at = Instant::now();
     while !shared.is_stopping() {
@@ -109,6 +115,7 @@ pub(crate) fn serve_faults(shared: &Shared, mut faults: Faults, placement: Place
         let waiting = faults.poll(now);
         if count > 0 {
             worked_at = now;
+            wakefulness.asked(now);
             continue;
         }
         let spins = placement == Placement::Spin && now.saturating_duration_since(worked_at) < FAULT_SPIN;
@@ -119,6 +126,7 @@ pub(crate) fn serve_faults(shared: &Shared, mut faults: Faults, placement: Place
             _ if faults.has_put_off() => RETRY_INTERVAL,
             Waiting::Nothing | Waiting::Event => IDLE_INTERVAL,
         };
+        let patience = wakefulness.rest(now).unwrap_or(patience).min(patience);
         wait(&[served.set.as_fd(), shared.faults.as_fd()], faults.engine(), patience)?;
     }
     Ok(())
