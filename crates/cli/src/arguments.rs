@@ -301,9 +301,6 @@ pub(crate) struct BecomeArguments {
     /// NAME=VALUE for the program's environment
     #[arg(long)]
     pub(crate) set: Vec<OsString>,
-    /// The program may not copy its memory by a fork
-    #[arg(long)]
-    pub(crate) forbid_forks: bool,
     /// The program's limit of open files
     #[arg(long)]
     pub(crate) open_files_max: Option<u64>,

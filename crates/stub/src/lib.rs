@@ -23,5 +23,8 @@ pub mod seat;
 /// be paged ([`IS_SUPPORTED`]).
 pub static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libspillway.so"));
 
+/// The same for programs whose forks wait for the pager: its `fork` takes the place of libc's, so that no signal interrupts one.
+pub static LIBRARY_TELLING_FORKS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libspillway_telling_forks.so"));
+
 /// Whether programs can be paged on this kind of machine at all.
 pub const IS_SUPPORTED: bool = cfg!(all(target_arch = "x86_64", target_os = "linux"));

@@ -15,7 +15,6 @@
 //! - [`swap`]: swap areas.
 //! - [`paging_safety`]: never waiting for the memory that one frees.
 //! - [`memory_hierarchy`]: which memory cgroups there are.
-//! - [`fork_filter`]: programs that may not fork.
 //! - [`cpu_latency`]: how fast idle CPUs wake up.
 //! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
@@ -31,7 +30,6 @@ pub mod child;
 pub mod cpu_latency;
 pub mod epoll;
 pub mod event;
-pub mod fork_filter;
 #[cfg(target_arch = "x86_64")]
 pub mod fork_notices;
 pub mod fuse;

@@ -45,8 +45,8 @@ pub struct PagerConfig {
     pub placement: Placement,
     /// How long to wait at the start for the first donor.
     pub donor_wait: Duration,
-    /// Whether programs may copy their memory by a fork, which the kernel tells of to `CAP_SYS_PTRACE` only. If not, they must have
-    /// been kept from it ([`spillway_sys::fork_filter`]).
+    /// Whether the kernel tells of forks, as it does with `CAP_SYS_PTRACE`. If not, programs ask before each, and wait until all of
+    /// their pages are back ([`spillway_sys::fork_notices`]).
     pub programs_fork: bool,
 }
 

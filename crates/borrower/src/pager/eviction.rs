@@ -461,15 +461,16 @@ impl Eviction {
     }
 
     /// Pages that a fork shared are refused by the kernel until they are written: then they are copied, or, if nobody else has
-    /// them any more, the program's own again.
+    /// them any more, the program's own again. A page that is write-protected stays so, since its copy is worth more; but where
+    /// nobody hears of forks it gives that up, or it would never leave: no fault for it tells that the child is gone.
     fn own_again(&mut self, batch: &Batch) {
         if !batch.tenant.has_forked.load(Ordering::Relaxed) {
             return;
         }
         let (mut addresses, mut count) = ([0; BATCH_PAGES], 0);
         for ((_, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
-            // A page that is write-protected stays so: its copy is worth more.
-            if *fate == Fate::Refused && matches!(target, Target::Pool(..)) {
+            let is_its_own = matches!(target, Target::Pool(..));
+            if *fate == Fate::Refused && (is_its_own || self.give_copy_up(&batch.tenant, *address)) {
                 addresses[count] = *address;
                 count += 1;
             }
@@ -478,6 +479,22 @@ impl Eviction {
         if begun {
             self.owning.push(Arc::clone(&batch.tenant));
         }
+    }
+
+    /// The page at `address` is without write protection from now on, and its slot no copy of it any more. False if it cannot be.
+    fn give_copy_up(&self, tenant: &Tenant, address: u64) -> bool {
+        if !tenant.has_forked_untold.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut table = tenant.lock();
+        if !table.unsettled.is_empty() {
+            return false;
+        }
+        let is_clean = matches!(table.space.victim(address), Some(Victim::Clean(_)));
+        if is_clean && tenant.memory.unprotect(address..address + PAGE).is_ok() {
+            table.space.written(address, &mut self.shared.books());
+        }
+        matches!(table.space.victim(address), Some(Victim::Dirty))
     }
 
     fn count_out(&self, target: Target) {
@@ -514,8 +531,8 @@ impl Batch {
                 // Its program gave it up since it was chosen, and may have something else there by now.
                 continue;
             }
-            // A page of a program that changes its mappings, or that the kernel itself needs (rule 4), stays.
-            if !table.unsettled.is_empty() || kept.binary_search(address).is_ok() {
+            // A page of a program that changes its mappings or is to fork, or that the kernel itself needs (rule 4), stays.
+            if !table.unsettled.is_empty() || tenant.is_held() || kept.binary_search(address).is_ok() {
                 table.space.listed_again(*address);
                 policy.refused(*page);
                 continue;

@@ -104,6 +104,16 @@ pub const FRUITLESS_BATCHES_MAX: u32 = 8;
 /// A program that says hello finishes its greeting within so long, or is left alone: it may have been stopped.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 
+/// Pages that a fork asks the fault thread for at a time: eight times the reads that are under way, so that it never waits for the
+/// next look, and few enough that faults of other programs wait for little.
+pub const FORK_PAGES_ASKED_MAX: usize = 8 * FAULT_READS_MAX;
+/// Pages that did not come (a read ahead of them failed, their mapping changed) are asked for again after so long.
+pub const FORK_ASK_AGAIN: Duration = Duration::from_secs(1);
+/// A fork for which no page came back for so long is refused: longer than all attempts at a read.
+pub const FORK_PATIENCE: Duration = Duration::from_secs(60);
+/// Memory of the machine that a fork leaves free when pages come back for it.
+pub const FORK_RESERVE_BYTES: u64 = 64 << 20;
+
 /// How often new mappings of a program are looked for and registered once its budget is nearly reached: reading the maps of a
 /// large program takes a millisecond.
 pub const REGISTER_INTERVAL: Duration = Duration::from_millis(20);

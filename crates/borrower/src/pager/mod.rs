@@ -7,6 +7,8 @@
 //! One eviction: [`survey`] (how much there is, and what may be paged) -> [`eviction`] (who leaves) -> [`agent`] (out of the
 //! program) -> [`staging`] -> the engine.
 //!
+//! One fork, where the kernel tells nobody of forks: [`survey`] (who forks) -> [`gathering`] (every page comes back first).
+//!
 //! [`unsettled`]: changes of mappings whose order is not known yet; [`shared`]: what the threads share, and the order of locks; [`directory`]: numbers of pages, and news for the policy;
 //! [`maps`] and [`process`]: what `/proc` tells; [`config`], [`statistics`]; [`limits`]: every bound.
 
@@ -16,6 +18,7 @@ pub mod config;
 pub mod directory;
 pub mod eviction;
 pub mod faults;
+pub mod gathering;
 pub mod limits;
 pub mod maps;
 pub mod process;

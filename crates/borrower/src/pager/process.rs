@@ -130,6 +130,14 @@ pub fn smaps(number: u32) -> io::Result<String> {
     fs::read_to_string(format!("/proc/{number}/smaps"))
 }
 
+/// Memory of the machine that programs could still have (`MemAvailable`, Linux 3.14).
+pub fn memory_available_bytes() -> io::Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB"));
+    let kibibytes: Option<u64> = line.and_then(|number| number.parse().ok());
+    Ok(kibibytes.ok_or(io::ErrorKind::InvalidData)? * 1024)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,6 +159,11 @@ mod tests {
             }
             assert!(std::time::Instant::now() < deadline, "this thread's control block is never found");
         }
+    }
+
+    #[test]
+    fn the_machine_has_memory_left() {
+        assert!(memory_available_bytes().unwrap() > 0);
     }
 
     #[test]

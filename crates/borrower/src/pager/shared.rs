@@ -43,8 +43,25 @@ pub struct Tenant {
     pub agent_thread: Arc<AtomicU32>,
     /// It has forked, or is a fork: the kernel may refuse pages that are shared (rule 2).
     pub has_forked: AtomicBool,
+    /// It has forked and the child is not paged: nothing tells when its pages are its own again.
+    pub has_forked_untold: AtomicBool,
+    /// Forks that are prepared or under way: no page may leave, and no fault waits for the budget ([`super::gathering`]).
+    holds: AtomicU32,
+    /// Pages that could not be read when nobody waited for them.
+    pub unread: AtomicU64,
     /// Pages that stay (rule 4): what the kernel itself touches when a thread ends. Set by the survey.
     pub kept_pages: Mutex<Vec<u64>>,
+}
+
+/// A page that is to come back though nobody waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Whose it is.
+    pub space: SpaceId,
+    /// The page.
+    pub address: u64,
+    /// It comes as if it was written: without protection, and its slot is given up.
+    pub is_writable: bool,
 }
 
 /// The page table, and who may use it.
@@ -88,6 +105,9 @@ impl Tenant {
             is_gone: Arc::default(),
             agent_thread: Arc::default(),
             has_forked: AtomicBool::new(parent.is_some()),
+            has_forked_untold: AtomicBool::new(false),
+            holds: AtomicU32::new(0),
+            unread: AtomicU64::new(0),
             kept_pages: Mutex::new(Vec::new()),
         }
     }
@@ -100,6 +120,23 @@ impl Tenant {
     /// Whether `thread` is its agent, which nobody may keep waiting.
     pub fn is_agent(&self, thread: u32) -> bool {
         thread != 0 && thread == self.agent_thread.load(Ordering::Relaxed)
+    }
+
+    /// No batch of evictions begins from now on; one may be under way. The lock orders this with whoever begins one.
+    pub fn hold(&self) {
+        let _table = self.lock();
+        self.holds.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The end of one [`Tenant::hold`].
+    pub fn release(&self) {
+        let before = self.holds.fetch_sub(1, Ordering::SeqCst);
+        assert!(before > 0, "a hold ends once");
+    }
+
+    /// Whether its pages are to stay for now.
+    pub fn is_held(&self) -> bool {
+        self.holds.load(Ordering::SeqCst) > 0
     }
 
     /// Kills its process, if that is known: rather no program than one with wrong bytes.
@@ -223,7 +260,7 @@ pub struct Shared {
     failures: Mutex<VecDeque<String>>,
     next_space: AtomicU32,
     /// Pages that are to come back without a fault.
-    wanted: Mutex<Vec<(SpaceId, u64)>>,
+    wanted: Mutex<Vec<Wanted>>,
 }
 
 impl Shared {
@@ -340,14 +377,19 @@ impl Shared {
         lock(&self.tenants).iter().find(|tenant| tenant.id == id).cloned()
     }
 
-    /// The fault thread shall bring the page at `address` back.
-    pub fn want(&self, id: SpaceId, address: u64) {
-        lock(&self.wanted).push((id, address));
-        self.faults.signal();
+    /// The fault thread shall bring `pages` back.
+    pub fn want(&self, pages: impl IntoIterator<Item = Wanted>) {
+        let mut wanted = lock(&self.wanted);
+        wanted.extend(pages);
+        let is_empty = wanted.is_empty();
+        drop(wanted);
+        if !is_empty {
+            self.faults.signal();
+        }
     }
 
     /// What was wanted so far.
-    pub fn take_wanted(&self) -> Vec<(SpaceId, u64)> {
+    pub fn take_wanted(&self) -> Vec<Wanted> {
         std::mem::take(&mut *lock(&self.wanted))
     }
 

@@ -67,6 +67,12 @@ pub struct PagerStatistics {
     pub held_back: u64,
     /// Changes of mappings for which another one was waited for ([`super::unsettled`]).
     pub doubts: u64,
+    /// Forks that waited until all pages were back, because the kernel does not tell this user of forks.
+    pub forks: u64,
+    /// Such forks that failed with ENOMEM.
+    pub forks_refused: u64,
+    /// Whether programs are left whose forks wait for this pager, also such as are not paged.
+    pub is_asked_before_forks: bool,
     /// Address spaces seen so far (a program, and one more for each fork and exec).
     pub programs: u64,
     /// Address spaces now.
@@ -125,6 +131,9 @@ pub(crate) struct Counters {
     pub(crate) refused: Counter,
     pub(crate) held_back: Counter,
     pub(crate) doubts: Counter,
+    pub(crate) forks: Counter,
+    pub(crate) forks_refused: Counter,
+    pub(crate) fork_listeners: Counter,
     pub(crate) programs: Counter,
     pub(crate) programs_now: Counter,
     pub(crate) pages_lost: Counter,
@@ -170,6 +179,9 @@ impl Counters {
             refused: self.refused.get(),
             held_back: self.held_back.get(),
             doubts: self.doubts.get(),
+            forks: self.forks.get(),
+            forks_refused: self.forks_refused.get(),
+            is_asked_before_forks: self.fork_listeners.get() > 0,
             programs: self.programs.get(),
             programs_now: self.programs_now.get(),
             pages_lost: self.pages_lost.get(),

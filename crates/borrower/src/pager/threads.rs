@@ -164,7 +164,8 @@ pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
     while !shared.is_stopping() {
         shared.survey.clear();
         let patience = survey.look(Instant::now());
-        let mut waits = [PollFd::new(&shared.survey, PollFlags::IN), PollFd::new(survey.listener(), PollFlags::IN)];
+        let mut waits = vec![PollFd::new(&shared.survey, PollFlags::IN), PollFd::new(survey.listener(), PollFlags::IN)];
+        waits.extend(survey.fork_listeners().map(|listener| PollFd::from_borrowed_fd(listener, PollFlags::IN)));
         let timeout = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
         match poll(&mut waits, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}

@@ -57,7 +57,7 @@ fn forks(access: Access) -> Check {
     lacking(
         name,
         State::Optional,
-        "the kernel tells of them only to CAP_SYS_PTRACE, so `fork` fails in programs; threads, vfork, posix_spawn and exec work",
+        "the kernel tells of them only to CAP_SYS_PTRACE, so a fork waits until all pages of its program are back; threads, vfork, posix_spawn and exec do not",
         "sudo setcap cap_sys_ptrace+ep $(command -v spillway)",
     )
 }

@@ -9,7 +9,6 @@ use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_borrower::pager::{PagerConfig, Placement};
 use spillway_borrower::wakefulness::KeepAwake;
 use spillway_fabric::address::DonorAddress;
-use spillway_sys::userfaultfd::access::Access;
 
 use super::donors::OwnDonors;
 use super::take_down::device_name;
@@ -126,11 +125,12 @@ impl Plan {
         }
     }
 
-    /// What the pager is told.
+    /// What the pager is told; `programs_fork` as the library `preload` was chosen.
     pub(crate) fn paged(
         &self,
         donors: &OwnDonors,
         preload: PathBuf,
+        programs_fork: bool,
         budget_bytes: u64,
     ) -> Result<PagerConfig, Failure> {
         let addresses = donors.addresses().iter().map(|text| text.parse()).collect::<Result<_, _>>();
@@ -149,7 +149,7 @@ impl Plan {
             preload,
             placement: Placement::default(),
             donor_wait: limits::DONOR_WAIT,
-            programs_fork: Access::probe().is_ok_and(|access| access.follows_forks),
+            programs_fork,
         })
     }
 

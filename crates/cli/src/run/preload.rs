@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// Writes the library into a run's directory, with which it goes; gives its path.
-pub(crate) fn write(directory: &Path) -> Result<PathBuf, Failure> {
+/// Writes the library into a run's directory, with which it goes; gives its path. `programs_fork`: the kernel tells of forks, so
+/// that the library need not.
+pub(crate) fn write(directory: &Path, programs_fork: bool) -> Result<PathBuf, Failure> {
     let path = directory.join("libspillway.so");
+    let library = if programs_fork { spillway_stub::LIBRARY } else { spillway_stub::LIBRARY_TELLING_FORKS };
     let write = || -> std::io::Result<()> {
-        fs::write(&path, spillway_stub::LIBRARY)?;
+        fs::write(&path, library)?;
         // Mapped and executed by programs, and changed by nobody.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o555))
     };
@@ -25,9 +27,13 @@ mod tests {
     #[test]
     fn the_library_is_one_that_programs_of_this_machine_can_load() {
         let directory = tempfile::tempdir().unwrap();
-        let path = write(directory.path()).unwrap();
-        assert!(fs::read(&path).unwrap().starts_with(b"\x7fELF"));
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o555);
-        assert!(write(&directory.path().join("missing")).is_err());
+        for programs_fork in [true, false] {
+            let directory = directory.path().join(programs_fork.to_string());
+            fs::create_dir(&directory).unwrap();
+            let path = write(&directory, programs_fork).unwrap();
+            assert!(fs::read(&path).unwrap().starts_with(b"\x7fELF"));
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o555);
+        }
+        assert!(write(&directory.path().join("missing"), true).is_err());
     }
 }

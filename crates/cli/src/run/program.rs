@@ -53,8 +53,6 @@ pub(crate) struct Becoming {
     pub(crate) procs_file: Option<PathBuf>,
     /// Variables of the program's environment.
     pub(crate) environment: Vec<(OsString, OsString)>,
-    /// It may not copy its memory by a fork.
-    pub(crate) forbids_forks: bool,
     /// How many files it may have open, if that differs from what this process may.
     pub(crate) open_files_max: Option<u64>,
 }
@@ -72,7 +70,6 @@ impl Becoming {
             setting.push(value);
             arguments.extend(["--set".into(), setting]);
         }
-        arguments.extend(self.forbids_forks.then(|| "--forbid-forks".into()));
         if let Some(count) = self.open_files_max {
             arguments.extend(["--open-files-max".into(), count.to_string().into()]);
         }
@@ -262,11 +259,6 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
     {
         return Failure::during("the program's limit of open files", error);
     }
-    if arguments.forbid_forks
-        && let Err(error) = spillway_sys::fork_filter::forbid_forks()
-    {
-        return Failure::during("forbidding forks", error);
-    }
     let Some((name, rest)) = arguments.program.split_first() else { return Failure::usage("no program") };
     let error =
         Command::new(&arguments.file).arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting)).exec();
@@ -311,12 +303,11 @@ mod tests {
         let becoming = Becoming {
             procs_file: Some("/x/procs".into()),
             environment: vec![("A".into(), "b=c d".into())],
-            forbids_forks: true,
             open_files_max: Some(1024),
         };
         let arguments = becoming.arguments();
-        assert_eq!(arguments[..5], ["--procs-file", "/x/procs", "--set", "A=b=c d", "--forbid-forks"]);
-        assert_eq!(arguments[5..], ["--open-files-max", "1024"]);
+        assert_eq!(arguments[..4], ["--procs-file", "/x/procs", "--set", "A=b=c d"]);
+        assert_eq!(arguments[4..], ["--open-files-max", "1024"]);
         assert_eq!(setting(&arguments[3]), Some((OsStr::new("A"), OsStr::new("b=c d"))));
         assert_eq!(setting(&"nothing".into()), None);
         assert!(Becoming::default().arguments().is_empty());

@@ -12,6 +12,7 @@ use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_borrower::pager::limits::BUDGET_BYTES_MIN;
 use spillway_borrower::pager::{Pager, PagerStatus};
+use spillway_sys::userfaultfd::access::Access;
 
 use super::descriptors::raise_limit;
 use super::donors::OwnDonors;
@@ -48,8 +49,7 @@ pub(crate) fn run(
     let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
     let mut budget = Budget::new(arguments.local);
     let donors = OwnDonors::default();
-    let mut run =
-        Run { registry, plan, programs_fork: false, open_files_max: None, pager: None, donors, down: false, entry };
+    let mut run = Run { registry, plan, open_files_max: None, pager: None, donors, down: false, entry };
     run.set_up(&budget, interruption)?;
     let outcome = run.run_program(program, arguments, choice, &mut budget, interruption);
     let down = run.take_down();
@@ -77,8 +77,6 @@ fn check_arguments(arguments: &RunArguments) -> Result<(), Failure> {
 struct Run {
     registry: Registry,
     plan: Plan,
-    /// Whether the kernel tells this user of forks.
-    programs_fork: bool,
     /// The user's limit of open files, where the pager raised its own.
     open_files_max: Option<u64>,
     pager: Option<Paged>,
@@ -99,9 +97,9 @@ impl Run {
         };
         record.write(self.entry.path()).map_err(|error| Failure::during("the run's record", error))?;
         self.donors = OwnDonors::start(&self.plan, interruption)?;
-        let library = preload::write(self.entry.path())?;
-        let config = self.plan.paged(&self.donors, library, initial_bytes(budget)?)?;
-        self.programs_fork = config.programs_fork;
+        let programs_fork = Access::probe().is_ok_and(|access| access.follows_forks);
+        let library = preload::write(self.entry.path(), programs_fork)?;
+        let config = self.plan.paged(&self.donors, library, programs_fork, initial_bytes(budget)?)?;
         self.open_files_max = raise_limit();
         self.pager = Some(Paged { pager: Pager::start(config).map_err(Failure::failed)? });
         interruption.check()
@@ -120,7 +118,6 @@ impl Run {
         let becoming = Becoming {
             procs_file: None,
             environment: environment(paged.pager.environment()),
-            forbids_forks: !self.programs_fork,
             open_files_max: self.open_files_max,
         };
         let started = Program::start(program, &becoming, interruption)?;
@@ -190,7 +187,9 @@ impl Governed for Paged {
     }
 
     fn dependents(&self) -> u64 {
-        self.pager.statistics().programs_now
+        let now = self.pager.statistics();
+        // A child of a fork that was asked for is not paged, and asks before its own forks.
+        now.programs_now.max(now.is_asked_before_forks.into())
     }
 
     fn interval_min(&self) -> Duration {

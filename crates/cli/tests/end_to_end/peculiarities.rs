@@ -17,6 +17,11 @@ fn spawned_children_borrow_their_parents_memory() {
 }
 
 #[test]
+fn copies_of_borrowed_memory_are_exact() {
+    peculiarity("borrow");
+}
+
+#[test]
 fn memory_that_is_given_back_and_taken_again_is_fresh() {
     peculiarity("churn");
 }

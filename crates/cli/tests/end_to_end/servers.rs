@@ -25,7 +25,7 @@ fn read_line(client: &mut BufReader<UnixStream>) -> String {
 }
 
 /// Sends a redis command and gives the answer's first line, or its bulk text.
-fn redis(client: &mut BufReader<UnixStream>, command: &str) -> String {
+pub(crate) fn redis(client: &mut BufReader<UnixStream>, command: &str) -> String {
     client.get_mut().write_all(format!("{command}\r\n").as_bytes()).expect("the server listens");
     let line = read_line(client);
     let Some(length) = line.strip_prefix('$').and_then(|length| length.parse::<usize>().ok()) else { return line };
@@ -35,7 +35,7 @@ fn redis(client: &mut BufReader<UnixStream>, command: &str) -> String {
 }
 
 /// A redis server in `directory`, as the end of a command line.
-fn redis_server(directory: &Path, socket: &Path) -> Vec<String> {
+pub(crate) fn redis_server(directory: &Path, socket: &Path) -> Vec<String> {
     let (directory, socket) = (directory.display(), socket.display());
     format!(
         "redis-server --port 0 --unixsocket {socket} --dir {directory} --dbfilename snapshot.rdb --appendonly no \
@@ -47,7 +47,7 @@ fn redis_server(directory: &Path, socket: &Path) -> Vec<String> {
     .collect()
 }
 
-fn redis_client(socket: &Path, server: &mut Running) -> BufReader<UnixStream> {
+pub(crate) fn redis_client(socket: &Path, server: &mut Running) -> BufReader<UnixStream> {
     wait_until("redis to answer", || {
         assert!(!server.has_ended(), "redis ended");
         let mut client = connect(socket)?;
@@ -56,7 +56,7 @@ fn redis_client(socket: &Path, server: &mut Running) -> BufReader<UnixStream> {
 }
 
 /// Fills a server; gives the digest of everything in it.
-fn fill_redis(client: &mut BufReader<UnixStream>) -> String {
+pub(crate) fn fill_redis(client: &mut BufReader<UnixStream>) -> String {
     assert_eq!(redis(client, "DEBUG POPULATE 30000 key 1500"), "+OK");
     for number in (0..30000).step_by(7) {
         assert_eq!(redis(client, &format!("SET key:{number} changed-{}", number * 31)), "+OK");

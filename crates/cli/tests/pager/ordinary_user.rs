@@ -18,14 +18,14 @@ use crate::support::{self, skip};
 const USER: u32 = 65534;
 
 /// A directory that the user may write to, with the program in it: where the tests were built he may not look.
-struct Place {
+pub(crate) struct Place {
     directory: tempfile::TempDir,
     node: PathBuf,
 }
 
 impl Place {
     /// Makes it, or says what is missing.
-    fn new(stage: &Stage) -> Option<Self> {
+    pub(crate) fn new(stage: &Stage) -> Option<Self> {
         let directory = support::registry_directory();
         let own = directory.path();
         fs::set_permissions(own, fs::Permissions::from_mode(0o777)).unwrap();
@@ -43,7 +43,7 @@ impl Place {
         Some(Self { directory, node })
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
@@ -58,7 +58,7 @@ impl Place {
     }
 
     /// `spillway run` as the user.
-    fn run(&self, options: &[&str], program: &[&str]) -> Command {
+    pub(crate) fn run(&self, options: &[&str], program: &[&str]) -> Command {
         let mut command = self.as_user("spillway", &["run", "--stats"]);
         command.arg(self.path().join("statistics.json")).args(options).arg("--").args(program);
         command
@@ -88,13 +88,13 @@ impl Place {
                 .contains("CapEff:\t0000000000080000")
     }
 
-    fn statistics(&self) -> Value {
+    pub(crate) fn statistics(&self) -> Value {
         serde_json::from_slice(&fs::read(self.path().join("statistics.json")).unwrap()).unwrap()
     }
 }
 
 /// A program of the stage, where the user may execute it.
-fn program(stage: &Stage, place: &Place, name: &str) -> String {
+pub(crate) fn program(stage: &Stage, place: &Place, name: &str) -> String {
     let target = place.path().join(name);
     fs::copy(stage.compile(name, &["-pthread"]), &target).unwrap();
     target.to_str().unwrap().to_owned()
@@ -121,21 +121,6 @@ fn a_user_who_may_have_userfaultfd_needs_no_root() {
     assert!(left.iter().all(|name| name == "lock"), "{left:?}");
     let metadata = fs::metadata(place.path().join("r")).unwrap();
     assert_eq!((metadata.uid(), metadata.permissions().mode() & 0o777), (USER, 0o700));
-}
-
-/// The kernel tells of forks to `CAP_SYS_PTRACE` only, and a copy that nobody serves would read zeroes.
-#[test]
-fn a_users_programs_may_spawn_others_and_may_not_fork() {
-    let Some(stage) = Stage::set(&["gcc", "unshare", "setpriv"]) else { return };
-    let Some(place) = Place::new(&stage) else { return };
-    let options = ["--local", "50%", "--lend", "384M", "--slab-size", "4M"];
-    let peculiarities = program(&stage, &place, "peculiarities");
-    let said = support::run(&mut place.run(&options, &[&peculiarities, "spawn", "64", "/"])).done("spawning");
-    assert!(said.text().ends_with("spawn 16384 pages as written\n"), "{}", said.text());
-    let exerciser = program(&stage, &place, "exerciser");
-    let said = support::run(&mut place.run(&options, &[&exerciser, "fork", "64", "/nonexistent"]));
-    assert_eq!(said.status.code(), Some(1), "{}", said.errors);
-    assert!(said.errors.contains("fork: Operation not permitted"), "{}", said.errors);
 }
 
 #[test]

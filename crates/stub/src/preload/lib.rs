@@ -9,6 +9,8 @@
 //! - [`agent`]: the thread that carries out batches, and how it is started.
 //! - [`batch`]: what it does with one.
 //! - [`forks`]: forks that wait for the pager, where the kernel does not tell it of them.
+//! - `whole_fork`: a `fork` that no signal interrupts, in the library for such programs only: it is that one's only symbol to see, and
+//!   libc's own `fork` the only one that it binds.
 //! - [`calls`]: system calls. [`socket`]: the greeting. [`memory`]: copying.
 
 #![no_std]
@@ -28,6 +30,8 @@ mod memory;
 mod protocol;
 mod socket;
 mod start;
+#[cfg(tells_forks)]
+mod whole_fork;
 
 /// Run by the dynamic loader before the program.
 #[used]

@@ -30,7 +30,7 @@ use super::directory::Coming;
 use super::limits::{DOUBT_PAUSE, FAULT_READS_MAX, MESSAGES_MAX, ZEROES_AHEAD_MAX};
 use super::program::Event;
 use super::rechecked::Rechecked;
-use super::shared::{Shared, Table, Tenant};
+use super::shared::{Shared, Table, Tenant, Wanted};
 use super::space::Answer;
 use super::space::group::PageState;
 use super::space::ranges::Ranges;
@@ -39,6 +39,9 @@ use crate::block::BlockError;
 use crate::service::{BlockService, Waiting};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
+
+/// In place of the thread that waits, for pages that are wanted and not waited for.
+const NOBODY: u32 = 0;
 
 /// Finds the ranges of a process that read as zeroes in a child (MADV_WIPEONFORK, rule 5).
 pub type WipedRanges = Box<dyn FnMut(&Tenant) -> Ranges + Send>;
@@ -197,12 +200,12 @@ impl Faults {
         waiting
     }
 
-    /// Brings pages back that nobody waits for (rule 4: a control block of a thread that was found late).
+    /// Brings pages back that nobody waits for (rule 4: a control block of a thread that was found late; a fork).
     pub fn fetch_wanted(&mut self) {
         let now = Instant::now();
-        for (id, address) in self.shared.take_wanted() {
-            if let Some(tenant) = self.shared.tenant(id) {
-                let fault = Fault { address, is_write: false, is_write_protected: false, thread: 0 };
+        for Wanted { space, address, is_writable } in self.shared.take_wanted() {
+            if let Some(tenant) = self.shared.tenant(space) {
+                let fault = Fault { address, is_write: is_writable, is_write_protected: false, thread: NOBODY };
                 self.put_off.push_back(PutOff { tenant, fault, arrived: now, is_held_back: false });
             }
         }
@@ -231,7 +234,7 @@ impl Faults {
             if tenant.is_gone() {
                 continue;
             }
-            if is_held_back && self.shared.budget.holds_back() {
+            if is_held_back && self.holds_back(&tenant, fault) {
                 self.put_off.push_back(PutOff { tenant, fault, arrived, is_held_back });
                 continue;
             }
@@ -248,6 +251,11 @@ impl Faults {
             let is_held_back = outcome == Outcome::HeldBack;
             self.put_off.push_back(PutOff { tenant: Arc::clone(tenant), fault, arrived, is_held_back });
         }
+    }
+
+    /// Whether a fault has to wait for the budget (rule 15); those of a program that is to fork do not.
+    fn holds_back(&self, tenant: &Tenant, fault: Fault) -> bool {
+        self.shared.budget.holds_back() && !tenant.is_agent(fault.thread) && !tenant.is_held()
     }
 
     /// Answers one fault, if that can be done now.
@@ -282,7 +290,7 @@ impl Faults {
                 self.shared.counters.fault(FaultKind::Write, arrived.elapsed());
                 Outcome::Done
             }
-            _ if self.shared.budget.holds_back() && !tenant.is_agent(fault.thread) => {
+            _ if self.holds_back(tenant, fault) => {
                 self.shared.eviction.signal();
                 self.shared.counters.held_back.add(1);
                 Outcome::HeldBack

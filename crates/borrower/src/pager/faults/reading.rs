@@ -11,7 +11,7 @@ use std::time::Instant;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
-use super::{Faults, Outcome, PAGE};
+use super::{Faults, NOBODY, Outcome, PAGE};
 use crate::block::{BlockError, BlockOperation, BlockRequest};
 use crate::pager::ahead::Along;
 use crate::pager::directory::Coming;
@@ -57,7 +57,7 @@ impl Faults {
         if !self.read(tenant, table, &Along::one(address, slot), Some(fault), arrived) {
             return Outcome::PutOff;
         }
-        if self.asks.len() < FAULT_READS_MAX {
+        if fault.thread != NOBODY && self.asks.len() < FAULT_READS_MAX {
             self.asks.push(Ask { tenant: Arc::clone(tenant), thread: fault.thread, address, waits_since: None });
         }
         Outcome::Done
@@ -238,15 +238,22 @@ impl Faults {
         let mut table = tenant.lock();
         for (address, slot) in along.pages() {
             let page = *address..address + PAGE;
-            if fault.is_some() && table.space.awaits(*address, *slot) {
-                self.lost(&tenant, page.clone(), error);
+            if let Some(fault) = fault
+                && table.space.awaits(*address, *slot)
+            {
+                self.lost(&tenant, fault, page.clone(), error);
             }
             table.space.read_ended(*address, *slot, &mut self.shared.books());
             tenant.memory.wake(page);
         }
     }
 
-    fn lost(&self, tenant: &Tenant, page: Range<u64>, error: BlockError) {
+    fn lost(&self, tenant: &Tenant, fault: Fault, page: Range<u64>, error: BlockError) {
+        if fault.thread == NOBODY {
+            // Whoever touches it finds out whether it is.
+            tenant.unread.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
         self.shared.counters.pages_lost.add(1);
         let (process, address) = (tenant.process.load(Ordering::Relaxed), page.start);
         self.shared.fail(format!("process {process}: the page at {address:#x} is lost ({error}); it gets SIGBUS"));

@@ -1,9 +1,12 @@
 //! Tests of the real fault and eviction decisions against simulated programs: their memory is a map here, their agent takes
 //! pages out of it page by page, and the volume is memory of this process.
 //!
+//! - `forks`: forks that the kernel tells nobody of.
+//!
 //! The kernel's rules that matter are kept: nothing is filled or moved while an event waits to be read, an event's own work is
 //! done before it is told (unmap, remap, fork) or after it was read (remove), pages that are not registered are not moved.
 
+mod forks;
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};

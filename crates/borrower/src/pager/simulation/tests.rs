@@ -341,7 +341,7 @@ proptest! {
 
     #[test]
     fn programs_see_their_own_memory(
-        steps in proptest::collection::vec((0_u8..15, 0_usize..3, 0..PAGES, 0..PAGES), 1..120)
+        steps in proptest::collection::vec((0_u8..16, 0_usize..3, 0..PAGES, 0..PAGES), 1..120)
     ) {
         let mut world = World::new(100);
         (0..PAGES / 2).for_each(|page| world.touch(0, page, true));
@@ -358,6 +358,7 @@ proptest! {
                 11 => world.programs[program].memory.lock().agains = 3,
                 13 => world.reuse(program, page, other, pages.min(40)),
                 12 => world.programs[program].memory.lock().pinned = (page..page + pages).map(address).collect(),
+                14 => world.fork_untold(program),
                 _ => world.run(),
             }
         }

@@ -177,6 +177,19 @@ impl Space {
         matches!(self.state(address), PageState::Away(_) | PageState::Coming(_))
     }
 
+    /// All such pages, in order.
+    pub fn away(&self) -> Vec<u64> {
+        let in_group = |(base, group): (&u64, &Group)| {
+            let base = *base;
+            let is_away = |state: &PageState| matches!(state, PageState::Away(_) | PageState::Coming(_));
+            let indexes: Vec<usize> = (0..GROUP_PAGES).filter(|index| is_away(&group.pages[*index])).collect();
+            indexes.into_iter().map(move |index| base + index as u64 * PAGE)
+        };
+        let mut away: Vec<u64> = self.groups.iter().flat_map(in_group).collect();
+        away.sort_unstable();
+        away
+    }
+
     /// The number of the page at `address`, if it was given one.
     pub fn number(&self, address: u64) -> Option<CachePage> {
         let (base, index) = place(address);

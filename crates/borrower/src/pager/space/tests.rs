@@ -269,6 +269,24 @@ fn listed(books: &mut Books) -> std::collections::BTreeSet<CachePage> {
     listed
 }
 
+#[test]
+fn pages_that_are_away_are_listed_in_order() {
+    let mut books = books();
+    let mut space = Space::new(SpaceId(1));
+    assert!(space.away().is_empty());
+    for address in [9 * GROUP_SIZE_BYTES + PAGE, 3 * PAGE, PAGE] {
+        let slot = books.slots.take(1).unwrap().first;
+        space.found(address, &mut books);
+        space.left(address, slot, &mut books);
+    }
+    assert_eq!(space.away(), [PAGE, 3 * PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
+    let PageState::Away(slot) = space.state(PAGE) else { panic!("it left") };
+    space.reading(PAGE, slot, &mut books);
+    assert_eq!(space.away().len(), 3, "what is still to come is away");
+    space.filled(3 * PAGE, false, Coming::Back, &mut books);
+    assert_eq!(space.away(), [PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 

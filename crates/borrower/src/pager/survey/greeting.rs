@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use spillway_stub::arena::Arena;
 use spillway_stub::greeting::{GreetingError, Visitor};
 use spillway_stub::late_start::ProgramPlaces;
@@ -80,15 +80,20 @@ impl Survey {
             return visitor.welcome(&answer(Verdict::RunUnpaged, 0, &self.arena), None);
         };
         self.arena.seat(seat).clear();
-        let welcome = answer(Verdict::Page, seat, &self.arena);
-        let met = visitor.welcome(&welcome, Some(self.arena.file().as_fd())).and_then(|()| visitor.ready(deadline));
-        let ready = match met {
-            Ok(ready) if ready.status == 0 => ready,
+        let verdict = if self.programs_fork { Verdict::Page } else { Verdict::PageTellingForks };
+        let welcome = answer(verdict, seat, &self.arena);
+        let met = visitor.welcome(&welcome, Some(self.arena.file().as_fd()));
+        let (ready, listener) = match met.and_then(|()| visitor.ready_with_descriptor(deadline)) {
+            Ok((ready, listener)) if ready.status == 0 => (ready, listener),
             other => {
                 self.seats_free.push(seat);
-                return other.map(|_| ());
+                return other.map(|(ready, _)| self.was_not_started(number, ready.status));
             }
         };
+        if !self.programs_fork && !self.asks_before_forks(number, listener) {
+            // Its seat is lost: it may be in it until it has ended.
+            return Ok(());
+        }
         let tenant = Tenant::new(Space::new(self.shared.next_space()), Box::new(memory), None);
         let excluded =
             vec![hello.library_start..hello.library_end, ready.arena..ready.arena + self.arena.length_bytes()];
@@ -100,6 +105,26 @@ impl Survey {
         let resident = self.residents.last().expect("just taken in");
         announce_forks(resident);
         Ok(())
+    }
+
+    fn was_not_started(&self, number: u32, status: i32) {
+        let reason = io::Error::from_raw_os_error(-status);
+        self.shared.fail(format!("process {number} cannot be paged, so it was not started: {reason}"));
+    }
+
+    /// Takes in what tells of forks. A program whose forks nobody would hear of is killed, since its children would read zeroes.
+    fn asks_before_forks(&mut self, number: u32, listener: Option<OwnedFd>) -> bool {
+        let reason = match self.forking.take_in(listener) {
+            Ok(true) => return true,
+            Ok(false) => "another program is asked about its system calls already (a sandbox?)".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        self.shared.fail(format!("process {number} is killed, because nobody would hear of its forks: {reason}"));
+        if let Some(process) = Pid::from_raw(number.cast_signed()) {
+            // It may have ended by itself.
+            let _ = kill_process(process, Signal::KILL);
+        }
+        false
     }
 
     /// The process and the seat of a resident become known: from now on its pages can be taken out.

@@ -5,13 +5,16 @@
 //! fault thread (rule 13).
 //!
 //! - `greeting`: programs and agents that say hello; `agents`: children, and agents that start late.
+//! - `forking`: forks that wait, where the kernel does not tell of them.
 //! - `registering`: what of a program may be paged.
 
 mod agents;
+mod forking;
 mod greeting;
 mod registering;
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,11 +26,12 @@ use spillway_sys::guardian::{Guardian, Place};
 use spillway_sys::pagemap::Region;
 use spillway_sys::userfaultfd::PageError;
 
+use self::forking::Forking;
 use super::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GROWTH_BYTES_PER_SECOND, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN, REGIONS_MAX,
 };
 use super::process::Process;
-use super::shared::{Budget, Shared, Tenant, lock};
+use super::shared::{Budget, Shared, Tenant, Wanted, lock};
 
 /// An address space, as the survey sees it.
 struct Resident {
@@ -72,6 +76,7 @@ pub struct Survey {
     is_paging: bool,
     /// See [`PagerConfig::programs_fork`](crate::pager::PagerConfig::programs_fork).
     programs_fork: bool,
+    forking: Forking,
 }
 
 impl Survey {
@@ -95,6 +100,7 @@ impl Survey {
             guardian,
             is_paging: false,
             programs_fork,
+            forking: Forking::default(),
         }
     }
 
@@ -103,9 +109,15 @@ impl Survey {
         &self.listener
     }
 
+    /// Where programs ask before they fork.
+    pub fn fork_listeners(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.forking.listeners()
+    }
+
     /// Looks at everything once; how long to wait until the next look.
     pub fn look(&mut self, now: Instant) -> Duration {
         self.greet();
+        self.follow_forks(now);
         self.adopt_children();
         let resident = self.count();
         self.shared.budget.set_resident(resident);
@@ -123,6 +135,9 @@ impl Survey {
             self.start_agents(now);
         }
         self.shared.call_eviction();
+        if self.forking.is_busy() {
+            return LOOK_INTERVAL_MIN;
+        }
         interval(self.shared.budget.high_pages() - resident)
     }
 
@@ -155,11 +170,9 @@ impl Survey {
             // One that ends meanwhile is found by the next look.
             let Some(Ok(kept)) = resident.process.as_ref().map(Process::kept_pages) else { continue };
             let table = resident.tenant.lock();
-            for address in &kept {
-                if table.space.is_away(*address) {
-                    self.shared.want(resident.tenant.id, *address);
-                }
-            }
+            let space = resident.tenant.id;
+            let away = kept.iter().filter(|address| table.space.is_away(**address));
+            self.shared.want(away.map(|address| Wanted { space, address: *address, is_writable: false }));
             *lock(&resident.tenant.kept_pages) = kept;
         }
     }

@@ -8,9 +8,11 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "pages.h"
@@ -188,6 +190,38 @@ static void do_wipe(size_t pages) {
     check(secret, 64, 5, "parent's secret");
 }
 
+struct borrowed {
+    char *memory;
+    size_t pages;
+};
+
+/* Runs in a process that shares its parent's memory. */
+static int copy_borrowed(void *argument) {
+    const struct borrowed *borrowed = argument;
+    pid_t copy = (pid_t)syscall(SYS_fork);
+    if (copy < 0) return 5;
+    if (copy == 0) {
+        check(borrowed->memory, borrowed->pages, 1, "copy of what a child had borrowed");
+        _exit(0);
+    }
+    int status;
+    return waitpid(copy, &status, 0) == copy && status == 0 ? 0 : 6;
+}
+
+/* A child that borrows its parent's memory forks: the copy has what the parent has. */
+static void do_borrow(size_t pages) {
+    struct borrowed borrowed = {map(pages * PAGE), pages};
+    char *stack = map(64 * PAGE);
+    fill(borrowed.memory, pages, 1);
+    for (int round = 0; round < 3; round++) {
+        press(borrowed.memory, pages);
+        pid_t child = clone(copy_borrowed, stack + 64 * PAGE, CLONE_VM | CLONE_VFORK | SIGCHLD, &borrowed);
+        if (child < 0) fail("clone");
+        wait_good(child);
+    }
+    check(borrowed.memory, pages, 1, "parent");
+}
+
 /* A child that dumps its memory ends by its signal, and the parent has lost nothing. */
 static void do_core(size_t pages, const char *directory) {
     char *memory = map(pages * PAGE);
@@ -222,6 +256,7 @@ int main(int count, char **arguments) {
     else if (strcmp(mode, "altstack") == 0) do_altstack(pages);
     else if (strcmp(mode, "robust") == 0) do_robust(pages);
     else if (strcmp(mode, "wipe") == 0) do_wipe(pages);
+    else if (strcmp(mode, "borrow") == 0) do_borrow(pages);
     else if (strcmp(mode, "core") == 0) do_core(pages, arguments[3]);
     else return 2;
     printf("%s %zu pages as written\n", mode, pages);

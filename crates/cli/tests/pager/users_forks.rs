@@ -1,0 +1,169 @@
+//! Forks of programs whose user lacks `CAP_SYS_PTRACE`: the kernel tells the pager of none, so each waits until all pages of its program
+//! are back. A copy that nobody serves would read zeroes for a page that is away.
+
+use std::fs;
+use std::path::Path;
+
+use crate::ordinary_user::{Place, program};
+use crate::servers::{fill_redis, redis, redis_client, redis_server};
+use crate::stage::Stage;
+use crate::support::{self, Running, wait_until};
+
+const OPTIONS: [&str; 6] = ["--local", "25%", "--lend", "384M", "--slab-size", "4M"];
+
+/// What a program wrote, which must have forked, and must have had memory elsewhere if it is `large`.
+fn run(place: &Place, program: &[&str], large: bool) -> String {
+    let said = support::run(&mut place.run(&OPTIONS, program)).done(program[0]);
+    assert_eq!(said.errors, "", "{program:?}");
+    let paging = &place.statistics()["pager"];
+    assert!(paging["forks"].as_u64().unwrap() > 0 && paging["forks_refused"] == 0, "{paging:#}");
+    assert!(paging["failures"].as_array().unwrap().is_empty(), "{paging:#}");
+    assert!(!large || paging["pages_out_dirty"].as_u64().unwrap() > 0, "{paging:#}");
+    said.text()
+}
+
+#[test]
+fn a_users_programs_may_fork() {
+    let Some(stage) = Stage::set(&["gcc", "unshare", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let peculiarities = program(&stage, &place, "peculiarities");
+    for mode in ["spawn", "borrow", "wipe"] {
+        let said = support::run(&mut place.run(&OPTIONS, &[&peculiarities, mode, "64", "/"])).done(mode);
+        assert!(said.text().ends_with(&format!("{mode} 16384 pages as written\n")), "{}", said.text());
+    }
+    let exerciser = program(&stage, &place, "exerciser");
+    for mode in ["fork", "exec"] {
+        let said = run(&place, &[&exerciser, mode, "64", "/nonexistent"], true);
+        assert_eq!(said, format!("{mode} 16384 pages as written\n"));
+    }
+}
+
+/// Each signal that came before the pager had heard of a fork would make it fail.
+#[test]
+fn no_signal_interrupts_a_users_fork() {
+    let Some(stage) = Stage::set(&["gcc", "unshare", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let storm = program(&stage, &place, "storm");
+    assert_eq!(run(&place, &[&storm, "32", "60"], true), "storm of 60 forks\n");
+    // Small, so that most signals come while a fork waits to be heard.
+    assert_eq!(run(&place, &[&storm, "1", "1500"], false), "storm of 1500 forks\n");
+}
+
+/// Grows beyond the budget, and forks all the time: substitutions, subshells, pipelines, and work in the background.
+const SHELL_SCRIPT: &str = "
+all=
+i=0
+while [ $i -lt 60 ]; do
+    all=$all$(seq 1 20000)
+    i=$(expr $i + 1)
+done
+echo ${#all}
+(echo $(printf '%s' \"$all\" | tr 1 x | tr -d '0-9\\n' | wc -c)) | cat
+for i in 1 2 3 4; do (sleep 0.1; seq $i) & done
+wait
+printf '%s' \"$all\" | sort -n | uniq -c | awk '{ sum += $1 * $2 } END { print sum, NR }'
+";
+
+#[test]
+fn a_users_shell_scripts_fork_beyond_their_budget() {
+    let Some(stage) = Stage::set(&["awk", "unshare", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    for shell in ["dash", "bash"].into_iter().filter(|shell| support::has_program(shell)) {
+        let local = std::process::Command::new(shell).args(["-c", SHELL_SCRIPT]).output().unwrap();
+        let mut expected: Vec<String> = String::from_utf8(local.stdout).unwrap().lines().map(str::to_owned).collect();
+        let mut lines: Vec<String> =
+            run(&place, &[shell, "-c", SHELL_SCRIPT], true).lines().map(str::to_owned).collect();
+        // What runs in the background comes in any order.
+        expected.sort();
+        lines.sort();
+        assert_eq!(expected.len(), 13, "{expected:?}");
+        assert_eq!(lines, expected, "{shell}");
+    }
+}
+
+/// Fills memory, forks, and lets the child check every page of it and write to its own; then by the ways of the library.
+const PYTHON_PROGRAM: &str = "
+import hashlib, multiprocessing, os, subprocess
+piece = lambda i: hashlib.sha256(str(i).encode()).digest() * 4096
+pieces = [piece(i) for i in range(512)]
+for turn in range(3):
+    child = os.fork()
+    if child == 0:
+        good = all(one == piece(i) for i, one in enumerate(pieces))
+        pieces[:] = [bytes(len(one)) for one in pieces]
+        os._exit(0 if good and not any(map(any, pieces)) else 1)
+    print('child', turn, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+def is_good(i): return pieces[i] == piece(i)
+with multiprocessing.get_context('fork').Pool(3) as pool:
+    print('pool', sum(pool.map(is_good, range(len(pieces)))))
+print('parent', sum(is_good(i) for i in range(len(pieces))))
+shell = 'seq 1000 | sort -r | head -n 2 | tr 9 x; (echo sub | cat)'
+print(subprocess.run(shell, shell=True, capture_output=True).stdout)
+print(subprocess.run(['cat'], input=b'before', preexec_fn=os.setsid, capture_output=True).stdout)
+";
+
+#[test]
+fn a_users_python_forks_by_all_its_ways() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3", "unshare", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let said = run(&place, &["/usr/bin/python3", "-c", PYTHON_PROGRAM], true);
+    let children = "child 0 0\nchild 1 0\nchild 2 0\npool 512\nparent 512\n";
+    assert_eq!(said, format!("{children}b'xxx\\nxx8\\nsub\\n'\nb'before'\n"));
+}
+
+#[test]
+fn a_users_redis_saves_what_it_had_at_the_fork() {
+    let Some(stage) = Stage::set(&["redis-server", "unshare", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let start = |place: &Place, socket: &Path| {
+        let arguments = redis_server(place.path(), socket);
+        let program: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        Running::start(&mut place.run(&OPTIONS, &program))
+    };
+    let socket = place.path().join("redis.sock");
+    let mut server = start(&place, &socket);
+    let mut client = redis_client(&socket, &mut server);
+    let expected = fill_redis(&mut client);
+    assert!(redis(&mut client, "BGSAVE").starts_with('+'));
+    for number in 0..2000 {
+        redis(&mut client, &format!("SET key:{number} while-saving"));
+    }
+    let status = wait_until("the snapshot", || {
+        let text = redis(&mut client, "INFO persistence");
+        text.contains("rdb_bgsave_in_progress:0").then_some(text)
+    });
+    assert!(status.contains("rdb_last_bgsave_status:ok"), "{status}");
+    assert_eq!(redis(&mut client, "SHUTDOWN NOSAVE"), "");
+    server.end().done("redis");
+    let paging = &place.statistics()["pager"];
+    assert!(paging["forks"] == 1 && paging["pages_out_dirty"].as_u64().unwrap() > 0, "{paging:#}");
+    // It reads its snapshot.
+    let mut server = start(&place, &socket);
+    let mut client = redis_client(&socket, &mut server);
+    wait_until("the snapshot to be loaded", || (!redis(&mut client, "DBSIZE").starts_with("-LOADING")).then_some(()));
+    assert_eq!(redis(&mut client, "DEBUG DIGEST"), expected);
+    assert_eq!(redis(&mut client, "SHUTDOWN NOSAVE"), "");
+    server.end().done("redis");
+}
+
+/// Threads fork, map, move and drop memory at random, all at once.
+#[test]
+fn a_users_threads_fork_at_random() {
+    let Some(stage) = Stage::set(&["gcc", "unshare", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let stress = program(&stage, &place, "stress");
+    let file = place.path().join("file");
+    let program = [stress.as_str(), "64", "6", "7", "4", file.to_str().unwrap()];
+    assert_eq!(run(&place, &program, true), "stress wrong 0\n");
+}
+
+/// A copy of a program is not paged, but its own forks are asked for: the run goes on as long as it lives.
+#[test]
+fn a_users_programs_that_are_left_behind_may_fork() {
+    let Some(stage) = Stage::set(&["unshare", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let result = place.path().join("result");
+    let script = format!("(sleep 1; seq 3 | cat > {}) & echo first", result.display());
+    assert_eq!(run(&place, &["sh", "-c", &script], false), "first\n");
+    assert_eq!(fs::read_to_string(result).unwrap(), "1\n2\n3\n");
+}
