@@ -1,11 +1,13 @@
-//! The library that programs carry brings nothing and binds nothing.
+//! The libraries that programs carry bring nothing and bind nothing; that of programs whose forks wait brings `fork`, and binds libc's.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use spillway_stub::LIBRARY;
+use spillway_stub::{LIBRARY, LIBRARY_TELLING_FORKS};
 
 /// Tags of the dynamic section (ELF gABI).
 const NEEDED: u64 = 1;
+const STRINGS: u64 = 5;
+const SYMBOLS: u64 = 6;
 const RELOCATIONS: u64 = 7;
 const RELOCATIONS_BYTES: u64 = 8;
 const PROCEDURE_RELOCATIONS: u64 = 23;
@@ -13,61 +15,103 @@ const PROCEDURE_RELOCATIONS: u64 = 23;
 const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
 const THREAD_LOCAL: u32 = 7;
-/// `R_X86_64_RELATIVE`: an address of the library itself.
+/// `R_X86_64_RELATIVE`: an address of the library itself. `R_X86_64_GLOB_DAT`: that of a symbol.
 const RELATIVE: u64 = 8;
+const OF_SYMBOL: u64 = 6;
 
-fn word(offset: u64) -> u64 {
-    let offset = offset as usize;
-    u64::from_le_bytes(LIBRARY[offset..offset + 8].try_into().unwrap())
-}
+/// A library's file.
+struct Library(&'static [u8]);
 
-fn half(offset: u64) -> u32 {
-    let offset = offset as usize;
-    u32::from_le_bytes(LIBRARY[offset..offset + 4].try_into().unwrap())
-}
+impl Library {
+    fn both() -> [Self; 2] {
+        [Self(LIBRARY), Self(LIBRARY_TELLING_FORKS)]
+    }
 
-/// Kind, place in the file, address, bytes in the file, bytes in memory, and flags of each program header.
-fn segments() -> Vec<(u32, u64, u64, u64, u64, u32)> {
-    let (start, count) = (word(32), u64::from(half(56) & 0xffff));
-    let headers = (0..count).map(|index| start + 56 * index);
-    headers.map(|at| (half(at), word(at + 8), word(at + 16), word(at + 32), word(at + 40), half(at + 4))).collect()
-}
+    fn word(&self, offset: u64) -> u64 {
+        let offset = offset as usize;
+        u64::from_le_bytes(self.0[offset..offset + 8].try_into().unwrap())
+    }
 
-fn dynamic() -> Vec<(u64, u64)> {
-    let (_, place, _, bytes, ..) = *segments().iter().find(|segment| segment.0 == DYNAMIC).unwrap();
-    (0..bytes / 16).map(|index| (word(place + 16 * index), word(place + 16 * index + 8))).collect()
-}
+    fn half(&self, offset: u64) -> u32 {
+        let offset = offset as usize;
+        u32::from_le_bytes(self.0[offset..offset + 4].try_into().unwrap())
+    }
 
-fn tag(wanted: u64) -> Option<u64> {
-    dynamic().into_iter().find(|(tag, _)| *tag == wanted).map(|(_, value)| value)
+    /// Kind, place in the file, and bytes in the file of each program header.
+    fn segments(&self) -> Vec<(u32, u64, u64)> {
+        let (start, count) = (self.word(32), u64::from(self.half(56) & 0xffff));
+        let headers = (0..count).map(|index| start + 56 * index);
+        headers.map(|at| (self.half(at), self.word(at + 8), self.word(at + 32))).collect()
+    }
+
+    fn tag(&self, wanted: u64) -> Option<u64> {
+        let (_, place, bytes) = *self.segments().iter().find(|segment| segment.0 == DYNAMIC).unwrap();
+        let entries = (0..bytes / 16).map(|index| place + 16 * index);
+        entries.map(|at| (self.word(at), self.word(at + 8))).find(|(tag, _)| *tag == wanted).map(|(_, value)| value)
+    }
+
+    /// The name of a symbol.
+    fn name(&self, symbol: u64) -> String {
+        let at = self.tag(STRINGS).unwrap() + u64::from(self.half(self.tag(SYMBOLS).unwrap() + 24 * symbol));
+        let name = self.0[at as usize..].split(|byte| *byte == 0).next().unwrap();
+        String::from_utf8(name.to_vec()).unwrap()
+    }
+
+    /// Symbols of others whose addresses it wants.
+    fn bound(&self) -> Vec<String> {
+        let (start, bytes) = (self.tag(RELOCATIONS).unwrap(), self.tag(RELOCATIONS_BYTES).unwrap());
+        // The first segment is mapped from the file's start on, so addresses in it are places in the file.
+        assert!(start + bytes < self.segments().iter().find(|segment| segment.0 == LOAD).unwrap().2);
+        let kinds = (0..bytes / 24).map(|index| self.word(start + 24 * index + 8));
+        let of_symbols: Vec<u64> = kinds.filter(|kind| *kind != RELATIVE).collect();
+        assert!(of_symbols.iter().all(|kind| kind & 0xffff_ffff == OF_SYMBOL));
+        let mut names: Vec<String> = of_symbols.into_iter().map(|kind| self.name(kind >> 32)).collect();
+        names.sort();
+        names
+    }
+
+    /// Symbols that others can bind to. `DT_GNU_HASH` lists them: its second word is the first symbol listed, and a chain of hashes, the
+    /// last of which is odd, belongs to each bucket that has any.
+    fn exported(&self) -> Vec<String> {
+        const HASH: u64 = 0x6fff_fef5;
+        const BUCKETS_OFFSET: u64 = 16;
+        let hash = self.tag(HASH).expect("linkers write one");
+        let (buckets, first, filters) =
+            (u64::from(self.half(hash)), u64::from(self.half(hash + 4)), u64::from(self.half(hash + 8)));
+        let buckets_at = hash + BUCKETS_OFFSET + 8 * filters;
+        let starts =
+            (0..buckets).map(|bucket| u64::from(self.half(buckets_at + 4 * bucket))).filter(|start| *start > 0);
+        let mut names = Vec::new();
+        for start in starts {
+            for symbol in start.. {
+                names.push(self.name(symbol));
+                if self.half(buckets_at + 4 * buckets + 4 * (symbol - first)) & 1 == 1 {
+                    break;
+                }
+            }
+        }
+        names
+    }
 }
 
 #[test]
 fn no_other_library_is_needed_and_no_thread_local_storage() {
-    assert_eq!(&LIBRARY[..4], b"\x7fELF");
-    assert_eq!(tag(NEEDED), None);
-    assert_eq!(tag(PROCEDURE_RELOCATIONS), None, "a function of others would be bound");
-    assert!(segments().iter().all(|segment| segment.0 != THREAD_LOCAL));
-}
-
-#[test]
-fn relocations_are_of_the_library_itself() {
-    let (start, bytes) = (tag(RELOCATIONS).unwrap(), tag(RELOCATIONS_BYTES).unwrap());
-    // The first segment is mapped from the file's start on, so addresses in it are places in the file.
-    assert!(start + bytes < segments().iter().find(|segment| segment.0 == LOAD).unwrap().3);
-    for relocation in (0..bytes / 24).map(|index| start + 24 * index) {
-        assert_eq!(word(relocation + 8), RELATIVE, "a symbol of others is bound");
+    for library in Library::both() {
+        assert_eq!(&library.0[..4], b"\x7fELF");
+        assert_eq!(library.tag(NEEDED), None);
+        assert_eq!(library.tag(PROCEDURE_RELOCATIONS), None, "a function of others would be bound");
+        assert!(library.segments().iter().all(|segment| segment.0 != THREAD_LOCAL));
     }
 }
 
 #[test]
-fn no_symbol_is_seen_by_programs() {
-    // `DT_GNU_HASH` lists the symbols that others can bind to; its second word is the first symbol listed.
-    const HASH: u64 = 0x6fff_fef5;
-    const BUCKETS_OFFSET: u64 = 16;
-    let hash = tag(HASH).expect("linkers write one");
-    let (buckets, filters) = (u64::from(half(hash)), u64::from(half(hash + 8)));
-    for bucket in 0..buckets {
-        assert_eq!(half(hash + BUCKETS_OFFSET + 8 * filters + 4 * bucket), 0, "a symbol is exported");
-    }
+fn nothing_of_others_is_bound_but_libcs_fork_where_forks_wait() {
+    assert!(Library(LIBRARY).bound().is_empty());
+    assert_eq!(Library(LIBRARY_TELLING_FORKS).bound(), ["__fork", "dlsym"]);
+}
+
+#[test]
+fn no_symbol_is_seen_by_programs_but_fork_where_forks_wait() {
+    assert!(Library(LIBRARY).exported().is_empty());
+    assert_eq!(Library(LIBRARY_TELLING_FORKS).exported(), ["fork"]);
 }

@@ -95,6 +95,12 @@ fn resident_of(statm: &File) -> Option<i64> {
     (size > 0).then_some((resident - shared).max(0))
 }
 
+/// Whether `thread` (a process's number is that of its first) has ended, or is ending: it has no memory any more. Files of `/proc`
+/// about such a one belong to root, and it cannot be traced, which looks as if that was forbidden.
+pub fn has_ended(thread: u32) -> bool {
+    File::open(format!("/proc/{thread}/statm")).ok().is_none_or(|statm| resident_of(&statm).is_none())
+}
+
 /// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the thread ends
 /// (`struct robust_list_head` in `linux/futex.h`: the first entry, the distance from entries to locks, the one being taken). Reading
 /// an entry that is away waits for it, so this is not for who serves faults.
@@ -195,7 +201,9 @@ mod tests {
             assert!(std::time::Instant::now() < deadline, "a killed process loses its memory");
             std::thread::yield_now();
         }
+        assert!(has_ended(child.id()), "also before somebody waited for it");
         child.wait().unwrap();
-        assert!(process.resident_pages().is_none());
+        assert!(process.resident_pages().is_none() && has_ended(child.id()));
+        assert!(!has_ended(std::process::id()));
     }
 }

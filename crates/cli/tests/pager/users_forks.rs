@@ -14,7 +14,6 @@ const OPTIONS: [&str; 6] = ["--local", "25%", "--lend", "384M", "--slab-size", "
 /// What a program wrote, which must have forked, and must have had memory elsewhere if it is `large`.
 fn run(place: &Place, program: &[&str], large: bool) -> String {
     let said = support::run(&mut place.run(&OPTIONS, program)).done(program[0]);
-    assert_eq!(said.errors, "", "{program:?}");
     let paging = &place.statistics()["pager"];
     assert!(paging["forks"].as_u64().unwrap() > 0 && paging["forks_refused"] == 0, "{paging:#}");
     assert!(paging["failures"].as_array().unwrap().is_empty(), "{paging:#}");

@@ -27,25 +27,25 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) fn new(start_agent_early: bool) -> Self {
-        Self::with(PAGES, &[], |pager| (pager.greet(start_agent_early), None))
+        Self::with(TinyPager::new(), PAGES, &[], |pager| (pager.greet(start_agent_early), None))
     }
 
     /// With huge pages, where the kernel has them.
     pub(crate) fn with_huge_pages() -> Self {
-        Self::with(HUGE_PAGES, &["huge"], |pager| (pager.greet(true), None))
+        Self::with(TinyPager::new(), HUGE_PAGES, &["huge"], |pager| (pager.greet(true), None))
     }
 
     /// With a pager to whom the kernel tells nothing about forks.
     pub(crate) fn without_rights(start_agent_early: bool) -> Self {
-        Self::with(PAGES, &[], |pager| pager.greet_without_rights(start_agent_early))
+        Self::with(TinyPager::without_rights(), PAGES, &[], |pager| pager.greet_without_rights(start_agent_early))
     }
 
     fn with(
+        mut pager: TinyPager,
         pages: u64,
         arguments: &[&str],
         greet: impl FnOnce(&mut TinyPager) -> (Paged, Option<ForkNotices>),
     ) -> Self {
-        let mut pager = TinyPager::new();
         let mut command = Command::new(compile(pager.directory.path()));
         command.arg(pages.to_string()).args(arguments);
         let conversation = pager.start(command);

@@ -154,10 +154,19 @@ pub(crate) struct TinyPager {
 
 impl TinyPager {
     pub(crate) fn new() -> Self {
+        Self::with_library(spillway_stub::LIBRARY)
+    }
+
+    /// Whose programs tell of their forks.
+    pub(crate) fn without_rights() -> Self {
+        Self::with_library(spillway_stub::LIBRARY_TELLING_FORKS)
+    }
+
+    fn with_library(content: &[u8]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let address = Address::parse(directory.path().join("pager").to_str().unwrap()).unwrap();
         let library = directory.path().join("libspillway.so");
-        std::fs::write(&library, spillway_stub::LIBRARY).unwrap();
+        std::fs::write(&library, content).unwrap();
         let arena = Arena::create(ArenaPlan { seats: 4, pool_slots: 16 }, &address).unwrap();
         Self { listener: Listener::bind(&address).unwrap(), directory, arena, address, library, seats_used: 0 }
     }

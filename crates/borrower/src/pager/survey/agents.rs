@@ -10,6 +10,7 @@ use spillway_sys::tracee::TraceError;
 
 use super::{Resident, Survey};
 use crate::pager::limits::{AGENT_START_DEADLINE, AGENT_START_PAUSE, AGENT_THREADS_TRIED_MAX};
+use crate::pager::process::has_ended;
 use crate::pager::shared::Tenant;
 
 impl Survey {
@@ -88,6 +89,7 @@ impl Survey {
                 match start_agent(&resident.places, thread, &seat, Instant::now() + AGENT_START_DEADLINE) {
                     Ok(()) => break,
                     Err(TraceError::Unsuitable(_) | TraceError::Gone) => {}
+                    Err(TraceError::Forbidden) if has_ended(thread) => {}
                     Err(error) => {
                         self.shared.fail(format!("process {} gets no agent yet: {error}", process.number()));
                         break;

@@ -17,7 +17,7 @@ use super::{Resident, Survey};
 use crate::pager::agent::SeatAgent;
 use crate::pager::limits::GREETING_DEADLINE;
 use crate::pager::maps;
-use crate::pager::process::Process;
+use crate::pager::process::{Process, has_ended};
 use crate::pager::shared::{Tenant, lock};
 use crate::pager::space::Space;
 
@@ -147,7 +147,7 @@ impl Survey {
         match Process::open(number) {
             Ok(process) => resident.process = Some(process),
             // It ended just now, as programs do.
-            Err(error) if error.kind() == io::ErrorKind::NotFound || is_no_process(&error) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound || is_no_process(&error) || has_ended(number) => {}
             Err(error) => self.shared.fail(format!("process {number} cannot be looked at: {error}")),
         }
     }
