@@ -16,6 +16,9 @@ const SEND: u32 = 3 << 30 | (size_of::<Response>() as u32) << 16 | (b'!' as u32)
 const GO_ON: u32 = 1;
 /// `clone` and `fork`, as `/proc/PID/task/TID/syscall` shows them.
 const FORK_CALLS: [&str; 2] = ["56", "57"];
+/// Fields of `/proc/PID/stat` (proc_pid_stat(5)): ticks in user code, and when the process started.
+const USER_FIELD: usize = 14;
+const START_FIELD: usize = 22;
 
 /// `struct seccomp_notif`.
 #[repr(C)]
@@ -62,6 +65,8 @@ pub struct AllowedFork {
     process: u32,
     thread: u32,
     before: Traces,
+    /// When it was allowed ([`uptime_ticks`]).
+    allowed_ticks: u64,
 }
 
 /// By what one sees that a thread came out of a fork.
@@ -103,8 +108,9 @@ impl ForkNotices {
 
     /// Lets a fork happen.
     pub fn allow(&self, notice: ForkNotice) -> io::Result<AllowedFork> {
+        let allowed_ticks = uptime_ticks(&fs::read_to_string("/proc/uptime")?).ok_or(io::ErrorKind::InvalidData)?;
         self.respond(Response { id: notice.id, value: 0, error: 0, flags: GO_ON })?;
-        Ok(AllowedFork { process: notice.process, thread: notice.thread, before: notice.before })
+        Ok(AllowedFork { process: notice.process, thread: notice.thread, before: notice.before, allowed_ticks })
     }
 
     /// Makes a fork fail with `ENOMEM`: its pages could not be brought back.
@@ -144,9 +150,16 @@ impl AllowedFork {
         let number = call.split_whitespace().next().unwrap_or("running");
         let is_elsewhere = number != "running" && !FORK_CALLS.contains(&number);
         match Traces::of(self.process, self.thread) {
-            Ok(now) => is_elsewhere || now.shows_more_than(&self.before),
+            Ok(now) => is_elsewhere || now.shows_more_than(&self.before, |child| self.is_new(child)),
             Err(error) => is_end(&error),
         }
+    }
+
+    /// Whether `child` was made by this fork: a child of a thread that ended may have become this thread's meanwhile. One that started
+    /// within the same tick as the fork was allowed is not known to be new.
+    fn is_new(&self, child: &str) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        field(&stat, START_FIELD).is_some_and(|started_ticks| started_ticks > self.allowed_ticks)
     }
 }
 
@@ -163,19 +176,25 @@ impl Traces {
         let children = fs::read_to_string(format!("{directory}/children")).unwrap_or_default();
         Ok(Self {
             children: children.split_whitespace().map(str::to_owned).collect(),
-            user_ticks: user_ticks(&stat).ok_or(io::ErrorKind::InvalidData)?,
+            user_ticks: field(&stat, USER_FIELD).ok_or(io::ErrorKind::InvalidData)?,
         })
     }
 
-    /// Whether there is a new child, or the thread ran user code since.
-    fn shows_more_than(&self, before: &Self) -> bool {
-        self.user_ticks > before.user_ticks || !self.children.is_subset(&before.children)
+    /// Whether there is a child that `is_new`, or the thread ran user code since.
+    fn shows_more_than(&self, before: &Self, is_new: impl Fn(&str) -> bool) -> bool {
+        self.user_ticks > before.user_ticks || self.children.difference(&before.children).any(|child| is_new(child))
     }
 }
 
-/// Field 14 of a line of `stat`; the name (field 2) may hold spaces and parentheses.
-fn user_ticks(stat: &str) -> Option<u64> {
-    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(11)?.parse().ok()
+/// A field of a line of `stat`, counted from 1; the name (field 2) may hold spaces and parentheses.
+fn field(stat: &str, number: usize) -> Option<u64> {
+    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(number - 3)?.parse().ok()
+}
+
+/// Hundredths of a second since the machine's start, as `/proc/uptime` begins; those are the ticks of `stat`, and of the same clock.
+fn uptime_ticks(text: &str) -> Option<u64> {
+    let (seconds, hundredths) = text.split_ascii_whitespace().next()?.split_once('.')?;
+    Some(seconds.parse::<u64>().ok()? * 100 + hundredths.parse::<u64>().ok()?)
 }
 
 fn process_of(thread: u32) -> io::Result<u32> {
@@ -202,8 +221,12 @@ mod tests {
             Traces::of(std::process::id(), thread).unwrap();
         });
         thread.join().unwrap();
-        assert_eq!(user_ticks("7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 42 12"), Some(42));
-        assert_eq!(user_ticks("7 (short) S 1"), None);
+        assert_eq!(field("7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 42 12", USER_FIELD), Some(42));
+        assert_eq!(field("7 (short) S 1", USER_FIELD), None);
+        assert_eq!(uptime_ticks("4711.08 9000.11\n"), Some(471_108));
+        let own = fs::read_to_string("/proc/self/stat").unwrap();
+        let started = field(&own, START_FIELD).unwrap();
+        assert!(started > 0 && started <= uptime_ticks(&fs::read_to_string("/proc/uptime").unwrap()).unwrap());
         assert!(process_of(u32::MAX >> 1).is_err());
     }
 
@@ -220,15 +243,17 @@ mod tests {
             user_ticks,
         };
         let before = traces(&["7", "8"], 5);
-        assert!(!traces(&["7", "8"], 5).shows_more_than(&before));
-        assert!(!traces(&["8"], 5).shows_more_than(&before), "another child ended");
-        assert!(traces(&["8", "9"], 5).shows_more_than(&before));
-        assert!(traces(&["7", "8"], 6).shows_more_than(&before));
+        let shows_more = |now: &Traces| now.shows_more_than(&before, |child| child != "10");
+        assert!(!shows_more(&traces(&["7", "8"], 5)));
+        assert!(!shows_more(&traces(&["8"], 5)), "another child ended");
+        assert!(!shows_more(&traces(&["7", "8", "10"], 5)), "a child of a thread that ended");
+        assert!(shows_more(&traces(&["8", "9"], 5)));
+        assert!(shows_more(&traces(&["7", "8"], 6)));
     }
 
     #[test]
     fn a_process_that_ended_forks_no_more() {
         let before = Traces { children: HashSet::new(), user_ticks: 0 };
-        assert!(AllowedFork { process: u32::MAX >> 1, thread: u32::MAX >> 1, before }.is_over());
+        assert!(AllowedFork { process: u32::MAX >> 1, thread: u32::MAX >> 1, before, allowed_ticks: 0 }.is_over());
     }
 }
