@@ -112,3 +112,16 @@ fn a_guest_in_a_quarter_of_its_memory_finds_every_word() {
         }
     });
 }
+
+/// What vhost-user and virtio-fs need. It is not one program's, so it stays; the user is told.
+#[test]
+fn a_guest_in_shared_memory_is_right_and_stays_local() {
+    emulated(|| {
+        let Some(stage) = Stage::set(&["gcc"]) else { return };
+        let object = format!("memory-backend-memfd,id=memory,size={GUEST_MIB}M,share=on");
+        let Some(told) = boot(&stage, &["-machine", "memory-backend=memory", "-object", &object]) else { return };
+        told.assert_right();
+        let failures = told.statistics["pager"]["failures"].to_string();
+        assert!(failures.contains("shared memory so far, which is not paged"), "{:#}", told.statistics);
+    });
+}
