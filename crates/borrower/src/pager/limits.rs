@@ -108,6 +108,12 @@ pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 /// large program takes a millisecond.
 pub const REGISTER_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How often memory that is not paged is looked for: what is told is for the user, who reads no faster.
+pub const SHARING_LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Shared memory up to this part of the budget is nothing to tell of.
+pub const SHARING_SHARE: u64 = 8;
+
 /// Runs of pages that one scan of a page table brings: 12 KiB of them.
 pub const REGIONS_MAX: usize = 512;
 

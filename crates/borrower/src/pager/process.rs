@@ -50,6 +50,11 @@ impl Process {
         resident_of(&File::open(format!("/proc/{}/task/{thread}/statm", self.number)).ok()?)
     }
 
+    /// Bytes of memory that it has in common with others, files left out; `None` when it has ended.
+    pub fn shared_bytes(&self) -> Option<u64> {
+        shared_of(&fs::read_to_string(format!("/proc/{}/status", self.number)).ok()?)
+    }
+
     /// Its mappings.
     pub fn maps(&self) -> io::Result<String> {
         fs::read_to_string(format!("/proc/{}/maps", self.number))
@@ -93,6 +98,12 @@ fn resident_of(statm: &File) -> Option<i64> {
     let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<i64>().unwrap_or(0));
     let (size, resident, shared) = (fields.next()?, fields.next()?, fields.next()?);
     (size > 0).then_some((resident - shared).max(0))
+}
+
+/// `RssShmem` of a `status` file (proc(5)), in bytes.
+fn shared_of(status: &str) -> Option<u64> {
+    let value = status.lines().find_map(|line| line.strip_prefix("RssShmem:"))?;
+    value.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 /// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the thread ends
@@ -139,6 +150,7 @@ mod tests {
         let process = Process::open(std::process::id()).unwrap();
         assert!(process.resident_pages().unwrap() > 0);
         assert!(process.maps().unwrap().contains("[stack]"));
+        assert!(process.shared_bytes().is_some());
         let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         let head = robust_list(thread).unwrap().unwrap();
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
@@ -151,6 +163,12 @@ mod tests {
             }
             assert!(std::time::Instant::now() < deadline, "this thread's control block is never found");
         }
+    }
+
+    #[test]
+    fn shared_memory_is_read_from_the_status() {
+        assert_eq!(shared_of("RssFile:\t    16 kB\nRssShmem:\t    2048 kB\nVmData:\t 1 kB\n"), Some(2 << 20));
+        assert_eq!(shared_of("State:\tZ (zombie)\n"), None);
     }
 
     #[test]

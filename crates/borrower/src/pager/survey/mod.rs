@@ -5,11 +5,12 @@
 //! fault thread (rule 13).
 //!
 //! - `greeting`: programs and agents that say hello; `agents`: children, and agents that start late.
-//! - `registering`: what of a program may be paged.
+//! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told.
 
 mod agents;
 mod greeting;
 mod registering;
+mod sharing;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,12 +45,24 @@ struct Resident {
     registered_at: Option<Instant>,
     /// When an agent may be started.
     agent_at: Instant,
+    /// The user was told that it has much memory that is not paged.
+    is_sharing_told: bool,
 }
 
 impl Resident {
     fn new(tenant: Arc<Tenant>, excluded: Vec<Range<u64>>, places: ProgramPlaces) -> Self {
         let agent_at = Instant::now();
-        Self { tenant, process: None, seat: None, place: None, excluded, places, registered_at: None, agent_at }
+        Self {
+            tenant,
+            process: None,
+            seat: None,
+            place: None,
+            excluded,
+            places,
+            registered_at: None,
+            agent_at,
+            is_sharing_told: false,
+        }
     }
 
     /// Its fork, which has everything at the same addresses.
@@ -72,6 +85,8 @@ pub struct Survey {
     is_paging: bool,
     /// See [`PagerConfig::programs_fork`](crate::pager::PagerConfig::programs_fork).
     programs_fork: bool,
+    /// When memory that is not paged was looked for.
+    sharing_looked_at: Option<Instant>,
 }
 
 impl Survey {
@@ -95,6 +110,7 @@ impl Survey {
             guardian,
             is_paging: false,
             programs_fork,
+            sharing_looked_at: None,
         }
     }
 
@@ -122,6 +138,7 @@ impl Survey {
             self.register_all(now);
             self.start_agents(now);
         }
+        self.tell_of_sharing(now);
         self.shared.call_eviction();
         interval(self.shared.budget.high_pages() - resident)
     }
