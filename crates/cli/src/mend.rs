@@ -165,7 +165,7 @@ fn remove_group(found: &Found) -> Result<(), String> {
 /// A device whose process died: its pages are lost with it, but the kernel must let go of the area.
 fn mend_device(found: &Found) -> Result<(), String> {
     stop_device_process(found)?;
-    // Its keeper is dead, or has put it back.
+    // Its keeper is dead, or needs it no more.
     drop(Reserve::recorded(&found.path));
     let Some(record) = DeviceRecord::read(&found.path) else { return Ok(()) };
     if let Some(path) = &record.path {
