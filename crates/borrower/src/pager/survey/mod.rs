@@ -119,9 +119,11 @@ impl Survey {
         &self.listener
     }
 
-    /// Looks at everything once; how long to wait until the next look.
-    pub fn look(&mut self, now: Instant) -> Duration {
-        self.greet();
+    /// Looks at everything once; how long to wait until the next look. Programs may wait outside only if it `has_visitors`.
+    pub fn look(&mut self, now: Instant, has_visitors: bool) -> Duration {
+        if has_visitors {
+            self.greet();
+        }
         self.adopt_children();
         let resident = self.count();
         self.shared.budget.set_resident(resident);
