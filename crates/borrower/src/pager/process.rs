@@ -60,9 +60,21 @@ impl Process {
         resident_of(&File::open(format!("/proc/{}/task/{thread}/statm", self.number)).ok()?)
     }
 
+    /// How many of its anonymous pages are others' share, where one that two processes have is half of each (a walk of its page tables);
+    /// `None` when it has ended.
+    pub fn others_pages(&self) -> Option<i64> {
+        others_pages_of(&fs::read_to_string(format!("/proc/{}/smaps_rollup", self.number)).ok()?)
+    }
+
+    /// Faults since it began that needed no disk, of all its threads; `None` when it has ended.
+    pub fn minor_faults(&self) -> Option<u64> {
+        minor_faults_of(&fs::read_to_string(format!("/proc/{}/stat", self.number)).ok()?)
+    }
+
     /// Bytes of memory that it has in common with others, files left out; `None` when it has ended.
     pub fn shared_bytes(&self) -> Option<u64> {
-        shared_of(&fs::read_to_string(format!("/proc/{}/status", self.number)).ok()?)
+        let status = fs::read_to_string(format!("/proc/{}/status", self.number)).ok()?;
+        kib_of(&status, "RssShmem:").map(|kib| kib << 10)
     }
 
     /// Its mappings.
@@ -116,10 +128,21 @@ fn resident_of(statm: &File) -> Option<i64> {
     (size > 0).then_some((resident - shared).max(0))
 }
 
-/// `RssShmem` of a `status` file (proc(5)), in bytes.
-fn shared_of(status: &str) -> Option<u64> {
-    let value = status.lines().find_map(|line| line.strip_prefix("RssShmem:"))?;
-    value.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+/// The value of `field` in a list of values in KiB (`status`, `smaps_rollup`; proc(5)).
+fn kib_of(text: &str, field: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(field))?;
+    value.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// See [`Process::others_pages`]; both values are of the same walk, so what comes and goes meanwhile is in both or in none.
+fn others_pages_of(rollup: &str) -> Option<i64> {
+    let others_kib = kib_of(rollup, "Anonymous:")?.saturating_sub(kib_of(rollup, "Pss_Anon:")?);
+    Some((others_kib / (PAGE_SIZE_BYTES as u64 >> 10)).cast_signed())
+}
+
+/// The tenth field of a `stat` file (proc(5)); the second is a name, which may have anything in it.
+fn minor_faults_of(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(7)?.parse().ok()
 }
 
 /// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the thread ends
@@ -167,6 +190,7 @@ mod tests {
         assert!(process.resident_pages().unwrap() > 0);
         assert!(process.maps().unwrap().contains("[stack]"));
         assert!(process.shared_bytes().is_some());
+        assert!(process.others_pages().is_some() && process.minor_faults().unwrap() > 0);
         let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         let head = robust_list(thread).unwrap().unwrap();
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
@@ -182,9 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_is_read_from_the_status() {
-        assert_eq!(shared_of("RssFile:\t    16 kB\nRssShmem:\t    2048 kB\nVmData:\t 1 kB\n"), Some(2 << 20));
-        assert_eq!(shared_of("State:\tZ (zombie)\n"), None);
+    fn fields_are_found_in_what_the_kernel_writes() {
+        let status = "RssFile:\t    16 kB\nRssShmem:\t    2048 kB\nVmData:\t 1 kB\n";
+        assert_eq!((kib_of(status, "RssShmem:"), kib_of(status, "Pss_Anon:")), (Some(2048), None));
+        let rollup = "Pss_Anon:          36716 kB\nAnonymous:         72492 kB\n";
+        assert_eq!((others_pages_of(rollup), others_pages_of(status)), (Some((72492 - 36716) / 4), None));
+        let stat = "77 (a) name (b)) S 1 77 77 0 -1 4194560 1234 0 5 0 1 2 0 0";
+        assert_eq!((minor_faults_of(stat), minor_faults_of("no stat")), (Some(1234), None));
     }
 
     #[test]

@@ -6,8 +6,10 @@
 //!
 //! - `greeting`: programs and agents that say hello; `agents`: children, and agents that start late.
 //! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told.
+//! - `common`: pages that a fork shared, which count once.
 
 mod agents;
+mod common;
 mod greeting;
 mod registering;
 mod sharing;
@@ -24,6 +26,7 @@ use spillway_sys::guardian::{Guardian, Place};
 use spillway_sys::pagemap::Region;
 use spillway_sys::userfaultfd::PageError;
 
+use self::common::Common;
 use super::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GROWTH_BYTES_PER_SECOND, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN, REGIONS_MAX,
 };
@@ -87,6 +90,8 @@ pub struct Survey {
     programs_fork: bool,
     /// When memory that is not paged was looked for.
     sharing_looked_at: Option<Instant>,
+    /// Pages that the kernel counts more than once.
+    common: Common,
 }
 
 impl Survey {
@@ -111,6 +116,7 @@ impl Survey {
             is_paging: false,
             programs_fork,
             sharing_looked_at: None,
+            common: Common::default(),
         }
     }
 
@@ -125,7 +131,8 @@ impl Survey {
             self.greet();
         }
         self.adopt_children();
-        let resident = self.count();
+        let counted = self.count();
+        let resident = counted - self.common_pages(counted, now);
         self.shared.budget.set_resident(resident);
         let counters = &self.shared.counters;
         let local_bytes = resident.unsigned_abs() * PAGE_SIZE_BYTES as u64 + self.shared.budget.pool_bytes();
@@ -145,7 +152,7 @@ impl Survey {
         interval(self.shared.budget.high_pages() - resident)
     }
 
-    /// Pages of all programs; programs that have ended are forgotten.
+    /// Pages of all programs, by the kernel's count of each; programs that have ended are forgotten.
     fn count(&mut self) -> i64 {
         let mut pages = 0;
         self.forget(|resident| {
