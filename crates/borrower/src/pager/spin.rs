@@ -4,12 +4,13 @@
 //! nothing else to do its way out of idleness. So that thread looks for a while, if the last fault came soon after the one before. A
 //! program that misses a page now and then costs nothing.
 //!
-//! Nobody looks on a CPU that others want: it is offered at each look, and if somebody takes it, its thread sleeps for a while instead,
-//! because who sleeps is woken when there is something to do, and who offered his CPU waits until the other has had his turn.
+//! Nobody looks on a CPU that others want: it is offered at each look, and if somebody takes it, its thread sleeps instead. If that was
+//! for a whole turn, it is not offered again for a while, because who sleeps is woken when there is something to do, and who offered
+//! his CPU waits until the other has had his turn. The pager's own threads take it for less.
 
 use std::time::{Duration, Instant};
 
-use super::limits::{COMPANY_PAUSE, FAULT_SPIN, YIELD_QUICK};
+use super::limits::{COMPANY_PAUSE, COMPANY_TURN, FAULT_SPIN, YIELD_QUICK};
 
 /// Whether faults come one after the other.
 #[derive(Clone, Copy, Debug)]
@@ -43,20 +44,21 @@ impl Spin {
 /// Who else wants this thread's CPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Company {
-    wanted_at: Option<Instant>,
+    lost_at: Option<Instant>,
 }
 
 impl Company {
-    /// Offers the CPU, unless somebody took it a moment ago. Whether nobody wants it; `now` is how late it is.
+    /// Offers the CPU, unless that cost a turn a moment ago. Whether nobody wants it; `now` is how late it is.
     pub(super) fn is_alone(&mut self, now: impl Fn() -> Instant, offer: impl FnOnce()) -> bool {
         let start = now();
-        if self.wanted_at.is_some_and(|at| start.saturating_duration_since(at) < COMPANY_PAUSE) {
+        if self.lost_at.is_some_and(|at| start.saturating_duration_since(at) < COMPANY_PAUSE) {
             return false;
         }
         offer();
         let end = now();
-        self.wanted_at = (end.saturating_duration_since(start) >= YIELD_QUICK).then_some(end);
-        self.wanted_at.is_none()
+        let taken = end.saturating_duration_since(start);
+        self.lost_at = (taken >= COMPANY_TURN).then_some(end);
+        taken < YIELD_QUICK
     }
 }
 
@@ -88,7 +90,9 @@ mod tests {
         let pass = |duration| time.set(time.get() + duration);
         let mut company = Company::default();
         assert!(company.is_alone(now, || pass(YIELD_QUICK / 5)));
-        assert!(!company.is_alone(now, || pass(100 * YIELD_QUICK)), "somebody took it");
+        assert!(!company.is_alone(now, || pass(COMPANY_TURN / 2)), "somebody took it");
+        assert!(company.is_alone(now, || ()), "for a moment");
+        assert!(!company.is_alone(now, || pass(COMPANY_TURN)), "somebody took it");
         assert!(!company.is_alone(now, || panic!("no second offer")));
         pass(COMPANY_PAUSE);
         assert!(company.is_alone(now, || ()), "he may be gone");
