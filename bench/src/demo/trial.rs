@@ -120,6 +120,7 @@ impl<'shop> Trials<'shop> {
             slab_size: None,
             mapping: None,
             front_end: None,
+            keep_awake: None,
             lend: Some(Size(reference.footprint.0 * 2 + 256 * MIB)),
         };
         let stats = directory.join("stats.json");

@@ -185,6 +185,8 @@ pub struct Storage {
     pub mapping: Option<String>,
     /// The way into the kernel; the product's choice without.
     pub front_end: Option<&'static str>,
+    /// When idle CPUs are kept awake; `None` takes the default.
+    pub keep_awake: Option<&'static str>,
     /// For a run: memory to borrow at most. Without it the product takes a device as large as all memory, and its backing
     /// file needs as much room.
     pub lend: Option<Size>,
@@ -287,6 +289,9 @@ impl Spillway {
         }
         if let Some(mapping) = &storage.mapping {
             command.args(["--mapping", mapping]);
+        }
+        if let Some(when) = storage.keep_awake {
+            command.args(["--keep-awake", when]);
         }
         if let Some(front_end) = storage.front_end {
             command.args(["--frontend", front_end]);
@@ -468,6 +473,7 @@ mod tests {
             slab_size: Some(Size(4 << 20)),
             mapping: Some("activity".to_owned()),
             front_end: Some("nbd"),
+            keep_awake: Some("never"),
             lend: Some(Size(1 << 30)),
         };
         let mut program = Command::new("sort");

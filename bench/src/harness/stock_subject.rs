@@ -206,6 +206,7 @@ fn product(
         redundancy: "none".to_owned(),
         slab_size: Some(SLAB_SIZE),
         front_end,
+        keep_awake: None,
         ..Storage::default()
     };
     let donor_id = donor.running.id();

@@ -3,13 +3,17 @@
 //! | subject | what it is |
 //! |---|---|
 //! | spillway shm, spillway tcp | the product, its donor on this machine, by shared memory or loopback TCP |
+//! | spillway shm, CPUs may sleep | the same as the first, idle CPUs left to the kernel (`--keep-awake never`) |
 //! | spillway local | its front end over its own memory: the yardstick for what the fabric adds |
 //! | nbdkit | `nbdkit memory` through `nbdfuse` and a loop device: the same way into the kernel by public parts |
+//! | nbdkit, CPUs kept awake | the same while this program keeps idle CPUs awake, as the product does during bursts |
 //! | tmpfs loop | a loop device over a file in memory: the least a loop device costs. Never swapped to: it can stop a machine |
 //! | disk loop, disk file | a file on a disk, by a loop device or directly |
 //! | zram | compressed memory; its speed and size depend on the content |
 
 use std::path::{Path, PathBuf};
+
+use spillway_borrower::wakefulness;
 
 use super::cleanup::Cleanup;
 use super::interrupt::Interrupt;
@@ -25,12 +29,16 @@ use crate::size::Size;
 pub enum Subject {
     /// The product over shared memory.
     SpillwayShm,
+    /// The product over shared memory, which lets idle CPUs sleep.
+    SpillwayShmAsleep,
     /// The product over loopback TCP.
     SpillwayTcp,
     /// The product's front end over local memory.
     SpillwayLocal,
     /// nbdkit's memory through nbdfuse and a loop device.
     Nbdkit,
+    /// The same while idle CPUs are kept awake all the time.
+    NbdkitAwake,
     /// A loop device over a file in memory.
     TmpfsLoop,
     /// A loop device over a file on a disk.
@@ -76,9 +84,11 @@ impl Subject {
     pub fn name(self) -> &'static str {
         match self {
             Self::SpillwayShm => "spillway shm",
+            Self::SpillwayShmAsleep => "spillway shm, CPUs may sleep",
             Self::SpillwayTcp => "spillway tcp",
             Self::SpillwayLocal => "spillway local",
             Self::Nbdkit => "nbdkit",
+            Self::NbdkitAwake => "nbdkit, CPUs kept awake",
             Self::TmpfsLoop => "tmpfs loop",
             Self::DiskLoop => "disk loop",
             Self::DiskFile => "disk file",
@@ -95,10 +105,12 @@ impl Subject {
     pub fn attach(self, shop: &Workshop, size: Size, cpu: Option<usize>) -> Result<Attached, HarnessError> {
         shop.interrupt.check()?;
         match self {
-            Self::SpillwayShm => shop.spillway(size, Transport::SharedMemory, cpu),
-            Self::SpillwayTcp => shop.spillway(size, Transport::Tcp, cpu),
+            Self::SpillwayShm => shop.spillway(size, Transport::SharedMemory, None, cpu),
+            Self::SpillwayShmAsleep => shop.spillway(size, Transport::SharedMemory, Some("never"), cpu),
+            Self::SpillwayTcp => shop.spillway(size, Transport::Tcp, None, cpu),
             Self::SpillwayLocal => shop.spillway_device(size, None, cpu, Vec::new()),
             Self::Nbdkit => shop.nbdkit(size, cpu),
+            Self::NbdkitAwake => shop.nbdkit_awake(size, cpu),
             Self::TmpfsLoop => shop.loop_over_memory(size),
             Self::DiskLoop => shop.disk(size, true),
             Self::DiskFile => shop.disk(size, false),
@@ -130,12 +142,18 @@ impl Workshop {
         self.spillway.as_ref().map_err(|reason| HarnessError::Missing(reason.clone()))
     }
 
-    fn spillway(&self, size: Size, transport: Transport, cpu: Option<usize>) -> Result<Attached, HarnessError> {
+    fn spillway(
+        &self,
+        size: Size,
+        transport: Transport,
+        keep_awake: Option<&'static str>,
+        cpu: Option<usize>,
+    ) -> Result<Attached, HarnessError> {
         // Room for whole slabs, and for one more while a slab moves.
         let memory = Size(size.0 + size.0 / 4);
         let donor = self.product()?.donor(memory, transport, cpu, &self.interrupt)?;
-        let storage =
-            Storage { donors: vec![donor.address.clone()], redundancy: "none".to_owned(), ..Storage::default() };
+        let (donors, redundancy) = (vec![donor.address.clone()], "none".to_owned());
+        let storage = Storage { donors, redundancy, keep_awake, ..Storage::default() };
         let attached = self.spillway_device(size, Some(&storage), cpu, vec![donor])?;
         self.check_transport(&attached, transport)?;
         Ok(attached)
@@ -187,6 +205,16 @@ impl Workshop {
         self.interrupt.poll("the start of nbdfuse", START_DEADLINE, || file.is_file().then_some(()))?;
         let path = self.attach_loop(&file, &mut cleanup)?;
         Ok(Attached::plain(path, cleanup))
+    }
+
+    fn nbdkit_awake(&self, size: Size, cpu: Option<usize>) -> Result<Attached, HarnessError> {
+        let (request, latency_us) = wakefulness::probe().map_err(|reason| HarnessError::Missing(reason.to_string()))?;
+        request.demand(latency_us).map_err(HarnessError::system("keeping CPUs awake"))?;
+        let mut attached = self.nbdkit(size, cpu)?;
+        if let Some(cleanup) = &mut attached.cleanup {
+            cleanup.keep("letting CPUs sleep", request);
+        }
+        Ok(attached)
     }
 
     fn loop_over_memory(&self, size: Size) -> Result<Attached, HarnessError> {

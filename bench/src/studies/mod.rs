@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`device`] | what a request to the block device costs, against its peers |
 //! | [`swap`] | what a page costs when the kernel swaps to it |
+//! | [`wakefulness`] | what it brings that idle CPUs are kept awake during bursts, and what it would bring a peer |
 //! | [`pager`] | what a page costs when the pager brings it, and how fast pages leave |
 //! | [`mapping`] | slabs mapped with their first write, or once they are used a lot |
 //! | [`page_in`] | where the time of one page-in goes, stage by stage |
@@ -33,6 +34,7 @@ pub mod programs;
 pub mod replacement;
 pub mod slab;
 pub mod swap;
+pub mod wakefulness;
 pub mod writes;
 
 use std::time::{Duration, Instant};
@@ -81,9 +83,10 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 14] = [
+pub const ALL: [&dyn Study; 15] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
+    &wakefulness::WakefulnessStudy,
     &cost::CostStudy,
     &slab::SlabStudy,
     &writes::WritesStudy,

@@ -155,6 +155,7 @@ pub fn run_storage(context: &Context, donors: &[Donor], redundancy: &str, lend: 
         slab_size: None,
         mapping: None,
         front_end: None,
+        keep_awake: None,
         lend: Some(lend),
     }
 }

@@ -60,7 +60,8 @@ impl Study for SwapStudy {
     }
 }
 
-fn measure(
+/// Fills and visits memory over `subject`.
+pub(super) fn measure(
     context: &Context,
     result: &mut StudyResult,
     (round, subject): (usize, Subject),

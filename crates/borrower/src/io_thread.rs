@@ -3,11 +3,8 @@
 //! A page-in on shared memory goes once around: woken by the channel's event -> `receive` -> `submit` -> `poll` brings the
 //! answer at once -> `complete` -> back to sleep. With pieces in flight on a socket the thread waits for that too.
 //!
-//! Waiting is hybrid, as in HPBD: a thread that just worked looks again for a while before it sleeps, since waking a halted
-//! CPU costs several times what serving a page does; where that brings nothing (the program needs this very CPU, the burst is
-//! over) it stops by itself ([`HybridWait`]). Between two looks it lets others have the CPU. One thread of a device spins at a
-//! time ([`SpinPermit`]). Sleeping threads wait for the channel with an exclusive epoll, so that a request wakes one of them
-//! and not all.
+//! A thread that just worked looks again for a while before it sleeps ([`Attention`]); between two looks it lets others have the
+//! CPU. Sleeping threads wait for the channel with an exclusive epoll, so that a request wakes one of them and not all.
 //!
 //! A service that panics takes its device down, and the loop goes on with errors: see [`crate::downfall`].
 
@@ -15,34 +12,17 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use spillway_fabric::completion::{HybridWait, Step};
 use spillway_sys::event::EventFd;
 
+use crate::attention::Attention;
 use crate::block::{BlockChannel, BlockError, BlockRequest, Interest, Received};
 use crate::downfall::{Downfall, FailedService};
 use crate::limits::{DONORS_MAX, EVENT_WAIT_MAX, PARKED_RETRY_INTERVAL};
 use crate::service::{BlockService, Waiting};
-
-/// Who of a device's I/O threads may spin: two that spin take two CPUs from the programs that they serve.
-#[derive(Clone, Debug, Default)]
-pub struct SpinPermit {
-    taken: Arc<AtomicBool>,
-}
-
-impl SpinPermit {
-    fn try_take(&self) -> bool {
-        !self.taken.swap(true, Ordering::Relaxed)
-    }
-
-    fn give_back(&self) {
-        self.taken.store(false, Ordering::Relaxed);
-    }
-}
 
 /// A running I/O thread.
 #[derive(Debug)]
@@ -57,10 +37,10 @@ impl IoThread {
         channel: Box<dyn BlockChannel>,
         service: Box<dyn BlockService>,
         stop: Arc<EventFd>,
-        permit: SpinPermit,
+        attention: Attention,
         downfall: Arc<Downfall>,
     ) -> io::Result<Self> {
-        let mut request_loop = RequestLoop::new(channel, service, stop, permit, Arc::clone(&downfall))?;
+        let mut request_loop = RequestLoop::new(channel, service, stop, attention, Arc::clone(&downfall))?;
         let handle = std::thread::Builder::new().name(name).spawn(move || {
             // The channel itself panicked: it is closed by the end of this thread.
             match catch_unwind(AssertUnwindSafe(move || request_loop.run())) {
@@ -81,15 +61,6 @@ impl IoThread {
     }
 }
 
-impl Drop for RequestLoop {
-    fn drop(&mut self) {
-        // One that ends while it spins leaves the permit to the device's other threads.
-        if self.is_spinning {
-            self.stop_spinning();
-        }
-    }
-}
-
 /// The loop, see the module text.
 pub struct RequestLoop {
     channel: Box<dyn BlockChannel>,
@@ -98,9 +69,7 @@ pub struct RequestLoop {
     /// Watches `channel`, for what was last its `interest`, and `stop`.
     idle: OwnedFd,
     interest: Interest,
-    permit: SpinPermit,
-    hybrid: HybridWait,
-    is_spinning: bool,
+    attention: Attention,
     downfall: Arc<Downfall>,
     /// By slot: a request that was not answered.
     in_flight: Box<[bool]>,
@@ -117,7 +86,7 @@ impl RequestLoop {
         channel: Box<dyn BlockChannel>,
         service: Box<dyn BlockService>,
         stop: Arc<EventFd>,
-        permit: SpinPermit,
+        attention: Attention,
         downfall: Arc<Downfall>,
     ) -> io::Result<Self> {
         let idle = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -126,21 +95,8 @@ impl RequestLoop {
         epoll::add(&idle, stop.as_fd(), epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
         let slot_count = channel.pool().slot_count();
         let substitute = Some(Box::new(FailedService::new(slot_count)));
-        let (hybrid, in_flight) = (HybridWait::new(), vec![false; slot_count].into());
-        let is_spinning = false;
-        Ok(Self {
-            channel,
-            service,
-            stop,
-            idle,
-            interest,
-            permit,
-            hybrid,
-            is_spinning,
-            downfall,
-            in_flight,
-            substitute,
-        })
+        let in_flight = vec![false; slot_count].into();
+        Ok(Self { channel, service, stop, idle, interest, attention, downfall, in_flight, substitute })
     }
 
     /// Serves until the channel closes, or a stop is asked for and nothing is in flight.
@@ -150,59 +106,34 @@ impl RequestLoop {
             let received = if open { self.receive() } else { Received::Closed };
             let now = Instant::now();
             match received {
-                Received::Request(request) => self.submit(request, now),
+                Received::Request(request) => {
+                    self.attention.asked(&request, now);
+                    self.submit(request, now);
+                }
                 Received::Nothing => {}
                 Received::Closed => open = false,
             }
             let (waiting, answered) = self.serve(now);
             if answered || matches!(received, Received::Request(_)) {
-                self.worked(now);
+                self.attention.worked(now);
                 continue;
             }
-            if open && matches!(waiting, Waiting::Nothing | Waiting::Event) && self.spins(now) {
+            if open && matches!(waiting, Waiting::Nothing | Waiting::Event) && self.attention.spins(now) {
                 // Whoever waits for this CPU goes first: often the very work that brings the next request (the kernel's end
                 // of the last one, the program itself). On a CPU that nobody wants this returns at once.
                 std::thread::yield_now();
                 continue;
             }
+            let rest = self.attention.rest(now);
             let stopped = match waiting {
                 Waiting::Nothing if !open => return Ok(()),
-                Waiting::Nothing => self.wait_for_request()?,
+                Waiting::Nothing => self.wait_for_request(rest)?,
                 Waiting::Poll => false,
-                Waiting::Event => self.wait_for_event(open, EVENT_WAIT_MAX)?,
+                Waiting::Event => self.wait_for_event(open, EVENT_WAIT_MAX.min(rest.unwrap_or(EVENT_WAIT_MAX)))?,
                 Waiting::Retry => self.wait_for_event(open, PARKED_RETRY_INTERVAL)?,
             };
             open &= !stopped;
         }
-    }
-
-    /// Something came: a wait, if one was going on, is over.
-    fn worked(&mut self, now: Instant) {
-        if self.is_spinning {
-            self.hybrid.arrived(now);
-            self.stop_spinning();
-        }
-    }
-
-    /// Whether to look again instead of going to sleep.
-    fn spins(&mut self, now: Instant) -> bool {
-        let step = if self.is_spinning {
-            self.hybrid.next(now)
-        } else if self.permit.try_take() {
-            self.is_spinning = true;
-            self.hybrid.begin(now)
-        } else {
-            return false;
-        };
-        if step == Step::Sleep {
-            self.stop_spinning();
-        }
-        step == Step::Spin
-    }
-
-    fn stop_spinning(&mut self) {
-        self.is_spinning = false;
-        self.permit.give_back();
     }
 
     /// The next request. A channel that fails is closed: what is in flight still ends, so that nothing stays owned.
@@ -280,11 +211,12 @@ impl RequestLoop {
         Ok(())
     }
 
-    /// Sleeps until a request may be there; true when a stop was asked for.
-    fn wait_for_request(&mut self) -> io::Result<bool> {
+    /// Sleeps until a request may be there, or for `rest` at most; true when a stop was asked for.
+    fn wait_for_request(&mut self, rest: Option<Duration>) -> io::Result<bool> {
         self.follow_interest()?;
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 2];
-        let count = match epoll::wait(&self.idle, &mut events, None) {
+        let rest = rest.map(|rest| Timespec { tv_sec: 0, tv_nsec: rest.subsec_nanos().into() });
+        let count = match epoll::wait(&self.idle, &mut events, rest.as_ref()) {
             Err(rustix::io::Errno::INTR) => 0,
             result => result?,
         };
@@ -330,54 +262,5 @@ fn watch(idle: &OwnedFd, event: BorrowedFd<'_>, interest: Interest) -> io::Resul
         // An event that is an epoll of the channel's own cannot be watched exclusively, and need not.
         Err(rustix::io::Errno::INVAL) => Ok(epoll::add(idle, event, epoll::EventData::new_u64(CHANNEL), flags)?),
         result => Ok(result?),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use spillway_fabric::buffer_pool::BufferPool;
-
-    use super::*;
-
-    /// A channel whose requests are `Nothing`, and then `Closed`.
-    struct Quiet(Arc<BufferPool>, EventFd, usize);
-
-    impl BlockChannel for Quiet {
-        fn pool(&self) -> &Arc<BufferPool> {
-            &self.0
-        }
-
-        fn receive(&mut self) -> io::Result<Received> {
-            if self.2 == 0 {
-                return Ok(Received::Closed);
-            }
-            self.2 -= 1;
-            Ok(Received::Nothing)
-        }
-
-        fn complete(&mut self, _slot: usize, _result: Result<(), BlockError>) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn event(&self) -> std::os::fd::BorrowedFd<'_> {
-            self.1.as_fd()
-        }
-    }
-
-    #[test]
-    fn a_loop_that_ends_while_it_spins_gives_its_permit_back() {
-        let permit = SpinPermit::default();
-        let event = EventFd::new().unwrap();
-        event.signal();
-        let quiet = Quiet(BufferPool::new(1, 4096).unwrap(), event, 2);
-        let (service, stop) = (Box::new(FailedService::new(1)), Arc::new(EventFd::new().unwrap()));
-        let mut request_loop =
-            RequestLoop::new(Box::new(quiet), service, stop, permit.clone(), Arc::default()).unwrap();
-        // As after the first of the looks: it spins when the channel closes.
-        assert!(permit.try_take());
-        request_loop.is_spinning = true;
-        request_loop.run().unwrap();
-        drop(request_loop);
-        assert!(permit.try_take(), "another thread may spin");
     }
 }

@@ -21,6 +21,7 @@
 #[cfg(test)]
 extern crate self as spillway_borrower;
 
+pub mod attention;
 pub mod block;
 pub mod device;
 pub mod disk_writer;
@@ -40,3 +41,4 @@ pub mod state;
 mod sync;
 pub mod trace;
 pub mod volume;
+pub mod wakefulness;

@@ -114,3 +114,15 @@ const _: () = {
     assert!(REQUEST_PAGES_MAX <= BACKLOG_PAGES);
     assert!(DISK_RUN_PAGES_MAX <= 1024);
 };
+
+/// Requests that make a burst of page-ins: one program that faults at random shows them within a millisecond or two, a single
+/// look into swapped memory does not.
+pub const BURST_REQUESTS_MIN: u32 = 8;
+/// Requests further apart are no burst: two or three wake-ups of halted CPUs (measured: 40 to 60 us each) are then less than a
+/// sixth of what the program waits and works.
+pub const BURST_GAP_MAX: Duration = Duration::from_millis(1);
+/// The sleep that idle CPUs of a real machine may take during a burst: C1 and C1E (intel_idle and ACPI tables tell 1 to 10 us),
+/// but none that costs more than a page.
+pub const SHALLOW_SLEEP_US: u16 = 10;
+/// Virtual CPUs cannot sleep lightly, only spin. In a larger machine too many of them would spin for the one that waits.
+pub const POLLING_CPUS_MAX: usize = 16;

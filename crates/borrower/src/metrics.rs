@@ -1,5 +1,6 @@
 //! Counters and latency distributions of a device, shared by its I/O threads without locks.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use crate::block::{BlockOperation, BlockRequest};
 use crate::device::status::{LatencyStatus, TrafficStatus};
+use crate::wakefulness::AwakeFigures;
 
 /// Buckets per power of two: a figure is exact to 1/16.
 const BUCKETS_PER_OCTAVE: usize = 16;
@@ -87,6 +89,7 @@ pub struct Metrics {
     failed_requests: AtomicU64,
     read_latency: LatencyHistogram,
     write_latency: LatencyHistogram,
+    awake: Arc<AwakeFigures>,
 }
 
 impl Metrics {
@@ -123,6 +126,11 @@ impl Metrics {
         }
     }
 
+    /// Where threads count how long they kept CPUs awake.
+    pub fn awake(&self) -> Arc<AwakeFigures> {
+        Arc::clone(&self.awake)
+    }
+
     /// Everything so far.
     pub fn status(&self) -> TrafficStatus {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -137,6 +145,8 @@ impl Metrics {
             read_latency: self.read_latency.status(),
             write_latency: self.write_latency.status(),
             cpu_seconds: process_cpu_seconds(),
+            bursts: self.awake.bursts(),
+            awake_seconds: self.awake.awake().as_secs_f64(),
         }
     }
 }

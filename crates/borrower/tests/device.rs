@@ -15,6 +15,7 @@ use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
+use spillway_borrower::wakefulness::KeepAwake;
 
 fn config(name: &str) -> DeviceConfig {
     DeviceConfig {
@@ -27,6 +28,7 @@ fn config(name: &str) -> DeviceConfig {
         backing: None,
         mapping: MappingPolicy::OnDemand,
         transport: TransportChoice::Auto,
+        keep_awake: KeepAwake::default(),
         fill_backing: false,
         front_end: FrontEndChoice::Auto,
         listen: None,

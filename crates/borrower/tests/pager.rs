@@ -10,7 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::transport::TransportChoice;
-use spillway_borrower::pager::{Pager, PagerConfig, Placement};
+use spillway_borrower::pager::{Pager, PagerConfig};
+use spillway_borrower::wakefulness::KeepAwake;
 use spillway_donor::{Donor, DonorConfig};
 
 const MEBIBYTE: u64 = 1 << 20;
@@ -48,12 +49,12 @@ impl World {
             redundancy: Redundancy::NONE,
             backing: None,
             transport: TransportChoice::Auto,
+            keep_awake: KeepAwake::default(),
             slab_size_bytes: 32 * MEBIBYTE,
             lent_bytes_max: 1024 * MEBIBYTE,
             budget_bytes: budget_mebibytes * MEBIBYTE,
             directory: directory.path().to_owned(),
             preload,
-            placement: Placement::Sleep,
             donor_wait: Duration::from_secs(20),
             programs_fork: true,
         })

@@ -8,9 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use spillway_borrower::attention::Attention;
 use spillway_borrower::block::{BlockChannel, BlockError, BlockOperation, BlockRequest, Received};
 use spillway_borrower::downfall::Downfall;
-use spillway_borrower::io_thread::{IoThread, SpinPermit};
+use spillway_borrower::io_thread::IoThread;
 use spillway_borrower::service::{BlockService, Completed, Waiting};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_sys::event::EventFd;
@@ -161,7 +162,7 @@ fn start_with(service: impl BlockService + 'static, downfall: &Arc<Downfall>) ->
         Box::new(channel),
         Box::new(service),
         Arc::clone(&stop),
-        SpinPermit::default(),
+        Attention::default(),
         Arc::clone(downfall),
     )
     .unwrap();
@@ -263,9 +264,9 @@ fn a_front_end_that_panics_ends_the_thread_and_the_device() {
     let channel = PanickingChannel(DeskChannel(Arc::clone(&desk), BufferPool::new(4, 4096).unwrap()));
     let service = SlowService { waiting: Vec::new(), event: Arc::new(EventFd::new().unwrap()) };
     let stop = Arc::new(EventFd::new().unwrap());
-    let (permit, shared) = (SpinPermit::default(), Arc::clone(&downfall));
+    let (attention, shared) = (Attention::default(), Arc::clone(&downfall));
     let mut thread =
-        IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), stop, permit, shared).unwrap();
+        IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), stop, attention, shared).unwrap();
     desk.hand_in(0, BlockOperation::Read);
     thread.join();
     assert_eq!(downfall.reason().unwrap(), "a broken front end");

@@ -20,6 +20,7 @@ use spillway_borrower::device::{Device, DeviceConfig};
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_borrower::manager::placement::{Random, XorShift};
+use spillway_borrower::wakefulness::KeepAwake;
 use spillway_donor::{Donor, DonorConfig};
 use spillway_fabric::key::ClusterKey;
 
@@ -95,6 +96,7 @@ impl World {
             backing: redundancy.disk.then(|| world.directory.path().join("backing")),
             mapping,
             transport: TransportChoice::Auto,
+            keep_awake: KeepAwake::default(),
             // With random writes at the same time.
             fill_backing: redundancy.disk && mapping == MappingPolicy::OnDemand,
             front_end: FrontEndChoice::Auto,

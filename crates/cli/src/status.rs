@@ -157,6 +157,11 @@ fn describe_device(text: &mut String, item: &Item) {
     let (out, into) = (item.number("/device/traffic/pages_out"), item.number("/device/traffic/pages_in"));
     let lost = item.number("/device/pages_lost");
     let _ = writeln!(text, "  stored {stored}, pages out {out}, in {into}, lost {lost}");
+    let bursts = item.number("/device/traffic/bursts");
+    if bursts > 0 {
+        let seconds = item.report.pointer("/device/traffic/awake_seconds").and_then(Value::as_f64).unwrap_or_default();
+        let _ = writeln!(text, "  idle CPUs kept awake for {bursts} bursts, {seconds:.1} s in all");
+    }
     if let Some(area) = &item.swap {
         let _ = writeln!(
             text,

@@ -96,12 +96,11 @@ fn every_front_ends_module_is_loaded_and_every_directory_is_made() {
 }
 
 #[test]
-fn the_group_that_may_use_userfaultfd_is_made() {
+fn the_group_that_may_use_the_pagers_devices_is_made() {
     let rules = fs::read_to_string(packaging("udev/90-spillway.rules")).unwrap();
     let rules: Vec<&str> = rules.lines().filter(|line| !line.starts_with('#')).collect();
-    let [rule] = rules[..] else { panic!("more than one rule: {rules:?}") };
-    let values: Vec<&str> = rule.split(", ").collect();
-    assert_eq!(values, [r#"KERNEL=="userfaultfd""#, r#"SUBSYSTEM=="misc""#, r#"GROUP="spillway""#, r#"MODE="0660""#]);
+    let rule = |device| format!(r#"KERNEL=="{device}", SUBSYSTEM=="misc", GROUP="spillway", MODE="0660""#);
+    assert_eq!(rules, [rule("userfaultfd"), rule("cpu_dma_latency")]);
     let groups = fs::read_to_string(packaging("sysusers.d/spillway.conf")).unwrap();
     assert!(groups.lines().any(|line| line == "g spillway -"), "{groups}");
 }

@@ -16,6 +16,7 @@
 //! - [`paging_safety`]: never waiting for the memory that one frees.
 //! - [`memory_hierarchy`]: which memory cgroups there are.
 //! - [`fork_filter`]: programs that may not fork.
+//! - [`cpu_latency`]: how fast idle CPUs wake up.
 //! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
@@ -27,6 +28,7 @@
 pub mod allocation_guard;
 pub mod atomic_words;
 pub mod child;
+pub mod cpu_latency;
 pub mod epoll;
 pub mod event;
 pub mod fork_filter;

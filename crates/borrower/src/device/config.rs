@@ -15,6 +15,7 @@ use crate::frontend::nbd_server::NbdListen;
 use crate::limits::{DEVICE_SIZE_BYTES_MAX, DONORS_MAX};
 use crate::manager::heat::MappingPolicy;
 use crate::volume::Geometry;
+use crate::wakefulness::KeepAwake;
 
 /// How to start a device.
 #[derive(Clone, Debug)]
@@ -35,6 +36,8 @@ pub struct DeviceConfig {
     pub mapping: MappingPolicy,
     /// How pages travel.
     pub transport: TransportChoice,
+    /// When idle CPUs are kept from sleeping deeply.
+    pub keep_awake: KeepAwake,
     /// The backing file for `redundancy.disk`; made, at the device's size, when it does not exist.
     pub backing: Option<PathBuf>,
     /// Give the backing file all its blocks before they are needed, and keep them: for the swap of a whole machine, which may
@@ -131,6 +134,7 @@ mod tests {
             redundancy: Redundancy::NONE,
             mapping: MappingPolicy::OnDemand,
             transport: TransportChoice::Auto,
+            keep_awake: KeepAwake::Bursts,
             backing: None,
             fill_backing: false,
             front_end: FrontEndChoice::Auto,

@@ -25,13 +25,14 @@ use spillway_sys::mapping::Mapping;
 pub use self::config::DeviceConfig;
 use self::remote::{Ground, Remote};
 use self::status::DeviceStatus;
+use crate::attention::{Attention, SpinPermit};
 use crate::block::BlockChannel;
 use crate::downfall::Downfall;
 use crate::frontend::choice::{self, Opened};
 use crate::frontend::limits::{NBD_CONNECTIONS_DEFAULT, NBD_SERVER_SLOTS};
 use crate::frontend::nbd_server::NbdServer;
 use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError};
-use crate::io_thread::{IoThread, SpinPermit};
+use crate::io_thread::IoThread;
 use crate::limits::{DETACH_DEADLINE, IO_THREADS_DEFAULT, LINGER, SLOTS_PER_THREAD};
 use crate::local_memory::LocalMemory;
 use crate::manager::donors::Phase;
@@ -40,6 +41,7 @@ use crate::service::BlockService;
 use crate::state::DeviceState;
 use crate::volume::Geometry;
 use crate::volume::slab_entry::DonorSlot;
+use crate::wakefulness::Wakefulness;
 
 /// Why a device could not be started or stopped. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -167,7 +169,9 @@ impl Device {
         for (number, (channel, service)) in channels.into_iter().zip(services).enumerate() {
             let stop = Arc::clone(&device.stop);
             let (name, downfall) = (format!("io-{number}"), Arc::clone(&device.downfall));
-            let thread = IoThread::start(name, channel, service, stop, permit.clone(), downfall);
+            let awake = Wakefulness::new(device.config.keep_awake, device.metrics.awake());
+            let attention = Attention::new(permit.clone(), awake);
+            let thread = IoThread::start(name, channel, service, stop, attention, downfall);
             device.io_threads.push(thread.map_err(DeviceError::system("cannot start an I/O thread"))?);
         }
         device.note_front_end();

@@ -119,6 +119,12 @@ pub struct TrafficStatus {
     pub write_latency: LatencyStatus,
     /// CPU time of the device's process so far.
     pub cpu_seconds: f64,
+    /// Bursts of page-ins during which idle CPUs were kept awake.
+    #[serde(default)]
+    pub bursts: u64,
+    /// How long in all, over all I/O threads.
+    #[serde(default)]
+    pub awake_seconds: f64,
 }
 
 /// A latency distribution in microseconds; bucketed, so each figure is exact to about 6 %.

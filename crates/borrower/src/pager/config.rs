@@ -12,6 +12,7 @@ use crate::device::redundancy::Redundancy;
 use crate::device::transport::TransportChoice;
 use crate::frontend::choice::FrontEndChoice;
 use crate::manager::heat::MappingPolicy;
+use crate::wakefulness::KeepAwake;
 
 /// How to start a pager.
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub struct PagerConfig {
     pub backing: Option<PathBuf>,
     /// How pages travel.
     pub transport: TransportChoice,
+    /// When idle CPUs are kept awake.
+    pub keep_awake: KeepAwake,
     /// Bytes of a slab.
     pub slab_size_bytes: u64,
     /// Bytes that programs may have outside local memory; rounded up to whole slabs.
@@ -38,23 +41,11 @@ pub struct PagerConfig {
     pub directory: PathBuf,
     /// The library that programs load (`LD_PRELOAD`).
     pub preload: PathBuf,
-    /// Where the fault thread runs.
-    pub placement: Placement,
     /// How long to wait at the start for the first donor.
     pub donor_wait: Duration,
     /// Whether programs may copy their memory by a fork, which the kernel tells of to `CAP_SYS_PTRACE` only. If not, they must have
     /// been kept from it ([`spillway_sys::fork_filter`]).
     pub programs_fork: bool,
-}
-
-/// Where the fault thread runs (docs/pager.md).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Placement {
-    /// Wherever the kernel's scheduler puts it; it sleeps between faults.
-    #[default]
-    Sleep,
-    /// It looks for the next fault for a while before it sleeps: lower latency for a CPU's time.
-    Spin,
 }
 
 impl PagerConfig {
@@ -90,6 +81,7 @@ impl PagerConfig {
             redundancy: self.redundancy,
             mapping: MappingPolicy::OnDemand,
             transport: self.transport,
+            keep_awake: self.keep_awake,
             backing: self.backing.clone(),
             front_end: FrontEndChoice::Auto,
             listen: None,

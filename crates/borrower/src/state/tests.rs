@@ -14,6 +14,7 @@ use crate::frontend::nbd_identity::NbdIdentity;
 use crate::state::records::DonorRecord;
 use crate::volume::page_bits::Bit;
 use crate::volume::slab_entry::{DonorSlot, Location};
+use crate::wakefulness::KeepAwake;
 use spillway_fabric::units::{SlabHandle, SlabIndex};
 
 fn config() -> DeviceConfig {
@@ -26,6 +27,7 @@ fn config() -> DeviceConfig {
         redundancy: Redundancy { replicas: 2, disk: false },
         backing: None,
         transport: TransportChoice::Auto,
+        keep_awake: KeepAwake::default(),
         mapping: crate::manager::heat::MappingPolicy::OnDemand,
         fill_backing: false,
         front_end: FrontEndChoice::Auto,

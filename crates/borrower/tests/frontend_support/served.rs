@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use spillway_borrower::attention::{Attention, SpinPermit};
 use spillway_borrower::block::BlockChannel;
 use spillway_borrower::frontend::{FrontEnd, FrontEndError};
-use spillway_borrower::io_thread::{IoThread, SpinPermit};
+use spillway_borrower::io_thread::IoThread;
 use spillway_borrower::local_memory::LocalMemory;
 use spillway_borrower::metrics::Metrics;
+use spillway_borrower::wakefulness::Wakefulness;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 
@@ -35,7 +37,8 @@ impl<F: FrontEnd> Served<F> {
         let start = |channel: Box<dyn BlockChannel>| {
             let pool = Arc::clone(channel.pool());
             let service = Box::new(LocalMemory::new(Arc::clone(memory), Arc::new(Metrics::default()), pool));
-            IoThread::start("test-io".to_owned(), channel, service, Arc::clone(&stop), permit.clone(), Arc::default())
+            let attention = Attention::new(permit.clone(), Wakefulness::default());
+            IoThread::start("test-io".to_owned(), channel, service, Arc::clone(&stop), attention, Arc::default())
                 .unwrap()
         };
         let threads = channels.into_iter().map(|channel| start(Box::new(channel))).collect();

@@ -11,6 +11,7 @@ use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
+use spillway_borrower::wakefulness::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 
 use crate::arguments::{DonateArguments, OutputArguments};
@@ -93,6 +94,9 @@ pub(crate) struct BorrowerRole {
     /// How pages travel.
     #[serde(default, deserialize_with = "transport")]
     pub(crate) transport: TransportChoice,
+    /// When idle CPUs are kept awake.
+    #[serde(default, deserialize_with = "keep_awake")]
+    pub(crate) keep_awake: KeepAwake,
     /// How the kernel reaches the device.
     #[serde(default, deserialize_with = "frontend")]
     pub(crate) frontend: FrontEndChoice,
@@ -125,6 +129,10 @@ fn mapping<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MappingPolicy, 
 }
 
 fn transport<'de, D: Deserializer<'de>>(deserializer: D) -> Result<TransportChoice, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+fn keep_awake<'de, D: Deserializer<'de>>(deserializer: D) -> Result<KeepAwake, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 

@@ -120,6 +120,7 @@ fn swap_on(role: &BorrowerRole) -> SwapOnArguments {
                 slab_size: role.slab_size,
                 mapping: role.mapping,
                 transport: role.transport,
+                keep_awake: role.keep_awake,
                 frontend: role.frontend,
             },
             local_memory: false,

@@ -122,6 +122,7 @@ fn launched(name: &str, arguments: &NewDeviceArguments, purpose: Purpose<'_>) ->
         backing_temporary: backing.is_some_and(|choice| choice.temporary),
         mapping: storage.mapping.to_string(),
         transport: storage.transport.to_string(),
+        keep_awake: storage.keep_awake.to_string(),
         frontend: storage.frontend.to_string(),
         listen: serving.listen.iter().map(ToString::to_string).collect(),
         insecure_listen: serving.insecure_listen,

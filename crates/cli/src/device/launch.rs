@@ -41,6 +41,8 @@ pub(crate) struct LaunchedDevice {
     pub(crate) mapping: String,
     /// How pages travel.
     pub(crate) transport: String,
+    /// When idle CPUs are kept awake.
+    pub(crate) keep_awake: String,
     /// How the kernel reaches it.
     pub(crate) frontend: String,
     /// Where it serves NBD clients, instead of being a block device; empty for none.

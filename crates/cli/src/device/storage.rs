@@ -129,6 +129,7 @@ mod tests {
     use spillway_borrower::device::transport::TransportChoice;
     use spillway_borrower::frontend::choice::FrontEndChoice;
     use spillway_borrower::manager::heat::MappingPolicy;
+    use spillway_borrower::wakefulness::KeepAwake;
 
     use super::*;
 
@@ -141,6 +142,7 @@ mod tests {
             slab_size: "32M".parse().unwrap(),
             mapping: MappingPolicy::OnDemand,
             transport: TransportChoice::Auto,
+            keep_awake: KeepAwake::Bursts,
             frontend: FrontEndChoice::Auto,
         }
     }

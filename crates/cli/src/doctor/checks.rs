@@ -2,9 +2,12 @@
 
 use std::fs;
 
+use rustix::fs::Access;
 use serde::Serialize;
 use spillway_borrower::frontend::ublk_kernel;
 
+use spillway_borrower::wakefulness::{self, AsleepReason};
+use spillway_sys::cpu_latency::{DEVICE, IdleCpus};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use super::pager_checks;
@@ -73,6 +76,7 @@ pub(crate) fn all(system: &System) -> Vec<Check> {
         memory_locking(system),
         io_uring(system),
         pressure(system),
+        idle_cpus(system),
         ublk(system),
         network_block_device(system),
         rdma(system),
@@ -200,6 +204,35 @@ fn pressure(system: &System) -> Check {
     lacking("PSI", State::Optional, detail, "add psi=1 to the kernel command line")
 }
 
+fn idle_cpus(system: &System) -> Check {
+    let found = IdleCpus::parse(
+        &system.text("/sys/devices/system/cpu/cpuidle/current_driver").unwrap_or_default(),
+        &system.text("/proc/cpuinfo").unwrap_or_default(),
+    );
+    let name = "idle CPUs";
+    let device = system.path(DEVICE);
+    match wakefulness::latency_us(&found) {
+        Ok(_) if rustix::fs::access(&device, Access::WRITE_OK).is_err() => lacking(
+            name,
+            State::Optional,
+            format!("{DEVICE} is not yours to write: each page-in wakes sleeping CPUs"),
+            "sudo chgrp spillway /dev/cpu_dma_latency && sudo chmod 0660 /dev/cpu_dma_latency",
+        ),
+        Ok(0) => good(name, "kept from halting while a burst of page-ins lasts"),
+        Ok(latency_us) => {
+            good(name, format!("kept from sleeping deeper than {latency_us} us while a burst of page-ins lasts"))
+        }
+        Err(reason) => {
+            // For virtual machines, where it matters most: a driver that listens, or the kernel's own bounded spinning.
+            let mend = match reason {
+                AsleepReason::TooMany(_) => "echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns",
+                _ => "modprobe cpuidle_haltpoll force=1",
+            };
+            lacking(name, State::Optional, format!("{reason}: each page-in wakes sleeping CPUs"), mend)
+        }
+    }
+}
+
 fn network_block_device(system: &System) -> Check {
     if system.exists("/sys/module/nbd") {
         return good("NBD", "taken where there is no ublk");
@@ -269,6 +302,21 @@ mod tests {
         }
         for check in checks.iter().filter(|check| check.state != State::Good) {
             assert!(check.mend.as_ref().is_some_and(|mend| !mend.is_empty()), "{}", check.name);
+        }
+    }
+
+    #[test]
+    fn idle_cpus_are_kept_awake_where_that_is_possible() {
+        let check = |driver: &str, flags: &str, count: usize| {
+            let processors = format!("processor\t: 0\nflags\t\t: fpu {flags}\n").repeat(count);
+            let driver = ("/sys/devices/system/cpu/cpuidle/current_driver", driver);
+            let (_directory, system) = system(&[driver, ("/proc/cpuinfo", &processors), (DEVICE, "")]);
+            idle_cpus(&system)
+        };
+        assert!(check("haltpoll\n", "hypervisor", 2).detail.contains("from halting"));
+        assert!(check("intel_idle\n", "", 64).detail.contains("deeper than 10 us"));
+        for (driver, count) in [("none\n", 2), ("haltpoll\n", 64)] {
+            assert_eq!(check(driver, "hypervisor", count).state, State::Optional);
         }
     }
 

@@ -87,7 +87,11 @@ impl Reserve {
     fn release(&self) -> io::Result<()> {
         let Record { setting, before_kib, raised_kib } = &self.record;
         let _lock = lock(&self.entry)?;
-        fs::remove_file(self.entry.join(RECORD))?;
+        match fs::remove_file(self.entry.join(RECORD)) {
+            // The entry may have gone before.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         let is_needed = sharing(&self.entry).any(|other| other.setting == *setting);
         if !is_needed && read(setting)? == *raised_kib {
             fs::write(setting, before_kib.to_string())?;

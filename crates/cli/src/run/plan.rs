@@ -6,7 +6,8 @@ use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
-use spillway_borrower::pager::{PagerConfig, Placement};
+use spillway_borrower::pager::PagerConfig;
+use spillway_borrower::wakefulness::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_sys::userfaultfd::access::Access;
 
@@ -37,6 +38,7 @@ pub(crate) struct Plan {
     pub(crate) sockets: PathBuf,
     mapping: MappingPolicy,
     transport: TransportChoice,
+    keep_awake: KeepAwake,
     frontend: FrontEndChoice,
     local_memory: bool,
     device_size_bytes: u64,
@@ -78,6 +80,7 @@ impl Plan {
             own_donor_bytes: own_donor_bytes(size_bytes, slab_size_bytes, redundancy, own_donors),
             mapping: storage.mapping,
             transport: storage.transport,
+            keep_awake: storage.keep_awake,
             frontend: storage.frontend,
             local_memory: arguments.local_memory,
             device_size_bytes: size_bytes,
@@ -111,6 +114,7 @@ impl Plan {
             backing_temporary: self.backing.as_ref().is_some_and(|choice| choice.temporary),
             mapping: self.mapping.to_string(),
             transport: self.transport.to_string(),
+            keep_awake: self.keep_awake.to_string(),
             frontend: self.frontend.to_string(),
             listen: Vec::new(),
             insecure_listen: false,
@@ -137,12 +141,12 @@ impl Plan {
             redundancy: self.redundancy,
             backing: self.backing.as_ref().map(|choice| choice.path.clone()),
             transport: self.transport,
+            keep_awake: self.keep_awake,
             slab_size_bytes: self.slab_size_bytes,
             lent_bytes_max: self.device_size_bytes,
             budget_bytes,
             directory: self.sockets.clone(),
             preload,
-            placement: Placement::default(),
             donor_wait: limits::DONOR_WAIT,
             programs_fork: Access::probe().is_ok_and(|access| access.follows_forks),
         })
