@@ -11,7 +11,7 @@ use super::process::{Collected, Running};
 use crate::limits::TOOL_DEADLINE;
 
 /// Programs and the Debian packages that have them.
-const PACKAGES: [(&str, &str); 13] = [
+const PACKAGES: [(&str, &str); 15] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("nbdfuse", "libnbd-bin"),
@@ -25,6 +25,8 @@ const PACKAGES: [(&str, &str); 13] = [
     ("redis-server", "redis-server"),
     ("redis-benchmark", "redis-tools"),
     ("taskset", "util-linux"),
+    ("java", "default-jdk-headless"),
+    ("javac", "default-jdk-headless"),
 ];
 
 /// Where programs for root are, which a user's search path may lack.

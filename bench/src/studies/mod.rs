@@ -10,6 +10,7 @@
 //! | [`page_in`] | where the time of one page-in goes, stage by stage |
 //! | [`programs`] | what whole programs cost at L(100), L(75), L(50), L(25) |
 //! | [`hpbd`] | HPBD's own experiments: quicksort and Barnes-Hut at 25 %, two at once, 1 to 16 donors |
+//! | [`dcm`] | DCM's Grep and GroupBy in a JVM at L(100), L(80), L(70), L(60), and the collector's time |
 //! | [`guest`] | ublk, NBD and loop over FUSE beside their peers, in a virtual machine with a stock kernel |
 //! | [`cost`] | CPU time and memory that lending takes |
 //! | [`prefetching`] | which page comes along, on recorded traces |
@@ -20,6 +21,7 @@
 //! Invariant: a subject that cannot be had is left out with its reason in the result; only an interrupt ends a study early.
 
 pub mod cost;
+pub mod dcm;
 pub mod device;
 pub mod guest;
 pub mod hpbd;
@@ -83,7 +85,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 15] = [
+pub const ALL: [&dyn Study; 16] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -97,6 +99,7 @@ pub const ALL: [&dyn Study; 15] = [
     &prefetching::PrefetchingStudy,
     &guest::GuestStudy,
     &guest::page_in::GuestPageInStudy,
+    &dcm::DcmStudy,
     &hpbd::HpbdStudy,
     &programs::ProgramsStudy,
 ];

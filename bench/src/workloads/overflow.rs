@@ -30,6 +30,10 @@ const UNDER_PAGER: &str = "SPILLWAY_PAGER";
 /// How long to wait for the first page to leave.
 const FIRST_DEADLINE: Duration = Duration::from_secs(20);
 
+/// So long donors have, before the eviction begins, to prepare the slabs that it will ask for: several times what one of 32 MiB takes
+/// (20 to 40 ms). They allocate memory on the same CPU, and the time of that is not eviction's.
+const DONOR_REST: Duration = Duration::from_millis(300);
+
 /// The eviction is over when nothing has left for so long.
 const REST: Duration = Duration::from_millis(200);
 
@@ -134,6 +138,9 @@ impl Program for Overflow {
             }
         });
         let is_paged = stopped.0.is_some();
+        if is_paged {
+            std::thread::sleep(DONOR_REST);
+        }
         drop(stopped);
         let left = if is_paged { middle(&watch(&statm)) } else { None };
         let (pages, elapsed) = left.unwrap_or_default();

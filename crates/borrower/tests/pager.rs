@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::transport::TransportChoice;
-use spillway_borrower::pager::{Pager, PagerConfig, Placement};
+use spillway_borrower::pager::{Pager, PagerConfig};
 use spillway_borrower::wakefulness::KeepAwake;
 use spillway_donor::{Donor, DonorConfig};
 
@@ -55,7 +55,6 @@ impl World {
             budget_bytes: budget_mebibytes * MEBIBYTE,
             directory: directory.path().to_owned(),
             preload,
-            placement: Placement::Sleep,
             donor_wait: Duration::from_secs(20),
             programs_fork: true,
         })

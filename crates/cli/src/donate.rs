@@ -26,6 +26,7 @@ use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::memory::Memory;
 use crate::machine::waiting::wait_until;
+use crate::mend;
 use crate::output;
 use crate::registry::{Entry, Kind, Registry};
 use crate::size::human;
@@ -158,6 +159,7 @@ pub(crate) fn execute(arguments: &DonateArguments) -> Result<(), Failure> {
     }
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
+    mend::mend_predecessor(&registry, Kind::Donor, &arguments.name)?;
     let entry = registry.claim(Kind::Donor, &arguments.name).map_err(Failure::failed)?;
     let sockets = StatusServer::bind(&entry.status_socket())
         .map_err(|error| Failure::during(entry.status_socket().display(), error))?;

@@ -44,20 +44,35 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
     registry.forget_old_logs().map_err(Failure::failed)?;
     let mut lines = Vec::new();
     for found in dead(registry)? {
-        let Some(entry) = registry.take_over(&found).map_err(Failure::failed)? else { continue };
-        let errors = mend(registry, &found);
-        if errors.is_empty() {
-            drop(entry);
-            lines.push(format!("removed the remains of {}", found.title()));
-        } else {
-            entry.abandon();
-            lines.push(format!("the remains of {} could not all be removed: {}", found.title(), errors.join("; ")));
-        }
+        lines.extend(mend_entry(registry, &found)?.map(|mended| mended.unwrap_or_else(|error| error)));
     }
     if may_mend_kernel() {
         mend_kernel(registry, &mut lines)?;
     }
     Ok(lines)
+}
+
+/// Mends one that died, so that its name can be claimed: whoever supervises a process starts it again without a word. Others'
+/// remains are left alone.
+pub(crate) fn mend_predecessor(registry: &Registry, kind: Kind, name: &str) -> Result<(), Failure> {
+    let predecessor = registry.find(kind, name).filter(|found| !found.is_alive());
+    let mended = predecessor.map(|found| mend_entry(registry, &found)).transpose()?.flatten();
+    match mended {
+        Some(Err(error)) => Err(Failure::failed(error)),
+        Some(Ok(_)) | None => Ok(()),
+    }
+}
+
+/// Mends the entry of a dead owner and says what came of it; nothing if somebody else does.
+fn mend_entry(registry: &Registry, found: &Found) -> Result<Option<Result<String, String>>, Failure> {
+    let Some(entry) = registry.take_over(found).map_err(Failure::failed)? else { return Ok(None) };
+    let errors = mend(registry, found);
+    if errors.is_empty() {
+        drop(entry);
+        return Ok(Some(Ok(format!("removed the remains of {}", found.title()))));
+    }
+    entry.abandon();
+    Ok(Some(Err(format!("the remains of {} could not all be removed: {}", found.title(), errors.join("; ")))))
 }
 
 /// Groups, mounts and devices are made by root only, and so are nobody else's to remove.
@@ -165,7 +180,7 @@ fn remove_group(found: &Found) -> Result<(), String> {
 /// A device whose process died: its pages are lost with it, but the kernel must let go of the area.
 fn mend_device(found: &Found) -> Result<(), String> {
     stop_device_process(found)?;
-    // Its keeper is dead, or has put it back.
+    // Its keeper is dead, or needs it no more.
     drop(Reserve::recorded(&found.path));
     let Some(record) = DeviceRecord::read(&found.path) else { return Ok(()) };
     if let Some(path) = &record.path {
@@ -240,6 +255,21 @@ mod tests {
         }
         assert!(dead.iter().all(|path| !path.exists()));
         assert!(living.path().exists());
+    }
+
+    #[test]
+    fn who_is_started_again_finds_its_name_free_and_others_remains_as_they_were() {
+        let (_directory, registry) = Registry::temporary();
+        leave(&registry, Kind::Agent, "test-agent");
+        let other = leave(&registry, Kind::Device, "test-none-4");
+        assert!(registry.claim(Kind::Agent, "test-agent").is_err());
+        mend_predecessor(&registry, Kind::Agent, "test-agent").unwrap();
+        let _living = registry.claim(Kind::Agent, "test-agent").unwrap();
+        assert!(other.exists());
+        // Neither a living one nor none is a predecessor.
+        mend_predecessor(&registry, Kind::Agent, "test-agent").unwrap();
+        mend_predecessor(&registry, Kind::Donor, "test-none").unwrap();
+        assert!(registry.claim(Kind::Agent, "test-agent").is_err());
     }
 
     #[test]

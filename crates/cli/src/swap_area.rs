@@ -107,7 +107,8 @@ pub(crate) fn off(path: &Path, show_progress: bool) -> Result<(), SwapError> {
                 watch(path, area.used_bytes, &done);
             }
         });
-        let result = off_with_patience(path);
+        let is_on = || Ok(swap_list::find(path)?.is_some());
+        let result = off_with_patience(|| spillway_sys::swap::off(path), is_on);
         done.store(true, Ordering::SeqCst);
         // A bar that could not be drawn changes nothing.
         let _ = watcher.join();
@@ -115,17 +116,24 @@ pub(crate) fn off(path: &Path, show_progress: bool) -> Result<(), SwapError> {
     })
 }
 
-/// The kernel refuses for a moment's lack of memory; its reclaim mends that.
-fn off_with_patience(path: &Path) -> io::Result<()> {
+/// The kernel refuses for a moment's lack of memory; its reclaim mends that. And it refuses what somebody else is switching off just
+/// now (systemd does so with every area at shutdown): its area is still listed then, with pages that are on their way, and is off when that
+/// one has done it, or ours to try again.
+fn off_with_patience(mut off: impl FnMut() -> io::Result<()>, is_on: impl Fn() -> io::Result<bool>) -> io::Result<()> {
     let mut attempts = 0;
     loop {
-        attempts += 1;
-        match spillway_sys::swap::off(path) {
-            Err(error) if error.kind() == io::ErrorKind::OutOfMemory && attempts < limits::SWAP_OFF_ATTEMPTS => {
-                std::thread::sleep(limits::POLL_INTERVAL * 10);
+        match off() {
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory && attempts + 1 < limits::SWAP_OFF_ATTEMPTS => {
+                attempts += 1;
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                if !is_on()? {
+                    return Ok(());
+                }
             }
             result => return result,
         }
+        std::thread::sleep(limits::POLL_INTERVAL * 10);
     }
 }
 
@@ -145,6 +153,10 @@ fn watch(path: &Path, used_bytes: u64, done: &AtomicBool) {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use rustix::io::Errno;
+
     use super::*;
 
     #[test]
@@ -154,6 +166,35 @@ mod tests {
         assert!(room(Path::new("/dev/x"), (1 << 30) - limits::SWAP_OFF_RESERVE_BYTES, memory).is_ok());
         let text = room(Path::new("/dev/x"), 2 << 30, memory).unwrap_err().to_string();
         assert!(text.contains("1.1 GiB of memory are lacking") && text.contains("Nothing was changed"), "{text}");
+    }
+
+    /// Switches off with these answers of the kernel, of whether it refuses and whether the area is still on; gives how often it was asked.
+    fn off_with(answers: &[(Option<Errno>, bool)]) -> (io::Result<()>, usize) {
+        let asked = Cell::new(0);
+        let off = || {
+            asked.set(asked.get() + 1);
+            answers[asked.get() - 1].0.map_or(Ok(()), |error| Err(error.into()))
+        };
+        (off_with_patience(off, || Ok(answers[asked.get() - 1].1)), asked.get())
+    }
+
+    #[test]
+    fn an_area_that_somebody_else_switches_off_is_waited_for() {
+        let busy = (Some(Errno::INVAL), true);
+        let (result, asked) = off_with(&[busy, busy, (Some(Errno::INVAL), false)]);
+        assert!(result.is_ok() && asked == 3, "the other one did it");
+        let (result, asked) = off_with(&[busy, (None, false)]);
+        assert!(result.is_ok() && asked == 2, "the other one gave up");
+    }
+
+    #[test]
+    fn a_lack_of_memory_is_tried_again_some_times_and_other_errors_never() {
+        let short = (Some(Errno::NOMEM), true);
+        let (result, asked) = off_with(&[short; limits::SWAP_OFF_ATTEMPTS]);
+        assert_eq!((result.unwrap_err().kind(), asked), (io::ErrorKind::OutOfMemory, limits::SWAP_OFF_ATTEMPTS));
+        assert!(off_with(&[short, (None, false)]).0.is_ok());
+        let (result, asked) = off_with(&[(Some(Errno::PERM), true)]);
+        assert!(result.is_err() && asked == 1);
     }
 
     #[test]

@@ -90,7 +90,8 @@ impl Housekeeper {
 
     /// Makes one slab ahead, whose memory counts as taken already. Whether it could.
     fn prepare(&mut self, size_bytes: u64) -> bool {
-        let made = SlabMemory::prepare(size_bytes);
+        // Ahead of need: whoever waits for this CPU goes first.
+        let made = SlabMemory::prepare(size_bytes, std::thread::yield_now);
         let mut state = self.shared.lock();
         match made {
             Ok(slab) => state.prepared.put(slab),

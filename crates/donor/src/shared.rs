@@ -314,7 +314,7 @@ impl Shared {
         handle: SlabHandle,
         memory: Option<SlabMemory>,
     ) -> Result<(SlabHandle, Option<Memfd>), Refusal> {
-        let memory = memory.map_or_else(|| SlabMemory::prepare(session.slab_size_bytes), Ok);
+        let memory = memory.map_or_else(|| SlabMemory::prepare(session.slab_size_bytes, || {}), Ok);
         let lent = memory.and_then(|memory| {
             let file = if session.shares_memory { Some(memory.file()?) } else { None };
             self.note_unlocked(&memory);

@@ -16,6 +16,8 @@ use spillway_fabric::units::SlabHandle;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 
+use crate::limits::PREPARE_STEP_BYTES;
+
 /// How slabs show in `/proc/PID/maps`.
 const FILE_NAME: &str = "spillway-slab";
 
@@ -28,11 +30,15 @@ pub struct SlabMemory {
 }
 
 impl SlabMemory {
-    /// A new zeroed slab whose pages are all present and mapped. Fails when the machine has too little memory.
-    pub fn prepare(size_bytes: u64) -> io::Result<Self> {
+    /// A new zeroed slab whose pages are all present and mapped. Fails when the machine has too little memory. Calls `pause` now and
+    /// then.
+    pub fn prepare(size_bytes: u64, pause: impl Fn()) -> io::Result<Self> {
         let length = usize::try_from(size_bytes).map_err(io::Error::other)?;
         let file = Memfd::create(FILE_NAME, size_bytes)?;
-        file.preallocate(0, size_bytes)?;
+        for start in (0..size_bytes).step_by(PREPARE_STEP_BYTES) {
+            file.preallocate(start, size_bytes.min(start + PREPARE_STEP_BYTES as u64) - start)?;
+            pause();
+        }
         let mapping = Mapping::anonymous(length)?;
         // Replaces the range by the file and maps all of its pages at once.
         mapping.attach(0, &file, length)?;
@@ -171,7 +177,9 @@ mod tests {
 
     #[test]
     fn a_prepared_slab_is_present_and_zero() {
-        let slab = SlabMemory::prepare(SIZE).unwrap();
+        let pauses = std::cell::Cell::new(0);
+        let slab = SlabMemory::prepare(SIZE, || pauses.set(pauses.get() + 1)).unwrap();
+        assert_eq!(pauses.get(), SIZE as usize / PREPARE_STEP_BYTES);
         assert_eq!(slab.file.resident_bytes().unwrap(), SIZE);
         let mut bytes = vec![1; SIZE as usize];
         slab.mapping.read(0, &mut bytes);
@@ -182,7 +190,7 @@ mod tests {
     fn prepared_slabs_are_found_by_size() {
         let mut prepared = PreparedSlabs::default();
         for size_bytes in [SIZE, 2 * SIZE, SIZE] {
-            prepared.put(SlabMemory::prepare(size_bytes).unwrap());
+            prepared.put(SlabMemory::prepare(size_bytes, || {}).unwrap());
         }
         assert_eq!((prepared.sizes(), prepared.bytes()), (vec![SIZE, 2 * SIZE, SIZE], 4 * SIZE));
         assert!(prepared.take(4 * SIZE).is_none());
@@ -198,8 +206,8 @@ mod tests {
         let slabs = SessionSlabs::default();
         let served = |handle| slabs.with_slab(SlabHandle(handle), &mut |memory| memory.write(0, &[7]));
         assert!(!served(0));
-        slabs.insert(SlabHandle(3), SlabMemory::prepare(SIZE).unwrap());
-        slabs.insert(SlabHandle(1), SlabMemory::prepare(SIZE).unwrap());
+        slabs.insert(SlabHandle(3), SlabMemory::prepare(SIZE, || {}).unwrap());
+        slabs.insert(SlabHandle(1), SlabMemory::prepare(SIZE, || {}).unwrap());
         assert!(served(3) && !served(2) && served(1));
         slabs.remove(SlabHandle(3));
         slabs.remove(SlabHandle(9));
@@ -211,7 +219,7 @@ mod tests {
     #[test]
     fn slabs_go_over_to_the_session_that_resumes() {
         let (old, new) = (SessionSlabs::default(), SessionSlabs::default());
-        old.insert(SlabHandle(1), SlabMemory::prepare(SIZE).unwrap());
+        old.insert(SlabHandle(1), SlabMemory::prepare(SIZE, || {}).unwrap());
         old.with_slab(SlabHandle(1), &mut |memory| memory.write(7, b"page"));
         new.adopt(&old);
         assert!(old.file(SlabHandle(1)).is_none() && new.file(SlabHandle(0)).is_none());
@@ -224,10 +232,10 @@ mod tests {
     #[test]
     fn a_request_that_runs_while_its_slab_is_released_holds_nobody_up() {
         let slabs = SessionSlabs::default();
-        slabs.insert(SlabHandle(0), SlabMemory::prepare(SIZE).unwrap());
+        slabs.insert(SlabHandle(0), SlabMemory::prepare(SIZE, || {}).unwrap());
         let found = slabs.with_slab(SlabHandle(0), &mut |memory| {
             slabs.remove(SlabHandle(0));
-            slabs.insert(SlabHandle(0), SlabMemory::prepare(SIZE).unwrap());
+            slabs.insert(SlabHandle(0), SlabMemory::prepare(SIZE, || {}).unwrap());
             memory.write(0, &[9; 16]);
         });
         assert!(found);
@@ -238,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_passed_file_shows_the_same_bytes_and_stays_present_without_the_donor() {
-        let slab = SlabMemory::prepare(SIZE).unwrap();
+        let slab = SlabMemory::prepare(SIZE, || {}).unwrap();
         let file = slab.file().unwrap();
         slab.mapping.write(5, b"page");
         drop(slab);

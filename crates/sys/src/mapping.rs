@@ -90,7 +90,8 @@ impl Mapping {
         self.base.as_ptr() as usize
     }
 
-    /// Replaces `[offset, offset + length)` by the first `length` bytes of `file`. Copies that race see either memory.
+    /// Replaces `[offset, offset + length)` by the first `length` bytes of `file`, and maps its pages at once. Copies that race see
+    /// either memory.
     pub fn attach(&self, offset: usize, file: &Memfd, length: usize) -> io::Result<()> {
         check_length(length)?;
         self.check(offset, length);
@@ -105,12 +106,22 @@ impl Mapping {
                 self.base.as_ptr().add(offset).cast(),
                 length,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE,
+                MapFlags::SHARED | MapFlags::FIXED,
                 file.as_fd_for_map(),
                 0,
             )?;
         }
+        self.touch(offset, length);
         Ok(())
+    }
+
+    /// Reads a byte of each page of `[offset, offset + length)`, so that all are mapped. The kernel maps 16 neighbours of a file's
+    /// page with it if they were ever written, where `MAP_POPULATE` and mlock take them one by one: 3 ms instead of 22 for 32 MiB.
+    fn touch(&self, offset: usize, length: usize) {
+        for page in (offset..offset + length).step_by(PAGE_SIZE_BYTES) {
+            // SAFETY: the page lies inside this mapping (the caller checked), and files in it cannot shrink.
+            unsafe { std::ptr::read_volatile(self.at(page)) };
+        }
     }
 
     /// Replaces `[offset, offset + length)` by fresh private zeroed memory, which gives an attached file back.

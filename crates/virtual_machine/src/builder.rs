@@ -22,6 +22,12 @@ pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 /// What the guest does after it is set up.
 const MAIN: &str = include_str!("guest/main.sh");
 
+/// What starts it where systemd is the guest's first program.
+const MACHINE_SERVICE: &str = include_str!("guest/machine.service");
+
+/// systemd, as Debian and everyone else has it.
+const SYSTEMD: &str = "/lib/systemd/systemd";
+
 /// A machine to be.
 #[derive(Clone, Debug)]
 pub struct Builder {
@@ -31,6 +37,7 @@ pub struct Builder {
     modules: Vec<String>,
     disks: Vec<Disk>,
     kernel_options: String,
+    systemd: bool,
     boot_deadline: Duration,
     acceleration: Option<Acceleration>,
     network: Option<NetworkEnd>,
@@ -60,6 +67,7 @@ impl Default for Builder {
             modules: Vec::new(),
             disks: Vec::new(),
             kernel_options: String::new(),
+            systemd: false,
             boot_deadline: limits::BOOT_DEADLINE,
             acceleration: None,
             network: None,
@@ -101,6 +109,12 @@ impl Builder {
     /// More for the kernel's command line, such as `hung_task_panic=1`.
     pub fn kernel_options(mut self, options: &str) -> Self {
         self.kernel_options = options.to_owned();
+        self
+    }
+
+    /// Makes systemd its first program. Nothing but what the test starts runs there, and what that asks for.
+    pub fn systemd(mut self) -> Self {
+        self.systemd = true;
         self
     }
 
@@ -184,6 +198,13 @@ impl Builder {
         if let Some(module) = lacking {
             return Err(Failure::NoModule { kernel: image.kernel().name(), module: module.clone() });
         }
+        if self.systemd {
+            if !Path::new(SYSTEMD).exists() {
+                let remedy = "apt-get install --no-install-recommends systemd".to_owned();
+                return Err(Failure::Missing { what: "systemd".to_owned(), remedy });
+            }
+            directory.write_shared("machine.service", MACHINE_SERVICE)?;
+        }
         directory.write_shared("main.sh", MAIN)?;
         let disks = self.disks.iter().enumerate().map(|(number, disk)| disk.make(directory.path(), number));
         Ok(Plan {
@@ -197,9 +218,14 @@ impl Builder {
             network: self.network.as_ref().map(|end| (end.socket(end.side), end.socket(1 - end.side))),
             number: self.number(),
             console,
-            kernel_options: self.kernel_options.clone(),
+            kernel_options: self.all_kernel_options(),
             counter_khz: counter_khz(),
         })
+    }
+
+    fn all_kernel_options(&self) -> String {
+        let first = if self.systemd { " systemd.unit=machine.service systemd.firstboot=no" } else { "" };
+        format!("{}{first}", self.kernel_options)
     }
 
     /// 1 or 2.
@@ -218,9 +244,10 @@ impl Builder {
         let address = self.network.as_ref().map(|end| format!("{}/24", ADDRESSES[end.side])).unwrap_or_default();
         // A build below /tmp must stay visible.
         let memory_on_tmp = if image.modules().starts_with("/tmp") { "" } else { "yes" };
+        let systemd = if self.systemd { SYSTEMD } else { "" };
         format!(
             "name=machine-{}\nmodules_directory={}\nmodules='{}'\ndisks='{}'\naddress={address}\nframe_bytes={}\n\
-             memory_on_tmp={memory_on_tmp}\nshare={}\nshell=\n{more}",
+             memory_on_tmp={memory_on_tmp}\nsystemd={systemd}\nshare={}\nshell=\n{more}",
             self.number(),
             quoted(&image.modules().to_string_lossy()),
             modules.join(" "),

@@ -33,8 +33,8 @@ pub fn make(tree: &ModuleTree, stage: &Path, archive: &Path) -> Result<(), Failu
     pack(stage, archive)
 }
 
-/// Packs a directory; cpio takes the names on its standard input.
-fn pack(stage: &Path, archive: &Path) -> Result<(), Failure> {
+/// Packs all of the directory `stage` into `archive`; cpio takes the names on its standard input.
+pub fn pack(stage: &Path, archive: &Path) -> Result<(), Failure> {
     let mut names = Vec::new();
     list(stage, stage, &mut names)?;
     let output = fs::File::create(archive).map_err(Failure::file(archive))?;

@@ -41,23 +41,11 @@ pub struct PagerConfig {
     pub directory: PathBuf,
     /// The library that programs load (`LD_PRELOAD`).
     pub preload: PathBuf,
-    /// Where the fault thread runs.
-    pub placement: Placement,
     /// How long to wait at the start for the first donor.
     pub donor_wait: Duration,
     /// Whether the kernel tells of forks, as it does with `CAP_SYS_PTRACE`. If not, programs ask before each, and wait until all of
     /// their pages are back ([`spillway_sys::fork_notices`]).
     pub programs_fork: bool,
-}
-
-/// Where the fault thread runs (docs/pager.md).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Placement {
-    /// Wherever the kernel's scheduler puts it; it sleeps between faults.
-    #[default]
-    Sleep,
-    /// It looks for the next fault for a while before it sleeps: lower latency for a CPU's time.
-    Spin,
 }
 
 impl PagerConfig {

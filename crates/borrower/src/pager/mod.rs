@@ -9,11 +9,13 @@
 //!
 //! One fork, where the kernel tells nobody of forks: [`survey`] (who forks) -> [`gathering`] (every page comes back first).
 //!
-//! [`unsettled`]: changes of mappings whose order is not known yet; [`shared`]: what the threads share, and the order of locks; [`directory`]: numbers of pages, and news for the policy;
+//! [`unsettled`]: changes of mappings whose order is not known yet; [`shared`]: what the threads share, and the order of locks; [`bell`]: how they wake one another;
+//! [`directory`]: numbers of pages, and news for the policy;
 //! [`maps`] and [`process`]: what `/proc` tells; [`config`], [`statistics`]; [`limits`]: every bound.
 
 pub mod agent;
 pub mod ahead;
+pub mod bell;
 pub mod config;
 pub mod directory;
 pub mod eviction;
@@ -27,6 +29,7 @@ pub mod rechecked;
 pub mod shared;
 pub mod slots;
 pub mod space;
+mod spin;
 pub mod staging;
 pub mod statistics;
 pub mod survey;
@@ -47,7 +50,7 @@ use spillway_stub::greeting::{Address, Listener};
 use spillway_sys::guardian::Guardian;
 use spillway_sys::mapping::Mapping;
 
-pub use self::config::{PagerConfig, Placement};
+pub use self::config::PagerConfig;
 use self::directory::Directory;
 use self::eviction::Eviction;
 use self::faults::Faults;
@@ -181,12 +184,10 @@ impl Pager {
     fn start_threads(&mut self, faults: Faults, eviction: Eviction, survey: Survey) -> io::Result<()> {
         let shared = [(); 3].map(|()| Arc::clone(&self.shared));
         let [for_faults, for_eviction, for_survey] = shared;
-        let placement = self.config.placement;
         let wakefulness = Wakefulness::new(self.config.keep_awake, self.metrics.awake());
         let all = &self.shared;
-        self.threads.push(threads::start("faults", all, move || {
-            threads::serve_faults(&for_faults, faults, placement, wakefulness)
-        })?);
+        let serve = move || threads::serve_faults(&for_faults, faults, wakefulness);
+        self.threads.push(threads::start("faults", all, serve)?);
         self.threads.push(threads::start("eviction", all, move || threads::evict(&for_eviction, eviction))?);
         self.threads.push(threads::start("survey", all, move || threads::survey(&for_survey, survey))?);
         Ok(())

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use rustix::fs::Dir;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::pagemap::Pagemap;
 use spillway_sys::process_memory::{read_exact, robust_list};
@@ -21,6 +22,8 @@ const ROBUST_LOCKS_MAX: usize = 64;
 pub struct Process {
     number: u32,
     statm: File,
+    /// Its threads, as a directory: opening it took three times as long as reading it.
+    tasks: RefCell<Dir>,
     /// Threads of the last look at them.
     known: RefCell<Vec<u32>>,
     /// Its page table.
@@ -31,7 +34,14 @@ impl Process {
     /// Process `number`.
     pub fn open(number: u32) -> io::Result<Self> {
         let statm = File::open(format!("/proc/{number}/statm"))?;
-        Ok(Self { number, statm, known: RefCell::default(), pagemap: Pagemap::open(number)? })
+        let tasks = Dir::new(File::open(format!("/proc/{number}/task"))?)?;
+        Ok(Self {
+            number,
+            statm,
+            tasks: RefCell::new(tasks),
+            known: RefCell::default(),
+            pagemap: Pagemap::open(number)?,
+        })
     }
 
     /// Its number.
@@ -50,6 +60,23 @@ impl Process {
         resident_of(&File::open(format!("/proc/{}/task/{thread}/statm", self.number)).ok()?)
     }
 
+    /// How many of its anonymous pages are others' share, where one that two processes have is half of each (a walk of its page tables);
+    /// `None` when it has ended.
+    pub fn others_pages(&self) -> Option<i64> {
+        others_pages_of(&fs::read_to_string(format!("/proc/{}/smaps_rollup", self.number)).ok()?)
+    }
+
+    /// Faults since it began that needed no disk, of all its threads; `None` when it has ended.
+    pub fn minor_faults(&self) -> Option<u64> {
+        minor_faults_of(&fs::read_to_string(format!("/proc/{}/stat", self.number)).ok()?)
+    }
+
+    /// Bytes of memory that it has in common with others, files left out; `None` when it has ended.
+    pub fn shared_bytes(&self) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.number)).ok()?;
+        kib_of(&status, "RssShmem:").map(|kib| kib << 10)
+    }
+
     /// Its mappings.
     pub fn maps(&self) -> io::Result<String> {
         fs::read_to_string(format!("/proc/{}/maps", self.number))
@@ -57,8 +84,13 @@ impl Process {
 
     /// Its threads.
     pub fn threads(&self) -> io::Result<Vec<u32>> {
-        let entries = fs::read_dir(format!("/proc/{}/task", self.number))?;
-        Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+        let tasks = &mut *self.tasks.borrow_mut();
+        tasks.rewind();
+        let mut threads = Vec::new();
+        for entry in tasks {
+            threads.extend(entry?.file_name().to_str().ok().and_then(|name| name.parse::<u32>().ok()));
+        }
+        Ok(threads)
     }
 
     /// Pages that the kernel itself touches when one of its threads ends (rule 4), in order.
@@ -70,15 +102,16 @@ impl Process {
         threads.extend(self.threads()?);
         threads.sort_unstable();
         threads.dedup();
-        threads.retain(|thread| robust_list(*thread).is_ok());
-        for thread in threads.iter().copied() {
+        threads.retain(|thread| {
             // A thread that ended meanwhile needs nothing.
-            if let Ok(Some(head)) = robust_list(thread) {
+            let Ok(head) = robust_list(*thread) else { return false };
+            if let Some(head) = head {
                 let first = head.saturating_sub(CONTROL_BLOCK_BYTES) & !(page - 1);
                 pages.extend((first..=head + CONTROL_BLOCK_BYTES).step_by(PAGE_SIZE_BYTES));
                 pages.extend(robust_locks(self.number, head).into_iter().map(|address| address & !(page - 1)));
             }
-        }
+            true
+        });
         pages.sort_unstable();
         pages.dedup();
         Ok(pages)
@@ -99,6 +132,23 @@ fn resident_of(statm: &File) -> Option<i64> {
 /// about such a one belong to root, and it cannot be traced, which looks as if that was forbidden.
 pub fn has_ended(thread: u32) -> bool {
     File::open(format!("/proc/{thread}/statm")).ok().is_none_or(|statm| resident_of(&statm).is_none())
+}
+
+/// The value of `field` in a list of values in KiB (`status`, `smaps_rollup`; proc(5)).
+fn kib_of(text: &str, field: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(field))?;
+    value.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// See [`Process::others_pages`]; both values are of the same walk, so what comes and goes meanwhile is in both or in none.
+fn others_pages_of(rollup: &str) -> Option<i64> {
+    let others_kib = kib_of(rollup, "Anonymous:")?.saturating_sub(kib_of(rollup, "Pss_Anon:")?);
+    Some((others_kib / (PAGE_SIZE_BYTES as u64 >> 10)).cast_signed())
+}
+
+/// The tenth field of a `stat` file (proc(5)); the second is a name, which may have anything in it.
+fn minor_faults_of(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(7)?.parse().ok()
 }
 
 /// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the thread ends
@@ -153,6 +203,8 @@ mod tests {
         let process = Process::open(std::process::id()).unwrap();
         assert!(process.resident_pages().unwrap() > 0);
         assert!(process.maps().unwrap().contains("[stack]"));
+        assert!(process.shared_bytes().is_some());
+        assert!(process.others_pages().is_some() && process.minor_faults().unwrap() > 0);
         let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         let head = robust_list(thread).unwrap().unwrap();
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
@@ -170,6 +222,16 @@ mod tests {
     #[test]
     fn the_machine_has_memory_left() {
         assert!(memory_available_bytes().unwrap() > 0);
+    }
+
+    #[test]
+    fn fields_are_found_in_what_the_kernel_writes() {
+        let status = "RssFile:\t    16 kB\nRssShmem:\t    2048 kB\nVmData:\t 1 kB\n";
+        assert_eq!((kib_of(status, "RssShmem:"), kib_of(status, "Pss_Anon:")), (Some(2048), None));
+        let rollup = "Pss_Anon:          36716 kB\nAnonymous:         72492 kB\n";
+        assert_eq!((others_pages_of(rollup), others_pages_of(status)), (Some((72492 - 36716) / 4), None));
+        let stat = "77 (a) name (b)) S 1 77 77 0 -1 4194560 1234 0 5 0 1 2 0 0";
+        assert_eq!((minor_faults_of(stat), minor_faults_of("no stat")), (Some(1234), None));
     }
 
     #[test]

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_sys::event::EventFd;
 use spillway_sys::userfaultfd::PageError;
 
+use super::bell::Bell;
 use super::directory::SpaceId;
 use super::limits::{FAILURES_MAX, GROUP_SIZE_BYTES, HIGH_WATERMARK_SHARE, LOW_WATERMARK_SHARE};
 use super::program::{Agent, ProgramMemory};
@@ -249,11 +249,11 @@ pub struct Shared {
     /// The counters.
     pub(crate) counters: Counters,
     /// Wakes the fault thread: a batch ended, a program came or went.
-    pub faults: EventFd,
+    pub faults: Bell,
     /// Wakes the eviction thread: the budget is exceeded.
-    pub eviction: EventFd,
+    pub eviction: Bell,
     /// Wakes the survey: the budget is exceeded for the first time, a child came.
-    pub survey: EventFd,
+    pub survey: Bell,
     /// Everybody is to end.
     pub is_stopping: AtomicBool,
     /// What went wrong, in words.
@@ -271,9 +271,9 @@ impl Shared {
             tenants: Mutex::default(),
             budget,
             counters: Counters::default(),
-            faults: EventFd::new()?,
-            eviction: EventFd::new()?,
-            survey: EventFd::new()?,
+            faults: Bell::new()?,
+            eviction: Bell::new()?,
+            survey: Bell::new()?,
             is_stopping: AtomicBool::new(false),
             failures: Mutex::default(),
             next_space: AtomicU32::new(0),

@@ -4,20 +4,20 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, yield_now};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_sys::epoll::{Epoll, Interest};
 
-use super::config::Placement;
 use super::directory::SpaceId;
 use super::eviction::Eviction;
 use super::faults::Faults;
-use super::limits::{AGENT_LOOKS_MAX, FAULT_SPIN, IDLE_INTERVAL, RETRY_INTERVAL, YIELD_QUICK};
+use super::limits::{AGENT_LOOKS_MAX, IDLE_INTERVAL, RETRY_INTERVAL};
 use super::shared::{Shared, Tenant};
+use super::spin::{Company, Spin};
 use super::survey::Survey;
-use super::waiting::wait;
+use super::waiting::{has_events, wait};
 use crate::service::Waiting;
 use crate::wakefulness::Wakefulness;
 
@@ -45,6 +45,9 @@ pub(crate) fn start(
     })
 }
 
+/// The number of the fault thread's bell among the descriptors that it waits for; those of address spaces are smaller.
+const BELL: u64 = u64::MAX;
+
 /// Who is served by the fault thread, each under its number in the set of descriptors that it waits for.
 struct Served {
     set: Epoll,
@@ -53,6 +56,12 @@ struct Served {
 }
 
 impl Served {
+    fn new(shared: &Shared) -> io::Result<Self> {
+        let set = Epoll::new()?;
+        set.add(&shared.faults, BELL, Interest::Readable)?;
+        Ok(Self { set, tenants: HashMap::with_capacity(64), ready: Vec::with_capacity(64) })
+    }
+
     /// Takes in who came, leaves out who went, and listens again to those whose batch has ended.
     fn follow(&mut self, shared: &Shared) -> io::Result<()> {
         let current = shared.tenants();
@@ -77,10 +86,18 @@ impl Served {
         Ok(())
     }
 
+    /// Finds out who has something to tell; sleeps up to `patience` if nobody has.
+    fn look(&mut self, patience: Duration) -> io::Result<()> {
+        let ready = &mut self.ready;
+        let note = |number: u64| ready.extend(u32::try_from(number));
+        self.set.wait(Some(patience), note).map(|_| ())
+    }
+
     /// Serves whoever has something to tell; how many did.
     fn serve(&mut self, faults: &mut Faults) -> io::Result<usize> {
-        let (set, ready) = (&self.set, &mut self.ready);
-        set.wait(Some(Duration::ZERO), |number| ready.push(number as u32))?;
+        if self.ready.is_empty() {
+            self.look(Duration::ZERO)?;
+        }
         let count = self.ready.len();
         for number in self.ready.drain(..) {
             // One that has waited is in the list twice, if its messages are still there.
@@ -97,14 +114,9 @@ impl Served {
 }
 
 /// The fault thread.
-pub(crate) fn serve_faults(
-    shared: &Shared,
-    mut faults: Faults,
-    placement: Placement,
-    mut wakefulness: Wakefulness,
-) -> io::Result<()> {
-    let mut served = Served { set: Epoll::new()?, tenants: HashMap::with_capacity(64), ready: Vec::with_capacity(64) };
-    let mut worked_at = Instant::now();
+pub(crate) fn serve_faults(shared: &Shared, mut faults: Faults, mut wakefulness: Wakefulness) -> io::Result<()> {
+    let mut served = Served::new(shared)?;
+    let (mut spin, mut company) = (Spin::new(Instant::now()), Company::default());
     while !shared.is_stopping() {
         if shared.faults.clear() {
             served.follow(shared)?;
@@ -114,36 +126,38 @@ pub(crate) fn serve_faults(
         let now = Instant::now();
         let waiting = faults.poll(now);
         if count > 0 {
-            worked_at = now;
+            spin.worked(now);
             wakefulness.asked(now);
             continue;
         }
-        let spins = placement == Placement::Spin && now.saturating_duration_since(worked_at) < FAULT_SPIN;
         let patience = match waiting {
             Waiting::Poll => continue,
-            _ if spins => continue,
             Waiting::Retry => RETRY_INTERVAL,
             _ if faults.has_put_off() => RETRY_INTERVAL,
+            _ if spin.goes_on(now) && company.is_alone(Instant::now, yield_now) => continue,
             Waiting::Nothing | Waiting::Event => IDLE_INTERVAL,
         };
         let patience = wakefulness.rest(now).unwrap_or(patience).min(patience);
-        wait(&[served.set.as_fd(), shared.faults.as_fd()], faults.engine(), patience)?;
+        let slept = if has_events(faults.engine()) {
+            shared.faults.sleep(|| wait(&[served.set.as_fd()], faults.engine(), patience))
+        } else {
+            shared.faults.sleep(|| served.look(patience))
+        };
+        slept.transpose()?;
     }
     Ok(())
 }
 
 /// The eviction thread.
 pub(crate) fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
-    let mut looks = 0;
+    let (mut looks, mut company) = (0, Company::default());
     while !shared.is_stopping() {
         shared.eviction.clear();
         let waiting = eviction.turn(Instant::now());
         let patience = match waiting {
-            Waiting::Poll if looks < AGENT_LOOKS_MAX => {
-                // An agent works; it may need this very CPU. If others need it too, whoever sleeps has his turn sooner.
-                let start = Instant::now();
-                std::thread::yield_now();
-                looks = if start.elapsed() < YIELD_QUICK { looks + 1 } else { AGENT_LOOKS_MAX };
+            // An agent works; it may need this very CPU.
+            Waiting::Poll if looks < AGENT_LOOKS_MAX && company.is_alone(Instant::now, yield_now) => {
+                looks += 1;
                 continue;
             }
             Waiting::Poll if eviction.await_agent(RETRY_INTERVAL) => {
@@ -154,23 +168,26 @@ pub(crate) fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
             Waiting::Nothing | Waiting::Event => IDLE_INTERVAL,
         };
         looks = 0;
-        wait(&[shared.eviction.as_fd()], eviction.engine(), patience)?;
+        shared.eviction.sleep(|| wait(&[shared.eviction.as_fd()], eviction.engine(), patience)).transpose()?;
     }
     Ok(())
 }
 
 /// The survey thread.
 pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
+    let mut has_visitors = true;
     while !shared.is_stopping() {
         shared.survey.clear();
-        let patience = survey.look(Instant::now());
+        let patience = survey.look(Instant::now(), has_visitors);
+        let timeout = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
         let mut waits = vec![PollFd::new(&shared.survey, PollFlags::IN), PollFd::new(survey.listener(), PollFlags::IN)];
         waits.extend(survey.fork_listeners().map(|listener| PollFd::from_borrowed_fd(listener, PollFlags::IN)));
-        let timeout = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
-        match poll(&mut waits, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+        has_visitors = match shared.survey.sleep(|| poll(&mut waits, Some(&timeout))) {
+            Some(Ok(_)) => !waits[1].revents().is_empty(),
+            // Nobody has looked.
+            None | Some(Err(rustix::io::Errno::INTR)) => true,
+            Some(Err(error)) => return Err(error.into()),
+        };
     }
     Ok(())
 }

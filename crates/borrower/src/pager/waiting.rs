@@ -10,7 +10,14 @@ use crate::limits::DONORS_MAX;
 use crate::service::BlockService;
 
 /// Events of a thread besides its engine's.
-const OWN_EVENTS_MAX: usize = 2;
+const OWN_EVENTS_MAX: usize = 1;
+
+/// Whether `service` has events at all; over shared memory there are none.
+pub(crate) fn has_events(service: &dyn BlockService) -> bool {
+    let mut has_any = false;
+    service.for_each_event(&mut |_, _| has_any = true);
+    has_any
+}
 
 /// Sleeps until an event, at most for `patience`.
 pub(crate) fn wait(own: &[BorrowedFd<'_>], service: &dyn BlockService, patience: Duration) -> io::Result<()> {

@@ -16,7 +16,7 @@ use crate::interruption::Interruption;
 use crate::registry::{Kind, Registry};
 use crate::status::{self, Item};
 use crate::status_socket::{Answer, Question, StatusServer};
-use crate::{output, swap_command};
+use crate::{mend, output, swap_command};
 
 /// How often the agent looks at its signals.
 const TURN: Duration = Duration::from_millis(200);
@@ -32,6 +32,7 @@ pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
     }
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let registry = Registry::open().map_err(Failure::failed)?;
+    mend::mend_predecessor(&registry, Kind::Agent, "agent")?;
     let entry = registry.claim(Kind::Agent, "agent").map_err(Failure::failed)?;
     let sockets = StatusServer::bind(&entry.status_socket())
         .map_err(|error| Failure::during(entry.status_socket().display(), error))?;

@@ -261,14 +261,9 @@ impl Keeper {
 }
 
 fn raise_reserve(entry: &Entry, notes: &mut Vec<String>) -> Option<Reserve> {
-    match Memory::read().and_then(|memory| Reserve::raise(memory.total_bytes)) {
+    match Memory::read().and_then(|memory| Reserve::raise(entry.path(), memory.total_bytes)) {
         Ok(reserve) => {
-            if let Some(reserve) = &reserve {
-                notes.push(reserve.note());
-                if let Err(error) = reserve.record(entry.path()) {
-                    tracing::warn!("vm.min_free_kbytes stays raised if this process is killed: {error}");
-                }
-            }
+            notes.extend(reserve.as_ref().map(Reserve::note));
             reserve
         }
         Err(error) => {

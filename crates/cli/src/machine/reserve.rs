@@ -5,10 +5,10 @@
 //! kernel's own choice, 4 * sqrt(memory in KiB), is 1.8 MiB on a machine of 256 MiB; with it that machine stopped, with 16 MiB it
 //! did not (crates/cli/tests/virtual_machine/two_machines.rs).
 //!
-//! Dropping it puts the setting back, unless somebody else has changed it meanwhile. What was there before is written down in
-//! the device's entry, for whoever mends what a killed keeper left.
+//! Several devices share it: each writes down in its entry that it needs the reserve, and what was there before the first of them. The
+//! last one to go puts that back, unless somebody else has changed the setting meanwhile; for one that was killed its mender goes.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -23,56 +23,108 @@ const RESERVE_KIB: u64 = 16 << 10;
 /// At most this part of the machine's memory is kept back.
 const MEMORY_DIVISOR: u64 = 16;
 
-/// Its file in an entry.
+/// The file in an entry that says that its owner needs the reserve.
 const RECORD: &str = "reserve.json";
 
-/// A reserve that was raised.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Reserve {
+/// What an entry says of the reserve that its owner needs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Record {
     setting: PathBuf,
+    /// Before the first device that needs it.
     before_kib: u64,
     raised_kib: u64,
 }
 
-impl Reserve {
-    /// Raises this machine's reserve; nothing if it suffices.
-    pub(crate) fn raise(memory_bytes: u64) -> io::Result<Option<Self>> {
-        Self::raise_in(Path::new(SETTING), memory_bytes)
-    }
-
-    fn raise_in(setting: &Path, memory_bytes: u64) -> io::Result<Option<Self>> {
-        let before_kib = read(setting)?;
-        let raised_kib = RESERVE_KIB.min(memory_bytes / 1024 / MEMORY_DIVISOR);
-        if before_kib >= raised_kib {
-            return Ok(None);
-        }
-        fs::write(setting, raised_kib.to_string())?;
-        Ok(Some(Self { setting: setting.to_owned(), before_kib, raised_kib }))
-    }
-
-    /// Writes it down in an entry, for [`Reserve::recorded`].
-    pub(crate) fn record(&self, entry: &Path) -> io::Result<()> {
-        fs::write(entry.join(RECORD), serde_json::to_vec(self)?)
-    }
-
-    /// The one that the owner of an entry raised. It is put back when dropped, so its owner must be dead.
-    pub(crate) fn recorded(entry: &Path) -> Option<Self> {
+impl Record {
+    fn read(entry: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(entry.join(RECORD)).ok()?).ok()
+    }
+}
+
+/// A reserve that was raised, for the owner of an entry.
+#[derive(Debug)]
+pub(crate) struct Reserve {
+    entry: PathBuf,
+    record: Record,
+}
+
+impl Reserve {
+    /// Raises this machine's reserve for the owner of `entry`; nothing if it suffices by itself.
+    pub(crate) fn raise(entry: &Path, memory_bytes: u64) -> io::Result<Option<Self>> {
+        Self::raise_in(Path::new(SETTING), entry, memory_bytes)
+    }
+
+    fn raise_in(setting: &Path, entry: &Path, memory_bytes: u64) -> io::Result<Option<Self>> {
+        let _lock = lock(entry)?;
+        let now_kib = read(setting)?;
+        let wanted_kib = RESERVE_KIB.min(memory_bytes / 1024 / MEMORY_DIVISOR);
+        let record = match sharing(entry).find(|other| other.setting == setting && other.raised_kib == now_kib) {
+            Some(other) => other,
+            None if now_kib >= wanted_kib => return Ok(None),
+            None => Record { setting: setting.to_owned(), before_kib: now_kib, raised_kib: wanted_kib },
+        };
+        // In this order: one that is killed in between leaves a record of what is not so, which puts nothing back.
+        fs::write(entry.join(RECORD), serde_json::to_vec(&record)?)?;
+        let reserve = Self { entry: entry.to_owned(), record };
+        if now_kib != reserve.record.raised_kib {
+            fs::write(setting, reserve.record.raised_kib.to_string())?;
+        }
+        Ok(Some(reserve))
+    }
+
+    /// The one that the owner of an entry needed. Dropping it ends the need, so the owner must be dead.
+    pub(crate) fn recorded(entry: &Path) -> Option<Self> {
+        Some(Self { entry: entry.to_owned(), record: Record::read(entry)? })
     }
 
     /// In words, for `status`.
     pub(crate) fn note(&self) -> String {
-        format!("vm.min_free_kbytes is {} instead of {} while this swap is on", self.raised_kib, self.before_kib)
+        let Record { before_kib, raised_kib, .. } = self.record;
+        format!("vm.min_free_kbytes is {raised_kib} instead of {before_kib} while this machine swaps to remote memory")
+    }
+
+    /// Puts the setting back, if this is the last one that needs it.
+    fn release(&self) -> io::Result<()> {
+        let Record { setting, before_kib, raised_kib } = &self.record;
+        let _lock = lock(&self.entry)?;
+        match fs::remove_file(self.entry.join(RECORD)) {
+            // The entry may have gone before.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let is_needed = sharing(&self.entry).any(|other| other.setting == *setting);
+        if !is_needed && read(setting)? == *raised_kib {
+            fs::write(setting, before_kib.to_string())?;
+        }
+        Ok(())
     }
 }
 
 impl Drop for Reserve {
     fn drop(&mut self) {
-        if read(&self.setting).is_ok_and(|now_kib| now_kib == self.raised_kib) {
-            // Refused where it could be raised: then it stays raised, which harms nobody.
-            let _ = fs::write(&self.setting, self.before_kib.to_string());
+        if let Err(error) = self.release() {
+            // It harms nobody.
+            tracing::warn!("vm.min_free_kbytes may stay raised: {error}");
         }
     }
+}
+
+/// Beside which entries others are.
+fn siblings(entry: &Path) -> &Path {
+    entry.parent().unwrap_or(Path::new("/"))
+}
+
+/// One device at a time looks who needs the reserve, until the file is closed.
+fn lock(entry: &Path) -> io::Result<File> {
+    let directory = File::open(siblings(entry))?;
+    directory.lock()?;
+    Ok(directory)
+}
+
+/// What the other entries say. A dead owner needs it too: its device may go on, until somebody mends it.
+fn sharing(entry: &Path) -> impl Iterator<Item = Record> {
+    let paths = fs::read_dir(siblings(entry)).into_iter().flatten().flatten().map(|item| item.path());
+    paths.filter(move |path| path != entry).filter_map(|path| Record::read(&path))
 }
 
 fn read(setting: &Path) -> io::Result<u64> {
@@ -85,59 +137,136 @@ mod tests {
 
     const GIBIBYTE: u64 = 1 << 30;
 
-    fn setting(kib: &str) -> (tempfile::TempDir, PathBuf) {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("min_free_kbytes");
-        fs::write(&path, kib).unwrap();
-        (directory, path)
+    /// A setting, and entries of devices.
+    struct Machine(tempfile::TempDir);
+
+    impl Machine {
+        fn new(kib: &str) -> Self {
+            let machine = Self(tempfile::tempdir().unwrap());
+            machine.set(kib);
+            machine
+        }
+
+        fn setting(&self) -> PathBuf {
+            self.0.path().join("min_free_kbytes")
+        }
+
+        fn set(&self, kib: &str) {
+            fs::write(self.setting(), kib).unwrap();
+        }
+
+        fn kib(&self) -> u64 {
+            read(&self.setting()).unwrap()
+        }
+
+        fn entry(&self, name: &str) -> PathBuf {
+            let path = self.0.path().join(name);
+            fs::create_dir_all(&path).unwrap();
+            path
+        }
+
+        fn raise(&self, name: &str) -> Option<Reserve> {
+            Reserve::raise_in(&self.setting(), &self.entry(name), GIBIBYTE).unwrap()
+        }
     }
 
     #[test]
     fn a_small_reserve_is_raised_and_put_back() {
-        let (_directory, path) = setting("1811\n");
-        let reserve = Reserve::raise_in(&path, GIBIBYTE).unwrap().unwrap();
-        assert_eq!(read(&path).unwrap(), RESERVE_KIB);
+        let machine = Machine::new("1811\n");
+        let reserve = machine.raise("a").unwrap();
+        assert_eq!(machine.kib(), RESERVE_KIB);
         assert!(reserve.note().contains("16384 instead of 1811"), "{}", reserve.note());
         drop(reserve);
-        assert_eq!(read(&path).unwrap(), 1811);
+        assert_eq!(machine.kib(), 1811);
+        assert!(Reserve::recorded(&machine.entry("a")).is_none());
     }
 
     #[test]
     fn what_a_killed_keeper_raised_is_put_back_once() {
-        let (directory, path) = setting("1811");
-        let reserve = Reserve::raise_in(&path, GIBIBYTE).unwrap().unwrap();
-        assert!(Reserve::recorded(directory.path()).is_none());
-        reserve.record(directory.path()).unwrap();
+        let machine = Machine::new("1811");
+        std::mem::forget(machine.raise("a").unwrap());
+        drop(Reserve::recorded(&machine.entry("a")));
+        assert_eq!(machine.kib(), 1811);
+        machine.set("16384");
+        drop(Reserve::recorded(&machine.entry("a")));
+        assert_eq!(machine.kib(), 16384, "somebody else's since");
+    }
+
+    #[test]
+    fn the_last_of_several_devices_puts_back_what_was_before_the_first() {
+        for first_to_go in [0, 1, 2] {
+            let machine = Machine::new("1811");
+            let mut reserves: Vec<Reserve> = ["a", "b", "c"].map(|name| machine.raise(name).unwrap()).into();
+            assert!(reserves.iter().all(|reserve| reserve.note().contains("16384 instead of 1811")));
+            drop(reserves.remove(first_to_go));
+            assert_eq!(machine.kib(), RESERVE_KIB, "two others need it");
+            // One of them is killed, and needs it until it is mended.
+            let killed = reserves.remove(0);
+            let entry = killed.entry.clone();
+            std::mem::forget(killed);
+            drop(reserves);
+            assert_eq!(machine.kib(), RESERVE_KIB, "the killed one's device may go on");
+            drop(Reserve::recorded(&entry));
+            assert_eq!(machine.kib(), 1811);
+        }
+    }
+
+    #[test]
+    fn devices_that_come_and_go_at_once_leave_what_was_there() {
+        let machine = Machine::new("1811");
+        std::thread::scope(|scope| {
+            for name in ["a", "b", "c", "d"] {
+                let machine = &machine;
+                scope.spawn(move || {
+                    for _ in 0..50 {
+                        let reserve = machine.raise(name).unwrap();
+                        assert_eq!(machine.kib(), RESERVE_KIB);
+                        drop(reserve);
+                    }
+                });
+            }
+        });
+        assert_eq!(machine.kib(), 1811);
+    }
+
+    #[test]
+    fn a_record_of_what_was_never_raised_puts_nothing_back() {
+        let machine = Machine::new("1811");
+        let reserve = machine.raise("a").unwrap();
+        // Killed between the record and the setting.
+        machine.set("1811");
         std::mem::forget(reserve);
-        drop(Reserve::recorded(directory.path()));
-        assert_eq!(read(&path).unwrap(), 1811);
-        fs::write(&path, "4096").unwrap();
-        drop(Reserve::recorded(directory.path()));
-        assert_eq!(read(&path).unwrap(), 4096, "somebody else's since");
+        let other = machine.raise("b").unwrap();
+        drop(Reserve::recorded(&machine.entry("a")));
+        assert_eq!(machine.kib(), RESERVE_KIB);
+        drop(other);
+        assert_eq!(machine.kib(), 1811);
     }
 
     #[test]
     fn a_small_machine_keeps_most_of_its_memory() {
-        let (_directory, path) = setting("500");
-        let _reserve = Reserve::raise_in(&path, GIBIBYTE / 16).unwrap().unwrap();
-        assert_eq!(read(&path).unwrap(), 4096);
+        let machine = Machine::new("500");
+        let _reserve = Reserve::raise_in(&machine.setting(), &machine.entry("a"), GIBIBYTE / 16).unwrap().unwrap();
+        assert_eq!(machine.kib(), 4096);
     }
 
     #[test]
     fn what_suffices_is_left_alone_and_so_is_what_others_set() {
-        let (_directory, path) = setting("65536");
-        assert!(Reserve::raise_in(&path, GIBIBYTE).unwrap().is_none());
-        let (_directory, path) = setting("1811");
-        let reserve = Reserve::raise_in(&path, GIBIBYTE).unwrap().unwrap();
-        fs::write(&path, "32768").unwrap();
+        let machine = Machine::new("65536");
+        assert!(machine.raise("a").is_none());
+        machine.set("1811");
+        let reserve = machine.raise("a").unwrap();
+        machine.set("32768");
+        assert!(machine.raise("b").is_none(), "it suffices without us");
         drop(reserve);
-        assert_eq!(read(&path).unwrap(), 32768);
+        assert_eq!(machine.kib(), 32768);
     }
 
     #[test]
-    fn nonsense_is_an_error() {
-        let (_directory, path) = setting("many");
-        assert!(Reserve::raise_in(&path, GIBIBYTE).is_err());
+    fn nonsense_and_a_setting_that_cannot_be_written_are_errors() {
+        let machine = Machine::new("many");
+        assert!(Reserve::raise_in(&machine.setting(), &machine.entry("a"), GIBIBYTE).is_err());
+        assert!(Reserve::raise_in(&machine.setting(), &machine.0.path().join("missing"), GIBIBYTE).is_err());
         assert!(read(Path::new(SETTING)).unwrap() > 0);
     }
 }

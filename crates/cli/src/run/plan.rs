@@ -6,7 +6,7 @@ use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::heat::MappingPolicy;
-use spillway_borrower::pager::{PagerConfig, Placement};
+use spillway_borrower::pager::PagerConfig;
 use spillway_borrower::wakefulness::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 
@@ -147,7 +147,6 @@ impl Plan {
             budget_bytes,
             directory: self.sockets.clone(),
             preload,
-            placement: Placement::default(),
             donor_wait: limits::DONOR_WAIT,
             programs_fork,
         })

@@ -13,13 +13,16 @@ fn device_on(stage: &mut Stage, size: &str) -> PathBuf {
 }
 
 fn device_over(stage: &mut Stage, size: &str, transport: &str) -> PathBuf {
+    device_with(stage, size, &["--transport", transport])
+}
+
+fn device_with(stage: &mut Stage, size: &str, more: &[&str]) -> PathBuf {
     stage.donor("320M");
     stage.donor("320M");
     let donors = stage.donor_options();
     let donors: Vec<&str> = donors.iter().map(String::as_str).collect();
     let options = ["device", "on", "--size", size, "--slab-size", "4M", "--redundancy", "none", "--key", "none"];
-    let options = [&options[..], &["--transport", transport]].concat();
-    let said = support::run(&mut stage.spillway(&[&options[..], &donors].concat())).done("device on");
+    let said = support::run(&mut stage.spillway(&[&options[..], more, &donors].concat())).done("device on");
     let path = PathBuf::from(said.text().trim());
     assert!(path.starts_with("/dev"), "{}", path.display());
     path
@@ -81,6 +84,38 @@ fn a_transport_that_was_asked_for_is_taken_and_told() {
             let session = &donor["report"]["donor"]["sessions"][0];
             assert_eq!(session["transport"], transport, "{donor:#}");
             assert_eq!(session["written_bytes"].is_u64(), transport == "tcp", "{donor:#}");
+        }
+        device_off(&stage);
+    }
+}
+
+/// Whether this machine's idle CPUs can be kept awake, as `doctor` says.
+fn can_keep_awake(stage: &Stage) -> bool {
+    let said = support::run(&mut stage.spillway(&["doctor", "--json"])).text();
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let check = checks.iter().find(|check| check["name"] == "idle CPUs");
+    check.unwrap_or_else(|| panic!("{report:#}"))["state"] == "good"
+}
+
+#[test]
+fn idle_cpus_are_kept_awake_during_bursts_unless_that_is_not_wanted() {
+    for wanted in ["never", "bursts"] {
+        let Some(mut stage) = Stage::set(&["fio"]) else { return };
+        let device = device_with(&mut stage, "64M", &["--keep-awake", wanted]);
+        let bursts = |stage: &Stage| stage.device()["traffic"]["bursts"].as_u64().unwrap();
+        // On a busy machine requests may come too rarely for a burst, so several rounds may be needed.
+        let round = || fio(&device, &["--rw=randwrite", "--bs=4k", "--iodepth=4", "--size=16M"]);
+        if wanted == "bursts" && can_keep_awake(&stage) {
+            wait_until("a burst", || {
+                round();
+                (bursts(&stage) > 0).then_some(())
+            });
+            let said = support::run(&mut stage.spillway(&["status"])).done("status").text();
+            assert!(said.contains("idle CPUs kept awake for"), "{said}");
+        } else {
+            round();
+            assert_eq!(bursts(&stage), 0);
         }
         device_off(&stage);
     }

@@ -50,22 +50,21 @@ fn no_signal_interrupts_a_users_fork() {
 
 /// Grows beyond the budget, and forks all the time: substitutions, subshells, pipelines, and work in the background.
 const SHELL_SCRIPT: &str = "
-all=
-i=0
-while [ $i -lt 60 ]; do
-    all=$all$(seq 1 20000)
-    i=$(expr $i + 1)
-done
+all=$(seq 1 20000)
+for i in 1 2 3 4 5 6 7 8; do all=$all$all; done
 echo ${#all}
-(echo $(printf '%s' \"$all\" | tr 1 x | tr -d '0-9\\n' | wc -c)) | cat
+(echo $(printf '%s' \"$all\" | tr 1 x | tr -d '0-9\n' | wc -c)) | cat
 for i in 1 2 3 4; do (sleep 0.1; seq $i) & done
 wait
-printf '%s' \"$all\" | sort -n | uniq -c | awk '{ sum += $1 * $2 } END { print sum, NR }'
+sum=0
+for i in 1 2 3 4 5 6 7 8; do sum=$(expr $sum + $(echo $i | tr 1-8 2-9)); done
+echo $sum
+printf '%s' \"$all\" | cksum
 ";
 
 #[test]
 fn a_users_shell_scripts_fork_beyond_their_budget() {
-    let Some(stage) = Stage::set(&["awk", "unshare", "setpriv"]) else { return };
+    let Some(stage) = Stage::set(&["cksum", "unshare", "setpriv"]) else { return };
     let Some(place) = Place::new(&stage) else { return };
     for shell in ["dash", "bash"].into_iter().filter(|shell| support::has_program(shell)) {
         let local = std::process::Command::new(shell).args(["-c", SHELL_SCRIPT]).output().unwrap();
@@ -75,7 +74,7 @@ fn a_users_shell_scripts_fork_beyond_their_budget() {
         // What runs in the background comes in any order.
         expected.sort();
         lines.sort();
-        assert_eq!(expected.len(), 13, "{expected:?}");
+        assert_eq!(expected.len(), 14, "{expected:?}");
         assert_eq!(lines, expected, "{shell}");
     }
 }

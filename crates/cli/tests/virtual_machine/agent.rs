@@ -66,7 +66,6 @@ fn an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page(front_
     }
     guest.said("kill -KILL $(cat /run/agent.pid)");
     assert_eq!(guest.machine_end(&agent), 137);
-    guest.said("spillway doctor --mend");
     let agent = start_agent(&guest);
     assert_eq!(area(&guest), device, "the next agent takes it over");
     is_refused_without_memory(&guest);

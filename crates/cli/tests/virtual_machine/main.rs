@@ -10,6 +10,7 @@
 //!   over a network, which also breaks.
 //! - [`crash`]: the process that serves swap is killed while all of that goes on; [`agent`]: the agent is; [`swap_off`]: the same
 //!   without a process that could serve any more.
+//! - [`service`]: the agent as systemd starts, restarts and stops it.
 
 // In a test a panic is the report.
 #![allow(clippy::unwrap_used)]
@@ -28,5 +29,6 @@ mod guest;
 mod overcommit;
 mod plain_device;
 mod programs;
+mod service;
 mod swap_off;
 mod two_machines;

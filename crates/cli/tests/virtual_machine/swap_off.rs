@@ -6,6 +6,17 @@ use crate::agent::{end_paging, lift_limit, start_paging};
 use crate::front_ends::{FrontEnd, LOOP_FUSE, NBD, UBLK};
 use crate::guest::{Guest, SLABS, builder};
 
+/// What the kernel keeps back, in KiB.
+fn reserve(guest: &Guest) -> String {
+    guest.said("cat /proc/sys/vm/min_free_kbytes")
+}
+
+/// As little as on a small machine; with huge pages the kernel's own choice suffices.
+fn lower_reserve(guest: &Guest) -> String {
+    guest.said("echo 2048 >/proc/sys/vm/min_free_kbytes");
+    reserve(guest)
+}
+
 /// Swap with a copy on disk at one donor `d`.
 fn swap_on(guest: &Guest, front_end: FrontEnd) {
     let _ends_with_the_machine = guest.donor("d", "160M", "unix:/run/d.sock", "none");
@@ -59,16 +70,39 @@ fn swap_over_loop_and_fuse_ends_with_its_process_and_the_machine_goes_on() {
 fn swap_over_nbd_whose_keeper_died_too_fails_after_a_minute() {
     emulated(|| {
         let Some(guest) = Guest::boot(builder(NBD, 640)) else { return };
-        let reserve = || guest.said("cat /proc/sys/vm/min_free_kbytes");
-        let before = reserve();
+        let before = lower_reserve(&guest);
         swap_on(&guest, NBD);
-        assert_ne!(reserve(), before, "it is raised while swap is on");
+        assert_ne!(reserve(&guest), before, "it is raised while swap is on");
         let programs = start_paging(&guest);
         guest.said("kill -9 $(pgrep -f serve-device)");
         assert_ne!(guest.machine_end(&programs), 0, "their pages are lost, so they cannot have found them right");
         guest.said("spillway doctor --mend");
         guest.said("! grep nbd /proc/swaps");
-        assert_eq!(reserve(), before, "what the killed keeper raised");
+        assert_eq!(reserve(&guest), before, "what the killed keeper raised");
         finish_after(guest, &["I/O error", "Memory cgroup out of memory", "invoked oom-killer"]);
+    });
+}
+
+#[test]
+fn the_kernels_reserve_is_raised_until_the_last_of_two_swap_devices_is_off() {
+    emulated(|| {
+        let Some(guest) = Guest::boot(builder(UBLK, 448)) else { return };
+        let before = lower_reserve(&guest);
+        let donor = guest.donor("d", "64M", "unix:/run/d.sock", "none");
+        for name in ["one", "two"] {
+            guest.said(&format!(
+                "spillway swap on --name {name} --frontend ublk --size 32M {SLABS} --redundancy none --key none \
+                 --donor unix:/run/d.sock"
+            ));
+        }
+        let raised = reserve(&guest);
+        assert_ne!(raised, before);
+        guest.said("spillway swap off --name one");
+        assert_eq!(reserve(&guest), raised, "the other one needs it");
+        guest.said("spillway swap off --name two");
+        assert_eq!(reserve(&guest), before);
+        guest.signal_donor("d", "TERM");
+        guest.end_of(&donor);
+        guest.finish();
     });
 }

@@ -38,7 +38,6 @@ fn a_machine_pages_to_another_through_cut_cables_and_a_killed_donor(front_end: F
     std::thread::sleep(Duration::from_secs(4));
     lender.signal_donor("d0", "KILL");
     lender.machine_end(&donor);
-    lender.said("spillway doctor --mend");
     let donor = lender.donor("d0", "448M", &address, "/share/key");
     assert_exact(&borrower.end_within(&programs, OVERCOMMIT_WITHIN));
     let device = borrower.device();

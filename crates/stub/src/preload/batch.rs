@@ -5,6 +5,7 @@
 //! there too. Dropping registered pages would raise a message that the agent has to wait for, so the area is unregistered for
 //! that moment (rule 9; docs/pager.md has the figures).
 
+use core::cell::Cell;
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::agent::{Place, Userfaultfd, set_phase};
@@ -14,6 +15,8 @@ use crate::protocol::{BATCH_ENTRIES_MAX, Batch, Entry, Operation, PAGE_BYTES, Ph
 
 /// `PROT_READ | PROT_WRITE`: pages move only between areas of the same protection.
 const READ_WRITE: usize = 3;
+/// `PROT_EXEC`, besides: what translators (QEMU, Java) have for the code that they make.
+const EXECUTE: usize = 4;
 /// `MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE`.
 const RESERVED: usize = 0x2 | 0x20 | 0x4000;
 /// `MADV_DONTNEED`.
@@ -65,13 +68,15 @@ struct Move {
 pub(crate) struct Staging {
     pub(crate) address: usize,
     userfaultfd: Userfaultfd,
+    /// What the area is protected as.
+    protection: Cell<usize>,
 }
 
 impl Staging {
     /// A new one, registered.
     pub(crate) fn new(userfaultfd: Userfaultfd) -> Result<Self, i32> {
         let reserved = calls::map(STAGING_BYTES + 2 * PAGE_BYTES, 0, RESERVED, -1)?;
-        let staging = Self { address: reserved + PAGE_BYTES, userfaultfd };
+        let staging = Self { address: reserved + PAGE_BYTES, userfaultfd, protection: Cell::new(READ_WRITE) };
         // A program that locks all its memory has locked this too; locked and other pages do not mix, and are not dropped.
         let _ = calls::unlock(reserved, STAGING_BYTES + 2 * PAGE_BYTES);
         calls::protect(staging.address, STAGING_BYTES, READ_WRITE)?;
@@ -115,6 +120,15 @@ impl Staging {
             (_, Ok(_)) => Ok(pages),
             (_, Err(error)) => Err(error),
         }
+    }
+
+    /// Takes pages of the other kind from now on: executable ones, or those that are not. Programs without any that are executable
+    /// never get here with pages that could move, and who may not have such memory (SELinux) is refused here as there.
+    fn change_kind(&self) -> Result<(), i32> {
+        let other = self.protection.get() ^ EXECUTE;
+        calls::protect(self.address, STAGING_BYTES, other)?;
+        self.protection.set(other);
+        Ok(())
     }
 
     /// Drops the pages from `first` to `last`.
@@ -173,14 +187,21 @@ fn move_all(entries: &[Entry], staging: &Staging) {
     }
 }
 
-/// Moves the first of `pages` neighbours, or more of them. The kernel refuses a run that spans two mappings as a whole, so a
-/// run that it refuses is halved.
+/// Moves the first of `pages` neighbours, or more of them. The kernel refuses a run that spans two mappings as a whole, and one of
+/// another protection, and does not say which; so a run that it refuses is tried as the other kind, and then halved.
 fn move_run(staging: &Staging, index: usize, source: u64, mut pages: usize) -> Result<usize, i32> {
     loop {
-        match staging.take(index, source, pages) {
+        match move_as_either(staging, index, source, pages) {
             Err(INVALID) if pages > 1 => pages /= 2,
             result => return result,
         }
+    }
+}
+
+fn move_as_either(staging: &Staging, index: usize, source: u64, pages: usize) -> Result<usize, i32> {
+    match staging.take(index, source, pages) {
+        Err(INVALID) if staging.change_kind().is_ok() => staging.take(index, source, pages),
+        result => result,
     }
 }
 

@@ -78,6 +78,27 @@ fn a_locked_page_is_refused_and_its_neighbours_leave() {
 }
 
 #[test]
+fn executable_pages_leave_beside_others() {
+    // What translators make code in: the kernel moves it only to memory of the same protection.
+    let mut scene = Scene::new(true);
+    assert_eq!(scene.ask("execute", "executable"), 0);
+    for _ in 0..2 {
+        scene.evict(0..PAGES);
+        assert_eq!(scene.ask("check", "bad"), 0);
+    }
+    let apart: Vec<u64> = scene.pages(0..PAGES).into_iter().step_by(5).rev().collect();
+    assert_eq!(scene.paged.evict(&scene.pager.arena, &apart), vec![outcome::DONE; apart.len()]);
+    assert_eq!(scene.ask("lock", "locked"), 0);
+    let last = PAGES / 3 - 1;
+    let around = [scene.pages(1..2), scene.pages(last..last + 2)].concat();
+    scene.ask("change", "changed");
+    let results = scene.paged.evict(&scene.pager.arena, &around);
+    assert_eq!(results, [outcome::REFUSED, outcome::DONE, outcome::DONE], "a locked one, and both sides of the border");
+    assert_eq!(scene.ask("check", "bad"), 0);
+    scene.end();
+}
+
+#[test]
 fn pages_leave_huge_pages_one_by_one() {
     let mut scene = Scene::with_huge_pages();
     scene.evict(HUGE_PAGES / 2..HUGE_PAGES / 2 + PAGES);

@@ -25,6 +25,17 @@ $box mount -t tmpfs -o mode=755 run /root/run
 $box mkdir /root/run/virtual-machine
 $box cp $box /root/run/virtual-machine/busybox
 $box cp /root/share/main.sh /root/run/virtual-machine/main.sh
+. /root/share/settings
+if [ -n "$systemd" ]; then
+    # Its own units are the host's; which of them run, and what is mounted, is not.
+    $box mount -t tmpfs -o mode=755 units /root/etc/systemd/system
+    $box cp /root/share/machine.service /root/etc/systemd/system/machine.service
+    : >/root/etc/fstab
+    # On a host that is a container itself this says so, and would be believed.
+    $box rm -f /root/.dockerenv
+    $box tr -d - </root/proc/sys/kernel/random/uuid >/root/etc/machine-id
+    exec $box switch_root /root "$systemd"
+fi
 # Busybox's init reaps the orphans of tests.
 echo '::once:/run/virtual-machine/busybox sh /run/virtual-machine/main.sh' >/root/etc/inittab
 exec $box switch_root /root /run/virtual-machine/busybox init

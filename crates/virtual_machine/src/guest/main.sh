@@ -5,17 +5,21 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/r
 
 say() { echo "virtual machine: $*" >/dev/console; }
 
+# What systemd mounts, where it is the first program.
 mount_all() {
     $box mkdir -p /dev/pts /dev/shm /dev/mqueue /run/lock
     $box mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
     $box mount -t tmpfs -o mode=1777 shm /dev/shm
-    [ -z "$memory_on_tmp" ] || $box mount -t tmpfs -o mode=1777 tmp /tmp
     $box mount -t cgroup2 cgroup2 /sys/fs/cgroup || say "no cgroup version 2"
     for controller in memory cpu io pids; do
         echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control || say "no controller $controller"
     done
     $box mount -t debugfs debugfs /sys/kernel/debug
     $box mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
+}
+
+mount_tmp() {
+    [ -z "$memory_on_tmp" ] || $box mount -t tmpfs -o mode=1777 tmp /tmp
 }
 
 load_modules() {
@@ -68,7 +72,8 @@ end_machine() {
     $box printf '\020' | $box dd of=/dev/port bs=1 seek=1281 conv=notrunc 2>/dev/null
 }
 
-mount_all
+[ -n "$systemd" ] || mount_all
+mount_tmp
 load_modules
 mount_disks
 set_network

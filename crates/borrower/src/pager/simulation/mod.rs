@@ -491,7 +491,12 @@ impl World {
         for program in std::mem::take(&mut self.programs) {
             self.shared.dismiss(&program.tenant);
         }
-        for _ in 0..100 {
+        // A discard has the slots that it is about for a turn, the last one too.
+        let is_in_use = |world: &Self| world.shared.books().slots.in_use() > 0;
+        for turn in 0..200 {
+            if turn >= 100 && !is_in_use(&self) {
+                break;
+            }
             self.turn();
         }
         let books = self.shared.books();

@@ -5,13 +5,15 @@
 //! fault thread (rule 13).
 //!
 //! - `greeting`: programs and agents that say hello; `agents`: children, and agents that start late.
-//! - `forking`: forks that wait, where the kernel does not tell of them.
-//! - `registering`: what of a program may be paged.
+//! - `common`: pages that a fork shared, which count once; `forking`: forks that wait, where the kernel does not tell of them.
+//! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told.
 
 mod agents;
+mod common;
 mod forking;
 mod greeting;
 mod registering;
+mod sharing;
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -26,6 +28,7 @@ use spillway_sys::guardian::{Guardian, Place};
 use spillway_sys::pagemap::Region;
 use spillway_sys::userfaultfd::PageError;
 
+use self::common::Common;
 use self::forking::Forking;
 use super::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GROWTH_BYTES_PER_SECOND, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN, REGIONS_MAX,
@@ -48,12 +51,24 @@ struct Resident {
     registered_at: Option<Instant>,
     /// When an agent may be started.
     agent_at: Instant,
+    /// The user was told that it has much memory that is not paged.
+    is_sharing_told: bool,
 }
 
 impl Resident {
     fn new(tenant: Arc<Tenant>, excluded: Vec<Range<u64>>, places: ProgramPlaces) -> Self {
         let agent_at = Instant::now();
-        Self { tenant, process: None, seat: None, place: None, excluded, places, registered_at: None, agent_at }
+        Self {
+            tenant,
+            process: None,
+            seat: None,
+            place: None,
+            excluded,
+            places,
+            registered_at: None,
+            agent_at,
+            is_sharing_told: false,
+        }
     }
 
     /// Its fork, which has everything at the same addresses.
@@ -77,6 +92,10 @@ pub struct Survey {
     /// See [`PagerConfig::programs_fork`](crate::pager::PagerConfig::programs_fork).
     programs_fork: bool,
     forking: Forking,
+    /// When memory that is not paged was looked for.
+    sharing_looked_at: Option<Instant>,
+    /// Pages that the kernel counts more than once.
+    common: Common,
 }
 
 impl Survey {
@@ -101,6 +120,8 @@ impl Survey {
             is_paging: false,
             programs_fork,
             forking: Forking::default(),
+            sharing_looked_at: None,
+            common: Common::default(),
         }
     }
 
@@ -114,12 +135,15 @@ impl Survey {
         self.forking.listeners()
     }
 
-    /// Looks at everything once; how long to wait until the next look.
-    pub fn look(&mut self, now: Instant) -> Duration {
-        self.greet();
+    /// Looks at everything once; how long to wait until the next look. Programs may wait outside only if it `has_visitors`.
+    pub fn look(&mut self, now: Instant, has_visitors: bool) -> Duration {
+        if has_visitors {
+            self.greet();
+        }
         self.follow_forks(now);
         self.adopt_children();
-        let resident = self.count();
+        let counted = self.count();
+        let resident = counted - self.common_pages(counted, now);
         self.shared.budget.set_resident(resident);
         let counters = &self.shared.counters;
         let local_bytes = resident.unsigned_abs() * PAGE_SIZE_BYTES as u64 + self.shared.budget.pool_bytes();
@@ -134,6 +158,7 @@ impl Survey {
             self.register_all(now);
             self.start_agents(now);
         }
+        self.tell_of_sharing(now);
         self.shared.call_eviction();
         if self.forking.is_busy() {
             return LOOK_INTERVAL_MIN;
@@ -141,7 +166,7 @@ impl Survey {
         interval(self.shared.budget.high_pages() - resident)
     }
 
-    /// Pages of all programs; programs that have ended are forgotten.
+    /// Pages of all programs, by the kernel's count of each; programs that have ended are forgotten.
     fn count(&mut self) -> i64 {
         let mut pages = 0;
         self.forget(|resident| {

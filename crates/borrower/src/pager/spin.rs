@@ -1,0 +1,100 @@
+//! Whether a thread looks again for what it waits for, or sleeps.
+//!
+//! A program that misses pages one after the other pays for waking the fault thread at each of them: the switch, and on a CPU that has
+//! nothing else to do its way out of idleness. So that thread looks for a while, if the last fault came soon after the one before. A
+//! program that misses a page now and then costs nothing.
+//!
+//! Nobody looks on a CPU that others want: it is offered at each look, and if somebody takes it, its thread sleeps instead. If that was
+//! for a whole turn, it is not offered again for a while, because who sleeps is woken when there is something to do, and who offered
+//! his CPU waits until the other has had his turn. The pager's own threads take it for less.
+
+use std::time::{Duration, Instant};
+
+use super::limits::{COMPANY_PAUSE, COMPANY_TURN, FAULT_SPIN, YIELD_QUICK};
+
+/// Whether faults come one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spin {
+    worked_at: Instant,
+    pays: bool,
+}
+
+impl Spin {
+    /// Of a thread that has had nothing to do yet.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { worked_at: now, pays: false }
+    }
+
+    /// There was something to do.
+    pub(super) fn worked(&mut self, now: Instant) {
+        self.pays = self.since(now) < FAULT_SPIN;
+        self.worked_at = now;
+    }
+
+    /// Whether to look again.
+    pub(super) fn goes_on(&self, now: Instant) -> bool {
+        self.pays && self.since(now) < FAULT_SPIN
+    }
+
+    fn since(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.worked_at)
+    }
+}
+
+/// Who else wants this thread's CPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Company {
+    lost_at: Option<Instant>,
+}
+
+impl Company {
+    /// Offers the CPU, unless that cost a turn a moment ago. Whether nobody wants it; `now` is how late it is.
+    pub(super) fn is_alone(&mut self, now: impl Fn() -> Instant, offer: impl FnOnce()) -> bool {
+        let start = now();
+        if self.lost_at.is_some_and(|at| start.saturating_duration_since(at) < COMPANY_PAUSE) {
+            return false;
+        }
+        offer();
+        let end = now();
+        let taken = end.saturating_duration_since(start);
+        self.lost_at = (taken >= COMPANY_TURN).then_some(end);
+        taken < YIELD_QUICK
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn it_looks_while_faults_come_one_after_the_other() {
+        let begin = Instant::now();
+        let mut spin = Spin::new(begin);
+        assert!(!spin.goes_on(begin), "before the first fault");
+        let first = begin + 10 * FAULT_SPIN;
+        spin.worked(first);
+        assert!(!spin.goes_on(first), "that was a fault alone");
+        spin.worked(first + FAULT_SPIN / 2);
+        assert!(spin.goes_on(first + FAULT_SPIN));
+        assert!(!spin.goes_on(first + 2 * FAULT_SPIN), "not for ever");
+        spin.worked(first + 3 * FAULT_SPIN);
+        assert!(!spin.goes_on(first + 3 * FAULT_SPIN), "the next one came late");
+    }
+
+    #[test]
+    fn who_has_company_does_not_offer_the_cpu_again_at_once() {
+        let time = Cell::new(Instant::now());
+        let now = || time.get();
+        let pass = |duration| time.set(time.get() + duration);
+        let mut company = Company::default();
+        assert!(company.is_alone(now, || pass(YIELD_QUICK / 5)));
+        assert!(!company.is_alone(now, || pass(COMPANY_TURN / 2)), "somebody took it");
+        assert!(company.is_alone(now, || ()), "for a moment");
+        assert!(!company.is_alone(now, || pass(COMPANY_TURN)), "somebody took it");
+        assert!(!company.is_alone(now, || panic!("no second offer")));
+        pass(COMPANY_PAUSE);
+        assert!(company.is_alone(now, || ()), "he may be gone");
+    }
+}

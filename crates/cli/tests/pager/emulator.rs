@@ -1,0 +1,127 @@
+//! QEMU under the pager: an unmodified guest in a quarter of its memory boots and finds every word that it wrote.
+//!
+//! Instructions are translated, so QEMU has all that is hard for a pager: memory for code that it makes, huge pages, threads that
+//! wait for each other, and guest memory that is written without any of QEMU's own calls.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use spillway_virtual_machine::command_line::counter_khz;
+use spillway_virtual_machine::image::Image;
+use spillway_virtual_machine::{Failure, Kernel, console, emulated, initramfs, tools};
+
+use crate::stage::Stage;
+use crate::support::{DEADLINE, Running, skip};
+
+/// Memory of the guest.
+const GUEST_MIB: u64 = 256;
+
+/// What its program fills and checks; the rest is for its kernel.
+const TESTED_MIB: u64 = 160;
+
+/// What it has locally, QEMU itself included.
+const LOCAL_MIB: u64 = GUEST_MIB / 4;
+
+/// Bytes of a MiB.
+const MIB: u64 = 1 << 20;
+
+/// What a guest said, and what the pager told of it.
+struct Told {
+    console: String,
+    statistics: Value,
+}
+
+impl Told {
+    fn assert_right(&self) {
+        let verdict = format!("memory test of {TESTED_MIB} MiB: 0 wrong words");
+        assert!(self.console.contains(&verdict), "{}", self.console);
+        assert_eq!(self.statistics["device"]["device"]["pages_lost"], 0, "{:#}", self.statistics);
+    }
+
+    fn number(&self, pointer: &str) -> u64 {
+        self.statistics.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{:#}", self.statistics))
+    }
+}
+
+/// A kernel and the archive with the test in it, or nothing where something is missing.
+fn parts(stage: &Stage) -> Option<(PathBuf, PathBuf)> {
+    let image = Image::prepare(Kernel::default());
+    let missing = |failure: Failure| skip(failure.missing().unwrap_or_else(|| panic!("{failure}")));
+    let image = image.map_err(missing).ok()?;
+    let contents = stage.disk().join("initramfs");
+    fs::create_dir(&contents).unwrap();
+    fs::rename(stage.compile("memory_test", &["-static"]), contents.join("init")).unwrap();
+    let archive = stage.disk().join("initramfs.cpio");
+    initramfs::pack(&contents, &archive).unwrap();
+    Some((image.kernel_file(), archive))
+}
+
+/// QEMU with a guest, and what its memory is made of unless that is its own affair.
+fn qemu(stage: &Stage, memory: &[&str]) -> Option<Vec<String>> {
+    let (kernel, archive) = parts(stage)?;
+    // Without the frequency a guest measures it against an emulated timer, which goes wrong on a busy machine.
+    let counter = counter_khz().map(|khz| format!("tsc_early_khz={khz} tsc=reliable ")).unwrap_or_default();
+    let kernel_options = format!("console=ttyS0 quiet panic=-1 {counter}-- {TESTED_MIB}");
+    let mut words = vec![tools::QEMU.find().unwrap().display().to_string()];
+    words.extend("-accel tcg -nodefaults -no-user-config -no-reboot -display none -m".split(' ').map(str::to_owned));
+    words.push(format!("{GUEST_MIB}M"));
+    words.extend(["-serial".to_owned(), format!("file:{}", stage.disk().join("console").display())]);
+    words.extend(["-kernel".to_owned(), kernel.display().to_string()]);
+    words.extend(["-initrd".to_owned(), archive.display().to_string(), "-append".to_owned(), kernel_options]);
+    words.extend(memory.iter().map(|word| (*word).to_owned()));
+    Some(words)
+}
+
+/// Boots a guest under the pager, which ends itself after its test.
+fn boot(stage: &Stage, memory: &[&str]) -> Option<Told> {
+    let words = qemu(stage, memory)?;
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let local = format!("{LOCAL_MIB}M");
+    let options = ["--local", &local, "--lend", "512M", "--slab-size", "4M"];
+    let mut running = Running::start(&mut stage.run(&options, &words));
+    let console = || fs::read_to_string(stage.disk().join("console")).unwrap_or_default();
+    let deadline = Instant::now() + DEADLINE;
+    while !running.has_ended() {
+        if Instant::now() > deadline {
+            drop(running);
+            let (complaints, console) = (console::complaints(&console()), console());
+            // Emulation itself stops now and then, and a guest whose kernel has no complaint is tried again for that.
+            panic!("{}", Failure::Deadline { what: "end its test".into(), after: DEADLINE, complaints, console });
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    running.end().done("QEMU under the pager");
+    stage.assert_clean();
+    Some(Told { console: console(), statistics: stage.statistics() })
+}
+
+#[test]
+fn a_guest_in_a_quarter_of_its_memory_finds_every_word() {
+    emulated(|| {
+        let Some(stage) = Stage::set(&["gcc"]) else { return };
+        let Some(told) = boot(&stage, &[]) else { return };
+        told.assert_right();
+        // It went through its memory six times: what does not fit left and came back.
+        assert!(told.number("/memory/swapped_bytes_max") > TESTED_MIB / 2 * MIB, "{:#}", told.statistics);
+        let one_pass = (TESTED_MIB - LOCAL_MIB) * MIB / 4096;
+        for direction in ["pages_in", "pages_out"] {
+            let pages = told.number(&format!("/device/device/traffic/{direction}"));
+            assert!(pages > one_pass, "{direction} {pages}: {:#}", told.statistics);
+        }
+    });
+}
+
+/// What vhost-user and virtio-fs need. It is not one program's, so it stays; the user is told.
+#[test]
+fn a_guest_in_shared_memory_is_right_and_stays_local() {
+    emulated(|| {
+        let Some(stage) = Stage::set(&["gcc"]) else { return };
+        let object = format!("memory-backend-memfd,id=memory,size={GUEST_MIB}M,share=on");
+        let Some(told) = boot(&stage, &["-machine", "memory-backend=memory", "-object", &object]) else { return };
+        told.assert_right();
+        let failures = told.statistics["pager"]["failures"].to_string();
+        assert!(failures.contains("shared memory so far, which is not paged"), "{:#}", told.statistics);
+    });
+}
