@@ -7,7 +7,7 @@
 //! One eviction: [`survey`] (how much there is, and what may be paged) -> [`eviction`] (who leaves) -> [`agent`] (out of the
 //! program) -> [`staging`] -> the engine.
 //!
-//! [`unsettled`]: changes of mappings whose order is not known yet; [`shared`]: what the threads share, and the order of locks; [`bell`]: how they wake one another;
+//! [`unsettled`]: changes of mappings whose order is not known yet, [`doubt`]: and how long a late one is waited for; [`shared`]: what the threads share, and the order of locks; [`bell`]: how they wake one another;
 //! [`directory`]: numbers of pages, and news for the policy;
 //! [`maps`] and [`process`]: what `/proc` tells; [`config`], [`statistics`]; [`limits`]: every bound.
 
@@ -16,6 +16,7 @@ pub mod ahead;
 pub mod bell;
 pub mod config;
 pub mod directory;
+pub mod doubt;
 pub mod eviction;
 pub mod faults;
 pub mod limits;
