@@ -74,10 +74,13 @@ pub const IDLE_INTERVAL: Duration = Duration::from_millis(20);
 /// writes one it is the kernel's shared page, and takes no memory.
 pub const ZEROES_AHEAD_MAX: usize = GROUP_PAGES;
 
-/// How long nothing is read of a program after a change that another one must precede ([`super::unsettled`]): the thread that is to
-/// tell of that runs or waits for a CPU, where all others of its program soon wait for us; several slices of the scheduler
+/// How long nothing is read of a program at least after a change that another one must precede ([`super::unsettled`]): the thread that
+/// is to tell of that runs or waits for a CPU, where all others of its program soon wait for us; several slices of the scheduler
 /// (2.8 ms on 2 CPUs).
 pub const DOUBT_PAUSE: Duration = Duration::from_millis(20);
+/// And at most, if a thread that wants to run does not get to ([`super::doubt`]): twenty times what the turn of one of sixteen took on two
+/// CPUs; one that waits longer is taken for one that never told.
+pub const DOUBT_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Such pauses in a row at most, if what is waited for never comes: several changes of two messages and more, one of them late.
 pub const DOUBTS_MAX: u32 = 16;
 

@@ -9,7 +9,7 @@
 //!
 //! One fork, where the kernel tells nobody of forks: [`survey`] (who forks) -> [`gathering`] (every page comes back first).
 //!
-//! [`unsettled`]: changes of mappings whose order is not known yet; [`shared`]: what the threads share, and the order of locks; [`bell`]: how they wake one another;
+//! [`unsettled`]: changes of mappings whose order is not known yet, [`doubt`]: and how long a late one is waited for; [`shared`]: what the threads share, and the order of locks; [`bell`]: how they wake one another;
 //! [`directory`]: numbers of pages, and news for the policy;
 //! [`maps`] and [`process`]: what `/proc` tells; [`config`], [`statistics`]; [`limits`]: every bound.
 
@@ -18,6 +18,7 @@ pub mod ahead;
 pub mod bell;
 pub mod config;
 pub mod directory;
+pub mod doubt;
 pub mod eviction;
 pub mod faults;
 pub mod gathering;

@@ -10,13 +10,13 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::PageError;
 
 use super::bell::Bell;
 use super::directory::SpaceId;
+use super::doubt::Doubt;
 use super::limits::{FAILURES_MAX, GROUP_SIZE_BYTES, HIGH_WATERMARK_SHARE, LOW_WATERMARK_SHARE};
 use super::program::{Agent, ProgramMemory};
 use super::space::{Books, Space};
@@ -76,13 +76,13 @@ pub struct Table {
     /// The fault thread wants to know when the batch has ended.
     pub is_awaited: bool,
     /// A change is still to be told that is needed to understand another: nothing is read until then.
-    pub in_doubt_until: Option<Instant>,
+    pub doubt: Option<Doubt>,
 }
 
 impl Table {
     /// Whether events may be read now.
     pub fn may_read(&self) -> bool {
-        !self.batch && self.in_doubt_until.is_none()
+        !self.batch && self.doubt.is_none()
     }
 }
 
@@ -97,7 +97,7 @@ impl Tenant {
                 unsettled: Unsettled::default(),
                 batch: false,
                 is_awaited: false,
-                in_doubt_until: None,
+                doubt: None,
             }),
             agent: Mutex::new(None),
             parent,

@@ -12,7 +12,7 @@
 //! - Pages move only to where nothing is mapped. A move onto memory that is still mapped by all that was told is *in debt*: the
 //!   end of what was there is late, and belongs before the move. If more than one is told of these addresses, it is the first:
 //!   whoever moved the pages waits for a second message to be read, and before that nobody reads for a moment
-//!   ([`super::limits::DOUBT_PAUSE`]), in which the late one is queued.
+//!   ([`super::doubt`]), in which the late one is queued.
 //!
 //! A late end is the only message that comes too late. All others concern memory that its thread still has.
 

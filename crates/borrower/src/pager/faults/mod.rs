@@ -8,7 +8,7 @@
 //! Pages come write-protected for faults that read, so that they can leave without a write, and writable for faults that write.
 //!
 //! Nothing here allocates once the lists have grown to what the programs need, except a fork (a table for the child), a page
-//! table that grows, and events of ranges.
+//! table that grows, events of ranges, and a doubt.
 //!
 //! - `reading`: reads for faults, and what comes along.
 
@@ -27,7 +27,8 @@ use spillway_sys::userfaultfd::{Fault, PageError};
 use self::reading::{Ask, ReadUnderWay};
 use super::ahead::Ahead;
 use super::directory::Coming;
-use super::limits::{DOUBT_PAUSE, FAULT_READS_MAX, MESSAGES_MAX, ZEROES_AHEAD_MAX};
+use super::doubt::Doubt;
+use super::limits::{FAULT_READS_MAX, MESSAGES_MAX, ZEROES_AHEAD_MAX};
 use super::program::Event;
 use super::rechecked::Rechecked;
 use super::shared::{Shared, Table, Tenant, Wanted};
@@ -157,7 +158,8 @@ impl Faults {
                 Ok(Some(Event::Fault(fault))) => arrived.push(fault),
                 Ok(Some(change)) => {
                     if self.changed(tenant, table, change) {
-                        table.in_doubt_until = Some(now + DOUBT_PAUSE);
+                        let process = tenant.process.load(Ordering::Relaxed);
+                        table.doubt = Some(Doubt::begin(process, now));
                         self.shared.counters.doubts.add(1);
                         return;
                     }
@@ -215,11 +217,11 @@ impl Faults {
         let shared = &self.shared;
         self.unsettled.retain(|tenant| {
             let table = &mut *tenant.lock();
-            if table.in_doubt_until.is_some_and(|until| until <= now) {
-                table.in_doubt_until = None;
+            if table.doubt.as_mut().is_some_and(|doubt| doubt.is_over(now)) {
+                table.doubt = None;
                 shared.faults.signal();
             }
-            !(shared.settle(tenant, table) && table.in_doubt_until.is_none())
+            !(shared.settle(tenant, table) && table.doubt.is_none())
         });
     }
 

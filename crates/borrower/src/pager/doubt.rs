@@ -1,0 +1,138 @@
+//! How long to wait for a thread that is late to tell of its change ([`super::unsettled`]).
+//!
+//! That thread has given up the lock of its address space and lost its CPU before it could tell. It needs a microsecond of CPU time, and
+//! on a busy machine it may wait for that much longer than any fixed pause. So the wait lasts until every thread of the program
+//! that could be the late one, because it wanted to run when the doubt came up, has run or sleeps; but not less than
+//! [`DOUBT_PAUSE`], and not more than [`DOUBT_PAUSE_MAX`].
+//!
+//! What a thread does is told by `/proc/PID/task/TID/stat` (its state) and `schedstat` (its time on a CPU); see proc(5) and
+//! Documentation/scheduler/sched-stats.rst.
+
+use std::fs;
+use std::time::Instant;
+
+use super::limits::{DOUBT_PAUSE, DOUBT_PAUSE_MAX};
+
+/// A thread that wants to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runnable {
+    /// Its number.
+    pub thread: u32,
+    /// How long it has run so far; it grows when the thread leaves its CPU, and at each tick.
+    pub run_ns: u64,
+}
+
+/// A wait, see the module text.
+#[derive(Debug)]
+pub struct Doubt {
+    process: u32,
+    since: Instant,
+    /// Those that have not run since.
+    waiting: Vec<Runnable>,
+}
+
+impl Doubt {
+    /// A change of `process` (0: nobody knows which) is not understood yet.
+    pub fn begin(process: u32, now: Instant) -> Self {
+        Self { process, since: now, waiting: threads(process).filter_map(|thread| runnable(process, thread)).collect() }
+    }
+
+    /// Whether whoever was late has told by now.
+    pub fn is_over(&mut self, now: Instant) -> bool {
+        let process = self.process;
+        self.is_over_with(now, |thread| runnable(process, thread))
+    }
+
+    /// `runnable` gives a thread that still wants to run.
+    fn is_over_with(&mut self, now: Instant, runnable: impl Fn(u32) -> Option<Runnable>) -> bool {
+        let taken = now.saturating_duration_since(self.since);
+        if taken < DOUBT_PAUSE {
+            return false;
+        }
+        self.waiting.retain(|then| runnable(then.thread) == Some(*then));
+        self.waiting.is_empty() || taken >= DOUBT_PAUSE_MAX
+    }
+}
+
+fn threads(process: u32) -> impl Iterator<Item = u32> {
+    let entries = (process > 0).then(|| fs::read_dir(format!("/proc/{process}/task")).ok()).flatten();
+    entries.into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+fn runnable(process: u32, thread: u32) -> Option<Runnable> {
+    let read = |file: &str| fs::read_to_string(format!("/proc/{process}/task/{thread}/{file}")).ok();
+    // The time first: a thread that sleeps by the second look has run.
+    let run_ns = read("schedstat")?.split_ascii_whitespace().next()?.parse().ok()?;
+    (state(&read("stat")?)? == 'R').then_some(Runnable { thread, run_ns })
+}
+
+/// The third field; the second is a name, which may have anything in it.
+fn state(stat: &str) -> Option<char> {
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn doubt(waiting: &[(u32, u64)], since: Instant) -> Doubt {
+        let waiting = waiting.iter().map(|&(thread, run_ns)| Runnable { thread, run_ns }).collect();
+        Doubt { process: 1, since, waiting }
+    }
+
+    #[test]
+    fn it_lasts_until_each_thread_has_run_or_sleeps() {
+        let start = Instant::now();
+        let mut doubt = doubt(&[(7, 100), (8, 100), (9, 100)], start);
+        let still = |runs: &'static [(u32, u64)]| {
+            move |thread| runs.iter().find(|run| run.0 == thread).map(|&(thread, run_ns)| Runnable { thread, run_ns })
+        };
+        assert!(!doubt.is_over_with(start, still(&[])), "others may be late to sleep");
+        let later = start + DOUBT_PAUSE;
+        assert!(!doubt.is_over_with(later, still(&[(7, 100), (8, 100), (9, 100)])));
+        assert!(
+            !doubt.is_over_with(later, still(&[(7, 101), (8, 100)])),
+            "one has run, one sleeps, one waits for a CPU"
+        );
+        assert!(!doubt.is_over_with(later, still(&[(7, 101), (8, 100), (9, 100)])), "who slept has told");
+        assert!(doubt.is_over_with(later, still(&[(7, 101), (8, 102), (9, 100)])));
+    }
+
+    #[test]
+    fn a_thread_that_never_runs_is_not_waited_for_for_ever() {
+        let start = Instant::now();
+        let mut doubt = doubt(&[(7, 100)], start);
+        let runnable = |thread| Some(Runnable { thread, run_ns: 100 });
+        assert!(!doubt.is_over_with(start + DOUBT_PAUSE_MAX - Duration::from_millis(1), runnable));
+        assert!(doubt.is_over_with(start + DOUBT_PAUSE_MAX, runnable));
+    }
+
+    #[test]
+    fn threads_are_seen_to_run_and_to_sleep() {
+        assert_eq!((state("7 (a) b)) R 1 7"), state("7 (x) S 1"), state("")), (Some('R'), Some('S'), None));
+        let process = std::process::id();
+        let own = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        assert!(threads(process).any(|thread| thread == own));
+        let before = runnable(process, own).expect("it runs, as it asks");
+        let begun = Instant::now();
+        while runnable(process, own) == Some(before) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "its time does not grow");
+        }
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let sleeper = std::thread::spawn(move || {
+            sender.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()).unwrap();
+            // An error is the end too.
+            let _ = ended.recv();
+        });
+        let thread = receiver.recv().unwrap();
+        while runnable(process, thread).is_some() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it does not sleep");
+        }
+        drop(end);
+        sleeper.join().unwrap();
+        assert_eq!(threads(0).count(), 0);
+    }
+}
