@@ -30,7 +30,7 @@ bench: packages-bench test-binaries
 
 soak: packages-test test-binaries
 	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test end_to_end -- --nocapture chaos overcommit
-	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test pager -- --nocapture stress memory_that_moves overcommit chaos
+	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos
 	$(CARGO) test $(PROFILE) -p spillway --test virtual_machine -- --nocapture --ignored
 
 vm-test: packages-test test-binaries

@@ -6,6 +6,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spillway_sys::swap::SwapDiscard;
@@ -107,8 +108,8 @@ pub(crate) fn off(path: &Path, show_progress: bool) -> Result<(), SwapError> {
                 watch(path, area.used_bytes, &done);
             }
         });
-        let is_on = || Ok(swap_list::find(path)?.is_some());
-        let result = off_with_patience(|| spillway_sys::swap::off(path), is_on);
+        let used_bytes = || Ok(swap_list::find(path)?.map(|area| area.used_bytes));
+        let result = off_with_patience(|| spillway_sys::swap::off(path), used_bytes, Instant::now);
         done.store(true, Ordering::SeqCst);
         // A bar that could not be drawn changes nothing.
         let _ = watcher.join();
@@ -118,17 +119,25 @@ pub(crate) fn off(path: &Path, show_progress: bool) -> Result<(), SwapError> {
 
 /// The kernel refuses for a moment's lack of memory; its reclaim mends that. And it refuses what somebody else is switching off just
 /// now (systemd does so with every area at shutdown): its area is still listed then, with pages that are on their way, and is off when that
-/// one has done it, or ours to try again.
-fn off_with_patience(mut off: impl FnMut() -> io::Result<()>, is_on: impl Fn() -> io::Result<bool>) -> io::Result<()> {
+/// one has done it, or ours to try again. `used_bytes` is nothing when the area is off.
+fn off_with_patience(
+    mut off: impl FnMut() -> io::Result<()>,
+    used_bytes: impl Fn() -> io::Result<Option<u64>>,
+    now: impl Fn() -> Instant,
+) -> io::Result<()> {
     let mut attempts = 0;
+    let (mut least_bytes, mut progress_at) = (u64::MAX, now());
     loop {
         match off() {
             Err(error) if error.kind() == io::ErrorKind::OutOfMemory && attempts + 1 < limits::SWAP_OFF_ATTEMPTS => {
                 attempts += 1;
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                if !is_on()? {
-                    return Ok(());
+                let Some(used_bytes) = used_bytes()? else { return Ok(()) };
+                if used_bytes < least_bytes {
+                    (least_bytes, progress_at) = (used_bytes, now());
+                } else if now().saturating_duration_since(progress_at) >= limits::SWAP_OFF_STALL {
+                    return Err(error);
                 }
             }
             result => return result,
@@ -175,7 +184,12 @@ mod tests {
             asked.set(asked.get() + 1);
             answers[asked.get() - 1].0.map_or(Ok(()), |error| Err(error.into()))
         };
-        (off_with_patience(off, || Ok(answers[asked.get() - 1].1)), asked.get())
+        let used_bytes = || Ok(answers[asked.get() - 1].1.then_some(4096));
+        // A quarter of the patience at each look.
+        let start = Instant::now();
+        let looks = Cell::new(0);
+        let now = || start + limits::SWAP_OFF_STALL / 4 * looks.replace(looks.get() + 1);
+        (off_with_patience(off, used_bytes, now), asked.get())
     }
 
     #[test]
@@ -185,6 +199,8 @@ mod tests {
         assert!(result.is_ok() && asked == 3, "the other one did it");
         let (result, asked) = off_with(&[busy, (None, false)]);
         assert!(result.is_ok() && asked == 2, "the other one gave up");
+        let (result, _) = off_with(&[busy; 20]);
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::InvalidInput, "the other one hangs");
     }
 
     #[test]

@@ -17,6 +17,10 @@ use crate::calls;
 /// `RTLD_NEXT`: behind the library that asks.
 const BEHIND_THIS: *mut c_void = usize::MAX as *mut c_void;
 
+/// SIGILL, SIGTRAP, SIGBUS, SIGFPE and SIGSEGV: whoever has one of them pending and blocked is killed, and handlers of `pthread_atfork`
+/// run meanwhile.
+const OF_FAULTS: u64 = 1 << (4 - 1) | 1 << (5 - 1) | 1 << (7 - 1) | 1 << (8 - 1) | 1 << (11 - 1);
+
 type Fork = unsafe extern "C" fn() -> i32;
 type Find = unsafe extern "C" fn(*mut c_void, *const core::ffi::c_char) -> *mut c_void;
 
@@ -28,7 +32,7 @@ type Find = unsafe extern "C" fn(*mut c_void, *const core::ffi::c_char) -> *mut 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fork() -> i32 {
     let Some(real) = real() else { crate::start::refuse(b"its libc has no fork", 0) };
-    let before = calls::block_signals(u64::MAX);
+    let before = calls::block_signals(!OF_FAULTS);
     // SAFETY: the caller's promise.
     let result = unsafe { real() };
     // In the child too, which has the same mask.
