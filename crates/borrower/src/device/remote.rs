@@ -122,6 +122,7 @@ impl Remote {
 
     /// Gives all slabs back and ends the threads; nobody uses an engine any more.
     pub(crate) fn stop(&mut self) {
+        self.volume.abandon();
         self.manager.stop();
         if let Some(copy) = &self.volume.disk {
             copy.backlog.close();

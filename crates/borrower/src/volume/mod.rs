@@ -106,6 +106,8 @@ pub struct Volume {
     pub manager_event: EventFd,
     /// Whether an I/O thread panicked, which ends all of this.
     pub downfall: Arc<Downfall>,
+    /// No engine is used any more: what one of them had under way ends never.
+    is_abandoned: AtomicBool,
     slabs: Box<[SlabEntry]>,
     assignment: Mutex<()>,
     wanted: AtomicBool,
@@ -116,6 +118,16 @@ pub struct Volume {
 }
 
 impl Volume {
+    /// Says that no engine will be used any more; one that was dropped with requests under way left their pages and slabs in use.
+    pub fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether whoever uses pages or slabs may still give them back.
+    fn has_owners(&self) -> bool {
+        !self.downfall.has_come() && !self.is_abandoned.load(Ordering::SeqCst)
+    }
+
     /// An empty volume, in memory of this process: every page reads as zeroes.
     pub fn new(geometry: Geometry, redundancy: Redundancy, disk: Option<DiskCopy>) -> std::io::Result<Self> {
         Self::over(geometry, redundancy, disk, &Words::new(Self::surviving_words(geometry)))
@@ -146,6 +158,7 @@ impl Volume {
             keeps_disk_blocks: false,
             manager_event: EventFd::new()?,
             downfall: Arc::default(),
+            is_abandoned: AtomicBool::new(false),
             slabs: (0..geometry.slab_count as usize).map(|slab| SlabEntry::over(places(slab))).collect(),
             assignment: Mutex::new(()),
             wanted: AtomicBool::new(false),

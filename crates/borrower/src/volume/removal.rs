@@ -84,14 +84,14 @@ impl Volume {
     fn drain(&self, slab: SlabIndex, pause: &mut impl FnMut()) -> bool {
         self.slab(slab).gate.drain_while(|| {
             pause();
-            !self.downfall.has_come()
+            self.has_owners()
         })
     }
 
     /// Waits to own pages. False when their owner is gone for good.
     fn acquire(&self, first: u64, count: u64, pause: &mut impl FnMut()) -> bool {
         while !self.bits.try_acquire(first, count) {
-            if self.downfall.has_come() {
+            if !self.has_owners() {
                 return false;
             }
             yield_now();
@@ -167,6 +167,19 @@ mod tests {
         let _inside = volume.slab(SLAB).gate.enter();
         assert_eq!(volume.remove_covered_copy(SLAB, 0, &|_| true, ends_by_downfall(&volume)), None);
         assert!(!volume.slab(SLAB).is_unmapped());
+    }
+
+    #[test]
+    fn nobody_waits_for_an_engine_that_was_dropped_with_requests_under_way() {
+        let volume = volume();
+        let _inside = volume.slab(SLAB).gate.enter();
+        let mut looks = 0;
+        let removed = volume.remove_covered_copy(SLAB, 0, &|_| true, || {
+            looks += 1;
+            assert!(looks < 5, "still waiting for an engine that is gone");
+            volume.abandon();
+        });
+        assert!(removed.is_none() && !volume.slab(SLAB).is_unmapped());
     }
 
     #[test]
