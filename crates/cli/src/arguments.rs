@@ -87,7 +87,7 @@ pub(crate) struct StorageArguments {
     /// How pages travel: auto (shared memory with donors on this host), shm, or tcp (a socket, also on this host)
     #[arg(long, value_name = "KIND", default_value_t)]
     pub(crate) transport: TransportChoice,
-    /// When idle CPUs are kept from sleeping, which makes page-ins two to three times as fast: bursts (of page-ins), or never
+    /// When idle CPUs are kept from sleeping, which makes page-ins faster where CPUs halt: bursts (of page-ins), or never
     #[arg(long, value_name = "WHEN", default_value_t)]
     pub(crate) keep_awake: KeepAwake,
     /// How the kernel reaches the device: auto takes the best one that it has, and `status` says why

@@ -134,7 +134,7 @@ pub fn has_ended(thread: u32) -> bool {
     File::open(format!("/proc/{thread}/statm")).ok().is_none_or(|statm| resident_of(&statm).is_none())
 }
 
-/// The value of `field` in a list of values in KiB (`status`, `smaps_rollup`; proc(5)).
+/// The value of `field` in a list of values in KiB (`status`, `smaps_rollup`, `meminfo`; proc(5)).
 fn kib_of(text: &str, field: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(field))?;
     value.split_ascii_whitespace().next()?.parse().ok()
@@ -189,9 +189,7 @@ pub fn smaps(number: u32) -> io::Result<String> {
 /// Memory of the machine that programs could still have (`MemAvailable`, Linux 3.14).
 pub fn memory_available_bytes() -> io::Result<u64> {
     let text = fs::read_to_string("/proc/meminfo")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB"));
-    let kibibytes: Option<u64> = line.and_then(|number| number.parse().ok());
-    Ok(kibibytes.ok_or(io::ErrorKind::InvalidData)? * 1024)
+    Ok(kib_of(&text, "MemAvailable:").ok_or(io::ErrorKind::InvalidData)? << 10)
 }
 
 #[cfg(test)]

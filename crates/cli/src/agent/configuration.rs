@@ -3,8 +3,10 @@
 //! Later files, in the order of their names, override single settings of earlier ones. A setting that does not exist is a
 //! mistake, and is named: a typing error must not become a default.
 
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 use spillway_borrower::device::redundancy::Redundancy;
@@ -89,16 +91,16 @@ pub(crate) struct BorrowerRole {
     #[serde(default, deserialize_with = "redundancy")]
     pub(crate) redundancy: Option<Redundancy>,
     /// When slabs get their donor.
-    #[serde(default, deserialize_with = "mapping")]
+    #[serde(default, deserialize_with = "word")]
     pub(crate) mapping: MappingPolicy,
     /// How pages travel.
-    #[serde(default, deserialize_with = "transport")]
+    #[serde(default, deserialize_with = "word")]
     pub(crate) transport: TransportChoice,
     /// When idle CPUs are kept awake.
-    #[serde(default, deserialize_with = "keep_awake")]
+    #[serde(default, deserialize_with = "word")]
     pub(crate) keep_awake: KeepAwake,
     /// How the kernel reaches the device.
-    #[serde(default, deserialize_with = "frontend")]
+    #[serde(default, deserialize_with = "word")]
     pub(crate) frontend: FrontEndChoice,
     /// The backing file.
     pub(crate) backing: Option<PathBuf>,
@@ -124,19 +126,8 @@ fn donors<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DonorAddress
     texts.iter().map(|text| text.parse().map_err(serde::de::Error::custom)).collect()
 }
 
-fn mapping<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MappingPolicy, D::Error> {
-    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-}
-
-fn transport<'de, D: Deserializer<'de>>(deserializer: D) -> Result<TransportChoice, D::Error> {
-    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-}
-
-fn keep_awake<'de, D: Deserializer<'de>>(deserializer: D) -> Result<KeepAwake, D::Error> {
-    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-}
-
-fn frontend<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FrontEndChoice, D::Error> {
+/// A setting that is written as on the command line.
+fn word<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
