@@ -19,6 +19,7 @@
 //! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
+//! - [`moves_under_way`]: moves of memory that threads of other processes wait in the middle of.
 //! - [`fork_notices`]: forks of other processes that wait to be allowed.
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
@@ -39,6 +40,7 @@ pub mod loop_device;
 pub mod mapping;
 pub mod memfd;
 pub mod memory_hierarchy;
+pub mod moves_under_way;
 pub mod nbd;
 pub mod pagemap;
 pub mod paging_safety;

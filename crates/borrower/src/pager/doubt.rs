@@ -11,6 +11,8 @@
 use std::fs;
 use std::time::Instant;
 
+use spillway_sys::moves_under_way::{Move, moves_under_way};
+
 use super::limits::{DOUBT_PAUSE, DOUBT_PAUSE_MAX};
 
 /// A thread that wants to run.
@@ -41,6 +43,11 @@ impl Doubt {
     pub fn is_over(&mut self, now: Instant) -> bool {
         let process = self.process;
         self.is_over_with(now, |thread| runnable(process, thread))
+    }
+
+    /// What the program is in the middle of moving.
+    pub fn moves_under_way(&self) -> Vec<Move> {
+        moves_under_way(self.process)
     }
 
     /// `runnable` gives a thread that still wants to run.

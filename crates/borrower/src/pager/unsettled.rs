@@ -18,6 +18,8 @@
 
 use std::ops::Range;
 
+use spillway_sys::moves_under_way::Move;
+
 use super::limits::DOUBTS_MAX;
 use super::program::ProgramMemory;
 use super::space::ranges::Ranges;
@@ -61,6 +63,10 @@ pub struct Unsettled {
     ends_expected: Vec<Range<u64>>,
     /// How often it was waited for one.
     doubts: u32,
+    /// Moves that were seen under way and are not told yet, each with the number of the told move that it precedes.
+    late: Vec<(usize, Move)>,
+    /// What they proved since.
+    proved: Vec<Proved>,
 }
 
 impl Unsettled {
@@ -77,7 +83,7 @@ impl Unsettled {
         mapped: impl Fn(&Range<u64>) -> Vec<Range<u64>>,
         is_mapped: impl Fn(u64, u64) -> Option<Evidence>,
     ) -> Option<Vec<Change>> {
-        let mut proved = Vec::new();
+        let mut proved = self.proved.clone();
         let steps = loop {
             let order = Order::of(&self.told, &mapped, &proved);
             match order.contradiction(&is_mapped)? {
@@ -88,6 +94,8 @@ impl Unsettled {
         // With MREMAP_DONTUNMAP the old place stays mapped, and no end is told.
         self.ends_expected.clear();
         self.doubts = 0;
+        self.late.clear();
+        self.proved.clear();
         let mut told: Vec<Option<Change>> = self.told.drain(..).map(Some).collect();
         let take = |step| match step {
             Step::Whole(index) => told[index].take().expect("each change has one place"),
@@ -116,8 +124,33 @@ impl Unsettled {
 
     /// `length` bytes moved from `from` to `to`.
     pub fn remap(&mut self, from: u64, to: u64, length: u64) {
+        let this = Move { from, to, length };
+        if let Some(index) = self.late.iter().position(|(_, late)| *late == this) {
+            let (moving, _) = self.late.swap_remove(index);
+            self.proved.push(Proved { moving, end: self.told.len(), is_before: true });
+        }
         self.told.push(Change::Remap { from, to, length });
         self.ends_expected.push(from..from + length);
+    }
+
+    /// `moves` are under way while the last change is in doubt. One that was not told yet, and takes something away from where that change
+    /// moved pages to, was made before it: so it is known when it is told, also if whoever moved those pages moved them on meanwhile.
+    pub fn seen_under_way(&mut self, moves: &[Move]) {
+        let Some(moving) = self.told.len().checked_sub(1) else { return };
+        let Change::Remap { to, length, .. } = self.told[moving] else { return };
+        let is_before = |late: &Move| late.from < to + length && to < late.from + late.length;
+        for late in moves.iter().copied().filter(is_before) {
+            if !self.is_told(late) && !self.late.contains(&(moving, late)) {
+                self.late.push((moving, late));
+            }
+        }
+    }
+
+    /// Whether a move that is under way was told: only the end of its old place was not.
+    fn is_told(&self, one: Move) -> bool {
+        let is_one =
+            |change: &Change| matches!(*change, Change::Remap { from, to, length } if one == Move { from, to, length });
+        self.ends_expected.contains(&(one.from..one.from + one.length)) && self.told.iter().any(is_one)
     }
 
     /// Whether to wait before more is read: an end is still to be told that belongs before a move, and whoever moved those pages
@@ -142,6 +175,7 @@ enum Step {
 }
 
 /// How an end lies to a move whose place it concerns, as what is mapped in the end proves.
+#[derive(Clone, Copy)]
 struct Proved {
     /// Numbers of the two changes.
     moving: usize,
@@ -200,6 +234,9 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
 
     /// Places whatever ends what is mapped at `target`, to which move number `index` takes pages. False: that was not told.
     fn free(&mut self, index: usize, target: &Range<u64>) -> bool {
+        // What was told before the move goes before it also when both are: nobody but its own thread, which waited for that, could
+        // take away what it had moved.
+        (0..index).for_each(|earlier| self.place_end(earlier, target));
         let proved = self.proved;
         let of_this = || proved.iter().filter(|proved| proved.moving == index);
         of_this().filter(|proved| proved.is_before).for_each(|proved| self.place_end(proved.end, target));
@@ -223,8 +260,12 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
                     self.steps.push(Step::End(part));
                 }
             }
-            _ if self.is_placed[index] => {}
-            _ => self.place(index),
+            Change::Remap { from, length, .. } if !self.is_placed[index] => {
+                if from < target.end && target.start < from + length {
+                    self.place(index);
+                }
+            }
+            _ => {}
         }
     }
 

@@ -14,7 +14,6 @@ fn stress_with_many_threads_finds_no_wrong_word() {
 }
 
 #[test]
-#[ignore = "one run of some seventy reads a page of zeroes (docs/guarantees.md): not mended yet, `make soak` runs it"]
 fn memory_that_moves_to_where_other_memory_was_a_moment_ago_keeps_its_words() {
     let seconds = soak_seconds(6).to_string();
     stress::checked("movers", "25%", &|_| vec!["96".into(), seconds.clone(), "8".into()]);

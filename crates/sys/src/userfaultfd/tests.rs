@@ -240,3 +240,31 @@ fn a_poisoned_page_cannot_be_read_and_nobody_is_asked_for_it() {
     assert!(read(0).is_err());
     assert_eq!(read(1).unwrap(), 8);
 }
+
+#[test]
+fn a_thread_in_the_middle_of_a_move_shows_where_to() {
+    let paged = Paged::new(2, Features(BASIC.0 | Features::REMAP.0));
+    paged.fill(0, 7, false).unwrap();
+    let place = Mapping::anonymous(2 * PAGE_SIZE_BYTES).unwrap();
+    let (from, to, length) = (paged.address(0), place.address() as u64, 2 * PAGE);
+    let mover = thread::spawn(move || {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both ranges are mappings of this test that nobody uses meanwhile; the place is unmapped at the end by whoever owns it.
+        let moved = unsafe {
+            let (from, to) = (from as *mut libc::c_void, to as *mut libc::c_void);
+            libc::mremap(from, 2 * PAGE_SIZE_BYTES, 2 * PAGE_SIZE_BYTES, flags, to)
+        };
+        assert_eq!(moved as u64, to);
+    });
+    let deadline = Instant::now() + PATIENCE;
+    let expected = [crate::moves_under_way::Move { from, to, length }];
+    while crate::moves_under_way::moves_under_way(std::process::id()) != expected {
+        assert!(Instant::now() < deadline, "it is not seen");
+        thread::yield_now();
+    }
+    assert!(matches!(paged.message(), Message::Remap { from: a, to: b, length: c } if (a, b, c) == (from, to, length)));
+    mover.join().unwrap();
+    let mut byte = [0];
+    place.read(0, &mut byte);
+    assert_eq!(byte, [7]);
+}

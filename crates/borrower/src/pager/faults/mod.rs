@@ -217,8 +217,8 @@ impl Faults {
         let shared = &self.shared;
         self.unsettled.retain(|tenant| {
             let table = &mut *tenant.lock();
-            if table.doubt.as_mut().is_some_and(|doubt| doubt.is_over(now)) {
-                table.doubt = None;
+            if let Some(doubt) = table.doubt.take_if(|doubt| doubt.is_over(now)) {
+                table.unsettled.seen_under_way(&doubt.moves_under_way());
                 shared.faults.signal();
             }
             !(shared.settle(tenant, table) && table.doubt.is_none())

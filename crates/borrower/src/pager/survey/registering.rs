@@ -63,11 +63,11 @@ impl Survey {
         while start < range.end {
             let Ok(scan) = process.pagemap.scan(start..range.end, &query, &mut self.regions) else { return false };
             let regions = &self.regions[..scan.regions];
-            if let (Some(first), false) = (regions.first(), is_probed) {
-                if !is_registered(tenant, span, range, first.start) {
+            if !is_probed && !regions.is_empty() {
+                if !is_registered(tenant, span, range) {
                     return false;
                 }
-                table.space.registered.insert(first.start..range.end);
+                table.space.registered.insert(range.clone());
                 table.space.surveyed.insert(range.clone());
                 is_probed = true;
             }
@@ -84,9 +84,11 @@ impl Survey {
 }
 
 /// Registers `span`, or `range` alone where the span has memory of another kind in it, and proves that one registered mapping
-/// covers all of `range` from `resident` on (rule 1).
-fn is_registered(tenant: &Tenant, span: &Range<u64>, range: &Range<u64>, resident: u64) -> bool {
+/// covers all of `range` (rule 1): what the maps told may have changed since. Nothing becomes registered while the program changes its
+/// mappings, or the end of what was not registered when a change began would be told among those of others.
+fn is_registered(tenant: &Tenant, span: &Range<u64>, range: &Range<u64>) -> bool {
     let memory = &tenant.memory;
-    (memory.register(span.clone()).is_ok() || memory.register(range.clone()).is_ok())
-        && matches!(memory.covers(&(resident..range.end)), Ok(true))
+    !memory.is_changing()
+        && (memory.register(span.clone()).is_ok() || memory.register(range.clone()).is_ok())
+        && matches!(memory.covers(range), Ok(true))
 }
