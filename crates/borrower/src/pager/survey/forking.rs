@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_sys::fork_notices::{AllowedFork, ForkNotice, ForkNotices};
+use spillway_sys::memory_group;
 use spillway_sys::process::share_memory;
 
 use super::Survey;
@@ -117,8 +118,7 @@ impl Survey {
     }
 
     fn answer_fork(&mut self, mut waiting: Waiting, now: Instant) {
-        let available_bytes = || memory_available_bytes().unwrap_or(0);
-        match waiting.gathering.look(now, &available_bytes) {
+        match waiting.gathering.look(now, &room_bytes) {
             Gathered::NotYet => self.forking.waiting.push(waiting),
             Gathered::All => self.allow_fork(waiting),
             Gathered::Never(reason) => self.refuse_fork(&waiting.listener, waiting.notice, &reason),
@@ -148,6 +148,12 @@ impl Survey {
             self.shared.fail(format!("process {process} cannot be told that it may not fork: {error}"));
         }
     }
+}
+
+/// What the machine and its memory cgroups leave `process`: what is brought back is charged to these.
+fn room_bytes(process: u32) -> u64 {
+    let machine_bytes = memory_available_bytes().unwrap_or(0);
+    machine_bytes.min(memory_group::available_bytes_for(process).unwrap_or(u64::MAX))
 }
 
 /// What is to be heard now.
