@@ -113,7 +113,7 @@ fn a_fork_without_room_for_its_pages_is_refused_and_changes_nothing() {
 
 #[test]
 fn the_tightest_room_of_whoever_forks_decides() {
-    let mut world = paged_world();
+    let world = paged_world();
     world.programs[0].tenant.process.store(7, Ordering::SeqCst);
     let mut gathering = world.gathering(0);
     let room = |process| if process == 7 { limits::FORK_RESERVE_BYTES } else { PLENTY };
