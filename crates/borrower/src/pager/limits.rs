@@ -139,6 +139,13 @@ pub const FAMILY_MAX: usize = 32;
 /// How often page tables are walked for pages in common while nobody comes or goes.
 pub const COMMON_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// What a walk takes of a program that was never walked (measured).
+pub const COMMON_WALK_NS_PER_PAGE: u64 = 50;
+
+/// A program whose walk would take longer is not walked: as long as the survey may look away ([`LOOK_INTERVAL_MAX`]), in which 1.6 GB are
+/// walked.
+pub const COMMON_WALK_MAX: Duration = LOOK_INTERVAL_MAX;
+
 /// And not before this many times what the last walk took has passed: it takes 50 ns a page (measured), so they take 5 % of a CPU.
 pub const COMMON_LOOK_SHARE: u32 = 20;
 

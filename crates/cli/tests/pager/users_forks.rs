@@ -47,7 +47,7 @@ fn no_signal_interrupts_a_users_fork() {
     let storm = program(&stage, &place, "storm");
     assert_eq!(run(&place, &[&storm, "32", "60"], true), "storm of 60 forks\n");
     // Small, so that most signals come while a fork waits to be heard.
-    assert_eq!(run(&place, &[&storm, "1", "1500"], false), "storm of 1500 forks\n");
+    assert_eq!(run(&place, &[&storm, "1", "400"], false), "storm of 400 forks\n");
 }
 
 /// Grows beyond the budget, and forks all the time: substitutions, subshells, pipelines, and work in the background.
