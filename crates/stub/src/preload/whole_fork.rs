@@ -99,24 +99,31 @@ unsafe extern "C" fn _Fork() -> i32 {
 
 extern "C" fn before() {
     let own = thread_pointer();
-    let free = FORKING.iter().find(|one| one.thread.compare_exchange(0, own, AcqRel, Relaxed).is_ok());
-    if let Some(free) = free {
-        free.blocked.store(calls::block_signals(!OF_FAULTS), Relaxed);
+    // First of all, as a handler of a signal may fork too.
+    let blocked = calls::block_signals(!OF_FAULTS);
+    match FORKING.iter().find(|one| one.thread.compare_exchange(0, own, AcqRel, Relaxed).is_ok()) {
+        Some(free) => free.blocked.store(blocked, Relaxed),
+        None => {
+            calls::block_signals(blocked);
+        }
     }
 }
 
 extern "C" fn after_in_parent() {
     let own = thread_pointer();
     if let Some(found) = FORKING.iter().find(|one| one.thread.load(Acquire) == own) {
-        calls::block_signals(found.blocked.load(Relaxed));
+        let blocked = found.blocked.load(Relaxed);
         found.thread.store(0, Release);
+        calls::block_signals(blocked);
     }
 }
 
 extern "C" fn after_in_child() {
-    after_in_parent();
     // Other threads that were about to fork are the parent's.
-    FORKING.iter().for_each(|one| one.thread.store(0, Relaxed));
+    let own = thread_pointer();
+    let others = FORKING.iter().filter(|one| one.thread.load(Relaxed) != own);
+    others.for_each(|one| one.thread.store(0, Relaxed));
+    after_in_parent();
 }
 
 /// What tells this thread from all others of its process: where libc has its control block.
