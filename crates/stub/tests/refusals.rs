@@ -50,6 +50,24 @@ fn a_pager_may_refuse_a_program() {
 }
 
 #[test]
+fn a_program_that_may_have_no_more_descriptors_is_told() {
+    let pager = TinyPager::new();
+    let (library, address) = (pager.library().display(), &pager.address);
+    let mut command = Command::new("prlimit");
+    command.args(["--nofile=5:5", "env", &format!("LD_PRELOAD={library}"), &format!("SPILLWAY_PAGER={address}")]);
+    command.arg(compile(pager.directory.path())).arg("1").stderr(Stdio::piped());
+    let mut conversation = Conversation::start(command);
+    let visitor = pager.visitor();
+    visitor.hello(far()).unwrap();
+    let arena_bytes = pager.arena.length_bytes();
+    let welcome = Welcome { verdict: Verdict::Page, seat: 0, arena_bytes, start_agent: false };
+    visitor.welcome(&welcome, Some(pager.arena.file().as_fd())).unwrap();
+    assert_eq!(conversation.wait().code(), Some(REFUSED));
+    let said = conversation.complaints();
+    assert!(said.contains("no descriptor free"), "{said}");
+}
+
+#[test]
 fn a_pager_of_another_version_is_refused() {
     let pager = TinyPager::new();
     let mut conversation = start(&pager);

@@ -66,7 +66,10 @@ fn greet(address: &[u8]) -> Result<(), Refusal> {
     match (welcome.verdict, file) {
         (Verdict::RunUnpaged, _) => Ok(()),
         (Verdict::Page | Verdict::PageTellingForks, Some(file)) => join(&socket, address, &welcome, &file),
-        _ => Err((b"the pager refused it", hello.status)),
+        (Verdict::Page | Verdict::PageTellingForks, None) => {
+            Err((b"it has no descriptor free for the pager's memory (ulimit -n; four are enough)", 0))
+        }
+        (Verdict::Refuse, _) => Err((b"the pager refused it", hello.status)),
     }
 }
 
