@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
 use spillway_donor::host_memory::{self, Bound};
-use spillway_donor::memory_group;
 use spillway_donor::{Donor, DonorConfig, DonorStatus, ListenAddress};
 use spillway_fabric::key::ClusterKey;
+use spillway_sys::memory_group;
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
 

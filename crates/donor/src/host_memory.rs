@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use crate::memory_group;
+use spillway_sys::memory_group;
 
 /// One look at the machine's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -11,7 +11,7 @@
 //! - `session`: one borrower's conversation.
 //! - `shared`: lending a slab and taking it back.
 //! - [`leases`]: who holds what. [`capacity`]: how much may be lent. [`eviction`]: what to ask back.
-//! - [`slab_memory`]: the memory itself. [`host_memory`]: what the machine has. [`memory_group`]: what cgroups leave of it.
+//! - [`slab_memory`]: the memory itself. [`host_memory`]: what the machine has, and cgroups leave of it.
 //! - `housekeeper`: what happens in the background. [`preparation`]: which slabs to make ahead.
 //! - [`status`]: what a donor tells. [`limits`]: every bound. [`random`]: seeded randomness.
 
@@ -27,7 +27,6 @@ mod housekeeper;
 pub mod leases;
 pub mod limits;
 pub mod listen;
-pub mod memory_group;
 pub mod preparation;
 pub mod random;
 mod server;

@@ -26,6 +26,7 @@ pub struct Arena {
     file: Memfd,
     memory: Arc<Mapping>,
     plan: ArenaPlan,
+    address: Address,
 }
 
 impl Arena {
@@ -35,11 +36,16 @@ impl Arena {
         let file = Memfd::create("spillway-arena", length as u64)?;
         let memory = Arc::new(Mapping::shared(&file, length)?);
         write_head(&memory, plan.seats, address);
-        let arena = Self { file, memory, plan };
+        let arena = Self { file, memory, plan, address: address.clone() };
         for index in 0..plan.seats {
             arena.seat(index).number();
         }
         Ok(arena)
+    }
+
+    /// Where programs find their pager.
+    pub fn address(&self) -> &Address {
+        &self.address
     }
 
     /// What it holds.

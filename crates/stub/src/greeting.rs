@@ -16,8 +16,12 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+#[cfg(target_arch = "x86_64")]
+use spillway_sys::fork_notices::Probe;
+
 use crate::protocol::{
-    ADDRESS_BYTES_MAX, Hello, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Ready, VERSION, Welcome, Words,
+    ADDRESS_BYTES_MAX, Hello, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, PROBE_FLAGS, PROBE_STACK, Ready, VERSION,
+    Welcome, Words, probe_answer,
 };
 
 /// Programs that may wait to be accepted: a parallel build starts many at once.
@@ -78,6 +82,12 @@ impl Address {
     /// As it stands in the environment.
     pub fn as_bytes(&self) -> &[u8] {
         self.text.as_bytes()
+    }
+
+    /// By what programs find out that it is the pager here who is asked about their forks.
+    #[cfg(target_arch = "x86_64")]
+    pub fn fork_probe(&self) -> Probe {
+        Probe { flags: PROBE_FLAGS, stack: PROBE_STACK, answer: probe_answer(self.as_bytes()) }
     }
 
     fn socket_address(&self) -> io::Result<SocketAddrUnix> {
@@ -310,6 +320,9 @@ mod tests {
             assert!(Address::parse(text).is_err(), "{text:?}");
         }
         assert_eq!(Address::parse("/run/x").unwrap().to_string(), "/run/x");
+        let answers = ["/run/x", "/run/y", "@run/x"].map(|text| Address::parse(text).unwrap().fork_probe().answer);
+        assert!(answers[0] != answers[1] && answers[0] != answers[2], "pagers are told apart by it");
+        assert!(answers.iter().all(|answer| answer >> 63 == 0), "none is an error");
         let missing = Address::parse("/nowhere/at/all").unwrap();
         assert!(Visitor::connect(&missing).is_err());
     }

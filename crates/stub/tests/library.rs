@@ -1,4 +1,5 @@
-//! The libraries that programs carry bring nothing and bind nothing; that of programs whose forks wait brings `fork`, and binds libc's.
+//! The libraries that programs carry bring nothing and bind nothing; that of programs whose forks wait brings `_Fork`, and binds
+//! what libc tells of its forks by.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -105,13 +106,13 @@ fn no_other_library_is_needed_and_no_thread_local_storage() {
 }
 
 #[test]
-fn nothing_of_others_is_bound_but_libcs_fork_where_forks_wait() {
+fn nothing_of_others_is_bound_but_what_libc_tells_of_forks_by_where_they_wait() {
     assert!(Library(LIBRARY).bound().is_empty());
-    assert_eq!(Library(LIBRARY_TELLING_FORKS).bound(), ["__fork", "dlsym"]);
+    assert_eq!(Library(LIBRARY_TELLING_FORKS).bound(), ["__register_atfork", "dlsym"]);
 }
 
 #[test]
-fn no_symbol_is_seen_by_programs_but_fork_where_forks_wait() {
+fn no_symbol_is_seen_by_programs_but_one_fork_where_they_wait() {
     assert!(Library(LIBRARY).exported().is_empty());
-    assert_eq!(Library(LIBRARY_TELLING_FORKS).exported(), ["fork"]);
+    assert_eq!(Library(LIBRARY_TELLING_FORKS).exported(), ["_Fork"]);
 }

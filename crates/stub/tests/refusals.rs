@@ -4,11 +4,12 @@
 
 mod support;
 
+use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
 use spillway_stub::greeting::{Address, Listener};
 use spillway_stub::protocol::{MESSAGE_WORDS, Verdict, Welcome};
-use support::{Conversation, TinyPager, compile, far};
+use support::{Conversation, TinyPager, compile, far, wait_readable};
 
 /// The exit status of a program whose paging was refused.
 const REFUSED: i32 = 125;
@@ -46,6 +47,24 @@ fn a_pager_may_refuse_a_program() {
     assert_eq!(conversation.wait().code(), Some(REFUSED));
     let said = conversation.complaints();
     assert!(said.contains("the pager refused it") && said.contains("--via swap"), "{said}");
+}
+
+#[test]
+fn a_program_that_may_have_no_more_descriptors_is_told() {
+    let pager = TinyPager::new();
+    let (library, address) = (pager.library().display(), &pager.address);
+    let mut command = Command::new("prlimit");
+    command.args(["--nofile=5:5", "env", &format!("LD_PRELOAD={library}"), &format!("SPILLWAY_PAGER={address}")]);
+    command.arg(compile(pager.directory.path())).arg("1").stderr(Stdio::piped());
+    let mut conversation = Conversation::start(command);
+    let visitor = pager.visitor();
+    visitor.hello(far()).unwrap();
+    let arena_bytes = pager.arena.length_bytes();
+    let welcome = Welcome { verdict: Verdict::Page, seat: 0, arena_bytes, start_agent: false };
+    visitor.welcome(&welcome, Some(pager.arena.file().as_fd())).unwrap();
+    assert_eq!(conversation.wait().code(), Some(REFUSED));
+    let said = conversation.complaints();
+    assert!(said.contains("no descriptor free"), "{said}");
 }
 
 #[test]
@@ -90,6 +109,30 @@ fn without_the_variable_nothing_happens() {
     assert_ne!(conversation.number_after("memory "), 0);
     conversation.tell("exit");
     assert!(conversation.wait().success());
+}
+
+/// A program that begins below another whose calls somebody else is asked about, who lets all of them happen: a sandbox, or one's own
+/// pager further out.
+#[test]
+fn a_program_whose_forks_somebody_else_is_asked_about_does_not_start() {
+    let [mut outer, mut inner] = [TinyPager::without_rights(), TinyPager::without_rights()];
+    let program = compile(inner.directory.path());
+    let mut launcher = Command::new("env");
+    launcher.arg(format!("SPILLWAY_PAGER={}", inner.address)).arg(program).arg("1").stderr(Stdio::piped());
+    let mut conversation = outer.start(launcher);
+    let (_outside, notices) = outer.greet_without_rights(false);
+    let visitor = inner.visitor();
+    visitor.hello(far()).unwrap();
+    let seat = inner.next_seat();
+    let arena_bytes = inner.arena.length_bytes();
+    let welcome = Welcome { verdict: Verdict::PageTellingForks, seat: seat.index(), arena_bytes, start_agent: false };
+    visitor.welcome(&welcome, Some(inner.arena.file().as_fd())).unwrap();
+    assert!(visitor.ready_with_descriptor(far()).unwrap().1.is_none(), "there is a filter already");
+    wait_readable(&notices, "it finds out who is asked");
+    assert!(notices.next().unwrap().is_none(), "the other pager says who it is");
+    assert_eq!(conversation.wait().code(), Some(REFUSED));
+    let said = conversation.complaints();
+    assert!(said.contains("somebody else is asked about its forks"), "{said}");
 }
 
 #[test]

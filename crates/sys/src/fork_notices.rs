@@ -2,7 +2,7 @@
 //!
 //! For pagers of users whom the kernel refuses messages about forks: such a child's memory is registered nowhere, so every page
 //! must be there when the fork happens, and none may be moved away until it has. The filter that asks is installed by the
-//! program's stub.
+//! program's stub. Every fork is answered, whatever is missing here: a thread that waits for an answer cannot even be traced.
 
 use std::collections::HashSet;
 use std::fs;
@@ -16,6 +16,8 @@ const SEND: u32 = 3 << 30 | (size_of::<Response>() as u32) << 16 | (b'!' as u32)
 const GO_ON: u32 = 1;
 /// `clone` and `fork`, as `/proc/PID/task/TID/syscall` shows them.
 const FORK_CALLS: [&str; 2] = ["56", "57"];
+/// The number of `clone`.
+const CLONE: i32 = 56;
 /// Fields of `/proc/PID/stat` (proc_pid_stat(5)): ticks in user code, and when the process started.
 const USER_FIELD: usize = 14;
 const START_FIELD: usize = 22;
@@ -37,15 +39,38 @@ struct Notification {
 #[repr(C)]
 struct Response {
     id: u64,
-    value: i64,
+    value: u64,
     error: i32,
     flags: u32,
+}
+
+/// A `clone` by which programs find out who is asked about their forks: one that every kernel refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// Its first argument.
+    pub flags: u64,
+    /// Its second one.
+    pub stack: u64,
+    /// What such a call shall give.
+    pub answer: u64,
+}
+
+/// Why a fork was not heard of.
+#[derive(Debug, thiserror::Error)]
+pub enum NoticeError {
+    /// Nobody could look at who forks, so that was told to try again.
+    #[error("a fork is refused (EAGAIN), because its process cannot be looked at: {0}; mend that and let it try again")]
+    Refused(io::Error),
+    /// None will be.
+    #[error("forks are not heard of any more: {0}; start the program anew")]
+    Lost(io::Error),
 }
 
 /// Tells of forks; readable when one waits.
 #[derive(Debug)]
 pub struct ForkNotices {
     listener: OwnedFd,
+    probe: Probe,
 }
 
 /// A fork that waits.
@@ -77,8 +102,8 @@ struct Traces {
 }
 
 impl ForkNotices {
-    /// Takes over a descriptor that a program sent; refuses one of another kind.
-    pub fn from_descriptor(listener: OwnedFd) -> io::Result<Self> {
+    /// Takes over a descriptor that a program sent; refuses one of another kind. Answers to `probe` by itself.
+    pub fn from_descriptor(listener: OwnedFd, probe: Probe) -> io::Result<Self> {
         let kind = fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd()))?;
         if kind.as_os_str() != "anon_inode:seccomp notify" {
             return Err(io::Error::new(
@@ -86,29 +111,41 @@ impl ForkNotices {
                 format!("the program sent {} in place of a descriptor that tells of forks", kind.display()),
             ));
         }
-        Ok(Self { listener })
+        Ok(Self { listener, probe })
     }
 
-    /// The next fork that waits. To be called when the descriptor is readable; `None` when the thread was killed meanwhile.
-    pub fn next(&self) -> io::Result<Option<ForkNotice>> {
+    /// The next fork that waits. To be called when the descriptor is readable; `None` when the thread was killed meanwhile, or only
+    /// wanted to know who is asked.
+    pub fn next(&self) -> Result<Option<ForkNotice>, NoticeError> {
         let mut notification = Notification::default();
         match self.command(RECEIVE, &mut notification) {
             Ok(()) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR)) => return Ok(None),
-            Err(error) => return Err(error),
+            Err(error) => return Err(NoticeError::Lost(error)),
         }
         let (id, thread) = (notification.id, notification.thread);
-        let seen = process_of(thread).and_then(|process| Ok((process, Traces::of(process, thread)?)));
-        match seen {
-            Ok((process, before)) => Ok(Some(ForkNotice { id, process, thread, before })),
-            Err(error) if is_end(&error) => Ok(None),
-            Err(error) => Err(error),
+        if self.is_probe(&notification) {
+            let response = Response { id, value: self.probe.answer, error: 0, flags: 0 };
+            return self.respond(response).map(|()| None).map_err(NoticeError::Lost);
         }
+        let seen = process_of(thread).and_then(|process| Ok((process, Traces::of(process, thread)?)));
+        let error = match seen {
+            Ok((process, before)) => return Ok(Some(ForkNotice { id, process, thread, before })),
+            Err(error) => error,
+        };
+        // Also for one that seems to have ended: then nobody hears it.
+        let response = Response { id, value: 0, error: -libc::EAGAIN, flags: 0 };
+        self.respond(response).map_err(NoticeError::Lost)?;
+        if is_end(&error) { Ok(None) } else { Err(NoticeError::Refused(error)) }
+    }
+
+    fn is_probe(&self, notification: &Notification) -> bool {
+        notification.call == CLONE && notification.arguments[..2] == [self.probe.flags, self.probe.stack]
     }
 
     /// Lets a fork happen.
     pub fn allow(&self, notice: ForkNotice) -> io::Result<AllowedFork> {
-        let allowed_ticks = uptime_ticks(&fs::read_to_string("/proc/uptime")?).ok_or(io::ErrorKind::InvalidData)?;
+        let allowed_ticks = uptime_ticks();
         self.respond(Response { id: notice.id, value: 0, error: 0, flags: GO_ON })?;
         Ok(AllowedFork { process: notice.process, thread: notice.thread, before: notice.before, allowed_ticks })
     }
@@ -197,10 +234,11 @@ fn field(stat: &str, number: usize) -> Option<u64> {
     stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(number - 3)?.parse().ok()
 }
 
-/// Hundredths of a second since the machine's start, as `/proc/uptime` begins; those are the ticks of `stat`, and of the same clock.
-fn uptime_ticks(text: &str) -> Option<u64> {
-    let (seconds, hundredths) = text.split_ascii_whitespace().next()?.split_once('.')?;
-    Some(seconds.parse::<u64>().ok()? * 100 + hundredths.parse::<u64>().ok()?)
+/// Hundredths of a second since the machine's start: those are the ticks of `stat`, and of the same clock. It takes no descriptor, which
+/// `/proc/uptime` would.
+fn uptime_ticks() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    (now.tv_sec.cast_unsigned() * 100) + now.tv_nsec.cast_unsigned() / 10_000_000
 }
 
 fn process_of(thread: u32) -> io::Result<u32> {
@@ -229,17 +267,21 @@ mod tests {
         thread.join().unwrap();
         assert_eq!(field("7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 42 12", USER_FIELD), Some(42));
         assert_eq!(field("7 (short) S 1", USER_FIELD), None);
-        assert_eq!(uptime_ticks("4711.08 9000.11\n"), Some(471_108));
         let own = fs::read_to_string("/proc/self/stat").unwrap();
         let started = field(&own, START_FIELD).unwrap();
-        assert!(started > 0 && started <= uptime_ticks(&fs::read_to_string("/proc/uptime").unwrap()).unwrap());
+        assert!(started > 0 && started <= uptime_ticks());
+        let uptime = || fs::read_to_string("/proc/uptime").unwrap().split('.').next().unwrap().parse::<u64>().unwrap();
+        let (before, ticks, after) = (uptime(), uptime_ticks(), uptime());
+        assert!((before * 100..(after + 1) * 100).contains(&ticks), "{before} s, {ticks} ticks, {after} s");
         assert!(process_of(u32::MAX >> 1).is_err());
     }
+
+    const PROBE: Probe = Probe { flags: 1 << 16, stack: 7, answer: 5 };
 
     #[test]
     fn only_the_right_kind_of_descriptor_is_taken() {
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert!(ForkNotices::from_descriptor(null.into()).unwrap_err().to_string().contains("/dev/null"));
+        assert!(ForkNotices::from_descriptor(null.into(), PROBE).unwrap_err().to_string().contains("/dev/null"));
     }
 
     #[test]

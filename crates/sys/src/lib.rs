@@ -14,7 +14,7 @@
 //! - [`nbd`]: the kernel's client for network block devices.
 //! - [`swap`]: swap areas.
 //! - [`paging_safety`]: never waiting for the memory that one frees.
-//! - [`memory_hierarchy`]: which memory cgroups there are.
+//! - [`memory_hierarchy`]: which memory cgroups there are. [`memory_group`]: what they leave a process.
 //! - [`cpu_latency`]: how fast idle CPUs wake up.
 //! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
@@ -39,6 +39,7 @@ pub mod io_ring;
 pub mod loop_device;
 pub mod mapping;
 pub mod memfd;
+pub mod memory_group;
 pub mod memory_hierarchy;
 pub mod moves_under_way;
 pub mod nbd;

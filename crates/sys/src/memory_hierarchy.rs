@@ -49,15 +49,23 @@ impl Hierarchy {
 
     /// The group that this process is in.
     pub fn own_group(&self) -> io::Result<PathBuf> {
-        let text = fs::read_to_string("/proc/self/cgroup")?;
-        let path = self.own_path(&text).unwrap_or_default();
-        let group = self.root.join(path.trim_start_matches('/'));
-        // In a container the path may be the host's and the mount the container's.
-        Ok(if group.is_dir() { group } else { self.root.clone() })
+        Ok(self.group_in(&fs::read_to_string("/proc/self/cgroup")?))
     }
 
-    /// In the text of `/proc/self/cgroup`: number, controllers, path.
-    fn own_path<'a>(&self, text: &'a str) -> Option<&'a str> {
+    /// The group that `process` is in.
+    pub fn group_of(&self, process: u32) -> io::Result<PathBuf> {
+        Ok(self.group_in(&fs::read_to_string(format!("/proc/{process}/cgroup"))?))
+    }
+
+    fn group_in(&self, text: &str) -> PathBuf {
+        let path = self.path_in(text).unwrap_or_default();
+        let group = self.root.join(path.trim_start_matches('/'));
+        // In a container the path may be the host's and the mount the container's.
+        if group.is_dir() { group } else { self.root.clone() }
+    }
+
+    /// In the text of a file `cgroup` of `/proc`: number, controllers, path.
+    fn path_in<'a>(&self, text: &'a str) -> Option<&'a str> {
         text.lines().find_map(|line| {
             let mut fields = line.splitn(3, ':');
             let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
@@ -91,7 +99,7 @@ mod tests {
     #[test]
     fn the_own_group_is_told_by_version() {
         let text = "5:cpu,memory:/a/b\n4:devices:/x\n0::/c:d\n";
-        let own = |version| Hierarchy { version, root: "/".into() }.own_path(text);
+        let own = |version| Hierarchy { version, root: "/".into() }.path_in(text);
         assert_eq!(own(Version::V1), Some("/a/b"));
         assert_eq!(own(Version::V2), Some("/c:d"));
     }

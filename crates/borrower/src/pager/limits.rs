@@ -114,7 +114,12 @@ pub const FORK_PAGES_ASKED_MAX: usize = 8 * FAULT_READS_MAX;
 pub const FORK_ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A fork for which no page came back for so long is refused: longer than all attempts at a read.
 pub const FORK_PATIENCE: Duration = Duration::from_secs(60);
-/// Memory of the machine that a fork leaves free when pages come back for it.
+/// A fork that finds no room beside others is refused so long after the last of them was over: their pages leave again, 0.5 GB/s at
+/// least (measured; a busy machine).
+pub const FORK_ROOM_PATIENCE: Duration = Duration::from_secs(10);
+/// And asks again so often: it looks through its page table for that.
+pub const FORK_ROOM_PAUSE: Duration = Duration::from_millis(20);
+/// Memory that a fork leaves free, of the machine's and of what its memory cgroups allow, when pages come back for it.
 pub const FORK_RESERVE_BYTES: u64 = 64 << 20;
 
 /// How often new mappings of a program are looked for and registered once its budget is nearly reached: reading the maps of a
@@ -133,6 +138,13 @@ pub const FAMILY_MAX: usize = 32;
 
 /// How often page tables are walked for pages in common while nobody comes or goes.
 pub const COMMON_LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What a walk takes of a program that was never walked (measured).
+pub const COMMON_WALK_NS_PER_PAGE: u64 = 50;
+
+/// A program whose walk would take longer is not walked: as long as the survey may look away ([`LOOK_INTERVAL_MAX`]), in which 1.6 GB are
+/// walked.
+pub const COMMON_WALK_MAX: Duration = LOOK_INTERVAL_MAX;
 
 /// And not before this many times what the last walk took has passed: it takes 50 ns a page (measured), so they take 5 % of a CPU.
 pub const COMMON_LOOK_SHARE: u32 = 20;

@@ -7,7 +7,8 @@
 //! One eviction: [`survey`] (how much there is, and what may be paged) -> [`eviction`] (who leaves) -> [`agent`] (out of the
 //! program) -> [`staging`] -> the engine.
 //!
-//! One fork, where the kernel tells nobody of forks: [`survey`] (who forks) -> [`gathering`] (every page comes back first).
+//! One fork, where the kernel tells nobody of forks: [`survey`] (who forks) -> [`gathering`] (every page comes back first) -> [`claims`] (if there is
+//! memory for all).
 //!
 //! [`unsettled`]: changes of mappings whose order is not known yet, [`doubt`]: and how long a late one is waited for; [`shared`]: what the threads share, and the order of locks; [`bell`]: how they wake one another;
 //! [`directory`]: numbers of pages, and news for the policy;
@@ -16,6 +17,7 @@
 pub mod agent;
 pub mod ahead;
 pub mod bell;
+pub mod claims;
 pub mod config;
 pub mod directory;
 pub mod doubt;

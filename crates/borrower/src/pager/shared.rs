@@ -15,6 +15,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::PageError;
 
 use super::bell::Bell;
+use super::claims::Claims;
 use super::directory::SpaceId;
 use super::doubt::Doubt;
 use super::limits::{FAILURES_MAX, GROUP_SIZE_BYTES, HIGH_WATERMARK_SHARE, LOW_WATERMARK_SHARE};
@@ -246,6 +247,8 @@ pub struct Shared {
     pub tenants: Mutex<Vec<Arc<Tenant>>>,
     /// The budget.
     pub budget: Budget,
+    /// Memory that forks may fill.
+    pub claims: Claims,
     /// The counters.
     pub(crate) counters: Counters,
     /// Wakes the fault thread: a batch ended, a program came or went.
@@ -270,6 +273,7 @@ impl Shared {
             books: Mutex::new(books),
             tenants: Mutex::default(),
             budget,
+            claims: Claims::default(),
             counters: Counters::default(),
             faults: Bell::new()?,
             eviction: Bell::new()?,

@@ -125,9 +125,10 @@ pub(crate) fn serve_faults(shared: &Shared, mut faults: Faults, mut wakefulness:
         let count = served.serve(&mut faults)?;
         let now = Instant::now();
         let waiting = faults.poll(now);
+        // Not for messages alone: what is answered here waits for nobody's CPU.
+        (0..faults.take_demands()).for_each(|_| wakefulness.asked(now));
         if count > 0 {
             spin.worked(now);
-            wakefulness.asked(now);
             continue;
         }
         let patience = match waiting {

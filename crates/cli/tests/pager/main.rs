@@ -4,7 +4,7 @@
 //! has a generous deadline.
 //!
 //! - [`programs`], [`servers`], [`peculiarities`], [`overcommit`]: exact output at 50 and 25 %, shared with the other test binary.
-//! - [`emulator`]: a guest in QEMU; [`forks`]: what children share; [`ordinary_user`]: without root, [`users_forks`]: forks that the kernel tells nobody of; [`descriptors`]: many programs at once; [`refused`]: programs that the pager cannot serve.
+//! - [`emulator`]: a guest in QEMU; [`forks`]: what children share; [`ordinary_user`]: without root, [`users_forks`]: forks that the kernel tells nobody of, [`users_programs`]: programs that start others in unusual ways; [`descriptors`]: many programs at once; [`refused`]: programs that the pager cannot serve.
 //! - [`chaos`]: donors die, stop and come back, shared too; [`violence`]: the pager and programs are killed.
 
 // In a test a panic is the report.
@@ -41,4 +41,5 @@ mod forks;
 mod ordinary_user;
 mod refused;
 mod users_forks;
+mod users_programs;
 mod violence;

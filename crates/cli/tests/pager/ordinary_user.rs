@@ -96,7 +96,7 @@ impl Place {
 /// A program of the stage, where the user may execute it.
 pub(crate) fn program(stage: &Stage, place: &Place, name: &str) -> String {
     let target = place.path().join(name);
-    fs::copy(stage.compile(name, &["-pthread"]), &target).unwrap();
+    fs::copy(stage.compile(name, &["-pthread", "-lutil", "-ldl"]), &target).unwrap();
     target.to_str().unwrap().to_owned()
 }
 

@@ -2,7 +2,9 @@
 //! are back. A copy that nobody serves would read zeroes for a page that is away.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use spillway_sys::memory_hierarchy::{Hierarchy, Version};
 
 use crate::ordinary_user::{Place, program};
 use crate::servers::{fill_redis, redis, redis_client, redis_server};
@@ -45,7 +47,7 @@ fn no_signal_interrupts_a_users_fork() {
     let storm = program(&stage, &place, "storm");
     assert_eq!(run(&place, &[&storm, "32", "60"], true), "storm of 60 forks\n");
     // Small, so that most signals come while a fork waits to be heard.
-    assert_eq!(run(&place, &[&storm, "1", "1500"], false), "storm of 1500 forks\n");
+    assert_eq!(run(&place, &[&storm, "1", "400"], false), "storm of 400 forks\n");
 }
 
 /// Grows beyond the budget, and forks all the time: substitutions, subshells, pipelines, and work in the background.
@@ -164,4 +166,72 @@ fn a_users_programs_that_are_left_behind_may_fork() {
     let script = format!("(sleep 1; seq 3 | cat > {}) & echo first", result.display());
     assert_eq!(run(&place, &["sh", "-c", &script], false), "first\n");
     assert_eq!(fs::read_to_string(result).unwrap(), "1\n2\n3\n");
+}
+
+/// A memory cgroup with a limit, for programs of a test; gone with it.
+struct Group {
+    path: PathBuf,
+    hierarchy: Hierarchy,
+}
+
+impl Group {
+    fn new(limit_bytes: u64) -> Option<Self> {
+        let hierarchy = Hierarchy::detect()?;
+        let path = hierarchy.root.join(format!("spillway-test-{}", std::process::id()));
+        let file = if hierarchy.version == Version::V1 { "memory.limit_in_bytes" } else { "memory.max" };
+        fs::create_dir(&path).ok()?;
+        let group = Self { path, hierarchy };
+        fs::write(group.path.join(file), limit_bytes.to_string()).ok().map(|()| group)
+    }
+
+    fn add(&self, process: &str) {
+        fs::write(self.path.join("cgroup.procs"), process).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let processes = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
+        for process in processes.lines() {
+            // Of a test that failed.
+            let _ = fs::write(self.hierarchy.root.join("cgroup.procs"), process);
+        }
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+/// Waits until it is in its group, then forks: with all of its memory, and with a part.
+const CONFINED_PROGRAM: &str = "
+import errno, os, sys, time
+own, go = sys.argv[1:]
+pieces = [bytes([i % 251]) * (1 << 20) for i in range(160)]
+with open(own + '.new', 'w') as file: file.write(str(os.getpid()))
+os.rename(own + '.new', own)
+while not os.path.exists(go): time.sleep(0.01)
+def fork():
+    child = os.fork()
+    if child == 0: os._exit(sum(piece != bytes([i % 251]) * (1 << 20) for i, piece in enumerate(pieces)) > 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+try: print('forked', fork())
+except OSError as error: print(errno.errorcode[error.errno])
+del pieces[16:]
+print('forked', fork())
+";
+
+/// The machine has memory for all pages of the program, and the group that it is in has not: it would be killed.
+#[test]
+fn a_users_fork_that_its_cgroup_has_no_memory_for_fails() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3", "unshare", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let Some(group) = Group::new(112 << 20) else { return support::skip("a memory cgroup of its own") };
+    let [own, go] = ["own", "go"].map(|name| place.path().join(name));
+    let arguments = [own.to_str().unwrap(), go.to_str().unwrap()];
+    let program = ["/usr/bin/python3", "-c", CONFINED_PROGRAM, arguments[0], arguments[1]];
+    let options = ["--local", "32M", "--lend", "384M", "--slab-size", "4M"];
+    let running = Running::start(&mut place.run(&options, &program));
+    group.add(&wait_until("the program", || fs::read_to_string(&own).ok()));
+    fs::write(&go, "").unwrap();
+    let said = running.end().done("python");
+    assert_eq!(said.text(), "ENOMEM\nforked 0\n", "{}", said.errors);
+    assert_eq!(place.statistics()["pager"]["forks_refused"], 1);
 }

@@ -6,9 +6,11 @@
 //! and for `clone` of a process with memory of its own. The arguments of `clone3` cannot be seen by a filter; it is said to be
 //! missing, and every libc then uses `clone`.
 //!
-//! Children and the programs that they execute inherit the filter, and the descriptor that asks stays the same.
+//! Children and the programs that they execute inherit the filter, and the descriptor that asks stays the same. But the kernel allows
+//! one such filter only, and it might be that of a sandbox; so who finds one there makes sure that it is its pager who is asked.
 
-use crate::calls::{self, BUSY, Descriptor};
+use crate::calls::{self, BUSY, Descriptor, INTERRUPTED};
+use crate::protocol::{PROBE_FLAGS, PROBE_STACK, probe_answer};
 
 /// `struct sock_filter`.
 #[repr(C)]
@@ -85,5 +87,18 @@ pub(crate) fn ask_before() -> Result<Option<Descriptor>, i32> {
         Ok(listener) => Ok(Some(listener)),
         Err(BUSY) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// Whether it is the pager at `address` who is asked about forks: by one that he alone answers, and that nobody makes. To be called
+/// when he knows that this program asks him.
+pub(crate) fn is_asked(address: &[u8]) -> bool {
+    let arguments = [PROBE_FLAGS as usize, PROBE_STACK as usize, 0, 0, 0, 0];
+    loop {
+        // SAFETY: the kernel refuses such flags before it looks at the stack.
+        match unsafe { calls::call(CLONE as usize, arguments) } {
+            Err(INTERRUPTED) => {}
+            result => return result == Ok(probe_answer(address) as usize),
+        }
     }
 }

@@ -9,8 +9,8 @@
 //! - [`agent`]: the thread that carries out batches, and how it is started.
 //! - [`batch`]: what it does with one.
 //! - [`forks`]: forks that wait for the pager, where the kernel does not tell it of them.
-//! - `whole_fork`: a `fork` that no signal interrupts, in the library for such programs only: it is that one's only symbol to see, and
-//!   libc's own `fork` the only one that it binds.
+//! - `whole_fork`: no signal interrupts such forks; in the library for such programs only, which alone has a symbol to see (`_Fork`),
+//!   binds libc's, and has variables.
 //! - [`calls`]: system calls. [`socket`]: the greeting. [`memory`]: copying.
 
 #![no_std]

@@ -35,6 +35,8 @@ const SHARED: usize = 1;
 pub(crate) extern "C" fn start() {
     let mut space = [0; ADDRESS_BYTES_MAX];
     let Some(address) = find_address(&mut space) else { return };
+    #[cfg(tells_forks)]
+    crate::whole_fork::begin();
     match greet(address) {
         Ok(()) => {}
         Err((what, error)) => refuse(what, error),
@@ -63,13 +65,16 @@ fn greet(address: &[u8]) -> Result<(), Refusal> {
     let Ok(welcome) = Welcome::decode(&words) else { return Err((b"the pager is of another version", 0)) };
     match (welcome.verdict, file) {
         (Verdict::RunUnpaged, _) => Ok(()),
-        (Verdict::Page | Verdict::PageTellingForks, Some(file)) => join(&socket, &welcome, &file),
-        _ => Err((b"the pager refused it", hello.status)),
+        (Verdict::Page | Verdict::PageTellingForks, Some(file)) => join(&socket, address, &welcome, &file),
+        (Verdict::Page | Verdict::PageTellingForks, None) => {
+            Err((b"it has no descriptor free for the pager's memory (ulimit -n; four are enough)", 0))
+        }
+        (Verdict::Refuse, _) => Err((b"the pager refused it", hello.status)),
     }
 }
 
 /// Maps the arena, and says so.
-fn join(socket: &Descriptor, welcome: &Welcome, file: &Descriptor) -> Result<(), Refusal> {
+fn join(socket: &Descriptor, address: &[u8], welcome: &Welcome, file: &Descriptor) -> Result<(), Refusal> {
     let mapped = calls::map(welcome.arena_bytes as usize, READ_WRITE, SHARED, file.0);
     let arena = *mapped.as_ref().unwrap_or(&0);
     let listener = match welcome.verdict {
@@ -81,7 +86,10 @@ fn join(socket: &Descriptor, welcome: &Welcome, file: &Descriptor) -> Result<(),
     let passed = listener.as_ref().ok().and_then(Option::as_ref);
     socket::send(socket, &ready.encode(), passed).map_err(|error| (&b"the pager broke off"[..], error))?;
     mapped.map_err(|error| (&b"it cannot map the pager's memory"[..], error))?;
-    listener.map_err(|error| (&b"its forks cannot be told to the pager"[..], error))?;
+    let listener = listener.map_err(|error| (&b"its forks cannot be told to the pager"[..], error))?;
+    if welcome.verdict == Verdict::PageTellingForks && listener.is_none() && !forks::is_asked(address) {
+        return Err((b"somebody else is asked about its forks (a sandbox?)", 0));
+    }
     // SAFETY: the arena was mapped just now, begins with its head, and is never unmapped.
     let head = unsafe { &*(arena as *const ArenaHead) };
     if head.magic != MAGIC || head.version != VERSION {

@@ -40,6 +40,22 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 /// Raised with every change of this file that the other side would notice.
 pub const VERSION: u32 = 1;
 
+/// Arguments of a `clone` that every kernel refuses (a thread without common signal handlers): by it a program that inherited a filter
+/// finds out whether it is its own pager who is asked about its forks.
+pub const PROBE_FLAGS: u64 = 0x1_0000;
+/// See [`PROBE_FLAGS`]: the stack.
+pub const PROBE_STACK: u64 = MAGIC;
+
+/// What the pager at `address` lets such a call give: no other one has its address (FNV-1a, less the bit that would make it an error).
+pub const fn probe_answer(address: &[u8]) -> u64 {
+    let (mut hash, mut index) = (0xcbf2_9ce4_8422_2325_u64, 0);
+    while index < address.len() {
+        hash = (hash ^ address[index] as u64).wrapping_mul(0x100_0000_01b3);
+        index += 1;
+    }
+    hash >> 1
+}
+
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
 

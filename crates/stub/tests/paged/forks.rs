@@ -6,8 +6,8 @@ use spillway_stub::late_start::ProgramPlaces;
 use spillway_stub::protocol::outcome;
 use spillway_stub::seat::Task;
 
-use crate::scene::{PAGES, Scene, wait_readable};
-use crate::support::{PAGE, Paged, far};
+use crate::scene::{PAGES, Scene};
+use crate::support::{PAGE, Paged, far, wait_readable};
 
 /// Forks the program; the child talks from now on.
 fn fork(scene: &mut Scene) -> (u32, Paged) {
@@ -69,8 +69,7 @@ fn a_fork_waits_for_a_pager_that_has_no_messages_about_forks() {
     scene.ask("spin", "spinning");
     // What the child executes is paged, and asks the same pager.
     scene.conversation.tell("exec");
-    let (mut next, again) = scene.pager.greet_without_rights(true);
-    assert!(again.is_none(), "the descriptor is inherited");
+    let mut next = scene.pager.greet_inheriting(&notices);
     next.hear(&scene.conversation, "memory");
     scene.conversation.tell("fork");
     wait_readable(&notices, "a fork of the child waits");

@@ -1,10 +1,8 @@
 //! What most tests begin with: a pager and a program under it.
 
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::process::Command;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_stub::protocol::outcome;
 use spillway_sys::fork_notices::ForkNotices;
 
@@ -37,7 +35,10 @@ impl Scene {
 
     /// With a pager to whom the kernel tells nothing about forks.
     pub(crate) fn without_rights(start_agent_early: bool) -> Self {
-        Self::with(TinyPager::without_rights(), PAGES, &[], |pager| pager.greet_without_rights(start_agent_early))
+        Self::with(TinyPager::without_rights(), PAGES, &[], |pager| {
+            let (paged, notices) = pager.greet_without_rights(start_agent_early);
+            (paged, Some(notices))
+        })
     }
 
     fn with(
@@ -80,10 +81,4 @@ impl Scene {
         self.conversation.tell("exit");
         assert!(self.paged.serve_to_end(&mut self.conversation).success());
     }
-}
-
-/// Waits until something can be read.
-pub(crate) fn wait_readable(descriptor: &impl AsFd, what: &str) {
-    let timeout = Timespec { tv_sec: 60, tv_nsec: 0 };
-    assert_eq!(poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)).unwrap(), 1, "{what}");
 }

@@ -10,6 +10,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_stub::arena::{Arena, ArenaPlan};
 use spillway_stub::greeting::{Address, Listener, Visitor};
 use spillway_stub::late_start::{self, ProgramPlaces};
@@ -143,6 +144,12 @@ pub(crate) struct Paged {
     batch: usize,
 }
 
+/// Waits until something can be read.
+pub(crate) fn wait_readable(descriptor: &impl AsFd, what: &str) {
+    let timeout = Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)).unwrap(), 1, "{what}");
+}
+
 pub(crate) struct TinyPager {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) arena: Arena,
@@ -201,16 +208,30 @@ impl TinyPager {
 
     /// Greets the next program.
     pub(crate) fn greet(&mut self, start_agent: bool) -> Paged {
-        self.greet_with(Verdict::Page, Features::FORK, start_agent).0
+        self.greet_with(Verdict::Page, Features::FORK, start_agent, None).0
     }
 
     /// Greets the next program as the pager of a user without rights does.
-    pub(crate) fn greet_without_rights(&mut self, start_agent: bool) -> (Paged, Option<ForkNotices>) {
-        let (paged, listener) = self.greet_with(Verdict::PageTellingForks, Features::default(), start_agent);
-        (paged, listener.map(|listener| ForkNotices::from_descriptor(listener).unwrap()))
+    pub(crate) fn greet_without_rights(&mut self, start_agent: bool) -> (Paged, ForkNotices) {
+        let (paged, listener) = self.greet_with(Verdict::PageTellingForks, Features::default(), start_agent, None);
+        let listener = listener.expect("a program brings a descriptor");
+        (paged, ForkNotices::from_descriptor(listener, self.address.fork_probe()).unwrap())
     }
 
-    fn greet_with(&mut self, verdict: Verdict, more: Features, start_agent: bool) -> (Paged, Option<OwnedFd>) {
+    /// Greets one that a program of such a pager executed.
+    pub(crate) fn greet_inheriting(&mut self, notices: &ForkNotices) -> Paged {
+        let (paged, listener) = self.greet_with(Verdict::PageTellingForks, Features::default(), true, Some(notices));
+        assert!(listener.is_none(), "the descriptor is inherited");
+        paged
+    }
+
+    fn greet_with(
+        &mut self,
+        verdict: Verdict,
+        more: Features,
+        start_agent: bool,
+        asked: Option<&ForkNotices>,
+    ) -> (Paged, Option<OwnedFd>) {
         let visitor = self.visitor();
         let (hello, descriptor) = visitor.hello(far()).unwrap();
         assert_eq!((hello.kind, hello.status), (HelloKind::Program, 0));
@@ -223,6 +244,10 @@ impl TinyPager {
         let (ready, listener) = visitor.ready_with_descriptor(far()).unwrap();
         assert_eq!(ready.status, 0);
         let places = ProgramPlaces { process: visitor.process(), start_agent: hello.start_agent, arena: ready.arena };
+        if let Some(notices) = asked {
+            wait_readable(notices, "it finds out who is asked");
+            assert!(notices.next().unwrap().is_none(), "that is no fork");
+        }
         let mut paged = Paged::new(places, hello, userfaultfd, seat);
         if start_agent {
             self.greet_agent(&mut paged);

@@ -82,6 +82,8 @@ pub struct Faults {
     /// Results of one poll, taken out of the engine's call.
     ended: Vec<(usize, Result<(), BlockError>)>,
     wiped: WipedRanges,
+    /// Reads that threads wait for, since they were asked for.
+    demands: u32,
     /// What comes along is read when those who wait have their pages.
     asks: Vec<Ask>,
     /// Taken out while it is asked.
@@ -113,6 +115,7 @@ impl Faults {
             unsettled: Vec::with_capacity(64),
             ended: Vec::with_capacity(FAULT_READS_MAX),
             wiped,
+            demands: 0,
             asks: Vec::with_capacity(FAULT_READS_MAX),
             ahead: Some(Ahead::default()),
         })
@@ -122,6 +125,11 @@ impl Faults {
     pub fn has_put_off(&self) -> bool {
         let has_tasks = !self.put_off.is_empty() || !self.unsettled.is_empty() || !self.asks.is_empty();
         has_tasks || self.reads.iter().flatten().any(|read| read.is_here)
+    }
+
+    /// How many threads began to wait for a page from elsewhere since this was asked.
+    pub fn take_demands(&mut self) -> u32 {
+        std::mem::take(&mut self.demands)
     }
 
     /// The engine, for its events.

@@ -57,6 +57,7 @@ impl Faults {
         if !self.read(tenant, table, &Along::one(address, slot), Some(fault), arrived) {
             return Outcome::PutOff;
         }
+        self.demands += u32::from(fault.thread != NOBODY);
         if fault.thread != NOBODY && self.asks.len() < FAULT_READS_MAX {
             self.asks.push(Ask { tenant: Arc::clone(tenant), thread: fault.thread, address, waits_since: None });
         }

@@ -15,7 +15,7 @@ impl World {
     /// The pager's threads run until a gathering came to an end.
     fn gather(&mut self, gathering: &mut Gathering, available_bytes: u64) -> Gathered {
         for _ in 0..100_000 {
-            match gathering.look(self.now, &|| available_bytes) {
+            match gathering.look(self.now, &|_| available_bytes) {
                 Gathered::NotYet => {}
                 end => return end,
             }
@@ -62,7 +62,7 @@ fn every_page_comes_back_before_a_fork_and_stays_until_it_is_over() {
     world.check_unpaged_child(0);
     for _ in 0..1000 {
         world.run();
-        assert_eq!(gathering.look(world.now, &|| 0), Gathered::All);
+        assert_eq!(gathering.look(world.now, &|_| 0), Gathered::All);
     }
     assert_eq!(world.count(), PAGES as i64);
     drop(gathering);
@@ -79,7 +79,7 @@ fn a_batch_that_is_under_way_ends_before_a_fork() {
     world.turn();
     assert!(world.programs[0].tenant.lock().batch);
     let mut gathering = world.gathering(0);
-    assert_eq!(gathering.look(world.now, &|| PLENTY), Gathered::NotYet);
+    assert_eq!(gathering.look(world.now, &|_| PLENTY), Gathered::NotYet);
     assert_eq!(world.gather(&mut gathering, PLENTY), Gathered::All);
     assert!(!world.programs[0].tenant.lock().batch);
     world.check_unpaged_child(0);
@@ -112,6 +112,54 @@ fn a_fork_without_room_for_its_pages_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn the_tightest_room_of_whoever_forks_decides() {
+    let world = paged_world();
+    world.programs[0].tenant.process.store(7, Ordering::SeqCst);
+    let mut gathering = world.gathering(0);
+    let room = |process| if process == 7 { limits::FORK_RESERVE_BYTES } else { PLENTY };
+    assert!(matches!(gathering.look(world.now, &room), Gathered::Never(_)));
+    drop(gathering);
+    world.end();
+}
+
+/// Two forks at once, in a machine that has room for the pages of one.
+#[test]
+fn a_fork_waits_for_room_that_another_was_granted() {
+    let mut world = paged_world();
+    let away = world.programs[0].tenant.lock().space.away().len();
+    let room_bytes = limits::FORK_RESERVE_BYTES + (away * PAGE_SIZE_BYTES) as u64;
+    let [mut first, mut second] = [world.gathering(0), world.gathering(0)];
+    assert_eq!(first.look(world.now, &|_| room_bytes), Gathered::NotYet);
+    assert_eq!(second.look(world.now, &|_| room_bytes), Gathered::NotYet);
+    assert_eq!(world.shared.take_wanted().len(), limits::FORK_PAGES_ASKED_MAX.min(away), "one of them asks for pages");
+    // The first ends, and room may come for a while.
+    drop(first);
+    world.now += limits::FORK_ROOM_PAUSE;
+    assert_eq!(second.look(world.now, &|_| room_bytes - 1), Gathered::NotYet);
+    let mut third = world.gathering(0);
+    assert!(matches!(third.look(world.now, &|_| room_bytes - 1), Gathered::Never(_)), "who never had to wait");
+    drop(third);
+    world.now += limits::FORK_ROOM_PAUSE;
+    assert_eq!(world.gather(&mut second, room_bytes), Gathered::All);
+    drop(second);
+    world.end();
+}
+
+#[test]
+fn a_fork_that_is_never_granted_room_beside_others_is_refused() {
+    let mut world = paged_world();
+    let away = world.programs[0].tenant.lock().space.away().len();
+    let room_bytes = limits::FORK_RESERVE_BYTES + (away * PAGE_SIZE_BYTES) as u64;
+    let [mut first, mut second] = [world.gathering(0), world.gathering(0)];
+    assert_eq!(first.look(world.now, &|_| room_bytes), Gathered::NotYet);
+    assert_eq!(second.look(world.now, &|_| room_bytes), Gathered::NotYet);
+    world.now += limits::FORK_PATIENCE;
+    assert!(matches!(second.look(world.now, &|_| room_bytes), Gathered::Never(_)));
+    drop((first, second));
+    world.end();
+}
+
+#[test]
 fn a_fork_whose_pages_cannot_be_read_is_refused_and_nobody_else_is_harmed() {
     let mut world = paged_world();
     // Another volume, which ends before most of the pages.
@@ -133,14 +181,14 @@ fn a_fork_that_makes_no_progress_is_refused() {
     let mut world = paged_world();
     let mut gathering = world.gathering(0);
     // Nobody runs the fault thread.
-    assert_eq!(gathering.look(world.now, &|| PLENTY), Gathered::NotYet);
+    assert_eq!(gathering.look(world.now, &|_| PLENTY), Gathered::NotYet);
     let asked = world.shared.take_wanted();
     assert_eq!(asked.len(), limits::FORK_PAGES_ASKED_MAX.min(PAGES as usize - world.count() as usize));
     world.now += limits::FORK_ASK_AGAIN;
-    assert_eq!(gathering.look(world.now, &|| PLENTY), Gathered::NotYet);
+    assert_eq!(gathering.look(world.now, &|_| PLENTY), Gathered::NotYet);
     assert_eq!(world.shared.take_wanted(), asked, "once more");
     world.now += limits::FORK_PATIENCE;
-    assert!(matches!(gathering.look(world.now, &|| PLENTY), Gathered::Never(_)));
+    assert!(matches!(gathering.look(world.now, &|_| PLENTY), Gathered::Never(_)));
     drop(gathering);
     world.end();
 }
@@ -150,7 +198,7 @@ fn who_ended_needs_no_pages() {
     let world = paged_world();
     let mut gathering = world.gathering(0);
     world.programs[0].tenant.is_gone.store(true, Ordering::SeqCst);
-    assert_eq!(gathering.look(world.now, &|| 0), Gathered::All);
+    assert_eq!(gathering.look(world.now, &|_| 0), Gathered::All);
 }
 
 #[test]

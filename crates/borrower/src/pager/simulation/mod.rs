@@ -30,7 +30,7 @@ use crate::pager::eviction::Eviction;
 use crate::pager::faults::Faults;
 use crate::pager::limits;
 use crate::pager::program::{Agent, Errand, Event, Fate, ProgramMemory};
-use crate::pager::shared::{Budget, Shared, Tenant, lock};
+use crate::pager::shared::{Budget, Shared, Tenant, Wanted, lock};
 use crate::pager::slots::Slots;
 use crate::pager::space::ranges::Ranges;
 use crate::pager::space::{Books, Space};

@@ -60,6 +60,33 @@ fn a_page_that_left_a_moment_ago_comes_back_from_the_pool() {
 }
 
 #[test]
+fn only_pages_from_elsewhere_that_a_thread_waits_for_are_demands() {
+    let mut world = World::new(128);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    assert_eq!(world.faults.take_demands(), 0, "new memory, changes and evictions are none");
+    let gone = |world: &World, page: &u64| !world.programs[0].memory.lock().resident.contains_key(&address(*page));
+    let staged = (0..PAGES).rev().find(|page| gone(&world, page)).unwrap();
+    world.touch(0, staged, false);
+    assert_eq!(world.faults.take_demands(), 0, "it was in the pool");
+    let far = (0..PAGES).filter(|page| gone(&world, page)).step_by(40).take(2).collect::<Vec<u64>>();
+    let space = world.programs[0].tenant.id;
+    world.shared.want([Wanted { space, address: address(far[0]), is_writable: false }]);
+    world.faults.fetch_wanted();
+    let comes = (0..10_000).any(|_| {
+        world.run();
+        !gone(&world, &far[0])
+    });
+    assert!(comes);
+    assert_eq!(world.faults.take_demands(), 0, "nobody waits for what is only wanted");
+    world.touch(0, far[1], false);
+    let fills = world.shared.counters.report(0, Vec::new()).fill.count;
+    assert!(fills > 0);
+    assert_eq!((world.faults.take_demands(), world.faults.take_demands()), (1, 0));
+    world.end();
+}
+
+#[test]
 fn nobody_waits_when_nothing_can_leave() {
     let mut world = World::new(96);
     world.programs[0].memory.lock().pinned = (0..PAGES).map(address).collect();

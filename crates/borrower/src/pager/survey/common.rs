@@ -1,6 +1,8 @@
 //! Pages that several programs have in common since a fork: the kernel counts them for each, and they are in memory once.
 //!
-//! How many they are only a walk of page tables tells (`Pss_Anon`, 50 ns a page measured), so that is done now and then. In between they
+//! How many they are only a walk of page tables tells (`Pss_Anon`, 50 ns a page measured), so that is done now and then, one program at
+//! a time and each paid off before the next: the survey sees nothing else meanwhile, and the kernel holds the lock of that program's
+//! mappings. A program that is too large for that is never walked, and then nobody is of those who may share its pages. In between they
 //! become more by forks only, whose pages are all another's too, but for those that were written since; and fewer by pages that are
 //! written and copied, each of which costs a minor fault, or given up, which are then missing from their program's count. All of
 //! that is cheap to ask for, so [`Common::pages`] is too high only by what comes and goes without a trace: memory that is given up
@@ -9,8 +11,12 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 use super::{Resident, Survey, alert_pages};
-use crate::pager::limits::{COMMON_LOOK_INTERVAL, COMMON_LOOK_SHARE, FAMILY_MAX};
+use crate::pager::limits::{
+    COMMON_LOOK_INTERVAL, COMMON_LOOK_SHARE, COMMON_WALK_MAX, COMMON_WALK_NS_PER_PAGE, FAMILY_MAX,
+};
 use crate::pager::process::Process;
 
 /// A program that has forked or is a fork, at one moment.
@@ -29,30 +35,66 @@ pub(super) struct Member {
 /// What is known of common pages.
 #[derive(Debug, Default)]
 pub(super) struct Common {
-    /// Counts beyond the first one of each page, when it was looked.
+    /// Counts beyond the first one of each page, when all were walked.
     excess: i64,
     /// As they were then.
     members: Vec<Member>,
-    looked_at: Option<Instant>,
-    /// How long that took.
-    cost: Duration,
+    /// Who was walked since, and how many of its pages were others'.
+    round: Vec<(Member, i64)>,
+    round_at: Option<Instant>,
+    /// When the last walk is paid off.
+    paid_off_at: Option<Instant>,
+    /// What the last walk of each took.
+    costs: Vec<(Member, Duration)>,
 }
 
 impl Common {
-    /// Whether page tables are to be walked: now and then, and when the last walk is paid off.
-    pub(super) fn wants_look(&self, now: Instant) -> bool {
-        let pause = COMMON_LOOK_INTERVAL.max(self.cost * COMMON_LOOK_SHARE);
-        self.looked_at.is_none_or(|at| now.saturating_duration_since(at) >= pause)
+    /// Whose page table is to be walked now, if any: now and then, and when the last walk is paid off.
+    pub(super) fn next_walk(&mut self, family: &[Member], now: Instant) -> Option<u32> {
+        let is_paid_off = self.paid_off_at.is_none_or(|at| at <= now);
+        if !is_paid_off || family.iter().any(|member| self.cost(member) > COMMON_WALK_MAX) {
+            return None;
+        }
+        if self.round.iter().any(|(walked, _)| of(walked.process, family).is_none()) {
+            // What it had may be another's alone now.
+            self.round.clear();
+        }
+        if self.round.is_empty() {
+            let is_early = |at: Instant| now.saturating_duration_since(at) < COMMON_LOOK_INTERVAL;
+            if self.round_at.is_some_and(is_early) {
+                return None;
+            }
+            self.round_at = Some(now);
+        }
+        let is_walked = |process: u32| self.round.iter().any(|(walked, _)| walked.process == process);
+        family.iter().map(|member| member.process).find(|process| !is_walked(*process))
     }
 
-    /// A walk that took `cost` found that `family` has `excess` pages fewer than the kernel's counts say together.
-    pub(super) fn looked(&mut self, family: Vec<Member>, excess: i64, now: Instant, cost: Duration) {
-        *self = Self { excess, members: family, looked_at: Some(now), cost };
+    /// A walk of `member`, which took `cost` until `now`, found that `others` of its pages are others' share.
+    pub(super) fn walked(&mut self, member: Member, others: i64, family: &[Member], now: Instant, cost: Duration) {
+        self.paid_off_at = Some(now + cost * COMMON_LOOK_SHARE);
+        self.costs.retain(|(known, _)| known.process != member.process && of(known.process, family).is_some());
+        self.costs.push((member, cost));
+        self.round.push((member, others));
+        if family.iter().all(|member| self.round.iter().any(|(walked, _)| walked.process == member.process)) {
+            let round = std::mem::take(&mut self.round);
+            self.excess = round.iter().map(|(_, others)| others).sum();
+            self.members = round.into_iter().map(|(member, _)| member).collect();
+        }
+    }
+
+    /// What a walk of `member` will take, by the last one.
+    fn cost(&self, member: &Member) -> Duration {
+        let known = self.costs.iter().find(|(known, _)| known.process == member.process);
+        let pages = |member: &Member| member.resident.max(1).unsigned_abs();
+        match known {
+            Some((then, cost)) => cost.mul_f64(pages(member) as f64 / pages(then) as f64),
+            None => Duration::from_nanos(COMMON_WALK_NS_PER_PAGE * pages(member)),
+        }
     }
 
     /// By how much the kernel's count of `family` is too high, at least.
     pub(super) fn pages(&mut self, family: &[Member]) -> i64 {
-        let of = |process: u32, members: &[Member]| members.iter().find(|member| member.process == process).copied();
         for gone in self.members.extract_if(.., |then| of(then.process, family).is_none()) {
             // What it had may be another's alone now.
             self.excess -= gone.resident;
@@ -93,14 +135,27 @@ impl Survey {
             return 0;
         }
         let family: Vec<Member> = relatives.iter().filter_map(|(process, is_fork)| member(process, *is_fork)).collect();
-        if self.common.wants_look(now) {
-            let begun = Instant::now();
-            // What one that ended has is gone, and found at the next look.
-            let excess: i64 = relatives.iter().filter_map(|(process, _)| process.others_pages()).sum();
-            self.common.looked(family.clone(), excess, now, begun.elapsed());
+        if let Some(number) = self.common.next_walk(&family, now) {
+            let begun = cpu_time();
+            let walked = relatives.iter().find(|(process, _)| process.number() == number);
+            // One that ended meanwhile is no member at the next look.
+            let others = walked.and_then(|(process, _)| process.others_pages()).unwrap_or(0);
+            if let Some(member) = of(number, &family) {
+                self.common.walked(member, others, &family, now, cpu_time().saturating_sub(begun));
+            }
         }
         self.common.pages(&family)
     }
+}
+
+fn of(process: u32, members: &[Member]) -> Option<Member> {
+    members.iter().find(|member| member.process == process).copied()
+}
+
+/// What this thread has used of a CPU: waiting for one, or for a lock, costs nothing.
+fn cpu_time() -> Duration {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(used).unwrap_or_default()
 }
 
 fn member(process: &Process, is_fork: bool) -> Option<Member> {
@@ -118,11 +173,20 @@ mod tests {
 
     const NO_TIME: Duration = Duration::ZERO;
 
+    impl Common {
+        /// All of `family` is walked; the first has `excess` pages of others.
+        fn looked(&mut self, family: &[Member], excess: i64) {
+            for (index, member) in family.iter().enumerate() {
+                self.walked(*member, if index == 0 { excess } else { 0 }, family, Instant::now(), NO_TIME);
+            }
+        }
+    }
+
     #[test]
     fn a_page_that_both_have_counts_once() {
         let mut common = Common::default();
         let (parent, child) = (member(1, 500, 1000), member(2, 10, 990));
-        common.looked(vec![parent, child], 990, Instant::now(), NO_TIME);
+        common.looked(&[parent, child], 990);
         assert_eq!(common.pages(&[parent, child]), 990);
         // The child writes 100 of its pages, the parent gives 50 up.
         assert_eq!(common.pages(&[member(1, 500, 950), member(2, 110, 990)]), 840);
@@ -147,20 +211,84 @@ mod tests {
     #[test]
     fn a_program_that_runs_another_has_nothing_in_common_any_more() {
         let mut common = Common::default();
-        common.looked(vec![member(1, 0, 100), member(2, 0, 100)], 100, Instant::now(), NO_TIME);
+        common.looked(&[member(1, 0, 100), member(2, 0, 100)], 100);
         // Its pages are gone from its count, and so it is another member.
         assert_eq!(common.pages(&[member(1, 0, 100), member(3, 300, 200)]), 0);
     }
 
     #[test]
-    fn looks_are_paid_off_before_the_next() {
+    fn walks_are_of_one_program_each_and_paid_off_before_the_next() {
         let mut common = Common::default();
+        let family = [member(1, 0, 1000), member(2, 0, 1000)];
+        let mut now = Instant::now();
+        assert_eq!(common.next_walk(&family, now), Some(1));
+        let cost = Duration::from_millis(1);
+        common.walked(family[0], 500, &family, now, cost);
+        assert_eq!(common.next_walk(&family, now + cost), None);
+        now += cost * COMMON_LOOK_SHARE;
+        assert_eq!(common.next_walk(&family, now), Some(2));
+        assert_eq!(common.pages(&family), 1000, "as it was guessed until all were walked");
+        common.walked(family[1], 400, &family, now, NO_TIME);
+        assert_eq!(common.pages(&family), 900);
+        assert_eq!(common.next_walk(&family, now), None, "now and then");
+        now += COMMON_LOOK_INTERVAL;
+        assert_eq!(common.next_walk(&family, now), Some(1));
+    }
+
+    /// Whatever walks take, they take no more of the time than their share.
+    #[test]
+    fn walks_of_all_together_have_a_bound() {
+        let mut common = Common::default();
+        let costs = [3, 700, 19_000].map(Duration::from_micros);
+        let family = [1, 2, 3].map(|process| member(process, 0, 100_000));
         let start = Instant::now();
-        assert!(common.wants_look(start));
-        common.looked(Vec::new(), 0, start, NO_TIME);
-        assert!(!common.wants_look(start) && common.wants_look(start + COMMON_LOOK_INTERVAL));
-        let cost = COMMON_LOOK_INTERVAL;
-        common.looked(Vec::new(), 0, start, cost);
-        assert!(!common.wants_look(start + cost) && common.wants_look(start + cost * COMMON_LOOK_SHARE));
+        let (mut now, mut spent, mut walks) = (start, NO_TIME, 0);
+        while now < start + Duration::from_secs(20) {
+            if let Some(process) = common.next_walk(&family, now) {
+                let cost = costs[process as usize - 1];
+                now += cost;
+                spent += cost;
+                walks += 1;
+                common.walked(family[process as usize - 1], 0, &family, now, cost);
+            }
+            now += Duration::from_millis(1);
+        }
+        assert!(walks >= 3 * 10, "each is walked again and again: {walks}");
+        assert!(spent * COMMON_LOOK_SHARE <= now - start + costs[2] * COMMON_LOOK_SHARE, "{spent:?}");
+    }
+
+    #[test]
+    fn programs_that_would_take_long_are_not_walked_and_counted_as_guessed() {
+        let mut common = Common::default();
+        let pages_max = i64::try_from(COMMON_WALK_MAX.as_nanos()).unwrap() / COMMON_WALK_NS_PER_PAGE.cast_signed();
+        let mut family = [member(1, 500, pages_max + 1), member(2, 10, 1000)];
+        let now = Instant::now();
+        assert_eq!(common.next_walk(&family, now), None);
+        assert_eq!(common.pages(&family), 990);
+        // It was small when it was walked, and took long all the same: many mappings, or a slow machine.
+        family[0].resident = 1000;
+        assert_eq!(common.next_walk(&family, now), Some(1));
+        common.walked(family[0], 7, &family, now, COMMON_WALK_MAX + Duration::from_millis(1));
+        assert_eq!(common.next_walk(&family, now + Duration::from_secs(60)), None);
+        family[0].resident = 100;
+        assert_eq!(common.next_walk(&family, now + Duration::from_secs(60)), Some(2), "it gave most of its memory up");
+        common.walked(family[1], 3, &family, now, NO_TIME);
+        assert_eq!(common.pages(&family), 0, "10 common pages, and 900 of the first are gone since");
+    }
+
+    #[test]
+    fn who_comes_or_goes_between_walks_makes_them_begin_anew() {
+        let mut common = Common::default();
+        let family = [member(1, 0, 1000), member(2, 0, 1000)];
+        let mut now = Instant::now();
+        assert_eq!(common.next_walk(&family, now), Some(1));
+        common.walked(family[0], 500, &family, now, NO_TIME);
+        now += COMMON_LOOK_INTERVAL;
+        let other = [family[1], member(3, 0, 1000)];
+        assert_eq!(common.next_walk(&other, now), Some(2));
+        common.walked(other[0], 20, &other, now, NO_TIME);
+        assert_eq!(common.next_walk(&other, now), Some(3));
+        common.walked(other[1], 30, &other, now, NO_TIME);
+        assert_eq!(common.pages(&other), 50);
     }
 }

@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use spillway_sys::fork_notices::{AllowedFork, ForkNotice, ForkNotices};
+use spillway_sys::fork_notices::{AllowedFork, ForkNotice, ForkNotices, NoticeError, Probe};
+use spillway_sys::memory_group;
 use spillway_sys::process::share_memory;
 
 use super::Survey;
@@ -18,8 +19,9 @@ use crate::pager::process::memory_available_bytes;
 use crate::pager::shared::Tenant;
 
 /// Forks of all programs.
-#[derive(Default)]
 pub(super) struct Forking {
+    /// By what programs find out who is asked.
+    probe: Probe,
     /// One for the first program of the run, and one for each that began outside of it, below a program without a stub.
     listeners: Vec<Arc<ForkNotices>>,
     waiting: Vec<Waiting>,
@@ -42,10 +44,15 @@ struct UnderWay {
 }
 
 impl Forking {
-    /// Takes in what a program brought, if it did. False: its forks ask nobody that is known here, so it must not go on.
+    pub(super) fn new(probe: Probe) -> Self {
+        Self { probe, listeners: Vec::new(), waiting: Vec::new(), under_way: Vec::new() }
+    }
+
+    /// Takes in what a program brought, if it did. False: its forks ask nobody that is known here, so it must not go on. One that brings
+    /// nothing asks, before it goes on, whether it is this pager that is asked about its forks, and ends if not.
     pub(super) fn take_in(&mut self, brought: Option<OwnedFd>) -> std::io::Result<bool> {
         if let Some(descriptor) = brought {
-            self.listeners.push(Arc::new(ForkNotices::from_descriptor(descriptor)?));
+            self.listeners.push(Arc::new(ForkNotices::from_descriptor(descriptor, self.probe)?));
         }
         Ok(!self.listeners.is_empty())
     }
@@ -88,9 +95,13 @@ impl Survey {
         match heard {
             Ok(Some(notice)) => self.begin_fork(listener, notice, now),
             Ok(None) => {}
-            Err(error) => {
+            Err(error @ NoticeError::Refused(_)) => {
+                self.shared.counters.forks_refused.add(1);
+                self.shared.fail(error.to_string());
+            }
+            Err(error @ NoticeError::Lost(_)) => {
                 // Forks fail from now on, since nobody listens.
-                self.shared.fail(format!("forks are not heard of any more, so they fail: {error}"));
+                self.shared.fail(error.to_string());
                 self.forking.listeners.retain(|other| !Arc::ptr_eq(other, listener));
                 return false;
             }
@@ -117,8 +128,7 @@ impl Survey {
     }
 
     fn answer_fork(&mut self, mut waiting: Waiting, now: Instant) {
-        let available_bytes = || memory_available_bytes().unwrap_or(0);
-        match waiting.gathering.look(now, &available_bytes) {
+        match waiting.gathering.look(now, &room_bytes) {
             Gathered::NotYet => self.forking.waiting.push(waiting),
             Gathered::All => self.allow_fork(waiting),
             Gathered::Never(reason) => self.refuse_fork(&waiting.listener, waiting.notice, &reason),
@@ -150,6 +160,12 @@ impl Survey {
     }
 }
 
+/// What the machine and its memory cgroups leave `process`: what is brought back is charged to these.
+fn room_bytes(process: u32) -> u64 {
+    let machine_bytes = memory_available_bytes().unwrap_or(0);
+    machine_bytes.min(memory_group::available_bytes_for(process).unwrap_or(u64::MAX))
+}
+
 /// What is to be heard now.
 fn ready(listener: &ForkNotices) -> PollFlags {
     let mut wanted = [PollFd::new(listener, PollFlags::IN)];
@@ -167,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_program_that_asks_nobody_does_not_go_on() {
-        let mut forking = Forking::default();
+        let mut forking = Forking::new(Probe { flags: 0, stack: 0, answer: 0 });
         assert!(!forking.take_in(None).unwrap());
         let null = std::fs::File::open("/dev/null").unwrap();
         assert!(forking.take_in(Some(null.into())).is_err());

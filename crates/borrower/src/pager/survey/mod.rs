@@ -109,6 +109,7 @@ impl Survey {
     ) -> Self {
         let seats_free = (0..arena.plan().seats).rev().collect();
         let regions = vec![Region::default(); REGIONS_MAX];
+        let forking = Forking::new(arena.address().fork_probe());
         Self {
             shared,
             listener,
@@ -119,7 +120,7 @@ impl Survey {
             guardian,
             is_paging: false,
             programs_fork,
-            forking: Forking::default(),
+            forking,
             sharing_looked_at: None,
             common: Common::default(),
         }

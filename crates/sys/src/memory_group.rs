@@ -1,13 +1,14 @@
-//! What the memory cgroups around this process leave it.
+//! What the memory cgroups around a process leave it.
 //!
-//! Slabs are charged to the donor's own group, and through it to every group above: the tightest of them decides how much
+//! Memory is charged to the process's own group, and through it to every group above: the tightest of them decides how much
 //! can still be had. A donor that lent more would make the kernel page its slabs out, or kill it, and pages of other
-//! machines' programs with it. Both versions of the interface are understood; a group without a limit does not count.
+//! machines' programs with it; a pager that brought more back would have the program killed. Both versions of the interface are
+//! understood; a group without a limit does not count.
 
 use std::fs;
 use std::path::Path;
 
-use spillway_sys::memory_hierarchy::{Hierarchy, Version};
+use crate::memory_hierarchy::{Hierarchy, Version};
 
 /// Version 1 says "no limit" by the largest multiple of a page in 63 bits; no machine has half of it.
 const UNLIMITED_BYTES_MIN: u64 = 1 << 62;
@@ -17,6 +18,13 @@ pub fn available_bytes() -> Option<u64> {
     let hierarchy = Hierarchy::detect()?;
     let own = hierarchy.own_group().ok()?;
     available_between(&own, &hierarchy.root, hierarchy.version)
+}
+
+/// What `process` could still get within its groups' limits; `None` where no limit holds, or it has ended.
+pub fn available_bytes_for(process: u32) -> Option<u64> {
+    let hierarchy = Hierarchy::detect()?;
+    let group = hierarchy.group_of(process).ok()?;
+    available_between(&group, &hierarchy.root, hierarchy.version)
 }
 
 /// The least that any group from `own` up to `root` leaves.
@@ -116,6 +124,16 @@ mod tests {
         let group: &[_] = &[("memory.limit_in_bytes", "1000"), ("memory.usage_in_bytes", "0")];
         let (root, own) = tree([group, UNLIMITED_V1, UNLIMITED_V1]);
         assert_eq!(available_between(&own, &root.path().join("outer"), Version::V1), None);
+    }
+
+    #[test]
+    fn another_process_is_asked_for_by_its_number() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        // Its groups are this process's; usage changes in between.
+        assert_eq!(available_bytes_for(child.id()).is_some(), available_bytes().is_some());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(available_bytes_for(u32::MAX >> 1), None);
     }
 
     #[test]
