@@ -17,6 +17,7 @@
 //! - [`memory_hierarchy`]: which memory cgroups there are.
 //! - [`cpu_latency`]: how fast idle CPUs wake up.
 //! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
+//! - [`process_stat`], [`threads`], [`machine_memory`]: what `/proc` tells of processes and of the machine.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
 //! - [`fork_notices`]: forks of other processes that wait to be allowed.
@@ -36,6 +37,7 @@ pub mod fuse;
 pub mod guardian;
 pub mod io_ring;
 pub mod loop_device;
+pub mod machine_memory;
 pub mod mapping;
 pub mod memfd;
 pub mod memory_hierarchy;
@@ -44,8 +46,10 @@ pub mod pagemap;
 pub mod paging_safety;
 pub mod process;
 pub mod process_memory;
+pub mod process_stat;
 pub mod shared_futex;
 pub mod swap;
+pub mod threads;
 #[cfg(target_arch = "x86_64")]
 pub mod tracee;
 pub mod ublk;
