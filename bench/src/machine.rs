@@ -1,6 +1,7 @@
 //! Where a measurement was taken: kernel, processor, memory. Numbers without these cannot be compared.
 
 use serde::{Deserialize, Serialize};
+use spillway_sys::machine_memory::MachineMemory;
 
 /// The machine, as far as it matters to paging.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +26,7 @@ impl Machine {
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             processor: field(&read("/proc/cpuinfo"), "model name"),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
-            memory_bytes: kibibytes(&field(&read("/proc/meminfo"), "MemTotal")),
+            memory_bytes: MachineMemory::read().map_or(0, |memory| memory.total_bytes),
             page_cluster: read("/proc/sys/vm/page-cluster").trim().parse().ok(),
         }
     }
@@ -36,11 +37,6 @@ fn field(text: &str, name: &str) -> String {
     let pairs = text.lines().filter_map(|line| line.split_once(':'));
     let mut values = pairs.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned());
     values.next().unwrap_or_default()
-}
-
-/// Bytes of a text such as `1024 kB`.
-fn kibibytes(text: &str) -> u64 {
-    text.split_whitespace().next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 #[cfg(test)]
@@ -56,9 +52,8 @@ mod tests {
     #[test]
     fn fields_are_found_by_their_whole_name() {
         let text = "MemTotalX: 1 kB\nMemTotal:   2048 kB\nmodel name\t: A fast one: really\n";
-        assert_eq!(kibibytes(&field(text, "MemTotal")), 2048 * 1024);
+        assert_eq!(field(text, "MemTotal"), "2048 kB");
         assert_eq!(field(text, "model name"), "A fast one: really");
         assert_eq!(field(text, "nothing"), "");
-        assert_eq!(kibibytes(""), 0);
     }
 }

@@ -1,6 +1,8 @@
 //! CPU time and memory of processes, and what the kernel counted about swapping, from `/proc`.
 
 use rustix::process::Pid;
+use spillway_sys::machine_memory::bytes_of;
+use spillway_sys::process_stat::ProcessStat;
 
 /// Pages that the kernel has swapped since the machine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,8 +38,8 @@ impl SwapCount {
 
 /// CPU seconds that the process has used, in user mode and in the kernel; `None` when it is gone.
 pub fn cpu_seconds(process: Pid) -> Option<f64> {
-    let text = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).ok()?;
-    Some(cpu_ticks(&text)? as f64 / rustix::param::clock_ticks_per_second() as f64)
+    let stat = ProcessStat::of_process(process.as_raw_nonzero().get().unsigned_abs()).ok()?;
+    Some(stat.cpu_ticks()? as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// Memory of a process.
@@ -57,21 +59,10 @@ impl ProcessMemory {
     }
 
     fn parse(rollup: &str, status: &str) -> Option<Self> {
-        let shared_bytes = kibibytes(rollup, "Pss_Shmem:").unwrap_or(0);
-        let tables_bytes = kibibytes(status, "VmPTE:").unwrap_or(0);
-        Some(Self { own_bytes: (kibibytes(rollup, "Pss:")? + tables_bytes).saturating_sub(shared_bytes), shared_bytes })
+        let shared_bytes = bytes_of(rollup, "Pss_Shmem").unwrap_or(0);
+        let tables_bytes = bytes_of(status, "VmPTE").unwrap_or(0);
+        Some(Self { own_bytes: (bytes_of(rollup, "Pss")? + tables_bytes).saturating_sub(shared_bytes), shared_bytes })
     }
-}
-
-/// Fields 14 and 15 of `/proc/PID/stat`; the name before them may hold anything, so it is skipped up to its last bracket.
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
-}
-
-fn kibibytes(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|number| number * 1024)
 }
 
 #[cfg(test)]
@@ -97,13 +88,6 @@ mod tests {
     }
 
     #[test]
-    fn odd_names_do_not_confuse() {
-        let stat = "12 (a) b (c)) S 1 2 3 4 5 6 7 8 9 10 70 30 0 0 20";
-        assert_eq!(cpu_ticks(stat), Some(100));
-        assert_eq!(cpu_ticks("nonsense"), None);
-    }
-
-    #[test]
     fn swapping_is_counted_from_the_earlier_count() {
         let text = "pgmajfault 3\npswpin 10\npswpout 25\npswpin_zero 7\n";
         let count = SwapCount::parse(text);
@@ -111,11 +95,5 @@ mod tests {
         let earlier = SwapCount { pages_in: 4, pages_out: 30 };
         assert_eq!(count.since(earlier), SwapCount { pages_in: 6, pages_out: 0 });
         assert_eq!(SwapCount::parse(""), SwapCount::default());
-    }
-
-    #[test]
-    fn kibibytes_are_read() {
-        assert_eq!(kibibytes("Rss:  8 kB\nPss:   3 kB\n", "Pss:"), Some(3072));
-        assert_eq!(kibibytes("", "Pss:"), None);
     }
 }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use spillway_fabric::limits::{QUEUE_DEPTH_MAX, REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
+use spillway_fabric::limits::{
+    HEARTBEAT_INTERVAL, LOOK_INTERVAL_MAX, QUEUE_DEPTH_MAX, REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX, SILENCE_DEADLINE,
+    SLAB_SIZE_BYTES_MIN, SOLE_COPY_PATIENCE,
+};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use crate::device::redundancy::REPLICAS_MAX;
@@ -40,6 +43,15 @@ pub const PIECES_MAX: usize = 1024;
 /// A request that could not be answered for so long fails. Longer than the time in which a silent donor is found and its
 /// pages are taken over by other copies.
 pub const BLOCK_REQUEST_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The same for a volume without a disk, where a silent donor may have the only copy, or be the only one that can take a write: it is
+/// waited for, and then there is as much time for the rest as others have.
+pub const BLOCK_REQUEST_DEADLINE_SOLE: Duration =
+    Duration::from_secs(SOLE_COPY_PATIENCE.as_secs() + BLOCK_REQUEST_DEADLINE.as_secs());
+
+/// A donor from which nothing came for so long is not counted on: two heartbeats, half of what gives it up, so that of two donors that
+/// fall silent together (the machine is busy) neither is given up because of the other's copies.
+pub const SILENCE_NOTICED: Duration = Duration::from_secs(1);
 
 /// How long a write to an unmapped slab waits for a donor before it goes to the disk alone.
 pub const MAPPING_WAIT: Duration = Duration::from_millis(500);
@@ -109,6 +121,9 @@ const _: () = {
     assert!(PIECES_MAX >= QUEUE_DEPTH_MAX);
     assert!(SLAB_SIZE_BYTES_MIN.is_multiple_of(64 * PAGE_SIZE_BYTES as u64), "a word of page bits lies in one slab");
     assert!(BLOCK_REQUEST_DEADLINE.as_millis() > 2 * REQUEST_DEADLINE.as_millis());
+    assert!(SILENCE_NOTICED.as_millis() >= 2 * HEARTBEAT_INTERVAL.as_millis());
+    assert!(2 * SILENCE_NOTICED.as_millis() <= SILENCE_DEADLINE.as_millis());
+    assert!(LOOK_INTERVAL_MAX.as_millis() >= 5 * EVENT_WAIT_MAX.as_millis(), "a thread that runs looks often enough");
     assert!(BACKLOG_EAGER_PAGES < BACKLOG_PAGES && BACKLOG_BATCH_PAGES <= BACKLOG_PAGES);
     assert!(CARE_SHARE > 1);
     assert!(REQUEST_PAGES_MAX <= BACKLOG_PAGES);

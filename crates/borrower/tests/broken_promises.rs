@@ -15,6 +15,7 @@ use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::engine::Engine;
 use spillway_borrower::engine::lanes::{LaneChange, LaneMailbox, Lanes};
+use spillway_borrower::limits::{BLOCK_REQUEST_DEADLINE, BLOCK_REQUEST_DEADLINE_SOLE};
 use spillway_borrower::manager::Shared as Managed;
 use spillway_borrower::manager::Ties;
 use spillway_borrower::manager::care;
@@ -26,6 +27,7 @@ use spillway_borrower::metrics::Metrics;
 use spillway_borrower::service::BlockService;
 use spillway_borrower::state::records::Records;
 use spillway_borrower::volume::backlog::Backlog;
+use spillway_borrower::volume::page_bits::Bit;
 use spillway_borrower::volume::slab_entry::{DonorSlot, Location};
 use spillway_borrower::volume::{DiskCopy, Geometry, Volume};
 use spillway_fabric::buffer_pool::BufferPool;
@@ -135,6 +137,24 @@ fn a_discarded_page_is_not_lost_by_a_disk_write_that_failed_before() {
     one.submit(1, BlockOperation::Read, 5);
     one.poll();
     assert_eq!(one.answers[1], Some(Ok(())), "a discarded page reads as zeroes");
+}
+
+/// What a request may wait for without a disk: a donor that says nothing for a while, but not for room that nobody has.
+#[test]
+fn without_a_disk_a_request_waits_for_a_donor_and_not_for_room() {
+    let mut one = One::new(Redundancy::NONE);
+    one.volume.set_mapping_possible(false);
+    one.volume.slab(SlabIndex(0)).fill(0, Location { donor: DonorSlot(0), handle: SlabHandle(0) });
+    one.volume.bits.set(Bit::Copy(0), 5, 1);
+    one.submit(0, BlockOperation::Read, 5);
+    one.submit(1, BlockOperation::Write, 6);
+    let mut after = |waited| {
+        let mut ended = Vec::new();
+        one.engine.poll(Instant::now() + waited, &mut |slot, result| ended.push((slot, result)));
+        ended
+    };
+    assert_eq!(after(BLOCK_REQUEST_DEADLINE), [(1, Err(BlockError::NoSpace))]);
+    assert_eq!(after(BLOCK_REQUEST_DEADLINE_SOLE), [(0, Err(BlockError::TimedOut))]);
 }
 
 /// A donor that comes back lends its lowest handle again, so the fresh copy has the name of the one that failed.

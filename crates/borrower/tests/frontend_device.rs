@@ -120,6 +120,7 @@ fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
         threads: 1,
         slots_per_thread: 1,
         recoverable: false,
+        answer_deadline: Duration::from_secs(12),
         directory: directory.path().to_owned(),
     };
     for bad in [

@@ -19,7 +19,7 @@ use frontend_support::guarded::serve_guarded;
 use frontend_support::in_guest::{self, Order, ServerProcess, exercise_by_four, exercise_while, serve_until_told};
 use frontend_support::{Aligned, PATIENCE, Served, open_direct, pressure};
 use rustix::process::{Pid, Signal, kill_process};
-use spillway_borrower::frontend::limits::NBD_TIMEOUT;
+use spillway_borrower::frontend::limits::NBD_TIMEOUT_MARGIN;
 use spillway_borrower::frontend::nbd::Nbd;
 use spillway_borrower::frontend::nbd_identity::NbdIdentity;
 use spillway_borrower::frontend::{FrontEnd, FrontEndConfig, FrontEndError, nbd_remains};
@@ -52,7 +52,7 @@ const IN_GUEST: [&str; 10] = [
 
 /// When the kernel must have given a dead server's requests up: each connection may be tried, and its timers are coarse; twice
 /// that for a guest that waits for its processors.
-const GIVEN_UP_WITHIN: Duration = Duration::from_secs(8 * NBD_TIMEOUT.as_secs());
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(8 * (12 + NBD_TIMEOUT_MARGIN.as_secs()));
 
 #[test]
 fn the_newest_stock_kernel_pages_through_nbd() {
@@ -76,6 +76,7 @@ fn config(size_bytes: u64, recoverable: bool) -> FrontEndConfig {
         threads: THREADS,
         slots_per_thread: 4,
         recoverable,
+        answer_deadline: Duration::from_secs(12),
         directory: PathBuf::new(),
     }
 }

@@ -30,6 +30,7 @@ fn receive_and_complete_do_not_allocate() {
         threads: 1,
         slots_per_thread: 2,
         recoverable: false,
+        answer_deadline: std::time::Duration::from_secs(12),
         directory: directory.path().to_owned(),
     };
     let (mut front, channels) = LoopFuse::mount(&config).unwrap();

@@ -19,11 +19,13 @@ use spillway_borrower::manager::mover::WorkQueue;
 use spillway_borrower::manager::survey::Survey;
 use spillway_borrower::manager::{Shared, Ties, link};
 use spillway_borrower::state::records::Records;
+use spillway_borrower::volume::page_bits::Bit;
 use spillway_borrower::volume::slab_entry::{DonorSlot, Location};
 use spillway_borrower::volume::{Geometry, Volume};
 use spillway_fabric::control::host::boot_id;
 use spillway_fabric::control::message::{Hello, Message, Welcome};
 use spillway_fabric::control::{ControlChannel, ControlReceiver, ControlSender};
+use spillway_fabric::limits::{SILENCE_DEADLINE, SOLE_COPY_PATIENCE};
 use spillway_fabric::units::{BorrowerId, DonorId, SlabHandle, SlabIndex};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 
@@ -244,6 +246,72 @@ fn a_donor_that_falls_silent_is_lost() {
     linked.wait_until("the session", |donor| donor.phase() == Phase::Connected);
     linked.wait_until("the loss", |donor| donor.phase() == Phase::Lost);
     assert!(linked.donor().status().last_error.contains("sent nothing in time"), "{:?}", linked.donor().status());
+}
+
+/// A donor that says nothing more once it greeted, until it is told to answer again.
+fn speechless(speaks: &Arc<AtomicBool>) -> ScriptedDonor {
+    let speaks = Arc::clone(speaks);
+    ScriptedDonor::over_unix(move |_, sender, receiver| {
+        greet(sender, receiver);
+        while let Ok((message, _)) = receiver.receive(PATIENCE) {
+            if message == Message::Ping && speaks.load(Ordering::SeqCst) && sender.send(&Message::Pong, None).is_err() {
+                return;
+            }
+        }
+    })
+}
+
+#[test]
+fn a_silent_donor_with_the_only_copy_of_a_page_is_waited_for() {
+    let speaks = Arc::new(AtomicBool::new(true));
+    let donor = speechless(&speaks);
+    let linked = Linked::to(&donor, TransportChoice::Auto);
+    linked.wait_until("the session", |donor| donor.phase() == Phase::Connected);
+    let volume = &linked.shared.volume;
+    volume.slab(SlabIndex(2)).fill(0, Location { donor: DonorSlot(0), handle: SlabHandle(9) });
+    let page = 2 * GEOMETRY.slab_pages + 3;
+    volume.bits.set(Bit::Copy(0), page, 1);
+    speaks.store(false, Ordering::SeqCst);
+    linked.wait_until("the silence to be noticed", DonorEntry::is_silent);
+    // Longer than any other donor would get; the session is the same all the time.
+    let until = Instant::now() + 2 * SILENCE_DEADLINE;
+    linked.wait_until("a while", |_| Instant::now() > until);
+    assert_eq!((linked.donor().phase(), donor.sessions()), (Phase::Connected, 1));
+    assert!(!linked.donor().is_within_reach(), "others' copies are not given up because of this one");
+    speaks.store(true, Ordering::SeqCst);
+    linked.wait_until("it to be heard again", |donor| !donor.is_silent());
+    assert_eq!((linked.donor().phase(), donor.sessions()), (Phase::Connected, 1));
+    assert!(!volume.bits.any(Bit::Lost, page, 1));
+    // As soon as something else has the page, it is given up like any other.
+    speaks.store(false, Ordering::SeqCst);
+    linked.wait_until("the silence to be noticed", DonorEntry::is_silent);
+    volume.bits.set(Bit::Disk, page, 1);
+    linked.wait_until("the loss", |_| donor.sessions() > 1);
+    assert!(!volume.bits.any(Bit::Lost, page, 1));
+}
+
+#[test]
+fn a_donor_that_hangs_up_is_lost_at_once_whatever_it_has() {
+    let (leave, told) = std::sync::mpsc::channel::<()>();
+    let told = std::sync::Mutex::new(told);
+    let donor = ScriptedDonor::over_unix(move |number, sender, receiver| {
+        let hello = hear_hello(receiver);
+        assert_eq!(u64::from(hello.patience_seconds), SOLE_COPY_PATIENCE.as_secs(), "nothing else has its pages");
+        sender.send(&welcome([0; 16], String::new()), None).unwrap();
+        if number == 0 {
+            told.lock().unwrap().recv().unwrap();
+        } else {
+            stay(sender, receiver);
+        }
+    });
+    let linked = Linked::to(&donor, TransportChoice::Auto);
+    linked.wait_until("the session", |donor| donor.phase() == Phase::Connected);
+    let volume = &linked.shared.volume;
+    volume.slab(SlabIndex(1)).fill(0, Location { donor: DonorSlot(0), handle: SlabHandle(9) });
+    volume.bits.set(Bit::Copy(0), GEOMETRY.slab_pages, 1);
+    leave.send(()).unwrap();
+    linked.wait_until("the next session", |_| donor.sessions() > 1);
+    linked.wait_until("the page to be told", |_| volume.bits.any(Bit::Lost, GEOMETRY.slab_pages, 1));
 }
 
 #[test]

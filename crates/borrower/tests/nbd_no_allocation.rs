@@ -34,6 +34,7 @@ fn clients_of_every_kind_cost_no_allocation() {
         threads: 1,
         slots_per_thread: 2,
         recoverable: false,
+        answer_deadline: Duration::from_secs(12),
         directory: PathBuf::new(),
     };
     let listen = NbdListen { addresses: vec![NbdAddress::Unix(socket.clone())], exposed: false };

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use spillway_sys::machine_memory::MachineMemory;
 use spillway_sys::memory_group;
 
 /// One look at the machine's memory.
@@ -36,10 +37,7 @@ impl fmt::Display for Bound {
 
 /// Looks at the machine's memory now.
 pub fn sample() -> io::Result<MemorySample> {
-    let text = std::fs::read_to_string("/proc/meminfo")?;
-    let machine_bytes = parse_available(&text).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo has no MemAvailable; Linux 3.14 or later is needed")
-    })?;
+    let machine_bytes = MachineMemory::read()?.available_bytes;
     // Kernels without PSI, or with it switched off, have no such file.
     let pressure = std::fs::read_to_string("/proc/pressure/memory").ok();
     let (available_bytes, bound) = tightest(machine_bytes, memory_group::available_bytes());
@@ -51,11 +49,6 @@ fn tightest(machine_bytes: u64, group_bytes: Option<u64>) -> (u64, Bound) {
         Some(group_bytes) if group_bytes < machine_bytes => (group_bytes, Bound::Group),
         _ => (machine_bytes, Bound::Machine),
     }
-}
-
-fn parse_available(text: &str) -> Option<u64> {
-    let value = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 fn parse_pressure(text: &str) -> Option<f64> {
@@ -81,15 +74,12 @@ mod tests {
 
     #[test]
     fn the_kernels_texts_are_understood() {
-        assert_eq!(parse_available("MemTotal: 9 kB\nMemAvailable:    123 kB\n"), Some(123 * 1024));
         let text = "some avg10=12.50 avg60=1.00 avg300=0.00 total=5\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=1\n";
         assert_eq!(parse_pressure(text), Some(12.5));
     }
 
     #[test]
     fn other_texts_give_nothing() {
-        assert_eq!(parse_available("MemTotal: 9 kB\n"), None);
-        assert_eq!(parse_available("MemAvailable: many kB\n"), None);
         assert_eq!(parse_pressure(""), None);
     }
 }

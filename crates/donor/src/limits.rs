@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use spillway_fabric::limits::{HANDSHAKE_DEADLINE, SLABS_PER_SESSION_MAX};
+use spillway_fabric::limits::{HANDSHAKE_DEADLINE, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX, SOLE_COPY_PATIENCE};
 
 /// Borrowers served at once. Infiniswap ran 32 machines, each both borrower and donor, with several containers each.
 pub const SESSIONS_MAX: usize = 256;
@@ -56,6 +56,10 @@ pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// again within seconds, and others may need the memory.
 pub const LINGER_MAX: Duration = Duration::from_secs(60);
 
+/// Longest time for which a borrower is waited for that says nothing while its connection stays open, whatever it asks for: the slabs of
+/// one whose machine vanished are nobody's until then.
+pub const PATIENCE_MAX: Duration = Duration::from_secs(60);
+
 /// How long a borrower that comes back waits until the threads of its old connections have left: they were woken before.
 pub const RESUME_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -68,6 +72,8 @@ const _: () = {
     assert!(UNPROVEN_MAX < CONNECTIONS_MAX);
     assert!(SLABS_PREPARED_MAX <= SLABS_PER_SESSION_MAX);
     assert!(ACTIVITY_DEADLINE.as_millis() < RECALL_DEADLINE.as_millis());
+    assert!(PATIENCE_MAX.as_millis() >= SOLE_COPY_PATIENCE.as_millis(), "what borrowers ask for is granted");
+    assert!(PATIENCE_MAX.as_millis() >= SILENCE_DEADLINE.as_millis());
     assert!(RESUME_DEADLINE.as_millis() <= HANDSHAKE_DEADLINE.as_millis(), "the borrower waits for a welcome so long");
     assert!(STOP_DEADLINE.as_millis() > HANDSHAKE_DEADLINE.as_millis());
 };

@@ -1,7 +1,7 @@
 //! One borrower's session: its control thread, from hello to the return of its slabs.
 //!
-//! The session ends when the borrower says goodbye, its connection closes, it is silent for
-//! [`SILENCE_DEADLINE`], or it breaks the protocol. Its slabs are back at once, unless the borrower asked for them to linger and
+//! The session ends when the borrower says goodbye, its connection closes, it is silent for longer than [`SILENCE_DEADLINE`] and than it
+//! asked to be waited for (bounded by [`PATIENCE_MAX`]), or it breaks the protocol. Its slabs are back at once, unless the borrower asked for them to linger and
 //! then went away without a goodbye, as a process does that is killed: they are kept for so long, and its next process gets
 //! them by showing the secret of its last welcome.
 
@@ -22,7 +22,7 @@ use spillway_sys::memfd::Memfd;
 use crate::config::is_slab_size;
 use crate::connections::Place;
 use crate::leases::SessionId;
-use crate::limits::LINGER_MAX;
+use crate::limits::{LINGER_MAX, PATIENCE_MAX};
 use crate::shared::{Refusal, Shared};
 use crate::slab_memory::SessionSlabs;
 
@@ -37,6 +37,8 @@ pub(crate) struct Session {
     /// Whether the borrower maps slabs itself.
     pub(crate) shares_memory: bool,
     pub(crate) slabs: SessionSlabs,
+    /// For how long it may say nothing.
+    pub(crate) patience: Duration,
     /// For how long they are kept when the borrower goes without a goodbye.
     pub(crate) linger: Duration,
     /// What it shows to get them back.
@@ -57,8 +59,8 @@ pub(crate) enum SessionEnd {
     Handshake(ControlError),
     #[error("{0}")]
     Control(#[from] ControlError),
-    #[error("it was silent for {}", SILENCE_DEADLINE.as_secs_f32())]
-    Silence,
+    #[error("it was silent for {} seconds", .0.as_secs_f32())]
+    Silence(Duration),
     #[error("it was rejected: {0}")]
     Rejected(String),
     #[error("it spoke out of turn")]
@@ -73,7 +75,7 @@ impl SessionEnd {
     /// Whether the borrower may have died, and come back.
     fn is_sudden(&self) -> bool {
         // A session that another one of the same borrower resumes is told to stop.
-        matches!(self, Self::Control(_) | Self::Silence | Self::Stopping)
+        matches!(self, Self::Control(_) | Self::Silence(_) | Self::Stopping)
     }
 }
 
@@ -169,10 +171,12 @@ fn admit(
         (Some(_), Some(resume)) => resume,
         _ => SessionToken(random_bytes()?),
     };
+    let patience = Duration::from_secs(hello.patience_seconds.into()).clamp(SILENCE_DEADLINE, PATIENCE_MAX);
     let make = |id| Session {
         id,
         token,
         resume,
+        patience,
         linger: Duration::from_secs(hello.linger_seconds.into()).min(LINGER_MAX),
         borrower: hello.borrower,
         volume: hello.volume.clone(),
@@ -182,7 +186,7 @@ fn admit(
         slabs: SessionSlabs::default(),
         traffic: Traffic::default(),
         ended: AtomicBool::new(false),
-        sender: sender.clone(),
+        sender: sender.clone().with_patience(patience),
     };
     if let Some(session) = old.and_then(|id| shared.resume_session(id, make)) {
         tracing::info!("volume {} of {peer} is back", session.volume);
@@ -201,10 +205,13 @@ fn converse(shared: &Shared, session: &Session, receiver: &mut ControlReceiver) 
                 silence.is_broken();
                 answer(shared, session, message)?;
             }
-            Err(ControlError::TimedOut) if !silence.lasts() => {
+            Err(ControlError::TimedOut) => {
+                silence.lasts();
+                if silence.observed() >= session.patience {
+                    return Err(SessionEnd::Silence(silence.observed()));
+                }
                 session.sender.send(&Message::Ping, None)?;
             }
-            Err(ControlError::TimedOut) => return Err(SessionEnd::Silence),
             Err(error) => return Err(error.into()),
         }
     }

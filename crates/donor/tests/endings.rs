@@ -4,12 +4,13 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spillway_donor::limits::{UNPROVEN_MAX, UNPROVEN_PER_SOURCE_MAX};
+use spillway_donor::limits::{PATIENCE_MAX, UNPROVEN_MAX, UNPROVEN_PER_SOURCE_MAX};
 use spillway_donor::{Donor, DonorConfig, DonorError, ListenAddress};
 use spillway_fabric::control::ControlError;
-use spillway_fabric::control::message::Message;
+use spillway_fabric::control::message::{Hello, Message};
 use spillway_fabric::key::ClusterKey;
 use spillway_fabric::queue_pair::RequestError;
 use spillway_fabric::tcp::TcpQueuePair;
@@ -70,6 +71,22 @@ fn a_silent_borrower_loses_its_slabs_and_a_quiet_one_that_answers_does_not() {
 }
 
 #[test]
+fn a_borrower_that_asked_for_patience_gets_it_while_its_connection_is_open() {
+    let donor = TestDonor::start(8, None);
+    let asking = Hello { patience_seconds: PATIENCE_MAX.as_secs() as u16, ..hello(true) };
+    let mut patient = Borrower::greet(donor.dial_unix(), None, &asking).unwrap().unwrap();
+    let mut other = donor.borrower_unix();
+    patient.lease();
+    other.lease();
+    // Neither says a word any more.
+    donor.wait_until("the other one is given up", |status| status.lent_bytes == SLAB_SIZE_BYTES);
+    assert_eq!(donor.donor.status().sessions.len(), 1);
+    assert_eq!(patient.lease().0, SlabHandle(1), "it is the patient one that is left");
+    drop((patient.sender, patient.receiver));
+    donor.wait_until("a closed connection is given up at once", |status| status.lent_bytes == 0);
+}
+
+#[test]
 fn stopping_says_goodbye_and_removes_the_socket() {
     let test_donor = TestDonor::start(4, None);
     let path = test_donor.donor.unix_path().unwrap().to_owned();
@@ -116,12 +133,15 @@ fn a_data_connection_without_a_sessions_token_is_refused() {
     let donor = TestDonor::start(4, None);
     let borrower = donor.borrower_tcp();
     let pool = spillway_fabric::buffer_pool::BufferPool::new(1, 4096).unwrap();
-    let guessed = TcpQueuePair::connect(donor.dial_tcp(), &SessionToken([0; 32]), pool.clone());
+    let guessed = TcpQueuePair::connect(donor.dial_tcp(), &SessionToken([0; 32]), pool.clone(), Arc::default());
     assert_eq!(guessed.err().unwrap().kind(), std::io::ErrorKind::PermissionDenied);
     let token = borrower.welcome.token;
     drop((borrower.sender, borrower.receiver));
     donor.wait_until("the session ends", |status| status.sessions.is_empty());
-    assert!(TcpQueuePair::connect(donor.dial_tcp(), &token, pool).is_err(), "a token ends with its session");
+    assert!(
+        TcpQueuePair::connect(donor.dial_tcp(), &token, pool, Arc::default()).is_err(),
+        "a token ends with its session"
+    );
 }
 
 #[test]

@@ -8,6 +8,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -161,7 +162,7 @@ struct Reader {
 impl Reader {
     fn new(stream: TcpStream) -> io::Result<Self> {
         let pool = BufferPool::new(1, PAGE_SIZE_BYTES)?;
-        let pair = TcpQueuePair::connect(stream, &TOKEN, pool.clone())?;
+        let pair = TcpQueuePair::connect(stream, &TOKEN, pool.clone(), Arc::default())?;
         let epoll = Epoll::new()?;
         epoll.add(pair.event().ok_or(io::ErrorKind::NotConnected)?, 0, Interest::Readable)?;
         Ok(Self { pair, epoll, wait: HybridWait::new(), pool })

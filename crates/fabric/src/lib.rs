@@ -10,6 +10,7 @@
 //! - [`buffer_pool`]: pre-registered, locked page buffers.
 //! - [`queue_pair`]: the transport trait.
 //! - [`credit`], [`completion`]: how much may be in flight, and how to wait for it.
+//! - [`patience`]: how long a silent donor is waited for.
 //! - [`shm`]: slabs of the same host.
 //! - [`tcp`]: slabs anywhere, over a stream socket.
 //! - [`mod@file`]: the local backing file, used like a donor.
@@ -27,6 +28,7 @@ pub mod credit;
 pub mod file;
 pub mod key;
 pub mod limits;
+pub mod patience;
 pub mod queue_pair;
 pub mod shm;
 pub mod tcp;

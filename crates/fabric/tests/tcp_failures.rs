@@ -12,8 +12,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::limits::{REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX};
-use spillway_fabric::queue_pair::{Operation, PostError, QueuePair, RequestError};
+use spillway_fabric::limits::{REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX, SOLE_COPY_PATIENCE};
+use spillway_fabric::patience::Patience;
+use spillway_fabric::queue_pair::{Completion, Operation, PostError, QueuePair, RequestError};
 use spillway_fabric::tcp::{Greeting, TcpQueuePair, introduce};
 use spillway_fabric::units::SlabHandle;
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RequestHeader, ResponseHeader, Status};
@@ -26,12 +27,21 @@ fn scripted(
     pool: &Arc<BufferPool>,
     script: impl FnOnce(UnixStream) + Send + 'static,
 ) -> (TcpQueuePair, JoinHandle<()>) {
+    scripted_with(pool, Arc::default(), script)
+}
+
+/// The same, with a donor that is waited for as `patience` says.
+fn scripted_with(
+    pool: &Arc<BufferPool>,
+    patience: Arc<Patience>,
+    script: impl FnOnce(UnixStream) + Send + 'static,
+) -> (TcpQueuePair, JoinHandle<()>) {
     let (borrower, donor) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
         admit(&donor).unwrap();
         script(donor);
     });
-    (TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(pool)).unwrap(), thread)
+    (TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(pool), patience).unwrap(), thread)
 }
 
 fn read_request(donor: &mut UnixStream) -> RequestHeader {
@@ -77,6 +87,18 @@ fn an_idle_connection_notices_that_its_donor_went() {
     });
 }
 
+/// Polls as a thread with requests in flight does, from `start` on until something ended or `length` has passed, by its clock.
+fn poll_for(pair: &mut TcpQueuePair, start: Instant, length: Duration) -> Option<Completion> {
+    let step = Duration::from_millis(20);
+    let mut ended = None;
+    let mut passed = Duration::ZERO;
+    while ended.is_none() && passed < length {
+        passed = length.min(passed + step);
+        pair.poll(start + passed, &mut |completion| ended = Some(completion));
+    }
+    ended
+}
+
 #[test]
 fn a_request_that_misses_its_deadline_takes_the_connection_down() {
     let pool = pool(1, PAGE);
@@ -87,10 +109,52 @@ fn a_request_that_misses_its_deadline_takes_the_connection_down() {
     });
     let now = Instant::now();
     pair.post(request(Operation::Read, 0, 0, pool.slot(0), 3), now).unwrap();
-    assert_eq!(pair.poll(now + REQUEST_DEADLINE, &mut |_| panic!("still in time")), 0);
-    let mut ended = Vec::new();
-    pair.poll(now + REQUEST_DEADLINE + Duration::from_millis(1), &mut |completion| ended.push(completion));
-    assert_eq!((ended[0].tag.0, ended[0].result), (3, Err(RequestError::Down)));
+    assert_eq!(poll_for(&mut pair, now, REQUEST_DEADLINE), None, "still in time");
+    let late = now + REQUEST_DEADLINE;
+    let ended = poll_for(&mut pair, late, Duration::from_millis(1)).unwrap();
+    assert_eq!((ended.tag.0, ended.result), (3, Err(RequestError::Down)));
+    donor.join().unwrap();
+}
+
+#[test]
+fn a_donor_that_holds_the_only_copy_is_waited_for_much_longer() {
+    let pool = pool(1, PAGE);
+    let patience = Arc::new(Patience::with_sole_copies());
+    let (mut pair, donor) = scripted_with(&pool, Arc::clone(&patience), |mut donor| {
+        read_request(&mut donor);
+        assert_eq!(donor.read(&mut [0; 64]).unwrap_or(0), 0);
+    });
+    let now = Instant::now();
+    pair.post(request(Operation::Read, 0, 0, pool.slot(0), 3), now).unwrap();
+    assert_eq!(poll_for(&mut pair, now, SOLE_COPY_PATIENCE), None, "still in time");
+    patience.set_sole(false);
+    let ended = poll_for(&mut pair, now + SOLE_COPY_PATIENCE, Duration::from_millis(1)).unwrap();
+    assert_eq!(ended.result, Err(RequestError::Down), "with another copy it is given up at once");
+    donor.join().unwrap();
+}
+
+#[test]
+fn a_thread_that_did_not_run_does_not_blame_the_donor() {
+    let pool = pool(1, PAGE);
+    let (go_on, told) = std::sync::mpsc::channel::<()>();
+    let (mut pair, donor) = scripted(&pool, move |mut donor| {
+        read_request(&mut donor);
+        told.recv().unwrap();
+        let header = ResponseHeader { sequence: 0, status: Status::Done, payload_bytes: PAGE as u32 };
+        donor.write_all(&header.encode()).unwrap();
+        donor.write_all(&[7; PAGE]).unwrap();
+        let _ = donor.read(&mut [0; 64]);
+    });
+    let now = Instant::now();
+    pair.post(request(Operation::Read, 0, 0, pool.slot(0), 3), now).unwrap();
+    // The whole machine stood still for an hour, the donor with it.
+    let awake = now + Duration::from_secs(3600);
+    assert_eq!(pair.poll(awake, &mut |_| panic!("nothing was answered")), 0);
+    go_on.send(()).unwrap();
+    let mut result = None;
+    wait_until(|| pair.poll(awake, &mut |ended| result = Some(ended.result)) > 0);
+    assert_eq!(result, Some(Ok(())));
+    drop(pair);
     donor.join().unwrap();
 }
 
@@ -113,6 +177,7 @@ fn a_slow_donor_keeps_its_connection_and_one_that_stops_loses_it() {
     }
     // All but the last are answered, each after nearly the whole deadline: several of them, counted from the posting.
     for slot in 0..count - 1 {
+        assert_eq!(poll_for(&mut pair, now, REQUEST_DEADLINE), None, "still in time");
         now += REQUEST_DEADLINE;
         answer_next.send(()).unwrap();
         wait_until(|| {
@@ -121,10 +186,10 @@ fn a_slow_donor_keeps_its_connection_and_one_that_stops_loses_it() {
             }) > 0
         });
     }
-    assert_eq!(pair.poll(now + REQUEST_DEADLINE, &mut |_| panic!("still in time")), 0);
-    let mut ended = Vec::new();
-    pair.poll(now + REQUEST_DEADLINE + Duration::from_millis(1), &mut |completion| ended.push(completion));
-    assert_eq!((ended[0].tag.0, ended[0].result), (3, Err(RequestError::Down)));
+    assert_eq!(poll_for(&mut pair, now, REQUEST_DEADLINE), None, "still in time");
+    let late = now + REQUEST_DEADLINE;
+    let ended = poll_for(&mut pair, late, Duration::from_millis(1)).unwrap();
+    assert_eq!((ended.tag.0, ended.result), (3, Err(RequestError::Down)));
     drop(answer_next);
     drop(pair);
     donor.join().unwrap();
@@ -211,7 +276,7 @@ fn a_stream_cut_at_every_place_carries_everything() {
         std::thread::spawn(move || trickle(proxy_in, proxy_out, 3)),
         std::thread::spawn(move || trickle(back_in, back_out, 11)),
     ];
-    let mut pair = TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(&pool)).unwrap();
+    let mut pair = TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(&pool), Arc::default()).unwrap();
     for round in 0..20_u8 {
         for slot in 0..4 {
             fill(&pool, pool.slot(slot), round + slot as u8 * 50);
@@ -401,7 +466,7 @@ fn an_unknown_session_makes_no_queue_pair() {
         (&donor).read_exact(&mut [0; PREFACE_BYTES]).unwrap();
         Greeting::receive(&donor, deadline).unwrap().refuse(&donor, deadline).unwrap();
     });
-    let error = TcpQueuePair::connect(borrower, &TOKEN, pool(1, PAGE)).unwrap_err();
+    let error = TcpQueuePair::connect(borrower, &TOKEN, pool(1, PAGE), Arc::default()).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
     donor.join().unwrap();
 }

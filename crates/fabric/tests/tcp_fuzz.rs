@@ -6,6 +6,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Instant;
 
 use proptest::prelude::*;
@@ -88,7 +89,7 @@ proptest! {
         });
         let pool = pool(6, PAGE);
         fill(&pool, pool.slot(5), 0x11);
-        let mut pair = TcpQueuePair::connect(borrower, &TOKEN, pool.clone()).unwrap();
+        let mut pair = TcpQueuePair::connect(borrower, &TOKEN, pool.clone(), Arc::default()).unwrap();
         for slot in 0..4 {
             pair.post(request(Operation::Read, 0, 0, pool.slot(slot), slot as u32), Instant::now()).unwrap();
         }

@@ -9,6 +9,8 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use crate::process_stat::ProcessStat;
+
 /// `SECCOMP_IOCTL_NOTIF_RECV` and `SECCOMP_IOCTL_NOTIF_SEND`.
 const RECEIVE: u32 = 3 << 30 | (size_of::<Notification>() as u32) << 16 | (b'!' as u32) << 8;
 const SEND: u32 = 3 << 30 | (size_of::<Response>() as u32) << 16 | (b'!' as u32) << 8 | 1;
@@ -18,10 +20,6 @@ const GO_ON: u32 = 1;
 const FORK_CALLS: [&str; 2] = ["56", "57"];
 /// The number of `clone`.
 const CLONE: i32 = 56;
-/// Fields of `/proc/PID/stat` (proc_pid_stat(5)): ticks in user code, and when the process started.
-const USER_FIELD: usize = 14;
-const START_FIELD: usize = 22;
-
 /// `struct seccomp_notif`.
 #[repr(C)]
 #[derive(Default)]
@@ -195,8 +193,8 @@ impl AllowedFork {
     /// Whether `child` was made by this fork: a child of a thread that ended may have become this thread's meanwhile. One that started
     /// within the same tick as the fork was allowed is not known to be new.
     fn is_new(&self, child: &str) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
-        field(&stat, START_FIELD).is_some_and(|started_ticks| started_ticks > self.allowed_ticks)
+        let stat = child.parse().ok().and_then(|child| ProcessStat::of_process(child).ok());
+        stat.and_then(|stat| stat.start_ticks()).is_some_and(|started_ticks| started_ticks > self.allowed_ticks)
     }
 }
 
@@ -213,12 +211,12 @@ const FORK_TICKS_MAX: u64 = 500;
 impl Traces {
     fn of(process: u32, thread: u32) -> io::Result<Self> {
         let directory = format!("/proc/{process}/task/{thread}");
-        let stat = fs::read_to_string(format!("{directory}/stat"))?;
+        let stat = ProcessStat::of_thread(process, thread)?;
         // Kernels without this list show the other traces.
         let children = fs::read_to_string(format!("{directory}/children")).unwrap_or_default();
         Ok(Self {
             children: children.split_whitespace().map(str::to_owned).collect(),
-            user_ticks: field(&stat, USER_FIELD).ok_or(io::ErrorKind::InvalidData)?,
+            user_ticks: stat.user_ticks().ok_or(io::ErrorKind::InvalidData)?,
         })
     }
 
@@ -227,11 +225,6 @@ impl Traces {
         self.user_ticks > before.user_ticks + FORK_TICKS_MAX
             || self.children.difference(&before.children).any(|child| is_new(child))
     }
-}
-
-/// A field of a line of `stat`, counted from 1; the name (field 2) may hold spaces and parentheses.
-fn field(stat: &str, number: usize) -> Option<u64> {
-    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(number - 3)?.parse().ok()
 }
 
 /// Hundredths of a second since the machine's start: those are the ticks of `stat`, and of the same clock. It takes no descriptor, which
@@ -265,10 +258,7 @@ mod tests {
             Traces::of(std::process::id(), thread).unwrap();
         });
         thread.join().unwrap();
-        assert_eq!(field("7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 42 12", USER_FIELD), Some(42));
-        assert_eq!(field("7 (short) S 1", USER_FIELD), None);
-        let own = fs::read_to_string("/proc/self/stat").unwrap();
-        let started = field(&own, START_FIELD).unwrap();
+        let started = ProcessStat::of_process(std::process::id()).unwrap().start_ticks().unwrap();
         assert!(started > 0 && started <= uptime_ticks());
         let uptime = || fs::read_to_string("/proc/uptime").unwrap().split('.').next().unwrap().parse::<u64>().unwrap();
         let (before, ticks, after) = (uptime(), uptime_ticks(), uptime());

@@ -17,6 +17,7 @@
 //! - [`memory_hierarchy`]: which memory cgroups there are. [`memory_group`]: what they leave a process.
 //! - [`cpu_latency`]: how fast idle CPUs wake up.
 //! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
+//! - [`process_stat`], [`threads`], [`machine_memory`]: what `/proc` tells of processes and of the machine.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
 //! - [`moves_under_way`]: moves of memory that threads of other processes wait in the middle of.
@@ -37,6 +38,7 @@ pub mod fuse;
 pub mod guardian;
 pub mod io_ring;
 pub mod loop_device;
+pub mod machine_memory;
 pub mod mapping;
 pub mod memfd;
 pub mod memory_group;
@@ -47,8 +49,10 @@ pub mod pagemap;
 pub mod paging_safety;
 pub mod process;
 pub mod process_memory;
+pub mod process_stat;
 pub mod shared_futex;
 pub mod swap;
+pub mod threads;
 #[cfg(target_arch = "x86_64")]
 pub mod tracee;
 pub mod ublk;

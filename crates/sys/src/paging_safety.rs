@@ -112,6 +112,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process_stat::ProcessStat;
 
     /// Kibibytes of a field of `/proc/thread-self/status`.
     fn status_kib(field: &str) -> u64 {
@@ -133,11 +134,9 @@ mod tests {
         assert!(resident_bytes() >= before + (16 << 20), "freed memory stays with the process");
     }
 
-    /// The policy of this thread: field 41 of its `stat` (proc(5)).
     fn policy() -> i32 {
-        let text = fs::read_to_string("/proc/thread-self/stat").unwrap();
-        let after_name = text.rsplit_once(')').unwrap().1;
-        after_name.split_ascii_whitespace().nth(41 - 3).unwrap().parse().unwrap()
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        ProcessStat::of_thread(std::process::id(), thread).unwrap().policy().unwrap()
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::str::FromStr;
 
+use crate::process_stat::ProcessStat;
+
 /// A process of this machine since it booted. Displays as `PID.START`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProcessIdentity {
@@ -28,8 +30,9 @@ impl ProcessIdentity {
 
     /// The process that has the number `pid` now; `None` without one, and for one that has ended and was not waited for.
     pub fn of(pid: u32) -> io::Result<Option<Self>> {
-        match fs::read_to_string(format!("/proc/{pid}/stat")) {
-            Ok(stat) => Ok(parse_stat(&stat).map(|start_ticks| Self { pid, start_ticks })),
+        match ProcessStat::of_process(pid) {
+            Ok(stat) if stat.is_dead() => Ok(None),
+            Ok(stat) => Ok(stat.start_ticks().map(|start_ticks| Self { pid, start_ticks })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             // A process that ends between open and read.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
@@ -53,34 +56,18 @@ pub fn major_fault_count() -> u64 {
     usage.ru_majflt as u64
 }
 
-/// The start time in a line of `/proc/PID/stat`, unless it tells of a dead process. The name (field 2) may hold spaces and
-/// parentheses, so fields are counted from the last one.
-fn parse_stat(stat: &str) -> Option<u64> {
-    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X" | "x") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
-}
-
 /// The processes whose parent is `parent`, by ascending number. Those that end meanwhile may be left out.
 pub fn children(parent: u32) -> io::Result<Vec<u32>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let stat = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
-        if parent_in(&stat) == Some(parent) {
+        let its_parent = ProcessStat::of_process(number).ok().and_then(|stat| stat.parent());
+        if its_parent == Some(parent) {
             found.push(number);
         }
     }
     found.sort_unstable();
     Ok(found)
-}
-
-/// The parent in a line of `/proc/PID/stat`.
-fn parent_in(stat: &str) -> Option<u32> {
-    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// Whether two processes have one memory, as between vfork and exec (kcmp(2)). Only for processes that one may trace.
@@ -156,11 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_names_do_not_shift_the_fields() {
-        let tail = "1 ".repeat(18);
-        assert_eq!(parse_stat(&format!("7 (a) b (c) S {tail}4242 0")), Some(4242));
-        assert_eq!(parse_stat(&format!("7 (gone) Z {tail}4242 0")), None);
-        assert_eq!(parse_stat("7 (short) S 1"), None);
+    fn what_names_no_process_is_refused() {
         for text in ["", "7", "7.", ".7", "7.x", "-7.1"] {
             assert!(text.parse::<ProcessIdentity>().is_err(), "{text}");
         }

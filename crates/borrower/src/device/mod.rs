@@ -285,6 +285,7 @@ fn open_front_end(
         threads: config.io_threads.unwrap_or(IO_THREADS_DEFAULT),
         slots_per_thread: SLOTS_PER_THREAD,
         recoverable: kept.is_some(),
+        answer_deadline: crate::engine::answer_deadline(config.redundancy),
         directory: PathBuf::from("/run/spillway"),
     };
     if let Some(listen) = &config.listen {

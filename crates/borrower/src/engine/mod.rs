@@ -15,16 +15,18 @@ mod write;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::limits::REQUEST_DEADLINE;
 use spillway_fabric::queue_pair::RequestError;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use self::active::{Active, Context, Stage, Step};
 use self::lanes::{Lanes, Piece, Target};
 use crate::block::{BlockError, BlockOperation, BlockRequest};
-use crate::limits::BLOCK_REQUEST_DEADLINE;
+use crate::device::redundancy::Redundancy;
+use crate::limits::{BLOCK_REQUEST_DEADLINE, BLOCK_REQUEST_DEADLINE_SOLE};
 use crate::metrics::Metrics;
 use crate::service::{BlockService, Completed, Waiting};
 use crate::volume::Volume;
@@ -179,11 +181,26 @@ fn piece_ended(requests: &mut [Active], volume: &Volume, piece: Piece, result: R
 /// Gives a request up that cannot go on; one whose pieces are in flight ends through them, each has a deadline.
 fn expired(active: &Active, volume: &Volume, now: Instant) -> Option<Result<(), BlockError>> {
     let parked = matches!(active.stage, Stage::Parked | Stage::AwaitingDisk);
-    if !parked || now.saturating_duration_since(active.arrived) < BLOCK_REQUEST_DEADLINE {
+    let waited = now.saturating_duration_since(active.arrived);
+    if !parked || waited < BLOCK_REQUEST_DEADLINE {
         return None;
     }
     let no_room = active.request.operation == BlockOperation::Write && !volume.mapping_possible();
+    if !no_room && waited < request_deadline(volume.redundancy) {
+        return None;
+    }
     Some(Err(if no_room { BlockError::NoSpace } else { BlockError::TimedOut }))
+}
+
+/// How long a request may wait for what can still come.
+fn request_deadline(redundancy: Redundancy) -> Duration {
+    if redundancy.disk { BLOCK_REQUEST_DEADLINE } else { BLOCK_REQUEST_DEADLINE_SOLE }
+}
+
+/// How long a request takes at most: one that waited so long may have been posted at the last moment. (That a donor with the only copy
+/// stops just then, after another long wait, is not counted: whoever waits this long waits for one silence.)
+pub fn answer_deadline(redundancy: Redundancy) -> Duration {
+    request_deadline(redundancy) + REQUEST_DEADLINE
 }
 
 fn wait_of(active: &Active) -> Waiting {

@@ -205,6 +205,7 @@ mod tests {
             threads: 1,
             slots_per_thread: 1,
             recoverable: true,
+            answer_deadline: std::time::Duration::from_secs(12),
             directory: PathBuf::from("/run/spillway"),
         };
         let gone = [

@@ -1,6 +1,6 @@
 //! Every bound of the front ends, with its origin. Relations between them are checked at compile time.
 
-use crate::limits::{BLOCK_REQUEST_DEADLINE, SLOTS_PER_THREAD};
+use crate::limits::{BLOCK_REQUEST_DEADLINE_SOLE, SLOTS_PER_THREAD};
 use std::time::Duration;
 
 use spillway_fabric::limits::REQUEST_SIZE_BYTES_MAX;
@@ -50,9 +50,10 @@ pub const NBD_OPTION_BYTES_MAX: usize = 8 * 1024;
 /// A client that has not finished its handshake by then makes way for another.
 pub const NBD_HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// A request that the kernel's NBD client sent is answered by then, or its connection is given up: longer than the engine takes to
-/// give up any request, so that only a server that is stopped or dead is meant.
-pub const NBD_TIMEOUT: Duration = Duration::from_secs(15);
+/// A request that the kernel's NBD client sent is answered so long after the service must have done so, or its connection is given up:
+/// only a server that is stopped or dead is meant. Timers of the kernel are coarse; the
+/// whole is 15 seconds for a volume with a disk, 45 for others.
+pub const NBD_TIMEOUT_MARGIN: Duration = Duration::from_secs(3);
 
 /// How long the requests of a recoverable NBD device wait for another process.
 pub const NBD_RECOVERY_WAIT: Duration = Duration::from_secs(60);
@@ -83,7 +84,7 @@ pub const UBLK_COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long the removal of a ublk block device may take: it waits for the requests in flight, which end by their own
 /// deadline.
-pub const UBLK_STOP_DEADLINE: Duration = Duration::from_secs(2 * BLOCK_REQUEST_DEADLINE.as_secs());
+pub const UBLK_STOP_DEADLINE: Duration = Duration::from_secs(2 * BLOCK_REQUEST_DEADLINE_SOLE.as_secs());
 
 /// How long a deletion waits for our own threads to let go of their channels. The device goes in any case, when they do.
 pub const UBLK_DELETE_DEADLINE: Duration = Duration::from_secs(1);
@@ -102,7 +103,6 @@ pub const UBLK_RECOVERY_DEADLINE: Duration = Duration::from_secs(40);
 pub const UBLK_DISCARD_SIZE_BYTES_MAX: u64 = 64 << 20;
 
 const _: () = {
-    assert!(NBD_TIMEOUT.as_secs() > BLOCK_REQUEST_DEADLINE.as_secs());
     assert!(NBD_OPTION_BYTES_MAX + 16 <= NBD_AHEAD_BYTES, "an option is decoded where it was received");
     assert!(NBD_CONNECTIONS_DEFAULT <= THREADS_MAX && NBD_SERVER_SLOTS <= SLOTS_PER_THREAD_MAX);
     assert!(NBD_REQUEST_BYTES_MAX as u64 <= NBD_SKIPPED_BYTES_MAX);

@@ -66,6 +66,8 @@ pub struct FrontEndConfig {
     /// Whether the device outlives its process and waits for another one to serve it, where the front end can do that. To
     /// be asked for only when the pages outlive the process too.
     pub recoverable: bool,
+    /// How long the service takes for a request at most.
+    pub answer_deadline: Duration,
     /// Where to make private files, if any are needed; it need not exist.
     pub directory: PathBuf,
 }

@@ -4,10 +4,10 @@
 //! [`FrontEnd::attach`] hands the kernel its ends -> [`FrontEnd::detach`] while the threads still run -> the channels see
 //! [`Closed`](crate::block::Received::Closed).
 //!
-//! A request that is not answered within [`NBD_TIMEOUT`] takes its connection down, and goes to another one; with none left
+//! A request that is not answered within [`timeout`] takes its connection down, and goes to another one; with none left
 //! the device fails. So a stopped or dead server means errors after a bounded time, and never a hang. A device made
 //! `recoverable` waits [`NBD_RECOVERY_WAIT`] first: within it another process gives it new sockets ([`Nbd::reconnect`]), and every
-//! request without an answer is sent again (one that the dead process had in hand only after [`NBD_TIMEOUT`]).
+//! request without an answer is sent again (one that the dead process had in hand only after that time).
 //!
 //! The kernel allocates for its ends from its reserves (`sk_allocation` with `__GFP_MEMALLOC`). What our answers take is
 //! bounded by the sockets' default buffers, which are left as they are on both sides for that reason; it is not taken from
@@ -27,7 +27,8 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::nbd::{NbdControl, NbdDevice};
 
 use super::limits::{
-    DETACH_RETRY_INTERVAL, DROP_DEADLINE, NBD_RECONNECT_DEADLINE, NBD_RECOVERY_WAIT, NBD_REQUEST_BYTES_MAX, NBD_TIMEOUT,
+    DETACH_RETRY_INTERVAL, DROP_DEADLINE, NBD_RECONNECT_DEADLINE, NBD_RECOVERY_WAIT, NBD_REQUEST_BYTES_MAX,
+    NBD_TIMEOUT_MARGIN,
 };
 use super::nbd_channel::NbdChannel;
 use super::nbd_identity::{self, NbdIdentity};
@@ -44,6 +45,8 @@ const CURE: &str = "load the module with `modprobe nbd` and run as root";
 pub struct Nbd {
     size_bytes: u64,
     recoverable: bool,
+    /// After which the kernel gives a connection up that did not answer.
+    timeout: Duration,
     identifier: String,
     connections: usize,
     /// The kernel's ends, until it has them.
@@ -66,8 +69,11 @@ impl Nbd {
             kernel_ends.push(kernel_end);
         }
         let (size_bytes, recoverable, connections) = (config.size_bytes, config.recoverable, config.threads);
-        let (index, is_attached) = (None, false);
-        Ok((Self { size_bytes, recoverable, identifier, connections, kernel_ends, index, is_attached }, channels))
+        let (index, is_attached, timeout) = (None, false, timeout(config));
+        Ok((
+            Self { size_bytes, recoverable, timeout, identifier, connections, kernel_ends, index, is_attached },
+            channels,
+        ))
     }
 
     /// Takes over the device of a process that died, with the size and connections that it had. The kernel sends at once, and waits
@@ -103,6 +109,7 @@ impl Nbd {
         let taken = Self {
             size_bytes,
             recoverable: config.recoverable,
+            timeout: timeout(config),
             identifier: identity.identifier.clone(),
             connections: identity.connections,
             kernel_ends: Vec::new(),
@@ -123,7 +130,7 @@ impl Nbd {
         let device = NbdDevice {
             size_bytes: self.size_bytes,
             block_size_bytes: PAGE_SIZE_BYTES as u64,
-            timeout_seconds: NBD_TIMEOUT.as_secs(),
+            timeout_seconds: self.timeout.as_secs(),
             dead_connection_timeout_seconds: wait.as_secs(),
             server_flags: KERNEL_FLAGS,
             identifier: &self.identifier,
@@ -253,6 +260,11 @@ fn is_hung_up(socket: &OwnedFd) -> io::Result<bool> {
     Ok(waits[0].revents().contains(PollFlags::HUP))
 }
 
+/// When the kernel gives up a connection with a request that was not answered: after whatever the service may take for one.
+fn timeout(config: &FrontEndConfig) -> Duration {
+    config.answer_deadline + NBD_TIMEOUT_MARGIN
+}
+
 /// The device, claimed against mounts and swap areas; `None` while one of those has it.
 fn claim(path: &Path) -> io::Result<Option<File>> {
     let claimed = OpenOptions::new().read(true).write(true).custom_flags(OFlags::EXCL.bits() as i32).open(path);
@@ -291,6 +303,7 @@ mod tests {
             threads: 1,
             slots_per_thread: 1,
             recoverable: false,
+            answer_deadline: Duration::from_secs(12),
             directory: PathBuf::new(),
         }
     }

@@ -410,6 +410,7 @@ mod tests {
             threads: 1,
             slots_per_thread: 1,
             recoverable: false,
+            answer_deadline: Duration::from_secs(12),
             directory: PathBuf::new(),
         };
         let listen = NbdListen { addresses: vec![NbdAddress::Tcp("127.0.0.1:0".to_owned())], exposed: false };

@@ -5,6 +5,9 @@
 //! donor counts as disconnected (no new place is filled), I/O threads lose their queue pairs (requests in flight end), and
 //! every place at the donor is emptied. Only then is the donor tried again: a donor that comes back is a new one, with new slabs. Slabs that it kept for a
 //! process that died are taken over at the beginning of the first session of the next one ([`reunion`]).
+//!
+//! A donor that is silent while its connection is open is given up after two seconds, unless it has the only copy of some page: then
+//! giving up would lose the page for certain, and it is waited for much longer ([`Patience`](spillway_fabric::patience::Patience)).
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -19,7 +22,9 @@ use spillway_fabric::control::host::boot_id;
 use spillway_fabric::control::message::{Hello, Message, Welcome};
 use spillway_fabric::control::silence::Silence;
 use spillway_fabric::control::{ControlChannel, ControlError, ControlReceiver, ControlSender};
-use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SLABS_PER_SESSION_MAX};
+use spillway_fabric::limits::{
+    HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX, SOLE_COPY_PATIENCE,
+};
 use spillway_fabric::queue_pair::QueuePair;
 use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
 use spillway_fabric::tcp::TcpQueuePair;
@@ -33,8 +38,9 @@ use super::mover::Work;
 use super::reunion::{self, HeldSlab};
 use crate::device::transport::TransportChoice;
 use crate::engine::lanes::LaneChange;
-use crate::limits::{RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN};
+use crate::limits::{RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN, SILENCE_NOTICED};
 use crate::state::records::DonorRecord;
+use crate::volume::slab_entry::DonorSlot;
 
 /// Why a session could not be opened, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -140,10 +146,39 @@ pub fn say_goodbye_to_all(donors: &[DonorEntry]) {
 fn say_goodbye(donor: &DonorEntry) {
     if let Some(session) = donor.session() {
         // A donor that does not hear it notices the closed socket.
-        let _ = session.sender.send(&Message::Goodbye { reason: "the device stops".to_owned() }, None);
+        let _ = session
+            .sender
+            .clone()
+            .with_patience(SILENCE_DEADLINE)
+            .send(&Message::Goodbye { reason: "the device stops".to_owned() }, None);
         session.sender.close();
     }
     donor.abandon_calls();
+}
+
+/// Whether `donor`, which said nothing for so long, is still waited for: soon not any more, unless pages would be lost with it.
+fn is_waited_for(shared: &Shared, donor: &DonorEntry, silence: Duration) -> bool {
+    if silence < SILENCE_NOTICED {
+        return true;
+    }
+    donor.set_silent(true);
+    let within_reach = |other: DonorSlot| shared.donors[usize::from(other.0)].is_within_reach();
+    let is_sole = shared.volume.depends_on(donor.slot, &within_reach);
+    donor.patience().set_sole(is_sole);
+    if is_sole && silence == SILENCE_DEADLINE {
+        let most = donor.patience().silence().as_secs();
+        tracing::warn!(
+            "donor {} is silent; it has the only copy of some pages and is waited for up to {most} s",
+            donor.address
+        );
+    }
+    silence < donor.patience().silence()
+}
+
+/// `donor` said something, or a session with it begins.
+fn is_heard(shared: &Shared, donor: &DonorEntry) {
+    donor.set_silent(false);
+    donor.patience().set_sole(!shared.volume.keeps_several_copies());
 }
 
 /// One session from its beginning to its end; `Ok` when the device stops.
@@ -156,11 +191,13 @@ fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
         }
         Transport::Tcp(_) | Transport::Unix(_) => None,
     };
+    is_heard(shared, donor);
     let held = reunion::take_held(shared, donor.slot, &opened.held, window.as_deref());
     install_queue_pairs(shared, donor, &opened, window.as_ref()).map_err(LinkError::Data)?;
     let record = DonorRecord { donor: opened.welcome.donor, token: opened.welcome.resume };
     shared.ties.records.set_donor(donor.slot, &record);
-    let session = Arc::new(Session { donor: opened.welcome.donor, sender: opened.sender, window: window.clone() });
+    let sender = opened.sender.with_patience(donor.patience().silence());
+    let session = Arc::new(Session { donor: opened.welcome.donor, sender, window: window.clone() });
     let transport = if window.is_some() { "shm" } else { "tcp" };
     tracing::info!("donor {} at {} is connected over {transport}", session.donor, donor.address);
     shared.volume.begin_session(donor.slot);
@@ -174,9 +211,16 @@ fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
         match receiver.receive(HEARTBEAT_INTERVAL) {
             Ok((message, descriptor)) => {
                 silence.is_broken();
+                if donor.is_silent() {
+                    is_heard(shared, donor);
+                }
                 handle(shared, donor, &session, message, descriptor)?;
             }
-            Err(ControlError::TimedOut) if !silence.lasts() => {
+            Err(ControlError::TimedOut) => {
+                silence.lasts();
+                if !is_waited_for(shared, donor, silence.observed()) {
+                    return Err(ControlError::TimedOut.into());
+                }
                 session.sender.send(&Message::Ping, None)?;
             }
             Err(error) => return Err(error.into()),
@@ -289,6 +333,7 @@ fn greet(
         slab_size_bytes: shared.volume.geometry.slab_size_bytes(),
         wants_shared_memory,
         linger_seconds: shared.ties.linger.as_secs() as u16,
+        patience_seconds: donors_patience(shared).as_secs() as u16,
         resume,
     };
     sender.send(&Message::Hello(hello), None)?;
@@ -300,6 +345,12 @@ fn greet(
         Message::Rejected { reason } => Err(LinkError::Rejected(reason)),
         other => Err(LinkError::Protocol(format!("{other:?} instead of a welcome"))),
     }
+}
+
+/// How long donors are to wait for this process when it says nothing: all of them stop hearing it at the same moment, so other donors'
+/// copies do not help.
+fn donors_patience(shared: &Shared) -> Duration {
+    if shared.volume.redundancy.disk { SILENCE_DEADLINE } else { SOLE_COPY_PATIENCE }
 }
 
 /// The slabs that the donor has kept, as it said so many.
@@ -326,15 +377,15 @@ fn install_queue_pairs(
 ) -> io::Result<()> {
     let mut queue_pairs: Vec<Box<dyn QueuePair>> = Vec::with_capacity(shared.lanes.len());
     for lane in &shared.lanes {
-        let pool = Arc::clone(&lane.pool);
+        let (pool, patience) = (Arc::clone(&lane.pool), Arc::clone(donor.patience()));
         queue_pairs.push(match (window, &opened.transport) {
             (Some(window), _) => Box::new(ShmQueuePair::new(Arc::clone(window), pool)),
             (None, Transport::Tcp(address)) => {
                 let stream = TcpStream::connect_timeout(address, HANDSHAKE_DEADLINE)?;
-                Box::new(TcpQueuePair::connect(stream, &opened.welcome.token, pool)?)
+                Box::new(TcpQueuePair::connect(stream, &opened.welcome.token, pool, patience)?)
             }
             (None, Transport::Unix(path)) => {
-                Box::new(TcpQueuePair::connect(connect_unix(path)?, &opened.welcome.token, pool)?)
+                Box::new(TcpQueuePair::connect(connect_unix(path)?, &opened.welcome.token, pool, patience)?)
             }
             (None, Transport::Shm) => unreachable!("shared memory has a window"),
         });

@@ -165,6 +165,8 @@ impl Manager {
     pub fn stop(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         link::say_goodbye_to_all(&self.shared.donors);
+        // What is under way to a silent one is not waited for any more: the volume goes.
+        self.shared.donors.iter().for_each(|donor| donor.patience().set_sole(false));
         self.shared.volume.manager_event.signal();
         self.shared.work.wake();
         for thread in self.threads.drain(..) {

@@ -12,6 +12,8 @@ use std::fs;
 use std::time::Instant;
 
 use spillway_sys::moves_under_way::{Move, moves_under_way};
+use spillway_sys::process_stat::ProcessStat;
+use spillway_sys::threads::Threads;
 
 use super::limits::{DOUBT_PAUSE, DOUBT_PAUSE_MAX};
 
@@ -36,7 +38,11 @@ pub struct Doubt {
 impl Doubt {
     /// A change of `process` (0: nobody knows which) is not understood yet.
     pub fn begin(process: u32, now: Instant) -> Self {
-        Self { process, since: now, waiting: threads(process).filter_map(|thread| runnable(process, thread)).collect() }
+        Self {
+            process,
+            since: now,
+            waiting: threads(process).into_iter().filter_map(|thread| runnable(process, thread)).collect(),
+        }
     }
 
     /// Whether whoever was late has told by now.
@@ -61,21 +67,16 @@ impl Doubt {
     }
 }
 
-fn threads(process: u32) -> impl Iterator<Item = u32> {
-    let entries = (process > 0).then(|| fs::read_dir(format!("/proc/{process}/task")).ok()).flatten();
-    entries.into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+fn threads(process: u32) -> Vec<u32> {
+    let list = (process > 0).then(|| Threads::of(process).and_then(|mut threads| threads.list()).ok());
+    list.flatten().unwrap_or_default()
 }
 
 fn runnable(process: u32, thread: u32) -> Option<Runnable> {
-    let read = |file: &str| fs::read_to_string(format!("/proc/{process}/task/{thread}/{file}")).ok();
     // The time first: a thread that sleeps by the second look has run.
-    let run_ns = read("schedstat")?.split_ascii_whitespace().next()?.parse().ok()?;
-    (state(&read("stat")?)? == 'R').then_some(Runnable { thread, run_ns })
-}
-
-/// The third field; the second is a name, which may have anything in it.
-fn state(stat: &str) -> Option<char> {
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
+    let times = fs::read_to_string(format!("/proc/{process}/task/{thread}/schedstat")).ok()?;
+    let run_ns = times.split_ascii_whitespace().next()?.parse().ok()?;
+    (ProcessStat::of_thread(process, thread).ok()?.state()? == 'R').then_some(Runnable { thread, run_ns })
 }
 
 #[cfg(test)]
@@ -118,10 +119,9 @@ mod tests {
 
     #[test]
     fn threads_are_seen_to_run_and_to_sleep() {
-        assert_eq!((state("7 (a) b)) R 1 7"), state("7 (x) S 1"), state("")), (Some('R'), Some('S'), None));
         let process = std::process::id();
         let own = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
-        assert!(threads(process).any(|thread| thread == own));
+        assert!(threads(process).contains(&own));
         let before = runnable(process, own).expect("it runs, as it asks");
         let begun = Instant::now();
         while runnable(process, own) == Some(before) {
@@ -140,6 +140,6 @@ mod tests {
         }
         drop(end);
         sleeper.join().unwrap();
-        assert_eq!(threads(0).count(), 0);
+        assert!(threads(0).is_empty());
     }
 }

@@ -5,10 +5,12 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::Dir;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::machine_memory::{MachineMemory, bytes_of};
 use spillway_sys::pagemap::Pagemap;
 use spillway_sys::process_memory::{read_exact, robust_list};
+use spillway_sys::process_stat::ProcessStat;
+use spillway_sys::threads::Threads;
 
 /// Bytes before and behind a thread's robust list that stay in memory: the rest of its control block, and its rseq area, which
 /// lie in the same thousands of bytes (glibc: `struct pthread` has 2.3 KiB with both in it).
@@ -22,8 +24,7 @@ const ROBUST_LOCKS_MAX: usize = 64;
 pub struct Process {
     number: u32,
     statm: File,
-    /// Its threads, as a directory: opening it took three times as long as reading it.
-    tasks: RefCell<Dir>,
+    threads: RefCell<Threads>,
     /// Threads of the last look at them.
     known: RefCell<Vec<u32>>,
     /// Its page table.
@@ -34,11 +35,10 @@ impl Process {
     /// Process `number`.
     pub fn open(number: u32) -> io::Result<Self> {
         let statm = File::open(format!("/proc/{number}/statm"))?;
-        let tasks = Dir::new(File::open(format!("/proc/{number}/task"))?)?;
         Ok(Self {
             number,
             statm,
-            tasks: RefCell::new(tasks),
+            threads: RefCell::new(Threads::of(number)?),
             known: RefCell::default(),
             pagemap: Pagemap::open(number)?,
         })
@@ -68,13 +68,13 @@ impl Process {
 
     /// Faults since it began that needed no disk, of all its threads; `None` when it has ended.
     pub fn minor_faults(&self) -> Option<u64> {
-        minor_faults_of(&fs::read_to_string(format!("/proc/{}/stat", self.number)).ok()?)
+        ProcessStat::of_process(self.number).ok()?.minor_faults()
     }
 
     /// Bytes of memory that it has in common with others, files left out; `None` when it has ended.
     pub fn shared_bytes(&self) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.number)).ok()?;
-        kib_of(&status, "RssShmem:").map(|kib| kib << 10)
+        bytes_of(&status, "RssShmem")
     }
 
     /// Its mappings.
@@ -84,13 +84,7 @@ impl Process {
 
     /// Its threads.
     pub fn threads(&self) -> io::Result<Vec<u32>> {
-        let tasks = &mut *self.tasks.borrow_mut();
-        tasks.rewind();
-        let mut threads = Vec::new();
-        for entry in tasks {
-            threads.extend(entry?.file_name().to_str().ok().and_then(|name| name.parse::<u32>().ok()));
-        }
-        Ok(threads)
+        self.threads.borrow_mut().list()
     }
 
     /// Pages that the kernel itself touches when one of its threads ends (rule 4), in order.
@@ -134,21 +128,10 @@ pub fn has_ended(thread: u32) -> bool {
     File::open(format!("/proc/{thread}/statm")).ok().is_none_or(|statm| resident_of(&statm).is_none())
 }
 
-/// The value of `field` in a list of values in KiB (`status`, `smaps_rollup`, `meminfo`; proc(5)).
-fn kib_of(text: &str, field: &str) -> Option<u64> {
-    let value = text.lines().find_map(|line| line.strip_prefix(field))?;
-    value.split_ascii_whitespace().next()?.parse().ok()
-}
-
 /// See [`Process::others_pages`]; both values are of the same walk, so what comes and goes meanwhile is in both or in none.
 fn others_pages_of(rollup: &str) -> Option<i64> {
-    let others_kib = kib_of(rollup, "Anonymous:")?.saturating_sub(kib_of(rollup, "Pss_Anon:")?);
-    Some((others_kib / (PAGE_SIZE_BYTES as u64 >> 10)).cast_signed())
-}
-
-/// The tenth field of a `stat` file (proc(5)); the second is a name, which may have anything in it.
-fn minor_faults_of(stat: &str) -> Option<u64> {
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(7)?.parse().ok()
+    let others_bytes = bytes_of(rollup, "Anonymous")?.saturating_sub(bytes_of(rollup, "Pss_Anon")?);
+    Some((others_bytes / PAGE_SIZE_BYTES as u64).cast_signed())
 }
 
 /// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the thread ends
@@ -186,10 +169,9 @@ pub fn smaps(number: u32) -> io::Result<String> {
     fs::read_to_string(format!("/proc/{number}/smaps"))
 }
 
-/// Memory of the machine that programs could still have (`MemAvailable`, Linux 3.14).
+/// Memory of the machine that programs could still have.
 pub fn memory_available_bytes() -> io::Result<u64> {
-    let text = fs::read_to_string("/proc/meminfo")?;
-    Ok(kib_of(&text, "MemAvailable:").ok_or(io::ErrorKind::InvalidData)? << 10)
+    Ok(MachineMemory::read()?.available_bytes)
 }
 
 #[cfg(test)]
@@ -225,11 +207,8 @@ mod tests {
     #[test]
     fn fields_are_found_in_what_the_kernel_writes() {
         let status = "RssFile:\t    16 kB\nRssShmem:\t    2048 kB\nVmData:\t 1 kB\n";
-        assert_eq!((kib_of(status, "RssShmem:"), kib_of(status, "Pss_Anon:")), (Some(2048), None));
         let rollup = "Pss_Anon:          36716 kB\nAnonymous:         72492 kB\n";
         assert_eq!((others_pages_of(rollup), others_pages_of(status)), (Some((72492 - 36716) / 4), None));
-        let stat = "77 (a) name (b)) S 1 77 77 0 -1 4194560 1234 0 5 0 1 2 0 0";
-        assert_eq!((minor_faults_of(stat), minor_faults_of("no stat")), (Some(1234), None));
     }
 
     #[test]

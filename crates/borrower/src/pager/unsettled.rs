@@ -260,12 +260,12 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
                     self.steps.push(Step::End(part));
                 }
             }
-            Change::Remap { from, length, .. } if !self.is_placed[index] => {
-                if from < target.end && target.start < from + length {
+            Change::Remap { from, length, .. } => {
+                if !self.is_placed[index] && from < target.end && target.start < from + length {
                     self.place(index);
                 }
             }
-            _ => {}
+            Change::Remove(_) | Change::Fork(..) => {}
         }
     }
 

@@ -6,6 +6,7 @@
 //! - [`slab_entry`]: where a slab's copies are.
 //! - [`gate`]: when nobody uses a removed copy any more.
 //! - [`backlog`] (with [`page_table`], [`admission`] and [`journal`]): pages on their way to the backing file.
+//! - [`dependence`]: whether pages would be lost with a donor.
 //! - [`removal`]: taking a copy away without losing track of a page.
 //! - [`words`]: the memory that page bits, places and journal lie in; [`recovery`]: going on with what a process left there
 //!   that died.
@@ -15,6 +16,7 @@
 
 pub mod admission;
 pub mod backlog;
+pub mod dependence;
 pub mod gate;
 pub mod journal;
 pub mod page_bits;

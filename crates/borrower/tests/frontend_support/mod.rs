@@ -65,6 +65,7 @@ impl Server {
             threads,
             slots_per_thread: 4,
             recoverable: false,
+            answer_deadline: std::time::Duration::from_secs(12),
             directory: directory.path().to_owned(),
         };
         let (front, channels) = LoopFuse::mount(&config).unwrap();

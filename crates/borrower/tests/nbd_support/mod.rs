@@ -55,6 +55,7 @@ impl Server {
             threads: connections,
             slots_per_thread: 4,
             recoverable: false,
+            answer_deadline: Duration::from_secs(12),
             directory: directory.path().to_owned(),
         };
         let unix = NbdAddress::Unix(directory.path().join("disk.sock"));

@@ -20,6 +20,7 @@ pub(crate) fn config(size_bytes: u64, threads: usize) -> FrontEndConfig {
         threads,
         slots_per_thread: 4,
         recoverable: false,
+        answer_deadline: std::time::Duration::from_secs(12),
         directory: PathBuf::new(),
     }
 }

@@ -1,9 +1,10 @@
-//! How much memory the machine has: `/proc/meminfo`.
+//! How much memory the machine has, as commands tell it, and what `run` may lend of it.
 
-use std::fs;
 use std::io;
 
-/// The lines of `/proc/meminfo` that decisions are made from.
+use spillway_sys::machine_memory::MachineMemory;
+
+/// One look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Memory {
     /// All memory.
@@ -15,17 +16,8 @@ pub(crate) struct Memory {
 impl Memory {
     /// Now.
     pub(crate) fn read() -> io::Result<Self> {
-        let text = fs::read_to_string("/proc/meminfo")?;
-        Self::parse(&text).ok_or_else(|| io::Error::other("/proc/meminfo has no MemTotal or MemAvailable line"))
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let field = |name: &str| {
-            let line = text.lines().find(|line| line.split(':').next() == Some(name))?;
-            let kibibytes: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
-            kibibytes.checked_mul(1024)
-        };
-        Some(Self { total_bytes: field("MemTotal")?, available_bytes: field("MemAvailable")? })
+        let MachineMemory { total_bytes, available_bytes } = MachineMemory::read()?;
+        Ok(Self { total_bytes, available_bytes })
     }
 
     /// What `run` may lend of its own machine: all that is available but the reserve and a tenth of all memory.
@@ -37,15 +29,6 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_two_lines_are_found() {
-        let text = "MemTotal:       1000 kB\nMemFree:  10 kB\nMemAvailable:    900 kB\nSwapTotal: 0 kB\n";
-        let memory = Memory::parse(text).unwrap();
-        assert_eq!(memory, Memory { total_bytes: 1_024_000, available_bytes: 921_600 });
-        assert_eq!(Memory::parse("MemTotal: 5 kB\n"), None);
-        assert_eq!(Memory::parse("MemTotal: x kB\nMemAvailable: 1 kB\n"), None);
-    }
 
     #[test]
     fn this_machine_has_memory() {

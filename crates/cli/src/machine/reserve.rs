@@ -7,6 +7,7 @@
 //!
 //! Several devices share it: each writes down in its entry that it needs the reserve, and what was there before the first of them. The
 //! last one to go puts that back, unless somebody else has changed the setting meanwhile; for one that was killed its mender goes.
+//! Whoever finds that an administrator has lowered the setting since, and raises it again, tells the others what to put back now.
 
 use std::fs::{self, File};
 use std::io;
@@ -26,8 +27,11 @@ const MEMORY_DIVISOR: u64 = 16;
 /// The file in an entry that says that its owner needs the reserve.
 const RECORD: &str = "reserve.json";
 
+/// The same while it is written.
+const RECORD_NEW: &str = "reserve.json.new";
+
 /// What an entry says of the reserve that its owner needs.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
     setting: PathBuf,
     /// Before the first device that needs it.
@@ -36,6 +40,13 @@ struct Record {
 }
 
 impl Record {
+    fn write(&self, entry: &Path) -> io::Result<()> {
+        // Whole or not at all: its owner may be told by another process, which may be killed meanwhile.
+        let new = entry.join(RECORD_NEW);
+        fs::write(&new, serde_json::to_vec(self)?)?;
+        fs::rename(new, entry.join(RECORD))
+    }
+
     fn read(entry: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(entry.join(RECORD)).ok()?).ok()
     }
@@ -58,13 +69,18 @@ impl Reserve {
         let _lock = lock(entry)?;
         let now_kib = read(setting)?;
         let wanted_kib = RESERVE_KIB.min(memory_bytes / 1024 / MEMORY_DIVISOR);
-        let record = match sharing(entry).find(|other| other.setting == setting && other.raised_kib == now_kib) {
-            Some(other) => other,
+        let shared = sharing(entry).find(|(_, other)| other.setting == setting && other.raised_kib == now_kib);
+        let record = match shared {
+            Some((_, other)) => other,
             None if now_kib >= wanted_kib => return Ok(None),
             None => Record { setting: setting.to_owned(), before_kib: now_kib, raised_kib: wanted_kib },
         };
         // In this order: one that is killed in between leaves a record of what is not so, which puts nothing back.
-        fs::write(entry.join(RECORD), serde_json::to_vec(&record)?)?;
+        record.write(entry)?;
+        // What they found and raised is not there any more: an administrator changed it since.
+        for (other, _) in sharing(entry).filter(|(_, other)| other.setting == setting && *other != record) {
+            record.write(&other)?;
+        }
         let reserve = Self { entry: entry.to_owned(), record };
         if now_kib != reserve.record.raised_kib {
             fs::write(setting, reserve.record.raised_kib.to_string())?;
@@ -85,14 +101,15 @@ impl Reserve {
 
     /// Puts the setting back, if this is the last one that needs it.
     fn release(&self) -> io::Result<()> {
-        let Record { setting, before_kib, raised_kib } = &self.record;
         let _lock = lock(&self.entry)?;
+        // Another device may have changed it since. The entry may have gone before.
+        let record = Record::read(&self.entry).unwrap_or_else(|| self.record.clone());
+        let Record { setting, before_kib, raised_kib } = &record;
         match fs::remove_file(self.entry.join(RECORD)) {
-            // The entry may have gone before.
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let is_needed = sharing(&self.entry).any(|other| other.setting == *setting);
+        let is_needed = sharing(&self.entry).any(|(_, other)| other.setting == *setting);
         if !is_needed && read(setting)? == *raised_kib {
             fs::write(setting, before_kib.to_string())?;
         }
@@ -122,9 +139,9 @@ fn lock(entry: &Path) -> io::Result<File> {
 }
 
 /// What the other entries say. A dead owner needs it too: its device may go on, until somebody mends it.
-fn sharing(entry: &Path) -> impl Iterator<Item = Record> {
+fn sharing(entry: &Path) -> impl Iterator<Item = (PathBuf, Record)> {
     let paths = fs::read_dir(siblings(entry)).into_iter().flatten().flatten().map(|item| item.path());
-    paths.filter(move |path| path != entry).filter_map(|path| Record::read(&path))
+    paths.filter(move |path| path != entry).filter_map(|path| Record::read(&path).map(|record| (path, record)))
 }
 
 fn read(setting: &Path) -> io::Result<u64> {
@@ -241,6 +258,34 @@ mod tests {
         assert_eq!(machine.kib(), RESERVE_KIB);
         drop(other);
         assert_eq!(machine.kib(), 1811);
+    }
+
+    #[test]
+    fn what_an_administrator_set_between_two_devices_is_put_back_whoever_goes_last() {
+        for first_to_go in [0, 1] {
+            let machine = Machine::new("1811");
+            let first = machine.raise("a").unwrap();
+            machine.set("4000");
+            let mut reserves = vec![first, machine.raise("b").unwrap()];
+            assert_eq!(machine.kib(), RESERVE_KIB);
+            drop(reserves.remove(first_to_go));
+            assert_eq!(machine.kib(), RESERVE_KIB, "the other one needs it");
+            drop(reserves);
+            assert_eq!(machine.kib(), 4000);
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_killed_while_it_tells_the_others_puts_nothing_back() {
+        let machine = Machine::new("1811");
+        let first = machine.raise("a").unwrap();
+        machine.set("4000");
+        // It told the first one, and did not get to the setting.
+        std::mem::forget(machine.raise("b").unwrap());
+        machine.set("4000");
+        drop(Reserve::recorded(&machine.entry("b")));
+        drop(first);
+        assert_eq!(machine.kib(), 4000);
     }
 
     #[test]

@@ -134,6 +134,37 @@ fn chaos_with_two_replicas_loses_nothing() {
     end(&stage, running);
 }
 
+/// More than twice as long as a silent donor is waited for whose pages have another copy.
+const STOPPED: Duration = Duration::from_secs(5);
+
+/// Nothing has a second copy, and every donor is stopped for a while: whoever needs a page waits.
+fn stop_all_for_a_while(transport: &str) {
+    let Some(mut stage) = Stage::set(&["gcc"]) else { return };
+    let mut running = start(&mut stage, &["--redundancy", "none", "--transport", transport]);
+    wait_lent(&stage, &mut running);
+    (0..3).for_each(|donor| stage.signal_donor(donor, "STOP"));
+    std::thread::sleep(STOPPED);
+    assert!(!running.has_ended(), "the run ended: {}", running.last_errors());
+    (0..3).for_each(|donor| stage.signal_donor(donor, "CONT"));
+    let until = Instant::now() + STOPPED;
+    wait_device(&stage, &mut running, "the donors to be as before", |device| {
+        assert_eq!(device["pages_lost"], 0, "{device}");
+        let donors = device["donors"].as_array()?;
+        Some(Instant::now() > until && donors.iter().all(|donor| donor["state"] == "connected"))
+    });
+    end(&stage, running);
+}
+
+#[test]
+fn donors_that_are_stopped_for_a_while_lose_nothing_without_another_copy() {
+    stop_all_for_a_while("auto");
+}
+
+#[test]
+fn donors_over_tcp_that_are_stopped_for_a_while_lose_nothing_without_another_copy() {
+    stop_all_for_a_while("tcp");
+}
+
 #[test]
 fn chaos_that_takes_every_donor_leaves_the_disk() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };

@@ -184,6 +184,7 @@ pub fn hello(wants_shared_memory: bool) -> Hello {
         slab_size_bytes: SLAB_SIZE_BYTES,
         wants_shared_memory,
         linger_seconds: 0,
+        patience_seconds: 0,
         resume: None,
     }
 }
@@ -198,7 +199,7 @@ impl DataConnection {
     /// A data connection of the session with `token`.
     pub fn open(stream: impl Into<OwnedFd>, token: &SessionToken) -> Self {
         let pool = BufferPool::new(2, 4096).unwrap();
-        let queue_pair = TcpQueuePair::connect(stream, token, Arc::clone(&pool)).unwrap();
+        let queue_pair = TcpQueuePair::connect(stream, token, Arc::clone(&pool), Arc::default()).unwrap();
         Self { queue_pair, pool }
     }
 

@@ -36,6 +36,8 @@ pub struct ControlSender {
     shared: Arc<Shared>,
     /// The next message's number; `None` once the channel failed.
     next: Arc<Mutex<Option<u64>>>,
+    /// How long a peer may not read.
+    patience: Duration,
 }
 
 /// The receiving end.
@@ -73,7 +75,8 @@ impl ControlChannel {
 
     fn new((socket, cipher): (Socket, StatelessTransportState)) -> Self {
         let shared = Arc::new(Shared { socket, cipher });
-        let sender = ControlSender { shared: Arc::clone(&shared), next: Arc::new(Mutex::new(Some(0))) };
+        let next = Arc::new(Mutex::new(Some(0)));
+        let sender = ControlSender { shared: Arc::clone(&shared), next, patience: SILENCE_DEADLINE };
         let receiver = ControlReceiver { shared, next: 0, buffer: Vec::new(), filled: 0, passed: None };
         Self { sender, receiver }
     }
@@ -90,13 +93,18 @@ impl ControlChannel {
 }
 
 impl ControlSender {
-    /// Sends one message, `passed` with it (UNIX sockets only). Waits at most
-    /// [`SILENCE_DEADLINE`] for a peer that does not read; a failure closes the channel.
+    /// The same end, which waits so long for a peer that does not read, in place of [`SILENCE_DEADLINE`].
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// Sends one message, `passed` with it (UNIX sockets only). Waits for a peer that does not read, but not for ever; a failure
+    /// closes the channel.
     pub fn send(&self, message: &Message, passed: Option<BorrowedFd<'_>>) -> Result<(), ControlError> {
         let plain = codec::encode(message)?;
         let mut next = self.next.lock().expect("no thread panics while it sends");
         let number = next.take().ok_or(ControlError::Closed)?;
-        let outcome = self.shared.send(number, &plain, passed);
+        let outcome = self.shared.send(number, &plain, passed, Instant::now() + self.patience);
         match outcome {
             Ok(()) => *next = Some(number + 1),
             Err(_) => self.shared.socket.shutdown(),
@@ -153,7 +161,13 @@ impl AsFd for ControlReceiver {
 }
 
 impl Shared {
-    fn send(&self, number: u64, plain: &[u8], passed: Option<BorrowedFd<'_>>) -> Result<(), ControlError> {
+    fn send(
+        &self,
+        number: u64,
+        plain: &[u8],
+        passed: Option<BorrowedFd<'_>>,
+        deadline: Instant,
+    ) -> Result<(), ControlError> {
         if passed.is_some() && !self.socket.passes_descriptors() {
             return Err(ControlError::Malformed("descriptors travel on UNIX sockets only"));
         }
@@ -163,7 +177,7 @@ impl Shared {
             .write_message(number, plain, &mut frame[LENGTH_BYTES..])
             .map_err(|_| ControlError::Malformed("the message does not fit"))?;
         frame[..LENGTH_BYTES].copy_from_slice(&(length as u16).to_le_bytes());
-        self.socket.send(&frame, passed, Instant::now() + SILENCE_DEADLINE)
+        self.socket.send(&frame, passed, deadline)
     }
 }
 
@@ -243,8 +257,9 @@ mod tests {
         let (one, other) = unix_pair();
         let ((sender, _keep), (_other_sender, mut receiver)) = (one.split(), other.split());
         let plain = codec::encode(&Message::Ping).unwrap();
-        sender.shared.send(0, &plain, None).unwrap();
-        sender.shared.send(0, &plain, None).unwrap();
+        for _ in 0..2 {
+            sender.shared.send(0, &plain, None, Instant::now() + LATER).unwrap();
+        }
         assert_eq!(receiver.receive(LATER).unwrap().0, Message::Ping);
         assert!(matches!(receiver.receive(LATER), Err(ControlError::Malformed(_))));
         for frame in [&[0u8, 0][..], &[0xff, 0xff], &[17, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]]

@@ -96,6 +96,7 @@ fn encode_hello<'writer>(writer: &'writer mut Writer, hello: &Hello) -> &'writer
         .u64(hello.slab_size_bytes)
         .flag(hello.wants_shared_memory)
         .u16(hello.linger_seconds)
+        .u16(hello.patience_seconds)
         .token(hello.resume.as_ref())
 }
 
@@ -129,6 +130,7 @@ fn decode_fields(kind: u8, reader: &mut Reader<'_>) -> Result<Message, CodecErro
             slab_size_bytes: reader.u64()?,
             wants_shared_memory: reader.flag()?,
             linger_seconds: reader.u16()?,
+            patience_seconds: reader.u16()?,
             resume: reader.token()?,
         }),
         kind::WELCOME => Message::Welcome(Welcome {
@@ -315,9 +317,10 @@ mod tests {
     }
 
     fn hello() -> impl Strategy<Value = Message> {
-        let later = (any::<u16>(), prop::option::of(any::<[u8; 32]>()));
+        let later = (any::<u16>(), any::<u16>(), prop::option::of(any::<[u8; 32]>()));
         (any::<u16>(), any::<u128>(), text(), any::<u64>(), any::<bool>(), later).prop_map(
-            |(version, borrower, volume, slab_size_bytes, wants_shared_memory, (linger_seconds, resume))| {
+            |(version, borrower, volume, slab_size_bytes, wants_shared_memory, later)| {
+                let (linger_seconds, patience_seconds, resume) = later;
                 let (borrower, resume) = (BorrowerId(borrower), resume.map(SessionToken));
                 Message::Hello(Hello {
                     version,
@@ -326,6 +329,7 @@ mod tests {
                     slab_size_bytes,
                     wants_shared_memory,
                     linger_seconds,
+                    patience_seconds,
                     resume,
                 })
             },

@@ -1,9 +1,12 @@
 //! When a peer that says nothing is given up.
 //!
 //! Silence is counted in waits, not read from a clock: whoever was stopped itself (its virtual machine was paused, or others had
-//! its processor) finds the peer silent for as long, although nobody listened. That counts as one wait.
+//! its processor) finds the peer silent for as long, although nobody listened. That counts as one wait, and only after what came
+//! meanwhile was looked for.
 
-use crate::limits::{HEARTBEAT_INTERVAL, SILENCE_DEADLINE};
+use std::time::Duration;
+
+use crate::limits::HEARTBEAT_INTERVAL;
 
 /// How long a peer has been silent.
 #[derive(Debug, Default)]
@@ -17,24 +20,45 @@ impl Silence {
         self.waits = 0;
     }
 
-    /// One more wait of [`HEARTBEAT_INTERVAL`] was in vain; whether the peer is to be given up.
-    pub fn lasts(&mut self) -> bool {
-        self.waits += 1;
-        HEARTBEAT_INTERVAL * self.waits >= SILENCE_DEADLINE
+    /// One more wait of [`HEARTBEAT_INTERVAL`] was in vain.
+    pub fn lasts(&mut self) {
+        self.waits = self.waits.saturating_add(1);
+    }
+
+    /// How long it has lasted, as far as somebody listened.
+    pub fn observed(&self) -> Duration {
+        HEARTBEAT_INTERVAL.saturating_mul(self.waits)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::limits::SILENCE_DEADLINE;
 
     #[test]
-    fn four_waits_in_a_row_are_too_many() {
+    fn four_waits_in_a_row_are_too_many_for_a_peer_that_can_be_spared() {
         let mut silence = Silence::default();
-        for _ in 0..2 {
-            assert_eq!([(); 3].map(|()| silence.lasts()), [false; 3]);
-            silence.is_broken();
+        let mut wait = || {
+            silence.lasts();
+            silence.observed() >= SILENCE_DEADLINE
+        };
+        assert_eq!([(); 4].map(|()| wait()), [false, false, false, true]);
+        silence.is_broken();
+        assert_eq!(silence.observed(), Duration::ZERO);
+    }
+
+    proptest! {
+        #[test]
+        fn only_waits_since_the_last_word_count(words in prop::collection::vec(any::<bool>(), 0..100)) {
+            let mut silence = Silence::default();
+            for spoke in &words {
+                if *spoke { silence.is_broken() } else { silence.lasts() }
+            }
+            let waits = words.iter().rev().take_while(|spoke| !**spoke).count() as u32;
+            prop_assert_eq!(silence.observed(), HEARTBEAT_INTERVAL * waits);
         }
-        assert_eq!([(); 4].map(|()| silence.lasts()), [false, false, false, true]);
     }
 }

@@ -22,6 +22,7 @@ use super::progress::Progress;
 use crate::buffer_pool::BufferPool;
 use crate::credit::Credits;
 use crate::limits::{QUEUE_DEPTH_MAX, REQUEST_SIZE_BYTES_MAX};
+use crate::patience::Patience;
 use crate::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
 use crate::units::{BufferRange, Tag};
 use crate::wire::SessionToken;
@@ -67,11 +68,18 @@ pub struct TcpQueuePair {
     /// Bytes of the answer to request `answered` that came.
     received_bytes: usize,
     progress: Progress,
+    patience: Arc<Patience>,
 }
 
 impl TcpQueuePair {
     /// Opens a data connection of the session that has `token`, over a connected stream socket.
-    pub fn connect(stream: impl Into<OwnedFd>, token: &SessionToken, pool: Arc<BufferPool>) -> io::Result<Self> {
+    /// A donor that stops answering is waited for as `patience` says.
+    pub fn connect(
+        stream: impl Into<OwnedFd>,
+        token: &SessionToken,
+        pool: Arc<BufferPool>,
+        patience: Arc<Patience>,
+    ) -> io::Result<Self> {
         let socket = stream.into();
         handshake::tune(socket.as_fd())?;
         handshake::introduce(&socket, token)?;
@@ -96,6 +104,7 @@ impl TcpQueuePair {
             sent_bytes: 0,
             received_bytes: 0,
             progress: Progress::new(Instant::now()),
+            patience,
         })
     }
 
@@ -239,8 +248,8 @@ impl TcpQueuePair {
         Ok(header.status.result())
     }
 
-    fn missed_deadline(&self, now: Instant) -> bool {
-        self.answered < self.posted && self.progress.is_overdue(now)
+    fn missed_deadline(&mut self, now: Instant) -> bool {
+        self.answered < self.posted && self.progress.is_overdue(now, self.patience.request())
     }
 
     /// Closes the socket, then ends every request in flight.
@@ -366,7 +375,7 @@ mod tests {
         let (borrower, peer) = UnixStream::pair().unwrap();
         let donor = std::thread::spawn(|| donor(peer));
         let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
-        let mut pair = TcpQueuePair::connect(borrower, &TOKEN, pool).unwrap();
+        let mut pair = TcpQueuePair::connect(borrower, &TOKEN, pool, Arc::default()).unwrap();
         let start = u64::from(u32::MAX) - 1;
         (pair.posted, pair.sent, pair.answered) = (start, start, start);
         let now = Instant::now();

@@ -137,13 +137,13 @@ pub fn pool(slot_count: usize, slot_size_bytes: usize) -> Arc<BufferPool> {
 pub fn over_tcp(slabs: &Arc<Slabs>, pool: &Arc<BufferPool>) -> (TcpQueuePair, Serving) {
     let (borrower, donor) = tcp_sockets();
     let serving = Serving::start(donor, Arc::clone(slabs));
-    (TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(pool)).unwrap(), serving)
+    (TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(pool), Arc::default()).unwrap(), serving)
 }
 
 pub fn over_unix(slabs: &Arc<Slabs>, pool: &Arc<BufferPool>) -> (TcpQueuePair, Serving) {
     let (borrower, donor) = UnixStream::pair().unwrap();
     let serving = Serving::start(donor, Arc::clone(slabs));
-    (TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(pool)).unwrap(), serving)
+    (TcpQueuePair::connect(borrower, &TOKEN, Arc::clone(pool), Arc::default()).unwrap(), serving)
 }
 
 pub fn over_shm(slab_count: u32, pool: &Arc<BufferPool>) -> (ShmQueuePair, Arc<ShmWindow>) {

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 
 use super::request;
+use crate::process_stat::ProcessStat;
 
 /// Why a traced thread is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,12 +43,7 @@ impl Thread {
 
     /// Whether it has ended, waited for or not.
     pub(super) fn is_dead(self) -> bool {
-        let Ok(stat) = fs::read_to_string(format!("/proc/{}/task/{}/stat", self.process, self.thread)) else {
-            return true;
-        };
-        // The name may hold parentheses, so the state is looked for behind the last one.
-        let state = stat.rfind(") ").and_then(|end| stat.as_bytes().get(end + 2));
-        matches!(state, None | Some(b'Z' | b'X' | b'x'))
+        ProcessStat::of_thread(self.process, self.thread).map_or(true, |stat| stat.is_dead())
     }
 
     /// A traced thread that ended stays until its tracer has taken notice; a child's end, though, belongs to whoever waits

@@ -1,0 +1,61 @@
+//! How long a silent donor is waited for: decided by what giving it up would cost.
+//!
+//! Where every page has another copy within reach, a donor that says nothing is given up soon, and reads go on elsewhere. Where it
+//! holds the only copy of some page, giving up loses that page for certain, while a donor that is merely slow (its machine is busy, it
+//! was stopped for a moment) answers later: so it is waited for much longer. A connection that is closed is lost at once in every case.
+//!
+//! One value for each donor: whoever knows where copies are sets it, the control channel and every data connection look at it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::limits::{REQUEST_DEADLINE, SILENCE_DEADLINE, SOLE_COPY_PATIENCE};
+
+/// See the module text. Starts with a donor that can be spared.
+#[derive(Debug, Default)]
+pub struct Patience {
+    is_sole: AtomicBool,
+}
+
+impl Patience {
+    /// With a donor that holds the only copy of some page.
+    pub fn with_sole_copies() -> Self {
+        Self { is_sole: AtomicBool::new(true) }
+    }
+
+    /// Whether the donor holds the only copy of some page.
+    pub fn set_sole(&self, is_sole: bool) {
+        // Nothing else is published with it, and a late look costs one more round.
+        self.is_sole.store(is_sole, Ordering::Relaxed);
+    }
+
+    fn is_sole(&self) -> bool {
+        self.is_sole.load(Ordering::Relaxed)
+    }
+
+    /// How long a control channel may bring nothing.
+    pub fn silence(&self) -> Duration {
+        if self.is_sole() { SOLE_COPY_PATIENCE } else { SILENCE_DEADLINE }
+    }
+
+    /// How long a data connection that owes answers may bring nothing.
+    pub fn request(&self) -> Duration {
+        if self.is_sole() { SOLE_COPY_PATIENCE } else { REQUEST_DEADLINE }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_replaced_is_waited_for_much_longer() {
+        let patience = Patience::default();
+        assert_eq!((patience.silence(), patience.request()), (SILENCE_DEADLINE, REQUEST_DEADLINE));
+        patience.set_sole(true);
+        assert_eq!((patience.silence(), patience.request()), (SOLE_COPY_PATIENCE, SOLE_COPY_PATIENCE));
+        patience.set_sole(false);
+        assert_eq!(patience.request(), REQUEST_DEADLINE);
+        assert_eq!(Patience::with_sole_copies().request(), SOLE_COPY_PATIENCE);
+    }
+}

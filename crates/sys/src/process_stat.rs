@@ -1,0 +1,158 @@
+//! What `/proc/PID/stat` tells of a process, or of one of its threads (proc(5)).
+
+use std::fs;
+use std::io;
+use std::str::FromStr;
+
+/// Numbers of fields, counted from 1 as in proc(5).
+const STATE: usize = 3;
+const PARENT: usize = 4;
+const MINOR_FAULTS: usize = 10;
+const USER_TICKS: usize = 14;
+const KERNEL_TICKS: usize = 15;
+const START_TICKS: usize = 22;
+const POLICY: usize = 41;
+
+/// One look, see the module text.
+#[derive(Clone, Debug)]
+pub struct ProcessStat {
+    text: String,
+    /// Where the field after the name begins.
+    state_at: usize,
+}
+
+impl ProcessStat {
+    /// Of the process with this number; an error when there is none.
+    pub fn of_process(process: u32) -> io::Result<Self> {
+        Self::read(&format!("/proc/{process}/stat"))
+    }
+
+    /// Of a thread of a process.
+    pub fn of_thread(process: u32, thread: u32) -> io::Result<Self> {
+        Self::read(&format!("/proc/{process}/task/{thread}/stat"))
+    }
+
+    fn read(path: &str) -> io::Result<Self> {
+        // A name may hold any bytes.
+        let text = String::from_utf8_lossy(&fs::read(path)?).into_owned();
+        Self::parse(text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path} has no name in it")))
+    }
+
+    /// The name (field 2) may hold anything, spaces and parentheses too, so fields are counted from its last parenthesis.
+    fn parse(text: String) -> Option<Self> {
+        let state_at = text.rfind(')')? + 1;
+        Some(Self { text, state_at })
+    }
+
+    /// The field with this number, from the third on.
+    fn field<T: FromStr>(&self, number: usize) -> Option<T> {
+        self.text[self.state_at..].split_ascii_whitespace().nth(number.checked_sub(STATE)?)?.parse().ok()
+    }
+
+    /// What it does: `R` for one that runs or waits for a CPU.
+    pub fn state(&self) -> Option<char> {
+        self.field(STATE)
+    }
+
+    /// Whether it has ended, waited for or not.
+    pub fn is_dead(&self) -> bool {
+        matches!(self.state(), None | Some('Z' | 'X' | 'x'))
+    }
+
+    /// Who started it, or took it over.
+    pub fn parent(&self) -> Option<u32> {
+        self.field(PARENT)
+    }
+
+    /// Page faults that needed no disk, of all threads of a process.
+    pub fn minor_faults(&self) -> Option<u64> {
+        self.field(MINOR_FAULTS)
+    }
+
+    /// Time that it used in user mode, in clock ticks.
+    pub fn user_ticks(&self) -> Option<u64> {
+        self.field(USER_TICKS)
+    }
+
+    /// Time that it used, in clock ticks: in user mode and in the kernel.
+    pub fn cpu_ticks(&self) -> Option<u64> {
+        Some(self.user_ticks()? + self.field::<u64>(KERNEL_TICKS)?)
+    }
+
+    /// When it started, in clock ticks since the machine did.
+    pub fn start_ticks(&self) -> Option<u64> {
+        self.field(START_TICKS)
+    }
+
+    /// How it is scheduled (sched(7)).
+    pub fn policy(&self) -> Option<i32> {
+        self.field(POLICY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(text: &str) -> Option<ProcessStat> {
+        ProcessStat::parse(text.to_owned())
+    }
+
+    #[test]
+    fn this_process_tells_of_itself() {
+        let own = ProcessStat::of_process(std::process::id()).unwrap();
+        assert!(!own.is_dead());
+        assert_eq!(own.parent(), Some(std::os::unix::process::parent_id()));
+        assert!(own.start_ticks().is_some_and(|ticks| ticks > 0));
+        assert!(own.minor_faults().is_some_and(|faults| faults > 0));
+        assert!(own.cpu_ticks() >= own.user_ticks() && own.policy().is_some());
+        let thread = ProcessStat::of_thread(std::process::id(), std::process::id()).unwrap();
+        assert_eq!(thread.start_ticks(), own.start_ticks(), "the first thread is as old as its process");
+    }
+
+    #[test]
+    fn what_is_not_there_is_an_error() {
+        assert_eq!(ProcessStat::of_process(u32::MAX >> 1).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(ProcessStat::of_thread(std::process::id(), u32::MAX >> 1).is_err());
+    }
+
+    #[test]
+    fn one_that_ended_is_dead_waited_for_or_not() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !ProcessStat::of_process(child.id()).unwrap().is_dead() {
+            assert!(std::time::Instant::now() < deadline, "`true` does not end");
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn short_and_foreign_texts_give_nothing() {
+        assert!(parse("").is_none() && parse("7 name S 1").is_none());
+        let short = parse("7 (short) S 1").unwrap();
+        assert_eq!((short.state(), short.parent(), short.start_ticks()), (Some('S'), Some(1), None));
+        let nothing = parse("7 (ends)").unwrap();
+        assert!(nothing.is_dead() && nothing.parent().is_none());
+        assert_eq!(parse("7 (odd) S many").unwrap().parent(), None);
+        assert_eq!(short.field::<u32>(1), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_name_shifts_the_fields(name in "[ -~]{0,15}", fields in prop::collection::vec(0_u32..1000, 38)) {
+            let rest: Vec<String> = fields.iter().map(u32::to_string).collect();
+            let stat = parse(&format!("7 ({name}) S {}", rest.join(" "))).unwrap();
+            // The fourth field is the first of `fields`.
+            let at = |number: usize| u64::from(fields[number - 4]);
+            prop_assert_eq!(stat.state(), Some('S'));
+            prop_assert_eq!(stat.parent().map(u64::from), Some(at(4)));
+            prop_assert_eq!(stat.minor_faults(), Some(at(10)));
+            prop_assert_eq!(stat.cpu_ticks(), Some(at(14) + at(15)));
+            prop_assert_eq!(stat.start_ticks(), Some(at(22)));
+            prop_assert_eq!(stat.policy().map(|policy| policy as u64), Some(at(41)));
+        }
+    }
+}
