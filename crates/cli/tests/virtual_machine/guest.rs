@@ -118,6 +118,14 @@ impl Guest {
         said.output
     }
 
+    /// What a script writes on the host, where nothing is emulated. What is `/disk` in guests is a directory of its own there.
+    pub(crate) fn said_on_host(&self, script: &str) -> String {
+        // Short, because a socket's path is.
+        let disk = support::registry_directory();
+        let script = self.script(script).replace("/disk", &disk.path().to_string_lossy());
+        support::run(Command::new("bash").args(["-c", &script])).done(&script).text()
+    }
+
     /// Starts a script that goes on beside others.
     pub(crate) fn start(&self, script: &str) -> Job {
         self.machine.spawn(&self.script(script)).unwrap_or_else(|failure| panic!("{failure}"))
@@ -168,6 +176,12 @@ impl Guest {
     /// Sends a donor a signal.
     pub(crate) fn signal_donor(&self, name: &str, signal: &str) {
         self.said(&format!("kill -{signal} $(cat /run/{name}.pid)"));
+    }
+
+    /// Ends a donor well.
+    pub(crate) fn end_donor(&self, name: &str, donor: &Job) {
+        self.signal_donor(name, "TERM");
+        self.end_of(donor);
     }
 
     /// Waits in the guest until a condition of the shell holds.

@@ -5,7 +5,8 @@
 //!
 //! - [`automatic`]: which front end is taken unless told otherwise.
 //! - [`guest`]: a machine with our programs in it; [`front_ends`]: what is tested, and on which kernel.
-//! - [`programs`]: exact output under a limit of half the working set; [`plain_device`]: fio with verification.
+//! - [`each_front_end`]: what one guest tests after another: [`programs`], exact output under a limit of half the working set;
+//!   [`plain_device`], fio with verification; and some of the others.
 //! - [`overcommit`]: a whole machine far beyond its memory while donors die, stop and come back; [`two_machines`]: the same
 //!   over a network, which also breaks.
 //! - [`crash`]: the process that serves swap is killed while all of that goes on; [`agent`]: the agent is; [`swap_off`]: the same
@@ -25,6 +26,7 @@ mod front_ends;
 mod agent;
 mod automatic;
 mod crash;
+mod each_front_end;
 mod guest;
 mod overcommit;
 mod plain_device;
