@@ -49,10 +49,10 @@ fn start_agent(guest: &Guest) -> Job {
 }
 
 fn an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page(front_end: FrontEnd) {
-    let Some(guest) = Guest::boot(builder(front_end, 896)) else { return };
-    let donor = guest.donor("d", "160M", "unix:/run/d.sock", "none");
+    let Some(guest) = Guest::boot(builder(front_end, 640)) else { return };
+    let donor = guest.donor("d", "128M", "unix:/run/d.sock", "none");
     guest.said(&format!(
-        "printf '[borrower]\\nsize = \"144M\"\\ndonors = [\"unix:/run/d.sock\"]\\nredundancy = \"disk\"\\n\
+        "printf '[borrower]\\nsize = \"112M\"\\ndonors = [\"unix:/run/d.sock\"]\\nredundancy = \"disk\"\\n\
          backing = \"/disk/backing\"\\nkey = \"none\"\\nslab_size = \"4M\"\\nfrontend = \"{}\"\\n' >/run/agent.toml",
         front_end.name
     ));
@@ -75,7 +75,7 @@ fn an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page(front_
     is_refused_without_memory(&guest);
     lift_limit(&guest);
     // What the programs may have in swap, and what is to stay.
-    guest.wait_for("[ $(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo) -ge 160 ]");
+    guest.wait_for("[ $(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo) -ge 136 ]");
     guest.said("kill -TERM $(cat /run/agent.pid)");
     guest.end_of(&agent);
     assert_eq!(area(&guest), "", "an agent that ends well brings every page back");
@@ -89,7 +89,7 @@ fn is_refused_without_memory(guest: &Guest) {
     // At least 32 MiB are in swap, and a sixteenth of the memory is to stay.
     guest.said(
         "mount -o remount,size=100% /dev/shm; available=$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo); \
-         head -c $((available - 56))M /dev/zero >/dev/shm/ballast",
+         fallocate -l $((available - 56))M /dev/shm/ballast",
     );
     let refusal = guest.run("spillway swap off");
     assert!(refusal.status != 0 && refusal.errors.contains("are lacking"), "{refusal:?}");

@@ -1,7 +1,8 @@
 //! The product on stock kernels that we did not build, in virtual machines: real memory pressure, cgroup version 2, two machines.
 //!
-//! Every test runs once for each front end (see [`front_ends`]). Guests are emulated where the processor does not help, so
-//! working sets are some tens of MiB; nothing depends on speed.
+//! What depends on the front end runs once for each (see [`front_ends`]); what takes minutes is for `make soak` (CONTRIBUTING.md
+//! lists both). Guests are emulated where the processor does not help, so working sets are some tens of MiB; nothing depends on
+//! speed.
 //!
 //! - [`automatic`]: which front end is taken unless told otherwise.
 //! - [`guest`]: a machine with our programs in it; [`front_ends`]: what is tested, and on which kernel.
