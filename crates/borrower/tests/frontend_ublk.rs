@@ -27,7 +27,7 @@ use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 use spillway_virtual_machine::VirtualMachine;
-use ublk_support::{MIB, config, device_count, start, start_with, stop};
+use ublk_support::{MIB, await_devices, config, start, start_with, stop};
 
 #[global_allocator]
 static ALLOCATOR: GuardedAllocator = GuardedAllocator;
@@ -90,7 +90,7 @@ fn receive_and_complete_do_not_allocate() {
     write_and_read_back(&device, |file| discard(file, 0, 4096));
     front.detach(PATIENCE).unwrap();
     assert!(server.join().unwrap() >= 58);
-    assert_eq!(device_count(), 0);
+    await_devices(0);
 }
 
 #[test]
@@ -123,14 +123,14 @@ fn many_devices_come_and_go() {
     Aligned::new(4096).write(&file, 0, &[1; 4096]);
     drop(file);
     stop(kept);
-    assert_eq!(device_count(), 0);
+    await_devices(0);
 }
 
 #[test]
 #[ignore = "runs in a guest"]
 fn a_start_that_nobody_serves_ends_and_leaves_nothing() {
     let (mut front, channels) = Ublk::add(&config(MIB, 2)).unwrap();
-    assert_eq!(device_count(), 1);
+    await_devices(1);
     let error = front.attach().unwrap_err();
     assert!(matches!(&error, FrontEndError::System { source, .. } if source.kind() == std::io::ErrorKind::TimedOut));
     drop(channels);
@@ -141,15 +141,6 @@ fn a_start_that_nobody_serves_ends_and_leaves_nothing() {
     await_devices(0);
     let bad = ublk_support::config(4097, 1);
     assert!(matches!(Ublk::add(&bad), Err(FrontEndError::Invalid(_))));
-}
-
-/// The kernel forgets a deleted device when the last ring that knows it is gone, which takes it a moment.
-fn await_devices(count: usize) {
-    let deadline = Instant::now() + PATIENCE;
-    while device_count() != count {
-        assert!(Instant::now() < deadline, "{} devices instead of {count}", device_count());
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]
@@ -214,7 +205,7 @@ fn a_killed_server_leaves_errors_and_a_mendable_device() {
     assert!(!remains[0].is_waited_for);
     ublk_remains::delete(identity).unwrap();
     assert_eq!(ublk_remains::list().unwrap(), []);
-    assert_eq!(device_count(), 0);
+    await_devices(0);
 }
 
 #[test]
@@ -233,7 +224,7 @@ fn a_killed_server_is_followed_by_another_under_load() {
         }
     });
     server.end();
-    assert_eq!(device_count(), 0);
+    await_devices(0);
 }
 
 /// The process that [`a_server_that_dies_with_every_slot_in_hand_is_followed`] kills: it takes requests and answers none.
@@ -289,7 +280,7 @@ fn a_server_that_dies_with_every_slot_in_hand_is_followed() {
         reader.join().unwrap().unwrap();
     }
     server.end();
-    assert_eq!(device_count(), 0);
+    await_devices(0);
 }
 
 /// When a test panics, nobody waits for its device any more.
@@ -344,5 +335,5 @@ fn a_limited_program_swaps_and_survives_the_death_of_the_server() {
     let identity = identity(&server);
     let _given_up = GivenUp(identity);
     pressure::swap_through_deaths(server, &memory, &identity.path(), 16 * MIB, 3);
-    assert_eq!(device_count(), 0);
+    await_devices(0);
 }

@@ -3,12 +3,13 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use spillway_borrower::frontend::FrontEndConfig;
 use spillway_borrower::frontend::ublk::Ublk;
 use spillway_sys::mapping::Mapping;
 
-use crate::frontend_support::Served;
+use crate::frontend_support::{PATIENCE, Served};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -31,8 +32,17 @@ pub(crate) fn recoverable(size_bytes: u64, threads: usize) -> FrontEndConfig {
 }
 
 /// Ublk devices that the kernel knows.
-pub(crate) fn device_count() -> usize {
+fn device_count() -> usize {
     fs::read_dir("/sys/class/ublk-char").map_or(0, Iterator::count)
+}
+
+/// The kernel forgets a deleted device when the last ring that knows it is gone, which takes it a moment.
+pub(crate) fn await_devices(count: usize) {
+    let deadline = Instant::now() + PATIENCE;
+    while device_count() != count {
+        assert!(Instant::now() < deadline, "{} devices instead of {count}", device_count());
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// A running device; see [`stop`].
@@ -53,5 +63,9 @@ pub(crate) fn start_with(config: &FrontEndConfig) -> Server {
 /// Detaches it, and checks that it is gone.
 pub(crate) fn stop(mut server: Server) {
     server.end();
-    assert!(!server.path.exists(), "the block device is gone");
+    let deadline = Instant::now() + PATIENCE;
+    while server.path.exists() {
+        assert!(Instant::now() < deadline, "the block device is gone");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

@@ -147,14 +147,14 @@ fn a_run_killed_with_all_its_helpers_is_mended() {
 
 #[test]
 fn static_programs_need_nothing_of_their_own() {
-    programs::exerciser("fork", &["-static"]);
+    programs::exerciser("mremap", &["-static"]);
 }
 
 #[test]
 fn statistics_and_a_summary_are_told() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let exerciser = stage.compile("exerciser", &[]);
-    let program = [exerciser.to_str().unwrap(), "fork", "48", "/nonexistent"];
+    let program = [exerciser.to_str().unwrap(), "mremap", "48", "/nonexistent"];
     let options = ["--local", "50%", "--lend", "128M", "--slab-size", "4M", "--summary"];
     let said = support::run(&mut stage.run(&options, &program)).done("run");
     assert!(said.errors.contains("pages out"), "{}", said.errors);

@@ -19,9 +19,17 @@ pub(crate) fn same_output(stage: &Stage, program: &[&str]) {
         let statistics = stage.statistics();
         assert_eq!(statistics["out_of_memory_kills"], 0, "{statistics:#}");
         assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
-        assert!(statistics["memory"]["swapped_bytes_max"].as_u64().unwrap() > 0, "nothing was lent: {statistics:#}");
+        assert_lent(&statistics);
     }
     stage.assert_clean();
+}
+
+/// Something was lent. What was seen in swap are samples, which miss what was there for a moment; the device counts, but a busy machine
+/// may have kept it from saying so in time.
+pub(crate) fn assert_lent(statistics: &serde_json::Value) {
+    let seen = statistics["memory"]["swapped_bytes_max"].as_u64();
+    let counted = statistics.pointer("/device/device/traffic/pages_out").and_then(serde_json::Value::as_u64);
+    assert!(seen.max(counted) > Some(0), "nothing was lent: {statistics:#}");
 }
 
 /// As [`same_output`], for a script in a language.

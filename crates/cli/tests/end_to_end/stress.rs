@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::overcommit::soak_seconds;
+use crate::programs::assert_lent;
 use crate::stage::Stage;
 use crate::support;
 
@@ -26,7 +27,7 @@ pub(crate) fn checked(name: &str, local: &str, arguments: &dyn Fn(&Path) -> Vec<
     let said = support::run(&mut command).done(&format!("{program:?} at {local}"));
     assert_eq!(said.text(), format!("{name} wrong 0\n"));
     let statistics = stage.statistics();
-    assert!(statistics["memory"]["swapped_bytes_max"].as_u64().unwrap() > 0, "nothing was lent: {statistics:#}");
+    assert_lent(&statistics);
     assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
     stage.assert_clean();
 }

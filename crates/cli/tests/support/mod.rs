@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long any single step may take: generous, because a loaded machine must not fail a test.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(240);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(480);
 
 /// Seconds that a verifier works when the test ends it with SIGUSR1: longer than all its waits together.
 pub(crate) const UNTIL_TOLD: &str = "3600";

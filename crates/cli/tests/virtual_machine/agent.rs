@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use spillway_virtual_machine::machine::Job;
 
+use crate::crash::kill_the_server;
 use crate::front_ends::FrontEnd;
 use crate::guest::{Guest, builder};
 use crate::overcommit::{assert_exact, verifiers, wait_swapped};
@@ -19,9 +20,9 @@ on_front_end!(
 
 /// Programs that page half of their memory in and out, until they are told that it [is enough](end_paging).
 pub(crate) fn start_paging(guest: &Guest) -> Job {
-    guest.said("cd /sys/fs/cgroup; echo +memory >cgroup.subtree_control; mkdir paging; echo 64M >paging/memory.max");
-    let programs = guest.start(&format!("echo 0 >/sys/fs/cgroup/paging/cgroup.procs; {}", verifiers(128, 3600)));
-    wait_swapped(guest, 48);
+    guest.said("cd /sys/fs/cgroup; echo +memory >cgroup.subtree_control; mkdir -p paging; echo 48M >paging/memory.max");
+    let programs = guest.start(&format!("echo 0 >/sys/fs/cgroup/paging/cgroup.procs; {}", verifiers(96, 3600)));
+    wait_swapped(guest, 32);
     programs
 }
 
@@ -48,10 +49,10 @@ fn start_agent(guest: &Guest) -> Job {
 }
 
 fn an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page(front_end: FrontEnd) {
-    let Some(guest) = Guest::boot(builder(front_end, 896)) else { return };
-    let donor = guest.donor("d", "160M", "unix:/run/d.sock", "none");
+    let Some(guest) = Guest::boot(builder(front_end, 640)) else { return };
+    let donor = guest.donor("d", "128M", "unix:/run/d.sock", "none");
     guest.said(&format!(
-        "printf '[borrower]\\nsize = \"144M\"\\ndonors = [\"unix:/run/d.sock\"]\\nredundancy = \"disk\"\\n\
+        "printf '[borrower]\\nsize = \"112M\"\\ndonors = [\"unix:/run/d.sock\"]\\nredundancy = \"disk\"\\n\
          backing = \"/disk/backing\"\\nkey = \"none\"\\nslab_size = \"4M\"\\nfrontend = \"{}\"\\n' >/run/agent.toml",
         front_end.name
     ));
@@ -64,6 +65,9 @@ fn an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page(front_
         std::thread::sleep(Duration::from_secs(4));
         guest.said(&format!("kill -CONT {process}"));
     }
+    if front_end.outlives_its_process {
+        kill_the_server(&guest, 1);
+    }
     guest.said("kill -KILL $(cat /run/agent.pid)");
     assert_eq!(guest.machine_end(&agent), 137);
     let agent = start_agent(&guest);
@@ -71,22 +75,21 @@ fn an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page(front_
     is_refused_without_memory(&guest);
     lift_limit(&guest);
     // What the programs may have in swap, and what is to stay.
-    guest.wait_for("[ $(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo) -ge 192 ]");
+    guest.wait_for("[ $(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo) -ge 136 ]");
     guest.said("kill -TERM $(cat /run/agent.pid)");
     guest.end_of(&agent);
     assert_eq!(area(&guest), "", "an agent that ends well brings every page back");
     end_paging(&guest, &programs);
-    guest.signal_donor("d", "TERM");
-    guest.end_of(&donor);
+    guest.end_donor("d", &donor);
     guest.finish();
 }
 
 /// `swap off` with memory for less than what is in swap; the memory is there again afterwards.
 fn is_refused_without_memory(guest: &Guest) {
-    // At least 48 MiB are in swap, and a sixteenth of the memory is to stay.
+    // At least 32 MiB are in swap, and a sixteenth of the memory is to stay.
     guest.said(
         "mount -o remount,size=100% /dev/shm; available=$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo); \
-         head -c $((available - 56))M /dev/zero >/dev/shm/ballast",
+         fallocate -l $((available - 56))M /dev/shm/ballast",
     );
     let refusal = guest.run("spillway swap off");
     assert!(refusal.status != 0 && refusal.errors.contains("are lacking"), "{refusal:?}");

@@ -1,9 +1,6 @@
 //! `--frontend auto`: the best way into the kernel that is there, and why, in words.
 
-use spillway_virtual_machine::{Kernel, emulated};
-
-use crate::front_ends::FrontEnd;
-use crate::guest::{Guest, SLABS, builder};
+use crate::guest::{Guest, SLABS};
 
 /// Starts a device without a word about front ends; what it says of its own.
 fn chosen(guest: &Guest) -> String {
@@ -13,48 +10,27 @@ fn chosen(guest: &Guest) -> String {
     told
 }
 
-fn boot(kernel: Kernel, modules: &'static [&'static str]) -> Option<Guest> {
-    let guest = Guest::boot(builder(FrontEnd { name: "auto", kernel, modules }, 512))?;
-    let _ends_with_the_machine = guest.donor("d", "64M", "unix:/run/d.sock", "none");
-    Some(guest)
+/// Linux 6.12. Takes its drivers away, one after the other.
+pub(crate) fn the_newer_kernel_gives_ublk_then_nbd_then_loop(guest: &Guest) {
+    guest.said("modprobe -a ublk_drv nbd");
+    let donor = guest.donor("d", "64M", "unix:/run/d.sock", "none");
+    let told = chosen(guest);
+    assert!(told.starts_with("ublk ("), "{told}");
+    guest.said("rmmod ublk_drv");
+    let told = chosen(guest);
+    assert!(told.starts_with("nbd (") && told.contains("no ublk: ") && told.contains("modprobe ublk_drv"), "{told}");
+    guest.said("rmmod nbd");
+    let told = chosen(guest);
+    assert!(told.starts_with("loop-fuse (") && told.contains("no nbd: ") && told.contains("modprobe nbd"), "{told}");
+    guest.end_donor("d", &donor);
 }
 
-fn finish(guest: Guest) {
-    guest.signal_donor("d", "TERM");
-    guest.wait_for("[ -z \"$(spillway status --json | grep donor)\" ]");
-    guest.finish();
-}
-
-#[test]
-fn the_newer_kernel_gives_ublk_then_nbd_then_loop() {
-    emulated(|| {
-        let Some(guest) = boot(Kernel::Debian612, &["ublk_drv", "nbd"]) else { return };
-        let told = chosen(&guest);
-        assert!(told.starts_with("ublk ("), "{told}");
-        guest.said("rmmod ublk_drv");
-        let told = chosen(&guest);
-        assert!(
-            told.starts_with("nbd (") && told.contains("no ublk: ") && told.contains("modprobe ublk_drv"),
-            "{told}"
-        );
-        guest.said("rmmod nbd");
-        let told = chosen(&guest);
-        assert!(
-            told.starts_with("loop-fuse (") && told.contains("no nbd: ") && told.contains("modprobe nbd"),
-            "{told}"
-        );
-        finish(guest);
-    });
-}
-
-#[test]
-fn the_older_kernel_gives_nbd() {
-    emulated(|| {
-        let Some(guest) = boot(Kernel::Debian61, &["nbd"]) else { return };
-        let told = chosen(&guest);
-        assert!(told.starts_with("nbd (") && told.contains("no ublk: "), "{told}");
-        let doctor = guest.said("spillway doctor --json").to_lowercase();
-        assert!(doctor.contains("ublk") && doctor.contains("nbd"), "{doctor}");
-        finish(guest);
-    });
+/// Linux 6.1, which has no ublk.
+pub(crate) fn the_older_kernel_gives_nbd(guest: &Guest) {
+    let donor = guest.donor("d", "64M", "unix:/run/d.sock", "none");
+    let told = chosen(guest);
+    assert!(told.starts_with("nbd (") && told.contains("no ublk: "), "{told}");
+    let doctor = guest.said("spillway doctor --json").to_lowercase();
+    assert!(doctor.contains("ublk") && doctor.contains("nbd"), "{doctor}");
+    guest.end_donor("d", &donor);
 }

@@ -11,16 +11,21 @@ pub(crate) struct FrontEnd {
     pub(crate) kernel: Kernel,
     /// Modules that it needs.
     pub(crate) modules: &'static [&'static str],
+    /// Whether the block device waits for the next process when the one that serves it has died.
+    pub(crate) outlives_its_process: bool,
 }
 
 /// ublk, on the kernel that has it.
-pub(crate) const UBLK: FrontEnd = FrontEnd { name: "ublk", kernel: Kernel::Debian612, modules: &["ublk_drv"] };
+pub(crate) const UBLK: FrontEnd =
+    FrontEnd { name: "ublk", kernel: Kernel::Debian612, modules: &["ublk_drv"], outlives_its_process: true };
 
 /// NBD, on the older kernel, which has no ublk.
-pub(crate) const NBD: FrontEnd = FrontEnd { name: "nbd", kernel: Kernel::Debian61, modules: &["nbd"] };
+pub(crate) const NBD: FrontEnd =
+    FrontEnd { name: "nbd", kernel: Kernel::Debian61, modules: &["nbd"], outlives_its_process: true };
 
 /// Loop over FUSE, which every kernel has.
-pub(crate) const LOOP_FUSE: FrontEnd = FrontEnd { name: "loop-fuse", kernel: Kernel::Debian612, modules: &[] };
+pub(crate) const LOOP_FUSE: FrontEnd =
+    FrontEnd { name: "loop-fuse", kernel: Kernel::Debian612, modules: &[], outlives_its_process: false };
 
 /// Makes each named function, which takes a front end, a test for each front end.
 macro_rules! on_every_front_end {

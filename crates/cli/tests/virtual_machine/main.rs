@@ -1,11 +1,13 @@
 //! The product on stock kernels that we did not build, in virtual machines: real memory pressure, cgroup version 2, two machines.
 //!
-//! Every test runs once for each front end (see [`front_ends`]). Guests are emulated where the processor does not help, so
-//! working sets are some tens of MiB; nothing depends on speed.
+//! What depends on the front end runs once for each (see [`front_ends`]); what takes minutes is for `make soak` (CONTRIBUTING.md
+//! lists both). Guests are emulated where the processor does not help, so working sets are some tens of MiB; nothing depends on
+//! speed.
 //!
 //! - [`automatic`]: which front end is taken unless told otherwise.
 //! - [`guest`]: a machine with our programs in it; [`front_ends`]: what is tested, and on which kernel.
-//! - [`programs`]: exact output under a limit of half the working set; [`plain_device`]: fio with verification.
+//! - [`each_front_end`]: what one guest tests after another: [`programs`], exact output under a limit of half the working set;
+//!   [`plain_device`], fio with verification; and some of the others.
 //! - [`overcommit`]: a whole machine far beyond its memory while donors die, stop and come back; [`two_machines`]: the same
 //!   over a network, which also breaks.
 //! - [`crash`]: the process that serves swap is killed while all of that goes on; [`agent`]: the agent is; [`swap_off`]: the same
@@ -25,6 +27,7 @@ mod front_ends;
 mod agent;
 mod automatic;
 mod crash;
+mod each_front_end;
 mod guest;
 mod overcommit;
 mod plain_device;

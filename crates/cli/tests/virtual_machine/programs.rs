@@ -3,9 +3,7 @@
 use serde_json::Value;
 
 use crate::front_ends::FrontEnd;
-use crate::guest::{Guest, SLABS, builder};
-
-on_every_front_end!(programs_at_half_their_memory_write_what_they_always_write);
+use crate::guest::{Guest, SLABS};
 
 /// Working sets are above [the smallest budget](crate) twice over, and what one more refault costs in emulation keeps them small.
 const PROGRAMS: [&str; 4] = [
@@ -15,10 +13,15 @@ const PROGRAMS: [&str; 4] = [
     "redis.sh /disk 8000",
 ];
 
-fn programs_at_half_their_memory_write_what_they_always_write(front_end: FrontEnd) {
-    let Some(guest) = Guest::boot(builder(front_end, 1024)) else { return };
+/// The same programs, with hardly anything to do.
+const SMALL: &str = "spillway-bench workload quicksort --size 1M; exerciser fork 1 /disk/scratch; redis.sh /disk 10";
+
+/// The host says what that is: the same programs, many times as fast.
+pub(crate) fn programs_at_half_their_memory_write_what_they_always_write(guest: &Guest, front_end: FrontEnd) {
+    // Their code is read into nobody's memory group by that, and does not go in and out of a group's few MiB later.
+    guest.said(SMALL);
     for program in PROGRAMS {
-        let native = guest.said(program);
+        let native = guest.said_on_host(program);
         let run = format!("spillway run --frontend {} --local 50% --lend 128M {SLABS}", front_end.name);
         let lent = guest.said(&format!("{run} --stats /share/statistics.json -- {program}"));
         assert!(lent == native, "{program} wrote something else: {lent}\ninstead of: {native}");
@@ -30,5 +33,4 @@ fn programs_at_half_their_memory_write_what_they_always_write(front_end: FrontEn
         assert!(told.starts_with(front_end.name), "{told}");
         assert!(statistics["memory"]["swapped_bytes_max"].as_u64() > Some(2 << 20), "little was lent: {statistics:#}");
     }
-    guest.finish();
 }

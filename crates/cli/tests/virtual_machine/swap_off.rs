@@ -1,6 +1,7 @@
 //! The end of swap whose process is gone: what can be brought back is, and nobody waits for what cannot.
 
 use spillway_virtual_machine::emulated;
+use spillway_virtual_machine::machine::Job;
 
 use crate::agent::{end_paging, lift_limit, start_paging};
 use crate::front_ends::{FrontEnd, LOOP_FUSE, NBD, UBLK};
@@ -18,51 +19,66 @@ fn lower_reserve(guest: &Guest) -> String {
 }
 
 /// Swap with a copy on disk at one donor `d`.
-fn swap_on(guest: &Guest, front_end: FrontEnd) {
-    let _ends_with_the_machine = guest.donor("d", "160M", "unix:/run/d.sock", "none");
+fn swap_on(guest: &Guest, front_end: FrontEnd) -> Job {
+    let donor = guest.donor("d", "128M", "unix:/run/d.sock", "none");
     guest.said(&format!(
-        "spillway swap on --frontend {} --size 144M {SLABS} --redundancy disk --backing /disk/backing --key none \
+        "spillway swap on --frontend {} --size 112M {SLABS} --redundancy disk --backing /disk/backing --key none \
          --donor unix:/run/d.sock",
         front_end.name
     ));
+    donor
 }
 
-fn finish_after(guest: Guest, expected: &[&str]) {
-    guest.signal_donor("d", "TERM");
-    guest.wait_for("[ -z \"$(spillway status --json | grep donor)\" ]");
-    guest.finish_after(expected);
-}
+/// What a kernel says when swap fails.
+const LOST_SWAP: [&str; 3] = ["I/O error", "Memory cgroup out of memory", "invoked oom-killer"];
 
+/// One machine, because none of them disturbs the next.
 #[test]
-fn swap_over_ublk_whose_process_was_given_up_comes_back_whole() {
+fn swap_over_ublk_comes_to_a_good_end_whoever_died() {
     emulated(|| {
         let Some(guest) = Guest::boot(builder(UBLK, 640)) else { return };
-        swap_on(&guest, UBLK);
-        let programs = start_paging(&guest);
-        // Without its backing file no process can go on with the device.
-        guest.said("mv /disk/backing /disk/aside; kill -9 $(pgrep -f -- --kept)");
-        guest.wait_for("spillway status --json | grep -q 'not started any more'");
-        guest.said("mv /disk/aside /disk/backing");
-        lift_limit(&guest);
-        guest.said("spillway swap off || { cat /run/spillway/device-swap.log >&2; exit 1; }");
-        end_paging(&guest, &programs);
-        finish_after(guest, &[]);
+        the_kernels_reserve_is_raised_until_the_last_of_two_swap_devices_is_off(&guest);
+        swap_over_ublk_whose_process_was_given_up_comes_back_whole(&guest);
+        swap_over_ublk_whose_keeper_died_too_is_given_up(&guest);
+        guest.finish_after(&LOST_SWAP);
     });
 }
 
-/// The kernel gives the block device up with the process that served it.
-#[test]
-fn swap_over_loop_and_fuse_ends_with_its_process_and_the_machine_goes_on() {
-    emulated(|| {
-        let Some(guest) = Guest::boot(builder(LOOP_FUSE, 640)) else { return };
-        swap_on(&guest, LOOP_FUSE);
-        let programs = start_paging(&guest);
-        guest.said("kill -9 $(pgrep -f -- --kept)");
-        assert_ne!(guest.machine_end(&programs), 0, "their pages are lost, so they cannot have found them right");
-        guest.said("spillway doctor --mend");
-        guest.said("! grep loop /proc/swaps");
-        finish_after(guest, &["I/O error", "Memory cgroup out of memory", "invoked oom-killer"]);
-    });
+fn swap_over_ublk_whose_process_was_given_up_comes_back_whole(guest: &Guest) {
+    let donor = swap_on(guest, UBLK);
+    let programs = start_paging(guest);
+    // Without its backing file no process can go on with the device.
+    guest.said("mv /disk/backing /disk/aside; kill -9 $(pgrep -f -- --kept)");
+    guest.wait_for("spillway status --json | grep -q 'not started any more'");
+    guest.said("mv /disk/aside /disk/backing");
+    lift_limit(guest);
+    guest.said("spillway swap off || { cat /run/spillway/device-swap.log >&2; exit 1; }");
+    end_paging(guest, &programs);
+    guest.end_donor("d", &donor);
+}
+
+fn swap_over_ublk_whose_keeper_died_too_is_given_up(guest: &Guest) {
+    let donor = swap_on(guest, UBLK);
+    let programs = start_paging(guest);
+    guest.said("kill -9 $(pgrep -f serve-device)");
+    // Whoever needs a page waits for a process that will not come; so would `swapoff`.
+    guest.said("spillway doctor --mend");
+    guest.said("! grep ublkb /proc/swaps");
+    // Their pages are lost, so they cannot have found them right.
+    assert_ne!(guest.machine_end(&programs), 0);
+    guest.end_donor("d", &donor);
+}
+
+/// The kernel gives the block device up with the process that served it. Ends the machine.
+pub(crate) fn swap_over_loop_and_fuse_ends_with_its_process_and_the_machine_goes_on(guest: Guest) {
+    let donor = swap_on(&guest, LOOP_FUSE);
+    let programs = start_paging(&guest);
+    guest.said("kill -9 $(pgrep -f -- --kept)");
+    assert_ne!(guest.machine_end(&programs), 0, "their pages are lost, so they cannot have found them right");
+    guest.said("spillway doctor --mend");
+    guest.said("! grep loop /proc/swaps");
+    guest.end_donor("d", &donor);
+    guest.finish_after(&LOST_SWAP);
 }
 
 #[test]
@@ -71,7 +87,7 @@ fn swap_over_nbd_whose_keeper_died_too_fails_after_a_minute() {
     emulated(|| {
         let Some(guest) = Guest::boot(builder(NBD, 640)) else { return };
         let before = lower_reserve(&guest);
-        swap_on(&guest, NBD);
+        let donor = swap_on(&guest, NBD);
         assert_ne!(reserve(&guest), before, "it is raised while swap is on");
         let programs = start_paging(&guest);
         guest.said("kill -9 $(pgrep -f serve-device)");
@@ -79,30 +95,25 @@ fn swap_over_nbd_whose_keeper_died_too_fails_after_a_minute() {
         guest.said("spillway doctor --mend");
         guest.said("! grep nbd /proc/swaps");
         assert_eq!(reserve(&guest), before, "what the killed keeper raised");
-        finish_after(guest, &["I/O error", "Memory cgroup out of memory", "invoked oom-killer"]);
+        guest.end_donor("d", &donor);
+        guest.finish_after(&LOST_SWAP);
     });
 }
 
-#[test]
-fn the_kernels_reserve_is_raised_until_the_last_of_two_swap_devices_is_off() {
-    emulated(|| {
-        let Some(guest) = Guest::boot(builder(UBLK, 448)) else { return };
-        let before = lower_reserve(&guest);
-        let donor = guest.donor("d", "64M", "unix:/run/d.sock", "none");
-        for name in ["one", "two"] {
-            guest.said(&format!(
-                "spillway swap on --name {name} --frontend ublk --size 32M {SLABS} --redundancy none --key none \
-                 --donor unix:/run/d.sock"
-            ));
-        }
-        let raised = reserve(&guest);
-        assert_ne!(raised, before);
-        guest.said("spillway swap off --name one");
-        assert_eq!(reserve(&guest), raised, "the other one needs it");
-        guest.said("spillway swap off --name two");
-        assert_eq!(reserve(&guest), before);
-        guest.signal_donor("d", "TERM");
-        guest.end_of(&donor);
-        guest.finish();
-    });
+fn the_kernels_reserve_is_raised_until_the_last_of_two_swap_devices_is_off(guest: &Guest) {
+    let before = lower_reserve(guest);
+    let donor = guest.donor("d", "64M", "unix:/run/d.sock", "none");
+    for name in ["one", "two"] {
+        guest.said(&format!(
+            "spillway swap on --name {name} --frontend ublk --size 32M {SLABS} --redundancy none --key none \
+             --donor unix:/run/d.sock"
+        ));
+    }
+    let raised = reserve(guest);
+    assert_ne!(raised, before);
+    guest.said("spillway swap off --name one");
+    assert_eq!(reserve(guest), raised, "the other one needs it");
+    guest.said("spillway swap off --name two");
+    assert_eq!(reserve(guest), before);
+    guest.end_donor("d", &donor);
 }

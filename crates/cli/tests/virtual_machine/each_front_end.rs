@@ -1,0 +1,19 @@
+//! What every front end must do, one after the other in one guest: none of it disturbs the next, and booting takes longer than some.
+
+use crate::front_ends::FrontEnd;
+use crate::guest::{Guest, builder};
+use crate::{automatic, plain_device, programs, swap_off};
+
+on_every_front_end!(devices_and_programs_are_exact);
+
+fn devices_and_programs_are_exact(front_end: FrontEnd) {
+    let Some(guest) = Guest::boot(builder(front_end, 1024)) else { return };
+    plain_device::fio_finds_what_it_wrote_on_a_plain_device(&guest, front_end);
+    programs::programs_at_half_their_memory_write_what_they_always_write(&guest, front_end);
+    match front_end.name {
+        "ublk" => automatic::the_newer_kernel_gives_ublk_then_nbd_then_loop(&guest),
+        "nbd" => automatic::the_older_kernel_gives_nbd(&guest),
+        _ => return swap_off::swap_over_loop_and_fuse_ends_with_its_process_and_the_machine_goes_on(guest),
+    }
+    guest.finish();
+}
