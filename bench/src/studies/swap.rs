@@ -31,6 +31,11 @@ const WORKLOADS: [(&str, &[(&str, &str)]); 2] = [
     ("fill-random", &[("read", "random swap-in")]),
 ];
 
+/// A case without anything below the kernel, to tell what no device can be faster than: pages that zram stores by noting one word.
+const KERNEL_ALONE: &str = "kernel alone";
+/// The workload of it, and its phase.
+const ALIKE: (&str, &[(&str, &str)]) = ("fill-alike", &[("fill", "swap-out"), ("read", "sequential swap-in")]);
+
 /// The study of swapping.
 #[derive(Clone, Copy, Debug)]
 pub struct SwapStudy;
@@ -71,7 +76,8 @@ pub(super) fn measure(
     let interrupt = &context.shop.interrupt;
     let device = subject.attach(&context.shop, Size(size.0 * 2), Some(SERVER_CPU))?;
     let _swap = SwapArea::on(&device.path, interrupt)?;
-    for (name, phases) in WORKLOADS {
+    let alike = (subject == Subject::Zram).then_some((KERNEL_ALONE, ALIKE));
+    for (told, (name, phases)) in WORKLOADS.map(|workload| (subject.name(), workload)).into_iter().chain(alike) {
         let group = MemoryGroup::create(Some(size.0 / 2))?;
         let plain = workload_command(name, size)?;
         let mut command = pinned(plain.get_program().as_ref(), Some(pinning.client_cpu()));
@@ -81,7 +87,7 @@ pub(super) fn measure(
             let found = report.phases.iter().find(|found| found.phase == *phase);
             let found = found.ok_or_else(|| HarnessError::failed(name, format!("it has no phase '{phase}'")))?;
             let case = format!("{title}, {}", pinning.name());
-            result.record(round, &case, subject.name(), MICROSECONDS, found.us_per_page);
+            result.record(round, &case, told, MICROSECONDS, found.us_per_page);
         }
     }
     Ok(())
@@ -98,6 +104,8 @@ fn goals(result: &mut StudyResult, pinnings: &[Pinning]) {
                 result.compare(&case, one.name(), other.name());
             }
             result.compare(&case, shm, Subject::Zram.name());
+            result.compare(&case, shm, KERNEL_ALONE);
+            result.compare(&case, Subject::Nbdkit.name(), KERNEL_ALONE);
             result.goal("shm within 1.5x of local memory", &case, shm, local, 1.5, Better::Lower);
             result.goal("shm at least 2x faster than nbdkit", &case, Subject::Nbdkit.name(), shm, 2.0, Better::Higher);
         }

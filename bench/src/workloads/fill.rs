@@ -36,17 +36,31 @@ pub struct Fill {
     name: &'static str,
     order: Order,
     modifies: bool,
+    /// Each page has one word, repeated.
+    is_alike: bool,
 }
 
 impl Fill {
     /// Visits pages one after the other.
-    pub const SEQUENTIAL: Self = Self { name: "fill-sequential", order: Order::Sequential, modifies: false };
+    pub const SEQUENTIAL: Self = Self::mixed("fill-sequential", Order::Sequential, false);
     /// Visits every tenth page, then every tenth from the second on, and so forth.
-    pub const STRIDED: Self = Self { name: "fill-strided", order: Order::Strided, modifies: false };
+    pub const STRIDED: Self = Self::mixed("fill-strided", Order::Strided, false);
     /// Visits pages in random order.
-    pub const RANDOM: Self = Self { name: "fill-random", order: Order::Random, modifies: false };
+    pub const RANDOM: Self = Self::mixed("fill-random", Order::Random, false);
     /// Reads and rewrites pages in random order.
-    pub const MODIFY: Self = Self { name: "fill-modify", order: Order::Random, modifies: true };
+    pub const MODIFY: Self = Self::mixed("fill-modify", Order::Random, true);
+    /// Visits pages one after the other, each of which is one word all over: zram keeps nothing of such a page but that word
+    /// (Documentation/admin-guide/blockdev/zram.rst, `same_pages`).
+    pub const ALIKE: Self = Self { name: "fill-alike", order: Order::Sequential, modifies: false, is_alike: true };
+
+    const fn mixed(name: &'static str, order: Order, modifies: bool) -> Self {
+        Self { name, order, modifies, is_alike: false }
+    }
+
+    /// Word number `place` of the array.
+    fn word(self, seed: u64, place: u64) -> u64 {
+        word_at(seed, if self.is_alike { place / PAGE_WORDS as u64 } else { place })
+    }
 }
 
 /// What became of some pages: their checksum, and the first word that was wrong.
@@ -137,11 +151,11 @@ fn in_parts(words: &mut [u64], threads: usize, work: impl Fn(Part<'_>) -> Visit 
     total
 }
 
-fn fill(mut part: Part<'_>, seed: u64, probe: impl Probe) -> Visit {
+fn fill(mut part: Part<'_>, word_of: impl Fn(u64) -> u64, probe: impl Probe) -> Visit {
     for page in 0..part.pages() {
         let (words, places) = part.page(page);
         probe.write_all(words);
-        words.iter_mut().zip(places).for_each(|(word, place)| *word = word_at(seed, place));
+        words.iter_mut().zip(places).for_each(|(word, place)| *word = word_of(place));
     }
     Visit::default()
 }
@@ -189,8 +203,8 @@ impl Program for Fill {
     ) -> Result<Checksum, WorkloadError> {
         let (pages, seed, threads) = (settings.size.pages(), settings.seed, settings.threads);
         let mut words = vec![0_u64; pages as usize * PAGE_WORDS];
-        clock.measure("fill", pages, || in_parts(&mut words, threads, |part| fill(part, seed, probe)));
-        let plain = |place| word_at(seed, place);
+        let plain = |place| self.word(seed, place);
+        clock.measure("fill", pages, || in_parts(&mut words, threads, |part| fill(part, plain, probe)));
         let phase = if self.modifies { "modify" } else { "read" };
         let look = Look { order: self.order, seed, modifies: self.modifies };
         let first =
@@ -199,7 +213,7 @@ impl Program for Fill {
         if !self.modifies {
             return Ok(first.checksum.finish());
         }
-        let changed = |place| modified(word_at(seed, place));
+        let changed = |place| modified(self.word(seed, place));
         let last = clock.measure("check", pages, || {
             let look = Look { order: Order::Sequential, modifies: false, ..look };
             in_parts(&mut words, threads, |part| visit(part, look, changed, probe))
@@ -230,7 +244,7 @@ mod tests {
 
     fn filled(pages: usize, seed: u64) -> Vec<u64> {
         let mut words = vec![0; pages * PAGE_WORDS];
-        in_parts(&mut words, 2, |part| fill(part, seed, Silent));
+        in_parts(&mut words, 2, |part| fill(part, |place| word_at(seed, place), Silent));
         words
     }
 
@@ -238,6 +252,15 @@ mod tests {
     fn the_fill_is_the_known_sequence() {
         let words = filled(5, 9);
         assert!(words.iter().enumerate().all(|(index, word)| *word == word_at(9, index as u64)));
+    }
+
+    #[test]
+    fn pages_that_are_alike_have_one_word_each() {
+        let mut words = vec![0; 3 * PAGE_WORDS];
+        in_parts(&mut words, 2, |part| fill(part, |place| Fill::ALIKE.word(9, place), Silent));
+        let of_page = |page: &[u64]| page.iter().all(|word| *word == page[0]).then_some(page[0]);
+        let found: Vec<_> = words.chunks(PAGE_WORDS).map(of_page).collect();
+        assert_eq!(found, [Some(word_at(9, 0)), Some(word_at(9, 1)), Some(word_at(9, 2))]);
     }
 
     #[test]

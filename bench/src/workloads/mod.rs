@@ -126,11 +126,12 @@ impl<Any: Program> Workload for Any {
 }
 
 /// All of them.
-pub const ALL: [&dyn Workload; 12] = [
+pub const ALL: [&dyn Workload; 13] = [
     &fill::Fill::SEQUENTIAL,
     &fill::Fill::STRIDED,
     &fill::Fill::RANDOM,
     &fill::Fill::MODIFY,
+    &fill::Fill::ALIKE,
     &quicksort::Quicksort,
     &barnes_hut::BarnesHut,
     &page_rank::PageRank,

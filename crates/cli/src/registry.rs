@@ -137,8 +137,12 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         if read_owner(&self.path) == Some(self.owner) {
+            // It disappears by one rename: whoever finds half of it would take it for the remains of somebody dead.
+            let name = self.path.file_name().unwrap_or_default();
+            let going = self.path.with_file_name(format!(".gone-{}", name.display()));
+            let is_renamed = fs::rename(&self.path, &going).is_ok();
             // What cannot be removed now is found by `doctor`.
-            let _ = fs::remove_dir_all(&self.path);
+            let _ = fs::remove_dir_all(if is_renamed { &going } else { &self.path });
         }
     }
 }
@@ -279,8 +283,12 @@ impl Registry {
             return Ok(None);
         }
         let owner = ProcessIdentity::own().map_err(system(&found.path))?;
-        write_owner(&found.path, owner).map_err(system(&found.path))?;
-        Ok(Some(Entry { path: found.path.clone(), owner }))
+        match write_owner(&found.path, owner) {
+            Ok(()) => Ok(Some(Entry { path: found.path.clone(), owner })),
+            // Its owner lived, and has removed it by now.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(system(&found.path)(error)),
+        }
     }
 
     /// Every entry, living and dead, in a stable order.
@@ -313,6 +321,26 @@ mod tests {
     use super::*;
 
     const DEAD: ProcessIdentity = ProcessIdentity { pid: u32::MAX - 1, start_ticks: 1 };
+
+    #[test]
+    fn entries_that_go_while_others_look_for_remains_are_no_remains() {
+        let (_directory, registry) = Registry::temporary();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..300 {
+                    drop(registry.claim(Kind::Device, "swap").unwrap());
+                }
+                is_over.store(true, std::sync::atomic::Ordering::SeqCst);
+            });
+            while !is_over.load(std::sync::atomic::Ordering::SeqCst) {
+                for found in registry.entries().unwrap() {
+                    assert!(registry.take_over(&found).unwrap().is_none(), "its owner lives");
+                }
+            }
+        });
+        assert!(std::fs::read_dir(&registry.root).unwrap().all(|item| item.unwrap().file_name() == "lock"));
+    }
 
     #[test]
     fn a_name_has_one_owner_until_it_is_dropped() {
