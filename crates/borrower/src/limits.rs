@@ -49,6 +49,15 @@ pub const BLOCK_REQUEST_DEADLINE: Duration = Duration::from_secs(10);
 pub const BLOCK_REQUEST_DEADLINE_SOLE: Duration =
     Duration::from_secs(SOLE_COPY_PATIENCE.as_secs() + BLOCK_REQUEST_DEADLINE.as_secs());
 
+/// How long a silent donor is waited for that has the only copy of a page of a volume *with* a disk (the backing file failed): requests to
+/// such a volume have this much less time, and so does whoever waits for them (the kernel's NBD client).
+pub const SOLE_COPY_PATIENCE_WITH_DISK: Duration =
+    Duration::from_secs(BLOCK_REQUEST_DEADLINE.as_secs() - REQUEST_DEADLINE.as_secs());
+
+/// How often it is looked again whether a donor that was silent still has the only copy of some page. The first time so long after it
+/// spoke: over TCP its data connections speak up to some seconds later, as what was lost on the way is sent again at growing intervals.
+pub const SOLE_COPY_LOOK_INTERVAL: Duration = Duration::from_secs(15);
+
 /// A donor from which nothing came for so long is not counted on: two heartbeats, half of what gives it up, so that of two donors that
 /// fall silent together (the machine is busy) neither is given up because of the other's copies.
 pub const SILENCE_NOTICED: Duration = Duration::from_secs(1);

@@ -157,6 +157,31 @@ fn without_a_disk_a_request_waits_for_a_donor_and_not_for_room() {
     assert_eq!(after(BLOCK_REQUEST_DEADLINE_SOLE), [(0, Err(BlockError::TimedOut))]);
 }
 
+/// A donor that is waited for, since it has the only copy of one page, does not hold up what others have too.
+#[test]
+fn what_a_silent_donor_has_is_read_from_others_that_have_it() {
+    let mut one = One::new(Redundancy::NONE);
+    let stores = [store(SLAB_BYTES), store(SLAB_BYTES)];
+    for (donor, store) in (0..).zip(&stores) {
+        let handle = store.lock().unwrap().lend();
+        let queue_pair = Some(StoreQueuePair::boxed(store, &one.pool, 4));
+        one.mailbox.leave(LaneChange { donor: DonorSlot(donor), queue_pair });
+        one.volume.slab(SlabIndex(0)).fill(donor.into(), Location { donor: DonorSlot(donor), handle });
+    }
+    one.volume.bits.set(Bit::Copy(0), 5, 2);
+    one.volume.bits.set(Bit::Copy(1), 5, 1);
+    stores[0].lock().unwrap().delay_polls = u32::MAX;
+    one.volume.set_silent(DonorSlot(0), true);
+    one.submit(0, BlockOperation::Read, 5);
+    one.submit(1, BlockOperation::Read, 6);
+    (0..10).for_each(|_| one.poll());
+    assert_eq!(one.answers, [Some(Ok(())), None], "one has another copy, the other is waited for");
+    one.volume.set_silent(DonorSlot(0), false);
+    one.submit(0, BlockOperation::Read, 5);
+    (0..10).for_each(|_| one.poll());
+    assert_eq!(one.answers[0], None, "the first that has it, as it is not known to be silent");
+}
+
 /// A donor that comes back lends its lowest handle again, so the fresh copy has the name of the one that failed.
 #[test]
 fn a_write_that_failed_goes_to_the_fresh_copy_of_the_same_name() {

@@ -186,7 +186,7 @@ fn admit(
         slabs: SessionSlabs::default(),
         traffic: Traffic::default(),
         ended: AtomicBool::new(false),
-        sender: sender.clone().with_patience(patience),
+        sender: sender.clone(),
     };
     if let Some(session) = old.and_then(|id| shared.resume_session(id, make)) {
         tracing::info!("volume {} of {peer} is back", session.volume);

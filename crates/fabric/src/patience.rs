@@ -6,7 +6,7 @@
 //!
 //! One value for each donor: whoever knows where copies are sets it, the control channel and every data connection look at it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::limits::{REQUEST_DEADLINE, SILENCE_DEADLINE, SOLE_COPY_PATIENCE};
@@ -14,33 +14,37 @@ use crate::limits::{REQUEST_DEADLINE, SILENCE_DEADLINE, SOLE_COPY_PATIENCE};
 /// See the module text. Starts with a donor that can be spared.
 #[derive(Debug, Default)]
 pub struct Patience {
-    is_sole: AtomicBool,
+    /// How long it is waited for if that is longer than for others, in milliseconds.
+    longest_ms: AtomicU64,
 }
 
 impl Patience {
     /// With a donor that holds the only copy of some page.
     pub fn with_sole_copies() -> Self {
-        Self { is_sole: AtomicBool::new(true) }
+        let patience = Self::default();
+        patience.wait_for_sole_copies(Some(SOLE_COPY_PATIENCE));
+        patience
     }
 
-    /// Whether the donor holds the only copy of some page.
-    pub fn set_sole(&self, is_sole: bool) {
+    /// The donor holds the only copy of some page, and is waited for so long; `None`: it can be spared.
+    pub fn wait_for_sole_copies(&self, longest: Option<Duration>) {
+        let longest_ms = longest.map_or(0, |longest| longest.as_millis() as u64);
         // Nothing else is published with it, and a late look costs one more round.
-        self.is_sole.store(is_sole, Ordering::Relaxed);
+        self.longest_ms.store(longest_ms, Ordering::Relaxed);
     }
 
-    fn is_sole(&self) -> bool {
-        self.is_sole.load(Ordering::Relaxed)
+    fn longest(&self) -> Duration {
+        Duration::from_millis(self.longest_ms.load(Ordering::Relaxed))
     }
 
     /// How long a control channel may bring nothing.
     pub fn silence(&self) -> Duration {
-        if self.is_sole() { SOLE_COPY_PATIENCE } else { SILENCE_DEADLINE }
+        self.longest().max(SILENCE_DEADLINE)
     }
 
     /// How long a data connection that owes answers may bring nothing.
     pub fn request(&self) -> Duration {
-        if self.is_sole() { SOLE_COPY_PATIENCE } else { REQUEST_DEADLINE }
+        self.longest().max(REQUEST_DEADLINE)
     }
 }
 
@@ -52,9 +56,9 @@ mod tests {
     fn what_cannot_be_replaced_is_waited_for_much_longer() {
         let patience = Patience::default();
         assert_eq!((patience.silence(), patience.request()), (SILENCE_DEADLINE, REQUEST_DEADLINE));
-        patience.set_sole(true);
+        patience.wait_for_sole_copies(Some(SOLE_COPY_PATIENCE));
         assert_eq!((patience.silence(), patience.request()), (SOLE_COPY_PATIENCE, SOLE_COPY_PATIENCE));
-        patience.set_sole(false);
+        patience.wait_for_sole_copies(None);
         assert_eq!(patience.request(), REQUEST_DEADLINE);
         assert_eq!(Patience::with_sole_copies().request(), SOLE_COPY_PATIENCE);
     }

@@ -127,7 +127,7 @@ fn a_donor_that_holds_the_only_copy_is_waited_for_much_longer() {
     let now = Instant::now();
     pair.post(request(Operation::Read, 0, 0, pool.slot(0), 3), now).unwrap();
     assert_eq!(poll_for(&mut pair, now, SOLE_COPY_PATIENCE), None, "still in time");
-    patience.set_sole(false);
+    patience.wait_for_sole_copies(None);
     let ended = poll_for(&mut pair, now + SOLE_COPY_PATIENCE, Duration::from_millis(1)).unwrap();
     assert_eq!(ended.result, Err(RequestError::Down), "with another copy it is given up at once");
     donor.join().unwrap();

@@ -30,9 +30,9 @@ fn parse(call: &str) -> Option<Move> {
         return None;
     }
     let mut argument = || u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok();
-    let (from, _old_length, new_length, flags, to) = (argument()?, argument()?, argument()?, argument()?, argument()?);
-    // The kernel takes whole pages.
-    let length = new_length.next_multiple_of(crate::mapping::PAGE_SIZE_BYTES as u64);
+    let (from, old_length, new_length, flags, to) = (argument()?, argument()?, argument()?, argument()?, argument()?);
+    // The kernel takes whole pages, and no more than there were or are to be.
+    let length = old_length.min(new_length).next_multiple_of(crate::mapping::PAGE_SIZE_BYTES as u64);
     (flags & libc::MREMAP_FIXED as u64 != 0).then_some(Move { from, to, length })
 }
 
@@ -43,7 +43,7 @@ mod tests {
     #[test]
     fn only_moves_to_a_chosen_address_are_told() {
         let call = |number: i64, flags: i32| {
-            format!("{number} 0x7f0000001000 0x2000 0x1001 {flags:#x} 0x7f0000009000 0x0 0x7ffc0 0x7f01\n")
+            format!("{number} 0x7f0000001000 0x1001 0x3000 {flags:#x} 0x7f0000009000 0x0 0x7ffc0 0x7f01\n")
         };
         let (may_move, fixed) = (libc::MREMAP_MAYMOVE, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
         let chosen = Move { from: 0x7f00_0000_1000, to: 0x7f00_0000_9000, length: 0x2000 };

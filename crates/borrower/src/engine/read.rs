@@ -8,7 +8,7 @@ use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
 
 use super::active::{Active, Context, Stage, Step};
-use super::lanes::{Lanes, Piece, Target};
+use super::lanes::{Piece, Target};
 use crate::block::BlockError;
 use crate::limits::COPIES_MAX;
 use crate::volume::page_bits::PageWord;
@@ -91,7 +91,7 @@ fn next_run(active: &Active, context: &Context<'_>, end: u64) -> (Source, u64) {
             word_first = page / 64;
             word = context.volume.bits.word(page);
         }
-        let source = source_of(active, context.lanes, &word, 1 << (page % 64));
+        let source = source_of(active, context, &word, 1 << (page % 64));
         match run {
             None => run = Some(source),
             Some(first) if first != source => return (first, page - active.next_page),
@@ -101,13 +101,22 @@ fn next_run(active: &Active, context: &Context<'_>, end: u64) -> (Source, u64) {
     (run.unwrap_or(Source::Zeroes), end - active.next_page)
 }
 
-fn source_of(active: &Active, lanes: &Lanes, word: &PageWord, mask: u64) -> Source {
+fn source_of(active: &Active, context: &Context<'_>, word: &PageWord, mask: u64) -> Source {
     let valid = |place: &usize| word.copies[*place] & mask != 0;
-    if let Some(place) = (0..COPIES_MAX).filter(valid).find(|place| active.usable(*place, lanes).is_some()) {
-        return Source::Place(place);
+    let usable = |place: &usize| active.usable(*place, context.lanes);
+    let mut silent = None;
+    for place in (0..COPIES_MAX).filter(valid) {
+        match usable(&place) {
+            Some(location) if context.volume.is_silent(location.donor) => silent = silent.or(Some(place)),
+            Some(_) => return Source::Place(place),
+            None => {}
+        }
     }
     if word.disk & mask != 0 && !active.disk_excluded {
         return Source::Disk;
+    }
+    if let Some(place) = silent {
+        return Source::Place(place);
     }
     if word.pending & mask != 0 || (0..COPIES_MAX).any(|place| valid(&place)) {
         return Source::Wait;

@@ -38,7 +38,9 @@ use super::mover::Work;
 use super::reunion::{self, HeldSlab};
 use crate::device::transport::TransportChoice;
 use crate::engine::lanes::LaneChange;
-use crate::limits::{RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN, SILENCE_NOTICED};
+use crate::limits::{
+    RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN, SILENCE_NOTICED, SOLE_COPY_LOOK_INTERVAL, SOLE_COPY_PATIENCE_WITH_DISK,
+};
 use crate::state::records::DonorRecord;
 use crate::volume::slab_entry::DonorSlot;
 
@@ -162,9 +164,8 @@ fn is_waited_for(shared: &Shared, donor: &DonorEntry, silence: Duration) -> bool
         return true;
     }
     donor.set_silent(true);
-    let within_reach = |other: DonorSlot| shared.donors[usize::from(other.0)].is_within_reach();
-    let is_sole = shared.volume.depends_on(donor.slot, &within_reach);
-    donor.patience().set_sole(is_sole);
+    shared.volume.set_silent(donor.slot, true);
+    let is_sole = look_for_sole_copies(shared, donor);
     if is_sole && silence == SILENCE_DEADLINE {
         let most = donor.patience().silence().as_secs();
         tracing::warn!(
@@ -175,10 +176,23 @@ fn is_waited_for(shared: &Shared, donor: &DonorEntry, silence: Duration) -> bool
     silence < donor.patience().silence()
 }
 
+/// Looks whether pages would be lost with `donor`, and sets how long it is waited for.
+fn look_for_sole_copies(shared: &Shared, donor: &DonorEntry) -> bool {
+    let within_reach = |other: DonorSlot| shared.donors[usize::from(other.0)].is_within_reach();
+    let is_sole = !shared.volume.keeps_several_copies() || shared.volume.depends_on(donor.slot, &within_reach);
+    let longest = if shared.volume.redundancy.disk { SOLE_COPY_PATIENCE_WITH_DISK } else { SOLE_COPY_PATIENCE };
+    donor.patience().wait_for_sole_copies(is_sole.then_some(longest));
+    if shared.is_stopping() {
+        // Whoever stops the device may have looked before this was set.
+        donor.patience().wait_for_sole_copies(None);
+    }
+    is_sole
+}
+
 /// `donor` said something, or a session with it begins.
 fn is_heard(shared: &Shared, donor: &DonorEntry) {
     donor.set_silent(false);
-    donor.patience().set_sole(!shared.volume.keeps_several_copies());
+    shared.volume.set_silent(donor.slot, false);
 }
 
 /// One session from its beginning to its end; `Ok` when the device stops.
@@ -192,6 +206,7 @@ fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
         Transport::Tcp(_) | Transport::Unix(_) => None,
     };
     is_heard(shared, donor);
+    look_for_sole_copies(shared, donor);
     let held = reunion::take_held(shared, donor.slot, &opened.held, window.as_deref());
     install_queue_pairs(shared, donor, &opened, window.as_ref()).map_err(LinkError::Data)?;
     let record = DonorRecord { donor: opened.welcome.donor, token: opened.welcome.resume };
@@ -207,17 +222,26 @@ fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
     shared.volume.set_mapping_possible(true);
     let mut receiver = opened.receiver;
     let mut silence = Silence::default();
+    let mut look_again: Option<Instant> = None;
     while !shared.is_stopping() {
+        // Its data connections may still be silent when the control channel speaks again, and have counted for as long.
+        if look_again.take_if(|at| Instant::now() >= *at).is_some() && look_for_sole_copies(shared, donor) {
+            look_again = Some(Instant::now() + SOLE_COPY_LOOK_INTERVAL);
+        }
         match receiver.receive(HEARTBEAT_INTERVAL) {
             Ok((message, descriptor)) => {
                 silence.is_broken();
                 if donor.is_silent() {
                     is_heard(shared, donor);
+                    look_again = Some(Instant::now() + SOLE_COPY_LOOK_INTERVAL);
                 }
                 handle(shared, donor, &session, message, descriptor)?;
             }
             Err(ControlError::TimedOut) => {
                 silence.lasts();
+                if silence.observed() >= SILENCE_NOTICED {
+                    look_again = None;
+                }
                 if !is_waited_for(shared, donor, silence.observed()) {
                     return Err(ControlError::TimedOut.into());
                 }

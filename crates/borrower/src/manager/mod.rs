@@ -166,7 +166,7 @@ impl Manager {
         self.shared.stopping.store(true, Ordering::SeqCst);
         link::say_goodbye_to_all(&self.shared.donors);
         // What is under way to a silent one is not waited for any more: the volume goes.
-        self.shared.donors.iter().for_each(|donor| donor.patience().set_sole(false));
+        self.shared.donors.iter().for_each(|donor| donor.patience().wait_for_sole_copies(None));
         self.shared.volume.manager_event.signal();
         self.shared.work.wake();
         for thread in self.threads.drain(..) {

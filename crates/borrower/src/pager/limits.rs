@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use spillway_fabric::limits::REQUEST_DEADLINE;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
+use crate::limits::BLOCK_REQUEST_DEADLINE_SOLE;
 use crate::page_cache::NEIGHBOURS_MAX;
 use crate::prefetch::WINDOW_MAX;
 
@@ -88,7 +90,7 @@ pub const DOUBTS_MAX: u32 = 16;
 pub const MESSAGES_MAX: usize = 64;
 
 /// A read that no donor answered in time is tried so often before its page is given up: each takes
-/// [`crate::limits::BLOCK_REQUEST_DEADLINE`].
+/// [`crate::limits::BLOCK_REQUEST_DEADLINE`], or without a disk copy [`crate::limits::BLOCK_REQUEST_DEADLINE_SOLE`], and an answer's time more.
 pub const READ_ATTEMPTS_MAX: u8 = 3;
 
 /// A write to the volume that failed is tried again after so long.
@@ -113,7 +115,9 @@ pub const FORK_PAGES_ASKED_MAX: usize = 8 * FAULT_READS_MAX;
 /// Pages that did not come (a read ahead of them failed, their mapping changed) are asked for again after so long.
 pub const FORK_ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A fork for which no page came back for so long is refused: longer than all attempts at a read.
-pub const FORK_PATIENCE: Duration = Duration::from_secs(60);
+pub const FORK_PATIENCE: Duration = Duration::from_secs(
+    READ_ATTEMPTS_MAX as u64 * (BLOCK_REQUEST_DEADLINE_SOLE.as_secs() + REQUEST_DEADLINE.as_secs()) + 1,
+);
 /// A fork that finds no room beside others is refused so long after the last of them was over: their pages leave again, 0.5 GB/s at
 /// least (measured; a busy machine).
 pub const FORK_ROOM_PATIENCE: Duration = Duration::from_secs(10);

@@ -146,11 +146,11 @@ impl Unsettled {
         }
     }
 
-    /// Whether a move that is under way was told: only the end of its old place was not.
+    /// Whether such a move was told; its thread may not have left the call yet.
     fn is_told(&self, one: Move) -> bool {
         let is_one =
             |change: &Change| matches!(*change, Change::Remap { from, to, length } if one == Move { from, to, length });
-        self.ends_expected.contains(&(one.from..one.from + one.length)) && self.told.iter().any(is_one)
+        self.told.iter().any(is_one)
     }
 
     /// Whether to wait before more is read: an end is still to be told that belongs before a move, and whoever moved those pages

@@ -116,6 +116,8 @@ pub struct Volume {
     trouble: AtomicU64,
     /// Donors to which a request failed in the session that they have now.
     suspects: AtomicU64,
+    /// Donors that say nothing, and are waited for.
+    silent: AtomicU64,
     mapping_possible: AtomicBool,
 }
 
@@ -166,6 +168,7 @@ impl Volume {
             wanted: AtomicBool::new(false),
             trouble: AtomicU64::new(0),
             suspects: AtomicU64::new(0),
+            silent: AtomicU64::new(0),
             mapping_possible: AtomicBool::new(false),
         })
     }
@@ -229,6 +232,21 @@ impl Volume {
     /// Whether a request that was given up may still reach memory of `donor`: nothing is made valid there.
     pub fn is_suspect(&self, donor: DonorSlot) -> bool {
         self.suspects.load(Ordering::SeqCst) & (1 << donor.0) != 0
+    }
+
+    /// Says whether `donor` is silent.
+    pub fn set_silent(&self, donor: DonorSlot, is_silent: bool) {
+        let mask = 1 << donor.0;
+        if is_silent {
+            self.silent.fetch_or(mask, Ordering::Relaxed);
+        } else {
+            self.silent.fetch_and(!mask, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether `donor` is silent: what others have is read from them. An old answer costs a wait.
+    pub fn is_silent(&self, donor: DonorSlot) -> bool {
+        self.silent.load(Ordering::Relaxed) & (1 << donor.0) != 0
     }
 
     /// A new session with `donor` begins: what happened in the last one, whose requests have all ended, says nothing of it.

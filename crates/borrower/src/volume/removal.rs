@@ -48,8 +48,15 @@ impl Volume {
         mut pause: impl FnMut(),
     ) -> Option<Removed> {
         let entry = self.slab(slab);
+        let places = entry.places();
         let location = entry.empty(place)?;
-        if !self.drain(slab, &mut pause) || !self.is_covered(slab, place, alive) {
+        // The assignment lock is held: a request to a donor that says nothing may take as long as that is waited for.
+        let all_answer = || places.iter().flatten().all(|location| alive(location.donor));
+        let is_drained = entry.gate.drain_while(|| {
+            pause();
+            self.has_owners() && all_answer()
+        });
+        if !is_drained || !self.is_covered(slab, place, alive) {
             entry.stay(place);
             return None;
         }
@@ -167,6 +174,23 @@ mod tests {
         let _inside = volume.slab(SLAB).gate.enter();
         assert_eq!(volume.remove_covered_copy(SLAB, 0, &|_| true, ends_by_downfall(&volume)), None);
         assert!(!volume.slab(SLAB).is_unmapped());
+    }
+
+    #[test]
+    fn nobody_waits_for_a_donor_that_says_nothing_to_give_a_copy_back() {
+        let volume = volume();
+        volume.slab(SLAB).fill(1, Location { donor: DonorSlot(1), handle: SlabHandle(0) });
+        volume.bits.set(Bit::Copy(1), 0, 256);
+        let _inside = volume.slab(SLAB).gate.enter();
+        let silent = std::sync::atomic::AtomicBool::new(false);
+        let mut looks = 0;
+        let answers = |donor: DonorSlot| donor != DonorSlot(1) || !silent.load(std::sync::atomic::Ordering::SeqCst);
+        let removed = volume.remove_covered_copy(SLAB, 0, &answers, || {
+            looks += 1;
+            assert!(looks < 5, "still waiting for a donor that says nothing");
+            silent.store(true, std::sync::atomic::Ordering::SeqCst);
+        });
+        assert!(removed.is_none() && volume.slab(SLAB).places()[0].is_some(), "the copy stays");
     }
 
     #[test]

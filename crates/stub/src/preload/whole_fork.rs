@@ -51,15 +51,38 @@ type Fork = unsafe extern "C" fn() -> i32;
 
 /// Sees to all forks from now on.
 pub(crate) fn begin() {
-    let (register, find): (usize, usize);
-    // SAFETY: reads two words of this library, which the dynamic linker set to the functions' addresses, or left zero.
+    find_next();
+    let register: usize;
+    // SAFETY: reads a word of this library, which the dynamic linker set to the function's address, or left zero.
     unsafe {
         asm!(
             ".weak __register_atfork",
-            ".weak dlsym",
             "mov {register}, [rip + __register_atfork@GOTPCREL]",
-            "mov {find}, [rip + dlsym@GOTPCREL]",
             register = out(reg) register,
+            options(nostack, preserves_flags, readonly),
+        );
+    }
+    if register != 0 {
+        // SAFETY: it is glibc's function of that name; handlers of no particular library are never taken back.
+        let _ = unsafe {
+            core::mem::transmute::<usize, Register>(register)(
+                before,
+                after_in_parent,
+                after_in_child,
+                core::ptr::null_mut(),
+            )
+        };
+    }
+}
+
+/// Finds the `_Fork` behind this library's.
+fn find_next() {
+    let find: usize;
+    // SAFETY: as in `begin`.
+    unsafe {
+        asm!(
+            ".weak dlsym",
+            "mov {find}, [rip + dlsym@GOTPCREL]",
             find = out(reg) find,
             options(nostack, preserves_flags, readonly),
         );
@@ -70,12 +93,6 @@ pub(crate) fn begin() {
         let next = unsafe { core::mem::transmute::<usize, Find>(find)(BEHIND_THIS, NAME.as_ptr()) };
         NEXT_FORK.store(next as usize, Release);
     }
-    if register != 0 {
-        // SAFETY: it is glibc's function of that name; handlers of no particular library are never taken back.
-        let _ = unsafe {
-            core::mem::transmute::<usize, Register>(register)(before, after_in_parent, after_in_child, core::ptr::null_mut())
-        };
-    }
 }
 
 /// In place of libc's `_Fork`.
@@ -85,6 +102,10 @@ pub(crate) fn begin() {
 /// As of libc's.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _Fork() -> i32 {
+    // A program that is not paged has the library too, and constructors before ours may fork.
+    if NEXT_FORK.load(Acquire) == 0 {
+        find_next();
+    }
     let next = NEXT_FORK.load(Acquire);
     if next == 0 {
         crate::start::refuse(b"its libc has no _Fork", 0)
