@@ -137,10 +137,11 @@ fn chaos_with_two_replicas_loses_nothing() {
 /// More than twice as long as a silent donor is waited for whose pages have another copy.
 const STOPPED: Duration = Duration::from_secs(5);
 
-/// Nothing has a second copy, and every donor is stopped for a while: whoever needs a page waits.
-fn stop_all_for_a_while(transport: &str) {
+/// Every donor is stopped for a while, so nothing has a copy within reach: whoever needs a page waits. They go on one after the other, and
+/// of each the control channel before its data connections, or after them.
+fn stop_all_for_a_while(redundancy: &str, transport: &str) {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
-    let mut running = start(&mut stage, &["--redundancy", "none", "--transport", transport]);
+    let mut running = start(&mut stage, &["--redundancy", redundancy, "--transport", transport]);
     wait_lent(&stage, &mut running);
     (0..3).for_each(|donor| stage.signal_donor(donor, "STOP"));
     std::thread::sleep(STOPPED);
@@ -157,12 +158,17 @@ fn stop_all_for_a_while(transport: &str) {
 
 #[test]
 fn donors_that_are_stopped_for_a_while_lose_nothing_without_another_copy() {
-    stop_all_for_a_while("auto");
+    stop_all_for_a_while("none", "auto");
 }
 
 #[test]
 fn donors_over_tcp_that_are_stopped_for_a_while_lose_nothing_without_another_copy() {
-    stop_all_for_a_while("tcp");
+    stop_all_for_a_while("none", "tcp");
+}
+
+#[test]
+fn replicas_that_are_all_stopped_for_a_while_lose_nothing() {
+    stop_all_for_a_while("replicas=2", "tcp");
 }
 
 #[test]
