@@ -4,7 +4,7 @@
 //! [`FrontEnd::attach`] hands the kernel its ends -> [`FrontEnd::detach`] while the threads still run -> the channels see
 //! [`Closed`](crate::block::Received::Closed).
 //!
-//! A request that is not answered within [`timeout`] takes its connection down, and goes to another one; with none left
+//! A request that is not answered within `timeout` takes its connection down, and goes to another one; with none left
 //! the device fails. So a stopped or dead server means errors after a bounded time, and never a hang. A device made
 //! `recoverable` waits [`NBD_RECOVERY_WAIT`] first: within it another process gives it new sockets ([`Nbd::reconnect`]), and every
 //! request without an answer is sent again (one that the dead process had in hand only after that time).
