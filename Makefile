@@ -29,7 +29,7 @@ bench: packages-bench test-binaries
 	target/release/spillway-bench run
 
 soak: packages-test test-binaries
-	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test end_to_end -- --nocapture chaos overcommit
+	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test end_to_end -- --nocapture --include-ignored chaos overcommit
 	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos
 	$(CARGO) test $(PROFILE) -p spillway --test virtual_machine -- --nocapture --ignored
 	$(CARGO) test $(PROFILE) -p spillway-borrower --test frontend_nbd -- --nocapture --ignored --exact the_newest_stock_kernel_goes_on_after_the_death_of_nbd_servers

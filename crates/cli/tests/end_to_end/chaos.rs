@@ -166,7 +166,10 @@ fn donors_over_tcp_that_are_stopped_for_a_while_lose_nothing_without_another_cop
     stop_all_for_a_while("none", "tcp");
 }
 
+/// Each must be found silent before its data connections are given up, half a second later: a machine that lets one thread wait for so long
+/// and not the other loses pages here.
 #[test]
+#[ignore = "a machine without a free processor may fail it: `make soak` runs it"]
 fn replicas_that_are_all_stopped_for_a_while_lose_nothing() {
     stop_all_for_a_while("replicas=2", "tcp");
 }
