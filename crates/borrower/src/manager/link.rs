@@ -179,7 +179,9 @@ fn is_waited_for(shared: &Shared, donor: &DonorEntry, silence: Duration) -> bool
 /// Looks whether pages would be lost with `donor`, and sets how long it is waited for.
 fn look_for_sole_copies(shared: &Shared, donor: &DonorEntry) -> bool {
     let within_reach = |other: DonorSlot| shared.donors[usize::from(other.0)].is_within_reach();
-    let is_sole = !shared.volume.keeps_several_copies() || shared.volume.depends_on(donor.slot, &within_reach);
+    // While it is heard pages come, and where they have no second copy nobody looks again before it is silent.
+    let may_become_sole = !donor.is_silent() && !shared.volume.keeps_several_copies();
+    let is_sole = may_become_sole || shared.volume.depends_on(donor.slot, &within_reach);
     let longest = if shared.volume.redundancy.disk { SOLE_COPY_PATIENCE_WITH_DISK } else { SOLE_COPY_PATIENCE };
     donor.patience().wait_for_sole_copies(is_sole.then_some(longest));
     if shared.is_stopping() {
@@ -239,9 +241,6 @@ fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
             }
             Err(ControlError::TimedOut) => {
                 silence.lasts();
-                if silence.observed() >= SILENCE_NOTICED {
-                    look_again = None;
-                }
                 if !is_waited_for(shared, donor, silence.observed()) {
                     return Err(ControlError::TimedOut.into());
                 }
