@@ -33,8 +33,8 @@ const WORKLOADS: [(&str, &[(&str, &str)]); 2] = [
 
 /// A case without anything below the kernel, to tell what no device can be faster than: pages that zram stores by noting one word.
 const KERNEL_ALONE: &str = "kernel alone";
-/// The workload of it, and its phase.
-const ALIKE: (&str, &[(&str, &str)]) = ("fill-alike", &[("fill", "swap-out"), ("read", "sequential swap-in")]);
+/// The workload of it, which is the first one's but for its pages.
+const ALIKE: (&str, &[(&str, &str)]) = ("fill-alike", WORKLOADS[0].1);
 
 /// The study of swapping.
 #[derive(Clone, Copy, Debug)]

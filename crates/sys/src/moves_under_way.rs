@@ -5,6 +5,8 @@
 
 use std::fs;
 
+use crate::threads::Threads;
+
 /// A move to an address that the program chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
@@ -18,9 +20,9 @@ pub struct Move {
 
 /// The moves that threads of `process` wait in the middle of. None where that cannot be seen.
 pub fn moves_under_way(process: u32) -> Vec<Move> {
-    let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
-    let calls = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("syscall")).ok());
-    calls.filter_map(|call| parse(&call)).collect()
+    let threads = Threads::of(process).and_then(|mut threads| threads.list()).unwrap_or_default();
+    let call = |thread: u32| fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall")).ok();
+    threads.into_iter().filter_map(|thread| parse(&call(thread)?)).collect()
 }
 
 /// `NUMBER ARGUMENT...`, the arguments in hexadecimal digits: old address, old length, new length, flags, new address.

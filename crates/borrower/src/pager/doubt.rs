@@ -68,8 +68,7 @@ impl Doubt {
 }
 
 fn threads(process: u32) -> Vec<u32> {
-    let list = (process > 0).then(|| Threads::of(process).and_then(|mut threads| threads.list()).ok());
-    list.flatten().unwrap_or_default()
+    Threads::of(process).and_then(|mut threads| threads.list()).unwrap_or_default()
 }
 
 fn runnable(process: u32, thread: u32) -> Option<Runnable> {

@@ -91,12 +91,8 @@ impl Unsettled {
                 None => break order.steps,
             }
         };
-        // With MREMAP_DONTUNMAP the old place stays mapped, and no end is told.
-        self.ends_expected.clear();
-        self.doubts = 0;
-        self.late.clear();
-        self.proved.clear();
-        let mut told: Vec<Option<Change>> = self.told.drain(..).map(Some).collect();
+        // All starts anew. Ends that are still expected never come: with MREMAP_DONTUNMAP the old place stays mapped, and none is told.
+        let mut told: Vec<Option<Change>> = std::mem::take(self).told.into_iter().map(Some).collect();
         let take = |step| match step {
             Step::Whole(index) => told[index].take().expect("each change has one place"),
             Step::End(range) => Change::Unmap(range),

@@ -33,7 +33,7 @@ impl Volume {
     /// and is not inside the slab's gate; `pause` is called while it waits.
     pub fn remove_copy(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> Option<Removed> {
         let location = self.slab(slab).empty(place)?;
-        self.drain(slab, &mut pause);
+        self.drain(slab, &mut pause, || true);
         Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
     }
 
@@ -52,11 +52,7 @@ impl Volume {
         let location = entry.empty(place)?;
         // The assignment lock is held: a request to a donor that says nothing may take as long as that is waited for.
         let all_answer = || places.iter().flatten().all(|location| alive(location.donor));
-        let is_drained = entry.gate.drain_while(|| {
-            pause();
-            self.has_owners() && all_answer()
-        });
-        if !is_drained || !self.is_covered(slab, place, alive) {
+        if !self.drain(slab, &mut pause, all_answer) || !self.is_covered(slab, place, alive) {
             entry.stay(place);
             return None;
         }
@@ -87,11 +83,11 @@ impl Volume {
         pages_lost
     }
 
-    /// Waits until nobody uses the copies that were in `slab` so far. False when that cannot be known any more.
-    fn drain(&self, slab: SlabIndex, pause: &mut impl FnMut()) -> bool {
+    /// Waits until nobody uses the copies that were in `slab` so far. False when that cannot be known any more, or is not worth the wait.
+    fn drain(&self, slab: SlabIndex, pause: &mut impl FnMut(), is_worth: impl Fn() -> bool) -> bool {
         self.slab(slab).gate.drain_while(|| {
             pause();
-            self.has_owners()
+            self.has_owners() && is_worth()
         })
     }
 

@@ -12,6 +12,16 @@ impl World {
         Gathering::begin(&self.shared, vec![Arc::clone(&self.programs[program].tenant)], self.now)
     }
 
+    /// Two forks at once, of which the first was granted all the room that there is; and how much that is.
+    fn two_with_room_for_one(&self) -> (Gathering, Gathering, u64) {
+        let away = self.programs[0].tenant.lock().space.away().len();
+        let room_bytes = limits::FORK_RESERVE_BYTES + (away * PAGE_SIZE_BYTES) as u64;
+        let [mut first, mut second] = [self.gathering(0), self.gathering(0)];
+        assert_eq!(first.look(self.now, &|_| room_bytes), Gathered::NotYet);
+        assert_eq!(second.look(self.now, &|_| room_bytes), Gathered::NotYet);
+        (first, second, room_bytes)
+    }
+
     /// The pager's threads run until a gathering came to an end.
     fn gather(&mut self, gathering: &mut Gathering, available_bytes: u64) -> Gathered {
         for _ in 0..100_000 {
@@ -127,10 +137,7 @@ fn the_tightest_room_of_whoever_forks_decides() {
 fn a_fork_waits_for_room_that_another_was_granted() {
     let mut world = paged_world();
     let away = world.programs[0].tenant.lock().space.away().len();
-    let room_bytes = limits::FORK_RESERVE_BYTES + (away * PAGE_SIZE_BYTES) as u64;
-    let [mut first, mut second] = [world.gathering(0), world.gathering(0)];
-    assert_eq!(first.look(world.now, &|_| room_bytes), Gathered::NotYet);
-    assert_eq!(second.look(world.now, &|_| room_bytes), Gathered::NotYet);
+    let (first, mut second, room_bytes) = world.two_with_room_for_one();
     assert_eq!(world.shared.take_wanted().len(), limits::FORK_PAGES_ASKED_MAX.min(away), "one of them asks for pages");
     // The first ends, and room may come for a while.
     drop(first);
@@ -148,11 +155,7 @@ fn a_fork_waits_for_room_that_another_was_granted() {
 #[test]
 fn a_fork_that_is_never_granted_room_beside_others_is_refused() {
     let mut world = paged_world();
-    let away = world.programs[0].tenant.lock().space.away().len();
-    let room_bytes = limits::FORK_RESERVE_BYTES + (away * PAGE_SIZE_BYTES) as u64;
-    let [mut first, mut second] = [world.gathering(0), world.gathering(0)];
-    assert_eq!(first.look(world.now, &|_| room_bytes), Gathered::NotYet);
-    assert_eq!(second.look(world.now, &|_| room_bytes), Gathered::NotYet);
+    let (first, mut second, room_bytes) = world.two_with_room_for_one();
     world.now += limits::FORK_PATIENCE;
     assert!(matches!(second.look(world.now, &|_| room_bytes), Gathered::Never(_)));
     drop((first, second));
