@@ -18,8 +18,8 @@ demo: packages-demo
 	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench
 	target/release/spillway-bench demo
 
-# The end-to-end tests run the built binary; tests in virtual machines go on beside them.
-test: packages-test test-binaries
+# The end-to-end tests run the binaries, which are built with them; tests in virtual machines go on beside them.
+test: packages-test
 	CARGO="$(CARGO)" PROFILE="$(PROFILE)" .ci/test
 
 test-binaries:

@@ -272,19 +272,19 @@ fn a_silent_donor_with_the_only_copy_of_a_page_is_waited_for() {
     let page = 2 * GEOMETRY.slab_pages + 3;
     volume.bits.set(Bit::Copy(0), page, 1);
     speaks.store(false, Ordering::SeqCst);
-    linked.wait_until("the silence to be noticed", DonorEntry::is_silent);
+    linked.wait_until("the silence to be noticed", |donor| volume.is_silent(donor.slot));
     // Longer than any other donor would get; the session is the same all the time.
     let until = Instant::now() + 2 * SILENCE_DEADLINE;
     linked.wait_until("a while", |_| Instant::now() > until);
     assert_eq!((linked.donor().phase(), donor.sessions()), (Phase::Connected, 1));
-    assert!(!linked.donor().is_within_reach(), "others' copies are not given up because of this one");
+    assert!(!linked.shared.is_within_reach(DonorSlot(0)), "others' copies are not given up because of this one");
     speaks.store(true, Ordering::SeqCst);
-    linked.wait_until("it to be heard again", |donor| !donor.is_silent());
+    linked.wait_until("it to be heard again", |donor| !volume.is_silent(donor.slot));
     assert_eq!((linked.donor().phase(), donor.sessions()), (Phase::Connected, 1));
     assert!(!volume.bits.any(Bit::Lost, page, 1));
     // As soon as something else has the page, it is given up like any other.
     speaks.store(false, Ordering::SeqCst);
-    linked.wait_until("the silence to be noticed", DonorEntry::is_silent);
+    linked.wait_until("the silence to be noticed", |donor| volume.is_silent(donor.slot));
     volume.bits.set(Bit::Disk, page, 1);
     linked.wait_until("the loss", |_| donor.sessions() > 1);
     assert!(!volume.bits.any(Bit::Lost, page, 1));

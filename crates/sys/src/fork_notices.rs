@@ -10,16 +10,15 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::process_stat::ProcessStat;
+use crate::whereabouts::Whereabouts;
 
 /// `SECCOMP_IOCTL_NOTIF_RECV` and `SECCOMP_IOCTL_NOTIF_SEND`.
 const RECEIVE: u32 = 3 << 30 | (size_of::<Notification>() as u32) << 16 | (b'!' as u32) << 8;
 const SEND: u32 = 3 << 30 | (size_of::<Response>() as u32) << 16 | (b'!' as u32) << 8 | 1;
 /// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`: the call is made as if nobody had been asked.
 const GO_ON: u32 = 1;
-/// `clone` and `fork`, as `/proc/PID/task/TID/syscall` shows them.
-const FORK_CALLS: [&str; 2] = ["56", "57"];
-/// The number of `clone`.
-const CLONE: i32 = 56;
+/// The number of `clone`, as a notice has it.
+const CLONE: i32 = libc::SYS_clone as i32;
 /// `struct seccomp_notif`.
 #[repr(C)]
 #[derive(Default)]
@@ -179,11 +178,12 @@ impl AllowedFork {
     /// Whether the fork is over: pages may be moved again. It shows when there is a new child, when the thread is in another
     /// call, when it ran for much longer than any fork takes, or when it ended; so a poll may come late, not early.
     pub fn is_over(&self) -> bool {
-        let call = fs::read_to_string(format!("/proc/{}/task/{}/syscall", self.process, self.thread));
-        // A program can forbid to look at its calls; then the other traces show it.
-        let call = call.unwrap_or_default();
-        let number = call.split_whitespace().next().unwrap_or("running");
-        let is_elsewhere = number != "running" && !FORK_CALLS.contains(&number);
+        let is_elsewhere = match Whereabouts::of_thread(self.process, self.thread) {
+            Ok(Whereabouts::Call(number, _)) => ![libc::SYS_clone, libc::SYS_fork].contains(&number),
+            Ok(Whereabouts::WaitsOutside) => true,
+            // A program can forbid to look at its calls; then the other traces show it.
+            Ok(Whereabouts::Runs) | Err(_) => false,
+        };
         match Traces::of(self.process, self.thread) {
             Ok(now) => is_elsewhere || now.shows_more_than(&self.before, |child| self.is_new(child)),
             Err(error) => is_end(&error),

@@ -20,7 +20,7 @@
 //! - [`process_stat`], [`threads`], [`machine_memory`]: what `/proc` tells of processes and of the machine.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
-//! - [`moves_under_way`]: moves of memory that threads of other processes wait in the middle of.
+//! - [`whereabouts`], [`moves_under_way`]: system calls, and moves of memory, that other processes' threads wait in the middle of.
 //! - [`fork_notices`]: forks of other processes that wait to be allowed.
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
@@ -58,3 +58,4 @@ pub mod tracee;
 pub mod ublk;
 pub mod userfaultfd;
 pub mod vectored;
+pub mod whereabouts;

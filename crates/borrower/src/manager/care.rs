@@ -139,7 +139,7 @@ fn has_room(shared: &Shared) -> bool {
     let now = Instant::now();
     let slab_size_bytes = shared.volume.geometry.slab_size_bytes();
     // Without a disk a write can only wait for a donor that says nothing for a moment.
-    let waits = |donor: &DonorEntry| !shared.volume.redundancy.disk && donor.is_silent();
+    let waits = |donor: &DonorEntry| !shared.volume.redundancy.disk && shared.volume.is_silent(donor.slot);
     let room = |donor: &DonorEntry| {
         donor.room(now).is_some_and(|(free, refused)| (!refused || waits(donor)) && free >= slab_size_bytes)
     };

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -71,8 +71,6 @@ pub struct DonorEntry {
     slabs_held: AtomicU64,
     /// How long it is waited for when it says nothing.
     patience: Arc<Patience>,
-    /// Nothing was heard of it for a while.
-    is_silent: AtomicBool,
 }
 
 /// Why a donor gave nothing.
@@ -112,7 +110,6 @@ impl DonorEntry {
             next_request: AtomicU32::new(1),
             slabs_held: AtomicU64::new(0),
             patience: Arc::default(),
-            is_silent: AtomicBool::new(false),
         }
     }
 
@@ -151,21 +148,6 @@ impl DonorEntry {
     /// How long it is waited for; its data connections look at it too.
     pub fn patience(&self) -> &Arc<Patience> {
         &self.patience
-    }
-
-    /// Nothing was heard of it for a while, or something was.
-    pub fn set_silent(&self, is_silent: bool) {
-        self.is_silent.store(is_silent, Ordering::SeqCst);
-    }
-
-    /// Whether it has been silent for a while; its session may be open all the same.
-    pub fn is_silent(&self) -> bool {
-        self.is_silent.load(Ordering::SeqCst)
-    }
-
-    /// Whether its copies can be counted on.
-    pub fn is_within_reach(&self) -> bool {
-        !self.is_silent() && self.session().is_some()
     }
 
     /// The open session.

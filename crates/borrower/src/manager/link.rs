@@ -163,7 +163,6 @@ fn is_waited_for(shared: &Shared, donor: &DonorEntry, silence: Duration) -> bool
     if silence < SILENCE_NOTICED {
         return true;
     }
-    donor.set_silent(true);
     shared.volume.set_silent(donor.slot, true);
     let is_sole = look_for_sole_copies(shared, donor);
     if is_sole && silence == SILENCE_DEADLINE {
@@ -178,9 +177,9 @@ fn is_waited_for(shared: &Shared, donor: &DonorEntry, silence: Duration) -> bool
 
 /// Looks whether pages would be lost with `donor`, and sets how long it is waited for.
 fn look_for_sole_copies(shared: &Shared, donor: &DonorEntry) -> bool {
-    let within_reach = |other: DonorSlot| shared.donors[usize::from(other.0)].is_within_reach();
+    let within_reach = |other: DonorSlot| shared.is_within_reach(other);
     // While it is heard pages come, and where they have no second copy nobody looks again before it is silent.
-    let may_become_sole = !donor.is_silent() && !shared.volume.keeps_several_copies();
+    let may_become_sole = !shared.volume.is_silent(donor.slot) && !shared.volume.keeps_several_copies();
     let is_sole = may_become_sole || shared.volume.depends_on(donor.slot, &within_reach);
     let longest = if shared.volume.redundancy.disk { SOLE_COPY_PATIENCE_WITH_DISK } else { SOLE_COPY_PATIENCE };
     donor.patience().wait_for_sole_copies(is_sole.then_some(longest));
@@ -189,12 +188,6 @@ fn look_for_sole_copies(shared: &Shared, donor: &DonorEntry) -> bool {
         donor.patience().wait_for_sole_copies(None);
     }
     is_sole
-}
-
-/// `donor` said something, or a session with it begins.
-fn is_heard(shared: &Shared, donor: &DonorEntry) {
-    donor.set_silent(false);
-    shared.volume.set_silent(donor.slot, false);
 }
 
 /// One session from its beginning to its end; `Ok` when the device stops.
@@ -207,7 +200,7 @@ fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
         }
         Transport::Tcp(_) | Transport::Unix(_) => None,
     };
-    is_heard(shared, donor);
+    shared.volume.set_silent(donor.slot, false);
     look_for_sole_copies(shared, donor);
     let held = reunion::take_held(shared, donor.slot, &opened.held, window.as_deref());
     install_queue_pairs(shared, donor, &opened, window.as_ref()).map_err(LinkError::Data)?;
@@ -233,8 +226,8 @@ fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
         match receiver.receive(HEARTBEAT_INTERVAL) {
             Ok((message, descriptor)) => {
                 silence.is_broken();
-                if donor.is_silent() {
-                    is_heard(shared, donor);
+                if shared.volume.is_silent(donor.slot) {
+                    shared.volume.set_silent(donor.slot, false);
                     look_again = Some(Instant::now() + SOLE_COPY_LOOK_INTERVAL);
                 }
                 handle(shared, donor, &session, message, descriptor)?;

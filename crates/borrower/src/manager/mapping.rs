@@ -120,7 +120,7 @@ pub fn drop_covered_copy(shared: &Shared, slab: SlabIndex, place: usize) -> bool
     // Held until the slab is given back: a lost donor is not reached again before its places were emptied under this lock,
     // so the handle still means what it meant.
     let _assignment = shared.volume.assignment();
-    let alive = |donor: DonorSlot| shared.donors[usize::from(donor.0)].is_within_reach();
+    let alive = |donor: DonorSlot| shared.is_within_reach(donor);
     let pause = || std::thread::sleep(Duration::from_micros(50));
     let removed = shared.volume.remove_covered_copy(slab, place, &alive, pause);
     let Some(removed) = removed else { return false };

@@ -188,6 +188,11 @@ impl Shared {
         self.stopping.load(Ordering::SeqCst)
     }
 
+    /// Whether copies at `donor` can be counted on: it has a session, and speaks.
+    pub fn is_within_reach(&self, donor: DonorSlot) -> bool {
+        !self.volume.is_silent(donor) && self.donors[usize::from(donor.0)].session().is_some()
+    }
+
     /// Copies of `slab` that exist.
     pub fn copies(&self, slab: SlabIndex) -> usize {
         self.volume.slab(slab).places().iter().flatten().count()

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_sys::machine_memory::{MachineMemory, bytes_of};
+use spillway_sys::machine_memory::bytes_of;
 use spillway_sys::pagemap::Pagemap;
 use spillway_sys::process_memory::{read_exact, robust_list};
 use spillway_sys::process_stat::ProcessStat;
@@ -169,11 +169,6 @@ pub fn smaps(number: u32) -> io::Result<String> {
     fs::read_to_string(format!("/proc/{number}/smaps"))
 }
 
-/// Memory of the machine that programs could still have.
-pub fn memory_available_bytes() -> io::Result<u64> {
-    Ok(MachineMemory::read()?.available_bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,11 +192,6 @@ mod tests {
             }
             assert!(std::time::Instant::now() < deadline, "this thread's control block is never found");
         }
-    }
-
-    #[test]
-    fn the_machine_has_memory_left() {
-        assert!(memory_available_bytes().unwrap() > 0);
     }
 
     #[test]

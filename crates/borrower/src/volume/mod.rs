@@ -116,7 +116,7 @@ pub struct Volume {
     trouble: AtomicU64,
     /// Donors to which a request failed in the session that they have now.
     suspects: AtomicU64,
-    /// Donors that say nothing, and are waited for.
+    /// Donors of which nothing was heard for a while; their sessions may be open all the same.
     silent: AtomicU64,
     mapping_possible: AtomicBool,
 }
@@ -238,15 +238,15 @@ impl Volume {
     pub fn set_silent(&self, donor: DonorSlot, is_silent: bool) {
         let mask = 1 << donor.0;
         if is_silent {
-            self.silent.fetch_or(mask, Ordering::Relaxed);
+            self.silent.fetch_or(mask, Ordering::SeqCst);
         } else {
-            self.silent.fetch_and(!mask, Ordering::Relaxed);
+            self.silent.fetch_and(!mask, Ordering::SeqCst);
         }
     }
 
     /// Whether `donor` is silent: what others have is read from them. An old answer costs a wait.
     pub fn is_silent(&self, donor: DonorSlot) -> bool {
-        self.silent.load(Ordering::Relaxed) & (1 << donor.0) != 0
+        self.silent.load(Ordering::SeqCst) & (1 << donor.0) != 0
     }
 
     /// A new session with `donor` begins: what happened in the last one, whose requests have all ended, says nothing of it.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::VIA;
 use crate::overcommit::soak_seconds;
 use crate::stage::Stage;
-use crate::support::{self, Running, UNTIL_TOLD, wait_until};
+use crate::support::{self, Running, UNTIL_TOLD};
 
 /// What happens to donors in turn.
 #[derive(Clone, Copy)]
@@ -59,10 +59,7 @@ fn device(stage: &Stage) -> Value {
 
 /// Waits until the device's status is as `reached` wants it, while the verifier works.
 fn wait_device(stage: &Stage, running: &mut Running, what: &str, reached: impl Fn(&Value) -> Option<bool>) {
-    wait_until(what, || {
-        assert!(!running.has_ended(), "the run ended early: {}", running.last_errors());
-        reached(&device(stage))?.then_some(())
-    });
+    running.wait_until(what, || reached(&device(stage))?.then_some(()));
 }
 
 /// Waits until the donors hold pages, which is when losing one means something.

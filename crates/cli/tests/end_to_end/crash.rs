@@ -145,7 +145,7 @@ fn await_restart(stage: &Stage, count: u64) -> PathBuf {
 }
 
 fn survives(redundancy: &str) {
-    let Some(mut stage) = Stage::set(&[]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&[]) else { return };
     let mut device = device_on(&mut stage, redundancy);
     let mut written = Written::default();
     written.write(&device, |round| round > 3000);
@@ -201,7 +201,7 @@ fn lent_bytes(stage: &Stage) -> u64 {
 
 #[test]
 fn a_device_whose_keeper_died_too_is_mended_and_its_donors_get_their_memory_back() {
-    let Some(mut stage) = Stage::set(&[]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&[]) else { return };
     let device = device_on(&mut stage, "none");
     Written::default().write(&device, |round| round > 200);
     assert!(lent_bytes(&stage) > 0);
@@ -220,7 +220,7 @@ fn a_device_whose_keeper_died_too_is_mended_and_its_donors_get_their_memory_back
 
 #[test]
 fn a_device_without_its_keeper_serves_on_and_ends_when_nobody_uses_it() {
-    let Some(mut stage) = Stage::set(&[]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&[]) else { return };
     let device = device_on(&mut stage, "none");
     let mut written = Written::default();
     written.write(&device, |round| round > 50);
@@ -244,7 +244,7 @@ fn is_alive(pid: u32) -> bool {
 /// A process that cannot live is given up after some tries; its pages are kept, and are served again on demand.
 #[test]
 fn a_crash_loop_ends_and_the_pages_wait() {
-    let Some(mut stage) = Stage::set(&[]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&[]) else { return };
     let device = device_on(&mut stage, "disk");
     let mut written = Written::default();
     written.write(&device, |round| round > 500);
@@ -273,7 +273,7 @@ fn a_crash_loop_ends_and_the_pages_wait() {
 
 #[test]
 fn a_device_that_was_given_up_can_be_switched_off() {
-    let Some(mut stage) = Stage::set(&[]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&[]) else { return };
     let device = device_on(&mut stage, "disk");
     Written::default().write(&device, |round| round > 50);
     fs::remove_file(stage.disk().join("backing")).unwrap();

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::stage::Stage;
-use crate::support::{Running, UNTIL_TOLD, run, wait_until};
+use crate::support::{Running, UNTIL_TOLD, run};
 
 fn ip(arguments: &[&str]) {
     run(Command::new("ip").args(arguments)).done("ip");
@@ -67,10 +67,7 @@ fn start_inside(stage: &Stage, namespace: &Namespace, key: &Path) -> Running {
     let mut command = stage.spillway(&["donate", "--name", "inside", "--memory", "160M", "--headroom", "16M"]);
     command.args(["--slab-size", "4M", "--listen", DONOR, "--key"]).arg(key);
     let mut donor = Running::start(&mut namespace.inside(&command));
-    wait_until("the donor to listen", || {
-        assert!(!donor.has_ended(), "the donor ended: {}", donor.last_errors());
-        std::net::TcpStream::connect(DONOR).ok()
-    });
+    donor.wait_until("the donor to listen", || std::net::TcpStream::connect(DONOR).ok());
     // Both namespaces see one file system, where a borrower finds the donor's socket for shared memory.
     let sockets = stage.sockets("inside");
     assert!(!sockets.is_empty(), "the donor offers shared memory to its host");
@@ -94,21 +91,16 @@ fn a_donor_whose_cable_is_pulled_costs_no_page() {
     let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--donor", DONOR, "--key", key];
     options.extend(["--redundancy", "disk", "--backing", backing]);
     let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", UNTIL_TOLD, "5"]));
-    wait_until("pages to be lent over TCP", || {
-        assert!(!running.has_ended(), "the run ended before anything was lent: {}", running.last_errors());
+    running.wait_until("pages to be lent over TCP", || {
         let device = stage.items("device");
         let device = &device.first()?["report"]["device"];
         assert_ne!(device["donors"][0]["transport"], "shm", "the socket was removed");
         (device["pages_stored"].as_u64()? > 1024).then_some(())
     });
     namespace.cut();
-    wait_until("the loss to be told", || {
-        assert!(!running.has_ended(), "the run ended: {}", running.last_errors());
-        health(&stage)?.contains("disk only").then_some(())
-    });
+    running.wait_until("the loss to be told", || health(&stage)?.contains("disk only").then_some(()));
     namespace.mend();
-    wait_until("the donor to be found again", || {
-        assert!(!running.has_ended(), "the run ended: {}", running.last_errors());
+    running.wait_until("the donor to be found again", || {
         (stage.device()["donors"][0]["state"] == "connected").then_some(())
     });
     stage.end_verifier(running);
@@ -162,13 +154,9 @@ fn a_full_disk_under_the_backing_file_costs_no_page_while_a_donor_lives() {
     options.extend(["--redundancy", "disk", "--backing", backing.to_str().unwrap()]);
     options.extend(donors.iter().map(String::as_str));
     let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", UNTIL_TOLD, "9"]));
-    wait_until("the device to be there", || {
-        assert!(!running.has_ended(), "the run ended before anything was lent: {}", running.last_errors());
-        health(&stage)
-    });
+    running.wait_until("the device to be there", || health(&stage));
     disk.fill();
-    wait_until("the full disk to be told", || {
-        assert!(!running.has_ended(), "the run ended: {}", running.last_errors());
+    running.wait_until("the full disk to be told", || {
         health(&stage)?.contains("could not be written to the backing file").then_some(())
     });
     let statistics = stage.end_verifier(running);

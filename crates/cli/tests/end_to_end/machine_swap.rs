@@ -100,10 +100,7 @@ fn an_agent_lends_and_swaps_until_it_is_told_to_end() {
     );
     fs::write(&configuration, text).unwrap();
     let mut agent = Running::start(stage.spillway(&["agent", "--config"]).arg(&configuration));
-    wait_until("the agent's swap device", || {
-        assert!(!agent.has_ended(), "the agent ended");
-        used_bytes(&stage)
-    });
+    agent.wait_until("the agent's swap device", || used_bytes(&stage));
     // The device lives in a process of its own: an agent that crashes leaves it at work, and the next one takes it over.
     let device = stage.items("device")[0]["pid"].clone();
     agent.signal("KILL");
@@ -111,8 +108,7 @@ fn an_agent_lends_and_swaps_until_it_is_told_to_end() {
     support::run(&mut stage.spillway(&["doctor", "--mend", "--json"]));
     assert_eq!(stage.items("device")[0]["pid"], device, "the device works on");
     let mut agent = Running::start(stage.spillway(&["agent", "--config"]).arg(&configuration));
-    wait_until("the next agent's donor to lend", || {
-        assert!(!agent.has_ended(), "the next agent ended");
+    agent.wait_until("the next agent's donor to lend", || {
         let agents = stage.items("agent");
         (agents.first()?["report"]["donor"]["sessions"].as_array()?.len() == 1).then_some(())
     });

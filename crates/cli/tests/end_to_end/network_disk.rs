@@ -38,7 +38,7 @@ fn text(path: &Path) -> &str {
 
 #[test]
 fn nbd_clients_keep_their_data_with_donors_and_a_killed_one_costs_nothing() {
-    let Some(mut stage) = Stage::set(&["nbdcopy", "nbdinfo", "fio"]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&["nbdcopy", "nbdinfo", "fio"]) else { return };
     let addresses = serve(&mut stage, &[]);
     let (source, target) = (stage.disk().join("in"), stage.disk().join("out"));
     // Two thirds of data, then nothing.
@@ -63,7 +63,7 @@ fn nbd_clients_keep_their_data_with_donors_and_a_killed_one_costs_nothing() {
 
 #[test]
 fn a_connected_client_keeps_the_device_on() {
-    let Some(mut stage) = Stage::set(&["nbdcopy"]) else { return };
+    let Some(mut stage) = Stage::set_beside_others(&["nbdcopy"]) else { return };
     let addresses = serve(&mut stage, &["--connections", "4"]);
     // A copy whose other end is never read.
     let pipe = stage.disk().join("pipe");
@@ -86,7 +86,7 @@ fn a_connected_client_keeps_the_device_on() {
 
 #[test]
 fn where_others_could_connect_nothing_listens_unasked() {
-    let Some(stage) = Stage::set(&[]) else { return };
+    let Some(stage) = Stage::set_beside_others(&[]) else { return };
     let mut command = stage.spillway(&["device", "on", "--size", "16M", "--local-memory", "--listen", "0.0.0.0:0"]);
     let said = support::run(&mut command);
     assert_eq!(said.status.code(), Some(1), "{}", said.errors);

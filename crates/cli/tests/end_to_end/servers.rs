@@ -49,8 +49,7 @@ pub(crate) fn redis_server(directory: &Path, socket: &Path) -> Vec<String> {
 }
 
 pub(crate) fn redis_client(socket: &Path, server: &mut Running) -> BufReader<UnixStream> {
-    wait_until("redis to answer", || {
-        assert!(!server.has_ended(), "redis ended");
+    server.wait_until("redis to answer", || {
         let mut client = connect(socket)?;
         (redis(&mut client, "PING") == "+PONG").then_some(client)
     })
@@ -125,10 +124,7 @@ fn memcached_gives_back_what_it_was_given() {
         let socket = sockets.path().join("memcached.sock");
         let program = ["memcached", "-u", "root", "-m", "256", "-t", "2", "-s", socket.to_str().unwrap()];
         let mut server = Running::start(&mut stage.run(&[&["--local", local], &OPTIONS[..]].concat(), &program));
-        let mut client = wait_until("memcached to answer", || {
-            assert!(!server.has_ended(), "memcached ended");
-            connect(&socket)
-        });
+        let mut client = server.wait_until("memcached to answer", || connect(&socket));
         let value = |number: usize| format!("{number:08}").repeat(250);
         for number in 0..25_000 {
             let request = format!("set key{number} 0 0 2000 noreply\r\n{}\r\n", value(number));

@@ -3,14 +3,23 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use rustix::fs::FlockOperation;
 use serde_json::Value;
 
 use crate::VIA;
 use crate::support::{self, Running, Said, has_program, is_root, skip, wait_until};
 
-static LOCK: Mutex<()> = Mutex::new(());
+static LOCK: RwLock<()> = RwLock::new(());
+
+/// When a test's turn is.
+enum Turn {
+    /// No other test has a stage meanwhile: the kernel's swap and memory are shared by all.
+    Alone { _lock: RwLockWriteGuard<'static, ()> },
+    /// Only tests of the same kind have one.
+    BesideOthers { _lock: RwLockReadGuard<'static, ()> },
+}
 
 /// One test's world. Dropping it ends and removes everything that the test started.
 pub(crate) struct Stage {
@@ -19,7 +28,7 @@ pub(crate) struct Stage {
     disk: tempfile::TempDir,
     // Released last: other processes' tests, then other threads'.
     _file_lock: Option<File>,
-    _lock: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 /// A donor process of a test.
@@ -50,17 +59,28 @@ fn lacking() -> Option<&'static str> {
 impl Stage {
     /// Sets the stage, or says what is missing for it, programs included.
     pub(crate) fn set(programs: &[&str]) -> Option<Self> {
+        // A test that failed has cleaned up; the others go on.
+        let take_turn = || Turn::Alone { _lock: LOCK.write().unwrap_or_else(PoisonError::into_inner) };
+        Self::set_in(programs, take_turn, FlockOperation::LockExclusive)
+    }
+
+    /// [`Stage::set`] for a test that mostly waits, and uses neither swap nor a limit on memory.
+    pub(crate) fn set_beside_others(programs: &[&str]) -> Option<Self> {
+        let take_turn = || Turn::BesideOthers { _lock: LOCK.read().unwrap_or_else(PoisonError::into_inner) };
+        Self::set_in(programs, take_turn, FlockOperation::LockShared)
+    }
+
+    fn set_in(programs: &[&str], take_turn: impl FnOnce() -> Turn, file_turn: FlockOperation) -> Option<Self> {
         let missing = lacking().or_else(|| programs.iter().copied().find(|program| !has_program(program)));
         if let Some(missing) = missing {
             skip(missing);
             return None;
         }
-        // A test that failed has cleaned up; the others go on.
-        let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = take_turn();
         // One path for everybody, wherever their temporary files go: the machine has one swap, which the pager does not use.
         let file_lock = (VIA == "swap").then(|| {
             let file = File::create("/tmp/spillway-end-to-end.lock").expect("the lock file can be made");
-            rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("the lock can be taken");
+            rustix::fs::flock(&file, file_turn).expect("the lock can be taken");
             file
         });
         Some(Self {
@@ -68,7 +88,7 @@ impl Stage {
             registry: support::registry_directory(),
             disk: support::disk_directory(),
             _file_lock: file_lock,
-            _lock: lock,
+            _turn: turn,
         })
     }
 
@@ -139,10 +159,7 @@ impl Stage {
         command.args(["--name", name, "--memory", memory, "--listen", &listen]);
         let socket = socket.clone();
         let mut process = Running::start(&mut command);
-        wait_until("a donor to listen", || {
-            assert!(!process.has_ended(), "the donor ended: {}", fs::read_to_string(&socket).unwrap_or_default());
-            std::os::unix::net::UnixStream::connect(&socket).ok()
-        });
+        process.wait_until("a donor to listen", || std::os::unix::net::UnixStream::connect(&socket).ok());
         self.donors[number].process = Some(process);
     }
 

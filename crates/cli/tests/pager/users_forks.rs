@@ -228,8 +228,8 @@ fn a_users_fork_that_its_cgroup_has_no_memory_for_fails() {
     let arguments = [own.to_str().unwrap(), go.to_str().unwrap()];
     let program = ["/usr/bin/python3", "-c", CONFINED_PROGRAM, arguments[0], arguments[1]];
     let options = ["--local", "32M", "--lend", "384M", "--slab-size", "4M"];
-    let running = Running::start(&mut place.run(&options, &program));
-    group.add(&wait_until("the program", || fs::read_to_string(&own).ok()));
+    let mut running = Running::start(&mut place.run(&options, &program));
+    group.add(&running.wait_until("the program is there", || fs::read_to_string(&own).ok()));
     fs::write(&go, "").unwrap();
     let said = running.end().done("python");
     assert_eq!(said.text(), "ENOMEM\nforked 0\n", "{}", said.errors);

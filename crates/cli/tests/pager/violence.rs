@@ -18,8 +18,7 @@ fn start(stage: &Stage) -> Running {
 
 /// Waits until so much is lent that losing something means something.
 fn wait_lent(stage: &Stage, running: &mut Running) {
-    wait_until("pages to be lent", || {
-        assert!(!running.has_ended(), "the run ended early: {}", running.last_errors());
+    running.wait_until("pages to be lent", || {
         let run = stage.items("run").first()?.clone();
         (run["report"]["usage"]["swapped_bytes"].as_u64()? > 16 << 20).then_some(())
     });
@@ -84,9 +83,9 @@ fn a_killed_pager_takes_children_along_that_were_forked_a_moment_ago() {
     let script = "exec /usr/bin/python3 -c \"$0\" \"$1\" > \"$2\"";
     let mut program = vec!["sh", "-c", script, FORKING];
     program.extend([&marker, &output].map(|path| path.to_str().unwrap()));
-    let running = Running::start(&mut stage.run(&["--lend", "64M", "--slab-size", "4M"], &program));
+    let mut running = Running::start(&mut stage.run(&["--lend", "64M", "--slab-size", "4M"], &program));
     let said = || std::fs::read_to_string(&output).ok()?.contains("many").then_some(());
-    wait_until("the program to have forked", said);
+    running.wait_until("the program to have forked", said);
     running.signal("KILL");
     assert_eq!(running.end().status.signal(), Some(9));
     wait_until("every child to end", || with_argument(&marker).iter().all(|pid| is_gone(*pid)).then_some(()));

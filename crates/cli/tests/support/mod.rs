@@ -90,6 +90,15 @@ impl Running {
         String::from_utf8_lossy(&collect(&mut self.errors)).into_owned()
     }
 
+    /// Waits until `look` finds something, which it never does once this has ended.
+    pub(crate) fn wait_until<T>(&mut self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        wait_until(what, || {
+            let found = look();
+            assert!(found.is_some() || !self.has_ended(), "it ended before {what}: {}", self.last_errors());
+            found
+        })
+    }
+
     /// Sends it a signal, by `kill(1)`.
     pub(crate) fn signal(&self, name: &str) {
         signal(self.pid(), name);

@@ -49,19 +49,27 @@ type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> 
 type Find = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Fork = unsafe extern "C" fn() -> i32;
 
+/// The address of a function that a program may be without; 0 there.
+macro_rules! weak_function {
+    ($name:literal) => {{
+        let address: usize;
+        // SAFETY: reads a word of this library, which the dynamic linker set to the function's address, or left zero.
+        unsafe {
+            asm!(
+                concat!(".weak ", $name),
+                concat!("mov {address}, [rip + ", $name, "@GOTPCREL]"),
+                address = out(reg) address,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+        address
+    }};
+}
+
 /// Sees to all forks from now on.
 pub(crate) fn begin() {
     find_next();
-    let register: usize;
-    // SAFETY: reads a word of this library, which the dynamic linker set to the function's address, or left zero.
-    unsafe {
-        asm!(
-            ".weak __register_atfork",
-            "mov {register}, [rip + __register_atfork@GOTPCREL]",
-            register = out(reg) register,
-            options(nostack, preserves_flags, readonly),
-        );
-    }
+    let register = weak_function!("__register_atfork");
     if register != 0 {
         // SAFETY: it is glibc's function of that name; handlers of no particular library are never taken back.
         let _ = unsafe {
@@ -77,16 +85,7 @@ pub(crate) fn begin() {
 
 /// Finds the `_Fork` behind this library's.
 fn find_next() {
-    let find: usize;
-    // SAFETY: as in `begin`.
-    unsafe {
-        asm!(
-            ".weak dlsym",
-            "mov {find}, [rip + dlsym@GOTPCREL]",
-            find = out(reg) find,
-            options(nostack, preserves_flags, readonly),
-        );
-    }
+    let find = weak_function!("dlsym");
     if find != 0 {
         const NAME: &CStr = c"_Fork";
         // SAFETY: it is libc's function of that name, which takes a string.

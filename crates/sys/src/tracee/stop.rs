@@ -5,6 +5,7 @@ use std::io;
 
 use super::request;
 use crate::process_stat::ProcessStat;
+use crate::whereabouts::Whereabouts;
 
 /// Why a traced thread is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +28,8 @@ pub(super) struct Thread {
 impl Thread {
     /// Whether it runs, or waits for a page that user code touched.
     pub(super) fn is_in_user_code(self) -> io::Result<bool> {
-        let text = fs::read_to_string(format!("/proc/{}/task/{}/syscall", self.process, self.thread))?;
-        Ok(text.starts_with("running") || text.starts_with("-1 "))
+        let whereabouts = Whereabouts::of_thread(self.process, self.thread)?;
+        Ok(matches!(whereabouts, Whereabouts::Runs | Whereabouts::WaitsOutside))
     }
 
     /// Why it is stopped; `None` while it runs. Fails with `ESRCH` when it has ended.

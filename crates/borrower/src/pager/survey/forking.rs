@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_sys::fork_notices::{AllowedFork, ForkNotice, ForkNotices, NoticeError, Probe};
+use spillway_sys::machine_memory::MachineMemory;
 use spillway_sys::memory_group;
 use spillway_sys::process::share_memory;
 
 use super::Survey;
 use crate::pager::gathering::{Gathered, Gathering};
-use crate::pager::process::memory_available_bytes;
 use crate::pager::shared::Tenant;
 
 /// Forks of all programs.
@@ -162,7 +162,7 @@ impl Survey {
 
 /// What the machine and its memory cgroups leave `process`: what is brought back is charged to these.
 fn room_bytes(process: u32) -> u64 {
-    let machine_bytes = memory_available_bytes().unwrap_or(0);
+    let machine_bytes = MachineMemory::read().map_or(0, |memory| memory.available_bytes);
     machine_bytes.min(memory_group::available_bytes_for(process).unwrap_or(u64::MAX))
 }
 
