@@ -4,7 +4,7 @@
 //! has a generous deadline.
 //!
 //! - [`programs`], [`servers`], [`peculiarities`], [`overcommit`]: exact output at 50 and 25 %, shared with the other test binary.
-//! - [`emulator`]: a guest in QEMU; [`forks`]: what children share; [`ordinary_user`]: without root, [`users_forks`]: forks that the kernel tells nobody of, [`users_programs`]: programs that start others in unusual ways; [`descriptors`]: many programs at once; [`refused`]: programs that the pager cannot serve.
+//! - [`emulator`]: a guest in QEMU; [`forks`]: what children share; [`ordinary_user`]: without root, [`users_forks`]: forks that the kernel tells nobody of, [`users_programs`]: programs that start others in unusual ways; [`descriptors`]: many programs at once; [`bare_exits`]: programs whose ends no library hears of; [`refused`]: programs that the pager cannot serve.
 //! - [`chaos`]: donors die, stop and come back, shared too; [`violence`]: the pager and programs are killed.
 
 // In a test a panic is the report.
@@ -35,6 +35,7 @@ mod servers;
 mod stress;
 
 mod at_random;
+mod bare_exits;
 mod descriptors;
 mod emulator;
 mod forks;
