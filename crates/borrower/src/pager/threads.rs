@@ -179,9 +179,11 @@ pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
     let mut has_visitors = true;
     while !shared.is_stopping() {
         shared.survey.clear();
+        survey.keep_guarded()?;
         let patience = survey.look(Instant::now(), has_visitors);
         let timeout = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
         let mut waits = vec![PollFd::new(&shared.survey, PollFlags::IN), PollFd::new(survey.listener(), PollFlags::IN)];
+        waits.push(PollFd::new(survey.guardian(), PollFlags::IN));
         waits.extend(survey.fork_listeners().map(|listener| PollFd::from_borrowed_fd(listener, PollFlags::IN)));
         has_visitors = match shared.survey.sleep(|| poll(&mut waits, Some(&timeout))) {
             Some(Ok(_)) => !waits[1].revents().is_empty(),
