@@ -91,6 +91,8 @@ pub struct Survey {
     guardian: Guardian,
     /// How often it was killed.
     guardians_lost: u32,
+    /// The user was told that there are more programs than seats.
+    is_fullness_told: bool,
     /// The budget was nearly reached once: mappings are registered from now on.
     is_paging: bool,
     /// See [`PagerConfig::programs_fork`](crate::pager::PagerConfig::programs_fork).
@@ -123,6 +125,7 @@ impl Survey {
             regions,
             guardian,
             guardians_lost: 0,
+            is_fullness_told: false,
             is_paging: false,
             programs_fork,
             forking,
