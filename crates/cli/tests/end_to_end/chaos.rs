@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::VIA;
-use crate::overcommit::soak_seconds;
 use crate::stage::Stage;
-use crate::support::{self, Running, UNTIL_TOLD};
+use crate::support::{self, Running, UNTIL_TOLD, soak_seconds};
 
 /// What happens to donors in turn.
 #[derive(Clone, Copy)]

@@ -155,6 +155,11 @@ pub(crate) fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
     }
 }
 
+/// How long a long test runs; `make soak` sets minutes.
+pub(crate) fn soak_seconds(default: u64) -> u64 {
+    std::env::var("SPILLWAY_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
 /// Runs a command to its end.
 pub(crate) fn run(command: &mut Command) -> Said {
     Running::start(command).end()
