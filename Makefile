@@ -22,18 +22,20 @@ demo: packages-demo
 test: packages-test
 	CARGO="$(CARGO)" PROFILE="$(PROFILE)" .ci/test
 
+# As `.ci/test` builds them: another choice of packages has other features, and all is built anew.
 test-binaries:
-	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench
+	$(CARGO) test $(PROFILE) --workspace --no-run
 
-bench: packages-bench test-binaries
+bench: packages-bench
+	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench
 	target/release/spillway-bench run
 
 soak: export SPILLWAY_SOAK_SECONDS ?= 180
 soak: packages-test test-binaries
-	$(CARGO) test $(PROFILE) -p spillway --test end_to_end -- --nocapture --include-ignored chaos overcommit stress
-	$(CARGO) test $(PROFILE) -p spillway --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos
-	$(CARGO) test $(PROFILE) -p spillway --test virtual_machine -- --nocapture --ignored
-	$(CARGO) test $(PROFILE) -p spillway-borrower --test frontend_nbd -- --nocapture --ignored --exact the_newest_stock_kernel_goes_on_after_the_death_of_nbd_servers
+	$(CARGO) test $(PROFILE) --workspace --test end_to_end -- --nocapture --include-ignored chaos overcommit stress cut_off
+	$(CARGO) test $(PROFILE) --workspace --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos cut_off
+	$(CARGO) test $(PROFILE) --workspace --test virtual_machine -- --nocapture --ignored
+	$(CARGO) test $(PROFILE) --workspace --test frontend_nbd -- --nocapture --ignored --exact the_newest_stock_kernel_goes_on_after_the_death_of_nbd_servers
 
 vm-test: packages-test test-binaries
 	CARGO="$(CARGO)" PROFILE="$(PROFILE)" .ci/vm-test $(TEST)
