@@ -153,6 +153,7 @@ fn describe_device(text: &mut String, item: &Item) {
         item.text("/device/redundancy"),
         item.text("/device/health")
     );
+    let _ = writeln!(text, "  front end: {}", item.text("/device/frontend"));
     let stored = human(item.number("/device/pages_stored") * 4096);
     let (out, into) = (item.number("/device/traffic/pages_out"), item.number("/device/traffic/pages_in"));
     let lost = item.number("/device/pages_lost");
@@ -261,11 +262,13 @@ mod tests {
             json!({"address": "a:1", "state": "lost", "transport": "tcp", "slabs": 3, "last_error": "timed out"});
         let report = json!({"notes": ["careful"], "device": {
             "path": "/dev/loop0", "size_bytes": 1 << 30, "redundancy": "disk", "health": "disk only", "donors": [donor],
+            "frontend": "nbd (one socket from the kernel; no ublk: not loaded)",
             "disk": {"blocks": "40 %"}}});
         let mut text = String::new();
         describe(&mut text, &item(Kind::Device, report));
         for expected in [
             "/dev/loop0, 1 GiB, disk, health: disk only",
+            "front end: nbd (one socket from the kernel; no ublk: not loaded)\n",
             "donor a:1: lost tcp, 3 slabs (timed out)",
             "note: careful",
             "being filled: 40 %",
