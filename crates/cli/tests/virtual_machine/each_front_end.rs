@@ -10,6 +10,7 @@ fn devices_and_programs_are_exact(front_end: FrontEnd) {
     let Some(guest) = Guest::boot(builder(front_end, 1024)) else { return };
     plain_device::fio_finds_what_it_wrote_on_a_plain_device(&guest, front_end);
     programs::programs_at_half_their_memory_write_what_they_always_write(&guest, front_end);
+    swap_off::swap_whose_keeper_alone_died_is_switched_off_as_ever(&guest, front_end);
     match front_end.name {
         "ublk" => automatic::the_newer_kernel_gives_ublk_then_nbd_then_loop(&guest),
         "nbd" => automatic::the_older_kernel_gives_nbd(&guest),
