@@ -128,7 +128,7 @@ fn measure_exchange(
     pinning: Pinning,
 ) -> Result<(), HarnessError> {
     let count = context.choose(10_000, 500);
-    let exchange = loopback::exchange_us(count, SERVER_CPU, pinning.client_cpu());
+    let exchange = loopback::exchange_us(count, Some(SERVER_CPU), Some(pinning.client_cpu()));
     let exchange = exchange.map_err(HarnessError::system("measuring a raw loopback exchange"))?;
     result.record(round, &case(JOBS[0].0, pinning, P50), EXCHANGE, MICROSECONDS, exchange);
     Ok(())

@@ -25,6 +25,7 @@ pub mod dcm;
 pub mod device;
 pub mod guest;
 pub mod hpbd;
+pub mod job;
 pub mod loopback;
 pub mod mapping;
 pub mod page_in;
