@@ -124,6 +124,16 @@ fn chaos_with_two_replicas_loses_nothing() {
     end(&stage, running);
 }
 
+/// Parent and child begin with the same pages at donors, and each goes on with its own.
+#[test]
+fn chaos_while_a_forked_child_lives_loses_nothing_of_either() {
+    let Some(mut stage) = Stage::set(&["gcc"]) else { return };
+    let verifier = ["40", UNTIL_TOLD, "13", "forked"];
+    let mut running = start_verifier(&mut stage, "160M", &["--redundancy", "replicas=2"], &verifier);
+    go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop, Event::Kill], soak_seconds(0));
+    end(&stage, running);
+}
+
 /// More than twice as long as a silent donor is waited for whose pages have another copy.
 const STOPPED: Duration = Duration::from_secs(5);
 
