@@ -4,6 +4,7 @@
 //! has a generous deadline.
 //!
 //! - [`programs`], [`servers`], [`peculiarities`], [`overcommit`]: exact output at 50 and 25 %, shared with the other test binary.
+//! - [`manners`]: exit status, signals and terminal, shared too.
 //! - [`emulator`]: a guest in QEMU; [`forks`]: what children share; [`ordinary_user`]: without root, [`users_forks`]: forks that the kernel tells nobody of, [`users_programs`]: programs that start others in unusual ways; [`descriptors`]: many programs at once; [`refused`]: programs that the pager cannot serve.
 //! - [`chaos`], [`cut_off`]: donors die, stop and come back, cables are pulled and disks are full, shared too; [`violence`]: the pager and programs are killed.
 
@@ -25,6 +26,8 @@ mod stage;
 mod chaos;
 #[path = "../end_to_end/cut_off.rs"]
 mod cut_off;
+#[path = "../end_to_end/manners.rs"]
+mod manners;
 #[path = "../end_to_end/overcommit.rs"]
 mod overcommit;
 #[path = "../end_to_end/peculiarities.rs"]
