@@ -6,7 +6,7 @@
 //! - [`programs`], [`servers`], [`peculiarities`], [`overcommit`]: exact output at 50 and 25 %, shared with the other test binary.
 //! - [`manners`]: exit status, signals and terminal, shared too.
 //! - [`emulator`]: a guest in QEMU; [`forks`]: what children share; [`ordinary_user`]: without root, [`users_forks`]: forks that the kernel tells nobody of, [`users_programs`]: programs that start others in unusual ways; [`descriptors`]: many programs at once; [`refused`]: programs that the pager cannot serve.
-//! - [`chaos`], [`cut_off`]: donors die, stop and come back, cables are pulled and disks are full, shared too; [`violence`]: the pager and programs are killed.
+//! - [`chaos`], [`cut_off`]: donors die, stop and come back, cables are pulled and disks are full, shared too; [`lost_copies`]: nobody else had them; [`violence`]: the pager and programs are killed.
 
 // In a test a panic is the report.
 #![allow(clippy::unwrap_used)]
@@ -43,6 +43,7 @@ mod at_random;
 mod descriptors;
 mod emulator;
 mod forks;
+mod lost_copies;
 mod ordinary_user;
 mod refused;
 mod users_forks;
