@@ -59,10 +59,7 @@ fn every_test_that_the_documents_name_exists() {
     let sources = all_sources(&root());
     let mut count = 0;
     for name in text.split('`').skip(1).step_by(2).filter(|word| is_test_name(word)) {
-        assert!(
-            sources.contains(&format!("fn {name}(")),
-            "a document names the test {name}, which does not exist"
-        );
+        assert!(sources.contains(&format!("fn {name}(")), "a document names the test {name}, which does not exist");
         count += 1;
     }
     assert!(count > 10, "only {count} tests were found: the test looks in the wrong place");
