@@ -54,9 +54,9 @@ impl Task {
         Self { operation: Operation::Advise, address, argument: length, detail: advice }
     }
 
-    /// End.
-    pub fn exit() -> Self {
-        Self { operation: Operation::Exit, address: 0, argument: 0, detail: 0 }
+    /// End, with `status`.
+    pub fn exit(status: u8) -> Self {
+        Self { operation: Operation::Exit, address: 0, argument: status.into(), detail: 0 }
     }
 }
 
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn a_batch_goes_to_the_agent_and_comes_back() {
         let seat = seat();
-        seat.post(1, &[Task::evict_copy(0x7000, 4096), Task::exit()]);
+        seat.post(1, &[Task::evict_copy(0x7000, 4096), Task::exit(0)]);
         assert_eq!((seat.phase(0), seat.phase(1)), (Phase::Idle, Phase::Posted));
         assert!(!seat.wait(1, Phase::Moved, 10, Instant::now() + Duration::from_millis(1)).unwrap());
         let agent = seat.clone();
@@ -278,8 +278,8 @@ mod tests {
     #[should_panic(expected = "when the one before was taken")]
     fn a_batch_is_not_overwritten() {
         let seat = seat();
-        seat.post(0, &[Task::exit()]);
-        seat.post(0, &[Task::exit()]);
+        seat.post(0, &[Task::exit(0)]);
+        seat.post(0, &[Task::exit(0)]);
     }
 
     #[test]

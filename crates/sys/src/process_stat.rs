@@ -10,8 +10,10 @@ const PARENT: usize = 4;
 const MINOR_FAULTS: usize = 10;
 const USER_TICKS: usize = 14;
 const KERNEL_TICKS: usize = 15;
+const THREADS: usize = 20;
 const START_TICKS: usize = 22;
 const POLICY: usize = 41;
+const EXIT_CODE: usize = 52;
 
 /// One look, see the module text.
 #[derive(Clone, Debug)]
@@ -79,6 +81,11 @@ impl ProcessStat {
         Some(self.user_ticks()? + self.field::<u64>(KERNEL_TICKS)?)
     }
 
+    /// How many threads it has; the first counts as long as the process is there, also when it has ended.
+    pub fn threads(&self) -> Option<u32> {
+        self.field(THREADS)
+    }
+
     /// When it started, in clock ticks since the machine did.
     pub fn start_ticks(&self) -> Option<u64> {
         self.field(START_TICKS)
@@ -87,6 +94,11 @@ impl ProcessStat {
     /// How it is scheduled (sched(7)).
     pub fn policy(&self) -> Option<i32> {
         self.field(POLICY)
+    }
+
+    /// How its first thread ended, in the form of waitpid(2); 0 for whoever may not trace it.
+    pub fn exit_code(&self) -> Option<i32> {
+        self.field(EXIT_CODE)
     }
 }
 
@@ -108,6 +120,7 @@ mod tests {
         assert!(own.start_ticks().is_some_and(|ticks| ticks > 0));
         assert!(own.minor_faults().is_some_and(|faults| faults > 0));
         assert!(own.cpu_ticks() >= own.user_ticks() && own.policy().is_some());
+        assert!(own.threads().is_some_and(|threads| threads > 0) && own.exit_code() == Some(0));
         let thread = ProcessStat::of_thread(std::process::id(), std::process::id()).unwrap();
         assert_eq!(thread.start_ticks(), own.start_ticks(), "the first thread is as old as its process");
     }
@@ -120,12 +133,14 @@ mod tests {
 
     #[test]
     fn one_that_ended_is_dead_waited_for_or_not() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let mut child = std::process::Command::new("sh").args(["-c", "exit 7"]).spawn().unwrap();
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while !ProcessStat::of_process(child.id()).unwrap().is_dead() {
-            assert!(std::time::Instant::now() < deadline, "`true` does not end");
+            assert!(std::time::Instant::now() < deadline, "the shell does not end");
             std::thread::yield_now();
         }
+        let stat = ProcessStat::of_process(child.id()).unwrap();
+        assert_eq!((stat.threads(), stat.exit_code()), (Some(1), Some(7 << 8)));
         child.wait().unwrap();
     }
 
@@ -142,7 +157,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_name_shifts_the_fields(name in "[ -~]{0,15}", fields in prop::collection::vec(0_u32..1000, 38)) {
+        fn no_name_shifts_the_fields(name in "[ -~]{0,15}", fields in prop::collection::vec(0_u32..1000, 49)) {
             let rest: Vec<String> = fields.iter().map(u32::to_string).collect();
             let stat = parse(&format!("7 ({name}) S {}", rest.join(" "))).unwrap();
             // The fourth field is the first of `fields`.
@@ -151,8 +166,10 @@ mod tests {
             prop_assert_eq!(stat.parent().map(u64::from), Some(at(4)));
             prop_assert_eq!(stat.minor_faults(), Some(at(10)));
             prop_assert_eq!(stat.cpu_ticks(), Some(at(14) + at(15)));
+            prop_assert_eq!(stat.threads().map(u64::from), Some(at(20)));
             prop_assert_eq!(stat.start_ticks(), Some(at(22)));
             prop_assert_eq!(stat.policy().map(|policy| policy as u64), Some(at(41)));
+            prop_assert_eq!(stat.exit_code().map(|code| code as u64), Some(at(52)));
         }
     }
 }

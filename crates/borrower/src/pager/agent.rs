@@ -19,6 +19,10 @@ pub struct SeatAgent {
     /// The batch that is posted next, or was posted.
     batch: usize,
     is_under_way: bool,
+    /// It is to end: no batch begins any more.
+    is_over: bool,
+    /// And was told so.
+    is_told: bool,
     /// The program's memory is gone, and its agent with it.
     is_gone: Arc<AtomicBool>,
     /// Where its thread's number is told: its faults are never held back (rule 15).
@@ -30,12 +34,22 @@ impl SeatAgent {
     /// The agent in `seat`, of a program that sets `is_gone` when it ends.
     pub fn new(seat: Seat, pool_offset: usize, is_gone: Arc<AtomicBool>, thread: Arc<AtomicU32>) -> Self {
         let tasks = Vec::with_capacity(BATCH_PAGES);
-        Self { seat, pool_offset, batch: 0, is_under_way: false, is_gone, thread, tasks }
+        Self {
+            seat,
+            pool_offset,
+            batch: 0,
+            is_under_way: false,
+            is_over: false,
+            is_told: false,
+            is_gone,
+            thread,
+            tasks,
+        }
     }
 
     fn is_ready(&self) -> bool {
         assert!(!self.is_under_way, "one batch at a time");
-        self.seat.state() == AgentState::Running && !self.is_gone.load(Ordering::SeqCst)
+        !self.is_over && self.seat.state() == AgentState::Running && !self.is_gone.load(Ordering::SeqCst)
     }
 
     fn post(&mut self) -> bool {
@@ -66,6 +80,14 @@ impl Agent for SeatAgent {
         self.tasks.clear();
         self.tasks.extend(addresses.iter().map(|address| Task::populate(*address, PAGE_SIZE_BYTES as u64)));
         self.post()
+    }
+
+    fn end(&mut self, status: u8) {
+        self.is_over = true;
+        if !self.is_under_way && !self.is_told {
+            self.is_told = true;
+            self.seat.post(self.batch, &[Task::exit(status)]);
+        }
     }
 
     fn poll(&mut self, fates: &mut [Fate]) -> bool {
@@ -122,6 +144,22 @@ mod tests {
         let arena = Arena::create(ArenaPlan { seats: 1, pool_slots: 1 }, &address).unwrap();
         let mut agent = SeatAgent::new(arena.seat(0), arena.pool_offset(), Arc::default(), Arc::default());
         assert!(!agent.begin(&[Errand { address: 4096, target: Some(PoolPage(0)) }]));
+    }
+
+    #[test]
+    fn an_agent_is_told_to_end_once_when_its_batch_is_over() {
+        let address = Address::parse("@spillway-agent-end-test").unwrap();
+        let arena = Arena::create(ArenaPlan { seats: 1, pool_slots: 1 }, &address).unwrap();
+        let mut agent = SeatAgent::new(arena.seat(0), arena.pool_offset(), Arc::default(), Arc::default());
+        agent.is_under_way = true;
+        agent.end(3);
+        assert_eq!(agent.seat.phase(0), Phase::Idle, "the batch under way comes first");
+        agent.is_under_way = false;
+        agent.end(3);
+        assert_eq!(agent.seat.phase(0), Phase::Posted);
+        // A second one would find its batch in use.
+        agent.end(3);
+        assert!(!agent.is_ready(), "and nothing follows");
     }
 
     #[test]

@@ -87,6 +87,20 @@ impl Process {
         self.threads.borrow_mut().list()
     }
 
+    /// Whether all its threads have ended but one, and with what status the first did, which stays in the list until the process is over.
+    /// With only its agent left it stays like that: nobody starts a thread any more.
+    pub fn left_alone(&self) -> Option<u8> {
+        // Asked often, and an answer for nearly all: the first thread has its memory.
+        if resident_of(&self.statm).is_some() {
+            return None;
+        }
+        // The kernel looks at the state before it counts the threads.
+        let stat = ProcessStat::of_process(self.number).ok()?;
+        let is_alone = stat.is_dead() && stat.threads() == Some(2);
+        // The second byte is the status (waitpid(2)).
+        is_alone.then(|| stat.exit_code().unwrap_or(0).to_le_bytes()[1])
+    }
+
     /// Pages that the kernel itself touches when one of its threads ends (rule 4), in order.
     pub fn kept_pages(&self) -> io::Result<Vec<u64>> {
         let page = PAGE_SIZE_BYTES as u64;

@@ -103,6 +103,9 @@ pub trait Agent: Send {
     /// They were never write-protected, or are not any more. False as for [`Agent::begin`].
     fn own(&mut self, addresses: &[u64]) -> bool;
 
+    /// Nothing begins any more, and the agent is told to end with `status` once no batch is under way: to be called until the program is gone.
+    fn end(&mut self, status: u8);
+
     /// Whether the batch ended; then `fates` has the fate of each errand. An agent that died with its program has ended:
     /// every page is absent.
     fn poll(&mut self, fates: &mut [Fate]) -> bool;

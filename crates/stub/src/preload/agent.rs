@@ -51,7 +51,7 @@ impl Place {
     fn fail(self, error: i32) -> ! {
         self.seat.failure.store(error, Relaxed);
         store_and_wake(&self.seat.state, AgentState::Failed as u32);
-        calls::end_thread()
+        calls::end_thread(0)
     }
 }
 
@@ -91,10 +91,10 @@ extern "C" fn run_thread(seat_address: usize) -> ! {
     place.seat.staging.store(staging.address as u64, Release);
     store_and_wake(&place.seat.state, AgentState::Running as u32);
     match serve(place, &staging) {
-        Ok(()) => {
+        Ok(status) => {
             staging.give_back();
             store_and_wake(&place.seat.state, AgentState::Ended as u32);
-            calls::end_thread()
+            calls::end_thread(status)
         }
         Err(error) => place.fail(error),
     }
@@ -122,16 +122,16 @@ fn prepare(place: Place) -> Result<Staging, i32> {
     }
 }
 
-/// Carries out batches in turn until one says to end.
-fn serve(place: Place, staging: &Staging) -> Result<(), i32> {
+/// Carries out batches in turn until one says to end, and with what status.
+fn serve(place: Place, staging: &Staging) -> Result<u8, i32> {
     let mut next = 0;
     loop {
         let batch = place.batch(next);
         wait_for(place, &batch.phase);
-        let wants_exit = batch::run(place, batch, staging)?;
+        let exit = batch::run(place, batch, staging)?;
         set_phase(place, &batch.phase, Phase::Done);
-        if wants_exit {
-            return Ok(());
+        if let Some(status) = exit {
+            return Ok(status);
         }
         next = (next + 1) % BATCHES;
     }

@@ -147,8 +147,8 @@ impl Staging {
     }
 }
 
-/// Carries out `batch` up to its last phase. Whether it says to end.
-pub(crate) fn run(place: Place, batch: &Batch, staging: &Staging) -> Result<bool, i32> {
+/// Carries out `batch` up to its last phase. Whether it says to end, and with what status.
+pub(crate) fn run(place: Place, batch: &Batch, staging: &Staging) -> Result<Option<u8>, i32> {
     let count = (batch.count.load(Relaxed) as usize).min(BATCH_ENTRIES_MAX);
     let entries = batch.entries.get(..count).unwrap_or_default();
     move_all(entries, staging);
@@ -241,15 +241,15 @@ fn copy_and_drop(place: Place, entries: &[Entry], staging: &Staging) -> Result<(
     }
 }
 
-/// Does what is no eviction: these may wait for pages, which are served again by now. Whether to end.
-fn others(entries: &[Entry]) -> bool {
-    let mut wants_exit = false;
+/// Does what is no eviction: these may wait for pages, which are served again by now. Whether to end, and with what status.
+fn others(entries: &[Entry]) -> Option<u8> {
+    let mut exit = None;
     for entry in entries.iter().filter(|entry| !is_eviction(entry)) {
         let advice = match operation(entry) {
             Some(Operation::Populate) => POPULATE_WRITE,
             Some(Operation::Advise) => entry.detail.load(Relaxed),
             Some(Operation::Exit) => {
-                wants_exit = true;
+                exit = Some(entry.argument.load(Relaxed) as u8);
                 entry.result.store(outcome::DONE, Relaxed);
                 continue;
             }
@@ -263,5 +263,5 @@ fn others(entries: &[Entry]) -> bool {
         let result = unsafe { calls::advise(address, length, advice) };
         entry.result.store(result.err().unwrap_or(outcome::DONE), Relaxed);
     }
-    wants_exit
+    exit
 }

@@ -186,10 +186,10 @@ pub(crate) fn detach_thread(name: &[u8; 16]) {
 }
 
 /// Ends this thread.
-pub(crate) fn end_thread() -> ! {
+pub(crate) fn end_thread(status: u8) -> ! {
     loop {
         // SAFETY: it does not return.
-        let _ = unsafe { call(60, [0; 6]) };
+        let _ = unsafe { call(60, [status as usize, 0, 0, 0, 0, 0]) };
     }
 }
 

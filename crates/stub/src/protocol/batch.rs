@@ -95,7 +95,7 @@ pub enum Operation {
     Populate = 3,
     /// `madvise` of `argument` bytes with advice `detail`, after the evictions of the batch.
     Advise = 4,
-    /// End.
+    /// End, with status `argument`: that of the program if nothing else is left of it.
     Exit = 5,
 }
 

@@ -57,7 +57,7 @@ fn the_agent_shares_memory_and_nothing_else() {
 fn the_agent_ends_when_asked() {
     let mut scene = Scene::new(true);
     let staging = scene.paged.seat.staging().unwrap();
-    assert_eq!(scene.paged.run(&[Task::exit()]), [outcome::DONE]);
+    assert_eq!(scene.paged.run(&[Task::exit(0)]), [outcome::DONE]);
     let deadline = far();
     while scene.paged.seat.state() != AgentState::Ended || scene.ask("threads", "threads") != 1 {
         assert!(Instant::now() < deadline, "the agent does not end");

@@ -213,6 +213,9 @@ impl Agent for Simulated {
         true
     }
 
+    /// Programs here have no threads that could end.
+    fn end(&mut self, _: u8) {}
+
     fn is_broken(&self) -> bool {
         self.lock().is_broken
     }

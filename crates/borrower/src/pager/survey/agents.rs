@@ -11,7 +11,7 @@ use spillway_sys::tracee::TraceError;
 use super::{Resident, Survey};
 use crate::pager::limits::{AGENT_START_DEADLINE, AGENT_START_PAUSE, AGENT_THREADS_TRIED_MAX};
 use crate::pager::process::has_ended;
-use crate::pager::shared::Tenant;
+use crate::pager::shared::{Tenant, lock};
 
 impl Survey {
     /// Takes in address spaces that came by a fork, and finds their processes.
@@ -67,6 +67,21 @@ impl Survey {
             let Some(seat) = self.seats_free.pop() else { return };
             self.arena.seat(seat).clear();
             self.seat(index, number, seat);
+        }
+    }
+
+    /// Tells agents to end that are all that is left of their programs, which ended their threads by bare system calls.
+    pub(super) fn end_agents_left_alone(&self) {
+        for resident in &self.residents {
+            let (Some(process), Some(seat)) = (&resident.process, resident.seat) else { continue };
+            if self.arena.seat(seat).state() != AgentState::Running {
+                continue;
+            }
+            if let Some(status) = process.left_alone()
+                && let Some(agent) = lock(&resident.tenant.agent).as_mut()
+            {
+                agent.end(status);
+            }
         }
     }
 

@@ -159,6 +159,7 @@ impl Survey {
             self.register_all(now);
             self.start_agents(now);
         }
+        self.end_agents_left_alone();
         self.tell_of_sharing(now);
         self.shared.call_eviction();
         if self.forking.is_busy() {
