@@ -214,7 +214,7 @@ mod tests {
             directory: Some(parent.path().to_owned()),
         };
         if crate::harness::tool::find("spillway").is_some() {
-            return crate::harness::leave_out("a spillway is installed on this machine");
+            return spillway_sys::skipping::skip_because("a spillway is installed on this machine");
         }
         let error = run(&settings, &Interrupt::never()).unwrap_err().to_string();
         assert!(error.contains("--spillway"), "{error}");

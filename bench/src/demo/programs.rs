@@ -177,7 +177,7 @@ mod tests {
                     assert!(!first.is_empty());
                     assert_eq!(first, output(&program), "{name}");
                 }
-                Err(error) => crate::harness::leave_out(format!("{name}: {error}")),
+                Err(error) => spillway_sys::skipping::skip_because(format!("{name}: {error}")),
             }
         }
     }
@@ -187,7 +187,7 @@ mod tests {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = context(directory.path(), 1);
         let Ok(program) = prepare("sort", &context.shop, tiny()) else {
-            return crate::harness::leave_out("no documents");
+            return spillway_sys::skipping::skip_because("no documents");
         };
         let text = output(&program);
         let lines: Vec<&str> = text.lines().collect();

@@ -36,14 +36,6 @@ pub mod usage;
 
 use std::time::Duration;
 
-/// Leaves a test out because something is missing; under `SPILLWAY_NO_SKIP=1`, as in CI, that is a failure.
-#[cfg(test)]
-pub(crate) fn leave_out(missing: impl std::fmt::Display) {
-    let forbidden = std::env::var_os("SPILLWAY_NO_SKIP").is_some_and(|value| value == "1");
-    assert!(!forbidden, "{missing}, and SPILLWAY_NO_SKIP=1 forbids to leave a test out");
-    println!("left out: {missing}");
-}
-
 /// Why something could not be done. The text says what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum HarnessError {

@@ -329,7 +329,7 @@ mod tests {
                     continue;
                 }
                 Err(error) => {
-                    crate::harness::leave_out(format!("{}: {error}", subject.name()));
+                    spillway_sys::skipping::skip_because(format!("{}: {error}", subject.name()));
                     continue;
                 }
             };

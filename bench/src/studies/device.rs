@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn a_disk_can_be_measured_in_full() {
         if crate::harness::tool::need("fio").is_err() {
-            return crate::harness::leave_out("fio is not installed");
+            return spillway_sys::skipping::skip_because("fio is not installed");
         }
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = crate::studies::tests::context(directory.path(), 1);

@@ -86,9 +86,7 @@ mod tests {
     #[test]
     fn an_archive_holds_what_was_staged() {
         if tools::CPIO.find().is_err() {
-            let forbidden = std::env::var_os("SPILLWAY_NO_SKIP").is_some_and(|value| value == "1");
-            assert!(!forbidden, "this machine lacks cpio, and SPILLWAY_NO_SKIP=1 forbids to skip");
-            return println!("skipped: this machine lacks cpio");
+            return spillway_sys::skipping::skip("cpio");
         }
         let stage = tempfile::tempdir().unwrap();
         fs::write(stage.path().join("init"), FIRST).unwrap();

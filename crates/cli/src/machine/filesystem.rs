@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn memory_is_recognised() {
         if !Path::new("/dev/shm").exists() {
-            return crate::machine::skip("/dev/shm");
+            return spillway_sys::skipping::skip("/dev/shm");
         }
         let found = FileSystem::of(Path::new("/dev/shm/file")).unwrap();
         assert_eq!(found.in_memory, Some("tmpfs"));

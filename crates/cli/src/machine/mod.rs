@@ -17,11 +17,3 @@ pub(crate) mod reserve;
 pub(crate) mod swap_list;
 pub(crate) mod system;
 pub(crate) mod waiting;
-
-/// Ends a test because something is missing; under `SPILLWAY_NO_SKIP=1`, as in CI, that is a failure.
-#[cfg(test)]
-pub(crate) fn skip(missing: &str) {
-    let forbidden = std::env::var_os("SPILLWAY_NO_SKIP").is_some_and(|value| value == "1");
-    assert!(!forbidden, "this machine lacks {missing}, and SPILLWAY_NO_SKIP=1 forbids to skip");
-    println!("skipped: this machine lacks {missing}");
-}

@@ -196,12 +196,7 @@ pub(crate) fn has_program(name: impl AsRef<OsStr>) -> bool {
         .any(|directory: PathBuf| directory.join(name.as_ref()).is_file())
 }
 
-/// Ends a test because something is missing; under `SPILLWAY_NO_SKIP=1`, as in CI, that is a failure.
-pub(crate) fn skip(missing: &str) {
-    let forbidden = std::env::var_os("SPILLWAY_NO_SKIP").is_some_and(|value| value == "1");
-    assert!(!forbidden, "this machine lacks {missing}, and SPILLWAY_NO_SKIP=1 forbids to skip");
-    println!("skipped: this machine lacks {missing}");
-}
+pub(crate) use spillway_sys::skipping::skip;
 
 /// Whether the tests run as root.
 pub(crate) fn is_root() -> bool {
