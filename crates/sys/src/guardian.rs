@@ -32,12 +32,12 @@ const SEARCHES_MAX: usize = 10_000;
 /// The guardian of this process, see the module text. Gone with this value; programs still listed then are left alone.
 #[derive(Debug)]
 pub struct Guardian {
-    table: Mapping,
+    programs: Programs,
     listed: Mutex<Vec<Option<OwnedFd>>>,
     descriptor: OwnedFd,
     process: Pid,
     /// This process; the guardian watches it by its number, in the table that both share.
-    _parent: OwnedFd,
+    parent: OwnedFd,
 }
 
 /// A program's place in the list.
@@ -60,11 +60,27 @@ impl Guardian {
         let file = Memfd::create("spillway-guardian", length as u64)?;
         let table = Mapping::shared(&file, length)?;
         let parent = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
-        let programs = Programs { table: &table, listed_max: programs_max, users };
-        let process = clone_with_descriptors(&programs, &parent)?;
-        let descriptor = rustix::process::pidfd_open(process, PidfdFlags::empty())?;
+        let programs = Programs { table, listed_max: programs_max, users };
+        let (process, descriptor) = clone_with_descriptors(&programs, &parent)?;
         let listed = Mutex::new((0..programs_max).map(|_| None).collect());
-        Ok(Self { table, listed, descriptor, process, _parent: parent })
+        Ok(Self { programs, listed, descriptor, process, parent })
+    }
+
+    /// Whether it was killed: nobody takes care of the programs if this process is too.
+    pub fn has_ended(&self) -> bool {
+        let mut wanted = libc::pollfd { fd: self.descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure of ours.
+        unsafe { libc::poll(&raw mut wanted, 1, 0) == 1 }
+    }
+
+    /// Starts another one in place of one that has ended. It has the same list, which lies in memory that all of them share. What this
+    /// process changes of its other memory from now on is there twice, so this is for a guardian that somebody killed.
+    pub fn start_again(&mut self) -> io::Result<()> {
+        let another = clone_with_descriptors(&self.programs, &self.parent)?;
+        // It has ended, so this does not wait.
+        let _ = rustix::process::waitpid(Some(self.process), WaitOptions::empty());
+        (self.process, self.descriptor) = another;
+        Ok(())
     }
 
     /// Adds the program that `pidfd` is of to those that are killed. `None` when there are too many.
@@ -72,7 +88,7 @@ impl Guardian {
         let mut listed = self.listed.lock().expect("nobody panics while holding it");
         let free = listed.iter().position(Option::is_none)?;
         // 0 is an empty place.
-        shared_futex::word(&self.table, free * size_of::<u32>())
+        shared_futex::word(&self.programs.table, free * size_of::<u32>())
             .store(pidfd.as_raw_fd().unsigned_abs() + 1, Ordering::SeqCst);
         listed[free] = Some(pidfd);
         Some(Place(free))
@@ -80,7 +96,7 @@ impl Guardian {
 
     /// Takes a program that ended off the list.
     pub fn forget(&self, Place(place): Place) {
-        shared_futex::word(&self.table, place * size_of::<u32>()).store(0, Ordering::SeqCst);
+        shared_futex::word(&self.programs.table, place * size_of::<u32>()).store(0, Ordering::SeqCst);
         self.listed.lock().expect("nobody panics while holding it")[place] = None;
     }
 
@@ -106,17 +122,18 @@ impl Drop for Guardian {
 }
 
 /// Whom the guardian kills.
-struct Programs<'a> {
-    table: &'a Mapping,
+#[derive(Debug)]
+struct Programs {
+    table: Mapping,
     listed_max: usize,
     users: Option<MappedFile>,
 }
 
-impl Programs<'_> {
+impl Programs {
     /// The descriptors of the programs listed.
     fn listed(&self) -> impl Iterator<Item = i32> {
         let descriptor = |place: usize| {
-            let word: &AtomicU32 = shared_futex::word(self.table, place * size_of::<u32>());
+            let word: &AtomicU32 = shared_futex::word(&self.table, place * size_of::<u32>());
             word.load(Ordering::SeqCst).checked_sub(1).map(u32::cast_signed)
         };
         (0..self.listed_max).filter_map(descriptor)
@@ -141,19 +158,22 @@ impl Programs<'_> {
 }
 
 /// Makes the guardian: a copy of this process with one thread and the same table of descriptors.
-fn clone_with_descriptors(programs: &Programs<'_>, parent: &OwnedFd) -> io::Result<Pid> {
+fn clone_with_descriptors(programs: &Programs, parent: &OwnedFd) -> io::Result<(Pid, OwnedFd)> {
     let flags = libc::CLONE_FILES | libc::SIGCHLD;
     // SAFETY: without CLONE_VM this is a fork. The copy runs `guard` only, which keeps to system calls.
     let result = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     match i32::try_from(result) {
         Ok(0) => guard(programs, parent),
-        Ok(process) if process > 0 => Ok(Pid::from_raw(process).expect("a child's number is positive")),
+        Ok(process) if process > 0 => {
+            let process = Pid::from_raw(process).expect("a child's number is positive");
+            Ok((process, rustix::process::pidfd_open(process, PidfdFlags::empty())?))
+        }
         _ => Err(io::Error::last_os_error()),
     }
 }
 
 /// The guardian's life.
-fn guard(programs: &Programs<'_>, parent: &OwnedFd) -> ! {
+fn guard(programs: &Programs, parent: &OwnedFd) -> ! {
     // SAFETY: system calls on memory of this process; the mask and the name live through them. Signals of the terminal are
     // meant for the program, so the guardian leaves its group and blocks them.
     unsafe {

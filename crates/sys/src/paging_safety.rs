@@ -66,6 +66,21 @@ pub fn use_memory_reserves() -> io::Result<()> {
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) })
 }
 
+/// Takes a real-time policy away from this thread that it inherited. One that looks for work again and again would keep a CPU from the very threads
+/// that it waits for.
+pub fn give_up_real_time() -> io::Result<()> {
+    // SAFETY: a number only.
+    let policy = unsafe { libc::sched_getscheduler(0) };
+    check(policy)?;
+    if !matches!(policy & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO | libc::SCHED_RR) {
+        return Ok(());
+    }
+    // SAFETY: the structure is plain data, for which zeroes are valid, and what this policy asks for.
+    let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    // SAFETY: the call reads the structure, which outlives it.
+    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) })
+}
+
 /// Marks this thread, and those it starts from now on, as part of the block layer: their allocations never wait for I/O.
 pub fn set_input_output_flusher() -> io::Result<()> {
     // SAFETY: PR_SET_IO_FLUSHER takes one flag and three zeroes.
@@ -150,6 +165,13 @@ mod tests {
         // A user without the right is told so, and nothing changes.
         let expected = if set.is_ok() { libc::SCHED_RR } else { before };
         assert_eq!((after, inherited), (expected, expected), "{set:?}");
+        let given_up = std::thread::spawn(|| {
+            // As above.
+            let _ = use_memory_reserves();
+            give_up_real_time().unwrap();
+            (policy(), give_up_real_time().map(|()| policy()).unwrap())
+        });
+        assert_eq!(given_up.join().unwrap(), (libc::SCHED_OTHER, libc::SCHED_OTHER));
         assert_eq!(policy(), before, "other threads stay as they were");
     }
 

@@ -159,6 +159,9 @@ pub const REGIONS_MAX: usize = 512;
 /// Processes that are paged at a time; each has 110 KiB of address space in the arena, and memory only when it is used.
 pub const SEATS: u32 = 256;
 
+/// Guardians that are started anew: one is killed by mistake, or by the kernel for its memory; many in a row by something that will not stop.
+pub const GUARDIANS_LOST_MAX: u32 = 16;
+
 /// How often the eviction thread looks whether an agent is done before it sleeps; a batch takes 100 us, a look with an offer of
 /// the CPU less than one.
 pub const AGENT_LOOKS_MAX: u32 = 1000;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_sys::epoll::{Epoll, Interest};
+use spillway_sys::paging_safety::give_up_real_time;
 
 use super::directory::SpaceId;
 use super::eviction::Eviction;
@@ -22,7 +23,8 @@ use crate::service::Waiting;
 use crate::wakefulness::Wakefulness;
 
 /// Starts a thread that runs until the pager stops; one that panics takes the programs down, whose pages it may have lost
-/// track of.
+/// track of. None has a real-time policy, whatever the run was started with: it would keep agents and programs from the CPU that it
+/// waits for (rule 13).
 pub(crate) fn start(
     name: &str,
     shared: &Arc<Shared>,
@@ -31,6 +33,7 @@ pub(crate) fn start(
     let shared = Arc::clone(shared);
     let told = name.to_owned();
     std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let run = || give_up_real_time().and_then(|()| run());
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
         let reason = match result {
             Ok(Ok(())) => return,
@@ -179,9 +182,11 @@ pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
     let mut has_visitors = true;
     while !shared.is_stopping() {
         shared.survey.clear();
+        survey.keep_guarded()?;
         let patience = survey.look(Instant::now(), has_visitors);
         let timeout = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
         let mut waits = vec![PollFd::new(&shared.survey, PollFlags::IN), PollFd::new(survey.listener(), PollFlags::IN)];
+        waits.push(PollFd::new(survey.guardian(), PollFlags::IN));
         waits.extend(survey.fork_listeners().map(|listener| PollFd::from_borrowed_fd(listener, PollFlags::IN)));
         has_visitors = match shared.survey.sleep(|| poll(&mut waits, Some(&timeout))) {
             Some(Ok(_)) => !waits[1].revents().is_empty(),
@@ -191,4 +196,39 @@ pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
         };
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_sys::paging_safety::use_memory_reserves;
+    use spillway_sys::process_stat::ProcessStat;
+
+    use super::super::directory::Directory;
+    use super::super::shared::Budget;
+    use super::super::slots::Slots;
+    use super::super::space::Books;
+    use super::*;
+
+    /// The policy of the calling thread (sched(7)).
+    fn policy() -> i32 {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        ProcessStat::of_thread(std::process::id(), thread).unwrap().policy().unwrap()
+    }
+
+    /// Rule 13.
+    #[test]
+    fn no_thread_inherits_a_real_time_policy() {
+        let books = Books { slots: Slots::new(1), directory: Directory::default() };
+        let shared = Arc::new(Shared::new(books, Budget::new(1 << 20, 0)).unwrap());
+        let (tell, told) = std::sync::mpsc::channel();
+        let starter = std::thread::spawn(move || {
+            if use_memory_reserves().is_err() {
+                println!("skipped: this user may not have a real-time policy");
+            }
+            let run = move || tell.send(policy()).map_err(io::Error::other);
+            start("faults", &shared, run).unwrap().join().unwrap();
+        });
+        assert_eq!(told.recv().unwrap(), 0, "SCHED_OTHER");
+        starter.join().unwrap();
+    }
 }

@@ -9,9 +9,6 @@ use crate::machine::system::System;
 /// The command for what only another kernel has.
 const NEWER_KERNEL: &str = "apt-get install linux-image-amd64";
 
-/// Locked memory that the pager asks for: its pool and tables. With less it works too, but may itself be paged out.
-const LOCKED_BYTES_WANTED: u64 = 64 << 20;
-
 fn good(name: &'static str, detail: impl Into<String>) -> Check {
     Check { name, needed_for: Way::Pager, state: State::Good, detail: detail.into(), mend: None }
 }
@@ -23,7 +20,7 @@ fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &s
 /// Every capability, those that it cannot do without first.
 pub(crate) fn all(system: &System) -> Vec<Check> {
     let access = system.user_faults().unwrap_or(NOTHING);
-    vec![user_faults(access), forks(access), tracing(system), memory_locking(system)]
+    vec![user_faults(access), forks(access), tracing(system)]
 }
 
 /// What is left when the kernel did not even answer.
@@ -76,20 +73,6 @@ fn tracing(system: &System) -> Check {
             ),
             "sudo sysctl kernel.yama.ptrace_scope=1",
         ),
-    }
-}
-
-fn memory_locking(system: &System) -> Check {
-    let name = "memlock for the pager";
-    match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
-        _ if system.user_is_root() => good(name, "root may lock all memory"),
-        Some(bytes) if bytes < LOCKED_BYTES_WANTED => lacking(
-            name,
-            State::Optional,
-            format!("{} may be locked: the pager itself may be swapped out", crate::size::human(bytes)),
-            "ulimit -l unlimited",
-        ),
-        _ => good(name, "enough may be locked"),
     }
 }
 

@@ -1,9 +1,11 @@
-//! A pager has several descriptors for each program, and the program its own limit of them.
+//! Many programs at once: a pager has several descriptors for each, and the program its own limit of them; and more than can be paged.
 
 use std::process::Command;
 
+use spillway_borrower::pager::limits::SEATS;
+
 use crate::stage::Stage;
-use crate::support;
+use crate::support::{self, skip};
 
 /// A limit that a pager of [`PROGRAMS`] programs does not get by with, and one that it does.
 const LIMITS: [u64; 2] = [64, 1024];
@@ -37,5 +39,40 @@ fn many_programs_are_paged_under_a_small_limit_of_open_files() {
     assert_eq!(limits, LIMITS, "the program has the limits that `run` was started with");
     numbers.sort_unstable();
     assert!(numbers.into_iter().eq(1..=PROGRAMS as u64), "every program was there to the end: {said}");
+    stage.assert_clean();
+}
+
+/// Descriptors that a pager of that many programs and its donors get by with.
+const DESCRIPTORS: u64 = 8 * SEATS as u64;
+
+/// Programs that say that they have begun, and wait until the last one has; then each says its number.
+const CROWD: &str = r#"
+mkfifo "$1" "$2" && exec 3<>"$1" 4<>"$2" || exit 1
+for number in $(seq "$3"); do sh -c 'echo begun >&4; read -r nothing <&3; echo "$0"' "$number" & done
+for number in $(seq "$3"); do read -r begun <&4; done
+for number in $(seq "$3"); do echo >&3; done
+wait
+"#;
+
+#[test]
+fn programs_beyond_those_that_can_be_paged_run_and_the_user_is_told_once() {
+    let Some(stage) = Stage::set(&["seq"]) else { return };
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    if limit.is_some_and(|limit| limit < DESCRIPTORS) {
+        return skip("a hard limit of two thousand open files");
+    }
+    let pipes = ["first", "second"].map(|name| stage.disk().join(name));
+    // The shell is one of those that are paged.
+    let programs = SEATS + 2;
+    let count = programs.to_string();
+    let [first, second] = pipes.each_ref().map(|pipe| pipe.to_str().unwrap());
+    let program = ["sh", "-c", CROWD, "sh", first, second, &count];
+    let mut run = stage.run(&["--local", "50%", "--lend", "64M", "--slab-size", "4M"], &program);
+    let said = support::run(&mut run).done("a crowd");
+    let mut numbers: Vec<u32> = said.text().lines().map(|line| line.parse().unwrap()).collect();
+    numbers.sort_unstable();
+    assert!(numbers.into_iter().eq(1..=programs), "every program was there to the end: {}", said.text());
+    let told = format!("{SEATS} processes are paged, and no more can be");
+    assert_eq!(said.errors.matches(&told).count(), 1, "{}", said.errors);
     stage.assert_clean();
 }

@@ -70,6 +70,11 @@ fn a_killed_pager_takes_its_program_along_and_leaves_nothing() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start(&stage);
     wait_lent(&stage, &mut running);
+    kill_pager(&stage, running);
+}
+
+/// Whoever belongs to a run ends with its pager, and nothing is left.
+fn kill_pager(stage: &Stage, running: Running) {
     let family = children(running.pid());
     assert!(family.len() >= 4, "the program and three donors at least: {family:?}");
     running.signal("KILL");
@@ -79,6 +84,30 @@ fn a_killed_pager_takes_its_program_along_and_leaves_nothing() {
     assert!(!said.errors.contains("wrong"), "{}", said.errors);
     wait_until("every process of the run to end", || family.iter().all(|pid| is_gone(*pid)).then_some(()));
     wait_until("the remains to go", || stage.status()["items"].as_array().unwrap().is_empty().then_some(()));
+}
+
+/// The guardian of a run, by its name.
+fn guardian_of(run: u32) -> Option<u32> {
+    let is_guardian = |pid: &u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "spillway-guard")
+    };
+    children(run).into_iter().find(is_guardian)
+}
+
+#[test]
+fn a_killed_guardian_is_replaced_by_one_that_knows_the_program() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let mut running = start(&stage);
+    wait_lent(&stage, &mut running);
+    let pager = running.pid();
+    for _ in 0..2 {
+        let guardian = running.wait_until("a guardian", || guardian_of(pager));
+        support::signal(guardian, "KILL");
+        running.wait_until("another guardian", || guardian_of(pager).filter(|other| *other != guardian));
+    }
+    let told = stage.items("run")[0]["report"]["pager"]["pager"]["failures"].to_string();
+    assert!(told.contains("guardian was killed"), "{told}");
+    kill_pager(&stage, running);
 }
 
 /// Forks all the time; its last thirty children sleep.

@@ -139,10 +139,33 @@ fn places_are_bounded_and_used_again() {
 }
 
 #[test]
+fn another_guardian_has_the_list_of_the_one_that_was_killed() {
+    let mut watched = Victim::start();
+    let pidfd = watched.pidfd();
+    let watcher = fork_until_ready(|| {
+        let mut guardian = Guardian::start(4).unwrap();
+        guardian.watch(pidfd).unwrap();
+        assert!(!guardian.has_ended());
+        rustix::process::pidfd_send_signal(&guardian, Signal::KILL).unwrap();
+        let first = guardian.pid();
+        while !guardian.has_ended() {
+            std::thread::yield_now();
+        }
+        guardian.start_again().unwrap();
+        assert!(guardian.pid() != first && !guardian.has_ended());
+        guardian
+    });
+    assert!(watched.is_alive());
+    kill(watcher);
+    assert_eq!(wait_for_signal_of(&mut watched), Some(libc::SIGKILL));
+}
+
+#[test]
 fn the_end_of_the_guardian_is_seen() {
     let guardian = Guardian::start(1).unwrap();
     rustix::process::pidfd_send_signal(&guardian, Signal::KILL).unwrap();
     let timeout = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
     let mut wanted = [rustix::event::PollFd::new(&guardian, rustix::event::PollFlags::IN)];
     assert_eq!(rustix::event::poll(&mut wanted, Some(&timeout)).unwrap(), 1);
+    assert!(guardian.has_ended());
 }

@@ -342,7 +342,10 @@ impl Faults {
             return;
         }
         // Whatever stops it half way stops the program there too, which then asks.
-        if let Ok(bytes) = tenant.memory.zero(range.clone()) {
+        let count = ((range.end - range.start) / PAGE) as usize;
+        let filled =
+            as_far_as_mapped(count, |count| tenant.memory.zero(range.start..range.start + count as u64 * PAGE));
+        if let Ok(bytes) = filled {
             let books = &mut self.shared.books();
             let pages = (range.start..range.start + bytes).step_by(PAGE_SIZE_BYTES);
             pages.for_each(|page| table.space.filled(page, false, Coming::New, books));
@@ -418,5 +421,16 @@ impl Faults {
             }
         }
         unsettled.is_in_doubt(|range| space.known_mapped(range))
+    }
+}
+
+/// Fills a run of `count` pages, or less of it: the kernel refuses one that a mapping ends in as a whole (rule 8), so it is halved until its beginning
+/// fits. Mappings end in few runs, so most cost one call as ever.
+fn as_far_as_mapped(mut count: usize, mut fill: impl FnMut(usize) -> Result<u64, PageError>) -> Result<u64, PageError> {
+    loop {
+        match fill(count) {
+            Err(PageError::NotMapped) if count > 1 => count /= 2,
+            result => return result,
+        }
     }
 }

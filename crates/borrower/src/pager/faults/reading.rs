@@ -11,7 +11,7 @@ use std::time::Instant;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
-use super::{Faults, NOBODY, Outcome, PAGE};
+use super::{Faults, NOBODY, Outcome, PAGE, as_far_as_mapped};
 use crate::block::{BlockError, BlockOperation, BlockRequest};
 use crate::pager::ahead::Along;
 use crate::pager::directory::Coming;
@@ -209,7 +209,9 @@ impl Faults {
         let count = rest.iter().enumerate().take_while(follows).count();
         let offset = self.buffers.slot(buffer).offset_bytes as usize + read.done * PAGE_SIZE_BYTES;
         let protect = read.fault.is_none_or(|fault| !fault.is_write);
-        let result = tenant.memory.copy(address, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect);
+        let result = as_far_as_mapped(count, |count| {
+            tenant.memory.copy(address, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect)
+        });
         if read.fault.is_some() {
             let told = (Coming::Back, FaultKind::Fill, read.arrived);
             return usize::from(self.filled(tenant, table, address, protect, told, result) == Outcome::Done);

@@ -54,6 +54,8 @@ struct Memory {
     going: VecDeque<std::ops::Range<u64>>,
     poisoned: Vec<u64>,
     pool: Option<Arc<BufferPool>>,
+    /// Where one mapping ends and the next begins.
+    boundaries: Vec<u64>,
     /// Pages that the kernel does not let go.
     pinned: Vec<u64>,
     /// A change that happened and that its thread could not tell of yet.
@@ -89,6 +91,12 @@ impl Simulated {
         }
         let waits = memory.late.is_some() || memory.events.iter().any(|event| !matches!(event, Event::Fault(_)));
         if waits { Err(PageError::TryAgain) } else { Ok(()) }
+    }
+
+    /// Rule 8.
+    fn within_one_mapping(&self, range: Range<u64>) -> Result<(), PageError> {
+        let is_inside = |boundary: &u64| range.start < *boundary && *boundary < range.end;
+        if self.lock().boundaries.iter().any(is_inside) { Err(PageError::NotMapped) } else { Ok(()) }
     }
 
     fn fill(&self, address: u64, content: u64, protect: bool) -> Result<u64, PageError> {
@@ -133,6 +141,7 @@ impl ProgramMemory for Simulated {
         length: usize,
         protect: bool,
     ) -> Result<u64, PageError> {
+        self.within_one_mapping(target..target + length as u64)?;
         let mut done = 0;
         while done < length as u64 {
             let mut content = [0; 8];
@@ -147,6 +156,7 @@ impl ProgramMemory for Simulated {
     }
 
     fn zero(&self, range: Range<u64>) -> Result<u64, PageError> {
+        self.within_one_mapping(range.clone())?;
         let mut done = 0;
         for address in range.step_by(PAGE_SIZE_BYTES) {
             match self.fill(address, 0, false) {

@@ -298,6 +298,33 @@ fn a_fault_that_waits_for_a_batch_comes_before_the_next_one() {
     world.end();
 }
 
+/// Faults of a program that writes all its memory in order and then, with room for all of it, reads it, with mappings that end every so many pages:
+/// for what is away, and for fresh memory.
+fn faults_of_a_scan(pages_of_a_mapping: u64) -> (u64, u64) {
+    let mut world = World::new(200);
+    let boundaries = (0..PAGES).step_by(pages_of_a_mapping as usize).map(address).collect();
+    world.programs[0].memory.lock().boundaries = boundaries;
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    for page in 0..PAGES {
+        world.shared.budget.set_resident(10);
+        world.touch(0, page, false);
+    }
+    let report = world.shared.counters.report(0, Vec::new());
+    world.shared.budget.set_resident(world.count());
+    world.end();
+    (report.fill.count, report.zero.count)
+}
+
+/// Rule 8: a run comes on both sides of a boundary.
+#[test]
+fn what_comes_along_comes_from_beyond_the_end_of_a_mapping() {
+    let (fills, zeroes) = faults_of_a_scan(PAGES);
+    let (fills_of_many, zeroes_of_many) = faults_of_a_scan(21);
+    assert_eq!(fills_of_many, fills);
+    assert!(zeroes_of_many <= zeroes + 5 * PAGES.div_ceil(21), "{zeroes_of_many}, and {zeroes} in one mapping");
+}
+
 #[test]
 fn what_comes_along_waits_for_room() {
     let mut world = World::new(200);

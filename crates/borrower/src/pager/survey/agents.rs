@@ -64,7 +64,7 @@ impl Survey {
         let candidates: Vec<u32> =
             found.into_iter().filter(|number| !is_known(number) && has_own_memory(number)).collect();
         for (index, number) in orphans.into_iter().zip(candidates) {
-            let Some(seat) = self.seats_free.pop() else { return };
+            let Some(seat) = self.seats_free.pop() else { return self.tell_of_fullness() };
             self.arena.seat(seat).clear();
             self.seat(index, number, seat);
         }

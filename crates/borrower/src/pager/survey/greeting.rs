@@ -75,8 +75,7 @@ impl Survey {
             }
         };
         let Some(seat) = self.seats_free.pop() else {
-            let seats = self.arena.plan().seats;
-            self.shared.fail(format!("process {number} is not paged: {seats} others are"));
+            self.tell_of_fullness();
             return visitor.welcome(&answer(Verdict::RunUnpaged, 0, &self.arena), None);
         };
         self.arena.seat(seat).clear();
@@ -105,6 +104,17 @@ impl Survey {
         let resident = self.residents.last().expect("just taken in");
         announce_forks(resident);
         Ok(())
+    }
+
+    /// Says once that there are more programs than seats.
+    pub(super) fn tell_of_fullness(&mut self) {
+        if !std::mem::replace(&mut self.is_fullness_told, true) {
+            let seats = self.arena.plan().seats;
+            self.shared.fail(format!(
+                "{seats} processes are paged, and no more can be: the memory of others stays where it is, beyond the budget; --via swap has no such \
+                 bound"
+            ));
+        }
     }
 
     fn was_not_started(&self, number: u32, status: i32) {

@@ -15,6 +15,7 @@ mod greeting;
 mod registering;
 mod sharing;
 
+use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -31,7 +32,8 @@ use spillway_sys::userfaultfd::PageError;
 use self::common::Common;
 use self::forking::Forking;
 use super::limits::{
-    ALERT_BYTES_MAX, ALERT_SHARE, GROWTH_BYTES_PER_SECOND, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN, REGIONS_MAX,
+    ALERT_BYTES_MAX, ALERT_SHARE, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN,
+    REGIONS_MAX,
 };
 use super::process::Process;
 use super::shared::{Budget, Shared, Tenant, Wanted, lock};
@@ -87,6 +89,10 @@ pub struct Survey {
     regions: Vec<Region>,
     /// Kills programs if this process dies.
     guardian: Guardian,
+    /// How often it was killed.
+    guardians_lost: u32,
+    /// The user was told that there are more programs than seats.
+    is_fullness_told: bool,
     /// The budget was nearly reached once: mappings are registered from now on.
     is_paging: bool,
     /// See [`PagerConfig::programs_fork`](crate::pager::PagerConfig::programs_fork).
@@ -118,6 +124,8 @@ impl Survey {
             residents: Vec::new(),
             regions,
             guardian,
+            guardians_lost: 0,
+            is_fullness_told: false,
             is_paging: false,
             programs_fork,
             forking,
@@ -134,6 +142,24 @@ impl Survey {
     /// Where programs ask before they fork.
     pub fn fork_listeners(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.forking.listeners()
+    }
+
+    /// Who kills the programs if this process dies.
+    pub fn guardian(&self) -> &Guardian {
+        &self.guardian
+    }
+
+    /// Starts another guardian if somebody killed the one that there was. An error: there is none, and no program may go on without.
+    pub fn keep_guarded(&mut self) -> io::Result<()> {
+        if !self.guardian.has_ended() {
+            return Ok(());
+        }
+        self.guardians_lost += 1;
+        if self.guardians_lost > GUARDIANS_LOST_MAX {
+            return Err(io::Error::other(format!("its guardian was killed {} times", self.guardians_lost)));
+        }
+        self.shared.fail("the pager's guardian was killed, so another one was started".to_owned());
+        self.guardian.start_again()
     }
 
     /// Looks at everything once; how long to wait until the next look. Programs may wait outside only if it `has_visitors`.
