@@ -130,13 +130,13 @@ fn python_keeps_its_dictionaries() {
     let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
     let script = "import hashlib\n\
         counts = {}\n\
-        for i in range(400000):\n    \
-            key = i * 7919 % 150001\n    \
+        for i in range(100000):\n    \
+            key = i * 7919 % 60013\n    \
             counts[key] = counts.get(key, 0) + i\n\
-        for key in range(0, 150001, 3):\n    \
+        for key in range(0, 60013, 3):\n    \
             counts.pop(key, None)\n\
-        nested = {f'key {i}': {'number': i, 'parts': (i, str(i))} for i in range(60000)}\n\
-        total = sum(nested[f'key {i * 31 % 60000}']['number'] * (i % 7) for i in range(120000))\n\
+        nested = {f'key {i}': {'number': i, 'parts': (i, str(i))} for i in range(40000)}\n\
+        total = sum(nested[f'key {i * 31 % 40000}']['number'] * (i % 7) for i in range(20000))\n\
         print(len(counts), sum(counts.values()), total)\n\
         print(hashlib.sha256(repr(sorted(counts.items())).encode()).hexdigest())\n\
         print(hashlib.sha256(repr(nested).encode()).hexdigest())\n";
