@@ -245,4 +245,12 @@ pub(crate) mod tests {
         let names: std::collections::HashSet<_> = ALL.iter().map(|study| study.name()).collect();
         assert_eq!(names.len(), ALL.len());
     }
+
+    #[test]
+    fn the_readme_lists_them_in_their_order() {
+        let readme = include_str!("../../README.md");
+        let list = readme.split("order of their runs: ").nth(1).and_then(|rest| rest.split(" (what each").next());
+        let names = ALL.map(|study| format!("`{}`", study.name())).join(", ");
+        assert_eq!(list.map(|list| list.replace('\n', " ")), Some(names));
+    }
 }
