@@ -134,7 +134,7 @@ struct RunArguments {
 
 #[derive(Debug, clap::Args)]
 struct ReplayArguments {
-    /// The trace: from `workload --trace`, or recorded by the pager.
+    /// The trace, from `workload --trace`.
     file: PathBuf,
 }
 
