@@ -1,9 +1,9 @@
 # Spillway: two commands set everything up on a fresh Debian-like machine: `make demo` and `make test`.
 #
 #   make demo    builds, runs real programs with embedded donors, shows the result (about three minutes)
-#   make test    all tests
+#   make test    the tests
 #   make bench   side-by-side comparisons, into bench/results/
-#   make soak    long runs of the failure tests (minutes; SPILLWAY_SOAK_SECONDS sets each one's length)
+#   make soak    long runs of the failure tests (minutes each; SPILLWAY_SOAK_SECONDS sets their length), and what takes minutes in virtual machines
 #   make vm-test TEST=NAME   one test in virtual machines (all of them without TEST)
 #   make vm-shell            a shell in a virtual machine (KERNEL=6.1 for another kernel)
 #   make check   formatting, lints, documentation, dependencies
@@ -22,20 +22,23 @@ demo: packages-demo
 test: packages-test
 	CARGO="$(CARGO)" PROFILE="$(PROFILE)" .ci/test
 
+# As `.ci/test` builds them: another choice of packages has other features, and all is built anew.
 test-binaries:
-	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench
+	$(CARGO) test $(PROFILE) --workspace --no-run
 
-bench: packages-bench test-binaries
+bench: packages-bench
+	$(CARGO) build $(PROFILE) -p spillway -p spillway-bench
 	target/release/spillway-bench run
 
+soak: export SPILLWAY_SOAK_SECONDS ?= 180
 soak: packages-test test-binaries
-	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test end_to_end -- --nocapture --include-ignored chaos overcommit
-	SPILLWAY_SOAK_SECONDS=$${SPILLWAY_SOAK_SECONDS:-180} $(CARGO) test $(PROFILE) -p spillway --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos
-	$(CARGO) test $(PROFILE) -p spillway --test virtual_machine -- --nocapture --ignored
-	$(CARGO) test $(PROFILE) -p spillway-borrower --test frontend_nbd -- --nocapture --ignored --exact the_newest_stock_kernel_goes_on_after_the_death_of_nbd_servers
+	$(CARGO) test $(PROFILE) --workspace --test end_to_end -- --nocapture --include-ignored chaos overcommit stress cut_off
+	$(CARGO) test $(PROFILE) --workspace --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos cut_off
+	$(CARGO) test $(PROFILE) --workspace --test virtual_machine -- --nocapture --ignored
+	$(CARGO) test $(PROFILE) --workspace --test frontend_nbd -- --nocapture --ignored --exact the_newest_stock_kernel_goes_on_after_the_death_of_nbd_servers
 
 vm-test: packages-test test-binaries
-	$(CARGO) test $(PROFILE) -p spillway --test virtual_machine -- --nocapture $(TEST)
+	CARGO="$(CARGO)" PROFILE="$(PROFILE)" .ci/vm-test $(TEST)
 
 vm-shell: packages-machines test-binaries
 	$(CARGO) run -q -p spillway-virtual-machine -- shell --kernel $(or $(KERNEL),6.12)

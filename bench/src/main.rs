@@ -46,7 +46,7 @@ enum Command {
     Run(RunArguments),
     /// Replays a recorded trace against every policy of replacement and prefetching, and prints tables.
     Replay(ReplayArguments),
-    /// Shows real programs with part of their memory lent, in about two minutes. Needs root.
+    /// Shows real programs with part of their memory lent, in about three minutes. Needs root.
     Demo(DemoArguments),
     /// Redis under test as one program; part of the demo
     #[command(name = "redis-job", hide = true)]
@@ -134,7 +134,7 @@ struct RunArguments {
 
 #[derive(Debug, clap::Args)]
 struct ReplayArguments {
-    /// The trace: from `workload --trace`, or recorded by the pager.
+    /// The trace, from `workload --trace`.
     file: PathBuf,
 }
 

@@ -1,5 +1,5 @@
 //! Runs studies and writes what they found: `NAME.json`, `NAME.md` and `NAME-*.svg` for each, as soon as it is over, and
-//! `summary.json` and `summary.md` over all of them.
+//! over all of them `summary.json`, `summary.md`, and `report.md`: the summary and every study's tables as one document.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -52,12 +52,12 @@ pub fn run(settings: &RunSettings, interrupt: &Interrupt) -> Result<(), HarnessE
     let rounds = |study: &dyn Study| settings.rounds.unwrap_or(if settings.quick { 2 } else { study.rounds() });
     let schedule = Schedule::new(studies.iter().map(|study| study.expected(settings.quick, rounds(*study))));
     let mut context = Context { shop, quick: settings.quick, rounds: 1, schedule };
-    let mut summary = RunSummary::new(Machine::here(), settings.quick);
+    let mut report = Report::new(settings.quick);
     let mut first_error = Ok(());
     for (index, study) in studies.into_iter().enumerate() {
         context.rounds = rounds(study);
         context.schedule.begin(index, Instant::now());
-        let outcome = run_one(study, &context, &settings.results, &mut summary);
+        let outcome = run_one(study, &context, &settings.results, &mut report);
         if let Err(error) = outcome {
             if error.is_interrupt() {
                 return Err(error);
@@ -66,11 +66,11 @@ pub fn run(settings: &RunSettings, interrupt: &Interrupt) -> Result<(), HarnessE
             first_error = first_error.and(Err(error));
         }
     }
-    println!("{}", summary.text());
+    println!("{}", report.summary.text());
     first_error
 }
 
-fn run_one(study: &dyn Study, context: &Context, results: &Path, summary: &mut RunSummary) -> Result<(), HarnessError> {
+fn run_one(study: &dyn Study, context: &Context, results: &Path, report: &mut Report) -> Result<(), HarnessError> {
     let mut result = StudyResult::new(study.name(), study.title(), context.quick, Machine::here());
     // A mistake in one study must not cost the results of those after it.
     let outcome = catch_unwind(AssertUnwindSafe(|| study.run(context, &mut result)))
@@ -79,8 +79,8 @@ fn run_one(study: &dyn Study, context: &Context, results: &Path, summary: &mut R
     // What was measured before a failure or an interrupt is worth keeping.
     if !result.measures.is_empty() || !result.skipped.is_empty() {
         write(&result, &study.plots(&result), results)?;
-        summary.push(&result);
-        write_summary(summary, results)?;
+        report.push(&result);
+        report.write(results)?;
         println!("{}", table::document(&result));
     }
     outcome
@@ -92,10 +92,36 @@ fn write_file(results: &Path, name: &str, content: &str) -> Result<(), HarnessEr
     std::fs::write(&file, content).map_err(HarnessError::system(format!("writing {}", file.display())))
 }
 
-fn write_summary(summary: &RunSummary, results: &Path) -> Result<(), HarnessError> {
-    let json = serde_json::to_string_pretty(summary).map_err(HarnessError::system("forming the summary's JSON"))?;
-    write_file(results, "summary.json", &json)?;
-    write_file(results, "summary.md", &summary.text())
+/// What a run has found so far.
+struct Report {
+    summary: RunSummary,
+    /// Each study's document.
+    documents: Vec<String>,
+}
+
+impl Report {
+    fn new(quick: bool) -> Self {
+        Self { summary: RunSummary::new(Machine::here(), quick), documents: Vec::new() }
+    }
+
+    fn push(&mut self, result: &StudyResult) {
+        self.summary.push(result);
+        self.documents.push(table::document(result));
+    }
+
+    /// The summary and all tables as one document.
+    fn text(&self) -> String {
+        let parts = std::iter::once(self.summary.text()).chain(self.documents.iter().cloned());
+        parts.map(|part| part.trim_end().to_owned() + "\n").collect::<Vec<String>>().join("\n")
+    }
+
+    fn write(&self, results: &Path) -> Result<(), HarnessError> {
+        let summary = &self.summary;
+        let json = serde_json::to_string_pretty(summary).map_err(HarnessError::system("forming the summary's JSON"))?;
+        write_file(results, "summary.json", &json)?;
+        write_file(results, "summary.md", &summary.text())?;
+        write_file(results, "report.md", &self.text())
+    }
 }
 
 /// Writes a result as JSON, Markdown and SVG.
@@ -162,8 +188,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let result = run(&settings(&["slab"], directory.path()), &Interrupt::never());
         if crate::harness::tool::find("spillway").is_some() {
-            println!("left out: a spillway is installed on this machine");
-            return;
+            return spillway_sys::skipping::skip_because("a spillway is installed on this machine");
         }
         result.unwrap();
         let text = std::fs::read_to_string(directory.path().join("slab.md")).unwrap();
@@ -200,10 +225,28 @@ mod tests {
     fn a_study_that_panics_fails_and_keeps_what_it_measured() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = crate::studies::tests::context(directory.path(), 1);
-        let mut summary = RunSummary::new(Machine::here(), true);
-        let error = run_one(&Panicking, &context, directory.path(), &mut summary).unwrap_err();
+        let mut report = Report::new(true);
+        let error = run_one(&Panicking, &context, directory.path(), &mut report).unwrap_err();
         assert!(!error.is_interrupt() && error.to_string().contains("panicked"), "{error}");
-        assert!(directory.path().join("panicking.json").is_file() && !summary.studies[0].complete);
+        assert!(directory.path().join("panicking.json").is_file() && !report.summary.studies[0].complete);
+    }
+
+    #[test]
+    fn the_report_holds_the_summary_and_every_studys_tables() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut report = Report::new(true);
+        let mut other = sample();
+        other.study = "other".to_owned();
+        other.goal_of("be good", "a case", Some(1.0), 2.0, crate::result::Better::Lower);
+        [sample(), other].iter().for_each(|result| report.push(result));
+        report.write(directory.path()).unwrap();
+        let text = std::fs::read_to_string(directory.path().join("report.md")).unwrap();
+        let headings: Vec<&str> = text.lines().filter(|line| line.starts_with("# ")).collect();
+        assert_eq!(headings, ["# Summary", "# sample: A sample", "# other: A sample"]);
+        for document in &report.documents {
+            assert!(text.contains(document.trim_end()), "{text}");
+        }
+        assert!(text.contains("be good") && text.ends_with("|\n") && !text.contains("\n\n\n"), "{text}");
     }
 
     #[test]

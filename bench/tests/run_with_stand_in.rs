@@ -61,16 +61,11 @@ struct Stage {
 }
 
 impl Stage {
-    /// `None`, with the reason on standard output, where loop devices or fio are not to be had.
+    /// `None`, with the reason told, where loop devices or fio are not to be had.
     fn new() -> Option<Self> {
         let has_fio = Command::new("fio").arg("--version").stdout(Stdio::null()).status().is_ok();
         if !rustix::process::geteuid().is_root() || !has_fio || !Path::new("/dev/loop-control").exists() {
-            let forbidden = std::env::var_os("SPILLWAY_NO_SKIP").is_some_and(|value| value == "1");
-            assert!(
-                !forbidden,
-                "this needs root, fio and loop devices, and SPILLWAY_NO_SKIP=1 forbids to leave it out"
-            );
-            println!("left out: this needs root, fio and loop devices");
+            spillway_sys::skipping::skip("root, fio or loop devices");
             return None;
         }
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -1,4 +1,4 @@
-//! `make demo`: real programs with part of their memory lent, in about two minutes.
+//! `make demo`: real programs with part of their memory lent, in about three minutes.
 //!
 //! Three donors are started. Each program runs once with all memory local, which gives its working set, its time and the
 //! output that all later runs must repeat byte by byte; then with 100, 75, 50 and 25 % of the working set local, the rest
@@ -70,7 +70,7 @@ impl Scale {
         quicksort: Size(256 * MIB),
         disk_seconds_min: 4,
     };
-    /// For about two minutes in all: a page that was moved costs 20 to 40 us each way on the development machine, and each
+    /// For about three minutes in all: a page that was moved costs 20 to 40 us each way on the development machine, and each
     /// program moves its pages several times at each of four shares, here and over disk swap. Time grows with the pages
     /// moved (a sort of 64 MiB with a quarter local moved 238 MiB out and 428 MiB in); all else takes half a second a run.
     pub const FULL: Self = Self {
@@ -214,8 +214,7 @@ mod tests {
             directory: Some(parent.path().to_owned()),
         };
         if crate::harness::tool::find("spillway").is_some() {
-            println!("left out: a spillway is installed on this machine");
-            return;
+            return spillway_sys::skipping::skip_because("a spillway is installed on this machine");
         }
         let error = run(&settings, &Interrupt::never()).unwrap_err().to_string();
         assert!(error.contains("--spillway"), "{error}");

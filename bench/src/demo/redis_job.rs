@@ -233,8 +233,9 @@ mod tests {
     #[test]
     fn the_job_repeats_its_output_and_cleans_up() {
         if !is_possible() {
-            println!("left out: Redis is not installed; on Debian: apt install redis-server redis-tools");
-            return;
+            return spillway_sys::skipping::skip_because(
+                "Redis is not installed; on Debian: apt install redis-server redis-tools",
+            );
         }
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let settings = settings(Size(2 << 20), Some(directory.path()));

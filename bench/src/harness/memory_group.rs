@@ -222,7 +222,7 @@ mod tests {
     }
 
     fn group(limit: Option<u64>) -> Option<MemoryGroup> {
-        MemoryGroup::create(limit).map_err(|error| println!("left out: {error}")).ok()
+        MemoryGroup::create(limit).map_err(spillway_sys::skipping::skip_because).ok()
     }
 
     #[test]
@@ -258,7 +258,13 @@ mod tests {
                 let limit = std::fs::read_to_string(group.path.join("memory.max")).unwrap();
                 assert_eq!(limit.trim(), (48 << 20).to_string());
             }
-            Err(error) => println!("left out: {error}"),
+            // The machine has the older version, and is told so; or nobody may make groups here.
+            Err(error) => match MemoryGroup::create(None) {
+                Ok(group) => {
+                    assert!(group.version == Version::One && error.to_string().contains("version 2"), "{error}");
+                }
+                Err(error) => spillway_sys::skipping::skip_because(error),
+            },
         }
     }
 

@@ -323,8 +323,13 @@ mod tests {
         for subject in [Subject::DiskLoop, Subject::TmpfsLoop, Subject::Nbdkit, Subject::Zram] {
             let attached = match subject.attach(&shop, Size(8 * MIB), None) {
                 Ok(attached) => attached,
+                // No package brings it: the kernel has it or not.
+                Err(error) if subject == Subject::Zram && !Path::new("/sys/class/zram-control").exists() => {
+                    println!("not tried: {error}");
+                    continue;
+                }
                 Err(error) => {
-                    println!("left out: {}: {error}", subject.name());
+                    spillway_sys::skipping::skip_because(format!("{}: {error}", subject.name()));
                     continue;
                 }
             };

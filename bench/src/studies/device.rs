@@ -128,7 +128,7 @@ fn measure_exchange(
     pinning: Pinning,
 ) -> Result<(), HarnessError> {
     let count = context.choose(10_000, 500);
-    let exchange = loopback::exchange_us(count, SERVER_CPU, pinning.client_cpu());
+    let exchange = loopback::exchange_us(count, Some(SERVER_CPU), Some(pinning.client_cpu()));
     let exchange = exchange.map_err(HarnessError::system("measuring a raw loopback exchange"))?;
     result.record(round, &case(JOBS[0].0, pinning, P50), EXCHANGE, MICROSECONDS, exchange);
     Ok(())
@@ -208,8 +208,7 @@ mod tests {
     #[test]
     fn a_disk_can_be_measured_in_full() {
         if crate::harness::tool::need("fio").is_err() {
-            println!("left out: fio is not installed");
-            return;
+            return spillway_sys::skipping::skip_because("fio is not installed");
         }
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = crate::studies::tests::context(directory.path(), 1);

@@ -5,12 +5,13 @@
 
 use std::process::Command;
 
+use super::job::Job;
 use super::program_run::{Place, ProgramRunner, own_program, place_name, run_storage, start_donors};
 use super::{Context, Study};
 use crate::harness::HarnessError;
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::process::{Collected, Running};
-use crate::harness::spillway::RunReport;
+use crate::harness::spillway::{RunReport, Via};
 use crate::harness::subject::Subject;
 use crate::harness::swap_area::SwapArea;
 use crate::limits::PROGRAM_DEADLINE;
@@ -65,19 +66,21 @@ impl Study for HpbdStudy {
         let size = Size(context.choose(64, 40) * MIB);
         let mut runner = ProgramRunner::new(context, REDUNDANCY);
         for program in ["quicksort", "barnes-hut"] {
-            let local = runner.footprint(program, size)?.percent(SHARE_PERCENT);
-            let places = [Place::AllLocal, Place::Swap(Subject::DiskFile, local), Place::Spillway(local, 1)];
+            let job = Job::workload(program, size)?;
+            let local = runner.footprint(&job)?.percent(SHARE_PERCENT);
+            let places = [Place::AllLocal, Place::Swap(Subject::DiskFile, local), Place::Spillway(Via::Swap, local, 1)];
             let case = format!("{program} L({SHARE_PERCENT})");
             context.interleave(result, &places, place_name, |round, place, result| {
-                let seconds = runner.seconds(program, size, place)?;
+                let seconds = runner.seconds(&job, place)?;
                 result.record(round, &case, &place_name(place), SECONDS, seconds);
                 Ok(())
             })?;
         }
         self.two_at_once(context, result, size)?;
-        let local = runner.footprint("quicksort", size)?.percent(SHARE_PERCENT);
+        let job = Job::workload("quicksort", size)?;
+        let local = runner.footprint(&job)?.percent(SHARE_PERCENT);
         context.interleave(result, &DONORS, donors_name, |round, count, result| {
-            let seconds = runner.seconds("quicksort", size, Place::Spillway(local, count))?;
+            let seconds = runner.seconds(&job, Place::Spillway(Via::Swap, local, count))?;
             result.record(round, &sweep_case(), &donors_name(count), SECONDS, seconds);
             Ok(())
         })?;
@@ -101,7 +104,7 @@ impl Study for HpbdStudy {
 fn compare(result: &mut StudyResult) {
     let local = Size(0);
     let [all_local, disk, spillway] =
-        [Place::AllLocal, Place::Swap(Subject::DiskFile, local), Place::Spillway(local, 1)].map(place_name);
+        [Place::AllLocal, Place::Swap(Subject::DiskFile, local), Place::Spillway(Via::Swap, local, 1)].map(place_name);
     result.compare_with(&all_local);
     for program in ["quicksort", "barnes-hut"] {
         let case = format!("{program} L({SHARE_PERCENT})");
@@ -118,7 +121,7 @@ impl HpbdStudy {
     /// Two of them share one limit, so each evicts the other's pages.
     fn two_at_once(&self, context: &Context, result: &mut StudyResult, size: Size) -> Result<(), HarnessError> {
         let local = Size(size.0 * 2).percent(SHARE_PERCENT);
-        let places = [Place::AllLocal, Place::Swap(Subject::DiskFile, local), Place::Spillway(local, 1)];
+        let places = [Place::AllLocal, Place::Swap(Subject::DiskFile, local), Place::Spillway(Via::Swap, local, 1)];
         context.interleave(result, &places, place_name, |round, place, result| {
             let seconds = run_two(context, size, place)?;
             result.record(round, TWO_AT_ONCE, &place_name(place), SECONDS, seconds);
@@ -156,11 +159,11 @@ fn run_two(context: &Context, size: Size, place: Place) -> Result<f64, HarnessEr
             let group = MemoryGroup::create(Some(local.0))?;
             finish(&mut group.enter(&plain))
         }
-        Place::Spillway(local, count) => {
+        Place::Spillway(via, local, count) => {
             let donors = start_donors(context, count, Size(size.0 * 4))?;
             let storage = run_storage(context, &donors, REDUNDANCY, Size(size.0 * 4));
             let stats = shop.directory.path().join("stats.json");
-            let whole = finish(&mut shop.product()?.run(&local.to_string(), &storage, &stats, &plain))?;
+            let whole = finish(&mut shop.product()?.run_via(via, None, &local.to_string(), &storage, &stats, &plain))?;
             // The product's own figure leaves out what it takes to attach the device.
             Ok(RunReport::read(&stats)?.seconds.unwrap_or(whole))
         }
@@ -193,7 +196,7 @@ mod tests {
             [("quicksort L(25)", 47.0, 10.0), ("barnes-hut L(25)", 9.0, 10.0), (TWO_AT_ONCE, 210.0, 10.0)]
         {
             result.record(0, case, "disk file swap", SECONDS, disk);
-            result.record(0, case, "spillway", SECONDS, lent);
+            result.record(0, case, "spillway swap", SECONDS, lent);
         }
         compare(&mut result);
         let against_disk: Vec<_> = result

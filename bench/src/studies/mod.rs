@@ -5,10 +5,10 @@
 //! | [`device`] | what a request to the block device costs, against its peers |
 //! | [`swap`] | what a page costs when the kernel swaps to it |
 //! | [`wakefulness`] | what it brings that idle CPUs are kept awake during bursts, and what it would bring a peer |
-//! | [`pager`] | what a page costs when the pager brings it, and how fast pages leave |
+//! | [`pager`] | what a page costs when the pager brings it, how fast pages leave, and what a program within its budget loses |
 //! | [`mapping`] | slabs mapped with their first write, or once they are used a lot |
 //! | [`page_in`] | where the time of one page-in goes, stage by stage |
-//! | [`programs`] | what whole programs cost at L(100), L(75), L(50), L(25) |
+//! | [`programs`] | what whole programs cost at L(100), L(75), L(50), L(25), by pager, swap device, zram and disk |
 //! | [`hpbd`] | HPBD's own experiments: quicksort and Barnes-Hut at 25 %, two at once, 1 to 16 donors |
 //! | [`dcm`] | DCM's Grep and GroupBy in a JVM at L(100), L(80), L(70), L(60), and the collector's time |
 //! | [`guest`] | ublk, NBD and loop over FUSE beside their peers, in a virtual machine with a stock kernel |
@@ -25,6 +25,7 @@ pub mod dcm;
 pub mod device;
 pub mod guest;
 pub mod hpbd;
+pub mod job;
 pub mod loopback;
 pub mod mapping;
 pub mod page_in;
@@ -243,5 +244,13 @@ pub(crate) mod tests {
     fn names_are_distinct() {
         let names: std::collections::HashSet<_> = ALL.iter().map(|study| study.name()).collect();
         assert_eq!(names.len(), ALL.len());
+    }
+
+    #[test]
+    fn the_readme_lists_them_in_their_order() {
+        let readme = include_str!("../../README.md");
+        let list = readme.split("order of their runs: ").nth(1).and_then(|rest| rest.split(" (what each").next());
+        let names = ALL.map(|study| format!("`{}`", study.name())).join(", ");
+        assert_eq!(list.map(|list| list.replace('\n', " ")), Some(names));
     }
 }

@@ -1,19 +1,23 @@
-//! Runs a workload somewhere: with all memory local, over a swap device under a limit, or under `spillway run`.
+//! Runs a program somewhere: with all memory local, over a swap device under a limit, or under `spillway run`.
 //!
-//! The workload is this very program, and reports its own time, so that setting things up never counts.
+//! Programs that report their own time are believed, so that setting things up never counts; of others `spillway run` tells
+//! it, or it is that from start to end.
 //!
-//! Invariant: the checksum of every run of one workload is compared with that of the first; a difference is a failure.
+//! Invariant: the checksum or the output of every run of one program is compared with that of the first; a difference is a
+//! failure.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 
 use super::Context;
+use super::job::{Job, Prints};
+use crate::demo::compare::Output;
 use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::process::{Collected, Running};
-use crate::harness::spillway::{Donor, RunReport, Storage, Transport};
+use crate::harness::spillway::{Donor, RunReport, Storage, Transport, Via};
 use crate::harness::subject::Subject;
 use crate::harness::swap_area::SwapArea;
 use crate::limits::{PROGRAM_DEADLINE, with_slack};
@@ -31,7 +35,7 @@ pub enum Place {
     /// So much in local memory, the rest on a swap device.
     Swap(Subject, Size),
     /// So much in local memory, the rest with so many donors.
-    Spillway(Size, usize),
+    Spillway(Via, Size, usize),
 }
 
 /// How a place is called in results.
@@ -39,7 +43,7 @@ pub fn place_name(place: Place) -> String {
     match place {
         Place::AllLocal => "all local".to_owned(),
         Place::Swap(subject, _) => format!("{} swap", subject.name()),
-        Place::Spillway(..) => "spillway".to_owned(),
+        Place::Spillway(via, ..) => format!("spillway {}", via.name()),
     }
 }
 
@@ -60,6 +64,10 @@ pub fn own_program() -> Result<PathBuf, HarnessError> {
     Ok(beside_tests.filter(|file| is_test && file.is_file()).unwrap_or(own))
 }
 
+fn failure(name: &str, messages: &Collected, status: ExitStatus) -> HarnessError {
+    HarnessError::failed(name, format!("{} ({status})", messages.last_line()))
+}
+
 /// Runs `command`, which is workload `name`, and reads its report.
 pub fn run_workload(name: &str, command: &mut Command, interrupt: &Interrupt) -> Result<WorkloadReport, HarnessError> {
     let output = Collected::default();
@@ -67,72 +75,126 @@ pub fn run_workload(name: &str, command: &mut Command, interrupt: &Interrupt) ->
     let messages = running.messages.clone();
     let finished = running.wait(PROGRAM_DEADLINE, interrupt, || {})?;
     if !finished.status.success() {
-        return Err(HarnessError::failed(name, format!("{} ({})", messages.last_line(), finished.status)));
+        return Err(failure(name, &messages, finished.status));
     }
     serde_json::from_str(&output.text()).map_err(HarnessError::system(format!("reading the report of {name}")))
 }
 
-/// Runs workloads in places, and watches over their checksums.
+/// Runs programs in places, and watches over their checksums and outputs.
 #[derive(Debug)]
 pub struct ProgramRunner<'context> {
     context: &'context Context,
     redundancy: &'static str,
     checksums: HashMap<(String, u64), String>,
+    outputs: HashMap<&'static str, PathBuf>,
+    /// Those of the last run with donors: they serve the next one, so that none begins while memory is made ready to lend.
+    donors: Vec<Donor>,
+    lent_by_donors: Size,
 }
 
 impl<'context> ProgramRunner<'context> {
     /// A runner that has seen no checksum yet; what it lends is kept with `redundancy`.
     pub fn new(context: &'context Context, redundancy: &'static str) -> Self {
-        Self { context, redundancy, checksums: HashMap::new() }
+        Self {
+            context,
+            redundancy,
+            checksums: HashMap::new(),
+            outputs: HashMap::new(),
+            donors: Vec::new(),
+            lent_by_donors: Size(0),
+        }
     }
 
-    /// The most memory that workload `name` of `size` really uses, from a run with all memory local.
-    pub fn footprint(&mut self, name: &str, size: Size) -> Result<Size, HarnessError> {
+    /// The most memory that `job` really uses, from a run with all memory local.
+    pub fn footprint(&mut self, job: &Job) -> Result<Size, HarnessError> {
         let group = MemoryGroup::create(None)?;
         let mut most = 0;
-        let mut command = group.enter(&workload_command(name, size)?);
-        let running = Running::start(name, &mut command, Collected::default())?;
+        let running = Running::start(job.name, &mut group.enter(&job.command()), Collected::default())?;
+        let messages = running.messages.clone();
         let watch = || most = most.max(group.usage().working_bytes);
-        running.wait(PROGRAM_DEADLINE, &self.context.shop.interrupt, watch)?;
+        let finished = running.wait(PROGRAM_DEADLINE, &self.context.shop.interrupt, watch)?;
+        if !finished.status.success() {
+            return Err(failure(job.name, &messages, finished.status));
+        }
         // A program that ended before it was seen at its largest counts as what it was asked for.
-        Ok(with_slack(if most < size.0 / 2 { size } else { Size(most) }))
+        Ok(with_slack(if most < job.size.0 / 2 { job.size } else { Size(most) }))
     }
 
-    /// Runs workload `name` of `size` in `place`; gives its own time in seconds.
-    pub fn seconds(&mut self, name: &str, size: Size, place: Place) -> Result<f64, HarnessError> {
-        let report = match place {
-            Place::AllLocal => self.run_in_group(name, size, None)?,
+    /// Runs `job` in `place`; gives its own time in seconds.
+    pub fn seconds(&mut self, job: &Job, place: Place) -> Result<f64, HarnessError> {
+        match place {
+            Place::AllLocal => self.run_in_group(job, None),
             Place::Swap(subject, local) => {
-                let device = subject.attach(&self.context.shop, Size(size.0 * 2), None)?;
+                let device = subject.attach(&self.context.shop, job.room, None)?;
                 let _swap = SwapArea::on(&device.path, &self.context.shop.interrupt)?;
-                self.run_in_group(name, size, Some(local))?
+                self.run_in_group(job, Some(local))
             }
-            Place::Spillway(local, donors) => self.run_over_donors(name, size, local, donors)?,
-        };
+            Place::Spillway(via, local, donors) => self.run_over_donors(job, (via, local), donors),
+        }
+    }
+
+    fn run_in_group(&mut self, job: &Job, local: Option<Size>) -> Result<f64, HarnessError> {
+        let group = MemoryGroup::create(local.map(|local| local.0))?;
+        self.run(job, &mut group.enter(&job.command()))
+    }
+
+    fn run_over_donors(&mut self, job: &Job, (via, local): (Via, Size), count: usize) -> Result<f64, HarnessError> {
+        let shop = &self.context.shop;
+        self.have_donors(count, job.room)?;
+        let storage = run_storage(self.context, &self.donors, self.redundancy, job.room);
+        let stats = shop.directory.path().join("stats.json");
+        let product = shop.product()?;
+        let mut command = product.run_via(via, None, &local.to_string(), &storage, &stats, &job.command());
+        let seconds = self.run(job, &mut command)?;
+        let told = RunReport::read(&stats)?;
+        match told.device.pages_lost {
+            0 if job.prints == Prints::Result => Ok(told.seconds.unwrap_or(seconds)),
+            0 => Ok(seconds),
+            lost => Err(HarnessError::failed(job.name, format!("{lost} pages were lost"))),
+        }
+    }
+
+    /// `count` donors that lend `room` together, started unless the last run had such.
+    fn have_donors(&mut self, count: usize, room: Size) -> Result<(), HarnessError> {
+        let all_run = self.donors.iter_mut().all(|donor| donor.running.is_running());
+        if !all_run || self.donors.len() != count || self.lent_by_donors < room {
+            self.donors.clear();
+            self.donors = start_donors(self.context, count, room)?;
+            self.lent_by_donors = room;
+        }
+        Ok(())
+    }
+
+    /// Runs `command`, which is `job` somewhere; gives the time that it tells, or that it took as a whole.
+    fn run(&mut self, job: &Job, command: &mut Command) -> Result<f64, HarnessError> {
+        if job.prints == Prints::Result {
+            return self.run_printing(job.name, command);
+        }
+        let report = run_workload(job.name, command, &self.context.shop.interrupt)?;
         self.compare(&report)?;
         Ok(report.elapsed_seconds)
     }
 
-    fn run_in_group(&self, name: &str, size: Size, local: Option<Size>) -> Result<WorkloadReport, HarnessError> {
-        let group = MemoryGroup::create(local.map(|local| local.0))?;
-        run_workload(name, &mut group.enter(&workload_command(name, size)?), &self.context.shop.interrupt)
-    }
-
-    fn run_over_donors(
-        &self,
-        name: &str,
-        size: Size,
-        local: Size,
-        count: usize,
-    ) -> Result<WorkloadReport, HarnessError> {
-        let (shop, interrupt) = (&self.context.shop, &self.context.shop.interrupt);
-        let donors = start_donors(self.context, count, Size(size.0 * 2))?;
-        let storage = run_storage(self.context, &donors, self.redundancy, Size(size.0 * 2));
-        let stats = shop.directory.path().join("stats.json");
-        let mut command = shop.product()?.run(&local.to_string(), &storage, &stats, &workload_command(name, size)?);
-        let report = run_workload(name, &mut command, interrupt)?;
-        let lost = RunReport::read(&stats)?.device.pages_lost;
-        if lost > 0 { Err(HarnessError::failed(name, format!("{lost} pages were lost"))) } else { Ok(report) }
+    /// Runs program `name`, and compares what it prints with what its first run printed.
+    fn run_printing(&mut self, name: &'static str, command: &mut Command) -> Result<f64, HarnessError> {
+        let known = self.outputs.get(name);
+        let file = self.context.shop.directory.path().join(format!("{name}.out"));
+        let output = known.map_or_else(|| Output::record(&file), |file| Output::compare(file))?;
+        let running = Running::start(name, command, output.clone())?;
+        let messages = running.messages.clone();
+        let finished = running.wait(PROGRAM_DEADLINE, &self.context.shop.interrupt, || {})?;
+        if !finished.status.success() {
+            return Err(failure(name, &messages, finished.status));
+        }
+        let wrong_bytes = output.finish()?;
+        self.outputs.entry(name).or_insert(file);
+        match wrong_bytes {
+            0 => Ok(finished.elapsed.as_secs_f64()),
+            _ => Err(HarnessError::failed(
+                name,
+                format!("WRONG OUTPUT: {wrong_bytes} bytes differ from the first run's"),
+            )),
+        }
     }
 
     fn compare(&mut self, report: &WorkloadReport) -> Result<(), HarnessError> {
@@ -206,8 +268,9 @@ mod tests {
     #[test]
     fn places_have_names() {
         let local = Size(1);
-        let names = [Place::AllLocal, Place::Swap(Subject::Zram, local), Place::Spillway(local, 1)].map(place_name);
-        assert_eq!(names, ["all local", "zram swap", "spillway"]);
+        let lent = [Via::Swap, Via::Pager].map(|via| Place::Spillway(via, local, 1)).map(place_name);
+        assert_eq!(lent, ["spillway swap", "spillway pager"]);
+        assert_eq!([Place::AllLocal, Place::Swap(Subject::Zram, local)].map(place_name), ["all local", "zram swap"]);
     }
 
     #[test]
@@ -223,8 +286,32 @@ mod tests {
     fn without_the_product_its_place_is_missing() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = context(directory.path(), 1);
-        let error =
-            ProgramRunner::new(&context, "disk").seconds("quicksort", Size(1 << 20), Place::Spillway(Size(1 << 20), 1));
+        let job = Job::workload("quicksort", Size(1 << 20)).unwrap();
+        let place = Place::Spillway(Via::Pager, Size(1 << 20), 1);
+        let error = ProgramRunner::new(&context, "disk").seconds(&job, place);
         assert!(matches!(error, Err(HarnessError::Missing(_))));
+    }
+
+    #[test]
+    fn outputs_are_compared_with_the_first_runs() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = context(directory.path(), 1);
+        let mut runner = ProgramRunner::new(&context, "disk");
+        let mut print = |name, text: &str| runner.run_printing(name, Command::new("echo").arg(text));
+        assert!(print("sort", "a b").is_ok_and(|seconds| seconds > 0.0));
+        assert!(print("sort", "a b").is_ok() && print("python", "a c").is_ok());
+        let error = print("sort", "a c").unwrap_err().to_string();
+        assert!(error.contains("WRONG OUTPUT: 1 bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_run_that_failed_is_no_reference() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = context(directory.path(), 1);
+        let mut runner = ProgramRunner::new(&context, "disk");
+        let mut shell = |script: &str| runner.run_printing("sort", Command::new("sh").args(["-c", script]));
+        let error = shell("echo half; echo no room >&2; exit 2").unwrap_err().to_string();
+        assert!(error.contains("no room"), "{error}");
+        assert!(shell("echo all of it").is_ok() && shell("echo all of it").is_ok());
     }
 }

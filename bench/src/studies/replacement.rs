@@ -25,6 +25,9 @@ pub const LOCAL_PER_CENT: [u32; 3] = [75, 50, 25];
 /// The part of the budget that is staging, in thousandths: DCM's lineage (EMP: 12.5 %).
 pub const STAGING_THOUSANDTHS: u32 = 125;
 
+/// What the pager does: its write-back pool is the staging, a sixteenth of the budget (to 32 MiB), and clean pages are not in it.
+const POOL_THOUSANDTHS: u32 = 62;
+
 /// The optimal order; its column in the table of times.
 const OPTIMAL: &str = "optimal";
 
@@ -62,7 +65,8 @@ impl Subject {
         match (self.staging_thousandths, self.stages_clean) {
             (STAGING_THOUSANDTHS, true) => name.to_owned(),
             (0, _) => format!("{name}, no staging"),
-            (_, false) => format!("{name}, dirty staged only"),
+            (STAGING_THOUSANDTHS, false) => format!("{name}, dirty staged only"),
+            (thousandths, false) => format!("{name}, {} % staging, dirty only", f64::from(thousandths) / 10.0),
             (thousandths, true) => format!("{name}, {} % staging", f64::from(thousandths) / 10.0),
         }
     }
@@ -71,7 +75,9 @@ impl Subject {
     fn all() -> Vec<Self> {
         let usual = |policy| Self { policy, staging_thousandths: STAGING_THOUSANDTHS, stages_clean: true };
         let other = |staging_thousandths, stages_clean| Self { policy: DEFAULT, staging_thousandths, stages_clean };
-        let others = [other(0, true), other(62, true), other(250, true), other(STAGING_THOUSANDTHS, false)];
+        let clean_too = [0, POOL_THOUSANDTHS, 250].map(|thousandths| other(thousandths, true));
+        let others =
+            clean_too.into_iter().chain([STAGING_THOUSANDTHS, POOL_THOUSANDTHS].map(|part| other(part, false)));
         Policy::ALL.into_iter().map(usual).chain(others).collect()
     }
 
@@ -242,5 +248,6 @@ mod tests {
         let names: std::collections::HashSet<String> = Subject::all().into_iter().map(Subject::name).collect();
         assert_eq!(names.len(), Subject::all().len());
         assert!(names.contains(&format!("{}, 25 % staging", DEFAULT.name())));
+        assert!(names.contains(&format!("{}, 6.2 % staging, dirty only", DEFAULT.name())), "as the pager has it");
     }
 }

@@ -281,15 +281,13 @@ mod tests {
     #[test]
     fn the_disk_alone_is_measured_without_the_product() {
         if crate::harness::tool::need("fio").is_err() {
-            println!("left out: fio is not installed");
-            return;
+            return spillway_sys::skipping::skip_because("fio is not installed");
         }
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = crate::studies::tests::context(directory.path(), 1);
         let attached = attach(&context, Copies::DiskOnly, Size(8 * MIB));
         let Ok(attached) = attached else {
-            println!("left out: no loop device");
-            return;
+            return spillway_sys::skipping::skip_because("no loop device");
         };
         assert_eq!(backlog(&context, &attached).unwrap(), None);
         assert!(attach(&context, Copies::Disk(SHM), Size(8 * MIB)).is_err());

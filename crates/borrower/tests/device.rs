@@ -40,7 +40,7 @@ fn config(name: &str) -> DeviceConfig {
 
 #[test]
 fn what_is_written_to_the_block_device_is_read_back() {
-    if !can_run("what_is_written_to_the_block_device_is_read_back") {
+    if !can_run() {
         return;
     }
     let mut device = Device::start(config("device-test-bytes")).unwrap();
@@ -65,7 +65,7 @@ fn what_is_written_to_the_block_device_is_read_back() {
 
 #[test]
 fn a_device_that_is_open_is_not_stopped() {
-    if !can_run("a_device_that_is_open_is_not_stopped") {
+    if !can_run() {
         return;
     }
     let mut device = Device::start(config("device-test-busy")).unwrap();
@@ -80,7 +80,7 @@ fn a_device_that_is_open_is_not_stopped() {
 
 #[test]
 fn without_a_donor_nothing_is_left_behind() {
-    if !can_run("without_a_donor_nothing_is_left_behind") {
+    if !can_run() {
         return;
     }
     let mut config = config("device-test-alone");

@@ -16,18 +16,19 @@ use std::time::{Duration, Instant};
 use frontend_support::exercise::exercise;
 use frontend_support::pressure::{self, SwappedOn};
 use frontend_support::{
-    Aligned, PATIENCE, Server, can_run, is_bound, is_bound_to, open_direct, queue_setting, skip, swap_lock,
+    Aligned, PATIENCE, Server, can_run, is_bound, is_bound_to, open_direct, queue_setting, swap_lock,
 };
 use spillway_borrower::frontend::FrontEndError;
 use spillway_borrower::frontend::remains;
 use spillway_sys::child;
+use spillway_sys::skipping::skip;
 use spillway_sys::swap::{self, SwapDiscard};
 
 const MIB: u64 = 1 << 20;
 
 #[test]
 fn several_threads_see_what_they_wrote_and_discards_read_as_zeroes() {
-    if !can_run("several_threads_see_what_they_wrote") {
+    if !can_run() {
         return;
     }
     let server = Server::start("random", 32 * MIB, 2);
@@ -46,7 +47,7 @@ fn several_threads_see_what_they_wrote_and_discards_read_as_zeroes() {
 
 #[test]
 fn the_queue_is_set_up_for_paging() {
-    if !can_run("the_queue_is_set_up_for_paging") {
+    if !can_run() {
         return;
     }
     let server = Server::start("queue", 8 * MIB, 1);
@@ -71,7 +72,7 @@ fn the_queue_is_set_up_for_paging() {
 
 #[test]
 fn a_device_in_use_is_not_detached_and_goes_on() {
-    if !can_run("a_device_in_use_is_not_detached") {
+    if !can_run() {
         return;
     }
     let mut server = Server::start("busy", 8 * MIB, 1);
@@ -102,7 +103,7 @@ fn a_device_in_use_is_not_detached_and_goes_on() {
 
 #[test]
 fn a_dropped_device_leaves_nothing() {
-    if !can_run("a_dropped_device_leaves_nothing") {
+    if !can_run() {
         return;
     }
     let server = Server::start("dropped", 8 * MIB, 1);
@@ -158,11 +159,11 @@ impl Drop for Mounted {
 
 #[test]
 fn a_filesystem_keeps_its_files() {
-    if !can_run("a_filesystem_keeps_its_files") {
+    if !can_run() {
         return;
     }
     if Command::new("mkfs.ext4").arg("-V").output().is_err() {
-        skip("a_filesystem_keeps_its_files", "mkfs.ext4");
+        skip("mkfs.ext4");
         return;
     }
     let server = Server::start("files", 32 * MIB, 2);
@@ -206,7 +207,7 @@ fn serve_until_killed() {
 
 #[test]
 fn a_killed_server_leaves_errors_and_mendable_remains() {
-    if !can_run("a_killed_server_leaves_errors_and_mendable_remains") {
+    if !can_run() {
         return;
     }
     let name = format!("killed-{}", std::process::id());
@@ -278,11 +279,11 @@ fn fill_and_verify() {
 #[test]
 fn a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote() {
     const TEST: &str = "a_limited_program_swaps_to_the_device";
-    if !can_run(TEST) {
+    if !can_run() {
         return;
     }
     let Some(group) = MemoryGroup::new(24 << 20) else {
-        return skip(TEST, "a memory cgroup (version 1)");
+        return skip("a memory cgroup (version 1)");
     };
     let procs = File::options().write(true).open(group.0.join("cgroup.procs")).unwrap();
     let server = Server::start("swap", 96 * MIB, 2);

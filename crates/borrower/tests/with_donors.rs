@@ -190,7 +190,7 @@ fn fill(bytes: &mut [u8], page: u64, clock: u32) {
 
 #[test]
 fn pages_survive_the_death_of_every_donor_on_disk() {
-    if !can_run("pages_survive_the_death_of_every_donor_on_disk") {
+    if !can_run() {
         return;
     }
     let mut world = World::new("disk", 2, Redundancy::DISK, false);
@@ -219,7 +219,7 @@ fn pages_survive_the_death_of_every_donor_on_disk() {
 
 #[test]
 fn a_filled_backing_file_has_every_block_and_keeps_those_of_discarded_pages() {
-    if !can_run("a_filled_backing_file_has_every_block_and_keeps_those_of_discarded_pages") {
+    if !can_run() {
         return;
     }
     let mut world = World::new("filled", 1, Redundancy::DISK, false);
@@ -241,7 +241,7 @@ fn a_filled_backing_file_has_every_block_and_keeps_those_of_discarded_pages() {
 
 #[test]
 fn by_activity_only_slabs_that_are_used_take_a_donors_memory() {
-    if !can_run("by_activity_only_slabs_that_are_used_take_a_donors_memory") {
+    if !can_run() {
         return;
     }
     let mut world = World::start("activity", 1, Redundancy::DISK, false, MappingPolicy::ByActivity);
@@ -274,7 +274,7 @@ fn by_activity_only_slabs_that_are_used_take_a_donors_memory() {
 
 #[test]
 fn with_two_replicas_a_lost_copy_is_made_anew_elsewhere() {
-    if !can_run("with_two_replicas_a_lost_copy_is_made_anew_elsewhere") {
+    if !can_run() {
         return;
     }
     let mut world = World::new("replicas", 3, Redundancy { replicas: 2, disk: false }, false);
@@ -296,7 +296,7 @@ fn with_two_replicas_a_lost_copy_is_made_anew_elsewhere() {
 
 #[test]
 fn a_donor_that_wants_its_memory_back_gets_it_and_no_page_is_lost() {
-    if !can_run("a_donor_that_wants_its_memory_back_gets_it_and_no_page_is_lost") {
+    if !can_run() {
         return;
     }
     let mut world = World::new("recall", 2, Redundancy::NONE, false);
@@ -314,7 +314,7 @@ fn a_donor_that_wants_its_memory_back_gets_it_and_no_page_is_lost() {
 
 #[test]
 fn pages_over_tcp_are_right_and_a_donor_that_dies_costs_none() {
-    if !can_run("pages_over_tcp_are_right_and_a_donor_that_dies_costs_none") {
+    if !can_run() {
         return;
     }
     let mut world = World::new("tcp", 2, Redundancy::DISK, true);
@@ -331,7 +331,7 @@ fn pages_over_tcp_are_right_and_a_donor_that_dies_costs_none() {
 
 #[test]
 fn without_redundancy_a_dead_donor_means_errors_and_never_wrong_bytes() {
-    if !can_run("without_redundancy_a_dead_donor_means_errors_and_never_wrong_bytes") {
+    if !can_run() {
         return;
     }
     let mut world = World::new("none", 1, Redundancy::NONE, false);

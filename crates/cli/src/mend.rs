@@ -179,7 +179,6 @@ fn remove_group(found: &Found) -> Result<(), String> {
 
 /// A device whose process died: its pages are lost with it, but the kernel must let go of the area.
 fn mend_device(found: &Found) -> Result<(), String> {
-    stop_device_process(found)?;
     // Its keeper is dead, or needs it no more.
     drop(Reserve::recorded(&found.path));
     let Some(record) = DeviceRecord::read(&found.path) else { return Ok(()) };
@@ -191,6 +190,8 @@ fn mend_device(found: &Found) -> Result<(), String> {
             None => swap_area::off(path, true).map_err(|error| error.to_string())?,
         }
     }
+    // Only its keeper may have died; one that is in use stays.
+    stop_device_process(found)?;
     remove_backing(&record);
     Ok(())
 }

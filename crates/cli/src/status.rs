@@ -24,7 +24,8 @@ pub(crate) struct Item {
     name: String,
     /// Whose it is.
     pid: Option<u32>,
-    /// `running`, `silent` (its process does not answer) or `dead` (its process is gone and left it).
+    /// `running`, `silent` (its process does not answer), `orphaned` (a device whose keeper is gone, and which is served all the
+    /// same) or `dead` (its process is gone and left it).
     state: &'static str,
     /// What it says of itself; null if it says nothing.
     report: Value,
@@ -43,16 +44,23 @@ struct Status {
 
 /// Asks one entry.
 pub(crate) fn ask(found: &Found, areas: &[SwapArea]) -> Item {
-    let (state, report) = match found.is_alive().then(|| status_socket::ask_status(&found.status_socket())) {
-        Some(Ok(report)) => ("running", report),
-        Some(Err(_)) => ("silent", Value::Null),
-        None => ("dead", Value::Null),
+    let (state, report) = match (found.is_alive(), status_socket::ask_status(&found.status_socket())) {
+        (true, Ok(report)) => ("running", report),
+        (true, Err(_)) => ("silent", Value::Null),
+        (false, Ok(report)) => ("orphaned", report),
+        (false, Err(_)) => ("dead", Value::Null),
     };
     let path = report.pointer("/device/path").and_then(Value::as_str).unwrap_or_default();
     let swap = areas.iter().find(|area| area.path.as_os_str() == path).cloned();
     let mut warnings = Vec::new();
     if state == "dead" {
         warnings.push("its process is gone; `spillway doctor --mend` removes what it left".to_owned());
+    }
+    if state == "orphaned" {
+        let off = if swap.is_some() { "swap off" } else { "device off" };
+        warnings.push(format!(
+            "its keeper is gone, so nothing would start its process again; `spillway {off}` ends it well"
+        ));
     }
     if let Some(area) = &swap {
         warnings.extend(swap_list::rivals(areas, &area.path, area.priority).iter().map(|rival| {
@@ -153,6 +161,7 @@ fn describe_device(text: &mut String, item: &Item) {
         item.text("/device/redundancy"),
         item.text("/device/health")
     );
+    let _ = writeln!(text, "  front end: {}", item.text("/device/frontend"));
     let stored = human(item.number("/device/pages_stored") * 4096);
     let (out, into) = (item.number("/device/traffic/pages_out"), item.number("/device/traffic/pages_in"));
     let lost = item.number("/device/pages_lost");
@@ -261,11 +270,13 @@ mod tests {
             json!({"address": "a:1", "state": "lost", "transport": "tcp", "slabs": 3, "last_error": "timed out"});
         let report = json!({"notes": ["careful"], "device": {
             "path": "/dev/loop0", "size_bytes": 1 << 30, "redundancy": "disk", "health": "disk only", "donors": [donor],
+            "frontend": "nbd (one socket from the kernel; no ublk: not loaded)",
             "disk": {"blocks": "40 %"}}});
         let mut text = String::new();
         describe(&mut text, &item(Kind::Device, report));
         for expected in [
             "/dev/loop0, 1 GiB, disk, health: disk only",
+            "front end: nbd (one socket from the kernel; no ublk: not loaded)\n",
             "donor a:1: lost tcp, 3 slabs (timed out)",
             "note: careful",
             "being filled: 40 %",
@@ -315,23 +326,37 @@ mod tests {
         assert!(collect(&registry, Some(Kind::Device), &Item::is_swap).unwrap().is_empty());
     }
 
-    #[test]
-    fn rivals_of_a_swap_device_are_warned_of() {
-        let area = |path: &str| SwapArea { path: path.into(), size_bytes: 1 << 30, used_bytes: 0, priority: 5 };
-        let report = json!({"device": {"path": "/dev/loop0"}});
-        let answer = crate::status_socket::Answer::status(&report);
+    /// What is told of a swap device on `/dev/loop0` that is served, of an owner who lives or not.
+    fn asked(owner_lives: bool, paths: &[&str]) -> Item {
+        let area = |path: &&str| SwapArea { path: path.into(), size_bytes: 1 << 30, used_bytes: 0, priority: 5 };
+        let areas: Vec<_> = paths.iter().map(area).collect();
+        let answer = crate::status_socket::Answer::status(&json!({"device": {"path": "/dev/loop0"}}));
         let (_directory, registry) = Registry::temporary();
         let entry = registry.claim(Kind::Device, "swap").unwrap();
         let server = crate::status_socket::StatusServer::bind(&entry.status_socket()).unwrap();
         let found = registry.find(Kind::Device, "swap").unwrap();
-        let item = std::thread::scope(|scope| {
-            let asking = scope.spawn(|| ask(&found, &[area("/dev/loop0"), area("/swapfile")]));
+        let found = Found { owner: found.owner.filter(|_| owner_lives), ..found };
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| ask(&found, &areas));
             while !asking.is_finished() {
                 server.serve(crate::limits::POLL_INTERVAL, &mut |_| answer.clone());
             }
             asking.join().unwrap()
-        });
-        assert!(item.is_swap());
+        })
+    }
+
+    #[test]
+    fn rivals_of_a_swap_device_are_warned_of() {
+        let item = asked(true, &["/dev/loop0", "/swapfile"]);
+        assert!(item.is_swap() && item.state == "running");
         assert!(item.warnings[0].contains("/swapfile"), "{:?}", item.warnings);
+    }
+
+    #[test]
+    fn a_device_that_is_served_without_its_keeper_is_not_called_dead() {
+        let item = asked(false, &["/dev/loop0"]);
+        assert!(item.is_swap() && item.state == "orphaned");
+        assert!(item.warnings[0].contains("`spillway swap off`"), "{:?}", item.warnings);
+        assert!(asked(false, &[]).warnings[0].contains("`spillway device off`"));
     }
 }

@@ -194,6 +194,31 @@ fn a_donor_that_speaks_something_else_is_named() {
 }
 
 #[test]
+fn a_donor_of_another_release_is_told_with_both_versions() {
+    use std::io::{Read, Write};
+    if !is_root() {
+        return skip("root");
+    }
+    let donor = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = donor.local_addr().unwrap().to_string();
+    // Hears a borrower's preface and first message, whose lengths are the same in every version, and answers with a preface of
+    // its own version. Ends with the test.
+    std::thread::spawn(move || {
+        for mut stream in donor.incoming().flatten() {
+            let mut heard = [0; 8 + 48];
+            if stream.read_exact(&mut heard).is_ok() {
+                heard[4..6].copy_from_slice(&999_u16.to_le_bytes());
+                let _ = stream.write_all(&heard[..8]);
+            }
+        }
+    });
+    let storage = ["--size", "64M", "--redundancy", "none", "--key", "none", "--donor", &address];
+    for on in [["device", "on"], ["swap", "on"]] {
+        assert_fails(&[&on[..], &storage].concat(), 1, &[&address, "speaks wire version 999", "the same release"]);
+    }
+}
+
+#[test]
 fn backing_files_that_cannot_work_are_refused() {
     if !is_root() {
         return skip("root");

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
@@ -10,7 +11,7 @@ fn root() -> PathBuf {
 
 /// Words in backquotes that look like paths of this tree.
 fn paths(text: &str) -> Vec<String> {
-    let starts = ["crates/", "bench/", "docs/", ".ci/"];
+    let starts = ["crates/", "bench/", "docs/", "packaging/", ".ci/"];
     text.split('`')
         .skip(1)
         .step_by(2)
@@ -29,6 +30,8 @@ fn documents() -> Vec<PathBuf> {
         "CHANGELOG.md",
         "docs/SPECIFICATION.md",
         "docs/guarantees.md",
+        "docs/pager.md",
+        "bench/README.md",
     ];
     let decisions = std::fs::read_dir(root().join("docs/decisions")).unwrap();
     let decisions = decisions.map(|entry| entry.unwrap().path());
@@ -49,26 +52,89 @@ fn every_path_in_the_documents_exists() {
 }
 
 #[test]
-fn every_test_that_the_specification_names_exists() {
-    let text =
-        ["docs/SPECIFICATION.md", "docs/guarantees.md"].map(|name| std::fs::read_to_string(root().join(name)).unwrap());
-    let text = text.join("`` ");
+fn every_test_that_the_documents_name_exists() {
     let sources = all_sources(&root());
+    let tests = tests_in(&sources);
     let mut count = 0;
-    for name in text.split('`').skip(1).step_by(2).filter(|word| is_test_name(word)) {
-        assert!(
-            sources.contains(&format!("fn {name}(")),
-            "the specification names the test {name}, which does not exist"
-        );
-        count += 1;
+    for name in ["docs/SPECIFICATION.md", "docs/guarantees.md", "docs/pager.md", "bench/README.md"] {
+        let text = std::fs::read_to_string(root().join(name)).unwrap();
+        for unknown in unknown_tests(&text, &tests, &sources) {
+            panic!("{name} names the test {unknown}, which does not exist");
+        }
+        count += text.split('`').skip(1).step_by(2).filter(|word| is_test_name(word)).count();
     }
-    assert!(count > 10, "only {count} tests were found: the test looks in the wrong place");
+    assert!(count > 100, "only {count} tests were found: the test looks in the wrong place");
+}
+
+/// Functions of the kernel whose names look like those of tests.
+const KERNEL_FUNCTIONS: [&str; 1] = ["seccomp_do_user_notification"];
+
+/// Names in a document that nobody can run: a test of its own, or a step that is written as "`STEP` in `TEST`".
+fn unknown_tests<'a>(document: &'a str, tests: &BTreeSet<&str>, sources: &str) -> Vec<&'a str> {
+    let words: Vec<&str> = document.split('`').collect();
+    let is_step = |at: usize| {
+        let place = words.get(at + 2).copied().unwrap_or_default();
+        // It is defined, and called.
+        let is_called = sources.matches(&format!("{}(", words[at])).count() > 1;
+        words[at + 1] == " in " && tests.contains(place) && is_called
+    };
+    let named = (1..words.len()).step_by(2).filter(|at| is_test_name(words[*at]));
+    let unknown = named.filter(|at| !tests.contains(words[*at]) && !is_step(*at));
+    unknown.map(|at| words[at]).filter(|name| !KERNEL_FUNCTIONS.contains(name)).collect()
+}
+
+/// Functions that are marked as tests, and those of which a macro makes one for each front end.
+fn tests_in(sources: &str) -> BTreeSet<&str> {
+    let mut tests = BTreeSet::new();
+    let mut is_marked = false;
+    for line in sources.lines().map(str::trim) {
+        if line == "#[test]" {
+            is_marked = true;
+        } else if let Some(name) = line.strip_prefix("fn ").and_then(|rest| rest.split('(').next()) {
+            // Further attributes may stand between the mark and the function.
+            if std::mem::take(&mut is_marked) {
+                tests.insert(name);
+            }
+        }
+    }
+    let macros = ["on_every_front_end!(", "on_front_end!("].into_iter().flat_map(|name| sources.split(name).skip(1));
+    let bodies = macros.filter_map(|rest| rest.split(");").next());
+    tests.extend(bodies.flat_map(|body| body.split([',', '\n', ' '])).filter(|word| is_test_name(word)));
+    tests
+}
+
+#[test]
+fn helpers_are_not_taken_for_tests() {
+    let sources = "#[test]\n#[ignore = \"slow\"]\nfn a_real_test_of_it() {\n a_step_of_the_test();\n}\nfn a_step_of_the_test() {}\n\
+        fn a_helper_that_nobody_calls() {}\non_every_front_end!(one_for_each_end);\n";
+    let tests = tests_in(sources);
+    assert_eq!(tests.iter().copied().collect::<Vec<_>>(), ["a_real_test_of_it", "one_for_each_end"]);
+    let unknown = |text| unknown_tests(text, &tests, sources);
+    assert!(unknown("`a_real_test_of_it`, `one_for_each_end`; `a_step_of_the_test` in `a_real_test_of_it`").is_empty());
+    assert_eq!(unknown("| `a_step_of_the_test` |"), ["a_step_of_the_test"]);
+    assert_eq!(unknown("`a_step_of_the_test` in `programs.rs`"), ["a_step_of_the_test"]);
+    assert_eq!(unknown("`a_helper_that_nobody_calls` in `a_real_test_of_it`"), ["a_helper_that_nobody_calls"]);
+    assert_eq!(unknown("`no_such_test_at_all`"), ["no_such_test_at_all"]);
 }
 
 /// Long snake-case words are test names here.
 fn is_test_name(word: &str) -> bool {
     let simple = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
     word.bytes().all(simple) && word.matches('_').count() >= 3
+}
+
+/// Every blank line ends a table, and what follows of it would be shown as text.
+#[test]
+fn tables_are_whole() {
+    for document in documents() {
+        let text = std::fs::read_to_string(&document).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let is_row = |at: usize| lines.get(at).is_some_and(|line| line.starts_with('|'));
+        for at in (0..lines.len()).filter(|at| is_row(*at) && (*at == 0 || !is_row(at - 1))) {
+            let is_head = lines.get(at + 1).is_some_and(|line| line.starts_with("|-") || line.starts_with("| -"));
+            assert!(is_head, "{}:{}: a table without a head", document.display(), at + 1);
+        }
+    }
 }
 
 fn all_sources(root: &Path) -> String {

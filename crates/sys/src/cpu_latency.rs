@@ -102,7 +102,7 @@ mod tests {
             Ok(request) => request,
             Err(error) => {
                 // Nothing to test for whoever is not root, or on a kernel without it; said, not hidden.
-                eprintln!("skipped: {DEVICE}: {error}");
+                crate::skipping::skip(format_args!("{DEVICE} ({error})"));
                 assert!(matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied), "{error}");
                 return;
             }

@@ -24,6 +24,7 @@
 //! - [`fork_notices`]: forks of other processes that wait to be allowed.
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
+//! - [`skipping`]: tests that cannot run here say so.
 //! - [`allocation_guard`]: an allocator for tests that aborts when an I/O thread allocates.
 
 pub mod allocation_guard;
@@ -51,6 +52,7 @@ pub mod process;
 pub mod process_memory;
 pub mod process_stat;
 pub mod shared_futex;
+pub mod skipping;
 pub mod swap;
 pub mod threads;
 #[cfg(target_arch = "x86_64")]

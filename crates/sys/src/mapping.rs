@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
+use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MlockFlags, ProtFlags};
 
 use crate::memfd::Memfd;
@@ -39,7 +40,7 @@ impl Mapping {
     }
 
     /// Private zeroed memory whose pages are all present and locked: what I/O threads may touch while the machine has no
-    /// memory left. Fails with a clear error when the lock limit (`ulimit -l`) forbids it.
+    /// memory left. As [`Mapping::lock`] where the lock limit forbids it.
     pub fn locked(length: usize) -> io::Result<Self> {
         let mapping = Self::map_anonymous(length, MapFlags::PRIVATE)?;
         mapping.lock()?;
@@ -141,18 +142,32 @@ impl Mapping {
         Ok(())
     }
 
-    /// Makes every page present and locks it in memory.
+    /// Makes every page present and locks it in memory. Where the lock limit (`ulimit -l`, 8 MiB on many systems) forbids it, this
+    /// is an error for root, whose devices the whole machine may page to. An ordinary user has no such devices: his pages are present
+    /// and not locked, as he is told for his whole process.
     pub fn lock(&self) -> io::Result<()> {
         // SAFETY: the range is mapped by this value.
-        unsafe { mm::mlock_with(self.base.as_ptr().cast(), self.length, MlockFlags::empty()) }.map_err(|errno| {
-            io::Error::new(
-                io::Error::from(errno).kind(),
-                format!(
-                    "cannot lock {} bytes of memory ({errno}); raise the limit (ulimit -l unlimited, or LimitMEMLOCK=infinity)",
-                    self.length
-                ),
-            )
-        })
+        match unsafe { mm::mlock_with(self.base.as_ptr().cast(), self.length, MlockFlags::empty()) } {
+            Err(Errno::NOMEM | Errno::PERM) if !rustix::process::geteuid().is_root() => {
+                self.make_present();
+                Ok(())
+            }
+            result => result.map_err(|errno| {
+                let length = self.length;
+                io::Error::new(
+                    io::Error::from(errno).kind(),
+                    format!(
+                        "cannot lock {length} bytes of memory ({errno}); raise the limit (ulimit -l unlimited, or LimitMEMLOCK=infinity)"
+                    ),
+                )
+            }),
+        }
+    }
+
+    /// Makes every page present, as far as the kernel can (`MADV_POPULATE_WRITE`, Linux 5.14); contents stay.
+    fn make_present(&self) {
+        // SAFETY: the range is mapped by this value, writable, and its content is left as it is.
+        let _ = unsafe { mm::madvise(self.base.as_ptr().cast(), self.length, Advice::LinuxPopulateWrite) };
     }
 
     /// Frees the pages of `[offset, offset + length)`; they read as zeroes afterwards (also in a shared file).

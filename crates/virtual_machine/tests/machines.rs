@@ -16,9 +16,7 @@ const WITHIN: Duration = Duration::from_secs(300);
 fn started<T>(start: impl FnOnce() -> Result<T, Failure>) -> Option<T> {
     match start() {
         Err(Failure::Missing { what, remedy }) => {
-            let forbidden = std::env::var_os("SPILLWAY_NO_SKIP").is_some_and(|value| value == "1");
-            assert!(!forbidden, "this machine lacks {what} ({remedy}), and SPILLWAY_NO_SKIP=1 forbids to skip");
-            println!("skipped: this machine lacks {what}");
+            spillway_sys::skipping::skip(format_args!("{what} ({remedy})"));
             None
         }
         result => Some(result.unwrap_or_else(|failure| panic!("{failure}"))),

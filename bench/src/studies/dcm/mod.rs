@@ -5,7 +5,7 @@
 //! which compresses; the data are random, so that it gains little (lines of 64 letters a quarter, values nothing).
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::program_run::{run_storage, run_workload, start_donors};
@@ -146,6 +146,33 @@ fn compare(result: &mut StudyResult) {
     );
 }
 
+/// Compiles the jobs; gives the directory of their classes.
+pub fn compile(context: &Context) -> Result<PathBuf, HarnessError> {
+    tool::need("java")?;
+    let directory = context.shop.directory.path();
+    let (source, classes) = (directory.join("Dcm.java"), directory.join("dcm-classes"));
+    std::fs::write(&source, SOURCE).map_err(HarnessError::system("writing the jobs' source"))?;
+    let mut command = Command::new(tool::need("javac")?);
+    command.arg("-d").arg(&classes).arg(&source);
+    tool::run_command(&mut command, TOOL_DEADLINE, &context.shop.interrupt)?;
+    Ok(classes)
+}
+
+/// The heap of a job with `size` of data.
+pub fn heap(size: Size) -> Size {
+    Size(size.0 * HEAP_FACTOR)
+}
+
+/// `job` with `size` of data, of the compiled `classes`.
+pub fn java_command(classes: &Path, job: &str, size: Size) -> Result<Command, HarnessError> {
+    let heap_mib = heap(size).0 / MIB;
+    let mut command = Command::new(tool::need("java")?);
+    // The collector that Spark had by default when DCM was measured; a fixed heap, so that memory is no matter of speed.
+    command.arg("-XX:+UseParallelGC").args([format!("-Xms{heap_mib}m"), format!("-Xmx{heap_mib}m")]);
+    command.arg("-cp").arg(classes).args(["Dcm", job, &(size.0 / MIB).to_string(), &SEED.to_string()]);
+    Ok(command)
+}
+
 /// The compiled jobs, and what each of them really uses.
 struct Bench<'context> {
     context: &'context Context,
@@ -156,13 +183,7 @@ struct Bench<'context> {
 
 impl<'context> Bench<'context> {
     fn new(context: &'context Context) -> Result<Self, HarnessError> {
-        tool::need("java")?;
-        let directory = context.shop.directory.path();
-        let (source, classes) = (directory.join("Dcm.java"), directory.join("dcm-classes"));
-        std::fs::write(&source, SOURCE).map_err(HarnessError::system("writing the jobs' source"))?;
-        let mut command = Command::new(tool::need("javac")?);
-        command.arg("-d").arg(&classes).arg(&source);
-        tool::run_command(&mut command, TOOL_DEADLINE, &context.shop.interrupt)?;
+        let classes = compile(context)?;
         let size = Size(context.choose(96, 48) * MIB);
         let mut bench = Self { context, classes, size, footprints: HashMap::new() };
         for job in JOBS {
@@ -173,12 +194,7 @@ impl<'context> Bench<'context> {
     }
 
     fn command(&self, job: &str) -> Result<Command, HarnessError> {
-        let heap_mib = self.size.0 * HEAP_FACTOR / MIB;
-        let mut command = Command::new(tool::need("java")?);
-        // The collector that Spark had by default when DCM was measured; a fixed heap, so that memory is no matter of speed.
-        command.arg("-XX:+UseParallelGC").args([format!("-Xms{heap_mib}m"), format!("-Xmx{heap_mib}m")]);
-        command.arg("-cp").arg(&self.classes).args(["Dcm", job, &(self.size.0 / MIB).to_string(), &SEED.to_string()]);
-        Ok(command)
+        java_command(&self.classes, job, self.size)
     }
 
     /// The most memory that a job really uses with all of it local.
@@ -218,7 +234,7 @@ impl<'context> Bench<'context> {
     }
 
     fn run(&self, job: &str, side: Side, local: Size) -> Result<WorkloadReport, HarnessError> {
-        let (shop, room) = (&self.context.shop, Size(self.size.0 * HEAP_FACTOR * 2));
+        let (shop, room) = (&self.context.shop, Size(heap(self.size).0 * 2));
         match side {
             Side::AllLocal => self.in_group(job, None),
             Side::Ramdisk => {
@@ -276,7 +292,7 @@ mod tests {
     #[test]
     fn jobs_say_what_the_harness_reads() {
         if tool::find("javac").is_none() || crate::harness::memory_group::MemoryGroup::create(None).is_err() {
-            return println!("skipped: this machine lacks javac or memory groups");
+            return spillway_sys::skipping::skip_because("this machine lacks javac or memory groups");
         }
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = context(directory.path(), 1);

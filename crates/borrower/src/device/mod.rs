@@ -240,8 +240,17 @@ impl Device {
     /// Detaches the block device, stops the threads and gives all slabs back. Fails with [`DeviceError::Busy`], and leaves
     /// everything as it was, while somebody has the device open (swap on, mounted).
     pub fn stop(&mut self) -> Result<(), DeviceError> {
+        self.stop_within(DETACH_DEADLINE)
+    }
+
+    /// [`Device::stop`] that does not wait for others to close it: for who tries again and again.
+    pub fn stop_if_unused(&mut self) -> Result<(), DeviceError> {
+        self.stop_within(Duration::ZERO)
+    }
+
+    fn stop_within(&mut self, deadline: Duration) -> Result<(), DeviceError> {
         if !self.stopped {
-            self.front_end.detach(DETACH_DEADLINE)?;
+            self.front_end.detach(deadline)?;
             self.stop_threads();
         }
         Ok(())

@@ -6,9 +6,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::loop_fuse::LoopFuse;
-use super::nbd::Nbd;
-use super::ublk::Ublk;
+use super::loop_fuse::{self, LoopFuse};
+use super::nbd::{self, Nbd};
+use super::ublk::{self, Ublk};
 use super::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
 use crate::block::BlockChannel;
 
@@ -104,7 +104,26 @@ pub struct Opened {
 /// Opens the front end of the user's choice. Automatic choice passes over what this kernel lacks
 /// ([`FrontEndError::Missing`]) and keeps the reasons; any other failure ends it.
 pub fn open(choice: FrontEndChoice, config: &FrontEndConfig) -> Result<Opened, FrontEndError> {
-    choose(choice, |kind| open_one(kind, config))
+    let (kind, reason, (front_end, channels)) = choose(choice, |kind| open_one(kind, config))?;
+    Ok(Opened { kind, reason, front_end, channels })
+}
+
+/// Which front end a choice that is left to [`open`] would take, and why: `works` tells of one whether it does, which is
+/// [`probe`] on this machine.
+pub fn automatic(
+    works: impl FnMut(FrontEndKind) -> Result<(), FrontEndError>,
+) -> Result<(FrontEndKind, String), FrontEndError> {
+    choose(FrontEndChoice::Auto, works).map(|(kind, reason, ())| (kind, reason))
+}
+
+/// Whether kernel and user have what this front end needs of its drivers to serve a device that outlives its process; makes
+/// nothing.
+pub fn probe(kind: FrontEndKind) -> Result<(), FrontEndError> {
+    match kind {
+        FrontEndKind::Ublk => ublk::driver_for(true).map(drop),
+        FrontEndKind::Nbd => nbd::driver().map(drop),
+        FrontEndKind::LoopFuse => loop_fuse::driver().map(drop),
+    }
 }
 
 /// Takes over the block device that a process left which died. On an error it is left as it is.
@@ -145,12 +164,12 @@ pub(crate) fn boxed<C: BlockChannel + 'static>(channels: Vec<C>) -> Vec<Box<dyn 
     channels.into_iter().map(|channel| Box::new(channel) as Box<dyn BlockChannel>).collect()
 }
 
-fn choose(
+/// The one that was taken, why, and what trying it gave.
+fn choose<T>(
     choice: FrontEndChoice,
-    mut open_one: impl FnMut(FrontEndKind) -> Result<Parts, FrontEndError>,
-) -> Result<Opened, FrontEndError> {
-    let mut opened =
-        |kind, reason: String| open_one(kind).map(|(front_end, channels)| Opened { kind, reason, front_end, channels });
+    mut attempt: impl FnMut(FrontEndKind) -> Result<T, FrontEndError>,
+) -> Result<(FrontEndKind, String, T), FrontEndError> {
+    let mut opened = |kind, reason: String| attempt(kind).map(|parts| (kind, reason, parts));
     if let FrontEndChoice::Only(kind) = choice {
         return opened(kind, "as asked".to_owned());
     }
@@ -168,25 +187,8 @@ fn choose(
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
-    use std::time::Duration;
 
     use super::*;
-
-    struct Fake;
-
-    impl FrontEnd for Fake {
-        fn attach(&mut self) -> Result<PathBuf, FrontEndError> {
-            Ok(PathBuf::from("/dev/null"))
-        }
-
-        fn detach(&mut self, _deadline: Duration) -> Result<(), FrontEndError> {
-            Ok(())
-        }
-    }
-
-    fn fake() -> Parts {
-        (Box::new(Fake), Vec::new())
-    }
 
     #[test]
     fn names_are_read_back_and_others_are_refused_with_the_list() {
@@ -224,19 +226,29 @@ mod tests {
     #[test]
     fn automatic_choice_takes_the_first_that_works_and_says_what_others_lack() {
         let last = *FrontEndKind::BEST_FIRST.last().unwrap();
-        let opened = choose(FrontEndChoice::Auto, |kind| match kind {
-            kind if kind == last => Ok(fake()),
+        let (kind, reason) = automatic(|kind| match kind {
+            kind if kind == last => Ok(()),
             _ => Err(FrontEndError::Missing("not in this kernel".to_owned())),
-        });
-        let opened = opened.ok().unwrap();
-        assert_eq!(opened.kind, last);
-        assert_eq!(opened.reason.matches("not in this kernel").count(), FrontEndKind::BEST_FIRST.len() - 1);
+        })
+        .unwrap();
+        assert_eq!(kind, last);
+        assert_eq!(reason.matches("not in this kernel").count(), FrontEndKind::BEST_FIRST.len() - 1);
+        assert_eq!(automatic(|_| Ok(())).unwrap().0, FrontEndKind::BEST_FIRST[0]);
+    }
+
+    #[test]
+    fn what_this_machine_lacks_is_told_in_words() {
+        for kind in FrontEndKind::BEST_FIRST {
+            if let Err(error) = probe(kind) {
+                assert!(matches!(&error, FrontEndError::Missing(text) if !text.is_empty()), "{kind}: {error}");
+            }
+        }
     }
 
     #[test]
     fn what_was_asked_for_is_not_replaced() {
         for kind in FrontEndKind::BEST_FIRST {
-            let result = choose(FrontEndChoice::Only(kind), |_| Err(FrontEndError::Missing("no".to_owned())));
+            let result = choose::<()>(FrontEndChoice::Only(kind), |_| Err(FrontEndError::Missing("no".to_owned())));
             assert!(matches!(result, Err(FrontEndError::Missing(text)) if text == "no"));
         }
     }
@@ -244,7 +256,7 @@ mod tests {
     #[test]
     fn a_fault_that_is_not_the_kernels_ends_the_choice() {
         let mut tries = 0;
-        let result = choose(FrontEndChoice::Auto, |_| {
+        let result = automatic(|_| {
             tries += 1;
             Err(FrontEndError::Invalid("a size of nothing".to_owned()))
         });

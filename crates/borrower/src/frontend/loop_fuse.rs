@@ -42,9 +42,7 @@ impl LoopFuse {
         let in_flight_max = (config.threads * config.slots_per_thread) as u16;
         let shape = FileShape { size_bytes: config.size_bytes, in_flight_max };
         let ownership = Ownership::of_this_process(&config.name)?;
-        let device = FuseDevice::open().map_err(|error| {
-            FrontEndError::Missing(format!("cannot open /dev/fuse ({error}); load the fuse module and run as root"))
-        })?;
+        let device = driver()?;
         let mut first = FuseChannel::new(device, config.slots_per_thread, shape)
             .map_err(FrontEndError::system("cannot make buffers"))?;
         let directory = make_directory(config, &ownership)?;
@@ -149,6 +147,13 @@ impl Drop for LoopFuse {
             tracing::error!(name = self.ownership.name, %error, "the mount is left behind");
         }
     }
+}
+
+/// The FUSE driver, or what is missing for it.
+pub(super) fn driver() -> Result<FuseDevice, FrontEndError> {
+    FuseDevice::open().map_err(|error| {
+        FrontEndError::Missing(format!("cannot open /dev/fuse ({error}); load the fuse module and run as root"))
+    })
 }
 
 impl From<LoopError> for FrontEndError {

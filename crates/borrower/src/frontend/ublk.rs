@@ -67,10 +67,7 @@ impl Ublk {
     /// left behind on an error.
     pub fn add(config: &FrontEndConfig) -> Result<(Self, Vec<UblkChannel>), FrontEndError> {
         config.check()?;
-        let mut control = open_driver()?;
-        if config.recoverable {
-            require_recovery(&mut control)?;
-        }
+        let mut control = driver_for(config.recoverable)?;
         let me = ProcessIdentity::current().map_err(FrontEndError::system("cannot tell this process's start"))?;
         let wanted = DeviceInfo {
             queue_count: config.threads as u16,
@@ -216,7 +213,18 @@ impl Drop for Ublk {
     }
 }
 
-/// Opens the driver, if this kernel's may be used.
+/// Opens the driver for a new device, if it can make one of that kind.
+pub(super) fn driver_for(recoverable: bool) -> Result<Control, FrontEndError> {
+    let mut control = open_driver()?;
+    if recoverable {
+        require_recovery(&mut control)?;
+    }
+    Ok(control)
+}
+
+/// Opens the driver, if this kernel's may be used. It must tell its features, which it does since Linux 6.5: of an older one
+/// nothing is known but by trying, and Linux 6.0 to 6.3 know the commands under other numbers only
+/// (docs/decisions/ublk-queue-loop.md).
 pub(super) fn open_driver() -> Result<Control, FrontEndError> {
     if let Some(harm) = ublk_kernel::known_harm(&ublk_kernel::running_release()) {
         return Err(FrontEndError::Missing(harm));

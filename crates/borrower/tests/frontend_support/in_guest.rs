@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
+use spillway_sys::skipping::skip;
 use spillway_virtual_machine::{Builder, Failure, emulated};
 
 use super::exercise::{discard, exercise};
@@ -27,7 +28,7 @@ const MIB: u64 = 1 << 20;
 pub(crate) fn run_in_guest(builder: impl Fn() -> Builder, tests: &[&str], expected: &str) {
     emulated(|| {
         let machine = match builder().start() {
-            Err(Failure::Missing { what, remedy }) => return super::skip(expected, &format!("{what} ({remedy})")),
+            Err(Failure::Missing { what, remedy }) => return skip(format_args!("{what} ({remedy})")),
             result => result.unwrap_or_else(|failure| panic!("{failure}")),
         };
         let program = std::env::current_exe().unwrap();

@@ -21,8 +21,8 @@ use spillway_sys::mapping::Mapping;
 /// `O_DIRECT` on this architecture.
 pub(crate) const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
 
-/// Says which capability is missing, or that nothing is. With `SPILLWAY_NO_SKIP=1` a missing one is a failure.
-pub(crate) fn can_run(test: &str) -> bool {
+/// Says which capability is missing, or that nothing is.
+pub(crate) fn can_run() -> bool {
     let missing = if !rustix::process::geteuid().is_root() {
         "root"
     } else if !Path::new("/dev/fuse").exists() {
@@ -32,14 +32,8 @@ pub(crate) fn can_run(test: &str) -> bool {
     } else {
         return true;
     };
-    skip(test, missing);
+    spillway_sys::skipping::skip(missing);
     false
-}
-
-/// Reports a test that cannot run here.
-pub(crate) fn skip(test: &str, missing: &str) {
-    assert!(std::env::var_os("SPILLWAY_NO_SKIP").is_none(), "{test} cannot run: {missing} is missing");
-    eprintln!("SKIPPED {test}: {missing} is missing");
 }
 
 /// Keeps swap areas of other tests and measurements of this machine away: the kernel would page to theirs too. Held by an

@@ -15,13 +15,12 @@ use spillway_borrower::frontend::nbd_listener::NbdAddress;
 use spillway_borrower::frontend::nbd_server::{NbdListen, NbdServer};
 use spillway_sys::mapping::Mapping;
 
-/// Whether these programs are installed; says which is missing. With `SPILLWAY_NO_SKIP=1` a missing one is a failure.
+/// Whether these programs are installed; says which is missing.
 pub(crate) fn has_programs(names: &[&str]) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = |name: &&&str| std::env::split_paths(&path).any(|directory| directory.join(name).is_file());
     let Some(missing) = names.iter().find(|name| !found(name)) else { return true };
-    assert!(std::env::var_os("SPILLWAY_NO_SKIP").is_none(), "{missing} is missing");
-    eprintln!("SKIPPED: {missing} is missing");
+    spillway_sys::skipping::skip(missing);
     false
 }
 

@@ -219,9 +219,11 @@ impl Server {
         let sockets = Rc::clone(&self.sockets);
         while !self.stopped {
             self.look_around();
-            if self.terminate.swap(false, Ordering::SeqCst) || self.owner == Owner::Gone {
-                // In use it stays on; an orphan tries again at the next turn.
-                let _ = self.stop();
+            // In use it stays on; an orphan tries again at the next turn, and answers in between.
+            if self.terminate.swap(false, Ordering::SeqCst) {
+                let _ = self.stop(Device::stop);
+            } else if self.owner == Owner::Gone {
+                let _ = self.stop(Device::stop_if_unused);
             }
             if !self.stopped {
                 sockets.serve(TURN, &mut |question| self.answer(question));
@@ -262,13 +264,15 @@ impl Server {
                 given_up: false,
                 device: self.device.status(),
             }),
-            Question::Stop => self.stop().map_or_else(|error| Answer::refused(error.to_string()), |()| Answer::done()),
+            Question::Stop => {
+                self.stop(Device::stop).map_or_else(|error| Answer::refused(error.to_string()), |()| Answer::done())
+            }
         }
     }
 
-    fn stop(&mut self) -> Result<(), DeviceError> {
+    fn stop(&mut self, stop: fn(&mut Device) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         if !self.stopped {
-            self.device.stop()?;
+            stop(&mut self.device)?;
             self.stopped = true;
             if let Some(record) = DeviceRecord::read(&self.entry) {
                 remove_backing(&record);

@@ -4,8 +4,8 @@ use std::fs;
 
 use rustix::fs::Access;
 use serde::Serialize;
+use spillway_borrower::frontend::choice::{self, FrontEndKind};
 use spillway_borrower::frontend::ublk_kernel;
-
 use spillway_borrower::wakefulness::{self, AsleepReason};
 use spillway_sys::cpu_latency::{DEVICE, IdleCpus};
 use spillway_sys::memory_hierarchy::Hierarchy;
@@ -79,6 +79,7 @@ pub(crate) fn all(system: &System) -> Vec<Check> {
         idle_cpus(system),
         ublk(system),
         network_block_device(system),
+        front_end(system),
         rdma(system),
         compressed_swap_cache(system),
     ];
@@ -143,14 +144,42 @@ fn device_file(system: &System, name: &'static str, path: &str, missing: State, 
     }
 }
 
+/// Since which kernel the ublk driver tells its features, without which it is not taken (docs/decisions/ublk-queue-loop.md).
+const UBLK_KERNEL_MIN: (u32, u32) = (6, 5);
+
 fn ublk(system: &System) -> Check {
-    let release = system.text("/proc/sys/kernel/osrelease").unwrap_or_default();
-    if let Some(harm) = ublk_kernel::known_harm(&release) {
-        return lacking("ublk", State::Optional, harm, "apt-get install linux-image-amd64");
+    match system.front_end(FrontEndKind::Ublk) {
+        Ok(()) => good("ublk", "its driver can be used: the fastest block device"),
+        Err(error) => lacking("ublk", State::Optional, error.to_string(), ublk_mend(system)),
     }
-    let purpose = "the fastest block device; Linux 6.5 or later";
-    device_file(system, "ublk", "/dev/ublk-control", State::Optional, "modprobe ublk_drv", purpose)
 }
+
+/// What gives the user the ublk driver.
+fn ublk_mend(system: &System) -> &'static str {
+    let release = system.text("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let is_old = system.kernel_version().is_some_and(|version| version < UBLK_KERNEL_MIN);
+    if is_old || ublk_kernel::known_harm(&release).is_some() {
+        "apt-get install linux-image-amd64"
+    } else if !system.user_is_root() {
+        "sudo spillway doctor"
+    } else if io_uring(system).state != State::Good {
+        SWITCH_IO_URING_ON
+    } else {
+        "modprobe ublk_drv"
+    }
+}
+
+/// What `--frontend auto` would take: the same choice, with drivers that are tried and devices that are not made.
+fn front_end(system: &System) -> Check {
+    let name = "front end";
+    match choice::automatic(|kind| system.front_end(kind)) {
+        Ok((kind, reason)) => good(name, format!("auto takes {kind} ({reason})")),
+        Err(error) => lacking(name, State::Bad, format!("auto finds none: {error}"), "modprobe -a fuse loop"),
+    }
+}
+
+/// A server's administrator may have switched it off (kernel document `admin-guide/sysctl/kernel.rst`).
+const SWITCH_IO_URING_ON: &str = "sysctl kernel.io_uring_disabled=0";
 
 fn cgroups(system: &System) -> Check {
     let controller = "the memory controller";
@@ -188,8 +217,8 @@ fn io_uring(system: &System) -> Check {
         Some(_) => lacking(
             "io_uring",
             State::Optional,
-            "switched off: backing files are slower",
-            "sysctl kernel.io_uring_disabled=0",
+            "switched off: backing files are slower, and ublk cannot be had",
+            SWITCH_IO_URING_ON,
         ),
         // The switch is newer (6.6) than the facility.
         None => good("io_uring", "no switch for it; used if the kernel has it"),
@@ -234,15 +263,14 @@ fn idle_cpus(system: &System) -> Check {
 }
 
 fn network_block_device(system: &System) -> Check {
-    if system.exists("/sys/module/nbd") {
-        return good("NBD", "taken where there is no ublk");
+    match system.front_end(FrontEndKind::Nbd) {
+        Ok(()) => good("NBD", "its driver can be used; taken where there is no ublk"),
+        Err(error) => {
+            let detail = format!("{error}: where there is no ublk either, the slower loop over FUSE is taken");
+            let mend = if system.user_is_root() { "modprobe nbd" } else { "sudo spillway doctor" };
+            lacking("NBD", State::Optional, detail, mend)
+        }
     }
-    lacking(
-        "NBD",
-        State::Optional,
-        "not loaded: where there is no ublk either, the slower loop over FUSE is taken",
-        "modprobe nbd",
-    )
 }
 
 fn rdma(system: &System) -> Check {
@@ -279,6 +307,8 @@ fn rival_areas() -> Option<Check> {
 
 #[cfg(test)]
 mod tests {
+    use spillway_borrower::frontend::FrontEndError;
+
     use super::*;
 
     fn system(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
@@ -324,16 +354,28 @@ mod tests {
     fn what_is_there_is_seen() {
         let (_directory, system) = system(&[
             ("/dev/fuse", ""),
-            ("/dev/ublk-control", ""),
             ("/proc/swaps", "Filename\n"),
             ("/proc/sys/kernel/osrelease", "6.12.100-amd64\n"),
             ("/proc/pressure/memory", "some\n"),
             ("/proc/sys/kernel/io_uring_disabled", "0\n"),
             ("/sys/class/infiniband/rxe0", ""),
-            ("/sys/module/nbd/x", ""),
         ]);
-        for name in ["user", "FUSE", "swap", "kernel", "PSI", "io_uring", "RDMA", "NBD", "ublk", "zswap", "memlock"] {
-            let checks = all(&system);
+        let checks = all(&system.with_front_ends(|_| Ok(())));
+        let names = [
+            "user",
+            "FUSE",
+            "swap",
+            "kernel",
+            "PSI",
+            "io_uring",
+            "RDMA",
+            "NBD",
+            "ublk",
+            "front end",
+            "zswap",
+            "memlock",
+        ];
+        for name in names {
             let check = checks.iter().find(|check| check.name == name).unwrap();
             assert_eq!(check.state, State::Good, "{name}: {}", check.detail);
         }
@@ -347,12 +389,44 @@ mod tests {
             ("/proc/sys/kernel/io_uring_disabled", "2\n"),
         ]);
         assert_eq!(kernel(&system).state, State::Bad);
-        let (_directory, harmful) =
-            self::system(&[("/proc/sys/kernel/osrelease", "6.12.9-amd64\n"), ("/dev/ublk-control", "")]);
-        let check = ublk(&harmful);
-        assert!(check.state == State::Optional && check.detail.contains("CVE-2025-22068"), "{}", check.detail);
         assert_eq!(compressed_swap_cache(&system).state, State::Optional);
         assert_eq!(io_uring(&system).state, State::Optional);
+    }
+
+    fn only_nbd(kind: FrontEndKind) -> Result<(), FrontEndError> {
+        match kind {
+            FrontEndKind::Nbd => Ok(()),
+            _ => Err(FrontEndError::Missing(format!("this kernel refuses {kind}"))),
+        }
+    }
+
+    #[test]
+    fn a_driver_that_is_there_and_cannot_be_used_is_not_called_good() {
+        let told = |files: &[(&str, &str)], root| {
+            let (directory, _) = system(files);
+            let system = System::of_files(directory.path().to_path_buf(), root).with_front_ends(only_nbd);
+            let check = ublk(&system);
+            assert!(check.state == State::Optional && check.detail == "this kernel refuses ublk", "{}", check.detail);
+            check.mend.unwrap()
+        };
+        let release = "/proc/sys/kernel/osrelease";
+        let (uring, on) = ("/proc/sys/kernel/io_uring_disabled", "0\n");
+        for old_or_harmful in ["6.1.0-40-amd64\n", "6.12.9-amd64\n"] {
+            assert!(told(&[(release, old_or_harmful), (uring, on)], true).starts_with("apt-get install linux-image"));
+        }
+        assert!(told(&[(release, "6.12.100\n"), (uring, "2\n")], true).contains("io_uring_disabled=0"));
+        assert!(told(&[(release, "6.12.100\n"), (uring, on)], true).contains("modprobe ublk_drv"));
+        assert!(told(&[(release, "6.12.100\n"), (uring, on)], false).starts_with("sudo"));
+    }
+
+    #[test]
+    fn the_automatic_choice_is_told_with_what_the_better_ones_lack() {
+        let (_directory, system) = system(&[]);
+        let none = front_end(&system);
+        assert!(none.state == State::Bad && none.detail.contains("no loop-fuse: no driver"), "{}", none.detail);
+        let check = front_end(&system.with_front_ends(only_nbd));
+        assert_eq!(check.state, State::Good);
+        assert!(check.detail.starts_with("auto takes nbd (") && check.detail.contains("this kernel refuses ublk"));
     }
 
     #[test]
@@ -365,8 +439,8 @@ mod tests {
 
     #[test]
     fn one_way_into_the_kernel_suffices() {
-        let (_directory, system) = system(&[("/proc/sys/kernel/osrelease", "6.12.100"), ("/sys/module/nbd/x", "")]);
-        let checks = all(&system);
+        let (_directory, system) = system(&[("/proc/sys/kernel/osrelease", "6.12.100")]);
+        let checks = all(&system.with_front_ends(only_nbd));
         let state = |name: &str| checks.iter().find(|check| check.name == name).unwrap().state;
         assert_eq!((state("NBD"), state("FUSE"), state("loop")), (State::Good, State::Optional, State::Optional));
     }

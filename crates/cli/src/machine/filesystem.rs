@@ -57,8 +57,7 @@ mod tests {
     #[test]
     fn memory_is_recognised() {
         if !Path::new("/dev/shm").exists() {
-            println!("skipped: no /dev/shm on this machine");
-            return;
+            return spillway_sys::skipping::skip("/dev/shm");
         }
         let found = FileSystem::of(Path::new("/dev/shm/file")).unwrap();
         assert_eq!(found.in_memory, Some("tmpfs"));

@@ -6,7 +6,12 @@
 use std::fs;
 use std::path::PathBuf;
 
+use spillway_borrower::frontend::FrontEndError;
+use spillway_borrower::frontend::choice::{self, FrontEndKind};
 use spillway_sys::userfaultfd::access::Access;
+
+/// Tries whether a front end can be had.
+pub(crate) type FrontEndProbe = fn(FrontEndKind) -> Result<(), FrontEndError>;
 
 /// A machine as one user sees it.
 #[derive(Clone, Debug)]
@@ -14,18 +19,31 @@ pub(crate) struct System {
     root: PathBuf,
     user_is_root: bool,
     user_faults: Option<Access>,
+    front_ends: FrontEndProbe,
 }
 
 impl System {
     /// This machine, as this user.
     pub(crate) fn this() -> Self {
-        Self { root: "/".into(), user_is_root: rustix::process::geteuid().is_root(), user_faults: Access::probe().ok() }
+        Self {
+            root: "/".into(),
+            user_is_root: rustix::process::geteuid().is_root(),
+            user_faults: Access::probe().ok(),
+            front_ends: choice::probe,
+        }
     }
 
     /// A machine made of files below a directory.
     #[cfg(test)]
     pub(crate) fn of_files(root: PathBuf, user_is_root: bool) -> Self {
-        Self { root, user_is_root, user_faults: None }
+        let front_ends = |_| Err(FrontEndError::Missing("no driver".to_owned()));
+        Self { root, user_is_root, user_faults: None, front_ends }
+    }
+
+    /// The same one with other drivers for block devices.
+    #[cfg(test)]
+    pub(crate) fn with_front_ends(self, front_ends: FrontEndProbe) -> Self {
+        Self { front_ends, ..self }
     }
 
     /// The same one with what its kernel lets the user do about page faults.
@@ -37,6 +55,11 @@ impl System {
     /// What the user may do about page faults, as tried out; `None` if that failed.
     pub(crate) fn user_faults(&self) -> Option<Access> {
         self.user_faults
+    }
+
+    /// Whether a front end can be had, or what is missing for it, as `--frontend` finds it.
+    pub(crate) fn front_end(&self, kind: FrontEndKind) -> Result<(), FrontEndError> {
+        (self.front_ends)(kind)
     }
 
     /// Whether the user is root.

@@ -34,7 +34,7 @@ pub(crate) struct Paging {
     pub(crate) major_faults: u64,
     /// Processes killed by the kernel because the budget was too small for them.
     pub(crate) out_of_memory_kills: u64,
-    /// The device's report; null if it did not answer, and by the pager.
+    /// The device's report, by the pager that of its volume; null if it did not answer.
     pub(crate) device: Value,
     /// The pager's report; null over a swap device.
     pub(crate) pager: Value,

@@ -111,14 +111,14 @@ pub(crate) fn end_process(found: &Found) -> Result<(), String> {
     Err(format!("{} (process {}) does not end", found.title(), owner.pid))
 }
 
-/// Stops a device's process, which fails while somebody uses the device.
+/// Stops a device's process, which fails while somebody uses the device. One whose keeper died serves all the same.
 pub(crate) fn stop_device_process(found: &Found) -> Result<(), String> {
-    if !found.is_alive() {
-        return Ok(());
-    }
     let answer = status_socket::ask(&found.status_socket(), Question::Stop, limits::STOP_DEADLINE * 2);
     if let Err(error @ AskError::Refused(_)) = &answer {
         return Err(format!("{}: {error}", found.title()));
+    }
+    if !found.is_alive() {
+        return Ok(());
     }
     // One that does not answer may be ending by itself just now.
     let patience = if answer.is_ok() { limits::STOP_DEADLINE } else { limits::GIVE_UP_DEADLINE };

@@ -4,10 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::VIA;
-use crate::overcommit::soak_seconds;
 use crate::stage::Stage;
-use crate::support::{self, Running, UNTIL_TOLD};
+use crate::support::{Running, UNTIL_TOLD, soak_seconds};
 
 /// What happens to donors in turn.
 #[derive(Clone, Copy)]
@@ -28,6 +26,11 @@ fn start(stage: &mut Stage, redundancy: &[&str]) -> Running {
 
 /// The same, with `memory` at each donor.
 fn start_on(stage: &mut Stage, memory: &str, redundancy: &[&str]) -> Running {
+    start_verifier(stage, memory, redundancy, &["80", UNTIL_TOLD, "11"])
+}
+
+/// The same, and the verifier is told what to do.
+fn start_verifier(stage: &mut Stage, memory: &str, redundancy: &[&str], arguments: &[&str]) -> Running {
     let verifier = stage.compile("verifier", &[]);
     for _ in 0..3 {
         stage.donor(memory);
@@ -36,7 +39,8 @@ fn start_on(stage: &mut Stage, memory: &str, redundancy: &[&str]) -> Running {
     let mut options = vec!["--local", "24M", "--lend", "96M", "--slab-size", "4M", "--key", "none"];
     options.extend(redundancy);
     options.extend(donors.iter().map(String::as_str));
-    Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "80", UNTIL_TOLD, "11"]))
+    let program = [&[verifier.to_str().unwrap()], arguments].concat();
+    Running::start(&mut stage.run(&options, &program))
 }
 
 /// The verifier's end, and nothing left behind.
@@ -45,21 +49,9 @@ fn end(stage: &Stage, running: Running) {
     stage.assert_clean();
 }
 
-/// What lies under the program, as it tells of itself: a device of its own, or the pager's volume.
-fn device(stage: &Stage) -> Value {
-    // Other donors than the run's need not be asked for a device: one that is stopped does not answer for a while.
-    let (question, report) = match VIA {
-        "pager" => (&["status", "--json"][..], "/items/0/report/pager/device"),
-        _ => (&["device", "status", "--json"][..], "/items/0/report/device"),
-    };
-    let said = support::run(&mut stage.spillway(question)).done("status");
-    let status: Value = serde_json::from_slice(&said.output).unwrap();
-    status.pointer(report).cloned().unwrap_or_default()
-}
-
 /// Waits until the device's status is as `reached` wants it, while the verifier works.
 fn wait_device(stage: &Stage, running: &mut Running, what: &str, reached: impl Fn(&Value) -> Option<bool>) {
-    running.wait_until(what, || reached(&device(stage))?.then_some(()));
+    running.wait_until(what, || reached(&stage.device_now())?.then_some(()));
 }
 
 /// Waits until the donors hold pages, which is when losing one means something.
@@ -131,6 +123,16 @@ fn chaos_with_two_replicas_loses_nothing() {
     end(&stage, running);
 }
 
+/// Parent and child begin with the same pages at donors, and each goes on with its own.
+#[test]
+fn chaos_while_a_forked_child_lives_loses_nothing_of_either() {
+    let Some(mut stage) = Stage::set(&["gcc"]) else { return };
+    let verifier = ["40", UNTIL_TOLD, "13", "forked"];
+    let mut running = start_verifier(&mut stage, "160M", &["--redundancy", "replicas=2"], &verifier);
+    go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop, Event::Kill], soak_seconds(0));
+    end(&stage, running);
+}
+
 /// More than twice as long as a silent donor is waited for whose pages have another copy.
 const STOPPED: Duration = Duration::from_secs(5);
 
@@ -188,12 +190,12 @@ fn chaos_that_takes_every_donor_leaves_the_disk() {
     end(&stage, running);
 }
 
-#[test]
-fn chaos_with_full_donors_leaves_the_rest_to_the_disk() {
+/// Every donor is full, so that some pages have fewer copies than they should; then one donor after the other is killed.
+fn chaos_with_full_donors(redundancy: &str) {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let backing = backing(&stage);
     // Together they lend 36 MiB, and the verifier leaves 56.
-    let mut running = start_on(&mut stage, "12M", &["--redundancy", "disk", "--backing", &backing]);
+    let mut running = start_on(&mut stage, "12M", &["--redundancy", redundancy, "--backing", &backing]);
     wait_device(&stage, &mut running, "every donor to be full, and the status to say what it means", |device| {
         let held: u64 = device["donors"].as_array()?.iter().filter_map(|donor| donor["slabs"].as_u64()).sum();
         Some(held == 9 && device["health"].as_str()?.contains("wait for a copy"))
@@ -209,4 +211,14 @@ fn chaos_with_full_donors_leaves_the_rest_to_the_disk() {
         std::thread::sleep(PAUSE);
     }
     end(&stage, running);
+}
+
+#[test]
+fn chaos_with_full_donors_leaves_the_rest_to_the_disk() {
+    chaos_with_full_donors("disk");
+}
+
+#[test]
+fn chaos_with_full_donors_leaves_second_copies_to_the_disk() {
+    chaos_with_full_donors("disk+replicas=2");
 }

@@ -1,11 +1,14 @@
 //! What lies between: a network that is cut, and a backing file whose disk is full.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rustix::fs::FlockOperation;
+
 use crate::stage::Stage;
-use crate::support::{Running, UNTIL_TOLD, run};
+use crate::support::{Running, UNTIL_TOLD, is_root, run, skip};
 
 fn ip(arguments: &[&str]) {
     run(Command::new("ip").args(arguments)).done("ip");
@@ -15,6 +18,8 @@ fn ip(arguments: &[&str]) {
 struct Namespace {
     name: String,
     cable: String,
+    // Released last: tests of other processes that use the same addresses wait.
+    _turn: File,
 }
 
 /// Addresses of the documentation's test network (RFC 5737): nothing else has them.
@@ -23,17 +28,24 @@ const THERE: &str = "198.51.100.2/30";
 const DONOR: &str = "198.51.100.2:7170";
 
 impl Namespace {
-    fn new() -> Self {
+    /// Makes both, or says what is missing.
+    fn new() -> Option<Self> {
+        if !is_root() {
+            skip("root, for a network namespace");
+            return None;
+        }
+        let turn = File::create("/tmp/spillway-test-network.lock").expect("the lock file can be made");
+        rustix::fs::flock(&turn, FlockOperation::LockExclusive).expect("the lock can be taken");
         let name = format!("sw{}", std::process::id());
         let cable = format!("{name}a");
         ip(&["netns", "add", &name]);
-        let namespace = Self { name: name.clone(), cable: cable.clone() };
+        let namespace = Self { name: name.clone(), cable: cable.clone(), _turn: turn };
         ip(&["link", "add", &cable, "type", "veth", "peer", "name", "eth0", "netns", &name]);
         ip(&["addr", "add", HERE, "dev", &cable]);
         ip(&["link", "set", &cable, "up"]);
         ip(&["-n", &name, "addr", "add", THERE, "dev", "eth0"]);
         ip(&["-n", &name, "link", "set", "eth0", "up"]);
-        namespace
+        Some(namespace)
     }
 
     fn cut(&self) {
@@ -62,11 +74,16 @@ impl Drop for Namespace {
     }
 }
 
+/// What starts a donor that listens there.
+fn donate(stage: &Stage, name: &str, listen: &str, key: &Path) -> Command {
+    let mut command = stage.spillway(&["donate", "--name", name, "--memory", "160M", "--headroom", "16M"]);
+    command.args(["--slab-size", "4M", "--listen", listen, "--key"]).arg(key);
+    command
+}
+
 /// Starts a donor inside that is reached over TCP only.
 fn start_inside(stage: &Stage, namespace: &Namespace, key: &Path) -> Running {
-    let mut command = stage.spillway(&["donate", "--name", "inside", "--memory", "160M", "--headroom", "16M"]);
-    command.args(["--slab-size", "4M", "--listen", DONOR, "--key"]).arg(key);
-    let mut donor = Running::start(&mut namespace.inside(&command));
+    let mut donor = Running::start(&mut namespace.inside(&donate(stage, "inside", DONOR, key)));
     donor.wait_until("the donor to listen", || std::net::TcpStream::connect(DONOR).ok());
     // Both namespaces see one file system, where a borrower finds the donor's socket for shared memory.
     let sockets = stage.sockets("inside");
@@ -75,36 +92,87 @@ fn start_inside(stage: &Stage, namespace: &Namespace, key: &Path) -> Running {
     donor
 }
 
+/// Starts a donor that no cable leads to; gives its address too.
+fn start_here(stage: &Stage, key: &Path) -> (Running, String) {
+    let socket = stage.registry().with_file_name("here.sock");
+    let address = format!("unix:{}", socket.display());
+    let mut donor = Running::start(&mut donate(stage, "here", &address, key));
+    donor.wait_until("the donor to listen", || std::os::unix::net::UnixStream::connect(&socket).ok());
+    (donor, address)
+}
+
 fn health(stage: &Stage) -> Option<String> {
-    Some(stage.items("device").first()?["report"]["device"]["health"].as_str()?.to_owned())
+    Some(stage.device_now()["health"].as_str()?.to_owned())
+}
+
+/// Waits until so many pages lie at donors, the first of whom is at the cable's other end.
+fn wait_lent(stage: &Stage, running: &mut Running) {
+    running.wait_until("pages to be lent over TCP", || {
+        let device = stage.device_now();
+        assert_ne!(device["donors"][0]["transport"], "shm", "the socket was removed");
+        let is_at_donors = device["donors"].as_array()?.iter().all(|donor| donor["slabs"].as_u64() > Some(0));
+        (is_at_donors && device["pages_stored"].as_u64()? > 1024).then_some(())
+    });
+}
+
+/// Waits until the donor at the cable's other end is back.
+fn wait_found_again(stage: &Stage, running: &mut Running) {
+    running.wait_until("the donor to be found again", || {
+        (stage.device_now()["donors"][0]["state"] == "connected").then_some(())
+    });
+}
+
+/// What a run needs to know of the donors, the one at the cable's other end first.
+fn options<'a>(key: &'a Path, others: &[&'a str]) -> Vec<&'a str> {
+    let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--donor", DONOR, "--key"];
+    options.push(key.to_str().expect("the path of a test is text"));
+    options.extend(others);
+    options
 }
 
 #[test]
 fn a_donor_whose_cable_is_pulled_costs_no_page() {
     let Some(stage) = Stage::set(&["gcc", "ip"]) else { return };
+    let Some(namespace) = Namespace::new() else { return };
     let verifier = stage.compile("verifier", &[]);
-    let namespace = Namespace::new();
     let key = stage.disk().join("key");
     let donor = start_inside(&stage, &namespace, &key);
     let backing = stage.disk().join("backing");
-    let (key, backing) = (key.to_str().unwrap(), backing.to_str().unwrap());
-    let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--donor", DONOR, "--key", key];
-    options.extend(["--redundancy", "disk", "--backing", backing]);
+    let options = options(&key, &["--redundancy", "disk", "--backing", backing.to_str().unwrap()]);
     let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", UNTIL_TOLD, "5"]));
-    running.wait_until("pages to be lent over TCP", || {
-        let device = stage.items("device");
-        let device = &device.first()?["report"]["device"];
-        assert_ne!(device["donors"][0]["transport"], "shm", "the socket was removed");
-        (device["pages_stored"].as_u64()? > 1024).then_some(())
-    });
+    wait_lent(&stage, &mut running);
     namespace.cut();
     running.wait_until("the loss to be told", || health(&stage)?.contains("disk only").then_some(()));
     namespace.mend();
-    running.wait_until("the donor to be found again", || {
-        (stage.device()["donors"][0]["state"] == "connected").then_some(())
-    });
+    wait_found_again(&stage, &mut running);
     stage.end_verifier(running);
     drop(donor);
+    stage.assert_clean();
+}
+
+#[test]
+fn a_pulled_cable_costs_no_page_that_another_donor_has_too() {
+    let Some(stage) = Stage::set(&["gcc", "ip"]) else { return };
+    let Some(namespace) = Namespace::new() else { return };
+    let verifier = stage.compile("verifier", &[]);
+    let key = stage.disk().join("key");
+    let inside = start_inside(&stage, &namespace, &key);
+    let (here, address) = start_here(&stage, &key);
+    let options = options(&key, &["--donor", &address, "--redundancy", "replicas=2"]);
+    let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", UNTIL_TOLD, "6"]));
+    wait_lent(&stage, &mut running);
+    running.wait_until("every page to have two copies", || {
+        let slabs = &stage.device_now()["slabs"];
+        (slabs["degraded"] == 0 && slabs["migrating"] == 0).then_some(())
+    });
+    namespace.cut();
+    running.wait_until("the loss to be noticed", || {
+        (stage.device_now()["donors"][0]["state"].as_str()? != "connected").then_some(())
+    });
+    namespace.mend();
+    wait_found_again(&stage, &mut running);
+    stage.end_verifier(running);
+    drop((inside, here));
     stage.assert_clean();
 }
 
@@ -145,6 +213,9 @@ impl Drop for SmallDisk {
 #[test]
 fn a_full_disk_under_the_backing_file_costs_no_page_while_a_donor_lives() {
     let Some(mut stage) = Stage::set(&["gcc", "mkfs.ext4", "mount"]) else { return };
+    if !is_root() {
+        return skip("root, for a file system of its own");
+    }
     let verifier = stage.compile("verifier", &[]);
     let disk = SmallDisk::new(stage.disk(), 640);
     stage.donor("160M");

@@ -51,6 +51,24 @@ impl Drop for Group {
 
 #[test]
 fn every_page_comes_back() {
+    comes_back_after(|_| ());
+}
+
+#[test]
+fn every_page_comes_back_when_the_devices_keeper_alone_was_killed() {
+    comes_back_after(|stage| {
+        let owner = fs::read(stage.registry().join("device-swap/owner.json")).unwrap();
+        let keeper = serde_json::from_slice::<serde_json::Value>(&owner).unwrap()["pid"].as_u64().unwrap();
+        support::signal(keeper as u32, "KILL");
+        wait_until("the status to tell of it", || {
+            (stage.items("device").first()?["state"] == "orphaned").then_some(())
+        });
+        assert!(used_bytes(stage).is_some_and(|bytes| bytes > 0), "its swap goes on");
+    });
+}
+
+/// Lends a program's pages, lets `happen` what may, and brings them back by `swap off`.
+fn comes_back_after(happen: impl FnOnce(&Stage)) {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let verifier = stage.compile("verifier", &[]);
     swap_on(&mut stage);
@@ -59,6 +77,7 @@ fn every_page_comes_back() {
     let group = Group::new("33554432").expect("a memory group can be made");
     let running = Running::start(&mut group.command(&[verifier.to_str().unwrap(), "96", UNTIL_TOLD, "3"]));
     wait_until("pages to be lent", || (used_bytes(&stage)? > 16 << 20).then_some(()));
+    happen(&stage);
     // The program goes on; lifted first, because otherwise its pages would have nowhere to come back to.
     for (file, text) in [("memory.limit_in_bytes", "-1"), ("memory.high", "max")] {
         if group.0.join(file).exists() {

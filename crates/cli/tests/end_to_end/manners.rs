@@ -1,13 +1,13 @@
-//! `run` behaves as the program would: exit status, signals, terminal; and a run that is killed leaves nothing for long.
+//! `run` behaves as the program would, by every way: exit status, signals, terminal.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use crate::programs;
 use crate::stage::Stage;
 use crate::support::{self, Running, wait_until};
 
-const SMALL: [&str; 4] = ["--lend", "64M", "--slab-size", "4M"];
+/// Enough for a shell.
+pub(crate) const SMALL: [&str; 4] = ["--lend", "64M", "--slab-size", "4M"];
 
 /// Waits until the run's program has said, with a file, that it runs.
 fn wait_for_file(path: &std::path::Path) {
@@ -80,74 +80,22 @@ fn an_interruption_while_setting_up_leaves_nothing() {
     }
 }
 
+/// A shell that can set up its terminal is in that terminal's foreground: any other is stopped by the kernel for trying.
 #[test]
-fn programs_left_in_the_background_live_on() {
-    let Some(stage) = Stage::set(&["sh"]) else { return };
-    let file = stage.disk().join("pid");
-    let script = format!("sleep 1000 >/dev/null 2>&1 & echo $! > {}", file.display());
-    support::run(&mut stage.run(&SMALL, &["sh", "-c", &script])).done("run");
-    let pid = std::fs::read_to_string(file).unwrap();
-    let alive = Command::new("kill").args(["-0", pid.trim()]).status().unwrap().success();
-    support::signal(pid.trim().parse().unwrap(), "KILL");
-    assert!(alive, "the background process ended with the run");
+fn the_terminal_is_the_programs() {
+    let Some(stage) = Stage::set(&["sh", "script", "stty"]) else { return };
+    let conversation = "test -t 0 && test -t 1 && stty -echo && stty echo && stty size && exit 6";
+    let run = stage.run(&SMALL, &["sh", "-c", "stty rows 41 cols 97; eval \"$CONVERSATION\""]);
+    let words = std::iter::once(run.get_program()).chain(run.get_args());
+    // `script` takes one text for a shell.
+    let quoted: Vec<String> = words.map(|word| format!("'{}'", word.to_str().unwrap())).collect();
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--command", &quoted.join(" "), "/dev/null"]);
+    command.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("CONVERSATION", conversation);
+    let said = support::run(&mut command);
+    assert_eq!(said.status.code(), Some(6), "{} {}", said.text(), said.errors);
+    assert!(said.text().contains("41 97"), "{}", said.text());
     stage.assert_clean();
-}
-
-#[test]
-fn a_killed_run_is_taken_down_by_others() {
-    let Some(stage) = Stage::set(&["gcc"]) else { return };
-    let verifier = stage.compile("verifier", &[]);
-    let program = [verifier.to_str().unwrap(), "64", "1000", "1"];
-    let options = ["--local", "16M", "--lend", "128M", "--slab-size", "4M"];
-    let running = Running::start(&mut stage.run(&options, &program));
-    wait_until("pages to be lent", || {
-        let runs = stage.items("run");
-        (runs.first()?["report"]["usage"]["swapped_bytes"].as_u64()? > 8 << 20).then_some(())
-    });
-    running.signal("KILL");
-    let said = running.end();
-    assert_eq!(said.status.signal(), Some(9));
-    // Its device's process notices, and everything goes without anybody's doing.
-    wait_until("the remains to go", || {
-        let status = stage.status();
-        status["items"].as_array().unwrap().is_empty().then_some(())
-    });
-    stage.assert_clean();
-}
-
-#[test]
-fn a_run_killed_with_all_its_helpers_is_mended() {
-    let Some(stage) = Stage::set(&["gcc"]) else { return };
-    let verifier = stage.compile("verifier", &[]);
-    let program = [verifier.to_str().unwrap(), "48", "1000", "2"];
-    let options = ["--local", "16M", "--lend", "128M", "--slab-size", "4M"];
-    let running = Running::start(&mut stage.run(&options, &program));
-    wait_until("pages to be lent", || {
-        let runs = stage.items("run");
-        (runs.first()?["report"]["usage"]["swapped_bytes"].as_u64()? > 8 << 20).then_some(())
-    });
-    let helpers: Vec<u64> = ["device", "donor"]
-        .iter()
-        .flat_map(|kind| stage.items(kind))
-        .map(|item| item["pid"].as_u64().unwrap())
-        .collect();
-    assert_eq!(helpers.len(), 4);
-    for pid in helpers {
-        support::signal(u32::try_from(pid).unwrap(), "KILL");
-    }
-    running.signal("KILL");
-    running.end();
-    // The program loses its pages and its run; whatever it was doing, it ends and the next mending removes the rest.
-    wait_until("mending to succeed", || {
-        let said = support::run(&mut stage.spillway(&["doctor", "--mend", "--json"]));
-        (said.status.success() && stage.status()["items"].as_array().unwrap().is_empty()).then_some(())
-    });
-    stage.assert_clean();
-}
-
-#[test]
-fn static_programs_need_nothing_of_their_own() {
-    programs::exerciser("mremap", &["-static"]);
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,6 +24,9 @@ fn serve(stage: &mut Stage, options: &[&str]) -> Vec<String> {
     let said = support::run(&mut command).done("device on");
     said.text().trim().split(' ').map(str::to_owned).collect()
 }
+
+/// `nobody`, by convention.
+const USER: u32 = 65534;
 
 /// Where clients find it.
 fn socket(stage: &Stage) -> PathBuf {
@@ -82,6 +87,76 @@ fn a_connected_client_keeps_the_device_on() {
         support::run(&mut stage.spillway(&["device", "off"])).status.success().then_some(())
     });
     stage.assert_clean();
+}
+
+#[test]
+fn qemu_keeps_its_images_at_donors() {
+    let Some(mut stage) = Stage::set_beside_others(&["qemu-img", "qemu-io"]) else { return };
+    let addresses = serve(&mut stage, &[]);
+    let (source, target) = (stage.disk().join("in"), stage.disk().join("out"));
+    let content: Vec<u8> =
+        (0..64_u32 << 20).map(|at| if at % (8 << 20) < 5 << 20 { (at / 59 * 3 + at) as u8 } else { 0 }).collect();
+    fs::write(&source, &content).unwrap();
+    let convert = |from: &str, to: &str, options: &[&str]| {
+        let mut command = Command::new("qemu-img");
+        support::run(command.args(["convert", "-f", "raw", "-O", "raw"]).args(options).args([from, to]))
+            .done("convert");
+    };
+    for address in &addresses {
+        convert(text(&source), address, &["-n"]);
+        convert(address, text(&target), &[]);
+        assert!(fs::read(&target).unwrap() == content, "{address}");
+    }
+    let steps = ["write -P 0x5a 1M 300k", "discard 1M 64k", "flush", "read -P 0 1M 64k", "read -P 0x5a 1088k 236k"];
+    let talk = |steps: &[&str]| {
+        let steps = steps.iter().flat_map(|step| ["-c", *step]);
+        support::run(Command::new("qemu-io").args(["-f", "raw", "-t", "none"]).args(steps).arg(&addresses[0]))
+    };
+    let said = talk(&steps).done("qemu-io");
+    assert!(!said.text().contains("failed"), "{}", said.text());
+    // It would tell of other bytes.
+    assert!(talk(&["read -P 0x5b 1088k 4k"]).text().contains("verification failed"));
+    support::run(&mut stage.spillway(&["device", "off"])).done("device off");
+    stage.assert_clean();
+}
+
+#[test]
+fn a_user_without_any_right_serves_a_disk_from_his_own_donor() {
+    let Some(stage) = Stage::set_beside_others(&["nbdcopy"]) else { return };
+    let place = support::registry_directory();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let binary = place.path().join("spillway");
+    // By another process: a program that this one has open for writing cannot be run.
+    support::run(Command::new("cp").arg(env!("CARGO_BIN_EXE_spillway")).arg(&binary)).done("cp");
+    let as_user = |arguments: &[&str]| {
+        let mut command = Command::new(&binary);
+        // What root gives up in this way takes all capabilities with it.
+        command.args(arguments).uid(USER).gid(USER).current_dir("/");
+        command.env("SPILLWAY_RUNTIME_DIRECTORY", place.path().join("r"));
+        command
+    };
+    let socket = |name: &str| place.path().join(name);
+    let address = |name: &str| format!("unix:{}", socket(name).display());
+    let donate = ["donate", "--key", "none", "--memory", "96M", "--headroom", "16M", "--slab-size", "4M"];
+    let mut donor = support::Running::start(as_user(&donate).args(["--listen", &address("donor.sock")]));
+    donor.wait_until("a donor to listen", || std::os::unix::net::UnixStream::connect(socket("donor.sock")).ok());
+    let on = ["device", "on", "--size", "32M", "--slab-size", "4M", "--key", "none", "--redundancy", "none"];
+    let where_to = ["--donor", &address("donor.sock"), "--listen", &address("disk.sock")];
+    let served = support::run(as_user(&on).args(where_to)).done("device on").text().trim().to_owned();
+    let (source, target) = (stage.disk().join("in"), stage.disk().join("out"));
+    let content: Vec<u8> = (0..32_u32 << 20).map(|at| (at / 61 * 7 + at) as u8).collect();
+    fs::write(&source, &content).unwrap();
+    copy(text(&source), &served);
+    copy(&served, text(&target));
+    assert!(fs::read(&target).unwrap() == content);
+    // Clients have come and gone; the server sees it when it looks.
+    support::wait_until("the device to be off", || {
+        support::run(&mut as_user(&["device", "off"])).status.success().then_some(())
+    });
+    donor.signal("TERM");
+    donor.end().done("the donor");
+    let left: Vec<_> = fs::read_dir(place.path().join("r")).unwrap().flatten().map(|file| file.file_name()).collect();
+    assert!(left.iter().all(|name| name == "lock" || name.to_string_lossy().ends_with(".log")), "{left:?}");
 }
 
 #[test]

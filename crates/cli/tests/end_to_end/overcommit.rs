@@ -1,12 +1,7 @@
 //! Several processes fill far more than their memory group may have: no deadlock, no lost page.
 
 use crate::stage::Stage;
-use crate::support;
-
-/// How long a long test runs; `make soak` sets minutes.
-pub(crate) fn soak_seconds(default: u64) -> u64 {
-    std::env::var("SPILLWAY_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
+use crate::support::{self, soak_seconds};
 
 #[test]
 fn overcommit_by_several_processes_loses_nothing() {

@@ -5,7 +5,7 @@ use crate::programs::same_output;
 use crate::stage::Stage;
 
 /// One mode of the program `peculiarities`, with the same output at every budget.
-fn peculiarity(mode: &str) {
+pub(crate) fn peculiarity(mode: &str) {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let binary = stage.compile("peculiarities", &["-pthread"]);
     same_output(&stage, &[binary.to_str().unwrap(), mode, "48", stage.disk().to_str().unwrap()]);
@@ -39,6 +39,17 @@ fn a_dead_holders_lock_is_told_from_a_free_one() {
 #[test]
 fn secrets_are_wiped_in_a_child() {
     peculiarity("wipe");
+}
+
+/// Rule 3 of the pager: a mapping that is only partly its own could not grow.
+#[test]
+fn growing_mappings_are_never_refused() {
+    peculiarity("grow");
+}
+
+#[test]
+fn private_pages_of_a_file_keep_what_was_written() {
+    peculiarity("file");
 }
 
 #[test]

@@ -121,6 +121,42 @@ fn idle_cpus_are_kept_awake_during_bursts_unless_that_is_not_wanted() {
     }
 }
 
+/// Jobs of fio that discard what they write, as sections of one command, so that they run at the same time. (fio 3.33 fails to write
+/// after a random discard if a job begins elsewhere than at 0, so only the first one is at random.)
+const DISCARDING_JOBS: [&[&str]; 3] = [
+    &["--name=random", "--rw=randtrimwrite", "--bsrange=4k-1M", "--iodepth=8", "--size=64M"],
+    &["--name=large", "--rw=trimwrite", "--bs=1M", "--iodepth=4", "--offset=64M", "--size=64M"],
+    &["--name=small", "--rw=trimwrite", "--bs=4k", "--iodepth=16", "--offset=128M", "--size=16M"],
+];
+
+#[test]
+fn fio_finds_what_it_wrote_between_discards_of_the_same_range() {
+    let Some(mut stage) = Stage::set(&["fio"]) else { return };
+    let device = device_on(&mut stage, "192M");
+    let file = format!("--filename={}", device.display());
+    // Each block is discarded, written, perhaps discarded again, and at last read: what it was written with, or zeroes.
+    let options = ["--direct=1", "--ioengine=libaio", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"];
+    let discards = ["--trim_percentage=30", "--trim_backlog=16", "--trim_verify_zero=1", "--output-format=json"];
+    let mut command = Command::new("fio");
+    for job in DISCARDING_JOBS {
+        command.args(job).arg(&file).args(options).args(discards);
+    }
+    // Twice, so that the second round finds the pages of the first one.
+    for round in ["first", "second"] {
+        let said = support::run(&mut command).done(round);
+        let report: serde_json::Value = serde_json::from_slice(&said.output).unwrap();
+        let jobs = report["jobs"].as_array().unwrap();
+        assert_eq!(jobs.len(), DISCARDING_JOBS.len());
+        for job in jobs {
+            let count = |direction: &str| job[direction]["total_ios"].as_u64().unwrap();
+            assert!(count("write") > 0 && count("read") == count("write"), "every block was looked at: {job:#}");
+            assert!(count("trim") > count("write"), "some were discarded after they were written: {job:#}");
+        }
+    }
+    assert_eq!(stage.device()["pages_lost"], 0);
+    device_off(&stage);
+}
+
 #[test]
 fn discarded_ranges_read_as_zero_and_go_back_to_donors() {
     let Some(mut stage) = Stage::set(&["fio", "blkdiscard"]) else { return };
@@ -128,23 +164,6 @@ fn discarded_ranges_read_as_zero_and_go_back_to_donors() {
     fio(&device, &["--rw=write", "--bs=1M", "--iodepth=4", "--size=128M", "--do_verify=0"]);
     let full = pages_stored(&stage);
     assert_eq!(full, 128 << 20 >> 12);
-    // Discards between writes and reads of other jobs.
-    let name = format!("--filename={}", device.display());
-    let mixed =
-        ["--name=trim", "--rw=randtrim", "--bs=64k", "--offset=64M", "--size=64M", "--ioengine=libaio", "--direct=1"];
-    let checked = [
-        "--name=checked",
-        "--rw=randwrite",
-        "--bs=16k",
-        "--size=64M",
-        "--verify=crc32c",
-        "--verify_fatal=1",
-        "--ioengine=libaio",
-        "--direct=1",
-        "--iodepth=8",
-    ];
-    support::run(Command::new("fio").arg("--verify_state_save=0").arg(&name).args(mixed).arg(&name).args(checked))
-        .done("fio with discards");
     support::run(Command::new("blkdiscard").args(["--offset", "67108864", "--length", "67108864"]).arg(&device))
         .done("blkdiscard");
     let mut half = Vec::new();

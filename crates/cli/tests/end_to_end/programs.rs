@@ -124,6 +124,25 @@ fn python_and_numpy_compute_the_same() {
     same_output_of_script(&stage, &["/usr/bin/python3"], "compute.py", script);
 }
 
+/// Entries of a dictionary lie in no order; growing copies its table, and removing leaves holes.
+#[test]
+fn python_keeps_its_dictionaries() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
+    let script = "import hashlib\n\
+        counts = {}\n\
+        for i in range(100000):\n    \
+            key = i * 7919 % 60013\n    \
+            counts[key] = counts.get(key, 0) + i\n\
+        for key in range(0, 60013, 3):\n    \
+            counts.pop(key, None)\n\
+        nested = {f'key {i}': {'number': i, 'parts': (i, str(i))} for i in range(40000)}\n\
+        total = sum(nested[f'key {i * 31 % 40000}']['number'] * (i % 7) for i in range(20000))\n\
+        print(len(counts), sum(counts.values()), total)\n\
+        print(hashlib.sha256(repr(sorted(counts.items())).encode()).hexdigest())\n\
+        print(hashlib.sha256(repr(nested).encode()).hexdigest())\n";
+    same_output_of_script(&stage, &["/usr/bin/python3"], "dictionaries.py", script);
+}
+
 #[test]
 fn sqlite_answers_the_same() {
     let Some(stage) = Stage::set(&["sqlite3"]) else { return };

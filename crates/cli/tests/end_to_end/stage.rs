@@ -199,13 +199,24 @@ impl Stage {
         items.iter().filter(|item| item["kind"] == kind).cloned().collect()
     }
 
-    /// The report of the one device, as soon as it has one: `status` says nothing of a process that a busy machine keeps from
-    /// answering in time.
+    /// What lies under the program, as it tells of itself: a device of its own, or the pager's volume. Null while nothing answers:
+    /// `status` says nothing of a process that a busy machine keeps from answering in time.
+    pub(crate) fn device_now(&self) -> Value {
+        // Other donors than the run's need not be asked for a device: one that is stopped does not answer for a while.
+        let (question, kind, report) = match VIA {
+            "pager" => (&["status", "--json"][..], "run", "/report/pager/device"),
+            _ => (&["device", "status", "--json"][..], "device", "/report/device"),
+        };
+        let said = support::run(&mut self.spillway(question)).done("status");
+        let status: Value = serde_json::from_slice(&said.output).expect("status is JSON");
+        let mut items = status["items"].as_array().expect("items are a list").iter();
+        let item = items.find(|item| item["kind"] == kind);
+        item.and_then(|item| item.pointer(report)).cloned().unwrap_or_default()
+    }
+
+    /// [`Stage::device_now`], as soon as there is something.
     pub(crate) fn device(&self) -> Value {
-        wait_until("the device to tell of itself", || {
-            let devices = self.items("device");
-            Some(devices.first()?["report"]["device"].clone()).filter(Value::is_object)
-        })
+        wait_until("the device to tell of itself", || Some(self.device_now()).filter(Value::is_object))
     }
 
     /// Nothing but donors may be left: no entry, no device of a process that is gone.

@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
-use crate::overcommit::soak_seconds;
 use crate::programs::assert_lent;
 use crate::stage::Stage;
-use crate::support;
+use crate::support::{self, soak_seconds};
 
 /// Runs the stress program for some seconds with a budget.
 pub(crate) fn stress(local: &str, threads: &str, seed: u64) {

@@ -1,7 +1,7 @@
 //! Programs that change their memory at random from many threads, with every word checked.
 
-use crate::overcommit::soak_seconds;
 use crate::stress::{self, stress};
+use crate::support::soak_seconds;
 
 #[test]
 fn stress_with_few_threads_finds_no_wrong_word() {

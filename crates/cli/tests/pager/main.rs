@@ -4,8 +4,9 @@
 //! has a generous deadline.
 //!
 //! - [`programs`], [`servers`], [`peculiarities`], [`overcommit`]: exact output at 50 and 25 %, shared with the other test binary.
-//! - [`emulator`]: a guest in QEMU; [`forks`]: what children share; [`ordinary_user`]: without root, [`users_forks`]: forks that the kernel tells nobody of, [`users_programs`]: programs that start others in unusual ways; [`descriptors`]: many programs at once; [`bare_exits`]: programs whose ends no library hears of; [`refused`]: programs that the pager cannot serve.
-//! - [`chaos`]: donors die, stop and come back, shared too; [`violence`]: the pager and programs are killed.
+//! - [`manners`]: exit status, signals and terminal, shared too.
+//! - [`emulator`]: a guest in QEMU; [`forks`]: what children share; [`ordinary_user`]: without root, [`users_forks`]: forks that the kernel tells nobody of, [`users_programs`]: programs that start others in unusual ways; [`descriptors`]: many programs at once; [`bare_exits`]: programs whose ends no library hears of; [`threads`]: what they have more than they started; [`refused`]: programs that the pager cannot serve.
+//! - [`chaos`], [`cut_off`]: donors die, stop and come back, cables are pulled and disks are full, shared too; [`lost_copies`]: nobody else had them; [`violence`]: the pager and programs are killed.
 
 // In a test a panic is the report.
 #![allow(clippy::unwrap_used)]
@@ -23,6 +24,10 @@ mod stage;
 
 #[path = "../end_to_end/chaos.rs"]
 mod chaos;
+#[path = "../end_to_end/cut_off.rs"]
+mod cut_off;
+#[path = "../end_to_end/manners.rs"]
+mod manners;
 #[path = "../end_to_end/overcommit.rs"]
 mod overcommit;
 #[path = "../end_to_end/peculiarities.rs"]
@@ -39,8 +44,10 @@ mod bare_exits;
 mod descriptors;
 mod emulator;
 mod forks;
+mod lost_copies;
 mod ordinary_user;
 mod refused;
+mod threads;
 mod users_forks;
 mod users_programs;
 mod violence;

@@ -25,6 +25,42 @@ fn static_programs_are_sent_to_the_swap_device() {
 }
 
 #[test]
+fn programs_for_other_loaders_and_of_other_users_are_sent_there_too() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let narrow = stage.disk().join("narrow");
+    // The first bytes of a 32-bit program say so.
+    fs::write(&narrow, b"\x7fELF\x01\x01\x01").unwrap();
+    fs::set_permissions(&narrow, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut refused = vec![(narrow, "is a 32-bit program")];
+    if support::is_root() {
+        let other = stage.disk().join("other");
+        fs::copy("/bin/true", &other).unwrap();
+        std::os::unix::fs::chown(&other, Some(65534), None).unwrap();
+        fs::set_permissions(&other, fs::Permissions::from_mode(0o4755)).unwrap();
+        refused.push((other, "set-user-ID"));
+    }
+    for (program, reason) in refused {
+        let said = support::run(&mut stage.run(&[], &[program.to_str().unwrap()]));
+        assert_eq!(said.status.code(), Some(1), "{}", said.errors);
+        for part in [reason, "--via swap"] {
+            assert!(said.errors.contains(part), "{}", said.errors);
+        }
+    }
+    stage.assert_clean();
+}
+
+#[test]
+fn static_children_of_a_paged_program_run_with_all_their_memory() {
+    let Some(stage) = Stage::set(&["gcc", "sh"]) else { return };
+    let binary = stage.compile("exerciser", &["-static"]);
+    let program = ["sh", "-c", "\"$0\" mremap 48 /nonexistent && echo parent", binary.to_str().unwrap()];
+    let options = ["--local", "16M", "--lend", "64M", "--slab-size", "4M"];
+    let said = support::run(&mut stage.run(&options, &program)).done("a shell and its child");
+    assert_eq!(said.text(), "mremap 12288 pages as written\nparent\n");
+    stage.assert_clean();
+}
+
+#[test]
 fn options_of_block_devices_are_refused() {
     let Some(stage) = Stage::set(&[]) else { return };
     let said = support::run(&mut stage.run(&["--frontend", "nbd"], &["true"]));

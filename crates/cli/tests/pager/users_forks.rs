@@ -168,6 +168,43 @@ fn a_users_programs_that_are_left_behind_may_fork() {
     assert_eq!(fs::read_to_string(result).unwrap(), "1\n2\n3\n");
 }
 
+/// Leaves a copy of itself behind, which in the end looks at its memory and tries to fork.
+const LEFT_BEHIND: &str = "
+import errno, os, sys, time
+ready, go, result = sys.argv[1:]
+pieces = [bytes([i]) * (1 << 20) for i in range(48)]
+if os.fork() > 0: os._exit(0)
+with open(ready, 'w') as file: pass
+deadline = time.monotonic() + 400
+while not os.path.exists(go) and time.monotonic() < deadline: time.sleep(0.01)
+said = 'whole' if all(piece == bytes([i]) * (1 << 20) for i, piece in enumerate(pieces)) else 'wrong'
+try:
+    if os.fork() == 0: os._exit(0)
+    said += ' forked'
+except OSError as error: said += ' ' + errno.errorcode[error.errno]
+with open(result + '.new', 'w') as file: file.write(said)
+os.rename(result + '.new', result)
+";
+
+#[test]
+fn a_users_copies_outlive_a_run_that_a_signal_ends() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3", "unshare", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let [ready, go, result] = ["ready", "go", "result"].map(|name| place.path().join(name));
+    // What is left behind must not keep the run's output open.
+    let script = "exec /usr/bin/python3 -c \"$@\" > /dev/null 2>&1";
+    let mut program = vec!["sh", "-c", script, "sh", LEFT_BEHIND];
+    program.extend([&ready, &go, &result].map(|path| path.to_str().unwrap()));
+    let mut running =
+        Running::start(&mut place.run(&["--local", "24M", "--lend", "384M", "--slab-size", "4M"], &program));
+    running.wait_until("the copy to be left behind", || ready.exists().then_some(()));
+    running.signal("TERM");
+    running.end();
+    fs::write(&go, "").unwrap();
+    let said = wait_until("the copy to tell", || fs::read_to_string(&result).ok());
+    assert_eq!(said, "whole ENOSYS");
+}
+
 /// A memory cgroup with a limit, for programs of a test; gone with it.
 struct Group {
     path: PathBuf,

@@ -6,14 +6,37 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 
+use serde_json::Value;
+
 use crate::stage::Stage;
-use crate::support::{self, Running, wait_until};
+use crate::support::{self, Running, UNTIL_TOLD, wait_until};
 
 /// A verifier that works until it is ended, far beyond its budget.
 fn start(stage: &Stage) -> Running {
     let verifier = stage.compile("verifier", &[]);
     let program = [verifier.to_str().unwrap(), "80", "3600", "11"];
     Running::start(&mut stage.run(&["--local", "24M", "--lend", "160M", "--slab-size", "4M"], &program))
+}
+
+/// The same, on a donor that outlives the run.
+fn start_on_a_donor(stage: &mut Stage) -> Running {
+    let verifier = stage.compile("verifier", &[]);
+    stage.donor("160M");
+    let donors = stage.donor_options();
+    let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--key", "none"];
+    options.extend(["--redundancy", "none"]);
+    options.extend(donors.iter().map(String::as_str));
+    Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "80", UNTIL_TOLD, "12"]))
+}
+
+/// What the one donor lends to anybody.
+fn lent_bytes(stage: &Stage) -> Option<u64> {
+    stage.items("donor").first()?.pointer("/report/donor/lent_bytes").and_then(Value::as_u64)
+}
+
+/// Every slab goes back to the donor.
+fn wait_returned(stage: &Stage) {
+    wait_until("the donor to have all its memory again", || (lent_bytes(stage)? == 0).then_some(()));
 }
 
 /// Waits until so much is lent that losing something means something.
@@ -143,14 +166,46 @@ fn with_argument(argument: &Path) -> Vec<u32> {
 }
 
 #[test]
-fn a_killed_program_ends_its_run_by_the_same_signal() {
-    let Some(stage) = Stage::set(&["gcc"]) else { return };
-    let mut running = start(&stage);
+fn a_killed_pager_gives_its_donor_all_memory_back() {
+    let Some(mut stage) = Stage::set(&["gcc"]) else { return };
+    let mut running = start_on_a_donor(&mut stage);
     wait_lent(&stage, &mut running);
+    running.wait_until("the donor to tell of it", || (lent_bytes(&stage)? > 0).then_some(()));
+    running.signal("KILL");
+    assert_eq!(running.end().status.signal(), Some(9));
+    wait_returned(&stage);
+    // What a run with donors of its own has removed by those.
+    support::run(&mut stage.spillway(&["doctor", "--mend", "--json"])).done("mending");
+    assert!(stage.items("run").is_empty());
+}
+
+#[test]
+fn a_killed_program_gives_its_donor_all_memory_back() {
+    let Some(mut stage) = Stage::set(&["gcc"]) else { return };
+    let mut running = start_on_a_donor(&mut stage);
+    wait_lent(&stage, &mut running);
+    running.wait_until("the donor to tell of it", || (lent_bytes(&stage)? > 0).then_some(()));
+    kill_verifier(&running);
+    let said = running.end();
+    assert_eq!(said.status.signal(), Some(9), "{} {}", said.status, said.errors);
+    wait_returned(&stage);
+    stage.assert_clean();
+}
+
+/// Kills the program of a run.
+fn kill_verifier(running: &Running) {
     let verifier = children(running.pid())
         .into_iter()
         .find(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|path| path.ends_with("verifier")));
     support::signal(verifier.expect("the program is a child of the run"), "KILL");
+}
+
+#[test]
+fn a_killed_program_ends_its_run_by_the_same_signal() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let mut running = start(&stage);
+    wait_lent(&stage, &mut running);
+    kill_verifier(&running);
     let said = running.end();
     assert_eq!(said.status.signal(), Some(9), "{} {}", said.status, said.errors);
     stage.assert_clean();

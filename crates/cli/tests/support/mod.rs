@@ -155,6 +155,11 @@ pub(crate) fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
     }
 }
 
+/// How long a long test runs; `make soak` sets minutes.
+pub(crate) fn soak_seconds(default: u64) -> u64 {
+    std::env::var("SPILLWAY_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
 /// Runs a command to its end.
 pub(crate) fn run(command: &mut Command) -> Said {
     Running::start(command).end()
@@ -191,12 +196,7 @@ pub(crate) fn has_program(name: impl AsRef<OsStr>) -> bool {
         .any(|directory: PathBuf| directory.join(name.as_ref()).is_file())
 }
 
-/// Ends a test because something is missing; under `SPILLWAY_NO_SKIP=1`, as in CI, that is a failure.
-pub(crate) fn skip(missing: &str) {
-    let forbidden = std::env::var_os("SPILLWAY_NO_SKIP").is_some_and(|value| value == "1");
-    assert!(!forbidden, "this machine lacks {missing}, and SPILLWAY_NO_SKIP=1 forbids to skip");
-    println!("skipped: this machine lacks {missing}");
-}
+pub(crate) use spillway_sys::skipping::skip;
 
 /// Whether the tests run as root.
 pub(crate) fn is_root() -> bool {

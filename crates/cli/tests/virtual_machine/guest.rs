@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use spillway_virtual_machine::builder::quoted;
@@ -30,7 +30,8 @@ impl Programs {
         if !bench.exists() {
             return Err("the program spillway-bench (make test-binaries)".to_owned());
         }
-        let missing = ["gcc", "redis-server", "redis-cli", "fio"].into_iter().find(|program| !has_program(program));
+        let missing =
+            ["gcc", "redis-server", "redis-cli", "fio", "nbd-client"].into_iter().find(|program| !has_program(program));
         if let Some(missing) = missing {
             return Err(missing.to_owned());
         }
@@ -106,9 +107,12 @@ impl Guest {
         format!("set -e; export PATH={programs}:$PATH; cd /disk; {text}")
     }
 
-    /// Runs a script to its end, whatever it is.
+    /// Runs a script to its end, whatever it is. How long it took is told with `--nocapture`, and where the test fails.
     pub(crate) fn run(&self, script: &str) -> Said {
-        self.machine.run(&self.script(script), WITHIN).unwrap_or_else(|failure| panic!("{failure}"))
+        let begun = Instant::now();
+        let said = self.machine.run(&self.script(script), WITHIN).unwrap_or_else(|failure| panic!("{failure}"));
+        println!("{:5.1} s: {script}", begun.elapsed().as_secs_f64());
+        said
     }
 
     /// What a script writes that must end with 0.

@@ -7,7 +7,7 @@
 //! - [`automatic`]: which front end is taken unless told otherwise.
 //! - [`guest`]: a machine with our programs in it; [`front_ends`]: what is tested, and on which kernel.
 //! - [`each_front_end`]: what one guest tests after another: [`programs`], exact output under a limit of half the working set;
-//!   [`plain_device`], fio with verification; and some of the others.
+//!   [`plain_device`], fio with verification; [`network_disk`], the kernel's own NBD client; and some of the others.
 //! - [`overcommit`]: a whole machine far beyond its memory while donors die, stop and come back; [`two_machines`]: the same
 //!   over a network, which also breaks.
 //! - [`crash`]: the process that serves swap is killed while all of that goes on; [`agent`]: the agent is; [`swap_off`]: the same
@@ -29,6 +29,7 @@ mod automatic;
 mod crash;
 mod each_front_end;
 mod guest;
+mod network_disk;
 mod overcommit;
 mod plain_device;
 mod programs;

@@ -44,6 +44,19 @@ fn swap_over_ublk_comes_to_a_good_end_whoever_died() {
     });
 }
 
+/// Nothing starts a keeper again, and nothing needs it until the serving process dies as well.
+pub(crate) fn swap_whose_keeper_alone_died_is_switched_off_as_ever(guest: &Guest, front_end: FrontEnd) {
+    let donor = swap_on(guest, front_end);
+    let programs = start_paging(guest);
+    guest.said("kill -9 $(grep -o '\"pid\":[0-9]*' /run/spillway/device-swap/owner.json | tr -dc 0-9)");
+    guest.wait_for("spillway swap status --json | grep -q orphaned");
+    lift_limit(guest);
+    guest.said("spillway swap off");
+    end_paging(guest, &programs);
+    assert!(guest.items("device").is_empty());
+    guest.end_donor("d", &donor);
+}
+
 fn swap_over_ublk_whose_process_was_given_up_comes_back_whole(guest: &Guest) {
     let donor = swap_on(guest, UBLK);
     let programs = start_paging(guest);

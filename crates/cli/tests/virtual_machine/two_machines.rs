@@ -6,7 +6,8 @@ use spillway_virtual_machine::builder::ADDRESSES;
 
 use crate::front_ends::FrontEnd;
 use crate::guest::{Guest, SLABS, builder};
-use crate::overcommit::{OVERCOMMIT_WITHIN, assert_exact, verifiers, wait_filled, wait_swapped};
+use crate::overcommit::{assert_exact, overcommit_within, verifiers, wait_filled, wait_swapped};
+use crate::support::soak_seconds;
 
 on_every_front_end!(
     #[ignore = "minutes of a machine without a free page: `make soak` runs it"]
@@ -28,7 +29,8 @@ fn a_machine_pages_to_another_through_cut_cables_and_a_killed_donor(front_end: F
     ));
     wait_filled(&borrower);
     let total_mib = 2 * borrower.memory_mib("MemTotal");
-    let programs = borrower.start(&verifiers(total_mib, 25));
+    let seconds = soak_seconds(25);
+    let programs = borrower.start(&verifiers(total_mib, seconds));
     wait_swapped(&borrower, total_mib / 3);
     assert_eq!(borrower.device()["donors"][0]["transport"], "tcp");
     // The cable is pulled for longer than silence is allowed.
@@ -39,7 +41,7 @@ fn a_machine_pages_to_another_through_cut_cables_and_a_killed_donor(front_end: F
     lender.signal_donor("d0", "KILL");
     lender.machine_end(&donor);
     let donor = lender.donor("d0", "448M", &address, "/share/key");
-    assert_exact(&borrower.end_within(&programs, OVERCOMMIT_WITHIN));
+    assert_exact(&borrower.end_within(&programs, overcommit_within(seconds)));
     let device = borrower.device();
     assert_eq!(device["pages_lost"], 0, "{device:#}");
     borrower.said("spillway swap off");

@@ -249,8 +249,7 @@ mod tests {
         let shared_memory = Path::new("/dev/shm");
         let magic = fs::statfs(shared_memory).map(|status| status.f_type as u64);
         if magic.ok() != Some(IN_MEMORY_MAGICS[0]) {
-            eprintln!("skipped: /dev/shm is not a tmpfs here");
-            return;
+            return spillway_sys::skipping::skip("a tmpfs at /dev/shm");
         }
         let directory = tempfile::tempdir_in(shared_memory).unwrap();
         let path = directory.path().join("backing");

@@ -1,5 +1,5 @@
 /* Uses what the kernel does with memory on the side: children that share it, stacks for signals, locks that outlive threads,
- * advice, and dumps; and checks every byte it wrote.
+ * control blocks of threads, advice, growth, private files, and dumps; and checks every byte it wrote.
  *
  *   peculiarities MODE MIB FILE
  *
@@ -9,8 +9,10 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stddef.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -171,6 +173,121 @@ static void do_robust(size_t pages) {
     }
 }
 
+enum { SLEEPERS = 24 };
+
+/* Where the thread's rseq area is from its thread pointer (glibc 2.35 and later), and how large it is. */
+extern const ptrdiff_t __rseq_offset __attribute__((weak));
+extern const unsigned __rseq_size __attribute__((weak));
+
+struct sleeper {
+    pthread_t thread;
+    int awake;
+    sem_t told;
+    uintptr_t robust_list, rseq;
+};
+
+/* Says where its control block is, and sleeps. */
+static void *sleep_on(void *argument) {
+    struct sleeper *own = argument;
+    size_t length;
+    if (syscall(SYS_get_robust_list, 0, &own->robust_list, &length) != 0) fail("get_robust_list");
+    if (&__rseq_size != NULL && __rseq_size > 0)
+        own->rseq = (uintptr_t)((char *)__builtin_thread_pointer() + __rseq_offset);
+    sem_post(&own->told);
+    char nothing;
+    if (read(own->awake, &nothing, 1) != 0) fail("read");
+    return NULL;
+}
+
+/* Whether a page is in memory, by the page table alone. */
+static int is_present(int pagemap, uintptr_t address) {
+    uint64_t entry;
+    if (pread(pagemap, &entry, sizeof entry, (off_t)(address / PAGE * sizeof entry)) != sizeof entry) fail("pagemap");
+    return entry >> 63 != 0;
+}
+
+/* Threads that sleep touch nothing of theirs; what the kernel needs when one of them ends stays all the same. */
+static void do_control(size_t pages) {
+    int ends[2], pagemap = open("/proc/self/pagemap", O_RDONLY);
+    if (pagemap < 0 || pipe(ends) != 0) fail("pagemap or pipe");
+    struct sleeper *sleepers = (struct sleeper *)map(SLEEPERS * sizeof *sleepers);
+    for (int i = 0; i < SLEEPERS; i++) {
+        sleepers[i].awake = ends[0];
+        sem_init(&sleepers[i].told, 0, 0);
+        errno = pthread_create(&sleepers[i].thread, NULL, sleep_on, &sleepers[i]);
+        if (errno != 0) fail("pthread_create");
+        while (sem_wait(&sleepers[i].told) != 0) continue;
+    }
+    char *memory = map(pages * PAGE);
+    fill(memory, pages, 1);
+    for (int round = 0; round < 3; round++) {
+        press(memory, pages);
+        for (int i = 0; i < SLEEPERS; i++)
+            if (!is_present(pagemap, sleepers[i].robust_list) || (sleepers[i].rseq && !is_present(pagemap, sleepers[i].rseq))) {
+                fprintf(stderr, "the control block of thread %d has left\n", i);
+                exit(1);
+            }
+    }
+    close(ends[1]);
+    for (int i = 0; i < SLEEPERS; i++) pthread_join(sleepers[i].thread, NULL);
+}
+
+enum { GROWERS = 4, GROW_ROUNDS = 12 };
+
+/* What realloc does to large memory: it grows by some pages at a time, and may move. */
+static void *grow(void *argument) {
+    struct churner *own = argument;
+    uint64_t state = own->seed | 1;
+    for (int round = 0; round < GROW_ROUNDS; round++) {
+        size_t pages = 1;
+        char *memory = map(PAGE);
+        fill_page(memory, own->seed);
+        while (pages < own->pages) {
+            size_t more = 1 + (state = mix(state)) % 32, grown = pages + more < own->pages ? pages + more : own->pages;
+            char *moved = mremap(memory, pages * PAGE, grown * PAGE, MREMAP_MAYMOVE);
+            if (moved == MAP_FAILED) fail("a mapping cannot grow");
+            memory = moved;
+            fill(memory + pages * PAGE, grown - pages, own->seed + pages * WORDS);
+            pages = grown;
+        }
+        check(memory, pages, own->seed, "grown");
+        if (munmap(memory, pages * PAGE) != 0) fail("munmap");
+    }
+    return NULL;
+}
+
+/* Mappings that are paged while they grow. */
+static void do_grow(size_t pages) {
+    struct churner growers[GROWERS];
+    for (int i = 0; i < GROWERS; i++) {
+        growers[i] = (struct churner){.pages = pages / GROWERS, .seed = (uint64_t)(i + 1) << 40};
+        errno = pthread_create(&growers[i].thread, NULL, grow, &growers[i]);
+        if (errno != 0) fail("pthread_create");
+    }
+    for (int i = 0; i < GROWERS; i++) pthread_join(growers[i].thread, NULL);
+}
+
+/* A file that is mapped privately and written keeps what was written, and the file what it had. */
+static void do_file(size_t pages) {
+    size_t part = pages / 8;
+    int file = memfd_create("private", 0);
+    if (file < 0 || ftruncate(file, (off_t)(part * PAGE)) != 0) fail("memfd");
+    char *own = mmap(NULL, part * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    char *memory = map((pages - part) * PAGE), *content = malloc(PAGE);
+    if (own == MAP_FAILED || content == NULL) fail("mmap of a file");
+    fill(own, part, 7);
+    fill(memory, pages - part, 1);
+    for (int round = 0; round < 2; round++) {
+        press(memory, pages - part);
+        check(own, part, 7, "a private file's pages");
+    }
+    for (size_t i = 0; i < part; i++) {
+        if (pread(file, content, PAGE, (off_t)(i * PAGE)) != (ssize_t)PAGE) fail("pread");
+        for (size_t byte = 0; byte < PAGE; byte++)
+            if (content[byte] != 0) fail("the file was written");
+    }
+}
+
 /* Memory that a child is not to see reads as zero there, wherever it is, and stays in the parent. */
 static void do_wipe(size_t pages) {
     char *memory = map(pages * PAGE), *secret = map(64 * PAGE);
@@ -257,6 +374,9 @@ int main(int count, char **arguments) {
     else if (strcmp(mode, "robust") == 0) do_robust(pages);
     else if (strcmp(mode, "wipe") == 0) do_wipe(pages);
     else if (strcmp(mode, "borrow") == 0) do_borrow(pages);
+    else if (strcmp(mode, "control") == 0) do_control(pages);
+    else if (strcmp(mode, "grow") == 0) do_grow(pages);
+    else if (strcmp(mode, "file") == 0) do_file(pages);
     else if (strcmp(mode, "core") == 0) do_core(pages, arguments[3]);
     else return 2;
     printf("%s %zu pages as written\n", mode, pages);

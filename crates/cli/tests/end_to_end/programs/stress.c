@@ -22,6 +22,7 @@ enum { ZERO = 0, MAYBE = 1 };
 struct region {
     char *memory;
     size_t pages;
+    int is_cut; /* Another mapping was put in place of a part of it. */
     uint64_t seeds[PAGES_MAX]; /* ZERO, or the seed of its words; MAYBE in the lowest bit. */
 };
 
@@ -86,6 +87,7 @@ static void write_words(struct worker *worker, struct region *region, size_t pag
 static void fresh(struct region *region, size_t pages) {
     region->pages = pages;
     region->memory = map(pages * PAGE);
+    region->is_cut = 0;
     memset(region->seeds, 0, sizeof region->seeds);
 }
 
@@ -126,6 +128,7 @@ static void do_replace(struct worker *worker, struct region *region) {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
     char *memory = region->memory + start * PAGE;
     if (mmap(memory, length * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED) fail("mmap over");
+    region->is_cut = 1;
     memset(region->seeds + start, 0, length * sizeof *region->seeds);
 }
 
@@ -140,8 +143,8 @@ static void do_move(struct worker *worker, struct region *region) {
         moved = mremap(region->memory, region->pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place);
     }
     if (moved == MAP_FAILED) {
-        /* A mapping that others have cut up cannot be grown as one. */
-        if (errno != EFAULT) fail("mremap");
+        /* Two mappings cannot be grown as one. */
+        if (errno != EFAULT || !region->is_cut) fail("mremap");
         do_map(worker, region);
         return;
     }

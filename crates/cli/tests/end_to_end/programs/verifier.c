@@ -1,6 +1,8 @@
 /* Reads and rewrites pages at random for a while, and knows what each of them must hold.
  *
- *   verifier MIB SECONDS SEED
+ *   verifier MIB SECONDS SEED [forked]
+ *
+ * "forked": a child goes on with a copy of all pages beside it, and must find no wrong word either.
  *
  * The versions it expects are kept in locked memory, so that they do not depend on what is tested. Prints "ready" when all
  * pages were written once, and at the end "pages N wrong 0". Any wrong word ends it with status 1. SIGUSR1 is the end before its time.
@@ -13,7 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #define PAGE 4096UL
 #define WORDS (PAGE / sizeof(uint64_t))
@@ -51,9 +56,31 @@ static size_t wrong_words(const uint64_t *words, uint64_t seed, size_t page, uin
     return wrong;
 }
 
+/* A child that goes on by itself from here, and ends with its parent; 0 in it. */
+static pid_t fork_child(void) {
+    pid_t parent = getpid(), child = fork();
+    if (child < 0) fprintf(stderr, "fork: %s\n", strerror(errno)), exit(1);
+    if (child > 0) return child;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(3);
+    state = state * 5 | 1;
+    return 0;
+}
+
+/* Whether the child found anything wrong. */
+static size_t end_child(pid_t child) {
+    int status;
+    kill(child, SIGUSR1);
+    while (waitpid(child, &status, 0) < 0)
+        if (errno != EINTR) return 1;
+    if (status != 0) fprintf(stderr, "the child ended with %#x\n", status);
+    return status != 0;
+}
+
 int main(int count, char **arguments) {
-    if (count != 4) {
-        fprintf(stderr, "usage: verifier MIB SECONDS SEED\n");
+    int forks = count == 5 && strcmp(arguments[4], "forked") == 0;
+    if (count != 4 && !forks) {
+        fprintf(stderr, "usage: verifier MIB SECONDS SEED [forked]\n");
         return 2;
     }
     signal(SIGUSR1, enough);
@@ -70,7 +97,8 @@ int main(int count, char **arguments) {
     /* Refused without the right to; the versions are then tested too. */
     (void)mlock(versions, pages * sizeof *versions);
     for (size_t i = 0; i < pages; i++) write_page((uint64_t *)(memory + i * PAGE), seed, i, 0);
-    printf("ready\n");
+    pid_t child = forks ? fork_child() : -1;
+    if (child != 0) printf("ready\n");
     fflush(stdout);
     struct timespec start, now;
     clock_gettime(CLOCK_MONOTONIC, &start);
@@ -85,6 +113,8 @@ int main(int count, char **arguments) {
         clock_gettime(CLOCK_MONOTONIC, &now);
     } while (!is_enough && now.tv_sec - start.tv_sec < seconds);
     for (size_t i = 0; i < pages; i++) wrong += wrong_words((uint64_t *)(memory + i * PAGE), seed, i, versions[i]);
+    if (child > 0) wrong += end_child(child);
+    if (child == 0) return wrong > 0;
     printf("pages %zu wrong %zu\n", pages, wrong);
     return wrong > 0;
 }

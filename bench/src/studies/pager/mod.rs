@@ -1,12 +1,17 @@
 //! What a page costs when the pager brings it: against the bare floor of userfaultfd, all memory local, and our own swap device.
 //!
 //! A fault's cost is the program's time over the faults that brought a page; the floor is a thread of one process that fills pages
-//! and does nothing else. The pager starts on one CPU, the program runs on the same or on another one.
+//! and does nothing else. The pager starts on one CPU and the program runs on the same or on another one; or the scheduler puts all
+//! threads where it likes, as in a run without this benchmark.
 //!
 //! Pages that leave are measured in two ways: of a program at rest far beyond its budget (eviction alone), and of one that fills fresh
 //! memory, which waits for a fault at each page.
+//!
+//! `within_budget` asks what the pager costs a program that needs no page of it.
 
-use super::pinning::{Pinning, SERVER_CPU};
+mod within_budget;
+
+use super::pinning::Placement;
 use super::program_run::{run_storage, run_workload, workload_command};
 use super::{Context, Study, loopback};
 use crate::harness::HarnessError;
@@ -35,6 +40,8 @@ const SIDES: [Side; 5] = [
     Side::Run(Via::Swap, Transport::SharedMemory),
 ];
 
+const LOCAL_NAME: &str = "all local";
+const PAGER_NAME: &str = "pager shm";
 const FLOOR: &str = "userfaultfd floor";
 const EXCHANGE: &str = "raw loopback exchange";
 const FAULT: &str = "fault";
@@ -59,8 +66,8 @@ pub struct PagerStudy;
 fn name(side: Side) -> &'static str {
     match side {
         Side::Floor => FLOOR,
-        Side::AllLocal => "all local",
-        Side::Run(Via::Pager, Transport::SharedMemory) => "pager shm",
+        Side::AllLocal => LOCAL_NAME,
+        Side::Run(Via::Pager, Transport::SharedMemory) => PAGER_NAME,
         Side::Run(Via::Pager, Transport::Tcp) => "pager tcp",
         Side::Run(Via::Swap, Transport::SharedMemory) => "swap shm",
         Side::Run(Via::Swap, Transport::Tcp) => "swap tcp",
@@ -77,27 +84,27 @@ impl Study for PagerStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (60, 25)
+        (135, 60)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
         let size = Size(context.choose(256, 64) * MIB);
-        let pinnings = Pinning::possible(result.machine.cpus);
+        let placements = Placement::possible(result.machine.cpus);
         context.interleave(
             result,
             &SIDES,
             |side| name(side).to_owned(),
             |round, side, result| {
-                pinnings.iter().try_for_each(|pinning| measure(context, result, (round, side), size, *pinning))
+                placements.iter().try_for_each(|placement| measure(context, result, (round, side), size, *placement))
             },
         )?;
-        goals(result, pinnings);
-        Ok(())
+        goals(result, &placements);
+        within_budget::measure(context, result)
     }
 }
 
-fn case(what: &str, pinning: Pinning) -> String {
-    format!("{what}, {}", pinning.name())
+fn case(what: &str, placement: Placement) -> String {
+    format!("{what}, {}", placement.name())
 }
 
 fn measure(
@@ -105,27 +112,27 @@ fn measure(
     result: &mut StudyResult,
     (round, side): (usize, Side),
     size: Size,
-    pinning: Pinning,
+    placement: Placement,
 ) -> Result<(), HarnessError> {
     if side == Side::Floor {
-        return measure_floor(context, result, round, pinning);
+        return measure_floor(context, result, round, placement);
     }
     let half = Size(size.0 / 2);
     for (workload, what) in SCANS {
-        let (report, _) = run(context, side, workload, size, half, pinning)?;
-        result.record(round, &case(what, pinning), name(side), MICROSECONDS, us_per_page(&report, "read")?);
+        let (report, _) = run(context, side, workload, size, half, placement)?;
+        result.record(round, &case(what, placement), name(side), MICROSECONDS, us_per_page(&report, "read")?);
     }
     if !matches!(side, Side::Run(Via::Pager, _)) {
         return Ok(());
     }
-    let (report, told) = run(context, side, "touch", size, half, pinning)?;
-    result.record(round, &case(FAULT, pinning), name(side), MICROSECONDS, us_per_fault(&report, &told)?);
+    let (report, told) = run(context, side, "touch", size, half, placement)?;
+    result.record(round, &case(FAULT, placement), name(side), MICROSECONDS, us_per_fault(&report, &told)?);
     let local = Size(size.0 / EVICTION_LOCAL_DIVISOR);
-    let (report, told) = run(context, side, "fill-sequential", size, local, pinning)?;
-    result.record(round, &case(FILL, pinning), name(side), PAGES_PER_SECOND, filled(&report, &told, local)?);
-    let (report, told) = run(context, side, "overflow", size, local, pinning)?;
+    let (report, told) = run(context, side, "fill-sequential", size, local, placement)?;
+    result.record(round, &case(FILL, placement), name(side), PAGES_PER_SECOND, filled(&report, &told, local)?);
+    let (report, told) = run(context, side, "overflow", size, local, placement)?;
     filled(&report, &told, local)?;
-    result.record(round, &case(EVICTION, pinning), name(side), PAGES_PER_SECOND, evicted(&report)?);
+    result.record(round, &case(EVICTION, placement), name(side), PAGES_PER_SECOND, evicted(&report)?);
     Ok(())
 }
 
@@ -133,31 +140,31 @@ fn measure_floor(
     context: &Context,
     result: &mut StudyResult,
     round: usize,
-    pinning: Pinning,
+    placement: Placement,
 ) -> Result<(), HarnessError> {
     let count = context.choose(20_000, 4_000);
-    let (server, client) = (SERVER_CPU, pinning.client_cpu());
+    let (server, client) = (placement.server_cpu(), placement.client_cpu());
     let floor = fault_floor::fault_us(count, server, client);
     let floor = floor.map_err(HarnessError::system("measuring the floor of userfaultfd"))?;
-    result.record(round, &case(FAULT, pinning), FLOOR, MICROSECONDS, floor);
+    result.record(round, &case(FAULT, placement), FLOOR, MICROSECONDS, floor);
     let exchange = loopback::exchange_us(count as u32, server, client);
     let exchange = exchange.map_err(HarnessError::system("measuring a raw loopback exchange"))?;
-    result.record(round, &case(FAULT, pinning), EXCHANGE, MICROSECONDS, exchange);
+    result.record(round, &case(FAULT, placement), EXCHANGE, MICROSECONDS, exchange);
     Ok(())
 }
 
-/// Runs a workload on the client's CPU with `local` of local memory, and what serves it from the server's CPU on.
+/// Runs a workload on the client's CPU with `local` of local memory, and what serves it from the server's CPU on, where they have one.
 fn run(
     context: &Context,
     side: Side,
     workload: &str,
     size: Size,
     local: Size,
-    pinning: Pinning,
+    placement: Placement,
 ) -> Result<(WorkloadReport, Option<RunReport>), HarnessError> {
     let interrupt = &context.shop.interrupt;
     let plain = workload_command(workload, size)?;
-    let mut program = pinned(plain.get_program().as_ref(), Some(pinning.client_cpu()));
+    let mut program = pinned(plain.get_program().as_ref(), placement.client_cpu());
     program.args(plain.get_args());
     let Side::Run(via, transport) = side else {
         return Ok((run_workload(workload, &mut program, interrupt)?, None));
@@ -165,10 +172,10 @@ fn run(
     let product = context.shop.product()?;
     let room = Size(size.0 * 2);
     // Held until the program has ended.
-    let donors = [product.donor(Size(room.0.max(256 * MIB)), transport, Some(SERVER_CPU), interrupt)?];
+    let donors = [product.donor(Size(room.0.max(256 * MIB)), transport, placement.server_cpu(), interrupt)?];
     let storage = run_storage(context, &donors, "none", room);
     let stats = context.shop.directory.path().join("pager-stats.json");
-    let mut command = product.run_via(via, Some(SERVER_CPU), &local.to_string(), &storage, &stats, &program);
+    let mut command = product.run_via(via, placement.server_cpu(), &local.to_string(), &storage, &stats, &program);
     let report = run_workload(workload, &mut command, interrupt)?;
     Ok((report, Some(RunReport::read(&stats)?)))
 }
@@ -213,21 +220,21 @@ fn evicted(report: &WorkloadReport) -> Result<f64, HarnessError> {
     Ok(1e6 / us_per_page)
 }
 
-fn goals(result: &mut StudyResult, pinnings: &[Pinning]) {
+fn goals(result: &mut StudyResult, placements: &[Placement]) {
     let sides = SIDES.map(name);
     let [floor, local, shm, tcp, swap] = sides;
-    for pinning in pinnings {
-        let fault = case(FAULT, *pinning);
+    for placement in placements {
+        let fault = case(FAULT, *placement);
         result.goal("fault over shm within 1.5x of the userfaultfd floor", &fault, shm, floor, 1.5, Better::Lower);
         let over_tcp = result.median_of([tcp, floor, EXCHANGE].map(|side| (&*fault, side)), |[tcp, floor, raw]| {
             tcp / (floor + 1.3 * raw)
         });
         result.goal_of("fault over tcp within the floor and 1.3 raw exchanges", &fault, over_tcp, 1.0, Better::Lower);
-        let scan = case(SEQUENTIAL, *pinning);
+        let scan = case(SEQUENTIAL, *placement);
         result.goal("scan at L(50) at 60 % of all-local", &scan, local, shm, 0.6, Better::Higher);
-        let random = case(RANDOM, *pinning);
+        let random = case(RANDOM, *placement);
         result.goal("random at L(50) twice as fast as our swap device", &random, swap, shm, 2.0, Better::Higher);
-        let eviction = case(EVICTION, *pinning);
+        let eviction = case(EVICTION, *placement);
         let rate = result.median(&eviction, shm).map(|rate| rate / EVICTION_GOAL);
         result.goal_of("800,000 pages evicted a second", &eviction, rate, 1.0, Better::Higher);
     }
@@ -290,8 +297,8 @@ mod tests {
             result.record(0, "fault, same CPU", side, MICROSECONDS, time);
         }
         result.record(0, "eviction, same CPU", "pager shm", PAGES_PER_SECOND, 400_000.0);
-        goals(&mut result, Pinning::possible(2));
-        assert_eq!(result.goals.len(), 10);
+        goals(&mut result, &Placement::possible(2));
+        assert_eq!(result.goals.len(), 15);
         assert_eq!(result.goals.iter().filter(|goal| goal.met == Some(true)).count(), 1);
         assert_eq!(result.goals.iter().filter(|goal| goal.met == Some(false)).count(), 2);
     }
