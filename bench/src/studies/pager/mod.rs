@@ -95,12 +95,19 @@ impl Study for PagerStudy {
             &SIDES,
             |side| name(side).to_owned(),
             |round, side, result| {
-                placements.iter().try_for_each(|placement| measure(context, result, (round, side), size, *placement))
+                first_error(
+                    placements.iter().map(|placement| measure(context, result, (round, side), size, *placement)),
+                )
             },
         )?;
         goals(result, &placements);
         within_budget::measure(context, result)
     }
+}
+
+/// Does all of it: an eviction that nobody saw in one placement must not cost the figures of the next.
+fn first_error(outcomes: impl Iterator<Item = Result<(), HarnessError>>) -> Result<(), HarnessError> {
+    outcomes.fold(Ok(()), Result::and)
 }
 
 fn case(what: &str, placement: Placement) -> String {
@@ -288,6 +295,18 @@ mod tests {
     fn an_eviction_that_nobody_saw_has_no_rate() {
         assert_eq!(evicted(&report("leave", 2.0)).unwrap(), 500_000.0);
         assert!(evicted(&report("leave", 0.0)).is_err());
+    }
+
+    #[test]
+    fn a_failure_is_told_and_the_rest_is_done() {
+        let mut done = 0;
+        let outcomes = [None, Some("first"), Some("second"), None].into_iter().map(|failure| {
+            done += 1;
+            failure.map_or(Ok(()), |failure| Err(HarnessError::failed("it", failure)))
+        });
+        assert!(first_error(outcomes).unwrap_err().to_string().contains("first"));
+        assert_eq!(done, 4);
+        assert!(first_error([Ok(()), Ok(())].into_iter()).is_ok());
     }
 
     #[test]
