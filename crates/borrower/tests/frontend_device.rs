@@ -278,7 +278,6 @@ fn fill_and_verify() {
 
 #[test]
 fn a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote() {
-    const TEST: &str = "a_limited_program_swaps_to_the_device";
     if !can_run() {
         return;
     }
