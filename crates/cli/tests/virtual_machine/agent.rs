@@ -10,7 +10,12 @@ use crate::guest::{Guest, builder};
 use crate::overcommit::{assert_exact, verifiers, wait_swapped};
 
 on_front_end!(ublk, UBLK, an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page);
-on_front_end!(nbd, NBD, an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page);
+on_front_end!(
+    nbd,
+    NBD,
+    #[ignore = "four minutes, emulated, of what it does on ublk: `make soak` runs it"]
+    an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page
+);
 on_front_end!(
     loop_fuse,
     LOOP_FUSE,

@@ -18,12 +18,12 @@ pub(crate) fn fio_finds_what_it_wrote_on_a_plain_device(guest: &Guest, front_end
         "fio --name=verify --filename={device} --direct=1 --ioengine=libaio --verify=crc32c --verify_fatal=1 \
          --verify_state_save=0"
     );
-    guest.said(&format!("{fio} --rw=randwrite --bs=4k --iodepth=16 --numjobs=2 --size=4M --offset_increment=48M"));
-    guest.said(&format!("{fio} --rw=write --bs=1M --iodepth=4 --offset=48M --size=32M"));
-    guest.said(&format!("{fio} --rw=randwrite --bsrange=4k-256k --iodepth=8 --size=16M"));
+    guest.said(&format!("{fio} --rw=randwrite --bs=4k --iodepth=16 --numjobs=2 --size=1M --offset_increment=48M"));
+    guest.said(&format!("{fio} --rw=write --bs=1M --iodepth=4 --offset=48M --size=8M"));
+    guest.said(&format!("{fio} --rw=randwrite --bsrange=4k-256k --iodepth=8 --size=6M"));
     // Each block is discarded before it is written, and some of them afterwards too.
     guest.said(&format!(
-        "{fio} --rw=randtrimwrite --bsrange=4k-256k --iodepth=8 --size=8M --trim_percentage=30 --trim_backlog=16"
+        "{fio} --rw=randtrimwrite --bsrange=4k-256k --iodepth=8 --size=4M --trim_percentage=30 --trim_backlog=16"
     ));
     assert_eq!(guest.device()["pages_lost"], 0);
     guest.said(&format!("blkdiscard {device}"));

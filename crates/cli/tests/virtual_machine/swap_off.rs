@@ -82,16 +82,20 @@ fn swap_over_ublk_whose_keeper_died_too_is_given_up(guest: &Guest) {
     guest.end_donor("d", &donor);
 }
 
-/// The kernel gives the block device up with the process that served it. Ends the machine.
-pub(crate) fn swap_over_loop_and_fuse_ends_with_its_process_and_the_machine_goes_on(guest: Guest) {
-    let donor = swap_on(&guest, LOOP_FUSE);
-    let programs = start_paging(&guest);
-    guest.said("kill -9 $(pgrep -f -- --kept)");
-    assert_ne!(guest.machine_end(&programs), 0, "their pages are lost, so they cannot have found them right");
-    guest.said("spillway doctor --mend");
-    guest.said("! grep loop /proc/swaps");
-    guest.end_donor("d", &donor);
-    guest.finish_after(&LOST_SWAP);
+/// The kernel gives the block device up with the process that served it.
+#[test]
+fn swap_over_loop_and_fuse_ends_with_its_process_and_the_machine_goes_on() {
+    emulated(|| {
+        let Some(guest) = Guest::boot(builder(LOOP_FUSE, 640)) else { return };
+        let donor = swap_on(&guest, LOOP_FUSE);
+        let programs = start_paging(&guest);
+        guest.said("kill -9 $(pgrep -f -- --kept)");
+        assert_ne!(guest.machine_end(&programs), 0, "their pages are lost, so they cannot have found them right");
+        guest.said("spillway doctor --mend");
+        guest.said("! grep loop /proc/swaps");
+        guest.end_donor("d", &donor);
+        guest.finish_after(&LOST_SWAP);
+    });
 }
 
 #[test]
