@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 
 use crate::stage::Stage;
-use crate::support::{Running, UNTIL_TOLD, is_root, run, skip};
+use crate::support::{Running, UNTIL_TOLD, is_root, run, skip, soak_seconds};
 
 fn ip(arguments: &[&str]) {
     run(Command::new("ip").args(arguments)).done("ip");
@@ -141,10 +141,16 @@ fn a_donor_whose_cable_is_pulled_costs_no_page() {
     let options = options(&key, &["--redundancy", "disk", "--backing", backing.to_str().unwrap()]);
     let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", UNTIL_TOLD, "5"]));
     wait_lent(&stage, &mut running);
-    namespace.cut();
-    running.wait_until("the loss to be told", || health(&stage)?.contains("disk only").then_some(()));
-    namespace.mend();
-    wait_found_again(&stage, &mut running);
+    let until = Instant::now() + Duration::from_secs(soak_seconds(0));
+    loop {
+        namespace.cut();
+        running.wait_until("the loss to be told", || health(&stage)?.contains("disk only").then_some(()));
+        namespace.mend();
+        wait_found_again(&stage, &mut running);
+        if Instant::now() >= until {
+            break;
+        }
+    }
     stage.end_verifier(running);
     drop(donor);
     stage.assert_clean();
@@ -161,16 +167,22 @@ fn a_pulled_cable_costs_no_page_that_another_donor_has_too() {
     let options = options(&key, &["--donor", &address, "--redundancy", "replicas=2"]);
     let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", UNTIL_TOLD, "6"]));
     wait_lent(&stage, &mut running);
-    running.wait_until("every page to have two copies", || {
-        let slabs = &stage.device_now()["slabs"];
-        (slabs["degraded"] == 0 && slabs["migrating"] == 0).then_some(())
-    });
-    namespace.cut();
-    running.wait_until("the loss to be noticed", || {
-        (stage.device_now()["donors"][0]["state"].as_str()? != "connected").then_some(())
-    });
-    namespace.mend();
-    wait_found_again(&stage, &mut running);
+    let until = Instant::now() + Duration::from_secs(soak_seconds(0));
+    loop {
+        running.wait_until("every page to have two copies", || {
+            let slabs = &stage.device_now()["slabs"];
+            (slabs["degraded"] == 0 && slabs["migrating"] == 0).then_some(())
+        });
+        namespace.cut();
+        running.wait_until("the loss to be noticed", || {
+            (stage.device_now()["donors"][0]["state"].as_str()? != "connected").then_some(())
+        });
+        namespace.mend();
+        wait_found_again(&stage, &mut running);
+        if Instant::now() >= until {
+            break;
+        }
+    }
     stage.end_verifier(running);
     drop((inside, here));
     stage.assert_clean();
