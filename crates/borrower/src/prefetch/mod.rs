@@ -97,9 +97,14 @@ impl Candidates {
         }
     }
 
-    /// Adds those of `other` for which there is room; its marker counts if there was none.
+    /// Adds those of `other` that are not here yet and for which there is room; its marker counts if there was none. Streams that meet, one
+    /// from below and one from above, name the same pages, and a page is read once.
     pub fn append(&mut self, other: &Self) {
-        other.pages().iter().for_each(|page| self.push(*page));
+        for page in other.pages() {
+            if !self.pages().contains(page) {
+                self.push(*page);
+            }
+        }
         self.marker = self.marker.or(other.marker).filter(|marker| self.pages().contains(marker));
     }
 
@@ -235,6 +240,18 @@ mod tests {
         assert_eq!(candidates.marker(), Some(VirtualPage(3)));
         candidates.clear();
         assert_eq!((candidates.pages(), candidates.marker()), (&[][..], None));
+    }
+
+    #[test]
+    fn pages_that_two_windows_name_are_candidates_once() {
+        let window = |pages: &[u64]| {
+            let mut window = Candidates::default();
+            pages.iter().for_each(|page| window.push(VirtualPage(*page)));
+            window
+        };
+        let mut candidates = window(&[10, 11, 12, 13]);
+        candidates.append(&window(&[12, 11, 10, 9]));
+        assert_eq!(candidates.pages(), [10, 11, 12, 13, 9].map(VirtualPage));
     }
 
     #[test]
