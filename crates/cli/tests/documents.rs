@@ -31,6 +31,7 @@ fn documents() -> Vec<PathBuf> {
         "docs/SPECIFICATION.md",
         "docs/guarantees.md",
         "docs/pager.md",
+        "docs/measurements.md",
         "bench/README.md",
     ];
     let decisions = std::fs::read_dir(root().join("docs/decisions")).unwrap();
