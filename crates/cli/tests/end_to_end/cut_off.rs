@@ -122,6 +122,17 @@ fn wait_found_again(stage: &Stage, running: &mut Running) {
     });
 }
 
+/// Takes `turn` once, and in a soak until its time is over.
+fn once_or_for_a_soak(mut turn: impl FnMut()) {
+    let until = Instant::now() + Duration::from_secs(soak_seconds(0));
+    loop {
+        turn();
+        if Instant::now() >= until {
+            return;
+        }
+    }
+}
+
 /// What a run needs to know of the donors, the one at the cable's other end first.
 fn options<'a>(key: &'a Path, others: &[&'a str]) -> Vec<&'a str> {
     let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--donor", DONOR, "--key"];
@@ -141,16 +152,12 @@ fn a_donor_whose_cable_is_pulled_costs_no_page() {
     let options = options(&key, &["--redundancy", "disk", "--backing", backing.to_str().unwrap()]);
     let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", UNTIL_TOLD, "5"]));
     wait_lent(&stage, &mut running);
-    let until = Instant::now() + Duration::from_secs(soak_seconds(0));
-    loop {
+    once_or_for_a_soak(|| {
         namespace.cut();
         running.wait_until("the loss to be told", || health(&stage)?.contains("disk only").then_some(()));
         namespace.mend();
         wait_found_again(&stage, &mut running);
-        if Instant::now() >= until {
-            break;
-        }
-    }
+    });
     stage.end_verifier(running);
     drop(donor);
     stage.assert_clean();
@@ -167,8 +174,7 @@ fn a_pulled_cable_costs_no_page_that_another_donor_has_too() {
     let options = options(&key, &["--donor", &address, "--redundancy", "replicas=2"]);
     let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", UNTIL_TOLD, "6"]));
     wait_lent(&stage, &mut running);
-    let until = Instant::now() + Duration::from_secs(soak_seconds(0));
-    loop {
+    once_or_for_a_soak(|| {
         running.wait_until("every page to have two copies", || {
             let slabs = &stage.device_now()["slabs"];
             (slabs["degraded"] == 0 && slabs["migrating"] == 0).then_some(())
@@ -179,10 +185,7 @@ fn a_pulled_cable_costs_no_page_that_another_donor_has_too() {
         });
         namespace.mend();
         wait_found_again(&stage, &mut running);
-        if Instant::now() >= until {
-            break;
-        }
-    }
+    });
     stage.end_verifier(running);
     drop((inside, here));
     stage.assert_clean();
