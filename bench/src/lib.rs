@@ -6,6 +6,7 @@
 //!
 //! - [`statistics`], [`result`], [`table`], [`plot`], [`machine`], [`summary`]: from samples to what people read.
 //!
+//! - [`recording`]: traces of any program, by valgrind.
 //! - [`replay`]: recorded touches against policies, without a pager.
 //! - [`harness`]: other programs and kernel resources, always put back.
 //! - [`studies`]: what is compared with what; [`runner`] runs them and writes their results;
@@ -24,6 +25,7 @@ pub mod machine;
 pub mod permutation;
 pub mod plot;
 pub mod random;
+pub mod recording;
 pub mod replay;
 pub mod result;
 pub mod runner;

@@ -29,6 +29,9 @@ pub const START_DEADLINE: Duration = Duration::from_secs(15);
 /// One measured program may take so long; the slowest, a sort over disk swap at 25 %, took a tenth of it.
 pub const PROGRAM_DEADLINE: Duration = Duration::from_secs(600);
 
+/// One program may be recorded for so long: the slowest takes two minutes on a quiet machine.
+pub const RECORDING_DEADLINE: Duration = Duration::from_secs(1800);
+
 /// Pause between two looks at something that has no event to wait for (a file that appears, a cgroup that empties).
 pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use spillway_bench::harness::interrupt::Interrupt;
 use spillway_bench::harness::stock_subject::StockSubject;
 use spillway_bench::harness::subject::Workshop;
 use spillway_bench::machine::Machine;
+use spillway_bench::recording::valgrind;
 use spillway_bench::replay::accesses::Accesses;
 use spillway_bench::replay::traces;
 use spillway_bench::result::StudyResult;
@@ -26,6 +28,7 @@ use spillway_bench::studies::prefetching::{self, PrefetchingStudy};
 use spillway_bench::studies::replacement::{self, ReplacementStudy};
 use spillway_bench::table;
 use spillway_bench::workloads::{self, WorkloadSettings};
+use spillway_borrower::trace::Recorder;
 
 /// The status of a program that Ctrl-C ended, as shells give it: 128 and the number of SIGINT.
 const INTERRUPTED: u8 = 130;
@@ -44,6 +47,8 @@ enum Command {
     Workload(WorkloadArguments),
     /// Runs studies that compare Spillway with its peers, and writes results as JSON, tables and plots. Needs root.
     Run(RunArguments),
+    /// Records which pages any program touches, under valgrind; `replay` reads it.
+    Record(RecordArguments),
     /// Replays a recorded trace against every policy of replacement and prefetching, and prints tables.
     Replay(ReplayArguments),
     /// Shows real programs with part of their memory lent, in about three minutes. Needs root.
@@ -133,8 +138,17 @@ struct RunArguments {
 }
 
 #[derive(Debug, clap::Args)]
+struct RecordArguments {
+    /// Where the trace goes.
+    file: PathBuf,
+    /// The program and its arguments, after `--`.
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+#[derive(Debug, clap::Args)]
 struct ReplayArguments {
-    /// The trace, from `workload --trace`.
+    /// The trace, from `workload --trace` or `record`.
     file: PathBuf,
 }
 
@@ -174,12 +188,24 @@ fn workload(arguments: &WorkloadArguments) -> Result<(), Box<dyn std::error::Err
 }
 
 fn trace(name: &str, settings: &WorkloadSettings, file: &Path) -> Result<(), Box<dyn std::error::Error>> {
-    let recorder = traces::record(name, settings)?;
+    println!("{}", write_trace(&traces::record(name, settings)?, file)?);
+    Ok(())
+}
+
+/// Standard output is the recorded program's. An error also when that failed: a trace of what it did until then is written all the same.
+fn record(arguments: &RecordArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let (program, rest) = arguments.program.split_first().expect("the command line needs a program");
+    let (recorder, status) = valgrind::record_here(program, rest, &Interrupt::on_signals()?)?;
+    eprintln!("{}", write_trace(&recorder, &arguments.file)?);
+    if status.success() { Ok(()) } else { Err(format!("{}: {status}", program.to_string_lossy()).into()) }
+}
+
+/// Gives what there is to tell of it.
+fn write_trace(recorder: &Recorder, file: &Path) -> Result<String, Box<dyn std::error::Error>> {
     let mut target = BufWriter::new(File::create(file).map_err(|error| format!("{}: {error}", file.display()))?);
     recorder.write_to(&mut target)?;
     target.flush()?;
-    println!("{} touches recorded, {} found no room", recorder.events(), recorder.lost());
-    Ok(())
+    Ok(format!("{} touches recorded, {} found no room", recorder.events(), recorder.lost()))
 }
 
 fn replay(arguments: &ReplayArguments) -> Result<(), Box<dyn std::error::Error>> {
@@ -236,6 +262,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Workload(arguments) => workload(&arguments),
         Command::Run(arguments) => run(arguments),
+        Command::Record(arguments) => record(&arguments),
         Command::Replay(arguments) => replay(&arguments),
         Command::Demo(arguments) => demo(arguments),
         Command::RedisJob(arguments) => redis(&arguments),

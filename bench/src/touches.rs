@@ -63,11 +63,11 @@ impl Probe for Recording<'_> {
         let mut log = self.0.lock().expect("nobody panics while recording");
         let page_size = PAGE_SIZE_BYTES as usize;
         let last = (start + length_bytes.max(1) - 1) / page_size;
-        (start / page_size..=last).for_each(|page| log.touch(VirtualPage(page as u64), write));
+        (start / page_size..=last).for_each(|page| log.touch(VirtualPage(page as u64), 0, write));
     }
 }
 
-/// The touches so far. Threads are not told apart: traces are of one.
+/// The touches so far. Which pages were touched last is one list for all threads; traces of workloads are of one.
 #[derive(Debug)]
 pub struct TouchLog {
     recorder: Recorder,
@@ -83,7 +83,8 @@ impl TouchLog {
         Self { recorder, recent: [(VirtualPage(u64::MAX), true); RECENT_PAGES], touches: 0 }
     }
 
-    fn touch(&mut self, page: VirtualPage, write: bool) {
+    /// `thread` touches `page`.
+    pub fn touch(&mut self, page: VirtualPage, thread: u32, write: bool) {
         self.touches += 1;
         let (latest, written) = self.recent[0];
         if latest == page && (written || !write) {
@@ -95,8 +96,13 @@ impl TouchLog {
         self.recent.copy_within(..place, 1);
         self.recent[0] = (page, written || write);
         if known.is_none() || (write && !written) {
-            self.recorder.record(Event { page, thread: 0, write, time: self.touches });
+            self.recorder.record(Event { page, thread, write, time: self.touches });
         }
+    }
+
+    /// Memory was touched that no trace is made of: time goes on.
+    pub fn pass(&mut self) {
+        self.touches += 1;
     }
 
     /// What was recorded.
@@ -115,7 +121,7 @@ mod tests {
     /// Pages and writes that are recorded of touches.
     fn recorded(touches: &[(u64, bool)]) -> Vec<(u64, bool)> {
         let mut log = TouchLog::new(100_000);
-        touches.iter().for_each(|(page, write)| log.touch(VirtualPage(*page), *write));
+        touches.iter().for_each(|(page, write)| log.touch(VirtualPage(*page), 0, *write));
         let mut bytes = Vec::new();
         log.into_recorder().write_to(&mut bytes).unwrap();
         Reader::new(&bytes).unwrap().map(|event| event.map(|event| (event.page.0, event.write)).unwrap()).collect()

@@ -11,7 +11,7 @@ use super::process::{Collected, Running};
 use crate::limits::TOOL_DEADLINE;
 
 /// Programs and the Debian packages that have them.
-const PACKAGES: [(&str, &str); 15] = [
+const PACKAGES: [(&str, &str); 16] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("nbdfuse", "libnbd-bin"),
@@ -25,6 +25,7 @@ const PACKAGES: [(&str, &str); 15] = [
     ("redis-server", "redis-server"),
     ("redis-benchmark", "redis-tools"),
     ("taskset", "util-linux"),
+    ("valgrind", "valgrind"),
     ("java", "default-jdk-headless"),
     ("javac", "default-jdk-headless"),
 ];

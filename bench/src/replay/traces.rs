@@ -11,7 +11,7 @@ use crate::touches::{Recording, TouchLog};
 use crate::workloads::{self, WorkloadError, WorkloadSettings};
 
 /// Memory for a trace while it is recorded. PageRank's, the longest, takes about 40 MB for 16 MiB of working set.
-const ROOM_BYTES: usize = 512 << 20;
+pub const ROOM_BYTES: usize = 512 << 20;
 
 /// Where a trace comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,13 +43,7 @@ impl Source {
             Self::Workload(name) => record(name, &WorkloadSettings { size, seed: 1, threads: 1 }),
             Self::Pattern(pattern) => Ok(pattern.record(size.pages(), 1)),
         };
-        let recorder = recorder.map_err(|error| error.to_string())?;
-        if recorder.lost() > 0 {
-            return Err(format!("{} touches found no room in the trace; take a smaller working set", recorder.lost()));
-        }
-        let mut bytes = Vec::new();
-        recorder.write_to(&mut bytes).expect("memory takes all that is written");
-        read(&bytes).map_err(|error| error.to_string())
+        accesses(&recorder.map_err(|error| error.to_string())?)
     }
 }
 
@@ -58,6 +52,16 @@ pub fn record(name: &str, settings: &WorkloadSettings) -> Result<Recorder, Workl
     let log = Mutex::new(TouchLog::new(ROOM_BYTES));
     workloads::trace(name, settings, Recording(&log))?;
     Ok(log.into_inner().expect("nobody panics while recording").into_recorder())
+}
+
+/// All accesses that `recorder` took; an error unless it took all.
+pub fn accesses(recorder: &Recorder) -> Result<Accesses, String> {
+    if recorder.lost() > 0 {
+        return Err(format!("{} touches found no room in the trace; take a smaller working set", recorder.lost()));
+    }
+    let mut bytes = Vec::new();
+    recorder.write_to(&mut bytes).expect("memory takes all that is written");
+    read(&bytes).map_err(|error| error.to_string())
 }
 
 /// The accesses of the trace in `bytes`.

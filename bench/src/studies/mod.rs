@@ -15,6 +15,7 @@
 //! | [`cost`] | CPU time and memory that lending takes |
 //! | [`prefetching`] | which page comes along, on recorded traces |
 //! | [`replacement`] | which page leaves, on recorded traces |
+//! | [`recorded`] | both, on traces of real programs |
 //! | [`slab`] | the slab size (never published for Infiniswap) |
 //! | [`writes`] | sustained writes with a copy on disk, before and after its backlog is full |
 //!
@@ -34,6 +35,7 @@ pub mod pinning;
 pub mod prefetching;
 pub mod program_run;
 pub mod programs;
+pub mod recorded;
 pub mod replacement;
 pub mod slab;
 pub mod swap;
@@ -86,7 +88,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 16] = [
+pub const ALL: [&dyn Study; 17] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -98,6 +100,7 @@ pub const ALL: [&dyn Study; 16] = [
     &mapping::MappingStudy,
     &replacement::ReplacementStudy,
     &prefetching::PrefetchingStudy,
+    &recorded::RecordedStudy,
     &guest::GuestStudy,
     &guest::page_in::GuestPageInStudy,
     &dcm::DcmStudy,

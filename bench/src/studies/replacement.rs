@@ -159,7 +159,7 @@ pub fn measure(accesses: &Accesses, trace: &str, result: &mut StudyResult) {
 }
 
 /// The geometric means over all traces at each L, of refaults over optimal and of time over the default's.
-fn sum_up(result: &mut StudyResult) {
+pub fn sum_up(result: &mut StudyResult) {
     let default = Subject::all().into_iter().find(|subject| subject.policy == DEFAULT).map(Subject::name);
     let default = default.expect("the default is a subject");
     for local in LOCAL_PER_CENT {
@@ -185,7 +185,7 @@ fn sum_up(result: &mut StudyResult) {
 }
 
 /// The default policy against each other one.
-fn judge(result: &mut StudyResult) {
+pub fn judge(result: &mut StudyResult) {
     let cases = LOCAL_PER_CENT.iter().flat_map(|local| [TIME, TIME_AHEAD].map(|what| (local, what)));
     for (local, what) in cases {
         let case = format!("{MEAN} L({local}): {what}");
