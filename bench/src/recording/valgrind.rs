@@ -171,12 +171,14 @@ pub fn record_driven(
 
 #[cfg(test)]
 mod tests {
+    use std::process::Stdio;
+
     use super::*;
 
     fn follow(script: &str, interrupt: &Interrupt) -> (Result<(), HarnessError>, Recorder) {
         let Prepared { writer, mut log, .. } = prepare().unwrap();
         let script = script.replace("LOG", &writer.as_raw_fd().to_string());
-        let mut child = Command::new("bash").args(["-c", &script]).spawn().unwrap();
+        let mut child = Command::new("bash").args(["-c", &script]).stdin(Stdio::piped()).spawn().unwrap();
         drop(writer);
         let followed = log.follow(Duration::from_secs(60), interrupt, || Ok(child.try_wait().unwrap().is_none()));
         let _ = child.kill();
@@ -197,8 +199,9 @@ mod tests {
 
     #[test]
     fn a_writer_that_outlives_the_program_is_not_waited_for() {
-        // The pipe stays open in a process of the program's that is left behind for a while.
-        let (followed, recorder) = follow("sleep 30 & echo nonsense >&LOG", &Interrupt::never());
+        // The pipe stays open in a process that the program leaves behind, until this test waits for the program's end.
+        let script = "exec 5<&0; cat <&5 >/dev/null & echo nonsense >&LOG";
+        let (followed, recorder) = follow(script, &Interrupt::never());
         followed.unwrap();
         assert_eq!(recorder.events(), 0);
     }
