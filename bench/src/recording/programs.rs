@@ -53,7 +53,7 @@ import sys
 count = int(sys.argv[1]) // 1800
 words = {}
 for number in range(count):
-    words['key %d' % (number * 7919 % count)] = ['x' * 1500, number]
+    words['key %d' % (number * 7919 % count)] = ['%06d' % number * 250, number]
 state, total = 12345, 0
 for turn in range(2 * count):
     state = (state * 1103515245 + 12345) & 0x7fffffff
