@@ -104,7 +104,7 @@ impl RealProgram {
         tool::need("valgrind")?;
         let directory = PrivateDirectory::on_disk(Some(directory))?;
         let place = directory.path();
-        let quiet = |command: Command| record_driven(&command, interrupt, || Ok(()));
+        let quiet = |command: Command| record_driven(&command, interrupt, |_| Ok(()));
         match self {
             Self::Sort => quiet(sort(size, place)?),
             Self::Python => quiet(python(size)?),
@@ -112,11 +112,11 @@ impl RealProgram {
             Self::Compiler => quiet(compiler(size, place, interrupt)?),
             Self::Redis => {
                 let socket = place.join("socket");
-                record_driven(&redis(place, &socket)?, interrupt, || drive_redis(size, &socket, interrupt))
+                record_driven(&redis(place, &socket)?, interrupt, |over| drive_redis(size, &socket, over))
             }
             Self::Memcached => {
                 let socket = place.join("socket");
-                record_driven(&memcached(size, &socket)?, interrupt, || drive_memcached(size, &socket, interrupt))
+                record_driven(&memcached(size, &socket)?, interrupt, |over| drive_memcached(size, &socket, over))
             }
         }
     }

@@ -132,7 +132,7 @@ pub fn record_here(
 pub fn record_driven(
     program: &Command,
     interrupt: &Interrupt,
-    drive: impl FnOnce() -> Result<(), HarnessError> + Send,
+    drive: impl FnOnce(&Interrupt) -> Result<(), HarnessError> + Send,
 ) -> Result<Recorder, HarnessError> {
     let Prepared { arguments, writer, mut log } = prepare()?;
     let mut command = bound(tool::need("valgrind")?);
@@ -143,16 +143,23 @@ pub fn record_driven(
     let mut running = Running::start(&name, &mut command, std::io::sink())?;
     drop(writer);
     let driver_failed = AtomicBool::new(false);
+    // Raised when the program is gone: its client waits for it no longer.
+    let is_over = Interrupt::never();
     let driven = std::thread::scope(|scope| {
-        let driver = scope.spawn(|| drive().inspect_err(|_| driver_failed.store(true, Ordering::SeqCst)));
+        let driver = scope.spawn(|| drive(&is_over).inspect_err(|_| driver_failed.store(true, Ordering::SeqCst)));
         let followed = log.follow(RECORDING_DEADLINE, interrupt, || {
             Ok(!driver_failed.load(Ordering::SeqCst) && running.is_running())
         });
         if followed.is_err() || driver_failed.load(Ordering::SeqCst) {
             running.stop();
         }
+        is_over.raise();
         let driven = driver.join().unwrap_or_else(|_| Err(HarnessError::failed(&name, "its client panicked")));
-        followed.and(driven)
+        followed?;
+        match driven {
+            Err(error) if error.is_interrupt() => Err(HarnessError::failed(&name, "it ended before its client")),
+            driven => driven,
+        }
     });
     match driven {
         Err(error) if !error.is_interrupt() => {
@@ -220,7 +227,7 @@ mod tests {
         }
         let mut command = Command::new("sleep");
         command.arg("100");
-        let failing = || Err(HarnessError::failed("the client", "it broke"));
+        let failing = |_: &Interrupt| Err(HarnessError::failed("the client", "it broke"));
         let error = record_driven(&command, &Interrupt::never(), failing).unwrap_err().to_string();
         assert!(error.contains("it broke"), "{error}");
     }
