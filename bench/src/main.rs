@@ -83,6 +83,9 @@ struct RedisArguments {
     /// Memory of the values
     #[arg(long)]
     size: Size,
+    /// Of one value
+    #[arg(long, default_value_t = redis_job::SMALL_VALUE)]
+    value: Size,
     /// Where the saved file goes
     #[arg(long)]
     directory: Option<PathBuf>,
@@ -217,7 +220,7 @@ fn demo(arguments: DemoArguments) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn redis(arguments: &RedisArguments) -> Result<(), Box<dyn std::error::Error>> {
-    let settings = redis_job::settings(arguments.size, arguments.directory.as_deref());
+    let settings = redis_job::settings(arguments.size, arguments.value, arguments.directory.as_deref());
     print!("{}", redis_job::run(&settings, &Interrupt::on_signals()?)?);
     Ok(())
 }

@@ -25,7 +25,9 @@ use std::time::{Duration, Instant};
 
 use self::programs::DemoProgram;
 use self::progress::Progress;
+use self::redis_job::PAGE_VALUE;
 use self::report::{Disk, Report, Row};
+use self::text::Lines;
 use self::trial::{AllLocal, Kill, Trials};
 use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
@@ -48,10 +50,14 @@ const KILL_IN: (&str, u64) = ("numpy", 50);
 pub struct Scale {
     /// Bytes of text to sort.
     pub text: Size,
+    /// What a line of it is.
+    pub lines: Lines,
     /// Working set of the numpy job.
     pub numpy: Size,
     /// Values held by Redis.
     pub redis: Size,
+    /// One of them.
+    pub redis_value: Size,
     /// Integers to sort.
     pub quicksort: Size,
     /// A run over disk swap is ended after so long, or after [`DISK_PATIENCE`] times what Spillway took if that is longer.
@@ -59,14 +65,16 @@ pub struct Scale {
 }
 
 /// A run over disk swap that takes this many times as long as over Spillway has shown what there is to see.
-pub const DISK_PATIENCE: f64 = 1.5;
+pub const DISK_PATIENCE: f64 = 1.25;
 
 impl Scale {
     /// A few hundred MB of text and more of everything: about a quarter of an hour.
     pub const LARGE: Self = Self {
-        text: Size(320 * MIB),
+        text: Size(512 * MIB),
+        lines: Lines::Documents,
         numpy: Size(256 * MIB),
         redis: Size(192 * MIB),
+        redis_value: PAGE_VALUE,
         quicksort: Size(256 * MIB),
         disk_seconds_min: 4,
     };
@@ -74,9 +82,11 @@ impl Scale {
     /// program moves its pages several times at each of four shares, here and over disk swap. Time grows with the pages
     /// moved (a sort of 64 MiB with a quarter local moved 238 MiB out and 428 MiB in); all else takes half a second a run.
     pub const FULL: Self = Self {
-        text: Size(48 * MIB),
+        text: Size(256 * MIB),
+        lines: Lines::Documents,
         numpy: Size(48 * MIB),
         redis: Size(44 * MIB),
+        redis_value: PAGE_VALUE,
         quicksort: Size(48 * MIB),
         disk_seconds_min: 2,
     };
@@ -84,16 +94,20 @@ impl Scale {
     /// `spillway run` gives a program, 8 MiB.
     pub const QUICK: Self = Self {
         text: Size(40 * MIB),
+        lines: Lines::Documents,
         numpy: Size(40 * MIB),
         redis: Size(40 * MIB),
+        redis_value: PAGE_VALUE,
         quicksort: Size(40 * MIB),
         disk_seconds_min: 1,
     };
     /// For tests of the demo itself, where nothing needs to be lent.
     pub const TINY: Self = Self {
         text: Size(4 * MIB),
+        lines: Lines::Documents,
         numpy: Size(24 * MIB),
         redis: Size(8 * MIB),
+        redis_value: PAGE_VALUE,
         quicksort: Size(12 * MIB),
         disk_seconds_min: 1,
     };
