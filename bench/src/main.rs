@@ -46,7 +46,7 @@ enum Command {
     Run(RunArguments),
     /// Replays a recorded trace against every policy of replacement and prefetching, and prints tables.
     Replay(ReplayArguments),
-    /// Shows real programs with part of their memory lent, in about three minutes. Needs root.
+    /// Shows real programs with part of their memory lent, in about two minutes. Needs root.
     Demo(DemoArguments),
     /// Redis under test as one program; part of the demo
     #[command(name = "redis-job", hide = true)]
@@ -61,7 +61,7 @@ struct DemoArguments {
     /// Small inputs: to see in half a minute that all works.
     #[arg(long)]
     quick: bool,
-    /// A few hundred MB of text and more of everything: about a quarter of an hour.
+    /// Half a GB of text and more of everything: some ten minutes.
     #[arg(long, conflicts_with = "quick")]
     large: bool,
     /// Tiny inputs, of which nothing needs to be lent: for tests of the demo itself.

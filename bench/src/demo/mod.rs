@@ -1,4 +1,4 @@
-//! `make demo`: real programs with part of their memory lent, in about three minutes.
+//! `make demo`: real programs with part of their memory lent, in about two minutes.
 //!
 //! Three donors are started. Each program runs once with all memory local, which gives its working set, its time and the
 //! output that all later runs must repeat byte by byte; then with 100, 75, 50 and 25 % of the working set local, the rest
@@ -68,7 +68,7 @@ pub struct Scale {
 pub const DISK_PATIENCE: f64 = 1.25;
 
 impl Scale {
-    /// A few hundred MB of text and more of everything: about a quarter of an hour.
+    /// Half a GB of text and more of everything: some ten minutes.
     pub const LARGE: Self = Self {
         text: Size(512 * MIB),
         lines: Lines::Documents,
