@@ -68,7 +68,7 @@ pub struct Scale {
 pub const DISK_PATIENCE: f64 = 1.25;
 
 impl Scale {
-    /// Half a GB of text and more of everything: some ten minutes.
+    /// Half a GB of text and more of everything: some ten minutes, reckoned from [`Self::FULL`].
     pub const LARGE: Self = Self {
         text: Size(512 * MIB),
         lines: Lines::Documents,
@@ -78,9 +78,11 @@ impl Scale {
         quicksort: Size(256 * MIB),
         disk_seconds_min: 4,
     };
-    /// For about three minutes in all: a page that was moved costs 20 to 40 us each way on the development machine, and each
-    /// program moves its pages several times at each of four shares, here and over disk swap. Time grows with the pages
-    /// moved (a sort of 64 MiB with a quarter local moved 238 MiB out and 428 MiB in); all else takes half a second a run.
+    /// For about two minutes in all: a page that was moved costs 10 to 40 us each way on the development machine, and each
+    /// program moves its pages several times at each of four shares, here and over disk swap. Time grows with the pages moved;
+    /// all else takes half a second a run. With a quarter local a sort of 200 MiB in such lines moved 386 MiB out and 742 MiB
+    /// in; one of 64 MiB in lines of one to three KiB 238 and 428. The sort of 256 MiB needs most: 1.1 GiB of memory
+    /// for all processes and their donors, and on disk text, output, and the copy of what is lent or the file for disk swap.
     pub const FULL: Self = Self {
         text: Size(256 * MIB),
         lines: Lines::Documents,

@@ -153,7 +153,7 @@ mod tests {
 
     fn tiny() -> Scale {
         Scale {
-            text: Size(200_000),
+            text: Size(800_000),
             numpy: Size(240_000),
             redis: Size(100_000),
             quicksort: Size(100_000),
