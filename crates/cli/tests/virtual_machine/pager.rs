@@ -14,8 +14,8 @@ use crate::support::wait_until;
 const PROGRAMS: [&str; 2] = [
     // Stock kernels give huge pages to whoever has room for them.
     "exerciser huge 20 /nonexistent",
-    // A program of 10 MiB, whose child becomes another one of as many, which forks.
-    "exerciser exec 20 /nonexistent",
+    // A program of 11 MiB, whose child becomes another one of as many, which forks.
+    "exerciser exec 22 /nonexistent",
 ];
 
 /// The user's; his forks wait until all pages of their programs are back.
@@ -25,8 +25,7 @@ const USERS_PROGRAMS: [&str; 2] = ["exerciser mremap 18 /nonexistent", "exercise
 const SMALLEST: &str = "--local 16M";
 
 /// What takes longer, at half its memory.
-const LARGER_PROGRAMS: [&str; 6] = [
-    "redis.sh /disk 16000",
+const LARGER_PROGRAMS: [&str; 5] = [
     "exerciser fork 36 /nonexistent",
     "exerciser exec 48 /nonexistent",
     "exerciser mremap 48 /nonexistent",
