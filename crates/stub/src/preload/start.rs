@@ -4,8 +4,8 @@
 //! by it, costs tens of microseconds, of the few hundred in which a small program is over. Where anything about that is not as
 //! it is to be, the program asks, and its answer says what is wrong.
 //!
-//! The environment is read from `/proc/self/environ`, because not every libc hands it to a library's constructor. When
-//! anything fails, the program ends with a message, unless the pager says that it may run without being paged: a program that
+//! The environment is what glibc hands to a library's constructor; other libcs do not, so there, and wherever what is handed does not
+//! look like it, it is read from `/proc/self/environ`. When anything fails, the program ends with a message, unless the pager says that it may run without being paged: a program that
 //! was to be paged must not quietly take the memory that it was not given.
 
 use core::arch::asm;
@@ -43,10 +43,12 @@ const READ_WRITE: usize = 3;
 /// `MAP_SHARED`.
 const SHARED: usize = 1;
 
-/// The constructor.
-pub(crate) extern "C" fn start() {
+/// The constructor. Its arguments are the program's number of arguments, where they are and where its variables are, or anything.
+pub(crate) extern "C" fn start(count: usize, arguments: usize, variables: usize) {
     let mut space = [0; ADDRESS_BYTES_MAX];
-    let Some(address) = find_address(&mut space) else { return };
+    let is_handed = is_environment(count, arguments, variables, &raw const space as usize);
+    let found = if is_handed { search(variables, &mut space) } else { find_address(&mut space) };
+    let Some(address) = found else { return };
     #[cfg(tells_forks)]
     crate::whole_fork::begin();
     if go_on_at_once(address).is_ok() {
@@ -202,6 +204,46 @@ fn library() -> (u64, u64) {
     }
     const PAGE: u64 = PAGE_BYTES as u64;
     (start & !(PAGE - 1), (end + PAGE - 1) & !(PAGE - 1))
+}
+
+/// Bytes of stack that the dynamic loader uses at most, generously.
+const LOADER_STACK_BYTES: usize = 1 << 20;
+
+/// Whether these are the variables that the kernel gave the program: they follow its arguments, on the stack that this runs on.
+fn is_environment(count: usize, arguments: usize, variables: usize, here: usize) -> bool {
+    const WORD: usize = size_of::<usize>();
+    // Of the number, an `int`, half a word is told.
+    let count = count & u32::MAX as usize;
+    let is_near = arguments > here && arguments - here < LOADER_STACK_BYTES && arguments.is_multiple_of(WORD);
+    is_near && count <= u16::MAX as usize && variables == arguments + (count + 1) * WORD
+}
+
+/// Looks for the pager's address among the variables at `variables`.
+fn search(variables: usize, space: &mut [u8; ADDRESS_BYTES_MAX]) -> Option<&[u8]> {
+    let mut place = variables as *const *const u8;
+    let mut search = Search { matched: 0, length: 0 };
+    loop {
+        // SAFETY: the kernel wrote these pointers, and a null pointer behind the last one.
+        let mut text = unsafe { place.read() };
+        if text.is_null() {
+            return None;
+        }
+        loop {
+            // SAFETY: each points to a string that ends with a zero byte.
+            let byte = unsafe { text.read() };
+            if search.take(byte, space) {
+                return space.get(..search.length);
+            }
+            if byte == 0 || search.matched == usize::MAX {
+                break;
+            }
+            // SAFETY: the string goes on.
+            text = unsafe { text.add(1) };
+        }
+        search.matched = 0;
+        // SAFETY: the pointers go on.
+        place = unsafe { place.add(1) };
+    }
 }
 
 /// Looks for the pager's address in the environment.

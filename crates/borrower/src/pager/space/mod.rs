@@ -122,6 +122,11 @@ impl Space {
         }
     }
 
+    /// Whether nothing is known of any page: all are the program's own.
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
     /// Whether resident pages may be unknown to the policy.
     pub fn is_unscanned(&self) -> bool {
         self.unscanned
