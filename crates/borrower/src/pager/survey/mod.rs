@@ -246,10 +246,12 @@ impl Survey {
 }
 
 /// Whether the address space has ended; what `/proc` says is about its process, which goes on after an exec, and about that
-/// process's first thread, which may end before the others. The arena is never registered, so one that exists says so.
+/// process's first thread, which may end before the others. Of the arena only the head is registered, so one that exists refuses the page
+/// behind it.
 fn is_memory_gone(resident: &Resident) -> bool {
-    let arena = resident.places.arena;
-    matches!(resident.tenant.memory.zero(arena..arena + PAGE_SIZE_BYTES as u64), Err(PageError::Gone))
+    let page = PAGE_SIZE_BYTES as u64;
+    let seats = resident.places.arena + page;
+    matches!(resident.tenant.memory.zero(seats..seats + page), Err(PageError::Gone))
 }
 
 /// How far below the watermark mappings begin to be registered.

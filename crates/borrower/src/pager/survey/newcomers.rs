@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use spillway_stub::greeting::{GreetingError, Note, Notes};
+use spillway_stub::protocol::HelloKind;
 use spillway_sys::userfaultfd::{Features, Userfaultfd};
 
 use super::greeting::{FEATURES, may_trace};
@@ -49,6 +50,9 @@ impl Survey {
 
     fn take_in(&mut self, note: Note) -> Result<(), GreetingError> {
         let (hello, descriptor) = (note.hello?, note.passed.ok_or(GreetingError::NotOurs)?);
+        if hello.kind != HelloKind::Program || hello.arena == 0 {
+            return Err(GreetingError::NotOurs);
+        }
         let memory = Userfaultfd::from_descriptor(descriptor)?;
         let newcomer = self.resident(note.process, &hello, memory);
         self.shared.admit_quietly(Arc::clone(&newcomer.tenant));
