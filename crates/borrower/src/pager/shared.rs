@@ -310,9 +310,9 @@ impl Shared {
     }
 
     /// As [`Shared::admit`], and wakes nobody: the fault thread gets to know it by its first message.
-    pub fn admit_quietly(&self, tenant: Arc<Tenant>) {
+    pub fn admit_quietly(&self, tenant: &Arc<Tenant>) {
         tenant.is_listened_to.store(true, Ordering::SeqCst);
-        self.push(Arc::clone(&tenant));
+        self.push(Arc::clone(tenant));
         // It is known by now to whoever looks for whose message it is.
         if self.served.add(tenant.memory.event(), tenant.id.0.into(), Interest::Readable).is_err() {
             // The fault thread tries again, and says what is wrong.

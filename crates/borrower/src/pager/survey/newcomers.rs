@@ -3,8 +3,6 @@
 //! Their messages are listened to at once, so that a fork waits for nobody. All else that a program takes (its seat, files of `/proc`,
 //! a place in the guardian's list) is made at the next look, and most small programs are over by then.
 
-use std::sync::Arc;
-
 use spillway_stub::greeting::{GreetingError, Note, Notes};
 use spillway_stub::protocol::HelloKind;
 use spillway_sys::userfaultfd::{Features, Userfaultfd};
@@ -55,7 +53,7 @@ impl Survey {
         }
         let memory = Userfaultfd::from_descriptor(descriptor)?;
         let newcomer = self.resident(note.process, &hello, memory);
-        self.shared.admit_quietly(Arc::clone(&newcomer.tenant));
+        self.shared.admit_quietly(&newcomer.tenant);
         self.newcomers.push(newcomer);
         Ok(())
     }
