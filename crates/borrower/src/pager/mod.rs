@@ -180,7 +180,8 @@ impl Pager {
         let eviction = Eviction::new(Arc::clone(shared), policy, Box::new(writer), slots, Instant::now());
         let faults = Faults::new(Arc::clone(shared), Box::new(reader), buffers, pool, Box::new(wiped_ranges));
         let faults = faults.map_err(system())?;
-        let survey = Survey::new(Arc::clone(shared), listener, arena, guardian, pager.config.programs_fork);
+        let mut survey = Survey::new(Arc::clone(shared), listener, arena, guardian, pager.config.programs_fork);
+        survey.let_in();
         pager.start_threads(faults, eviction, survey).map_err(PagerError::system("cannot start a thread"))?;
         Ok(pager)
     }

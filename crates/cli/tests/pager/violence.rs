@@ -121,14 +121,37 @@ while True:
         os.waitpid(children.pop(0), 0)
 ";
 
+/// The same with programs: its last thirty children are `sleep`.
+const STARTING: &str = "
+import os, signal, sys
+children = []
+while True:
+    children.append(os.posix_spawn('/bin/sh', ['sh', '-c', 'sleep 1000; exit', sys.argv[1]], os.environ))
+    if len(children) == 10:
+        print('many', flush=True)
+    if len(children) > 30:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children.pop(0), 0)
+";
+
 /// Rule 6: nobody has listed the child that was forked last.
 #[test]
 fn a_killed_pager_takes_children_along_that_were_forked_a_moment_ago() {
+    kill_pager_of(FORKING);
+}
+
+/// Rule 6: nor the program that started last, which waited for nobody.
+#[test]
+fn a_killed_pager_takes_programs_along_that_started_a_moment_ago() {
+    kill_pager_of(STARTING);
+}
+
+fn kill_pager_of(program_text: &str) {
     let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
     let (marker, output) = (stage.disk().join("marker"), stage.disk().join("output"));
     let _family = Family(&marker);
     let script = "exec /usr/bin/python3 -c \"$0\" \"$1\" > \"$2\"";
-    let mut program = vec!["sh", "-c", script, FORKING];
+    let mut program = vec!["sh", "-c", script, program_text];
     program.extend([&marker, &output].map(|path| path.to_str().unwrap()));
     let mut running = Running::start(&mut stage.run(&["--lend", "64M", "--slab-size", "4M"], &program));
     let said = || std::fs::read_to_string(&output).ok()?.contains("many").then_some(());

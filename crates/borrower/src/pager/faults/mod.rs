@@ -417,7 +417,9 @@ impl Faults {
             Event::Remap { from, to, length } => unsettled.remap(from, to, length),
             Event::Fork(memory) => {
                 tenant.has_forked.store(true, Ordering::Relaxed);
-                unsettled.fork(memory, (self.wiped)(tenant));
+                // A program none of whose pages is known has none away or clean, and most fork to execute another.
+                let wiped = if space.is_empty() { Ranges::default() } else { (self.wiped)(tenant) };
+                unsettled.fork(memory, wiped);
             }
         }
         unsettled.is_in_doubt(|range| space.known_mapped(range))

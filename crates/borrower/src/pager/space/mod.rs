@@ -106,21 +106,25 @@ impl Hasher for AddressHasher {
     }
 }
 
-/// Groups that an address space has room for without allocating: 128 MiB of memory that was paged.
+/// Groups that an address space has room for without allocating, once it has one: 128 MiB of memory that was paged.
 const GROUPS_EXPECTED: usize = 1024;
 
 impl Space {
     /// An address space of which nothing is known yet.
     pub fn new(id: SpaceId) -> Self {
-        let groups = HashMap::with_capacity_and_hasher(GROUPS_EXPECTED, BuildHasherDefault::default());
         Self {
             id,
-            groups,
+            groups: HashMap::default(),
             registered: Ranges::default(),
             surveyed: Ranges::default(),
             unscanned: false,
             shunned: Ranges::default(),
         }
+    }
+
+    /// Whether nothing is known of any page: all are the program's own.
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty()
     }
 
     /// Whether resident pages may be unknown to the policy.
@@ -199,6 +203,10 @@ impl Space {
     fn group(&mut self, address: u64, books: &mut Books) -> (&mut Group, usize) {
         let (base, index) = place(address);
         let home = Home { space: self.id, base };
+        if self.groups.capacity() == 0 {
+            // Most small programs end before any page of theirs is looked at.
+            self.groups.reserve(GROUPS_EXPECTED);
+        }
         let group = self.groups.entry(base).or_insert_with(|| Group::new(books.directory.open_group(home)));
         (group, index)
     }
