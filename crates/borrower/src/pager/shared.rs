@@ -19,7 +19,9 @@ use super::bell::Bell;
 use super::claims::Claims;
 use super::directory::SpaceId;
 use super::doubt::Doubt;
-use super::limits::{FAILURES_MAX, GROUP_SIZE_BYTES, HIGH_WATERMARK_SHARE, LOW_WATERMARK_SHARE};
+use super::limits::{
+    FAILURES_MAX, GROUP_SIZE_BYTES, WATERMARK_PAGES_MAX, WATERMARK_PAGES_MIN, WATERMARK_SHARE, WATERMARK_SHARE_MAX,
+};
 use super::program::{Agent, ProgramMemory};
 use super::space::{Books, Space};
 use super::statistics::Counters;
@@ -199,12 +201,17 @@ impl Budget {
 
     /// Eviction begins above this.
     pub fn high_pages(&self) -> i64 {
-        self.limit_pages() - self.limit_pages() / HIGH_WATERMARK_SHARE.cast_signed()
+        self.limit_pages() - self.watermark_pages()
     }
 
     /// And ends here.
     pub fn low_pages(&self) -> i64 {
-        self.high_pages() - self.limit_pages() / LOW_WATERMARK_SHARE.cast_signed()
+        self.high_pages() - self.watermark_pages()
+    }
+
+    fn watermark_pages(&self) -> i64 {
+        let pages = (self.limit_pages() / WATERMARK_SHARE).clamp(WATERMARK_PAGES_MIN, WATERMARK_PAGES_MAX);
+        pages.min(self.limit_pages() / WATERMARK_SHARE_MAX)
     }
 
     /// Resident pages now.
@@ -471,5 +478,17 @@ mod tests {
         assert!(!budget.holds_back(), "nobody waits for what cannot happen");
         budget.set_bytes(1 << 30);
         assert!(!budget.is_exceeded());
+    }
+
+    #[test]
+    fn programs_have_nearly_all_of_a_small_budget_and_room_to_grow_in_a_large_one() {
+        let never_had = |mib: u64| {
+            let budget = Budget::new(mib << 20, 0);
+            budget.limit_pages() - budget.low_pages()
+        };
+        assert_eq!(never_had(32), 2 * WATERMARK_PAGES_MIN, "3 %");
+        assert_eq!(never_had(128), 1024, "3 %");
+        assert_eq!(never_had(64 << 10), 2 * WATERMARK_PAGES_MAX);
+        assert_eq!(never_had(1), 16, "never more than a part of it");
     }
 }

@@ -326,7 +326,7 @@ impl Faults {
                 };
                 debug_assert!(slot.0 < u32::MAX && again == pool_page);
                 let offset = again.0 as usize * PAGE_SIZE_BYTES;
-                let protect = !fault.is_write;
+                let protect = !fault.is_write && !table.space.comes_writable(address);
                 let result = tenant.memory.copy(address, self.pool.memory(), offset, PAGE_SIZE_BYTES, protect);
                 drop(books);
                 self.filled(tenant, table, address, protect, (Coming::Staged, FaultKind::Staged, arrived), result)

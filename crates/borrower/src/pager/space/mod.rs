@@ -276,6 +276,7 @@ impl Space {
         let Some(group) = self.groups.get_mut(&base) else { return };
         if let PageState::Clean(slot) = group.pages[index] {
             group.pages[index] = PageState::Own;
+            group.writes.written();
             books.slots.copy_ended();
             books.slots.release(slot);
             if group.is_listed(index) {
@@ -332,9 +333,20 @@ impl Space {
             "only a resident page leaves"
         );
         if let PageState::Clean(_) = group.pages[index] {
+            group.writes.left_clean();
             books.slots.copy_ended();
         }
         group.pages[index] = PageState::Away(slot);
+    }
+
+    /// Whether pages around `address` that come for reading are likely to be written before they leave.
+    pub fn expects_write(&self, address: u64) -> bool {
+        self.groups.get(&place(address).0).is_some_and(|group| group.writes.is_up())
+    }
+
+    /// The page at `address`, and maybe others with it, comes for reading: whether writable.
+    pub fn comes_writable(&mut self, address: u64) -> bool {
+        self.groups.get_mut(&place(address).0).is_some_and(|group| group.writes.comes_writable())
     }
 
     /// The clean page at `address` is not there: its slot has one of the contents that it may have after MADV_FREE.
