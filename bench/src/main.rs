@@ -51,7 +51,7 @@ enum Command {
     Record(RecordArguments),
     /// Replays a recorded trace against every policy of replacement and prefetching, and prints tables.
     Replay(ReplayArguments),
-    /// Shows real programs with part of their memory lent, in about three minutes. Needs root.
+    /// Shows real programs with part of their memory lent, in about two minutes. Needs root.
     Demo(DemoArguments),
     /// Redis under test as one program; part of the demo
     #[command(name = "redis-job", hide = true)]
@@ -66,7 +66,7 @@ struct DemoArguments {
     /// Small inputs: to see in half a minute that all works.
     #[arg(long)]
     quick: bool,
-    /// A few hundred MB of text and more of everything: about a quarter of an hour.
+    /// Half a GB of text and more of everything: some ten minutes.
     #[arg(long, conflicts_with = "quick")]
     large: bool,
     /// Tiny inputs, of which nothing needs to be lent: for tests of the demo itself.
@@ -88,6 +88,9 @@ struct RedisArguments {
     /// Memory of the values
     #[arg(long)]
     size: Size,
+    /// Of one value
+    #[arg(long, default_value_t = redis_job::SMALL_VALUE)]
+    value: Size,
     /// Where the saved file goes
     #[arg(long)]
     directory: Option<PathBuf>,
@@ -243,7 +246,7 @@ fn demo(arguments: DemoArguments) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn redis(arguments: &RedisArguments) -> Result<(), Box<dyn std::error::Error>> {
-    let settings = redis_job::settings(arguments.size, arguments.directory.as_deref());
+    let settings = redis_job::settings(arguments.size, arguments.value, arguments.directory.as_deref());
     print!("{}", redis_job::run(&settings, &Interrupt::on_signals()?)?);
     Ok(())
 }

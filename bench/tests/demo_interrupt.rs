@@ -1,4 +1,5 @@
-//! Ctrl-C at any moment of the demo leaves nothing behind: no process, no swap area, no cgroup, no file.
+//! Ctrl-C at any moment of the demo leaves nothing behind: no process, no swap area, no cgroup, no file, no place for the
+//! kernel's events.
 //!
 //! A script stands in for the product: `donate` says where it lends, `run` runs the program without a limit. So the test
 //! does not depend on the product, and what is left behind can only be the demo's.
@@ -17,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 /// The time a busy machine may take for any of the steps.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-/// The stand-in: notes its process id, then does what the subcommand asks.
+/// The stand-in: notes its process id, then does what the subcommand asks. A run does not end while the file `hold` is there.
 const STAND_IN: &str = r#"#!/bin/sh
 echo $$ >> "$(dirname "$0")/pids"
 command=$1
@@ -33,6 +34,7 @@ case "$command" in
         echo '{"tcp": "127.0.0.1:1", "unix": "/nonexistent/donor.sock"}'
         exec sleep 1000 ;;
     run)
+        [ -e "$(dirname "$0")/hold" ] && exec sleep 1000
         echo '{"exit": 0, "elapsed_seconds": 0.5, "device": {"traffic": {"pages_out": 5}}}' > "$stats"
         exec "$@" ;;
 esac
@@ -60,11 +62,14 @@ fn write_program(path: &Path, text: &str) {
 }
 
 fn start(programs: &[&str]) -> Option<Demo> {
+    start_in(tempfile::tempdir_in("/var/tmp").unwrap(), programs)
+}
+
+fn start_in(directory: tempfile::TempDir, programs: &[&str]) -> Option<Demo> {
     if !is_root() {
         spillway_sys::skipping::skip("root");
         return None;
     }
-    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
     let stand_in = directory.path().join("spillway");
     write_program(&stand_in, STAND_IN);
     let mut command = Command::new(env!("CARGO_BIN_EXE_spillway-bench"));
@@ -140,6 +145,18 @@ impl Demo {
         for entry in groups.filter_map(|root| std::fs::read_dir(root).ok()).flatten().flatten() {
             assert!(!entry.file_name().to_string_lossy().starts_with(&name), "{:?} is left", entry.path());
         }
+        assert_eq!(self.places_for_events(), Vec::<PathBuf>::new());
+        assert!(!mounts.contains(&name), "{mounts}");
+    }
+
+    /// Its places for the kernel's events, wherever tracefs is mounted.
+    fn places_for_events(&self) -> Vec<PathBuf> {
+        let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+        let roots = mounts.lines().filter(|line| line.contains(" tracefs ")).filter_map(|line| line.split(' ').nth(1));
+        let places = roots.filter_map(|root| std::fs::read_dir(Path::new(root).join("instances")).ok()).flatten();
+        let name = format!("spillway-bench-{}-", self.child.id());
+        let ours = |place: &PathBuf| place.file_name().is_some_and(|file| file.to_string_lossy().starts_with(&name));
+        places.flatten().map(|entry| entry.path()).filter(ours).collect()
     }
 }
 
@@ -174,6 +191,25 @@ fn while_all_is_local() {
 #[test]
 fn while_memory_is_lent() {
     interrupt_at("75 % local, over Spillway", Signal::INT);
+}
+
+#[test]
+fn while_the_kernel_records_events() {
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    std::fs::write(directory.path().join("hold"), "").unwrap();
+    let Some(mut demo) = start_in(directory, &["quicksort"]) else { return };
+    if !std::fs::read_to_string("/proc/filesystems").unwrap().contains("\ttracefs\n") {
+        return spillway_sys::skipping::skip_because("this kernel has no tracefs");
+    }
+    demo.read_until("over Spillway");
+    let end = Instant::now() + DEADLINE;
+    while demo.places_for_events().is_empty() {
+        assert!(Instant::now() < end, "no place for events came");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    demo.send(Signal::INT);
+    assert_eq!(demo.finish().0.code(), Some(130));
+    demo.assert_nothing_is_left();
 }
 
 #[test]

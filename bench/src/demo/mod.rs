@@ -1,4 +1,4 @@
-//! `make demo`: real programs with part of their memory lent, in about three minutes.
+//! `make demo`: real programs with part of their memory lent, in about two minutes.
 //!
 //! Three donors are started. Each program runs once with all memory local, which gives its working set, its time and the
 //! output that all later runs must repeat byte by byte; then with 100, 75, 50 and 25 % of the working set local, the rest
@@ -25,7 +25,9 @@ use std::time::{Duration, Instant};
 
 use self::programs::DemoProgram;
 use self::progress::Progress;
+use self::redis_job::PAGE_VALUE;
 use self::report::{Disk, Report, Row};
+use self::text::Lines;
 use self::trial::{AllLocal, Kill, Trials};
 use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
@@ -48,10 +50,14 @@ const KILL_IN: (&str, u64) = ("numpy", 50);
 pub struct Scale {
     /// Bytes of text to sort.
     pub text: Size,
+    /// What a line of it is.
+    pub lines: Lines,
     /// Working set of the numpy job.
     pub numpy: Size,
     /// Values held by Redis.
     pub redis: Size,
+    /// One of them.
+    pub redis_value: Size,
     /// Integers to sort.
     pub quicksort: Size,
     /// A run over disk swap is ended after so long, or after [`DISK_PATIENCE`] times what Spillway took if that is longer.
@@ -59,24 +65,30 @@ pub struct Scale {
 }
 
 /// A run over disk swap that takes this many times as long as over Spillway has shown what there is to see.
-pub const DISK_PATIENCE: f64 = 1.5;
+pub const DISK_PATIENCE: f64 = 1.25;
 
 impl Scale {
-    /// A few hundred MB of text and more of everything: about a quarter of an hour.
+    /// Half a GB of text and more of everything: some ten minutes, reckoned from [`Self::FULL`].
     pub const LARGE: Self = Self {
-        text: Size(320 * MIB),
+        text: Size(512 * MIB),
+        lines: Lines::Documents,
         numpy: Size(256 * MIB),
         redis: Size(192 * MIB),
+        redis_value: PAGE_VALUE,
         quicksort: Size(256 * MIB),
         disk_seconds_min: 4,
     };
-    /// For about three minutes in all: a page that was moved costs 20 to 40 us each way on the development machine, and each
-    /// program moves its pages several times at each of four shares, here and over disk swap. Time grows with the pages
-    /// moved (a sort of 64 MiB with a quarter local moved 238 MiB out and 428 MiB in); all else takes half a second a run.
+    /// For about two minutes in all: a page that was moved costs 10 to 40 us each way on the development machine, and each
+    /// program moves its pages several times at each of four shares, here and over disk swap. Time grows with the pages moved;
+    /// all else takes half a second a run. With a quarter local a sort of 200 MiB in such lines moved 386 MiB out and 742 MiB
+    /// in; one of 64 MiB in lines of one to three KiB 238 and 428. The sort of 256 MiB needs most: 1.1 GiB of memory
+    /// for all processes and their donors, and on disk text, output, and the copy of what is lent or the file for disk swap.
     pub const FULL: Self = Self {
-        text: Size(48 * MIB),
+        text: Size(256 * MIB),
+        lines: Lines::Documents,
         numpy: Size(48 * MIB),
         redis: Size(44 * MIB),
+        redis_value: PAGE_VALUE,
         quicksort: Size(48 * MIB),
         disk_seconds_min: 2,
     };
@@ -84,16 +96,20 @@ impl Scale {
     /// `spillway run` gives a program, 8 MiB.
     pub const QUICK: Self = Self {
         text: Size(40 * MIB),
+        lines: Lines::Documents,
         numpy: Size(40 * MIB),
         redis: Size(40 * MIB),
+        redis_value: PAGE_VALUE,
         quicksort: Size(40 * MIB),
         disk_seconds_min: 1,
     };
     /// For tests of the demo itself, where nothing needs to be lent.
     pub const TINY: Self = Self {
         text: Size(4 * MIB),
+        lines: Lines::Documents,
         numpy: Size(24 * MIB),
         redis: Size(8 * MIB),
+        redis_value: PAGE_VALUE,
         quicksort: Size(12 * MIB),
         disk_seconds_min: 1,
     };

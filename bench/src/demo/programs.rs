@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
+use super::text::Lines;
 use super::{Scale, text};
 use crate::harness::subject::Workshop;
 use crate::harness::{HarnessError, tool};
@@ -72,9 +73,9 @@ pub fn choose(only: &[String]) -> Result<Vec<&'static str>, HarnessError> {
 pub fn prepare(name: &'static str, shop: &Workshop, scale: Scale) -> Result<DemoProgram, HarnessError> {
     shop.interrupt.check()?;
     match name {
-        "sort" => sort(shop, scale.text),
+        "sort" => sort(shop, (scale.text, scale.lines)),
         "numpy" => numpy(shop, scale.numpy),
-        "redis" => redis(shop, scale.redis),
+        "redis" => redis(shop, (scale.redis, scale.redis_value)),
         _ => quicksort(scale.quicksort),
     }
 }
@@ -93,9 +94,9 @@ fn bytes(size: Size) -> String {
 }
 
 /// The whole text fits the buffer, so that it is sorted in memory rather than in pieces on disk.
-fn sort(shop: &Workshop, size: Size) -> Result<DemoProgram, HarnessError> {
+fn sort(shop: &Workshop, (size, lines): (Size, Lines)) -> Result<DemoProgram, HarnessError> {
     let file = shop.directory.path().join("text");
-    text::write(&file, &text::corpus()?, size, SEED)?;
+    text::write(&file, &text::corpus()?, (size, lines), SEED)?;
     let buffer = format!("--buffer-size={}", size.0 * 2);
     let arguments = [OsString::from(buffer), "--parallel=1".into(), file.into()];
     let plain = program("sort", format!("{} of text", bytes(size)), tool::need("sort")?, arguments);
@@ -117,13 +118,14 @@ fn numpy(shop: &Workshop, size: Size) -> Result<DemoProgram, HarnessError> {
     Ok(program("numpy", input, python, ["-c".into(), NUMPY_SCRIPT.into(), count.to_string().into()]))
 }
 
-fn redis(shop: &Workshop, size: Size) -> Result<DemoProgram, HarnessError> {
+fn redis(shop: &Workshop, (size, value): (Size, Size)) -> Result<DemoProgram, HarnessError> {
     tool::need("redis-server")?;
     tool::need("redis-benchmark")?;
     let directory = shop.directory.path().as_os_str().to_owned();
     let input = format!("{} of values, redis-benchmark, BGSAVE", bytes(size));
-    let size = OsString::from(size.to_string());
-    let arguments = ["redis-job".into(), "--size".into(), size, "--directory".into(), directory];
+    let [size, value] = [size, value].map(|size| OsString::from(size.to_string()));
+    let sizes = ["--size".into(), size, "--value".into(), value];
+    let arguments = ["redis-job".into()].into_iter().chain(sizes).chain(["--directory".into(), directory]);
     Ok(program("redis", input, own_program()?, arguments))
 }
 
@@ -151,7 +153,7 @@ mod tests {
 
     fn tiny() -> Scale {
         Scale {
-            text: Size(200_000),
+            text: Size(800_000),
             numpy: Size(240_000),
             redis: Size(100_000),
             quicksort: Size(100_000),

@@ -19,12 +19,15 @@ use crate::limits::{PROGRAM_DEADLINE, START_DEADLINE};
 use crate::random::word_at;
 use crate::size::Size;
 
-/// Bytes of a value.
-const VALUE_BYTES: u64 = 1024;
+/// Small values, of records: four of them share a page, so that whatever goes through them at random comes by each page four times.
+pub const SMALL_VALUE: Size = Size(1024);
 
-/// What Redis takes for a value of that size with its key, measured with `MEMORY USAGE`: 1024 + 17 for the key + 90 for
-/// entry, object and rounding.
-const ENTRY_BYTES: u64 = 1152;
+/// Values of about a page, of documents or pieces of pages in a web cache: with its head of six bytes such a one fills the
+/// allocator's class of 4096 bytes.
+pub const PAGE_VALUE: Size = Size(4088);
+
+/// What Redis takes for a value besides the value, measured with `MEMORY USAGE`: 17 for the key, and entry, object and rounding.
+const ENTRY_BYTES: u64 = 128;
 
 /// Commands sent before their replies are read: `redis-cli --pipe` works alike.
 const PIPELINE: u64 = 500;
@@ -40,6 +43,8 @@ const VALUES_PER_LINE: u64 = 1000;
 pub struct RedisSettings {
     /// Memory of the values, about.
     pub size: Size,
+    /// Of one value, a multiple of a word.
+    pub value: Size,
     /// Fixes the values.
     pub seed: u64,
     /// Where the socket and the saved file go; on a disk.
@@ -63,10 +68,13 @@ fn key(index: u64) -> Vec<u8> {
     format!("key:{index:012}").into_bytes()
 }
 
-fn value(seed: u64, index: u64, version: u64) -> Vec<u8> {
-    let words = VALUE_BYTES / 8;
-    let start = index * words + (version << 48);
-    (start..start + words).flat_map(|place| word_at(seed, place).to_le_bytes()).collect()
+impl RedisSettings {
+    /// Value `index` in its first or second version.
+    fn value(&self, index: u64, version: u64) -> Vec<u8> {
+        let words = self.value.0 / 8;
+        let start = index * words + (version << 48);
+        (start..start + words).flat_map(|place| word_at(self.seed, place).to_le_bytes()).collect()
+    }
 }
 
 /// The version that value `index` has at the end.
@@ -89,10 +97,15 @@ impl Server {
         Ok(Self { running, client, socket, directory })
     }
 
-    fn set(&mut self, indexes: impl Iterator<Item = u64>, seed: u64, version: u64) -> Result<(), HarnessError> {
+    fn set(
+        &mut self,
+        indexes: impl Iterator<Item = u64>,
+        settings: &RedisSettings,
+        version: u64,
+    ) -> Result<(), HarnessError> {
         let mut waiting = 0;
         for index in indexes {
-            let (key, value) = (key(index), value(seed, index, version));
+            let (key, value) = (key(index), settings.value(index, version));
             self.client.queue(&[b"SET", &key, &value]).map_err(failed("writing"))?;
             waiting += 1;
             if waiting == PIPELINE {
@@ -140,7 +153,7 @@ impl Server {
     }
 
     /// Reads every value; gives a digest for each [`VALUES_PER_LINE`] and the number of wrong bytes.
-    fn read_all(&mut self, count: u64, seed: u64) -> Result<(Vec<String>, u64), HarnessError> {
+    fn read_all(&mut self, count: u64, settings: &RedisSettings) -> Result<(Vec<String>, u64), HarnessError> {
         let (mut digests, mut wrong_bytes, mut digest) = (Vec::new(), 0, Ordered::default());
         for start in (0..count).step_by(PIPELINE as usize) {
             let indexes = start..(start + PIPELINE).min(count);
@@ -153,7 +166,7 @@ impl Server {
                     return Err(HarnessError::failed("Redis", "it answered GET with something else than a value"));
                 };
                 let found = found.unwrap_or_default();
-                wrong_bytes += differing(&found, &value(seed, index, last_version(index)));
+                wrong_bytes += differing(&found, &settings.value(index, last_version(index)));
                 digest.add_bytes(&found);
                 if (index + 1).is_multiple_of(VALUES_PER_LINE) || index + 1 == count {
                     digests.push(format!("values to {index}: {}", digest.finish()));
@@ -179,14 +192,14 @@ fn differing(found: &[u8], expected: &[u8]) -> u64 {
 
 /// Does all of it; gives what is to be printed.
 pub fn run(settings: &RedisSettings, interrupt: &Interrupt) -> Result<String, HarnessError> {
-    let (count, seed) = ((settings.size.0 / ENTRY_BYTES).max(1), settings.seed);
+    let count = (settings.size.0 / (settings.value.0 + ENTRY_BYTES)).max(1);
     let mut server = Server::start(settings, interrupt)?;
-    server.set(0..count, seed, 0)?;
+    server.set(0..count, settings, 0)?;
     server.benchmark(count, interrupt)?;
     server.client.call(&[b"BGSAVE"]).map_err(failed("starting to save"))?;
-    server.set((0..count).step_by(OVERWRITE_STEP), seed, 1)?;
+    server.set((0..count).step_by(OVERWRITE_STEP), settings, 1)?;
     server.wait_for_save(interrupt)?;
-    let (digests, wrong_bytes) = server.read_all(count, seed)?;
+    let (digests, wrong_bytes) = server.read_all(count, settings)?;
     server.check_file(interrupt)?;
     // The server closes the connection instead of replying.
     let _ = server.client.call(&[b"SHUTDOWN", b"NOSAVE"]);
@@ -200,8 +213,8 @@ pub fn is_possible() -> bool {
 }
 
 /// Settings for a directory; the seed is that of the demo.
-pub fn settings(size: Size, directory: Option<&Path>) -> RedisSettings {
-    RedisSettings { size, seed: 7, directory: directory.map(Path::to_owned) }
+pub fn settings(size: Size, value: Size, directory: Option<&Path>) -> RedisSettings {
+    RedisSettings { size, value, seed: 7, directory: directory.map(Path::to_owned) }
 }
 
 #[cfg(test)]
@@ -210,10 +223,13 @@ mod tests {
 
     #[test]
     fn values_differ_by_index_and_version() {
-        let values = [value(1, 0, 0), value(1, 1, 0), value(1, 0, 1), value(2, 0, 0)];
-        assert!(values.iter().all(|value| value.len() as u64 == VALUE_BYTES));
-        let distinct: std::collections::HashSet<_> = values.iter().collect();
-        assert_eq!(distinct.len(), values.len());
+        for size in [SMALL_VALUE, PAGE_VALUE] {
+            let [one, other_seed] = [1, 2].map(|seed| RedisSettings { seed, ..settings(Size(0), size, None) });
+            let values = [one.value(0, 0), one.value(1, 0), one.value(0, 1), other_seed.value(0, 0)];
+            assert!(values.iter().all(|value| value.len() as u64 == size.0));
+            let distinct: std::collections::HashSet<_> = values.iter().collect();
+            assert_eq!(distinct.len(), values.len());
+        }
         assert_eq!((last_version(0), last_version(1), last_version(8)), (1, 0, 1));
         assert_eq!(key(42), b"key:000000000042");
     }
@@ -238,10 +254,12 @@ mod tests {
             );
         }
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        let settings = settings(Size(2 << 20), Some(directory.path()));
-        let first = run(&settings, &Interrupt::never()).unwrap();
-        assert!(first.contains("values 1820, wrong bytes 0, saved file sound"), "{first}");
-        assert_eq!(first, run(&settings, &Interrupt::never()).unwrap());
+        for (value, count) in [(SMALL_VALUE, 1820), (PAGE_VALUE, 497)] {
+            let settings = settings(Size(2 << 20), value, Some(directory.path()));
+            let first = run(&settings, &Interrupt::never()).unwrap();
+            assert!(first.contains(&format!("values {count}, wrong bytes 0, saved file sound")), "{first}");
+            assert_eq!(first, run(&settings, &Interrupt::never()).unwrap());
+        }
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

@@ -1,7 +1,8 @@
 //! The table at the end of the demo.
 
 use crate::harness::HarnessError;
-use crate::harness::spillway::{Latency, Traffic};
+use crate::harness::fault_latency::{Source, Waits};
+use crate::harness::spillway::Traffic;
 use crate::size::{Size, format_bytes};
 use crate::table::Table;
 
@@ -15,7 +16,7 @@ pub struct Lent {
     /// Faults that waited for a page.
     pub faults: u64,
     /// How long the kernel waited for pages, by the block layer.
-    pub fault_latency: Latency,
+    pub waits: Waits,
     /// Bytes of output that differ from the all-local run.
     pub wrong_bytes: u64,
     /// Whether a donor was killed meanwhile.
@@ -62,7 +63,7 @@ pub struct Report {
 impl Row {
     /// Seconds that the program waited for pages: faults times their mean latency.
     fn fault_cost_seconds(&self) -> f64 {
-        self.lent.faults as f64 * self.lent.fault_latency.mean_us / 1e6
+        self.lent.faults as f64 * self.lent.waits.mean_us.unwrap_or(0.0) / 1e6
     }
 
     fn against_disk(&self) -> String {
@@ -74,7 +75,8 @@ impl Row {
     }
 
     fn cells(&self) -> [String; 12] {
-        let (traffic, latency) = (&self.lent.traffic, &self.lent.fault_latency);
+        let traffic = &self.lent.traffic;
+        let [p50, p99] = percentiles(&self.lent.waits);
         let killed = if self.lent.donor_killed { ", donor killed" } else { "" };
         [
             format!("{}{killed}", self.program),
@@ -84,8 +86,8 @@ impl Row {
             self.against_disk(),
             traffic.pages_out.to_string(),
             traffic.pages_in.to_string(),
-            microseconds(latency, latency.p50_us),
-            microseconds(latency, latency.p99_us),
+            p50,
+            p99,
             format!("{:.0}", traffic.read_latency.p50_us),
             format!("{:.2}", self.fault_cost_seconds()),
             self.lent.wrong_bytes.to_string(),
@@ -93,10 +95,23 @@ impl Row {
     }
 }
 
-/// A part of `latency`, or a dash where too few pages came in to tell.
-fn microseconds(latency: &Latency, part: f64) -> String {
-    if *latency == Latency::default() { "-".to_owned() } else { format!("{part:.0}") }
+/// Median and 99th percentile, marked where they are means of windows; dashes where too few pages came in to tell.
+fn percentiles(waits: &Waits) -> [String; 2] {
+    let mark = if waits.source == Source::Requests { "" } else { "~" };
+    match waits.percentiles_us {
+        Some((p50, p99)) => [p50, p99].map(|part| format!("{mark}{part:.0}")),
+        None => ["-", "-"].map(str::to_owned),
+    }
 }
+
+/// What the columns are. What is said of windows is said only where there are some.
+const NOTES: &str = "
+/ disk swap: time over Spillway relative to disk swap under the same limit; '<' where disk swap was ended early.
+fault p50, p99: what one of sixteen of the kernel's read requests took from the moment its page reached the block layer to its end; a
+page fault waits for one, and some microseconds for the kernel around it; what is read ahead counts too. A dash: fewer than 100 were seen.
+ours: the part of it inside the device's process (median).
+fault cost: page faults times the mean of all read requests.
+";
 
 impl Report {
     /// Adds a row.
@@ -143,10 +158,12 @@ impl Report {
         ]);
         self.rows.iter().for_each(|row| table.row(row.cells()));
         let mut text = if table.is_empty() { String::new() } else { table.markdown() };
-        text += "\n/ disk swap: time over Spillway relative to disk swap under the same limit; '<' where disk swap was ended early.\n";
-        text += "fault p50, p99: what the kernel waits for a page, by its block layer, in windows of 20 ms; ours: the part of it inside \
-                 the device's process (median).\n";
-        text += "fault cost: page faults times their mean latency.\n";
+        text += NOTES;
+        if let Some(reason) = self.rows.iter().find_map(|row| row.lent.waits.source.reason()) {
+            text += &format!(
+                "~: means of windows of 20 ms instead of requests, for want of the kernel's events: {reason}\n"
+            );
+        }
         if !self.inputs.is_empty() {
             text += &format!("Inputs: {}. More with --large.\n", self.inputs.join("; "));
         }
@@ -177,13 +194,13 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::spillway::Latency;
 
     fn row(wrong_bytes: u64, disk: Disk) -> Row {
         let read_latency = Latency { p50_us: 3.0, p99_us: 9.0, mean_us: 4.0 };
-        let fault_latency = Latency { p50_us: 12.0, p99_us: 40.0, mean_us: 20.0 };
+        let waits = Waits { mean_us: Some(20.0), percentiles_us: Some((12.0, 40.0)), source: Source::Requests };
         let traffic = Traffic { pages_in: 30, pages_out: 40, read_latency, ..Traffic::default() };
-        let lent =
-            Lent { seconds: 3.0, traffic, faults: 50_000, fault_latency, wrong_bytes, donor_killed: wrong_bytes == 0 };
+        let lent = Lent { seconds: 3.0, traffic, faults: 50_000, waits, wrong_bytes, donor_killed: wrong_bytes == 0 };
         Row { program: "sort".to_owned(), percent: 50, local: Size(64 << 20), all_local_seconds: 2.0, lent, disk }
     }
 
@@ -217,10 +234,24 @@ mod tests {
     #[test]
     fn a_run_without_faults_has_no_latency() {
         let mut quiet = row(0, Disk::Took(3.0));
-        (quiet.lent.fault_latency, quiet.lent.faults) = (Latency::default(), 1);
+        (quiet.lent.waits, quiet.lent.faults) = (Waits::default(), 1);
         let cells = quiet.cells();
         assert_eq!((cells[7].as_str(), cells[8].as_str(), cells[10].as_str()), ("-", "-", "0.00"));
         assert_eq!(row(0, Disk::Took(3.0)).cells()[8], "40");
+    }
+
+    #[test]
+    fn windows_are_marked_and_explained() {
+        let mut report = Report::default();
+        report.push(row(0, Disk::Took(3.0)));
+        assert!(!report.text().contains('~'), "{}", report.text());
+        let mut coarse = row(0, Disk::Took(3.0));
+        coarse.lent.waits.source = Source::Windows("no tracefs".to_owned());
+        report.push(coarse);
+        let text = report.text();
+        for part in [" 12 |", " ~12 |", " ~40 |", "~: means of windows", "no tracefs"] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A text to sort, made of the machine's own documents: licences, manuals' sources, programs in Perl and Python.
 //!
-//! Lines are paragraphs of one to three KiB: a sort then moves through its text in units of about a page, as one of records
-//! or log entries does, and its comparisons are decided early.
+//! Lines are paragraphs of one to three KiB, or documents of four to twelve, one a line, as in a dump of articles. A sort then
+//! moves through its text in units of about a page or of a few, as one of records does, and its comparisons are decided early.
 //!
 //! Invariant: the same documents, seed and size give the same text.
 
@@ -32,9 +32,24 @@ const CORPUS_BYTES_MIN: usize = 64 * 1024;
 const FILES_MAX: usize = 20_000;
 const DEPTH_MAX: usize = 6;
 
-/// Bytes of a line.
-const LINE_BYTES_MIN: u64 = 1024;
-const LINE_BYTES_MAX: u64 = 3072;
+/// What a line is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lines {
+    /// One to three KiB.
+    Paragraphs,
+    /// Four to twelve KiB: a sort pages a few times less for each MiB of text, as it compares fewer lines.
+    Documents,
+}
+
+impl Lines {
+    /// Their least and their largest size.
+    fn bytes(self) -> (u64, u64) {
+        match self {
+            Self::Paragraphs => (1024, 3072),
+            Self::Documents => (4096, 12288),
+        }
+    }
+}
 
 /// Plain text from the machine's documents: words with single spaces between them.
 pub fn corpus() -> Result<Vec<u8>, HarnessError> {
@@ -85,8 +100,9 @@ fn append_words(file: &Path, text: &mut Vec<u8>) {
 }
 
 /// One line: a piece of `corpus` that begins with a word.
-fn line<'corpus>(corpus: &'corpus [u8], random: &mut Random) -> &'corpus [u8] {
-    let length = (LINE_BYTES_MIN + random.below(LINE_BYTES_MAX - LINE_BYTES_MIN)) as usize;
+fn line<'corpus>(corpus: &'corpus [u8], lines: Lines, random: &mut Random) -> &'corpus [u8] {
+    let (least, largest) = lines.bytes();
+    let length = (least + random.below(largest - least)) as usize;
     let start = random.below((corpus.len() - length) as u64) as usize;
     let piece = &corpus[start..start + length];
     match piece.iter().position(|byte| *byte == b' ') {
@@ -95,13 +111,13 @@ fn line<'corpus>(corpus: &'corpus [u8], random: &mut Random) -> &'corpus [u8] {
     }
 }
 
-/// Writes about `size` bytes of lines to `file`.
-pub fn write(file: &Path, corpus: &[u8], size: Size, seed: u64) -> Result<(), HarnessError> {
+/// Writes about `size` bytes of `lines` to `file`.
+pub fn write(file: &Path, corpus: &[u8], (size, lines): (Size, Lines), seed: u64) -> Result<(), HarnessError> {
     let failed = || HarnessError::system::<std::io::Error>(format!("writing {}", file.display()));
     let mut writer = BufWriter::with_capacity(1 << 20, std::fs::File::create(file).map_err(failed())?);
     let (mut random, mut written) = (Random::new(seed), 0);
     while written < size.0 {
-        let line = line(corpus, &mut random);
+        let line = line(corpus, lines, &mut random);
         writer.write_all(line).and_then(|()| writer.write_all(b"\n")).map_err(failed())?;
         written += line.len() as u64 + 1;
     }
@@ -121,15 +137,18 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (one, other) = (directory.path().join("one"), directory.path().join("other"));
         let corpus = words(5000);
-        write(&one, &corpus, Size(100_000), 1).unwrap();
-        write(&other, &corpus, Size(100_000), 1).unwrap();
-        let text = std::fs::read(&one).unwrap();
-        assert_eq!(text, std::fs::read(&other).unwrap());
-        assert!((100_000..104_000).contains(&text.len()));
-        write(&other, &corpus, Size(100_000), 2).unwrap();
-        assert_ne!(text, std::fs::read(&other).unwrap());
-        let lines: Vec<&[u8]> = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).collect();
-        assert!(lines.iter().all(|line| line.starts_with(b"word") && line.len() as u64 <= LINE_BYTES_MAX));
+        for kind in [Lines::Paragraphs, Lines::Documents] {
+            let size = (Size(100_000), kind);
+            write(&one, &corpus, size, 1).unwrap();
+            write(&other, &corpus, size, 1).unwrap();
+            let text = std::fs::read(&one).unwrap();
+            assert_eq!(text, std::fs::read(&other).unwrap());
+            assert!((100_000..100_000 + kind.bytes().1 as usize).contains(&text.len()));
+            write(&other, &corpus, size, 2).unwrap();
+            assert_ne!(text, std::fs::read(&other).unwrap());
+            let lines: Vec<&[u8]> = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).collect();
+            assert!(lines.iter().all(|line| line.starts_with(b"word") && line.len() as u64 <= kind.bytes().1));
+        }
     }
 
     #[test]

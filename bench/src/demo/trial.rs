@@ -13,10 +13,10 @@ use super::progress::Progress;
 use super::report::{Disk, Lent};
 use super::{DISK_PATIENCE, Scale};
 use crate::harness::HarnessError;
-use crate::harness::fault_latency::{BlockReads, FaultLatency};
+use crate::harness::fault_latency::{FaultLatency, Waits};
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::process::{Finished, Running};
-use crate::harness::spillway::{Donor, Latency, RunReport, Storage, Transport};
+use crate::harness::spillway::{Donor, RunReport, Storage, Transport};
 use crate::harness::subject::{Subject, Workshop};
 use crate::harness::swap_area::SwapArea;
 use crate::harness::usage::SwapCount;
@@ -126,7 +126,7 @@ impl<'shop> Trials<'shop> {
         let stats = directory.join("stats.json");
         let command = self.shop.product()?.run(&local.to_string(), &storage, &stats, &program.command());
         let title = format!("{}: {percent} % local, over Spillway", program.name);
-        let (killed, finished, wrong_bytes, fault_latency) =
+        let (killed, finished, wrong_bytes, waits) =
             self.run_and_kill(command, program, reference, (&title, local), kill)?;
         let report = RunReport::read(&stats)?;
         if killed {
@@ -138,7 +138,7 @@ impl<'shop> Trials<'shop> {
             seconds,
             traffic: report.device.traffic,
             faults: report.major_faults,
-            fault_latency,
+            waits,
             wrong_bytes,
             donor_killed: killed,
         })
@@ -151,25 +151,26 @@ impl<'shop> Trials<'shop> {
         reference: &AllLocal,
         (title, local): (&str, Size),
         kill: Kill,
-    ) -> Result<(bool, Finished, u64, Latency), HarnessError> {
+    ) -> Result<(bool, Finished, u64, Waits), HarnessError> {
         let output = Output::compare(&reference.output)?;
         let step = self.progress.begin(title);
+        let mut latency = FaultLatency::start(&self.shop.interrupt);
         let running = Running::start(program.name, &mut command, output.clone())?;
         let messages = running.messages.clone();
-        let (mut killed, donors, mut latency) = (false, &mut self.donors, FaultLatency::default());
+        let (mut killed, donors) = (false, &mut self.donors);
         let finished = running.wait(PROGRAM_DEADLINE, &self.shop.interrupt, || {
             if kill == Kill::InTheMiddle && !killed && is_the_middle(step.swapped(), reference.footprint, local) {
                 donors[0].running.kill();
                 killed = true;
                 self.progress.note("one of the donors was killed (SIGKILL)");
             }
-            latency.observe(BlockReads::of_swap_device());
+            latency.look();
             step.tick();
         })?;
         check(program.name, finished.status, &messages.last_line())?;
         let wrong_bytes = output.finish()?;
         step.end(if wrong_bytes == 0 { "output exact" } else { "output WRONG" });
-        Ok((killed, finished, wrong_bytes, latency.summary().unwrap_or_default()))
+        Ok((killed, finished, wrong_bytes, latency.finish()))
     }
 
     /// Runs it with the same limit over disk swap; not much longer than `patience`.

@@ -1,35 +1,42 @@
 //! How long the kernel waits for a page that it swaps in: the block layer's own account, so that the whole way to the
 //! device's thread and back counts, and not only what the device's thread sees.
 //!
-//! The kernel gives sums (requests, and milliseconds that they took). Looked at every few hundredths of a second they give
-//! a mean for each such window; the distribution is that of the requests, each taken as long as its window's mean. So a
-//! single slow request shows as its part of a window only.
+//! Where the kernel can be asked to record events (tracefs), a sample of the requests is measured one by one
+//! ([`super::read_requests`]): true percentiles. What it records stays in its buffer until the program has ended, so that
+//! nobody reads while it is measured.
+//!
+//! Besides, the kernel gives sums (requests, and milliseconds that they took): the mean of all requests. Looked at every few
+//! hundredths of a second they give a mean for each such window, and where there are no events the distribution is that of the
+//! requests, each taken as long as its window's mean. So a single slow request shows as its part of a window only.
+//!
+//! A page fault waits for such a request, and for what the kernel does before and after it: it enters, looks for memory, maps
+//! the page, switches back to the program. Requests for pages that are read ahead, which nobody waits for yet, count too.
 
 use std::path::Path;
 
+use super::HarnessError;
+use super::interrupt::Interrupt;
+use super::read_requests::{self, ReadRequests};
 use super::spillway::Latency;
+use super::trace::{TraceSession, device_number};
 
 /// The kernel's sum has whole milliseconds: a window with fewer of them waits for more, so that its mean is good to a fifth.
 const WINDOW_MILLISECONDS_MIN: u64 = 5;
 
+/// Each CPU's buffer holds some sixty thousand events of some sixty bytes: both ends of one of sixteen of half a million
+/// requests. Of more the last ones count.
+const BUFFER_KIB: u32 = 4 * 1024;
+
 /// Reads of a block device since the machine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BlockReads {
+struct BlockReads {
     /// Requests that ended.
-    pub requests: u64,
+    requests: u64,
     /// Milliseconds from their start to their end, summed.
-    pub milliseconds: u64,
+    milliseconds: u64,
 }
 
 impl BlockReads {
-    /// Of the block device that the kernel swaps to first; `None` when it swaps to none, or to a file.
-    pub fn of_swap_device() -> Option<(String, Self)> {
-        let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
-        let name = swap_device(&read("/proc/swaps"))?;
-        let reads = Self::parse(&read("/proc/diskstats"), &name)?;
-        Some((name, reads))
-    }
-
     /// Fields 4 and 7 of the device's line (`Documentation/admin-guide/iostats.rst`).
     fn parse(text: &str, name: &str) -> Option<Self> {
         let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<&str>>());
@@ -38,31 +45,33 @@ impl BlockReads {
     }
 }
 
-/// The name of the block device with the highest priority in the text of `/proc/swaps`.
-fn swap_device(swaps: &str) -> Option<String> {
+/// Block devices in the text of `/proc/swaps`, the one with the highest priority first.
+fn swap_devices(swaps: &str) -> Vec<String> {
     let areas = swaps.lines().skip(1).filter_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let name = Path::new(*fields.first()?).strip_prefix("/dev").ok()?.to_str()?.to_owned();
         Some((fields.last()?.parse::<i32>().ok()?, name))
     });
-    areas.max_by_key(|(priority, _)| *priority).map(|(_, name)| name)
+    let mut areas: Vec<(i32, String)> = areas.collect();
+    areas.sort_by_key(|(priority, _)| -priority);
+    areas.into_iter().map(|(_, name)| name).collect()
 }
 
-/// Collects windows of one device.
+fn swap_devices_now() -> Vec<String> {
+    swap_devices(&std::fs::read_to_string("/proc/swaps").unwrap_or_default())
+}
+
+/// Windows of one device.
 #[derive(Clone, Debug, Default)]
-pub struct FaultLatency {
-    last: Option<(String, BlockReads)>,
+struct Windows {
+    last: Option<BlockReads>,
     /// Requests, and microseconds of each.
     windows: Vec<(u64, f64)>,
 }
 
-impl FaultLatency {
-    /// Takes a look. Another device than before starts afresh.
-    pub fn observe(&mut self, seen: Option<(String, BlockReads)>) {
-        let Some((name, reads)) = seen else { return };
-        if let Some((last_name, last)) = &self.last
-            && *last_name == name
-        {
+impl Windows {
+    fn observe(&mut self, reads: BlockReads) {
+        if let Some(last) = self.last {
             let requests = reads.requests.saturating_sub(last.requests);
             let milliseconds = reads.milliseconds.saturating_sub(last.milliseconds);
             if requests == 0 || milliseconds < WINDOW_MILLISECONDS_MIN {
@@ -70,11 +79,11 @@ impl FaultLatency {
             }
             self.windows.push((requests, milliseconds as f64 * 1e3 / requests as f64));
         }
-        self.last = Some((name, reads));
+        self.last = Some(reads);
     }
 
     /// What was seen; `None` when nothing was read.
-    pub fn summary(&self) -> Option<Latency> {
+    fn summary(&self) -> Option<Latency> {
         let mut windows = self.windows.clone();
         windows.sort_by(|one, other| one.1.total_cmp(&other.1));
         let requests: u64 = windows.iter().map(|(count, _)| count).sum();
@@ -91,20 +100,108 @@ impl FaultLatency {
     }
 }
 
+/// Where percentiles come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Source {
+    /// From requests, one of sixteen, each measured.
+    #[default]
+    Requests,
+    /// From means of windows, for this reason.
+    Windows(String),
+}
+
+impl Source {
+    /// Why there are only windows.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Requests => None,
+            Self::Windows(reason) => Some(reason),
+        }
+    }
+}
+
+/// How long pages were waited for. A part that too few requests tell of is missing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Waits {
+    /// The mean of all requests.
+    pub mean_us: Option<f64>,
+    /// The median and the 99th percentile.
+    pub percentiles_us: Option<(f64, f64)>,
+    /// Where those come from.
+    pub source: Source,
+}
+
+/// Watches the first swap device that is switched on after it began.
+#[derive(Debug)]
+pub struct FaultLatency {
+    others: Vec<String>,
+    device: Option<String>,
+    windows: Windows,
+    trace: Result<TraceSession, HarnessError>,
+}
+
+impl FaultLatency {
+    /// Before the program starts: areas that are on already are not its own.
+    pub fn start(interrupt: &Interrupt) -> Self {
+        let trace = TraceSession::open(BUFFER_KIB, interrupt);
+        Self { others: swap_devices_now(), device: None, windows: Windows::default(), trace }
+    }
+
+    /// Takes a look: to be called every few hundredths of a second.
+    pub fn look(&mut self) {
+        if self.device.is_none() {
+            let new = swap_devices_now().into_iter().find(|name| !self.others.contains(name));
+            let Some(name) = new else { return };
+            self.watch(name);
+        }
+        let Some(name) = &self.device else { return };
+        if let Some(reads) = BlockReads::parse(&std::fs::read_to_string("/proc/diskstats").unwrap_or_default(), name) {
+            self.windows.observe(reads);
+        }
+    }
+
+    fn watch(&mut self, name: String) {
+        let record = |session: &TraceSession| {
+            let device = device_number(&Path::new("/dev").join(&name))?;
+            session.record(&read_requests::events(&device))
+        };
+        if let Err(error) = self.trace.as_ref().map_or(Ok(()), record) {
+            self.trace = Err(error);
+        }
+        self.device = Some(name);
+    }
+
+    /// After the program's end: what was seen.
+    pub fn finish(self) -> Waits {
+        let windows = self.windows.summary();
+        let mean_us = windows.map(|latency| latency.mean_us);
+        match self.trace.and_then(TraceSession::finish) {
+            Ok(events) => {
+                let mut requests = ReadRequests::default();
+                events.iter().for_each(|event| requests.take(event));
+                Waits { mean_us, percentiles_us: requests.percentiles(), source: Source::Requests }
+            }
+            Err(error) => {
+                let percentiles_us = windows.map(|latency| (latency.p50_us, latency.p99_us));
+                Waits { mean_us, percentiles_us, source: Source::Windows(error.to_string()) }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn reads(requests: u64, milliseconds: u64) -> Option<(String, BlockReads)> {
-        Some(("loop3".to_owned(), BlockReads { requests, milliseconds }))
-    }
+    use crate::harness::subject::Subject;
+    use crate::size::{MIB, Size};
 
     fn observed(looks: &[(u64, u64)]) -> Option<Latency> {
-        let mut latency = FaultLatency::default();
-        looks.iter().for_each(|(requests, milliseconds)| latency.observe(reads(*requests, *milliseconds)));
-        latency.summary()
+        let mut windows = Windows::default();
+        let reads = looks.iter().map(|(requests, milliseconds)| (*requests, *milliseconds));
+        reads.for_each(|(requests, milliseconds)| windows.observe(BlockReads { requests, milliseconds }));
+        windows.summary()
     }
 
     #[test]
@@ -113,8 +210,8 @@ mod tests {
         assert_eq!(BlockReads::parse(stats, "loop3"), Some(BlockReads { requests: 100, milliseconds: 7 }));
         assert_eq!(BlockReads::parse(stats, "loop"), None);
         let swaps = "Filename Type Size Used Priority\n/dev/zram0 partition 1 0 5\n/var/swap file 1 0 99\n/dev/loop3 partition 1 0 30000\n";
-        assert_eq!(swap_device(swaps).as_deref(), Some("loop3"));
-        assert_eq!(swap_device("Filename Type Size Used Priority\n/var/swap file 1 0 99\n"), None);
+        assert_eq!(swap_devices(swaps), ["loop3", "zram0"]);
+        assert!(swap_devices("Filename Type Size Used Priority\n/var/swap file 1 0 99\n").is_empty());
     }
 
     #[test]
@@ -143,12 +240,55 @@ mod tests {
     }
 
     #[test]
-    fn another_device_starts_afresh() {
-        let mut latency = FaultLatency::default();
-        latency.observe(reads(10, 10));
-        latency.observe(Some(("loop4".to_owned(), BlockReads { requests: 5000, milliseconds: 9000 })));
-        latency.observe(None);
-        assert_eq!(latency.summary(), None);
+    fn without_a_swap_device_nothing_is_told_and_nothing_is_left() {
+        let latency = FaultLatency::start(&Interrupt::never());
+        let instance = latency.trace.as_ref().ok().map(|session| session.instance().to_owned());
+        assert!(instance.as_ref().is_none_or(|instance| instance.exists()));
+        let waits = latency.finish();
+        assert_eq!((waits.mean_us, waits.percentiles_us), (None, None));
+        match waits.source {
+            Source::Requests => assert!(!instance.expect("there was a session").exists()),
+            Source::Windows(reason) => spillway_sys::skipping::skip_because(format!("no events: {reason}")),
+        }
+    }
+
+    #[test]
+    fn requests_of_a_device_are_measured_one_by_one() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let shop = crate::studies::tests::context(directory.path(), 1).shop;
+        let attached = match Subject::DiskLoop.attach(&shop, Size(8 * MIB), None) {
+            Ok(attached) => attached,
+            Err(error) => return spillway_sys::skipping::skip_because(format!("no loop device: {error}")),
+        };
+        let mut latency = FaultLatency::start(&shop.interrupt);
+        latency.watch(attached.path.file_name().unwrap().to_str().unwrap().to_owned());
+        latency.look();
+        // 2048 requests, of which 128 are looked at.
+        let from = format!("if={}", attached.path.display());
+        crate::harness::tool::run("dd", [&from, "of=/dev/null", "bs=4096", "iflag=direct"], &shop.interrupt).unwrap();
+        latency.look();
+        let waits = latency.finish();
+        if let Source::Windows(reason) = waits.source {
+            return spillway_sys::skipping::skip_because(format!("no events: {reason}"));
+        }
+        let (p50, p99) = waits.percentiles_us.expect("a hundred were seen");
+        assert!(0.0 < p50 && p50 <= p99, "{p50} {p99}");
+    }
+
+    #[test]
+    fn without_events_there_are_windows_and_the_reason() {
+        let mut latency = FaultLatency {
+            others: Vec::new(),
+            device: None,
+            windows: Windows::default(),
+            trace: Err(HarnessError::Missing("no tracefs".to_owned())),
+        };
+        for (requests, milliseconds) in [(0, 0), (98, 5), (100, 15)] {
+            latency.windows.observe(BlockReads { requests, milliseconds });
+        }
+        let waits = latency.finish();
+        assert_eq!((waits.mean_us, waits.percentiles_us.unwrap().1), (Some(150.0), 5000.0));
+        assert_eq!(waits.source, Source::Windows("no tracefs".to_owned()));
     }
 
     proptest! {

@@ -8,8 +8,7 @@
 //! - [`storage`]: directories on a real disk; [`swap_area`]: swap that is on for as long as a value lives.
 //! - [`spillway`]: the product, driven as a user would; [`subject`]: the block devices that are compared; [`fio`]: the
 //!   program that exercises them; [`usage`]: CPU time and memory of processes; [`fault_latency`]: how
-//!   long the kernel waits for pages.
-//!
+//!   long the kernel waits for pages, [`read_requests`]: one by one.
 //! - [`trace`]: the kernel's record of events; [`fault_floor`]: what a fault handled in user space costs at least.
 //! - [`guest`]: a virtual machine with a stock kernel; [`stock_subject`]: the block devices that such a kernel offers.
 //!
@@ -24,6 +23,7 @@ pub mod guest;
 pub mod interrupt;
 pub mod memory_group;
 pub mod process;
+pub mod read_requests;
 pub mod reclaim_guard;
 pub mod spillway;
 pub mod stock_subject;

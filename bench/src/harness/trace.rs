@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::HarnessError;
 use super::cleanup::Cleanup;
@@ -50,7 +51,7 @@ impl TraceEvent {
     }
 }
 
-/// Events being recorded.
+/// A place for events, and those that it has recorded.
 #[derive(Debug)]
 pub struct TraceSession {
     instance: PathBuf,
@@ -60,10 +61,24 @@ pub struct TraceSession {
 impl TraceSession {
     /// Begins to record `events`: each `group/name` with a filter, or an empty one.
     pub fn start(events: &[(&str, String)], interrupt: &Interrupt) -> Result<Self, HarnessError> {
+        let session = Self::open(BUFFER_KIB, interrupt)?;
+        session.record(events)?;
+        Ok(session)
+    }
+
+    /// A place for events, `buffer_kib` of them for each CPU, the newest, that records nothing yet.
+    pub fn open(buffer_kib: u32, interrupt: &Interrupt) -> Result<Self, HarnessError> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
         let mut cleanup = Cleanup::default();
         let root = mounted(&mut cleanup, interrupt)?;
-        let instance = root.join("instances").join(format!("spillway-bench-{}", std::process::id()));
-        fs::create_dir(&instance).map_err(HarnessError::system(format!("making {}", instance.display())))?;
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let instance = root.join("instances").join(format!("spillway-bench-{}-{number}", std::process::id()));
+        fs::create_dir(&instance).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::PermissionDenied => {
+                HarnessError::Missing(format!("this kernel, or this user, cannot trace apart from others: {error}"))
+            }
+            _ => HarnessError::system(format!("making {}", instance.display()))(error),
+        })?;
         let made = instance.clone();
         cleanup.push(format!("rmdir {}", made.display()), move || {
             // Stopped first: an instance whose events are on is busy.
@@ -72,14 +87,19 @@ impl TraceSession {
         });
         let session = Self { instance, _cleanup: cleanup };
         session.write("trace_clock", "mono")?;
-        session.write("buffer_size_kb", &BUFFER_KIB.to_string())?;
+        session.write("buffer_size_kb", &buffer_kib.to_string())?;
+        Ok(session)
+    }
+
+    /// Records `events` from now on, besides what it records already.
+    pub fn record(&self, events: &[(&str, String)]) -> Result<(), HarnessError> {
         for (event, filter) in events {
             if !filter.is_empty() {
-                session.write(&format!("events/{event}/filter"), filter)?;
+                self.write(&format!("events/{event}/filter"), filter)?;
             }
-            session.write(&format!("events/{event}/enable"), "1")?;
+            self.write(&format!("events/{event}/enable"), "1")?;
         }
-        Ok(session)
+        Ok(())
     }
 
     fn write(&self, file: &str, text: &str) -> Result<(), HarnessError> {
@@ -90,6 +110,11 @@ impl TraceSession {
         })
     }
 
+    /// Its directory.
+    pub fn instance(&self) -> &Path {
+        &self.instance
+    }
+
     /// Stops recording; gives every event in the order of time.
     pub fn finish(self) -> Result<Vec<TraceEvent>, HarnessError> {
         self.write("tracing_on", "0")?;
@@ -97,6 +122,13 @@ impl TraceSession {
         let text = fs::read(&path).map_err(HarnessError::system(format!("reading {}", path.display())))?;
         Ok(String::from_utf8_lossy(&text).lines().filter_map(TraceEvent::parse).collect())
     }
+}
+
+/// The kernel's number of a block device, as events have it: major and minor in 12 and 20 bits.
+pub fn device_number(path: &Path) -> Result<String, HarnessError> {
+    let number =
+        rustix::fs::stat(path).map_err(HarnessError::system(format!("looking at {}", path.display())))?.st_rdev;
+    Ok(((u64::from(rustix::fs::major(number)) << 20) | u64::from(rustix::fs::minor(number))).to_string())
 }
 
 /// Where tracefs is, mounted for as long as `cleanup` lives if it was not.

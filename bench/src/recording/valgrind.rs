@@ -8,7 +8,6 @@
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Command, ExitStatus};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -128,12 +127,8 @@ pub fn record_here(
     followed.map(|()| (log.converter.into_recorder(), status))
 }
 
-/// Records `program`, silently, while `drive` does with it what clients do; `drive` makes a server end.
-pub fn record_driven(
-    program: &Command,
-    interrupt: &Interrupt,
-    drive: impl FnOnce(&Interrupt) -> Result<(), HarnessError> + Send,
-) -> Result<Recorder, HarnessError> {
+/// Records `program`, silently, to its end.
+pub fn record(program: &Command, interrupt: &Interrupt) -> Result<Recorder, HarnessError> {
     let Prepared { arguments, writer, mut log } = prepare()?;
     let mut command = bound(tool::need("valgrind")?);
     command.args(arguments).arg(program.get_program()).args(program.get_args());
@@ -142,32 +137,7 @@ pub fn record_driven(
     let name = program.get_program().to_string_lossy().into_owned();
     let mut running = Running::start(&name, &mut command, std::io::sink())?;
     drop(writer);
-    let driver_failed = AtomicBool::new(false);
-    // Raised when the program is gone: its client waits for it no longer.
-    let is_over = Interrupt::never();
-    let driven = std::thread::scope(|scope| {
-        let driver = scope.spawn(|| drive(&is_over).inspect_err(|_| driver_failed.store(true, Ordering::SeqCst)));
-        let followed = log.follow(RECORDING_DEADLINE, interrupt, || {
-            Ok(!driver_failed.load(Ordering::SeqCst) && running.is_running())
-        });
-        if followed.is_err() || driver_failed.load(Ordering::SeqCst) {
-            running.stop();
-        }
-        is_over.raise();
-        let driven = driver.join().unwrap_or_else(|_| Err(HarnessError::failed(&name, "its client panicked")));
-        followed?;
-        match driven {
-            Err(error) if error.is_interrupt() => Err(HarnessError::failed(&name, "it ended before its client")),
-            driven => driven,
-        }
-    });
-    match driven {
-        Err(error) if !error.is_interrupt() => {
-            let words = running.last_words();
-            return Err(HarnessError::failed(format!("recording {name}"), format!("{error}; it said: {words}")));
-        }
-        other => other?,
-    }
+    log.follow(RECORDING_DEADLINE, interrupt, || Ok(running.is_running()))?;
     let messages = running.messages.clone();
     let finished = running.wait(RECORDING_DEADLINE, interrupt, || {})?;
     if !finished.status.success() {
@@ -218,17 +188,5 @@ mod tests {
         let interrupt = Interrupt::never();
         interrupt.raise();
         assert!(follow("sleep 30", &interrupt).0.unwrap_err().is_interrupt());
-    }
-
-    #[test]
-    fn a_client_that_fails_ends_the_program() {
-        if tool::find("valgrind").is_none() {
-            return spillway_sys::skipping::skip_because("valgrind is not installed");
-        }
-        let mut command = Command::new("sleep");
-        command.arg("100");
-        let failing = |_: &Interrupt| Err(HarnessError::failed("the client", "it broke"));
-        let error = record_driven(&command, &Interrupt::never(), failing).unwrap_err().to_string();
-        assert!(error.contains("it broke"), "{error}");
     }
 }

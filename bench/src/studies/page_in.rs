@@ -19,7 +19,7 @@ use crate::harness::process::{Collected, Running};
 use crate::harness::spillway::pinned;
 use crate::harness::subject::{Subject, Workshop};
 use crate::harness::swap_area::SwapArea;
-use crate::harness::trace::{TraceEvent, TraceSession};
+use crate::harness::trace::{TraceEvent, TraceSession, device_number};
 use crate::limits::PROGRAM_DEADLINE;
 use crate::plot::stages::StageChart;
 use crate::result::{MICROSECONDS, StudyResult};
@@ -206,13 +206,6 @@ fn threads_named(process: i32, prefix: &str) -> Vec<u32> {
     let has_name = |path: &Path| std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name.starts_with(prefix));
     let found = tasks.map(|entry| entry.path()).filter(|path| has_name(path));
     found.filter_map(|path| path.file_name()?.to_str()?.parse().ok()).collect()
-}
-
-/// The kernel's number of a block device: major and minor in 12 and 20 bits.
-fn device_number(path: &Path) -> Result<String, HarnessError> {
-    let number =
-        rustix::fs::stat(path).map_err(HarnessError::system(format!("looking at {}", path.display())))?.st_rdev;
-    Ok(((u64::from(rustix::fs::major(number)) << 20) | u64::from(rustix::fs::minor(number))).to_string())
 }
 
 /// Turns events, in the order of time, into lives of page-ins.

@@ -9,8 +9,9 @@ use super::dcm;
 use super::job::Job;
 use super::program_run::{Place, ProgramRunner, place_name};
 use super::{Context, Study};
-use crate::demo::Scale;
 use crate::demo::programs::prepare;
+use crate::demo::text::Lines;
+use crate::demo::{Scale, redis_job};
 use crate::harness::HarnessError;
 use crate::harness::spillway::Via;
 use crate::harness::subject::Subject;
@@ -101,7 +102,8 @@ fn job(context: &Context, name: &'static str) -> Result<Job, HarnessError> {
     let Some((_, in_demo)) = REAL.into_iter().find(|(real, _)| *real == name) else {
         return Job::workload(name, size);
     };
-    let scale = Scale { text: size, numpy: size, redis: size, ..Scale::FULL };
+    let (lines, redis_value) = (Lines::Paragraphs, redis_job::SMALL_VALUE);
+    let scale = Scale { text: size, lines, numpy: size, redis: size, redis_value, ..Scale::FULL };
     Ok(Job::real(name, size, &prepare(in_demo, &context.shop, scale)?))
 }
 

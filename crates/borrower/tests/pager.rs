@@ -57,6 +57,7 @@ impl World {
             preload,
             donor_wait: Duration::from_secs(20),
             programs_fork: true,
+            mender: Vec::new(),
         })
         .unwrap();
         Self { directory, _donor: donor, pager }
@@ -126,6 +127,16 @@ fn a_program_four_times_its_budget_gives_exact_output() {
     world.check("fill", &["256", "1"], "65536 pages, 0 wrong words\n");
     let report = world.pager.statistics();
     assert!(report.pages_out_dirty > 40_000 && report.fill.count + report.pages_prefetched > 40_000, "{report:#?}");
+}
+
+/// It forks before the pager has read its hello.
+#[test]
+fn the_child_of_a_program_that_forks_at_once_is_paged() {
+    let world = World::new(64);
+    let output = world.run("fill", &["256", "1", "child"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "65536 pages, 0 wrong words\n");
+    let report = world.pager.statistics();
+    assert!(report.programs == 2 && report.pages_out_dirty > 40_000, "{report:#?}");
 }
 
 #[test]

@@ -1,14 +1,18 @@
 //! Memory that the pager shares with its programs: created by the pager, mapped by every stub. Layout: [`crate::protocol`].
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 use spillway_sys::shared_futex;
+use spillway_sys::userfaultfd::Features;
 
 use crate::greeting::Address;
-use crate::protocol::{ADDRESS_BYTES_MAX, ArenaHead, MAGIC, POOL_SLOT_BYTES, VERSION, pool_offset, seat_offset};
+use crate::protocol::{
+    ADDRESS_BYTES_MAX, ARENA_SUFFIX, ArenaHead, MAGIC, POOL_SLOT_BYTES, VERSION, pool_offset, seat_offset,
+};
 use crate::seat::Seat;
 
 /// What an arena holds.
@@ -35,12 +39,21 @@ impl Arena {
         let length = pool_offset(plan.seats) + plan.pool_slots as usize * POOL_SLOT_BYTES;
         let file = Memfd::create("spillway-arena", length as u64)?;
         let memory = Arc::new(Mapping::shared(&file, length)?);
-        write_head(&memory, plan.seats, address);
+        write_head(&memory, plan.seats, length as u64, address);
         let arena = Self { file, memory, plan, address: address.clone() };
         for index in 0..plan.seats {
             arena.seat(index).number();
         }
         Ok(arena)
+    }
+
+    /// Programs need not wait for the pager from now on: they find the arena by a link beside its address, and their userfaultfds agree on
+    /// `features`. The link leads through this process's descriptors, so it ends with it; whoever owns the directory removes it.
+    pub fn let_in(&self, features: Features) -> io::Result<()> {
+        let file = format!("/proc/{}/fd/{}", std::process::id(), self.file.as_fd().as_raw_fd());
+        shared_futex::long_word(&self.memory, std::mem::offset_of!(ArenaHead, features))
+            .store(features.0, std::sync::atomic::Ordering::SeqCst);
+        std::os::unix::fs::symlink(file, format!("{}{ARENA_SUFFIX}", self.address))
     }
 
     /// Where programs find their pager.
@@ -86,7 +99,7 @@ impl Arena {
     }
 }
 
-fn write_head(memory: &Mapping, seats: u32, address: &Address) {
+fn write_head(memory: &Mapping, seats: u32, arena_bytes: u64, address: &Address) {
     use std::mem::offset_of;
     use std::sync::atomic::Ordering::Relaxed;
     let text = address.as_bytes();
@@ -94,6 +107,7 @@ fn write_head(memory: &Mapping, seats: u32, address: &Address) {
     shared_futex::long_word(memory, offset_of!(ArenaHead, magic)).store(MAGIC, Relaxed);
     shared_futex::word(memory, offset_of!(ArenaHead, version)).store(VERSION, Relaxed);
     shared_futex::word(memory, offset_of!(ArenaHead, seats)).store(seats, Relaxed);
+    shared_futex::long_word(memory, offset_of!(ArenaHead, arena_bytes)).store(arena_bytes, Relaxed);
     shared_futex::word(memory, offset_of!(ArenaHead, address_length)).store(text.len() as u32, Relaxed);
     memory.write(offset_of!(ArenaHead, address), text);
 }

@@ -20,8 +20,8 @@ use rustix::net::{
 use spillway_sys::fork_notices::Probe;
 
 use crate::protocol::{
-    ADDRESS_BYTES_MAX, Hello, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, PROBE_FLAGS, PROBE_STACK, Ready, VERSION,
-    Welcome, Words, probe_answer,
+    ADDRESS_BYTES_MAX, Hello, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, NOTES_SUFFIX, PROBE_FLAGS, PROBE_STACK, Ready,
+    VERSION, Welcome, Words, probe_answer,
 };
 
 /// Programs that may wait to be accepted: a parallel build starts many at once.
@@ -136,6 +136,68 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Where programs say hello that wait for no answer. Readable when there is a hello.
+#[derive(Debug)]
+pub struct Notes {
+    socket: OwnedFd,
+}
+
+impl Notes {
+    /// Listens beside `address`, which is a path.
+    pub fn bind(address: &Address) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        net::sockopt::set_socket_passcred(&socket, true)?;
+        net::bind(&socket, &Address::parse(&format!("{address}{NOTES_SUFFIX}"))?.socket_address()?)?;
+        Ok(Self { socket })
+    }
+
+    /// The next hello, and the userfaultfd that came along; `None` when there is none.
+    pub fn next(&self) -> io::Result<Option<Note>> {
+        let mut bytes = [0; MESSAGE_BYTES + 1];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let length = match net::recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
+            Ok(received) => received.bytes,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        let (mut process, mut passed) = (0, None);
+        for message in ancillary.drain() {
+            match message {
+                RecvAncillaryMessage::ScmRights(descriptors) => {
+                    descriptors.for_each(|descriptor| passed = Some(descriptor));
+                }
+                RecvAncillaryMessage::ScmCredentials(who) => process = who.pid.as_raw_nonzero().get().unsigned_abs(),
+                _ => {}
+            }
+        }
+        let hello = match length {
+            MESSAGE_BYTES => Hello::decode(&words(&bytes[..MESSAGE_BYTES])).map_err(GreetingError::from),
+            _ => Err(GreetingError::NotOurs),
+        };
+        Ok(Some(Note { process, hello, passed }))
+    }
+}
+
+impl AsFd for Notes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The hello of a program that does not wait for an answer.
+#[derive(Debug)]
+pub struct Note {
+    /// The process, in this process's PID namespace. The kernel vouches for it.
+    pub process: u32,
+    /// What it says.
+    pub hello: Result<Hello, GreetingError>,
+    /// The userfaultfd.
+    pub passed: Option<OwnedFd>,
 }
 
 fn new_socket() -> io::Result<OwnedFd> {
@@ -263,6 +325,25 @@ mod tests {
         Instant::now() + Duration::from_secs(60)
     }
 
+    #[test]
+    fn a_note_comes_with_its_sender_and_a_descriptor() {
+        let directory = tempfile::tempdir().unwrap();
+        let address = Address::parse(directory.path().join("pager").to_str().unwrap()).unwrap();
+        let notes = Notes::bind(&address).unwrap();
+        assert!(notes.next().unwrap().is_none());
+        let sender = net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).unwrap();
+        net::connect(&sender, &SocketAddrUnix::new(format!("{address}{NOTES_SUFFIX}")).unwrap()).unwrap();
+        let sender = Visitor { socket: sender, process: 0 };
+        let file = std::fs::File::open("/dev/null").unwrap();
+        sender.send(&HELLO.encode(), Some(file.as_fd())).unwrap();
+        rustix::io::write(&sender.socket, b"GET / HTTP/1.0").unwrap();
+        let note = notes.next().unwrap().expect("it was sent");
+        assert_eq!((note.process, note.hello.unwrap()), (std::process::id(), HELLO));
+        assert!(note.passed.is_some());
+        let stranger = notes.next().unwrap().expect("it was sent");
+        assert!(matches!(stranger.hello, Err(GreetingError::NotOurs)) && stranger.passed.is_none());
+    }
+
     fn meet(name: &str) -> (Visitor, Visitor) {
         let address = Address::parse(&format!("@spillway-{name}-{}", std::process::id())).unwrap();
         let listener = Listener::bind(&address).unwrap();
@@ -280,6 +361,7 @@ mod tests {
         start_agent: 4096,
         library_start: 0,
         library_end: 8192,
+        arena: 0,
     };
 
     #[test]

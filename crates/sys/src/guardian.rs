@@ -3,12 +3,13 @@
 //! It shares this process's table of descriptors (`clone` with `CLONE_FILES`), so userfaultfds stay open when this process is
 //! killed, and programs wait for their pages instead of reading zeroes. It kills the programs that are listed in memory that
 //! both share, then whoever maps a file that all programs map (a child that was forked just now is in no list yet), waits for
-//! the ends of those listed, and only then ends itself.
+//! the ends of those listed, and only then ends itself, or becomes a program that clears up ([`Successor`]).
 //!
 //! Invariants: after the clone it makes system calls only, on memory that was made before: a copy of a threaded process has
 //! its locks and its heap in whatever state they were.
 
 mod search;
+mod successor;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -21,6 +22,7 @@ use crate::mapping::{Mapping, PAGE_SIZE_BYTES};
 use crate::memfd::Memfd;
 use crate::shared_futex;
 use search::MappedFile;
+pub use successor::Successor;
 
 /// How long the guardian waits for the end of one program that it killed. One in an uninterruptible wait ends later, and
 /// nothing else can be done about it.
@@ -47,20 +49,25 @@ pub struct Place(usize);
 impl Guardian {
     /// Starts it, for at most `programs_max` programs at a time. Best early, while there is little memory to be shared.
     pub fn start(programs_max: usize) -> io::Result<Self> {
-        Self::start_with(programs_max, None)
+        Self::start_with(programs_max, None, None)
     }
 
-    /// As [`Guardian::start`], and also for whoever maps `programs_file`.
-    pub fn start_for_users(programs_max: usize, programs_file: &Memfd) -> io::Result<Self> {
-        Self::start_with(programs_max, Some(MappedFile::new(programs_file)?))
+    /// As [`Guardian::start`], and also for whoever maps `programs_file`. When this process was killed and no program is left, the
+    /// guardian becomes `successor`.
+    pub fn start_for_users(
+        programs_max: usize,
+        programs_file: &Memfd,
+        successor: Option<Successor>,
+    ) -> io::Result<Self> {
+        Self::start_with(programs_max, Some(MappedFile::new(programs_file)?), successor)
     }
 
-    fn start_with(programs_max: usize, users: Option<MappedFile>) -> io::Result<Self> {
+    fn start_with(programs_max: usize, users: Option<MappedFile>, successor: Option<Successor>) -> io::Result<Self> {
         let length = (programs_max * size_of::<u32>()).next_multiple_of(PAGE_SIZE_BYTES).max(PAGE_SIZE_BYTES);
         let file = Memfd::create("spillway-guardian", length as u64)?;
         let table = Mapping::shared(&file, length)?;
         let parent = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
-        let programs = Programs { table, listed_max: programs_max, users };
+        let programs = Programs { table, listed_max: programs_max, users, successor };
         let (process, descriptor) = clone_with_descriptors(&programs, &parent)?;
         let listed = Mutex::new((0..programs_max).map(|_| None).collect());
         Ok(Self { programs, listed, descriptor, process, parent })
@@ -127,6 +134,7 @@ struct Programs {
     table: Mapping,
     listed_max: usize,
     users: Option<MappedFile>,
+    successor: Option<Successor>,
 }
 
 impl Programs {
@@ -184,6 +192,9 @@ fn guard(programs: &Programs, parent: &OwnedFd) -> ! {
     }
     wait_for_end(parent.as_raw_fd(), -1);
     programs.kill_all();
+    if let Some(successor) = &programs.successor {
+        successor.take_over();
+    }
     // SAFETY: ends this process without running anything that was registered for its end.
     unsafe { libc::_exit(0) }
 }

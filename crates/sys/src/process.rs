@@ -6,6 +6,7 @@ use std::io;
 use std::str::FromStr;
 
 use crate::process_stat::ProcessStat;
+use crate::threads::Threads;
 
 /// A process of this machine since it booted. Displays as `PID.START`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,8 +57,28 @@ pub fn major_fault_count() -> u64 {
     usage.ru_majflt as u64
 }
 
-/// The processes whose parent is `parent`, by ascending number. Those that end meanwhile may be left out.
+/// The processes whose parent is `parent`, by ascending number. Some may be left out while others end.
 pub fn children(parent: u32) -> io::Result<Vec<u32>> {
+    if let Some(mut listed) = listed_children(parent)? {
+        listed.sort_unstable();
+        return Ok(listed);
+    }
+    every_child(parent)
+}
+
+/// By the kernel's lists, one for each thread; `None` if it has none (`CONFIG_PROC_CHILDREN`), or a thread ended meanwhile. Looking at
+/// every process of the machine takes a hundred times as long.
+fn listed_children(parent: u32) -> io::Result<Option<Vec<u32>>> {
+    let mut listed = Vec::new();
+    for thread in Threads::of(parent)?.list()? {
+        let Ok(text) = fs::read_to_string(format!("/proc/{parent}/task/{thread}/children")) else { return Ok(None) };
+        listed.extend(text.split_ascii_whitespace().filter_map(|number| number.parse::<u32>().ok()));
+    }
+    Ok(Some(listed))
+}
+
+/// By looking at every process there is.
+fn every_child(parent: u32) -> io::Result<Vec<u32>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -112,6 +133,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let own = std::process::id();
         assert!(children(own).unwrap().contains(&child.id()));
+        assert!(every_child(own).unwrap().contains(&child.id()), "also where the kernel has no list");
         assert!(share_memory(own, own).unwrap() && !share_memory(own, child.id()).unwrap());
         child.kill().unwrap();
         child.wait().unwrap();

@@ -1,9 +1,11 @@
 //! How a pager is started, and what may be wrong with that.
 
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use spillway_fabric::address::DonorAddress;
+use spillway_sys::guardian::Successor;
 
 use super::PagerError;
 use super::limits::BUDGET_BYTES_MIN;
@@ -46,12 +48,21 @@ pub struct PagerConfig {
     /// Whether the kernel tells of forks, as it does with `CAP_SYS_PTRACE`. If not, programs ask before each, and wait until all of
     /// their pages are back ([`spillway_sys::fork_notices`]).
     pub programs_fork: bool,
+    /// The name and arguments with which this very program (`/proc/self/exe`) removes what is left if this process is killed; its
+    /// guardian becomes that when no program of the run is left. None without any.
+    pub mender: Vec<OsString>,
 }
 
 impl PagerConfig {
     /// The path of the socket that stubs say hello to.
     pub fn socket(&self) -> PathBuf {
         self.directory.join("pager.sock")
+    }
+
+    /// What the guardian becomes.
+    pub(crate) fn successor(&self) -> std::io::Result<Option<Successor>> {
+        let has_one = !self.mender.is_empty();
+        has_one.then(|| Successor::new(OsStr::new("/proc/self/exe"), &self.mender)).transpose()
     }
 
     pub(crate) fn check(&self) -> Result<(), PagerError> {

@@ -18,6 +18,17 @@ pub const GROUP_PAGES: usize = 32;
 /// Bytes of a group.
 pub const GROUP_SIZE_BYTES: u64 = (GROUP_PAGES * PAGE_SIZE_BYTES) as u64;
 
+/// A page that was written after it had come write-protected counts for so many that left as they had come. Its fault takes 5 us of the
+/// fault thread and the program's switch to it and back; a page that was not written takes 1 to 2 us to write back. So pages come writable
+/// where one in four is written.
+pub const WRITE_WEIGHT: u8 = 3;
+/// What is known of writes in a group is forgotten after so many pages that were not written.
+pub const WRITE_SCORE_MAX: u8 = 9;
+/// One in so many runs of pages comes write-protected where pages are written, to see whether they still are ...
+pub const WRITE_PROBE_INTERVAL: u8 = 8;
+/// ... and so many where the last ones were not all written.
+pub const WRITE_PROBE_INTERVAL_IN_DOUBT: u8 = 2;
+
 /// Pages of one batch for an agent. Faults of its program wait meanwhile (rule 14), about 0.7 us a page (measured), so a fault
 /// waits at most 90 us.
 pub const BATCH_PAGES: usize = 128;
@@ -33,17 +44,23 @@ pub const BATCH_PATIENCE: Duration = Duration::from_secs(2);
 /// Reads that the fault thread has under way: more threads than that wait for their turn.
 pub const FAULT_READS_MAX: usize = 32;
 
-/// The write-back pool takes this part of the budget: what is staged there is a second chance for its pages.
-pub const POOL_SHARE: u64 = 16;
+/// The write-back pool takes this part of the budget. What is staged there is a second chance for its pages, but a page that stays
+/// needs none (docs/decisions/replacement.md).
+pub const POOL_SHARE: u64 = 32;
 /// Slots of the write-back pool at least: two batches of scattered pages.
 pub const POOL_SLOTS_MIN: usize = 8;
 /// Slots of the write-back pool at most: 32 MiB; the engine looks through all of them at each poll.
 pub const POOL_SLOTS_MAX: usize = 256;
 
-/// Eviction begins so far below the budget (a part of it) ...
-pub const HIGH_WATERMARK_SHARE: u64 = 32;
-/// ... and goes on for so much more.
-pub const LOW_WATERMARK_SHARE: u64 = 32;
+/// Eviction begins so far below the budget (a part of it), and goes on for as much more: what lies between is memory that programs
+/// never have.
+pub const WATERMARK_SHARE: i64 = 64;
+/// But not less: a batch, two windows of read-ahead ...
+pub const WATERMARK_PAGES_MIN: i64 = BATCH_PAGES as i64;
+/// ... unless that is more than this part of it.
+pub const WATERMARK_SHARE_MAX: i64 = 32;
+/// And not more: what programs fill at full speed until the next look at them ([`GROWTH_BYTES_PER_SECOND`]).
+pub const WATERMARK_PAGES_MAX: i64 = 1024;
 
 /// Programs that fill memory which is not registered yet, at this speed, shall not pass the watermark between two looks at
 /// them: what two CPUs zero and write (measured: 1 GB/s each), twice.
@@ -198,7 +215,11 @@ const _: () = {
     assert!(GROUP_PAGES == NEIGHBOURS_MAX as usize && GROUP_PAGES == 32, "a group's bits fill a u32");
     assert!(POOL_SLOTS_MIN <= POOL_SLOTS_MAX);
     assert!(BATCH_PAGES >= GROUP_PAGES);
+    assert!(WRITE_SCORE_MAX > WRITE_WEIGHT, "a group can come to writable pages");
     assert!(YIELD_QUICK.as_nanos() < COMPANY_TURN.as_nanos() && COMPANY_TURN.as_nanos() < COMPANY_PAUSE.as_nanos());
-    let least_pages = (BUDGET_BYTES_MIN - POOL_SLOTS_MIN as u64 * GROUP_SIZE_BYTES) / PAGE_SIZE_BYTES as u64;
-    assert!(least_pages / HIGH_WATERMARK_SHARE > WINDOW_MAX as u64, "a window has room below the watermark");
+    let least_pages = (BUDGET_BYTES_MIN - POOL_SLOTS_MIN as u64 * GROUP_SIZE_BYTES) as i64 / PAGE_SIZE_BYTES as i64;
+    assert!(least_pages / WATERMARK_SHARE_MAX > WINDOW_MAX as i64, "a window has room below the watermark");
+    assert!(WATERMARK_PAGES_MIN > WINDOW_MAX as i64 && WATERMARK_SHARE > WATERMARK_SHARE_MAX);
+    let look_bytes = GROWTH_BYTES_PER_SECOND as u128 * LOOK_INTERVAL_MIN.as_nanos() / 1_000_000_000;
+    assert!(WATERMARK_PAGES_MAX as u128 <= look_bytes / PAGE_SIZE_BYTES as u128);
 };

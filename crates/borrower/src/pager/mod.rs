@@ -147,7 +147,8 @@ impl Pager {
         let (arena, pool, slots) = make_arena(&config, &address).map_err(system())?;
         // Early, before there are threads, and while there is little that it would have a copy of. It finds programs by the arena
         // too: a child that was forked a moment ago is in no list.
-        let guardian = Guardian::start_for_users(SEATS as usize, arena.file());
+        let successor = config.successor().map_err(system())?;
+        let guardian = Guardian::start_for_users(SEATS as usize, arena.file(), successor);
         let guardian = guardian.map_err(PagerError::system("cannot start the guardian"))?;
         let listener = Listener::bind(&address).map_err(PagerError::system("cannot make the socket for programs"))?;
         let buffers = BufferPool::unlocked(FAULT_READS_MAX, GROUP_SIZE_BYTES as usize).map_err(system())?;
@@ -179,7 +180,8 @@ impl Pager {
         let eviction = Eviction::new(Arc::clone(shared), policy, Box::new(writer), slots, Instant::now());
         let faults = Faults::new(Arc::clone(shared), Box::new(reader), buffers, pool, Box::new(wiped_ranges));
         let faults = faults.map_err(system())?;
-        let survey = Survey::new(Arc::clone(shared), listener, arena, guardian, pager.config.programs_fork);
+        let mut survey = Survey::new(Arc::clone(shared), listener, arena, guardian, pager.config.programs_fork);
+        survey.let_in();
         pager.start_threads(faults, eviction, survey).map_err(PagerError::system("cannot start a thread"))?;
         Ok(pager)
     }

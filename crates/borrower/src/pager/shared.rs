@@ -12,13 +12,16 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::epoll::{Epoll, Interest};
 use spillway_sys::userfaultfd::PageError;
 
 use super::bell::Bell;
 use super::claims::Claims;
 use super::directory::SpaceId;
 use super::doubt::Doubt;
-use super::limits::{FAILURES_MAX, GROUP_SIZE_BYTES, HIGH_WATERMARK_SHARE, LOW_WATERMARK_SHARE};
+use super::limits::{
+    FAILURES_MAX, GROUP_SIZE_BYTES, WATERMARK_PAGES_MAX, WATERMARK_PAGES_MIN, WATERMARK_SHARE, WATERMARK_SHARE_MAX,
+};
 use super::program::{Agent, ProgramMemory};
 use super::space::{Books, Space};
 use super::statistics::Counters;
@@ -48,6 +51,8 @@ pub struct Tenant {
     pub has_forked_untold: AtomicBool,
     /// Forks that are prepared or under way: no page may leave, and no fault waits for the budget ([`super::gathering`]).
     holds: AtomicU32,
+    /// The fault thread waits for its messages since it was admitted ([`Shared::admit_quietly`]).
+    pub is_listened_to: AtomicBool,
     /// Pages that could not be read when nobody waited for them.
     pub unread: AtomicU64,
     /// Pages that stay (rule 4): what the kernel itself touches when a thread ends. Set by the survey.
@@ -108,6 +113,7 @@ impl Tenant {
             has_forked: AtomicBool::new(parent.is_some()),
             has_forked_untold: AtomicBool::new(false),
             holds: AtomicU32::new(0),
+            is_listened_to: AtomicBool::new(false),
             unread: AtomicU64::new(0),
             kept_pages: Mutex::new(Vec::new()),
         }
@@ -195,12 +201,17 @@ impl Budget {
 
     /// Eviction begins above this.
     pub fn high_pages(&self) -> i64 {
-        self.limit_pages() - self.limit_pages() / HIGH_WATERMARK_SHARE.cast_signed()
+        self.limit_pages() - self.watermark_pages()
     }
 
     /// And ends here.
     pub fn low_pages(&self) -> i64 {
-        self.high_pages() - self.limit_pages() / LOW_WATERMARK_SHARE.cast_signed()
+        self.high_pages() - self.watermark_pages()
+    }
+
+    fn watermark_pages(&self) -> i64 {
+        let pages = (self.limit_pages() / WATERMARK_SHARE).clamp(WATERMARK_PAGES_MIN, WATERMARK_PAGES_MAX);
+        pages.min(self.limit_pages() / WATERMARK_SHARE_MAX)
     }
 
     /// Resident pages now.
@@ -253,6 +264,8 @@ pub struct Shared {
     pub(crate) counters: Counters,
     /// Wakes the fault thread: a batch ended, a program came or went.
     pub faults: Bell,
+    /// What the fault thread waits for: the messages of each address space under its number, and its bell.
+    pub served: Epoll,
     /// Wakes the eviction thread: the budget is exceeded.
     pub eviction: Bell,
     /// Wakes the survey: the budget is exceeded for the first time, a child came.
@@ -276,6 +289,7 @@ impl Shared {
             claims: Claims::default(),
             counters: Counters::default(),
             faults: Bell::new()?,
+            served: Epoll::new()?,
             eviction: Bell::new()?,
             survey: Bell::new()?,
             is_stopping: AtomicBool::new(false),
@@ -297,13 +311,28 @@ impl Shared {
 
     /// Serves `tenant` from now on.
     pub fn admit(&self, tenant: Arc<Tenant>) {
+        self.push(tenant);
+        self.faults.signal();
+        self.survey.signal();
+    }
+
+    /// As [`Shared::admit`], and wakes nobody: the fault thread gets to know it by its first message.
+    pub fn admit_quietly(&self, tenant: &Arc<Tenant>) {
+        tenant.is_listened_to.store(true, Ordering::SeqCst);
+        self.push(Arc::clone(tenant));
+        // It is known by now to whoever looks for whose message it is.
+        if self.served.add(tenant.memory.event(), tenant.id.0.into(), Interest::Readable).is_err() {
+            // The fault thread tries again, and says what is wrong.
+            tenant.is_listened_to.store(false, Ordering::SeqCst);
+            self.faults.signal();
+        }
+    }
+
+    fn push(&self, tenant: Arc<Tenant>) {
         let mut tenants = lock(&self.tenants);
         tenants.push(tenant);
         self.counters.programs.add(1);
         self.counters.programs_now.set(tenants.len() as u64);
-        drop(tenants);
-        self.faults.signal();
-        self.survey.signal();
     }
 
     /// `tenant` is gone; its slots come back.
@@ -449,5 +478,17 @@ mod tests {
         assert!(!budget.holds_back(), "nobody waits for what cannot happen");
         budget.set_bytes(1 << 30);
         assert!(!budget.is_exceeded());
+    }
+
+    #[test]
+    fn programs_have_nearly_all_of_a_small_budget_and_room_to_grow_in_a_large_one() {
+        let never_had = |mib: u64| {
+            let budget = Budget::new(mib << 20, 0);
+            budget.limit_pages() - budget.low_pages()
+        };
+        assert_eq!(never_had(32), 2 * WATERMARK_PAGES_MIN, "3 %");
+        assert_eq!(never_had(128), 1024, "3 %");
+        assert_eq!(never_had(64 << 10), 2 * WATERMARK_PAGES_MAX);
+        assert_eq!(never_had(1), 16, "never more than a part of it");
     }
 }

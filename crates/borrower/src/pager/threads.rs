@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::{JoinHandle, yield_now};
 use std::time::{Duration, Instant};
 
@@ -51,16 +52,16 @@ pub(crate) fn start(
 /// The number of the fault thread's bell among the descriptors that it waits for; those of address spaces are smaller.
 const BELL: u64 = u64::MAX;
 
-/// Who is served by the fault thread, each under its number in the set of descriptors that it waits for.
-struct Served {
-    set: Epoll,
+/// Who is served by the fault thread, each under its number in the set of descriptors that it waits for ([`Shared::served`]).
+struct Served<'a> {
+    set: &'a Epoll,
     tenants: HashMap<u32, (Arc<Tenant>, bool)>,
     ready: Vec<u32>,
 }
 
-impl Served {
-    fn new(shared: &Shared) -> io::Result<Self> {
-        let set = Epoll::new()?;
+impl<'a> Served<'a> {
+    fn new(shared: &'a Shared) -> io::Result<Self> {
+        let set = &shared.served;
         set.add(&shared.faults, BELL, Interest::Readable)?;
         Ok(Self { set, tenants: HashMap::with_capacity(64), ready: Vec::with_capacity(64) })
     }
@@ -71,7 +72,8 @@ impl Served {
         self.tenants.retain(|number, _| current.iter().any(|tenant| tenant.id == SpaceId(*number)));
         for tenant in current {
             let number = tenant.id.0;
-            let (_, listens) = self.tenants.entry(number).or_insert_with(|| (Arc::clone(&tenant), false));
+            let listens = || tenant.is_listened_to.load(Ordering::SeqCst);
+            let (_, listens) = self.tenants.entry(number).or_insert_with(|| (Arc::clone(&tenant), listens()));
             if *listens {
                 continue;
             }
@@ -97,9 +99,13 @@ impl Served {
     }
 
     /// Serves whoever has something to tell; how many did.
-    fn serve(&mut self, faults: &mut Faults) -> io::Result<usize> {
+    fn serve(&mut self, shared: &Shared, faults: &mut Faults) -> io::Result<usize> {
         if self.ready.is_empty() {
             self.look(Duration::ZERO)?;
+        }
+        if self.ready.iter().any(|number| !self.tenants.contains_key(number)) {
+            // Somebody came quietly.
+            self.follow(shared)?;
         }
         let count = self.ready.len();
         for number in self.ready.drain(..) {
@@ -125,7 +131,7 @@ pub(crate) fn serve_faults(shared: &Shared, mut faults: Faults, mut wakefulness:
             served.follow(shared)?;
             faults.fetch_wanted();
         }
-        let count = served.serve(&mut faults)?;
+        let count = served.serve(shared, &mut faults)?;
         let now = Instant::now();
         let waiting = faults.poll(now);
         // Not for messages alone: what is answered here waits for nobody's CPU.
@@ -179,21 +185,32 @@ pub(crate) fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
 
 /// The survey thread.
 pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
-    let mut has_visitors = true;
+    let (mut has_visitors, mut looks_at) = (true, Instant::now());
     while !shared.is_stopping() {
-        shared.survey.clear();
-        survey.keep_guarded()?;
-        let patience = survey.look(Instant::now(), has_visitors);
+        let now = Instant::now();
+        if shared.survey.clear() || has_visitors || looks_at <= now {
+            survey.keep_guarded()?;
+            looks_at = now + survey.look(now, has_visitors);
+        }
+        let patience = looks_at.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
         let mut waits = vec![PollFd::new(&shared.survey, PollFlags::IN), PollFd::new(survey.listener(), PollFlags::IN)];
         waits.push(PollFd::new(survey.guardian(), PollFlags::IN));
         waits.extend(survey.fork_listeners().map(|listener| PollFd::from_borrowed_fd(listener, PollFlags::IN)));
-        has_visitors = match shared.survey.sleep(|| poll(&mut waits, Some(&timeout))) {
-            Some(Ok(_)) => !waits[1].revents().is_empty(),
+        let others = waits.len();
+        waits.extend(survey.notes().map(|notes| PollFd::new(notes, PollFlags::IN)));
+        let slept = shared.survey.sleep(|| poll(&mut waits, Some(&timeout)));
+        let is_ready = |wait: &PollFd<'_>| !wait.revents().is_empty();
+        has_visitors = match slept {
+            Some(Ok(_)) => is_ready(&waits[1]),
             // Nobody has looked.
             None | Some(Err(rustix::io::Errno::INTR)) => true,
             Some(Err(error)) => return Err(error.into()),
         };
+        let (is_called, has_notes) = (waits[..others].iter().any(is_ready), waits[others..].iter().any(is_ready));
+        if is_called || has_notes && survey.read_notes() {
+            looks_at = Instant::now();
+        }
     }
     Ok(())
 }
@@ -202,6 +219,7 @@ pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
 mod tests {
     use spillway_sys::paging_safety::use_memory_reserves;
     use spillway_sys::process_stat::ProcessStat;
+    use spillway_sys::skipping::skip;
 
     use super::super::directory::Directory;
     use super::super::shared::Budget;
@@ -221,14 +239,16 @@ mod tests {
         let books = Books { slots: Slots::new(1), directory: Directory::default() };
         let shared = Arc::new(Shared::new(books, Budget::new(1 << 20, 0)).unwrap());
         let (tell, told) = std::sync::mpsc::channel();
+        // A thread of its own, because it keeps the policy.
         let starter = std::thread::spawn(move || {
-            if use_memory_reserves().is_err() {
-                println!("skipped: this user may not have a real-time policy");
-            }
+            let has_policy = use_memory_reserves().is_ok() && policy() != 0;
             let run = move || tell.send(policy()).map_err(io::Error::other);
             start("faults", &shared, run).unwrap().join().unwrap();
+            has_policy
         });
         assert_eq!(told.recv().unwrap(), 0, "SCHED_OTHER");
-        starter.join().unwrap();
+        if !starter.join().unwrap() {
+            skip("the right to a real-time policy (CAP_SYS_NICE)");
+        }
     }
 }

@@ -1,9 +1,12 @@
 /* Fills memory with a pattern, checks it several times over, changes every third page, checks again.
-   Usage: fill MEBIBYTES THREADS */
+   Usage: fill MEBIBYTES THREADS [child]: a child does it, which is forked at once */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define PAGE_WORDS 512
 
@@ -49,7 +52,11 @@ static void *work(void *argument)
 
 int main(int count, char **arguments)
 {
-    if (count != 3)
+    if (count == 4 && !strcmp(arguments[3], "child")) {
+        int status;
+        if (fork() != 0)
+            _exit(wait(&status) > 0 ? status : 4);
+    } else if (count != 3)
         return 2;
     pages = strtoul(arguments[1], NULL, 10) * 256;
     threads = atoi(arguments[2]);

@@ -19,6 +19,11 @@ use crate::limits;
 /// The directory of all our groups.
 const PARENT: &str = "spillway";
 
+/// The group in a group of version 2 in which its processes are. No controller is enabled for it, so it has no files about memory: programs that
+/// take their group's limit for the machine's memory (Java, Node) find none. It is not theirs to keep, as they are paged and do not
+/// notice. Version 1 has such files in every group, and Java asks for the limits above it there.
+const MEMBERS: &str = "members";
+
 /// Memory cgroup v1's "no limit": the largest multiple of the page size in 63 bits.
 const UNLIMITED_V1: &str = "-1";
 
@@ -41,7 +46,16 @@ impl MemoryGroup {
         }
         let group = Self::existing(hierarchy, name);
         make_directory(&group.path)?;
+        make_directory(&group.members())?;
         Ok(group)
+    }
+
+    /// Where its processes are.
+    fn members(&self) -> PathBuf {
+        match self.version {
+            Version::V1 => self.path.clone(),
+            Version::V2 => self.path.join(MEMBERS),
+        }
     }
 
     /// The group `name`, which may or may not exist.
@@ -73,13 +87,17 @@ impl MemoryGroup {
     }
 
     fn write(&self, file: &str, text: &str) -> io::Result<()> {
-        let path = self.path.join(file);
-        fs::write(&path, text).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+        write(&self.path.join(file), text)
+    }
+
+    /// The file that takes the numbers of processes that are to be in it.
+    pub(crate) fn procs_file(&self) -> PathBuf {
+        self.members().join("cgroup.procs")
     }
 
     /// Moves a process in; `0` means the caller.
     pub(crate) fn add(&self, pid: u32) -> io::Result<()> {
-        self.write("cgroup.procs", &pid.to_string())
+        write(&self.procs_file(), &pid.to_string())
     }
 
     /// Limits local memory, or lifts the limit. Lowering it below what is used makes the kernel page out before this returns;
@@ -139,7 +157,7 @@ impl MemoryGroup {
 
     /// Processes in it.
     pub(crate) fn processes(&self) -> Vec<u32> {
-        let text = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
+        let text = fs::read_to_string(self.procs_file()).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
@@ -153,12 +171,14 @@ impl MemoryGroup {
 
     /// Removes it once it is empty; a group that is not there is removed. Fails if processes stay in it.
     pub(crate) fn remove(&self, deadline: Instant) -> io::Result<()> {
-        loop {
-            match fs::remove_dir(&self.path) {
-                Ok(()) => break,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-                Err(error) if Instant::now() >= deadline => return Err(error),
-                Err(_) => std::thread::sleep(limits::POLL_INTERVAL),
+        for path in [self.members(), self.path.clone()] {
+            loop {
+                match fs::remove_dir(&path) {
+                    Ok(()) => break,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                    Err(error) if Instant::now() >= deadline => return Err(error),
+                    Err(_) => std::thread::sleep(limits::POLL_INTERVAL),
+                }
             }
         }
         if let Some(parent) = self.path.parent() {
@@ -167,6 +187,10 @@ impl MemoryGroup {
         }
         Ok(())
     }
+}
+
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    fs::write(path, text).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
 fn make_directory(path: &Path) -> io::Result<()> {

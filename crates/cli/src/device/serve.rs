@@ -330,11 +330,13 @@ fn make_safe(launched: &LaunchedDevice, notes: &mut Vec<String>) {
         && let Err(error) = paging_safety::use_memory_reserves()
     {
         notes.push(format!(
-            "the kernel's memory reserves are not for this process ({error}): a machine without a free page may stop; run as root"
+            "the kernel's memory reserves are not for this process ({error}): a machine without a free page may stop; run as root with all its capabilities"
         ));
     }
     if paging_safety::avoid_out_of_memory_kill().is_err() {
-        notes.push("the kernel may kill this process when memory is short; run as root".to_owned());
+        notes.push(
+            "the kernel may kill this process when memory is short; run as root with all its capabilities".to_owned(),
+        );
     }
     if let Err(error) = paging_safety::reserve_heap(limits::HEAP_RESERVE_BYTES) {
         notes.push(format!("the heap is not reserved ({error}): mapping slabs may wait for memory"));

@@ -1,5 +1,6 @@
 //! What a run needs: sizes, donors, copies and files, decided and checked before anything starts.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use spillway_borrower::device::redundancy::Redundancy;
@@ -149,6 +150,8 @@ impl Plan {
             preload,
             donor_wait: limits::DONOR_WAIT,
             programs_fork,
+            // As a run's own donors do, whoever of them comes first: menders do not meet.
+            mender: ["spillway", "doctor", "--mend", "--json"].map(OsString::from).to_vec(),
         })
     }
 

@@ -118,7 +118,7 @@ impl Run {
         let mut budget = Budget::new(arguments.local);
         group.set_limit(budget.limit_bytes()).map_err(|error| Failure::during("limiting the memory group", error))?;
         let start = Instant::now();
-        let becoming = Becoming { procs_file: Some(group.path().join("cgroup.procs")), ..Becoming::default() };
+        let becoming = Becoming { procs_file: Some(group.procs_file()), ..Becoming::default() };
         let started = Program::start(program, &becoming, interruption)?;
         let watched = watch::watch(&started, group, &mut budget, &self.entry, choice, arguments, interruption);
         let ending = started.ending()?;

@@ -8,6 +8,9 @@ use crate::programs;
 use crate::stage::Stage;
 use crate::support::{self, Running, wait_until};
 
+/// So much of the verifiers' memory is lent before anything happens.
+const LENT_BYTES: u64 = 8 << 20;
+
 #[test]
 fn programs_left_in_the_background_live_on() {
     let Some(stage) = Stage::set(&["sh"]) else { return };
@@ -27,11 +30,8 @@ fn a_killed_run_is_taken_down_by_others() {
     let verifier = stage.compile("verifier", &[]);
     let program = [verifier.to_str().unwrap(), "64", "1000", "1"];
     let options = ["--local", "16M", "--lend", "128M", "--slab-size", "4M"];
-    let running = Running::start(&mut stage.run(&options, &program));
-    wait_until("pages to be lent", || {
-        let runs = stage.items("run");
-        (runs.first()?["report"]["usage"]["swapped_bytes"].as_u64()? > 8 << 20).then_some(())
-    });
+    let mut running = Running::start(&mut stage.run(&options, &program));
+    stage.wait_lent(&mut running, LENT_BYTES);
     running.signal("KILL");
     let said = running.end();
     assert_eq!(said.status.signal(), Some(9));
@@ -49,11 +49,8 @@ fn a_run_killed_with_all_its_helpers_is_mended() {
     let verifier = stage.compile("verifier", &[]);
     let program = [verifier.to_str().unwrap(), "48", "1000", "2"];
     let options = ["--local", "16M", "--lend", "128M", "--slab-size", "4M"];
-    let running = Running::start(&mut stage.run(&options, &program));
-    wait_until("pages to be lent", || {
-        let runs = stage.items("run");
-        (runs.first()?["report"]["usage"]["swapped_bytes"].as_u64()? > 8 << 20).then_some(())
-    });
+    let mut running = Running::start(&mut stage.run(&options, &program));
+    stage.wait_lent(&mut running, LENT_BYTES);
     let helpers: Vec<u64> = ["device", "donor"]
         .iter()
         .flat_map(|kind| stage.items(kind))

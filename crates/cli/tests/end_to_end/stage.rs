@@ -199,6 +199,14 @@ impl Stage {
         items.iter().filter(|item| item["kind"] == kind).cloned().collect()
     }
 
+    /// Waits until so much of a run's program is lent that losing something means something.
+    pub(crate) fn wait_lent(&self, running: &mut Running, least_bytes: u64) {
+        running.wait_until("pages to be lent", || {
+            let lent = self.items("run").first()?.pointer("/report/usage/swapped_bytes")?.as_u64()?;
+            (lent > least_bytes).then_some(())
+        });
+    }
+
     /// What lies under the program, as it tells of itself: a device of its own, or the pager's volume. Null while nothing answers:
     /// `status` says nothing of a process that a busy machine keeps from answering in time.
     pub(crate) fn device_now(&self) -> Value {

@@ -11,6 +11,9 @@ use serde_json::Value;
 use crate::stage::Stage;
 use crate::support::{self, Running, UNTIL_TOLD, wait_until};
 
+/// So much of the verifiers' 80 MiB is lent before anything happens.
+const LENT_BYTES: u64 = 16 << 20;
+
 /// A verifier that works until it is ended, far beyond its budget.
 fn start(stage: &Stage) -> Running {
     let verifier = stage.compile("verifier", &[]);
@@ -39,14 +42,6 @@ fn wait_returned(stage: &Stage) {
     wait_until("the donor to have all its memory again", || (lent_bytes(stage)? == 0).then_some(()));
 }
 
-/// Waits until so much is lent that losing something means something.
-fn wait_lent(stage: &Stage, running: &mut Running) {
-    running.wait_until("pages to be lent", || {
-        let run = stage.items("run").first()?.clone();
-        (run["report"]["usage"]["swapped_bytes"].as_u64()? > 16 << 20).then_some(())
-    });
-}
-
 /// Processes with that parent, zombies left out.
 fn children(parent: u32) -> HashSet<u32> {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
@@ -69,7 +64,7 @@ fn is_gone(pid: u32) -> bool {
 fn a_killed_pager_takes_its_program_along_and_leaves_nothing() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start(&stage);
-    wait_lent(&stage, &mut running);
+    stage.wait_lent(&mut running, LENT_BYTES);
     kill_pager(&stage, running);
 }
 
@@ -98,7 +93,7 @@ fn guardian_of(run: u32) -> Option<u32> {
 fn a_killed_guardian_is_replaced_by_one_that_knows_the_program() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start(&stage);
-    wait_lent(&stage, &mut running);
+    stage.wait_lent(&mut running, LENT_BYTES);
     let pager = running.pid();
     for _ in 0..2 {
         let guardian = running.wait_until("a guardian", || guardian_of(pager));
@@ -126,14 +121,37 @@ while True:
         os.waitpid(children.pop(0), 0)
 ";
 
+/// The same with programs: its last thirty children are `sleep`.
+const STARTING: &str = "
+import os, signal, sys
+children = []
+while True:
+    children.append(os.posix_spawn('/bin/sh', ['sh', '-c', 'sleep 1000; exit', sys.argv[1]], os.environ))
+    if len(children) == 10:
+        print('many', flush=True)
+    if len(children) > 30:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children.pop(0), 0)
+";
+
 /// Rule 6: nobody has listed the child that was forked last.
 #[test]
 fn a_killed_pager_takes_children_along_that_were_forked_a_moment_ago() {
+    kill_pager_of(FORKING);
+}
+
+/// Rule 6: nor the program that started last, which waited for nobody.
+#[test]
+fn a_killed_pager_takes_programs_along_that_started_a_moment_ago() {
+    kill_pager_of(STARTING);
+}
+
+fn kill_pager_of(program_text: &str) {
     let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
     let (marker, output) = (stage.disk().join("marker"), stage.disk().join("output"));
     let _family = Family(&marker);
     let script = "exec /usr/bin/python3 -c \"$0\" \"$1\" > \"$2\"";
-    let mut program = vec!["sh", "-c", script, FORKING];
+    let mut program = vec!["sh", "-c", script, program_text];
     program.extend([&marker, &output].map(|path| path.to_str().unwrap()));
     let mut running = Running::start(&mut stage.run(&["--lend", "64M", "--slab-size", "4M"], &program));
     let said = || std::fs::read_to_string(&output).ok()?.contains("many").then_some(());
@@ -169,21 +187,21 @@ fn with_argument(argument: &Path) -> Vec<u32> {
 fn a_killed_pager_gives_its_donor_all_memory_back() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start_on_a_donor(&mut stage);
-    wait_lent(&stage, &mut running);
+    stage.wait_lent(&mut running, LENT_BYTES);
     running.wait_until("the donor to tell of it", || (lent_bytes(&stage)? > 0).then_some(()));
     running.signal("KILL");
     assert_eq!(running.end().status.signal(), Some(9));
     wait_returned(&stage);
-    // What a run with donors of its own has removed by those.
-    support::run(&mut stage.spillway(&["doctor", "--mend", "--json"])).done("mending");
-    assert!(stage.items("run").is_empty());
+    // Nobody else is left to do that: its donor is not the run's own.
+    wait_until("the guardian to remove what is left", || stage.items("run").is_empty().then_some(()));
+    stage.assert_clean();
 }
 
 #[test]
 fn a_killed_program_gives_its_donor_all_memory_back() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start_on_a_donor(&mut stage);
-    wait_lent(&stage, &mut running);
+    stage.wait_lent(&mut running, LENT_BYTES);
     running.wait_until("the donor to tell of it", || (lent_bytes(&stage)? > 0).then_some(()));
     kill_verifier(&running);
     let said = running.end();
@@ -204,7 +222,7 @@ fn kill_verifier(running: &Running) {
 fn a_killed_program_ends_its_run_by_the_same_signal() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start(&stage);
-    wait_lent(&stage, &mut running);
+    stage.wait_lent(&mut running, LENT_BYTES);
     kill_verifier(&running);
     let said = running.end();
     assert_eq!(said.status.signal(), Some(9), "{} {}", said.status, said.errors);

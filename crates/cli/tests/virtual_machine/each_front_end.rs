@@ -2,7 +2,7 @@
 
 use crate::front_ends::FrontEnd;
 use crate::guest::{Guest, builder};
-use crate::{automatic, network_disk, plain_device, programs, swap_off};
+use crate::{automatic, network_disk, pager, plain_device, programs, swap_off};
 
 on_front_end!(ublk, UBLK, devices_and_programs_are_exact);
 on_front_end!(nbd, NBD, devices_and_programs_are_exact);
@@ -20,10 +20,14 @@ fn devices_and_programs_are_exact(front_end: FrontEnd) {
     swap_off::swap_whose_keeper_alone_died_is_switched_off_as_ever(&guest, front_end);
     match front_end.name {
         "ublk" => {
+            pager::the_newer_kernel_pages_programs_of_root_and_of_users(&guest);
             automatic::the_newer_kernel_gives_ublk_then_nbd_then_loop(&guest);
             network_disk::the_kernels_nbd_client_reads_what_it_wrote(&guest);
         }
-        "nbd" => automatic::the_older_kernel_gives_nbd(&guest),
+        "nbd" => {
+            pager::the_older_kernel_has_no_pager_and_says_so(&guest);
+            automatic::the_older_kernel_gives_nbd(&guest);
+        }
         _ => {}
     }
     guest.finish();

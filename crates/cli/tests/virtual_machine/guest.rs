@@ -30,8 +30,9 @@ impl Programs {
         if !bench.exists() {
             return Err("the program spillway-bench (make test-binaries)".to_owned());
         }
-        let missing =
-            ["gcc", "redis-server", "redis-cli", "fio", "nbd-client"].into_iter().find(|program| !has_program(program));
+        let missing = ["gcc", "redis-server", "redis-cli", "fio", "nbd-client", "setpriv", "sysctl"]
+            .into_iter()
+            .find(|program| !has_program(program));
         if let Some(missing) = missing {
             return Err(missing.to_owned());
         }

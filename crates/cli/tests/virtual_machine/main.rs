@@ -12,6 +12,7 @@
 //!   over a network, which also breaks.
 //! - [`crash`]: the process that serves swap is killed while all of that goes on; [`agent`]: the agent is; [`swap_off`]: the same
 //!   without a process that could serve any more.
+//! - [`pager`]: programs without a block device, where the kernel has what that takes, and the words where it has not.
 //! - [`service`]: the agent as systemd starts, restarts and stops it.
 
 // In a test a panic is the report.
@@ -31,6 +32,7 @@ mod each_front_end;
 mod guest;
 mod network_disk;
 mod overcommit;
+mod pager;
 mod plain_device;
 mod programs;
 mod service;

@@ -1,6 +1,7 @@
 //! Exact output under a cgroup (version 2) limit of half the working set.
 
 use serde_json::Value;
+use spillway_virtual_machine::builder::quoted;
 
 use crate::front_ends::FrontEnd;
 use crate::guest::{Guest, SLABS};
@@ -16,10 +17,19 @@ const PROGRAMS: [&str; 4] = [
 /// The same programs, with hardly anything to do.
 const SMALL: &str = "spillway-bench workload quicksort --size 1M; exerciser fork 1 /disk/scratch; redis.sh /disk 10";
 
+/// Java and Node take the limit of their memory group for the memory of the machine.
+fn programs_find_no_limit_in_their_group(guest: &Guest, front_end: FrontEnd) {
+    let script = "ls /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)";
+    let run = format!("spillway run --frontend {} --local 50% --lend 64M {SLABS}", front_end.name);
+    let files = guest.said(&format!("{run} -- sh -c {}", quoted(script)));
+    assert!(files.contains("cgroup.procs") && !files.contains("memory.max"), "{files}");
+}
+
 /// The host says what that is: the same programs, many times as fast.
 pub(crate) fn programs_at_half_their_memory_write_what_they_always_write(guest: &Guest, front_end: FrontEnd) {
     // Their code is read into nobody's memory group by that, and does not go in and out of a group's few MiB later.
     guest.said(SMALL);
+    programs_find_no_limit_in_their_group(guest, front_end);
     for program in PROGRAMS {
         let native = guest.said_on_host(program);
         let run = format!("spillway run --frontend {} --local 50% --lend 128M {SLABS}", front_end.name);
@@ -27,6 +37,9 @@ pub(crate) fn programs_at_half_their_memory_write_what_they_always_write(guest: 
         assert!(lent == native, "{program} wrote something else: {lent}\ninstead of: {native}");
         let text = std::fs::read(guest.share().join("statistics.json")).expect("the run wrote its statistics");
         let statistics: Value = serde_json::from_slice(&text).expect("statistics are JSON");
+        // Nobody asked for it: root has swap devices, on kernels with a pager and without, and is told so.
+        let via = serde_json::json!({ "way": "swap", "reason": "this user and kernel can swap to a device" });
+        assert_eq!(statistics["memory"]["via"], via, "{statistics:#}");
         assert_eq!(statistics["out_of_memory_kills"], 0, "{statistics:#}");
         assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
         let told = statistics["device"]["device"]["frontend"].as_str().expect("the front end is told");

@@ -113,6 +113,7 @@ fn prepare(place: Place) -> Result<Staging, i32> {
         start_agent: 0,
         library_start: 0,
         library_end: 0,
+        arena: 0,
     };
     socket::send(&socket, &hello.encode(), None)?;
     let (words, userfaultfd) = socket::receive(&socket)?;

@@ -36,7 +36,7 @@ mod whole_fork;
 /// Run by the dynamic loader before the program.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static START: extern "C" fn() = start::start;
+static START: extern "C" fn(usize, usize, usize) = start::start;
 
 /// An assertion of this library failed: end the program, as nothing in it can be trusted to be paged rightly.
 #[panic_handler]

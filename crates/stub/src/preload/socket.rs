@@ -1,10 +1,12 @@
 //! The greeting's socket: one message at a time, with a descriptor along.
 
 use crate::calls::{self, Descriptor, INTERRUPTED, INVALID, NO_ENTRY};
-use crate::protocol::{ADDRESS_BYTES_MAX, MESSAGE_WORDS, Words};
+use crate::protocol::{ADDRESS_BYTES_MAX, MESSAGE_WORDS, NOTES_SUFFIX, Words};
 
 const UNIX: u16 = 1;
-const SEQUENTIAL_PACKETS_CLOSED_ON_EXEC: usize = 5 | 0o2_000_000;
+const SEQUENTIAL_PACKETS: usize = 5;
+const DATAGRAMS: usize = 2;
+const CLOSED_ON_EXEC: usize = 0o2_000_000;
 const NO_SIGNAL: usize = 0x4000;
 const CLOSE_ON_EXEC: usize = 0x4000_0000;
 const SOCKET_LEVEL: i32 = 1;
@@ -50,31 +52,59 @@ struct Control {
 /// `CMSG_LEN(sizeof(int))`.
 const CONTROL_BYTES: usize = 20;
 
+impl SocketAddress {
+    /// `address` with `suffix` behind it: a path, or `@` and an abstract name; and its length.
+    fn new(address: &[u8], suffix: &[u8]) -> Result<(Self, usize), i32> {
+        let mut target = Self { family: UNIX, path: [0; ADDRESS_BYTES_MAX + 1] };
+        let bytes = address.len() + suffix.len();
+        if address.is_empty() || bytes > ADDRESS_BYTES_MAX {
+            return Err(INVALID);
+        }
+        for (to, from) in target.path.iter_mut().zip(address.iter().chain(suffix)) {
+            *to = *from;
+        }
+        // An abstract name begins with a zero byte and has no end but its length; a path ends with one.
+        let is_abstract = address.first() == Some(&b'@');
+        if is_abstract {
+            target.path[0] = 0;
+        }
+        Ok((target, 2 + bytes + usize::from(!is_abstract)))
+    }
+}
+
+fn new_socket(kind: usize) -> Result<Descriptor, i32> {
+    // SAFETY: numbers only.
+    let socket = unsafe { calls::call(41, [UNIX as usize, kind | CLOSED_ON_EXEC, 0, 0, 0, 0]) }?;
+    Ok(Descriptor(socket as i32))
+}
+
 /// Connects to `address`: a path, or `@` and an abstract name.
 pub(crate) fn connect(address: &[u8]) -> Result<Descriptor, i32> {
-    let mut target = SocketAddress { family: UNIX, path: [0; ADDRESS_BYTES_MAX + 1] };
-    if address.is_empty() || address.len() > ADDRESS_BYTES_MAX {
-        return Err(INVALID);
-    }
-    for (to, from) in target.path.iter_mut().zip(address) {
-        *to = *from;
-    }
-    // An abstract name begins with a zero byte and has no end but its length; a path ends with one.
-    let is_abstract = address.first() == Some(&b'@');
-    if is_abstract {
-        target.path[0] = 0;
-    }
-    let length = 2 + address.len() + usize::from(!is_abstract);
-    // SAFETY: numbers only.
-    let socket = unsafe { calls::call(41, [UNIX as usize, SEQUENTIAL_PACKETS_CLOSED_ON_EXEC, 0, 0, 0, 0]) }?;
-    let socket = Descriptor(socket as i32);
+    let (target, length) = SocketAddress::new(address, b"")?;
+    let socket = new_socket(SEQUENTIAL_PACKETS)?;
     // SAFETY: the address lives through the call and is at least `length` long.
     unsafe { calls::call(42, [socket.0 as usize, &raw const target as usize, length, 0, 0, 0]) }?;
     Ok(socket)
 }
 
+/// Sends a message to the pager at `address` that it does not answer. Waits only while many others' were not read.
+pub(crate) fn post(address: &[u8], words: &Words, passed: &Descriptor) -> Result<(), i32> {
+    let (target, length) = SocketAddress::new(address, NOTES_SUFFIX.as_bytes())?;
+    let socket = new_socket(DATAGRAMS)?;
+    send_to(&socket, Some((&target, length)), words, Some(passed))
+}
+
 /// Sends a message.
 pub(crate) fn send(socket: &Descriptor, words: &Words, passed: Option<&Descriptor>) -> Result<(), i32> {
+    send_to(socket, None, words, passed)
+}
+
+fn send_to(
+    socket: &Descriptor,
+    target: Option<(&SocketAddress, usize)>,
+    words: &Words,
+    passed: Option<&Descriptor>,
+) -> Result<(), i32> {
     let control = Control {
         length: CONTROL_BYTES,
         level: SOCKET_LEVEL,
@@ -87,6 +117,10 @@ pub(crate) fn send(socket: &Descriptor, words: &Words, passed: Option<&Descripto
     if passed.is_some() {
         header.control = &raw const control as usize;
         header.control_length = size_of::<Control>();
+    }
+    if let Some((target, length)) = target {
+        header.name = &raw const *target as usize;
+        header.name_length = length as u32;
     }
     loop {
         // SAFETY: the header and all it points to live through the call.

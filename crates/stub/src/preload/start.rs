@@ -1,18 +1,22 @@
 //! What runs before the program: the greeting.
 //!
-//! The environment is read from `/proc/self/environ`, because not every libc hands it to a library's constructor. When
-//! anything fails, the program ends with a message, unless the pager says that it may run without being paged: a program that
+//! Where the pager said in advance what it would answer, the program waits for nothing: each of its wake-ups on another CPU, and of ours
+//! by it, costs tens of microseconds, of the few hundred in which a small program is over. Where anything about that is not as
+//! it is to be, the program asks, and its answer says what is wrong.
+//!
+//! The environment is what glibc hands to a library's constructor; other libcs do not, so there, and wherever what is handed does not
+//! look like it, it is read from `/proc/self/environ`. When anything fails, the program ends with a message, unless the pager says that it may run without being paged: a program that
 //! was to be paged must not quietly take the memory that it was not given.
 
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
 
 use crate::agent;
-use crate::calls::{self, Descriptor, NO_ACCESS, NO_ENTRY};
+use crate::calls::{self, Descriptor, INVALID, NO_ENTRY};
 use crate::forks;
 use crate::protocol::{
-    ADDRESS_BYTES_MAX, ADDRESS_VARIABLE, ArenaHead, Hello, HelloKind, MAGIC, Ready, VERSION, Verdict, Welcome,
-    seat_offset,
+    ADDRESS_BYTES_MAX, ADDRESS_VARIABLE, ARENA_SUFFIX, ArenaHead, Hello, HelloKind, MAGIC, PAGE_BYTES, Ready, VERSION,
+    Verdict, Welcome, seat_offset,
 };
 use crate::socket;
 
@@ -21,6 +25,14 @@ const REFUSED: u8 = 125;
 
 /// `USERFAULTFD_IOC_NEW`.
 const NEW_USERFAULTFD: u32 = 0xaa00;
+
+/// `UFFDIO_API`, and the only version that there is.
+const AGREE: u32 = 0xc018_aa3f;
+const AGREED_VERSION: u64 = 0xaa;
+
+/// `UFFDIO_REGISTER`, and `UFFDIO_REGISTER_MODE_MISSING`.
+const REGISTER: u32 = 0xc020_aa00;
+const MISSING: u64 = 1;
 
 /// `O_CLOEXEC | O_NONBLOCK`.
 const USERFAULTFD_FLAGS: usize = 0o2_000_000 | 0o4_000;
@@ -31,15 +43,85 @@ const READ_WRITE: usize = 3;
 /// `MAP_SHARED`.
 const SHARED: usize = 1;
 
-/// The constructor.
-pub(crate) extern "C" fn start() {
+/// The constructor. Its arguments are the program's number of arguments, where they are and where its variables are, or anything.
+pub(crate) extern "C" fn start(count: usize, arguments: usize, variables: usize) {
     let mut space = [0; ADDRESS_BYTES_MAX];
-    let Some(address) = find_address(&mut space) else { return };
+    let is_handed = is_environment(count, arguments, variables, &raw const space as usize);
+    let found = if is_handed { search(variables, &mut space) } else { find_address(&mut space) };
+    let Some(address) = found else { return };
     #[cfg(tells_forks)]
     crate::whole_fork::begin();
+    if go_on_at_once(address).is_ok() {
+        return;
+    }
     match greet(address) {
         Ok(()) => {}
         Err((what, error)) => refuse(what, error),
+    }
+}
+
+/// Does all that the pager would say, and says so, without waiting for it; an error leaves nothing behind.
+fn go_on_at_once(address: &[u8]) -> Result<(), i32> {
+    let (arena, features, length) = map_open_arena(address)?;
+    let told = tell(address, arena, features);
+    if told.is_err() {
+        let _ = calls::unmap(arena, length);
+    }
+    told
+}
+
+/// Maps the arena if the pager lets programs in that do not ask: its place, what userfaultfds agree on, its length.
+fn map_open_arena(address: &[u8]) -> Result<(usize, u64, usize), i32> {
+    let mut path = [0; ADDRESS_BYTES_MAX + ARENA_SUFFIX.len() + 1];
+    for (to, from) in path.iter_mut().zip(address.iter().chain(ARENA_SUFFIX.as_bytes())) {
+        *to = *from;
+    }
+    let file = calls::open_shared(&path)?;
+    // Another PID namespace has another file at the link's end.
+    let head = read_head(&file)?;
+    let its_address = head.address.get(..head.address_length as usize).ok_or(INVALID)?;
+    let is_ours = head.magic == MAGIC && head.version == VERSION && its_address.len() == address.len();
+    if !is_ours || head.features == 0 || its_address.iter().zip(address).any(|(one, other)| one != other) {
+        return Err(INVALID);
+    }
+    let length = head.arena_bytes as usize;
+    Ok((calls::map(length, READ_WRITE, SHARED, file.0)?, head.features, length))
+}
+
+/// The head of an arena, by reading: a file that is shorter must not be touched.
+fn read_head(file: &Descriptor) -> Result<ArenaHead, i32> {
+    let mut bytes = [0_u8; size_of::<ArenaHead>()];
+    if calls::read(file, &mut bytes)? < bytes.len() {
+        return Err(INVALID);
+    }
+    // SAFETY: the bytes are as many as those of a head, which is numbers only.
+    Ok(unsafe { bytes.as_ptr().cast::<ArenaHead>().read_unaligned() })
+}
+
+/// Makes a userfaultfd that tells of forks from now on, and gives it to the pager.
+fn tell(address: &[u8], arena: usize, features: u64) -> Result<(), i32> {
+    let userfaultfd = new_userfaultfd()?;
+    let mut wanted = [AGREED_VERSION, features, 0];
+    // SAFETY: `struct uffdio_api` is three words.
+    unsafe { calls::control(userfaultfd.0, AGREE, &raw mut wanted as usize) }?;
+    // Forks are told of while something is registered. This page is never missing.
+    let mut range = [arena as u64, PAGE_BYTES as u64, MISSING, 0];
+    // SAFETY: `struct uffdio_register` is four words; the page is the arena's first.
+    unsafe { calls::control(userfaultfd.0, REGISTER, &raw mut range as usize) }?;
+    socket::post(address, &hello(0, arena as u64).encode(), &userfaultfd)
+}
+
+fn hello(status: i32, arena: u64) -> Hello {
+    let (library_start, library_end) = library();
+    Hello {
+        kind: HelloKind::Program,
+        process: calls::process(),
+        seat: 0,
+        status,
+        start_agent: agent::start_on_borrowed_thread as *const () as u64,
+        library_start,
+        library_end,
+        arena,
     }
 }
 
@@ -49,16 +131,7 @@ type Refusal = (&'static [u8], i32);
 fn greet(address: &[u8]) -> Result<(), Refusal> {
     let userfaultfd = new_userfaultfd();
     let socket = socket::connect(address).map_err(|error| (&b"the pager cannot be reached"[..], error))?;
-    let (library_start, library_end) = library();
-    let hello = Hello {
-        kind: HelloKind::Program,
-        process: calls::process(),
-        seat: 0,
-        status: userfaultfd.as_ref().err().copied().unwrap_or(0),
-        start_agent: agent::start_on_borrowed_thread as *const () as u64,
-        library_start,
-        library_end,
-    };
+    let hello = hello(userfaultfd.as_ref().err().copied().unwrap_or(0), 0);
     let lost = |error| (&b"the pager broke off"[..], error);
     socket::send(&socket, &hello.encode(), userfaultfd.as_ref().ok()).map_err(lost)?;
     let (words, file) = socket::receive(&socket).map_err(lost)?;
@@ -101,17 +174,17 @@ fn join(socket: &Descriptor, address: &[u8], welcome: &Welcome, file: &Descripto
     Ok(())
 }
 
-/// A userfaultfd through the device if this user may open it, by the system call otherwise.
+/// A userfaultfd by the system call, which is one call, if this user may make it, or through the device, which he may be allowed to open.
 fn new_userfaultfd() -> Result<Descriptor, i32> {
-    match calls::open(b"/dev/userfaultfd\0", true) {
-        Ok(device) => {
-            // SAFETY: the command takes flags as a number, and touches no memory.
-            unsafe { calls::control(device.0, NEW_USERFAULTFD, USERFAULTFD_FLAGS) }
-                .map(|descriptor| Descriptor(descriptor as i32))
-        }
-        Err(NO_ENTRY | NO_ACCESS) => calls::userfaultfd(USERFAULTFD_FLAGS),
-        Err(error) => Err(error),
-    }
+    calls::userfaultfd(USERFAULTFD_FLAGS).or_else(|error| {
+        let device = match calls::open(b"/dev/userfaultfd\0", true) {
+            Err(NO_ENTRY) => return Err(error),
+            device => device?,
+        };
+        // SAFETY: the command takes flags as a number, and touches no memory.
+        unsafe { calls::control(device.0, NEW_USERFAULTFD, USERFAULTFD_FLAGS) }
+            .map(|descriptor| Descriptor(descriptor as i32))
+    })
 }
 
 /// Where this library is mapped.
@@ -129,15 +202,55 @@ fn library() -> (u64, u64) {
             options(nomem, nostack, preserves_flags),
         );
     }
-    const PAGE: u64 = crate::protocol::PAGE_BYTES as u64;
+    const PAGE: u64 = PAGE_BYTES as u64;
     (start & !(PAGE - 1), (end + PAGE - 1) & !(PAGE - 1))
+}
+
+/// Bytes of stack that the dynamic loader uses at most, generously.
+const LOADER_STACK_BYTES: usize = 1 << 20;
+
+/// Whether these are the variables that the kernel gave the program: they follow its arguments, on the stack that this runs on.
+fn is_environment(count: usize, arguments: usize, variables: usize, here: usize) -> bool {
+    const WORD: usize = size_of::<usize>();
+    // Of the number, an `int`, half a word is told.
+    let count = count & u32::MAX as usize;
+    let is_near = arguments > here && arguments - here < LOADER_STACK_BYTES && arguments.is_multiple_of(WORD);
+    is_near && count <= u16::MAX as usize && variables == arguments + (count + 1) * WORD
+}
+
+/// Looks for the pager's address among the variables at `variables`.
+fn search(variables: usize, space: &mut [u8; ADDRESS_BYTES_MAX]) -> Option<&[u8]> {
+    let mut place = variables as *const *const u8;
+    let mut search = Search { matched: 0, length: 0 };
+    loop {
+        // SAFETY: the kernel wrote these pointers, and a null pointer behind the last one.
+        let mut text = unsafe { place.read() };
+        if text.is_null() {
+            return None;
+        }
+        loop {
+            // SAFETY: each points to a string that ends with a zero byte.
+            let byte = unsafe { text.read() };
+            if search.take(byte, space) {
+                return space.get(..search.length);
+            }
+            if byte == 0 || search.matched == usize::MAX {
+                break;
+            }
+            // SAFETY: the string goes on.
+            text = unsafe { text.add(1) };
+        }
+        search.matched = 0;
+        // SAFETY: the pointers go on.
+        place = unsafe { place.add(1) };
+    }
 }
 
 /// Looks for the pager's address in the environment.
 fn find_address(space: &mut [u8; ADDRESS_BYTES_MAX]) -> Option<&[u8]> {
     let file = calls::open(b"/proc/self/environ\0", false).ok()?;
     let mut search = Search { matched: 0, length: 0 };
-    let mut chunk = [0; 1024];
+    let mut chunk = [0; PAGE_BYTES];
     loop {
         let read = calls::read(&file, &mut chunk).unwrap_or(0);
         for byte in chunk.iter().take(read) {

@@ -44,6 +44,9 @@ pub struct Hello {
     pub library_start: u64,
     /// Its end.
     pub library_end: u64,
+    /// Where a program has mapped the arena that goes on without waiting: it has agreed on what [`ArenaHead::features`](super::ArenaHead)
+    /// says, and registered the arena's head. 0 if it waits for an answer.
+    pub arena: u64,
 }
 
 /// The pager's answer.
@@ -112,12 +115,12 @@ impl Hello {
     pub fn encode(&self) -> Words {
         let who = pack(self.kind as u32, self.process);
         let where_to = pack(self.seat, self.status.cast_unsigned());
-        frame([who, where_to, self.start_agent, self.library_start, self.library_end, 0])
+        frame([who, where_to, self.start_agent, self.library_start, self.library_end, self.arena])
     }
 
     /// Takes apart what came.
     pub fn decode(words: &Words) -> Result<Self, Mismatch> {
-        let [who, where_to, start_agent, library_start, library_end, _] = unframe(words)?;
+        let [who, where_to, start_agent, library_start, library_end, arena] = unframe(words)?;
         Ok(Self {
             kind: HelloKind::from_number(who as u32).ok_or(Mismatch::NotOurs)?,
             process: (who >> 32) as u32,
@@ -126,6 +129,7 @@ impl Hello {
             start_agent,
             library_start,
             library_end,
+            arena,
         })
     }
 }

@@ -9,6 +9,10 @@
 //!
 //! *Greeting* (a `SOCK_SEQPACKET` UNIX socket): the program sends [`Hello`] with its userfaultfd, gets [`Welcome`] with the
 //! arena's memfd, maps it, and sends [`Ready`]. An agent sends `Hello` of its own kind and gets the userfaultfd back.
+//!
+//! Where the pager would say the same to every program, it says so in advance ([`ArenaHead::features`]): the program opens the arena by
+//! its link ([`ARENA_SUFFIX`]), does what it would do after `Welcome`, sends a `Hello` that is complete to a datagram socket
+//! ([`NOTES_SUFFIX`]), and waits for nothing.
 
 /// Makes numbers that came from the other side into what they stand for.
 macro_rules! number_of {
@@ -38,7 +42,7 @@ pub use greeting::{Hello, HelloKind, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Rea
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 
 /// Raised with every change of this file that the other side would notice.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Arguments of a `clone` that every kernel refuses (a thread without common signal handlers): by it a program that inherited a filter
 /// finds out whether it is its own pager who is asked about its forks.
@@ -55,6 +59,12 @@ pub const fn probe_answer(address: &[u8]) -> u64 {
     }
     hash >> 1
 }
+
+/// Behind the pager's address: a link to the arena for programs that do not wait for the pager.
+pub const ARENA_SUFFIX: &str = ".arena";
+
+/// Behind the pager's address: the datagram socket for the hellos of such programs.
+pub const NOTES_SUFFIX: &str = ".notes";
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
@@ -96,6 +106,10 @@ pub struct ArenaHead {
     pub version: u32,
     /// How many seats follow the first page.
     pub seats: u32,
+    /// Bytes of the arena.
+    pub arena_bytes: u64,
+    /// What the userfaultfd of a program agrees on that goes on without waiting for the pager; 0: every program asks.
+    pub features: u64,
     /// Bytes of [`ArenaHead::address`] in use.
     pub address_length: u32,
     /// Where the pager is; agents that start late connect to it. As in [`ADDRESS_VARIABLE`].

@@ -11,6 +11,7 @@ fn hello() -> Hello {
         start_agent: u64::MAX - 1,
         library_start: 0x7000_0000_1000,
         library_end: 0x7000_0000_2000,
+        arena: 0x7000_0001_0000,
     }
 }
 
@@ -30,8 +31,8 @@ fn messages_survive_their_journey() {
 #[test]
 fn strangers_and_other_versions_are_told_apart() {
     let mut words = hello().encode();
-    words[1] = 2;
-    assert_eq!(Hello::decode(&words), Err(Mismatch::Version(2)));
+    words[1] = 99;
+    assert_eq!(Hello::decode(&words), Err(Mismatch::Version(99)));
     words[0] ^= 1;
     assert_eq!(Hello::decode(&words), Err(Mismatch::NotOurs));
     let mut words = hello().encode();

@@ -5,6 +5,7 @@
 mod agent;
 mod evictions;
 mod forks;
+mod newcomers;
 mod roles;
 mod scene;
 #[path = "../support/mod.rs"]

@@ -111,7 +111,7 @@ fn play_pager(output: &str) {
     let shell = pager.greet(false);
     let mut paged = pager.greet(true);
     drop(shell);
-    let guardian = Guardian::start_for_users(4, pager.arena.file()).unwrap();
+    let guardian = Guardian::start_for_users(4, pager.arena.file(), None).unwrap();
     let pid = rustix::process::Pid::from_raw(conversation.pid() as i32).unwrap();
     let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
     guardian.watch(pidfd).unwrap();

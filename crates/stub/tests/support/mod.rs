@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_stub::arena::{Arena, ArenaPlan};
-use spillway_stub::greeting::{Address, Listener, Visitor};
+use spillway_stub::greeting::{Address, Listener, Notes, Visitor};
 use spillway_stub::late_start::{self, ProgramPlaces};
 use spillway_stub::protocol::{AgentState, Hello, HelloKind, Phase, Verdict, Welcome, outcome};
 use spillway_stub::seat::{Seat, Task};
@@ -152,6 +152,16 @@ pub(crate) fn wait_readable(descriptor: &impl AsFd, what: &str) {
     assert_eq!(poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)).unwrap(), 1, "{what}");
 }
 
+/// What programs' userfaultfds tell, but for forks.
+pub(crate) const FEATURES: Features = Features(
+    Features::REMAP.0
+        | Features::REMOVE.0
+        | Features::UNMAP.0
+        | Features::THREAD.0
+        | Features::WRITE_PROTECT.0
+        | Features::MOVE.0,
+);
+
 pub(crate) struct TinyPager {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) arena: Arena,
@@ -178,6 +188,24 @@ impl TinyPager {
         std::fs::write(&library, content).unwrap();
         let arena = Arena::create(ArenaPlan { seats: 4, pool_slots: 16 }, &address).unwrap();
         Self { listener: Listener::bind(&address).unwrap(), directory, arena, address, library, seats_used: 0 }
+    }
+
+    /// Programs wait for nothing from now on.
+    pub(crate) fn let_in(&self) -> Notes {
+        let notes = Notes::bind(&self.address).unwrap();
+        self.arena.let_in(FEATURES | Features::FORK).unwrap();
+        notes
+    }
+
+    /// Takes in a program that did not wait.
+    pub(crate) fn take_in(&mut self, notes: &Notes) -> Paged {
+        wait_readable(notes, "nobody said hello");
+        let note = notes.next().unwrap().expect("there is one");
+        let hello = note.hello.unwrap();
+        assert_eq!((hello.kind, hello.status), (HelloKind::Program, 0));
+        let userfaultfd = Userfaultfd::from_descriptor(note.passed.expect("a program brings one")).unwrap();
+        let places = ProgramPlaces { process: note.process, start_agent: hello.start_agent, arena: hello.arena };
+        Paged::new(places, hello, userfaultfd, self.next_seat())
     }
 
     pub(crate) fn library(&self) -> &Path {
@@ -238,8 +266,7 @@ impl TinyPager {
         let (hello, descriptor) = visitor.hello(far()).unwrap();
         assert_eq!((hello.kind, hello.status), (HelloKind::Program, 0));
         let userfaultfd = Userfaultfd::from_descriptor(descriptor.expect("a program brings one")).unwrap();
-        let messages = Features::REMAP | Features::REMOVE | Features::UNMAP | Features::THREAD;
-        userfaultfd.agree(messages | Features::WRITE_PROTECT | Features::MOVE | more).unwrap();
+        userfaultfd.agree(FEATURES | more).unwrap();
         let seat = self.next_seat();
         let welcome = Welcome { verdict, seat: seat.index(), arena_bytes: self.arena.length_bytes(), start_agent };
         visitor.welcome(&welcome, Some(self.arena.file().as_fd())).unwrap();

@@ -1,5 +1,6 @@
 //! A forked child plays the process that dies; the test watches what becomes of its program.
 
+use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
@@ -110,7 +111,7 @@ fn a_process_that_nobody_listed_is_found_by_what_it_maps() {
     let shared = Memfd::create("guardian-test", PAGE_SIZE_BYTES as u64).unwrap();
     // Only the child maps it: other tests fork this process meanwhile.
     let user = fork_until_ready(|| Mapping::shared(&shared, PAGE_SIZE_BYTES).unwrap());
-    let watcher = fork_until_ready(|| Guardian::start_for_users(1, &shared).unwrap());
+    let watcher = fork_until_ready(|| Guardian::start_for_users(1, &shared, None).unwrap());
     kill(watcher);
     let deadline = Instant::now() + PATIENCE;
     let (_, status) = loop {
@@ -124,6 +125,43 @@ fn a_process_that_nobody_listed_is_found_by_what_it_maps() {
         std::thread::sleep(Duration::from_millis(5));
     };
     assert_eq!(status.terminating_signal(), Some(libc::SIGKILL));
+}
+
+#[test]
+fn the_guardian_becomes_its_successor_when_no_program_is_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let [told, place] = ["told.new", "told"].map(|name| directory.path().join(name));
+    let shared = Memfd::create("guardian-test", PAGE_SIZE_BYTES as u64).unwrap();
+    let user = fork_until_ready(|| Mapping::shared(&shared, PAGE_SIZE_BYTES).unwrap());
+    // It comes when the user of the file has ended, blocks no signals, and has the environment of whoever was killed.
+    let script = "{ grep State: /proc/$1/status || echo State: gone; ls -l /proc/self/fd/0; echo path ${#PATH}; grep SigBlk /proc/self/status; } >$2; mv $2 $3";
+    let number = user.as_raw_nonzero().get().to_string();
+    let words = ["sh", "-c", script, "sh", &number, told.to_str().unwrap(), place.to_str().unwrap()];
+    let arguments = words.map(OsString::from);
+    let watcher = fork_until_ready(|| {
+        let successor = Successor::new(OsStr::new("/bin/sh"), &arguments).unwrap();
+        Guardian::start_for_users(1, &shared, Some(successor)).unwrap()
+    });
+    assert!(!place.exists(), "nobody was killed yet");
+    kill(watcher);
+    let (_, status) = rustix::process::waitpid(Some(user), WaitOptions::empty()).unwrap().unwrap();
+    assert_eq!(status.terminating_signal(), Some(libc::SIGKILL));
+    let deadline = Instant::now() + PATIENCE;
+    while !place.exists() {
+        assert!(Instant::now() < deadline, "nobody came after the guardian");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let text = std::fs::read_to_string(&place).unwrap();
+    assert!(text.contains("State:\tZ") || text.contains("State: gone"), "{text}");
+    assert!(text.contains("-> /dev/null") && text.contains("SigBlk:\t0000000000000000"), "{text}");
+    assert!(text.contains(&format!("path {}", std::env::var("PATH").unwrap().len())), "{text}");
+}
+
+#[test]
+fn what_cannot_be_written_for_the_kernel_is_no_successor() {
+    let word = OsString::from("a\0b");
+    assert!(Successor::new(&word, &[]).is_err());
+    assert!(Successor::new(OsStr::new("/bin/true"), &[word]).is_err());
 }
 
 #[test]

@@ -62,15 +62,14 @@ impl Access {
         Ok(Self { scope, features, follows_forks, scans_pages: crate::pagemap::is_scannable() })
     }
 
-    /// The first thing that keeps a pager from working here.
+    /// The first thing that keeps a pager from working here: what the kernel lacks before what it only grants to others, since a
+    /// permission is no help on a kernel that is too old.
     pub fn obstacle(&self) -> Option<Obstacle> {
         match self.scope {
             None => Some(Obstacle::Absent),
+            Some(_) if !self.features.contains(Features::MOVE | Features::WRITE_PROTECT) => Some(Obstacle::NoMove),
+            Some(_) if !self.scans_pages => Some(Obstacle::NoScan),
             Some(Scope::UserModeOnly) => Some(Obstacle::UserModeOnly),
-            Some(Scope::Everything) if !self.features.contains(Features::MOVE | Features::WRITE_PROTECT) => {
-                Some(Obstacle::NoMove)
-            }
-            Some(Scope::Everything) if !self.scans_pages => Some(Obstacle::NoScan),
             Some(Scope::Everything) => None,
         }
     }
@@ -99,6 +98,9 @@ mod tests {
         assert_eq!(Access { scope: Some(Scope::UserModeOnly), ..FULL }.obstacle(), Some(Obstacle::UserModeOnly));
         assert_eq!(Access { features: Features::WRITE_PROTECT, ..FULL }.obstacle(), Some(Obstacle::NoMove));
         assert_eq!(Access { scans_pages: false, ..FULL }.obstacle(), Some(Obstacle::NoScan));
+        let user = Access { scope: Some(Scope::UserModeOnly), ..FULL };
+        assert_eq!(Access { features: Features::WRITE_PROTECT, ..user }.obstacle(), Some(Obstacle::NoMove));
+        assert_eq!(Access { scans_pages: false, ..user }.obstacle(), Some(Obstacle::NoScan));
         assert!(Obstacle::UserModeOnly.mend().is_some_and(|command| command.contains("userfaultfd")));
     }
 

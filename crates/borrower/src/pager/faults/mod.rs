@@ -326,7 +326,7 @@ impl Faults {
                 };
                 debug_assert!(slot.0 < u32::MAX && again == pool_page);
                 let offset = again.0 as usize * PAGE_SIZE_BYTES;
-                let protect = !fault.is_write;
+                let protect = !fault.is_write && !table.space.comes_writable(address);
                 let result = tenant.memory.copy(address, self.pool.memory(), offset, PAGE_SIZE_BYTES, protect);
                 drop(books);
                 self.filled(tenant, table, address, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
@@ -417,7 +417,9 @@ impl Faults {
             Event::Remap { from, to, length } => unsettled.remap(from, to, length),
             Event::Fork(memory) => {
                 tenant.has_forked.store(true, Ordering::Relaxed);
-                unsettled.fork(memory, (self.wiped)(tenant));
+                // A program none of whose pages is known has none away or clean, and most fork to execute another.
+                let wiped = if space.is_empty() { Ranges::default() } else { (self.wiped)(tenant) };
+                unsettled.fork(memory, wiped);
             }
         }
         unsettled.is_in_doubt(|range| space.known_mapped(range))

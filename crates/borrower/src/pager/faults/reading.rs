@@ -203,12 +203,16 @@ impl Faults {
             tenant.memory.wake(address..address + PAGE);
             return 1;
         }
+        let expects_write = table.space.expects_write(address);
         let follows = |(index, (next, slot)): &(usize, &(u64, Slot))| {
-            *next == address + *index as u64 * PAGE && table.space.awaits(*next, *slot)
+            *next == address + *index as u64 * PAGE
+                && table.space.awaits(*next, *slot)
+                && table.space.expects_write(*next) == expects_write
         };
         let count = rest.iter().enumerate().take_while(follows).count();
         let offset = self.buffers.slot(buffer).offset_bytes as usize + read.done * PAGE_SIZE_BYTES;
-        let protect = read.fault.is_none_or(|fault| !fault.is_write);
+        let is_for_write = read.fault.is_some_and(|fault| fault.is_write);
+        let protect = !is_for_write && !table.space.comes_writable(address);
         let result = as_far_as_mapped(count, |count| {
             tenant.memory.copy(address, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect)
         });
@@ -220,7 +224,9 @@ impl Faults {
             Ok(bytes) => {
                 let pages = (bytes / PAGE) as usize;
                 let books = &mut self.shared.books();
-                rest[..pages].iter().for_each(|(address, _)| table.space.filled(*address, true, Coming::Ahead, books));
+                rest[..pages]
+                    .iter()
+                    .for_each(|(address, _)| table.space.filled(*address, protect, Coming::Ahead, books));
                 self.shared.budget.count(pages as i64);
                 self.shared.counters.pages_prefetched.add(pages as u64);
                 self.shared.call_eviction();

@@ -47,6 +47,25 @@ fn clean_pages_leave_without_a_write() {
 }
 
 #[test]
+fn pages_that_are_read_and_then_written_come_writable_until_they_are_only_read() {
+    let mut world = World::new(96);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    for page in (0..8).flat_map(|_| 0..PAGES) {
+        world.touch(0, page, false);
+        world.touch(0, page, true);
+    }
+    let report = world.shared.counters.report(0, Vec::new());
+    assert!(report.write.count > 0 && report.write.count < 8 * PAGES / 2, "{report:?}");
+    let read_all = |world: &mut World| (0..PAGES).for_each(|page| world.touch(0, page, false));
+    (0..30).for_each(|_| read_all(&mut world));
+    let before = world.shared.counters.report(0, Vec::new());
+    (0..4).for_each(|_| read_all(&mut world));
+    let after = world.shared.counters.report(0, Vec::new());
+    assert_eq!(after.pages_out_dirty, before.pages_out_dirty, "what is not written leaves without a write");
+    world.end();
+}
+
+#[test]
 fn a_page_that_left_a_moment_ago_comes_back_from_the_pool() {
     let mut world = World::new(128);
     (0..160).for_each(|page| world.touch(0, page, true));

@@ -106,21 +106,25 @@ impl Hasher for AddressHasher {
     }
 }
 
-/// Groups that an address space has room for without allocating: 128 MiB of memory that was paged.
+/// Groups that an address space has room for without allocating, once it has one: 128 MiB of memory that was paged.
 const GROUPS_EXPECTED: usize = 1024;
 
 impl Space {
     /// An address space of which nothing is known yet.
     pub fn new(id: SpaceId) -> Self {
-        let groups = HashMap::with_capacity_and_hasher(GROUPS_EXPECTED, BuildHasherDefault::default());
         Self {
             id,
-            groups,
+            groups: HashMap::default(),
             registered: Ranges::default(),
             surveyed: Ranges::default(),
             unscanned: false,
             shunned: Ranges::default(),
         }
+    }
+
+    /// Whether nothing is known of any page: all are the program's own.
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty()
     }
 
     /// Whether resident pages may be unknown to the policy.
@@ -199,6 +203,10 @@ impl Space {
     fn group(&mut self, address: u64, books: &mut Books) -> (&mut Group, usize) {
         let (base, index) = place(address);
         let home = Home { space: self.id, base };
+        if self.groups.capacity() == 0 {
+            // Most small programs end before any page of theirs is looked at.
+            self.groups.reserve(GROUPS_EXPECTED);
+        }
         let group = self.groups.entry(base).or_insert_with(|| Group::new(books.directory.open_group(home)));
         (group, index)
     }
@@ -268,6 +276,7 @@ impl Space {
         let Some(group) = self.groups.get_mut(&base) else { return };
         if let PageState::Clean(slot) = group.pages[index] {
             group.pages[index] = PageState::Own;
+            group.writes.written();
             books.slots.copy_ended();
             books.slots.release(slot);
             if group.is_listed(index) {
@@ -324,9 +333,20 @@ impl Space {
             "only a resident page leaves"
         );
         if let PageState::Clean(_) = group.pages[index] {
+            group.writes.left_clean();
             books.slots.copy_ended();
         }
         group.pages[index] = PageState::Away(slot);
+    }
+
+    /// Whether pages around `address` that come for reading are likely to be written before they leave.
+    pub fn expects_write(&self, address: u64) -> bool {
+        self.groups.get(&place(address).0).is_some_and(|group| group.writes.is_up())
+    }
+
+    /// The page at `address`, and maybe others with it, comes for reading: whether writable.
+    pub fn comes_writable(&mut self, address: u64) -> bool {
+        self.groups.get_mut(&place(address).0).is_some_and(|group| group.writes.comes_writable())
     }
 
     /// The clean page at `address` is not there: its slot has one of the contents that it may have after MADV_FREE.

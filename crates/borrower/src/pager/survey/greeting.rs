@@ -7,22 +7,22 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::arena::Arena;
 use spillway_stub::greeting::{GreetingError, Visitor};
 use spillway_stub::late_start::ProgramPlaces;
 use spillway_stub::protocol::{Hello, HelloKind, Verdict, Welcome};
-use spillway_sys::userfaultfd::{Features, Userfaultfd};
+use spillway_sys::userfaultfd::{Features, RegisterMode, Userfaultfd};
 
 use super::{Resident, Survey};
 use crate::pager::agent::SeatAgent;
 use crate::pager::limits::GREETING_DEADLINE;
-use crate::pager::maps;
 use crate::pager::process::{Process, has_ended};
 use crate::pager::shared::{Tenant, lock};
 use crate::pager::space::Space;
 
 /// What a userfaultfd must tell for its program to be paged; forks too, if there are any.
-const FEATURES: Features = Features(
+pub(super) const FEATURES: Features = Features(
     Features::WRITE_PROTECT.0
         | Features::REMAP.0
         | Features::REMOVE.0
@@ -93,17 +93,22 @@ impl Survey {
             // Its seat is lost: it may be in it until it has ended.
             return Ok(());
         }
-        let tenant = Tenant::new(Space::new(self.shared.next_space()), Box::new(memory), None);
-        let excluded =
-            vec![hello.library_start..hello.library_end, ready.arena..ready.arena + self.arena.length_bytes()];
-        let places = ProgramPlaces { process: number, start_agent: hello.start_agent, arena: ready.arena };
-        let resident = Resident::new(Arc::new(tenant), excluded, places);
+        // Forks come as messages only while something is registered, so a page is that is never missing. It fails for a program that has ended.
+        let _ = memory.register(ready.arena..ready.arena + PAGE_SIZE_BYTES as u64, RegisterMode::MISSING);
+        let resident = self.resident(number, &Hello { arena: ready.arena, ..*hello }, memory);
         self.shared.admit(Arc::clone(&resident.tenant));
         self.residents.push(resident);
         self.seat(self.residents.len() - 1, number, seat);
-        let resident = self.residents.last().expect("just taken in");
-        announce_forks(resident);
         Ok(())
+    }
+
+    /// A program that has mapped the arena.
+    pub(super) fn resident(&self, number: u32, hello: &Hello, memory: Userfaultfd) -> Resident {
+        let tenant = Tenant::new(Space::new(self.shared.next_space()), Box::new(memory), None);
+        let excluded =
+            vec![hello.library_start..hello.library_end, hello.arena..hello.arena + self.arena.length_bytes()];
+        let places = ProgramPlaces { process: number, start_agent: hello.start_agent, arena: hello.arena };
+        Resident::new(Arc::new(tenant), excluded, places)
     }
 
     /// Says once that there are more programs than seats.
@@ -178,19 +183,6 @@ impl Survey {
     }
 }
 
-/// Forks come as messages only while something is registered; so some small mapping is, from the start. Nothing of it is
-/// taken out before the survey has looked at it.
-fn announce_forks(resident: &Resident) {
-    let Some(process) = &resident.process else { return };
-    let Ok(text) = process.maps() else { return };
-    let spans = maps::spans(&maps::parse(&text), &resident.excluded);
-    let mappings = spans.into_iter().flat_map(|span| span.mappings);
-    if let Some(smallest) = mappings.min_by_key(|range| range.end - range.start) {
-        // It is only missed if the program forks before it is short of memory; its child is not paged then.
-        let _ = resident.tenant.memory.register(smallest);
-    }
-}
-
 /// `ESRCH`, which files below `/proc/PID` give once their process has ended.
 fn is_no_process(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
@@ -208,7 +200,7 @@ fn agree(descriptor: OwnedFd, programs_fork: bool) -> io::Result<Userfaultfd> {
 
 /// Whether programs may be traced, so that their agents can start late (`kernel.yama.ptrace_scope`; 2 and more are for
 /// administrators, and 1 lets the parent do it).
-fn may_trace() -> bool {
+pub(super) fn may_trace() -> bool {
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     scope.trim().parse::<u32>().unwrap_or(0) < 2
 }

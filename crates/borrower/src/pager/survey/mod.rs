@@ -4,7 +4,7 @@
 //! (rules 1 and 3 of docs/pager.md), and what is resident in them is told to the policy. All of /proc is read here, never on the
 //! fault thread (rule 13).
 //!
-//! - `greeting`: programs and agents that say hello; `agents`: children, and agents that start late.
+//! - `greeting`: programs and agents that say hello; `newcomers`: programs that did not wait for an answer; `agents`: children, and agents that start late.
 //! - `common`: pages that a fork shared, which count once; `forking`: forks that wait, where the kernel does not tell of them.
 //! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told.
 
@@ -12,6 +12,7 @@ mod agents;
 mod common;
 mod forking;
 mod greeting;
+mod newcomers;
 mod registering;
 mod sharing;
 
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::arena::Arena;
-use spillway_stub::greeting::Listener;
+use spillway_stub::greeting::{Listener, Notes};
 use spillway_stub::late_start::ProgramPlaces;
 use spillway_sys::guardian::{Guardian, Place};
 use spillway_sys::pagemap::Region;
@@ -83,9 +84,13 @@ impl Resident {
 pub struct Survey {
     shared: Arc<Shared>,
     listener: Listener,
+    /// See [`Survey::let_in`].
+    notes: Option<Notes>,
     arena: Arc<Arena>,
     seats_free: Vec<u32>,
     residents: Vec<Resident>,
+    /// Programs that did not wait for an answer, until the next look.
+    newcomers: Vec<Resident>,
     regions: Vec<Region>,
     /// Kills programs if this process dies.
     guardian: Guardian,
@@ -119,9 +124,11 @@ impl Survey {
         Self {
             shared,
             listener,
+            notes: None,
             arena,
             seats_free,
             residents: Vec::new(),
+            newcomers: Vec::new(),
             regions,
             guardian,
             guardians_lost: 0,
@@ -137,6 +144,11 @@ impl Survey {
     /// Where programs say hello.
     pub fn listener(&self) -> &Listener {
         &self.listener
+    }
+
+    /// Where programs say hello that do not wait.
+    pub fn notes(&self) -> Option<&Notes> {
+        self.notes.as_ref()
     }
 
     /// Where programs ask before they fork.
@@ -167,6 +179,8 @@ impl Survey {
         if has_visitors {
             self.greet();
         }
+        self.read_notes();
+        self.settle_newcomers();
         self.follow_forks(now);
         self.adopt_children();
         let counted = self.count();
@@ -232,10 +246,12 @@ impl Survey {
 }
 
 /// Whether the address space has ended; what `/proc` says is about its process, which goes on after an exec, and about that
-/// process's first thread, which may end before the others. The arena is never registered, so one that exists says so.
+/// process's first thread, which may end before the others. Of the arena only the head is registered, so one that exists refuses the page
+/// behind it.
 fn is_memory_gone(resident: &Resident) -> bool {
-    let arena = resident.places.arena;
-    matches!(resident.tenant.memory.zero(arena..arena + PAGE_SIZE_BYTES as u64), Err(PageError::Gone))
+    let page = PAGE_SIZE_BYTES as u64;
+    let seats = resident.places.arena + page;
+    matches!(resident.tenant.memory.zero(seats..seats + page), Err(PageError::Gone))
 }
 
 /// How far below the watermark mappings begin to be registered.

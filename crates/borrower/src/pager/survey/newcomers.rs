@@ -1,0 +1,89 @@
+//! Programs that did not wait for an answer ([`Note`]): the pager said in advance what it would be.
+//!
+//! Their messages are listened to at once, so that a fork waits for nobody. All else that a program takes (its seat, files of `/proc`,
+//! a place in the guardian's list) is made at the next look, and most small programs are over by then.
+
+use spillway_stub::greeting::{GreetingError, Note, Notes};
+use spillway_stub::protocol::HelloKind;
+use spillway_sys::userfaultfd::{Features, Userfaultfd};
+
+use super::greeting::{FEATURES, may_trace};
+use super::{Resident, Survey, is_memory_gone};
+
+impl Survey {
+    /// Says in advance what every program would be told, where that is the same for all. Where it cannot be said, they ask.
+    pub fn let_in(&mut self) {
+        if !self.programs_fork || !may_trace() {
+            return;
+        }
+        let notes = Notes::bind(self.arena.address());
+        let notes = notes.and_then(|notes| self.arena.let_in(FEATURES | Features::FORK).map(|()| notes));
+        match notes {
+            Ok(notes) => self.notes = Some(notes),
+            Err(error) => self.shared.fail(format!("programs wait for the pager when they start: {error}")),
+        }
+    }
+
+    /// Takes in programs that went on. Whether to look at everything now: while memory is far from short, one of many has time.
+    pub fn read_notes(&mut self) -> bool {
+        let known = self.newcomers.len();
+        while let Some(note) = self.next_note() {
+            let process = note.process;
+            if let Err(error) = self.take_in(note) {
+                self.shared.fail(format!("process {process} is not paged: {error}"));
+            }
+        }
+        self.newcomers.len() > known && (self.is_paging || self.residents.is_empty())
+    }
+
+    fn next_note(&self) -> Option<Note> {
+        match self.notes.as_ref()?.next() {
+            Ok(note) => note,
+            Err(error) => {
+                self.shared.fail(format!("the socket for programs that do not wait failed: {error}"));
+                None
+            }
+        }
+    }
+
+    fn take_in(&mut self, note: Note) -> Result<(), GreetingError> {
+        let (hello, descriptor) = (note.hello?, note.passed.ok_or(GreetingError::NotOurs)?);
+        if hello.kind != HelloKind::Program || hello.arena == 0 {
+            return Err(GreetingError::NotOurs);
+        }
+        let memory = Userfaultfd::from_descriptor(descriptor)?;
+        let newcomer = self.resident(note.process, &hello, memory);
+        self.shared.admit_quietly(&newcomer.tenant);
+        self.newcomers.push(newcomer);
+        Ok(())
+    }
+
+    /// Gives seats to those that are still there.
+    pub(super) fn settle_newcomers(&mut self) {
+        for newcomer in std::mem::take(&mut self.newcomers) {
+            let number = newcomer.places.process;
+            if is_memory_gone(&newcomer) {
+                self.leave_out(&newcomer);
+                continue;
+            }
+            // It runs another program than before.
+            self.forget(|resident| resident.process.as_ref().is_some_and(|process| process.number() == number));
+            if self.seats_free.is_empty() {
+                self.forget(is_memory_gone);
+            }
+            let Some(seat) = self.seats_free.pop() else {
+                self.tell_of_fullness();
+                self.leave_out(&newcomer);
+                continue;
+            };
+            self.arena.seat(seat).clear();
+            self.residents.push(newcomer);
+            self.seat(self.residents.len() - 1, number, seat);
+        }
+    }
+
+    fn leave_out(&mut self, newcomer: &Resident) {
+        self.shared.dismiss(&newcomer.tenant);
+        self.adopt_children_of(newcomer);
+    }
+}
