@@ -16,9 +16,10 @@ pub struct SeatAgent {
     seat: Seat,
     /// Where the write-back pool begins in the arena.
     pool_offset: usize,
-    /// The batch that is posted next, or was posted.
+    /// The batch that ends next, or that is posted next if none is under way.
     batch: usize,
-    is_under_way: bool,
+    /// How many were posted and not taken back, from that one on.
+    under_way: usize,
     /// It is to end: no batch begins any more.
     is_over: bool,
     /// And was told so.
@@ -34,35 +35,26 @@ impl SeatAgent {
     /// The agent in `seat`, of a program that sets `is_gone` when it ends.
     pub fn new(seat: Seat, pool_offset: usize, is_gone: Arc<AtomicBool>, thread: Arc<AtomicU32>) -> Self {
         let tasks = Vec::with_capacity(BATCH_PAGES);
-        Self {
-            seat,
-            pool_offset,
-            batch: 0,
-            is_under_way: false,
-            is_over: false,
-            is_told: false,
-            is_gone,
-            thread,
-            tasks,
-        }
+        Self { seat, pool_offset, batch: 0, under_way: 0, is_over: false, is_told: false, is_gone, thread, tasks }
     }
 
-    fn is_ready(&self) -> bool {
-        assert!(!self.is_under_way, "one batch at a time");
-        !self.is_over && self.seat.state() == AgentState::Running && !self.is_gone.load(Ordering::SeqCst)
+    /// Whether another batch may be posted behind `under_way_max` others.
+    fn is_ready(&self, under_way_max: usize) -> bool {
+        let is_running = self.seat.state() == AgentState::Running && !self.is_gone.load(Ordering::SeqCst);
+        !self.is_over && self.under_way <= under_way_max && is_running
     }
 
     fn post(&mut self) -> bool {
         self.thread.store(self.seat.agent_thread(), Ordering::Relaxed);
-        self.seat.post(self.batch, &self.tasks);
-        self.is_under_way = true;
+        self.seat.post((self.batch + self.under_way) % BATCHES, &self.tasks);
+        self.under_way += 1;
         true
     }
 }
 
 impl Agent for SeatAgent {
     fn begin(&mut self, errands: &[Errand]) -> bool {
-        if !self.is_ready() {
+        if !self.is_ready(BATCHES - 1) {
             return false;
         }
         self.tasks.clear();
@@ -74,7 +66,7 @@ impl Agent for SeatAgent {
     }
 
     fn own(&mut self, addresses: &[u64]) -> bool {
-        if !self.is_ready() {
+        if !self.is_ready(0) {
             return false;
         }
         self.tasks.clear();
@@ -84,7 +76,7 @@ impl Agent for SeatAgent {
 
     fn end(&mut self, status: u8) {
         self.is_over = true;
-        if !self.is_under_way && !self.is_told {
+        if self.under_way == 0 && !self.is_told {
             self.is_told = true;
             self.seat.post(self.batch, &[Task::exit(status)]);
         }
@@ -92,7 +84,7 @@ impl Agent for SeatAgent {
 
     fn poll(&mut self, fates: &mut [Fate]) -> bool {
         if self.seat.phase(self.batch) != Phase::Done {
-            // What was moved of a program that is gone is gone too.
+            // What was moved of a program that is gone is gone too, and no batch begins any more.
             let is_gone = self.is_gone.load(Ordering::SeqCst);
             if is_gone {
                 fates.fill(Fate::Absent);
@@ -104,12 +96,12 @@ impl Agent for SeatAgent {
         }
         self.seat.take(self.batch);
         self.batch = (self.batch + 1) % BATCHES;
-        self.is_under_way = false;
+        self.under_way -= 1;
         true
     }
 
     fn wait(&self, patience: Duration) {
-        if self.is_under_way {
+        if self.under_way > 0 {
             // Whatever it says, the batch is looked at next.
             let _ = self.seat.wait(self.batch, Phase::Done, 0, Instant::now() + patience);
         }
@@ -117,7 +109,7 @@ impl Agent for SeatAgent {
 
     fn is_broken(&self) -> bool {
         let has_ended = matches!(self.seat.state(), AgentState::Failed | AgentState::Ended | AgentState::Absent);
-        self.is_under_way && has_ended && self.seat.phase(self.batch) != Phase::Done
+        self.under_way > 0 && has_ended && self.seat.phase(self.batch) != Phase::Done
     }
 }
 
@@ -151,15 +143,15 @@ mod tests {
         let address = Address::parse("@spillway-agent-end-test").unwrap();
         let arena = Arena::create(ArenaPlan { seats: 1, pool_slots: 1 }, &address).unwrap();
         let mut agent = SeatAgent::new(arena.seat(0), arena.pool_offset(), Arc::default(), Arc::default());
-        agent.is_under_way = true;
+        agent.under_way = 1;
         agent.end(3);
         assert_eq!(agent.seat.phase(0), Phase::Idle, "the batch under way comes first");
-        agent.is_under_way = false;
+        agent.under_way = 0;
         agent.end(3);
         assert_eq!(agent.seat.phase(0), Phase::Posted);
         // A second one would find its batch in use.
         agent.end(3);
-        assert!(!agent.is_ready(), "and nothing follows");
+        assert!(!agent.is_ready(0), "and nothing follows");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //!
 //! One batch: the policy names victims; they are taken in order of address, up to 32 neighbours to a slot of the write-back
 //! pool and to neighbouring slots of the volume (`start`); the agent takes them out; the page table hears what became of each
-//! (`finish`), and what left dirty is written (`poll_engine`). An agent that is done gets its next batch before anything else is
-//! done about the last one (`collect`), unless a fault waits: so it works while this thread puts down and writes, and victims are
-//! chosen meanwhile.
+//! (`finish`), and what left dirty is written (`poll_engine`). Unless a fault waited for the last batch, the agent has its next one
+//! before it is done with this one (`may_follow`), or gets it before anything else is done about this one (`collect`): so it works while
+//! this thread puts down and writes, and victims are chosen meanwhile.
 //! A page that left is staged until its pool slot is used again. Clean pages leave without a write.
 //!
 //! Between high and low watermark this happens in the background; faults wait only when the budget itself is reached (rule 15).
@@ -72,6 +72,8 @@ pub struct Eviction {
     moved: Vec<Batch>,
     /// Batches that followed one another without the table being free in between.
     in_a_row: u32,
+    /// No fault waited for the last batch.
+    is_undisturbed: bool,
     /// Room of batches that ended.
     spare: Vec<Batch>,
     news: Vec<News>,
@@ -109,6 +111,7 @@ impl Eviction {
             batches: Vec::new(),
             moved: Vec::new(),
             in_a_row: 0,
+            is_undisturbed: false,
             spare: Vec::new(),
             news: Vec::new(),
             candidates: Vec::with_capacity(BATCH_PAGES),
@@ -143,6 +146,9 @@ impl Eviction {
         }
         self.discard(now);
         self.look_ahead();
+        if self.may_follow() {
+            self.start(now);
+        }
         if !self.batches.is_empty() || !self.owning.is_empty() {
             return Waiting::Poll;
         }
@@ -287,6 +293,14 @@ impl Eviction {
         }
     }
 
+    /// Whether an agent gets another batch behind the one that it has. Only what was [looked ahead for](Self::look_ahead) is given to it,
+    /// and to none whose program has forked: it may be needed for something else first (`own_again`).
+    fn may_follow(&self) -> bool {
+        let [batch] = &self.batches[..] else { return false };
+        let is_free = self.is_undisturbed && self.in_a_row < BATCHES_IN_A_ROW_MAX;
+        is_free && !self.candidates.is_empty() && !batch.tenant.has_forked.load(Ordering::Relaxed)
+    }
+
     /// Chooses the next victims while agents work, if they will be needed.
     fn look_ahead(&mut self) {
         let leaving: usize = self.batches.iter().map(|batch| batch.pages.len()).sum();
@@ -359,7 +373,13 @@ impl Eviction {
         self.owning.retain(|tenant| !lock(&tenant.agent).as_mut().is_none_or(|agent| agent.poll(fates)));
         let mut index = 0;
         while index < self.batches.len() {
-            let batch = &mut self.batches[index];
+            let (before, rest) = self.batches.split_at_mut(index);
+            let batch = &mut rest[0];
+            if before.iter().any(|other| other.tenant.id == batch.tenant.id) {
+                // Its agent is not done with the one before.
+                index += 1;
+                continue;
+            }
             let mut agent = lock(&batch.tenant.agent);
             let ended = agent.as_mut().is_none_or(|agent| agent.poll(&mut batch.fates));
             let is_broken = !ended && agent.as_ref().is_some_and(|agent| agent.is_broken());
@@ -379,17 +399,20 @@ impl Eviction {
                 index += 1;
                 continue;
             }
-            let batch = self.batches.swap_remove(index);
+            let batch = self.batches.remove(index);
             self.shared.budget.count(-batch.gone());
             // A program that has forked may need its agent for something else first (`own_again`).
             let is_hurried = batch.tenant.has_forked.load(Ordering::Relaxed) || batch.tenant.lock().is_awaited;
+            self.is_undisturbed = !is_hurried;
+            self.in_a_row += 1;
             if is_hurried || self.in_a_row >= BATCHES_IN_A_ROW_MAX {
-                self.in_a_row = 0;
                 self.finish(batch, now);
             } else {
-                self.in_a_row += 1;
                 self.moved.push(batch);
             }
+        }
+        if self.batches.is_empty() && self.moved.is_empty() {
+            self.in_a_row = 0;
         }
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use spillway_fabric::limits::REQUEST_DEADLINE;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_stub::protocol::BATCHES;
 
 use crate::limits::BLOCK_REQUEST_DEADLINE_SOLE;
 use crate::page_cache::NEIGHBOURS_MAX;
@@ -36,6 +37,10 @@ pub const BATCH_PAGES: usize = 128;
 /// Batches that an agent gets one right behind the other; then the table is free for a moment, for whoever does not wait as faults
 /// do: the survey, which registers new mappings. Half a millisecond of batches: it looks every millisecond.
 pub const BATCHES_IN_A_ROW_MAX: u32 = 4;
+
+/// Batches that an agent has at a time where nobody waits for its program's messages: it need not sleep between them, and a fault
+/// that comes waits for both, 180 us.
+pub const AGENT_BATCHES_MAX: usize = BATCHES;
 
 /// A batch that takes longer is with an agent that does not run, because its program was stopped: others are not held back for it. Ten
 /// thousand times what a batch takes, since its thread may wait for a CPU that many want.

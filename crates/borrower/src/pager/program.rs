@@ -94,23 +94,24 @@ pub enum Fate {
     Changing,
 }
 
-/// Takes pages out of a program. One batch at a time.
+/// Takes pages out of a program, one batch after the other.
 pub trait Agent: Send {
-    /// Begins with `errands`, at most [`super::limits::BATCH_PAGES`]. False: the program is gone, or has no agent now.
+    /// Takes on `errands`, at most [`super::limits::BATCH_PAGES`], for when it is done with the batch under way, if there is one; there may be
+    /// [`super::limits::AGENT_BATCHES_MAX`] with this one. False: the program is gone, or has no agent now, or it has enough to do.
     fn begin(&mut self, errands: &[Errand]) -> bool;
 
     /// Makes the pages at `addresses` the program's own again, which a fork shared (rule 2), like a batch whose fates tell nothing.
-    /// They were never write-protected, or are not any more. False as for [`Agent::begin`].
+    /// They were never write-protected, or are not any more. False as for [`Agent::begin`], and while a batch is under way.
     fn own(&mut self, addresses: &[u64]) -> bool;
 
     /// Nothing begins any more, and the agent is told to end with `status` once no batch is under way: to be called until the program is gone.
     fn end(&mut self, status: u8);
 
-    /// Whether the batch ended; then `fates` has the fate of each errand. An agent that died with its program has ended:
+    /// Whether the oldest batch ended; then `fates` has the fate of each of its errands. An agent that died with its program has ended:
     /// every page is absent.
     fn poll(&mut self, fates: &mut [Fate]) -> bool;
 
-    /// Sleeps until the batch under way has ended, at most for `patience`.
+    /// Sleeps until the oldest batch under way has ended, at most for `patience`.
     fn wait(&self, patience: Duration) {
         std::thread::sleep(patience);
     }

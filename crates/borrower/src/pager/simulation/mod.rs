@@ -62,8 +62,11 @@ struct Memory {
     late: Option<Event>,
     /// Refuses to fill the next so many times, as if mappings were changing.
     agains: u32,
-    batch: Vec<(Errand, Fate)>,
-    /// Steps of the batch that were not done yet.
+    /// What the agent has to do, the oldest batch first.
+    batches: VecDeque<Vec<(Errand, Fate)>>,
+    /// How many it had at most.
+    batches_max: usize,
+    /// Steps of the oldest batch that were done.
     steps: usize,
     /// The agent ended in the middle of a batch.
     is_broken: bool,
@@ -113,7 +116,8 @@ impl Simulated {
     fn step(&self) {
         let waits = self.changing().is_err();
         let mut memory = self.lock();
-        let Some((errand, _)) = memory.batch.get(memory.steps).copied() else { return };
+        let next = memory.batches.front().and_then(|batch| batch.get(memory.steps)).copied();
+        let Some((errand, _)) = next else { return };
         let fate = match memory.resident.get(&errand.address).copied() {
             _ if waits => Fate::Changing,
             None => Fate::Absent,
@@ -127,7 +131,7 @@ impl Simulated {
             }
         };
         let step = memory.steps;
-        memory.batch[step].1 = fate;
+        memory.batches[0][step].1 = fate;
         memory.steps += 1;
     }
 }
@@ -211,14 +215,20 @@ impl ProgramMemory for Simulated {
 impl Agent for Simulated {
     fn begin(&mut self, errands: &[Errand]) -> bool {
         let mut memory = self.lock();
-        assert!(errands.len() <= limits::BATCH_PAGES);
-        memory.batch = errands.iter().map(|errand| (*errand, Fate::Changing)).collect();
-        memory.steps = 0;
-        true
+        assert!(errands.len() <= limits::BATCH_PAGES && !errands.is_empty());
+        let has_room = memory.batches.len() < limits::AGENT_BATCHES_MAX;
+        if has_room {
+            memory.batches.push_back(errands.iter().map(|errand| (*errand, Fate::Changing)).collect());
+            memory.batches_max = memory.batches_max.max(memory.batches.len());
+        }
+        has_room
     }
 
     fn own(&mut self, addresses: &[u64]) -> bool {
         let mut memory = self.lock();
+        if !memory.batches.is_empty() {
+            return false;
+        }
         memory.pinned.retain(|address| !addresses.contains(address));
         true
     }
@@ -232,13 +242,13 @@ impl Agent for Simulated {
 
     fn poll(&mut self, fates: &mut [Fate]) -> bool {
         let mut memory = self.lock();
-        if memory.steps < memory.batch.len() {
+        if memory.batches.front().is_some_and(|batch| memory.steps < batch.len()) {
             return false;
         }
-        for (fate, (_, result)) in fates.iter_mut().zip(&memory.batch) {
-            *fate = *result;
+        let batch = memory.batches.pop_front().unwrap_or_default();
+        for (fate, (_, result)) in fates.iter_mut().zip(batch) {
+            *fate = result;
         }
-        memory.batch.clear();
         memory.steps = 0;
         true
     }
@@ -337,7 +347,7 @@ impl World {
             self.run();
             let is_working = self.programs.iter().any(|program| {
                 let memory = program.memory.lock();
-                !memory.batch.is_empty() || !memory.events.is_empty() || !memory.going.is_empty()
+                !memory.batches.is_empty() || !memory.events.is_empty() || !memory.going.is_empty()
             });
             if !is_working && !self.faults.has_put_off() {
                 return;

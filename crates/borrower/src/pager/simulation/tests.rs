@@ -227,16 +227,16 @@ fn a_page_that_moved_away_from_a_batch_is_not_taken_for_gone() {
     world.turn();
     let memory = world.programs[0].memory.clone();
     let clean =
-        memory.lock().batch.iter().position(|(errand, _)| errand.target.is_none()).expect("a clean page leaves");
+        memory.lock().batches[0].iter().position(|(errand, _)| errand.target.is_none()).expect("a clean page leaves");
     (0..clean).for_each(|_| memory.step());
-    let page = (memory.lock().batch[clean].0.address - BASE) / PAGE;
+    let page = (memory.lock().batches[0][clean].0.address - BASE) / PAGE;
     let to = (page + PAGES / 2) % PAGES;
     let gone = address(to)..address(to + 1);
     world.programs[0].truth.remove(&gone.start);
     {
         let mut memory = memory.lock();
         memory.resident.remove(&gone.start);
-        memory.batch[clean].1 = Fate::Absent;
+        memory.batches[0][clean].1 = Fate::Absent;
         memory.steps += 1;
         memory.events.push_back(Event::Unmap(gone));
     }
@@ -280,7 +280,7 @@ fn world_after_a_batch() -> (World, Arc<Tenant>, u64) {
     world.shared.budget.set_resident(world.count());
     world.turn();
     let (memory, tenant) = (world.programs[0].memory.clone(), Arc::clone(&world.programs[0].tenant));
-    let pages = memory.lock().batch.len() as u64;
+    let pages = memory.lock().batches[0].len() as u64;
     (0..pages).for_each(|_| memory.step());
     world.shared.budget.set_resident(world.count() + 200);
     (world, tenant, pages)
@@ -297,7 +297,7 @@ fn an_agent_has_its_next_batch_when_the_table_hears_of_the_last() {
     assert_eq!(away(&tenant), 0);
     world.turn();
     assert_eq!(away(&tenant), pages);
-    assert!(!world.programs[0].memory.lock().batch.is_empty(), "the agent works on");
+    assert!(!world.programs[0].memory.lock().batches.is_empty(), "the agent works on");
     assert!(tenant.lock().batch, "and messages stay unread");
     world.settle();
     world.end();
@@ -309,10 +309,31 @@ fn a_fault_that_waits_for_a_batch_comes_before_the_next_one() {
     assert!(!world.faults.serve(&tenant));
     world.turn();
     assert_eq!(away(&tenant), pages);
-    assert!(!tenant.lock().batch && world.programs[0].memory.lock().batch.is_empty());
+    assert!(!tenant.lock().batch && world.programs[0].memory.lock().batches.is_empty());
     assert!(world.faults.serve(&tenant));
     world.turn();
     assert!(tenant.lock().batch, "then it goes on");
+    world.settle();
+    world.end();
+}
+
+#[test]
+fn an_agent_has_two_batches_only_while_no_fault_waits_for_them() {
+    let (mut world, tenant, _) = world_after_a_batch();
+    let memory = world.programs[0].memory.clone();
+    (0..3).for_each(|_| world.turn());
+    assert_eq!(memory.lock().batches.len(), 2, "nothing disturbed the first one");
+    assert!(!world.faults.serve(&tenant), "a fault comes");
+    let pages: usize = memory.lock().batches.iter().map(Vec::len).sum();
+    for _ in 0..pages {
+        assert!(tenant.lock().batch, "rule 14 holds until both have ended");
+        memory.step();
+        world.turn();
+    }
+    assert!(!tenant.lock().batch && memory.lock().batches.is_empty(), "and no other one begins");
+    assert!(world.faults.serve(&tenant));
+    (0..3).for_each(|_| world.turn());
+    assert_eq!(memory.lock().batches.len(), 1, "the next fault may come as soon");
     world.settle();
     world.end();
 }
