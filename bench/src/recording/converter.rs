@@ -130,7 +130,7 @@ SYSCALL[1,2](11) sys_munmap ( 0x4000000, 16384 )[sync] --> Success(0x0)
     fn touches_of_anonymous_memory_are_recorded() {
         let mut converter = Converter::new(10_000);
         assert_eq!(converter.take(LOG), LOG.len());
-        let event = |page, thread, write, time| Event { page: VirtualPage(0x4000 + page), thread, write, time };
+        let event = |page: u64, thread, write, time| Event { page: VirtualPage(0x4000 + page), thread, write, time };
         let expected = [
             event(0, 1, false, 2),
             event(1, 1, false, 3),
