@@ -1,6 +1,6 @@
 //! Traces of any program: what valgrind's example tool `lackey` prints of its touches, as page-level traces of ours.
 //!
-//! - [`line`]: one line of the tool's log, read.
+//! - [`mod@line`]: one line of the tool's log, read.
 //! - [`anonymous`]: which addresses are private anonymous memory, from the program's own system calls.
 //! - [`converter`]: lines in, a [`crate::touches::TouchLog`] out: only other pages than those touched just before are kept.
 //! - [`valgrind`]: runs a program under the tool and reads its log while it comes. The text (15 bytes for each instruction and
