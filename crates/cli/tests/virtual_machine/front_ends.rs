@@ -27,15 +27,6 @@ pub(crate) const NBD: FrontEnd =
 pub(crate) const LOOP_FUSE: FrontEnd =
     FrontEnd { name: "loop-fuse", kernel: Kernel::Debian612, modules: &[], outlives_its_process: false };
 
-/// Makes each named function, which takes a front end, a test for each front end.
-macro_rules! on_every_front_end {
-    ($($(#[$attribute:meta])* $test:ident),* $(,)?) => {
-        on_front_end!(ublk, UBLK, $($(#[$attribute])* $test),*);
-        on_front_end!(nbd, NBD, $($(#[$attribute])* $test),*);
-        on_front_end!(loop_fuse, LOOP_FUSE, $($(#[$attribute])* $test),*);
-    };
-}
-
 /// The tests of one front end, in a module of its name.
 macro_rules! on_front_end {
     ($module:ident, $front_end:ident, $($(#[$attribute:meta])* $test:ident),*) => {

@@ -11,8 +11,17 @@ pub(crate) fn overcommit_within(seconds: u64) -> Duration {
     Duration::from_secs(1200 + 2 * seconds)
 }
 
-on_every_front_end!(
-    #[ignore = "minutes of a machine without a free page: `make soak` runs it"]
+on_front_end!(ublk, UBLK, a_machine_beyond_its_memory_loses_nothing_when_donors_die_and_stop);
+on_front_end!(
+    nbd,
+    NBD,
+    #[ignore = "a minute, emulated, of what it does on ublk: `make soak` runs it"]
+    a_machine_beyond_its_memory_loses_nothing_when_donors_die_and_stop
+);
+on_front_end!(
+    loop_fuse,
+    LOOP_FUSE,
+    #[ignore = "a minute, emulated, of what it does on ublk: `make soak` runs it"]
     a_machine_beyond_its_memory_loses_nothing_when_donors_die_and_stop
 );
 

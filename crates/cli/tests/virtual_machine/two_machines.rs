@@ -9,8 +9,17 @@ use crate::guest::{Guest, SLABS, builder};
 use crate::overcommit::{assert_exact, overcommit_within, verifiers, wait_filled, wait_swapped};
 use crate::support::soak_seconds;
 
-on_every_front_end!(
-    #[ignore = "minutes of a machine without a free page: `make soak` runs it"]
+on_front_end!(ublk, UBLK, a_machine_pages_to_another_through_cut_cables_and_a_killed_donor);
+on_front_end!(
+    nbd,
+    NBD,
+    #[ignore = "a minute and more, emulated, of what it does on ublk: `make soak` runs it"]
+    a_machine_pages_to_another_through_cut_cables_and_a_killed_donor
+);
+on_front_end!(
+    loop_fuse,
+    LOOP_FUSE,
+    #[ignore = "a minute and more, emulated, of what it does on ublk: `make soak` runs it"]
     a_machine_pages_to_another_through_cut_cables_and_a_killed_donor
 );
 
