@@ -5,7 +5,7 @@ use std::process::Command;
 use spillway_borrower::pager::limits::SEATS;
 
 use crate::stage::Stage;
-use crate::support::{self, skip};
+use crate::support::{self, Running, skip};
 
 /// A limit that a pager of [`PROGRAMS`] programs does not get by with, and one that it does.
 const LIMITS: [u64; 2] = [64, 1024];
@@ -45,11 +45,11 @@ fn many_programs_are_paged_under_a_small_limit_of_open_files() {
 /// Descriptors that a pager of that many programs and its donors get by with.
 const DESCRIPTORS: u64 = 8 * SEATS as u64;
 
-/// Programs that say that they have begun, and wait until the last one has; then each says its number.
+/// Programs that live until the file is there, and then say their numbers.
 const CROWD: &str = r#"
-mkfifo "$1" "$2" && exec 3<>"$1" 4<>"$2" || exit 1
-for number in $(seq "$3"); do sh -c 'echo begun >&4; read -r nothing <&3; echo "$0"' "$number" & done
-for number in $(seq "$3"); do read -r begun <&4; done
+mkfifo "$1" && exec 3<>"$1" || exit 1
+for number in $(seq "$3"); do sh -c 'read -r nothing <&3; echo "$0"' "$number" & done
+until [ -e "$2" ]; do sleep 0.1; done
 for number in $(seq "$3"); do echo >&3; done
 wait
 "#;
@@ -61,18 +61,24 @@ fn programs_beyond_those_that_can_be_paged_run_and_the_user_is_told_once() {
     if limit.is_some_and(|limit| limit < DESCRIPTORS) {
         return skip("a hard limit of two thousand open files");
     }
-    let pipes = ["first", "second"].map(|name| stage.disk().join(name));
+    let (pipe, end) = (stage.disk().join("pipe"), stage.disk().join("end"));
     // The shell is one of those that are paged.
     let programs = SEATS + 2;
     let count = programs.to_string();
-    let [first, second] = pipes.each_ref().map(|pipe| pipe.to_str().unwrap());
-    let program = ["sh", "-c", CROWD, "sh", first, second, &count];
-    let mut run = stage.run(&["--local", "50%", "--lend", "64M", "--slab-size", "4M"], &program);
-    let said = support::run(&mut run).done("a crowd");
+    let program = ["sh", "-c", CROWD, "sh", pipe.to_str().unwrap(), end.to_str().unwrap(), &count];
+    let mut running =
+        Running::start(&mut stage.run(&["--local", "50%", "--lend", "64M", "--slab-size", "4M"], &program));
+    let told = format!("{SEATS} processes are paged, and no more can be");
+    running.wait_until("the user to be told", || {
+        let runs = stage.items("run");
+        let failures = runs.first()?["report"]["pager"]["pager"]["failures"].to_string();
+        failures.contains(&told).then_some(())
+    });
+    std::fs::write(end, "").unwrap();
+    let said = running.end().done("a crowd");
     let mut numbers: Vec<u32> = said.text().lines().map(|line| line.parse().unwrap()).collect();
     numbers.sort_unstable();
     assert!(numbers.into_iter().eq(1..=programs), "every program was there to the end: {}", said.text());
-    let told = format!("{SEATS} processes are paged, and no more can be");
     assert_eq!(said.errors.matches(&told).count(), 1, "{}", said.errors);
     stage.assert_clean();
 }

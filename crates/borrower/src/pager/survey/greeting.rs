@@ -37,8 +37,10 @@ impl Survey {
         loop {
             match self.listener.accept() {
                 Ok(Some(visitor)) => {
-                    if let Err(error) = self.meet(&visitor) {
-                        self.shared.fail(format!("process {}: {error}", visitor.process()));
+                    match self.meet(&visitor) {
+                        // One that ended while it started took nothing that anybody misses.
+                        Ok(()) | Err(GreetingError::Closed) => {}
+                        Err(error) => self.shared.fail(format!("process {}: {error}", visitor.process())),
                     }
                 }
                 Ok(None) => return,
