@@ -140,16 +140,32 @@ fn mounted(cleanup: &mut Cleanup, interrupt: &Interrupt) -> Result<PathBuf, Harn
     let directory = PrivateDirectory::on_disk(None)?;
     let place = directory.path().to_owned();
     cleanup.keep(format!("rmdir {}", place.display()), directory);
-    let mount = |error| HarnessError::Missing(format!("tracefs cannot be mounted: {error}"));
+    let unmounted = place.clone();
+    // Before the mount, which an interrupt may end at any moment.
+    cleanup.push(format!("umount {}", place.display()), move || {
+        let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+        let is_mounted = places(&mounts).any(|place| place == unmounted);
+        if is_mounted { tool::undo("umount", [&unmounted], TOOL_DEADLINE) } else { Ok(()) }
+    });
+    let mount = |error: HarnessError| match error.is_interrupt() {
+        true => error,
+        false => HarnessError::Missing(format!("tracefs cannot be mounted: {error}")),
+    };
     tool::run("mount", [Path::new("-t"), Path::new("tracefs"), Path::new("tracefs"), &place], interrupt)
         .map_err(mount)?;
-    let unmounted = place.clone();
-    cleanup.push(format!("umount {}", place.display()), move || tool::undo("umount", [&unmounted], TOOL_DEADLINE));
     Ok(place)
 }
 
+/// Where tracefs is for all: what another session mounted for itself goes with it.
 fn find(mounts: &str) -> Option<PathBuf> {
-    mounts.lines().find_map(|line| {
+    let is_private =
+        |place: &PathBuf| place.file_name().is_some_and(|name| name.to_string_lossy().starts_with("spillway-bench-"));
+    places(mounts).find(|place| !is_private(place))
+}
+
+/// Where tracefs is mounted.
+fn places(mounts: &str) -> impl Iterator<Item = PathBuf> {
+    mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);
         let (place, kind) = (fields.next()?, fields.next()?);
         (kind == "tracefs").then(|| PathBuf::from(place))
@@ -195,6 +211,7 @@ mod tests {
             Some("/sys/kernel/tracing".into())
         );
         assert_eq!(find("a /x tmpfs rw 0 0\n"), None);
+        assert_eq!(find("t /var/tmp/spillway-bench-1-0 tracefs rw 0 0\n"), None, "another session's");
     }
 
     proptest! {
