@@ -157,24 +157,11 @@ impl Notes {
     /// The next hello, and the userfaultfd that came along; `None` when there is none.
     pub fn next(&self) -> io::Result<Option<Note>> {
         let mut bytes = [0; MESSAGE_BYTES + 1];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let length = match net::recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
-            Ok(received) => received.bytes,
+        let Received { length, process, passed } = match receive_now(&self.socket, &mut bytes) {
+            Ok(received) => received,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         };
-        let (mut process, mut passed) = (0, None);
-        for message in ancillary.drain() {
-            match message {
-                RecvAncillaryMessage::ScmRights(descriptors) => {
-                    descriptors.for_each(|descriptor| passed = Some(descriptor));
-                }
-                RecvAncillaryMessage::ScmCredentials(who) => process = who.pid.as_raw_nonzero().get().unsigned_abs(),
-                _ => {}
-            }
-        }
         let hello = match length {
             MESSAGE_BYTES => Hello::decode(&words(&bytes[..MESSAGE_BYTES])).map_err(GreetingError::from),
             _ => Err(GreetingError::NotOurs),
@@ -198,6 +185,33 @@ pub struct Note {
     pub hello: Result<Hello, GreetingError>,
     /// The userfaultfd.
     pub passed: Option<OwnedFd>,
+}
+
+/// What came in one message.
+struct Received {
+    length: usize,
+    /// Who sent it, where the socket is told (`SO_PASSCRED`); 0 elsewhere.
+    process: u32,
+    passed: Option<OwnedFd>,
+}
+
+fn receive_now(socket: &OwnedFd, bytes: &mut [u8]) -> Result<Received, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let message = net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let mut received = Received { length: message.bytes, process: 0, passed: None };
+    for part in ancillary.drain() {
+        match part {
+            RecvAncillaryMessage::ScmRights(descriptors) => {
+                descriptors.for_each(|descriptor| received.passed = Some(descriptor));
+            }
+            RecvAncillaryMessage::ScmCredentials(who) => {
+                received.process = who.pid.as_raw_nonzero().get().unsigned_abs();
+            }
+            _ => {}
+        }
+    }
+    Ok(received)
 }
 
 fn new_socket() -> io::Result<OwnedFd> {
@@ -270,29 +284,19 @@ impl Visitor {
         // One byte more than a message, so that a longer one is noticed.
         let mut bytes = [0; MESSAGE_BYTES + 1];
         loop {
-            let mut passed = None;
-            match self.receive_now(&mut bytes, &mut passed) {
-                Ok(0) | Err(Errno::CONNRESET | Errno::PIPE) => return Err(GreetingError::Closed),
-                Ok(MESSAGE_BYTES) => return Ok((words(&bytes[..MESSAGE_BYTES]), passed)),
+            match receive_now(&self.socket, &mut bytes) {
+                Ok(Received { length: 0, .. }) | Err(Errno::CONNRESET | Errno::PIPE) => {
+                    return Err(GreetingError::Closed);
+                }
+                Ok(Received { length: MESSAGE_BYTES, passed, .. }) => {
+                    return Ok((words(&bytes[..MESSAGE_BYTES]), passed));
+                }
                 Ok(_) => return Err(GreetingError::NotOurs),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.wait(deadline)?,
                 Err(errno) => return Err(GreetingError::Io(errno.into())),
             }
         }
-    }
-
-    fn receive_now(&self, bytes: &mut [u8], passed: &mut Option<OwnedFd>) -> Result<usize, Errno> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let received =
-            net::recvmsg(&self.socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                descriptors.for_each(|descriptor| *passed = Some(descriptor));
-            }
-        }
-        Ok(received.bytes)
     }
 
     fn wait(&self, deadline: Instant) -> Result<(), GreetingError> {

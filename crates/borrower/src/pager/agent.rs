@@ -8,7 +8,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::protocol::{AgentState, BATCHES, Phase, outcome};
 use spillway_stub::seat::{Seat, Task};
 
-use super::limits::BATCH_PAGES;
+use super::limits::{AGENT_BATCHES_MAX, BATCH_PAGES};
 use super::program::{Agent, Errand, Fate};
 
 /// See the module text.
@@ -54,7 +54,7 @@ impl SeatAgent {
 
 impl Agent for SeatAgent {
     fn begin(&mut self, errands: &[Errand]) -> bool {
-        if !self.is_ready(BATCHES - 1) {
+        if !self.is_ready(AGENT_BATCHES_MAX - 1) {
             return false;
         }
         self.tasks.clear();

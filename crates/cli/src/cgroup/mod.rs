@@ -171,16 +171,9 @@ impl MemoryGroup {
 
     /// Removes it once it is empty; a group that is not there is removed. Fails if processes stay in it.
     pub(crate) fn remove(&self, deadline: Instant) -> io::Result<()> {
-        for path in [self.members(), self.path.clone()] {
-            loop {
-                match fs::remove_dir(&path) {
-                    Ok(()) => break,
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-                    Err(error) if Instant::now() >= deadline => return Err(error),
-                    Err(_) => std::thread::sleep(limits::POLL_INTERVAL),
-                }
-            }
-        }
+        remove_directory(&self.members(), deadline)?;
+        // In version 1 they are one.
+        remove_directory(&self.path, deadline)?;
         if let Some(parent) = self.path.parent() {
             // Stays while other runs have groups.
             let _ = fs::remove_dir(parent);
@@ -191,6 +184,17 @@ impl MemoryGroup {
 
 fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::write(path, text).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+fn remove_directory(path: &Path, deadline: Instant) -> io::Result<()> {
+    loop {
+        match fs::remove_dir(path) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(_) => std::thread::sleep(limits::POLL_INTERVAL),
+        }
+    }
 }
 
 fn make_directory(path: &Path) -> io::Result<()> {
