@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use spillway_borrower::page_cache::{Arrival, CachePage, Evidence, Policy, Replacement, Shadows};
 use spillway_borrower::prefetch::streams::{Faulter, Streams};
-use spillway_borrower::prefetch::{AnyPrefetcher, Candidates};
+use spillway_borrower::prefetch::{AnyPrefetcher, Candidates, VirtualPage};
 
 use super::accesses::{Access, Accesses};
 use super::counts::{Counts, EXCHANGE_NS, LOCAL_FAULT_NS, MAPPING_NS, TICK_NS, TRANSFER_NS};
@@ -55,6 +55,8 @@ struct Page {
     dirty: bool,
     /// It was brought along, and has not been used since.
     ahead: bool,
+    /// It was brought along by a stream, and nothing has told the pager that it was used.
+    unproven: bool,
     /// It is kept unmapped.
     marker: bool,
     /// When it has arrived.
@@ -63,8 +65,15 @@ struct Page {
     staged_count: u32,
 }
 
-const UNKNOWN: Page =
-    Page { state: State::Unknown, dirty: false, ahead: false, marker: false, arrives_ns: 0, staged_count: 0 };
+const UNKNOWN: Page = Page {
+    state: State::Unknown,
+    dirty: false,
+    ahead: false,
+    unproven: false,
+    marker: false,
+    arrives_ns: 0,
+    staged_count: 0,
+};
 
 /// See the module text.
 struct Memory<'trace> {
@@ -158,7 +167,8 @@ impl<'trace> Memory<'trace> {
         let distance = self.shadows.distance(access.page).expect("a remote page has left");
         self.arrive(access.page, Arrival::Refault { distance });
         let page = self.accesses.virtual_page(access.page);
-        self.streams.on_fault(faulter(access), page, &mut self.candidates);
+        let Self { accesses, pages, streams, candidates, .. } = self;
+        streams.on_fault(faulter(access), page, &|page| is_remote(accesses, pages, page), candidates);
         // The demanded page is on its way first; the others come while the program waits for it and after.
         let asked_ns = self.now_ns;
         self.wait(LOCAL_FAULT_NS + EXCHANGE_NS);
@@ -168,14 +178,15 @@ impl<'trace> Memory<'trace> {
     /// Asks for the candidates that are remote, the first of which arrives after `first_ns`.
     fn bring_along(&mut self, first_ns: u64) {
         let (mut candidates, mut arrives_ns) = (std::mem::take(&mut self.candidates), first_ns);
-        let remote = |page: &CachePage| self.pages[page.0 as usize].state == State::Remote;
-        candidates.retain(|page| self.accesses.find(page).is_some_and(|page| remote(&page)));
+        candidates.retain(|page| is_remote(self.accesses, &self.pages, page));
+        let unproven = !candidates.comes_around();
+        let arrival = if unproven { Arrival::Prefetched } else { Arrival::New };
         for wanted in candidates.pages() {
             let page = self.accesses.find(*wanted).expect("it was found just now");
             arrives_ns += TRANSFER_NS;
             let (known, marker) = (*self.page(page), candidates.marker() == Some(*wanted));
-            *self.page(page) = Page { ahead: true, dirty: false, marker, arrives_ns, ..known };
-            self.arrive(page, Arrival::Prefetched);
+            *self.page(page) = Page { ahead: true, unproven, dirty: false, marker, arrives_ns, ..known };
+            self.arrive(page, arrival);
             self.counts.prefetched += 1;
             self.wait(MAPPING_NS);
         }
@@ -191,27 +202,29 @@ impl<'trace> Memory<'trace> {
         }
         if ahead && (late_ns > 0 || marker) {
             self.wait(LOCAL_FAULT_NS + late_ns);
-            self.policy.touched(access.page, Evidence::PrefetchUsed);
+            self.proven(access.page, Evidence::PrefetchUsed);
         } else if access.write && !dirty {
             // What comes by a read or ahead is write-protected.
             self.counts.write_faults += 1;
             self.wait(LOCAL_FAULT_NS);
-            self.policy.touched(access.page, Evidence::Written);
+            self.proven(access.page, Evidence::Written);
         }
         if ahead && marker {
             self.reach_marker(access);
         }
     }
 
+    fn proven(&mut self, page: CachePage, evidence: Evidence) {
+        self.page(page).unproven = false;
+        self.policy.touched(page, evidence);
+    }
+
     fn reach_marker(&mut self, access: &Access) {
         self.counts.marker_faults += 1;
         let page = self.accesses.virtual_page(access.page);
         self.streams.on_hit(faulter(access), page, &mut self.candidates);
-        for passed in self.streams.passed() {
-            if let Some(page) = self.accesses.find(*passed) {
-                self.policy.touched(page, Evidence::PrefetchUsed);
-            }
-        }
+        let passed: Vec<_> = self.streams.passed().iter().filter_map(|page| self.accesses.find(*page)).collect();
+        passed.into_iter().for_each(|page| self.proven(page, Evidence::PrefetchUsed));
         self.bring_along(self.now_ns + EXCHANGE_NS);
     }
 
@@ -236,12 +249,12 @@ impl<'trace> Memory<'trace> {
 
     /// `victim` leaves the program; says whether it must be written.
     fn leave(&mut self, victim: CachePage) -> bool {
-        let Page { state, dirty, ahead, staged_count, .. } = *self.page(victim);
+        let Page { state, dirty, unproven, staged_count, .. } = *self.page(victim);
         assert_eq!(state, State::Resident, "a victim is resident");
         self.shadows.left(victim);
         self.counts.evicted += 1;
         self.counts.written += u64::from(dirty);
-        if ahead {
+        if unproven {
             self.streams.on_unused(0, self.accesses.virtual_page(victim));
         }
         let stages = dirty || self.stages_clean;
@@ -263,6 +276,10 @@ impl<'trace> Memory<'trace> {
             self.staged -= 1;
         }
     }
+}
+
+fn is_remote(accesses: &Accesses, pages: &[Page], page: VirtualPage) -> bool {
+    accesses.find(page).is_some_and(|page| pages[page.0 as usize].state == State::Remote)
 }
 
 fn faulter(access: &Access) -> Faulter {

@@ -7,29 +7,34 @@
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
-use super::directory::News;
+use super::directory::Coming;
 use super::limits::{GROUP_PAGES, MARKERS_MAX, WINDOWS_MAX};
 use super::slots::Slot;
 use super::space::group::PageState;
 use super::space::{Books, Space};
-use crate::page_cache::Evidence;
-use crate::prefetch::read_ahead::ReadAhead;
+use crate::prefetch::read_around::ReadAround;
 use crate::prefetch::streams::{Faulter, Streams};
 use crate::prefetch::{Candidates, VirtualPage, WINDOW_MAX};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
-/// Neighbouring slots that are read at once, and whose content they are.
+/// Neighbouring slots that are read at once, whose content they are, and why they come.
 #[derive(Clone, Debug)]
 pub struct Along {
     pages: [(u64, Slot); GROUP_PAGES],
     count: usize,
+    coming: Coming,
 }
 
 impl Along {
     /// One page.
-    pub fn one(address: u64, slot: Slot) -> Self {
-        Self { pages: [(address, slot); GROUP_PAGES], count: 1 }
+    pub fn one(address: u64, slot: Slot, coming: Coming) -> Self {
+        Self { pages: [(address, slot); GROUP_PAGES], count: 1, coming }
+    }
+
+    /// Why they come.
+    pub fn coming(&self) -> Coming {
+        self.coming
     }
 
     /// The pages' addresses and slots, in order of slots.
@@ -51,7 +56,7 @@ impl Along {
 
 /// See the module text.
 pub struct Ahead {
-    streams: Streams<ReadAhead>,
+    streams: Streams<ReadAround>,
     /// What is away of the windows that the last question was answered with.
     candidates: Candidates,
     /// Room for one window.
@@ -63,7 +68,7 @@ pub struct Ahead {
 
 impl Default for Ahead {
     fn default() -> Self {
-        let streams = Streams::new(ReadAhead::default());
+        let streams = Streams::new(ReadAround::default());
         let (candidates, window) = (Candidates::default(), Candidates::default());
         Self { streams, candidates, window, markers: [(u32::MAX, 0); MARKERS_MAX], next_marker: 0 }
     }
@@ -72,17 +77,17 @@ impl Default for Ahead {
 impl Ahead {
     /// Thread `thread` waits for the page at `address`: asks the prefetcher what of that which is away comes along. There is `room`
     /// for so many pages, a window at least.
-    pub fn ask(&mut self, space: &Space, thread: u32, address: u64, room: usize, books: &mut Books) {
+    pub fn ask(&mut self, space: &mut Space, thread: u32, address: u64, room: usize, books: &mut Books) {
         let faulter = Faulter { space: space.id().0, thread };
+        space.take_unused(|address| self.streams.on_unused(faulter.space, VirtualPage(address / PAGE)));
         let page = VirtualPage(address / PAGE);
         let marker = self.markers.iter_mut().find(|marker| **marker == (faulter.space, address));
         if let Some(marker) = marker {
             *marker = (u32::MAX, 0);
             self.streams.on_hit(faulter, page, &mut self.window);
-            let used = self.streams.passed().iter().filter_map(|page| space.number(page.0 * PAGE));
-            used.for_each(|page| books.directory.tell(News::Learnt(page, Evidence::PrefetchUsed)));
+            self.streams.passed().iter().for_each(|page| space.used(page.0 * PAGE, books));
         } else {
-            self.streams.on_fault(faulter, page, &mut self.window);
+            self.streams.on_fault(faulter, page, &|page| is_away(space, page), &mut self.window);
         }
         self.gather(faulter, space, room);
         if let Some(marker) = self.candidates.marker() {
@@ -97,7 +102,7 @@ impl Ahead {
         for _ in 0..WINDOWS_MAX {
             let last = self.window.pages().last().copied();
             let is_full = self.window.pages().len() == WINDOW_MAX;
-            self.window.retain(|page| matches!(space.state(page.0.saturating_mul(PAGE)), PageState::Away(_)));
+            self.window.retain(|page| is_away(space, page));
             self.candidates.append(&self.window);
             let count = self.candidates.pages().len();
             match last.filter(|_| is_full && count < WINDOW_MAX && count + WINDOW_MAX <= room) {
@@ -124,13 +129,15 @@ impl Ahead {
     /// The candidates of the last question, as runs of neighbouring slots. What is staged is read like the rest, which costs a run no
     /// more; only what is still being written cannot be.
     pub fn reads(&self, space: &Space, books: &Books, mut read: impl FnMut(&Along)) {
+        // No marker will tell whether neighbours are used: they are taken for needed, as the kernel takes what it reads around a fault.
+        let coming = if self.candidates.comes_around() { Coming::New } else { Coming::Ahead };
         let mut run: Option<Along> = None;
         for address in self.wanted() {
             let PageState::Away(slot) = space.state(address) else { continue };
             if books.slots.is_busy(slot) || run.as_mut().is_some_and(|run| run.add(address, slot)) {
                 continue;
             }
-            if let Some(run) = run.replace(Along::one(address, slot)) {
+            if let Some(run) = run.replace(Along::one(address, slot, coming)) {
                 read(&run);
             }
         }
@@ -145,10 +152,14 @@ impl Ahead {
     }
 }
 
+fn is_away(space: &Space, page: VirtualPage) -> bool {
+    matches!(space.state(page.0.saturating_mul(PAGE)), PageState::Away(_))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pager::directory::{Coming, Directory, SpaceId};
+    use crate::pager::directory::{Directory, SpaceId};
     use crate::pager::slots::{PoolPage, Slots};
     use crate::prefetch::CANDIDATES_MAX;
 
@@ -167,15 +178,15 @@ mod tests {
         (space, books)
     }
 
-    fn faults(ahead: &mut Ahead, space: &Space, books: &mut Books, pages: &[u64]) {
+    fn faults(ahead: &mut Ahead, space: &mut Space, books: &mut Books, pages: &[u64]) {
         pages.iter().for_each(|page| ahead.ask(space, 7, PAGE * page, CANDIDATES_MAX, books));
     }
 
     #[test]
     fn a_stream_brings_neighbouring_slots_in_one_read_without_its_marker() {
-        let (space, mut books) = away(64);
+        let (mut space, mut books) = away(64);
         let mut ahead = Ahead::default();
-        faults(&mut ahead, &space, &mut books, &[1, 2, 3]);
+        faults(&mut ahead, &mut space, &mut books, &[1, 2, 3]);
         let mut found = Vec::new();
         ahead.reads(&space, &books, |run| found.push(run.pages().to_vec()));
         let pages: Vec<u64> = found.iter().flatten().map(|(address, _)| address / PAGE).collect();
@@ -187,10 +198,41 @@ mod tests {
     }
 
     #[test]
-    fn what_is_staged_is_read_unless_it_is_being_written() {
-        let (space, mut books) = away(8);
+    fn neighbours_of_pages_without_a_trend_come_once_probes_were_needed() {
+        let (mut space, mut books) = away(2048);
         let mut ahead = Ahead::default();
-        faults(&mut ahead, &space, &mut books, &[1, 2, 3]);
+        let mut found = Vec::new();
+        for block in [90, 30, 150, 10, 200, 70, 120, 40, 180, 60_u64] {
+            // In no trend: three pages of a block, and then all others.
+            for place in [4, 1, 6, 2, 7, 0, 5, 3] {
+                faults(&mut ahead, &mut space, &mut books, &[8 * block + place]);
+                ahead.reads(&space, &books, |run| found.push(run.clone()));
+            }
+        }
+        assert!(!found.is_empty() && found.iter().all(|run| run.coming() == Coming::New), "{found:?}");
+    }
+
+    #[test]
+    fn pages_that_left_unused_make_windows_smaller() {
+        let (mut space, mut books) = away(10 * WINDOW_MAX as u64);
+        let mut ahead = Ahead::default();
+        let last = full_stream(&mut ahead, &mut space, &mut books);
+        let marker = ahead.candidates.marker().unwrap().0;
+        let first = last - WINDOW_MAX as u64 + 1;
+        for page in (first..=last).filter(|page| *page != marker).take(WINDOW_MAX * 3 / 4) {
+            let slot = slot_of(&space, page);
+            space.filled(PAGE * page, true, Coming::Ahead, &mut books);
+            space.left(PAGE * page, slot, &mut books);
+        }
+        faults(&mut ahead, &mut space, &mut books, &[marker]);
+        assert_eq!(ahead.candidates.pages().len(), WINDOW_MAX / 2, "a quarter was used, and that doubled");
+    }
+
+    #[test]
+    fn what_is_staged_is_read_unless_it_is_being_written() {
+        let (mut space, mut books) = away(8);
+        let mut ahead = Ahead::default();
+        faults(&mut ahead, &mut space, &mut books, &[1, 2, 3]);
         let slots: Vec<Slot> = (1..9).map(|page| slot_of(&space, page)).collect();
         for slot in &slots {
             books.slots.stage(*slot, PoolPage(slot.0));
@@ -208,7 +250,7 @@ mod tests {
     }
 
     /// A stream that has come to full windows, and its last page.
-    fn full_stream(ahead: &mut Ahead, space: &Space, books: &mut Books) -> u64 {
+    fn full_stream(ahead: &mut Ahead, space: &mut Space, books: &mut Books) -> u64 {
         faults(ahead, space, books, &[1, 2]);
         while ahead.candidates.pages().len() < WINDOW_MAX {
             let marker = ahead.candidates.marker().unwrap().0;
@@ -222,18 +264,18 @@ mod tests {
         let window = WINDOW_MAX as u64;
         let (mut space, mut books) = away(10 * window);
         let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &space, &mut books);
+        let last = full_stream(&mut ahead, &mut space, &mut books);
         let marker = ahead.candidates.marker().unwrap().0;
         // The next window is there, and so are two pages of the one behind it.
         for page in last + 1..=last + window + 2 {
             space.filled(PAGE * page, true, Coming::Ahead, &mut books);
         }
-        faults(&mut ahead, &space, &mut books, &[marker]);
+        faults(&mut ahead, &mut space, &mut books, &[marker]);
         let expected: Vec<_> = (last + window + 3..=last + 3 * window).map(VirtualPage).collect();
         assert_eq!(ahead.candidates.pages(), expected);
         assert_eq!(ahead.candidates.marker(), Some(expected[0]), "nobody faults on what is there");
         let (found, end) = (ahead.candidates.pages().len(), last + 3 * window);
-        faults(&mut ahead, &space, &mut books, &[last + window + 3]);
+        faults(&mut ahead, &mut space, &mut books, &[last + window + 3]);
         assert_eq!(ahead.candidates.pages()[0], VirtualPage(end + 1), "behind the {found} pages");
     }
 
@@ -241,10 +283,10 @@ mod tests {
     fn a_window_without_room_for_the_next_comes_alone() {
         let (mut space, mut books) = away(10 * WINDOW_MAX as u64);
         let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &space, &mut books);
+        let last = full_stream(&mut ahead, &mut space, &mut books);
         let marker = ahead.candidates.marker().unwrap().0;
         (last + 1..last + 3).for_each(|page| space.filled(PAGE * page, true, Coming::Ahead, &mut books));
-        ahead.ask(&space, 7, PAGE * marker, CANDIDATES_MAX - 3, &mut books);
+        ahead.ask(&mut space, 7, PAGE * marker, CANDIDATES_MAX - 3, &mut books);
         assert_eq!(ahead.candidates.pages().len(), WINDOW_MAX - 2);
     }
 
@@ -252,22 +294,22 @@ mod tests {
     fn a_stream_does_not_look_for_ever() {
         let (mut space, mut books) = away(20 * WINDOW_MAX as u64);
         let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &space, &mut books);
+        let last = full_stream(&mut ahead, &mut space, &mut books);
         let marker = ahead.candidates.marker().unwrap().0;
         for page in last + 1..=last + (WINDOWS_MAX * WINDOW_MAX) as u64 {
             space.filled(PAGE * page, true, Coming::Ahead, &mut books);
         }
-        faults(&mut ahead, &space, &mut books, &[marker]);
+        faults(&mut ahead, &mut space, &mut books, &[marker]);
         assert!(!ahead.has_found() && ahead.candidates.marker().is_none());
     }
 
     #[test]
     fn a_marker_that_is_reached_is_told_as_a_hit_once() {
-        let (space, mut books) = away(64);
+        let (mut space, mut books) = away(64);
         let mut ahead = Ahead::default();
-        faults(&mut ahead, &space, &mut books, &[1, 2, 3]);
+        faults(&mut ahead, &mut space, &mut books, &[1, 2, 3]);
         let marker = ahead.candidates.marker().unwrap().0;
-        faults(&mut ahead, &space, &mut books, &[marker]);
+        faults(&mut ahead, &mut space, &mut books, &[marker]);
         assert!(ahead.candidates.pages().iter().all(|page| page.0 > marker), "the next window");
         assert!(!ahead.markers.contains(&(1, marker * PAGE)));
     }

@@ -49,9 +49,11 @@ pub const BATCH_PATIENCE: Duration = Duration::from_secs(2);
 /// Reads that the fault thread has under way: more threads than that wait for their turn.
 pub const FAULT_READS_MAX: usize = 32;
 
-/// The write-back pool takes this part of the budget. What is staged there is a second chance for its pages, but a page that stays
-/// needs none (docs/decisions/replacement.md).
+/// The write-back pool takes this part of the budget at most.
 pub const POOL_SHARE: u64 = 32;
+/// What was written is staged in so much of it, and replaced first once there is more: it is a second chance for its pages, but a page that
+/// stays needs none (docs/decisions/replacement.md).
+pub const STAGED_SHARE: i64 = 64;
 /// Slots of the write-back pool at least: two batches of scattered pages.
 pub const POOL_SLOTS_MIN: usize = 8;
 /// Slots of the write-back pool at most: 32 MiB; the engine looks through all of them at each poll.
@@ -66,6 +68,10 @@ pub const WATERMARK_PAGES_MIN: i64 = BATCH_PAGES as i64;
 pub const WATERMARK_SHARE_MAX: i64 = 32;
 /// And not more: what programs fill at full speed until the next look at them ([`GROWTH_BYTES_PER_SECOND`]).
 pub const WATERMARK_PAGES_MAX: i64 = 1024;
+
+/// The first time eviction begins only when so few pages of the budget are left: in the 0.3 ms that a batch takes a program has
+/// 30 faults. A program that needs its budget and no more never comes there.
+pub const LAST_PAGES: i64 = 32;
 
 /// Programs that fill memory which is not registered yet, at this speed, shall not pass the watermark between two looks at
 /// them: what two CPUs zero and write (measured: 1 GB/s each), twice.
@@ -213,12 +219,16 @@ pub const ASK_PATIENCE: Duration = Duration::from_millis(5);
 /// ([`crate::prefetch::streams::STREAMS_MAX`]).
 pub const MARKERS_MAX: usize = 64;
 
+/// Pages that left unused and wait to be told to the prefetcher, at most: what two batches take out. It asks at each fault that reads.
+pub const UNUSED_MAX: usize = 2 * BATCH_PAGES;
+
 /// Failures that a pager remembers in words.
 pub const FAILURES_MAX: usize = 16;
 
 const _: () = {
     assert!(GROUP_PAGES == NEIGHBOURS_MAX as usize && GROUP_PAGES == 32, "a group's bits fill a u32");
-    assert!(POOL_SLOTS_MIN <= POOL_SLOTS_MAX);
+    assert!(POOL_SLOTS_MIN <= POOL_SLOTS_MAX && STAGED_SHARE as u64 > POOL_SHARE);
+    assert!(LAST_PAGES < WATERMARK_PAGES_MIN);
     assert!(BATCH_PAGES >= GROUP_PAGES);
     assert!(WRITE_SCORE_MAX > WRITE_WEIGHT, "a group can come to writable pages");
     assert!(YIELD_QUICK.as_nanos() < COMPANY_TURN.as_nanos() && COMPANY_TURN.as_nanos() < COMPANY_PAUSE.as_nanos());

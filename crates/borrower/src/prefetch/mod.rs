@@ -6,6 +6,7 @@
 //! | [`next_n`] | the next pages, always |
 //! | [`stride`] | along a stride, once seen twice |
 //! | [`read_ahead`] | along a stride, in windows that grow with use and shrink with waste |
+//! | [`read_around`] | the same, and the neighbours of pages in no trend, where those are needed soon after |
 //! | [`streams`] | one prefetcher for each thread and region, so that concurrent streams do not hide one another |
 //!
 //! Leap's majority vote over deltas (`leap.rs`) is to stand beside them.
@@ -18,6 +19,7 @@
 //!
 //! What the pager tells a prefetcher:
 //! - `on_fault`: a page was waited for that nobody had brought along (one that is still on its way is no such fault);
+//! - `around`: that brought nothing along; what of the page's neighbours is away is said too;
 //! - `on_hit`: a marker was reached, whether it was there already or still on its way;
 //! - `on_unused`: pages that were brought along left again before a marker behind them was reached.
 //!
@@ -28,12 +30,14 @@
 pub mod next_n;
 pub mod none;
 pub mod read_ahead;
+pub mod read_around;
 pub mod streams;
 pub mod stride;
 
 use self::next_n::NextN;
 use self::none::NoPrefetch;
 use self::read_ahead::ReadAhead;
+use self::read_around::ReadAround;
 use self::stride::Stride;
 
 /// A page of a program's address space: its address over the page size.
@@ -65,18 +69,19 @@ pub struct Candidates {
     pages: [VirtualPage; CANDIDATES_MAX],
     count: usize,
     marker: Option<VirtualPage>,
+    around: bool,
 }
 
 impl Default for Candidates {
     fn default() -> Self {
-        Self { pages: [VirtualPage(0); CANDIDATES_MAX], count: 0, marker: None }
+        Self { pages: [VirtualPage(0); CANDIDATES_MAX], count: 0, marker: None, around: false }
     }
 }
 
 impl Candidates {
     /// Forgets them all.
     pub fn clear(&mut self) {
-        (self.count, self.marker) = (0, None);
+        (self.count, self.marker, self.around) = (0, None, false);
     }
 
     /// The pages.
@@ -106,6 +111,7 @@ impl Candidates {
             }
         }
         self.marker = self.marker.or(other.marker).filter(|marker| self.pages().contains(marker));
+        self.around |= other.around;
     }
 
     /// Forgets the first `count` pages; the marker too.
@@ -135,6 +141,16 @@ impl Candidates {
         self.marker = self.marker.filter(|_| kept > 0).or(self.pages().last().copied().filter(|_| marker.is_some()));
     }
 
+    /// They are neighbours of a page in no trend.
+    pub fn are_around(&mut self) {
+        self.around = true;
+    }
+
+    /// Whether they are neighbours of a page in no trend, and taken for needed: no marker will tell.
+    pub fn comes_around(&self) -> bool {
+        self.around
+    }
+
     /// Makes the page at `index` the marker.
     pub fn mark(&mut self, index: usize) {
         self.marker = Some(self.pages()[index]);
@@ -148,6 +164,12 @@ pub trait Prefetcher: Send {
 
     /// The program waits for `page`: adds to `candidates`, which are empty, what is worth bringing along.
     fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates);
+
+    /// [`Prefetcher::on_fault`] brought nothing along with `page`: adds what of its neighbours is worth it. `is_away` says which pages could
+    /// come.
+    fn around(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
+        let _ = (page, is_away, candidates);
+    }
 
     /// The program reached `page`, a marker of this prefetcher: adds what is to come next.
     fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates);
@@ -173,16 +195,19 @@ pub enum AnyPrefetcher {
     Stride(Stride),
     /// [`read_ahead`].
     ReadAhead(ReadAhead),
+    /// [`read_around`].
+    ReadAround(ReadAround),
 }
 
 impl AnyPrefetcher {
     /// All of them, without a past.
-    pub fn all() -> [Self; 4] {
+    pub fn all() -> [Self; 5] {
         [
             Self::None(NoPrefetch),
             Self::NextN(NextN::default()),
             Self::Stride(Stride::default()),
             Self::ReadAhead(ReadAhead::default()),
+            Self::ReadAround(ReadAround::default()),
         ]
     }
 
@@ -192,6 +217,7 @@ impl AnyPrefetcher {
             Self::NextN(policy) => policy,
             Self::Stride(policy) => policy,
             Self::ReadAhead(policy) => policy,
+            Self::ReadAround(policy) => policy,
         }
     }
 
@@ -201,6 +227,7 @@ impl AnyPrefetcher {
             Self::NextN(policy) => policy,
             Self::Stride(policy) => policy,
             Self::ReadAhead(policy) => policy,
+            Self::ReadAround(policy) => policy,
         }
     }
 }
@@ -212,6 +239,10 @@ impl Prefetcher for AnyPrefetcher {
 
     fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates) {
         self.policy_mut().on_fault(page, candidates);
+    }
+
+    fn around(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
+        self.policy_mut().around(page, is_away, candidates);
     }
 
     fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {
@@ -273,7 +304,7 @@ mod tests {
     #[test]
     fn policies_have_distinct_names_and_do_what_they_are_called_after() {
         let names = AnyPrefetcher::all().map(|policy| policy.name());
-        assert_eq!(names, ["none", "next-n", "stride", "read-ahead"]);
+        assert_eq!(names, ["none", "next-n", "stride", "read-ahead", "read-around"]);
         let brought = AnyPrefetcher::all().map(|mut policy| {
             let mut candidates = Candidates::default();
             for page in [10, 11, 12] {
@@ -287,6 +318,6 @@ mod tests {
             marker.into_iter().for_each(|marker| policy.on_hit(marker, &mut candidates));
             (first, candidates.pages().len())
         });
-        assert_eq!(brought, [(0, 0), (31, 31), (8, 8), (8, 16)]);
+        assert_eq!(brought, [(0, 0), (31, 31), (8, 8), (8, 16), (8, 16)]);
     }
 }

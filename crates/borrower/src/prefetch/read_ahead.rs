@@ -41,12 +41,14 @@ struct Head {
     delta: i64,
     /// Pages of the next window, before it grows.
     window: u32,
+    /// The pages that came with the last fault without a trend: first and last.
+    around: Option<(VirtualPage, VirtualPage)>,
     used_at: u64,
 }
 
 impl Head {
     fn new(page: VirtualPage, used_at: u64) -> Self {
-        Self { last: page, end: page, delta: 0, window: 0, used_at }
+        Self { last: page, end: page, delta: 0, window: 0, around: None, used_at }
     }
 
     /// How far `page` is from what this place has seen or brought along.
@@ -66,8 +68,18 @@ impl Head {
         }
     }
 
+    /// Whether `page` is next to those that came with the last one, and on which side.
+    fn is_beside(&self, page: VirtualPage) -> Option<i64> {
+        let (first, last) = self.around?;
+        let distances = [page.distance_from(last), page.distance_from(first)];
+        [1, -1].into_iter().zip(distances).find_map(|(side, distance)| (side == distance).then_some(side))
+    }
+
     fn fault(&mut self, page: VirtualPage, candidates: &mut Candidates) {
-        let in_line = self.is_in_line(page);
+        let beside = self.is_beside(page);
+        self.delta = beside.unwrap_or(self.delta);
+        self.around = None;
+        let in_line = beside.is_some() || self.is_in_line(page);
         // Beyond what was brought along the distance is that to its end, which is in line.
         if !in_line || self.delta == 0 {
             self.delta = page.distance_from(self.last);
@@ -110,6 +122,13 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
+    /// The `count` pages from `first` on come along with `page`, which was in no trend. If the next fault is beside them, they were the begin of one.
+    pub(super) fn came_around(&mut self, page: VirtualPage, first: u64, count: u64) {
+        if let Some(head) = self.nearest(page) {
+            head.around = Some((VirtualPage(first), VirtualPage(first + count - 1)));
+        }
+    }
+
     /// The place nearest to `page`, if one is near.
     fn nearest(&mut self, page: VirtualPage) -> Option<&mut Head> {
         let near = self.heads.iter_mut().flatten().min_by_key(|head| head.distance(page));

@@ -77,12 +77,22 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         self.fresh.name()
     }
 
-    /// `faulter` waits for `page`; see [`Prefetcher::on_fault`].
-    pub fn on_fault(&mut self, faulter: Faulter, page: VirtualPage, candidates: &mut Candidates) {
+    /// `faulter` waits for `page`; see [`Prefetcher::on_fault`], and [`Prefetcher::around`] for `is_away`.
+    pub fn on_fault(
+        &mut self,
+        faulter: Faulter,
+        page: VirtualPage,
+        is_away: &dyn Fn(VirtualPage) -> bool,
+        candidates: &mut Candidates,
+    ) {
         let slot = self.slot(Key::of(faulter, page));
         candidates.clear();
         self.policies[slot].on_fault(page, candidates);
-        self.windows[slot].clone_from(candidates);
+        if candidates.pages().is_empty() {
+            self.policies[slot].around(page, is_away, candidates);
+        } else {
+            self.windows[slot].clone_from(candidates);
+        }
     }
 
     /// `faulter` reached the marker `page`; see [`Prefetcher::on_hit`]. The stream that brought it along may be another
@@ -209,7 +219,7 @@ mod tests {
 
     fn fault(streams: &mut Streams<Counting>, faulter: Faulter, page: u64) -> u64 {
         let mut candidates = Candidates::default();
-        streams.on_fault(faulter, VirtualPage(page), &mut candidates);
+        streams.on_fault(faulter, VirtualPage(page), &|_| true, &mut candidates);
         assert_eq!(candidates.pages().len(), 1, "what was there before is cleared");
         candidates.pages()[0].0
     }
@@ -253,7 +263,7 @@ mod tests {
     fn markers_tell_what_was_passed() {
         let mut streams = Streams::new(ReadAhead::default());
         let (mut candidates, who) = (Candidates::default(), faulter(0, 0));
-        [0, 1].iter().for_each(|page| streams.on_fault(who, VirtualPage(*page), &mut candidates));
+        [0, 1].iter().for_each(|page| streams.on_fault(who, VirtualPage(*page), &|_| true, &mut candidates));
         let mut passed = Vec::new();
         for marker in [4, 6, 14] {
             assert_eq!(candidates.marker(), Some(VirtualPage(marker)));

@@ -54,7 +54,7 @@ impl Faults {
         arrived: Instant,
     ) -> Outcome {
         let address = fault.address & !(PAGE - 1);
-        if !self.read(tenant, table, &Along::one(address, slot), Some(fault), arrived) {
+        if !self.read(tenant, table, &Along::one(address, slot, Coming::Back), Some(fault), arrived) {
             return Outcome::PutOff;
         }
         self.demands += u32::from(fault.thread != NOBODY);
@@ -89,7 +89,7 @@ impl Faults {
         let Some(mut ahead) = self.ahead.take() else { return };
         let budget = &self.shared.budget;
         let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0);
-        ahead.ask(&table.space, thread, address, room, &mut self.shared.books());
+        ahead.ask(&mut table.space, thread, address, room, &mut self.shared.books());
         if ahead.has_found() {
             // What is to be read is copied out, since reading changes the table.
             let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
@@ -217,7 +217,7 @@ impl Faults {
             tenant.memory.copy(address, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect)
         });
         if read.fault.is_some() {
-            let told = (Coming::Back, FaultKind::Fill, read.arrived);
+            let told = (read.along.coming(), FaultKind::Fill, read.arrived);
             return usize::from(self.filled(tenant, table, address, protect, told, result) == Outcome::Done);
         }
         match result {
@@ -226,7 +226,7 @@ impl Faults {
                 let books = &mut self.shared.books();
                 rest[..pages]
                     .iter()
-                    .for_each(|(address, _)| table.space.filled(*address, protect, Coming::Ahead, books));
+                    .for_each(|(address, _)| table.space.filled(*address, protect, read.along.coming(), books));
                 self.shared.budget.count(pages as i64);
                 self.shared.counters.pages_prefetched.add(pages as u64);
                 self.shared.call_eviction();

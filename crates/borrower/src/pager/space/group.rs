@@ -1,6 +1,6 @@
 //! 32 neighbouring pages of an address space: a word for each.
 
-use crate::page_cache::CachePage;
+use crate::page_cache::{CachePage, Evidence};
 use crate::pager::directory::{Coming, Directory, News};
 use crate::pager::limits::{
     GROUP_PAGES, WRITE_PROBE_INTERVAL, WRITE_PROBE_INTERVAL_IN_DOUBT, WRITE_SCORE_MAX, WRITE_WEIGHT,
@@ -75,12 +75,14 @@ pub(crate) struct Group {
     pub(super) pages: [PageState; GROUP_PAGES],
     /// A bit for each page: the policy lists it.
     pub(super) listed: u32,
+    /// A bit for each page: a stream brought it along, and nothing has told since that it was used.
+    pub(super) unproven: u32,
     pub(super) writes: WriteTrend,
 }
 
 impl Group {
     pub(super) fn new(number: u32) -> Self {
-        Self { number, pages: [PageState::Own; GROUP_PAGES], listed: 0, writes: WriteTrend::default() }
+        Self { number, pages: [PageState::Own; GROUP_PAGES], listed: 0, unproven: 0, writes: WriteTrend::default() }
     }
 
     pub(super) fn page(&self, index: usize) -> CachePage {
@@ -98,7 +100,24 @@ impl Group {
 
     pub(super) fn list(&mut self, index: usize, coming: Coming, directory: &mut Directory) {
         self.listed |= 1 << index;
+        self.unproven &= !(1 << index);
+        self.unproven |= u32::from(coming == Coming::Ahead) << index;
         directory.tell(News::Came(self.page(index), coming));
+    }
+
+    /// Something was learnt of a page that is there.
+    pub(super) fn learnt(&mut self, index: usize, evidence: Evidence, directory: &mut Directory) {
+        if self.is_listed(index) {
+            self.unproven &= !(1 << index);
+            directory.tell(News::Learnt(self.page(index), evidence));
+        }
+    }
+
+    /// The page leaves: whether it had come along for nothing, as far as anybody knows.
+    pub(super) fn leaves_unproven(&mut self, index: usize) -> bool {
+        let was_unproven = self.unproven >> index & 1 == 1;
+        self.unproven &= !(1 << index);
+        was_unproven
     }
 
     pub(super) fn unlist(&mut self, index: usize, directory: &mut Directory) {

@@ -24,8 +24,8 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use self::group::{Group, PageState};
 use self::ranges::Ranges;
-use super::directory::{Coming, Directory, Home, News, SpaceId};
-use super::limits::{GROUP_PAGES, GROUP_SIZE_BYTES, ZEROES_AHEAD_MAX};
+use super::directory::{Coming, Directory, Home, SpaceId};
+use super::limits::{GROUP_PAGES, GROUP_SIZE_BYTES, UNUSED_MAX, ZEROES_AHEAD_MAX};
 use super::slots::{PoolPage, Slot, Slots};
 use crate::page_cache::{CachePage, Evidence};
 
@@ -82,6 +82,8 @@ pub struct Space {
     unscanned: bool,
     /// What an unscanned child removed: a look may find pages there that are about to go.
     shunned: Ranges,
+    /// Addresses of pages that came along for nothing, see [`Space::take_unused`].
+    unused: Vec<u64>,
 }
 
 /// Hashes a group's address by one multiplication (Fibonacci hashing, Knuth, volume 3, 6.4): a page that leaves or comes is looked
@@ -119,6 +121,7 @@ impl Space {
             surveyed: Ranges::default(),
             unscanned: false,
             shunned: Ranges::default(),
+            unused: Vec::new(),
         }
     }
 
@@ -200,6 +203,19 @@ impl Space {
         self.groups.get(&base).map(|group| group.page(index))
     }
 
+    /// The page at `address`, which had come along with another one, was used.
+    pub fn used(&mut self, address: u64, books: &mut Books) {
+        let (base, index) = place(address);
+        if let Some(group) = self.groups.get_mut(&base) {
+            group.learnt(index, Evidence::PrefetchUsed, &mut books.directory);
+        }
+    }
+
+    /// Tells of pages that came along and left again without a sign that they were used, each once.
+    pub fn take_unused(&mut self, unused: impl FnMut(u64)) {
+        self.unused.drain(..).for_each(unused);
+    }
+
     fn group(&mut self, address: u64, books: &mut Books) -> (&mut Group, usize) {
         let (base, index) = place(address);
         let home = Home { space: self.id, base };
@@ -279,9 +295,7 @@ impl Space {
             group.writes.written();
             books.slots.copy_ended();
             books.slots.release(slot);
-            if group.is_listed(index) {
-                books.directory.tell(News::Learnt(group.page(index), Evidence::Written));
-            }
+            group.learnt(index, Evidence::Written, &mut books.directory);
         }
     }
 
@@ -337,6 +351,9 @@ impl Space {
             books.slots.copy_ended();
         }
         group.pages[index] = PageState::Away(slot);
+        if group.leaves_unproven(index) && self.unused.len() < UNUSED_MAX {
+            self.unused.push(address);
+        }
     }
 
     /// Whether pages around `address` that come for reading are likely to be written before they leave.

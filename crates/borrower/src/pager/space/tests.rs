@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::pager::directory::News;
 use crate::pager::slots::SlotRun;
 
 const PAGES: u64 = 96;

@@ -1,0 +1,251 @@
+//! Read-ahead, and the neighbours of a page that is in no trend, where programs come back to a neighbourhood soon.
+//!
+//! The kernel's swap brings an aligned block of pages along with each fault (`page-cluster`), used or not. Here it comes only where
+//! experience says that most of it will be used. Of each block in which a fault falls one page that is away is the *probe*: it is left
+//! where it is, and a fault on it before [`PROBES`] other blocks had theirs says that the neighbourhood was needed. Since probes are
+//! taken whether blocks come along or not, the same count says when to begin and when to end.
+//!
+//! What comes so is taken for needed: no marker follows that could tell.
+
+use super::read_ahead::ReadAhead;
+use super::{Candidates, Prefetcher, VirtualPage};
+
+/// Pages of a block: the kernel's default for swap (`page-cluster` is 3).
+pub const BLOCK_PAGES: u64 = 8;
+
+/// Blocks whose probes are watched. What came with them is 1,024 pages: they are still there in all but the smallest budgets.
+const PROBES: usize = 128;
+
+/// A probe that was needed counts for so much ...
+const NEEDED_WEIGHT: u32 = 3;
+
+/// ... and one that was not for so much: the score grows where two in five are needed. A page that comes along takes 2 us, and the
+/// one that leaves for it 2 to 3; a fault that it spares takes 10 and more (docs/decisions/pager-speed.md).
+const UNNEEDED_WEIGHT: u32 = 2;
+
+const SCORE_MAX: u32 = 40;
+
+/// Blocks come along from this score on: seven probes in a row that were needed.
+const SCORE_WORTH: u32 = 20;
+
+/// In place of a block that there is not.
+const NONE: u64 = u64::MAX;
+
+/// Of a block in which a fault fell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Probe {
+    /// If nobody needed it yet.
+    page: Option<VirtualPage>,
+    /// Whether the others of its block came along.
+    is_alone: bool,
+}
+
+/// See the module text.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadAround {
+    ahead: ReadAhead,
+    /// First pages over [`BLOCK_PAGES`], together, as all are looked through at a fault.
+    blocks: [u64; PROBES],
+    probes: [Probe; PROBES],
+    next: usize,
+    score: u32,
+}
+
+impl Default for ReadAround {
+    fn default() -> Self {
+        let probes = [Probe::default(); PROBES];
+        Self { ahead: ReadAhead::default(), blocks: [NONE; PROBES], probes, next: 0, score: 0 }
+    }
+}
+
+impl ReadAround {
+    fn find(&self, page: VirtualPage) -> Option<usize> {
+        let block = page.0 / BLOCK_PAGES;
+        self.blocks.iter().position(|known| *known == block)
+    }
+
+    /// Remembers a block in place of the oldest, whose probe was not needed if it is still there.
+    fn remember(&mut self, block: u64, probe: Probe) {
+        self.blocks[self.next] = block;
+        let oldest = std::mem::replace(&mut self.probes[self.next], probe);
+        self.next = (self.next + 1) % PROBES;
+        if oldest.page.is_some() {
+            self.score = self.score.saturating_sub(UNNEEDED_WEIGHT);
+        }
+    }
+}
+
+/// The other pages of the block of `page`: those behind it first, as far as there are any.
+fn others(page: VirtualPage) -> impl Iterator<Item = VirtualPage> {
+    let (first, place) = (page.0 / BLOCK_PAGES * BLOCK_PAGES, page.0 % BLOCK_PAGES);
+    (place + 1..BLOCK_PAGES).chain((0..place).rev()).map(move |other| VirtualPage(first + other))
+}
+
+impl Prefetcher for ReadAround {
+    fn name(&self) -> &'static str {
+        "read-around"
+    }
+
+    fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+        if let Some(index) = self.find(page).filter(|index| self.probes[*index].page == Some(page)) {
+            self.probes[index].page = None;
+            self.score = (self.score + NEEDED_WEIGHT).min(SCORE_MAX);
+            if self.probes[index].is_alone {
+                // Had it come with the others, there would have been no fault here.
+                return;
+            }
+        }
+        self.ahead.on_fault(page, candidates);
+    }
+
+    fn around(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
+        if self.find(page).is_some() {
+            return;
+        }
+        let away = || others(page).filter(|page| is_away(*page));
+        // Any of them, so that none stands for a pattern of the program: which one changes with the block.
+        let block = page.0 / BLOCK_PAGES;
+        let chosen = (block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        let Some(probe) = away().nth(chosen % away().count().max(1)) else { return };
+        let is_alone = self.score >= SCORE_WORTH;
+        if is_alone {
+            away().filter(|page| *page != probe).for_each(|page| candidates.push(page));
+            candidates.are_around();
+            self.ahead.came_around(page, block * BLOCK_PAGES, BLOCK_PAGES);
+        }
+        self.remember(block, Probe { page: Some(probe), is_alone });
+    }
+
+    fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+        self.ahead.on_hit(page, candidates);
+    }
+
+    fn go_on(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+        self.ahead.go_on(page, candidates);
+    }
+
+    fn on_unused(&mut self, page: VirtualPage) {
+        self.ahead.on_unused(page);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a fault brings along where `is_away` says which pages are elsewhere.
+    fn fault(policy: &mut ReadAround, page: u64, is_away: &dyn Fn(VirtualPage) -> bool) -> Candidates {
+        let mut candidates = Candidates::default();
+        policy.on_fault(VirtualPage(page), &mut candidates);
+        if candidates.pages().is_empty() {
+            policy.around(VirtualPage(page), is_away, &mut candidates);
+        }
+        candidates
+    }
+
+    /// The next number of a fixed sequence, below `end`.
+    fn random(state: &mut u64, end: u64) -> u64 {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) % end
+    }
+
+    /// A program that goes to blocks at random and needs `used` pages of each, in no order that is a trend: how many faults it has, and how many
+    /// pages come along.
+    fn blocks_at_random(policy: &mut ReadAround, used: usize, visits: u64) -> (u64, usize) {
+        let (mut state, mut faults, mut brought) = (visits, 0, 0);
+        for _ in 0..visits {
+            let first = random(&mut state, 1 << 13) * BLOCK_PAGES;
+            let mut here = Vec::new();
+            for place in [1, 3, 0, 2, 5, 7, 4, 6].iter().take(used) {
+                let page = first + place;
+                if !here.contains(&page) {
+                    let away: Vec<u64> = (first..first + BLOCK_PAGES).filter(|page| !here.contains(page)).collect();
+                    let candidates = fault(policy, page, &|page| away.contains(&page.0));
+                    brought += candidates.pages().len();
+                    here.extend(candidates.pages().iter().map(|page| page.0).chain([page]));
+                    faults += 1;
+                }
+            }
+        }
+        (faults, brought)
+    }
+
+    #[test]
+    fn neighbours_come_along_once_they_were_needed() {
+        let mut policy = ReadAround::default();
+        blocks_at_random(&mut policy, 8, 20);
+        let (faults, brought) = blocks_at_random(&mut policy, 8, 100);
+        // A few are taken for the beginning of a trend.
+        assert!(
+            (180..=220).contains(&faults) && brought >= 560,
+            "a fault for the block and one for its probe: {faults}, {brought}"
+        );
+    }
+
+    #[test]
+    fn neighbours_that_are_not_needed_do_not_come() {
+        let mut policy = ReadAround::default();
+        let (_, brought) = blocks_at_random(&mut policy, 1, 10_000);
+        assert!(brought < 50, "some are taken for the beginning of a trend: {brought}");
+        let (_, brought) = blocks_at_random(&mut policy, 2, 10_000);
+        assert!(brought < 200, "one neighbour in seven is needed: {brought}");
+    }
+
+    #[test]
+    fn neighbours_stop_coming_when_they_are_needed_no_more() {
+        let mut policy = ReadAround::default();
+        blocks_at_random(&mut policy, 8, 100);
+        let (_, brought) = blocks_at_random(&mut policy, 1, 10_000);
+        assert!((100..2000).contains(&brought), "until {PROBES} probes were forgotten: {brought}");
+    }
+
+    #[test]
+    fn a_page_that_is_there_is_no_probe_and_does_not_come() {
+        let mut policy = ReadAround { score: SCORE_MAX, ..ReadAround::default() };
+        let candidates = fault(&mut policy, 81, &|page| page.0 == 83 || page.0 == 87);
+        assert_eq!((candidates.pages().len(), policy.probes[0].page.is_some()), (1, true));
+        let alone = fault(&mut policy, 161, &|_| false);
+        assert!(alone.pages().is_empty() && policy.blocks[1] == NONE, "nothing can be learnt of it");
+    }
+
+    #[test]
+    fn a_stream_goes_on_behind_a_block_that_came() {
+        for (page, next, first) in [(82, 88, 89), (82, 79, 78)] {
+            let mut policy = ReadAround { score: SCORE_MAX, ..ReadAround::default() };
+            assert_eq!(fault(&mut policy, page, &|_| true).pages().len(), 6);
+            let probe = policy.probes[0].page.unwrap();
+            assert!(fault(&mut policy, probe.0, &|_| true).pages().is_empty(), "the rest is here");
+            let window = fault(&mut policy, next, &|_| true);
+            assert_eq!(window.pages().first(), Some(&VirtualPage(first)));
+            assert!(window.marker().is_some(), "a stream");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn what_comes_is_away_distinct_and_beside_the_page(
+            pages in proptest::collection::vec((0_u64..300, any::<u64>()), 1..300), score in 0..=SCORE_MAX
+        ) {
+            let mut policy = ReadAround { score, ..ReadAround::default() };
+            for (page, away) in pages {
+                let is_away = |page: VirtualPage| away >> (page.0 % 64) & 1 == 1;
+                let candidates = fault(&mut policy, page, &is_away);
+                prop_assert!(policy.score <= SCORE_MAX);
+                if candidates.comes_around() {
+                    prop_assert!(candidates.marker().is_none());
+                    let mut found: Vec<u64> = candidates.pages().iter().map(|page| page.0).collect();
+                    prop_assert!(found.iter().all(|other| is_away(VirtualPage(*other)) && *other != page));
+                    prop_assert!(found.iter().all(|other| other / BLOCK_PAGES == page / BLOCK_PAGES));
+                    found.sort_unstable();
+                    let count = found.len();
+                    found.dedup();
+                    prop_assert_eq!(found.len(), count);
+                }
+            }
+        }
+    }
+}
