@@ -1,8 +1,14 @@
 //! CPU time and memory of processes, and what the kernel counted about swapping, from `/proc`.
 
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+
 use rustix::process::Pid;
 use spillway_sys::machine_memory::bytes_of;
 use spillway_sys::process_stat::ProcessStat;
+
+/// The unit of `st_blocks` (stat(2)).
+const BLOCK_SIZE_BYTES: u64 = 512;
 
 /// Pages that the kernel has swapped since the machine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,22 +53,36 @@ pub fn cpu_seconds(process: Pid) -> Option<f64> {
 pub struct ProcessMemory {
     /// Its own: heap, stacks, program, page tables; what others map too counts by its part.
     pub own_bytes: u64,
-    /// Its part of shared memory (`memfd`): where slabs are.
-    pub shared_bytes: u64,
+    /// Of all files in memory (`memfd`) that it has open, whether it maps them or not: where slabs are.
+    pub files_bytes: u64,
 }
 
 impl ProcessMemory {
     /// Of a process now; `None` when it is gone.
     pub fn of(process: Pid) -> Option<Self> {
         let read = |file: &str| std::fs::read_to_string(format!("/proc/{}/{file}", process.as_raw_nonzero())).ok();
-        Self::parse(&read("smaps_rollup")?, &read("status")?)
+        let own_bytes = own_bytes(&read("smaps_rollup")?, &read("status")?)?;
+        Some(Self { own_bytes, files_bytes: files_bytes(process) })
     }
+}
 
-    fn parse(rollup: &str, status: &str) -> Option<Self> {
-        let shared_bytes = bytes_of(rollup, "Pss_Shmem").unwrap_or(0);
-        let tables_bytes = bytes_of(status, "VmPTE").unwrap_or(0);
-        Some(Self { own_bytes: (bytes_of(rollup, "Pss")? + tables_bytes).saturating_sub(shared_bytes), shared_bytes })
-    }
+fn own_bytes(rollup: &str, status: &str) -> Option<u64> {
+    let shared_bytes = bytes_of(rollup, "Pss_Shmem").unwrap_or(0);
+    let tables_bytes = bytes_of(status, "VmPTE").unwrap_or(0);
+    Some((bytes_of(rollup, "Pss")? + tables_bytes).saturating_sub(shared_bytes))
+}
+
+/// What the files in memory that `process` has open take, each once. (`Pss_Shmem` leaves out what nobody has mapped.)
+fn files_bytes(process: Pid) -> u64 {
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", process.as_raw_nonzero())).into_iter().flatten();
+    let in_memory = descriptors.flatten().map(|entry| entry.path()).filter(|path| {
+        std::fs::read_link(path).is_ok_and(|target| target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:"))
+    });
+    let found: BTreeMap<u64, u64> = in_memory
+        .filter_map(|path| std::fs::metadata(path).ok())
+        .map(|file| (file.ino(), file.blocks() * BLOCK_SIZE_BYTES))
+        .collect();
+    found.values().sum()
 }
 
 #[cfg(test)]
@@ -81,10 +101,23 @@ mod tests {
     #[test]
     fn shared_memory_and_page_tables_are_told_apart() {
         let rollup = "Rss: 900 kB\nPss:  700 kB\nPss_Dirty: 5 kB\nPss_Anon: 100 kB\nPss_Shmem: 500 kB\n";
-        let memory = ProcessMemory::parse(rollup, "VmPeak: 9 kB\nVmPTE:\t 24 kB\n").unwrap();
-        assert_eq!(memory, ProcessMemory { own_bytes: 224 * 1024, shared_bytes: 500 * 1024 });
-        assert_eq!(ProcessMemory::parse("Pss: 3 kB\n", "").unwrap().own_bytes, 3072);
-        assert_eq!(ProcessMemory::parse("", "VmPTE: 24 kB\n"), None);
+        assert_eq!(own_bytes(rollup, "VmPeak: 9 kB\nVmPTE:\t 24 kB\n"), Some(224 * 1024));
+        assert_eq!(own_bytes("Pss: 3 kB\n", ""), Some(3072));
+        assert_eq!(own_bytes("", "VmPTE: 24 kB\n"), None);
+    }
+
+    #[test]
+    fn files_in_memory_count_once_and_unmapped() {
+        let before = files_bytes(rustix::process::getpid());
+        let file = std::fs::File::from(
+            rustix::fs::memfd_create("usage", rustix::fs::MemfdFlags::CLOEXEC).expect("a file in memory"),
+        );
+        let again = file.try_clone().unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[1; 8192], 0).unwrap();
+        let after = files_bytes(rustix::process::getpid());
+        // Other tests of this process have none.
+        assert_eq!(after - before, 8192);
+        drop((file, again));
     }
 
     #[test]
