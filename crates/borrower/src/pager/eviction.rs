@@ -18,7 +18,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use super::directory::{Coming, News, SpaceId};
 use super::limits::{
     BATCH_PAGES, BATCH_PATIENCE, BATCHES_IN_A_ROW_MAX, DISCARD_PAUSE, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE,
-    FRUITLESS_SHARE, GROUP_PAGES, WRITE_RETRY_PAUSE,
+    FRUITLESS_SHARE, GROUP_PAGES, STAGED_SHARE, WRITE_RETRY_PAUSE,
 };
 use super::program::{Errand, Fate};
 use super::shared::{Shared, Tenant, lock};
@@ -351,7 +351,9 @@ impl Eviction {
             begun: now,
         });
         (batch.tenant, batch.begun) = (Arc::clone(tenant), now);
+        self.staging.keep(u32::try_from(self.shared.budget.limit_pages() / STAGED_SHARE).unwrap_or(u32::MAX));
         batch.fill(candidates, &mut self.staging, &self.shared, &mut *self.policy);
+        self.shared.budget.set_pool_pages(self.staging.used_pages());
         if batch.errands.is_empty() {
             self.spare.push(batch);
             return;

@@ -20,7 +20,8 @@ use super::claims::Claims;
 use super::directory::SpaceId;
 use super::doubt::Doubt;
 use super::limits::{
-    FAILURES_MAX, GROUP_SIZE_BYTES, WATERMARK_PAGES_MAX, WATERMARK_PAGES_MIN, WATERMARK_SHARE, WATERMARK_SHARE_MAX,
+    FAILURES_MAX, GROUP_SIZE_BYTES, LAST_PAGES, WATERMARK_PAGES_MAX, WATERMARK_PAGES_MIN, WATERMARK_SHARE,
+    WATERMARK_SHARE_MAX,
 };
 use super::program::{Agent, ProgramMemory};
 use super::space::{Books, Space};
@@ -165,7 +166,11 @@ impl Tenant {
 #[derive(Debug)]
 pub struct Budget {
     bytes: AtomicU64,
-    pool_bytes: u64,
+    pool_bytes_max: u64,
+    /// Pages of the write-back pool that were used: the others take no memory.
+    pool_pages: AtomicI64,
+    /// Something had to leave since the budget was last changed.
+    is_short: AtomicBool,
     /// Pages of programs that are resident: the kernel's count at the last look, and what came and left since.
     resident: AtomicI64,
     /// Nothing can leave now, so nobody waits for that.
@@ -173,9 +178,16 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// `bytes` for programs and a pool of `pool_bytes`.
-    pub fn new(bytes: u64, pool_bytes: u64) -> Self {
-        Self { bytes: bytes.into(), pool_bytes, resident: AtomicI64::new(0), is_stuck: AtomicBool::new(false) }
+    /// `bytes` for programs and a pool of `pool_bytes_max` at most.
+    pub fn new(bytes: u64, pool_bytes_max: u64) -> Self {
+        Self {
+            bytes: bytes.into(),
+            pool_bytes_max,
+            pool_pages: AtomicI64::new(0),
+            is_short: AtomicBool::new(false),
+            resident: AtomicI64::new(0),
+            is_stuck: AtomicBool::new(false),
+        }
     }
 
     /// The whole budget.
@@ -185,18 +197,30 @@ impl Budget {
 
     /// Changes it.
     pub fn set_bytes(&self, bytes: u64) {
-        self.bytes.store(bytes, Ordering::Relaxed);
+        if self.bytes.swap(bytes, Ordering::Relaxed) < bytes {
+            self.is_short.store(false, Ordering::Relaxed);
+        }
     }
 
-    /// Bytes of the write-back pool.
+    /// Bytes of the write-back pool, if all of it is used.
+    pub fn pool_bytes_max(&self) -> u64 {
+        self.pool_bytes_max
+    }
+
+    /// Bytes of the write-back pool that were used.
     pub fn pool_bytes(&self) -> u64 {
-        self.pool_bytes
+        self.pool_pages.load(Ordering::Relaxed).unsigned_abs() * PAGE_SIZE_BYTES as u64
     }
 
-    /// Pages that programs may have.
+    /// `pages` of the write-back pool were used.
+    pub fn set_pool_pages(&self, pages: u32) {
+        self.pool_pages.store(pages.into(), Ordering::Relaxed);
+    }
+
+    /// Pages that programs may have: the pool takes the rest of the budget.
     pub fn limit_pages(&self) -> i64 {
         let page = PAGE_SIZE_BYTES as u64;
-        (self.bytes().saturating_sub(self.pool_bytes).max(GROUP_SIZE_BYTES) / page).cast_signed()
+        (self.bytes().saturating_sub(self.pool_bytes()).max(GROUP_SIZE_BYTES) / page).cast_signed()
     }
 
     /// Eviction begins above this.
@@ -239,9 +263,14 @@ impl Budget {
         self.resident_pages() + pages < self.limit_pages()
     }
 
-    /// Whether pages are to leave.
+    /// Whether pages are to leave: above the watermark, once the budget was nearly used up. Until then programs may need no more than they
+    /// have, and what lies above the watermark is theirs.
     pub fn is_exceeded(&self) -> bool {
-        self.resident_pages() > self.high_pages()
+        let resident = self.resident_pages();
+        if resident > self.high_pages() && resident > self.limit_pages() - LAST_PAGES {
+            self.is_short.store(true, Ordering::Relaxed);
+        }
+        resident > self.high_pages() && self.is_short.load(Ordering::Relaxed)
     }
 
     /// Says whether anything can leave.
@@ -466,18 +495,26 @@ mod tests {
     #[test]
     fn watermarks_lie_below_the_budget_and_the_pool_counts() {
         let budget = Budget::new(64 << 20, 4 << 20);
-        assert_eq!(budget.limit_pages(), (60 << 20) / 4096);
+        assert_eq!(budget.limit_pages(), (64 << 20) / 4096, "a pool that was not used takes nothing");
+        budget.set_pool_pages(1024);
+        assert_eq!((budget.limit_pages(), budget.pool_bytes()), ((60 << 20) / 4096, 4 << 20));
         assert!(budget.low_pages() < budget.high_pages() && budget.high_pages() < budget.limit_pages());
-        budget.set_resident(budget.high_pages());
-        assert!(!budget.is_exceeded());
+        budget.set_resident(budget.limit_pages() - LAST_PAGES);
+        assert!(!budget.is_exceeded(), "a program may need no more than this");
         budget.count(1);
         assert!(budget.is_exceeded() && !budget.holds_back());
+        budget.set_resident(budget.high_pages() + 1);
+        assert!(budget.is_exceeded(), "it needed more, so room is made ahead of it");
+        budget.count(-1);
+        assert!(!budget.is_exceeded());
         budget.set_resident(budget.limit_pages());
         assert!(budget.holds_back());
         budget.set_stuck(true);
         assert!(!budget.holds_back(), "nobody waits for what cannot happen");
         budget.set_bytes(1 << 30);
         assert!(!budget.is_exceeded());
+        budget.set_resident(budget.high_pages() + 1);
+        assert!(!budget.is_exceeded(), "it may not need more than that");
     }
 
     #[test]

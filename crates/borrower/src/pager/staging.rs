@@ -1,6 +1,7 @@
 //! The write-back pool: slots of 32 pages that agents copy victims to, and that are written to the volume from there.
 //!
-//! A page that was written stays *staged* until its pool slot is needed again, the oldest first: a fault on it costs no network.
+//! A page that was written stays *staged* until its pool slot is needed again, the oldest first: a fault on it costs no network. A slot that
+//! was never used takes no memory; so those that were are used again first, once there are enough of them ([`Staging::keep`]).
 //!
 //! Invariants: a run is free, with an agent, being written, or written; the pages of a run lie at neighbouring slots of the
 //! volume in the same order; a slot of the volume names a pool page as its staging place only while that page holds its content.
@@ -36,13 +37,36 @@ pub struct Staging {
     free: Vec<RunId>,
     /// Written runs, the oldest first.
     written: VecDeque<RunId>,
+    /// Pages of each slot that were ever used, and their sum.
+    used: Vec<u32>,
+    used_pages: u32,
+    /// See [`Staging::keep`].
+    kept_pages: u32,
 }
 
 impl Staging {
     /// `count` free pool slots.
     pub fn new(count: usize) -> Self {
         let ids = (0..count as u32).map(RunId);
-        Self { runs: vec![State::Free; count], free: ids.collect(), written: VecDeque::with_capacity(count) }
+        Self {
+            runs: vec![State::Free; count],
+            // The first slots are the first to be used.
+            free: ids.rev().collect(),
+            written: VecDeque::with_capacity(count),
+            used: vec![0; count],
+            used_pages: 0,
+            kept_pages: u32::MAX,
+        }
+    }
+
+    /// Pages stay staged in slots of so many pages in all, and in more only if there are more to be written at a time.
+    pub fn keep(&mut self, pages: u32) {
+        self.kept_pages = pages;
+    }
+
+    /// Pages of the pool that were ever used.
+    pub fn used_pages(&self) -> u32 {
+        self.used_pages
     }
 
     /// Pool slots that can be had now.
@@ -53,7 +77,13 @@ impl Staging {
     /// Takes a pool slot for pages that go to `slots`; what was staged in it is not any more.
     pub fn take(&mut self, run: SlotRun, slots: &mut Slots) -> Option<RunId> {
         assert!((1..=GROUP_PAGES as u32).contains(&run.count), "a run has room for its pages");
-        let id = self.free.pop().or_else(|| self.reuse(slots))?;
+        // What is given back unfilled lies on top, and was used before.
+        let is_fresh = self.free.last().is_some_and(|id| self.used[id.0 as usize] == 0);
+        let spared = if is_fresh && self.used_pages >= self.kept_pages { self.reuse(slots) } else { None };
+        let id = spared.or_else(|| self.free.pop()).or_else(|| self.reuse(slots))?;
+        let used = &mut self.used[id.0 as usize];
+        self.used_pages += run.count.saturating_sub(*used);
+        *used = run.count.max(*used);
         self.runs[id.0 as usize] = State::WithAgent(run);
         Some(id)
     }
@@ -142,6 +172,27 @@ mod tests {
         assert_eq!(staging.take(other, &mut slots), Some(id));
         assert_eq!(slots.staged(Slot(2)), None);
         assert_eq!(slots.references(Slot(2)), 1, "it is in its slot");
+    }
+
+    #[test]
+    fn slots_that_were_used_are_used_again_once_enough_is_kept() {
+        let (mut slots, mut staging) = (Slots::new(256), Staging::new(4));
+        staging.keep(8);
+        let mut write = |staging: &mut Staging| {
+            let (id, run) = staged(&mut slots, staging, &[0, 1, 2, 3]);
+            assert_eq!(staging.agent_ended(id, &mut slots), Some(run));
+            staging.written(id, &mut slots);
+            id
+        };
+        let ids = [(); 6].map(|()| write(&mut staging));
+        assert_eq!(ids.map(|id| id.0), [0, 1, 0, 1, 0, 1]);
+        assert_eq!(staging.used_pages(), 8);
+        let run = slots.take(32).unwrap();
+        assert_eq!(staging.take(run, &mut slots), Some(RunId(0)));
+        assert_eq!(staging.used_pages(), 4 + 32, "a longer run");
+        let under_way = [(); 3].map(|()| staging.take(slots.take(4).unwrap(), &mut slots).map(|id| id.0));
+        assert_eq!(under_way, [Some(1), Some(2), Some(3)], "nothing else is left to be used again");
+        assert_eq!((staging.used_pages(), staging.available()), (4 + 32 + 8, 0));
     }
 
     #[test]

@@ -27,7 +27,7 @@ impl Survey {
 
 /// The write-back pool is shared memory too.
 fn harmless_bytes(budget: &Budget) -> u64 {
-    budget.pool_bytes() + budget.bytes() / SHARING_SHARE
+    budget.pool_bytes_max() + budget.bytes() / SHARING_SHARE
 }
 
 fn advice(process: &Process, bytes: u64) -> String {
