@@ -364,9 +364,10 @@ impl Shared {
         self.counters.programs_now.set(tenants.len() as u64);
     }
 
-    /// `tenant` is gone; its slots come back.
+    /// `tenant` is gone; its slots come back. Nobody uses its agent's seat from now on: it may have another owner.
     pub fn dismiss(&self, tenant: &Tenant) {
         tenant.is_gone.store(true, Ordering::SeqCst);
+        *lock(&tenant.agent) = None;
         let mut tenants = lock(&self.tenants);
         tenants.retain(|other| other.id != tenant.id);
         self.counters.programs_now.set(tenants.len() as u64);

@@ -186,6 +186,7 @@ pub trait Prefetcher: Send {
 
 /// Any of the policies, chosen at run time. An enum and not a box, as streams begin on the fault path.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::large_enum_variant, reason = "whoever chooses has few of them, and the largest is the one in use")]
 pub enum AnyPrefetcher {
     /// [`none`].
     None(NoPrefetch),

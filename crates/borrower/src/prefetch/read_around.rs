@@ -2,7 +2,7 @@
 //!
 //! The kernel's swap brings an aligned block of pages along with each fault (`page-cluster`), used or not. Here it comes only where
 //! experience says that most of it will be used. Of each block in which a fault falls one page that is away is the *probe*: it is left
-//! where it is, and a fault on it before [`PROBES`] other blocks had theirs says that the neighbourhood was needed. Since probes are
+//! where it is, and a fault on it before 128 other blocks had theirs says that the neighbourhood was needed. Since probes are
 //! taken whether blocks come along or not, the same count says when to begin and when to end.
 //!
 //! What comes so is taken for needed: no marker follows that could tell.
