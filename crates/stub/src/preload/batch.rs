@@ -4,12 +4,17 @@
 //! only then does the kernel refuse it while a message about changed mappings was not read; so the staging area is registered
 //! there too. Dropping registered pages would raise a message that the agent has to wait for, so the area is unregistered for
 //! that moment (rule 9; docs/pager.md has the figures).
+//!
+//! Linux 6.18 moves pages and does not say so (rule 16): when the program changes a page in the middle of a move (its first write where a page
+//! of zeroes was) the kernel tries again, moves it and maybe neighbours, still has the error of the first try, tries a third time, and finds
+//! its target in use (EEXIST; `move_pages` in its `mm/userfaultfd.c`). A batch begins with an empty staging area, so a page whose place is in
+//! use was moved. Where an early error hides whether it is ([`Doubts`]), its content tells: pages of zeroes need no copy.
 
 use core::cell::Cell;
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::agent::{Place, Userfaultfd, set_phase};
-use crate::calls::{self, AGAIN, INVALID};
+use crate::calls::{self, AGAIN, EXISTS, INVALID};
 use crate::memory;
 use crate::protocol::{BATCH_ENTRIES_MAX, Batch, Entry, Operation, PAGE_BYTES, Phase, STAGING_BYTES, outcome};
 
@@ -131,12 +136,10 @@ impl Staging {
         Ok(())
     }
 
-    /// Drops the pages from `first` to `last`.
+    /// Drops the pages from `first` to `last`, while they are not registered.
     fn drop_pages(&self, first: usize, last: usize) -> Result<(), i32> {
-        self.unregister()?;
         // SAFETY: the area is this library's, and its pages were copied or are not wanted.
-        unsafe { calls::advise(self.page(first), (last + 1 - first) * PAGE_BYTES, DROP) }?;
-        self.register()
+        unsafe { calls::advise(self.page(first), (last + 1 - first) * PAGE_BYTES, DROP) }.map(|_| ())
     }
 
     /// Unmaps it, without a message about that.
@@ -147,13 +150,35 @@ impl Staging {
     }
 }
 
+/// Among which entries there are some of which the kernel may have moved the page without saying so: it refused to look at them right behind a
+/// page at which it stopped.
+struct Doubts {
+    first: usize,
+    end: usize,
+}
+
+impl Doubts {
+    const NONE: Self = Self { first: usize::MAX, end: 0 };
+
+    fn add(&mut self, first: usize, end: usize) {
+        *self = Self { first: self.first.min(first), end: self.end.max(end) };
+    }
+
+    /// Whether this one is about `entry`, whose number is `index`.
+    fn contain(&self, index: usize, entry: &Entry) -> bool {
+        // It looks at a page's place before it says any of these.
+        let is_known = matches!(entry.result.load(Relaxed), outcome::DONE | outcome::ABSENT | outcome::BUSY);
+        (self.first..self.end).contains(&index) && is_eviction(entry) && !is_known
+    }
+}
+
 /// Carries out `batch` up to its last phase. Whether it says to end, and with what status.
 pub(crate) fn run(place: Place, batch: &Batch, staging: &Staging) -> Result<Option<u8>, i32> {
     let count = (batch.count.load(Relaxed) as usize).min(BATCH_ENTRIES_MAX);
     let entries = batch.entries.get(..count).unwrap_or_default();
-    move_all(entries, staging);
+    let doubts = move_all(entries, staging);
     set_phase(place, &batch.phase, Phase::Moved);
-    copy_and_drop(place, entries, staging)?;
+    copy_and_drop(place, entries, staging, &doubts)?;
     Ok(others(entries))
 }
 
@@ -165,26 +190,46 @@ fn is_eviction(entry: &Entry) -> bool {
     matches!(operation(entry), Some(Operation::EvictCopy | Operation::EvictDrop))
 }
 
-/// Moves all pages, neighbours together, until the kernel says that mappings change.
-fn move_all(entries: &[Entry], staging: &Staging) {
-    let mut index = 0;
+/// Moves all pages, neighbours together, until the kernel says that mappings change. What is not known then.
+fn move_all(entries: &[Entry], staging: &Staging) -> Doubts {
+    let (mut index, mut doubts) = (0, Doubts::NONE);
+    // The kernel stopped at this page, of which it may have said less than it did.
+    let mut is_cut = false;
     while let Some(entry) = entries.get(index) {
         if !is_eviction(entry) {
             index += 1;
             continue;
         }
-        match move_run(staging, index, entry.address.load(Relaxed), neighbours(entries, index)) {
+        let wanted = neighbours(entries, index);
+        match move_run(staging, index, entry.address.load(Relaxed), wanted) {
             Ok(moved) => {
                 set_results(entries, index, index + moved, outcome::DONE);
                 index += moved;
+                is_cut = moved < wanted;
             }
-            Err(AGAIN) => return set_results(entries, index, entries.len(), outcome::TRY_LATER),
+            Err(EXISTS) => {
+                entry.result.store(outcome::DONE, Relaxed);
+                index += 1;
+                is_cut = true;
+            }
+            Err(AGAIN) => {
+                set_results(entries, index, entries.len(), outcome::TRY_LATER);
+                if is_cut {
+                    doubts.add(index, entries.len());
+                }
+                break;
+            }
             Err(error) => {
                 entry.result.store(error, Relaxed);
+                is_cut &= !matches!(error, outcome::ABSENT | outcome::BUSY);
+                if is_cut {
+                    doubts.add(index, index + 1);
+                }
                 index += 1;
             }
         }
     }
+    doubts
 }
 
 /// Moves the first of `pages` neighbours, or more of them. The kernel refuses a run that spans two mappings as a whole, and one of
@@ -222,22 +267,37 @@ fn set_results(entries: &[Entry], first: usize, end: usize, result: i32) {
 }
 
 /// Copies moved pages to where they are wanted, and drops them all.
-fn copy_and_drop(place: Place, entries: &[Entry], staging: &Staging) -> Result<(), i32> {
+fn copy_and_drop(place: Place, entries: &[Entry], staging: &Staging, doubts: &Doubts) -> Result<(), i32> {
     let mut range = None;
-    for (index, entry) in entries.iter().enumerate() {
-        if !is_eviction(entry) || entry.result.load(Relaxed) != outcome::DONE {
-            continue;
+    for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| is_eviction(entry)) {
+        let is_moved = entry.result.load(Relaxed) == outcome::DONE;
+        if is_moved {
+            copy(place, staging, index, entry);
         }
-        if operation(entry) == Some(Operation::EvictCopy) {
-            let target = place.arena + entry.argument.load(Relaxed) as usize;
-            // SAFETY: the page was moved to the staging area, and the pager names a place in the arena.
-            unsafe { memory::copy(target, staging.page(index), PAGE_BYTES) };
+        if is_moved || doubts.contain(index, entry) {
+            range = Some((range.map_or(index, |(first, _)| first), index));
         }
-        range = Some((range.map_or(index, |(first, _)| first), index));
     }
-    match range {
-        Some((first, last)) => staging.drop_pages(first, last),
-        None => Ok(()),
+    let Some((first, last)) = range else { return Ok(()) };
+    staging.unregister()?;
+    // Now whoever reads a page that is not there gets zeroes, and nobody is asked.
+    for (index, entry) in entries.iter().enumerate().filter(|(index, entry)| doubts.contain(*index, entry)) {
+        // SAFETY: the page is in the staging area.
+        if unsafe { memory::is_written(staging.page(index), PAGE_BYTES) } {
+            copy(place, staging, index, entry);
+            entry.result.store(outcome::DONE, Relaxed);
+        }
+    }
+    staging.drop_pages(first, last)?;
+    staging.register()
+}
+
+/// Copies page `index`, which was moved, if a copy is wanted.
+fn copy(place: Place, staging: &Staging, index: usize, entry: &Entry) {
+    if operation(entry) == Some(Operation::EvictCopy) {
+        let target = place.arena + entry.argument.load(Relaxed) as usize;
+        // SAFETY: the page is in the staging area, and the pager names a place in the arena.
+        unsafe { memory::copy(target, staging.page(index), PAGE_BYTES) };
     }
 }
 

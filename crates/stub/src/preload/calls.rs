@@ -18,6 +18,8 @@ pub(crate) const AGAIN: i32 = -11;
 pub(crate) const NO_ACCESS: i32 = -13;
 /// `-EBUSY`.
 pub(crate) const BUSY: i32 = -16;
+/// `-EEXIST`.
+pub(crate) const EXISTS: i32 = -17;
 /// `-EINVAL`.
 pub(crate) const INVALID: i32 = -22;
 

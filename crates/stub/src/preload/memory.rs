@@ -37,3 +37,14 @@ pub(crate) unsafe fn copy(target: usize, source: usize, length: usize) {
         asm!("rep movsb", inout("rdi") target => _, inout("rsi") source => _, inout("rcx") length => _, options(nostack));
     }
 }
+
+/// Whether any word of `length` bytes is not zero.
+///
+/// # Safety
+///
+/// The range is mapped, and whole words.
+pub(crate) unsafe fn is_written(address: usize, length: usize) -> bool {
+    let (words, count) = (address as *const u64, length / size_of::<u64>());
+    // SAFETY: the caller's promise; nobody else uses memory that this library asks about.
+    (0..count).any(|index| unsafe { words.add(index).read_volatile() } != 0)
+}

@@ -109,8 +109,6 @@ pub mod outcome {
     pub const TRY_LATER: i32 = -11;
     /// `-EBUSY`: pinned, or shared with a forked process.
     pub const BUSY: i32 = -16;
-    /// `-EEXIST`: the staging area was not empty: the agent is broken.
-    pub const STAGING_IN_USE: i32 = -17;
     /// `-EINVAL`: not memory that can be moved: locked, not both readable and writable, or not private and anonymous.
     pub const REFUSED: i32 = -22;
     /// `-ENOSYS`: an operation that this agent does not know.
