@@ -7,8 +7,10 @@
 //!
 //! Linux 6.18 moves pages and does not say so (rule 16): when the program changes a page in the middle of a move (its first write where a page
 //! of zeroes was) the kernel tries again, moves it and maybe neighbours, still has the error of the first try, tries a third time, and finds
-//! its target in use (EEXIST; `move_pages` in its `mm/userfaultfd.c`). A batch begins with an empty staging area, so a page whose place is in
-//! use was moved. Where an early error hides whether it is ([`Doubts`]), its content tells: pages of zeroes need no copy.
+//! its target in use (EEXIST; `move_pages` in its `mm/userfaultfd.c`). So what it says of a page is believed only if it looked at that page's
+//! place ([`Doubts`]); else the place tells: one with anything but zeroes in it holds the page. A page of zeroes may have moved too, and comes
+//! back as what it is, since nobody has anything else for it. (Nobody but the kernel writes there, but a program that locks all its memory fills
+//! it with zeroes.)
 
 use core::cell::Cell;
 use core::sync::atomic::Ordering::Relaxed;
@@ -83,7 +85,7 @@ impl Staging {
         let reserved = calls::map(STAGING_BYTES + 2 * PAGE_BYTES, 0, RESERVED, -1)?;
         let staging = Self { address: reserved + PAGE_BYTES, userfaultfd, protection: Cell::new(READ_WRITE) };
         // A program that locks all its memory has locked this too; locked and other pages do not mix, and are not dropped.
-        let _ = calls::unlock(reserved, STAGING_BYTES + 2 * PAGE_BYTES);
+        let _ = staging.unlock();
         calls::protect(staging.address, STAGING_BYTES, READ_WRITE)?;
         // SAFETY: the area is new and this library's.
         unsafe {
@@ -139,7 +141,18 @@ impl Staging {
     /// Drops the pages from `first` to `last`, while they are not registered.
     fn drop_pages(&self, first: usize, last: usize) -> Result<(), i32> {
         // SAFETY: the area is this library's, and its pages were copied or are not wanted.
-        unsafe { calls::advise(self.page(first), (last + 1 - first) * PAGE_BYTES, DROP) }.map(|_| ())
+        let drop = || unsafe { calls::advise(self.page(first), (last + 1 - first) * PAGE_BYTES, DROP) };
+        drop()
+            .or_else(|error| match error {
+                // The program has locked all its memory meanwhile.
+                INVALID => self.unlock().and_then(|_| drop()),
+                error => Err(error),
+            })
+            .map(|_| ())
+    }
+
+    fn unlock(&self) -> Result<usize, i32> {
+        calls::unlock(self.address - PAGE_BYTES, STAGING_BYTES + 2 * PAGE_BYTES)
     }
 
     /// Unmaps it, without a message about that.
@@ -150,8 +163,8 @@ impl Staging {
     }
 }
 
-/// Among which entries there are some of which the kernel may have moved the page without saying so: it refused to look at them right behind a
-/// page at which it stopped.
+/// Among which entries there are some of which the kernel may have moved the page without saying so: their places are in use, or it refused to
+/// look at those right behind a page at which it stopped.
 struct Doubts {
     first: usize,
     end: usize,
@@ -208,7 +221,8 @@ fn move_all(entries: &[Entry], staging: &Staging) -> Doubts {
                 is_cut = moved < wanted;
             }
             Err(EXISTS) => {
-                entry.result.store(outcome::DONE, Relaxed);
+                entry.result.store(EXISTS, Relaxed);
+                doubts.add(index, index + 1);
                 index += 1;
                 is_cut = true;
             }

@@ -151,3 +151,22 @@ fn zeroes_that_are_written_while_they_leave_keep_what_is_written() {
     }
     scene.end();
 }
+
+#[test]
+fn a_program_that_locks_all_its_memory_keeps_it_and_its_agent() {
+    // The staging area is locked, and filled with zeroes, like all that the program has.
+    let mut scene = Scene::new(true);
+    scene.evict(0..PAGES);
+    assert_eq!(scene.ask("check", "bad"), 0);
+    assert_eq!(scene.ask("lock all", "locked"), 0);
+    let pages = scene.pages(0..PAGES);
+    for _ in 0..2 {
+        let results = scene.paged.evict(&scene.pager.arena, &pages);
+        assert!(results.iter().all(|result| *result != outcome::DONE), "{results:?}");
+        assert_eq!(scene.ask("check", "bad"), 0);
+    }
+    assert_eq!(scene.ask("unlock all", "unlocked"), 0);
+    scene.evict(0..PAGES);
+    assert_eq!(scene.ask("check", "bad"), 0);
+    scene.end();
+}

@@ -1,7 +1,7 @@
 // A program to be paged: fills memory with words that say where they belong, and does what it is told on standard input.
 //
 // Usage: program PAGES [huge]. Says "memory ADDRESS" first. Commands: check, change, fork, try fork, spin, threads,
-// descriptor, drop, lock, execute, newuser, leave, churn, calm, exec, exit.
+// descriptor, drop, lock, lock all, unlock all, execute, newuser, leave, churn, calm, exec, exit.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -161,6 +161,10 @@ int main(int count, char **arguments) {
         } else if (!strcmp(line, "lock\n")) {
             // The second page.
             printf("locked %d\n", mlock((char *)memory + 4096, 4096));
+        } else if (!strcmp(line, "lock all\n")) {
+            printf("locked %d\n", mlockall(MCL_CURRENT));
+        } else if (!strcmp(line, "unlock all\n")) {
+            printf("unlocked %d\n", munlockall());
         } else if (!strcmp(line, "execute\n")) {
             // The second third of the pages, as those of a translator.
             size_t third = words / PAGE_WORDS / 3 * 4096;
