@@ -8,7 +8,7 @@
 //! Linux 6.18 moves pages and does not say so (rule 16): when the program changes a page in the middle of a move (its first write where a page
 //! of zeroes was) the kernel tries again, moves it and maybe neighbours, still has the error of the first try, tries a third time, and finds
 //! its target in use (EEXIST; `move_pages` in its `mm/userfaultfd.c`). So what it says of a page is believed only if it looked at that page's
-//! place ([`Doubts`]); else the place tells: one with anything but zeroes in it holds the page. A page of zeroes may have moved too, and comes
+//! place ([`is_in_doubt`]); else the place tells: one with anything but zeroes in it holds the page. A page of zeroes may have moved too, and comes
 //! back as what it is, since nobody has anything else for it. (Nobody but the kernel writes there, but a program that locks all its memory fills
 //! it with zeroes.)
 
@@ -163,35 +163,13 @@ impl Staging {
     }
 }
 
-/// Among which entries there are some of which the kernel may have moved the page without saying so: their places are in use, or it refused to
-/// look at those right behind a page at which it stopped.
-struct Doubts {
-    first: usize,
-    end: usize,
-}
-
-impl Doubts {
-    const NONE: Self = Self { first: usize::MAX, end: 0 };
-
-    fn add(&mut self, first: usize, end: usize) {
-        *self = Self { first: self.first.min(first), end: self.end.max(end) };
-    }
-
-    /// Whether this one is about `entry`, whose number is `index`.
-    fn contain(&self, index: usize, entry: &Entry) -> bool {
-        // It looks at a page's place before it says any of these.
-        let is_known = matches!(entry.result.load(Relaxed), outcome::DONE | outcome::ABSENT | outcome::BUSY);
-        (self.first..self.end).contains(&index) && is_eviction(entry) && !is_known
-    }
-}
-
 /// Carries out `batch` up to its last phase. Whether it says to end, and with what status.
 pub(crate) fn run(place: Place, batch: &Batch, staging: &Staging) -> Result<Option<u8>, i32> {
     let count = (batch.count.load(Relaxed) as usize).min(BATCH_ENTRIES_MAX);
     let entries = batch.entries.get(..count).unwrap_or_default();
-    let doubts = move_all(entries, staging);
+    let doubted_from = move_all(entries, staging);
     set_phase(place, &batch.phase, Phase::Moved);
-    copy_and_drop(place, entries, staging, &doubts)?;
+    copy_and_drop(place, entries, staging, doubted_from)?;
     Ok(others(entries))
 }
 
@@ -203,11 +181,17 @@ fn is_eviction(entry: &Entry) -> bool {
     matches!(operation(entry), Some(Operation::EvictCopy | Operation::EvictDrop))
 }
 
-/// Moves all pages, neighbours together, until the kernel says that mappings change. What is not known then.
-fn move_all(entries: &[Entry], staging: &Staging) -> Doubts {
-    let (mut index, mut doubts) = (0, Doubts::NONE);
-    // The kernel stopped at this page, of which it may have said less than it did.
-    let mut is_cut = false;
+/// Whether the kernel may have moved the page without saying so, if it stopped at this one or before: it looks at a page's place before it says
+/// anything else.
+fn is_in_doubt(entry: &Entry) -> bool {
+    let is_known = matches!(entry.result.load(Relaxed), outcome::DONE | outcome::ABSENT | outcome::BUSY);
+    is_eviction(entry) && !is_known
+}
+
+/// Moves all pages, neighbours together, until the kernel says that mappings change. Returns where the kernel first stopped at a page, from where on it
+/// may have done more than it said.
+fn move_all(entries: &[Entry], staging: &Staging) -> usize {
+    let (mut index, mut doubted_from) = (0, entries.len());
     while let Some(entry) = entries.get(index) {
         if !is_eviction(entry) {
             index += 1;
@@ -218,32 +202,24 @@ fn move_all(entries: &[Entry], staging: &Staging) -> Doubts {
             Ok(moved) => {
                 set_results(entries, index, index + moved, outcome::DONE);
                 index += moved;
-                is_cut = moved < wanted;
-            }
-            Err(EXISTS) => {
-                entry.result.store(EXISTS, Relaxed);
-                doubts.add(index, index + 1);
-                index += 1;
-                is_cut = true;
+                if moved < wanted {
+                    doubted_from = doubted_from.min(index);
+                }
             }
             Err(AGAIN) => {
                 set_results(entries, index, entries.len(), outcome::TRY_LATER);
-                if is_cut {
-                    doubts.add(index, entries.len());
-                }
                 break;
             }
             Err(error) => {
                 entry.result.store(error, Relaxed);
-                is_cut &= !matches!(error, outcome::ABSENT | outcome::BUSY);
-                if is_cut {
-                    doubts.add(index, index + 1);
+                if error == EXISTS {
+                    doubted_from = doubted_from.min(index);
                 }
                 index += 1;
             }
         }
     }
-    doubts
+    doubted_from
 }
 
 /// Moves the first of `pages` neighbours, or more of them. The kernel refuses a run that spans two mappings as a whole, and one of
@@ -281,21 +257,21 @@ fn set_results(entries: &[Entry], first: usize, end: usize, result: i32) {
 }
 
 /// Copies moved pages to where they are wanted, and drops them all.
-fn copy_and_drop(place: Place, entries: &[Entry], staging: &Staging, doubts: &Doubts) -> Result<(), i32> {
+fn copy_and_drop(place: Place, entries: &[Entry], staging: &Staging, doubted_from: usize) -> Result<(), i32> {
     let mut range = None;
     for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| is_eviction(entry)) {
         let is_moved = entry.result.load(Relaxed) == outcome::DONE;
         if is_moved {
             copy(place, staging, index, entry);
         }
-        if is_moved || doubts.contain(index, entry) {
+        if is_moved || (index >= doubted_from && is_in_doubt(entry)) {
             range = Some((range.map_or(index, |(first, _)| first), index));
         }
     }
     let Some((first, last)) = range else { return Ok(()) };
     staging.unregister()?;
     // Now whoever reads a page that is not there gets zeroes, and nobody is asked.
-    for (index, entry) in entries.iter().enumerate().filter(|(index, entry)| doubts.contain(*index, entry)) {
+    for (index, entry) in entries.iter().enumerate().skip(doubted_from).filter(|(_, entry)| is_in_doubt(entry)) {
         // SAFETY: the page is in the staging area.
         if unsafe { memory::is_written(staging.page(index), PAGE_BYTES) } {
             copy(place, staging, index, entry);
