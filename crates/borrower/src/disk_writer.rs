@@ -218,9 +218,14 @@ fn ended(
 ) {
     counters.count(pages.len(), result);
     let now = Instant::now();
-    for page in pages {
-        if disk.backlog.complete(&volume.bits, *page, result.is_ok(), now) {
-            volume.disk_write_failed(page.page, || std::thread::sleep(Duration::from_micros(50)));
+    if result.is_ok() {
+        let unsaved = disk.backlog.complete(&volume.bits, pages, true, now);
+        assert!(!unsaved, "what the disk has is saved");
+        return;
+    }
+    for page in pages.chunks(1) {
+        if disk.backlog.complete(&volume.bits, page, false, now) {
+            volume.disk_write_failed(page[0].page, || std::thread::sleep(Duration::from_micros(50)));
         }
     }
 }

@@ -77,7 +77,7 @@ impl One {
         let mut batch = Vec::with_capacity(4);
         backlog.take(AT_ONCE, &mut batch);
         assert_eq!(batch.len(), 1);
-        assert!(backlog.complete(&self.volume.bits, batch[0], false, Instant::now()), "nothing else has the page");
+        assert!(backlog.complete(&self.volume.bits, &batch, false, Instant::now()), "nothing else has the page");
     }
 
     fn submit(&mut self, slot: usize, operation: BlockOperation, page: u64) {

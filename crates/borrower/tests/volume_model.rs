@@ -156,7 +156,7 @@ impl World {
                 model::write_out(&volume, copy, &mut disk, &taken);
                 !disk.failing
             };
-            if copy.backlog.complete(&volume.bits, taken, written, Instant::now()) {
+            if copy.backlog.complete(&volume.bits, &[taken], written, Instant::now()) {
                 let (engines, answers) = (&mut self.engines, &mut self.answers);
                 volume.disk_write_failed(taken.page, || poll_all(engines, answers));
             }

@@ -14,8 +14,9 @@ use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
 use super::active::{Active, Context, Stage, Step};
 use super::lanes::{Piece, Target};
 use crate::block::BlockError;
-use crate::limits::{COPIES_MAX, MAPPING_WAIT};
+use crate::limits::{COPIES_MAX, MAPPING_WAIT, REQUEST_PAGES_MAX};
 use crate::manager::heat::MappingPolicy;
+use crate::volume::backlog::BacklogSlot;
 use crate::volume::page_bits::Bit;
 use crate::volume::{DiskCopy, Volume};
 
@@ -70,16 +71,16 @@ fn give_up(active: &mut Active, volume: &Volume) -> Step {
 fn to_backlog(active: &mut Active, context: &Context<'_>, disk: &DiskCopy) -> bool {
     let (first, count) = (active.segment.first, active.segment.count);
     let source = active.buffer(context.pool, first, count).offset_bytes as usize;
-    // The slots come in page order; the copy happens under the backlog's lock, which the disk thread takes once a batch.
-    let placed = disk.backlog.reserve(&context.volume.bits, (first, count), &mut active.ticket, |page, slot| {
-        let offset = source + (page - first) as usize * PAGE_SIZE_BYTES;
-        let target = disk.pool.slot(slot.0 as usize).offset_bytes as usize;
-        disk.pool.memory().copy_from(target, context.pool.memory(), offset, PAGE_SIZE_BYTES);
-    });
-    if placed {
-        disk.backlog.publish(first, count, context.now);
+    let slots = &mut [BacklogSlot(0); REQUEST_PAGES_MAX][..count as usize];
+    if !disk.backlog.reserve(slots, &mut active.ticket) {
+        return false;
     }
-    placed
+    for (index, slot) in slots.iter().enumerate() {
+        let target = disk.pool.slot(slot.0 as usize).offset_bytes as usize;
+        disk.pool.memory().copy_from(target, context.pool.memory(), source + index * PAGE_SIZE_BYTES, PAGE_SIZE_BYTES);
+    }
+    disk.backlog.publish(&context.volume.bits, first, slots, context.now);
+    true
 }
 
 /// Posts what can be posted, and concludes when nothing is in flight any more.

@@ -12,6 +12,7 @@ use crate::frontend::FrontEndIdentity;
 use crate::frontend::choice::FrontEndChoice;
 use crate::frontend::nbd_identity::NbdIdentity;
 use crate::state::records::DonorRecord;
+use crate::volume::backlog::{BacklogSlot, TakePolicy};
 use crate::volume::page_bits::Bit;
 use crate::volume::slab_entry::{DonorSlot, Location};
 use crate::wakefulness::KeepAwake;
@@ -85,11 +86,10 @@ fn contents_on_their_way_to_the_disk_are_there_too() {
     let state = begin(&config);
     let volume = state.volume(config.redundancy).unwrap();
     let disk = volume.disk.as_ref().unwrap();
-    let placed = disk.backlog.reserve(&volume.bits, (70, 1), &mut None, |_, slot| {
-        let offset = disk.pool.slot(slot.0 as usize).offset_bytes as usize;
-        disk.pool.memory().write(offset, b"content");
-    });
-    assert!(placed);
+    let mut slots = [BacklogSlot(0)];
+    assert!(disk.backlog.reserve(&mut slots, &mut None));
+    disk.pool.memory().write(disk.pool.slot(slots[0].0 as usize).offset_bytes as usize, b"content");
+    disk.backlog.publish(&volume.bits, 70, &slots, std::time::Instant::now());
     let memory = kept(&state);
     drop((volume, state));
     let volume = DeviceState::open(memory, &config).unwrap().volume(config.redundancy).unwrap();
@@ -97,7 +97,7 @@ fn contents_on_their_way_to_the_disk_are_there_too() {
     let disk = volume.disk.as_ref().unwrap();
     let mut batch = Vec::with_capacity(4);
     disk.backlog.hurry();
-    let policy = crate::volume::backlog::TakePolicy { eager_pages: 1, delay: Duration::ZERO, patience: Duration::ZERO };
+    let policy = TakePolicy { eager_pages: 1, delay: Duration::ZERO, patience: Duration::ZERO };
     assert!(disk.backlog.take(policy, &mut batch));
     let mut found = [0; 7];
     disk.pool.memory().read(disk.pool.slot(batch[0].slot.0 as usize).offset_bytes as usize, &mut found);

@@ -5,17 +5,22 @@
 //! until the bound, and at the disk's speed beyond it. A page that is written again while it waits takes no second slot, so
 //! the disk sees only the last content. Who waits for room gets it in the order of arrival ([`admission`](super::admission)).
 //!
-//! Life of a slot: `Free` -> `Filling` (a writer copies the page in) -> `Queued` -> `InFlight` -> `Free`. A page written again
-//! while its old content is in flight gets a slot that is `Held` until the old write ended, because two writes of one page
-//! must not overtake each other; the old one is marked superseded and says nothing about the page when it ends. A page
-//! written again while it is `Queued` or `Held` takes a new slot too, and then frees the old one: a process that dies while it
-//! copies must not have spoilt the content that was there.
+//! Life of a slot: `Free` -> `Filling` (a writer copies the page in, without the lock) -> `Queued` -> `InFlight` -> `Free`. A
+//! page written again while its old content is in flight gets a slot that is `Held` until the old write ended, because two
+//! writes of one page must not overtake each other; the old one is marked superseded and says nothing about the page when it
+//! ends. A page written again while it is `Queued` or `Held` takes a new slot too, and frees the old one when its content is
+//! in place: a process that dies while it copies must not have spoilt the content that was there.
+//!
+//! Writers and the disk thread meet at the lock for each request, so it is held for the lists alone: with the copies under it,
+//! and taken for each page that was written, the disk thread slept at it for a third of its time, and sustained writes ran at
+//! half the speed (`docs/measurements.md`, "Sustained writes").
 //!
 //! Page bits: `Pending` is set and `Disk` cleared when a page enters; the end of its last write clears `Pending` and sets
 //! `Disk`, or, when the write failed and nothing else is left, `Lost`. The lock orders this against writers and discards.
 //!
 //! Contents and their [`Journal`] outlive the process; [`Backlog::recover`] makes the rest anew from them.
 
+use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -80,6 +85,8 @@ struct Inner {
     tail: u32,
     queued: usize,
     oldest_since: Option<Instant>,
+    /// The disk thread waits for so many queued pages, or for the oldest to have waited long enough.
+    awaited: Option<usize>,
     closed: bool,
 }
 
@@ -123,6 +130,7 @@ impl Backlog {
             tail: NONE,
             queued: 0,
             oldest_since: None,
+            awaited: None,
             closed: false,
         };
         Self { inner: Mutex::new(inner), more: Condvar::new(), capacity }
@@ -138,32 +146,20 @@ impl Backlog {
         self.capacity - self.lock().free.len()
     }
 
-    /// Takes slots for pages `[first, first + count)`, whose owner the caller is, for all of them or for none. `placed` is
-    /// told each page's slot, in order, and copies the content there; the caller then [publishes](Backlog::publish) them.
-    /// Without room the caller gets a ticket, tries again with it, and does not lose its turn meanwhile.
-    pub fn reserve(
-        &self,
-        bits: &PageBits,
-        (first, count): (u64, u64),
-        ticket: &mut Option<Ticket>,
-        mut placed: impl FnMut(u64, BacklogSlot),
-    ) -> bool {
+    /// Fills `slots` with places for as many pages, or with none. The caller copies its pages there and then
+    /// [publishes](Backlog::publish) them. Without room the caller gets a ticket, tries again with it, and does not lose its
+    /// turn meanwhile.
+    pub fn reserve(&self, slots: &mut [BacklogSlot], ticket: &mut Option<Ticket>) -> bool {
         let mut inner = self.lock();
         let free = inner.free.len();
-        if !inner.admission.admit(count as usize, free, ticket) {
+        if !inner.admission.admit(slots.len(), free, ticket) {
             return false;
         }
-        for page in first..first + count {
-            let Reserved { slot, replaced } = inner.reserve(page);
-            placed(page, BacklogSlot(slot));
-            inner.journal.record(slot, page);
-            if let Some(old) = replaced {
-                inner.release(old);
-            }
+        for slot in slots {
+            let free = inner.free.pop().expect("enough slots are free");
+            inner.slots[free as usize].state = State::Filling;
+            *slot = BacklogSlot(free);
         }
-        // In this order a reader, or a process that comes after this one, finds one of them.
-        bits.set(Bit::Pending, first, count);
-        bits.clear(Bit::Disk, first, count);
         true
     }
 
@@ -172,15 +168,24 @@ impl Backlog {
         self.lock().admission.leave(ticket);
     }
 
-    /// Hands the reserved slots of `[first, first + count)` to the disk thread; their content is in place.
-    pub fn publish(&self, first: u64, count: u64, now: Instant) {
+    /// Hands the pages from `first` on, whose owner the caller is, to the disk thread: the reserved `slots`, in order, hold their
+    /// contents.
+    pub fn publish(&self, bits: &PageBits, first: u64, slots: &[BacklogSlot], now: Instant) {
+        let count = slots.len() as u64;
         let mut inner = self.lock();
-        for page in first..first + count {
-            inner.publish(page);
+        for (page, slot) in (first..).zip(slots) {
+            inner.publish(page, slot.0);
         }
+        // In this order a reader, or a process that comes after this one, finds one of them.
+        bits.set(Bit::Pending, first, count);
+        bits.clear(Bit::Disk, first, count);
+        let is_first = inner.oldest_since.is_none();
         inner.oldest_since.get_or_insert(now);
+        let awaited = inner.awaited.is_some_and(|pages| is_first || inner.queued >= pages);
         drop(inner);
-        self.more.notify_one();
+        if awaited {
+            self.more.notify_one();
+        }
     }
 
     /// Drops pages `[first, first + count)`, whose owner the caller is: they are discarded.
@@ -242,7 +247,9 @@ impl Backlog {
                 return true;
             }
             let until = due.map_or(give_up, |due| due.min(give_up));
+            inner.awaited = Some(policy.eager_pages);
             (inner, _) = self.more.wait_timeout(inner, until - now).unwrap_or_else(PoisonError::into_inner);
+            inner.awaited = None;
         }
         while batch.len() < batch.capacity() && inner.head != NONE {
             let slot = inner.head;
@@ -260,35 +267,26 @@ impl Backlog {
         !finished
     }
 
-    /// The write of a taken page ended. True when it failed and this was the page's newest content: then the caller must find
-    /// out whether another copy is left.
+    /// The write of taken pages, neighbours in their order, ended. True when it failed and was the newest content of one of them:
+    /// then the caller must find out whether another copy is left. Of a failed write it is told page by page.
     #[must_use]
-    pub fn complete(&self, bits: &PageBits, taken: BacklogPage, written: bool, now: Instant) -> bool {
+    pub fn complete(&self, bits: &PageBits, taken: &[BacklogPage], written: bool, now: Instant) -> bool {
         let mut inner = self.lock();
-        let slot = taken.slot.0;
-        let Slot { page, state, successor, .. } = inner.slots[slot as usize];
-        let State::InFlight { superseded } = state else { unreachable!("only a taken page's write can end") };
-        assert!(page == taken.page, "a slot holds one page until its write ended");
-        if successor != NONE {
-            inner.slots[successor as usize].predecessor = NONE;
-            if inner.slots[successor as usize].state == State::Held {
-                inner.link(successor);
-                inner.oldest_since.get_or_insert(now);
-                self.more.notify_one();
-            }
-        } else {
-            let newest = inner.by_page.remove(page);
-            assert!(newest == Some(slot), "the newest content of a page is in the table");
-        }
-        if !superseded {
-            // A failed one stays pending until its owner has said whether it is lost: see `settle_failure`.
-            if written {
-                bits.set(Bit::Disk, page, 1);
-                bits.clear(Bit::Pending, page, 1);
+        let mut newest = 0..0;
+        for taken in taken {
+            if inner.complete(*taken, now) {
+                if taken.page != newest.end {
+                    on_disk(bits, newest, written);
+                    newest = taken.page..taken.page;
+                }
+                newest.end += 1;
             }
         }
-        inner.release(slot);
-        !superseded && !written
+        let is_newest = !newest.is_empty();
+        on_disk(bits, newest, written);
+        // Only now: a process that comes after this one finds the page's content here, or on the disk.
+        taken.iter().for_each(|taken| inner.release(taken.slot.0));
+        is_newest && !written
     }
 
     /// The write of `page`, whose owner the caller is, failed: lost, unless a donor has it, it was discarded or written again.
@@ -327,50 +325,61 @@ impl Backlog {
     }
 }
 
-/// A slot for a page's new content, and the one to free once that is recorded.
-struct Reserved {
-    slot: u32,
-    replaced: Option<u32>,
+/// Says of `pages` that the disk has them. Those that could not be written stay pending until their owner has said whether they
+/// are lost: see [`Backlog::settle_failure`].
+fn on_disk(bits: &PageBits, pages: Range<u64>, written: bool) {
+    let count = pages.end - pages.start;
+    if written && count > 0 {
+        bits.set(Bit::Disk, pages.start, count);
+        bits.clear(Bit::Pending, pages.start, count);
+    }
 }
 
 impl Inner {
-    fn reserve(&mut self, page: u64) -> Reserved {
-        let slot = self.free.pop().expect("the caller checked that enough slots are free");
+    /// From now on `slot`, whose content is in place, is the newest content of `page`.
+    fn publish(&mut self, page: u64, slot: u32) {
+        assert!(self.slots[slot as usize].state == State::Filling, "a published slot was reserved");
         self.slots[slot as usize] = Slot::new(page, State::Filling);
-        let Some(old) = self.by_page.insert(page, slot) else { return Reserved { slot, replaced: None } };
+        self.journal.record(slot, page);
+        let Some(old) = self.by_page.insert(page, slot) else { return self.link(slot) };
         match self.slots[old as usize].state {
             State::Queued => {
                 self.unlink(old);
-                Reserved { slot, replaced: Some(old) }
+                self.link(slot);
+                self.release(old);
             }
             State::Held => {
                 self.follow(slot, self.slots[old as usize].predecessor);
-                Reserved { slot, replaced: Some(old) }
+                self.release(old);
             }
-            State::InFlight { .. } => {
-                self.follow(slot, old);
-                Reserved { slot, replaced: None }
-            }
+            State::InFlight { .. } => self.follow(slot, old),
             State::Free | State::Filling => unreachable!("a page in the table is queued, held or in flight"),
         }
     }
 
+    /// The write of `taken` ended, and its slot is to be released. True when it was the newest content of its page.
+    fn complete(&mut self, taken: BacklogPage, now: Instant) -> bool {
+        let slot = taken.slot.0;
+        let Slot { page, state, successor, .. } = self.slots[slot as usize];
+        let State::InFlight { superseded } = state else { unreachable!("only a taken page's write can end") };
+        assert!(page == taken.page, "a slot holds one page until its write ended");
+        if successor == NONE {
+            let newest = self.by_page.remove(page);
+            assert!(newest == Some(slot), "the newest content of a page is in the table");
+        } else {
+            self.slots[successor as usize].predecessor = NONE;
+            self.link(successor);
+            self.oldest_since.get_or_insert(now);
+        }
+        !superseded
+    }
+
     /// `slot` waits for the write of `old`, which says nothing about the page any more.
     fn follow(&mut self, slot: u32, old: u32) {
+        self.slots[slot as usize].state = State::Held;
         self.slots[slot as usize].predecessor = old;
         self.slots[old as usize].state = State::InFlight { superseded: true };
         self.slots[old as usize].successor = slot;
-    }
-
-    fn publish(&mut self, page: u64) {
-        let slot = self.by_page.get(page).expect("a published page was reserved");
-        let entry = &mut self.slots[slot as usize];
-        assert!(entry.state == State::Filling, "a published page was being filled");
-        if entry.predecessor == NONE {
-            self.link(slot);
-        } else {
-            entry.state = State::Held;
-        }
     }
 
     /// Drops a page's newest content; a write in flight goes on, means nothing, and still keeps later ones behind itself.

@@ -34,17 +34,15 @@ impl World {
 
     fn write(&mut self, first: u64, count: u64) -> bool {
         self.clock += 1;
-        let (buffers, clock) = (&mut self.buffers, self.clock);
-        let mut ticket = None;
-        if !self.backlog.reserve(&self.bits, (first, count), &mut ticket, |_, slot| {
-            buffers.insert(slot, clock);
-        }) {
+        let (mut ticket, mut slots) = (None, vec![BacklogSlot(0); count as usize]);
+        if !self.backlog.reserve(&mut slots, &mut ticket) {
             self.backlog.give_up(ticket.expect("few writers wait"));
             return false;
         }
-        self.backlog.publish(first, count, Instant::now());
+        self.buffers.extend(slots.iter().map(|slot| (*slot, self.clock)));
+        self.backlog.publish(&self.bits, first, &slots, Instant::now());
         (first..first + count).for_each(|page| {
-            self.model.insert(page, clock);
+            self.model.insert(page, self.clock);
         });
         true
     }
@@ -68,17 +66,24 @@ impl World {
         }
     }
 
-    fn end(&mut self, which: usize, written: bool) {
+    /// The writes of so many pages end together; each by itself when they fail.
+    fn end(&mut self, which: usize, count: usize, written: bool) {
         if self.in_flight.is_empty() {
             return;
         }
-        let (page, content) = self.in_flight.remove(which % self.in_flight.len());
+        let first = which % self.in_flight.len();
+        let last = self.in_flight.len().min(first + count);
+        let mut ended: Vec<_> = self.in_flight.drain(first..last).collect();
+        ended.sort_unstable();
         if written {
-            self.disk.insert(page.page, content);
+            self.disk.extend(ended.iter().map(|(taken, content)| (taken.page, *content)));
         }
-        if self.backlog.complete(&self.bits, page, written, Instant::now()) {
-            // Nothing else holds the content in this world.
-            self.bits.set(Bit::Lost, page.page, 1);
+        let taken: Vec<_> = ended.iter().map(|(taken, _)| *taken).collect();
+        for taken in taken.chunks(if written { count } else { 1 }) {
+            if self.backlog.complete(&self.bits, taken, written, Instant::now()) {
+                // Nothing else holds the content in this world.
+                self.bits.set(Bit::Lost, taken[0].page, 1);
+            }
         }
     }
 
@@ -107,13 +112,13 @@ proptest! {
                 0 | 1 => { world.write(first % 12, count); }
                 2 => world.discard(first % 12, count),
                 3 => world.take(count as usize),
-                _ => world.end(first as usize, flag || count > 2),
+                _ => world.end(first as usize, count as usize, flag || count > 2),
             }
             world.check();
         }
         while world.backlog.length() > 0 {
             world.take(8);
-            world.end(0, true);
+            world.end(0, 1, true);
         }
         world.check();
         for (page, content) in &world.model {
@@ -147,10 +152,10 @@ fn a_write_behind_a_discarded_one_in_flight_waits_for_it() {
     world.write(5, 1);
     world.take(1);
     assert_eq!(world.in_flight.len(), 1, "the new content is held");
-    world.end(0, true);
+    world.end(0, 1, true);
     assert!(!world.bits.any(Bit::Disk, 5, 1), "the old content means nothing");
     world.take(1);
-    world.end(0, true);
+    world.end(0, 1, true);
     assert!(world.bits.any(Bit::Disk, 5, 1));
     world.check();
 }
@@ -160,25 +165,26 @@ fn closing_ends_the_disk_thread_after_the_last_page() {
     let world = World::new(4);
     let policy = TakePolicy { eager_pages: 4, delay: Duration::from_secs(3600), patience: Duration::from_secs(3600) };
     let mut batch = Vec::with_capacity(4);
-    assert!(world.backlog.reserve(&world.bits, (3, 1), &mut None, |_, _| {}));
-    world.backlog.publish(3, 1, Instant::now());
+    let mut slots = [BacklogSlot(0)];
+    assert!(world.backlog.reserve(&mut slots, &mut None));
+    world.backlog.publish(&world.bits, 3, &slots, Instant::now());
     world.backlog.close();
     assert!(world.backlog.take(policy, &mut batch));
     assert_eq!(batch.len(), 1);
-    assert!(!world.backlog.complete(&world.bits, batch[0], true, Instant::now()));
+    assert!(!world.backlog.complete(&world.bits, &batch, true, Instant::now()));
     assert!(!world.backlog.take(policy, &mut batch));
 }
 
 #[test]
 fn a_page_that_its_writer_never_finished_does_not_keep_the_disk_thread() {
     let mut world = World::new(4);
-    assert!(world.backlog.reserve(&world.bits, (3, 1), &mut None, |_, _| {}));
+    assert!(world.backlog.reserve(&mut [BacklogSlot(0)], &mut None));
     assert!(world.write(0, 1));
     world.backlog.close();
     let policy = TakePolicy { eager_pages: 4, delay: Duration::ZERO, patience: Duration::ZERO };
     let mut batch = Vec::with_capacity(4);
     assert!(world.backlog.take(policy, &mut batch));
     assert_eq!(batch.len(), 1, "the finished one is written");
-    assert!(!world.backlog.complete(&world.bits, batch[0], true, Instant::now()));
+    assert!(!world.backlog.complete(&world.bits, &batch, true, Instant::now()));
     assert!(!world.backlog.take(policy, &mut batch), "and the other is not waited for");
 }

@@ -236,7 +236,7 @@ impl World {
                 self.poll();
             }
             model::write_out(&volume, copy, &mut self.disk.lock().unwrap(), &taken);
-            assert!(!copy.backlog.complete(&volume.bits, taken, true, Instant::now()));
+            assert!(!copy.backlog.complete(&volume.bits, &[taken], true, Instant::now()));
         }
     }
 
