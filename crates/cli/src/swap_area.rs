@@ -71,15 +71,16 @@ pub(crate) fn on(path: &Path, priority: i32) -> Result<(), SwapError> {
     spillway_sys::swap::on(path, priority, SwapDiscard::Pages).map_err(|source| error("swapon", source))
 }
 
-/// Whether everything that was paged out to `path` fits into memory.
-pub(crate) fn check_room(path: &Path) -> Result<(), SwapError> {
+/// Whether everything that was paged out to `path` fits into memory, of which so much will be free again when the area is off.
+pub(crate) fn check_room(path: &Path, kept_back_bytes: u64) -> Result<(), SwapError> {
     let error = |source| SwapError::System { action: "looking at", path: path.to_path_buf(), source, advice: "" };
     let used_bytes = swap_list::find(path).map_err(error)?.map_or(0, |area| area.used_bytes);
-    room(path, used_bytes, Memory::read().map_err(error)?)
+    room(path, used_bytes, kept_back_bytes, Memory::read().map_err(error)?)
 }
 
-fn room(path: &Path, used_bytes: u64, memory: Memory) -> Result<(), SwapError> {
+fn room(path: &Path, used_bytes: u64, kept_back_bytes: u64, memory: Memory) -> Result<(), SwapError> {
     let reserve = limits::SWAP_OFF_RESERVE_BYTES.min(memory.total_bytes / limits::SWAP_OFF_RESERVE_DIVISOR);
+    let reserve = reserve.saturating_sub(kept_back_bytes);
     let needed = used_bytes + if used_bytes == 0 { 0 } else { reserve };
     if needed <= memory.available_bytes {
         return Ok(());
@@ -171,9 +172,12 @@ mod tests {
     #[test]
     fn lacking_memory_is_told_in_numbers() {
         let memory = Memory { total_bytes: 4 << 30, available_bytes: 1 << 30 };
-        assert!(room(Path::new("/dev/x"), 0, memory).is_ok());
-        assert!(room(Path::new("/dev/x"), (1 << 30) - limits::SWAP_OFF_RESERVE_BYTES, memory).is_ok());
-        let text = room(Path::new("/dev/x"), 2 << 30, memory).unwrap_err().to_string();
+        let room = |used_bytes, kept_back_bytes| room(Path::new("/dev/x"), used_bytes, kept_back_bytes, memory);
+        assert!(room(0, 0).is_ok());
+        assert!(room((1 << 30) - limits::SWAP_OFF_RESERVE_BYTES, 0).is_ok());
+        assert!(room((1 << 30) - 1, 0).is_err());
+        assert!(room(1 << 30, limits::SWAP_OFF_RESERVE_BYTES).is_ok(), "as much is kept back already");
+        let text = room(2 << 30, 0).unwrap_err().to_string();
         assert!(text.contains("1.1 GiB of memory are lacking") && text.contains("Nothing was changed"), "{text}");
     }
 
@@ -216,6 +220,6 @@ mod tests {
     #[test]
     fn an_area_that_is_not_on_is_off() {
         off(Path::new("/dev/nonexistent-swap"), false).unwrap();
-        check_room(Path::new("/dev/nonexistent-swap")).unwrap();
+        check_room(Path::new("/dev/nonexistent-swap"), 0).unwrap();
     }
 }

@@ -8,6 +8,7 @@ use crate::device::revival::revive;
 use crate::device::serve::DeviceRecord;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
+use crate::machine::reserve::Reserve;
 use crate::machine::swap_list;
 use crate::registry::{Found, Kind, Registry};
 use crate::run::take_down::stop_device_process;
@@ -67,7 +68,7 @@ fn off(arguments: &NameArguments) -> Result<(), Failure> {
 fn bring_back(found: &Found, interruption: &Interruption) -> Result<(), Failure> {
     let record = DeviceRecord::read(&found.path).and_then(|record| record.path);
     let path = record.ok_or_else(|| Failure::Failed(format!("the {} does not say where it is", found.title())))?;
-    swap_area::check_room(&path).map_err(Failure::failed)?;
+    swap_area::check_room(&path, Reserve::kept_back_bytes(&found.path)).map_err(Failure::failed)?;
     match swap_area::off(&path, true) {
         Ok(()) => Ok(()),
         Err(error) if error.is_interrupted() => {
