@@ -118,6 +118,8 @@ fn assert_exact(guest: &Guest, who: Who, options: &str, program: &str) {
 
 /// The pager is killed while a program of its user works.
 fn assert_a_killed_pager_takes_its_program_along(guest: &Guest, who: Who) {
+    // Another user's, of a run before this one, he could not write to.
+    guest.said("rm -f /run/place/pid /run/place/errors");
     let run = "exec spillway run --via pager --local 16M --lend 64M --slab-size 4M -- verifier 24 3600 7";
     let job = guest.start(&who.script(&format!("sh -c 'echo $$ >/run/place/pid; {run} 2>/run/place/errors'")));
     wait_until("pages to be lent", || {
