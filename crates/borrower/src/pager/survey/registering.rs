@@ -70,6 +70,9 @@ impl Survey {
                 table.space.registered.insert(range.clone());
                 table.space.surveyed.insert(range.clone());
                 is_probed = true;
+                // What was touched before it was registered raised no fault, and may be where there was nothing yet.
+                start = range.start;
+                continue;
             }
             let books = &mut self.shared.books();
             for region in regions {
