@@ -89,7 +89,7 @@ pub const ALERT_BYTES_MAX: u64 = 64 << 20;
 
 /// How long borrowing a thread of a program for starting its agent may take, before another one is tried.
 pub const AGENT_START_DEADLINE: Duration = Duration::from_millis(100);
-/// How long to wait before trying again when no thread could be borrowed: all were in system calls.
+/// How long to wait before trying again when no thread could be borrowed: all were in system calls that a stop would end.
 pub const AGENT_START_PAUSE: Duration = Duration::from_millis(5);
 /// Threads of a program that are tried at one look.
 pub const AGENT_THREADS_TRIED_MAX: usize = 16;

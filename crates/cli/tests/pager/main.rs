@@ -51,3 +51,4 @@ mod threads;
 mod users_forks;
 mod users_programs;
 mod violence;
+mod waiting;

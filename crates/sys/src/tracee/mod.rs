@@ -1,21 +1,25 @@
 //! One call of a function inside another process, on a thread that is borrowed for a moment (ptrace(2)).
 //!
-//! The thread must be in user code: a thread stopped in a system call could see it fail with `EINTR`. Its registers, its
-//! floating-point state and its signal mask are put back as they were; meanwhile it takes no signals. The function runs on a
-//! stack that the caller gives, never returns, says by a word in shared memory that it is done, and then loops until the
-//! thread is stopped again: no breakpoint is used, because its signal can change how the program handles `SIGTRAP`.
+//! The thread is in user code, or waits in a system call that begins anew when it is interrupted (`waiting`): any other could
+//! be seen to fail with `EINTR`. Its registers, its floating-point state and its signal mask are put back as they were;
+//! meanwhile it takes no signals. The function runs on a stack that the caller gives, never returns, says by a word in shared
+//! memory that it is done, and then loops until the thread is stopped again: no breakpoint is used, because its signal can
+//! change how the program handles `SIGTRAP`.
 //!
 //! Stops are looked for and not waited for with wait(2), which could take an end away from whoever waits for the program. A
 //! thread of this process that waits for *any* child may be told of a stopped one; it shall ignore that.
 
 mod request;
 mod stop;
+mod waiting;
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use request::Registers;
 use stop::Stop;
+
+use crate::whereabouts::Whereabouts;
 
 /// How long a stop or the function may take on a busy machine, between two looks.
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);
@@ -39,7 +43,7 @@ pub struct Call {
 /// Why nothing was called.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The thread is in a system call, in a restartable sequence, stopped, or not of 64 bits; try another, or later.
+    /// The thread is in a system call that would fail, in a restartable sequence, stopped, or not of 64 bits; try another, or later.
     #[error("the thread cannot be borrowed now ({0}); try another one, or later")]
     Unsuitable(&'static str),
     /// The thread ended.
@@ -96,24 +100,28 @@ fn borrow_and_call(
     is_finished: &mut dyn FnMut() -> bool,
     deadline: Instant,
 ) -> Result<(), TraceError> {
-    let stop::Thread { process, thread } = target;
-    if !target.is_in_user_code()? {
+    let before = Whereabouts::of_thread(target.process, target.thread)?;
+    if !waiting::may_be_borrowed(target.process, target.thread, before) {
         return Err(TraceError::Unsuitable("it is in a system call"));
     }
-    request::seize(thread)?;
-    let borrowed = Borrowed { thread: target };
+    request::seize(target.thread)?;
+    let mut borrowed = Borrowed { thread: target, before, saved: None, is_to_stop: false };
     borrowed.stop(deadline)?;
-    let saved = Saved::take(process, thread)?;
-    request::set_signal_mask(thread, u64::MAX)?;
-    let outcome = borrowed.run(&saved.registers.for_call(call), is_finished, Instant::now() + call.patience);
+    borrowed.save()?;
+    let outcome = borrowed.run(call, is_finished, Instant::now() + call.patience);
     borrowed.stop_anyhow()?;
-    saved.restore(thread)?;
     outcome
 }
 
-/// A thread that is traced until this goes.
+/// A thread that is traced until this goes; then it goes on as it was.
 struct Borrowed {
     thread: stop::Thread,
+    /// Where it was before it was stopped.
+    before: Whereabouts,
+    /// What is put back; `None` as long as nothing of it was changed.
+    saved: Option<Saved>,
+    /// Its process was told to stop while the thread could not.
+    is_to_stop: bool,
 }
 
 impl Borrowed {
@@ -125,39 +133,31 @@ impl Borrowed {
                 Some(Stop::Asked) => return Ok(()),
                 Some(Stop::Group) => return Err(TraceError::Unsuitable("it is stopped")),
                 Some(Stop::Signal(signal)) => request::go_on(self.thread.thread, signal)?,
-                None if Instant::now() >= deadline => return Err(TraceError::TimedOut),
+                None if Instant::now() >= deadline => return Err(TraceError::Unsuitable("it gets no CPU")),
                 None => std::thread::sleep(LOOK_INTERVAL),
             }
         }
     }
 
-    /// Stops it after it ran for us. Whatever stops it is good enough: a stop of its process takes effect when the thread is given
-    /// back, and a signal can only be the fault of the function.
-    fn stop_anyhow(&self) -> Result<(), TraceError> {
-        let deadline = Instant::now() + RESTORE_PATIENCE;
-        request::interrupt(self.thread.thread)?;
-        while self.thread.look()?.is_none() {
-            if Instant::now() >= deadline {
-                return Err(TraceError::TimedOut);
-            }
-            std::thread::sleep(LOOK_INTERVAL);
-        }
-        Ok(())
+    /// Notes what it is, and keeps signals from it.
+    fn save(&mut self) -> Result<(), TraceError> {
+        self.saved = Some(Saved::take(self.thread, self.before)?);
+        Ok(request::set_signal_mask(self.thread.thread, u64::MAX)?)
     }
 
-    /// Lets it run with `registers` until the function is done.
-    fn run(
-        &self,
-        registers: &Registers,
-        is_finished: &mut dyn FnMut() -> bool,
-        deadline: Instant,
-    ) -> Result<(), TraceError> {
-        request::set_registers(self.thread.thread, registers)?;
+    /// Lets it run `call` until the function is done.
+    fn run(&mut self, call: &Call, is_finished: &mut dyn FnMut() -> bool, deadline: Instant) -> Result<(), TraceError> {
+        let saved = self.saved.as_ref().expect("what is changed was saved");
+        request::set_registers(self.thread.thread, &saved.registers.for_call(call))?;
         request::go_on(self.thread.thread, 0)?;
         while !is_finished() {
             match self.thread.look()? {
-                // The process was told to stop (job control): that takes effect when the thread is given back.
+                // Its process was told to stop (job control): that takes effect when the thread is given back.
                 Some(Stop::Asked | Stop::Group) => request::go_on(self.thread.thread, 0)?,
+                Some(Stop::Signal(libc::SIGSTOP)) => {
+                    self.is_to_stop = true;
+                    request::go_on(self.thread.thread, 0)?;
+                }
                 Some(Stop::Signal(_)) => return Err(TraceError::Unsuitable("the function failed")),
                 None if Instant::now() >= deadline => return Err(TraceError::TimedOut),
                 None => std::thread::sleep(LOOK_INTERVAL),
@@ -165,13 +165,60 @@ impl Borrowed {
         }
         Ok(())
     }
+
+    /// Stops it wherever it is. Whatever stops it is good enough.
+    fn stop_anyhow(&self) -> Result<Stop, TraceError> {
+        if let Some(stop) = self.thread.look()? {
+            return Ok(stop);
+        }
+        let deadline = Instant::now() + RESTORE_PATIENCE;
+        request::interrupt(self.thread.thread)?;
+        loop {
+            match self.thread.look()? {
+                Some(stop) => return Ok(stop),
+                None if Instant::now() >= deadline => return Err(TraceError::TimedOut),
+                None => std::thread::sleep(LOOK_INTERVAL),
+            }
+        }
+    }
+
+    /// Puts back what was changed, and lets it go.
+    fn give_back(&mut self) -> Result<(), TraceError> {
+        let stop::Thread { process, thread } = self.thread;
+        // A thread that runs cannot be detached from.
+        let stop = self.stop_anyhow()?;
+        let restored = match &self.saved {
+            Some(saved) => saved.restore(thread),
+            None => Saved::begin_again(thread, self.before),
+        };
+        let signal = match (stop, &self.saved) {
+            (Stop::Signal(libc::SIGSTOP), Some(_)) => {
+                self.is_to_stop = true;
+                0
+            }
+            // The function's fault, if it is one.
+            (Stop::Signal(_), Some(_)) | (Stop::Asked | Stop::Group, _) => 0,
+            (Stop::Signal(signal), None) => signal,
+        };
+        request::detach(thread, signal)?;
+        if self.is_to_stop {
+            // SAFETY: sends a signal; the process is the one that was sent it before.
+            unsafe { libc::kill(process.cast_signed(), libc::SIGSTOP) };
+        }
+        Ok(restored?)
+    }
 }
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        // A thread that runs cannot be detached from, so one that does is stopped first.
-        if !request::detach(self.thread.thread) && self.stop_anyhow().is_ok() {
-            request::detach(self.thread.thread);
+        if let Err(error) = self.give_back()
+            && !self.thread.is_dead()
+        {
+            tracing::warn!(
+                "thread {} of process {} was not given back: {error}",
+                self.thread.thread,
+                self.thread.process
+            );
         }
         self.thread.reap_if_dead();
     }
@@ -185,11 +232,8 @@ struct Saved {
 }
 
 impl Saved {
-    fn take(process: u32, thread: u32) -> Result<Self, TraceError> {
+    fn take(stop::Thread { process, thread }: stop::Thread, before: Whereabouts) -> Result<Self, TraceError> {
         let registers = request::registers(thread)?;
-        if registers.is_in_system_call() {
-            return Err(TraceError::Unsuitable("it is in a system call"));
-        }
         if !registers.is_64_bit() {
             return Err(TraceError::Unsuitable("it runs code of 32 bits"));
         }
@@ -197,13 +241,24 @@ impl Saved {
             return Err(TraceError::Unsuitable("it is in a restartable sequence"));
         }
         let floating_point = request::floating_point(thread)?;
+        let registers = waiting::begins_again(&registers, before).unwrap_or(registers);
         Ok(Self { registers, floating_point, signal_mask: request::signal_mask(thread)? })
     }
 
-    fn restore(&self, thread: u32) -> Result<(), TraceError> {
-        request::set_registers(thread, &self.registers)?;
-        request::set_floating_point(thread, &self.floating_point)?;
-        Ok(request::set_signal_mask(thread, self.signal_mask)?)
+    /// All of it, whatever fails.
+    fn restore(&self, thread: u32) -> io::Result<()> {
+        let results = [
+            request::set_registers(thread, &self.registers),
+            request::set_floating_point(thread, &self.floating_point),
+            request::set_signal_mask(thread, self.signal_mask),
+        ];
+        results.into_iter().collect()
+    }
+
+    /// For a thread that was only stopped.
+    fn begin_again(thread: u32, before: Whereabouts) -> io::Result<()> {
+        let registers = request::registers(thread)?;
+        waiting::begins_again(&registers, before).map_or(Ok(()), |again| request::set_registers(thread, &again))
     }
 }
 

@@ -24,12 +24,32 @@ pub(super) struct Registers(libc::user_regs_struct);
 
 /// The code segment of user code of 64 bits.
 const CODE_SEGMENT_64_BIT: u64 = 0x33;
+/// `ERESTARTNOHAND`, as a result; the kernel's `include/linux/errno.h`.
+const AGAIN_WITHOUT_HANDLER: i64 = -514;
 /// The flags that every call starts with: interrupts on, direction up, no single steps.
 const CLEAN_FLAGS: u64 = 0x202;
 
 impl Registers {
-    pub(super) fn is_in_system_call(&self) -> bool {
-        self.0.orig_rax != u64::MAX
+    /// The system call that the thread is in, or comes from.
+    pub(super) fn system_call(&self) -> Option<i64> {
+        (self.0.orig_rax != u64::MAX).then_some(self.0.orig_rax.cast_signed())
+    }
+
+    /// The result of a system call.
+    pub(super) fn result(&self) -> i64 {
+        self.0.rax.cast_signed()
+    }
+
+    pub(super) fn fourth_argument(&self) -> u64 {
+        self.0.r10
+    }
+
+    /// As they are, but that the system call is made again, unless a handler runs first: then it fails with `EINTR`. The kernel sees
+    /// to that when the thread goes on.
+    pub(super) fn with_call_again(&self) -> Self {
+        let mut registers = self.0;
+        registers.rax = AGAIN_WITHOUT_HANDLER.cast_unsigned();
+        Self(registers)
     }
 
     pub(super) fn is_64_bit(&self) -> bool {
@@ -78,10 +98,10 @@ pub(super) fn go_on(thread: u32, signal: i32) -> io::Result<()> {
     unsafe { request(libc::PTRACE_CONT, thread, 0, signal as usize) }.map(drop)
 }
 
-/// Whether that worked: the thread was stopped.
-pub(super) fn detach(thread: u32) -> bool {
-    // SAFETY: the data is a number (no signal).
-    unsafe { request(libc::PTRACE_DETACH, thread, 0, 0) }.is_ok()
+/// Lets a stopped thread go, with `signal` if it was stopped by one (0: none).
+pub(super) fn detach(thread: u32, signal: i32) -> io::Result<()> {
+    // SAFETY: the data is a number.
+    unsafe { request(libc::PTRACE_DETACH, thread, 0, signal as usize) }.map(drop)
 }
 
 /// The signal and the code that tell why a thread is stopped; `ESRCH` when it is not.

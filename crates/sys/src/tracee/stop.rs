@@ -5,7 +5,6 @@ use std::io;
 
 use super::request;
 use crate::process_stat::ProcessStat;
-use crate::whereabouts::Whereabouts;
 
 /// Why a traced thread is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +25,6 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    /// Whether it runs, or waits for a page that user code touched.
-    pub(super) fn is_in_user_code(self) -> io::Result<bool> {
-        let whereabouts = Whereabouts::of_thread(self.process, self.thread)?;
-        Ok(matches!(whereabouts, Whereabouts::Runs | Whereabouts::WaitsOutside))
-    }
-
     /// Why it is stopped; `None` while it runs. Fails with `ESRCH` when it has ended.
     pub(super) fn look(self) -> io::Result<Option<Stop>> {
         match request::signal_information(self.thread) {
@@ -44,7 +37,11 @@ impl Thread {
 
     /// Whether it has ended, waited for or not.
     pub(super) fn is_dead(self) -> bool {
-        ProcessStat::of_thread(self.process, self.thread).map_or(true, |stat| stat.is_dead())
+        match ProcessStat::of_thread(self.process, self.thread) {
+            Ok(stat) => stat.is_dead(),
+            // Any other error is ours: no descriptor is left, say.
+            Err(error) => error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH),
+        }
     }
 
     /// A traced thread that ended stays until its tracer has taken notice; a child's end, though, belongs to whoever waits

@@ -1,13 +1,17 @@
 //! A forked child is borrowed from: it has this program's functions at the same addresses.
 
+mod waits;
+
 use std::arch::asm;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use super::*;
 use crate::mapping::{Mapping, PAGE_SIZE_BYTES};
 use crate::memfd::Memfd;
-use crate::shared_futex::{long_word, word};
+use crate::process_stat::ProcessStat;
+use crate::shared_futex::{long_word, wake, word};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -16,6 +20,9 @@ const STEPS: usize = 0;
 const CALLED_WITH: usize = 8;
 const BROKEN: usize = 16;
 const SIGNALS: usize = 20;
+const RESULT: usize = 24;
+const AWAITED: usize = 32;
+const DESCRIPTOR: usize = 36;
 const STACK_END: usize = 4 * PAGE_SIZE_BYTES;
 
 /// A child that does nothing but `behaviour`; killed when dropped.
@@ -26,8 +33,14 @@ struct Child {
 
 impl Child {
     fn fork(behaviour: fn(&Mapping)) -> Self {
+        Self::fork_with(|_| {}, behaviour)
+    }
+
+    /// `prepare` is called here, before the child is there.
+    fn fork_with(prepare: impl FnOnce(&Mapping), behaviour: impl Fn(&Mapping)) -> Self {
         let file = Memfd::create("tracee", STACK_END as u64).unwrap();
         let memory = Arc::new(Mapping::shared(&file, STACK_END).unwrap());
+        prepare(&memory);
         // SAFETY: the child touches the shared mapping and makes simple calls, and ends by being killed.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
@@ -50,6 +63,22 @@ impl Child {
             assert!(Instant::now() < deadline, "the child does not run");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Waits until it waits in this system call.
+    fn wait_for_call(&self, number: i64) {
+        let deadline = Instant::now() + PATIENCE;
+        while !matches!(Whereabouts::of_thread(self.pid, self.pid), Ok(Whereabouts::Call(found, _)) if found == number || found == libc::SYS_restart_syscall)
+        {
+            assert!(Instant::now() < deadline, "the child is not in call {number}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// What the call returned that it made as its second step; an error number below zero.
+    fn wait_for_result(&self) -> i64 {
+        self.wait_until(2);
+        long_word(&self.memory, RESULT).load(SeqCst).cast_signed()
     }
 
     fn call(&self, function: extern "C" fn(*const Mapping) -> !, deadline: Instant) -> Result<(), TraceError> {
@@ -143,25 +172,6 @@ fn a_function_that_does_not_finish_is_given_up() {
     assert!(matches!(result, Err(TraceError::TimedOut)), "{result:?}");
     child.wait_for_steps(2);
     assert_eq!(word(&child.memory, BROKEN).load(SeqCst), 0);
-}
-
-#[test]
-fn a_thread_in_a_system_call_is_left_alone() {
-    let child = Child::fork(|memory| {
-        long_word(memory, STEPS).fetch_add(1, SeqCst);
-        // SAFETY: no memory is touched.
-        unsafe { libc::pause() };
-    });
-    child.wait_until(1);
-    let deadline = Instant::now() + PATIENCE;
-    // It may still be on its way into the call.
-    let refused = loop {
-        let result = child.call(mark, deadline);
-        if result.is_err() || Instant::now() > deadline {
-            break result;
-        }
-    };
-    assert!(matches!(refused, Err(TraceError::Unsuitable(_))), "{refused:?}");
 }
 
 #[test]

@@ -100,7 +100,12 @@ impl Survey {
                 _ => continue,
             }
             resident.agent_at = now + AGENT_START_PAUSE;
-            for thread in process.threads().unwrap_or_default().into_iter().take(AGENT_THREADS_TRIED_MAX) {
+            let threads = process.threads().unwrap_or_default();
+            // The others are tried at the next look.
+            let first = resident.threads_tried.checked_rem(threads.len()).unwrap_or(0);
+            resident.threads_tried = first + AGENT_THREADS_TRIED_MAX;
+            let tried = threads.iter().cycle().skip(first).take(threads.len().min(AGENT_THREADS_TRIED_MAX));
+            for thread in tried.copied() {
                 match start_agent(&resident.places, thread, &seat, Instant::now() + AGENT_START_DEADLINE) {
                     Ok(()) => break,
                     Err(TraceError::Unsuitable(_) | TraceError::Gone) => {}

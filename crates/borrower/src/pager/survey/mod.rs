@@ -54,6 +54,8 @@ struct Resident {
     registered_at: Option<Instant>,
     /// When an agent may be started.
     agent_at: Instant,
+    /// Where among its threads the next one is that an agent may be started on.
+    threads_tried: usize,
     /// The user was told that it has much memory that is not paged.
     is_sharing_told: bool,
 }
@@ -70,6 +72,7 @@ impl Resident {
             places,
             registered_at: None,
             agent_at,
+            threads_tried: 0,
             is_sharing_told: false,
         }
     }

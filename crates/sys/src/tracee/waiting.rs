@@ -1,0 +1,214 @@
+//! System calls that a thread may be borrowed from while it waits in them.
+//!
+//! A call that a stop interrupts ends as for a signal (signal(7), "Interruption of system calls and library functions by signal
+//! handlers"). Those below leave one of the kernel's `ERESTART` codes in the result, which the program never sees: when the
+//! thread goes on with the registers that it was stopped with and no handler of the program's ran, the kernel makes the call
+//! again, with what is left of its time (`arch_do_signal_or_restart` in the kernel's `arch/x86/kernel/signal.c`); a debugger
+//! that calls a function in its program relies on the same. Calls that would end with `EINTR`, or with a part of their work, are
+//! not here; of sockets only those that wait for ever are (`sock_intr_errno` in the kernel's `include/net/sock.h`).
+//!
+//! `epoll_wait` is the exception: it ends with `EINTR`, also where no handler runs. Servers wait in it all their life, so it is
+//! borrowed from if it waits for ever, or so shortly that another such wait does no harm, and its result becomes a code that makes the
+//! kernel begin it anew ([`begins_again`]). The same is done of a call of this list whose code the kernel gave up (`select`, when
+//! it could not say how much of its time is left).
+//!
+//! Some calls wait with a signal mask of their own, which nothing can put back; a thread that blocks signals there is left alone.
+//! So is one that waits for a page in the middle of a call: that wait goes on, awake, until the page comes.
+
+use std::fs;
+use std::os::fd::AsRawFd;
+
+use rustix::fd::OwnedFd;
+use rustix::net::sockopt::{Timeout, socket_timeout};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+use super::request::Registers;
+use crate::whereabouts::Whereabouts;
+
+/// Longest wait that may begin anew: timers of servers tick in tenths of a second.
+const EPOLL_WAIT_MS_MAX: i32 = 1000;
+
+/// Where the arguments of calls are.
+const DESCRIPTOR: usize = 0;
+const FUTEX_OPERATION: usize = 1;
+const EPOLL_TIMEOUT: usize = 3;
+const RECVMSG_FLAGS: usize = 2;
+const RECVFROM_FLAGS: usize = 3;
+
+/// Where a thread waits for a page that a system call of its touched (`wchan` in proc(5)).
+const WAITS_FOR_PAGE: &str = "handle_userfault";
+
+/// Whether a thread that is there may be stopped and borrowed.
+pub(super) fn may_be_borrowed(process: u32, thread: u32, whereabouts: Whereabouts) -> bool {
+    match whereabouts {
+        Whereabouts::Runs | Whereabouts::WaitsOutside => true,
+        Whereabouts::Call(number, arguments) => {
+            let file = |name: &str| fs::read_to_string(format!("/proc/{process}/task/{thread}/{name}"));
+            let waits_for_page = || file("wchan").is_ok_and(|place| place == WAITS_FOR_PAGE);
+            let blocks_nothing = || file("status").is_ok_and(|status| blocks_nothing(&status));
+            begins_anew(process, thread, number, arguments)
+                && (!has_own_mask(number) || blocks_nothing())
+                && !waits_for_page()
+        }
+    }
+}
+
+fn has_own_mask(number: i64) -> bool {
+    matches!(number, libc::SYS_ppoll | libc::SYS_pselect6 | libc::SYS_epoll_pwait | libc::SYS_rt_sigsuspend)
+}
+
+/// Whether a thread with this status blocks no signal.
+fn blocks_nothing(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    mask.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16) == Ok(0))
+}
+
+/// Whether a call that is interrupted begins anew.
+fn begins_anew(process: u32, thread: u32, number: i64, arguments: [u64; 6]) -> bool {
+    match number {
+        libc::SYS_wait4
+        | libc::SYS_waitid
+        | libc::SYS_nanosleep
+        | libc::SYS_clock_nanosleep
+        | libc::SYS_poll
+        | libc::SYS_ppoll
+        | libc::SYS_select
+        | libc::SYS_pselect6
+        | libc::SYS_pause
+        | libc::SYS_rt_sigsuspend
+        | libc::SYS_restart_syscall => true,
+        libc::SYS_futex => waits_at_futex(arguments[FUTEX_OPERATION] as i32),
+        libc::SYS_read | libc::SYS_readv => reads_what_waits(process, thread, arguments[DESCRIPTOR]),
+        libc::SYS_accept | libc::SYS_accept4 => is_socket_that_waits(process, thread, arguments[DESCRIPTOR]),
+        libc::SYS_recvfrom => receives(process, thread, arguments[DESCRIPTOR], arguments[RECVFROM_FLAGS]),
+        libc::SYS_recvmsg => receives(process, thread, arguments[DESCRIPTOR], arguments[RECVMSG_FLAGS]),
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait => is_short_or_endless(arguments[EPOLL_TIMEOUT]),
+        _ => false,
+    }
+}
+
+/// The operations that wait, of those that begin anew.
+fn waits_at_futex(operation: i32) -> bool {
+    let operation = operation & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
+    matches!(operation, libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET | libc::FUTEX_LOCK_PI)
+}
+
+/// Pipes and sockets: a read that got nothing begins anew.
+fn reads_what_waits(process: u32, thread: u32, descriptor: u64) -> bool {
+    let is_pipe = |file: &str| file.starts_with("pipe:[");
+    file_of(process, Some(thread), descriptor).is_some_and(|file| is_pipe(&file))
+        || is_socket_that_waits(process, thread, descriptor)
+}
+
+/// What a descriptor is, of a thread or of its process.
+fn file_of(process: u32, thread: Option<u32>, descriptor: u64) -> Option<String> {
+    let thread = thread.map_or(String::new(), |thread| format!("task/{thread}/"));
+    let file = fs::read_link(format!("/proc/{process}/{thread}fd/{descriptor}")).ok()?;
+    Some(file.to_string_lossy().into_owned())
+}
+
+/// One that wants all of its bytes may have got some.
+fn receives(process: u32, thread: u32, descriptor: u64, flags: u64) -> bool {
+    flags & libc::MSG_WAITALL as u64 == 0 && is_socket_that_waits(process, thread, descriptor)
+}
+
+/// Whether this is a socket that waits for ever (`SO_RCVTIMEO`) for whatever comes (`SO_RCVLOWAT`), in both the thread's table
+/// of descriptors and its process's, which is the one that can be looked into.
+fn is_socket_that_waits(process: u32, thread: u32, descriptor: u64) -> bool {
+    let [own, common] = [Some(thread), None].map(|thread| file_of(process, thread, descriptor));
+    let socket = || -> rustix::io::Result<OwnedFd> {
+        let process = i32::try_from(process).ok().and_then(Pid::from_raw).ok_or(rustix::io::Errno::SRCH)?;
+        let process = pidfd_open(process, PidfdFlags::empty())?;
+        pidfd_getfd(process, descriptor as i32, PidfdGetfdFlags::empty())
+    };
+    let waits = |socket: &OwnedFd| {
+        matches!(socket_timeout(socket, Timeout::Recv), Ok(None)) && least_bytes(socket).is_some_and(|bytes| bytes <= 1)
+    };
+    own.is_some_and(|own| own.starts_with("socket:[") && Some(own) == common)
+        && socket().is_ok_and(|socket| waits(&socket))
+}
+
+/// How many bytes a read of a socket waits for.
+fn least_bytes(socket: &OwnedFd) -> Option<i32> {
+    let (mut bytes, mut length) = (0_i32, size_of::<i32>() as libc::socklen_t);
+    let target = (&raw mut bytes).cast();
+    // SAFETY: the kernel writes at most `length` bytes of `bytes`.
+    let result =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, target, &raw mut length) };
+    (result == 0).then_some(bytes)
+}
+
+fn is_short_or_endless(timeout: u64) -> bool {
+    // The kernel takes the lower half, and anything negative for ever.
+    timeout as i32 <= EPOLL_WAIT_MS_MAX
+}
+
+/// The registers with which a stopped thread's call begins anew; `None` when they need no change. `before` is where the thread was
+/// just before it was stopped: a call that began after that, whatever its time, did not get far.
+pub(super) fn begins_again(registers: &Registers, before: Whereabouts) -> Option<Registers> {
+    let number = registers.system_call()?;
+    let waited = match before {
+        Whereabouts::Call(before, _) => before == number,
+        Whereabouts::Runs | Whereabouts::WaitsOutside => false,
+    };
+    let again = match number {
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait => !waited || is_short_or_endless(registers.fourth_argument()),
+        libc::SYS_select | libc::SYS_pselect6 | libc::SYS_ppoll => true,
+        _ => false,
+    };
+    (again && registers.result() == -i64::from(libc::EINTR)).then(|| registers.with_call_again())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// As if this thread waited there.
+    fn is_borrowable(whereabouts: Whereabouts) -> bool {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        may_be_borrowed(std::process::id(), thread, whereabouts)
+    }
+
+    #[test]
+    fn calls_that_end_with_an_error_when_interrupted_are_left_alone() {
+        let call = |number, arguments| is_borrowable(Whereabouts::Call(number, arguments));
+        assert!(call(libc::SYS_wait4, [0; 6]) && is_borrowable(Whereabouts::Runs));
+        for number in [libc::SYS_rt_sigtimedwait, libc::SYS_io_uring_enter, libc::SYS_connect, libc::SYS_write] {
+            assert!(!call(number, [0; 6]), "call {number}");
+        }
+        let waits = |operation: i32| call(libc::SYS_futex, [0, operation as u64, 0, 0, 0, 0]);
+        assert!(waits(libc::FUTEX_WAIT_BITSET | libc::FUTEX_PRIVATE_FLAG) && !waits(libc::FUTEX_WAIT_REQUEUE_PI));
+        let epoll = |timeout: i32| call(libc::SYS_epoll_wait, [3, 0, 0, u64::from(timeout.cast_unsigned()), 0, 0]);
+        assert!(epoll(-1) && epoll(100) && !epoll(60_000));
+    }
+
+    #[test]
+    fn what_is_read_tells_whether_a_read_begins_anew() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let file = fs::File::open("/proc/self/status").unwrap();
+        let reads = |descriptor: &dyn AsRawFd| {
+            let arguments = [descriptor.as_raw_fd().unsigned_abs().into(), 0, 0, 0, 0, 0];
+            is_borrowable(Whereabouts::Call(libc::SYS_read, arguments))
+        };
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        assert!(reads(&reader) && reads(&socket) && !reads(&file));
+        socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        assert!(!reads(&socket), "its read would fail");
+        socket.set_read_timeout(None).unwrap();
+        let receives = |flags: i32| {
+            let arguments = [socket.as_raw_fd().unsigned_abs().into(), 0, 0, flags.unsigned_abs().into(), 0, 0];
+            is_borrowable(Whereabouts::Call(libc::SYS_recvfrom, arguments))
+        };
+        assert!(receives(0) && !receives(libc::MSG_WAITALL));
+    }
+
+    #[test]
+    fn a_thread_that_blocks_signals_in_a_call_with_a_mask_is_told() {
+        assert!(blocks_nothing("Name:\tx\nSigBlk:\t0000000000000000\n"));
+        assert!(!blocks_nothing("Name:\tx\nSigBlk:\t0000000000010000\n") && !blocks_nothing("Name:\tx\n"));
+    }
+}
