@@ -91,6 +91,8 @@ pub const ALERT_BYTES_MAX: u64 = 64 << 20;
 pub const AGENT_START_DEADLINE: Duration = Duration::from_millis(100);
 /// How long to wait before trying again when no thread could be borrowed: all were in system calls that a stop would end.
 pub const AGENT_START_PAUSE: Duration = Duration::from_millis(5);
+/// How long to wait after an agent could not start in its program (a filter of system calls forbids it, say).
+pub const AGENT_FAILED_PAUSE: Duration = Duration::from_secs(60);
 /// Threads of a program that are tried at one look.
 pub const AGENT_THREADS_TRIED_MAX: usize = 16;
 

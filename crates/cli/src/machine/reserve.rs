@@ -93,12 +93,13 @@ impl Reserve {
         Some(Self { entry: entry.to_owned(), record: Record::read(entry)? })
     }
 
-    /// Memory that is kept back for the owner of an entry and will not be when it has gone. (More than that misses from what the
+    /// Memory that is kept back for the owner of an entry alone, and will not be when it has gone. (More than that misses from what the
     /// kernel calls available, which leaves out a half more.)
     pub(crate) fn kept_back_bytes(entry: &Path) -> u64 {
         let Some(Record { setting, before_kib, raised_kib }) = Record::read(entry) else { return 0 };
+        let is_shared = sharing(entry).any(|(_, other)| other.setting == setting);
         match read(&setting) {
-            Ok(now_kib) if now_kib == raised_kib => raised_kib.saturating_sub(before_kib) << 10,
+            Ok(now_kib) if now_kib == raised_kib && !is_shared => raised_kib.saturating_sub(before_kib) << 10,
             _ => 0,
         }
     }
@@ -169,6 +170,9 @@ mod tests {
         assert_eq!(Reserve::kept_back_bytes(&entry), 0);
         let reserve = machine.raise("swap-a").unwrap();
         assert_eq!(Reserve::kept_back_bytes(&entry), (16384 - 2000) << 10);
+        let other = machine.raise("swap-b").unwrap();
+        assert_eq!(Reserve::kept_back_bytes(&entry), 0, "another device needs it, too");
+        drop(other);
         machine.set("3000");
         assert_eq!(Reserve::kept_back_bytes(&entry), 0, "somebody else has changed it");
         drop(reserve);

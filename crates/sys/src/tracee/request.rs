@@ -40,10 +40,6 @@ impl Registers {
         self.0.rax.cast_signed()
     }
 
-    pub(super) fn fourth_argument(&self) -> u64 {
-        self.0.r10
-    }
-
     /// As they are, but that the system call is made again, unless a handler runs first: then it fails with `EINTR`. The kernel sees
     /// to that when the thread goes on.
     pub(super) fn with_call_again(&self) -> Self {

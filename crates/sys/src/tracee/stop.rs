@@ -1,6 +1,5 @@
 //! Whether a thread runs, is stopped and why, or has ended.
 
-use std::fs;
 use std::io;
 
 use super::request;
@@ -18,7 +17,7 @@ pub(super) enum Stop {
 }
 
 /// A thread of another process.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Thread {
     pub(super) process: u32,
     pub(super) thread: u32,
@@ -35,6 +34,12 @@ impl Thread {
         }
     }
 
+    /// Whether it runs or sleeps such that a request to stop wakes it. One that the kernel keeps (for a disk, a stop of its process, a dump
+    /// of its memory) would be waited for in vain.
+    pub(super) fn can_be_stopped(self) -> io::Result<bool> {
+        Ok(matches!(ProcessStat::of_thread(self.process, self.thread)?.state(), Some('R' | 'S')))
+    }
+
     /// Whether it has ended, waited for or not.
     pub(super) fn is_dead(self) -> bool {
         match ProcessStat::of_thread(self.process, self.thread) {
@@ -46,8 +51,8 @@ impl Thread {
 
     /// A traced thread that ended stays until its tracer has taken notice; a child's end, though, belongs to whoever waits
     /// for children here.
-    pub(super) fn reap_if_dead(self) {
-        if self.is_dead() && !(self.thread == self.process && self.is_child()) {
+    pub(super) fn reap(self) {
+        if !(self.thread == self.process && self.is_child()) {
             let mut status = 0;
             // SAFETY: it writes one number of ours; the thread is one that this thread traced.
             unsafe { libc::waitpid(self.thread.cast_signed(), &raw mut status, libc::__WALL | libc::WNOHANG) };
@@ -55,9 +60,8 @@ impl Thread {
     }
 
     fn is_child(self) -> bool {
-        let Ok(status) = fs::read_to_string(format!("/proc/{}/status", self.process)) else { return false };
-        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).map(str::trim);
-        parent.and_then(|parent| parent.parse().ok()) == Some(std::process::id())
+        let parent = ProcessStat::of_process(self.process).ok().and_then(|stat| stat.parent());
+        parent == Some(std::process::id())
     }
 }
 

@@ -65,11 +65,15 @@ impl Child {
         }
     }
 
-    /// Waits until it waits in this system call.
+    /// Whether it waits in this system call.
+    fn is_in_call(&self, number: i64) -> bool {
+        let whereabouts = Whereabouts::of_thread(self.pid, self.pid);
+        matches!(whereabouts, Ok(Whereabouts::Call(found, _)) if found == number || found == libc::SYS_restart_syscall)
+    }
+
     fn wait_for_call(&self, number: i64) {
         let deadline = Instant::now() + PATIENCE;
-        while !matches!(Whereabouts::of_thread(self.pid, self.pid), Ok(Whereabouts::Call(found, _)) if found == number || found == libc::SYS_restart_syscall)
-        {
+        while !self.is_in_call(number) {
             assert!(Instant::now() < deadline, "the child is not in call {number}");
             std::thread::sleep(Duration::from_millis(1));
         }

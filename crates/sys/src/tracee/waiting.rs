@@ -16,6 +16,7 @@
 //! So is one that waits for a page in the middle of a call: that wait goes on, awake, until the page comes.
 
 use std::fs;
+use std::io;
 use std::os::fd::AsRawFd;
 
 use rustix::fd::OwnedFd;
@@ -23,6 +24,7 @@ use rustix::net::sockopt::{Timeout, socket_timeout};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::request::Registers;
+use crate::process_memory;
 use crate::whereabouts::Whereabouts;
 
 /// Longest wait that may begin anew: timers of servers tick in tenths of a second.
@@ -32,6 +34,9 @@ const EPOLL_WAIT_MS_MAX: i32 = 1000;
 const DESCRIPTOR: usize = 0;
 const FUTEX_OPERATION: usize = 1;
 const EPOLL_TIMEOUT: usize = 3;
+const EPOLL_MASK: usize = 4;
+const PPOLL_MASK: usize = 3;
+const PSELECT_MASK: usize = 5;
 const RECVMSG_FLAGS: usize = 2;
 const RECVFROM_FLAGS: usize = 3;
 
@@ -43,24 +48,47 @@ pub(super) fn may_be_borrowed(process: u32, thread: u32, whereabouts: Whereabout
     match whereabouts {
         Whereabouts::Runs | Whereabouts::WaitsOutside => true,
         Whereabouts::Call(number, arguments) => {
-            let file = |name: &str| fs::read_to_string(format!("/proc/{process}/task/{thread}/{name}"));
-            let waits_for_page = || file("wchan").is_ok_and(|place| place == WAITS_FOR_PAGE);
-            let blocks_nothing = || file("status").is_ok_and(|status| blocks_nothing(&status));
+            let wchan = || fs::read_to_string(format!("/proc/{process}/task/{thread}/wchan"));
+            // Nobody tells where the kernel has no names, or hides them: "0".
+            let waits_for_page = || wchan().map_or(true, |place| place == "0" || place == WAITS_FOR_PAGE);
+            let blocks_nothing = || matches!(blocked_signals(process, thread), Ok(0));
             begins_anew(process, thread, number, arguments)
-                && (!has_own_mask(number) || blocks_nothing())
+                && (!has_own_mask(process, number, arguments) || blocks_nothing())
                 && !waits_for_page()
         }
     }
 }
 
-fn has_own_mask(number: i64) -> bool {
-    matches!(number, libc::SYS_ppoll | libc::SYS_pselect6 | libc::SYS_epoll_pwait | libc::SYS_rt_sigsuspend)
+/// Whether a call replaces its thread's signal mask while it waits.
+fn has_own_mask(process: u32, number: i64, arguments: [u64; 6]) -> bool {
+    match number {
+        libc::SYS_rt_sigsuspend => true,
+        libc::SYS_ppoll => arguments[PPOLL_MASK] != 0,
+        libc::SYS_epoll_pwait => arguments[EPOLL_MASK] != 0,
+        libc::SYS_pselect6 => {
+            // The address of the mask's address, and of its size.
+            let mut mask = [0; 8];
+            let place = arguments[PSELECT_MASK];
+            place != 0 && !(process_memory::read_exact(process, place, &mut mask).is_ok() && mask == [0; 8])
+        }
+        _ => false,
+    }
 }
 
-/// Whether a thread with this status blocks no signal.
-fn blocks_nothing(status: &str) -> bool {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-    mask.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16) == Ok(0))
+/// Whether a stopped thread blocks signals that are not in the mask that it has outside of its call.
+pub(super) fn blocks_more_than(process: u32, thread: u32, mask: u64) -> io::Result<bool> {
+    Ok(blocked_signals(process, thread)? & !mask != 0)
+}
+
+fn blocked_signals(process: u32, thread: u32) -> io::Result<u64> {
+    // The name in it may be cut in the middle of a letter.
+    let status = fs::read(format!("/proc/{process}/task/{thread}/status"))?;
+    blocked(&String::from_utf8_lossy(&status)).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+fn blocked(status: &str) -> Option<u64> {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
 }
 
 /// Whether a call that is interrupted begins anew.
@@ -147,13 +175,11 @@ fn is_short_or_endless(timeout: u64) -> bool {
 /// just before it was stopped: a call that began after that, whatever its time, did not get far.
 pub(super) fn begins_again(registers: &Registers, before: Whereabouts) -> Option<Registers> {
     let number = registers.system_call()?;
-    let waited = match before {
-        Whereabouts::Call(before, _) => before == number,
-        Whereabouts::Runs | Whereabouts::WaitsOutside => false,
-    };
+    let has_just_begun = !matches!(before, Whereabouts::Call(seen, _) if seen == number);
     let again = match number {
-        libc::SYS_epoll_wait | libc::SYS_epoll_pwait => !waited || is_short_or_endless(registers.fourth_argument()),
-        libc::SYS_select | libc::SYS_pselect6 | libc::SYS_ppoll => true,
+        // One that waits for long has just begun, too, or it would have been left alone.
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_select | libc::SYS_pselect6 | libc::SYS_ppoll => true,
+        libc::SYS_epoll_pwait2 | libc::SYS_rt_sigtimedwait | libc::SYS_semop | libc::SYS_semtimedop => has_just_begun,
         _ => false,
     };
     (again && registers.result() == -i64::from(libc::EINTR)).then(|| registers.with_call_again())
@@ -168,15 +194,14 @@ mod tests {
     use super::*;
 
     /// As if this thread waited there.
-    fn is_borrowable(whereabouts: Whereabouts) -> bool {
+    fn call(number: i64, arguments: [u64; 6]) -> bool {
         let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
-        may_be_borrowed(std::process::id(), thread, whereabouts)
+        begins_anew(std::process::id(), thread, number, arguments)
     }
 
     #[test]
     fn calls_that_end_with_an_error_when_interrupted_are_left_alone() {
-        let call = |number, arguments| is_borrowable(Whereabouts::Call(number, arguments));
-        assert!(call(libc::SYS_wait4, [0; 6]) && is_borrowable(Whereabouts::Runs));
+        assert!(call(libc::SYS_wait4, [0; 6]));
         for number in [libc::SYS_rt_sigtimedwait, libc::SYS_io_uring_enter, libc::SYS_connect, libc::SYS_write] {
             assert!(!call(number, [0; 6]), "call {number}");
         }
@@ -192,7 +217,7 @@ mod tests {
         let file = fs::File::open("/proc/self/status").unwrap();
         let reads = |descriptor: &dyn AsRawFd| {
             let arguments = [descriptor.as_raw_fd().unsigned_abs().into(), 0, 0, 0, 0, 0];
-            is_borrowable(Whereabouts::Call(libc::SYS_read, arguments))
+            call(libc::SYS_read, arguments)
         };
         let (socket, _peer) = UnixStream::pair().unwrap();
         assert!(reads(&reader) && reads(&socket) && !reads(&file));
@@ -201,14 +226,14 @@ mod tests {
         socket.set_read_timeout(None).unwrap();
         let receives = |flags: i32| {
             let arguments = [socket.as_raw_fd().unsigned_abs().into(), 0, 0, flags.unsigned_abs().into(), 0, 0];
-            is_borrowable(Whereabouts::Call(libc::SYS_recvfrom, arguments))
+            call(libc::SYS_recvfrom, arguments)
         };
         assert!(receives(0) && !receives(libc::MSG_WAITALL));
     }
 
     #[test]
-    fn a_thread_that_blocks_signals_in_a_call_with_a_mask_is_told() {
-        assert!(blocks_nothing("Name:\tx\nSigBlk:\t0000000000000000\n"));
-        assert!(!blocks_nothing("Name:\tx\nSigBlk:\t0000000000010000\n") && !blocks_nothing("Name:\tx\n"));
+    fn signals_that_are_blocked_are_told() {
+        assert_eq!(blocked("Name:\tx\nSigBlk:\t0000000000010000\n"), Some(0x10000));
+        assert_eq!(blocked("Name:\tx\n"), None);
     }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use spillway_stub::late_start::start_agent;
+use spillway_stub::late_start::{give_back_rest, start_agent};
 use spillway_stub::protocol::AgentState;
 use spillway_sys::process::{children, share_memory};
 use spillway_sys::tracee::TraceError;
 
 use super::{Resident, Survey};
-use crate::pager::limits::{AGENT_START_DEADLINE, AGENT_START_PAUSE, AGENT_THREADS_TRIED_MAX};
+use crate::pager::limits::{AGENT_FAILED_PAUSE, AGENT_START_DEADLINE, AGENT_START_PAUSE, AGENT_THREADS_TRIED_MAX};
 use crate::pager::process::has_ended;
 use crate::pager::shared::{Tenant, lock};
 
@@ -87,6 +87,7 @@ impl Survey {
 
     /// Starts agents of programs that have none, now that pages are to leave (rule 12).
     pub(super) fn start_agents(&mut self, now: Instant) {
+        give_back_rest();
         for resident in &mut self.residents {
             let (Some(process), Some(seat)) = (&resident.process, resident.seat) else { continue };
             let seat = self.arena.seat(seat);
@@ -110,7 +111,11 @@ impl Survey {
                     Ok(()) => break,
                     Err(TraceError::Unsuitable(_) | TraceError::Gone) => {}
                     Err(TraceError::Forbidden) if has_ended(thread) => {}
+                    Err(TraceError::NotStopped) => break,
                     Err(error) => {
+                        if matches!(error, TraceError::Failed) {
+                            resident.agent_at = now + AGENT_FAILED_PAUSE;
+                        }
                         self.shared.fail(format!("process {} gets no agent yet: {error}", process.number()));
                         break;
                     }

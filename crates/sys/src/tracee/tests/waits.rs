@@ -233,6 +233,10 @@ fn a_thread_that_waits_for_a_time_waits_for_no_less() {
             let (start, (child, _writer)) = (Instant::now(), waiting(number, wait));
             let mut calls = 0;
             while long_word(&child.memory, STEPS).load(SeqCst) == 1 && calls < 3 {
+                if !child.is_in_call(number) {
+                    std::thread::yield_now();
+                    continue;
+                }
                 word(&child.memory, CALLED_WITH).store(0, SeqCst);
                 calls += usize::from(child.call(mark, Instant::now() + PATIENCE).is_ok());
             }
@@ -301,35 +305,59 @@ fn a_thread_that_blocks_signals_while_it_waits_is_left_alone() {
     assert!(matches!(refused, Err(TraceError::Unsuitable(_))), "{refused:?}");
 }
 
+/// Calls a function in a child and sends signals to it when the function was called, before the call is over.
+fn call_among_signals(child: &Child, signals: &[i32]) {
+    let mut looks = 0;
+    let signal_and_look = || {
+        let is_called = word(&child.memory, CALLED_WITH).load(SeqCst) != 0;
+        if is_called && looks == 0 {
+            for signal in signals {
+                // SAFETY: a signal to a child of this test.
+                unsafe { libc::kill(child.pid.cast_signed(), *signal) };
+            }
+        }
+        looks += usize::from(is_called);
+        looks > 100
+    };
+    child.call_until(mark, signal_and_look, Instant::now() + PATIENCE).unwrap();
+}
+
 #[test]
-fn a_process_that_is_stopped_meanwhile_stops() {
+fn a_process_that_is_stopped_meanwhile_stops_and_one_that_is_to_go_on_does() {
     for behaviour in [count as fn(&Mapping), |memory| note_result(memory, poll(memory))] {
         let (reader, _writer) = io::pipe().unwrap();
         let prepare = |memory: &Mapping| word(memory, DESCRIPTOR).store(reader.as_raw_fd().unsigned_abs(), SeqCst);
         let child = Child::fork_with(prepare, behaviour);
         let state = || ProcessStat::of_process(child.pid).unwrap().state().unwrap();
-        let stop_and_look = || {
-            let is_called = word(&child.memory, CALLED_WITH).load(SeqCst) != 0;
-            if is_called {
-                // SAFETY: a signal to a child of this test.
-                unsafe { libc::kill(child.pid.cast_signed(), libc::SIGSTOP) };
-            }
-            is_called
-        };
-        // It may be on its way into the call.
         let deadline = Instant::now() + PATIENCE;
-        while let Err(error) = child.call_until(mark, stop_and_look, deadline) {
-            assert!(matches!(error, TraceError::Unsuitable(_)) && Instant::now() < deadline, "{error}");
-        }
-        while state() != 'T' {
-            assert!(Instant::now() < deadline, "it goes on: {}", state());
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let wait_for = |states: &[char]| {
+            while !states.contains(&state()) {
+                assert!(Instant::now() < deadline, "it is {} and not {states:?}", state());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        wait_for(&['R', 'S']);
+        call_among_signals(&child, &[libc::SIGSTOP]);
+        wait_for(&['T']);
         // SAFETY: a signal to a child of this test.
         unsafe { libc::kill(child.pid.cast_signed(), libc::SIGCONT) };
-        while state() == 'T' {
-            assert!(Instant::now() < deadline, "it stays stopped");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_for(&['R', 'S']);
+        word(&child.memory, CALLED_WITH).store(0, SeqCst);
+        call_among_signals(&child, &[libc::SIGSTOP, libc::SIGCONT]);
+        wait_for(&['R', 'S']);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_ne!(state(), 'T', "the stop was undone");
+    }
+}
+
+#[test]
+fn a_thread_that_is_stopped_too_late_waits_on() {
+    let (child, _writer) = waiting(libc::SYS_epoll_wait, |memory| epoll(memory, NEVER));
+    for _ in 0..20 {
+        child.wait_for_call(libc::SYS_epoll_wait);
+        let result = child.call(mark, Instant::now().checked_sub(PATIENCE).unwrap_or_else(Instant::now));
+        assert!(matches!(result, Ok(()) | Err(TraceError::NotStopped | TraceError::TimedOut)), "{result:?}");
+        child.wait_for_call(libc::SYS_epoll_wait);
+        assert_eq!(long_word(&child.memory, STEPS).load(SeqCst), 1, "it waits on");
     }
 }

@@ -1,0 +1,169 @@
+//! A thread from when it is seized to when it goes on as it was.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::request::{self, Registers};
+use super::stop::{Stop, Thread};
+use super::{Call, LOOK_INTERVAL, TraceError, waiting};
+use crate::whereabouts::Whereabouts;
+
+/// A thread that is traced until it is [given back](Borrowed::give_back), which nobody may forget.
+pub(super) struct Borrowed {
+    thread: Thread,
+    /// Where it was before it was stopped.
+    before: Whereabouts,
+    /// What is put back; `None` as long as nothing of it was changed.
+    saved: Option<Saved>,
+}
+
+impl Borrowed {
+    /// Begins to trace a thread that was there just now.
+    pub(super) fn seize(thread: Thread, before: Whereabouts) -> io::Result<Self> {
+        request::seize(thread.thread)?;
+        Ok(Self { thread, before, saved: None })
+    }
+
+    pub(super) fn thread(&self) -> Thread {
+        self.thread
+    }
+
+    /// Stops it by `deadline` and lets it run `call`.
+    pub(super) fn make(
+        &mut self,
+        call: &Call,
+        is_finished: &mut dyn FnMut() -> bool,
+        deadline: Instant,
+    ) -> Result<(), TraceError> {
+        self.stop(deadline)?;
+        self.saved = Some(Saved::take(self.thread, self.before)?);
+        request::set_signal_mask(self.thread.thread, u64::MAX)?;
+        self.run(call, is_finished, Instant::now() + call.patience)
+    }
+
+    /// Stops it, passing on signals that come first.
+    fn stop(&self, deadline: Instant) -> Result<(), TraceError> {
+        request::interrupt(self.thread.thread)?;
+        loop {
+            match self.thread.look()? {
+                Some(Stop::Asked) => return Ok(()),
+                Some(Stop::Group) => return Err(TraceError::Unsuitable("it is stopped")),
+                Some(Stop::Signal(signal)) => request::go_on(self.thread.thread, signal)?,
+                None if Instant::now() >= deadline => return Err(TraceError::NotStopped),
+                None => std::thread::sleep(LOOK_INTERVAL),
+            }
+        }
+    }
+
+    /// Lets it run `call` until the function is done.
+    fn run(&self, call: &Call, is_finished: &mut dyn FnMut() -> bool, deadline: Instant) -> Result<(), TraceError> {
+        let saved = self.saved.as_ref().expect("what is changed was saved");
+        request::set_registers(self.thread.thread, &saved.registers.for_call(call))?;
+        request::go_on(self.thread.thread, 0)?;
+        while !is_finished() {
+            match self.thread.look()? {
+                // Its process was told to stop (job control): that takes effect when the thread is given back. The one signal for it
+                // that cannot be blocked is passed on, since one that follows may undo it.
+                Some(Stop::Asked | Stop::Group) => request::go_on(self.thread.thread, 0)?,
+                Some(Stop::Signal(libc::SIGSTOP)) => request::go_on(self.thread.thread, libc::SIGSTOP)?,
+                Some(Stop::Signal(_)) => return Err(TraceError::Failed),
+                None if Instant::now() >= deadline => return Err(TraceError::TimedOut),
+                None => std::thread::sleep(LOOK_INTERVAL),
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts back what was changed, and lets it go. False if it did not stop in time: it must be tried again.
+    pub(super) fn give_back(&mut self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.thread.look() {
+                Ok(Some(stop)) if self.let_go(stop).is_ok() => return true,
+                // It does not stop by itself. A second request changes nothing.
+                Ok(None) => drop(request::interrupt(self.thread.thread)),
+                Ok(Some(_)) | Err(_) => {}
+            }
+            if self.thread.is_dead() {
+                self.thread.reap();
+                self.let_successor_go();
+                return true;
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
+    /// A thread that executes another program takes the number of its process's first, and is traced there.
+    fn let_successor_go(&self) {
+        let first = Thread { thread: self.thread.process, ..self.thread };
+        if first != self.thread
+            && let Ok(Some(stop)) = first.look()
+        {
+            // It may be gone as well.
+            let _ = request::detach(first.thread, if let Stop::Signal(signal) = stop { signal } else { 0 });
+        }
+    }
+
+    fn let_go(&self, stop: Stop) -> io::Result<()> {
+        let thread = self.thread.thread;
+        match &self.saved {
+            Some(saved) => saved.restore(thread)?,
+            None => Saved::begin_again(thread, self.before)?,
+        }
+        let signal = match (stop, &self.saved) {
+            (Stop::Signal(signal), None) => signal,
+            (Stop::Signal(libc::SIGSTOP), Some(_)) => libc::SIGSTOP,
+            // The function's fault, if it is one.
+            (Stop::Signal(_), Some(_)) | (Stop::Asked | Stop::Group, _) => 0,
+        };
+        request::detach(thread, signal)
+    }
+}
+
+/// What is put back.
+struct Saved {
+    registers: Registers,
+    floating_point: Vec<u8>,
+    signal_mask: u64,
+}
+
+impl Saved {
+    fn take(Thread { process, thread }: Thread, before: Whereabouts) -> Result<Self, TraceError> {
+        let registers = request::registers(thread)?;
+        if !registers.is_64_bit() {
+            return Err(TraceError::Unsuitable("it runs code of 32 bits"));
+        }
+        if matches!(registers.system_call(), Some(libc::SYS_execve | libc::SYS_execveat)) {
+            return Err(TraceError::Unsuitable("it has just become another program"));
+        }
+        if request::is_in_restartable_sequence(process, thread, registers.instruction())? {
+            return Err(TraceError::Unsuitable("it is in a restartable sequence"));
+        }
+        let signal_mask = request::signal_mask(thread)?;
+        if waiting::blocks_more_than(process, thread, signal_mask)? {
+            return Err(TraceError::Unsuitable("it waits with signals blocked"));
+        }
+        let floating_point = request::floating_point(thread)?;
+        let registers = waiting::begins_again(&registers, before).unwrap_or(registers);
+        Ok(Self { registers, floating_point, signal_mask })
+    }
+
+    /// All of it, whatever fails.
+    fn restore(&self, thread: u32) -> io::Result<()> {
+        let results = [
+            request::set_registers(thread, &self.registers),
+            request::set_floating_point(thread, &self.floating_point),
+            request::set_signal_mask(thread, self.signal_mask),
+        ];
+        results.into_iter().collect()
+    }
+
+    /// For a thread that was only stopped.
+    fn begin_again(thread: u32, before: Whereabouts) -> io::Result<()> {
+        let registers = request::registers(thread)?;
+        waiting::begins_again(&registers, before).map_or(Ok(()), |again| request::set_registers(thread, &again))
+    }
+}
