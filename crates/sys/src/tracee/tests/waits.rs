@@ -59,6 +59,19 @@ const NEVER: i32 = -1;
 /// A call that waits, as a child makes it; what it returns when it is interrupted for a moment must be what it returns otherwise.
 type Wait = fn(&Mapping) -> i64;
 
+/// A child of the child, that ends when something comes.
+fn fork_who_waits(memory: &Mapping) -> i32 {
+    // SAFETY: the new process only waits and ends.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            poll(memory);
+            libc::_exit(0);
+        }
+        child
+    }
+}
+
 /// Waits that end when something comes through a pipe, or when the word they wait at changes.
 const ENDED_BY_US: [(i64, Wait); 10] = [
     // SAFETY of all: each call reads and writes what is its caller's, and nothing else.
@@ -100,26 +113,16 @@ const ENDED_BY_US: [(i64, Wait); 10] = [
     (libc::SYS_epoll_wait, |memory| epoll(memory, NEVER)),
     (libc::SYS_epoll_pwait, epoll_without_mask),
     (libc::SYS_wait4, |memory| {
-        // SAFETY: see above; the child only waits and ends.
-        unsafe {
-            let child = libc::fork();
-            if child == 0 {
-                poll(memory);
-                libc::_exit(0);
-            }
-            i64::from(libc::waitpid(child, std::ptr::null_mut(), 0) == child)
-        }
+        let child = fork_who_waits(memory);
+        // SAFETY: no status is asked for.
+        i64::from(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) } == child)
     }),
     (libc::SYS_waitid, |memory| {
-        // SAFETY: see above; the child only waits and ends.
+        let child = fork_who_waits(memory).unsigned_abs();
+        // SAFETY: the kernel writes one structure, for which zeroes are a value.
         unsafe {
-            let child = libc::fork();
-            if child == 0 {
-                poll(memory);
-                libc::_exit(0);
-            }
             let mut end = std::mem::zeroed();
-            1 + i64::from(libc::waitid(libc::P_PID, child.unsigned_abs(), &raw mut end, libc::WEXITED))
+            1 + i64::from(libc::waitid(libc::P_PID, child, &raw mut end, libc::WEXITED))
         }
     }),
 ];
