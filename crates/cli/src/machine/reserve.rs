@@ -47,6 +47,12 @@ impl Record {
         fs::rename(new, entry.join(RECORD))
     }
 
+    /// Whether the setting is put back when the owner of `entry` goes: nobody else needs it, and nobody has changed it.
+    fn will_be_put_back(&self, entry: &Path) -> io::Result<bool> {
+        let is_needed = sharing(entry).any(|(_, other)| other.setting == self.setting);
+        Ok(!is_needed && read(&self.setting)? == self.raised_kib)
+    }
+
     fn read(entry: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(entry.join(RECORD)).ok()?).ok()
     }
@@ -96,10 +102,10 @@ impl Reserve {
     /// Memory that is kept back for the owner of an entry alone, and will not be when it has gone. (More than that misses from what the
     /// kernel calls available, which leaves out a half more.)
     pub(crate) fn kept_back_bytes(entry: &Path) -> u64 {
-        let Some(Record { setting, before_kib, raised_kib }) = Record::read(entry) else { return 0 };
-        let is_shared = sharing(entry).any(|(_, other)| other.setting == setting);
-        match read(&setting) {
-            Ok(now_kib) if now_kib == raised_kib && !is_shared => raised_kib.saturating_sub(before_kib) << 10,
+        match Record::read(entry) {
+            Some(record) if record.will_be_put_back(entry).unwrap_or(false) => {
+                record.raised_kib.saturating_sub(record.before_kib) << 10
+            }
             _ => 0,
         }
     }
@@ -115,14 +121,12 @@ impl Reserve {
         let _lock = lock(&self.entry)?;
         // Another device may have changed it since. The entry may have gone before.
         let record = Record::read(&self.entry).unwrap_or_else(|| self.record.clone());
-        let Record { setting, before_kib, raised_kib } = &record;
         match fs::remove_file(self.entry.join(RECORD)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let is_needed = sharing(&self.entry).any(|(_, other)| other.setting == *setting);
-        if !is_needed && read(setting)? == *raised_kib {
-            fs::write(setting, before_kib.to_string())?;
+        if record.will_be_put_back(&self.entry)? {
+            fs::write(&record.setting, record.before_kib.to_string())?;
         }
         Ok(())
     }
