@@ -43,8 +43,3 @@ pub fn start_agent(places: &ProgramPlaces, thread: u32, seat: &Seat, deadline: I
     // its function for this is there. The stack is its seat's own.
     unsafe { tracee::call(places.process, thread, &call, is_finished, deadline) }
 }
-
-/// Gives threads back that could not be when an agent was to be started on them.
-pub fn give_back_rest() {
-    tracee::give_back_rest();
-}

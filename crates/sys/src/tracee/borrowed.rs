@@ -6,22 +6,19 @@ use std::time::{Duration, Instant};
 use super::request::{self, Registers};
 use super::stop::{Stop, Thread};
 use super::{Call, LOOK_INTERVAL, TraceError, waiting};
-use crate::whereabouts::Whereabouts;
 
 /// A thread that is traced until it is [given back](Borrowed::give_back), which nobody may forget.
 pub(super) struct Borrowed {
     thread: Thread,
-    /// Where it was before it was stopped.
-    before: Whereabouts,
     /// What is put back; `None` as long as nothing of it was changed.
     saved: Option<Saved>,
 }
 
 impl Borrowed {
-    /// Begins to trace a thread that was there just now.
-    pub(super) fn seize(thread: Thread, before: Whereabouts) -> io::Result<Self> {
+    /// Begins to trace a thread.
+    pub(super) fn seize(thread: Thread) -> io::Result<Self> {
         request::seize(thread.thread)?;
-        Ok(Self { thread, before, saved: None })
+        Ok(Self { thread, saved: None })
     }
 
     pub(super) fn thread(&self) -> Thread {
@@ -36,7 +33,7 @@ impl Borrowed {
         deadline: Instant,
     ) -> Result<(), TraceError> {
         self.stop(deadline)?;
-        self.saved = Some(Saved::take(self.thread, self.before)?);
+        self.saved = Some(Saved::take(self.thread)?);
         request::set_signal_mask(self.thread.thread, u64::MAX)?;
         self.run(call, is_finished, Instant::now() + call.patience)
     }
@@ -103,7 +100,7 @@ impl Borrowed {
             && let Ok(Some(stop)) = first.look()
         {
             // It may be gone as well.
-            let _ = request::detach(first.thread, if let Stop::Signal(signal) = stop { signal } else { 0 });
+            let _ = Self { thread: first, saved: None }.let_go(stop);
         }
     }
 
@@ -111,7 +108,7 @@ impl Borrowed {
         let thread = self.thread.thread;
         match &self.saved {
             Some(saved) => saved.restore(thread)?,
-            None => Saved::begin_again(thread, self.before)?,
+            None => Saved::begin_again(thread)?,
         }
         let signal = match (stop, &self.saved) {
             (Stop::Signal(signal), None) => signal,
@@ -131,7 +128,7 @@ struct Saved {
 }
 
 impl Saved {
-    fn take(Thread { process, thread }: Thread, before: Whereabouts) -> Result<Self, TraceError> {
+    fn take(Thread { process, thread }: Thread) -> Result<Self, TraceError> {
         let registers = request::registers(thread)?;
         if !registers.is_64_bit() {
             return Err(TraceError::Unsuitable("it runs code of 32 bits"));
@@ -147,7 +144,7 @@ impl Saved {
             return Err(TraceError::Unsuitable("it waits with signals blocked"));
         }
         let floating_point = request::floating_point(thread)?;
-        let registers = waiting::begins_again(&registers, before).unwrap_or(registers);
+        let registers = waiting::begins_again(&registers).unwrap_or(registers);
         Ok(Self { registers, floating_point, signal_mask })
     }
 
@@ -162,8 +159,8 @@ impl Saved {
     }
 
     /// For a thread that was only stopped.
-    fn begin_again(thread: u32, before: Whereabouts) -> io::Result<()> {
+    fn begin_again(thread: u32) -> io::Result<()> {
         let registers = request::registers(thread)?;
-        waiting::begins_again(&registers, before).map_or(Ok(()), |again| request::set_registers(thread, &again))
+        waiting::begins_again(&registers).map_or(Ok(()), |again| request::set_registers(thread, &again))
     }
 }

@@ -97,7 +97,6 @@ pub unsafe fn call(
     deadline: Instant,
 ) -> Result<(), TraceError> {
     let target = stop::Thread { process, thread };
-    give_back_rest();
     match borrow_and_call(target, call, &mut is_finished, deadline) {
         // The kernel answers for a thread that ended as if it were somebody else's.
         Err(_) if target.is_dead() => Err(TraceError::Gone),
@@ -131,11 +130,11 @@ fn borrow_and_call(
     if !target.can_be_stopped()? {
         return Err(TraceError::Unsuitable("the kernel keeps it"));
     }
-    let before = Whereabouts::of_thread(target.process, target.thread)?;
-    if !waiting::may_be_borrowed(target.process, target.thread, before) {
+    let whereabouts = Whereabouts::of_thread(target.process, target.thread)?;
+    if !waiting::may_be_borrowed(target.process, target.thread, whereabouts) {
         return Err(TraceError::Unsuitable("it is in a system call"));
     }
-    let mut borrowed = Borrowed::seize(target, before)?;
+    let mut borrowed = Borrowed::seize(target)?;
     let outcome = borrowed.make(call, is_finished, deadline);
     if !borrowed.give_back(RESTORE_PATIENCE) {
         KEPT.with_borrow_mut(|kept| kept.push(borrowed));

@@ -123,15 +123,13 @@ fn waits_at_futex(operation: i32) -> bool {
 
 /// Pipes and sockets: a read that got nothing begins anew.
 fn reads_what_waits(process: u32, thread: u32, descriptor: u64) -> bool {
-    let is_pipe = |file: &str| file.starts_with("pipe:[");
-    file_of(process, Some(thread), descriptor).is_some_and(|file| is_pipe(&file))
+    file_of(process, thread, descriptor).is_some_and(|file| file.starts_with("pipe:["))
         || is_socket_that_waits(process, thread, descriptor)
 }
 
-/// What a descriptor is, of a thread or of its process.
-fn file_of(process: u32, thread: Option<u32>, descriptor: u64) -> Option<String> {
-    let thread = thread.map_or(String::new(), |thread| format!("task/{thread}/"));
-    let file = fs::read_link(format!("/proc/{process}/{thread}fd/{descriptor}")).ok()?;
+/// What a thread's descriptor is.
+fn file_of(process: u32, thread: u32, descriptor: u64) -> Option<String> {
+    let file = fs::read_link(format!("/proc/{process}/task/{thread}/fd/{descriptor}")).ok()?;
     Some(file.to_string_lossy().into_owned())
 }
 
@@ -141,9 +139,9 @@ fn receives(process: u32, thread: u32, descriptor: u64, flags: u64) -> bool {
 }
 
 /// Whether this is a socket that waits for ever (`SO_RCVTIMEO`) for whatever comes (`SO_RCVLOWAT`), in both the thread's table
-/// of descriptors and its process's, which is the one that can be looked into.
+/// of descriptors and that of its process's first, which is the one that can be looked into.
 fn is_socket_that_waits(process: u32, thread: u32, descriptor: u64) -> bool {
-    let [own, common] = [Some(thread), None].map(|thread| file_of(process, thread, descriptor));
+    let [own, common] = [thread, process].map(|thread| file_of(process, thread, descriptor));
     let socket = || -> rustix::io::Result<OwnedFd> {
         let process = i32::try_from(process).ok().and_then(Pid::from_raw).ok_or(rustix::io::Errno::SRCH)?;
         let process = pidfd_open(process, PidfdFlags::empty())?;
@@ -171,17 +169,22 @@ fn is_short_or_endless(timeout: u64) -> bool {
     timeout as i32 <= EPOLL_WAIT_MS_MAX
 }
 
-/// The registers with which a stopped thread's call begins anew; `None` when they need no change. `before` is where the thread was
-/// just before it was stopped: a call that began after that, whatever its time, did not get far.
-pub(super) fn begins_again(registers: &Registers, before: Whereabouts) -> Option<Registers> {
-    let number = registers.system_call()?;
-    let has_just_begun = !matches!(before, Whereabouts::Call(seen, _) if seen == number);
-    let again = match number {
-        // One that waits for long has just begun, too, or it would have been left alone.
-        libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_select | libc::SYS_pselect6 | libc::SYS_ppoll => true,
-        libc::SYS_epoll_pwait2 | libc::SYS_rt_sigtimedwait | libc::SYS_semop | libc::SYS_semtimedop => has_just_begun,
-        _ => false,
-    };
+/// The registers with which a stopped thread's call begins anew; `None` when they need no change.
+pub(super) fn begins_again(registers: &Registers) -> Option<Registers> {
+    // A long `epoll_wait`, and the last four, are left alone when they are seen, so the thread has gone into one just before it
+    // was stopped.
+    let again = matches!(
+        registers.system_call()?,
+        libc::SYS_epoll_wait
+            | libc::SYS_epoll_pwait
+            | libc::SYS_select
+            | libc::SYS_pselect6
+            | libc::SYS_ppoll
+            | libc::SYS_epoll_pwait2
+            | libc::SYS_rt_sigtimedwait
+            | libc::SYS_semop
+            | libc::SYS_semtimedop
+    );
     (again && registers.result() == -i64::from(libc::EINTR)).then(|| registers.with_call_again())
 }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use spillway_stub::late_start::{give_back_rest, start_agent};
+use spillway_stub::late_start::start_agent;
 use spillway_stub::protocol::AgentState;
 use spillway_sys::process::{children, share_memory};
-use spillway_sys::tracee::TraceError;
+use spillway_sys::tracee::{TraceError, give_back_rest};
 
 use super::{Resident, Survey};
 use crate::pager::limits::{AGENT_FAILED_PAUSE, AGENT_START_DEADLINE, AGENT_START_PAUSE, AGENT_THREADS_TRIED_MAX};
