@@ -47,6 +47,12 @@ fn growing_mappings_are_never_refused() {
     peculiarity("grow");
 }
 
+/// Rule 1 of the pager has mappings probed, which could keep parts of one mapping apart.
+#[test]
+fn a_mapping_of_which_a_part_was_protected_can_grow() {
+    peculiarity("protect");
+}
+
 #[test]
 fn private_pages_of_a_file_keep_what_was_written() {
     peculiarity("file");

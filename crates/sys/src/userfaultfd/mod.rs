@@ -149,8 +149,8 @@ impl Userfaultfd {
         self.fill(abi::ZERO_PAGE, &range, wake)
     }
 
-    /// Whether one registered mapping covers `range`, without any effect: the kernel looks for the mapping before it fails to read
-    /// what it was to copy.
+    /// Whether one registered mapping covers `range`, without any effect that the program could see if there are pages in that mapping: the kernel
+    /// looks for the mapping, and prepares it for pages of its own, before it fails to read what it was to copy.
     pub fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {
         let source = unreadable_page().map_err(|error| PageError::from_number(error.raw_os_error().unwrap_or(0)))?;
         let length = range.end.saturating_sub(range.start);

@@ -52,16 +52,21 @@ impl Survey {
         }
         let may_be_registered = |part: &Range<u64>| !matches!(tenant.memory.covers(part), Ok(false));
         table.space.forget_strays(range, may_be_registered, &mut self.shared.books());
-        let query = Query {
+        let present = Query {
             all_of: Categories::PRESENT,
             none_of: Categories::FILE,
             report: Categories::PRESENT,
             ..Query::default()
         };
+        // Of a mapping that was only read nothing need leave, and it must not be probed: the kernel prepares a mapping that is about to be filled for
+        // pages of its own (`find_vma_and_prepare_anon` in mm/userfaultfd.c), and two parts of one mapping (mprotect(2)) that were prepared apart
+        // are never one again, so that the program could not grow it any more. One that has pages is prepared.
+        let used = Query { none_of: Categories::FILE | Categories::ZERO, ..present };
         let mut start = range.start;
         let mut is_probed = false;
         while start < range.end {
-            let Ok(scan) = process.pagemap.scan(start..range.end, &query, &mut self.regions) else { return false };
+            let query = if is_probed { &present } else { &used };
+            let Ok(scan) = process.pagemap.scan(start..range.end, query, &mut self.regions) else { return false };
             let regions = &self.regions[..scan.regions];
             if !is_probed && !regions.is_empty() {
                 if !is_registered(tenant, span, range) {

@@ -267,6 +267,39 @@ static void do_grow(size_t pages) {
     for (int i = 0; i < GROWERS; i++) pthread_join(growers[i].thread, NULL);
 }
 
+static void check_zero(const char *memory, size_t pages, const char *where) {
+    for (size_t i = 0; i < pages * PAGE; i++)
+        if (memory[i] != 0) fail(where);
+}
+
+enum { PROTECT_ROUNDS = 6, HALF_LOOK_US = 40000 };
+
+/* A mapping of zeroes below one with pages; while its middle is protected there is time for whoever looks for memory to page. */
+static void do_protect(size_t pages) {
+    size_t above = 64, third = 32;
+    char *memory = map(pages * PAGE);
+    fill(memory, pages, 1);
+    for (int round = 0; round < PROTECT_ROUNDS; round++) {
+        char *both = map((3 * third + above) * PAGE), *used = both + 3 * third * PAGE, *middle = both + third * PAGE;
+        if (munmap(both, 3 * third * PAGE) != 0) fail("munmap");
+        fill(used, above, 2);
+        usleep(HALF_LOOK_US);
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+        if (mmap(both, 3 * third * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) != both) fail("mmap below");
+        check_zero(both, third, "fresh below");
+        check_zero(middle + third * PAGE, third, "fresh above");
+        if (mprotect(middle, third * PAGE, PROT_READ) != 0) fail("mprotect");
+        usleep(HALF_LOOK_US);
+        press(memory, pages);
+        check_zero(middle, third, "protected");
+        if (mprotect(middle, third * PAGE, PROT_READ | PROT_WRITE) != 0) fail("mprotect back");
+        char *moved = mremap(both, 3 * third * PAGE, 6 * third * PAGE, MREMAP_MAYMOVE);
+        if (moved == MAP_FAILED) fail("a mapping of which a part was protected cannot grow");
+        check_zero(moved, 6 * third, "grown");
+        if (munmap(moved, 6 * third * PAGE) != 0 || munmap(used, above * PAGE) != 0) fail("munmap");
+    }
+}
+
 /* A file that is mapped privately and written keeps what was written, and the file what it had. */
 static void do_file(size_t pages) {
     size_t part = pages / 8;
@@ -376,6 +409,7 @@ int main(int count, char **arguments) {
     else if (strcmp(mode, "borrow") == 0) do_borrow(pages);
     else if (strcmp(mode, "control") == 0) do_control(pages);
     else if (strcmp(mode, "grow") == 0) do_grow(pages);
+    else if (strcmp(mode, "protect") == 0) do_protect(pages);
     else if (strcmp(mode, "file") == 0) do_file(pages);
     else if (strcmp(mode, "core") == 0) do_core(pages, arguments[3]);
     else return 2;
