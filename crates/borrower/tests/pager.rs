@@ -57,6 +57,7 @@ impl World {
             preload,
             donor_wait: Duration::from_secs(20),
             programs_fork: true,
+            fault_threads: None,
             mender: Vec::new(),
         })
         .unwrap();

@@ -12,6 +12,7 @@ use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::frontend::limits::THREADS_MAX;
 use spillway_borrower::frontend::nbd_listener::NbdAddress;
 use spillway_borrower::manager::heat::MappingPolicy;
+use spillway_borrower::pager::limits::FAULT_THREADS_MAX;
 use spillway_borrower::wakefulness::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
@@ -125,6 +126,9 @@ pub(crate) struct RunArguments {
     /// Donors to start on this machine when none is named
     #[arg(long, value_name = "COUNT", default_value_t = limits::OWN_DONORS_DEFAULT, value_parser = own_donors)]
     pub(crate) own_donors: usize,
+    /// Threads of the pager that answer page faults; each has a connection to every donor [default: by the number of CPUs]
+    #[arg(long, value_name = "COUNT", value_parser = fault_threads)]
+    pub(crate) fault_threads: Option<usize>,
     /// Page to this machine's own memory, without donors: the yardstick for measurements
     #[arg(long, hide = true)]
     pub(crate) local_memory: bool,
@@ -344,6 +348,13 @@ fn own_donors(text: &str) -> Result<usize, String> {
     }
 }
 
+fn fault_threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count) if (1..=FAULT_THREADS_MAX).contains(&count) => Ok(count),
+        _ => Err(format!("'{text}' threads cannot answer faults; write a number from 1 to {FAULT_THREADS_MAX}")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -385,6 +396,7 @@ mod tests {
             ("spillway run --local many -- true", "512M"),
             ("spillway run --local 0% -- true", "50%"),
             ("spillway run --own-donors 0 -- true", "from 1 to"),
+            ("spillway run --fault-threads 9 -- true", "from 1 to"),
             ("spillway run --lend 1K -- true", "such as 2G"),
             ("spillway device on --size huge --donor a:1", "512M"),
             ("spillway device on --size 1M --donor a:1", "from 16 MiB"),

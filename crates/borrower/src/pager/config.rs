@@ -8,7 +8,7 @@ use spillway_fabric::address::DonorAddress;
 use spillway_sys::guardian::Successor;
 
 use super::PagerError;
-use super::limits::BUDGET_BYTES_MIN;
+use super::limits::{BUDGET_BYTES_MIN, FAULT_THREADS_MAX};
 use crate::device::DeviceConfig;
 use crate::device::redundancy::Redundancy;
 use crate::device::transport::TransportChoice;
@@ -48,6 +48,8 @@ pub struct PagerConfig {
     /// Whether the kernel tells of forks, as it does with `CAP_SYS_PTRACE`. If not, programs ask before each, and wait until all of
     /// their pages are back ([`spillway_sys::fork_notices`]).
     pub programs_fork: bool,
+    /// Threads that answer faults, from 1 on; [`super::limits::fault_threads`] if `None`.
+    pub fault_threads: Option<usize>,
     /// The name and arguments with which this very program (`/proc/self/exe`) removes what is left if this process is killed; its
     /// guardian becomes that when no program of the run is left. None without any.
     pub mender: Vec<OsString>,
@@ -72,6 +74,9 @@ impl PagerConfig {
             return invalid(format!(
                 "a budget of {budget} bytes is too small; give at least {BUDGET_BYTES_MIN} bytes (16M)"
             ));
+        }
+        if let Some(threads) = self.fault_threads.filter(|threads| !(1..=FAULT_THREADS_MAX).contains(threads)) {
+            return invalid(format!("{threads} fault threads cannot be; take 1 to {FAULT_THREADS_MAX}"));
         }
         for path in [&self.preload, &self.directory] {
             if !path.exists() {

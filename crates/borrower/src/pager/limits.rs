@@ -46,8 +46,18 @@ pub const AGENT_BATCHES_MAX: usize = BATCHES;
 /// thousand times what a batch takes, since its thread may wait for a CPU that many want.
 pub const BATCH_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Reads that the fault thread has under way: more threads than that wait for their turn.
+/// Reads that a fault thread has under way: more threads than that wait for their turn.
 pub const FAULT_READS_MAX: usize = 32;
+
+/// Fault threads at most. Filling a page takes 3 of the 12 us of a fault, under the lock of its program's table, so more of them would wait for
+/// one another; each has a connection to every donor.
+pub const FAULT_THREADS_MAX: usize = 4;
+
+/// Fault threads on a machine of so many CPUs, if nobody says how many. Beside the threads that wait for their pages the eviction
+/// thread, the agent and the survey want CPUs too, so that a second one has nothing to run on with fewer than four.
+pub fn fault_threads(cpus: usize) -> usize {
+    (1 + cpus / 4).min(FAULT_THREADS_MAX)
+}
 
 /// The write-back pool takes this part of the budget at most.
 pub const POOL_SHARE: u64 = 32;

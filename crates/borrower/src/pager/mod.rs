@@ -53,12 +53,15 @@ use spillway_stub::greeting::{Address, Listener};
 use spillway_sys::guardian::Guardian;
 use spillway_sys::mapping::Mapping;
 
+use self::bell::Bell;
 pub use self::config::PagerConfig;
 use self::directory::Directory;
 use self::eviction::Eviction;
 use self::faults::Faults;
+use self::faults::messages::Messages;
 use self::limits::{
     BUDGET_BYTES_MIN, FAULT_READS_MAX, GROUP_SIZE_BYTES, POOL_SHARE, POOL_SLOTS_MAX, POOL_SLOTS_MIN, SEATS,
+    fault_threads,
 };
 use self::shared::{Budget, Shared, Tenant};
 use self::slots::Slots;
@@ -138,6 +141,12 @@ fn make_arena(config: &PagerConfig, address: &Address) -> io::Result<(Arc<Arena>
     Ok((Arc::new(arena), pool, slots))
 }
 
+/// The pools that engines use: one of buffers for each fault thread, and the write-back pool.
+fn make_pools(fault_threads: usize, pool: &Arc<BufferPool>) -> io::Result<Vec<Arc<BufferPool>>> {
+    let buffers = |_| BufferPool::unlocked(FAULT_READS_MAX, GROUP_SIZE_BYTES as usize);
+    (0..fault_threads).map(buffers).chain([Ok(Arc::clone(pool))]).collect()
+}
+
 impl Pager {
     /// Connects to donors and starts the threads; programs that are started with [`Pager::environment`] are paged from now on.
     pub fn start(config: PagerConfig) -> Result<Self, PagerError> {
@@ -151,11 +160,12 @@ impl Pager {
         let guardian = Guardian::start_for_users(SEATS as usize, arena.file(), successor);
         let guardian = guardian.map_err(PagerError::system("cannot start the guardian"))?;
         let listener = Listener::bind(&address).map_err(PagerError::system("cannot make the socket for programs"))?;
-        let buffers = BufferPool::unlocked(FAULT_READS_MAX, GROUP_SIZE_BYTES as usize).map_err(system())?;
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let fault_threads = config.fault_threads.unwrap_or_else(|| fault_threads(cpus));
+        let pools = make_pools(fault_threads, &pool).map_err(system())?;
         let volume_config = config.volume();
         let state = DeviceState::open(DeviceState::memory(&volume_config)?, &volume_config)?;
         let metrics = Arc::new(Metrics::default());
-        let pools = [Arc::clone(&buffers), Arc::clone(&pool)];
         let (mut engines, remote) = Remote::start(
             &volume_config,
             &state,
@@ -170,31 +180,44 @@ impl Pager {
             slots: Slots::new(u32::try_from(volume_pages).unwrap_or(u32::MAX)),
             directory: Directory::default(),
         };
-        let shared = Arc::new(Shared::new(books, budget).map_err(system())?);
+        let shared = Arc::new(Shared::new(books, budget, fault_threads).map_err(system())?);
         let mut pager = Self { config, volume_config, metrics, shared, threads: Vec::new(), remote: Some(remote) };
         pager.remote.as_ref().expect("just made").await_donors(pager.config.donor_wait, false)?;
-        let (writer, reader) = (engines.pop().expect("two engines"), engines.pop().expect("two engines"));
+        let writer = engines.pop().expect("an engine for each pool");
         let shared = &pager.shared;
         let capacity = u32::try_from(shared.budget.limit_pages()).unwrap_or(u32::MAX);
         let policy = Box::new(Sampled::new(0, capacity, POLICY_SEED));
         let eviction = Eviction::new(Arc::clone(shared), policy, Box::new(writer), slots, Instant::now());
-        let faults = Faults::new(Arc::clone(shared), Box::new(reader), buffers, pool, Box::new(wiped_ranges));
-        let faults = faults.map_err(system())?;
+        let faults = engines.into_iter().zip(&pools).map(|(reader, buffers)| {
+            Faults::new(Arc::clone(shared), Box::new(reader), Arc::clone(buffers), Arc::clone(&pool))
+        });
+        let faults = faults.collect::<io::Result<Vec<_>>>().map_err(system())?;
         let mut survey = Survey::new(Arc::clone(shared), listener, arena, guardian, pager.config.programs_fork);
         survey.let_in();
         pager.start_threads(faults, eviction, survey).map_err(PagerError::system("cannot start a thread"))?;
         Ok(pager)
     }
 
-    fn start_threads(&mut self, faults: Faults, eviction: Eviction, survey: Survey) -> io::Result<()> {
-        let shared = [(); 3].map(|()| Arc::clone(&self.shared));
-        let [for_faults, for_eviction, for_survey] = shared;
+    fn start_threads(&mut self, mut faults: Vec<Faults>, eviction: Eviction, survey: Survey) -> io::Result<()> {
         let wakefulness = Wakefulness::new(self.config.keep_awake, self.metrics.awake());
-        let all = &self.shared;
-        let serve = move || threads::serve_faults(&for_faults, faults, wakefulness);
-        self.threads.push(threads::start("faults", all, serve)?);
-        self.threads.push(threads::start("eviction", all, move || threads::evict(&for_eviction, eviction))?);
-        self.threads.push(threads::start("survey", all, move || threads::survey(&for_survey, survey))?);
+        let all = Arc::clone(&self.shared);
+        let messages = Messages::new(Arc::clone(&all), Box::new(wiped_ranges), Instant::now());
+        let first = (messages, faults.remove(0));
+        self.start_thread("faults", move |shared| threads::serve_faults(shared, first, wakefulness))?;
+        for (bell, faults) in faults.into_iter().enumerate() {
+            self.start_thread("faults", move |shared| threads::help_with_faults(shared, bell, faults))?;
+        }
+        self.start_thread("eviction", move |shared| threads::evict(shared, eviction))?;
+        self.start_thread("survey", move |shared| threads::survey(shared, survey))
+    }
+
+    fn start_thread(
+        &mut self,
+        name: &str,
+        run: impl FnOnce(&Shared) -> io::Result<()> + Send + 'static,
+    ) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        self.threads.push(threads::start(name, &self.shared, move || run(&shared))?);
         Ok(())
     }
 
@@ -242,9 +265,8 @@ impl Pager {
     pub fn stop(&mut self) {
         self.shared.kill_programs();
         self.shared.is_stopping.store(true, Ordering::SeqCst);
-        for event in [&self.shared.faults, &self.shared.eviction, &self.shared.survey] {
-            event.signal();
-        }
+        let bells = [&self.shared.faults, &self.shared.eviction, &self.shared.survey];
+        bells.into_iter().chain(self.shared.crew.bells()).for_each(Bell::signal);
         for thread in self.threads.drain(..) {
             // A panic inside it is caught and told there.
             let _ = thread.join();

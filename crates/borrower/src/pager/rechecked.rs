@@ -4,14 +4,15 @@
 //! (madvise(2)), also one of which we have a copy, and tells nobody: then whoever misses it comes again and again. Such a page is
 //! read from its copy; if it turns out to be there after all, it is what it was.
 
+use std::collections::VecDeque;
+
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::Fault;
 
-use super::directory::SpaceId;
 use super::limits::FAULT_READS_MAX;
 use super::slots::Slot;
 
-/// Faults that are remembered: so many threads can miss such pages at one time and none is forgotten.
+/// Faults of one program that are remembered: so many threads can miss such pages at one time and none is forgotten.
 const REMEMBERED: usize = 256;
 
 /// Pages held for gone that are remembered: as many as reads can be under way.
@@ -20,30 +21,23 @@ const TAKEN_REMEMBERED: usize = FAULT_READS_MAX;
 /// So often a thread may miss a page by old messages: it waited for a page, was woken by the end of something else, and waited again.
 const MISSED_MAX: u32 = 8;
 
-/// A page, and the thread that missed it.
-type Missed = (SpaceId, u64, u32);
+/// An address, and the thread that missed its page.
+type Missed = (u64, u32);
 
-/// The last such faults.
-#[derive(Debug)]
+/// The last such faults of a program. It takes no memory before the first.
+#[derive(Debug, Default)]
 pub struct Rechecked {
     /// With how often it was.
     missed: Vec<(Missed, u32)>,
     next_missed: usize,
-    taken: [Option<(SpaceId, u64, Slot)>; TAKEN_REMEMBERED],
-    next_taken: usize,
-}
-
-impl Default for Rechecked {
-    fn default() -> Self {
-        let missed = Vec::with_capacity(REMEMBERED);
-        Self { missed, next_missed: 0, taken: [None; TAKEN_REMEMBERED], next_taken: 0 }
-    }
+    /// The oldest first.
+    taken: VecDeque<(u64, Slot)>,
 }
 
 impl Rechecked {
     /// Whether its thread missed the page of `fault` so often that it must be gone.
-    pub fn is_gone(&mut self, space: SpaceId, fault: Fault) -> bool {
-        let key = (space, fault.address, fault.thread);
+    pub fn is_gone(&mut self, fault: Fault) -> bool {
+        let key = (fault.address, fault.thread);
         if let Some(index) = self.missed.iter().position(|(missed, _)| *missed == key) {
             self.missed[index].1 += 1;
             let is_gone = self.missed[index].1 >= MISSED_MAX;
@@ -62,20 +56,22 @@ impl Rechecked {
     }
 
     /// The page at `address` came: what was missed before was not this.
-    pub fn came(&mut self, space: SpaceId, address: u64) {
-        self.missed.retain(|((id, at, _), _)| (*id, *at & !(PAGE_SIZE_BYTES as u64 - 1)) != (space, address));
+    pub fn came(&mut self, address: u64) {
+        self.missed.retain(|((at, _), _)| *at & !(PAGE_SIZE_BYTES as u64 - 1) != address);
     }
 
     /// The page at `address` is held for gone; `slot` has its content.
-    pub fn took(&mut self, space: SpaceId, address: u64, slot: Slot) {
-        self.taken[self.next_taken] = Some((space, address, slot));
-        self.next_taken = (self.next_taken + 1) % TAKEN_REMEMBERED;
+    pub fn took(&mut self, address: u64, slot: Slot) {
+        if self.taken.len() == TAKEN_REMEMBERED {
+            self.taken.pop_front();
+        }
+        self.taken.push_back((address, slot));
     }
 
     /// Whether the page at `address`, with its content in `slot`, was held for gone a while ago.
-    pub fn was_taken(&mut self, space: SpaceId, address: u64, slot: Slot) -> bool {
-        let taken = self.taken.iter_mut().find(|taken| **taken == Some((space, address, slot)));
-        taken.is_some_and(|taken| taken.take().is_some())
+    pub fn was_taken(&mut self, address: u64, slot: Slot) -> bool {
+        let index = self.taken.iter().position(|taken| *taken == (address, slot));
+        index.is_some_and(|index| self.taken.remove(index).is_some())
     }
 }
 
@@ -88,27 +84,27 @@ mod tests {
         let mut rechecked = Rechecked::default();
         let fault = |address| Fault { address, is_write: false, is_write_protected: false, thread: 7 };
         for _ in 0..2 {
-            (1..MISSED_MAX).for_each(|_| assert!(!rechecked.is_gone(SpaceId(1), fault(4096))));
-            assert!(!rechecked.is_gone(SpaceId(2), fault(4096)), "another program's");
-            assert!(!rechecked.is_gone(SpaceId(1), Fault { thread: 8, ..fault(4096) }), "another thread");
-            assert!(rechecked.is_gone(SpaceId(1), fault(4096)), "and then it starts anew");
-            rechecked.came(SpaceId(2), 4096);
-            rechecked.came(SpaceId(1), 4096);
+            (1..MISSED_MAX).for_each(|_| assert!(!rechecked.is_gone(fault(4096))));
+            assert!(!rechecked.is_gone(Fault { thread: 8, ..fault(4096) }), "another thread");
+            assert!(rechecked.is_gone(fault(4096)), "and then it starts anew");
+            rechecked.came(4096);
         }
         assert!(rechecked.missed.is_empty());
-        (1..MISSED_MAX).for_each(|_| assert!(!rechecked.is_gone(SpaceId(1), fault(4096))));
-        rechecked.came(SpaceId(1), 4096);
-        assert!(!rechecked.is_gone(SpaceId(1), fault(4096)), "it came meanwhile");
-        (2..2 * REMEMBERED as u64).for_each(|page| assert!(!rechecked.is_gone(SpaceId(3), fault(page))));
+        (1..MISSED_MAX).for_each(|_| assert!(!rechecked.is_gone(fault(4096))));
+        rechecked.came(4096);
+        assert!(!rechecked.is_gone(fault(4096)), "it came meanwhile");
+        (2..2 * REMEMBERED as u64).for_each(|page| assert!(!rechecked.is_gone(fault(page))));
         assert_eq!(rechecked.missed.len(), REMEMBERED);
     }
 
     #[test]
     fn what_was_held_for_gone_is_known_once() {
         let mut rechecked = Rechecked::default();
-        rechecked.took(SpaceId(1), 4096, Slot(5));
-        assert!(!rechecked.was_taken(SpaceId(1), 4096, Slot(6)) && !rechecked.was_taken(SpaceId(2), 4096, Slot(5)));
-        assert!(rechecked.was_taken(SpaceId(1), 4096, Slot(5)));
-        assert!(!rechecked.was_taken(SpaceId(1), 4096, Slot(5)));
+        rechecked.took(4096, Slot(5));
+        assert!(!rechecked.was_taken(4096, Slot(6)) && !rechecked.was_taken(8192, Slot(5)));
+        assert!(rechecked.was_taken(4096, Slot(5)));
+        assert!(!rechecked.was_taken(4096, Slot(5)));
+        (0..=TAKEN_REMEMBERED as u64).for_each(|page| rechecked.took(page, Slot(1)));
+        assert!(!rechecked.was_taken(0, Slot(1)) && rechecked.was_taken(1, Slot(1)), "the oldest is forgotten");
     }
 }

@@ -19,11 +19,13 @@ use super::bell::Bell;
 use super::claims::Claims;
 use super::directory::SpaceId;
 use super::doubt::Doubt;
+use super::faults::crew::Crew;
 use super::limits::{
     FAILURES_MAX, GROUP_SIZE_BYTES, LAST_PAGES, WATERMARK_PAGES_MAX, WATERMARK_PAGES_MIN, WATERMARK_SHARE,
     WATERMARK_SHARE_MAX,
 };
 use super::program::{Agent, ProgramMemory};
+use super::rechecked::Rechecked;
 use super::space::{Books, Space};
 use super::statistics::Counters;
 use super::unsettled::{Change, Evidence, Unsettled};
@@ -84,6 +86,8 @@ pub struct Table {
     pub is_awaited: bool,
     /// A change is still to be told that is needed to understand another: nothing is read until then.
     pub doubt: Option<Doubt>,
+    /// Faults on pages that are there by all that is known.
+    pub rechecked: Rechecked,
 }
 
 impl Table {
@@ -105,6 +109,7 @@ impl Tenant {
                 batch: false,
                 is_awaited: false,
                 doubt: None,
+                rechecked: Rechecked::default(),
             }),
             agent: Mutex::new(None),
             parent,
@@ -291,9 +296,11 @@ pub struct Shared {
     pub claims: Claims,
     /// The counters.
     pub(crate) counters: Counters,
-    /// Wakes the fault thread: a batch ended, a program came or went.
+    /// Wakes the first fault thread: a batch ended, a program came or went.
     pub faults: Bell,
-    /// What the fault thread waits for: the messages of each address space under its number, and its bell.
+    /// What it shares with the others.
+    pub crew: Crew,
+    /// What the first fault thread waits for: the messages of each address space under its number, and its bell.
     pub served: Epoll,
     /// Wakes the eviction thread: the budget is exceeded.
     pub eviction: Bell,
@@ -309,8 +316,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For a volume and a budget.
-    pub fn new(books: Books, budget: Budget) -> std::io::Result<Self> {
+    /// For a volume and a budget, with so many fault threads.
+    pub fn new(books: Books, budget: Budget, fault_threads: usize) -> std::io::Result<Self> {
         Ok(Self {
             books: Mutex::new(books),
             tenants: Mutex::default(),
@@ -318,6 +325,7 @@ impl Shared {
             claims: Claims::default(),
             counters: Counters::default(),
             faults: Bell::new()?,
+            crew: Crew::new(fault_threads)?,
             served: Epoll::new()?,
             eviction: Bell::new()?,
             survey: Bell::new()?,

@@ -65,6 +65,8 @@ pub struct PagerStatistics {
     pub refused: u64,
     /// Faults that waited because the budget was exceeded.
     pub held_back: u64,
+    /// Faults that another thread than the first answered, because many came at once.
+    pub faults_helped: u64,
     /// Changes of mappings for which another one was waited for ([`super::unsettled`]).
     pub doubts: u64,
     /// Forks that waited until all pages were back, because the kernel does not tell this user of forks.
@@ -130,6 +132,7 @@ pub(crate) struct Counters {
     pub(crate) pages_prefetched: Counter,
     pub(crate) refused: Counter,
     pub(crate) held_back: Counter,
+    pub(crate) faults_helped: Counter,
     pub(crate) doubts: Counter,
     pub(crate) forks: Counter,
     pub(crate) forks_refused: Counter,
@@ -178,6 +181,7 @@ impl Counters {
             pages_prefetched: self.pages_prefetched.get(),
             refused: self.refused.get(),
             held_back: self.held_back.get(),
+            faults_helped: self.faults_helped.get(),
             doubts: self.doubts.get(),
             forks: self.forks.get(),
             forks_refused: self.forks_refused.get(),

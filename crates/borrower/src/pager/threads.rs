@@ -15,6 +15,7 @@ use spillway_sys::paging_safety::give_up_real_time;
 use super::directory::SpaceId;
 use super::eviction::Eviction;
 use super::faults::Faults;
+use super::faults::messages::Messages;
 use super::limits::{AGENT_LOOKS_MAX, IDLE_INTERVAL, RETRY_INTERVAL};
 use super::shared::{Shared, Tenant};
 use super::spin::{Company, Spin};
@@ -99,7 +100,7 @@ impl<'a> Served<'a> {
     }
 
     /// Serves whoever has something to tell; how many did.
-    fn serve(&mut self, shared: &Shared, faults: &mut Faults) -> io::Result<usize> {
+    fn serve(&mut self, shared: &Shared, messages: &mut Messages, faults: &mut Faults) -> io::Result<usize> {
         if self.ready.is_empty() {
             self.look(Duration::ZERO)?;
         }
@@ -113,7 +114,7 @@ impl<'a> Served<'a> {
             let Some((tenant, listens)) = self.tenants.get_mut(&number).filter(|(_, listens)| *listens) else {
                 continue;
             };
-            if tenant.is_gone() || !faults.serve(tenant) {
+            if tenant.is_gone() || !messages.serve(tenant, faults, Instant::now()) {
                 self.set.remove(tenant.memory.event())?;
                 *listens = false;
             }
@@ -122,31 +123,55 @@ impl<'a> Served<'a> {
     }
 }
 
-/// The fault thread.
-pub(crate) fn serve_faults(shared: &Shared, mut faults: Faults, mut wakefulness: Wakefulness) -> io::Result<()> {
+/// How a fault thread spends the time in which it has nothing to do.
+struct Leisure {
+    spin: Spin,
+    company: Company,
+}
+
+impl Leisure {
+    fn new(now: Instant) -> Self {
+        Self { spin: Spin::new(now), company: Company::default() }
+    }
+
+    /// How long to sleep; `None`: look again instead.
+    fn patience(&mut self, waiting: Waiting, has_put_off: bool, now: Instant) -> Option<Duration> {
+        match waiting {
+            Waiting::Poll => None,
+            Waiting::Retry => Some(RETRY_INTERVAL),
+            _ if has_put_off => Some(RETRY_INTERVAL),
+            _ if self.spin.goes_on(now) && self.company.is_alone(Instant::now, yield_now) => None,
+            Waiting::Nothing | Waiting::Event => Some(IDLE_INTERVAL),
+        }
+    }
+}
+
+/// The first fault thread: reads all messages, and answers.
+pub(crate) fn serve_faults(
+    shared: &Shared,
+    (mut messages, mut faults): (Messages, Faults),
+    mut wakefulness: Wakefulness,
+) -> io::Result<()> {
     let mut served = Served::new(shared)?;
-    let (mut spin, mut company) = (Spin::new(Instant::now()), Company::default());
+    let mut leisure = Leisure::new(Instant::now());
     while !shared.is_stopping() {
         if shared.faults.clear() {
             served.follow(shared)?;
-            faults.fetch_wanted();
+            messages.fetch_wanted(&mut faults);
         }
-        let count = served.serve(shared, &mut faults)?;
+        let has_served = served.serve(shared, &mut messages, &mut faults)? > 0;
+        let has_answered = faults.answer_shared();
         let now = Instant::now();
+        messages.settle(now);
         let waiting = faults.poll(now);
         // Not for messages alone: what is answered here waits for nobody's CPU.
-        (0..faults.take_demands()).for_each(|_| wakefulness.asked(now));
-        if count > 0 {
-            spin.worked(now);
+        (0..shared.crew.take_demands()).for_each(|_| wakefulness.asked(now));
+        if has_served || has_answered {
+            leisure.spin.worked(now);
             continue;
         }
-        let patience = match waiting {
-            Waiting::Poll => continue,
-            Waiting::Retry => RETRY_INTERVAL,
-            _ if faults.has_put_off() => RETRY_INTERVAL,
-            _ if spin.goes_on(now) && company.is_alone(Instant::now, yield_now) => continue,
-            Waiting::Nothing | Waiting::Event => IDLE_INTERVAL,
-        };
+        let has_put_off = faults.has_put_off() || messages.are_unsettled();
+        let Some(patience) = leisure.patience(waiting, has_put_off, now) else { continue };
         let patience = wakefulness.rest(now).unwrap_or(patience).min(patience);
         let slept = if has_events(faults.engine()) {
             shared.faults.sleep(|| wait(&[served.set.as_fd()], faults.engine(), patience))
@@ -154,6 +179,26 @@ pub(crate) fn serve_faults(shared: &Shared, mut faults: Faults, mut wakefulness:
             shared.faults.sleep(|| served.look(patience))
         };
         slept.transpose()?;
+    }
+    Ok(())
+}
+
+/// A fault thread besides the first, woken by the bell of that number: answers what is left to it.
+pub(crate) fn help_with_faults(shared: &Shared, bell: usize, mut faults: Faults) -> io::Result<()> {
+    let bell = &shared.crew.bells()[bell];
+    let mut leisure = Leisure::new(Instant::now());
+    while !shared.is_stopping() {
+        bell.clear();
+        let has_answered = faults.answer_shared();
+        let now = Instant::now();
+        let waiting = faults.poll(now);
+        if has_answered {
+            shared.counters.faults_helped.add(1);
+            leisure.spin.worked(now);
+            continue;
+        }
+        let Some(patience) = leisure.patience(waiting, faults.has_put_off(), now) else { continue };
+        bell.sleep(|| wait(&[bell.as_fd()], faults.engine(), patience)).transpose()?;
     }
     Ok(())
 }
@@ -237,7 +282,7 @@ mod tests {
     #[test]
     fn no_thread_inherits_a_real_time_policy() {
         let books = Books { slots: Slots::new(1), directory: Directory::default() };
-        let shared = Arc::new(Shared::new(books, Budget::new(1 << 20, 0)).unwrap());
+        let shared = Arc::new(Shared::new(books, Budget::new(1 << 20, 0), 1).unwrap());
         let (tell, told) = std::sync::mpsc::channel();
         // A thread of its own, because it keeps the policy.
         let starter = std::thread::spawn(move || {

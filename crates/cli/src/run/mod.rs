@@ -36,6 +36,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;
     let program = program::find(&arguments.program)?;
     let choice = via::choose(arguments.via, program.file())?;
+    via::check_options(choice.way, arguments)?;
     let registry = Registry::open().map_err(Failure::failed)?;
     for line in mend::mend_all(&registry)? {
         eprintln!("spillway: {line}");

@@ -40,6 +40,7 @@ pub(crate) struct Plan {
     transport: TransportChoice,
     keep_awake: KeepAwake,
     frontend: FrontEndChoice,
+    fault_threads: Option<usize>,
     local_memory: bool,
     device_size_bytes: u64,
     slab_size_bytes: u64,
@@ -82,6 +83,7 @@ impl Plan {
             transport: storage.transport,
             keep_awake: storage.keep_awake,
             frontend: storage.frontend,
+            fault_threads: arguments.fault_threads,
             local_memory: arguments.local_memory,
             device_size_bytes: size_bytes,
             slab_size_bytes,
@@ -150,6 +152,7 @@ impl Plan {
             preload,
             donor_wait: limits::DONOR_WAIT,
             programs_fork,
+            fault_threads: self.fault_threads,
             // As a run's own donors do, whoever of them comes first: menders do not meet.
             mender: ["spillway", "doctor", "--mend", "--json"].map(OsString::from).to_vec(),
         })

@@ -7,8 +7,10 @@ use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
+use spillway_borrower::frontend::choice::FrontEndChoice;
+use spillway_borrower::manager::heat::MappingPolicy;
 
-use crate::arguments::Via;
+use crate::arguments::{RunArguments, Via};
 use crate::doctor::checks::{self, Check, Way, hindrance};
 use crate::failure::Failure;
 use crate::machine::executable::{self, Unpageable};
@@ -31,6 +33,25 @@ impl fmt::Display for Choice {
         };
         write!(formatter, "{way} ({})", self.reason)
     }
+}
+
+/// Refuses what only the other way has.
+pub(crate) fn check_options(way: Way, arguments: &RunArguments) -> Result<(), Failure> {
+    let storage = &arguments.storage;
+    let useless: &[(bool, &str)] = match way {
+        Way::Swap => &[(arguments.fault_threads.is_some(), "--fault-threads")],
+        Way::Pager => &[
+            (storage.frontend != FrontEndChoice::Auto, "--frontend"),
+            (storage.mapping != MappingPolicy::OnDemand, "--mapping activity"),
+            (arguments.local_memory, "--local-memory"),
+        ],
+    };
+    let Some((_, option)) = useless.iter().find(|(is_given, _)| *is_given) else { return Ok(()) };
+    let (has_it, named) = match way {
+        Way::Swap => ("the pager", "pager"),
+        Way::Pager => ("swap devices", "swap"),
+    };
+    Err(Failure::Usage(format!("{option} is for {has_it}; leave it out, or write --via {named}")))
 }
 
 /// Chooses for a program's file on this machine.
@@ -96,8 +117,35 @@ fn lacks_both(swap: &Check, pager: &Check) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::arguments::{Arguments, Command};
     use crate::doctor::checks::State;
+
+    fn checked(way: Way, options: &str) -> Result<(), Failure> {
+        let arguments = Arguments::try_parse_from(format!("spillway run {options} -- true").split(' ')).unwrap();
+        let Command::Run(run) = arguments.command else { panic!("not run") };
+        check_options(way, &run)
+    }
+
+    #[test]
+    fn options_of_the_other_way_are_mistakes() {
+        checked(Way::Pager, "--local 50% --transport tcp --fault-threads 2").unwrap();
+        checked(Way::Swap, "--frontend nbd --mapping activity --local-memory").unwrap();
+        let useless = [
+            (Way::Pager, "--frontend nbd", "--via swap"),
+            (Way::Pager, "--mapping activity", "--via swap"),
+            (Way::Pager, "--local-memory", "--via swap"),
+            (Way::Swap, "--fault-threads 2", "--via pager"),
+        ];
+        for (way, option, instead) in useless {
+            let failure = checked(way, option).unwrap_err();
+            let text = failure.to_string();
+            assert_eq!(failure.exit_status(), 2);
+            assert!(text.contains(option.split(' ').next().unwrap()) && text.contains(instead), "{text}");
+        }
+    }
 
     fn check(needed_for: Way, state: State) -> Check {
         let name = if needed_for == Way::Swap { "user" } else { "userfaultfd" };

@@ -8,8 +8,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use spillway_borrower::frontend::choice::FrontEndChoice;
-use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_borrower::pager::limits::BUDGET_BYTES_MIN;
 use spillway_borrower::pager::{Pager, PagerStatus};
 use spillway_sys::userfaultfd::access::Access;
@@ -44,7 +42,6 @@ pub(crate) fn run(
     choice: Choice,
     interruption: &Interruption,
 ) -> Result<Ending, Failure> {
-    check_arguments(arguments)?;
     let plan = Plan::make(arguments, &registry)?;
     let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
     let mut budget = Budget::new(arguments.local);
@@ -55,22 +52,6 @@ pub(crate) fn run(
     let down = run.take_down();
     let ending = outcome?;
     down.map(|()| ending)
-}
-
-/// Refuses what only block devices have.
-fn check_arguments(arguments: &RunArguments) -> Result<(), Failure> {
-    let storage = &arguments.storage;
-    let useless = [
-        (storage.frontend != FrontEndChoice::Auto, "--frontend"),
-        (storage.mapping != MappingPolicy::OnDemand, "--mapping activity"),
-        (arguments.local_memory, "--local-memory"),
-    ];
-    match useless.iter().find(|(is_given, _)| *is_given) {
-        Some((_, option)) => {
-            Err(Failure::Usage(format!("{option} is for swap devices; leave it out, or write --via swap")))
-        }
-        None => Ok(()),
-    }
 }
 
 /// Everything that a run has started; taken down when dropped.
@@ -220,26 +201,7 @@ fn join(first: &OsStr, second: &OsStr) -> OsString {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::arguments::{Arguments, Command};
-
-    fn check(line: &str) -> Result<(), Failure> {
-        let arguments = Arguments::try_parse_from(line.split(' ')).unwrap();
-        let Command::Run(run) = arguments.command else { panic!("not run") };
-        check_arguments(&run)
-    }
-
-    #[test]
-    fn options_of_block_devices_are_mistakes() {
-        check("spillway run --via pager --local 50% --transport tcp -- true").unwrap();
-        for option in ["--frontend nbd", "--mapping activity", "--local-memory"] {
-            let failure = check(&format!("spillway run --via pager {option} -- true")).unwrap_err();
-            assert_eq!(failure.exit_status(), 2);
-            assert!(failure.to_string().contains(option.split(' ').next().unwrap()), "{failure}");
-        }
-    }
 
     #[test]
     fn the_users_libraries_come_after_ours() {

@@ -1,17 +1,19 @@
-//! Answers faults and follows events: the decisions of the fault thread.
+//! Answers faults: the decisions of the fault threads.
 //!
-//! One fault: [`Faults::serve`] reads the program's messages with its table locked and no batch under way. For each fault the
+//! One fault: [`Messages::serve`] reads the program's messages with its table locked and no batch under way. For each fault the
 //! page table says what it takes ([`Answer`]); zeroes and staged pages are filled at once, a page that is away is read from the
-//! volume through this thread's engine and filled when the read ends ([`Faults::poll`]). What cannot be done now (the program
+//! volume through the thread's own engine and filled when the read ends ([`Faults::poll`]). What cannot be done now (the program
 //! is changing its mappings, rule 11; the budget is exceeded, rule 15; all buffers are in use) is put off and tried again.
 //!
 //! Pages come write-protected for faults that read, so that they can leave without a write, and writable for faults that write.
 //!
 //! Nothing here allocates once the lists have grown to what the programs need, except a fork (a table for the child), a page
-//! table that grows, events of ranges, and a doubt.
+//! table that grows, events of ranges, a doubt, and a page that the kernel took back.
 //!
-//! - `reading`: reads for faults, and what comes along.
+//! - [`messages`]: what programs tell; [`crew`]: what several threads share; `reading`: reads for faults, and what comes along.
 
+pub mod crew;
+pub mod messages;
 mod reading;
 
 use std::collections::VecDeque;
@@ -24,17 +26,15 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
+use self::crew::Pending;
+#[cfg(doc)]
+use self::messages::Messages;
 use self::reading::{Ask, ReadUnderWay};
-use super::ahead::Ahead;
 use super::directory::Coming;
-use super::doubt::Doubt;
-use super::limits::{FAULT_READS_MAX, MESSAGES_MAX, ZEROES_AHEAD_MAX};
-use super::program::Event;
-use super::rechecked::Rechecked;
-use super::shared::{Shared, Table, Tenant, Wanted};
+use super::limits::{FAULT_READS_MAX, ZEROES_AHEAD_MAX};
+use super::shared::{Shared, Table, Tenant};
 use super::space::Answer;
 use super::space::group::PageState;
-use super::space::ranges::Ranges;
 use super::statistics::FaultKind;
 use crate::block::BlockError;
 use crate::service::{BlockService, Waiting};
@@ -44,17 +44,6 @@ const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 /// In place of the thread that waits, for pages that are wanted and not waited for.
 const NOBODY: u32 = 0;
 
-/// Finds the ranges of a process that read as zeroes in a child (MADV_WIPEONFORK, rule 5).
-pub type WipedRanges = Box<dyn FnMut(&Tenant) -> Ranges + Send>;
-
-/// A fault that is tried again.
-struct PutOff {
-    tenant: Arc<Tenant>,
-    fault: Fault,
-    arrived: Instant,
-    is_held_back: bool,
-}
-
 /// What became of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
@@ -63,7 +52,7 @@ enum Outcome {
     HeldBack,
 }
 
-/// See the module text.
+/// One thread's part of them, see the module text.
 pub struct Faults {
     shared: Arc<Shared>,
     engine: Box<dyn BlockService>,
@@ -73,21 +62,13 @@ pub struct Faults {
     zeroes: Mapping,
     /// By buffer.
     reads: Box<[Option<ReadUnderWay>]>,
-    put_off: VecDeque<PutOff>,
-    rechecked: Rechecked,
-    /// Faults of one reading.
-    arrived: Vec<Fault>,
-    /// Programs with changes that are not settled yet.
-    unsettled: Vec<Arc<Tenant>>,
+    put_off: VecDeque<Pending>,
     /// Results of one poll, taken out of the engine's call.
     ended: Vec<(usize, Result<(), BlockError>)>,
-    wiped: WipedRanges,
-    /// Reads that threads wait for, since they were asked for.
-    demands: u32,
+    /// Reads were begun since the engine was polled.
+    has_begun: bool,
     /// What comes along is read when those who wait have their pages.
     asks: Vec<Ask>,
-    /// Taken out while it is asked.
-    ahead: Option<Ahead>,
 }
 
 impl Faults {
@@ -97,7 +78,6 @@ impl Faults {
         engine: Box<dyn BlockService>,
         buffers: Arc<BufferPool>,
         pool: Arc<BufferPool>,
-        wiped: WipedRanges,
     ) -> std::io::Result<Self> {
         let zeroes = Mapping::anonymous(PAGE_SIZE_BYTES)?;
         zeroes.zero(0, PAGE_SIZE_BYTES);
@@ -110,26 +90,16 @@ impl Faults {
             zeroes,
             reads,
             put_off: VecDeque::with_capacity(1024),
-            rechecked: Rechecked::default(),
-            arrived: Vec::with_capacity(MESSAGES_MAX),
-            unsettled: Vec::with_capacity(64),
             ended: Vec::with_capacity(FAULT_READS_MAX),
-            wiped,
-            demands: 0,
+            has_begun: false,
             asks: Vec::with_capacity(FAULT_READS_MAX),
-            ahead: Some(Ahead::default()),
         })
     }
 
     /// Whether something is to be tried again soon.
     pub fn has_put_off(&self) -> bool {
-        let has_tasks = !self.put_off.is_empty() || !self.unsettled.is_empty() || !self.asks.is_empty();
+        let has_tasks = !self.put_off.is_empty() || !self.asks.is_empty();
         has_tasks || self.reads.iter().flatten().any(|read| read.is_here)
-    }
-
-    /// How many threads began to wait for a page from elsewhere since this was asked.
-    pub fn take_demands(&mut self) -> u32 {
-        std::mem::take(&mut self.demands)
     }
 
     /// The engine, for its events.
@@ -137,56 +107,19 @@ impl Faults {
         &*self.engine
     }
 
-    /// Reads and answers what `tenant` has to tell. False: that has to wait, and its end will be signalled.
-    pub fn serve(&mut self, tenant: &Arc<Tenant>) -> bool {
-        let mut guard = tenant.lock();
-        let table = &mut *guard;
-        table.is_awaited = table.batch;
-        if !table.may_read() {
-            return false;
-        }
-        let now = Instant::now();
-        let mut arrived = std::mem::take(&mut self.arrived);
-        self.read_events(tenant, table, &mut arrived, now);
-        // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
-        // belongs to the mapping that is there now, so what changes mappings goes first. A fault that is old by then does no harm.
-        for fault in arrived.drain(..) {
-            let outcome = self.fault(tenant, table, fault, now);
-            self.after(tenant, fault, now, outcome);
-        }
-        self.arrived = arrived;
-        true
-    }
-
-    /// One by one, so that nobody goes on whose change is in doubt.
-    fn read_events(&mut self, tenant: &Arc<Tenant>, table: &mut Table, arrived: &mut Vec<Fault>, now: Instant) {
-        for _ in 0..MESSAGES_MAX {
-            match tenant.memory.read_event() {
-                Ok(None) => return,
-                Ok(Some(Event::Fault(fault))) => arrived.push(fault),
-                Ok(Some(change)) => {
-                    if self.changed(tenant, table, change) {
-                        let process = tenant.process.load(Ordering::Relaxed);
-                        table.doubt = Some(Doubt::begin(process, now));
-                        self.shared.counters.doubts.add(1);
-                        return;
-                    }
-                }
-                Err(error) => {
-                    // A child's memory that cannot be taken over (no descriptor is free) would read as zeroes.
-                    let process = tenant.process.load(Ordering::Relaxed);
-                    self.shared.fail(format!(
-                        "process {process}: its memory's messages cannot be read ({error}), so it is killed"
-                    ));
-                    return tenant.kill();
-                }
-            }
-        }
+    /// Answers the next fault that was left to whoever is free. Whether there was one.
+    pub fn answer_shared(&mut self) -> bool {
+        let next = self.shared.crew.take();
+        next.map(|pending| self.try_again(pending)).is_some()
     }
 
     /// Moves reads and what was put off as far as they go; what the engine waits for.
     pub fn poll(&mut self, now: Instant) -> Waiting {
         let mut waiting = self.poll_engine(now);
+        self.retry();
+        if self.has_begun {
+            waiting = self.poll_engine(now);
+        }
         if !self.asks.is_empty() {
             if waiting == Waiting::Poll {
                 // Over shared memory what somebody waits for is here by now.
@@ -195,12 +128,11 @@ impl Faults {
             self.bring_all_along(now);
             waiting = self.poll_engine(now);
         }
-        self.settle(now);
-        self.retry();
         waiting
     }
 
     fn poll_engine(&mut self, now: Instant) -> Waiting {
+        self.has_begun = false;
         let mut ended = std::mem::take(&mut self.ended);
         let waiting = self.engine.poll(now, &mut |buffer, result| ended.push((buffer, result)));
         for (buffer, result) in ended.drain(..) {
@@ -210,29 +142,6 @@ impl Faults {
         waiting
     }
 
-    /// Brings pages back that nobody waits for (rule 4: a control block of a thread that was found late; a fork).
-    pub fn fetch_wanted(&mut self) {
-        let now = Instant::now();
-        for Wanted { space, address, is_writable } in self.shared.take_wanted() {
-            if let Some(tenant) = self.shared.tenant(space) {
-                let fault = Fault { address, is_write: is_writable, is_write_protected: false, thread: NOBODY };
-                self.put_off.push_back(PutOff { tenant, fault, arrived: now, is_held_back: false });
-            }
-        }
-    }
-
-    fn settle(&mut self, now: Instant) {
-        let shared = &self.shared;
-        self.unsettled.retain(|tenant| {
-            let table = &mut *tenant.lock();
-            if let Some(doubt) = table.doubt.take_if(|doubt| doubt.is_over(now)) {
-                table.unsettled.seen_under_way(&doubt.moves_under_way());
-                shared.faults.signal();
-            }
-            !(shared.settle(tenant, table) && table.doubt.is_none())
-        });
-    }
-
     fn retry(&mut self) {
         for buffer in 0..self.reads.len() {
             if self.reads[buffer].as_ref().is_some_and(|read| read.is_here) {
@@ -240,26 +149,37 @@ impl Faults {
             }
         }
         for _ in 0..self.put_off.len() {
-            let Some(PutOff { tenant, fault, arrived, is_held_back }) = self.put_off.pop_front() else { break };
-            if tenant.is_gone() {
-                continue;
-            }
-            if is_held_back && self.holds_back(&tenant, fault) {
-                self.put_off.push_back(PutOff { tenant, fault, arrived, is_held_back });
-                continue;
-            }
-            let outcome = {
-                let mut table = tenant.lock();
-                if table.batch { Outcome::PutOff } else { self.fault(&tenant, &mut table, fault, arrived) }
-            };
-            self.after(&tenant, fault, arrived, outcome);
+            let Some(pending) = self.put_off.pop_front() else { break };
+            self.try_again(pending);
         }
     }
 
-    fn after(&mut self, tenant: &Arc<Tenant>, fault: Fault, arrived: Instant, outcome: Outcome) {
+    fn try_again(&mut self, pending: Pending) {
+        let Pending { tenant, fault, is_held_back, .. } = &pending;
+        if tenant.is_gone() {
+            return;
+        }
+        if *is_held_back && self.holds_back(tenant, *fault) {
+            return self.put_off(pending);
+        }
+        let mut table = tenant.lock();
+        if table.batch {
+            drop(table);
+            return self.put_off(pending);
+        }
+        self.answer(tenant, &mut table, *fault, pending.arrived);
+    }
+
+    fn put_off(&mut self, pending: Pending) {
+        self.put_off.push_back(pending);
+    }
+
+    /// Answers one fault, now or later.
+    fn answer(&mut self, tenant: &Arc<Tenant>, table: &mut Table, fault: Fault, arrived: Instant) {
+        let outcome = self.fault(tenant, table, fault, arrived);
         if outcome != Outcome::Done {
             let is_held_back = outcome == Outcome::HeldBack;
-            self.put_off.push_back(PutOff { tenant: Arc::clone(tenant), fault, arrived, is_held_back });
+            self.put_off(Pending { tenant: Arc::clone(tenant), fault, arrived, is_held_back });
         }
     }
 
@@ -268,7 +188,6 @@ impl Faults {
         self.shared.budget.holds_back() && !tenant.is_agent(fault.thread) && !tenant.is_held()
     }
 
-    /// Answers one fault, if that can be done now.
     fn fault(&mut self, tenant: &Arc<Tenant>, table: &mut Table, fault: Fault, arrived: Instant) -> Outcome {
         if !self.shared.settle(tenant, table) {
             return Outcome::PutOff;
@@ -278,9 +197,9 @@ impl Faults {
         let page = address..address + PAGE;
         match answer {
             Answer::Wait => Outcome::Done,
-            Answer::Recheck(slot) if self.rechecked.is_gone(tenant.id, fault) => {
+            Answer::Recheck(slot) if table.rechecked.is_gone(fault) => {
                 table.space.taken_back(address, &mut self.shared.books());
-                self.rechecked.took(tenant.id, address, slot);
+                table.rechecked.took(address, slot);
                 self.fault(tenant, table, fault, arrived)
             }
             Answer::Wake | Answer::Recheck(_) => {
@@ -341,10 +260,14 @@ impl Faults {
         if range.is_empty() || !self.shared.budget.has_room(2 * ZEROES_AHEAD_MAX as i64) {
             return;
         }
-        // Whatever stops it half way stops the program there too, which then asks.
+        // Whatever stops it half way stops the program there too, which then asks. Not into another mapping: one that has no page yet, and of
+        // which the program protects a part just now, would stay in parts (`Survey::register_mapping`).
         let count = ((range.end - range.start) / PAGE) as usize;
-        let filled =
-            as_far_as_mapped(count, |count| tenant.memory.zero(range.start..range.start + count as u64 * PAGE));
+        let filled = as_far_as_mapped(count, |count| {
+            let end = range.start + count as u64 * PAGE;
+            let is_one_mapping = tenant.memory.covers(&(address..end))?;
+            if is_one_mapping { tenant.memory.zero(range.start..end) } else { Err(PageError::NotMapped) }
+        });
         if let Ok(bytes) = filled {
             let books = &mut self.shared.books();
             let pages = (range.start..range.start + bytes).step_by(PAGE_SIZE_BYTES);
@@ -366,7 +289,7 @@ impl Faults {
         match result {
             Ok(_) => {
                 table.space.filled(address, clean, coming, &mut self.shared.books());
-                self.rechecked.came(tenant.id, address);
+                table.rechecked.came(address);
                 self.shared.budget.count(1);
                 self.shared.counters.fault(kind, arrived.elapsed());
                 self.shared.call_eviction();
@@ -386,7 +309,7 @@ impl Faults {
                 // Its own page, found there by an old message; or, if it was thought to be away, what the program sees counts.
                 let books = &mut self.shared.books();
                 if let PageState::Away(slot) | PageState::Coming(slot) = table.space.state(address)
-                    && self.rechecked.was_taken(tenant.id, address, slot)
+                    && table.rechecked.was_taken(address, slot)
                 {
                     table.space.filled(address, true, Coming::New, books);
                 } else if table.space.is_away(address) {
@@ -402,27 +325,6 @@ impl Faults {
             _ => {}
         }
         tenant.memory.wake(address..address + PAGE);
-    }
-
-    /// Notes a change of mappings. True: another one must precede it and is still to be told.
-    fn changed(&mut self, tenant: &Arc<Tenant>, table: &mut Table, change: Event) -> bool {
-        if self.unsettled.iter().all(|other| other.id != tenant.id) {
-            self.unsettled.push(Arc::clone(tenant));
-        }
-        let Table { space, unsettled, .. } = table;
-        match change {
-            Event::Fault(_) => unreachable!("faults are answered elsewhere"),
-            Event::Remove(range) => unsettled.remove(range),
-            Event::Unmap(range) => unsettled.unmap(range),
-            Event::Remap { from, to, length } => unsettled.remap(from, to, length),
-            Event::Fork(memory) => {
-                tenant.has_forked.store(true, Ordering::Relaxed);
-                // A program none of whose pages is known has none away or clean, and most fork to execute another.
-                let wiped = if space.is_empty() { Ranges::default() } else { (self.wiped)(tenant) };
-                unsettled.fork(memory, wiped);
-            }
-        }
-        unsettled.is_in_doubt(|range| space.known_mapped(range))
     }
 }
 

@@ -57,8 +57,11 @@ impl Faults {
         if !self.read(tenant, table, &Along::one(address, slot, Coming::Back), Some(fault), arrived) {
             return Outcome::PutOff;
         }
-        self.demands += u32::from(fault.thread != NOBODY);
-        if fault.thread != NOBODY && self.asks.len() < FAULT_READS_MAX {
+        if fault.thread == NOBODY {
+            return Outcome::Done;
+        }
+        self.shared.crew.demanded();
+        if self.asks.len() < FAULT_READS_MAX {
             self.asks.push(Ask { tenant: Arc::clone(tenant), thread: fault.thread, address, waits_since: None });
         }
         Outcome::Done
@@ -86,24 +89,26 @@ impl Faults {
 
     /// Asks for what comes along with the page at `address`, and begins with it.
     fn bring_along(&mut self, tenant: &Arc<Tenant>, table: &mut Table, thread: u32, address: u64, now: Instant) {
-        let Some(mut ahead) = self.ahead.take() else { return };
         let budget = &self.shared.budget;
         let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0);
-        ahead.ask(&mut table.space, thread, address, room, &mut self.shared.books());
-        if ahead.has_found() {
-            // What is to be read is copied out, since reading changes the table.
-            let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
+        // What is to be read is copied out, since reading changes the table.
+        let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
+        {
+            let mut ahead = self.shared.crew.ahead();
+            ahead.ask(&mut table.space, thread, address, room, &mut self.shared.books());
+            if !ahead.has_found() {
+                return;
+            }
             ahead.reads(&table.space, &self.shared.books(), |run| {
                 if let Some(place) = runs.get_mut(count) {
                     *place = Some(run.clone());
                     count += 1;
                 }
             });
-            for run in runs.iter().flatten() {
-                self.read(tenant, table, run, None, now);
-            }
         }
-        self.ahead = Some(ahead);
+        for run in runs.iter().flatten() {
+            self.read(tenant, table, run, None, now);
+        }
     }
 
     /// Begins a read; false when all buffers are in use.
@@ -145,6 +150,7 @@ impl Faults {
             offset_bytes: u64::from(first.0) * PAGE,
             length_bytes: along.pages().len() as u64 * PAGE,
         };
+        self.has_begun = true;
         self.engine.submit(request, Instant::now());
     }
 

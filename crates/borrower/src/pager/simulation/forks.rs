@@ -29,7 +29,7 @@ impl World {
                 Gathered::NotYet => {}
                 end => return end,
             }
-            self.faults.fetch_wanted();
+            self.fetch_wanted();
             self.run();
         }
         panic!("the fork waits forever");
@@ -167,10 +167,7 @@ fn a_fork_whose_pages_cannot_be_read_is_refused_and_nobody_else_is_harmed() {
     let mut world = paged_world();
     // Another volume, which ends before most of the pages.
     let short = Arc::new(Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
-    let buffers = BufferPool::new(4, limits::GROUP_SIZE_BYTES as usize).unwrap();
-    let engine = Box::new(LocalMemory::new(short, Arc::new(Metrics::default()), Arc::clone(&buffers)));
-    let wiped = Box::new(|_: &Tenant| Ranges::default());
-    world.faults = Faults::new(Arc::clone(&world.shared), engine, buffers, Arc::clone(&world.pool), wiped).unwrap();
+    world.read_from(short, 4);
     let mut gathering = world.gathering(0);
     let end = world.gather(&mut gathering, PLENTY);
     assert!(matches!(&end, Gathered::Never(reason) if reason.contains("cannot be read")), "{end:?}");

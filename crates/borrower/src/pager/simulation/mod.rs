@@ -28,6 +28,7 @@ use crate::page_cache::fifo::Fifo;
 use crate::pager::directory::Directory;
 use crate::pager::eviction::Eviction;
 use crate::pager::faults::Faults;
+use crate::pager::faults::messages::Messages;
 use crate::pager::limits;
 use crate::pager::program::{Agent, Errand, Event, Fate, ProgramMemory};
 use crate::pager::shared::{Budget, Shared, Tenant, Wanted, lock};
@@ -193,7 +194,7 @@ impl ProgramMemory for Simulated {
 
     fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {
         self.changing()?;
-        Ok(!self.lock().holes.contain(range))
+        Ok(self.within_one_mapping(range.clone()).is_ok() && !self.lock().holes.contain(range))
     }
 
     fn is_changing(&self) -> bool {
@@ -263,7 +264,11 @@ struct Program {
 
 struct World {
     shared: Arc<Shared>,
-    faults: Faults,
+    messages: Messages,
+    /// One for each fault thread.
+    faults: Vec<Faults>,
+    /// Decides who has a CPU.
+    dice: u64,
     eviction: Eviction,
     pool: Arc<BufferPool>,
     programs: Vec<Program>,
@@ -279,10 +284,13 @@ fn address(page: u64) -> u64 {
 
 impl World {
     fn new(budget_pages: u64) -> Self {
+        Self::with_fault_threads(budget_pages, 1)
+    }
+
+    fn with_fault_threads(budget_pages: u64, threads: usize) -> Self {
         let pool = BufferPool::new(POOL_SLOTS + 1, limits::GROUP_SIZE_BYTES as usize).unwrap();
-        let buffers = BufferPool::new(4, limits::GROUP_SIZE_BYTES as usize).unwrap();
         let books = Books { slots: Slots::new(VOLUME_PAGES), directory: Directory::default() };
-        let shared = Arc::new(Shared::new(books, Budget::new(budget_pages * PAGE, 0)).unwrap());
+        let shared = Arc::new(Shared::new(books, Budget::new(budget_pages * PAGE, 0), threads).unwrap());
         let volume = Arc::new(Mapping::anonymous(VOLUME_PAGES as usize * PAGE_SIZE_BYTES).unwrap());
         let engine = |pool: &Arc<BufferPool>| {
             Box::new(LocalMemory::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(pool)))
@@ -296,8 +304,14 @@ impl World {
             now,
         );
         let wiped = Box::new(|_: &Tenant| Ranges::default());
-        let faults = Faults::new(Arc::clone(&shared), engine(&buffers), buffers, Arc::clone(&pool), wiped).unwrap();
-        let mut world = Self { shared, faults, eviction, pool, programs: Vec::new(), volume, clock: 0, now };
+        let messages = Messages::new(Arc::clone(&shared), wiped, now);
+        let faults = (0..threads).map(|_| {
+            let buffers = BufferPool::new(4, limits::GROUP_SIZE_BYTES as usize).unwrap();
+            Faults::new(Arc::clone(&shared), engine(&buffers), buffers, Arc::clone(&pool)).unwrap()
+        });
+        let faults = faults.collect();
+        let programs = Vec::new();
+        let mut world = Self { shared, messages, faults, dice: 1, eviction, pool, programs, volume, clock: 0, now };
         let mut space = Space::new(world.shared.next_space());
         space.registered.insert(address(0)..address(PAGES));
         space.surveyed.insert(address(0)..address(PAGES));
@@ -322,7 +336,7 @@ impl World {
     fn run(&mut self) {
         for program in 0..self.programs.len() {
             let tenant = Arc::clone(&self.programs[program].tenant);
-            self.faults.serve(&tenant);
+            self.serve(&tenant);
             // What was announced goes, now that it was read.
             let mut memory = self.programs[program].memory.lock();
             if !memory.events.iter().any(|event| matches!(event, Event::Remove(_))) {
@@ -338,8 +352,38 @@ impl World {
 
     fn turn(&mut self) {
         self.now += Duration::from_micros(100);
-        self.faults.poll(self.now);
+        for index in 0..self.faults.len() {
+            self.poll(index);
+        }
         self.eviction.turn(self.now);
+    }
+
+    /// The first fault thread reads what a program has to tell.
+    fn serve(&mut self, tenant: &Arc<Tenant>) -> bool {
+        self.messages.serve(tenant, &mut self.faults[0], self.now)
+    }
+
+    fn fetch_wanted(&mut self) {
+        self.messages.fetch_wanted(&mut self.faults[0]);
+    }
+
+    /// A fault thread gets on, if it has a CPU: the first always, the others by chance.
+    fn poll(&mut self, index: usize) {
+        // Knuth's generator (MMIX); any would do.
+        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        if index > 0 && self.dice >> 62 == 0 {
+            return;
+        }
+        let faults = &mut self.faults[index];
+        faults.answer_shared();
+        if index == 0 {
+            self.messages.settle(self.now);
+        }
+        faults.poll(self.now);
+    }
+
+    fn has_put_off(&self) -> bool {
+        self.messages.are_unsettled() || self.faults.iter().any(Faults::has_put_off)
     }
 
     fn settle(&mut self) {
@@ -349,7 +393,7 @@ impl World {
                 let memory = program.memory.lock();
                 !memory.batches.is_empty() || !memory.events.is_empty() || !memory.going.is_empty()
             });
-            if !is_working && !self.faults.has_put_off() {
+            if !is_working && !self.has_put_off() {
                 return;
             }
         }
@@ -377,13 +421,37 @@ impl World {
                 let mut memory = self.programs[program].memory.lock();
                 let is_queued =
                     memory.events.iter().any(|event| matches!(event, Event::Fault(other) if *other == fault));
-                if !is_queued && !self.faults.has_put_off() {
+                if !is_queued && !self.has_put_off() {
                     memory.events.push_back(Event::Fault(fault));
                 }
             }
             self.run();
         }
         panic!("program {program} waits for page {page} forever");
+    }
+
+    /// Many threads of the program miss pages at once, twice one right after the other, and go on.
+    fn crowd(&mut self, program: usize, page: u64, pages: u64, is_write: bool) {
+        let tenant = Arc::clone(&self.programs[program].tenant);
+        for part in [page..page + pages / 2, page + pages / 2..page + pages] {
+            let mut memory = self.programs[program].memory.lock();
+            let (space, missing) = (part.clone(), |page: &u64| !memory.resident.contains_key(&address(*page)));
+            let missing: Vec<u64> = space.filter(missing).collect();
+            memory.events.extend(missing.into_iter().map(|page| {
+                let thread = 100 + page as u32;
+                Event::Fault(Fault { address: address(page), is_write, is_write_protected: false, thread })
+            }));
+            drop(memory);
+            self.serve(&tenant);
+        }
+        (page..page + pages).for_each(|page| self.touch(program, page, is_write));
+    }
+
+    /// The engine and buffers of another volume, for the first fault thread.
+    fn read_from(&mut self, volume: Arc<Mapping>, buffers: usize) {
+        let buffers = BufferPool::new(buffers, limits::GROUP_SIZE_BYTES as usize).unwrap();
+        let engine = Box::new(LocalMemory::new(volume, Arc::new(Metrics::default()), Arc::clone(&buffers)));
+        self.faults[0] = Faults::new(Arc::clone(&self.shared), engine, buffers, Arc::clone(&self.pool)).unwrap();
     }
 
     fn remove(&mut self, program: usize, page: u64, pages: u64) {

@@ -34,6 +34,16 @@ fn memory_that_is_touched_page_by_page_comes_by_stretches() {
 }
 
 #[test]
+fn zeroes_do_not_come_along_from_another_mapping() {
+    let mut world = World::new(256);
+    world.programs[0].memory.lock().boundaries.push(address(16));
+    (0..16).for_each(|page| world.touch(0, page, true));
+    let resident: Vec<u64> = world.programs[0].memory.lock().resident.keys().copied().collect();
+    assert_eq!(resident, (0..16).map(address).collect::<Vec<_>>());
+    world.end();
+}
+
+#[test]
 fn clean_pages_leave_without_a_write() {
     let mut world = World::new(96);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
@@ -83,25 +93,25 @@ fn only_pages_from_elsewhere_that_a_thread_waits_for_are_demands() {
     let mut world = World::new(128);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.settle();
-    assert_eq!(world.faults.take_demands(), 0, "new memory, changes and evictions are none");
+    assert_eq!(world.shared.crew.take_demands(), 0, "new memory, changes and evictions are none");
     let gone = |world: &World, page: &u64| !world.programs[0].memory.lock().resident.contains_key(&address(*page));
     let staged = (0..PAGES).rev().find(|page| gone(&world, page)).unwrap();
     world.touch(0, staged, false);
-    assert_eq!(world.faults.take_demands(), 0, "it was in the pool");
+    assert_eq!(world.shared.crew.take_demands(), 0, "it was in the pool");
     let far = (0..PAGES).filter(|page| gone(&world, page)).step_by(40).take(2).collect::<Vec<u64>>();
     let space = world.programs[0].tenant.id;
     world.shared.want([Wanted { space, address: address(far[0]), is_writable: false }]);
-    world.faults.fetch_wanted();
+    world.fetch_wanted();
     let comes = (0..10_000).any(|_| {
         world.run();
         !gone(&world, &far[0])
     });
     assert!(comes);
-    assert_eq!(world.faults.take_demands(), 0, "nobody waits for what is only wanted");
+    assert_eq!(world.shared.crew.take_demands(), 0, "nobody waits for what is only wanted");
     world.touch(0, far[1], false);
     let fills = world.shared.counters.report(0, Vec::new()).fill.count;
     assert!(fills > 0);
-    assert_eq!((world.faults.take_demands(), world.faults.take_demands()), (1, 0));
+    assert_eq!((world.shared.crew.take_demands(), world.shared.crew.take_demands()), (1, 0));
     world.end();
 }
 
@@ -181,7 +191,7 @@ fn nothing_is_read_from_a_program_while_its_batch_is_under_way() {
     let tenant = Arc::clone(&world.programs[0].tenant);
     assert!(tenant.lock().batch);
     world.programs[0].memory.lock().events.push_back(Event::Unmap(address(0)..address(4)));
-    assert!(!world.faults.serve(&tenant), "not before the batch has ended");
+    assert!(!world.serve(&tenant), "not before the batch has ended");
     assert_eq!(world.programs[0].memory.lock().events.len(), 1);
     assert!(tenant.lock().is_awaited);
     while tenant.lock().batch {
@@ -189,7 +199,7 @@ fn nothing_is_read_from_a_program_while_its_batch_is_under_way() {
         world.turn();
     }
     assert!(world.shared.faults.clear(), "its end is signalled");
-    assert!(world.faults.serve(&tenant));
+    assert!(world.serve(&tenant));
     world.programs[0].memory.lock().resident.retain(|at, _| *at >= address(4));
     world.programs[0].truth.retain(|at, _| *at >= address(4));
     world.end();
@@ -265,7 +275,7 @@ fn a_child_of_a_program_that_ends_before_it_goes_on_is_served() {
     let memory = &world.programs[0].memory;
     memory.lock().events.push_back(Event::Fork(Box::new(child)));
     memory.lock().agains = u32::MAX;
-    world.faults.serve(&Arc::clone(&world.programs[0].tenant));
+    world.serve(&Arc::clone(&world.programs[0].tenant));
     assert_eq!(world.shared.tenants().len(), 1, "the fork is not settled");
     world.shared.dismiss(&world.programs[0].tenant);
     assert_eq!(world.shared.tenants().len(), 1);
@@ -306,11 +316,11 @@ fn an_agent_has_its_next_batch_when_the_table_hears_of_the_last() {
 #[test]
 fn a_fault_that_waits_for_a_batch_comes_before_the_next_one() {
     let (mut world, tenant, pages) = world_after_a_batch();
-    assert!(!world.faults.serve(&tenant));
+    assert!(!world.serve(&tenant));
     world.turn();
     assert_eq!(away(&tenant), pages);
     assert!(!tenant.lock().batch && world.programs[0].memory.lock().batches.is_empty());
-    assert!(world.faults.serve(&tenant));
+    assert!(world.serve(&tenant));
     world.turn();
     assert!(tenant.lock().batch, "then it goes on");
     world.settle();
@@ -323,7 +333,7 @@ fn an_agent_has_two_batches_only_while_no_fault_waits_for_them() {
     let memory = world.programs[0].memory.clone();
     (0..3).for_each(|_| world.turn());
     assert_eq!(memory.lock().batches.len(), 2, "nothing disturbed the first one");
-    assert!(!world.faults.serve(&tenant), "a fault comes");
+    assert!(!world.serve(&tenant), "a fault comes");
     let pages: usize = memory.lock().batches.iter().map(Vec::len).sum();
     for _ in 0..pages {
         assert!(tenant.lock().batch, "rule 14 holds until both have ended");
@@ -331,7 +341,7 @@ fn an_agent_has_two_batches_only_while_no_fault_waits_for_them() {
         world.turn();
     }
     assert!(!tenant.lock().batch && memory.lock().batches.is_empty(), "and no other one begins");
-    assert!(world.faults.serve(&tenant));
+    assert!(world.serve(&tenant));
     (0..3).for_each(|_| world.turn());
     assert_eq!(memory.lock().batches.len(), 1, "the next fault may come as soon");
     world.settle();
@@ -375,13 +385,13 @@ fn what_comes_along_waits_for_room() {
     world.shared.budget.set_resident(world.shared.budget.limit_pages() - 2);
     (first..first + 2).for_each(|page| world.programs[0].memory.lock().events.push_back(fault_at(page)));
     let tenant = Arc::clone(&world.programs[0].tenant);
-    world.faults.serve(&tenant);
-    (0..3).for_each(|_| _ = world.faults.poll(world.now));
+    world.serve(&tenant);
+    (0..3).for_each(|_| world.poll(0));
     assert!(is_there(&world, first + 1) && !is_there(&world, first + 2), "what was waited for is there");
-    assert!(world.faults.has_put_off());
+    assert!(world.has_put_off());
     world.shared.budget.set_resident(10);
-    (0..3).for_each(|_| _ = world.faults.poll(world.now));
-    assert!(is_there(&world, first + 2) && !world.faults.has_put_off());
+    (0..3).for_each(|_| world.poll(0));
+    assert!(is_there(&world, first + 2) && !world.has_put_off());
     world.shared.budget.set_resident(world.count());
     world.end();
 }
@@ -401,6 +411,36 @@ fn a_fault_that_meets_a_change_is_answered_later() {
 }
 
 #[test]
+fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
+    let mut world = World::with_fault_threads(200, 3);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    world.shared.budget.set_resident(10);
+    let tenant = Arc::clone(&world.programs[0].tenant);
+    let is_there = |world: &World, page: &u64| world.programs[0].memory.lock().resident.contains_key(&address(*page));
+    let away: Vec<u64> = (0..PAGES).filter(|page| !is_there(&world, page)).step_by(3).collect();
+    let (first, second) = (&away[..8], &away[8..16]);
+    let come = |world: &mut World, pages: &[u64]| {
+        world.programs[0].memory.lock().events.extend(pages.iter().map(|page| fault_at(*page)));
+        assert!(world.serve(&tenant));
+        world.shared.crew.pending_count()
+    };
+    assert_eq!(come(&mut world, first), 0, "one crowd may be the last");
+    assert_eq!(come(&mut world, second), 7, "the first thread answers one");
+    for _ in 0..40 {
+        // It has no CPU for the others meanwhile.
+        (1..3).for_each(|index| world.poll(index));
+    }
+    assert_eq!(world.shared.crew.pending_count(), 0);
+    assert!(second[1..].iter().all(|page| is_there(&world, page)) && !is_there(&world, &second[0]));
+    (0..40).for_each(|_| world.poll(0));
+    assert!(first.iter().chain(second).all(|page| is_there(&world, page)));
+    assert_eq!(come(&mut world, &away[16..17]), 0, "one alone wakes nobody");
+    world.shared.budget.set_resident(world.count());
+    world.end();
+}
+
+#[test]
 fn an_unreadable_page_is_poisoned_and_never_filled() {
     let mut world = World::new(96);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
@@ -411,12 +451,8 @@ fn an_unreadable_page_is_poisoned_and_never_filled() {
     };
     // The volume ends before that page.
     let short = Arc::new(Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
-    let buffers = BufferPool::new(1, limits::GROUP_SIZE_BYTES as usize).unwrap();
-    let engine = Box::new(LocalMemory::new(short, Arc::new(Metrics::default()), Arc::clone(&buffers)));
-    let wiped = Box::new(|_: &Tenant| Ranges::default());
-    world.faults = Faults::new(Arc::clone(&world.shared), engine, buffers, Arc::clone(&world.pool), wiped).unwrap();
-    let (gone, slot_is_zero) = (gone + 1, false);
-    assert!(!slot_is_zero);
+    world.read_from(short, 1);
+    let gone = gone + 1;
     let fault = Fault { address: address(gone), is_write: false, is_write_protected: false, thread: 1 };
     world.programs[0].memory.lock().events.push_back(Event::Fault(fault));
     world.run();
@@ -435,9 +471,10 @@ proptest! {
 
     #[test]
     fn programs_see_their_own_memory(
-        steps in proptest::collection::vec((0_u8..16, 0_usize..3, 0..PAGES, 0..PAGES), 1..120)
+        threads in 1_usize..4,
+        steps in proptest::collection::vec((0_u8..18, 0_usize..3, 0..PAGES, 0..PAGES), 1..120)
     ) {
-        let mut world = World::new(100);
+        let mut world = World::with_fault_threads(100, threads);
         (0..PAGES / 2).for_each(|page| world.touch(0, page, true));
         for (step, program, page, other) in steps {
             let program = program % world.programs.len();
@@ -453,6 +490,7 @@ proptest! {
                 13 => world.reuse(program, page, other, pages.min(40)),
                 12 => world.programs[program].memory.lock().pinned = (page..page + pages).map(address).collect(),
                 14 => world.fork_untold(program),
+                15..=16 => world.crowd(program, page, pages, step == 16),
                 _ => world.run(),
             }
         }

@@ -1,0 +1,158 @@
+//! Reads what programs have to tell, and follows what changes their mappings: the first fault thread's part.
+//!
+//! One thread reads all messages, so that changes of mappings have one order and what one reading brings is seen as a whole
+//! ([`crate::pager::unsettled`]).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use spillway_sys::userfaultfd::Fault;
+
+use super::crew::Pending;
+use super::{Faults, NOBODY};
+use crate::pager::doubt::Doubt;
+use crate::pager::limits::MESSAGES_MAX;
+use crate::pager::program::Event;
+use crate::pager::shared::{Shared, Table, Tenant, Wanted};
+use crate::pager::space::ranges::Ranges;
+use crate::pager::spin::Spin;
+
+/// Finds the ranges of a process that read as zeroes in a child (MADV_WIPEONFORK, rule 5).
+pub type WipedRanges = Box<dyn FnMut(&Tenant) -> Ranges + Send>;
+
+/// See the module text.
+pub struct Messages {
+    shared: Arc<Shared>,
+    /// Faults of one reading.
+    arrived: Vec<Fault>,
+    /// Programs with changes that are not settled yet.
+    unsettled: Vec<Arc<Tenant>>,
+    wiped: WipedRanges,
+    /// Whether several faults come at once again and again.
+    crowds: Spin,
+}
+
+impl Messages {
+    /// Of all programs of `shared`.
+    pub fn new(shared: Arc<Shared>, wiped: WipedRanges, now: Instant) -> Self {
+        Self {
+            shared,
+            arrived: Vec::with_capacity(MESSAGES_MAX),
+            unsettled: Vec::with_capacity(64),
+            wiped,
+            crowds: Spin::new(now),
+        }
+    }
+
+    /// Whether something is to be looked at again soon.
+    pub fn are_unsettled(&self) -> bool {
+        !self.unsettled.is_empty()
+    }
+
+    /// Reads what `tenant` has to tell, and has it answered by `faults`. False: that has to wait, and its end will be signalled.
+    pub fn serve(&mut self, tenant: &Arc<Tenant>, faults: &mut Faults, now: Instant) -> bool {
+        let mut guard = tenant.lock();
+        let table = &mut *guard;
+        table.is_awaited = table.batch;
+        if !table.may_read() {
+            return false;
+        }
+        let mut arrived = std::mem::take(&mut self.arrived);
+        self.read_events(tenant, table, &mut arrived, now);
+        // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
+        // belongs to the mapping that is there now, so what changes mappings goes first. A fault that is old by then does no harm.
+        let own = self.share_crowds(tenant, &arrived, now);
+        for fault in &arrived[..own] {
+            faults.answer(tenant, table, *fault, now);
+        }
+        arrived.clear();
+        self.arrived = arrived;
+        true
+    }
+
+    /// Leaves all faults but the first to the crew, if they come in crowds. How many are left for this thread.
+    fn share_crowds(&mut self, tenant: &Arc<Tenant>, arrived: &[Fault], now: Instant) -> usize {
+        if arrived.len() < 2 || !self.shared.crew.has_helpers() {
+            return arrived.len();
+        }
+        self.crowds.worked(now);
+        if !self.crowds.goes_on(now) {
+            return arrived.len();
+        }
+        let pending = |fault: &Fault| Pending::new(Arc::clone(tenant), *fault, now);
+        self.shared.crew.share(arrived[1..].iter().map(pending));
+        1
+    }
+
+    /// One by one, so that nobody goes on whose change is in doubt.
+    fn read_events(&mut self, tenant: &Arc<Tenant>, table: &mut Table, arrived: &mut Vec<Fault>, now: Instant) {
+        for _ in 0..MESSAGES_MAX {
+            match tenant.memory.read_event() {
+                Ok(None) => return,
+                Ok(Some(Event::Fault(fault))) => arrived.push(fault),
+                Ok(Some(change)) => {
+                    if self.changed(tenant, table, change) {
+                        let process = tenant.process.load(Ordering::Relaxed);
+                        table.doubt = Some(Doubt::begin(process, now));
+                        self.shared.counters.doubts.add(1);
+                        return;
+                    }
+                }
+                Err(error) => {
+                    // A child's memory that cannot be taken over (no descriptor is free) would read as zeroes.
+                    let process = tenant.process.load(Ordering::Relaxed);
+                    self.shared.fail(format!(
+                        "process {process}: its memory's messages cannot be read ({error}), so it is killed"
+                    ));
+                    return tenant.kill();
+                }
+            }
+        }
+    }
+
+    /// Notes a change of mappings. True: another one must precede it and is still to be told.
+    fn changed(&mut self, tenant: &Arc<Tenant>, table: &mut Table, change: Event) -> bool {
+        if self.unsettled.iter().all(|other| other.id != tenant.id) {
+            self.unsettled.push(Arc::clone(tenant));
+        }
+        let Table { space, unsettled, .. } = table;
+        match change {
+            Event::Fault(_) => unreachable!("faults are answered elsewhere"),
+            Event::Remove(range) => unsettled.remove(range),
+            Event::Unmap(range) => unsettled.unmap(range),
+            Event::Remap { from, to, length } => unsettled.remap(from, to, length),
+            Event::Fork(memory) => {
+                tenant.has_forked.store(true, Ordering::Relaxed);
+                // A program none of whose pages is known has none away or clean, and most fork to execute another.
+                let wiped = if space.is_empty() { Ranges::default() } else { (self.wiped)(tenant) };
+                unsettled.fork(memory, wiped);
+            }
+        }
+        unsettled.is_in_doubt(|range| space.known_mapped(range))
+    }
+
+    /// Takes over what is settled by now.
+    pub fn settle(&mut self, now: Instant) {
+        let shared = &self.shared;
+        self.unsettled.retain(|tenant| {
+            let table = &mut *tenant.lock();
+            if let Some(doubt) = table.doubt.take_if(|doubt| doubt.is_over(now)) {
+                table.unsettled.seen_under_way(&doubt.moves_under_way());
+                shared.faults.signal();
+            }
+            !(shared.settle(tenant, table) && table.doubt.is_none())
+        });
+    }
+
+    /// Brings pages back that nobody waits for (rule 4: a control block of a thread that was found late; a fork).
+    pub fn fetch_wanted(&mut self, faults: &mut Faults) {
+        let now = Instant::now();
+        for Wanted { space, address, is_writable } in self.shared.take_wanted() {
+            if let Some(tenant) = self.shared.tenant(space) {
+                let fault = Fault { address, is_write: is_writable, is_write_protected: false, thread: NOBODY };
+                faults.put_off(Pending::new(tenant, fault, now));
+            }
+        }
+    }
+}
