@@ -4,17 +4,22 @@
 //! ([`crate::prefetch`]) stays where it is, so that the fault on it tells how far the program came. It is a page that is away, since
 //! nobody faults on another. Victims leave by groups, so a stream comes to stretches of local pages that are longer than a window: it
 //! looks beyond them.
+//!
+//! A stream waits once a window for its marker, as long as a read takes. So windows are as large as the donors are far (`Distance`): over
+//! shared memory and a near network 256 KiB, and up to 2 MiB, each in reads of 128 KiB behind the page that is waited for.
+
+use std::time::Duration;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::directory::Coming;
-use super::limits::{GROUP_PAGES, MARKERS_MAX, WINDOWS_MAX};
+use super::limits::{DISTANCE_READS, GROUP_PAGES, MARKERS_MAX, WINDOW_PAGE, WINDOWS_MAX};
 use super::slots::Slot;
 use super::space::group::PageState;
 use super::space::{Books, Space};
 use crate::prefetch::read_around::ReadAround;
 use crate::prefetch::streams::{Faulter, Streams};
-use crate::prefetch::{Candidates, VirtualPage, WINDOW_MAX};
+use crate::prefetch::{Candidates, VirtualPage, WINDOW_FAR_MAX, WINDOW_MAX};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -54,6 +59,34 @@ impl Along {
     }
 }
 
+/// How long a read of one page takes at least: the donors' distance, without what queues and busy CPUs add. The least of the last 16 to
+/// 32 reads.
+#[derive(Clone, Copy, Debug, Default)]
+struct Distance {
+    /// Of the last 16 reads that were counted whole.
+    least: Option<Duration>,
+    /// Of those since.
+    least_since: Option<Duration>,
+    count: u32,
+}
+
+impl Distance {
+    fn read_took(&mut self, time: Duration) {
+        self.least_since = Some(self.least_since.map_or(time, |least| least.min(time)));
+        self.count += 1;
+        if self.count == DISTANCE_READS {
+            (self.least, self.count) = (self.least_since.take(), 0);
+        }
+    }
+
+    /// Pages of a window from there; few as long as nothing is known.
+    fn window_max(&self) -> usize {
+        let least = self.least.map(|least| self.least_since.map_or(least, |since| since.min(least)));
+        let pages = least.unwrap_or_default().as_nanos() / WINDOW_PAGE.as_nanos();
+        usize::try_from(pages).unwrap_or(usize::MAX).clamp(WINDOW_MAX, WINDOW_FAR_MAX)
+    }
+}
+
 /// See the module text.
 pub struct Ahead {
     streams: Streams<ReadAround>,
@@ -64,22 +97,30 @@ pub struct Ahead {
     /// Markers that were not reached yet, the oldest overwritten first.
     markers: [(u32, u64); MARKERS_MAX],
     next_marker: usize,
+    distance: Distance,
 }
 
 impl Default for Ahead {
     fn default() -> Self {
         let streams = Streams::new(ReadAround::default());
         let (candidates, window) = (Candidates::default(), Candidates::default());
-        Self { streams, candidates, window, markers: [(u32::MAX, 0); MARKERS_MAX], next_marker: 0 }
+        let markers = [(u32::MAX, 0); MARKERS_MAX];
+        Self { streams, candidates, window, markers, next_marker: 0, distance: Distance::default() }
     }
 }
 
 impl Ahead {
+    /// A page that somebody waited for was read, in this time.
+    pub fn read_took(&mut self, time: Duration) {
+        self.distance.read_took(time);
+    }
+
     /// Thread `thread` waits for the page at `address`: asks the prefetcher what of that which is away comes along. There is `room`
     /// for so many pages, a window at least.
     pub fn ask(&mut self, space: &mut Space, thread: u32, address: u64, room: usize, books: &mut Books) {
         let faulter = Faulter { space: space.id().0, thread };
         space.take_unused(|address| self.streams.on_unused(faulter.space, VirtualPage(address / PAGE)));
+        self.window.set_window_max(self.distance.window_max().min(room / 2).max(WINDOW_MAX));
         let page = VirtualPage(address / PAGE);
         let marker = self.markers.iter_mut().find(|marker| **marker == (faulter.space, address));
         if let Some(marker) = marker {
@@ -101,11 +142,12 @@ impl Ahead {
         self.candidates.clear();
         for _ in 0..WINDOWS_MAX {
             let last = self.window.pages().last().copied();
-            let is_full = self.window.pages().len() == WINDOW_MAX;
+            let length = self.window.pages().len();
+            let is_full = length >= WINDOW_MAX;
             self.window.retain(|page| is_away(space, page));
             self.candidates.append(&self.window);
             let count = self.candidates.pages().len();
-            match last.filter(|_| is_full && count < WINDOW_MAX && count + WINDOW_MAX <= room) {
+            match last.filter(|_| is_full && count < WINDOW_MAX && count + length <= room) {
                 Some(last) => self.streams.go_on(faulter, last, &mut self.window),
                 None => break,
             }
@@ -286,7 +328,7 @@ mod tests {
         let last = full_stream(&mut ahead, &mut space, &mut books);
         let marker = ahead.candidates.marker().unwrap().0;
         (last + 1..last + 3).for_each(|page| space.filled(PAGE * page, true, Coming::Ahead, &mut books));
-        ahead.ask(&mut space, 7, PAGE * marker, CANDIDATES_MAX - 3, &mut books);
+        ahead.ask(&mut space, 7, PAGE * marker, 2 * WINDOW_MAX - 3, &mut books);
         assert_eq!(ahead.candidates.pages().len(), WINDOW_MAX - 2);
     }
 
@@ -301,6 +343,31 @@ mod tests {
         }
         faults(&mut ahead, &mut space, &mut books, &[marker]);
         assert!(!ahead.has_found() && ahead.candidates.marker().is_none());
+    }
+
+    /// The windows of a stream that comes to its markers one after the other.
+    fn windows(read_took: Duration, room: usize) -> Vec<usize> {
+        let (mut space, mut books) = away(4000);
+        let mut ahead = Ahead::default();
+        (0..DISTANCE_READS).for_each(|_| ahead.read_took(read_took + Duration::from_millis(7)));
+        (0..DISTANCE_READS).for_each(|read| ahead.read_took(read_took + Duration::from_millis(u64::from(read % 7))));
+        faults(&mut ahead, &mut space, &mut books, &[1, 2]);
+        let mut lengths = Vec::new();
+        for _ in 0..9 {
+            let marker = ahead.candidates.marker().unwrap().0;
+            ahead.ask(&mut space, 7, PAGE * marker, room, &mut books);
+            lengths.push(ahead.candidates.pages().len());
+        }
+        lengths
+    }
+
+    #[test]
+    fn windows_are_as_large_as_donors_are_far_and_there_is_room() {
+        let plenty = 10 * WINDOW_FAR_MAX;
+        assert_eq!(windows(Duration::from_micros(20), plenty)[3..6], [WINDOW_MAX; 3], "near donors");
+        assert_eq!(windows(Duration::from_millis(1), plenty)[3..], [64, 128, 256, 512, 512, 512]);
+        assert_eq!(windows(Duration::from_micros(100), plenty)[3..7], [64, 100, 100, 100]);
+        assert_eq!(windows(Duration::from_millis(1), 2 * WINDOW_MAX)[3..6], [WINDOW_MAX; 3], "no room for more");
     }
 
     #[test]

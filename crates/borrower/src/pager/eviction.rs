@@ -278,7 +278,7 @@ impl Eviction {
             // The fault thread has waited for the batch before: its turn comes first, or faults would wait forever.
             let is_ready = {
                 let table = &mut *tenant.lock();
-                !table.is_awaited && self.shared.settle(&tenant, table)
+                !table.is_awaited && table.untried == 0 && self.shared.settle(&tenant, table)
             };
             if !is_ready || self.owning.iter().any(|owning| owning.id == tenant.id) {
                 put_off.extend_from_slice(of_one);
@@ -556,8 +556,10 @@ impl Batch {
                 // Its program gave it up since it was chosen, and may have something else there by now.
                 continue;
             }
-            // A page of a program that changes its mappings or is to fork, or that the kernel itself needs (rule 4), stays.
-            if !table.unsettled.is_empty() || tenant.is_held() || kept.binary_search(address).is_ok() {
+            // A page of a program that changes its mappings, is to fork or has faults to be tried first, or that the kernel itself needs
+            // (rule 4), stays.
+            let is_busy = !table.unsettled.is_empty() || table.untried > 0 || tenant.is_held();
+            if is_busy || kept.binary_search(address).is_ok() {
                 table.space.listed_again(*address);
                 policy.refused(*page);
                 continue;

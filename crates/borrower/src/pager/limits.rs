@@ -224,6 +224,12 @@ pub const FAULT_SPIN: Duration = Duration::from_micros(100);
 /// which are all local once in 256 times if one in two is.
 pub const WINDOWS_MAX: usize = 4;
 
+/// A window has a page for each microsecond that a read takes at least: a stream takes 4 us a page (measured), so it waits for the marker a fifth of its time.
+pub const WINDOW_PAGE: Duration = Duration::from_micros(1);
+
+/// The least time of so many reads is taken for the donors' distance.
+pub const DISTANCE_READS: u32 = 16;
+
 /// So long what comes along waits for the eviction to make room: some batches (0.2 ms each) and a turn of the scheduler.
 pub const ASK_PATIENCE: Duration = Duration::from_millis(5);
 

@@ -24,6 +24,8 @@ pub struct Span {
     pub range: Range<u64>,
     /// The mappings in it that may be paged.
     pub mappings: Vec<Range<u64>>,
+    /// Those of them beside which nothing is protected: the others may be parts of one mapping, with a protected one between them.
+    pub wholes: Vec<Range<u64>>,
 }
 
 /// Reads the maps; lines that are not understood are left out, and so are never paged.
@@ -51,7 +53,7 @@ pub fn spans(maps: &[Mapped], excluded: &[Range<u64>]) -> Vec<Span> {
     let is_other = |mapped: &Mapped| !mapped.is_anonymous || touches(&mapped.range);
     let mut spans: Vec<Span> = Vec::new();
     let mut floor = None;
-    for mapped in maps {
+    for (index, mapped) in maps.iter().enumerate() {
         if is_other(mapped) {
             if let Some(span) = spans.last_mut().filter(|span| span.range.end > mapped.range.start) {
                 span.range.end = mapped.range.start;
@@ -61,11 +63,18 @@ pub fn spans(maps: &[Mapped], excluded: &[Range<u64>]) -> Vec<Span> {
         }
         // A span reaches up to the next mapping of another kind, which is still to come.
         if spans.last().is_none_or(|span| span.range.end <= mapped.range.start) {
-            spans.push(Span { range: floor.unwrap_or(mapped.range.start)..u64::MAX, mappings: Vec::new() });
+            spans.push(Span {
+                range: floor.unwrap_or(mapped.range.start)..u64::MAX,
+                mappings: Vec::new(),
+                wholes: Vec::new(),
+            });
         }
         let span = spans.last_mut().expect("just made");
         if mapped.is_pageable {
             span.mappings.push(mapped.range.clone());
+            if !is_beside_protected(maps, index) {
+                span.wholes.push(mapped.range.clone());
+            }
         }
     }
     // Nothing of another kind above: the last mapping ends it.
@@ -74,6 +83,15 @@ pub fn spans(maps: &[Mapped], excluded: &[Range<u64>]) -> Vec<Span> {
     }
     spans.retain(|span| !span.mappings.is_empty());
     spans
+}
+
+/// Whether anonymous memory that may not be written lies right beside mapping number `index`.
+fn is_beside_protected(maps: &[Mapped], index: usize) -> bool {
+    let range = &maps[index].range;
+    let neighbours = [index.checked_sub(1), Some(index + 1)].into_iter().flatten().filter_map(|other| maps.get(other));
+    neighbours
+        .filter(|other| other.is_anonymous && !other.is_pageable)
+        .any(|other| other.range.end == range.start || other.range.start == range.end)
 }
 
 /// The ranges with MADV_WIPEONFORK (`wf` among the flags of `/proc/PID/smaps`).
@@ -144,7 +162,24 @@ no line at all
     #[test]
     fn anonymous_memory_at_the_end_of_the_maps_ends_its_span() {
         let found = spans(&parse("1000-2000 rw-p 00000000 00:00 0\n3000-5000 rw-p 00000000 00:00 0\n"), &[]);
-        assert_eq!(found, [Span { range: 0x1000..0x5000, mappings: vec![0x1000..0x2000, 0x3000..0x5000] }]);
+        let mappings = vec![0x1000..0x2000, 0x3000..0x5000];
+        assert_eq!(found, [Span { range: 0x1000..0x5000, mappings: mappings.clone(), wholes: mappings }]);
+    }
+
+    #[test]
+    fn mappings_beside_protected_memory_are_no_wholes() {
+        let line = |range: &str, permissions: &str| format!("{range} {permissions} 00000000 00:00 0\n");
+        let maps = [
+            line("1000-2000", "rw-p"),
+            line("2000-3000", "r--p"),
+            line("3000-4000", "rw-p"),
+            line("4000-5000", "rw-p"),
+            line("6000-7000", "---p"),
+            line("8000-9000", "rw-p"),
+        ];
+        let [span] = &spans(&parse(&maps.concat()), &[])[..] else { panic!("one span") };
+        assert_eq!(span.mappings, [0x1000..0x2000, 0x3000..0x4000, 0x4000..0x5000, 0x8000..0x9000]);
+        assert_eq!(span.wholes, [0x4000..0x5000, 0x8000..0x9000]);
     }
 
     #[test]

@@ -59,7 +59,8 @@ pub trait ProgramMemory: Send + Sync {
     /// Asks for faults in `range`.
     fn register(&self, range: Range<u64>) -> Result<(), PageError>;
 
-    /// Whether one registered mapping covers `range` (rule 1). Changes nothing; fails while the program changes its mappings.
+    /// Whether one registered mapping covers `range` (rule 1); fails while the program changes its mappings. The mapping at its begin is prepared for
+    /// pages, which the program can see if it had none ([`spillway_sys::userfaultfd::Userfaultfd::covers`]).
     fn covers(&self, range: &Range<u64>) -> Result<bool, PageError>;
 
     /// Whether the program changes its mappings: something of that is to be read, or its thread did not go on yet.

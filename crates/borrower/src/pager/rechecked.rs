@@ -15,7 +15,7 @@ use super::slots::Slot;
 /// Faults of one program that are remembered: so many threads can miss such pages at one time and none is forgotten.
 const REMEMBERED: usize = 256;
 
-/// Pages held for gone that are remembered: as many as reads can be under way.
+/// Pages of one program held for gone that are remembered: as many as one thread can have reads under way.
 const TAKEN_REMEMBERED: usize = FAULT_READS_MAX;
 
 /// So often a thread may miss a page by old messages: it waited for a page, was woken by the end of something else, and waited again.
@@ -55,8 +55,9 @@ impl Rechecked {
         false
     }
 
-    /// The page at `address` came: what was missed before was not this.
+    /// The page at `address` came: what was missed before was not this, and it was gone if it was held for that.
     pub fn came(&mut self, address: u64) {
+        self.taken.retain(|(taken, _)| *taken != address);
         self.missed.retain(|((at, _), _)| *at & !(PAGE_SIZE_BYTES as u64 - 1) != address);
     }
 

@@ -1,7 +1,7 @@
 //! What the threads of a pager share.
 //!
-//! Locks, in the order in which they are taken: an address space's table, then the books. Both are held for microseconds, and
-//! never across a wait; whoever holds a table may change what is known of that address space.
+//! Locks, in the order in which they are taken: an address space's table, then read-ahead ([`super::faults::crew`]), then the books. All are
+//! held for microseconds, and never across a wait; whoever holds a table may change what is known of that address space.
 //!
 //! A batch of evictions is under way without the table's lock, so [`Table::batch`] says so: nobody reads the program's events
 //! then (rule 14 of docs/pager.md). That keeps every fault and event out of the batch: the kernel lets no page be moved while an
@@ -84,6 +84,9 @@ pub struct Table {
     pub batch: bool,
     /// The fault thread wants to know when the batch has ended.
     pub is_awaited: bool,
+    /// Faults that were read, were left to whichever thread is free, and were not tried yet: no batch begins before that, or they would have to
+    /// wait for it.
+    pub untried: u32,
     /// A change is still to be told that is needed to understand another: nothing is read until then.
     pub doubt: Option<Doubt>,
     /// Faults on pages that are there by all that is known.
@@ -108,6 +111,7 @@ impl Tenant {
                 unsettled: Unsettled::default(),
                 batch: false,
                 is_awaited: false,
+                untried: 0,
                 doubt: None,
                 rechecked: Rechecked::default(),
             }),

@@ -56,12 +56,15 @@ impl VirtualPage {
     }
 }
 
-/// Pages of one window at most: 256 KiB, two of HPBD's largest requests; the kernel's read-ahead ends at 128 KiB for
-/// files and at 32 pages for swap.
+/// Pages of one window at most, unless donors are far: 256 KiB, two of HPBD's largest requests; the kernel's read-ahead ends at
+/// 128 KiB for files and at 32 pages for swap.
 pub const WINDOW_MAX: usize = 64;
 
-/// Candidates at a time: two windows, since of one some pages may be local.
-pub const CANDIDATES_MAX: usize = 2 * WINDOW_MAX;
+/// Pages of one window from donors that are far: 2 MiB, a huge page of the processor.
+pub const WINDOW_FAR_MAX: usize = 512;
+
+/// Candidates at a time: two windows, since of one some pages may be local, and a stream has one while the next comes.
+pub const CANDIDATES_MAX: usize = 2 * WINDOW_FAR_MAX;
 
 /// Pages to bring along, the most urgent first, and which of them is the marker.
 #[derive(Clone, Debug)]
@@ -70,15 +73,26 @@ pub struct Candidates {
     count: usize,
     marker: Option<VirtualPage>,
     around: bool,
+    window_max: usize,
 }
 
 impl Default for Candidates {
     fn default() -> Self {
-        Self { pages: [VirtualPage(0); CANDIDATES_MAX], count: 0, marker: None, around: false }
+        Self { pages: [VirtualPage(0); CANDIDATES_MAX], count: 0, marker: None, around: false, window_max: WINDOW_MAX }
     }
 }
 
 impl Candidates {
+    /// Windows that are put here end at so many pages; [`WINDOW_MAX`] if nobody says so.
+    pub fn set_window_max(&mut self, pages: usize) {
+        self.window_max = pages.min(WINDOW_FAR_MAX);
+    }
+
+    /// How many pages a window has at most.
+    pub fn window_max(&self) -> usize {
+        self.window_max
+    }
+
     /// Forgets them all.
     pub fn clear(&mut self) {
         (self.count, self.marker, self.around) = (0, None, false);
@@ -105,8 +119,9 @@ impl Candidates {
     /// Adds those of `other` that are not here yet and for which there is room; its marker counts if there was none. Streams that meet, one
     /// from below and one from above, name the same pages, and a page is read once.
     pub fn append(&mut self, other: &Self) {
+        let own = self.count;
         for page in other.pages() {
-            if !self.pages().contains(page) {
+            if !self.pages()[..own].contains(page) {
                 self.push(*page);
             }
         }
@@ -266,7 +281,7 @@ mod tests {
     #[test]
     fn candidates_end_where_their_room_does() {
         let mut candidates = Candidates::default();
-        (0..1000).for_each(|page| candidates.push(VirtualPage(page)));
+        (0..2 * CANDIDATES_MAX as u64).for_each(|page| candidates.push(VirtualPage(page)));
         assert_eq!(candidates.pages().len(), CANDIDATES_MAX);
         candidates.mark(3);
         assert_eq!(candidates.marker(), Some(VirtualPage(3)));

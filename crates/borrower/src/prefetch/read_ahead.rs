@@ -8,10 +8,12 @@
 //! left alone, and a stream pays two faults before its first window.
 //!
 //! A window begins with `WINDOW_START` pages. Reaching the marker in its middle asks for the next one, of twice the length, up to
-//! [`WINDOW_MAX`]; its marker is its first page, so the program still has a window before it while it comes. A fault that leaves the
+//! [`WINDOW_MAX`], or more if donors are far; its marker is its first page, so the program still has a window before it while it comes. A fault that leaves the
 //! trend takes the window down to a quarter; a page that left unused takes one page off it.
 
-use super::{Candidates, Prefetcher, VirtualPage, WINDOW_MAX};
+#[cfg(any(doc, test))]
+use super::WINDOW_MAX;
+use super::{Candidates, Prefetcher, VirtualPage};
 
 /// Places that are followed: a matrix product goes through three arrays, Barnes-Hut through two and a tree.
 const HEADS: usize = 4;
@@ -86,7 +88,7 @@ impl Head {
         }
         (self.last, self.end) = (page, page);
         if in_line {
-            self.grow();
+            self.grow(candidates.window_max());
             self.bring(self.window / 2, candidates);
         } else {
             self.window /= OUT_OF_LINE_DIVISOR;
@@ -99,8 +101,8 @@ impl Head {
         self.end != self.last && (first..=last).contains(&page)
     }
 
-    fn grow(&mut self) {
-        self.window = (self.window * 2).clamp(WINDOW_START, WINDOW_MAX as u32);
+    fn grow(&mut self, window_max: usize) {
+        self.window = (self.window * 2).clamp(WINDOW_START, window_max as u32);
     }
 
     /// Adds the next window; the page at `marker` is the marker.
@@ -157,7 +159,7 @@ impl Prefetcher for ReadAhead {
         let clock = self.clock;
         if let Some(head) = self.heads.iter_mut().flatten().find(|head| head.is_ahead(page)) {
             (head.used_at, head.last) = (clock, page);
-            head.grow();
+            head.grow(candidates.window_max());
             head.bring(0, candidates);
         }
     }

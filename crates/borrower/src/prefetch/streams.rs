@@ -91,7 +91,9 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         if candidates.pages().is_empty() {
             self.policies[slot].around(page, is_away, candidates);
         } else {
-            self.windows[slot].clone_from(candidates);
+            // Not all of its room, as a copy would be.
+            self.windows[slot].clear();
+            self.windows[slot].append(candidates);
         }
     }
 

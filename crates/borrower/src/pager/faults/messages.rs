@@ -62,27 +62,28 @@ impl Messages {
         self.read_events(tenant, table, &mut arrived, now);
         // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
         // belongs to the mapping that is there now, so what changes mappings goes first. A fault that is old by then does no harm.
-        let own = self.share_crowds(tenant, &arrived, now);
+        let own = self.own_part(&arrived, now);
+        table.untried += (arrived.len() - own) as u32;
         for fault in &arrived[..own] {
             faults.answer(tenant, table, *fault, now);
+        }
+        drop(guard);
+        if own < arrived.len() {
+            let pending = |fault: &Fault| Pending::new(Arc::clone(tenant), *fault, now);
+            self.shared.crew.share(arrived[own..].iter().map(pending));
         }
         arrived.clear();
         self.arrived = arrived;
         true
     }
 
-    /// Leaves all faults but the first to the crew, if they come in crowds. How many are left for this thread.
-    fn share_crowds(&mut self, tenant: &Arc<Tenant>, arrived: &[Fault], now: Instant) -> usize {
+    /// How many of the faults that arrived this thread answers itself: one if they come in crowds and others can take the rest.
+    fn own_part(&mut self, arrived: &[Fault], now: Instant) -> usize {
         if arrived.len() < 2 || !self.shared.crew.has_helpers() {
             return arrived.len();
         }
         self.crowds.worked(now);
-        if !self.crowds.goes_on(now) {
-            return arrived.len();
-        }
-        let pending = |fault: &Fault| Pending::new(Arc::clone(tenant), *fault, now);
-        self.shared.crew.share(arrived[1..].iter().map(pending));
-        1
+        if self.crowds.goes_on(now) { 1 } else { arrived.len() }
     }
 
     /// One by one, so that nobody goes on whose change is in doubt.

@@ -109,8 +109,13 @@ impl Faults {
 
     /// Answers the next fault that was left to whoever is free. Whether there was one.
     pub fn answer_shared(&mut self) -> bool {
-        let next = self.shared.crew.take();
-        next.map(|pending| self.try_again(pending)).is_some()
+        let Some(Pending { tenant, fault, arrived, .. }) = self.shared.crew.take() else { return false };
+        let mut table = tenant.lock();
+        table.untried -= 1;
+        if !tenant.is_gone() {
+            self.answer(&tenant, &mut table, fault, arrived);
+        }
+        true
     }
 
     /// Moves reads and what was put off as far as they go; what the engine waits for.
@@ -128,7 +133,8 @@ impl Faults {
             self.bring_all_along(now);
             waiting = self.poll_engine(now);
         }
-        waiting
+        // A read that failed may have been begun again.
+        if self.has_begun { Waiting::Poll } else { waiting }
     }
 
     fn poll_engine(&mut self, now: Instant) -> Waiting {

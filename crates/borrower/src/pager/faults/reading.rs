@@ -28,6 +28,7 @@ pub(super) struct ReadUnderWay {
     /// The fault that waits for it; `None` for pages that only come along.
     fault: Option<Fault>,
     arrived: Instant,
+    begun: Instant,
     attempts: u8,
     /// The pages are in the buffer, and the program did not get all of them yet.
     pub(super) is_here: bool,
@@ -134,6 +135,7 @@ impl Faults {
             along: along.clone(),
             fault,
             arrived,
+            begun: Instant::now(),
             attempts: 1,
             is_here: false,
             done: 0,
@@ -158,6 +160,9 @@ impl Faults {
         let read = self.reads[buffer].as_mut().expect("a read that ends was begun");
         match result {
             Ok(()) => {
+                if read.fault.is_some_and(|fault| fault.thread != NOBODY) && read.attempts == 1 {
+                    self.shared.crew.ahead().read_took(read.begun.elapsed());
+                }
                 read.is_here = true;
                 self.fill_from(buffer);
             }

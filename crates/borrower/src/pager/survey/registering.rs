@@ -9,8 +9,10 @@ use spillway_sys::pagemap::{Categories, Query};
 use super::{Resident, Survey};
 use crate::pager::limits::REGISTER_INTERVAL;
 use crate::pager::maps;
+use crate::pager::maps::Span;
 use crate::pager::process::Process;
 use crate::pager::shared::Tenant;
+use crate::pager::space::Space;
 
 impl Survey {
     pub(super) fn register_all(&mut self, now: Instant) {
@@ -31,8 +33,9 @@ impl Survey {
         excluded.extend(resident.seat.and_then(|seat| self.arena.seat(seat).staging()));
         let mut is_complete = true;
         for span in maps::spans(&maps::parse(&text), &excluded) {
+            let mut is_prepared = false;
             for mapping in &span.mappings {
-                is_complete &= self.register_mapping(&resident.tenant, process, mapping, &span.range);
+                is_complete &= self.register_mapping(&resident.tenant, process, mapping, &span, &mut is_prepared);
             }
         }
         if is_complete {
@@ -42,7 +45,14 @@ impl Survey {
 
     /// Registers one mapping with the span that it is in, and tells the policy of its pages. Events of the program that come meanwhile are read later, and
     /// so are younger than what is found here. False: it is to be tried again.
-    fn register_mapping(&mut self, tenant: &Tenant, process: &Process, range: &Range<u64>, span: &Range<u64>) -> bool {
+    fn register_mapping(
+        &mut self,
+        tenant: &Tenant,
+        process: &Process,
+        range: &Range<u64>,
+        span: &Span,
+        is_prepared: &mut bool,
+    ) -> bool {
         let mut table = tenant.lock();
         if table.batch || !self.shared.settle(tenant, &mut table) {
             return false;
@@ -58,18 +68,16 @@ impl Survey {
             report: Categories::PRESENT,
             ..Query::default()
         };
-        // Of a mapping that was only read nothing need leave, and it must not be probed: the kernel prepares a mapping that is about to be filled for
-        // pages of its own (`find_vma_and_prepare_anon` in mm/userfaultfd.c), and two parts of one mapping (mprotect(2)) that were prepared apart
-        // are never one again, so that the program could not grow it any more. One that has pages is prepared.
-        let used = Query { none_of: Categories::FILE | Categories::ZERO, ..present };
-        let mut start = range.start;
-        let mut is_probed = false;
+        // Of what was only read nothing need leave.
+        let own = Query { none_of: Categories::FILE | Categories::ZERO, ..present };
+        let may_be_prepared = span.wholes.contains(range) || table.space.surveyed.contain(range);
+        let (mut start, mut is_probed) = (range.start, false);
         while start < range.end {
-            let query = if is_probed { &present } else { &used };
+            let query = if may_be_prepared || is_probed { &present } else { &own };
             let Ok(scan) = process.pagemap.scan(start..range.end, query, &mut self.regions) else { return false };
             let regions = &self.regions[..scan.regions];
             if !is_probed && !regions.is_empty() {
-                if !is_registered(tenant, span, range) {
+                if !is_registered(tenant, &table.space, span, is_prepared, range) {
                     return false;
                 }
                 table.space.registered.insert(range.clone());
@@ -94,9 +102,30 @@ impl Survey {
 /// Registers `span`, or `range` alone where the span has memory of another kind in it, and proves that one registered mapping
 /// covers all of `range` (rule 1): what the maps told may have changed since. Nothing becomes registered while the program changes its
 /// mappings, or the end of what was not registered when a change began would be told among those of others.
-fn is_registered(tenant: &Tenant, span: &Range<u64>, range: &Range<u64>) -> bool {
+fn is_registered(tenant: &Tenant, space: &Space, span: &Span, is_prepared: &mut bool, range: &Range<u64>) -> bool {
     let memory = &tenant.memory;
-    !memory.is_changing()
-        && (memory.register(span.clone()).is_ok() || memory.register(range.clone()).is_ok())
-        && matches!(memory.covers(range), Ok(true))
+    if memory.is_changing() {
+        return false;
+    }
+    if memory.register(span.range.clone()).is_ok() {
+        if !std::mem::replace(is_prepared, true) {
+            prepare(tenant, space, span);
+        }
+    } else if memory.register(range.clone()).is_err() {
+        return false;
+    }
+    matches!(memory.covers(range), Ok(true))
+}
+
+/// Prepares what was registered just now for pages.
+///
+/// The kernel does that with a mapping before it fills its first page, also with zeroes, and before it says whether it could
+/// (`find_vma_and_prepare_anon` in mm/userfaultfd.c); without us writes alone would do it. A program that protects a part of a mapping (mprotect(2))
+/// makes three of it: if two of them are prepared apart, the three are never one again, and the program can neither move nor grow
+/// them as one. So mappings are prepared before that, and parts beside protected memory by writes alone.
+fn prepare(tenant: &Tenant, space: &Space, span: &Span) {
+    for whole in span.wholes.iter().filter(|whole| !space.surveyed.contain(whole)) {
+        // It may be there no more.
+        let _ = tenant.memory.covers(whole);
+    }
 }

@@ -166,6 +166,8 @@ static void do_advise(struct worker *worker, struct region *region) {
 static void do_protect(struct worker *worker, struct region *region) {
     size_t length, start = piece(worker, region, &length);
     char *memory = region->memory + start * PAGE;
+    /* Its parts may stay apart (docs/pager.md, "What a program can see"); the program `peculiarities` checks that they rarely do. */
+    region->is_cut = 1;
     if (mprotect(memory, length * PAGE, PROT_READ) != 0) fail("mprotect");
     for (size_t page = start; page < start + length; page++)
         if (!(region->seeds[page] & MAYBE)) verify(worker, region, page);
