@@ -60,7 +60,7 @@ impl Along {
 }
 
 /// How long a read of one page takes at least: the donors' distance, without what queues and busy CPUs add. The least of the last 16 to
-/// 32 reads.
+/// 32 reads that were under way alone.
 #[derive(Clone, Copy, Debug, Default)]
 struct Distance {
     /// Of the last 16 reads that were counted whole.
@@ -110,7 +110,7 @@ impl Default for Ahead {
 }
 
 impl Ahead {
-    /// A page that somebody waited for was read, in this time.
+    /// A page was read in this time, while this thread had no other read under way.
     pub fn read_took(&mut self, time: Duration) {
         self.distance.read_took(time);
     }

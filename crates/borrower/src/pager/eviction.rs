@@ -278,12 +278,11 @@ impl Eviction {
             // The fault thread has waited for the batch before: its turn comes first, or faults would wait forever.
             let is_ready = {
                 let table = &mut *tenant.lock();
-                !table.is_awaited && table.untried == 0 && self.shared.settle(&tenant, table)
+                !table.is_awaited && self.shared.settle(&tenant, table)
             };
-            if !is_ready || self.owning.iter().any(|owning| owning.id == tenant.id) {
+            let is_owning = self.owning.iter().any(|owning| owning.id == tenant.id);
+            if !is_ready || is_owning || !self.start_batch(&tenant, of_one, now) {
                 put_off.extend_from_slice(of_one);
-            } else {
-                self.start_batch(&tenant, of_one, now);
             }
         }
         candidates.clear();
@@ -341,7 +340,8 @@ impl Eviction {
         }
     }
 
-    fn start_batch(&mut self, tenant: &Arc<Tenant>, candidates: &[Candidate], now: Instant) {
+    /// False: faults come first, see [`Table::untried`](super::shared::Table::untried).
+    fn start_batch(&mut self, tenant: &Arc<Tenant>, candidates: &[Candidate], now: Instant) -> bool {
         let mut batch = self.spare.pop().unwrap_or_else(|| Batch {
             tenant: Arc::clone(tenant),
             pages: Vec::with_capacity(BATCH_PAGES),
@@ -352,11 +352,11 @@ impl Eviction {
         });
         (batch.tenant, batch.begun) = (Arc::clone(tenant), now);
         self.staging.keep(u32::try_from(self.shared.budget.limit_pages() / STAGED_SHARE).unwrap_or(u32::MAX));
-        batch.fill(candidates, &mut self.staging, &self.shared, &mut *self.policy);
+        let may_begin = batch.fill(candidates, &mut self.staging, &self.shared, &mut *self.policy);
         self.shared.budget.set_pool_pages(self.staging.used_pages());
         if batch.errands.is_empty() {
             self.spare.push(batch);
-            return;
+            return may_begin;
         }
         let started = lock(&tenant.agent).as_mut().is_some_and(|agent| agent.begin(&batch.errands));
         batch.fates.resize(batch.errands.len(), Fate::Refused);
@@ -365,6 +365,7 @@ impl Eviction {
         } else {
             self.finish(batch, now);
         }
+        true
     }
 
     /// Takes batches over that agents are done with. Where nobody waits for a batch to end, the agent gets the next one before the
@@ -543,11 +544,21 @@ impl Batch {
         self.runs.clear();
     }
 
-    /// Takes those of `candidates` that may leave; events of the program wait from now on, if there are any.
-    fn fill(&mut self, candidates: &[Candidate], staging: &mut Staging, shared: &Shared, policy: &mut dyn Replacement) {
+    /// Takes those of `candidates` that may leave; events of the program wait from now on, if there are any. False: faults come first.
+    fn fill(
+        &mut self,
+        candidates: &[Candidate],
+        staging: &mut Staging,
+        shared: &Shared,
+        policy: &mut dyn Replacement,
+    ) -> bool {
         let tenant = Arc::clone(&self.tenant);
         let mut guard = tenant.lock();
         let table = &mut *guard;
+        table.is_batch_due = table.untried > 0;
+        if table.is_batch_due {
+            return false;
+        }
         let kept = lock(&tenant.kept_pages);
         let books = &mut *shared.books();
         let mut dirty: Vec<(CachePage, u64)> = Vec::with_capacity(candidates.len());
@@ -556,10 +567,8 @@ impl Batch {
                 // Its program gave it up since it was chosen, and may have something else there by now.
                 continue;
             }
-            // A page of a program that changes its mappings, is to fork or has faults to be tried first, or that the kernel itself needs
-            // (rule 4), stays.
-            let is_busy = !table.unsettled.is_empty() || table.untried > 0 || tenant.is_held();
-            if is_busy || kept.binary_search(address).is_ok() {
+            // A page of a program that changes its mappings or is to fork, or that the kernel itself needs (rule 4), stays.
+            if !table.unsettled.is_empty() || tenant.is_held() || kept.binary_search(address).is_ok() {
                 table.space.listed_again(*address);
                 policy.refused(*page);
                 continue;
@@ -579,6 +588,7 @@ impl Batch {
             policy.refused(page);
         });
         table.batch |= !self.errands.is_empty();
+        true
     }
 
     /// Gives pages that are to be written neighbouring slots of the volume, by runs of the pool.

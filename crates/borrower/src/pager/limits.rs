@@ -220,11 +220,12 @@ pub const COMPANY_PAUSE: Duration = Duration::from_millis(100);
 /// what a program needs between two.
 pub const FAULT_SPIN: Duration = Duration::from_micros(100);
 
-/// Windows that a stream looks at for one that is not all local: 256 pages are eight groups of victims,
+/// Windows that a stream looks at for one that is not all local: 256 pages at least are eight groups of victims,
 /// which are all local once in 256 times if one in two is.
 pub const WINDOWS_MAX: usize = 4;
 
-/// A window has a page for each microsecond that a read takes at least: a stream takes 4 us a page (measured), so it waits for the marker a fifth of its time.
+/// A window has a page for each microsecond that a read takes at least: a stream takes 4 us a page (measured), so it waits for the marker a fifth of its
+/// time, and a third where that is a millisecond.
 pub const WINDOW_PAGE: Duration = Duration::from_micros(1);
 
 /// The least time of so many reads is taken for the donors' distance.

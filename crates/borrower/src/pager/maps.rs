@@ -85,6 +85,15 @@ pub fn spans(maps: &[Mapped], excluded: &[Range<u64>]) -> Vec<Span> {
     spans
 }
 
+impl Span {
+    /// Whether `mapping` is one of [`Span::wholes`].
+    pub fn has_whole(&self, mapping: &Range<u64>) -> bool {
+        self.wholes
+            .binary_search_by_key(&mapping.start, |whole| whole.start)
+            .is_ok_and(|index| self.wholes[index] == *mapping)
+    }
+}
+
 /// Whether anonymous memory that may not be written lies right beside mapping number `index`.
 fn is_beside_protected(maps: &[Mapped], index: usize) -> bool {
     let range = &maps[index].range;

@@ -87,6 +87,8 @@ pub struct Table {
     /// Faults that were read, were left to whichever thread is free, and were not tried yet: no batch begins before that, or they would have to
     /// wait for it.
     pub untried: u32,
+    /// A batch waits for that: no more faults are left to others before it has begun.
+    pub is_batch_due: bool,
     /// A change is still to be told that is needed to understand another: nothing is read until then.
     pub doubt: Option<Doubt>,
     /// Faults on pages that are there by all that is known.
@@ -112,6 +114,7 @@ impl Tenant {
                 batch: false,
                 is_awaited: false,
                 untried: 0,
+                is_batch_due: false,
                 doubt: None,
                 rechecked: Rechecked::default(),
             }),

@@ -18,7 +18,7 @@ use super::{Candidates, Prefetcher, VirtualPage};
 /// Places that are followed: a matrix product goes through three arrays, Barnes-Hut through two and a tree.
 const HEADS: usize = 4;
 
-/// A fault within so many pages of a place belongs to it: strides to 1 MiB. Larger ones are rare, and far pages of a
+/// A fault within so many pages of a place belongs to it, or within its window if that is larger: strides to 1 MiB. Larger ones are rare, and far pages of a
 /// random program would use up the places.
 const REACH_PAGES: u64 = 256;
 
@@ -134,7 +134,7 @@ impl ReadAhead {
     /// The place nearest to `page`, if one is near.
     fn nearest(&mut self, page: VirtualPage) -> Option<&mut Head> {
         let near = self.heads.iter_mut().flatten().min_by_key(|head| head.distance(page));
-        near.filter(|head| head.distance(page) <= REACH_PAGES)
+        near.filter(|head| head.distance(page) <= REACH_PAGES.max(u64::from(head.window)))
     }
 }
 

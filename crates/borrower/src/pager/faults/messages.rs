@@ -62,7 +62,7 @@ impl Messages {
         self.read_events(tenant, table, &mut arrived, now);
         // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
         // belongs to the mapping that is there now, so what changes mappings goes first. A fault that is old by then does no harm.
-        let own = self.own_part(&arrived, now);
+        let own = if table.is_batch_due { arrived.len() } else { self.own_part(&arrived, now) };
         table.untried += (arrived.len() - own) as u32;
         for fault in &arrived[..own] {
             faults.answer(tenant, table, *fault, now);

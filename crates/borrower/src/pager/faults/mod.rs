@@ -134,7 +134,7 @@ impl Faults {
             waiting = self.poll_engine(now);
         }
         // A read that failed may have been begun again.
-        if self.has_begun { Waiting::Poll } else { waiting }
+        if self.has_begun { waiting.max(Waiting::Retry) } else { waiting }
     }
 
     fn poll_engine(&mut self, now: Instant) -> Waiting {

@@ -15,7 +15,7 @@ use super::{Faults, NOBODY, Outcome, PAGE, as_far_as_mapped};
 use crate::block::{BlockError, BlockOperation, BlockRequest};
 use crate::pager::ahead::Along;
 use crate::pager::directory::Coming;
-use crate::pager::limits::{ASK_PATIENCE, FAULT_READS_MAX, READ_ATTEMPTS_MAX};
+use crate::pager::limits::{ASK_PATIENCE, FAULT_READS_MAX, GROUP_PAGES, READ_ATTEMPTS_MAX};
 use crate::pager::shared::{Table, Tenant};
 use crate::pager::slots::Slot;
 use crate::pager::statistics::FaultKind;
@@ -29,6 +29,8 @@ pub(super) struct ReadUnderWay {
     fault: Option<Fault>,
     arrived: Instant,
     begun: Instant,
+    /// No other read was under way when it began, so it waited for none.
+    is_alone: bool,
     attempts: u8,
     /// The pages are in the buffer, and the program did not get all of them yet.
     pub(super) is_here: bool,
@@ -91,7 +93,11 @@ impl Faults {
     /// Asks for what comes along with the page at `address`, and begins with it.
     fn bring_along(&mut self, tenant: &Arc<Tenant>, table: &mut Table, thread: u32, address: u64, now: Instant) {
         let budget = &self.shared.budget;
-        let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0);
+        let coming: usize = self.reads.iter().flatten().map(|read| read.along.pages().len()).sum();
+        let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0).saturating_sub(coming);
+        // In the end each buffer has a run of its own.
+        let free = self.reads.iter().filter(|read| read.is_none()).count();
+        let room = room.min(free * GROUP_PAGES);
         // What is to be read is copied out, since reading changes the table.
         let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
         {
@@ -136,6 +142,7 @@ impl Faults {
             fault,
             arrived,
             begun: Instant::now(),
+            is_alone: free == self.reads.len(),
             attempts: 1,
             is_here: false,
             done: 0,
@@ -160,7 +167,7 @@ impl Faults {
         let read = self.reads[buffer].as_mut().expect("a read that ends was begun");
         match result {
             Ok(()) => {
-                if read.fault.is_some_and(|fault| fault.thread != NOBODY) && read.attempts == 1 {
+                if read.is_alone && read.attempts == 1 {
                     self.shared.crew.ahead().read_took(read.begun.elapsed());
                 }
                 read.is_here = true;

@@ -16,6 +16,7 @@ mod newcomers;
 mod registering;
 mod sharing;
 
+use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -52,6 +53,8 @@ struct Resident {
     /// Where the stub is; its process is the parent's as long as its own is not known.
     places: ProgramPlaces,
     registered_at: Option<Instant>,
+    /// Mappings that were prepared for pages and had none yet when it was last looked at.
+    prepared: HashSet<Range<u64>>,
     /// When an agent may be started.
     agent_at: Instant,
     /// Where among its threads the next one is that an agent may be started on.
@@ -71,6 +74,7 @@ impl Resident {
             excluded,
             places,
             registered_at: None,
+            prepared: HashSet::new(),
             agent_at,
             threads_tried: 0,
             is_sharing_told: false,

@@ -1,5 +1,6 @@
 //! What of a program may be paged: mappings are registered whole, probed, and looked through.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -32,10 +33,13 @@ impl Survey {
         let mut excluded = resident.excluded.clone();
         excluded.extend(resident.seat.and_then(|seat| self.arena.seat(seat).staging()));
         let mut is_complete = true;
-        for span in maps::spans(&maps::parse(&text), &excluded) {
-            let mut is_prepared = false;
+        let spans = maps::spans(&maps::parse(&text), &excluded);
+        resident.prepared.retain(|mapping| spans.iter().any(|span| span.has_whole(mapping)));
+        for span in &spans {
+            // Once a look is enough.
+            let mut prepared = Some(&mut resident.prepared);
             for mapping in &span.mappings {
-                is_complete &= self.register_mapping(&resident.tenant, process, mapping, &span, &mut is_prepared);
+                is_complete &= self.register_mapping(&resident.tenant, process, mapping, span, &mut prepared);
             }
         }
         if is_complete {
@@ -51,7 +55,7 @@ impl Survey {
         process: &Process,
         range: &Range<u64>,
         span: &Span,
-        is_prepared: &mut bool,
+        prepared: &mut Option<&mut HashSet<Range<u64>>>,
     ) -> bool {
         let mut table = tenant.lock();
         if table.batch || !self.shared.settle(tenant, &mut table) {
@@ -70,14 +74,14 @@ impl Survey {
         };
         // Of what was only read nothing need leave.
         let own = Query { none_of: Categories::FILE | Categories::ZERO, ..present };
-        let may_be_prepared = span.wholes.contains(range) || table.space.surveyed.contain(range);
+        let may_be_prepared = span.has_whole(range) || table.space.surveyed.contain(range);
         let (mut start, mut is_probed) = (range.start, false);
         while start < range.end {
             let query = if may_be_prepared || is_probed { &present } else { &own };
             let Ok(scan) = process.pagemap.scan(start..range.end, query, &mut self.regions) else { return false };
             let regions = &self.regions[..scan.regions];
             if !is_probed && !regions.is_empty() {
-                if !is_registered(tenant, &table.space, span, is_prepared, range) {
+                if !is_registered(tenant, &table.space, span, prepared, range) {
                     return false;
                 }
                 table.space.registered.insert(range.clone());
@@ -102,14 +106,20 @@ impl Survey {
 /// Registers `span`, or `range` alone where the span has memory of another kind in it, and proves that one registered mapping
 /// covers all of `range` (rule 1): what the maps told may have changed since. Nothing becomes registered while the program changes its
 /// mappings, or the end of what was not registered when a change began would be told among those of others.
-fn is_registered(tenant: &Tenant, space: &Space, span: &Span, is_prepared: &mut bool, range: &Range<u64>) -> bool {
+fn is_registered(
+    tenant: &Tenant,
+    space: &Space,
+    span: &Span,
+    prepared: &mut Option<&mut HashSet<Range<u64>>>,
+    range: &Range<u64>,
+) -> bool {
     let memory = &tenant.memory;
     if memory.is_changing() {
         return false;
     }
     if memory.register(span.range.clone()).is_ok() {
-        if !std::mem::replace(is_prepared, true) {
-            prepare(tenant, space, span);
+        if let Some(prepared) = prepared.take() {
+            prepare(tenant, space, span, prepared);
         }
     } else if memory.register(range.clone()).is_err() {
         return false;
@@ -123,9 +133,10 @@ fn is_registered(tenant: &Tenant, space: &Space, span: &Span, is_prepared: &mut 
 /// (`find_vma_and_prepare_anon` in mm/userfaultfd.c); without us writes alone would do it. A program that protects a part of a mapping (mprotect(2))
 /// makes three of it: if two of them are prepared apart, the three are never one again, and the program can neither move nor grow
 /// them as one. So mappings are prepared before that, and parts beside protected memory by writes alone.
-fn prepare(tenant: &Tenant, space: &Space, span: &Span) {
+fn prepare(tenant: &Tenant, space: &Space, span: &Span, prepared: &mut HashSet<Range<u64>>) {
     for whole in span.wholes.iter().filter(|whole| !space.surveyed.contain(whole)) {
-        // It may be there no more.
-        let _ = tenant.memory.covers(whole);
+        if !prepared.contains(whole) && tenant.memory.covers(whole).is_ok() {
+            prepared.insert(whole.clone());
+        }
     }
 }
