@@ -427,6 +427,13 @@ fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
     };
     assert_eq!(come(&mut world, first), 0, "one crowd may be the last");
     assert_eq!(come(&mut world, second), 7, "the first thread answers one");
+    // They come before the next batch, and no others before that.
+    world.shared.budget.set_resident(200);
+    world.now += Duration::from_secs(1);
+    world.eviction.turn(world.now);
+    assert!(!tenant.lock().batch && tenant.lock().is_batch_due);
+    assert_eq!((come(&mut world, &away[17..20]), come(&mut world, &away[20..23])), (7, 7));
+    world.shared.budget.set_resident(10);
     for _ in 0..40 {
         // It has no CPU for the others meanwhile.
         (1..3).for_each(|index| world.poll(index));
@@ -435,6 +442,12 @@ fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
     assert!(second[1..].iter().all(|page| is_there(&world, page)) && !is_there(&world, &second[0]));
     (0..40).for_each(|_| world.poll(0));
     assert!(first.iter().chain(second).all(|page| is_there(&world, page)));
+    world.shared.budget.set_resident(200);
+    world.now += Duration::from_secs(1);
+    world.eviction.turn(world.now);
+    assert!(tenant.lock().batch && !tenant.lock().is_batch_due, "its turn has come");
+    world.shared.budget.set_resident(10);
+    world.settle();
     assert_eq!(come(&mut world, &away[16..17]), 0, "one alone wakes nobody");
     world.shared.budget.set_resident(world.count());
     world.end();
