@@ -335,23 +335,22 @@ fn device_size(text: &str) -> Result<Size, String> {
 }
 
 fn connections(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(count) if (1..=THREADS_MAX).contains(&count) => Ok(count),
-        _ => Err(format!("'{text}' clients cannot be served at a time; write a number from 1 to {THREADS_MAX}")),
-    }
+    count(text, THREADS_MAX, "clients cannot be served at a time")
 }
 
 fn own_donors(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(count) if (1..=limits::OWN_DONORS_MAX).contains(&count) => Ok(count),
-        _ => Err(format!("'{text}' donors cannot be started; write a number from 1 to {}", limits::OWN_DONORS_MAX)),
-    }
+    count(text, limits::OWN_DONORS_MAX, "donors cannot be started")
 }
 
 fn fault_threads(text: &str) -> Result<usize, String> {
+    count(text, FAULT_THREADS_MAX, "threads cannot answer faults")
+}
+
+/// A number from 1 to `max`; `mistake` says what so many of them cannot do.
+fn count(text: &str, max: usize, mistake: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(count) if (1..=FAULT_THREADS_MAX).contains(&count) => Ok(count),
-        _ => Err(format!("'{text}' threads cannot answer faults; write a number from 1 to {FAULT_THREADS_MAX}")),
+        Ok(count) if (1..=max).contains(&count) => Ok(count),
+        _ => Err(format!("'{text}' {mistake}; write a number from 1 to {max}")),
     }
 }
 

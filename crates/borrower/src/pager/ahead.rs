@@ -81,7 +81,7 @@ impl Distance {
 
     /// Pages of a window from there; few as long as nothing is known.
     fn window_max(&self) -> usize {
-        let least = self.least.map(|least| self.least_since.map_or(least, |since| since.min(least)));
+        let least = self.least.map(|least| self.least_since.unwrap_or(least).min(least));
         let pages = least.unwrap_or_default().as_nanos() / WINDOW_PAGE.as_nanos();
         usize::try_from(pages).unwrap_or(usize::MAX).clamp(WINDOW_MAX, WINDOW_FAR_MAX)
     }

@@ -62,7 +62,7 @@ impl Messages {
         self.read_events(tenant, table, &mut arrived, now);
         // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
         // belongs to the mapping that is there now, so what changes mappings goes first. A fault that is old by then does no harm.
-        let own = if table.is_batch_due { arrived.len() } else { self.own_part(&arrived, now) };
+        let own = self.own_part(table, &arrived, now);
         table.untried += (arrived.len() - own) as u32;
         for fault in &arrived[..own] {
             faults.answer(tenant, table, *fault, now);
@@ -78,8 +78,8 @@ impl Messages {
     }
 
     /// How many of the faults that arrived this thread answers itself: one if they come in crowds and others can take the rest.
-    fn own_part(&mut self, arrived: &[Fault], now: Instant) -> usize {
-        if arrived.len() < 2 || !self.shared.crew.has_helpers() {
+    fn own_part(&mut self, table: &Table, arrived: &[Fault], now: Instant) -> usize {
+        if arrived.len() < 2 || table.is_batch_due || !self.shared.crew.has_helpers() {
             return arrived.len();
         }
         self.crowds.worked(now);

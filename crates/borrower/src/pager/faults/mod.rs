@@ -194,6 +194,7 @@ impl Faults {
         self.shared.budget.holds_back() && !tenant.is_agent(fault.thread) && !tenant.is_held()
     }
 
+    /// Answers one fault, if that can be done now.
     fn fault(&mut self, tenant: &Arc<Tenant>, table: &mut Table, fault: Fault, arrived: Instant) -> Outcome {
         if !self.shared.settle(tenant, table) {
             return Outcome::PutOff;

@@ -95,9 +95,8 @@ impl Faults {
         let budget = &self.shared.budget;
         let coming: usize = self.reads.iter().flatten().map(|read| read.along.pages().len()).sum();
         let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0).saturating_sub(coming);
-        // In the end each buffer has a run of its own.
-        let free = self.reads.iter().filter(|read| read.is_none()).count();
-        let room = room.min(free * GROUP_PAGES);
+        // A run takes a buffer.
+        let room = room.min(self.buffers_free() * GROUP_PAGES);
         // What is to be read is copied out, since reading changes the table.
         let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
         {
@@ -118,6 +117,10 @@ impl Faults {
         }
     }
 
+    fn buffers_free(&self) -> usize {
+        self.reads.iter().filter(|read| read.is_none()).count()
+    }
+
     /// Begins a read; false when all buffers are in use.
     fn read(
         &mut self,
@@ -128,7 +131,7 @@ impl Faults {
         arrived: Instant,
     ) -> bool {
         // One buffer stays free for whoever waits for his page.
-        let free = self.reads.iter().filter(|read| read.is_none()).count();
+        let free = self.buffers_free();
         let Some(buffer) = self.reads.iter().position(Option::is_none).filter(|_| free > 1 || fault.is_some()) else {
             return false;
         };
