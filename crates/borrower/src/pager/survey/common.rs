@@ -122,29 +122,41 @@ impl Survey {
         if resident <= budget.high_pages() - alert_pages(budget) {
             return 0;
         }
-        // A child that is not paged is not counted either, so what is shared with one counts in full.
-        let is_relative = |resident: &&Resident| {
-            let tenant = &resident.tenant;
-            tenant.has_forked.load(Ordering::Relaxed) && !tenant.has_forked_untold.load(Ordering::Relaxed)
-        };
-        let relatives = self.residents.iter().filter(is_relative);
-        let relatives: Vec<(&Process, bool)> = relatives
-            .filter_map(|resident| Some((resident.process.as_ref()?, resident.tenant.parent.is_some())))
-            .collect();
-        if !(2..=FAMILY_MAX).contains(&relatives.len()) {
+        // As they were counted: one that ends meanwhile has its pages in that count.
+        let family: Vec<Member> = self.residents.iter().filter_map(|resident| resident.member).collect();
+        if !(2..=FAMILY_MAX).contains(&family.len()) {
             return 0;
         }
-        let family: Vec<Member> = relatives.iter().filter_map(|(process, is_fork)| member(process, *is_fork)).collect();
         if let Some(number) = self.common.next_walk(&family, now) {
             let begun = cpu_time();
-            let walked = relatives.iter().find(|(process, _)| process.number() == number);
+            let mut processes = self.residents.iter().filter_map(|resident| resident.process.as_ref());
+            let walked = processes.find(|process| process.number() == number).and_then(Process::others_pages);
             // One that ended meanwhile is no member at the next look.
-            let others = walked.and_then(|(process, _)| process.others_pages()).unwrap_or(0);
-            if let Some(member) = of(number, &family) {
+            if let (Some(others), Some(member)) = (walked, of(number, &family)) {
                 self.common.walked(member, others, &family, now, cpu_time().saturating_sub(begun));
             }
         }
         self.common.pages(&family)
+    }
+}
+
+impl Resident {
+    /// Counts its pages; `None` when it has ended.
+    pub(super) fn count(&mut self) -> Option<i64> {
+        let process = self.process.as_ref()?;
+        let tenant = &self.tenant;
+        // A child that is not paged is not counted either, so what is shared with one counts in full.
+        let is_relative =
+            tenant.has_forked.load(Ordering::Relaxed) && !tenant.has_forked_untold.load(Ordering::Relaxed);
+        let faults = if is_relative { process.minor_faults() } else { None };
+        let resident = process.resident_pages();
+        self.member = faults.zip(resident).map(|(faults, resident)| Member {
+            process: process.number(),
+            is_fork: tenant.parent.is_some(),
+            faults,
+            resident,
+        });
+        resident
     }
 }
 
@@ -156,11 +168,6 @@ fn of(process: u32, members: &[Member]) -> Option<Member> {
 fn cpu_time() -> Duration {
     let used = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(used).unwrap_or_default()
-}
-
-fn member(process: &Process, is_fork: bool) -> Option<Member> {
-    let (faults, resident) = (process.minor_faults()?, process.resident_pages()?);
-    Some(Member { process: process.number(), is_fork, faults, resident })
 }
 
 #[cfg(test)]

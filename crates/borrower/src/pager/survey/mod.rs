@@ -31,7 +31,7 @@ use spillway_sys::guardian::{Guardian, Place};
 use spillway_sys::pagemap::Region;
 use spillway_sys::userfaultfd::PageError;
 
-use self::common::Common;
+use self::common::{Common, Member};
 use self::forking::Forking;
 use super::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN,
@@ -61,6 +61,8 @@ struct Resident {
     threads_tried: usize,
     /// The user was told that it has much memory that is not paged.
     is_sharing_told: bool,
+    /// As it was last counted, if it has forked or is a fork.
+    member: Option<Member>,
 }
 
 impl Resident {
@@ -78,6 +80,7 @@ impl Resident {
             agent_at,
             threads_tried: 0,
             is_sharing_told: false,
+            member: None,
         }
     }
 
@@ -219,13 +222,13 @@ impl Survey {
     fn count(&mut self) -> i64 {
         let mut pages = 0;
         self.forget(|resident| {
-            pages += resident.process.as_ref().and_then(Process::resident_pages).unwrap_or(0);
+            pages += resident.count().unwrap_or(0);
             is_memory_gone(resident)
         });
         pages
     }
 
-    fn forget(&mut self, mut is_over: impl FnMut(&Resident) -> bool) {
+    fn forget(&mut self, mut is_over: impl FnMut(&mut Resident) -> bool) {
         let over: Vec<Resident> =
             self.residents.extract_if(.., |resident| is_over(resident) || resident.tenant.is_gone()).collect();
         for resident in over {
