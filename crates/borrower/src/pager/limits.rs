@@ -139,6 +139,11 @@ pub const WRITE_RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// How often free slots are looked through for what donors may forget.
 pub const DISCARD_PAUSE: Duration = Duration::from_millis(500);
 
+/// So many looks slots stay as they are before donors are told to forget them: five seconds, in which a program that frees memory and asks for
+/// some again finds them with their memory. Filling a page of a slab that was discarded takes five times as long as one that was not
+/// (docs/decisions/pager-speed.md).
+pub const DISCARD_AFTER_LOOKS: u32 = 10;
+
 /// A batch of which less than this part left is followed by a pause, twice as long each time.
 pub const FRUITLESS_SHARE: i64 = 8;
 /// The first of these pauses.

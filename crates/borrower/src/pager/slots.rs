@@ -2,7 +2,8 @@
 //!
 //! A fork leaves two address spaces with one slot; so does a page that is clean in one and away in the other. A slot whose last
 //! reference goes may be given out again at once. What donors still hold of free slots is discarded in the background, by runs of
-//! 64: programs that write give slots up one by one, at the rate of their faults, and take them again.
+//! 64 that nobody took for a while ([`DISCARD_AFTER_LOOKS`]): programs that write give slots up one by one, at the rate of their faults,
+//! and take them again, and a donor has to allocate anew what it was told to forget.
 //!
 //! A slot may be *staged*: its content lies in a page of the write-back pool too ([`super::staging`]). That is a fact about the
 //! slot and not about any page of a program, so every address space that refers to it finds it there.
@@ -10,7 +11,7 @@
 //! Invariants: a slot is given out only when it is free; while it is *busy* (a write of it is under way) or being discarded it is
 //! not free, whatever happens to its references.
 
-use super::limits::GROUP_PAGES;
+use super::limits::{DISCARD_AFTER_LOOKS, GROUP_PAGES};
 
 /// A page of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,7 +56,11 @@ pub struct Slots {
     free: u64,
     /// A bit for each slot: free, and a donor may hold its old content.
     stale: Vec<u64>,
-    /// Where the next look for slots to discard begins.
+    /// By word: at which look for slots to discard, or after it, one of its slots was last given up.
+    stale_at: Vec<u32>,
+    /// Looks for slots to discard that found none.
+    looks: u32,
+    /// Where the next one begins.
     discard_from: usize,
     /// Resident pages of which a slot is only a copy.
     copies: u64,
@@ -74,8 +79,17 @@ impl Slots {
         {
             *last = u64::MAX << (count % u64::BITS);
         }
-        let (entries, stale) = (vec![0; count as usize], vec![0; words]);
-        Self { entries, taken, lowest: 0, free: u64::from(count), stale, discard_from: 0, copies: 0 }
+        Self {
+            entries: vec![0; count as usize],
+            taken,
+            lowest: 0,
+            free: u64::from(count),
+            stale: vec![0; words],
+            stale_at: vec![0; words],
+            looks: 0,
+            discard_from: 0,
+            copies: 0,
+        }
     }
 
     /// Slots that can be taken.
@@ -192,6 +206,7 @@ impl Slots {
     fn set_stale(&mut self, slot: Slot) {
         let (word, bit) = place(slot);
         self.stale[word] |= bit;
+        self.stale_at[word] = self.looks;
         self.set_free(slot);
     }
 
@@ -225,11 +240,19 @@ impl Slots {
         }
     }
 
-    /// Takes free slots, whole words of neighbours, whose old content donors may still hold; then [`Slots::end_discard`].
+    /// Takes free slots, whole words of neighbours, whose old content donors may still hold and that were left alone for
+    /// [`DISCARD_AFTER_LOOKS`] looks that found none; then [`Slots::end_discard`].
     pub fn begin_discard(&mut self) -> Option<SlotRun> {
-        let is_stale = |index: usize, slots: &Self| slots.taken[index] == 0 && slots.stale[index] != 0;
+        let is_stale = |index: usize, slots: &Self| {
+            let is_old = slots.looks.wrapping_sub(slots.stale_at[index]) >= DISCARD_AFTER_LOOKS;
+            slots.taken[index] == 0 && slots.stale[index] != 0 && is_old
+        };
         let words = self.taken.len();
-        let first = (self.discard_from..words).chain(0..self.discard_from).find(|index| is_stale(*index, self))?;
+        let Some(first) = (self.discard_from..words).chain(0..self.discard_from).find(|index| is_stale(*index, self))
+        else {
+            self.looks = self.looks.wrapping_add(1);
+            return None;
+        };
         let mut last = first;
         while last < words && last - first < DISCARD_WORDS_MAX && is_stale(last, self) {
             (self.taken[last], self.stale[last]) = (u64::MAX, 0);
@@ -293,9 +316,16 @@ mod tests {
 
     /// Discards what waits for it.
     fn discard_all(slots: &mut Slots) {
-        while let Some(run) = slots.begin_discard() {
-            slots.end_discard(run);
+        for _ in 0..=DISCARD_AFTER_LOOKS {
+            while let Some(run) = slots.begin_discard() {
+                slots.end_discard(run);
+            }
         }
+    }
+
+    /// Looks for slots to discard until the next look may take what is stale now.
+    fn wait(slots: &mut Slots) {
+        (0..DISCARD_AFTER_LOOKS).for_each(|_| assert_eq!(slots.begin_discard(), None, "so early"));
     }
 
     #[test]
@@ -339,11 +369,24 @@ mod tests {
         let mut slots = Slots::new(192);
         let taken: Vec<Slot> = std::iter::from_fn(|| slots.take(32)).take(4).flat_map(SlotRun::slots).collect();
         taken.iter().skip(1).for_each(|slot| slots.release(*slot));
+        wait(&mut slots);
         assert_eq!(slots.begin_discard(), Some(SlotRun { first: Slot(64), count: 64 }), "slot 0 is in use");
         assert_eq!(slots.begin_discard(), None, "the third word was never used");
         assert_eq!(slots.free(), 127);
         slots.end_discard(SlotRun { first: Slot(64), count: 64 });
         assert_eq!((slots.free(), slots.begin_discard()), (191, None));
+    }
+
+    #[test]
+    fn slots_that_were_used_again_are_not_discarded_soon() {
+        let mut slots = Slots::new(64);
+        let run = slots.take(32).unwrap();
+        run.slots().for_each(|slot| slots.release(slot));
+        wait(&mut slots);
+        let again = slots.take(1).unwrap();
+        slots.release(again.first);
+        wait(&mut slots);
+        assert_eq!(slots.begin_discard(), Some(SlotRun { first: Slot(0), count: 64 }));
     }
 
     proptest! {
