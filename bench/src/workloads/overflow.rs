@@ -5,6 +5,9 @@
 //! pager (the parent of this process, as `spillway run` is) is stopped while the array is filled, and finds all of it at once;
 //! what happens then is eviction and nothing else. Without a pager nothing leaves, and the phase counts one page.
 //!
+//! All of that twice: in the first round donors allocate memory for the slabs, on the same CPU, which is not eviction's time; the second
+//! round's pages go where the first one's were.
+//!
 //! Invariants: the pager goes on whatever happens here; the time is that of the middle of the eviction, without its beginning
 //! (the pager looks at the program, and starts its agent on a thread that must not sleep) and its end.
 
@@ -12,6 +15,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use rustix::process::{Pid, Signal, getppid, kill_process};
 
 use super::phase::PhaseClock;
@@ -26,6 +30,12 @@ const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
 
 /// A program under the pager finds this in its environment.
 const UNDER_PAGER: &str = "SPILLWAY_PAGER";
+
+/// Phases of the first round, in which donors make the slabs that the second finds.
+const FIRST_ROUND: [&str; 3] = ["first fill", "first leave", "first read"];
+
+/// Phases of the second.
+const SECOND_ROUND: [&str; 3] = ["fill", "leave", "read"];
 
 /// How long to wait for the first page to leave.
 const FIRST_DEADLINE: Duration = Duration::from_secs(20);
@@ -47,20 +57,27 @@ const JITTER_PAGES: u64 = 64;
 #[derive(Clone, Copy, Debug)]
 pub struct Overflow;
 
-/// The pager, stopped.
-struct Stopped(Option<Pid>);
+/// The pager, stopped, and what this process had before locked in memory, since nobody would bring it.
+struct Stopped {
+    pager: Option<Pid>,
+}
 
 impl Stopped {
-    fn now() -> Self {
-        let pager = getppid().filter(|_| std::env::var_os(UNDER_PAGER).is_some());
-        Self(pager.filter(|pager| kill_process(*pager, Signal::STOP).is_ok()))
+    fn now() -> Result<Self, WorkloadError> {
+        let Some(pager) = getppid().filter(|_| std::env::var_os(UNDER_PAGER).is_some()) else {
+            return Ok(Self { pager: None });
+        };
+        mlockall(MlockAllFlags::CURRENT)
+            .map_err(|error| WorkloadError::Setting(format!("the program cannot be locked in memory: {error}")))?;
+        Ok(Self { pager: Some(pager).filter(|pager| kill_process(*pager, Signal::STOP).is_ok()) })
     }
 }
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        if let Some(pager) = self.0 {
-            // A pager that is gone has taken this process along.
+        if let Some(pager) = self.pager {
+            // What cannot be unlocked stays, and a pager that is gone has taken this process along.
+            let _ = munlockall();
             let _ = kill_process(pager, Signal::CONT);
         }
     }
@@ -80,10 +97,11 @@ fn resident_pages(statm: &File) -> u64 {
     text.split_ascii_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
-/// Looks until nothing leaves any more.
-fn watch(statm: &File) -> Vec<Look> {
+/// Lets the pager go on, and looks until nothing leaves any more.
+fn watch(statm: &File, stopped: Stopped) -> Vec<Look> {
     let start = Instant::now();
     let mut looks = vec![Look { at: Duration::ZERO, pages: resident_pages(statm) }];
+    drop(stopped);
     let (mut least, mut least_at) = (looks[0].pages, Duration::ZERO);
     loop {
         let has_begun = least + JITTER_PAGES < looks[0].pages;
@@ -126,28 +144,42 @@ impl Program for Overflow {
         clock: &mut PhaseClock,
         probe: impl Probe,
     ) -> Result<Checksum, WorkloadError> {
-        let (count, seed) = (settings.size.pages(), settings.seed);
         let statm = File::open("/proc/self/statm")
             .map_err(|error| WorkloadError::Setting(format!("/proc/self/statm cannot be read: {error}")))?;
-        let stopped = Stopped::now();
+        self.round(settings, &FIRST_ROUND, clock, &statm, probe)?;
+        self.round(settings, &SECOND_ROUND, clock, &statm, probe)
+    }
+}
+
+impl Overflow {
+    /// All of it once, with an array of its own.
+    fn round(
+        &self,
+        settings: &WorkloadSettings,
+        [fill, leave, read]: &[&str; 3],
+        clock: &mut PhaseClock,
+        statm: &File,
+        probe: impl Probe,
+    ) -> Result<Checksum, WorkloadError> {
+        let (count, seed) = (settings.size.pages(), settings.seed);
+        let stopped = Stopped::now()?;
         let mut words = vec![0_u64; count as usize * PAGE_WORDS];
-        clock.measure("fill", count, || {
+        clock.measure(fill, count, || {
             for (page, words) in words.chunks_exact_mut(PAGE_WORDS).enumerate() {
                 probe.write_all(words);
                 words.fill(word_at(seed, page as u64));
             }
         });
-        let is_paged = stopped.0.is_some();
+        let is_paged = stopped.pager.is_some();
         if is_paged {
             std::thread::sleep(DONOR_REST);
         }
-        drop(stopped);
-        let left = if is_paged { middle(&watch(&statm)) } else { None };
+        let left = if is_paged { middle(&watch(statm, stopped)) } else { None };
         let (pages, elapsed) = left.unwrap_or_default();
-        clock.record("leave", pages, elapsed);
+        clock.record(leave, pages, elapsed);
         let mut checksum = Ordered::default();
         let mut first_wrong = None;
-        clock.measure("read", count, || {
+        clock.measure(read, count, || {
             for (page, words) in words.chunks_exact(PAGE_WORDS).enumerate() {
                 probe.read_all(words);
                 let expected = word_at(seed, page as u64);
