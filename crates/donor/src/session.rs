@@ -1,7 +1,7 @@
 //! One borrower's session: its control thread, from hello to the return of its slabs.
 //!
 //! The session ends when the borrower says goodbye, its connection closes, it is silent for longer than [`SILENCE_DEADLINE`] and than it
-//! asked to be waited for (bounded by [`PATIENCE_MAX`]), or it breaks the protocol. Its slabs are back at once, unless the borrower asked for them to linger and
+//! asked to be waited for (see [`patience`]), or it breaks the protocol. Its slabs are back at once, unless the borrower asked for them to linger and
 //! then went away without a goodbye, as a process does that is killed: they are kept for so long, and its next process gets
 //! them by showing the secret of its last welcome.
 
@@ -13,7 +13,9 @@ use spillway_fabric::control::host::random_bytes;
 use spillway_fabric::control::message::{Hello, Message, Welcome};
 use spillway_fabric::control::silence::Silence;
 use spillway_fabric::control::{ControlChannel, ControlError, ControlReceiver, ControlSender, Opening};
-use spillway_fabric::limits::{HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_MESSAGE_MAX};
+use spillway_fabric::limits::{
+    HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_MESSAGE_MAX, SOLE_COPY_PATIENCE,
+};
 use spillway_fabric::tcp::Traffic;
 use spillway_fabric::units::{BorrowerId, SlabHandle};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
@@ -37,8 +39,8 @@ pub(crate) struct Session {
     /// Whether the borrower maps slabs itself.
     pub(crate) shares_memory: bool,
     pub(crate) slabs: SessionSlabs,
-    /// For how long it may say nothing.
-    pub(crate) patience: Duration,
+    /// For how long it may say nothing; `None`: as long as its connection is open.
+    pub(crate) patience: Option<Duration>,
     /// For how long they are kept when the borrower goes without a goodbye.
     pub(crate) linger: Duration,
     /// What it shows to get them back.
@@ -171,12 +173,11 @@ fn admit(
         (Some(_), Some(resume)) => resume,
         _ => SessionToken(random_bytes()?),
     };
-    let patience = Duration::from_secs(hello.patience_seconds.into()).clamp(SILENCE_DEADLINE, PATIENCE_MAX);
     let make = |id| Session {
         id,
         token,
         resume,
-        patience,
+        patience: patience(hello),
         linger: Duration::from_secs(hello.linger_seconds.into()).min(LINGER_MAX),
         borrower: hello.borrower,
         volume: hello.volume.clone(),
@@ -195,6 +196,15 @@ fn admit(
     Ok(shared.open_session(make))
 }
 
+/// For how long a borrower is waited for that says nothing: as it asks, up to [`PATIENCE_MAX`]. One that maps slabs itself runs under the same
+/// kernel, which closes its connection when it ends; as long as it is open the borrower is there, stopped perhaps (Ctrl-Z), and if it
+/// said that pages have no other copy it is waited for until it goes on.
+fn patience(hello: &Hello) -> Option<Duration> {
+    let asked = Duration::from_secs(hello.patience_seconds.into());
+    let is_here = hello.wants_shared_memory && asked >= SOLE_COPY_PATIENCE;
+    (!is_here).then(|| asked.clamp(SILENCE_DEADLINE, PATIENCE_MAX))
+}
+
 /// Answers the borrower until the session ends.
 fn converse(shared: &Shared, session: &Session, receiver: &mut ControlReceiver) -> Result<(), SessionEnd> {
     greet(shared, session)?;
@@ -207,10 +217,13 @@ fn converse(shared: &Shared, session: &Session, receiver: &mut ControlReceiver) 
             }
             Err(ControlError::TimedOut) => {
                 silence.lasts();
-                if silence.observed() >= session.patience {
+                if session.patience.is_some_and(|patience| silence.observed() >= patience) {
                     return Err(SessionEnd::Silence(silence.observed()));
                 }
-                session.sender.send(&Message::Ping, None)?;
+                // Who reads nothing for so long finds enough of them when it goes on, and more would fill its socket.
+                if silence.observed() < PATIENCE_MAX {
+                    session.sender.send(&Message::Ping, None)?;
+                }
             }
             Err(error) => return Err(error.into()),
         }
@@ -313,4 +326,36 @@ fn lend(shared: &Shared, session: &Session, request: u32) -> Result<(), SessionE
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(wants_shared_memory: bool, patience: Duration) -> Hello {
+        Hello {
+            version: WIRE_VERSION,
+            borrower: BorrowerId(1),
+            volume: "test".to_owned(),
+            slab_size_bytes: 1 << 20,
+            wants_shared_memory,
+            linger_seconds: 0,
+            patience_seconds: patience.as_secs() as u16,
+            resume: None,
+        }
+    }
+
+    #[test]
+    fn a_borrower_of_this_machine_without_other_copies_may_be_stopped_for_as_long_as_it_likes() {
+        assert_eq!(patience(&hello(true, SOLE_COPY_PATIENCE)), None);
+        assert_eq!(patience(&hello(true, SOLE_COPY_PATIENCE / 2)), Some(SOLE_COPY_PATIENCE / 2));
+        assert_eq!(patience(&hello(true, Duration::ZERO)), Some(SILENCE_DEADLINE));
+    }
+
+    #[test]
+    fn one_of_another_machine_is_waited_for_as_it_asks_within_bounds() {
+        assert_eq!(patience(&hello(false, Duration::ZERO)), Some(SILENCE_DEADLINE));
+        assert_eq!(patience(&hello(false, SOLE_COPY_PATIENCE)), Some(SOLE_COPY_PATIENCE));
+        assert_eq!(patience(&hello(false, PATIENCE_MAX * 2)), Some(PATIENCE_MAX));
+    }
 }
