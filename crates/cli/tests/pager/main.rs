@@ -44,6 +44,7 @@ mod bare_exits;
 mod descriptors;
 mod emulator;
 mod forks;
+mod locked;
 mod lost_copies;
 mod ordinary_user;
 mod refused;

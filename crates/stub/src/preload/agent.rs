@@ -88,7 +88,6 @@ extern "C" fn run_thread(seat_address: usize) -> ! {
         Ok(staging) => staging,
         Err(error) => place.fail(error),
     };
-    place.seat.staging.store(staging.address as u64, Release);
     store_and_wake(&place.seat.state, AgentState::Running as u32);
     match serve(place, &staging) {
         Ok(status) => {
@@ -118,7 +117,9 @@ fn prepare(place: Place) -> Result<Staging, i32> {
     socket::send(&socket, &hello.encode(), None)?;
     let (words, userfaultfd) = socket::receive(&socket)?;
     match (Welcome::decode(&words), userfaultfd) {
-        (Ok(Welcome { verdict: Verdict::Page, .. }), Some(userfaultfd)) => Staging::new(userfaultfd),
+        (Ok(Welcome { verdict: Verdict::Page, .. }), Some(userfaultfd)) => {
+            Staging::new(userfaultfd, &place.seat.staging)
+        }
         _ => Err(calls::NO_ACCESS),
     }
 }

@@ -13,7 +13,8 @@
 //! it with zeroes.)
 
 use core::cell::Cell;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::agent::{Place, Userfaultfd, set_phase};
 use crate::calls::{self, AGAIN, EXISTS, INVALID};
@@ -73,17 +74,18 @@ struct Move {
 /// The memory that pages are moved to, a page of it for each entry of a batch, and the descriptor that moves them. A page on
 /// either side is out of bounds, so that the kernel never merges the area with memory of the program.
 pub(crate) struct Staging {
-    pub(crate) address: usize,
+    address: usize,
     userfaultfd: Userfaultfd,
     /// What the area is protected as.
     protection: Cell<usize>,
 }
 
 impl Staging {
-    /// A new one, registered.
-    pub(crate) fn new(userfaultfd: Userfaultfd) -> Result<Self, i32> {
+    /// A new one, registered; where it is stands in `told` before anybody can ask the pager for its pages, which are none of the program's.
+    pub(crate) fn new(userfaultfd: Userfaultfd, told: &AtomicU64) -> Result<Self, i32> {
         let reserved = calls::map(STAGING_BYTES + 2 * PAGE_BYTES, 0, RESERVED, -1)?;
         let staging = Self { address: reserved + PAGE_BYTES, userfaultfd, protection: Cell::new(READ_WRITE) };
+        told.store(staging.address as u64, Release);
         // A program that locks all its memory has locked this too; locked and other pages do not mix, and are not dropped.
         let _ = staging.unlock();
         calls::protect(staging.address, STAGING_BYTES, READ_WRITE)?;

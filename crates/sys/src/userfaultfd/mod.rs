@@ -6,12 +6,13 @@
 //! - [`access`]: what this kernel and this user have, and the command that mends what is missing.
 //! - [`Message`]: what the kernel tells.
 //! - [`PageError`]: what it answers.
-//! - [`served`]: memory whose faults are served with nothing else around, as a yardstick.
+//! - [`served`]: memory whose faults are served with nothing else around, and [`leaving`]: memory that is taken away so, as yardsticks.
 
 mod abi;
 pub mod access;
 mod error;
 mod features;
+pub mod leaving;
 mod message;
 pub mod served;
 #[cfg(test)]

@@ -231,6 +231,14 @@ impl Faults {
                 self.shared.counters.held_back.add(1);
                 Outcome::HeldBack
             }
+            Answer::Zero if tenant.is_staging(address) => {
+                // A program locks all its memory. What is filled is nothing of it, and nobody waits longer than for the next look.
+                if matches!(tenant.memory.zero(page.clone()), Err(PageError::TryAgain)) {
+                    return Outcome::PutOff;
+                }
+                tenant.memory.wake(page);
+                Outcome::Done
+            }
             Answer::Zero => {
                 let result = if fault.is_write {
                     tenant.memory.copy(address, &self.zeroes, 0, PAGE_SIZE_BYTES, false)
