@@ -11,7 +11,8 @@ use spillway_sys::userfaultfd::served::ServedMemory;
 use crate::permutation::Permutation;
 use crate::size::PAGE_SIZE_BYTES;
 
-fn pin(cpu: Option<usize>) -> io::Result<()> {
+/// Binds the calling thread to `cpu`.
+pub(super) fn pin(cpu: Option<usize>) -> io::Result<()> {
     let Some(cpu) = cpu else { return Ok(()) };
     let mut set = CpuSet::new();
     set.set(cpu);

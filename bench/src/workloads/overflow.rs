@@ -50,6 +50,9 @@ const REST: Duration = Duration::from_millis(200);
 /// Time between two looks: some batches of the pager.
 const LOOK_INTERVAL: Duration = Duration::from_micros(500);
 
+/// Looks in the middle of an eviction, at least: the thread that looks may have to wait for a CPU itself.
+const LOOKS_MIN: usize = 3;
+
 /// Pages by which the count may move without an eviction.
 const JITTER_PAGES: u64 = 64;
 
@@ -124,13 +127,16 @@ fn watch(statm: &File, stopped: Stopped) -> Vec<Look> {
     }
 }
 
-/// Pages that left, and in what time, without the first and the last tenth of them.
+/// Pages that left, and in what time, without the first and the last tenth of them; `None` if that was seen too rarely to tell.
 fn middle(looks: &[Look]) -> Option<(u64, Duration)> {
     let (first, last) = (looks.first()?.pages, looks.last()?.pages);
     let gone = first.checked_sub(last).filter(|gone| *gone > JITTER_PAGES)?;
-    let begin = looks.iter().find(|look| look.pages + gone / 10 <= first)?;
-    let end = looks.iter().find(|look| look.pages <= last + gone / 10)?;
-    Some((begin.pages.checked_sub(end.pages)?, end.at - begin.at)).filter(|(pages, _)| *pages > 0)
+    let begin = looks.iter().position(|look| look.pages + gone / 10 <= first)?;
+    let end = looks.iter().position(|look| look.pages <= last + gone / 10)?;
+    if end < begin + LOOKS_MIN {
+        return None;
+    }
+    Some((looks[begin].pages.checked_sub(looks[end].pages)?, looks[end].at - looks[begin].at))
 }
 
 impl Program for Overflow {
@@ -209,6 +215,7 @@ mod tests {
     fn only_the_middle_counts() {
         let found = middle(&looks(&[10_000, 10_000, 9_500, 9_000, 6_000, 3_000, 1_000, 500, 0, 0, 0]));
         assert_eq!(found, Some((8_000, Duration::from_millis(3))));
+        assert_eq!(middle(&looks(&[10_000, 10_000, 5_000, 0, 0])), None, "who looks got no CPU");
     }
 
     #[test]

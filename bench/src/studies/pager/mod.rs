@@ -4,8 +4,8 @@
 //! and does nothing else. The pager starts on one CPU and the program runs on the same or on another one; or the scheduler puts all
 //! threads where it likes, as in a run without this benchmark.
 //!
-//! Pages that leave are measured in two ways: of a program at rest far beyond its budget (eviction alone), and of one that fills fresh
-//! memory, which waits for a fault at each page.
+//! Pages that leave are measured in two ways: of a program at rest far beyond its budget (eviction alone; the floor is one thread that moves,
+//! copies and drops them), and of one that fills fresh memory, which waits for a fault at each page.
 //!
 //! `within_budget` asks what the pager costs a program that needs no page of it.
 
@@ -15,8 +15,8 @@ use super::pinning::Placement;
 use super::program_run::{run_storage, run_workload, workload_command};
 use super::{Context, Study, loopback};
 use crate::harness::HarnessError;
-use crate::harness::fault_floor;
 use crate::harness::spillway::{RunReport, Transport, Via, pinned};
+use crate::harness::{eviction_floor, fault_floor};
 use crate::result::{Better, MICROSECONDS, PAGES_PER_SECOND, StudyResult};
 use crate::size::{MIB, PAGE_SIZE_BYTES, Size};
 use crate::workloads::WorkloadReport;
@@ -55,6 +55,9 @@ const SCANS: [(&str, &str); 2] = [("fill-sequential", SEQUENTIAL), ("fill-random
 
 /// Of a program whose memory is evicted, so much stays.
 const EVICTION_LOCAL_DIVISOR: u64 = 8;
+
+/// A program's memory for that: a tenth of a second of eviction, whatever else is small in a quick run.
+const EVICTION_SIZE: Size = Size(256 * MIB);
 
 /// Pages a second that leave at least, end to end on shm (issue's goal).
 const EVICTION_GOAL: f64 = 800_000.0;
@@ -137,6 +140,7 @@ fn measure(
     let local = Size(size.0 / EVICTION_LOCAL_DIVISOR);
     let (report, told) = run(context, side, "fill-sequential", size, local, placement)?;
     result.record(round, &case(FILL, placement), name(side), PAGES_PER_SECOND, filled(&report, &told, local)?);
+    let (size, local) = (EVICTION_SIZE, Size(EVICTION_SIZE.0 / EVICTION_LOCAL_DIVISOR));
     let (report, told) = run(context, side, "overflow", size, local, placement)?;
     filled(&report, &told, local)?;
     result.record(round, &case(EVICTION, placement), name(side), PAGES_PER_SECOND, evicted(&report)?);
@@ -157,6 +161,9 @@ fn measure_floor(
     let exchange = loopback::exchange_us(count as u32, server, client);
     let exchange = exchange.map_err(HarnessError::system("measuring a raw loopback exchange"))?;
     result.record(round, &case(FAULT, placement), EXCHANGE, MICROSECONDS, exchange);
+    let rate = eviction_floor::pages_per_second(context.choose(65_536, 16_384), client);
+    let rate = rate.map_err(HarnessError::system("measuring the floor of eviction"))?;
+    result.record(round, &case(EVICTION, placement), FLOOR, PAGES_PER_SECOND, rate);
     Ok(())
 }
 
