@@ -70,9 +70,14 @@ impl Stopped {
         let Some(pager) = getppid().filter(|_| std::env::var_os(UNDER_PAGER).is_some()) else {
             return Ok(Self { pager: None });
         };
-        mlockall(MlockAllFlags::CURRENT)
-            .map_err(|error| WorkloadError::Setting(format!("the program cannot be locked in memory: {error}")))?;
-        Ok(Self { pager: Some(pager).filter(|pager| kill_process(*pager, Signal::STOP).is_ok()) })
+        // Whatever the pager still evicts has left by then, so that nothing leaves behind the lock.
+        std::thread::sleep(REST);
+        let unusable = |error| WorkloadError::Setting(format!("the program cannot be locked in memory: {error}"));
+        mlockall(MlockAllFlags::CURRENT).map_err(unusable)?;
+        let stopped = Self { pager: Some(pager) };
+        kill_process(pager, Signal::STOP)
+            .map_err(|error| WorkloadError::Setting(format!("the pager cannot be stopped: {error}")))?;
+        Ok(stopped)
     }
 }
 

@@ -41,6 +41,8 @@ pub(crate) struct Session {
     pub(crate) slabs: SessionSlabs,
     /// For how long it may say nothing; `None`: as long as its connection is open.
     pub(crate) patience: Option<Duration>,
+    /// It has read nothing for longer than [`PATIENCE_MAX`].
+    pub(crate) is_stopped: AtomicBool,
     /// For how long they are kept when the borrower goes without a goodbye.
     pub(crate) linger: Duration,
     /// What it shows to get them back.
@@ -90,6 +92,9 @@ impl std::fmt::Debug for Session {
 impl Session {
     /// Asks for slabs back.
     pub(crate) fn recall(&self, slabs: &[SlabHandle], deadline_ms: u32) {
+        if self.is_stopped.load(Ordering::Relaxed) {
+            return;
+        }
         for part in slabs.chunks(SLABS_PER_MESSAGE_MAX) {
             self.tell(&Message::Recall { slabs: part.to_vec(), deadline_ms });
         }
@@ -97,6 +102,9 @@ impl Session {
 
     /// Asks how active slabs are.
     pub(crate) fn ask_activity(&self, request: u32, slabs: &[SlabHandle]) {
+        if self.is_stopped.load(Ordering::Relaxed) {
+            return;
+        }
         for part in slabs.chunks(SLABS_PER_MESSAGE_MAX) {
             self.tell(&Message::ActivityQuery { request, slabs: part.to_vec() });
         }
@@ -178,6 +186,7 @@ fn admit(
         token,
         resume,
         patience: patience(hello),
+        is_stopped: AtomicBool::new(false),
         linger: Duration::from_secs(hello.linger_seconds.into()).min(LINGER_MAX),
         borrower: hello.borrower,
         volume: hello.volume.clone(),
@@ -198,7 +207,7 @@ fn admit(
 
 /// For how long a borrower is waited for that says nothing: as it asks, up to [`PATIENCE_MAX`]. One that maps slabs itself runs under the same
 /// kernel, which closes its connection when it ends; as long as it is open the borrower is there, stopped perhaps (Ctrl-Z), and if it
-/// said that pages have no other copy it is waited for until it goes on.
+/// said that pages have no other copy it is waited for until it goes on. Nothing can be asked back from it meanwhile.
 fn patience(hello: &Hello) -> Option<Duration> {
     let asked = Duration::from_secs(hello.patience_seconds.into());
     let is_here = hello.wants_shared_memory && asked >= SOLE_COPY_PATIENCE;
@@ -213,6 +222,7 @@ fn converse(shared: &Shared, session: &Session, receiver: &mut ControlReceiver) 
         match receiver.receive(HEARTBEAT_INTERVAL) {
             Ok((message, _unexpected_descriptor)) => {
                 silence.is_broken();
+                session.is_stopped.store(false, Ordering::Relaxed);
                 answer(shared, session, message)?;
             }
             Err(ControlError::TimedOut) => {
@@ -220,8 +230,10 @@ fn converse(shared: &Shared, session: &Session, receiver: &mut ControlReceiver) 
                 if session.patience.is_some_and(|patience| silence.observed() >= patience) {
                     return Err(SessionEnd::Silence(silence.observed()));
                 }
-                // Who reads nothing for so long finds enough of them when it goes on, and more would fill its socket.
-                if silence.observed() < PATIENCE_MAX {
+                // Who reads nothing for so long finds enough when it goes on, and more would fill its socket.
+                let is_stopped = silence.observed() >= PATIENCE_MAX;
+                session.is_stopped.store(is_stopped, Ordering::Relaxed);
+                if !is_stopped {
                     session.sender.send(&Message::Ping, None)?;
                 }
             }

@@ -122,7 +122,8 @@ impl Seat {
     /// The agent's staging area in the program: never to be registered or evicted.
     pub fn staging(&self) -> Option<Range<u64>> {
         let start = shared_futex::long_word(&self.memory, self.offset + seat_word::STAGING).load(Acquire);
-        (start != 0).then_some(start..start + STAGING_BYTES as u64)
+        // The program may write anything there.
+        start.checked_add(STAGING_BYTES as u64).filter(|_| start != 0).map(|end| start..end)
     }
 
     /// How often the agent looks for its next batch before it sleeps.

@@ -174,7 +174,7 @@ impl Pager {
             &metrics,
             &pools,
         )?;
-        let budget = Budget::new(config.budget_bytes);
+        let budget = Budget::new(config.budget_bytes, slots as u64 * GROUP_SIZE_BYTES);
         let volume_pages = remote.volume.geometry.page_count();
         let books = Books {
             slots: Slots::new(u32::try_from(volume_pages).unwrap_or(u32::MAX)),

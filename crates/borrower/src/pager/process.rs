@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::machine_memory::bytes_of;
-use spillway_sys::pagemap::Pagemap;
+use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
 use spillway_sys::process_memory::{read_exact, robust_list};
 use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
@@ -63,7 +64,11 @@ impl Process {
     /// How many of its anonymous pages are others' share, where one that two processes have is half of each (a walk of its page tables);
     /// `None` when it has ended.
     pub fn others_pages(&self) -> Option<i64> {
-        others_pages_of(&fs::read_to_string(format!("/proc/{}/smaps_rollup", self.number)).ok()?)
+        let number = self.number;
+        let of_thread = |thread: u32| fs::read_to_string(format!("/proc/{number}/task/{thread}/smaps_rollup")).ok();
+        // As for `resident_pages`.
+        let rollup = of_thread(number).or_else(|| self.threads().ok()?.into_iter().find_map(of_thread));
+        others_pages_of(&rollup?)
     }
 
     /// Faults since it began that needed no disk, of all its threads; `None` when it has ended.
@@ -75,6 +80,13 @@ impl Process {
     pub fn shared_bytes(&self) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.number)).ok()?;
         bytes_of(&status, "RssShmem")
+    }
+
+    /// Bytes of `range` that are in memory and in its page table, as far as `regions` has room for them.
+    pub fn present_bytes(&self, range: Range<u64>, regions: &mut [Region]) -> u64 {
+        let present = Query { all_of: Categories::PRESENT, report: Categories::PRESENT, ..Query::default() };
+        let found = self.pagemap.scan(range, &present, regions).map_or(0, |scan| scan.regions);
+        regions.iter().take(found).map(|region| region.end - region.start).sum()
     }
 
     /// Its mappings.

@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::seat::Seat;
@@ -48,7 +48,7 @@ pub struct Tenant {
     /// Its memory is gone: nothing of it is answered any more.
     pub is_gone: Arc<AtomicBool>,
     /// Where its agent says where its staging area is; not known yet of a child that was just forked.
-    pub seat: OnceLock<Seat>,
+    pub seat: Mutex<Option<Seat>>,
     /// The thread of its agent; 0 before there is one.
     pub agent_thread: Arc<AtomicU32>,
     /// It has forked, or is a fork: the kernel may refuse pages that are shared (rule 2).
@@ -125,7 +125,7 @@ impl Tenant {
             parent,
             process: AtomicU32::new(0),
             is_gone: Arc::default(),
-            seat: OnceLock::new(),
+            seat: Mutex::new(None),
             agent_thread: Arc::default(),
             has_forked: AtomicBool::new(parent.is_some()),
             has_forked_untold: AtomicBool::new(false),
@@ -148,7 +148,7 @@ impl Tenant {
 
     /// Whether `address` is in its agent's staging area: never to be listed or taken out, since what is taken out goes there.
     pub fn is_staging(&self, address: u64) -> bool {
-        self.seat.get().and_then(Seat::staging).is_some_and(|area| area.contains(&address))
+        lock(&self.seat).as_ref().and_then(Seat::staging).is_some_and(|area| area.contains(&address))
     }
 
     /// No batch of evictions begins from now on; one may be under way. The lock orders this with whoever begins one.
@@ -187,6 +187,7 @@ impl Tenant {
 #[derive(Debug)]
 pub struct Budget {
     bytes: AtomicU64,
+    pool_bytes_max: u64,
     /// Pages of the write-back pool that were used: the others take no memory.
     pool_pages: AtomicI64,
     /// Something had to leave since the budget was last changed.
@@ -198,10 +199,11 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// `bytes` for programs and the write-back pool.
-    pub fn new(bytes: u64) -> Self {
+    /// `bytes` for programs and a pool of `pool_bytes_max` at most.
+    pub fn new(bytes: u64, pool_bytes_max: u64) -> Self {
         Self {
             bytes: bytes.into(),
+            pool_bytes_max,
             pool_pages: AtomicI64::new(0),
             is_short: AtomicBool::new(false),
             resident: AtomicI64::new(0),
@@ -219,6 +221,11 @@ impl Budget {
         if self.bytes.swap(bytes, Ordering::Relaxed) < bytes {
             self.is_short.store(false, Ordering::Relaxed);
         }
+    }
+
+    /// Bytes of the write-back pool, if all of it is used.
+    pub fn pool_bytes_max(&self) -> u64 {
+        self.pool_bytes_max
     }
 
     /// Bytes of the write-back pool that were used.
@@ -512,7 +519,7 @@ mod tests {
 
     #[test]
     fn watermarks_lie_below_the_budget_and_the_pool_counts() {
-        let budget = Budget::new(64 << 20);
+        let budget = Budget::new(64 << 20, 4 << 20);
         assert_eq!(budget.limit_pages(), (64 << 20) / 4096, "a pool that was not used takes nothing");
         budget.set_pool_pages(1024);
         assert_eq!((budget.limit_pages(), budget.pool_bytes()), ((60 << 20) / 4096, 4 << 20));
@@ -538,7 +545,7 @@ mod tests {
     #[test]
     fn programs_have_nearly_all_of_a_small_budget_and_room_to_grow_in_a_large_one() {
         let never_had = |mib: u64| {
-            let budget = Budget::new(mib << 20);
+            let budget = Budget::new(mib << 20, 0);
             budget.limit_pages() - budget.low_pages()
         };
         assert_eq!(never_had(32), 2 * WATERMARK_PAGES_MIN, "3 %");

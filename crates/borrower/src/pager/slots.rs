@@ -196,11 +196,11 @@ impl Slots {
         }
     }
 
-    /// Gives back a slot that was taken and never written.
+    /// Gives back a slot that was taken and never written. A donor may hold what was in it before.
     pub fn give_back(&mut self, slot: Slot) {
         assert!(*self.entry(slot) == 1, "a slot given back is as it was taken");
         *self.entry(slot) = 0;
-        self.set_free(slot);
+        self.set_stale(slot);
     }
 
     fn set_stale(&mut self, slot: Slot) {

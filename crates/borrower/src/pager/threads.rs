@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn no_thread_inherits_a_real_time_policy() {
         let books = Books { slots: Slots::new(1), directory: Directory::default() };
-        let shared = Arc::new(Shared::new(books, Budget::new(1 << 20), 1).unwrap());
+        let shared = Arc::new(Shared::new(books, Budget::new(1 << 20, 0), 1).unwrap());
         let (tell, told) = std::sync::mpsc::channel();
         // A thread of its own, because it keeps the policy.
         let starter = std::thread::spawn(move || {

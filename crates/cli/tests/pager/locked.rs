@@ -20,6 +20,9 @@ for turn in range(6):
 
 #[test]
 fn a_program_that_locks_all_its_memory_now_and_then_keeps_every_word() {
+    if !support::is_root() {
+        return support::skip("root, who may lock all memory");
+    }
     let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
     let options = ["--local", "16M", "--lend", "128M", "--slab-size", "4M"];
     let said = support::run(&mut stage.run(&options, &["/usr/bin/python3", "-c", SCRIPT])).done("locks");

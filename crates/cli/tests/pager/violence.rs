@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -212,10 +213,35 @@ fn a_killed_program_gives_its_donor_all_memory_back() {
 
 /// Kills the program of a run.
 fn kill_verifier(running: &Running) {
+    support::signal(verifier_of(running), "KILL");
+}
+
+fn verifier_of(running: &Running) -> u32 {
     let verifier = children(running.pid())
         .into_iter()
         .find(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|path| path.ends_with("verifier")));
-    support::signal(verifier.expect("the program is a child of the run"), "KILL");
+    verifier.expect("the program is a child of the run")
+}
+
+/// Longer than donors wait for a borrower of another machine, and than they go on telling one of this machine anything.
+const STOPPED: Duration = Duration::from_secs(100);
+
+#[test]
+#[ignore = "minutes of standing still: `make soak` runs it"]
+fn a_run_that_is_stopped_for_minutes_goes_on_where_it_was() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let mut running = start(&stage);
+    stage.wait_lent(&mut running, LENT_BYTES);
+    running.signal("STOP");
+    std::thread::sleep(STOPPED);
+    running.signal("CONT");
+    let reads = || stage.items("run").first()?.pointer("/report/pager/pager/fill/count")?.as_u64();
+    let before = running.wait_until("its statistics", reads);
+    running.wait_until("it to bring pages again", || (reads()? > before + 100).then_some(()));
+    support::signal(verifier_of(&running), "USR1");
+    let said = running.end().done("a verifier whose pager was stopped");
+    assert!(!said.errors.contains("lost"), "{}", said.errors);
+    stage.assert_clean();
 }
 
 #[test]

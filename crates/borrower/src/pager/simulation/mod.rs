@@ -290,7 +290,7 @@ impl World {
     fn with_fault_threads(budget_pages: u64, threads: usize) -> Self {
         let pool = BufferPool::new(POOL_SLOTS + 1, limits::GROUP_SIZE_BYTES as usize).unwrap();
         let books = Books { slots: Slots::new(VOLUME_PAGES), directory: Directory::default() };
-        let shared = Arc::new(Shared::new(books, Budget::new(budget_pages * PAGE), threads).unwrap());
+        let shared = Arc::new(Shared::new(books, Budget::new(budget_pages * PAGE, 0), threads).unwrap());
         let volume = Arc::new(Mapping::anonymous(VOLUME_PAGES as usize * PAGE_SIZE_BYTES).unwrap());
         let engine = |pool: &Arc<BufferPool>| {
             Box::new(LocalMemory::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(pool)))

@@ -49,6 +49,18 @@ pub(super) struct Common {
 }
 
 impl Common {
+    /// `resident` as it was counted: one that ended since has its pages in that count, and no more faults than before.
+    fn member(&self, resident: &Resident) -> Option<Member> {
+        let process = resident.process.as_ref()?;
+        let known = || of(process.number(), &self.members).map(|known| known.faults);
+        Some(Member {
+            process: process.number(),
+            is_fork: resident.tenant.parent.is_some(),
+            faults: process.minor_faults().or_else(known).unwrap_or(0),
+            resident: resident.pages,
+        })
+    }
+
     /// Whose page table is to be walked now, if any: now and then, and when the last walk is paid off.
     pub(super) fn next_walk(&mut self, family: &[Member], now: Instant) -> Option<u32> {
         let is_paid_off = self.paid_off_at.is_none_or(|at| at <= now);
@@ -122,41 +134,26 @@ impl Survey {
         if resident <= budget.high_pages() - alert_pages(budget) {
             return 0;
         }
-        // As they were counted: one that ends meanwhile has its pages in that count.
-        let family: Vec<Member> = self.residents.iter().filter_map(|resident| resident.member).collect();
-        if !(2..=FAMILY_MAX).contains(&family.len()) {
+        // A child that is not paged is not counted either, so what is shared with one counts in full.
+        let is_relative = |resident: &&Resident| {
+            let tenant = &resident.tenant;
+            tenant.has_forked.load(Ordering::Relaxed) && !tenant.has_forked_untold.load(Ordering::Relaxed)
+        };
+        let relatives = self.residents.iter().filter(is_relative).filter(|resident| resident.process.is_some());
+        if !(2..=FAMILY_MAX).contains(&relatives.clone().count()) {
             return 0;
         }
+        let family: Vec<Member> = relatives.filter_map(|resident| self.common.member(resident)).collect();
         if let Some(number) = self.common.next_walk(&family, now) {
             let begun = cpu_time();
             let mut processes = self.residents.iter().filter_map(|resident| resident.process.as_ref());
             let walked = processes.find(|process| process.number() == number).and_then(Process::others_pages);
-            // One that ended meanwhile is no member at the next look.
+            // One that ended meanwhile is not counted at the next look, and no member.
             if let (Some(others), Some(member)) = (walked, of(number, &family)) {
                 self.common.walked(member, others, &family, now, cpu_time().saturating_sub(begun));
             }
         }
         self.common.pages(&family)
-    }
-}
-
-impl Resident {
-    /// Counts its pages; `None` when it has ended.
-    pub(super) fn count(&mut self) -> Option<i64> {
-        let process = self.process.as_ref()?;
-        let tenant = &self.tenant;
-        // A child that is not paged is not counted either, so what is shared with one counts in full.
-        let is_relative =
-            tenant.has_forked.load(Ordering::Relaxed) && !tenant.has_forked_untold.load(Ordering::Relaxed);
-        let faults = if is_relative { process.minor_faults() } else { None };
-        let resident = process.resident_pages();
-        self.member = faults.zip(resident).map(|(faults, resident)| Member {
-            process: process.number(),
-            is_fork: tenant.parent.is_some(),
-            faults,
-            resident,
-        });
-        resident
     }
 }
 

@@ -149,9 +149,9 @@ impl Survey {
         let resident = &mut self.residents[index];
         let tenant = &resident.tenant;
         tenant.process.store(number, Ordering::Relaxed);
-        let own_seat = tenant.seat.get_or_init(|| self.arena.seat(seat));
+        *lock(&tenant.seat) = Some(self.arena.seat(seat));
         let agent = SeatAgent::new(
-            own_seat.clone(),
+            self.arena.seat(seat),
             self.arena.pool_offset(),
             Arc::clone(&tenant.is_gone),
             Arc::clone(&tenant.agent_thread),

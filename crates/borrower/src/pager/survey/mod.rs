@@ -31,7 +31,7 @@ use spillway_sys::guardian::{Guardian, Place};
 use spillway_sys::pagemap::Region;
 use spillway_sys::userfaultfd::PageError;
 
-use self::common::{Common, Member};
+use self::common::Common;
 use self::forking::Forking;
 use super::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN,
@@ -61,8 +61,8 @@ struct Resident {
     threads_tried: usize,
     /// The user was told that it has much memory that is not paged.
     is_sharing_told: bool,
-    /// As it was last counted, if it has forked or is a fork.
-    member: Option<Member>,
+    /// Its pages in memory, as they were last counted.
+    pages: i64,
 }
 
 impl Resident {
@@ -80,7 +80,7 @@ impl Resident {
             agent_at,
             threads_tried: 0,
             is_sharing_told: false,
-            member: None,
+            pages: 0,
         }
     }
 
@@ -222,8 +222,10 @@ impl Survey {
     fn count(&mut self) -> i64 {
         let mut pages = 0;
         self.forget(|resident| {
-            pages += resident.count().unwrap_or(0);
-            is_memory_gone(resident)
+            resident.pages = resident.process.as_ref().and_then(Process::resident_pages).unwrap_or(0);
+            let is_over = is_memory_gone(resident) || resident.tenant.is_gone();
+            pages += if is_over { 0 } else { resident.pages };
+            is_over
         });
         pages
     }

@@ -15,19 +15,31 @@ impl Survey {
             return;
         }
         self.sharing_looked_at = Some(now);
-        let most = harmless_bytes(&self.shared.budget, self.arena.length_bytes());
+        let most = harmless_bytes(&self.shared.budget);
+        let arena_bytes = self.arena.length_bytes();
         for resident in self.residents.iter_mut().filter(|resident| !resident.is_sharing_told) {
             let Some(process) = &resident.process else { continue };
             let Some(bytes) = process.shared_bytes().filter(|bytes| *bytes > most) else { continue };
+            // A program that locks all its memory has all of the arena too, which is ours.
+            let arena = resident.places.arena..resident.places.arena + arena_bytes;
+            let Some(bytes) = bytes.checked_sub(process.present_bytes(arena, &mut self.regions)) else { continue };
+            if bytes <= budget_part(&self.shared.budget) {
+                continue;
+            }
             resident.is_sharing_told = true;
             self.shared.fail(advice(process, bytes));
         }
     }
 }
 
-/// The arena, with the write-back pool and all seats, is shared memory too; a program that locks all its memory has all of it.
-fn harmless_bytes(budget: &Budget, arena_bytes: u64) -> u64 {
-    arena_bytes + budget.bytes() / SHARING_SHARE
+/// The write-back pool is shared memory too.
+fn harmless_bytes(budget: &Budget) -> u64 {
+    budget.pool_bytes_max() + budget_part(budget)
+}
+
+/// What the user need not be told of.
+fn budget_part(budget: &Budget) -> u64 {
+    budget.bytes() / SHARING_SHARE
 }
 
 fn advice(process: &Process, bytes: u64) -> String {
@@ -44,9 +56,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arena_alone_is_no_news() {
-        let harmless_bytes = harmless_bytes(&Budget::new(64 << 20), 36 << 20);
-        assert!((37 << 20..48 << 20).contains(&harmless_bytes), "{harmless_bytes}");
+    fn a_pool_alone_is_no_news() {
+        let budget = Budget::new(64 << 20, 4 << 20);
+        assert!(harmless_bytes(&budget) > 4 << 20 && harmless_bytes(&budget) < 16 << 20);
     }
 
     #[test]
