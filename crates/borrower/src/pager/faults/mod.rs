@@ -17,6 +17,7 @@ pub mod messages;
 mod reading;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -231,14 +232,7 @@ impl Faults {
                 self.shared.counters.held_back.add(1);
                 Outcome::HeldBack
             }
-            Answer::Zero if tenant.is_staging(address) => {
-                // A program locks all its memory. What is filled is nothing of it, and nobody waits longer than for the next look.
-                if matches!(tenant.memory.zero(page.clone()), Err(PageError::TryAgain)) {
-                    return Outcome::PutOff;
-                }
-                tenant.memory.wake(page);
-                Outcome::Done
-            }
+            Answer::Zero if tenant.is_staging(address) => fill_staging(tenant, page),
             Answer::Zero => {
                 let result = if fault.is_write {
                     tenant.memory.copy(address, &self.zeroes, 0, PAGE_SIZE_BYTES, false)
@@ -341,6 +335,15 @@ impl Faults {
         }
         tenant.memory.wake(address..address + PAGE);
     }
+}
+
+/// Fills a page of the staging area, which a program that locks all its memory waits for. It is nothing of the program's, so nobody takes note of it.
+fn fill_staging(tenant: &Tenant, page: Range<u64>) -> Outcome {
+    if matches!(tenant.memory.zero(page.clone()), Err(PageError::TryAgain)) {
+        return Outcome::PutOff;
+    }
+    tenant.memory.wake(page);
+    Outcome::Done
 }
 
 /// Fills a run of `count` pages, or less of it: the kernel refuses one that a mapping ends in as a whole (rule 8), so it is halved until its beginning
