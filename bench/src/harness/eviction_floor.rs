@@ -1,19 +1,16 @@
 //! The bare floor of a page that leaves: one thread moves pages out of memory, copies them to a buffer and from there to other memory, and
-//! drops them, and does nothing else. What an eviction adds is the choice of the pages, where they go, and the way between those who know.
+//! drops them, and does nothing else, in batches and runs as long as the pager's. What an eviction adds is the choice of the pages, where they go, and the way between those who know.
 
 use std::io;
 use std::time::Instant;
 
+use spillway_borrower::pager::limits::{BATCH_PAGES, GROUP_PAGES};
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 use spillway_sys::userfaultfd::leaving::LeavingMemory;
 
-use crate::harness::fault_floor::pin;
+use crate::harness::binding::pin;
 use crate::size::PAGE_SIZE_BYTES;
-
-/// Pages of a batch, and of a run of neighbours, as the pager has them.
-const BATCH_PAGES: usize = 128;
-const RUN_PAGES: usize = 32;
 
 /// Pages a second that leave, of `pages` on one CPU.
 pub fn pages_per_second(pages: usize, cpu: Option<usize>) -> io::Result<f64> {
@@ -33,7 +30,7 @@ fn measure(pages: usize) -> io::Result<f64> {
     slab.attach(0, &file, bytes)?;
     let start = Instant::now();
     for batch in 0..batches {
-        leaving.take(batch * BATCH_PAGES, RUN_PAGES, &buffer)?;
+        leaving.take(batch * BATCH_PAGES, GROUP_PAGES, &buffer)?;
         slab.copy_from(batch * BATCH_PAGES * page_bytes, &buffer, 0, BATCH_PAGES * page_bytes);
     }
     Ok((batches * BATCH_PAGES) as f64 / start.elapsed().as_secs_f64())

@@ -4,20 +4,12 @@
 use std::io;
 use std::time::Instant;
 
-use rustix::thread::{CpuSet, sched_setaffinity};
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::served::ServedMemory;
 
+use crate::harness::binding::pin;
 use crate::permutation::Permutation;
 use crate::size::PAGE_SIZE_BYTES;
-
-/// Binds the calling thread to `cpu`.
-pub(super) fn pin(cpu: Option<usize>) -> io::Result<()> {
-    let Some(cpu) = cpu else { return Ok(()) };
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    Ok(sched_setaffinity(None, &set)?)
-}
 
 /// Microseconds of one fault, as the mean of `pages` at random addresses, between threads on the two CPUs, or anywhere.
 pub fn fault_us(pages: usize, server_cpu: Option<usize>, client_cpu: Option<usize>) -> io::Result<f64> {
@@ -47,6 +39,8 @@ pub fn fault_us(pages: usize, server_cpu: Option<usize>, client_cpu: Option<usiz
 
 #[cfg(test)]
 mod tests {
+    use rustix::thread::CpuSet;
+
     use super::*;
 
     #[test]

@@ -5,20 +5,11 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
-use rustix::thread::{CpuSet, sched_setaffinity};
-
+use crate::harness::binding::pin;
 use crate::size::PAGE_SIZE_BYTES;
 
 /// Bytes of a request: about what a page protocol's header needs.
 const REQUEST_BYTES: usize = 32;
-
-/// Moves the calling thread to `cpu`, if there is one.
-fn pin(cpu: Option<usize>) -> std::io::Result<()> {
-    let Some(cpu) = cpu else { return Ok(()) };
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    Ok(sched_setaffinity(None, &set)?)
-}
 
 fn serve(listener: &TcpListener, cpu: Option<usize>) -> std::io::Result<()> {
     pin(cpu)?;
@@ -65,6 +56,8 @@ pub fn exchange_us(count: u32, server_cpu: Option<usize>, client_cpu: Option<usi
 
 #[cfg(test)]
 mod tests {
+    use rustix::thread::CpuSet;
+
     use super::*;
 
     #[test]

@@ -92,21 +92,21 @@ impl std::fmt::Debug for Session {
 impl Session {
     /// Asks for slabs back.
     pub(crate) fn recall(&self, slabs: &[SlabHandle], deadline_ms: u32) {
-        if self.is_stopped.load(Ordering::Relaxed) {
-            return;
-        }
-        for part in slabs.chunks(SLABS_PER_MESSAGE_MAX) {
-            self.tell(&Message::Recall { slabs: part.to_vec(), deadline_ms });
-        }
+        self.tell_of(slabs, |slabs| Message::Recall { slabs, deadline_ms });
     }
 
     /// Asks how active slabs are.
     pub(crate) fn ask_activity(&self, request: u32, slabs: &[SlabHandle]) {
+        self.tell_of(slabs, |slabs| Message::ActivityQuery { request, slabs });
+    }
+
+    /// Says something of slabs, to one that is not stopped.
+    fn tell_of(&self, slabs: &[SlabHandle], message: impl Fn(Vec<SlabHandle>) -> Message) {
         if self.is_stopped.load(Ordering::Relaxed) {
             return;
         }
         for part in slabs.chunks(SLABS_PER_MESSAGE_MAX) {
-            self.tell(&Message::ActivityQuery { request, slabs: part.to_vec() });
+            self.tell(&message(part.to_vec()));
         }
     }
 

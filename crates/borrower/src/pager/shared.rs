@@ -8,6 +8,7 @@
 //! event waits to be read. Nor does a batch begin while events that were read are not settled ([`super::unsettled`]).
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -146,9 +147,9 @@ impl Tenant {
         thread != 0 && thread == self.agent_thread.load(Ordering::Relaxed)
     }
 
-    /// Whether `address` is in its agent's staging area: never to be listed or taken out, since what is taken out goes there.
-    pub fn is_staging(&self, address: u64) -> bool {
-        lock(&self.seat).as_ref().and_then(Seat::staging).is_some_and(|area| area.contains(&address))
+    /// Its agent's staging area, once it has one: never to be registered, listed or taken out, since what is taken out goes there.
+    pub fn staging(&self) -> Option<Range<u64>> {
+        lock(&self.seat).as_ref().and_then(Seat::staging)
     }
 
     /// No batch of evictions begins from now on; one may be under way. The lock orders this with whoever begins one.

@@ -232,7 +232,7 @@ impl Faults {
                 self.shared.counters.held_back.add(1);
                 Outcome::HeldBack
             }
-            Answer::Zero if tenant.is_staging(address) => fill_staging(tenant, page),
+            Answer::Zero if tenant.staging().is_some_and(|area| area.contains(&address)) => fill_staging(tenant, page),
             Answer::Zero => {
                 let result = if fault.is_write {
                     tenant.memory.copy(address, &self.zeroes, 0, PAGE_SIZE_BYTES, false)

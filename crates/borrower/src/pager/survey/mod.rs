@@ -220,17 +220,14 @@ impl Survey {
 
     /// Pages of all programs, by the kernel's count of each; programs that have ended are forgotten.
     fn count(&mut self) -> i64 {
-        let mut pages = 0;
-        self.forget(|resident| {
+        self.forget(is_memory_gone);
+        for resident in &mut self.residents {
             resident.pages = resident.process.as_ref().and_then(Process::resident_pages).unwrap_or(0);
-            let is_over = is_memory_gone(resident) || resident.tenant.is_gone();
-            pages += if is_over { 0 } else { resident.pages };
-            is_over
-        });
-        pages
+        }
+        self.residents.iter().map(|resident| resident.pages).sum()
     }
 
-    fn forget(&mut self, mut is_over: impl FnMut(&mut Resident) -> bool) {
+    fn forget(&mut self, mut is_over: impl FnMut(&Resident) -> bool) {
         let over: Vec<Resident> =
             self.residents.extract_if(.., |resident| is_over(resident) || resident.tenant.is_gone()).collect();
         for resident in over {

@@ -69,7 +69,7 @@ impl Survey {
             // It runs another program than before.
             self.forget(|resident| resident.process.as_ref().is_some_and(|process| process.number() == number));
             if self.seats_free.is_empty() {
-                self.forget(|resident| is_memory_gone(resident));
+                self.forget(is_memory_gone);
             }
             let Some(seat) = self.seats_free.pop() else {
                 self.tell_of_fullness();

@@ -31,7 +31,7 @@ impl Survey {
         let Some(process) = &resident.process else { return };
         let Ok(text) = process.maps() else { return };
         let mut excluded = resident.excluded.clone();
-        excluded.extend(resident.seat.and_then(|seat| self.arena.seat(seat).staging()));
+        excluded.extend(resident.tenant.staging());
         let mut is_complete = true;
         let spans = maps::spans(&maps::parse(&text), &excluded);
         resident.prepared.retain(|mapping| spans.iter().any(|span| span.has_whole(mapping)));
