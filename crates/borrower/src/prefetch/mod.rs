@@ -6,7 +6,7 @@
 //! | [`next_n`] | the next pages, always |
 //! | [`stride`] | along a stride, once seen twice |
 //! | [`read_ahead`] | along a stride, in windows that grow with use and shrink with waste |
-//! | [`read_around`] | the same, and the neighbours of pages in no trend, where those are needed soon after |
+//! | [`read_around`] | the same, and the neighbours of pages in no trend, where those are needed soon after; [`runs`]: how many of them are |
 //! | [`streams`] | one prefetcher for each thread and region, so that concurrent streams do not hide one another |
 //!
 //! Leap's majority vote over deltas (`leap.rs`) is to stand beside them.
@@ -31,6 +31,7 @@ pub mod next_n;
 pub mod none;
 pub mod read_ahead;
 pub mod read_around;
+pub mod runs;
 pub mod streams;
 pub mod stride;
 
@@ -197,6 +198,15 @@ pub trait Prefetcher: Send {
 
     /// `page`, which this prefetcher brought along, left unused.
     fn on_unused(&mut self, page: VirtualPage);
+
+    /// A new stream of the program that `other` is of begins with this one: takes over what that learnt of the program, and nothing of where
+    /// it is.
+    fn learn_from(&mut self, other: &Self)
+    where
+        Self: Sized,
+    {
+        let _ = other;
+    }
 }
 
 /// Any of the policies, chosen at run time. An enum and not a box, as streams begin on the fault path.
@@ -271,6 +281,12 @@ impl Prefetcher for AnyPrefetcher {
 
     fn on_unused(&mut self, page: VirtualPage) {
         self.policy_mut().on_unused(page);
+    }
+
+    fn learn_from(&mut self, other: &Self) {
+        if let (Self::ReadAround(policy), Self::ReadAround(other)) = (self, other) {
+            policy.learn_from(other);
+        }
     }
 }
 

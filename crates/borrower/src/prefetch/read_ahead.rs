@@ -77,7 +77,7 @@ impl Head {
         [1, -1].into_iter().zip(distances).find_map(|(side, distance)| (side == distance).then_some(side))
     }
 
-    fn fault(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn fault(&mut self, page: VirtualPage, comes_alone: bool, candidates: &mut Candidates) {
         let beside = self.is_beside(page);
         self.delta = beside.unwrap_or(self.delta);
         self.around = None;
@@ -87,11 +87,11 @@ impl Head {
             self.delta = page.distance_from(self.last);
         }
         (self.last, self.end) = (page, page);
-        if in_line {
+        if !in_line {
+            self.window /= OUT_OF_LINE_DIVISOR;
+        } else if !comes_alone {
             self.grow(candidates.window_max());
             self.bring(self.window / 2, candidates);
-        } else {
-            self.window /= OUT_OF_LINE_DIVISOR;
         }
     }
 
@@ -131,6 +131,23 @@ impl ReadAhead {
         }
     }
 
+    /// Whether `page` is next to the last page of a place that is followed.
+    pub(super) fn is_beside(&self, page: VirtualPage) -> bool {
+        self.heads.iter().flatten().any(|head| head.last.0.abs_diff(page.0) <= 1 || head.is_beside(page).is_some())
+    }
+
+    /// As [`Prefetcher::on_fault`]; nothing comes along if the page `comes_alone`, whatever trend it is in.
+    pub(super) fn follow(&mut self, page: VirtualPage, comes_alone: bool, candidates: &mut Candidates) {
+        self.clock += 1;
+        let clock = self.clock;
+        if let Some(head) = self.nearest(page) {
+            head.used_at = clock;
+            return head.fault(page, comes_alone, candidates);
+        }
+        let quiet = self.heads.iter_mut().min_by_key(|head| head.map_or(0, |head| head.used_at));
+        *quiet.expect("there are places") = Some(Head::new(page, clock));
+    }
+
     /// The place nearest to `page`, if one is near.
     fn nearest(&mut self, page: VirtualPage) -> Option<&mut Head> {
         let near = self.heads.iter_mut().flatten().min_by_key(|head| head.distance(page));
@@ -144,14 +161,7 @@ impl Prefetcher for ReadAhead {
     }
 
     fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates) {
-        self.clock += 1;
-        let clock = self.clock;
-        if let Some(head) = self.nearest(page) {
-            head.used_at = clock;
-            return head.fault(page, candidates);
-        }
-        let quiet = self.heads.iter_mut().min_by_key(|head| head.map_or(0, |head| head.used_at));
-        *quiet.expect("there are places") = Some(Head::new(page, clock));
+        self.follow(page, false, candidates);
     }
 
     fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {

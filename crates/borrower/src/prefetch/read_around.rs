@@ -5,9 +5,12 @@
 //! where it is, and a fault on it before 128 other blocks had theirs says that the neighbourhood was needed. Since probes are
 //! taken whether blocks come along or not, the same count says when to begin and when to end.
 //!
+//! Where blocks are not worth it, the next one to three pages come along if programs need as many of them as [`super::runs`] has seen.
+//!
 //! What comes so is taken for needed: no marker follows that could tell.
 
 use super::read_ahead::ReadAhead;
+use super::runs::{RUN_MAX, Runs};
 use super::{Candidates, Prefetcher, VirtualPage};
 
 /// Pages of a block: the kernel's default for swap (`page-cluster` is 3).
@@ -49,12 +52,16 @@ pub struct ReadAround {
     probes: [Probe; PROBES],
     next: usize,
     score: u32,
+    runs: Runs,
+    /// Whether the last fault was beside no other.
+    is_begin: bool,
 }
 
 impl Default for ReadAround {
     fn default() -> Self {
         let probes = [Probe::default(); PROBES];
-        Self { ahead: ReadAhead::default(), blocks: [NONE; PROBES], probes, next: 0, score: 0 }
+        let (ahead, runs) = (ReadAhead::default(), Runs::default());
+        Self { ahead, blocks: [NONE; PROBES], probes, next: 0, score: 0, runs, is_begin: false }
     }
 }
 
@@ -95,10 +102,38 @@ impl Prefetcher for ReadAround {
                 return;
             }
         }
-        self.ahead.on_fault(page, candidates);
+        self.is_begin = !self.ahead.is_beside(page);
+        let is_watched = self.runs.on_fault(page);
+        self.ahead.follow(page, is_watched, candidates);
     }
 
     fn around(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
+        self.block_around(page, is_away, candidates);
+        if candidates.pages().is_empty() && self.is_begin {
+            self.run_behind(page, is_away, candidates);
+        }
+    }
+
+    fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+        self.ahead.on_hit(page, candidates);
+    }
+
+    fn go_on(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+        self.ahead.go_on(page, candidates);
+    }
+
+    fn on_unused(&mut self, page: VirtualPage) {
+        self.ahead.on_unused(page);
+    }
+
+    fn learn_from(&mut self, other: &Self) {
+        (self.score, self.runs) = (other.score, other.runs.experience());
+    }
+}
+
+impl ReadAround {
+    /// The rest of the page's block, if blocks are worth it.
+    fn block_around(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
         if self.find(page).is_some() {
             return;
         }
@@ -116,16 +151,19 @@ impl Prefetcher for ReadAround {
         self.remember(block, Probe { page: Some(probe), is_alone });
     }
 
-    fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {
-        self.ahead.on_hit(page, candidates);
-    }
-
-    fn go_on(&mut self, page: VirtualPage, candidates: &mut Candidates) {
-        self.ahead.go_on(page, candidates);
-    }
-
-    fn on_unused(&mut self, page: VirtualPage) {
-        self.ahead.on_unused(page);
+    /// The next pages, as many as runs have that begin so.
+    fn run_behind(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
+        let behind = || (1..i64::from(RUN_MAX)).map_while(|step| page.offset(step)).take_while(|page| is_away(*page));
+        if behind().next().is_none() {
+            // Nothing could be seen of a run that goes on in pages that are here.
+            return;
+        }
+        behind().take(self.runs.on_begin(page).into()).for_each(|page| candidates.push(page));
+        let count = candidates.pages().len() as u64;
+        if count > 0 {
+            candidates.are_around();
+            self.ahead.came_around(page, page.0, count + 1);
+        }
     }
 }
 

@@ -166,14 +166,24 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         exact.or_else(|| (0..STREAMS_MAX).filter(beside).max_by_key(|slot| self.used_at[*slot]))
     }
 
+    /// The stream of the address space that was used last.
+    fn latest_of(&self, space: u32) -> Option<usize> {
+        let is_of = |slot: &usize| self.keys[*slot].is_some_and(|key| key.faulter.space == space);
+        (0..STREAMS_MAX).filter(is_of).max_by_key(|slot| self.used_at[*slot])
+    }
+
     /// The stream of `key`, made if there is none.
     fn slot(&mut self, key: Key) -> usize {
         let found = self.keys.iter().position(|known| *known == Some(key));
         let slot = found.unwrap_or_else(|| {
             let age = |slot: &usize| (self.keys[*slot].is_some(), self.used_at[*slot]);
             let oldest = (0..STREAMS_MAX).min_by_key(age).expect("there is a slot");
+            let mut policy = self.fresh.clone();
+            if let Some(latest) = self.latest_of(key.faulter.space) {
+                policy.learn_from(&self.policies[latest]);
+            }
             self.keys[oldest] = Some(key);
-            self.policies[oldest].clone_from(&self.fresh);
+            self.policies[oldest] = policy;
             self.windows[oldest].clear();
             oldest
         });
