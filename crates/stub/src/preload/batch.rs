@@ -167,6 +167,9 @@ impl Staging {
 
 /// Carries out `batch` up to its last phase. Whether it says to end, and with what status.
 pub(crate) fn run(place: Place, batch: &Batch, staging: &Staging) -> Result<Option<u8>, i32> {
+    // A program that locks all its memory has locked the staging area too: then its locked pages alone would move, and those that it maps later
+    // would not.
+    let _ = staging.unlock();
     let count = (batch.count.load(Relaxed) as usize).min(BATCH_ENTRIES_MAX);
     let entries = batch.entries.get(..count).unwrap_or_default();
     let doubted_from = move_all(entries, staging);

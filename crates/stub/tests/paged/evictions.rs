@@ -166,6 +166,24 @@ fn a_program_that_locks_all_its_memory_keeps_it_and_its_agent() {
         assert_eq!(scene.ask("check", "bad"), 0);
     }
     assert_eq!(scene.ask("unlock all", "unlocked"), 0);
+    // The first batch finds the staging area full of zeroes, and drops them.
+    scene.paged.evict(&scene.pager.arena, &pages);
+    scene.paged.fill_all();
+    scene.evict(0..PAGES);
+    assert_eq!(scene.ask("check", "bad"), 0);
+    scene.end();
+}
+
+#[test]
+fn pages_that_are_not_locked_leave_while_the_staging_area_is() {
+    // As those of a mapping that was made after all memory had been locked.
+    let mut scene = Scene::new(true);
+    assert_eq!(scene.ask("lock all", "locked"), 0);
+    assert_eq!(scene.ask("unlock", "unlocked"), 0);
+    // The first batch finds the staging area full of zeroes, and drops them.
+    let pages = scene.pages(0..PAGES);
+    scene.paged.evict(&scene.pager.arena, &pages);
+    scene.paged.fill_all();
     scene.evict(0..PAGES);
     assert_eq!(scene.ask("check", "bad"), 0);
     scene.end();

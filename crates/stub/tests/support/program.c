@@ -1,7 +1,7 @@
 // A program to be paged: fills memory with words that say where they belong, and does what it is told on standard input.
 //
 // Usage: program PAGES [huge]. Says "memory ADDRESS" first. Commands: check, change, fork, try fork, spin, threads,
-// descriptor, drop, lock, lock all, unlock all, execute, newuser, leave, churn, calm, exec, exit.
+// descriptor, drop, lock, lock all, unlock, unlock all, execute, newuser, leave, churn, calm, exec, exit.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -163,6 +163,9 @@ int main(int count, char **arguments) {
             printf("locked %d\n", mlock((char *)memory + 4096, 4096));
         } else if (!strcmp(line, "lock all\n")) {
             printf("locked %d\n", mlockall(MCL_CURRENT));
+        } else if (!strcmp(line, "unlock\n")) {
+            // The pages, and nothing else.
+            printf("unlocked %d\n", munlock((void *)memory, words * sizeof *memory));
         } else if (!strcmp(line, "unlock all\n")) {
             printf("unlocked %d\n", munlockall());
         } else if (!strcmp(line, "execute\n")) {
