@@ -8,6 +8,9 @@
 //! All of that twice: in the first round donors allocate memory for the slabs, on the same CPU, which is not eviction's time; the second
 //! round's pages go where the first one's were.
 //!
+//! What this process needs while it looks stays locked in memory: a fault of its own would be held back until the budget is met, and it
+//! would see the begin and the end of the eviction only.
+//!
 //! Invariants: the pager goes on whatever happens here; the time is that of the middle of the eviction, without its beginning
 //! (the pager looks at the program, and starts its agent on a thread that must not sleep) and its end.
 
@@ -17,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use rustix::process::{Pid, Signal, getppid, kill_process};
+use spillway_sys::process_stat::ProcessStat;
 
 use super::phase::PhaseClock;
 use super::{Program, WorkloadError, WorkloadSettings, wrong};
@@ -47,11 +51,20 @@ const DONOR_REST: Duration = Duration::from_millis(300);
 /// The eviction is over when nothing has left for so long.
 const REST: Duration = Duration::from_millis(200);
 
+/// Looks that there is room for from the beginning, so that they need no memory that is not locked: of some seconds.
+const LOOKS_EXPECTED: usize = 8192;
+
 /// Time between two looks: some batches of the pager.
 const LOOK_INTERVAL: Duration = Duration::from_micros(500);
 
 /// Looks in the middle of an eviction, at least: the thread that looks may have to wait for a CPU itself.
 const LOOKS_MIN: usize = 3;
+
+/// The program is locked in memory so often before its pager is stopped.
+const LOCKS: usize = 2;
+
+/// How long threads of a pager may take until they stand still.
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Pages by which the count may move without an eviction.
 const JITTER_PAGES: u64 = 64;
@@ -70,24 +83,52 @@ impl Stopped {
         let Some(pager) = getppid().filter(|_| std::env::var_os(UNDER_PAGER).is_some()) else {
             return Ok(Self { pager: None });
         };
-        // Whatever the pager still evicts has left by then, so that nothing leaves behind the lock.
-        std::thread::sleep(REST);
-        let unusable = |error| WorkloadError::Setting(format!("the program cannot be locked in memory: {error}"));
-        mlockall(MlockAllFlags::CURRENT).map_err(unusable)?;
+        // What comes back for the lock makes others leave, and a batch that had begun before takes locked pages too (docs/pager.md,
+        // "What the kernel does"). After it nothing leaves behind a lock.
+        for _ in 0..LOCKS {
+            std::thread::sleep(REST);
+            let unusable = |error| WorkloadError::Setting(format!("the program cannot be locked in memory: {error}"));
+            mlockall(MlockAllFlags::CURRENT).map_err(unusable)?;
+        }
         let stopped = Self { pager: Some(pager) };
         kill_process(pager, Signal::STOP)
             .map_err(|error| WorkloadError::Setting(format!("the pager cannot be stopped: {error}")))?;
+        // A thread stops when it comes back from the kernel; until then it may register what this process maps, which nobody would fill.
+        let begin = Instant::now();
+        while !is_stopped(pager) {
+            if begin.elapsed() > STOP_DEADLINE {
+                return Err(WorkloadError::Setting("the pager does not stop".to_owned()));
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
         Ok(stopped)
+    }
+}
+
+/// Whether all threads of `process` stand still.
+fn is_stopped(process: Pid) -> bool {
+    let process = process.as_raw_nonzero().get().unsigned_abs();
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return false };
+    let numbers = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse().ok());
+    let mut states = numbers.map(|thread| ProcessStat::of_thread(process, thread).ok().and_then(|stat| stat.state()));
+    states.all(|state| state == Some('T'))
+}
+
+impl Stopped {
+    /// Lets the pager go on; what is locked stays so.
+    fn go_on(&self) {
+        if let Some(pager) = self.pager {
+            // One that is gone has taken this process along.
+            let _ = kill_process(pager, Signal::CONT);
+        }
     }
 }
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        if let Some(pager) = self.pager {
-            // What cannot be unlocked stays, and a pager that is gone has taken this process along.
-            let _ = munlockall();
-            let _ = kill_process(pager, Signal::CONT);
-        }
+        self.go_on();
+        // What cannot be unlocked stays.
+        let _ = munlockall();
     }
 }
 
@@ -106,10 +147,11 @@ fn resident_pages(statm: &File) -> u64 {
 }
 
 /// Lets the pager go on, and looks until nothing leaves any more.
-fn watch(statm: &File, stopped: Stopped) -> Vec<Look> {
+fn watch(statm: &File, stopped: &Stopped) -> Vec<Look> {
     let start = Instant::now();
-    let mut looks = vec![Look { at: Duration::ZERO, pages: resident_pages(statm) }];
-    drop(stopped);
+    let mut looks = Vec::with_capacity(LOOKS_EXPECTED);
+    looks.push(Look { at: Duration::ZERO, pages: resident_pages(statm) });
+    stopped.go_on();
     let (mut least, mut least_at) = (looks[0].pages, Duration::ZERO);
     loop {
         let has_begun = least + JITTER_PAGES < looks[0].pages;
@@ -185,7 +227,8 @@ impl Overflow {
         if is_paged {
             std::thread::sleep(DONOR_REST);
         }
-        let left = if is_paged { middle(&watch(statm, stopped)) } else { None };
+        let left = if is_paged { middle(&watch(statm, &stopped)) } else { None };
+        drop(stopped);
         let (pages, elapsed) = left.unwrap_or_default();
         clock.record(leave, pages, elapsed);
         let mut checksum = Ordered::default();
