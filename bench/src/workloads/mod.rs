@@ -126,12 +126,14 @@ impl<Any: Program> Workload for Any {
 }
 
 /// All of them.
-pub const ALL: [&dyn Workload; 13] = [
+pub const ALL: [&dyn Workload; 15] = [
     &fill::Fill::SEQUENTIAL,
     &fill::Fill::STRIDED,
     &fill::Fill::RANDOM,
     &fill::Fill::MODIFY,
     &fill::Fill::ALIKE,
+    &fill::Fill::SEQUENTIAL_TWICE,
+    &fill::Fill::RANDOM_TWICE,
     &quicksort::Quicksort,
     &barnes_hut::BarnesHut,
     &page_rank::PageRank,

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use replacement_support::Model;
-use spillway_borrower::page_cache::{Arrival, CachePage, Evidence, NEIGHBOURS_MAX, Policy, Replacement, Shadows};
+use spillway_borrower::page_cache::{Arrival, CachePage, Evidence, LEAVING_MAX, Policy, Replacement, Shadows};
 use spillway_sys::allocation_guard::{GuardedAllocator, forbid_allocation};
 
 #[global_allocator]
@@ -74,11 +74,11 @@ proptest! {
     fn policies_are_what_their_models_are(
         policy in with_models(), capacity in 1_u32..30, steps in proptest::collection::vec(step(), 0..200)
     ) {
-        let mut real = policy.build(PAGES * NEIGHBOURS_MAX, capacity);
+        let mut real = policy.build(PAGES * LEAVING_MAX, capacity);
         let (mut model, mut room) = (Model::new(policy, capacity), [CachePage(0); 8]);
         // The budget stays what the model knows.
         for step in steps.into_iter().filter(|step| !matches!(step, Step::Resize(_))) {
-            let count = apply(real.as_mut(), step, NEIGHBOURS_MAX, &mut room);
+            let count = apply(real.as_mut(), step, LEAVING_MAX, &mut room);
             match step {
                 Step::Insert(page, arrival) => model.inserted(page, arrival),
                 Step::Touch(page, _) => model.touched(page),
@@ -86,7 +86,7 @@ proptest! {
                 Step::Refuse(page) => model.refused(page),
                 Step::Evict(wanted) => {
                     let expected: Vec<_> = (0..wanted).map_while(|_| model.victim()).collect();
-                    let found: Vec<_> = room[..count].iter().map(|page| page.0 / NEIGHBOURS_MAX).collect();
+                    let found: Vec<_> = room[..count].iter().map(|page| page.0 / LEAVING_MAX).collect();
                     prop_assert_eq!(found, expected, "{}", policy.name());
                 }
                 Step::Resize(_) => {}
@@ -141,8 +141,8 @@ fn pages_that_nobody_asked_for_leave_first() {
 
 #[test]
 fn a_refused_page_is_not_offered_at_once() {
-    for (name, mut policy) in policies(320, 160) {
-        (0..10).for_each(|page| policy.inserted(CachePage(page * NEIGHBOURS_MAX), Arrival::New));
+    for (name, mut policy) in policies(10 * LEAVING_MAX, 160) {
+        (0..10).for_each(|page| policy.inserted(CachePage(page * LEAVING_MAX), Arrival::New));
         let mut room = [CachePage(0)];
         policy.victims(&mut room);
         let refused = room[0];
@@ -155,12 +155,12 @@ fn a_refused_page_is_not_offered_at_once() {
 
 #[test]
 fn what_is_learnt_keeps_a_page() {
-    for (name, mut policy) in policies(100 * NEIGHBOURS_MAX, 50) {
-        (0..50).for_each(|page| policy.inserted(CachePage(page * NEIGHBOURS_MAX), Arrival::New));
-        (0..5).for_each(|page| policy.touched(CachePage(page * NEIGHBOURS_MAX), Evidence::Written));
+    for (name, mut policy) in policies(100 * LEAVING_MAX, 50) {
+        (0..50).for_each(|page| policy.inserted(CachePage(page * LEAVING_MAX), Arrival::New));
+        (0..5).for_each(|page| policy.touched(CachePage(page * LEAVING_MAX), Evidence::Written));
         let mut room = [CachePage(0); 10];
         policy.victims(&mut room);
-        let touched = room.iter().filter(|page| page.0 < 5 * NEIGHBOURS_MAX).count();
+        let touched = room.iter().filter(|page| page.0 < 5 * LEAVING_MAX).count();
         // A look by chance spends evidence too, so the page may leave at the next one.
         let most = match name {
             Policy::Fifo => 5,

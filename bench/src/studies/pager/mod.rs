@@ -1,8 +1,8 @@
 //! What a page costs when the pager brings it: against the bare floor of userfaultfd, all memory local, and our own swap device.
 //!
-//! A fault's cost is the program's time over its faults, the second time that it goes through its memory (the first time donors make slabs
-//! on the same CPUs, for pages that had none yet); the floor is a thread of one process that fills pages
-//! and does nothing else. The pager starts on one CPU and the program runs on the same or on another one; or the scheduler puts all
+//! Programs go through their memory twice, and the second time counts: the first time donors make slabs for pages that had none yet, on the
+//! same CPUs, which is nobody's cost where donors are other machines. A fault's cost is the program's time over its faults; the floor is a
+//! thread of one process that fills pages and does nothing else. The pager starts on one CPU and the program runs on the same or on another one; or the scheduler puts all
 //! threads where it likes, as in a run without this benchmark.
 //!
 //! Pages that leave are measured in two ways: of a program at rest far beyond its budget (eviction alone; the floor is one thread that moves,
@@ -51,8 +51,8 @@ const FILL: &str = "filling beyond the budget";
 const SEQUENTIAL: &str = "sequential scan at L(50)";
 const RANDOM: &str = "random access at L(50)";
 
-/// The workloads whose phase `read` is compared at half.
-const SCANS: [(&str, &str); 2] = [("fill-sequential", SEQUENTIAL), ("fill-random", RANDOM)];
+/// The workloads whose phase `read` is compared at half: the second time that they go through their memory.
+const SCANS: [(&str, &str); 2] = [("fill-sequential-twice", SEQUENTIAL), ("fill-random-twice", RANDOM)];
 
 /// Of a program whose memory is evicted, so much stays.
 const EVICTION_LOCAL_DIVISOR: u64 = 8;

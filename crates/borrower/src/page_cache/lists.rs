@@ -8,7 +8,7 @@
 //!
 //! Invariant: a page is in one list or in none, and the links of each list agree in both directions.
 
-use super::{CachePage, NEIGHBOURS_MAX};
+use super::{CachePage, LEAVING_MAX};
 
 /// No page.
 const NONE: u32 = u32::MAX;
@@ -201,8 +201,8 @@ impl<const COUNT: usize> Lists<COUNT> {
         let Entry { list, epoch, .. } = self.entries[page.0 as usize];
         self.remove(page);
         victims.push(page);
-        let start = page.0 - page.0 % NEIGHBOURS_MAX;
-        let end = (start + NEIGHBOURS_MAX).min(self.numbers());
+        let start = page.0 - page.0 % LEAVING_MAX;
+        let end = (start + LEAVING_MAX).min(self.numbers());
         let leaves_too =
             |entry: &Entry| entry.list == list && younger_by(entry.epoch, epoch) <= EPOCHS_NEAR && cold(entry.marks);
         self.take_while(page.0 + 1..end, leaves_too, victims);
@@ -331,7 +331,7 @@ mod tests {
 
     /// Pages of a fresh list in their order of entering, and what leaves with `page` into room for `room`.
     fn taken(entered: &[u32], page: u32, room: usize) -> Vec<u32> {
-        let mut lists = Lists::<1>::new(2 * NEIGHBOURS_MAX);
+        let mut lists = Lists::<1>::new(2 * LEAVING_MAX);
         entered.iter().for_each(|page| lists.push(List(0), CachePage(*page)));
         let mut pages = vec![CachePage(0); room];
         let mut victims = Victims::new(&mut pages);
@@ -343,13 +343,13 @@ mod tests {
 
     #[test]
     fn neighbours_of_the_same_time_leave_together() {
-        // 64 pages enter; an epoch of a full list has 4.
-        let entered: Vec<u32> = (0..64).collect();
-        assert_eq!(taken(&entered, 40, 10)[..3], [40, 41, 42]);
-        assert!(taken(&entered, 40, 64).iter().all(|page| (32..64).contains(page)), "no further than the group");
-        assert!(taken(&entered, 40, 64).len() < 24, "and not those that entered much later");
+        // 256 pages enter; an epoch of a full list has 16.
+        let entered: Vec<u32> = (0..256).collect();
+        assert_eq!(taken(&entered, 160, 10)[..3], [160, 161, 162]);
+        assert!(taken(&entered, 160, 256).iter().all(|page| (128..256).contains(page)), "no further than the group");
+        assert!(taken(&entered, 160, 256).len() < 96, "and not those that entered much later");
         assert_eq!(taken(&[1, 2, 3, 5], 2, 1), [2], "no more than there is room for");
-        assert_eq!(taken(&[31, 32], 31, 4), [31], "neighbours are of one group");
+        assert_eq!(taken(&[127, 128], 127, 4), [127], "neighbours are of one group");
     }
 
     #[test]

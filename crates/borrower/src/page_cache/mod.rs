@@ -54,6 +54,11 @@ pub struct CachePage(pub u32);
 /// Pages of a group of neighbours: a slot of the write-back pool, 128 KiB (docs/pager.md), HPBD's largest request.
 pub const NEIGHBOURS_MAX: u32 = 32;
 
+/// Pages that leave together at most, of one aligned group of so many numbers: four groups of neighbours, the pager's batch. Groups that
+/// were numbered one after the other are neighbours in most cases, and pages that are neighbours move as one run, with one flush of other
+/// CPUs' TLBs (docs/decisions/pager-speed.md). If they are not, nothing is lost but that.
+pub const LEAVING_MAX: u32 = 4 * NEIGHBOURS_MAX;
+
 /// How a page came into local memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {

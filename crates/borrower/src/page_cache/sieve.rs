@@ -4,7 +4,7 @@
 //! Evidence is what a pager has instead of hits: a touch while staged, a near refault, a first write.
 
 use super::listed::{Listed, NEW, Order, OrderLists};
-use super::{CachePage, NEIGHBOURS_MAX};
+use super::{CachePage, LEAVING_MAX};
 
 /// See the module text.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ impl Order for Sieve {
 
 /// The first younger page that cannot leave with `page` as its neighbour.
 fn beyond(lists: &OrderLists, page: CachePage) -> Option<CachePage> {
-    let group = |page: CachePage| page.0 / NEIGHBOURS_MAX;
+    let group = |page: CachePage| page.0 / LEAVING_MAX;
     let elsewhere = |next: &CachePage| group(*next) != group(page);
     std::iter::successors(lists.younger(page), |next| lists.younger(*next)).find(elsewhere)
 }
