@@ -1,5 +1,5 @@
-//! The bare floor of a page fault that is handled in user space: a thread touches pages, another one fills them, and nothing
-//! else is done. No pager can be faster, and one in another process has the switch of address spaces on top.
+//! The bare floor of a page fault that is handled in user space: a thread touches pages, another one fills them with what lies elsewhere in
+//! memory, and nothing else is done. No pager can be faster, and one in another process has the switch of address spaces on top.
 
 use std::io;
 use std::time::Instant;
@@ -14,8 +14,8 @@ use crate::size::PAGE_SIZE_BYTES;
 /// Microseconds of one fault, as the mean of `pages` at random addresses, between threads on the two CPUs, or anywhere.
 pub fn fault_us(pages: usize, server_cpu: Option<usize>, client_cpu: Option<usize>) -> io::Result<f64> {
     let served = ServedMemory::new(pages)?;
-    let source = Mapping::anonymous(PAGE_SIZE_BYTES as usize)?;
-    source.write(0, &[7; PAGE_SIZE_BYTES as usize]);
+    let source = Mapping::anonymous(pages * PAGE_SIZE_BYTES as usize)?;
+    (0..pages).for_each(|page| source.write(page * PAGE_SIZE_BYTES as usize, &[7; PAGE_SIZE_BYTES as usize]));
     std::thread::scope(|scope| {
         // Each does its part also on the wrong CPU: the other one would wait for it.
         let server = scope.spawn(|| {

@@ -4,14 +4,15 @@
 //! that. The study of a page-in's life reads it.
 //!
 //! All pages twice, each time in another order: the first time pages leave that nobody has yet, and donors make slabs for them on the same
-//! CPUs; the second time is what goes on from there.
+//! CPUs; the second time is what goes on from there, and for each page that comes one leaves. Then most of the array is given up, and what is left
+//! is touched once more: where half of it was local, pages come now and none need leave.
 //!
 //! A touch counts as a page if it was missing: a page that is there takes next to nothing. (Where the kernel's swap maps what it has read
 //! ahead, that is a fault too.)
 //!
 //! Invariant: every page's word is checked, each time.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_sys::process_stat::ProcessStat;
 
@@ -26,8 +27,14 @@ use crate::touches::Probe;
 /// Words of a page.
 const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
 
-/// Both times.
-const PHASES: [&str; 2] = ["first touch", "touch"];
+/// The rounds.
+const PHASES: [&str; 3] = ["first touch", "touch", "touch with room"];
+
+/// Of eight parts of the array so many are there in the last round: where half of it was local, and all parts alike, a sixteenth of the array is room then.
+const KEPT_EIGHTHS: u64 = 3;
+
+/// Whoever pages this process hears of what was given up, and is at rest.
+const REST: Duration = Duration::from_millis(100);
 
 /// See the module text.
 #[derive(Clone, Copy, Debug)]
@@ -50,20 +57,32 @@ impl Program for Touch {
         probe: impl Probe,
     ) -> Result<Checksum, WorkloadError> {
         let pages = settings.size.0 / PAGE_SIZE_BYTES;
-        let mut words = vec![0_u64; pages as usize * PAGE_WORDS];
+        let kept_pages = (pages * KEPT_EIGHTHS / 8).max(1);
+        let mut kept = vec![0_u64; kept_pages as usize * PAGE_WORDS];
+        let mut given_up = vec![0_u64; (pages - kept_pages) as usize * PAGE_WORDS];
         clock.measure("fill", pages, || {
-            for (page, words) in words.chunks_exact_mut(PAGE_WORDS).enumerate() {
+            let all = kept.chunks_exact_mut(PAGE_WORDS).chain(given_up.chunks_exact_mut(PAGE_WORDS));
+            for (page, words) in all.enumerate() {
                 probe.write_all(words);
                 words.fill(word_at(settings.seed, page as u64));
             }
         });
         let (mut checksum, mut first_wrong) = (Ordered::default(), None);
         for (round, phase) in PHASES.into_iter().enumerate() {
-            let order = Permutation::new(pages, settings.seed.wrapping_add(round as u64));
+            let mut round_pages = pages;
+            if round + 1 == PHASES.len() {
+                given_up = Vec::new();
+                round_pages = kept_pages;
+                std::thread::sleep(REST);
+            }
+            let order = Permutation::new(round_pages, settings.seed.wrapping_add(round as u64));
             let (start, faults) = (Instant::now(), page_faults());
-            for page in (0..pages).map(|step| order.at(step)) {
-                probe.read(&words[page as usize * PAGE_WORDS]);
-                let found = std::hint::black_box(words[page as usize * PAGE_WORDS]);
+            for page in (0..round_pages).map(|step| order.at(step)) {
+                let place = page.checked_sub(kept_pages);
+                let word = place
+                    .map_or_else(|| &kept[page as usize * PAGE_WORDS], |place| &given_up[place as usize * PAGE_WORDS]);
+                probe.read(word);
+                let found = std::hint::black_box(*word);
                 std::hint::black_box(rustix::process::getppid());
                 if found != word_at(settings.seed, page) {
                     first_wrong.get_or_insert(page);

@@ -1,8 +1,9 @@
 //! What a page costs when the pager brings it: against the bare floor of userfaultfd, all memory local, and our own swap device.
 //!
 //! Programs go through their memory twice, and the second time counts: the first time donors make slabs for pages that had none yet, on the
-//! same CPUs, which is nobody's cost where donors are other machines. A fault's cost is the program's time over its faults; the floor is a
-//! thread of one process that fills pages and does nothing else. The pager starts on one CPU and the program runs on the same or on another one; or the scheduler puts all
+//! same CPUs, which is nobody's cost where donors are other machines. A fault's cost is the program's time over its faults while
+//! there is room, so that nothing leaves meanwhile; the floor is a thread of one process that fills pages and does nothing else. At the budget a
+//! page leaves for each one that comes, and on one CPU both take their time from the program. The pager starts on one CPU and the program runs on the same or on another one; or the scheduler puts all
 //! threads where it likes, as in a run without this benchmark.
 //!
 //! Pages that leave are measured in two ways: of a program at rest far beyond its budget (eviction alone; the floor is one thread that moves,
@@ -46,6 +47,7 @@ const PAGER_NAME: &str = "pager shm";
 const FLOOR: &str = "userfaultfd floor";
 const EXCHANGE: &str = "raw loopback exchange";
 const FAULT: &str = "fault";
+const FAULT_AT_BUDGET: &str = "fault, and a page that leaves";
 const EVICTION: &str = "eviction";
 const FILL: &str = "filling beyond the budget";
 const SEQUENTIAL: &str = "sequential scan at L(50)";
@@ -137,7 +139,9 @@ fn measure(
         return Ok(());
     }
     let (report, told) = run(context, side, "touch", size, half, placement)?;
-    result.record(round, &case(FAULT, placement), name(side), MICROSECONDS, us_per_fault(&report, &told)?);
+    for (what, phase) in [(FAULT, "touch with room"), (FAULT_AT_BUDGET, "touch")] {
+        result.record(round, &case(what, placement), name(side), MICROSECONDS, us_per_fault(&report, &told, phase)?);
+    }
     let local = Size(size.0 / EVICTION_LOCAL_DIVISOR);
     let (report, told) = run(context, side, "fill-sequential", size, local, placement)?;
     result.record(round, &case(FILL, placement), name(side), PAGES_PER_SECOND, filled(&report, &told, local)?);
@@ -156,7 +160,7 @@ fn measure_floor(
 ) -> Result<(), HarnessError> {
     let count = context.choose(20_000, 4_000);
     let (server, client) = (placement.server_cpu(), placement.client_cpu());
-    let floor = fault_floor::fault_us(count, server, client);
+    let floor = fault_floor::fault_us(context.choose(20_000, 16_000), server, client);
     let floor = floor.map_err(HarnessError::system("measuring the floor of userfaultfd"))?;
     result.record(round, &case(FAULT, placement), FLOOR, MICROSECONDS, floor);
     let exchange = loopback::exchange_us(count as u32, server, client);
@@ -206,12 +210,12 @@ fn pages(report: &WorkloadReport) -> f64 {
 }
 
 /// The time of a touch of a missing page: touches of present pages take next to nothing, and do not count.
-fn us_per_fault(report: &WorkloadReport, told: &Option<RunReport>) -> Result<f64, HarnessError> {
+fn us_per_fault(report: &WorkloadReport, told: &Option<RunReport>, phase: &str) -> Result<f64, HarnessError> {
     let pager = told.as_ref().and_then(|told| told.pager.as_ref());
     if pager.is_none_or(|pager| pager.fill.count + pager.staged.count == 0) {
         return Err(HarnessError::failed(&report.workload, "no page was brought by the pager"));
     }
-    us_per_page(report, "touch")
+    us_per_page(report, phase)
 }
 
 /// Pages a second that left while memory was filled, by what cannot have stayed; and that they did.
@@ -286,9 +290,9 @@ mod tests {
 
     #[test]
     fn a_fault_is_one_that_the_pager_answered() {
-        assert_eq!(us_per_fault(&report("touch", 5.0), &told(500, 0)).unwrap(), 5.0);
-        assert!(us_per_fault(&report("touch", 5.0), &told(0, 0)).is_err());
-        assert!(us_per_fault(&report("fill", 5.0), &told(5, 0)).is_err());
+        assert_eq!(us_per_fault(&report("touch", 5.0), &told(500, 0), "touch").unwrap(), 5.0);
+        assert!(us_per_fault(&report("touch", 5.0), &told(0, 0), "touch").is_err());
+        assert!(us_per_fault(&report("fill", 5.0), &told(5, 0), "touch").is_err());
     }
 
     #[test]

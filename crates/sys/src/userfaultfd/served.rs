@@ -43,8 +43,8 @@ impl ServedMemory {
         byte[0]
     }
 
-    /// Fills each page that is touched with `source`, a page, until all have been. Sleeps between faults. On an error whoever
-    /// waits goes on with zeroes.
+    /// Fills each page that is touched with the page of `source` at the same place, until all have been. Sleeps between faults. On an error
+    /// whoever waits goes on with zeroes.
     pub fn serve(&self, source: &Mapping) -> io::Result<()> {
         let result = self.serve_all(source);
         if result.is_err() {
@@ -63,7 +63,8 @@ impl ServedMemory {
             let count = self.userfaultfd.read_messages(|message| {
                 if let Message::Fault(fault) = message {
                     let page = fault.address & !(PAGE_SIZE_BYTES as u64 - 1);
-                    result = self.userfaultfd.copy(page, source, 0, PAGE_SIZE_BYTES, false, Wake::Waiters);
+                    let place = (page - self.range().start) as usize;
+                    result = self.userfaultfd.copy(page, source, place, PAGE_SIZE_BYTES, false, Wake::Waiters);
                 }
             })?;
             result.map_err(io::Error::other)?;
@@ -80,12 +81,12 @@ mod tests {
     #[test]
     fn every_page_is_filled_once() {
         let served = ServedMemory::new(16).expect("these tests need userfaultfd");
-        let source = Mapping::anonymous(PAGE_SIZE_BYTES).unwrap();
-        source.write(0, &[7; PAGE_SIZE_BYTES]);
+        let source = Mapping::anonymous(16 * PAGE_SIZE_BYTES).unwrap();
+        (0..16).for_each(|page| source.write(page * PAGE_SIZE_BYTES, &[page as u8; PAGE_SIZE_BYTES]));
         std::thread::scope(|scope| {
             let server = scope.spawn(|| served.serve(&source));
             for page in [3, 0, 15].into_iter().chain(0..16) {
-                assert_eq!(served.touch(page), 7, "page {page}");
+                assert_eq!(served.touch(page), page as u8);
             }
             server.join().unwrap().unwrap();
         });
