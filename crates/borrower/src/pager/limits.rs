@@ -129,6 +129,12 @@ pub const DOUBTS_MAX: u32 = 16;
 /// Messages of one program that are read before others get their turn.
 pub const MESSAGES_MAX: usize = 64;
 
+/// Where faults come alone, one reading in so many looks for a second one behind the first: that is a system call which finds nothing, 0.3 us of 8.
+pub const ALONE_PERIOD: u32 = 16;
+
+/// A program that had something to tell is asked again so often before others are looked for, which is a system call more.
+pub const GUESSES_MAX: u32 = 8;
+
 /// A read that no donor answered in time is tried so often before its page is given up: each takes
 /// [`crate::limits::BLOCK_REQUEST_DEADLINE`], or without a disk copy [`crate::limits::BLOCK_REQUEST_DEADLINE_SOLE`], and an answer's time more.
 pub const READ_ATTEMPTS_MAX: u8 = 3;

@@ -3,8 +3,8 @@
 //! One thread reads all messages, so that changes of mappings have one order and what one reading brings is seen as a whole
 //! ([`crate::pager::unsettled`]).
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use spillway_sys::userfaultfd::Fault;
@@ -12,7 +12,7 @@ use spillway_sys::userfaultfd::Fault;
 use super::crew::Pending;
 use super::{Faults, NOBODY};
 use crate::pager::doubt::Doubt;
-use crate::pager::limits::MESSAGES_MAX;
+use crate::pager::limits::{ALONE_PERIOD, MESSAGES_MAX};
 use crate::pager::program::Event;
 use crate::pager::shared::{Shared, Table, Tenant, Wanted};
 use crate::pager::space::ranges::Ranges;
@@ -31,6 +31,8 @@ pub struct Messages {
     wiped: WipedRanges,
     /// Whether several faults come at once again and again.
     crowds: Spin,
+    /// Readings in a row that found one fault and nothing behind it, as far as they looked.
+    alone: u32,
 }
 
 impl Messages {
@@ -42,6 +44,7 @@ impl Messages {
             unsettled: Vec::with_capacity(64),
             wiped,
             crowds: Spin::new(now),
+            alone: 0,
         }
     }
 
@@ -52,14 +55,32 @@ impl Messages {
 
     /// Reads what `tenant` has to tell, and has it answered by `faults`. False: that has to wait, and its end will be signalled.
     pub fn serve(&mut self, tenant: &Arc<Tenant>, faults: &mut Faults, now: Instant) -> bool {
-        let mut guard = tenant.lock();
-        let table = &mut *guard;
+        let mut table = tenant.lock();
         table.is_awaited = table.batch;
-        if !table.may_read() {
-            return false;
+        let may_read = table.may_read();
+        if may_read {
+            self.read_and_answer(tenant, table, faults, now);
         }
+        may_read
+    }
+
+    /// Does the same where nobody has said that `tenant` has something to tell: most who had a fault have the next. Whether there was something.
+    pub fn guess(&mut self, tenant: &Arc<Tenant>, faults: &mut Faults, now: Instant) -> bool {
+        let table = tenant.lock();
+        table.may_read() && self.read_and_answer(tenant, table, faults, now)
+    }
+
+    /// Whether there was something to read.
+    fn read_and_answer(
+        &mut self,
+        tenant: &Arc<Tenant>,
+        mut guard: MutexGuard<'_, Table>,
+        faults: &mut Faults,
+        now: Instant,
+    ) -> bool {
+        let table = &mut *guard;
         let mut arrived = std::mem::take(&mut self.arrived);
-        self.read_events(tenant, table, &mut arrived, now);
+        let has_read = self.read_events(tenant, table, &mut arrived, now);
         // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
         // belongs to the mapping that is there now, so what changes mappings goes first. A fault that is old by then does no harm.
         let own = self.own_part(table, &arrived, now);
@@ -74,7 +95,7 @@ impl Messages {
         }
         arrived.clear();
         self.arrived = arrived;
-        true
+        has_read
     }
 
     /// How many of the faults that arrived this thread answers itself: one if they come in crowds and others can take the rest.
@@ -86,18 +107,30 @@ impl Messages {
         if self.crowds.goes_on(now) { 1 } else { arrived.len() }
     }
 
-    /// One by one, so that nobody goes on whose change is in doubt.
-    fn read_events(&mut self, tenant: &Arc<Tenant>, table: &mut Table, arrived: &mut Vec<Fault>, now: Instant) {
-        for _ in 0..MESSAGES_MAX {
+    /// One by one, so that nobody goes on whose change is in doubt. Where faults come alone, each reading but one in a few ends with its fault: what
+    /// may be behind it is read at the next turn. Whether there was something to read.
+    fn read_events(&mut self, tenant: &Arc<Tenant>, table: &mut Table, arrived: &mut Vec<Fault>, now: Instant) -> bool {
+        let ends_with_fault = self.alone % ALONE_PERIOD != 0;
+        for count in 0..MESSAGES_MAX {
             match tenant.memory.read_event() {
-                Ok(None) => return,
-                Ok(Some(Event::Fault(fault))) => arrived.push(fault),
+                Ok(None) => {
+                    self.alone = u32::from(count == 1 && arrived.len() == 1);
+                    return count > 0;
+                }
+                Ok(Some(Event::Fault(fault))) => {
+                    arrived.push(fault);
+                    if ends_with_fault {
+                        self.alone = self.alone.wrapping_add(1);
+                        return true;
+                    }
+                }
                 Ok(Some(change)) => {
+                    self.alone = 0;
                     if self.changed(tenant, table, change) {
                         let process = tenant.process.load(Ordering::Relaxed);
                         table.doubt = Some(Doubt::begin(process, now));
                         self.shared.counters.doubts.add(1);
-                        return;
+                        return true;
                     }
                 }
                 Err(error) => {
@@ -106,10 +139,12 @@ impl Messages {
                     self.shared.fail(format!(
                         "process {process}: its memory's messages cannot be read ({error}), so it is killed"
                     ));
-                    return tenant.kill();
+                    tenant.kill();
+                    return true;
                 }
             }
         }
+        true
     }
 
     /// Notes a change of mappings. True: another one must precede it and is still to be told.

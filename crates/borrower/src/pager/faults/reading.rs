@@ -97,21 +97,21 @@ impl Faults {
         let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0).saturating_sub(coming);
         // A run takes a buffer.
         let room = room.min(self.buffers_free() * GROUP_PAGES);
+        let shared = Arc::clone(&self.shared);
+        let mut ahead = shared.crew.ahead();
+        ahead.ask(&mut table.space, thread, address, room, &mut self.shared.books());
+        if !ahead.has_found() {
+            return;
+        }
         // What is to be read is copied out, since reading changes the table.
         let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
-        {
-            let mut ahead = self.shared.crew.ahead();
-            ahead.ask(&mut table.space, thread, address, room, &mut self.shared.books());
-            if !ahead.has_found() {
-                return;
+        ahead.reads(&table.space, &self.shared.books(), |run| {
+            if let Some(place) = runs.get_mut(count) {
+                *place = Some(run.clone());
+                count += 1;
             }
-            ahead.reads(&table.space, &self.shared.books(), |run| {
-                if let Some(place) = runs.get_mut(count) {
-                    *place = Some(run.clone());
-                    count += 1;
-                }
-            });
-        }
+        });
+        drop(ahead);
         for run in runs.iter().flatten() {
             self.read(tenant, table, run, None, now);
         }
