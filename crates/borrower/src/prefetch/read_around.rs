@@ -240,6 +240,31 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_needs_two_pages_at_each_place_gets_the_second_with_the_first() {
+        let mut policy = ReadAround::default();
+        let (mut state, mut faults, mut wasted) = (1, 0, 0);
+        for visit in 0..2_000 {
+            let page = 2 * random(&mut state, 1 << 13);
+            let brought = fault(&mut policy, page, &|_| true);
+            let has_second = brought.pages().contains(&VirtualPage(page + 1));
+            let others = brought.pages().len() - usize::from(has_second);
+            if !has_second {
+                wasted += fault(&mut policy, page + 1, &|_| true).pages().len();
+            }
+            if visit >= 1_000 {
+                faults += if has_second { 1 } else { 2 };
+                wasted += others;
+            }
+        }
+        assert!((1_000..1_150).contains(&faults) && wasted < 1_200, "{faults} faults, {wasted} pages for nothing");
+        let mut heir = ReadAround::default();
+        heir.learn_from(&policy);
+        let brought =
+            (0..8).filter(|place| !fault(&mut heir, 1_000_000 + 50_000 * place, &|_| true).pages().is_empty());
+        assert!(brought.count() >= 6, "it knows from the start");
+    }
+
+    #[test]
     fn a_page_that_is_there_is_no_probe_and_does_not_come() {
         let mut policy = ReadAround { score: SCORE_MAX, ..ReadAround::default() };
         let candidates = fault(&mut policy, 81, &|page| page.0 == 83 || page.0 == 87);

@@ -85,7 +85,7 @@ impl Runs {
         // Any of them, so that none stands for a pattern of the program.
         let chance = self.begins.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let interval = if self.known() < SAMPLES_MIN { 2 } else { WATCH_INTERVAL };
-        if chance % interval != 0 {
+        if !chance.is_multiple_of(interval) {
             return self.along;
         }
         let oldest = (0..WATCHED).min_by_key(|index| self.watched[*index].map_or(0, |run| run.fault));

@@ -203,6 +203,7 @@ mod tests {
         faults: u64,
         hits: u64,
         unused: u32,
+        learnt: u64,
     }
 
     impl Prefetcher for Counting {
@@ -222,6 +223,10 @@ mod tests {
 
         fn on_unused(&mut self, _page: VirtualPage) {
             self.unused += 1;
+        }
+
+        fn learn_from(&mut self, other: &Self) {
+            self.learnt = other.learnt + other.faults;
         }
     }
 
@@ -244,6 +249,16 @@ mod tests {
             assert_eq!(fault(&mut streams, who, page), 1);
         }
         assert_eq!(fault(&mut streams, faulter(0, 0), far - 1), 2);
+    }
+
+    #[test]
+    fn a_new_stream_learns_from_the_last_one_of_its_program() {
+        let mut streams = Streams::new(Counting::default());
+        (0..3).for_each(|_| _ = fault(&mut streams, faulter(0, 0), 0));
+        fault(&mut streams, faulter(1, 0), 0);
+        fault(&mut streams, faulter(0, 0), 1 << REGION_BITS);
+        let learnt = |slot: usize| streams.policies[slot].learnt;
+        assert_eq!([0, 1, 2].map(learnt), [0, 0, 3], "not from another program");
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl Messages {
     /// One by one, so that nobody goes on whose change is in doubt. Where faults come alone, each reading but one in a few ends with its fault: what
     /// may be behind it is read at the next turn. Whether there was something to read.
     fn read_events(&mut self, tenant: &Arc<Tenant>, table: &mut Table, arrived: &mut Vec<Fault>, now: Instant) -> bool {
-        let ends_with_fault = self.alone % ALONE_PERIOD != 0;
+        let ends_with_fault = !self.alone.is_multiple_of(ALONE_PERIOD);
         for count in 0..MESSAGES_MAX {
             match tenant.memory.read_event() {
                 Ok(None) => {

@@ -269,6 +269,8 @@ struct World {
     faults: Vec<Faults>,
     /// Decides who has a CPU.
     dice: u64,
+    /// Programs are asked before it is known that they have something to tell, by chance.
+    guesses: bool,
     eviction: Eviction,
     pool: Arc<BufferPool>,
     programs: Vec<Program>,
@@ -311,7 +313,8 @@ impl World {
         });
         let faults = faults.collect();
         let programs = Vec::new();
-        let mut world = Self { shared, messages, faults, dice: 1, eviction, pool, programs, volume, clock: 0, now };
+        let mut world =
+            Self { shared, messages, faults, dice: 1, guesses: false, eviction, pool, programs, volume, clock: 0, now };
         let mut space = Space::new(world.shared.next_space());
         space.registered.insert(address(0)..address(PAGES));
         space.surveyed.insert(address(0)..address(PAGES));
@@ -336,7 +339,11 @@ impl World {
     fn run(&mut self) {
         for program in 0..self.programs.len() {
             let tenant = Arc::clone(&self.programs[program].tenant);
-            self.serve(&tenant);
+            // Who had something to tell is asked first, whether there is something or not.
+            let guesses = self.guesses && self.dice >> 63 == 0;
+            if !(guesses && self.messages.guess(&tenant, &mut self.faults[0], self.now)) {
+                self.serve(&tenant);
+            }
             // What was announced goes, now that it was read.
             let mut memory = self.programs[program].memory.lock();
             if !memory.events.iter().any(|event| matches!(event, Event::Remove(_))) {

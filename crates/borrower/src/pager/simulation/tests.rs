@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::pager::limits::ALONE_PERIOD;
 
 #[test]
 fn a_program_four_times_its_budget_reads_what_it_wrote() {
@@ -191,6 +192,7 @@ fn nothing_is_read_from_a_program_while_its_batch_is_under_way() {
     let tenant = Arc::clone(&world.programs[0].tenant);
     assert!(tenant.lock().batch);
     world.programs[0].memory.lock().events.push_back(Event::Unmap(address(0)..address(4)));
+    assert!(!world.messages.guess(&tenant, &mut world.faults[0], world.now) && !tenant.lock().is_awaited);
     assert!(!world.serve(&tenant), "not before the batch has ended");
     assert_eq!(world.programs[0].memory.lock().events.len(), 1);
     assert!(tenant.lock().is_awaited);
@@ -411,6 +413,24 @@ fn a_fault_that_meets_a_change_is_answered_later() {
 }
 
 #[test]
+fn faults_that_come_alone_are_read_alone_and_crowds_are_seen_again() {
+    let mut world = World::new(PAGES + 8);
+    let tenant = Arc::clone(&world.programs[0].tenant);
+    let mut pages = 0..;
+    let mut come = |world: &mut World, count: usize| {
+        let faults = pages.by_ref().take(count).map(fault_at);
+        world.programs[0].memory.lock().events.extend(faults);
+        assert!(world.serve(&tenant));
+        world.programs[0].memory.lock().events.len()
+    };
+    assert_eq!(come(&mut world, 1), 0);
+    assert_eq!(come(&mut world, 2), 1, "the second one is left for the next turn");
+    let turns = (0..ALONE_PERIOD).take_while(|_| come(&mut world, 1) > 0).count();
+    assert!(turns < ALONE_PERIOD as usize, "a look behind the first finds them all");
+    assert_eq!(come(&mut world, 3), 0, "and so does the next, since they were several");
+}
+
+#[test]
 fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
     let mut world = World::with_fault_threads(200, 3);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
@@ -488,6 +508,7 @@ proptest! {
         steps in proptest::collection::vec((0_u8..18, 0_usize..3, 0..PAGES, 0..PAGES), 1..120)
     ) {
         let mut world = World::with_fault_threads(100, threads);
+        world.guesses = true;
         (0..PAGES / 2).for_each(|page| world.touch(0, page, true));
         for (step, program, page, other) in steps {
             let program = program % world.programs.len();
