@@ -221,6 +221,8 @@ fn a_crowd_that_says_nothing_keeps_nobody_out() {
     let mut early = donor.borrower_tcp();
     let mut data = early.data(donor.dial_tcp());
     let (slab, _) = early.lease();
+    // An answer proves that the donor knows whose connection it is; before that it is one of the crowd.
+    data.write(slab, 0, 6).unwrap();
     // More than one source may have, and more than all may have; each waits for its turn to be looked at.
     let mut crowd: Vec<_> = (0..3 * UNPROVEN_MAX).map(|_| donor.dial_tcp()).collect();
     let deadline = Instant::now() + PATIENCE;
