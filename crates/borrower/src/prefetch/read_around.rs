@@ -94,6 +94,8 @@ impl Prefetcher for ReadAround {
     }
 
     fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+        let is_watched = self.runs.on_fault(page);
+        self.is_begin = false;
         if let Some(index) = self.find(page).filter(|index| self.probes[*index].page == Some(page)) {
             self.probes[index].page = None;
             self.score = (self.score + NEEDED_WEIGHT).min(SCORE_MAX);
@@ -102,8 +104,7 @@ impl Prefetcher for ReadAround {
                 return;
             }
         }
-        self.is_begin = !self.ahead.is_beside(page);
-        let is_watched = self.runs.on_fault(page);
+        self.is_begin = !is_watched && !self.ahead.is_beside(page);
         self.ahead.follow(page, is_watched, candidates);
     }
 
@@ -237,6 +238,23 @@ mod tests {
         blocks_at_random(&mut policy, 8, 100);
         let (_, brought) = blocks_at_random(&mut policy, 1, 10_000);
         assert!((100..2000).contains(&brought), "until {PROBES} probes were forgotten: {brought}");
+    }
+
+    #[test]
+    fn a_probe_whose_block_came_begins_nothing() {
+        let mut taught = ReadAround::default();
+        for place in 0..100 {
+            let page = 5_000 * place;
+            if fault(&mut taught, page, &|_| true).pages().is_empty() {
+                fault(&mut taught, page + 1, &|_| true);
+            }
+        }
+        for block in 0..10 {
+            let mut policy = ReadAround { score: SCORE_MAX, runs: taught.runs.experience(), ..ReadAround::default() };
+            assert_eq!(fault(&mut policy, 10_000 * block, &|_| true).pages().len(), 6);
+            let probe = policy.probes[0].page.unwrap();
+            assert!(fault(&mut policy, probe.0, &|_| true).pages().is_empty(), "the rest is here");
+        }
     }
 
     #[test]
