@@ -147,9 +147,8 @@ fn resident_pages(statm: &File) -> u64 {
 }
 
 /// Lets the pager go on, and looks until nothing leaves any more.
-fn watch(statm: &File, stopped: &Stopped) -> Vec<Look> {
+fn watch(statm: &File, stopped: &Stopped, mut looks: Vec<Look>) -> Vec<Look> {
     let start = Instant::now();
-    let mut looks = Vec::with_capacity(LOOKS_EXPECTED);
     looks.push(Look { at: Duration::ZERO, pages: resident_pages(statm) });
     stopped.go_on();
     let (mut least, mut least_at) = (looks[0].pages, Duration::ZERO);
@@ -215,6 +214,8 @@ impl Overflow {
         probe: impl Probe,
     ) -> Result<Checksum, WorkloadError> {
         let (count, seed) = (settings.size.pages(), settings.seed);
+        let mut looks = vec![Look { at: Duration::MAX, pages: u64::MAX }; LOOKS_EXPECTED];
+        looks.clear();
         let stopped = Stopped::now()?;
         let mut words = vec![0_u64; count as usize * PAGE_WORDS];
         clock.measure(fill, count, || {
@@ -227,7 +228,7 @@ impl Overflow {
         if is_paged {
             std::thread::sleep(DONOR_REST);
         }
-        let left = if is_paged { middle(&watch(statm, &stopped)) } else { None };
+        let left = if is_paged { middle(&watch(statm, &stopped, looks)) } else { None };
         drop(stopped);
         let (pages, elapsed) = left.unwrap_or_default();
         clock.record(leave, pages, elapsed);

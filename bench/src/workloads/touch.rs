@@ -30,7 +30,7 @@ const PAGE_WORDS: usize = PAGE_SIZE_BYTES as usize / size_of::<u64>();
 /// The rounds.
 const PHASES: [&str; 3] = ["first touch", "touch", "touch with room"];
 
-/// Of eight parts of the array so many are there in the last round: where half of it was local, and all parts alike, a sixteenth of the array is room then.
+/// Of eight parts of the array so many are there in the last round: where half of it was local, and all parts alike, an eighth of the array is room then.
 const KEPT_EIGHTHS: u64 = 3;
 
 /// Whoever pages this process hears of what was given up, and is at rest.
@@ -90,7 +90,7 @@ impl Program for Touch {
                 checksum.add(found);
             }
             let elapsed = start.elapsed();
-            clock.record(phase, page_faults() - faults, elapsed);
+            clock.record(phase, page_faults().saturating_sub(faults), elapsed);
         }
         match first_wrong {
             Some(page) => Err(wrong(self, format!("page {page} does not hold what was written"))),

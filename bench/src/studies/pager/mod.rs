@@ -62,6 +62,9 @@ const EVICTION_LOCAL_DIVISOR: u64 = 8;
 /// A program's memory for that: a tenth of a second of eviction, whatever else is small in a quick run.
 const EVICTION_SIZE: Size = Size(256 * MIB);
 
+/// Faults of a phase at least.
+const FAULTS_MIN: u64 = 100;
+
 /// Pages a second that leave at least, end to end on shm (issue's goal).
 const EVICTION_GOAL: f64 = 800_000.0;
 
@@ -214,6 +217,10 @@ fn us_per_fault(report: &WorkloadReport, told: &Option<RunReport>, phase: &str) 
     let pager = told.as_ref().and_then(|told| told.pager.as_ref());
     if pager.is_none_or(|pager| pager.fill.count + pager.staged.count == 0) {
         return Err(HarnessError::failed(&report.workload, "no page was brought by the pager"));
+    }
+    let found = report.phases.iter().find(|found| found.phase == phase);
+    if found.is_none_or(|found| found.pages < FAULTS_MIN) {
+        return Err(HarnessError::failed(&report.workload, format!("the phase '{phase}' has too few faults")));
     }
     us_per_page(report, phase)
 }

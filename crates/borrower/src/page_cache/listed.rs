@@ -7,7 +7,7 @@
 //! Invariant: a page in `AHEAD` has no marks, as the first evidence takes it out of there.
 
 use super::lists::{List, Lists, Victims};
-use super::{Arrival, CachePage, Evidence, Replacement};
+use super::{Arrival, CachePage, Evidence, LEAVING_MAX, NEIGHBOURS_MAX, Replacement};
 
 /// Pages that were brought along and not asked for yet.
 const AHEAD: List = List(0);
@@ -109,7 +109,9 @@ impl<Policy: Order> Replacement for Listed<Policy> {
         let mut victims = Victims::new(victims);
         while !victims.is_full() {
             let Some(page) = self.next() else { break };
-            self.lists.take(page, |evidence| evidence == 0, &mut victims);
+            // Of what was brought along only what is too much leaves, and little more.
+            let group = if self.lists.list_of(page) == Some(AHEAD) { NEIGHBOURS_MAX } else { LEAVING_MAX };
+            self.lists.take(page, group, |evidence| evidence == 0, &mut victims);
         }
         victims.count()
     }

@@ -8,7 +8,7 @@
 //!
 //! Invariant: a page is in one list or in none, and the links of each list agree in both directions.
 
-use super::{CachePage, LEAVING_MAX};
+use super::CachePage;
 
 /// No page.
 const NONE: u32 = u32::MAX;
@@ -194,15 +194,15 @@ impl<const COUNT: usize> Lists<COUNT> {
         self.push(list, page);
     }
 
-    /// Takes `page`, which is in a list, as a victim, and with it, as far as there is room, the neighbours in its list
+    /// Takes `page`, which is in a list, as a victim, and with it, as far as there is room, the neighbours in its list and in its aligned group of `group` numbers
     /// that entered before it, or nearly at the same time, and are `cold` by their marks. Only what joins `page` without a gap is a
     /// neighbour: with a gap it would be another request.
-    pub fn take(&mut self, page: CachePage, cold: impl Fn(u8) -> bool, victims: &mut Victims<'_>) {
+    pub fn take(&mut self, page: CachePage, group: u32, cold: impl Fn(u8) -> bool, victims: &mut Victims<'_>) {
         let Entry { list, epoch, .. } = self.entries[page.0 as usize];
         self.remove(page);
         victims.push(page);
-        let start = page.0 - page.0 % LEAVING_MAX;
-        let end = (start + LEAVING_MAX).min(self.numbers());
+        let start = page.0 - page.0 % group;
+        let end = (start + group).min(self.numbers());
         let leaves_too =
             |entry: &Entry| entry.list == list && younger_by(entry.epoch, epoch) <= EPOCHS_NEAR && cold(entry.marks);
         self.take_while(page.0 + 1..end, leaves_too, victims);
@@ -242,6 +242,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::page_cache::LEAVING_MAX;
 
     const PAGES: u32 = 40;
 
@@ -335,7 +336,7 @@ mod tests {
         entered.iter().for_each(|page| lists.push(List(0), CachePage(*page)));
         let mut pages = vec![CachePage(0); room];
         let mut victims = Victims::new(&mut pages);
-        lists.take(CachePage(page), |marks| marks == 0, &mut victims);
+        lists.take(CachePage(page), LEAVING_MAX, |marks| marks == 0, &mut victims);
         let count = victims.count();
         assert_eq!(lists.total() as usize, entered.len() - count);
         pages[..count].iter().map(|page| page.0).collect()
@@ -360,7 +361,7 @@ mod tests {
         lists.set_marks(CachePage(4), 1);
         let mut pages = [CachePage(0); 8];
         let mut victims = Victims::new(&mut pages);
-        lists.take(CachePage(3), |marks| marks == 0, &mut victims);
+        lists.take(CachePage(3), LEAVING_MAX, |marks| marks == 0, &mut victims);
         assert_eq!((victims.count(), &pages[..2]), (2, &[CachePage(3), CachePage(2)][..]));
     }
 

@@ -108,7 +108,7 @@ impl<'a> Served<'a> {
         let is_right = asked.is_some_and(|(tenant, listens)| {
             *listens && !tenant.is_gone() && messages.guess(tenant, faults, Instant::now())
         });
-        if is_right {
+        if is_right && messages.was_alone() {
             self.guesses += 1;
         } else {
             (self.last, self.guesses) = (None, 0);
@@ -138,7 +138,8 @@ impl<'a> Served<'a> {
                 self.set.remove(tenant.memory.event())?;
                 *listens = false;
             } else {
-                self.last = Some(number);
+                // Of many that come at once others wait long enough.
+                self.last = messages.was_alone().then_some(number);
             }
         }
         Ok(count)

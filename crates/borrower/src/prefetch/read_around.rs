@@ -128,7 +128,8 @@ impl Prefetcher for ReadAround {
     }
 
     fn learn_from(&mut self, other: &Self) {
-        (self.score, self.runs) = (other.score, other.runs.experience());
+        // What nobody sees again is forgotten by and by.
+        (self.score, self.runs) = (other.score.saturating_sub(UNNEEDED_WEIGHT), other.runs.experience());
     }
 }
 

@@ -97,9 +97,15 @@ impl Runs {
         0
     }
 
-    /// The same experience, and nothing under way.
+    /// The same experience, and nothing under way. One run is forgotten, so that what is handed on and on without being seen again ends.
     pub fn experience(&self) -> Self {
-        Self { watched: [None; WATCHED], ..*self }
+        let mut heir = Self { watched: [None; WATCHED], ..*self };
+        heir.lengths[heir.next] = 0;
+        heir.next = (heir.next + 1) % SAMPLES;
+        if heir.known() < SAMPLES_MIN {
+            heir.along = 0;
+        }
+        heir
     }
 
     fn known(&self) -> usize {

@@ -12,7 +12,7 @@ use spillway_sys::userfaultfd::Fault;
 use super::crew::Pending;
 use super::{Faults, NOBODY};
 use crate::pager::doubt::Doubt;
-use crate::pager::limits::{ALONE_PERIOD, MESSAGES_MAX};
+use crate::pager::limits::{ALONE_MIN, ALONE_PERIOD, MESSAGES_MAX};
 use crate::pager::program::Event;
 use crate::pager::shared::{Shared, Table, Tenant, Wanted};
 use crate::pager::space::ranges::Ranges;
@@ -32,7 +32,9 @@ pub struct Messages {
     /// Whether several faults come at once again and again.
     crowds: Spin,
     /// Readings in a row that found one fault and nothing behind it, as far as they looked.
-    alone: u32,
+    alone_count: u32,
+    /// The last reading brought one fault and no more.
+    was_alone: bool,
 }
 
 impl Messages {
@@ -44,7 +46,8 @@ impl Messages {
             unsettled: Vec::with_capacity(64),
             wiped,
             crowds: Spin::new(now),
-            alone: 0,
+            alone_count: 0,
+            was_alone: false,
         }
     }
 
@@ -82,7 +85,8 @@ impl Messages {
         let mut arrived = std::mem::take(&mut self.arrived);
         let has_read = self.read_events(tenant, table, &mut arrived, now);
         // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
-        // belongs to the mapping that is there now, so what changes mappings goes first. A fault that is old by then does no harm.
+        // belongs to the mapping that is there now, so what changes mappings goes first, as far as it was read; while something is not, the kernel
+        // refuses to fill. A fault that is old by then does no harm.
         let own = self.own_part(table, &arrived, now);
         table.untried += (arrived.len() - own) as u32;
         for fault in &arrived[..own] {
@@ -110,22 +114,26 @@ impl Messages {
     /// One by one, so that nobody goes on whose change is in doubt. Where faults come alone, each reading but one in a few ends with its fault: what
     /// may be behind it is read at the next turn. Whether there was something to read.
     fn read_events(&mut self, tenant: &Arc<Tenant>, table: &mut Table, arrived: &mut Vec<Fault>, now: Instant) -> bool {
-        let ends_with_fault = !self.alone.is_multiple_of(ALONE_PERIOD);
+        self.was_alone = false;
         for count in 0..MESSAGES_MAX {
             match tenant.memory.read_event() {
                 Ok(None) => {
-                    self.alone = u32::from(count == 1 && arrived.len() == 1);
+                    self.was_alone = count == 1 && arrived.len() == 1;
+                    if count > 0 {
+                        self.alone_count = if self.was_alone { self.alone_count.saturating_add(1) } else { 0 };
+                    }
                     return count > 0;
                 }
                 Ok(Some(Event::Fault(fault))) => {
                     arrived.push(fault);
-                    if ends_with_fault {
-                        self.alone = self.alone.wrapping_add(1);
+                    if self.ends_with_fault() {
+                        self.alone_count = self.alone_count.saturating_add(1);
+                        self.was_alone = true;
                         return true;
                     }
                 }
                 Ok(Some(change)) => {
-                    self.alone = 0;
+                    self.alone_count = 0;
                     if self.changed(tenant, table, change) {
                         let process = tenant.process.load(Ordering::Relaxed);
                         table.doubt = Some(Doubt::begin(process, now));
@@ -145,6 +153,17 @@ impl Messages {
             }
         }
         true
+    }
+
+    /// Whether nothing more is read behind a fault. Where others could take part in a crowd it has to be seen.
+    fn ends_with_fault(&self) -> bool {
+        let are_alone = self.alone_count >= ALONE_MIN && !self.alone_count.is_multiple_of(ALONE_PERIOD);
+        are_alone && !self.shared.crew.has_helpers()
+    }
+
+    /// Whether the last reading brought one fault, and nothing else for all that is known.
+    pub fn was_alone(&self) -> bool {
+        self.was_alone
     }
 
     /// Notes a change of mappings. True: another one must precede it and is still to be told.
