@@ -129,12 +129,6 @@ pub const DOUBTS_MAX: u32 = 16;
 /// Messages of one program that are read before others get their turn.
 pub const MESSAGES_MAX: usize = 64;
 
-/// Faults come alone where so many readings in a row found one and nothing behind it.
-pub const ALONE_MIN: u32 = 8;
-/// Then one reading in so many looks for a second one behind the first: that is a system call which finds nothing, 0.3 us of 8. Odd, so that programs that
-/// take turns are all looked at.
-pub const ALONE_PERIOD: u32 = 17;
-
 /// A program that had something to tell is asked again so often before others are looked for, which is a system call more.
 pub const GUESSES_MAX: u32 = 8;
 

@@ -12,7 +12,7 @@ use spillway_sys::userfaultfd::Fault;
 use super::crew::Pending;
 use super::{Faults, NOBODY};
 use crate::pager::doubt::Doubt;
-use crate::pager::limits::{ALONE_MIN, ALONE_PERIOD, MESSAGES_MAX};
+use crate::pager::limits::MESSAGES_MAX;
 use crate::pager::program::Event;
 use crate::pager::shared::{Shared, Table, Tenant, Wanted};
 use crate::pager::space::ranges::Ranges;
@@ -31,8 +31,6 @@ pub struct Messages {
     wiped: WipedRanges,
     /// Whether several faults come at once again and again.
     crowds: Spin,
-    /// Readings in a row that found one fault and nothing behind it, as far as they looked.
-    alone_count: u32,
     /// The last reading brought one fault and no more.
     was_alone: bool,
 }
@@ -46,7 +44,6 @@ impl Messages {
             unsettled: Vec::with_capacity(64),
             wiped,
             crowds: Spin::new(now),
-            alone_count: 0,
             was_alone: false,
         }
     }
@@ -111,29 +108,17 @@ impl Messages {
         if self.crowds.goes_on(now) { 1 } else { arrived.len() }
     }
 
-    /// One by one, so that nobody goes on whose change is in doubt. Where faults come alone, each reading but one in a few ends with its fault: what
-    /// may be behind it is read at the next turn. Whether there was something to read.
+    /// One by one, so that nobody goes on whose change is in doubt. Whether there was something to read.
     fn read_events(&mut self, tenant: &Arc<Tenant>, table: &mut Table, arrived: &mut Vec<Fault>, now: Instant) -> bool {
         self.was_alone = false;
         for count in 0..MESSAGES_MAX {
             match tenant.memory.read_event() {
                 Ok(None) => {
                     self.was_alone = count == 1 && arrived.len() == 1;
-                    if count > 0 {
-                        self.alone_count = if self.was_alone { self.alone_count.saturating_add(1) } else { 0 };
-                    }
                     return count > 0;
                 }
-                Ok(Some(Event::Fault(fault))) => {
-                    arrived.push(fault);
-                    if self.ends_with_fault() {
-                        self.alone_count = self.alone_count.saturating_add(1);
-                        self.was_alone = true;
-                        return true;
-                    }
-                }
+                Ok(Some(Event::Fault(fault))) => arrived.push(fault),
                 Ok(Some(change)) => {
-                    self.alone_count = 0;
                     if self.changed(tenant, table, change) {
                         let process = tenant.process.load(Ordering::Relaxed);
                         table.doubt = Some(Doubt::begin(process, now));
@@ -155,13 +140,7 @@ impl Messages {
         true
     }
 
-    /// Whether nothing more is read behind a fault. Where others could take part in a crowd it has to be seen.
-    fn ends_with_fault(&self) -> bool {
-        let are_alone = self.alone_count >= ALONE_MIN && !self.alone_count.is_multiple_of(ALONE_PERIOD);
-        are_alone && !self.shared.crew.has_helpers()
-    }
-
-    /// Whether the last reading brought one fault, and nothing else for all that is known.
+    /// Whether the last reading brought one fault, and nothing else.
     pub fn was_alone(&self) -> bool {
         self.was_alone
     }

@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::pager::limits::{ALONE_MIN, ALONE_PERIOD};
 
 #[test]
 fn a_program_four_times_its_budget_reads_what_it_wrote() {
@@ -387,8 +386,7 @@ fn what_comes_along_waits_for_room() {
     world.shared.budget.set_resident(world.shared.budget.limit_pages() - 2);
     (first..first + 2).for_each(|page| world.programs[0].memory.lock().events.push_back(fault_at(page)));
     let tenant = Arc::clone(&world.programs[0].tenant);
-    // One of them is read at a time, as they came one by one before.
-    (0..2).for_each(|_| assert!(world.serve(&tenant)));
+    world.serve(&tenant);
     (0..3).for_each(|_| world.poll(0));
     assert!(is_there(&world, first + 1) && !is_there(&world, first + 2), "what was waited for is there");
     assert!(world.has_put_off());
@@ -411,25 +409,6 @@ fn a_fault_that_meets_a_change_is_answered_later() {
     world.programs[0].memory.lock().agains = 5;
     (0..20).for_each(|page| world.touch(0, page, page % 2 == 0));
     world.end();
-}
-
-#[test]
-fn faults_that_come_alone_are_read_alone_and_crowds_are_seen_again() {
-    let mut world = World::new(PAGES + 8);
-    let tenant = Arc::clone(&world.programs[0].tenant);
-    let mut pages = 0..;
-    let mut come = |world: &mut World, count: usize| {
-        let faults = pages.by_ref().take(count).map(fault_at);
-        world.programs[0].memory.lock().events.extend(faults);
-        assert!(world.serve(&tenant));
-        world.programs[0].memory.lock().events.len()
-    };
-    (0..ALONE_MIN).for_each(|_| assert_eq!(come(&mut world, 1), 0));
-    assert!(!world.messages.guess(&tenant, &mut world.faults[0], world.now), "there is nothing, which tells nothing");
-    assert_eq!(come(&mut world, 2), 1, "the second one is left for the next turn");
-    let turns = (0..ALONE_PERIOD).take_while(|_| come(&mut world, 1) > 0).count();
-    assert!(turns < ALONE_PERIOD as usize, "a look behind the first finds them all");
-    assert_eq!(come(&mut world, 3), 0, "and so does the next, since they were several");
 }
 
 #[test]
