@@ -86,7 +86,7 @@ mod tests {
         std::thread::scope(|scope| {
             let server = scope.spawn(|| served.serve(&source));
             for page in [3, 0, 15].into_iter().chain(0..16) {
-                assert_eq!(served.touch(page), page as u8);
+                assert_eq!(served.touch(page), page as u8, "page {page}");
             }
             server.join().unwrap().unwrap();
         });

@@ -205,7 +205,7 @@ impl Faults {
         let page = address..address + PAGE;
         match answer {
             Answer::Wait => Outcome::Done,
-            // What is told behind the fault may be where the page went (mremap with MREMAP_DONTUNMAP); nothing is filled here that the kernel would refuse.
+            // What is still to be told may be where the page went (mremap with MREMAP_DONTUNMAP), and nothing is filled here that the kernel would refuse.
             Answer::Recheck(_) if tenant.memory.is_changing() => Outcome::PutOff,
             Answer::Recheck(slot) if table.rechecked.is_gone(fault) => {
                 table.space.taken_back(address, &mut self.shared.books());

@@ -97,8 +97,7 @@ impl Faults {
         let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0).saturating_sub(coming);
         // A run takes a buffer.
         let room = room.min(self.buffers_free() * GROUP_PAGES);
-        let shared = Arc::clone(&self.shared);
-        let mut ahead = shared.crew.ahead();
+        let mut ahead = self.shared.crew.ahead();
         ahead.ask(&mut table.space, thread, address, room, &mut self.shared.books());
         if !ahead.has_found() {
             return;
