@@ -3,10 +3,15 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+use spillway_sys::mapping::Mapping;
+
 use crate::block::{BlockError, BlockRequest};
 
 /// Called with the slot and result of each request that ended.
 pub type Completed<'a> = &'a mut dyn FnMut(usize, Result<(), BlockError>);
+
+/// Called with memory that is read in place, and the offset of what was asked for.
+pub type UseMemory<'a> = &'a mut dyn FnMut(&Mapping, usize);
 
 /// What a service waits for; the strongest need comes last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,6 +30,18 @@ pub enum Waiting {
 pub trait BlockService: Send {
     /// Takes a request; its slot was free.
     fn submit(&mut self, request: BlockRequest, now: Instant);
+
+    /// Lets `use_memory` have the memory in which the `length_bytes` at `offset_bytes` lie and their offset in it, if they can be had
+    /// without a request; whoever wants them has waited since `begun`. False: they have to be read.
+    fn read_in_place(
+        &mut self,
+        _offset_bytes: u64,
+        _length_bytes: u64,
+        _begun: Instant,
+        _use_memory: UseMemory<'_>,
+    ) -> bool {
+        false
+    }
 
     /// Moves everything as far as it goes, tells `completed` what ended, and says what it waits for.
     fn poll(&mut self, now: Instant, completed: Completed<'_>) -> Waiting;

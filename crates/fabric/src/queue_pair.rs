@@ -12,6 +12,8 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+use spillway_sys::mapping::Mapping;
+
 use crate::units::{BufferRange, Priority, RemoteAddress, Tag};
 
 /// What to do with a range of a slab.
@@ -97,4 +99,10 @@ pub trait QueuePair: Send {
 
     /// Whether the connection is lost.
     fn is_down(&self) -> bool;
+
+    /// Where the `length_bytes` at `remote` lie, if this side has them mapped: they can be read there without a request. Whoever reads them
+    /// keeps the slab from being detached meanwhile.
+    fn mapped(&self, _remote: RemoteAddress, _length_bytes: usize) -> Option<(&Mapping, usize)> {
+        None
+    }
 }

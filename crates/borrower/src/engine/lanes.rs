@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use spillway_fabric::queue_pair::{Operation, PostError, QueuePair, Request, RequestError};
 use spillway_fabric::units::{BufferRange, Priority, RemoteAddress, Tag};
+use spillway_sys::mapping::Mapping;
 
 use crate::limits::{DONORS_MAX, PIECES_MAX};
 use crate::volume::slab_entry::DonorSlot;
@@ -167,6 +168,11 @@ impl Lanes {
     /// Whether requests to `donor` have a chance.
     pub fn is_usable(&self, donor: DonorSlot) -> bool {
         self.donors[usize::from(donor.0)].as_ref().is_some_and(|queue_pair| !queue_pair.is_down())
+    }
+
+    /// Where the `length_bytes` at `remote` lie, if `donor` is reached through memory that is mapped here.
+    pub fn mapped(&self, donor: DonorSlot, remote: RemoteAddress, length_bytes: usize) -> Option<(&Mapping, usize)> {
+        self.donors[usize::from(donor.0)].as_ref()?.mapped(remote, length_bytes)
     }
 
     /// Posts one piece.

@@ -4,11 +4,12 @@
 //! `read` passes the slab's gate, looks where the page's valid copies are, posts a piece to a queue pair ([`lanes`]), and at
 //! the poll that brings the completion leaves the gate and answers. `write` and `discard` own their pages meanwhile.
 //!
-//! - `active`: the state of one request.
+//! - `active`: the state of one request; `in_place`: no request at all.
 //! - [`lanes`]: this thread's queue pairs.
 
 mod active;
 mod discard;
+mod in_place;
 pub mod lanes;
 mod read;
 mod write;
@@ -28,7 +29,7 @@ use crate::block::{BlockError, BlockOperation, BlockRequest};
 use crate::device::redundancy::Redundancy;
 use crate::limits::{BLOCK_REQUEST_DEADLINE, BLOCK_REQUEST_DEADLINE_SOLE};
 use crate::metrics::Metrics;
-use crate::service::{BlockService, Completed, Waiting};
+use crate::service::{BlockService, Completed, UseMemory, Waiting};
 use crate::volume::Volume;
 
 /// Serves a volume, see the module text.
@@ -38,13 +39,15 @@ pub struct Engine {
     pool: Arc<BufferPool>,
     lanes: Lanes,
     requests: Box<[Active]>,
+    /// Requests that are not answered yet.
+    under_way: usize,
 }
 
 impl Engine {
     /// For requests whose data lies in `pool`: the request in slot `i` uses buffer `i`.
     pub fn new(volume: Arc<Volume>, metrics: Arc<Metrics>, pool: Arc<BufferPool>, lanes: Lanes, now: Instant) -> Self {
         let requests = (0..pool.slot_count()).map(|slot| Active::free(slot, now)).collect();
-        Self { volume, metrics, pool, lanes, requests }
+        Self { volume, metrics, pool, lanes, requests, under_way: 0 }
     }
 
     fn is_valid(&self, request: &BlockRequest) -> bool {
@@ -62,10 +65,25 @@ impl Engine {
 impl BlockService for Engine {
     fn submit(&mut self, request: BlockRequest, now: Instant) {
         self.requests[request.slot].accept(request, self.volume.geometry, now);
+        self.under_way += 1;
+    }
+
+    fn read_in_place(
+        &mut self,
+        offset_bytes: u64,
+        length_bytes: u64,
+        begun: Instant,
+        use_memory: UseMemory<'_>,
+    ) -> bool {
+        self.use_mapped(offset_bytes, length_bytes, begun, use_memory)
     }
 
     fn poll(&mut self, now: Instant, completed: Completed<'_>) -> Waiting {
         self.lanes.adopt();
+        if self.under_way == 0 {
+            // Nor is any piece.
+            return Waiting::Nothing;
+        }
         let (requests, volume) = (&mut self.requests, &self.volume);
         self.lanes.poll(now, &mut |piece, result| piece_ended(requests, volume, piece, result));
         let mut waiting = Waiting::Nothing;
@@ -132,6 +150,7 @@ impl Engine {
         let active = &mut self.requests[slot];
         assert!(active.pass.is_none() && active.outstanding == 0, "a finished request uses nothing");
         active.stage = Stage::Free;
+        self.under_way -= 1;
         let latency = now.saturating_duration_since(active.arrived);
         self.metrics.record(&active.request, result.is_ok(), latency);
     }

@@ -47,6 +47,14 @@ impl Along {
         &self.pages[..self.count]
     }
 
+    /// Without its first `count` pages, if there are others.
+    pub fn behind(&self, count: usize) -> Option<Self> {
+        let (first, rest) = self.pages().get(count..)?.split_first()?;
+        let mut run = Self::one(first.0, first.1, self.coming);
+        rest.iter().for_each(|(address, slot)| assert!(run.add(*address, *slot), "its slots are neighbours"));
+        Some(run)
+    }
+
     /// Adds a page whose slot is the next one, if there is room.
     fn add(&mut self, address: u64, slot: Slot) -> bool {
         let last = self.pages[self.count - 1].1;

@@ -9,11 +9,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use spillway_sys::mapping::Mapping;
+
 use super::window::ShmWindow;
 use crate::buffer_pool::BufferPool;
 use crate::credit::Credits;
 use crate::limits::{DISCARD_STEP_BYTES, QUEUE_DEPTH_MAX};
 use crate::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
+use crate::units::RemoteAddress;
 
 /// One I/O thread's way to the slabs of a window.
 #[derive(Debug)]
@@ -126,15 +129,18 @@ impl QueuePair for ShmQueuePair {
     fn is_down(&self) -> bool {
         self.window.is_closed()
     }
+
+    fn mapped(&self, remote: RemoteAddress, length_bytes: usize) -> Option<(&Mapping, usize)> {
+        if self.window.is_closed() { None } else { self.window.place(remote, length_bytes) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use spillway_sys::mapping::Mapping;
     use spillway_sys::memfd::Memfd;
 
     use super::*;
-    use crate::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle, Tag};
+    use crate::units::{PAGE_SIZE_BYTES, Priority, SlabHandle, Tag};
 
     const SLAB: u64 = 1 << 20;
 

@@ -86,14 +86,17 @@ impl ShmWindow {
         length_bytes: usize,
         access: impl FnOnce(&Mapping, usize) -> Result<(), RequestError>,
     ) -> Result<(), RequestError> {
-        let offset = remote.offset_bytes as usize;
-        let inside = offset.checked_add(length_bytes).is_some_and(|end| end <= self.slab_size_bytes);
-        if !inside || !self.is_attached(remote.slab) {
-            return Err(RequestError::NotLent);
-        }
-        let result = access(&self.memory, self.start(remote.slab) + offset);
+        let (memory, offset) = self.place(remote, length_bytes).ok_or(RequestError::NotLent)?;
+        let result = access(memory, offset);
         fence(Ordering::SeqCst);
         if self.is_attached(remote.slab) { result } else { Err(RequestError::NotLent) }
+    }
+
+    /// The window's memory and the offset of `remote` in it, if the range is lent now.
+    pub(super) fn place(&self, remote: RemoteAddress, length_bytes: usize) -> Option<(&Mapping, usize)> {
+        let offset = remote.offset_bytes as usize;
+        let is_inside = offset.checked_add(length_bytes).is_some_and(|end| end <= self.slab_size_bytes);
+        (is_inside && self.is_attached(remote.slab)).then(|| (&self.memory, self.start(remote.slab) + offset))
     }
 
     fn start(&self, slab: SlabHandle) -> usize {

@@ -63,6 +63,10 @@ pub struct Faults {
     zeroes: Mapping,
     /// By buffer.
     reads: Box<[Option<ReadUnderWay>]>,
+    /// A bit for each buffer that a read has.
+    busy: u32,
+    /// Those in which the pages are, of which the program did not get all yet.
+    here: u32,
     put_off: VecDeque<Pending>,
     /// Results of one poll, taken out of the engine's call.
     ended: Vec<(usize, Result<(), BlockError>)>,
@@ -82,6 +86,8 @@ impl Faults {
     ) -> std::io::Result<Self> {
         let zeroes = Mapping::anonymous(PAGE_SIZE_BYTES)?;
         zeroes.zero(0, PAGE_SIZE_BYTES);
+        const { assert!(FAULT_READS_MAX <= u32::BITS as usize, "a buffer is a bit of a word") };
+        assert!(buffers.slot_count() <= FAULT_READS_MAX, "a read has a buffer");
         let reads = (0..buffers.slot_count()).map(|_| None).collect();
         Ok(Self {
             shared,
@@ -90,6 +96,8 @@ impl Faults {
             pool,
             zeroes,
             reads,
+            busy: 0,
+            here: 0,
             put_off: VecDeque::with_capacity(1024),
             ended: Vec::with_capacity(FAULT_READS_MAX),
             has_begun: false,
@@ -100,7 +108,7 @@ impl Faults {
     /// Whether something is to be tried again soon.
     pub fn has_put_off(&self) -> bool {
         let has_tasks = !self.put_off.is_empty() || !self.asks.is_empty();
-        has_tasks || self.reads.iter().flatten().any(|read| read.is_here)
+        has_tasks || self.here != 0
     }
 
     /// The engine, for its events.
@@ -150,10 +158,10 @@ impl Faults {
     }
 
     fn retry(&mut self) {
-        for buffer in 0..self.reads.len() {
-            if self.reads[buffer].as_ref().is_some_and(|read| read.is_here) {
-                self.fill_from(buffer);
-            }
+        let mut here = self.here;
+        while here != 0 {
+            self.fill_from(here.trailing_zeros() as usize);
+            here &= here - 1;
         }
         for _ in 0..self.put_off.len() {
             let Some(pending) = self.put_off.pop_front() else { break };

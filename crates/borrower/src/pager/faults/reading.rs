@@ -1,7 +1,8 @@
 //! Reads for faults, and what comes along with them.
 //!
 //! A page that somebody waits for is read alone and first; what the prefetcher names is asked for when that is under way, in runs of
-//! neighbouring slots, as far as there is room. A read that ends fills the pages that still wait for it.
+//! neighbouring slots, as far as there is room. A read that ends fills the pages that still wait for it. Where the donor's memory can be read in
+//! place, pages are filled from there at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use crate::pager::directory::Coming;
 use crate::pager::limits::{ASK_PATIENCE, FAULT_READS_MAX, GROUP_PAGES, READ_ATTEMPTS_MAX};
 use crate::pager::shared::{Table, Tenant};
 use crate::pager::slots::Slot;
+use crate::pager::space::Space;
+use crate::pager::space::group::PageState;
 use crate::pager::statistics::FaultKind;
 use crate::prefetch::WINDOW_MAX;
 
@@ -32,8 +35,6 @@ pub(super) struct ReadUnderWay {
     /// No other read was under way when it began, so it waited for none.
     is_alone: bool,
     attempts: u8,
-    /// The pages are in the buffer, and the program did not get all of them yet.
-    pub(super) is_here: bool,
     /// Pages that are done with.
     done: usize,
 }
@@ -57,17 +58,37 @@ impl Faults {
         arrived: Instant,
     ) -> Outcome {
         let address = fault.address & !(PAGE - 1);
-        if !self.read(tenant, table, &Along::one(address, slot, Coming::Back), Some(fault), arrived) {
-            return Outcome::PutOff;
-        }
-        if fault.thread == NOBODY {
-            return Outcome::Done;
+        let outcome = self.fill_in_place(tenant, table, fault, slot, arrived).unwrap_or_else(|| {
+            let has_begun = self.read(tenant, table, &Along::one(address, slot, Coming::Back), Some(fault), arrived);
+            if has_begun { Outcome::Done } else { Outcome::PutOff }
+        });
+        if outcome != Outcome::Done || fault.thread == NOBODY {
+            return outcome;
         }
         self.shared.crew.demanded();
         if self.asks.len() < FAULT_READS_MAX {
             self.asks.push(Ask { tenant: Arc::clone(tenant), thread: fault.thread, address, waits_since: None });
         }
         Outcome::Done
+    }
+
+    /// Fills the page that somebody waits for from where it lies; `None` if it has to be read.
+    fn fill_in_place(
+        &mut self,
+        tenant: &Tenant,
+        table: &mut Table,
+        fault: Fault,
+        slot: Slot,
+        arrived: Instant,
+    ) -> Option<Outcome> {
+        let address = fault.address & !(PAGE - 1);
+        let (mut protect, mut result) = (false, None);
+        self.engine.read_in_place(u64::from(slot.0) * PAGE, PAGE, arrived, &mut |memory, offset| {
+            protect = !fault.is_write && !table.space.comes_writable(address);
+            result = Some(tenant.memory.copy(address, memory, offset, PAGE_SIZE_BYTES, protect));
+        });
+        let told = (Coming::Back, FaultKind::Fill, arrived);
+        Some(self.filled(tenant, table, address, protect, told, result?))
     }
 
     /// Begins with what comes along. While the budget is nearly used up that waits for the eviction, and while the program changes its
@@ -93,7 +114,8 @@ impl Faults {
     /// Asks for what comes along with the page at `address`, and begins with it.
     fn bring_along(&mut self, tenant: &Arc<Tenant>, table: &mut Table, thread: u32, address: u64, now: Instant) {
         let budget = &self.shared.budget;
-        let coming: usize = self.reads.iter().flatten().map(|read| read.along.pages().len()).sum();
+        let reads = self.reads.iter().flatten().take(self.busy.count_ones() as usize);
+        let coming: usize = reads.map(|read| read.along.pages().len()).sum();
         let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0).saturating_sub(coming);
         // A run takes a buffer.
         let room = room.min(self.buffers_free() * GROUP_PAGES);
@@ -112,12 +134,39 @@ impl Faults {
         });
         drop(ahead);
         for run in runs.iter().flatten() {
-            self.read(tenant, table, run, None, now);
+            let done = self.bring_in_place(tenant, table, run, now);
+            if let Some(rest) = run.behind(done) {
+                self.read(tenant, table, &rest, None, now);
+            }
         }
     }
 
+    /// Fills the first pages of a run from where they lie, and says how many.
+    fn bring_in_place(&mut self, tenant: &Tenant, table: &mut Table, run: &Along, now: Instant) -> usize {
+        let mut done = 0;
+        while let Some((address, slot)) = run.pages().get(done).copied() {
+            let rest = &run.pages()[done..];
+            let count =
+                neighbours(rest, &table.space, |(address, slot)| table.space.state(address) == PageState::Away(slot));
+            let (mut protect, mut result) = (false, None);
+            let (offset_bytes, length_bytes) = (u64::from(slot.0) * PAGE, count as u64 * PAGE);
+            self.engine.read_in_place(offset_bytes, length_bytes, now, &mut |memory, offset| {
+                protect = !table.space.comes_writable(address);
+                result = Some(as_far_as_mapped(count, |count| {
+                    tenant.memory.copy(address, memory, offset, count * PAGE_SIZE_BYTES, protect)
+                }));
+            });
+            let Some(result) = result else { break };
+            match self.came_along(tenant, table, rest, (run.coming(), protect), result) {
+                0 => break,
+                count => done += count,
+            }
+        }
+        done
+    }
+
     fn buffers_free(&self) -> usize {
-        self.reads.iter().filter(|read| read.is_none()).count()
+        self.reads.len() - self.busy.count_ones() as usize
     }
 
     /// Begins a read; false when all buffers are in use.
@@ -131,9 +180,11 @@ impl Faults {
     ) -> bool {
         // One buffer stays free for whoever waits for his page.
         let free = self.buffers_free();
-        let Some(buffer) = self.reads.iter().position(Option::is_none).filter(|_| free > 1 || fault.is_some()) else {
+        if free == 0 || free == 1 && fault.is_none() {
             return false;
-        };
+        }
+        let buffer = (!self.busy).trailing_zeros() as usize;
+        self.busy |= 1 << buffer;
         {
             let books = &mut self.shared.books();
             along.pages().iter().for_each(|(address, slot)| table.space.reading(*address, *slot, books));
@@ -146,7 +197,6 @@ impl Faults {
             begun: Instant::now(),
             is_alone: free == self.reads.len(),
             attempts: 1,
-            is_here: false,
             done: 0,
         });
         self.submit_read(buffer, along);
@@ -172,7 +222,7 @@ impl Faults {
                 if read.is_alone && read.attempts == 1 {
                     self.shared.crew.ahead().read_took(read.begun.elapsed());
                 }
-                read.is_here = true;
+                self.here |= 1 << buffer;
                 self.fill_from(buffer);
             }
             Err(BlockError::TimedOut) if read.fault.is_some() && read.attempts < READ_ATTEMPTS_MAX => {
@@ -212,6 +262,13 @@ impl Faults {
             }
             read.done += count;
         }
+        self.is_over(buffer);
+    }
+
+    /// A buffer is free again.
+    fn is_over(&mut self, buffer: usize) {
+        self.busy &= !(1 << buffer);
+        self.here &= !(1 << buffer);
     }
 
     /// Fills the next pages of a read that are neighbours. How many are done with; none if it is to be tried again.
@@ -223,13 +280,7 @@ impl Faults {
             tenant.memory.wake(address..address + PAGE);
             return 1;
         }
-        let expects_write = table.space.expects_write(address);
-        let follows = |(index, (next, slot)): &(usize, &(u64, Slot))| {
-            *next == address + *index as u64 * PAGE
-                && table.space.awaits(*next, *slot)
-                && table.space.expects_write(*next) == expects_write
-        };
-        let count = rest.iter().enumerate().take_while(follows).count();
+        let count = neighbours(rest, &table.space, |(address, slot)| table.space.awaits(address, slot));
         let offset = self.buffers.slot(buffer).offset_bytes as usize + read.done * PAGE_SIZE_BYTES;
         let is_for_write = read.fault.is_some_and(|fault| fault.is_write);
         let protect = !is_for_write && !table.space.comes_writable(address);
@@ -240,21 +291,32 @@ impl Faults {
             let told = (read.along.coming(), FaultKind::Fill, read.arrived);
             return usize::from(self.filled(tenant, table, address, protect, told, result) == Outcome::Done);
         }
+        self.came_along(tenant, table, rest, (read.along.coming(), protect), result)
+    }
+
+    /// Says in the table what filling pages, of which the first are `pages`, came to that nobody waits for. How many are done with; none if they are
+    /// to be filled later.
+    fn came_along(
+        &mut self,
+        tenant: &Tenant,
+        table: &mut Table,
+        pages: &[(u64, Slot)],
+        (coming, protect): (Coming, bool),
+        result: Result<u64, PageError>,
+    ) -> usize {
         match result {
             Ok(bytes) => {
-                let pages = (bytes / PAGE) as usize;
+                let count = (bytes / PAGE) as usize;
                 let books = &mut self.shared.books();
-                rest[..pages]
-                    .iter()
-                    .for_each(|(address, _)| table.space.filled(*address, protect, read.along.coming(), books));
-                self.shared.budget.count(pages as i64);
-                self.shared.counters.pages_prefetched.add(pages as u64);
+                pages[..count].iter().for_each(|(address, _)| table.space.filled(*address, protect, coming, books));
+                self.shared.budget.count(count as i64);
+                self.shared.counters.pages_prefetched.add(count as u64);
                 self.shared.call_eviction();
-                pages
+                count
             }
             Err(PageError::TryAgain) => 0,
             Err(error) => {
-                self.not_filled(tenant, table, address, &error);
+                self.not_filled(tenant, table, pages[0].0, &error);
                 1
             }
         }
@@ -264,6 +326,7 @@ impl Faults {
     /// never another content. Pages that were to come along are asked for again by whoever needs them.
     fn not_read(&mut self, buffer: usize, error: BlockError) {
         let ReadUnderWay { tenant, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
+        self.is_over(buffer);
         let mut table = tenant.lock();
         for (address, slot) in along.pages() {
             let page = *address..address + PAGE;
@@ -290,4 +353,14 @@ impl Faults {
             self.shared.fail(format!("process {process}: the lost page at {address:#x} stays missing: {error}"));
         }
     }
+}
+
+/// How many of these pages are neighbours of the first that come like it, as far as `waits` says that they are still to come.
+fn neighbours(pages: &[(u64, Slot)], space: &Space, waits: impl Fn((u64, Slot)) -> bool) -> usize {
+    let first = pages[0].0;
+    let expects_write = space.expects_write(first);
+    let follows = |(index, page): &(usize, &(u64, Slot))| {
+        page.0 == first + *index as u64 * PAGE && waits(**page) && space.expects_write(page.0) == expects_write
+    };
+    pages.iter().enumerate().take_while(follows).count()
 }

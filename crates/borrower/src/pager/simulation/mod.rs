@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
+use crate::block::BlockRequest;
 use crate::local_memory::LocalMemory;
 use crate::metrics::Metrics;
 use crate::page_cache::fifo::Fifo;
@@ -35,6 +37,7 @@ use crate::pager::shared::{Budget, Shared, Tenant, Wanted, lock};
 use crate::pager::slots::Slots;
 use crate::pager::space::ranges::Ranges;
 use crate::pager::space::{Books, Space};
+use crate::service::{BlockService, Completed, UseMemory, Waiting};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 const PAGES: u64 = 320;
@@ -106,6 +109,9 @@ impl Simulated {
     fn fill(&self, address: u64, content: u64, protect: bool) -> Result<u64, PageError> {
         self.changing()?;
         let mut memory = self.lock();
+        if memory.holes.contain(&(address..address + PAGE)) {
+            return Err(PageError::NotMapped);
+        }
         if memory.resident.contains_key(&address) {
             return Err(PageError::Exists);
         }
@@ -255,6 +261,44 @@ impl Agent for Simulated {
     }
 }
 
+/// The volume's pages as a fault thread reads them: some can be read in place.
+struct SimulatedEngine {
+    requests: LocalMemory,
+    volume: Arc<Mapping>,
+    /// Of four reads so many find their pages mapped.
+    mapped_quarters: Arc<AtomicU64>,
+    dice: u64,
+}
+
+impl BlockService for SimulatedEngine {
+    fn submit(&mut self, request: BlockRequest, now: Instant) {
+        self.requests.submit(request, now);
+    }
+
+    fn poll(&mut self, now: Instant, completed: Completed<'_>) -> Waiting {
+        self.requests.poll(now, completed)
+    }
+
+    fn for_each_event<'a>(&'a self, visit: &mut dyn FnMut(BorrowedFd<'a>, bool)) {
+        self.requests.for_each_event(visit);
+    }
+
+    fn read_in_place(&mut self, offset_bytes: u64, length: u64, _: Instant, use_memory: UseMemory<'_>) -> bool {
+        let is_there = length > 0 && offset_bytes + length <= self.volume.length() as u64;
+        let is_mapped = is_there && roll(&mut self.dice) >> 62 < self.mapped_quarters.load(Ordering::Relaxed);
+        if is_mapped {
+            use_memory(&self.volume, offset_bytes as usize);
+        }
+        is_mapped
+    }
+}
+
+/// Knuth's generator (MMIX); any would do.
+fn roll(dice: &mut u64) -> u64 {
+    *dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *dice
+}
+
 /// A program as the test plays it.
 struct Program {
     memory: Simulated,
@@ -275,6 +319,8 @@ struct World {
     pool: Arc<BufferPool>,
     programs: Vec<Program>,
     volume: Arc<Mapping>,
+    /// See [`SimulatedEngine`]; none at first.
+    mapped_quarters: Arc<AtomicU64>,
     clock: u64,
     /// The pager's time: a moment more with each of its turns.
     now: Instant,
@@ -294,27 +340,33 @@ impl World {
         let books = Books { slots: Slots::new(VOLUME_PAGES), directory: Directory::default() };
         let shared = Arc::new(Shared::new(books, Budget::new(budget_pages * PAGE, 0), threads).unwrap());
         let volume = Arc::new(Mapping::anonymous(VOLUME_PAGES as usize * PAGE_SIZE_BYTES).unwrap());
-        let engine = |pool: &Arc<BufferPool>| {
-            Box::new(LocalMemory::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(pool)))
-        };
+        let engine = LocalMemory::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(&pool));
         let now = Instant::now();
         let eviction = Eviction::new(
             Arc::clone(&shared),
             Box::new(Fifo::new(0, budget_pages as u32)),
-            engine(&pool),
+            Box::new(engine),
             POOL_SLOTS,
             now,
         );
         let wiped = Box::new(|_: &Tenant| Ranges::default());
         let messages = Messages::new(Arc::clone(&shared), wiped, now);
-        let faults = (0..threads).map(|_| {
-            let buffers = BufferPool::new(4, limits::GROUP_SIZE_BYTES as usize).unwrap();
-            Faults::new(Arc::clone(&shared), engine(&buffers), buffers, Arc::clone(&pool)).unwrap()
-        });
-        let faults = faults.collect();
-        let programs = Vec::new();
-        let mut world =
-            Self { shared, messages, faults, dice: 1, guesses: false, eviction, pool, programs, volume, clock: 0, now };
+        let mapped_quarters = Arc::new(AtomicU64::new(0));
+        let mut world = Self {
+            shared,
+            messages,
+            faults: Vec::new(),
+            dice: 1,
+            guesses: false,
+            eviction,
+            pool,
+            programs: Vec::new(),
+            volume,
+            mapped_quarters,
+            clock: 0,
+            now,
+        };
+        world.faults = (0..threads).map(|_| world.fault_thread(Arc::clone(&world.volume), 4)).collect();
         let mut space = Space::new(world.shared.next_space());
         space.registered.insert(address(0)..address(PAGES));
         space.surveyed.insert(address(0)..address(PAGES));
@@ -376,9 +428,7 @@ impl World {
 
     /// A fault thread gets on, if it has a CPU: the first always, the others by chance.
     fn poll(&mut self, index: usize) {
-        // Knuth's generator (MMIX); any would do.
-        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        if index > 0 && self.dice >> 62 == 0 {
+        if roll(&mut self.dice) >> 62 == 0 && index > 0 {
             return;
         }
         let faults = &mut self.faults[index];
@@ -454,11 +504,22 @@ impl World {
         (page..page + pages).for_each(|page| self.touch(program, page, is_write));
     }
 
+    fn fault_thread(&self, volume: Arc<Mapping>, buffers: usize) -> Faults {
+        let buffers = BufferPool::new(buffers, limits::GROUP_SIZE_BYTES as usize).unwrap();
+        let requests = LocalMemory::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(&buffers));
+        let mapped_quarters = Arc::clone(&self.mapped_quarters);
+        let engine = Box::new(SimulatedEngine { requests, volume, mapped_quarters, dice: 1 });
+        Faults::new(Arc::clone(&self.shared), engine, buffers, Arc::clone(&self.pool)).unwrap()
+    }
+
     /// The engine and buffers of another volume, for the first fault thread.
     fn read_from(&mut self, volume: Arc<Mapping>, buffers: usize) {
-        let buffers = BufferPool::new(buffers, limits::GROUP_SIZE_BYTES as usize).unwrap();
-        let engine = Box::new(LocalMemory::new(volume, Arc::new(Metrics::default()), Arc::clone(&buffers)));
-        self.faults[0] = Faults::new(Arc::clone(&self.shared), engine, buffers, Arc::clone(&self.pool)).unwrap();
+        self.faults[0] = self.fault_thread(volume, buffers);
+    }
+
+    /// Of four reads so many find their pages mapped from now on.
+    fn map_quarters(&self, quarters: u64) {
+        self.mapped_quarters.store(quarters, Ordering::Relaxed);
     }
 
     fn remove(&mut self, program: usize, page: u64, pages: u64) {

@@ -486,10 +486,12 @@ proptest! {
     #[test]
     fn programs_see_their_own_memory(
         threads in 1_usize..4,
+        mapped_quarters in 0_u64..5,
         steps in proptest::collection::vec((0_u8..18, 0_usize..3, 0..PAGES, 0..PAGES), 1..120)
     ) {
         let mut world = World::with_fault_threads(100, threads);
         world.guesses = true;
+        world.map_quarters(mapped_quarters);
         (0..PAGES / 2).for_each(|page| world.touch(0, page, true));
         for (step, program, page, other) in steps {
             let program = program % world.programs.len();
