@@ -212,6 +212,23 @@ impl Mapping {
         unsafe { std::ptr::copy(source.at(source_offset), self.at(offset), length) };
     }
 
+    /// As [`Mapping::copy_from`], for ranges that do not overlap and a target that nobody reads soon: whole pages at page boundaries go past the caches,
+    /// which are not read before for that, nor filled with it (`MOVNTDQ`, Intel 64 and IA-32 Architectures Optimization Reference Manual, 9.4.1.2). Elsewhere
+    /// than on `x86_64` it is an ordinary copy.
+    pub fn stream_from(&self, offset: usize, source: &Mapping, source_offset: usize, length: usize) {
+        self.check(offset, length);
+        source.check(source_offset, length);
+        let (target, source) = (self.at(offset), source.at(source_offset));
+        let is_whole = |number: usize| number.is_multiple_of(PAGE_SIZE_BYTES);
+        if cfg!(target_arch = "x86_64") && is_whole(length) && is_whole(target.addr()) && is_whole(source.addr()) {
+            // SAFETY: both ranges are mapped (checked), and lie at page boundaries.
+            unsafe { stream(target, source, length) };
+        } else {
+            // SAFETY: both ranges are mapped (checked); `copy` allows overlap.
+            unsafe { std::ptr::copy(source, target, length) };
+        }
+    }
+
     /// Zeroes `[offset, offset + length)` by writing.
     pub fn zero(&self, offset: usize, length: usize) {
         self.check(offset, length);
@@ -265,9 +282,65 @@ impl MapDescriptor for Memfd {
     }
 }
 
+/// Copies past the caches, a cache line at a time; others see it all before what the caller writes next.
+///
+/// # Safety
+/// Both ranges are mapped, lie at page boundaries, and are whole pages.
+#[cfg(target_arch = "x86_64")]
+unsafe fn stream(target: *mut u8, source: *const u8, length: usize) {
+    use std::arch::x86_64::{__m128i, _mm_load_si128, _mm_sfence, _mm_stream_si128};
+
+    let (target, source) = (target.cast::<__m128i>(), source.cast::<__m128i>());
+    for line in (0..length / size_of::<__m128i>()).step_by(4) {
+        // SAFETY: the caller vouches for the ranges; every processor of this architecture has SSE2.
+        unsafe {
+            let parts: [__m128i; 4] = std::array::from_fn(|part| _mm_load_si128(source.add(line + part)));
+            for (part, value) in parts.into_iter().enumerate() {
+                _mm_stream_si128(target.add(line + part), value);
+            }
+        }
+    }
+    // SAFETY: as above.
+    unsafe { _mm_sfence() };
+}
+
+/// Never called: see [`Mapping::stream_from`].
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn stream(target: *mut u8, source: *const u8, length: usize) {
+    // SAFETY: the caller vouches for the ranges.
+    unsafe { std::ptr::copy(source, target, length) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_past_the_caches_is_a_copy() {
+        let pages = 3 * PAGE_SIZE_BYTES;
+        let (source, target) = (Mapping::anonymous(pages).unwrap(), Mapping::anonymous(pages).unwrap());
+        let bytes: Vec<u8> = (0..pages).map(|index| (index * 7 + index / 256) as u8).collect();
+        source.write(0, &bytes);
+        // Whole pages; a part of one; at no boundary; nothing.
+        let page = PAGE_SIZE_BYTES;
+        for (to, from, length) in [(page, 0, 2 * page), (0, page, page), (page, 2 * page, 40), (3, 64, page), (8, 8, 0)]
+        {
+            target.zero(0, pages);
+            target.stream_from(to, &source, from, length);
+            let mut found = vec![1; pages];
+            target.read(0, &mut found);
+            let mut expected = vec![0; pages];
+            expected[to..to + length].copy_from_slice(&bytes[from..from + length]);
+            assert!(found == expected, "{length} bytes from {from} to {to}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "lies outside")]
+    fn a_copy_past_the_caches_stays_inside() {
+        let page = Mapping::anonymous(PAGE_SIZE_BYTES).unwrap();
+        page.stream_from(0, &page, PAGE_SIZE_BYTES, PAGE_SIZE_BYTES);
+    }
 
     #[test]
     fn locked_shared_memory_can_be_removed_too() {

@@ -51,7 +51,8 @@ impl ShmQueuePair {
         self.window.access(request.remote, length, |memory, offset| {
             match request.operation {
                 Operation::Read => pool.copy_from(buffer, memory, offset, length),
-                Operation::Write => memory.copy_from(offset, pool, buffer, length),
+                // What is written to a donor is not read soon.
+                Operation::Write => memory.stream_from(offset, pool, buffer, length),
                 Operation::Discard => unreachable!("a discard is carried out by polls"),
             }
             Ok(())
