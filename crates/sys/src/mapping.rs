@@ -219,6 +219,7 @@ impl Mapping {
         self.check(offset, length);
         source.check(source_offset, length);
         let (target, source) = (self.at(offset), source.at(source_offset));
+        debug_assert!(target.addr().abs_diff(source.addr()) >= length, "the ranges do not overlap");
         let is_whole = |number: usize| number.is_multiple_of(PAGE_SIZE_BYTES);
         if cfg!(target_arch = "x86_64") && is_whole(length) && is_whole(target.addr()) && is_whole(source.addr()) {
             // SAFETY: both ranges are mapped (checked), and lie at page boundaries.

@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use spillway_fabric::units::{PAGE_SIZE_BYTES, RemoteAddress};
+use spillway_fabric::units::{PAGE_SIZE_BYTES, RemoteAddress, SlabIndex};
 use spillway_sys::mapping::Mapping;
 
 use super::Engine;
@@ -18,50 +18,47 @@ use crate::block::{BlockOperation, BlockRequest};
 use crate::limits::COPIES_MAX;
 use crate::service::UseMemory;
 use crate::volume::Volume;
+use crate::volume::page_bits::Bit;
 use crate::volume::slab_entry::Places;
 
 impl Engine {
     /// See [`crate::service::BlockService::read_in_place`].
-    pub(super) fn use_mapped(
-        &mut self,
-        offset_bytes: u64,
-        length_bytes: u64,
-        begun: Instant,
-        use_memory: UseMemory<'_>,
-    ) -> bool {
+    pub(super) fn use_mapped(&mut self, offset_bytes: u64, length_bytes: u64, use_memory: UseMemory<'_>) -> bool {
         let request = BlockRequest { slot: 0, operation: BlockOperation::Read, offset_bytes, length_bytes };
         let page = PAGE_SIZE_BYTES as u64;
         let (first, count) = (offset_bytes / page, length_bytes / page);
-        let slab = self.volume.geometry.slab_of(first);
-        if !self.is_valid(&request) || first + count > self.volume.geometry.pages(slab).end {
+        if !self.is_valid(&request) || first + count > self.volume.geometry.pages(self.slab_of(first)).end {
             return false;
         }
+        let begun = Instant::now();
         self.lanes.adopt();
-        let entry = self.volume.slab(slab);
+        let entry = self.volume.slab(self.slab_of(first));
         let pass = entry.gate.enter();
         let places = entry.places();
         let found = if self.lanes.has_news() { None } else { find(&self.volume, &self.lanes, places, first, count) };
-        if let Some((memory, offset)) = found {
-            use_memory(memory, offset);
-        }
-        let is_found = found.is_some();
+        let used_bytes = found.map(|(memory, offset)| use_memory(memory, offset));
         entry.gate.leave(pass);
-        if is_found {
-            entry.count_accesses(count);
-            self.metrics.record(&request, true, begun.elapsed());
+        if let Some(length_bytes @ 1..) = used_bytes {
+            entry.count_accesses(length_bytes / page);
+            self.metrics.record(&BlockRequest { length_bytes, ..request }, true, begun.elapsed());
         }
-        is_found
+        used_bytes.is_some()
+    }
+
+    fn slab_of(&self, page: u64) -> SlabIndex {
+        self.volume.geometry.slab_of(page)
     }
 }
 
-/// The first copy that has all of these pages of one slab, if it lies in memory that is mapped here.
+/// Where these pages of one slab lie in the first of its copies that has them all and is mapped here.
 fn find<'a>(volume: &Volume, lanes: &'a Lanes, places: Places, first: u64, count: u64) -> Option<(&'a Mapping, usize)> {
-    let place =
-        (0..COPIES_MAX).find(|place| places[*place].is_some() && volume.bits.has_copies(*place, first, count))?;
-    let location = places[place].filter(|location| !volume.is_silent(location.donor))?;
     let offset_bytes = (first % volume.geometry.slab_pages) as u32 * PAGE_SIZE_BYTES as u32;
-    let remote = RemoteAddress { slab: location.handle, offset_bytes };
-    lanes.mapped(location.donor, remote, count as usize * PAGE_SIZE_BYTES)
+    (0..COPIES_MAX).find_map(|place| {
+        let location = places[place].filter(|location| !volume.is_silent(location.donor))?;
+        let remote = RemoteAddress { slab: location.handle, offset_bytes };
+        let mapped = lanes.mapped(location.donor, remote, count as usize * PAGE_SIZE_BYTES)?;
+        volume.bits.all(Bit::Copy(place), first, count).then_some(mapped)
+    })
 }
 
 #[cfg(test)]
@@ -70,7 +67,7 @@ mod tests {
 
     use spillway_fabric::buffer_pool::BufferPool;
     use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
-    use spillway_fabric::units::{SlabHandle, SlabIndex};
+    use spillway_fabric::units::SlabHandle;
     use spillway_sys::memfd::Memfd;
 
     use super::*;
@@ -79,7 +76,6 @@ mod tests {
     use crate::metrics::Metrics;
     use crate::service::BlockService;
     use crate::volume::Geometry;
-    use crate::volume::page_bits::Bit;
     use crate::volume::slab_entry::{DonorSlot, Location};
 
     const GEOMETRY: Geometry = Geometry { slab_pages: 64, slab_count: 2 };
@@ -132,15 +128,15 @@ mod tests {
         /// The first byte of each page, if they can be had in place.
         fn read(&mut self, first: u64, count: u64) -> Option<Vec<u8>> {
             let mut bytes = None;
-            let is_mapped =
-                self.engine.read_in_place(first * PAGE, count * PAGE, Instant::now(), &mut |memory, offset| {
-                    let byte = |page: u64| {
-                        let mut byte = [0];
-                        memory.read(offset + page as usize * PAGE_SIZE_BYTES, &mut byte);
-                        byte[0]
-                    };
-                    bytes = Some((0..count).map(byte).collect());
-                });
+            let is_mapped = self.engine.read_in_place(first * PAGE, count * PAGE, &mut |memory, offset| {
+                let byte = |page: u64| {
+                    let mut byte = [0];
+                    memory.read(offset + page as usize * PAGE_SIZE_BYTES, &mut byte);
+                    byte[0]
+                };
+                bytes = Some((0..count).map(byte).collect());
+                count * PAGE
+            });
             assert_eq!(is_mapped, bytes.is_some());
             bytes
         }
@@ -157,9 +153,25 @@ mod tests {
     }
 
     #[test]
+    fn what_was_not_used_is_not_counted() {
+        let mut world = world();
+        assert!(world.engine.read_in_place(0, 8 * PAGE, &mut |_, _| 0));
+        assert!(world.engine.read_in_place(0, 8 * PAGE, &mut |_, _| 3 * PAGE));
+        let status = world.engine.metrics.status();
+        assert_eq!((status.pages_in, status.read_requests), (3, 1));
+        assert_eq!(world.volume.slab(SlabIndex(0)).accesses(), 40 + 3);
+    }
+
+    #[test]
     fn whatever_is_not_plain_is_left_to_a_request() {
         let mut world = world();
         assert_eq!(world.read(39, 2), None, "the second one was never written");
+        // The bits alone would say that all of both slabs is there.
+        let next = SlabHandle(HANDLE.0 + 1);
+        world.window.attach(next, &Memfd::create("next", GEOMETRY.slab_size_bytes()).unwrap()).unwrap();
+        world.volume.slab(SlabIndex(1)).fill(0, Location { donor: DONOR, handle: next });
+        world.volume.bits.set(Bit::Copy(0), 40, 88);
+        assert_eq!((world.read(60, 4), world.read(64, 2)), (Some(vec![0; 4]), Some(vec![0; 2])));
         assert_eq!(world.read(60, 8), None, "two slabs");
         assert_eq!(world.read(127, 2), None, "beyond the volume");
         assert_eq!(world.read(0, 0), None);
@@ -171,9 +183,25 @@ mod tests {
         assert_eq!(world.read(8, 1), Some(vec![9]));
         world.window.close();
         assert_eq!(world.read(8, 1), None, "the session has ended");
+    }
+
+    #[test]
+    fn a_copy_that_is_mapped_comes_before_one_that_is_not() {
+        let mut world = world();
+        world.volume.bits.clear(Bit::Copy(0), 0, 40);
+        assert_eq!(world.read(8, 1), None);
+        // The same memory, as a second copy; the first one is with a donor that is nowhere.
+        let entry = world.volume.slab(SlabIndex(0));
+        entry.empty(0);
+        entry.gone(0);
+        entry.fill(0, Location { donor: DonorSlot(DONOR.0 + 1), handle: HANDLE });
+        entry.fill(1, Location { donor: DONOR, handle: HANDLE });
+        (0..2).for_each(|place| world.volume.bits.set(Bit::Copy(place), 0, 40));
+        assert_eq!(world.read(8, 1), Some(vec![9]));
         world.mailbox.leave(LaneChange { donor: DONOR, queue_pair: None });
-        assert_eq!(world.read(8, 1), None, "no donor");
-        assert_eq!(world.engine.metrics.status().pages_in, 1);
+        assert_eq!(world.read(8, 1), None, "nobody lends it any more");
+        world.connect();
+        assert_eq!(world.read(8, 1), Some(vec![9]));
     }
 
     #[test]
@@ -182,7 +210,7 @@ mod tests {
         let (volume, window) = (Arc::clone(&world.volume), Arc::clone(&world.window));
         let (tell, told) = std::sync::mpsc::channel();
         let (mut tell, mut taker) = (Some(tell), None);
-        let is_mapped = world.engine.read_in_place(0, PAGE, Instant::now(), &mut |memory, offset| {
+        let is_mapped = world.engine.read_in_place(0, PAGE, &mut |memory, offset| {
             let (theirs, tell) = ((Arc::clone(&volume), Arc::clone(&window)), tell.take().unwrap());
             taker = Some(std::thread::spawn(move || {
                 let removed = theirs.0.remove_copy(SlabIndex(0), 0, || _ = tell.send(()));
@@ -195,6 +223,7 @@ mod tests {
             memory.read(offset, &mut bytes);
             assert_eq!(bytes, [1; PAGE_SIZE_BYTES]);
             assert!(window.is_attached(HANDLE));
+            PAGE
         });
         assert!(is_mapped);
         let removed = taker.unwrap().join().unwrap().unwrap();

@@ -68,14 +68,8 @@ impl BlockService for Engine {
         self.under_way += 1;
     }
 
-    fn read_in_place(
-        &mut self,
-        offset_bytes: u64,
-        length_bytes: u64,
-        begun: Instant,
-        use_memory: UseMemory<'_>,
-    ) -> bool {
-        self.use_mapped(offset_bytes, length_bytes, begun, use_memory)
+    fn read_in_place(&mut self, offset_bytes: u64, length_bytes: u64, use_memory: UseMemory<'_>) -> bool {
+        self.use_mapped(offset_bytes, length_bytes, use_memory)
     }
 
     fn poll(&mut self, now: Instant, completed: Completed<'_>) -> Waiting {

@@ -118,7 +118,7 @@ impl Default for Ahead {
 }
 
 impl Ahead {
-    /// A page was read in this time, while this thread had no other read under way.
+    /// A page was read in this time, while this thread had no other read under way; in none, if it was filled from where it lies.
     pub fn read_took(&mut self, time: Duration) {
         self.distance.read_took(time);
     }

@@ -157,8 +157,8 @@ pub const FRUITLESS_BATCHES_MAX: u32 = 8;
 /// A program that says hello finishes its greeting within so long, or is left alone: it may have been stopped.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Pages that a fork asks the fault thread for at a time: eight times the reads that are under way, so that it never waits for the
-/// next look, and few enough that faults of other programs wait for little.
+/// Pages that a fork asks the fault thread for at a time: eight times the reads that are under way, or what it fills in place between two readings of
+/// messages, so that it never waits for the next look.
 pub const FORK_PAGES_ASKED_MAX: usize = 8 * FAULT_READS_MAX;
 /// Pages that did not come (a read ahead of them failed, their mapping changed) are asked for again after so long.
 pub const FORK_ASK_AGAIN: Duration = Duration::from_secs(1);

@@ -187,12 +187,6 @@ impl PageBits {
         PageWord { copies, disk, pending, lost: lost | load(Bit::Lost) }
     }
 
-    /// Whether the copy in `place` holds the current content of all `count` pages from `first` on.
-    pub fn has_copies(&self, place: usize, first: u64, count: u64) -> bool {
-        let words = &self.words[Bit::Copy(place).index()];
-        self.parts(first, count).all(|(word, mask)| words.load(word) & mask == mask)
-    }
-
     fn parts(&self, first: u64, count: u64) -> impl Iterator<Item = WordPart> + Clone + use<> {
         assert!(count > 0 && first + count <= self.page_count, "pages {first}+{count} of {}", self.page_count);
         word_parts(first, count)

@@ -35,6 +35,11 @@ pub enum PageError {
 
 impl PageError {
     /// The meaning of an error number.
+    /// Whether what was to be copied cannot be read (EFAULT): it lies in memory that is broken, or that came from a device which cannot be read.
+    pub fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Kernel(error) if error.raw_os_error() == Some(libc::EFAULT))
+    }
+
     pub(super) fn from_number(number: i32) -> Self {
         match number {
             libc::EEXIST => Self::Exists,

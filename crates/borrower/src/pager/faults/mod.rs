@@ -1,8 +1,8 @@
 //! Answers faults: the decisions of the fault threads.
 //!
 //! One fault: [`Messages::serve`] reads the program's messages with its table locked and no batch under way. For each fault the
-//! page table says what it takes ([`Answer`]); zeroes and staged pages are filled at once, a page that is away is read from the
-//! volume through the thread's own engine and filled when the read ends ([`Faults::poll`]). What cannot be done now (the program
+//! page table says what it takes ([`Answer`]); zeroes and staged pages are filled at once, and so is a page that is away if it lies in memory which is
+//! mapped here. Else it is read from the volume through the thread's own engine and filled when the read ends ([`Faults::poll`]). What cannot be done now (the program
 //! is changing its mappings, rule 11; the budget is exceeded, rule 15; all buffers are in use) is put off and tried again.
 //!
 //! Pages come write-protected for faults that read, so that they can leave without a write, and writable for faults that write.
@@ -130,7 +130,7 @@ impl Faults {
     /// Moves reads and what was put off as far as they go; what the engine waits for.
     pub fn poll(&mut self, now: Instant) -> Waiting {
         let mut waiting = self.poll_engine(now);
-        self.retry();
+        let has_more = self.retry();
         if self.has_begun {
             waiting = self.poll_engine(now);
         }
@@ -143,7 +143,8 @@ impl Faults {
             waiting = self.poll_engine(now);
         }
         // A read that failed may have been begun again.
-        if self.has_begun { waiting.max(Waiting::Retry) } else { waiting }
+        let least = if self.has_begun { Waiting::Retry } else { Waiting::Nothing };
+        waiting.max(if has_more { Waiting::Poll } else { least })
     }
 
     fn poll_engine(&mut self, now: Instant) -> Waiting {
@@ -157,16 +158,24 @@ impl Faults {
         waiting
     }
 
-    fn retry(&mut self) {
+    /// So much at a time that nobody's messages wait for long. Whether there is more that could be done at once.
+    fn retry(&mut self) -> bool {
         let mut here = self.here;
         while here != 0 {
             self.fill_from(here.trailing_zeros() as usize);
             here &= here - 1;
         }
+        let mut answered = 0;
         for _ in 0..self.put_off.len() {
             let Some(pending) = self.put_off.pop_front() else { break };
+            let others = self.put_off.len();
             self.try_again(pending);
+            answered += usize::from(self.put_off.len() == others);
+            if answered == FAULT_READS_MAX {
+                return !self.put_off.is_empty();
+            }
         }
+        false
     }
 
     fn try_again(&mut self, pending: Pending) {

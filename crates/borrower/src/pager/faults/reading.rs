@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::{Fault, PageError};
@@ -44,6 +44,8 @@ pub(super) struct Ask {
     tenant: Arc<Tenant>,
     thread: u32,
     address: u64,
+    /// The page was read where it lies.
+    is_near: bool,
     /// When it was found that there is no room.
     waits_since: Option<Instant>,
 }
@@ -58,7 +60,9 @@ impl Faults {
         arrived: Instant,
     ) -> Outcome {
         let address = fault.address & !(PAGE - 1);
-        let outcome = self.fill_in_place(tenant, table, fault, slot, arrived).unwrap_or_else(|| {
+        let filled = self.fill_in_place(tenant, table, fault, slot, arrived);
+        let is_near = filled.is_some();
+        let outcome = filled.unwrap_or_else(|| {
             let has_begun = self.read(tenant, table, &Along::one(address, slot, Coming::Back), Some(fault), arrived);
             if has_begun { Outcome::Done } else { Outcome::PutOff }
         });
@@ -67,7 +71,8 @@ impl Faults {
         }
         self.shared.crew.demanded();
         if self.asks.len() < FAULT_READS_MAX {
-            self.asks.push(Ask { tenant: Arc::clone(tenant), thread: fault.thread, address, waits_since: None });
+            let tenant = Arc::clone(tenant);
+            self.asks.push(Ask { tenant, thread: fault.thread, address, is_near, waits_since: None });
         }
         Outcome::Done
     }
@@ -83,44 +88,64 @@ impl Faults {
     ) -> Option<Outcome> {
         let address = fault.address & !(PAGE - 1);
         let (mut protect, mut result) = (false, None);
-        self.engine.read_in_place(u64::from(slot.0) * PAGE, PAGE, arrived, &mut |memory, offset| {
+        self.engine.read_in_place(u64::from(slot.0) * PAGE, PAGE, &mut |memory, offset| {
             protect = !fault.is_write && !table.space.comes_writable(address);
-            result = Some(tenant.memory.copy(address, memory, offset, PAGE_SIZE_BYTES, protect));
+            let filled = tenant.memory.copy(address, memory, offset, PAGE_SIZE_BYTES, protect);
+            let used_bytes = *filled.as_ref().unwrap_or(&0);
+            result = Some(filled);
+            used_bytes
         });
+        let result = result?;
+        if result.as_ref().is_err_and(PageError::is_unreadable) {
+            let page = address..address + PAGE;
+            self.lost(tenant, fault, page.clone(), BlockError::InputOutput);
+            tenant.memory.wake(page);
+            return Some(Outcome::Done);
+        }
         let told = (Coming::Back, FaultKind::Fill, arrived);
-        Some(self.filled(tenant, table, address, protect, told, result?))
+        Some(self.filled(tenant, table, address, protect, told, result))
     }
 
     /// Begins with what comes along. While the budget is nearly used up that waits for the eviction, and while the program changes its
     /// mappings for the end of that, but not for long: a program that had to fault for each page of its window meanwhile would have
     /// lost the stream.
     pub(super) fn bring_all_along(&mut self, now: Instant) {
-        let has_room = self.shared.budget.has_room(WINDOW_MAX as i64);
-        if !has_room {
-            self.shared.eviction.signal();
-        }
+        let mut is_short = false;
         let mut asks = std::mem::take(&mut self.asks);
-        asks.retain_mut(|Ask { tenant, thread, address, waits_since }| {
+        asks.retain_mut(|ask| {
+            let Ask { tenant, waits_since, .. } = ask;
+            let tenant = Arc::clone(tenant);
             let table = &mut *tenant.lock();
-            let is_ready = has_room && self.shared.settle(tenant, table);
-            if is_ready {
-                self.bring_along(tenant, table, *thread, *address, now);
+            // What came along with the one before is counted by now, if it was filled in place.
+            let has_room = self.shared.budget.has_room(WINDOW_MAX as i64);
+            is_short |= !has_room;
+            let is_ready = has_room && self.shared.settle(&tenant, table);
+            if !is_ready {
+                return now.saturating_duration_since(*waits_since.get_or_insert(now)) < ASK_PATIENCE;
             }
-            !is_ready && now.saturating_duration_since(*waits_since.get_or_insert(now)) < ASK_PATIENCE
+            self.bring_along(table, ask, now);
+            false
         });
         self.asks = asks;
+        if is_short {
+            self.shared.eviction.signal();
+        }
     }
 
-    /// Asks for what comes along with the page at `address`, and begins with it.
-    fn bring_along(&mut self, tenant: &Arc<Tenant>, table: &mut Table, thread: u32, address: u64, now: Instant) {
+    /// Asks for what comes along with a page, and begins with it.
+    fn bring_along(&mut self, table: &mut Table, ask: &Ask, now: Instant) {
+        let Ask { tenant, thread, address, is_near, .. } = ask;
         let budget = &self.shared.budget;
         let reads = self.reads.iter().flatten().take(self.busy.count_ones() as usize);
         let coming: usize = reads.map(|read| read.along.pages().len()).sum();
         let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0).saturating_sub(coming);
-        // A run takes a buffer.
+        // A run takes a buffer, unless it is read in place.
         let room = room.min(self.buffers_free() * GROUP_PAGES);
         let mut ahead = self.shared.crew.ahead();
-        ahead.ask(&mut table.space, thread, address, room, &mut self.shared.books());
+        if *is_near {
+            ahead.read_took(Duration::ZERO);
+        }
+        ahead.ask(&mut table.space, *thread, *address, room, &mut self.shared.books());
         if !ahead.has_found() {
             return;
         }
@@ -134,7 +159,7 @@ impl Faults {
         });
         drop(ahead);
         for run in runs.iter().flatten() {
-            let done = self.bring_in_place(tenant, table, run, now);
+            let done = self.bring_in_place(tenant, table, run);
             if let Some(rest) = run.behind(done) {
                 self.read(tenant, table, &rest, None, now);
             }
@@ -142,7 +167,7 @@ impl Faults {
     }
 
     /// Fills the first pages of a run from where they lie, and says how many.
-    fn bring_in_place(&mut self, tenant: &Tenant, table: &mut Table, run: &Along, now: Instant) -> usize {
+    fn bring_in_place(&mut self, tenant: &Tenant, table: &mut Table, run: &Along) -> usize {
         let mut done = 0;
         while let Some((address, slot)) = run.pages().get(done).copied() {
             let rest = &run.pages()[done..];
@@ -150,11 +175,14 @@ impl Faults {
                 neighbours(rest, &table.space, |(address, slot)| table.space.state(address) == PageState::Away(slot));
             let (mut protect, mut result) = (false, None);
             let (offset_bytes, length_bytes) = (u64::from(slot.0) * PAGE, count as u64 * PAGE);
-            self.engine.read_in_place(offset_bytes, length_bytes, now, &mut |memory, offset| {
+            self.engine.read_in_place(offset_bytes, length_bytes, &mut |memory, offset| {
                 protect = !table.space.comes_writable(address);
-                result = Some(as_far_as_mapped(count, |count| {
+                let filled = as_far_as_mapped(count, |count| {
                     tenant.memory.copy(address, memory, offset, count * PAGE_SIZE_BYTES, protect)
-                }));
+                });
+                let used_bytes = *filled.as_ref().unwrap_or(&0);
+                result = Some(filled);
+                used_bytes
             });
             let Some(result) = result else { break };
             match self.came_along(tenant, table, rest, (run.coming(), protect), result) {

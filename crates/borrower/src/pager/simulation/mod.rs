@@ -267,11 +267,14 @@ struct SimulatedEngine {
     volume: Arc<Mapping>,
     /// Of four reads so many find their pages mapped.
     mapped_quarters: Arc<AtomicU64>,
+    /// Requests that came.
+    submitted: Arc<AtomicU64>,
     dice: u64,
 }
 
 impl BlockService for SimulatedEngine {
     fn submit(&mut self, request: BlockRequest, now: Instant) {
+        self.submitted.fetch_add(1, Ordering::Relaxed);
         self.requests.submit(request, now);
     }
 
@@ -283,11 +286,12 @@ impl BlockService for SimulatedEngine {
         self.requests.for_each_event(visit);
     }
 
-    fn read_in_place(&mut self, offset_bytes: u64, length: u64, _: Instant, use_memory: UseMemory<'_>) -> bool {
+    fn read_in_place(&mut self, offset_bytes: u64, length: u64, use_memory: UseMemory<'_>) -> bool {
         let is_there = length > 0 && offset_bytes + length <= self.volume.length() as u64;
         let is_mapped = is_there && roll(&mut self.dice) >> 62 < self.mapped_quarters.load(Ordering::Relaxed);
         if is_mapped {
-            use_memory(&self.volume, offset_bytes as usize);
+            let used_bytes = use_memory(&self.volume, offset_bytes as usize);
+            assert!(used_bytes <= length && used_bytes.is_multiple_of(PAGE), "{used_bytes} of {length}");
         }
         is_mapped
     }
@@ -321,6 +325,8 @@ struct World {
     volume: Arc<Mapping>,
     /// See [`SimulatedEngine`]; none at first.
     mapped_quarters: Arc<AtomicU64>,
+    /// Requests of fault threads.
+    submitted: Arc<AtomicU64>,
     clock: u64,
     /// The pager's time: a moment more with each of its turns.
     now: Instant,
@@ -363,6 +369,7 @@ impl World {
             programs: Vec::new(),
             volume,
             mapped_quarters,
+            submitted: Arc::default(),
             clock: 0,
             now,
         };
@@ -507,8 +514,8 @@ impl World {
     fn fault_thread(&self, volume: Arc<Mapping>, buffers: usize) -> Faults {
         let buffers = BufferPool::new(buffers, limits::GROUP_SIZE_BYTES as usize).unwrap();
         let requests = LocalMemory::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(&buffers));
-        let mapped_quarters = Arc::clone(&self.mapped_quarters);
-        let engine = Box::new(SimulatedEngine { requests, volume, mapped_quarters, dice: 1 });
+        let (mapped_quarters, submitted) = (Arc::clone(&self.mapped_quarters), Arc::clone(&self.submitted));
+        let engine = Box::new(SimulatedEngine { requests, volume, mapped_quarters, submitted, dice: 1 });
         Faults::new(Arc::clone(&self.shared), engine, buffers, Arc::clone(&self.pool)).unwrap()
     }
 

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::prefetch::WINDOW_MAX;
 
 #[test]
 fn a_program_four_times_its_budget_reads_what_it_wrote() {
@@ -351,8 +352,9 @@ fn an_agent_has_two_batches_only_while_no_fault_waits_for_them() {
 
 /// Faults of a program that writes all its memory in order and then, with room for all of it, reads it, with mappings that end every so many pages:
 /// for what is away, and for fresh memory.
-fn faults_of_a_scan(pages_of_a_mapping: u64) -> (u64, u64) {
+fn faults_of_a_scan(pages_of_a_mapping: u64, mapped_quarters: u64) -> (u64, u64) {
     let mut world = World::new(200);
+    world.map_quarters(mapped_quarters);
     let boundaries = (0..PAGES).step_by(pages_of_a_mapping as usize).map(address).collect();
     world.programs[0].memory.lock().boundaries = boundaries;
     (0..PAGES).for_each(|page| world.touch(0, page, true));
@@ -370,10 +372,12 @@ fn faults_of_a_scan(pages_of_a_mapping: u64) -> (u64, u64) {
 /// Rule 8: a run comes on both sides of a boundary.
 #[test]
 fn what_comes_along_comes_from_beyond_the_end_of_a_mapping() {
-    let (fills, zeroes) = faults_of_a_scan(PAGES);
-    let (fills_of_many, zeroes_of_many) = faults_of_a_scan(21);
-    assert_eq!(fills_of_many, fills);
-    assert!(zeroes_of_many <= zeroes + 5 * PAGES.div_ceil(21), "{zeroes_of_many}, and {zeroes} in one mapping");
+    for mapped_quarters in 0..5 {
+        let (fills, zeroes) = faults_of_a_scan(PAGES, mapped_quarters);
+        let (fills_of_many, zeroes_of_many) = faults_of_a_scan(21, mapped_quarters);
+        assert_eq!(fills_of_many, fills);
+        assert!(zeroes_of_many <= zeroes + 5 * PAGES.div_ceil(21), "{zeroes_of_many}, and {zeroes} in one mapping");
+    }
 }
 
 #[test]
@@ -404,10 +408,104 @@ fn fault_at(page: u64) -> Event {
 #[test]
 fn a_fault_that_meets_a_change_is_answered_later() {
     // Rule 11.
+    for mapped_quarters in 0..5 {
+        let mut world = World::new(96);
+        world.map_quarters(mapped_quarters);
+        (0..PAGES).for_each(|page| world.touch(0, page, true));
+        world.programs[0].memory.lock().agains = 5;
+        (0..20).for_each(|page| world.touch(0, page, page % 2 == 0));
+        world.end();
+    }
+}
+
+#[test]
+fn pages_that_lie_in_mapped_memory_come_without_a_request_and_count_the_same() {
+    let [read, in_place] = [0, 4].map(|mapped_quarters| {
+        let mut world = World::new(200);
+        world.map_quarters(mapped_quarters);
+        (0..PAGES).for_each(|page| world.touch(0, page, true));
+        world.settle();
+        for page in 0..PAGES {
+            let before = world.count();
+            world.shared.budget.set_resident(10);
+            world.touch(0, page, page % 7 == 0);
+            assert_eq!(world.shared.budget.resident_pages() - 10, world.count() - before);
+        }
+        world.shared.budget.set_resident(world.count());
+        let report = world.shared.counters.report(0, Vec::new());
+        let submitted = world.submitted.load(Ordering::Relaxed);
+        world.end();
+        (submitted, report.fill.count, report.pages_prefetched)
+    });
+    assert!(read.0 > 0 && in_place.0 == 0, "{read:?}, {in_place:?}");
+    assert!(in_place.1 > 0 && in_place.2 > 0, "{in_place:?}");
+}
+
+/// Rule 15: four threads are about to have a window each, and there is room for one.
+#[test]
+fn what_comes_along_is_counted_before_the_next_page_asks() {
     let mut world = World::new(96);
+    world.map_quarters(4);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.programs[0].memory.lock().agains = 5;
-    (0..20).for_each(|page| world.touch(0, page, page % 2 == 0));
+    world.settle();
+    let tenant = Arc::clone(&world.programs[0].tenant);
+    let is_there = |world: &World, page: &u64| world.programs[0].memory.lock().resident.contains_key(&address(*page));
+    let miss = |world: &mut World, pages: &[(u32, u64)]| {
+        let fault = |(thread, page): &(u32, u64)| {
+            Event::Fault(Fault { address: address(*page), is_write: false, is_write_protected: false, thread: *thread })
+        };
+        world.programs[0].memory.lock().events.extend(pages.iter().map(fault));
+        assert!(world.serve(&tenant));
+        world.poll(0);
+    };
+    let streams = [0, 24, 48, 72];
+    world.shared.budget.set_resident(10);
+    for (thread, first) in (1..).zip(streams) {
+        (first..first + 3).for_each(|page| miss(&mut world, &[(thread, page)]));
+    }
+    let next = |first: u64| (first..).find(|page| !is_there(&world, page)).unwrap();
+    let markers: Vec<(u32, u64)> = (1..).zip(streams.map(next)).collect();
+    let prefetched = |world: &World| world.shared.counters.report(0, Vec::new()).pages_prefetched;
+    let before = prefetched(&world);
+    assert!(before > 0 && !world.has_put_off());
+    let limit = world.shared.budget.limit_pages();
+    world.shared.budget.set_resident(limit - (WINDOW_MAX + streams.len() + 1) as i64);
+    miss(&mut world, &markers);
+    assert!(markers.iter().all(|(_, page)| is_there(&world, page)), "they are waited for");
+    let first_window = prefetched(&world) - before;
+    assert!(first_window > 0 && world.has_put_off(), "{first_window}; the others ask when there is room");
+    world.shared.budget.set_resident(10);
+    world.poll(0);
+    assert!(prefetched(&world) - before > first_window && !world.has_put_off());
+    world.shared.budget.set_resident(world.count());
+    world.end();
+}
+
+/// A fork asks for many pages at once, and others are not to wait for all of them.
+#[test]
+fn pages_that_nobody_waits_for_come_a_few_at_a_time() {
+    let mut world = World::new(200);
+    world.map_quarters(4);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    world.shared.budget.set_resident(10);
+    let tenant = Arc::clone(&world.programs[0].tenant);
+    let away = tenant.lock().space.away();
+    let wanted = away.iter().map(|address| Wanted { space: tenant.id, address: *address, is_writable: false });
+    world.shared.want(wanted);
+    world.fetch_wanted();
+    let mut left = away.len();
+    assert!(left > 2 * limits::FAULT_READS_MAX, "{left} pages");
+    while left > 0 {
+        assert!(world.has_put_off());
+        let waiting = world.faults[0].poll(world.now);
+        let now_left = tenant.lock().space.away().len();
+        assert!(now_left < left && left - now_left <= limits::FAULT_READS_MAX, "{left}, then {now_left}");
+        assert_eq!(waiting == Waiting::Poll, now_left > 0, "the next few come at once");
+        left = now_left;
+    }
+    assert!(!world.has_put_off());
+    world.shared.budget.set_resident(world.count());
     world.end();
 }
 
