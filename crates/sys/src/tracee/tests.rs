@@ -79,6 +79,19 @@ impl Child {
         }
     }
 
+    /// Tries this when the child waits in call `number`. One that has just been given back is on its way into its call once more: it sleeps nowhere, and
+    /// might wait for a page for all that is known, so that it is asked again.
+    fn once_it_waits(&self, number: i64, attempt: impl Fn() -> Result<(), TraceError>) -> Result<(), TraceError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.wait_for_call(number);
+            let result = attempt();
+            if !matches!(result, Err(TraceError::Unsuitable(_))) || Instant::now() > deadline {
+                return result;
+            }
+        }
+    }
+
     /// What the call returned that it made as its second step; an error number below zero.
     fn wait_for_result(&self) -> i64 {
         self.wait_until(2);

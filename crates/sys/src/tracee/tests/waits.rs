@@ -209,9 +209,8 @@ fn a_thread_that_waits_makes_the_call_and_waits_on() {
     for (number, wait) in ENDED_BY_US {
         let (child, mut writer) = waiting(number, wait);
         for _ in 0..3 {
-            child.wait_for_call(number);
             word(&child.memory, CALLED_WITH).store(0, SeqCst);
-            child.call(mark, Instant::now() + PATIENCE).unwrap();
+            child.once_it_waits(number, || child.call(mark, Instant::now() + PATIENCE)).unwrap();
             child.wait_for_call(number);
             assert_eq!(long_word(&child.memory, STEPS).load(SeqCst), 1, "call {number}: it waits on");
         }
@@ -274,8 +273,7 @@ fn a_handler_that_runs_meanwhile_interrupts_what_its_thread_waits_in() {
             long_word(memory, STEPS).fetch_add(1, SeqCst);
             note_result(memory, wait(memory));
         });
-        child.wait_for_call(number);
-        child.call(mark, Instant::now() + PATIENCE).unwrap();
+        child.once_it_waits(number, || child.call(mark, Instant::now() + PATIENCE)).unwrap();
         child.wait_for_call(number);
         assert_eq!(long_word(&child.memory, STEPS).load(SeqCst), 1, "call {number}: nothing was handled yet");
         word(&child.memory, CALLED_WITH).store(0, SeqCst);
@@ -287,7 +285,7 @@ fn a_handler_that_runs_meanwhile_interrupts_what_its_thread_waits_in() {
             }
             is_called
         };
-        child.call_until(mark, signal_and_look, Instant::now() + PATIENCE).unwrap();
+        child.once_it_waits(number, || child.call_until(mark, signal_and_look, Instant::now() + PATIENCE)).unwrap();
         assert_eq!(child.wait_for_result(), -i64::from(libc::EINTR), "call {number}");
         assert_eq!(word(&child.memory, SIGNALS).load(SeqCst), 1, "call {number}");
     }
@@ -357,15 +355,8 @@ fn a_process_that_is_stopped_meanwhile_stops_and_one_that_is_to_go_on_does() {
 fn a_thread_that_is_stopped_too_late_waits_on() {
     let (child, _writer) = waiting(libc::SYS_epoll_wait, |memory| epoll(memory, NEVER));
     for _ in 0..20 {
-        let deadline = Instant::now() + PATIENCE;
-        let result = loop {
-            child.wait_for_call(libc::SYS_epoll_wait);
-            let result = child.call(mark, Instant::now().checked_sub(PATIENCE).unwrap_or_else(Instant::now));
-            // One that has just been given back is on its way into its call once more: it sleeps nowhere, and might wait for a page for all that is known.
-            if !matches!(result, Err(TraceError::Unsuitable(_))) || Instant::now() > deadline {
-                break result;
-            }
-        };
+        let is_over = || Instant::now().checked_sub(PATIENCE).unwrap_or_else(Instant::now);
+        let result = child.once_it_waits(libc::SYS_epoll_wait, || child.call(mark, is_over()));
         assert!(matches!(result, Ok(()) | Err(TraceError::NotStopped | TraceError::TimedOut)), "{result:?}");
         child.wait_for_call(libc::SYS_epoll_wait);
         assert_eq!(long_word(&child.memory, STEPS).load(SeqCst), 1, "it waits on");
