@@ -1,11 +1,13 @@
 //! Tests of the real fault and eviction decisions against simulated programs: their memory is a map here, their agent takes
 //! pages out of it page by page, and the volume is memory of this process.
 //!
-//! - `forks`: forks that the kernel tells nobody of.
+//! - `engine`: the volume; `forks`: forks that the kernel tells nobody of.
 //!
 //! The kernel's rules that matter are kept: nothing is filled or moved while an event waits to be read, an event's own work is
-//! done before it is told (unmap, remap, fork) or after it was read (remove), pages that are not registered are not moved.
+//! done before it is told (unmap, remap, fork) or after it was read (remove), pages that are not registered are not moved, and nothing is filled
+//! where nothing is mapped.
 
+mod engine;
 mod forks;
 mod tests;
 
@@ -23,7 +25,7 @@ use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
-use crate::block::BlockRequest;
+use self::engine::SimulatedEngine;
 use crate::local_memory::LocalMemory;
 use crate::metrics::Metrics;
 use crate::page_cache::fifo::Fifo;
@@ -37,7 +39,6 @@ use crate::pager::shared::{Budget, Shared, Tenant, Wanted, lock};
 use crate::pager::slots::Slots;
 use crate::pager::space::ranges::Ranges;
 use crate::pager::space::{Books, Space};
-use crate::service::{BlockService, Completed, UseMemory, Waiting};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 const PAGES: u64 = 320;
@@ -258,42 +259,6 @@ impl Agent for Simulated {
         }
         memory.steps = 0;
         true
-    }
-}
-
-/// The volume's pages as a fault thread reads them: some can be read in place.
-struct SimulatedEngine {
-    requests: LocalMemory,
-    volume: Arc<Mapping>,
-    /// Of four reads so many find their pages mapped.
-    mapped_quarters: Arc<AtomicU64>,
-    /// Requests that came.
-    submitted: Arc<AtomicU64>,
-    dice: u64,
-}
-
-impl BlockService for SimulatedEngine {
-    fn submit(&mut self, request: BlockRequest, now: Instant) {
-        self.submitted.fetch_add(1, Ordering::Relaxed);
-        self.requests.submit(request, now);
-    }
-
-    fn poll(&mut self, now: Instant, completed: Completed<'_>) -> Waiting {
-        self.requests.poll(now, completed)
-    }
-
-    fn for_each_event<'a>(&'a self, visit: &mut dyn FnMut(BorrowedFd<'a>, bool)) {
-        self.requests.for_each_event(visit);
-    }
-
-    fn read_in_place(&mut self, offset_bytes: u64, length: u64, use_memory: UseMemory<'_>) -> bool {
-        let is_there = length > 0 && offset_bytes + length <= self.volume.length() as u64;
-        let is_mapped = is_there && roll(&mut self.dice) >> 62 < self.mapped_quarters.load(Ordering::Relaxed);
-        if is_mapped {
-            let used_bytes = use_memory(&self.volume, offset_bytes as usize);
-            assert!(used_bytes <= length && used_bytes.is_multiple_of(PAGE), "{used_bytes} of {length}");
-        }
-        is_mapped
     }
 }
 

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::prefetch::WINDOW_MAX;
+use crate::service::Waiting;
 
 #[test]
 fn a_program_four_times_its_budget_reads_what_it_wrote() {
