@@ -218,16 +218,14 @@ impl Mapping {
     pub fn stream_from(&self, offset: usize, source: &Mapping, source_offset: usize, length: usize) {
         self.check(offset, length);
         source.check(source_offset, length);
-        let (target, source) = (self.at(offset), source.at(source_offset));
-        debug_assert!(target.addr().abs_diff(source.addr()) >= length, "the ranges do not overlap");
-        let is_whole = |number: usize| number.is_multiple_of(PAGE_SIZE_BYTES);
-        if cfg!(target_arch = "x86_64") && is_whole(length) && is_whole(target.addr()) && is_whole(source.addr()) {
-            // SAFETY: both ranges are mapped (checked), and lie at page boundaries.
-            unsafe { stream(target, source, length) };
-        } else {
-            // SAFETY: both ranges are mapped (checked); `copy` allows overlap.
-            unsafe { std::ptr::copy(source, target, length) };
+        let (target, origin) = (self.at(offset), source.at(source_offset));
+        debug_assert!(target.addr().abs_diff(origin.addr()) >= length, "the ranges do not overlap");
+        #[cfg(target_arch = "x86_64")]
+        if [length, target.addr(), origin.addr()].iter().all(|number| number.is_multiple_of(PAGE_SIZE_BYTES)) {
+            // SAFETY: both ranges are mapped (checked), and whole pages at page boundaries.
+            return unsafe { stream(target, origin, length) };
         }
+        self.copy_from(offset, source, source_offset, length);
     }
 
     /// Zeroes `[offset, offset + length)` by writing.
@@ -303,13 +301,6 @@ unsafe fn stream(target: *mut u8, source: *const u8, length: usize) {
     }
     // SAFETY: as above.
     unsafe { _mm_sfence() };
-}
-
-/// Never called: see [`Mapping::stream_from`].
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn stream(target: *mut u8, source: *const u8, length: usize) {
-    // SAFETY: the caller vouches for the ranges.
-    unsafe { std::ptr::copy(source, target, length) };
 }
 
 #[cfg(test)]

@@ -293,14 +293,13 @@ mod tests {
             threads: 1,
             checksum: String::new(),
             elapsed_seconds: 1.0,
-            phases: vec![PhaseReport {
-                phase: phase.to_owned(),
-                seconds: 1.0,
-                pages: 1000,
-                page_ins: None,
-                us_per_page,
-            }],
+            phases: vec![part(phase, 1000, us_per_page)],
         }
+    }
+
+    fn part(phase: &str, pages: u64, us_per_page: f64) -> PhaseReport {
+        let seconds = us_per_page * pages as f64 / 1e6;
+        PhaseReport { phase: phase.to_owned(), seconds, pages, us_per_page, page_ins: None }
     }
 
     fn told(fill: u64, out: u64) -> Option<RunReport> {
@@ -317,15 +316,8 @@ mod tests {
 
     #[test]
     fn what_the_program_does_itself_is_no_fault() {
-        let round = |phase: &str, pages: u64, seconds: f64| PhaseReport {
-            phase: phase.to_owned(),
-            seconds,
-            pages,
-            page_ins: None,
-            us_per_page: seconds * 1e6 / pages as f64,
-        };
         let of = |again| {
-            let phases = vec![round(touch::WITH_ROOM, 1000, 0.008), round(touch::AGAIN, again, 0.001)];
+            let phases = vec![part(touch::WITH_ROOM, 1000, 8.0), part(touch::AGAIN, again, 1000.0 / again as f64)];
             us_for_fault(&WorkloadReport { phases, ..report("touch", 5.0) }, &told(500, 0))
         };
         assert!((of(1).unwrap() - 7.0).abs() < 1e-9);

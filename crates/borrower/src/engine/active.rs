@@ -189,12 +189,7 @@ impl Active {
 
     /// Where page `page` of the segment lies in the copy at `location`.
     pub(super) fn remote(&self, geometry: Geometry, location: Location, page: u64) -> RemoteAddress {
-        RemoteAddress { slab: location.handle, offset_bytes: self.offset_in_slab(geometry, page) }
-    }
-
-    /// Bytes of `page` from the start of its slab.
-    pub(super) fn offset_in_slab(&self, geometry: Geometry, page: u64) -> u32 {
-        ((page % geometry.slab_pages) * PAGE_SIZE_BYTES as u64) as u32
+        RemoteAddress { slab: location.handle, offset_bytes: geometry.offset_in_slab_bytes(page) }
     }
 }
 

@@ -55,7 +55,7 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
             let location = active.places[place].expect("a discard is posted to copies that exist");
             (Target::Donor(location.donor), location.handle)
         };
-        let remote = RemoteAddress { slab, offset_bytes: active.offset_in_slab(context.volume.geometry, first) };
+        let remote = RemoteAddress { slab, offset_bytes: context.volume.geometry.offset_in_slab_bytes(first) };
         let piece = Piece { owner: active.slot, place, target, priority: Priority::WriteBack };
         match context.lanes.post(piece, Operation::Discard, remote, buffer, context.now) {
             Ok(()) => active.outstanding += 1,

@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use spillway_fabric::units::{PAGE_SIZE_BYTES, RemoteAddress, SlabIndex};
+use spillway_fabric::units::{PAGE_SIZE_BYTES, RemoteAddress};
 use spillway_sys::mapping::Mapping;
 
 use super::Engine;
@@ -27,12 +27,13 @@ impl Engine {
         let request = BlockRequest { slot: 0, operation: BlockOperation::Read, offset_bytes, length_bytes };
         let page = PAGE_SIZE_BYTES as u64;
         let (first, count) = (offset_bytes / page, length_bytes / page);
-        if !self.is_valid(&request) || first + count > self.volume.geometry.pages(self.slab_of(first)).end {
+        let slab = self.volume.geometry.slab_of(first);
+        if !self.is_valid(&request) || first + count > self.volume.geometry.pages(slab).end {
             return false;
         }
         let begun = Instant::now();
         self.lanes.adopt();
-        let entry = self.volume.slab(self.slab_of(first));
+        let entry = self.volume.slab(slab);
         let pass = entry.gate.enter();
         let places = entry.places();
         let found = if self.lanes.has_news() { None } else { find(&self.volume, &self.lanes, places, first, count) };
@@ -44,15 +45,11 @@ impl Engine {
         }
         used_bytes.is_some()
     }
-
-    fn slab_of(&self, page: u64) -> SlabIndex {
-        self.volume.geometry.slab_of(page)
-    }
 }
 
 /// Where these pages of one slab lie in the first of its copies that has them all and is mapped here.
 fn find<'a>(volume: &Volume, lanes: &'a Lanes, places: Places, first: u64, count: u64) -> Option<(&'a Mapping, usize)> {
-    let offset_bytes = (first % volume.geometry.slab_pages) as u32 * PAGE_SIZE_BYTES as u32;
+    let offset_bytes = volume.geometry.offset_in_slab_bytes(first);
     (0..COPIES_MAX).find_map(|place| {
         let location = places[place].filter(|location| !volume.is_silent(location.donor))?;
         let remote = RemoteAddress { slab: location.handle, offset_bytes };
@@ -67,7 +64,7 @@ mod tests {
 
     use spillway_fabric::buffer_pool::BufferPool;
     use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
-    use spillway_fabric::units::SlabHandle;
+    use spillway_fabric::units::{SlabHandle, SlabIndex};
     use spillway_sys::memfd::Memfd;
 
     use super::*;
@@ -125,6 +122,12 @@ mod tests {
             self.mailbox.leave(LaneChange { donor: DONOR, queue_pair: Some(queue_pair) });
         }
 
+        /// Pages and requests that were read, and accesses of the first slab.
+        fn counted(&self) -> (u64, u64, u64) {
+            let status = self.engine.metrics.status();
+            (status.pages_in, status.read_requests, self.volume.slab(SlabIndex(0)).accesses())
+        }
+
         /// The first byte of each page, if they can be had in place.
         fn read(&mut self, first: u64, count: u64) -> Option<Vec<u8>> {
             let mut bytes = None;
@@ -147,9 +150,7 @@ mod tests {
         let mut world = world();
         assert_eq!(world.read(7, 1), Some(vec![8]));
         assert_eq!(world.read(8, 32), Some((9..41).collect()));
-        let status = world.engine.metrics.status();
-        assert_eq!((status.pages_in, status.read_requests), (33, 2));
-        assert_eq!(world.volume.slab(SlabIndex(0)).accesses(), 40 + 33);
+        assert_eq!(world.counted(), (33, 2, 40 + 33));
     }
 
     #[test]
@@ -157,9 +158,7 @@ mod tests {
         let mut world = world();
         assert!(world.engine.read_in_place(0, 8 * PAGE, &mut |_, _| 0));
         assert!(world.engine.read_in_place(0, 8 * PAGE, &mut |_, _| 3 * PAGE));
-        let status = world.engine.metrics.status();
-        assert_eq!((status.pages_in, status.read_requests), (3, 1));
-        assert_eq!(world.volume.slab(SlabIndex(0)).accesses(), 40 + 3);
+        assert_eq!(world.counted(), (3, 1, 40 + 3));
     }
 
     #[test]

@@ -138,7 +138,7 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
         }
         Source::Disk => {
             let slab = SlabHandle(active.segment.slab.0);
-            let remote = RemoteAddress { slab, offset_bytes: active.offset_in_slab(geometry, page) };
+            let remote = RemoteAddress { slab, offset_bytes: geometry.offset_in_slab_bytes(page) };
             (Target::Disk, 0, remote)
         }
         Source::Zeroes => {

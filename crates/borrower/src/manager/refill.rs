@@ -109,7 +109,7 @@ impl Refill {
                 continue;
             };
             let buffer = self.pool.slot(0).part(0, count as usize * PAGE_SIZE_BYTES);
-            let offset_bytes = ((first + page) % self.volume.geometry.slab_pages) as u32 * PAGE_SIZE_BYTES as u32;
+            let offset_bytes = self.volume.geometry.offset_in_slab_bytes(first + page);
             let from = RemoteAddress { slab: source.1, offset_bytes };
             let to = RemoteAddress { slab: target.handle, offset_bytes };
             let moved = self.exchange(source.0, Operation::Read, from, buffer)

@@ -68,6 +68,11 @@ impl Geometry {
         SlabIndex((page / self.slab_pages) as u32)
     }
 
+    /// Bytes of `page` from the start of its slab.
+    pub fn offset_in_slab_bytes(self, page: u64) -> u32 {
+        ((page % self.slab_pages) * PAGE_SIZE_BYTES as u64) as u32
+    }
+
     /// The pages of `slab`.
     pub fn pages(self, slab: SlabIndex) -> Range<u64> {
         let first = u64::from(slab.0) * self.slab_pages;

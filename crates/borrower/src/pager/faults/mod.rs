@@ -143,8 +143,11 @@ impl Faults {
             waiting = self.poll_engine(now);
         }
         // A read that failed may have been begun again.
-        let least = if self.has_begun { Waiting::Retry } else { Waiting::Nothing };
-        waiting.max(if has_more { Waiting::Poll } else { least })
+        match (has_more, self.has_begun) {
+            (true, _) => Waiting::Poll,
+            (false, true) => waiting.max(Waiting::Retry),
+            (false, false) => waiting,
+        }
     }
 
     fn poll_engine(&mut self, now: Instant) -> Waiting {

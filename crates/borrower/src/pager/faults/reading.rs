@@ -87,15 +87,7 @@ impl Faults {
         arrived: Instant,
     ) -> Option<Outcome> {
         let address = fault.address & !(PAGE - 1);
-        let (mut protect, mut result) = (false, None);
-        self.engine.read_in_place(u64::from(slot.0) * PAGE, PAGE, &mut |memory, offset| {
-            protect = !fault.is_write && !table.space.comes_writable(address);
-            let filled = tenant.memory.copy(address, memory, offset, PAGE_SIZE_BYTES, protect);
-            let used_bytes = *filled.as_ref().unwrap_or(&0);
-            result = Some(filled);
-            used_bytes
-        });
-        let result = result?;
+        let (protect, result) = self.copy_in_place(tenant, table, (address, slot), 1, fault.is_write)?;
         if result.as_ref().is_err_and(PageError::is_unreadable) {
             let page = address..address + PAGE;
             self.lost(tenant, fault, page.clone(), BlockError::InputOutput);
@@ -104,6 +96,29 @@ impl Faults {
         }
         let told = (Coming::Back, FaultKind::Fill, arrived);
         Some(self.filled(tenant, table, address, protect, told, result))
+    }
+
+    /// Fills `count` neighbours from where they lie, the first of which is the one at `address` with its content in `slot`: whether write-protected, and what
+    /// came of it. `None` if they have to be read.
+    fn copy_in_place(
+        &mut self,
+        tenant: &Tenant,
+        table: &mut Table,
+        (address, slot): (u64, Slot),
+        count: usize,
+        is_for_write: bool,
+    ) -> Option<(bool, Result<u64, PageError>)> {
+        let mut copied = None;
+        self.engine.read_in_place(u64::from(slot.0) * PAGE, count as u64 * PAGE, &mut |memory, offset| {
+            let protect = !is_for_write && !table.space.comes_writable(address);
+            let result = as_far_as_mapped(count, |count| {
+                tenant.memory.copy(address, memory, offset, count * PAGE_SIZE_BYTES, protect)
+            });
+            let used_bytes = *result.as_ref().unwrap_or(&0);
+            copied = Some((protect, result));
+            used_bytes
+        });
+        copied
     }
 
     /// Begins with what comes along. While the budget is nearly used up that waits for the eviction, and while the program changes its
@@ -173,18 +188,9 @@ impl Faults {
             let rest = &run.pages()[done..];
             let count =
                 neighbours(rest, &table.space, |(address, slot)| table.space.state(address) == PageState::Away(slot));
-            let (mut protect, mut result) = (false, None);
-            let (offset_bytes, length_bytes) = (u64::from(slot.0) * PAGE, count as u64 * PAGE);
-            self.engine.read_in_place(offset_bytes, length_bytes, &mut |memory, offset| {
-                protect = !table.space.comes_writable(address);
-                let filled = as_far_as_mapped(count, |count| {
-                    tenant.memory.copy(address, memory, offset, count * PAGE_SIZE_BYTES, protect)
-                });
-                let used_bytes = *filled.as_ref().unwrap_or(&0);
-                result = Some(filled);
-                used_bytes
-            });
-            let Some(result) = result else { break };
+            let Some((protect, result)) = self.copy_in_place(tenant, table, (address, slot), count, false) else {
+                break;
+            };
             match self.came_along(tenant, table, rest, (run.coming(), protect), result) {
                 0 => break,
                 count => done += count,
