@@ -129,7 +129,8 @@ impl Eviction {
         &*self.engine
     }
 
-    /// Does what can be done now, and says what to wait for: [`Waiting::Poll`] while an agent works.
+    /// Does what can be done now, and says what to wait for: [`Waiting::Poll`] while an agent works, or while the engine wants to be asked
+    /// again at once.
     pub fn turn(&mut self, now: Instant) -> Waiting {
         self.hear();
         self.policy.resize(u32::try_from(self.shared.budget.limit_pages()).unwrap_or(u32::MAX));
@@ -149,21 +150,24 @@ impl Eviction {
         if self.may_follow() {
             self.start(now);
         }
-        if !self.batches.is_empty() || !self.owning.is_empty() {
+        if self.is_agent_at_work() {
             return Waiting::Poll;
         }
         if self.retries.is_empty() { waiting } else { waiting.max(Waiting::Retry) }
     }
 
-    /// Sleeps until an agent that works is done, at most for `patience`. False: none works.
-    pub fn await_agent(&self, patience: Duration) -> bool {
-        let Some(tenant) = self.batches.iter().map(|batch| &batch.tenant).chain(&self.owning).next() else {
-            return false;
-        };
+    /// Whether an agent was given something that it is not done with.
+    pub fn is_agent_at_work(&self) -> bool {
+        !self.batches.is_empty() || !self.owning.is_empty()
+    }
+
+    /// Sleeps until an agent that works is done, at most for `patience`.
+    pub fn await_agent(&self, patience: Duration) {
+        let mut tenants = self.batches.iter().map(|batch| &batch.tenant).chain(&self.owning);
+        let Some(tenant) = tenants.next() else { return };
         if let Some(agent) = lock(&tenant.agent).as_ref() {
             agent.wait(patience);
         }
-        true
     }
 
     /// Tells the policy what happened.

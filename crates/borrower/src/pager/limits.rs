@@ -210,9 +210,9 @@ pub const SEATS: u32 = 256;
 /// Guardians that are started anew: one is killed by mistake, or by the kernel for its memory; many in a row by something that will not stop.
 pub const GUARDIANS_LOST_MAX: u32 = 16;
 
-/// How often the eviction thread looks whether an agent is done before it sleeps; a batch takes 100 us, a look with an offer of
-/// the CPU less than one.
-pub const AGENT_LOOKS_MAX: u32 = 1000;
+/// How often the eviction thread looks whether an agent or its engine is done before it sleeps; a batch takes 100 us, a look with an offer
+/// of the CPU less than one.
+pub const LOOKS_MAX: u32 = 1000;
 
 /// An offer of the CPU that nobody took is over within less (measured: below 1 us).
 pub const YIELD_QUICK: Duration = Duration::from_micros(5);

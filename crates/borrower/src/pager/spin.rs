@@ -10,7 +10,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::limits::{COMPANY_PAUSE, COMPANY_TURN, FAULT_SPIN, YIELD_QUICK};
+use super::limits::{COMPANY_PAUSE, COMPANY_TURN, FAULT_SPIN, IDLE_INTERVAL, LOOKS_MAX, RETRY_INTERVAL, YIELD_QUICK};
+use crate::service::Waiting;
 
 /// Whether faults come one after the other.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +63,51 @@ impl Company {
     }
 }
 
+/// What the eviction thread does before it looks again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pause {
+    /// Nothing.
+    None,
+    /// It sleeps until an agent is done.
+    Agent,
+    /// It sleeps until something happens, at most so long.
+    Sleep(Duration),
+}
+
+/// Which pauses the eviction thread makes.
+///
+/// While an agent works it looks, as long as nobody wants its CPU: the agent may need this very one. What it looks for may also be its own
+/// engine, which goes on when it is asked again (over shared memory) and by nobody else's work: then it never sleeps because others want its
+/// CPU, or that would be idle once they are done.
+#[derive(Debug, Default)]
+pub(super) struct EvictionPauses {
+    looks: u32,
+    company: Company,
+}
+
+impl EvictionPauses {
+    /// The next one, after a turn that ended with `waiting`; the CPU is offered and the time asked for as in [`Company::is_alone`].
+    pub(super) fn next(
+        &mut self,
+        waiting: Waiting,
+        is_agent_at_work: bool,
+        now: impl Fn() -> Instant,
+        offer: impl FnOnce(),
+    ) -> Pause {
+        let goes_on = waiting == Waiting::Poll && self.looks < LOOKS_MAX;
+        if goes_on && (self.company.is_alone(now, offer) || !is_agent_at_work) {
+            self.looks += 1;
+            return Pause::None;
+        }
+        self.looks = 0;
+        match waiting {
+            Waiting::Poll if is_agent_at_work => Pause::Agent,
+            Waiting::Poll | Waiting::Retry => Pause::Sleep(RETRY_INTERVAL),
+            Waiting::Nothing | Waiting::Event => Pause::Sleep(IDLE_INTERVAL),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -96,5 +142,26 @@ mod tests {
         assert!(!company.is_alone(now, || panic!("no second offer")));
         pass(COMPANY_PAUSE);
         assert!(company.is_alone(now, || ()), "he may be gone");
+    }
+
+    #[test]
+    fn the_eviction_thread_sleeps_for_an_agent_and_not_for_its_own_engine() {
+        let begin = Instant::now();
+        let time = Cell::new(begin);
+        let now = || time.get();
+        let lose = || time.set(time.get() + COMPANY_TURN);
+        let mut pauses = EvictionPauses::default();
+        assert_eq!(pauses.next(Waiting::Poll, true, now, || ()), Pause::None, "nobody wants the CPU");
+        assert_eq!(pauses.next(Waiting::Poll, true, now, lose), Pause::Agent, "somebody took it for a turn");
+        assert_eq!(pauses.next(Waiting::Poll, true, now, || panic!("no second offer")), Pause::Agent);
+        // Others may want the CPU, but nobody else moves what it waits for.
+        for _ in 0..LOOKS_MAX {
+            assert_eq!(pauses.next(Waiting::Poll, false, now, || panic!("no second offer")), Pause::None);
+        }
+        assert_eq!(pauses.next(Waiting::Poll, false, now, || ()), Pause::Sleep(RETRY_INTERVAL), "not for ever");
+        assert_eq!(pauses.next(Waiting::Poll, false, now, || ()), Pause::None, "and then again");
+        for waiting in [Waiting::Nothing, Waiting::Event, Waiting::Retry] {
+            assert!(matches!(pauses.next(waiting, false, now, || panic!("no offer")), Pause::Sleep(_)));
+        }
     }
 }

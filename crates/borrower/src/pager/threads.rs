@@ -16,9 +16,9 @@ use super::directory::SpaceId;
 use super::eviction::Eviction;
 use super::faults::Faults;
 use super::faults::messages::Messages;
-use super::limits::{AGENT_LOOKS_MAX, GUESSES_MAX, IDLE_INTERVAL, RETRY_INTERVAL};
+use super::limits::{GUESSES_MAX, IDLE_INTERVAL, RETRY_INTERVAL};
 use super::shared::{Shared, Tenant};
-use super::spin::{Company, Spin};
+use super::spin::{Company, EvictionPauses, Pause, Spin};
 use super::survey::Survey;
 use super::waiting::{has_events, wait};
 use crate::service::Waiting;
@@ -228,24 +228,18 @@ pub(crate) fn help_with_faults(shared: &Shared, bell: usize, mut faults: Faults)
 
 /// The eviction thread.
 pub(crate) fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
-    let (mut looks, mut company) = (0, Company::default());
+    let mut pauses = EvictionPauses::default();
     while !shared.is_stopping() {
         shared.eviction.clear();
         let waiting = eviction.turn(Instant::now());
-        let patience = match waiting {
-            // An agent works; it may need this very CPU.
-            Waiting::Poll if looks < AGENT_LOOKS_MAX && company.is_alone(Instant::now, yield_now) => {
-                looks += 1;
+        let patience = match pauses.next(waiting, eviction.is_agent_at_work(), Instant::now, yield_now) {
+            Pause::None => continue,
+            Pause::Agent => {
+                eviction.await_agent(RETRY_INTERVAL);
                 continue;
             }
-            Waiting::Poll if eviction.await_agent(RETRY_INTERVAL) => {
-                looks = 0;
-                continue;
-            }
-            Waiting::Poll | Waiting::Retry => RETRY_INTERVAL,
-            Waiting::Nothing | Waiting::Event => IDLE_INTERVAL,
+            Pause::Sleep(patience) => patience,
         };
-        looks = 0;
         shared.eviction.sleep(|| wait(&[shared.eviction.as_fd()], eviction.engine(), patience)).transpose()?;
     }
     Ok(())
