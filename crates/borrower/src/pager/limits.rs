@@ -210,6 +210,10 @@ pub const SEATS: u32 = 256;
 /// Guardians that are started anew: one is killed by mistake, or by the kernel for its memory; many in a row by something that will not stop.
 pub const GUARDIANS_LOST_MAX: u32 = 16;
 
+/// How often a fault thread looks whether somebody who waits for a page table has it, before it takes the table itself. A look with an offer of the
+/// CPU is 0.3 us, and who sleeps on another CPU takes about 3 to come.
+pub const GIVE_WAY_LOOKS_MAX: u32 = 32;
+
 /// How often the eviction thread looks whether an agent or its engine is done before it sleeps; a batch takes 100 us, a look with an offer
 /// of the CPU less than one.
 pub const LOOKS_MAX: u32 = 1000;

@@ -19,6 +19,7 @@ pub mod ahead;
 pub mod bell;
 pub mod claims;
 pub mod config;
+pub mod courteous_lock;
 pub mod directory;
 pub mod doubt;
 pub mod eviction;

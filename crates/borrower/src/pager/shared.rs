@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::yield_now;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::seat::Seat;
@@ -19,6 +20,7 @@ use spillway_sys::userfaultfd::PageError;
 
 use super::bell::Bell;
 use super::claims::Claims;
+use super::courteous_lock::CourteousLock;
 use super::directory::SpaceId;
 use super::doubt::Doubt;
 use super::faults::crew::Crew;
@@ -39,7 +41,7 @@ pub struct Tenant {
     /// Its memory.
     pub memory: Box<dyn ProgramMemory>,
     /// What is known of its pages.
-    pub table: Mutex<Table>,
+    pub table: CourteousLock<Table>,
     /// Who takes pages out of it; the eviction thread's.
     pub agent: Mutex<Option<Box<dyn Agent>>>,
     /// Whose fork it is.
@@ -112,7 +114,7 @@ impl Tenant {
         Self {
             id: space.id(),
             memory,
-            table: Mutex::new(Table {
+            table: CourteousLock::new(Table {
                 space,
                 unsettled: Unsettled::default(),
                 batch: false,
@@ -137,9 +139,14 @@ impl Tenant {
         }
     }
 
-    /// The table, for this moment.
+    /// The table, for this moment; fault threads let whoever asks for it so go first.
     pub fn lock(&self) -> MutexGuard<'_, Table> {
-        lock(&self.table)
+        self.table.lock()
+    }
+
+    /// The same for fault threads, which have it nearly all the time.
+    pub fn lock_for_faults(&self) -> MutexGuard<'_, Table> {
+        self.table.lock_last(yield_now)
     }
 
     /// Whether `thread` is its agent, which nobody may keep waiting.

@@ -81,7 +81,7 @@ impl<'a> Served<'a> {
             if *listens {
                 continue;
             }
-            let mut table = tenant.lock();
+            let mut table = tenant.lock_for_faults();
             if table.may_read() {
                 self.set.add(tenant.memory.event(), number.into(), Interest::Readable)?;
                 *listens = true;

@@ -55,7 +55,7 @@ impl Messages {
 
     /// Reads what `tenant` has to tell, and has it answered by `faults`. False: that has to wait, and its end will be signalled.
     pub fn serve(&mut self, tenant: &Arc<Tenant>, faults: &mut Faults, now: Instant) -> bool {
-        let mut table = tenant.lock();
+        let mut table = tenant.lock_for_faults();
         table.is_awaited = table.batch;
         let may_read = table.may_read();
         if may_read {
@@ -66,7 +66,7 @@ impl Messages {
 
     /// Does the same where nobody has said that `tenant` has something to tell: most who had a fault have the next. Whether there was something.
     pub fn guess(&mut self, tenant: &Arc<Tenant>, faults: &mut Faults, now: Instant) -> bool {
-        let table = tenant.lock();
+        let table = tenant.lock_for_faults();
         table.may_read() && self.read_and_answer(tenant, table, faults, now)
     }
 
@@ -170,7 +170,7 @@ impl Messages {
     pub fn settle(&mut self, now: Instant) {
         let shared = &self.shared;
         self.unsettled.retain(|tenant| {
-            let table = &mut *tenant.lock();
+            let table = &mut *tenant.lock_for_faults();
             if let Some(doubt) = table.doubt.take_if(|doubt| doubt.is_over(now)) {
                 table.unsettled.seen_under_way(&doubt.moves_under_way());
                 shared.faults.signal();

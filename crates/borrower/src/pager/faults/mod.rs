@@ -119,7 +119,7 @@ impl Faults {
     /// Answers the next fault that was left to whoever is free. Whether there was one.
     pub fn answer_shared(&mut self) -> bool {
         let Some(Pending { tenant, fault, arrived, .. }) = self.shared.crew.take() else { return false };
-        let mut table = tenant.lock();
+        let mut table = tenant.lock_for_faults();
         table.untried -= 1;
         if !tenant.is_gone() {
             self.answer(&tenant, &mut table, fault, arrived);
@@ -189,7 +189,7 @@ impl Faults {
         if *is_held_back && self.holds_back(tenant, *fault) {
             return self.put_off(pending);
         }
-        let mut table = tenant.lock();
+        let mut table = tenant.lock_for_faults();
         if table.batch {
             drop(table);
             return self.put_off(pending);

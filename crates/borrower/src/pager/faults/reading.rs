@@ -130,7 +130,7 @@ impl Faults {
         asks.retain_mut(|ask| {
             let Ask { tenant, waits_since, .. } = ask;
             let tenant = Arc::clone(tenant);
-            let table = &mut *tenant.lock();
+            let table = &mut *tenant.lock_for_faults();
             // What came along with the one before is counted by now, if it was filled in place.
             let has_room = self.shared.budget.has_room(WINDOW_MAX as i64);
             is_short |= !has_room;
@@ -266,7 +266,7 @@ impl Faults {
             }
             Err(error) => {
                 let (tenant, along) = (Arc::clone(&read.tenant), read.along.clone());
-                if self.shared.settle(&tenant, &mut tenant.lock()) {
+                if self.shared.settle(&tenant, &mut tenant.lock_for_faults()) {
                     self.not_read(buffer, error);
                 } else {
                     self.submit_read(buffer, &along);
@@ -279,7 +279,7 @@ impl Faults {
     pub(super) fn fill_from(&mut self, buffer: usize) {
         let mut read = self.reads[buffer].take().expect("a read that is here");
         let tenant = Arc::clone(&read.tenant);
-        let mut guard = tenant.lock();
+        let mut guard = tenant.lock_for_faults();
         let table = &mut *guard;
         while read.done < read.along.pages().len() {
             let is_settled = self.shared.settle(&tenant, table);
@@ -361,7 +361,7 @@ impl Faults {
     fn not_read(&mut self, buffer: usize, error: BlockError) {
         let ReadUnderWay { tenant, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
         self.is_over(buffer);
-        let mut table = tenant.lock();
+        let mut table = tenant.lock_for_faults();
         for (address, slot) in along.pages() {
             let page = *address..address + PAGE;
             if let Some(fault) = fault
