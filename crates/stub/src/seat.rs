@@ -91,7 +91,9 @@ impl Seat {
     /// Makes it ready for another process, or for another agent. Its last one must have ended, or its process must run another
     /// program. The first batch to be posted then is 0.
     pub fn clear(&self) {
-        for word in [seat_word::AGENT_SLEEPS, seat_word::PAGER_SLEEPS, seat_word::CALL_RETURNED, seat_word::THREAD] {
+        use seat_word::{AGENT_CPU, AGENT_SLEEPS, CALL_RETURNED, PAGER_AWAITS, THREAD};
+
+        for word in [AGENT_SLEEPS, PAGER_AWAITS, CALL_RETURNED, THREAD, AGENT_CPU] {
             self.word(word).store(0, Relaxed);
         }
         shared_futex::signed_word(&self.memory, self.offset + seat_word::FAILURE).store(0, Relaxed);
@@ -144,6 +146,11 @@ impl Seat {
         }
     }
 
+    /// The CPU that the agent began its last batch on, if it knows; any number, as a program can write what it likes.
+    pub fn agent_cpu(&self) -> Option<usize> {
+        (self.word(seat_word::AGENT_CPU).load(Relaxed) as usize).checked_sub(1)
+    }
+
     /// The word that shows that the call which starts the agent has done its work.
     pub fn call_returned(&self) -> &AtomicU32 {
         self.word(seat_word::CALL_RETURNED)
@@ -184,8 +191,8 @@ impl Seat {
             }
             hint::spin_loop();
         }
-        let sleeps = self.word(seat_word::PAGER_SLEEPS);
-        sleeps.store(1, Relaxed);
+        let awaits = self.word(seat_word::PAGER_AWAITS);
+        awaits.store(phase as u32, Relaxed);
         fence(SeqCst);
         let result = loop {
             let seen = self.phase_word(batch).load(Acquire);
@@ -197,7 +204,7 @@ impl Seat {
                 other => break other,
             }
         };
-        sleeps.store(0, Relaxed);
+        awaits.store(0, Relaxed);
         result
     }
 
@@ -253,7 +260,7 @@ mod tests {
         shared_futex::signed_word(&seat.memory, entry + entry_word::RESULT).store(-16, Relaxed);
         seat.phase_word(batch).store(phase as u32, Release);
         fence(SeqCst);
-        if seat.word(seat_word::PAGER_SLEEPS).load(Relaxed) != 0 {
+        if (1..=phase as u32).contains(&seat.word(seat_word::PAGER_AWAITS).load(Relaxed)) {
             shared_futex::wake(seat.phase_word(batch));
         }
     }

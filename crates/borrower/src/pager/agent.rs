@@ -107,6 +107,10 @@ impl Agent for SeatAgent {
         }
     }
 
+    fn cpu(&self) -> Option<usize> {
+        self.seat.agent_cpu()
+    }
+
     fn is_broken(&self) -> bool {
         let has_ended = matches!(self.seat.state(), AgentState::Failed | AgentState::Ended | AgentState::Absent);
         self.under_way > 0 && has_ended && self.seat.phase(self.batch) != Phase::Done

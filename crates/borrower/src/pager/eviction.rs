@@ -20,7 +20,7 @@ use super::limits::{
     BATCH_PAGES, BATCH_PATIENCE, BATCHES_IN_A_ROW_MAX, DISCARD_PAUSE, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE,
     FRUITLESS_SHARE, GROUP_PAGES, STAGED_SHARE, WRITE_RETRY_PAUSE,
 };
-use super::program::{Errand, Fate};
+use super::program::{AgentSeen, Errand, Fate};
 use super::shared::{Shared, Tenant, lock};
 use super::slots::{Slot, SlotRun};
 use super::space::group::PageState;
@@ -72,6 +72,8 @@ pub struct Eviction {
     moved: Vec<Batch>,
     /// Batches that followed one another without the table being free in between.
     in_a_row: u32,
+    /// An agent whose batch has ended, until somebody asks.
+    agent_seen: Option<AgentSeen>,
     /// No fault waited for the last batch.
     is_undisturbed: bool,
     /// Room of batches that ended.
@@ -111,6 +113,7 @@ impl Eviction {
             batches: Vec::new(),
             moved: Vec::new(),
             in_a_row: 0,
+            agent_seen: None,
             is_undisturbed: false,
             spare: Vec::new(),
             news: Vec::new(),
@@ -168,6 +171,11 @@ impl Eviction {
         if let Some(agent) = lock(&tenant.agent).as_ref() {
             agent.wait(patience);
         }
+    }
+
+    /// An agent that has ended a batch since this was asked last, if one has and knows its CPU.
+    pub fn take_agent_seen(&mut self) -> Option<AgentSeen> {
+        self.agent_seen.take()
     }
 
     /// Tells the policy what happened.
@@ -390,6 +398,11 @@ impl Eviction {
             let mut agent = lock(&batch.tenant.agent);
             let ended = agent.as_mut().is_none_or(|agent| agent.poll(&mut batch.fates));
             let is_broken = !ended && agent.as_ref().is_some_and(|agent| agent.is_broken());
+            if let Some(cpu) = agent.as_ref().filter(|_| ended).and_then(|agent| agent.cpu()) {
+                let process = batch.tenant.process.load(Ordering::Relaxed);
+                let thread = batch.tenant.agent_thread.load(Ordering::Relaxed);
+                self.agent_seen = Some(AgentSeen { process, thread, cpu });
+            }
             drop(agent);
             if is_broken && !batch.tenant.is_gone() {
                 let process = batch.tenant.process.load(Ordering::Relaxed);

@@ -210,6 +210,22 @@ pub const SEATS: u32 = 256;
 /// Guardians that are started anew: one is killed by mistake, or by the kernel for its memory; many in a row by something that will not stop.
 pub const GUARDIANS_LOST_MAX: u32 = 16;
 
+/// Batches in a row for which the eviction thread and the agent had the same CPU, after which it leaves: half a millisecond of work.
+pub const SHARED_BATCHES_MAX: u32 = 4;
+
+/// How often it looks, after it has left, how long the two had to wait for a CPU: some turns of the scheduler (3 ms at most each), so that one
+/// that was lost to somebody who is gone again is not what counts.
+pub const APART_CHECK_INTERVAL: Duration = Duration::from_millis(16);
+
+/// It comes back if they had to wait more than this part of the time. Beside one busy thread it would be a half.
+pub const APART_WAIT_SHARE: u32 = 4;
+
+/// It does not leave again for so long then.
+pub const APART_PAUSE: Duration = Duration::from_secs(1);
+
+/// It comes back when nothing has left for so long.
+pub const APART_REST: Duration = Duration::from_millis(20);
+
 /// How often a fault thread looks whether somebody who waits for a page table has it, before it takes the table itself. A look with an offer of the
 /// CPU is 0.3 us, and who sleeps on another CPU takes about 3 to come.
 pub const GIVE_WAY_LOOKS_MAX: u32 = 32;

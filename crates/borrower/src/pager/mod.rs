@@ -27,6 +27,7 @@ pub mod faults;
 pub mod gathering;
 pub mod limits;
 pub mod maps;
+mod placement;
 pub mod process;
 pub mod program;
 pub mod rechecked;

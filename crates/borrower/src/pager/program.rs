@@ -95,6 +95,17 @@ pub enum Fate {
     Changing,
 }
 
+/// An agent that has ended a batch, by what its program says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AgentSeen {
+    /// The process.
+    pub process: u32,
+    /// The thread's number, right if the program is in the pager's PID namespace.
+    pub thread: u32,
+    /// The CPU that it had when it began the batch.
+    pub cpu: usize,
+}
+
 /// Takes pages out of a program, one batch after the other.
 pub trait Agent: Send {
     /// Takes on `errands`, at most [`super::limits::BATCH_PAGES`], for when it is done with the batch under way, if there is one; there may be
@@ -115,6 +126,11 @@ pub trait Agent: Send {
     /// Sleeps until the oldest batch under way has ended, at most for `patience`.
     fn wait(&self, patience: Duration) {
         std::thread::sleep(patience);
+    }
+
+    /// The CPU that it had when it began its last batch, if that is known. Any number: the program can say what it likes.
+    fn cpu(&self) -> Option<usize> {
+        None
     }
 
     /// Whether it ended in the middle of a batch while its program lives: nobody knows which pages it has taken out.

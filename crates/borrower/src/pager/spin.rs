@@ -86,6 +86,11 @@ pub(super) struct EvictionPauses {
 }
 
 impl EvictionPauses {
+    /// The thread has another CPU now.
+    pub(super) fn moved(&mut self) {
+        self.company = Company::default();
+    }
+
     /// The next one, after a turn that ended with `waiting`; the CPU is offered and the time asked for as in [`Company::is_alone`].
     pub(super) fn next(
         &mut self,

@@ -17,6 +17,7 @@ use super::eviction::Eviction;
 use super::faults::Faults;
 use super::faults::messages::Messages;
 use super::limits::{GUESSES_MAX, IDLE_INTERVAL, RETRY_INTERVAL};
+use super::placement::Placement;
 use super::shared::{Shared, Tenant};
 use super::spin::{Company, EvictionPauses, Pause, Spin};
 use super::survey::Survey;
@@ -228,17 +229,21 @@ pub(crate) fn help_with_faults(shared: &Shared, bell: usize, mut faults: Faults)
 
 /// The eviction thread.
 pub(crate) fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
-    let mut pauses = EvictionPauses::default();
+    let (mut pauses, mut placement) = (EvictionPauses::default(), Placement::new(Instant::now()));
     while !shared.is_stopping() {
         shared.eviction.clear();
-        let waiting = eviction.turn(Instant::now());
+        let now = Instant::now();
+        let waiting = eviction.turn(now);
+        if eviction.take_agent_seen().is_some_and(|agent| placement.batch_ended(agent, now)) {
+            pauses.moved();
+        }
         let patience = match pauses.next(waiting, eviction.is_agent_at_work(), Instant::now, yield_now) {
             Pause::None => continue,
             Pause::Agent => {
                 eviction.await_agent(RETRY_INTERVAL);
                 continue;
             }
-            Pause::Sleep(patience) => patience,
+            Pause::Sleep(patience) => patience.min(placement.rests(Instant::now())),
         };
         shared.eviction.sleep(|| wait(&[shared.eviction.as_fd()], eviction.engine(), patience)).transpose()?;
     }

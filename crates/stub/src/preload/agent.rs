@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicU32, fence};
 use crate::batch::{self, Staging};
 use crate::calls::{self, Descriptor, INVALID};
 use crate::protocol::{
-    AGENT_STACK_END, AgentState, ArenaHead, BATCHES, Batch, Hello, HelloKind, Phase, SeatHead, Verdict, Welcome,
-    batch_offset, seat_offset,
+    AGENT_NAME, AGENT_STACK_END, AgentState, ArenaHead, BATCHES, Batch, Hello, HelloKind, Phase, SeatHead, Verdict,
+    Welcome, batch_offset, seat_offset,
 };
 use crate::socket;
 use crate::start::store_and_wake;
@@ -19,9 +19,6 @@ use crate::start::store_and_wake;
 /// `CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_UNTRACED`: a thread with its own descriptors and directory, which a
 /// debugger of the program does not get to see.
 const THREAD_FLAGS: usize = 0x100 | 0x800 | 0x1_0000 | 0x80_0000;
-
-/// What threads are called in `/proc`.
-const NAME: &[u8; 16] = b"spillway-agent\0\0";
 
 /// A seat, and the arena that it is in.
 #[derive(Clone, Copy)]
@@ -82,7 +79,7 @@ pub(crate) fn start(seat_address: usize) {
 
 extern "C" fn run_thread(seat_address: usize) -> ! {
     let place = Place::at(seat_address);
-    calls::detach_thread(NAME);
+    calls::detach_thread(AGENT_NAME);
     place.seat.thread.store(calls::thread(), Relaxed);
     let staging = match prepare(place) {
         Ok(staging) => staging,
@@ -130,6 +127,7 @@ fn serve(place: Place, staging: &Staging) -> Result<u8, i32> {
     loop {
         let batch = place.batch(next);
         wait_for(place, &batch.phase);
+        place.seat.agent_cpu.store(calls::cpu().map_or(0, |cpu| cpu + 1), Relaxed);
         let exit = batch::run(place, batch, staging)?;
         set_phase(place, &batch.phase, Phase::Done);
         if let Some(status) = exit {
@@ -160,11 +158,11 @@ fn wait_for(place: Place, phase: &AtomicU32) {
     place.seat.agent_sleeps.store(0, Relaxed);
 }
 
-/// Says how far a batch is, and wakes the pager if it sleeps.
+/// Says how far a batch is, and wakes the pager if it sleeps for that.
 pub(crate) fn set_phase(place: Place, word: &AtomicU32, phase: Phase) {
     word.store(phase as u32, Release);
     fence(SeqCst);
-    if place.seat.pager_sleeps.load(Relaxed) != 0 {
+    if (1..=phase as u32).contains(&place.seat.pager_awaits.load(Relaxed)) {
         calls::wake(word);
     }
 }

@@ -158,6 +158,28 @@ pub(crate) fn thread() -> u32 {
     unsafe { call(186, [0; 6]) }.unwrap_or(0) as u32
 }
 
+/// The CPU that this thread runs on now, without a system call, which a filter of the program could forbid: as the kernel's own `getcpu` of
+/// programs finds it (`vdso_read_cpunode` of its `arch/x86/include/asm/segment.h`), in the limit of a segment that each CPU has for that.
+pub(crate) fn cpu() -> Option<u32> {
+    /// `__CPUNODE_SEG`.
+    const SEGMENT: u32 = 15 * 8 + 3;
+    /// `VDSO_CPUNODE_MASK`; above it is the memory node.
+    const CPU_MASK: u32 = 0xfff;
+    let (limit, is_known): (u32, u8);
+    // SAFETY: the instruction reads a segment's limit, and says in a flag whether there is one.
+    unsafe {
+        asm!(
+            "lsl {limit:e}, {segment:e}",
+            "setz {is_known}",
+            segment = in(reg) SEGMENT,
+            limit = out(reg) limit,
+            is_known = out(reg_byte) is_known,
+            options(nomem, nostack),
+        );
+    }
+    (is_known != 0).then_some(limit & CPU_MASK)
+}
+
 /// Sets which signals this thread blocks; returns those it blocked before.
 pub(crate) fn block_signals(mask: u64) -> u64 {
     const SET_MASK: usize = 2;

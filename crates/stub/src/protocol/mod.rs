@@ -42,7 +42,7 @@ pub use greeting::{Hello, HelloKind, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Rea
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 
 /// Raised with every change of this file that the other side would notice.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Arguments of a `clone` that every kernel refuses (a thread without common signal handlers): by it a program that inherited a filter
 /// finds out whether it is its own pager who is asked about its forks.
@@ -65,6 +65,9 @@ pub const ARENA_SUFFIX: &str = ".arena";
 
 /// Behind the pager's address: the datagram socket for the hellos of such programs.
 pub const NOTES_SUFFIX: &str = ".notes";
+
+/// What agents are called in `/proc`; ends with a zero byte, as `PR_SET_NAME` demands.
+pub const AGENT_NAME: &[u8; 16] = b"spillway-agent\0\0";
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
@@ -150,8 +153,8 @@ pub struct SeatHead {
     pub failure: AtomicI32,
     /// 1 while the agent sleeps on the phase of its next batch, so that whoever posts it must wake it.
     pub agent_sleeps: AtomicU32,
-    /// 1 while the pager sleeps on the phase of a batch.
-    pub pager_sleeps: AtomicU32,
+    /// The [`Phase`] that the pager sleeps for; 0 while it does not sleep.
+    pub pager_awaits: AtomicU32,
     /// How often the agent looks at its next batch before it sleeps.
     pub spin_rounds: AtomicU32,
     /// 1 when the starting call has returned into its final loop; see `start_agent` of the stub.
@@ -160,6 +163,8 @@ pub struct SeatHead {
     pub thread: AtomicU32,
     /// This seat's number.
     pub index: AtomicU32,
+    /// The CPU that the agent began its last batch on, counted from 1; 0 if it does not know.
+    pub agent_cpu: AtomicU32,
     /// Where the agent's staging area begins in the program; its length is [`STAGING_BYTES`]. 0 before there is one.
     pub staging: AtomicU64,
 }
@@ -177,8 +182,8 @@ pub mod seat_word {
     pub const FAILURE: usize = offset_of!(SeatHead, failure);
     /// [`SeatHead::agent_sleeps`].
     pub const AGENT_SLEEPS: usize = offset_of!(SeatHead, agent_sleeps);
-    /// [`SeatHead::pager_sleeps`].
-    pub const PAGER_SLEEPS: usize = offset_of!(SeatHead, pager_sleeps);
+    /// [`SeatHead::pager_awaits`].
+    pub const PAGER_AWAITS: usize = offset_of!(SeatHead, pager_awaits);
     /// [`SeatHead::spin_rounds`].
     pub const SPIN_ROUNDS: usize = offset_of!(SeatHead, spin_rounds);
     /// [`SeatHead::call_returned`].
@@ -187,6 +192,8 @@ pub mod seat_word {
     pub const THREAD: usize = offset_of!(SeatHead, thread);
     /// [`SeatHead::index`].
     pub const INDEX: usize = offset_of!(SeatHead, index);
+    /// [`SeatHead::agent_cpu`].
+    pub const AGENT_CPU: usize = offset_of!(SeatHead, agent_cpu);
     /// [`SeatHead::staging`].
     pub const STAGING: usize = offset_of!(SeatHead, staging);
 }

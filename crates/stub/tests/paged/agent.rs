@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use spillway_stub::protocol::{AgentState, outcome};
 use spillway_stub::seat::Task;
 
@@ -50,6 +52,23 @@ fn the_agent_shares_memory_and_nothing_else() {
     assert!(maps.contains(&format!("{:x}-{:x} rw-p", staging.start, staging.end)), "{maps}");
     assert!(scene.paged.hello.library_start < scene.paged.hello.start_agent);
     assert!(maps.contains(&format!("{:x}-", scene.paged.hello.library_start)), "{maps}");
+    scene.end();
+}
+
+#[test]
+fn the_agent_tells_its_cpu() {
+    let mut scene = Scene::new(true);
+    let thread = Pid::from_raw(scene.paged.seat.agent_thread().cast_signed()).unwrap();
+    assert_eq!(scene.paged.seat.agent_cpu(), None, "before its first batch");
+    let all = sched_getaffinity(Some(thread)).unwrap();
+    for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)) {
+        let mut one = CpuSet::new();
+        one.set(cpu);
+        sched_setaffinity(Some(thread), &one).unwrap();
+        scene.evict(0..PAGES);
+        assert_eq!(scene.paged.seat.agent_cpu(), Some(cpu));
+        assert_eq!(scene.ask("check", "bad"), 0);
+    }
     scene.end();
 }
 
