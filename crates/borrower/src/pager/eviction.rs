@@ -21,7 +21,7 @@ use super::limits::{
     FRUITLESS_SHARE, GROUP_PAGES, STAGED_SHARE, WRITE_RETRY_PAUSE,
 };
 use super::program::{AgentSeen, Errand, Fate};
-use super::shared::{Shared, Tenant, lock};
+use super::shared::{Shared, Table, Tenant, lock};
 use super::slots::{Slot, SlotRun};
 use super::space::group::PageState;
 use super::space::{Books, Victim};
@@ -422,7 +422,8 @@ impl Eviction {
             let batch = self.batches.remove(index);
             self.shared.budget.count(-batch.gone());
             // A program that has forked may need its agent for something else first (`own_again`).
-            let is_hurried = batch.tenant.has_forked.load(Ordering::Relaxed) || batch.tenant.lock().is_awaited;
+            let is_waited_for = |table: &Table| table.is_awaited || table.is_hurried;
+            let is_hurried = batch.tenant.has_forked.load(Ordering::Relaxed) || is_waited_for(&batch.tenant.lock());
             self.is_undisturbed = !is_hurried;
             self.in_a_row += 1;
             if is_hurried || self.in_a_row >= BATCHES_IN_A_ROW_MAX {
@@ -486,10 +487,12 @@ impl Eviction {
                 *place = self.staging.agent_ended(*id, &mut books.slots).map(|run| (*id, run));
             }
             table.batch = !is_last;
+            table.is_hurried &= !is_last;
             if is_last && table.is_awaited {
                 self.shared.faults.signal();
             }
         }
+        self.shared.batch_ended();
         self.shared.counters.batches.add(1);
         to_write.into_iter().flatten().for_each(|(id, run)| self.write(id, run, now));
         self.own_again(&batch);

@@ -315,11 +315,11 @@ mod tests {
 
     #[test]
     fn what_somebody_else_has_bound_stays_so() {
-        with_threads(|all, other| {
-            let mut placement = Placement::new(Instant::now());
-            placement.obey(Some(Order::Avoid(sched_getcpu())), Some(other));
-            let mut foreign = CpuSet::new();
-            foreign.set((0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap());
+        with_threads(|_, other| {
+            let (mut placement, mut foreign) = (Placement::new(Instant::now()), CpuSet::new());
+            let cpu = sched_getcpu();
+            placement.obey(Some(Order::Avoid(cpu)), Some(other));
+            foreign.set(cpu);
             sched_setaffinity(None, &foreign).unwrap();
             placement.obey(Some(Order::Anywhere), None);
             assert_eq!(sched_getaffinity(None).unwrap(), foreign);

@@ -90,6 +90,8 @@ pub struct Table {
     pub batch: bool,
     /// The fault thread wants to know when the batch has ended.
     pub is_awaited: bool,
+    /// A fault that was read is put off until the batch has ended: no other follows right behind it.
+    pub is_hurried: bool,
     /// Faults that were read, were left to whichever thread is free, and were not tried yet: no batch begins before that, or they would have to
     /// wait for it.
     pub untried: u32,
@@ -119,6 +121,7 @@ impl Tenant {
                 unsettled: Unsettled::default(),
                 batch: false,
                 is_awaited: false,
+                is_hurried: false,
                 untried: 0,
                 is_batch_due: false,
                 doubt: None,
@@ -328,6 +331,8 @@ pub struct Shared {
     pub served: Epoll,
     /// Wakes the eviction thread: the budget is exceeded.
     pub eviction: Bell,
+    /// Something is put off in a fault thread until pages have left, or a batch has ended.
+    waits_for_batch: AtomicBool,
     /// Wakes the survey: the budget is exceeded for the first time, a child came.
     pub survey: Bell,
     /// Everybody is to end.
@@ -352,6 +357,7 @@ impl Shared {
             crew: Crew::new(fault_threads)?,
             served: Epoll::new()?,
             eviction: Bell::new()?,
+            waits_for_batch: AtomicBool::new(false),
             survey: Bell::new()?,
             is_stopping: AtomicBool::new(false),
             failures: Mutex::default(),
@@ -410,6 +416,19 @@ impl Shared {
         table.space.end(&mut self.books());
         drop(table);
         self.faults.signal();
+    }
+
+    /// Something is put off in the calling fault thread, until pages have left or a batch has ended.
+    pub fn put_off_until_batch(&self) {
+        self.waits_for_batch.store(true, Ordering::SeqCst);
+    }
+
+    /// A batch has ended: wakes the fault threads if one of them has put something off until then.
+    pub fn batch_ended(&self) {
+        if self.waits_for_batch.swap(false, Ordering::SeqCst) {
+            self.faults.signal();
+            self.crew.bells().iter().for_each(Bell::signal);
+        }
     }
 
     /// Wakes the eviction thread if pages are to leave.

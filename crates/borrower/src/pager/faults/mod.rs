@@ -191,6 +191,7 @@ impl Faults {
         }
         let mut table = tenant.lock_for_faults();
         if table.batch {
+            table.is_hurried = true;
             drop(table);
             return self.put_off(pending);
         }
@@ -198,6 +199,7 @@ impl Faults {
     }
 
     fn put_off(&mut self, pending: Pending) {
+        self.shared.put_off_until_batch();
         self.put_off.push_back(pending);
     }
 

@@ -143,6 +143,7 @@ impl Faults {
         });
         self.asks = asks;
         if is_short {
+            self.shared.put_off_until_batch();
             self.shared.eviction.signal();
         }
     }
