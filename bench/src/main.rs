@@ -5,6 +5,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -24,6 +25,7 @@ use spillway_bench::runner::{self, RunSettings};
 use spillway_bench::size::Size;
 use spillway_bench::studies::Study;
 use spillway_bench::studies::guest::{page_in, trial::Trial};
+use spillway_bench::studies::loopback;
 use spillway_bench::studies::prefetching::{self, PrefetchingStudy};
 use spillway_bench::studies::replacement::{self, ReplacementStudy};
 use spillway_bench::table;
@@ -56,6 +58,9 @@ enum Command {
     /// Redis under test as one program; part of the demo
     #[command(name = "redis-job", hide = true)]
     RedisJob(RedisArguments),
+    /// The server of a raw exchange, on the connection that is its standard input; part of the study `pager`
+    #[command(name = loopback::SERVER_COMMAND, hide = true)]
+    ExchangeServer(ExchangeServerArguments),
     /// One subject's turn of the study `guest`, in the guest
     #[command(name = "guest-trial", hide = true)]
     GuestTrial(GuestTrialArguments),
@@ -81,6 +86,13 @@ struct DemoArguments {
     /// Where files go; must be on a disk [default: /var/tmp or another usual place]
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct ExchangeServerArguments {
+    /// Runs there
+    #[arg(long)]
+    cpu: Option<usize>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -251,6 +263,11 @@ fn redis(arguments: &RedisArguments) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+fn exchange_server(arguments: &ExchangeServerArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let connection = std::io::stdin().as_fd().try_clone_to_owned()?;
+    Ok(loopback::serve_scattered(connection.into(), arguments.cpu)?)
+}
+
 fn guest_trial(arguments: &GuestTrialArguments) -> Result<(), Box<dyn std::error::Error>> {
     let unknown = || format!("there is no subject '{}'", arguments.subject);
     let subject = StockSubject::named(&arguments.subject).ok_or_else(unknown)?;
@@ -269,6 +286,7 @@ fn main() -> ExitCode {
         Command::Replay(arguments) => replay(&arguments),
         Command::Demo(arguments) => demo(arguments),
         Command::RedisJob(arguments) => redis(&arguments),
+        Command::ExchangeServer(arguments) => exchange_server(&arguments),
         Command::GuestTrial(arguments) => guest_trial(&arguments),
     };
     match result {

@@ -1,12 +1,27 @@
 //! A raw 4 KiB exchange over loopback TCP: a small request, a page back. The least that any protocol over TCP costs, and so
 //! the yardstick for the product's TCP transport.
+//!
+//! It is made by two threads of one process, with one page that is always in the cache. A donor is another process, and its pages are not in any
+//! cache; who waits for several donors waits by poll(2). What that costs, and nothing else, is the exchange between processes.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags, poll};
+
 use crate::harness::binding::pin;
-use crate::size::PAGE_SIZE_BYTES;
+use crate::random::Random;
+use crate::size::{MIB, PAGE_SIZE_BYTES};
+
+/// The hidden command of this program that serves [`serve_scattered`] on its standard input.
+pub const SERVER_COMMAND: &str = "exchange-server";
+
+/// Memory of the other process: more than caches keep.
+const SCATTERED_BYTES: u64 = 256 * MIB;
 
 /// Bytes of a request: about what a page protocol's header needs.
 const REQUEST_BYTES: usize = 32;
@@ -54,6 +69,63 @@ pub fn exchange_us(count: u32, server_cpu: Option<usize>, client_cpu: Option<usi
     })
 }
 
+/// What the other process does: one page for each request, each from another place of its memory, until the connection ends.
+pub fn serve_scattered(mut stream: TcpStream, cpu: Option<usize>) -> std::io::Result<()> {
+    pin(cpu)?;
+    stream.set_nodelay(true)?;
+    let memory = vec![7_u8; SCATTERED_BYTES as usize];
+    let pages: Vec<&[u8]> = memory.chunks_exact(PAGE_SIZE_BYTES as usize).collect();
+    let (mut request, mut random) = ([0; REQUEST_BYTES], Random::new(1));
+    while stream.read_exact(&mut request).is_ok() {
+        stream.write_all(pages[random.next_u64() as usize % pages.len()])?;
+    }
+    Ok(())
+}
+
+fn ask_by_poll(mut stream: TcpStream, count: u32) -> std::io::Result<f64> {
+    stream.set_nodelay(true)?;
+    let (request, mut page) = ([1; REQUEST_BYTES], [0; PAGE_SIZE_BYTES as usize]);
+    let mut exchange = || {
+        stream.write_all(&request)?;
+        poll(&mut [PollFd::new(&stream, PollFlags::IN)], None)?;
+        stream.read_exact(&mut page)
+    };
+    // The server has its memory by then.
+    exchange()?;
+    let start = Instant::now();
+    for _ in 0..count {
+        exchange()?;
+    }
+    Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(count))
+}
+
+/// Two ends of a connection.
+fn connected() -> std::io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    let near = TcpStream::connect(listener.local_addr()?)?;
+    Ok((near, listener.accept()?.0))
+}
+
+/// As [`exchange_us`], with a process of `program`, which is this one, as the server (see the module text). It ends with the connection.
+pub fn exchange_between_processes_us(
+    program: &Path,
+    count: u32,
+    server_cpu: Option<usize>,
+    client_cpu: Option<usize>,
+) -> std::io::Result<f64> {
+    let (near, far) = connected()?;
+    let mut command = Command::new(program);
+    command.arg(SERVER_COMMAND).args(server_cpu.map(|cpu| format!("--cpu={cpu}")));
+    let mut server = command.stdin(Stdio::from(OwnedFd::from(far))).stdout(Stdio::null()).spawn()?;
+    // The command keeps the other end too.
+    drop(command);
+    // A thread, because it is bound.
+    let asked = std::thread::spawn(move || pin(client_cpu).and_then(|()| ask_by_poll(near, count))).join();
+    let status = server.wait()?;
+    let time = asked.expect("the client thread does not panic")?;
+    if status.success() { Ok(time) } else { Err(std::io::Error::other(format!("the server ended with {status}"))) }
+}
+
 #[cfg(test)]
 mod tests {
     use rustix::thread::CpuSet;
@@ -63,6 +135,19 @@ mod tests {
     #[test]
     fn pages_are_exchanged() {
         assert!(exchange_us(20, Some(0), Some(0)).unwrap() > 0.0 && exchange_us(20, None, None).unwrap() > 0.0);
+    }
+
+    #[test]
+    fn scattered_pages_are_exchanged_until_the_client_ends() {
+        let (near, far) = connected().unwrap();
+        let server = std::thread::spawn(move || serve_scattered(far, None));
+        assert!(ask_by_poll(near, 20).unwrap() > 0.0);
+        server.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_server_that_ends_at_once_is_an_error() {
+        assert!(exchange_between_processes_us(Path::new("/bin/false"), 1, None, None).is_err());
     }
 
     #[test]

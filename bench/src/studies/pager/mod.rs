@@ -48,6 +48,8 @@ const LOCAL_NAME: &str = "all local";
 const PAGER_NAME: &str = "pager shm";
 const FLOOR: &str = "userfaultfd floor";
 const EXCHANGE: &str = "raw loopback exchange";
+/// See [`loopback`]: what a donor's would be, if it did nothing else.
+const EXCHANGE_APART: &str = "raw exchange between processes";
 const FAULT: &str = "fault";
 const FAULT_AT_BUDGET: &str = "fault, and a page that leaves";
 const EVICTION: &str = "eviction";
@@ -171,6 +173,10 @@ fn measure_floor(
     let exchange = loopback::exchange_us(count as u32, server, client);
     let exchange = exchange.map_err(HarnessError::system("measuring a raw loopback exchange"))?;
     result.record(round, &case(FAULT, placement), EXCHANGE, MICROSECONDS, exchange);
+    let own = std::env::current_exe().map_err(HarnessError::system("looking for this program's own file"))?;
+    let exchange = loopback::exchange_between_processes_us(&own, count as u32, server, client);
+    let exchange = exchange.map_err(HarnessError::system("measuring a raw exchange between processes"))?;
+    result.record(round, &case(FAULT, placement), EXCHANGE_APART, MICROSECONDS, exchange);
     let rate = eviction_floor::pages_per_second(context.choose(65_536, 16_384), client);
     let rate = rate.map_err(HarnessError::system("measuring the floor of eviction"))?;
     result.record(round, &case(EVICTION, placement), FLOOR, PAGES_PER_SECOND, rate);
