@@ -2,8 +2,9 @@
 //!
 //! The fault thread has a program's page table for most of each fault, and takes it again a microsecond after it gave it back. Whoever sleeps for
 //! it is woken then, and finds it taken, again and again: a mutex lets who comes first have it. Seen for a millisecond and more, in which each fault
-//! also paid for waking the other in vain (docs/decisions/pager-speed.md, "Eviction where the scheduler places threads"). So the frequent one looks
-//! whether somebody waits, and lets him go first; not for longer than he takes to wake up, and once only: his CPU may be busy.
+//! also paid for waking the other in vain (docs/decisions/pager-speed.md, "Who waits for a page table"). So the frequent one looks
+//! whether somebody waits, and lets him go first; not for longer than he takes to wake up, not if the offer of the CPU took a third one, and once
+//! only: his CPU may be busy.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -41,15 +42,20 @@ impl<T> CourteousLock<T> {
         guard
     }
 
-    /// For the frequent one, who calls `look_again` between two looks whether those who wait have come: it is to offer the CPU.
-    pub fn lock_last(&self, mut look_again: impl FnMut()) -> MutexGuard<'_, T> {
+    /// For the frequent one, who offers the CPU between two looks whether those who wait have come; `offer` says whether nobody else took it.
+    pub fn lock_last(&self, mut offer: impl FnMut() -> bool) -> MutexGuard<'_, T> {
         if self.is_wanted() && !self.is_in_vain.load(Ordering::Relaxed) {
             let mut looks = 0;
             while self.is_wanted() && looks < GIVE_WAY_LOOKS_MAX {
-                look_again();
                 looks += 1;
+                if !offer() {
+                    break;
+                }
             }
-            self.is_in_vain.store(self.is_wanted(), Ordering::SeqCst);
+            self.is_in_vain.store(true, Ordering::SeqCst);
+            if !self.is_wanted() {
+                self.is_in_vain.store(false, Ordering::SeqCst);
+            }
         }
         lock(&self.value)
     }
@@ -63,12 +69,15 @@ impl<T> CourteousLock<T> {
 mod tests {
     use std::cell::Cell;
     use std::thread::{scope, yield_now};
+    use std::time::{Duration, Instant};
 
     use super::*;
 
     /// Waits until `lock` is waited for by so many.
     fn await_waiting<T>(lock: &CourteousLock<T>, count: u32) {
+        let begin = Instant::now();
         while lock.waiting.load(Ordering::SeqCst) != count {
+            assert!(begin.elapsed() < Duration::from_secs(60), "nobody comes");
             yield_now();
         }
     }
@@ -82,8 +91,11 @@ mod tests {
             await_waiting(&order, 1);
             drop(held);
             // As patient as it takes here; a count of looks is no time.
-            let look_again = || await_waiting(&order, 0);
-            order.lock_last(look_again).push("frequent");
+            let offer = || {
+                await_waiting(&order, 0);
+                true
+            };
+            order.lock_last(offer).push("frequent");
         });
         assert_eq!(*order.lock(), ["now and then", "frequent"]);
     }
@@ -93,7 +105,10 @@ mod tests {
         let counted = CourteousLock::new(0);
         counted.waiting.store(1, Ordering::SeqCst);
         let looks = Cell::new(0);
-        let look = || looks.set(looks.get() + 1);
+        let look = || {
+            looks.set(looks.get() + 1);
+            true
+        };
         drop(counted.lock_last(look));
         assert_eq!(looks.get(), GIVE_WAY_LOOKS_MAX, "not for ever");
         drop(counted.lock_last(|| panic!("and once")));
@@ -104,7 +119,10 @@ mod tests {
             await_waiting(&counted, 2);
             drop(held);
         });
-        drop(counted.lock_last(look));
-        assert_eq!(looks.get(), 2 * GIVE_WAY_LOOKS_MAX);
+        drop(counted.lock_last(|| {
+            looks.set(0);
+            false
+        }));
+        assert_eq!(looks.get(), 0, "somebody else took the CPU: no second offer");
     }
 }

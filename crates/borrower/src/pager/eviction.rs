@@ -18,7 +18,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use super::directory::{Coming, News, SpaceId};
 use super::limits::{
     BATCH_PAGES, BATCH_PATIENCE, BATCHES_IN_A_ROW_MAX, DISCARD_PAUSE, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE,
-    FRUITLESS_SHARE, GROUP_PAGES, STAGED_SHARE, WRITE_RETRY_PAUSE,
+    FRUITLESS_SHARE, GROUP_PAGES, HURRY_PAUSE, STAGED_SHARE, WRITE_RETRY_PAUSE,
 };
 use super::program::{AgentSeen, Errand, Fate};
 use super::shared::{Shared, Table, Tenant, lock};
@@ -65,6 +65,8 @@ pub struct Eviction {
     discard_slot: usize,
     discarding: Option<SlotRun>,
     discard_at: Instant,
+    /// Writes that the engine has.
+    writes: u32,
     /// Writes that failed and are tried again.
     retries: Vec<(RunId, Instant)>,
     batches: Vec<Batch>,
@@ -109,6 +111,7 @@ impl Eviction {
             discard_slot: pool_slots,
             discarding: None,
             discard_at: now,
+            writes: 0,
             retries: Vec::new(),
             batches: Vec::new(),
             moved: Vec::new(),
@@ -138,6 +141,10 @@ impl Eviction {
         self.hear();
         self.policy.resize(u32::try_from(self.shared.budget.limit_pages()).unwrap_or(u32::MAX));
         let mut waiting = self.poll_engine(now);
+        if waiting == Waiting::Poll && self.writes == 0 {
+            // What a discard frees is nobody's hurry, and it would take the CPU for tens of milliseconds.
+            waiting = Waiting::Retry;
+        }
         self.collect(now);
         if self.batches.is_empty() && self.shared.budget.is_exceeded() {
             if now >= self.start_at {
@@ -240,6 +247,7 @@ impl Eviction {
             self.shared.books().slots.end_discard(run);
             return;
         }
+        self.writes -= 1;
         let id = RunId(slot as u32);
         match result {
             Ok(()) => self.staging.written(id, &mut self.shared.books().slots),
@@ -257,6 +265,7 @@ impl Eviction {
             offset_bytes: u64::from(run.first.0) * PAGE,
             length_bytes: u64::from(run.count) * PAGE,
         };
+        self.writes += 1;
         self.engine.submit(request, now);
     }
 
@@ -487,12 +496,15 @@ impl Eviction {
                 *place = self.staging.agent_ended(*id, &mut books.slots).map(|run| (*id, run));
             }
             table.batch = !is_last;
-            table.is_hurried &= !is_last;
             if is_last && table.is_awaited {
                 self.shared.faults.signal();
             }
+            if is_last && std::mem::take(&mut table.is_hurried) {
+                // They ring when a page has come.
+                self.shared.call_fault_threads();
+                self.start_at = self.start_at.max(now + HURRY_PAUSE);
+            }
         }
-        self.shared.batch_ended();
         self.shared.counters.batches.add(1);
         to_write.into_iter().flatten().for_each(|(id, run)| self.write(id, run, now));
         self.own_again(&batch);
@@ -504,6 +516,7 @@ impl Eviction {
         }
         batch.clear();
         self.spare.push(batch);
+        self.shared.made_room();
     }
 
     /// Pages that a fork shared are refused by the kernel until they are written: then they are copied, or, if nobody else has

@@ -147,6 +147,10 @@ pub const DISCARD_PAUSE: Duration = Duration::from_millis(500);
 /// (docs/decisions/pager-speed.md).
 pub const DISCARD_AFTER_LOOKS: u32 = 10;
 
+/// The next batch waits so long, or until a page has come, if a fault was put off for the one before: twice what a fault takes. Else it would find the
+/// next batch under way, and the one after that.
+pub const HURRY_PAUSE: Duration = Duration::from_micros(20);
+
 /// A batch of which less than this part left is followed by a pause, twice as long each time.
 pub const FRUITLESS_SHARE: i64 = 8;
 /// The first of these pauses.

@@ -2,7 +2,8 @@
 //!
 //! The two work at the same time: one takes pages out while the other writes those before. But who sleeps is woken by the other, and onto his CPU
 //! where CPUs share no cache, or where one that is idle counts as taken (a virtual machine's whose host has something else to do). Then both take turns
-//! on one CPU while another one is idle. So if that was so for some batches, the eviction thread leaves that CPU, and neither may run where the other is.
+//! on one CPU while another one is idle. So if that was so for some batches, the eviction thread leaves that CPU, and neither may run where
+//! the other was then.
 //!
 //! All of that is undone when nothing has left for a while, and when one of them has to wait for a CPU: then others want it, and it is not tried again
 //! soon. What the kernel counts as waiting is in `/proc/PID/task/TID/schedstat` (its `Documentation/scheduler/sched-stats.rst`); without that nothing is
@@ -32,10 +33,15 @@ enum Order {
     Anywhere,
 }
 
-/// When a thread stays away from another one's CPU.
+/// An agent: its process and its thread.
+type Whose = (u32, u32);
+
+/// When a thread and an agent stay away from one another's CPU.
 #[derive(Debug)]
 struct Apart {
-    /// Batches in a row that both had the same CPU.
+    /// The agent of the last batch.
+    agent: Option<Whose>,
+    /// Batches in a row in which it had this thread's CPU.
     shared: u32,
     away: Option<Away>,
     batch_at: Instant,
@@ -50,18 +56,23 @@ struct Away {
 
 impl Apart {
     fn new(now: Instant) -> Self {
-        Self { shared: 0, away: None, batch_at: now, try_at: now }
+        Self { agent: None, shared: 0, away: None, batch_at: now, try_at: now }
     }
 
-    /// A batch has ended whose agent ran on `agent_cpu`, and this thread runs on `own_cpu`; `waited` says how long it has waited for a CPU since it began.
+    /// A batch of `agent` has ended, which ran on `agent_cpu`, and this thread runs on `own_cpu`; `waited` says how long both have waited for a CPU since
+    /// they began.
     fn batch_ended(
         &mut self,
-        agent_cpu: usize,
-        own_cpu: usize,
+        agent: Whose,
+        (agent_cpu, own_cpu): (usize, usize),
         waited: impl FnOnce() -> Option<Duration>,
         now: Instant,
     ) -> Option<Order> {
         self.batch_at = now;
+        if self.agent.replace(agent) != Some(agent) {
+            self.shared = 0;
+            return self.come_back();
+        }
         self.shared = if agent_cpu == own_cpu { self.shared + 1 } else { 0 };
         let is_due = |away: &Away| now.saturating_duration_since(away.checked_at) >= APART_CHECK_INTERVAL;
         if let Some(away) = self.away.filter(is_due) {
@@ -70,10 +81,18 @@ impl Apart {
         if self.shared < SHARED_BATCHES_MAX || now < self.try_at {
             return None;
         }
-        // The agent may have followed.
         self.shared = 0;
-        self.away = Some(Away { checked_at: now, waited: waited()? });
+        if self.away.is_none() {
+            self.away = Some(Away { checked_at: now, waited: waited()? });
+        }
+        // With more than two CPUs both may have come to a third one.
         Some(Order::Avoid(own_cpu))
+    }
+
+    /// There is no other CPU, or one of them may not be bound.
+    fn failed(&mut self, now: Instant) {
+        self.away = None;
+        self.try_at = now + APART_PAUSE;
     }
 
     fn check(&mut self, away: Away, waited: Duration, now: Instant) -> Option<Order> {
@@ -97,9 +116,8 @@ impl Apart {
     }
 
     fn come_back(&mut self) -> Option<Order> {
-        self.away = None;
         self.shared = 0;
-        Some(Order::Anywhere)
+        self.away.take().map(|_| Order::Anywhere)
     }
 }
 
@@ -109,8 +127,8 @@ pub(super) struct Placement {
     apart: Apart,
     /// `None`: the kernel does not tell how long threads wait, and they stay where they are.
     own_times: Option<File>,
-    /// The same of the agent with this number, if it is one.
-    agent_times: Option<(u32, Option<File>)>,
+    /// The same of the agent that was asked about last, if it is one.
+    agent_times: Option<(Whose, Option<File>)>,
     bounds: Vec<Bound>,
 }
 
@@ -121,45 +139,54 @@ impl Placement {
         Self { apart: Apart::new(now), own_times, agent_times: None, bounds: Vec::with_capacity(2) }
     }
 
-    /// A batch of `agent` has ended. Whether the calling thread may have another CPU now.
+    /// A batch of `agent` has ended. Whether the calling thread was given other CPUs.
     pub(super) fn batch_ended(&mut self, agent: AgentSeen, now: Instant) -> bool {
-        if self.agent_times.as_ref().is_none_or(|(thread, _)| *thread != agent.thread) {
-            self.agent_times = Some((agent.thread, times_of(agent)));
-        }
-        let (Some(own), Some((_, Some(others)))) = (&self.own_times, &self.agent_times) else { return false };
-        let waited = || Some(waited(own)? + waited(others)?);
-        let order = self.apart.batch_ended(agent.cpu, sched_getcpu(), waited, now);
-        self.obey(order, Pid::from_raw(agent.thread.cast_signed()));
-        order.is_some()
+        let AgentSeen { process, thread, cpu } = agent;
+        let (own, times) = (&self.own_times, &mut self.agent_times);
+        let waited = || Some(waited(own.as_ref()?)? + waited(times_of(times, (process, thread))?)?);
+        let order = self.apart.batch_ended((process, thread), (cpu, sched_getcpu()), waited, now);
+        let agent = Pid::from_raw(thread.cast_signed());
+        order.is_some_and(|order| self.obey(order, agent, now))
     }
 
     /// The thread is about to sleep; how long it may at most.
     pub(super) fn rests(&mut self, now: Instant) -> Duration {
         let (patience, order) = self.apart.rests(now);
-        self.obey(order, None);
+        if let Some(order) = order {
+            self.obey(order, None, now);
+        }
         patience
     }
 
-    fn obey(&mut self, order: Option<Order>, agent: Option<Pid>) {
-        let Some(order) = order else { return };
+    /// Whether that was possible.
+    fn obey(&mut self, order: Order, agent: Option<Pid>, now: Instant) -> bool {
         self.bounds.drain(..).for_each(Bound::undo);
-        if let Order::Avoid(cpu) = order {
-            self.bounds.extend(Bound::new(None, cpu));
+        let Order::Avoid(cpu) = order else { return true };
+        let both = Bound::new(None, cpu).and_then(|own| {
             // Where this thread has gone.
-            let cpu = sched_getcpu();
-            self.bounds.extend(agent.and_then(|agent| Bound::new(Some(agent), cpu)));
+            let theirs = agent.and_then(|agent| Bound::new(Some(agent), sched_getcpu()));
+            if theirs.is_none() {
+                own.undo();
+            }
+            Some([own, theirs?])
+        });
+        let is_possible = both.is_some();
+        self.bounds.extend(both.into_iter().flatten());
+        if !is_possible {
+            self.apart.failed(now);
         }
+        is_possible
     }
 }
 
 impl Drop for Placement {
     fn drop(&mut self) {
-        self.obey(Some(Order::Anywhere), None);
+        self.obey(Order::Anywhere, None, Instant::now());
     }
 }
 
 /// A thread that may not run on one of its CPUs.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Bound {
     /// `None`: the calling one.
     thread: Option<Pid>,
@@ -179,18 +206,26 @@ impl Bound {
         (is_possible && sched_setaffinity(thread, &now).is_ok()).then_some(Self { thread, before, now })
     }
 
-    /// Gives the thread back the CPUs that it had, unless somebody else has bound it since.
+    /// Gives the thread back the CPUs that it had, unless somebody else has bound it since. One of those that it has now may be off meanwhile.
     fn undo(self) {
-        if sched_getaffinity(self.thread).is_ok_and(|now| now == self.now) {
+        let is_ours = |now: CpuSet| (0..CpuSet::MAX_CPU).all(|cpu| self.now.is_set(cpu) || !now.is_set(cpu));
+        if sched_getaffinity(self.thread).is_ok_and(is_ours) {
             // Where the machine's CPUs have changed meanwhile the kernel has chosen by itself.
             let _ = sched_setaffinity(self.thread, &self.before);
         }
     }
 }
 
-/// Where the kernel tells how long `agent` has waited for a CPU, if that is an agent.
-fn times_of(agent: AgentSeen) -> Option<File> {
-    let directory = format!("/proc/{}/task/{}", agent.process, agent.thread);
+/// Where the kernel tells how long `agent` has waited for a CPU, if that is an agent; looked up once for each.
+fn times_of(known: &mut Option<(Whose, Option<File>)>, agent: Whose) -> Option<&File> {
+    if known.as_ref().is_none_or(|(whose, _)| *whose != agent) {
+        *known = Some((agent, open_times(agent)));
+    }
+    known.as_ref()?.1.as_ref()
+}
+
+fn open_times((process, thread): Whose) -> Option<File> {
+    let directory = format!("/proc/{process}/task/{thread}");
     let name = fs::read(format!("{directory}/comm")).ok()?;
     let is_agent = CStr::from_bytes_until_nul(AGENT_NAME).is_ok_and(|agent| name.trim_ascii_end() == agent.to_bytes());
     if is_agent { File::open(format!("{directory}/schedstat")).ok() } else { None }
@@ -206,41 +241,54 @@ fn waited(times: &File) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use spillway_sys::skipping::skip;
 
     use super::*;
 
+    const AGENT: Whose = (1, 2);
     const NONE: fn() -> Option<Duration> = || Some(Duration::ZERO);
+
+    /// One of which a batch of [`AGENT`] has ended.
+    fn begun(now: Instant) -> Apart {
+        let mut apart = Apart::new(now);
+        assert_eq!(apart.batch_ended(AGENT, (3, 3), NONE, now), None, "the first of an agent");
+        apart
+    }
 
     /// One that has just left CPU 3, and when.
     fn away() -> (Apart, Instant) {
         let now = Instant::now();
-        let mut apart = Apart::new(now);
+        let mut apart = begun(now);
         for _ in 1..SHARED_BATCHES_MAX {
-            assert_eq!(apart.batch_ended(3, 3, NONE, now), None);
+            assert_eq!(apart.batch_ended(AGENT, (3, 3), NONE, now), None);
         }
-        assert_eq!(apart.batch_ended(3, 3, NONE, now), Some(Order::Avoid(3)));
+        assert_eq!(apart.batch_ended(AGENT, (3, 3), NONE, now), Some(Order::Avoid(3)));
         (apart, now)
     }
 
     #[test]
     fn it_leaves_a_cpu_that_both_have_had_for_a_while() {
         let now = Instant::now();
-        let mut apart = Apart::new(now);
+        let mut apart = begun(now);
         for batch in 0..4 * SHARED_BATCHES_MAX {
             let own_cpu = if (batch + 1).is_multiple_of(SHARED_BATCHES_MAX) { 4 } else { 3 };
-            assert_eq!(apart.batch_ended(3, own_cpu, NONE, now), None, "not again and again the same one");
+            assert_eq!(apart.batch_ended(AGENT, (3, own_cpu), NONE, now), None, "not again and again the same one");
         }
         away();
     }
 
     #[test]
-    fn it_leaves_again_when_the_agent_follows() {
-        let (mut apart, now) = away();
+    fn it_leaves_again_when_they_meet_and_knows_since_when_it_waits() {
+        let (mut apart, begin) = away();
         for _ in 1..SHARED_BATCHES_MAX {
-            assert_eq!(apart.batch_ended(5, 5, NONE, now), None);
+            assert_eq!(apart.batch_ended(AGENT, (5, 5), NONE, begin), None);
         }
-        assert_eq!(apart.batch_ended(5, 5, NONE, now), Some(Order::Avoid(5)));
+        let later = begin + APART_CHECK_INTERVAL / 2;
+        assert_eq!(apart.batch_ended(AGENT, (5, 5), || Some(APART_CHECK_INTERVAL), later), Some(Order::Avoid(5)));
+        let due = begin + APART_CHECK_INTERVAL;
+        assert_eq!(apart.batch_ended(AGENT, (5, 5), || Some(APART_CHECK_INTERVAL), due), Some(Order::Anywhere));
     }
 
     #[test]
@@ -248,14 +296,24 @@ mod tests {
         let (mut apart, begin) = away();
         let late = begin + APART_CHECK_INTERVAL;
         let little = APART_CHECK_INTERVAL / APART_WAIT_SHARE;
-        assert_eq!(apart.batch_ended(3, 4, || Some(little), late), None, "it waited no more than others do");
+        assert_eq!(apart.batch_ended(AGENT, (3, 4), || Some(little), late), None, "it waited no more than others do");
         let later = late + APART_CHECK_INTERVAL;
         let much = 2 * little + Duration::from_nanos(1);
-        assert_eq!(apart.batch_ended(3, 4, || Some(much), later), Some(Order::Anywhere));
+        assert_eq!(apart.batch_ended(AGENT, (3, 4), || Some(much), later), Some(Order::Anywhere));
         for _ in 0..2 * SHARED_BATCHES_MAX {
-            assert_eq!(apart.batch_ended(3, 3, NONE, later), None, "not soon");
+            assert_eq!(apart.batch_ended(AGENT, (3, 3), NONE, later), None, "not soon");
         }
-        assert_eq!(apart.batch_ended(3, 3, NONE, later + APART_PAUSE), Some(Order::Avoid(3)));
+        assert_eq!(apart.batch_ended(AGENT, (3, 3), NONE, later + APART_PAUSE), Some(Order::Avoid(3)));
+    }
+
+    #[test]
+    fn where_it_cannot_leave_it_does_not_try_again_soon() {
+        let (mut apart, begin) = away();
+        apart.failed(begin);
+        for _ in 0..4 * SHARED_BATCHES_MAX {
+            assert_eq!(apart.batch_ended(AGENT, (3, 3), NONE, begin), None);
+        }
+        assert_eq!(apart.rests(begin + 2 * APART_REST), (Duration::MAX, None), "there is nothing to undo");
     }
 
     #[test]
@@ -267,22 +325,32 @@ mod tests {
     }
 
     #[test]
+    fn it_comes_back_when_another_program_has_its_turn() {
+        let (mut apart, begin) = away();
+        assert_eq!(apart.batch_ended((1, 7), (3, 4), NONE, begin), Some(Order::Anywhere));
+        for batch in 0..4 * SHARED_BATCHES_MAX {
+            assert_eq!(apart.batch_ended((1, batch % 2), (3, 3), NONE, begin), None, "they take turns");
+        }
+    }
+
+    #[test]
     fn where_the_kernel_does_not_tell_nothing_is_tried() {
         let now = Instant::now();
         let mut apart = Apart::new(now);
-        assert!((0..4 * SHARED_BATCHES_MAX).all(|_| apart.batch_ended(3, 3, || None, now).is_none()));
+        assert!((0..4 * SHARED_BATCHES_MAX).all(|_| apart.batch_ended(AGENT, (3, 3), || None, now).is_none()));
     }
 
-    /// Runs `test` on a thread of its own, because it is bound, with what it may run on, and another thread beside it.
-    fn with_threads(test: impl FnOnce(CpuSet, Pid) + Send) {
-        let (tell, told) = std::sync::mpsc::channel();
-        let (end, ended) = std::sync::mpsc::channel::<()>();
+    /// Runs `test` on a thread of its own, because it is bound, with what it may run on, and another thread of that name beside it.
+    fn with_thread(name: &str, test: impl FnOnce(CpuSet, Pid) + Send) {
+        let (tell, told) = channel();
+        let (end, ended) = channel::<()>();
         std::thread::scope(|threads| {
-            threads.spawn(move || {
+            let beside = move || {
                 tell.send(rustix::thread::gettid()).unwrap();
                 // Until the test is over, however it ends.
                 let _ = ended.recv();
-            });
+            };
+            std::thread::Builder::new().name(name.to_owned()).spawn_scoped(threads, beside).unwrap();
             threads.spawn(move || {
                 let _end = end;
                 let all = sched_getaffinity(None).unwrap();
@@ -294,49 +362,76 @@ mod tests {
         });
     }
 
-    #[test]
-    fn two_threads_leave_each_other_and_get_back_what_they_had() {
-        with_threads(|all, other| {
-            let mut placement = Placement::new(Instant::now());
-            let cpu = sched_getcpu();
-            placement.obey(Some(Order::Avoid(cpu)), Some(other));
-            let (own, others) = (sched_getaffinity(None).unwrap(), sched_getaffinity(Some(other)).unwrap());
-            assert!(!own.is_set(cpu) && own.count() + 1 == all.count());
-            assert!(others.is_set(cpu) && others.count() + 1 == all.count());
-            placement.obey(None, None);
-            assert_eq!(sched_getaffinity(None).unwrap(), own, "until it is told");
-            placement.obey(Some(Order::Anywhere), None);
-            assert_eq!((sched_getaffinity(None).unwrap(), sched_getaffinity(Some(other)).unwrap()), (all, all));
-            placement.obey(Some(Order::Avoid(cpu)), Some(other));
-            drop(placement);
-            assert_eq!((sched_getaffinity(None).unwrap(), sched_getaffinity(Some(other)).unwrap()), (all, all));
-        });
+    fn mask(thread: Option<Pid>) -> CpuSet {
+        sched_getaffinity(thread).unwrap()
+    }
+
+    /// A batch of `agent` has ended that had the calling thread's CPU.
+    fn shared_batch(placement: &mut Placement, agent: Pid) -> bool {
+        let thread = agent.as_raw_nonzero().get().cast_unsigned();
+        let seen = AgentSeen { process: std::process::id(), thread, cpu: sched_getcpu() };
+        placement.batch_ended(seen, Instant::now())
     }
 
     #[test]
-    fn what_somebody_else_has_bound_stays_so() {
-        with_threads(|_, other| {
-            let (mut placement, mut foreign) = (Placement::new(Instant::now()), CpuSet::new());
-            let cpu = sched_getcpu();
-            placement.obey(Some(Order::Avoid(cpu)), Some(other));
-            foreign.set(cpu);
-            sched_setaffinity(None, &foreign).unwrap();
-            placement.obey(Some(Order::Anywhere), None);
-            assert_eq!(sched_getaffinity(None).unwrap(), foreign);
-            // There is no other one left, and none of such a number.
-            for cpu in [sched_getcpu(), usize::MAX] {
-                placement.obey(Some(Order::Avoid(cpu)), None);
-                assert_eq!(sched_getaffinity(None).unwrap(), foreign);
+    fn two_threads_leave_each_other_and_get_back_what_they_had() {
+        with_thread("spillway-agent", |all, agent| {
+            let mut placement = Placement::new(Instant::now());
+            if placement.own_times.is_none() {
+                return skip("schedstat of threads");
             }
+            let both = || [mask(None), mask(Some(agent))];
+            // This thread may change its CPU in between, and then they start again.
+            assert!((0..1000).any(|_| shared_batch(&mut placement, agent)), "they are never kept apart");
+            assert!(both().iter().all(|mask| mask.count() + 1 == all.count()));
+            assert_ne!(both()[0], both()[1], "each leaves the other's");
+            assert!(placement.rests(Instant::now()) <= APART_REST);
+            assert_ne!(both(), [all, all], "until it rests");
+            assert_eq!(placement.rests(Instant::now() + APART_REST), Duration::MAX);
+            assert_eq!(both(), [all, all]);
+            let now = Instant::now();
+            assert!(placement.obey(Order::Avoid(sched_getcpu()), Some(agent), now));
+            drop(placement);
+            assert_eq!(both(), [all, all]);
         });
     }
 
     #[test]
     fn only_agents_are_bound() {
-        let process = std::process::id();
-        let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-        assert!(times_of(AgentSeen { process, thread, cpu: 0 }).is_none(), "it has another name");
-        assert!(times_of(AgentSeen { process, thread: 0, cpu: 0 }).is_none(), "there is no such thread");
+        with_thread("somebody-else", |all, other| {
+            let mut placement = Placement::new(Instant::now());
+            assert!((0..1000).all(|_| !shared_batch(&mut placement, other)), "it has another name");
+            assert_eq!([mask(None), mask(Some(other))], [all, all]);
+        });
+        assert!(open_times((std::process::id(), 0)).is_none(), "there is no such thread");
+    }
+
+    #[test]
+    fn what_somebody_else_has_bound_stays_so() {
+        with_thread("spillway-agent", |_, agent| {
+            let (mut placement, mut foreign, now) = (Placement::new(Instant::now()), CpuSet::new(), Instant::now());
+            let cpu = sched_getcpu();
+            assert!(placement.obey(Order::Avoid(cpu), Some(agent), now));
+            foreign.set(cpu);
+            sched_setaffinity(None, &foreign).unwrap();
+            placement.obey(Order::Anywhere, None, now);
+            assert_eq!(mask(None), foreign);
+            // There is no other one left, and none of such a number; nor is the agent bound then.
+            let theirs = mask(Some(agent));
+            for cpu in [sched_getcpu(), usize::MAX] {
+                assert!(!placement.obey(Order::Avoid(cpu), Some(agent), now));
+                assert_eq!((mask(None), mask(Some(agent))), (foreign, theirs));
+            }
+        });
+    }
+
+    #[test]
+    fn both_are_bound_or_none_is() {
+        with_thread("spillway-agent", |all, _| {
+            let mut placement = Placement::new(Instant::now());
+            assert!(!placement.obey(Order::Avoid(sched_getcpu()), None, Instant::now()));
+            assert_eq!(mask(None), all);
+        });
     }
 
     #[test]

@@ -102,7 +102,7 @@ pub struct AgentSeen {
     pub process: u32,
     /// The thread's number, right if the program is in the pager's PID namespace.
     pub thread: u32,
-    /// The CPU that it had when it began the batch.
+    /// The CPU that it had when it began the batch, or the next one by now.
     pub cpu: usize,
 }
 

@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::yield_now;
+use std::time::Instant;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::seat::Seat;
@@ -26,7 +27,7 @@ use super::doubt::Doubt;
 use super::faults::crew::Crew;
 use super::limits::{
     FAILURES_MAX, GROUP_SIZE_BYTES, LAST_PAGES, WATERMARK_PAGES_MAX, WATERMARK_PAGES_MIN, WATERMARK_SHARE,
-    WATERMARK_SHARE_MAX,
+    WATERMARK_SHARE_MAX, YIELD_QUICK,
 };
 use super::program::{Agent, ProgramMemory};
 use super::rechecked::Rechecked;
@@ -90,7 +91,7 @@ pub struct Table {
     pub batch: bool,
     /// The fault thread wants to know when the batch has ended.
     pub is_awaited: bool,
-    /// A fault that was read is put off until the batch has ended: no other follows right behind it.
+    /// A fault that was read is put off until the batch has ended: all fault threads are woken then, and the next batch waits a moment.
     pub is_hurried: bool,
     /// Faults that were read, were left to whichever thread is free, and were not tried yet: no batch begins before that, or they would have to
     /// wait for it.
@@ -149,7 +150,11 @@ impl Tenant {
 
     /// The same for fault threads, which have it nearly all the time.
     pub fn lock_for_faults(&self) -> MutexGuard<'_, Table> {
-        self.table.lock_last(yield_now)
+        self.table.lock_last(|| {
+            let begin = Instant::now();
+            yield_now();
+            begin.elapsed() < YIELD_QUICK
+        })
     }
 
     /// Whether `thread` is its agent, which nobody may keep waiting.
@@ -331,8 +336,8 @@ pub struct Shared {
     pub served: Epoll,
     /// Wakes the eviction thread: the budget is exceeded.
     pub eviction: Bell,
-    /// Something is put off in a fault thread until pages have left, or a batch has ended.
-    waits_for_batch: AtomicBool,
+    /// Something is put off in a fault thread until pages have left.
+    waits_for_room: AtomicBool,
     /// Wakes the survey: the budget is exceeded for the first time, a child came.
     pub survey: Bell,
     /// Everybody is to end.
@@ -357,7 +362,7 @@ impl Shared {
             crew: Crew::new(fault_threads)?,
             served: Epoll::new()?,
             eviction: Bell::new()?,
-            waits_for_batch: AtomicBool::new(false),
+            waits_for_room: AtomicBool::new(false),
             survey: Bell::new()?,
             is_stopping: AtomicBool::new(false),
             failures: Mutex::default(),
@@ -418,17 +423,22 @@ impl Shared {
         self.faults.signal();
     }
 
-    /// Something is put off in the calling fault thread, until pages have left or a batch has ended.
-    pub fn put_off_until_batch(&self) {
-        self.waits_for_batch.store(true, Ordering::SeqCst);
+    /// Something is to be put off in the calling fault thread until pages have left; it looks once more afterwards.
+    pub fn put_off_for_room(&self) {
+        self.waits_for_room.store(true, Ordering::SeqCst);
     }
 
-    /// A batch has ended: wakes the fault threads if one of them has put something off until then.
-    pub fn batch_ended(&self) {
-        if self.waits_for_batch.swap(false, Ordering::SeqCst) {
-            self.faults.signal();
-            self.crew.bells().iter().for_each(Bell::signal);
+    /// Pages have left: wakes the fault threads if one of them has put something off for that.
+    pub fn made_room(&self) {
+        if self.waits_for_room.swap(false, Ordering::SeqCst) {
+            self.call_fault_threads();
         }
+    }
+
+    /// Wakes all fault threads: any of them may have put a fault off.
+    pub fn call_fault_threads(&self) {
+        self.faults.signal();
+        self.crew.bells().iter().for_each(Bell::signal);
     }
 
     /// Wakes the eviction thread if pages are to leave.

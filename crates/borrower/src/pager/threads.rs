@@ -74,11 +74,10 @@ impl<'a> Served<'a> {
     /// Takes in who came, leaves out who went, and listens again to those whose batch has ended.
     fn follow(&mut self, shared: &Shared) -> io::Result<()> {
         let current = shared.tenants();
-        self.tenants.retain(|number, _| current.iter().any(|tenant| tenant.id == SpaceId(*number)));
-        for tenant in current {
+        for tenant in &current {
             let number = tenant.id.0;
             let listens = || tenant.is_listened_to.load(Ordering::SeqCst);
-            let (_, listens) = self.tenants.entry(number).or_insert_with(|| (Arc::clone(&tenant), listens()));
+            let (_, listens) = self.tenants.entry(number).or_insert_with(|| (Arc::clone(tenant), listens()));
             if *listens {
                 continue;
             }
@@ -92,6 +91,9 @@ impl<'a> Served<'a> {
                 // The end of the batch is signalled to whoever waits for it.
                 table.is_awaited |= table.batch;
             }
+        }
+        if self.tenants.len() > current.len() {
+            self.tenants.retain(|number, _| current.iter().any(|tenant| tenant.id == SpaceId(*number)));
         }
         Ok(())
     }
@@ -241,6 +243,8 @@ pub(crate) fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
             Pause::None => continue,
             Pause::Agent => {
                 eviction.await_agent(RETRY_INTERVAL);
+                // Its program may have been stopped.
+                placement.rests(Instant::now());
                 continue;
             }
             Pause::Sleep(patience) => patience.min(placement.rests(Instant::now())),

@@ -199,7 +199,6 @@ impl Faults {
     }
 
     fn put_off(&mut self, pending: Pending) {
-        self.shared.put_off_until_batch();
         self.put_off.push_back(pending);
     }
 
@@ -212,9 +211,15 @@ impl Faults {
         }
     }
 
-    /// Whether a fault has to wait for the budget (rule 15); those of a program that is to fork do not.
+    /// Whether a fault has to wait for the budget (rule 15), until pages have left; those of a program that is to fork do not.
     fn holds_back(&self, tenant: &Tenant, fault: Fault) -> bool {
-        self.shared.budget.holds_back() && !tenant.is_agent(fault.thread) && !tenant.is_held()
+        let budget = &self.shared.budget;
+        let may_wait = budget.holds_back() && !tenant.is_agent(fault.thread) && !tenant.is_held();
+        if may_wait {
+            self.shared.put_off_for_room();
+        }
+        // What left before that rang nobody.
+        may_wait && budget.holds_back()
     }
 
     /// Answers one fault, if that can be done now.

@@ -132,7 +132,7 @@ impl Faults {
             let tenant = Arc::clone(tenant);
             let table = &mut *tenant.lock_for_faults();
             // What came along with the one before is counted by now, if it was filled in place.
-            let has_room = self.shared.budget.has_room(WINDOW_MAX as i64);
+            let has_room = self.has_room_for_window();
             is_short |= !has_room;
             let is_ready = has_room && self.shared.settle(&tenant, table);
             if !is_ready {
@@ -143,8 +143,16 @@ impl Faults {
         });
         self.asks = asks;
         if is_short {
-            self.shared.put_off_until_batch();
             self.shared.eviction.signal();
+        }
+    }
+
+    /// Whether a window has room; if not, pages that leave ring.
+    fn has_room_for_window(&self) -> bool {
+        let budget = &self.shared.budget;
+        budget.has_room(WINDOW_MAX as i64) || {
+            self.shared.put_off_for_room();
+            budget.has_room(WINDOW_MAX as i64)
         }
     }
 

@@ -196,7 +196,8 @@ fn nothing_is_read_from_a_program_while_its_batch_is_under_way() {
     assert!(!world.messages.guess(&tenant, &mut world.faults[0], world.now) && !tenant.lock().is_awaited);
     assert!(!world.serve(&tenant), "not before the batch has ended");
     assert_eq!(world.programs[0].memory.lock().events.len(), 1);
-    assert!(tenant.lock().is_awaited);
+    assert!(tenant.lock().is_awaited && !world.has_put_off());
+    world.shared.faults.clear();
     while tenant.lock().batch {
         world.programs[0].memory.step();
         world.turn();
@@ -399,6 +400,87 @@ fn what_comes_along_waits_for_room() {
     (0..3).for_each(|_| world.poll(0));
     assert!(is_there(&world, first + 2) && !world.has_put_off());
     world.shared.budget.set_resident(world.count());
+    world.end();
+}
+
+/// A batch under way, more to leave after it, and a page that is away and that nobody has asked for.
+fn with_batch_under_way() -> (World, Arc<Tenant>, u64) {
+    let mut world = World::new(200);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    let tenant = Arc::clone(&world.programs[0].tenant);
+    let away = tenant.lock().space.away()[0];
+    let has_begun = (0..1000).any(|_| {
+        exceed(&world);
+        world.turn();
+        tenant.lock().batch
+    });
+    assert!(has_begun);
+    (world, tenant, away)
+}
+
+/// There is always something to leave, and no fault has to wait for that.
+fn exceed(world: &World) {
+    world.shared.budget.set_resident(world.shared.budget.limit_pages() - 1);
+}
+
+#[test]
+fn a_fault_that_was_put_off_is_answered_between_two_batches() {
+    let (mut world, tenant, away) = with_batch_under_way();
+    world.shared.want([Wanted { space: tenant.id, address: away, is_writable: false }]);
+    world.fetch_wanted();
+    world.poll(0);
+    assert!(tenant.lock().is_hurried && world.has_put_off());
+    world.shared.faults.clear();
+    while tenant.lock().batch {
+        assert!(!world.shared.faults.clear(), "not before the batch has ended");
+        exceed(&world);
+        world.programs[0].memory.step();
+        world.eviction.turn(world.now);
+    }
+    assert!(world.shared.faults.clear(), "its end rings");
+    (0..3).for_each(|_| {
+        exceed(&world);
+        world.eviction.turn(world.now);
+    });
+    assert!(!tenant.lock().batch && !tenant.lock().is_hurried, "the next one waits");
+    world.poll(0);
+    assert!(!tenant.lock().space.away().contains(&away));
+    exceed(&world);
+    world.eviction.turn(world.now + limits::HURRY_PAUSE);
+    assert!(tenant.lock().batch, "and not for long");
+    world.shared.budget.set_resident(world.count());
+    world.settle();
+    world.end();
+}
+
+#[test]
+fn pages_that_leave_ring_for_a_fault_that_waits_for_room() {
+    let (mut world, tenant, away) = with_batch_under_way();
+    let end = |world: &mut World| {
+        while tenant.lock().batch {
+            world.programs[0].memory.step();
+            world.eviction.turn(world.now);
+        }
+        world.shared.faults.clear()
+    };
+    world.shared.budget.set_resident(world.shared.budget.limit_pages());
+    world.shared.want([Wanted { space: tenant.id, address: away, is_writable: false }]);
+    world.fetch_wanted();
+    // The first look finds the batch; while it is there, room is not asked for.
+    world.poll(0);
+    assert!(end(&mut world), "its end rings");
+    world.shared.budget.set_resident(world.shared.budget.limit_pages());
+    world.poll(0);
+    assert!(world.has_put_off(), "there is no room");
+    world.eviction.turn(world.now + limits::HURRY_PAUSE);
+    assert!(tenant.lock().batch && end(&mut world), "what leaves rings");
+    world.poll(0);
+    assert!(!world.has_put_off() && !tenant.lock().space.away().contains(&away));
+    world.eviction.turn(world.now + limits::HURRY_PAUSE);
+    assert!(!end(&mut world), "nobody waits any more");
+    world.shared.budget.set_resident(world.count());
+    world.settle();
     world.end();
 }
 
