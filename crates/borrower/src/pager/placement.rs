@@ -1,8 +1,7 @@
 //! Which CPUs the eviction thread and an agent run on: not on the same one, as long as another one is free.
 //!
-//! The two work at the same time: one takes pages out while the other writes those before. But who sleeps is woken by the other, and onto his CPU
-//! where CPUs share no cache, or where one that is idle counts as taken (a virtual machine's whose host has something else to do). Then both take turns
-//! on one CPU while another one is idle. So if that was so for some batches, the eviction thread leaves that CPU, and neither may run where
+//! The two work at the same time: one takes pages out while the other writes those before. But who sleeps is woken by the other, and the
+//! scheduler may put it on the waker's CPU though another one is idle (docs/decisions/pager-speed.md). Then both take turns on one. So if that was so for some batches, the eviction thread leaves that CPU, and neither may run where
 //! the other was then.
 //!
 //! All of that is undone when nothing has left for a while, and when one of them has to wait for a CPU: then others want it, and it is not tried again
