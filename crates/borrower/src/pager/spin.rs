@@ -49,9 +49,9 @@ pub(super) struct Company {
 }
 
 impl Company {
-    /// Offers the CPU, unless that cost a turn a moment ago. Whether nobody wants it; `now` is how late it is.
-    pub(super) fn is_alone(&mut self, now: impl Fn() -> Instant, offer: impl FnOnce()) -> bool {
-        let start = now();
+    /// Offers the CPU, unless that cost a turn a moment ago. Whether nobody wants it; it was `start` a microsecond ago at most, and `now` is how
+    /// late it is.
+    pub(super) fn is_alone(&mut self, start: Instant, now: impl Fn() -> Instant, offer: impl FnOnce()) -> bool {
         if self.lost_at.is_some_and(|at| start.saturating_duration_since(at) < COMPANY_PAUSE) {
             return false;
         }
@@ -100,7 +100,7 @@ impl EvictionPauses {
         offer: impl FnOnce(),
     ) -> Pause {
         let goes_on = waiting == Waiting::Poll && self.looks < LOOKS_MAX;
-        if goes_on && (self.company.is_alone(now, offer) || !is_agent_at_work) {
+        if goes_on && (self.company.is_alone(now(), now, offer) || !is_agent_at_work) {
             self.looks += 1;
             return Pause::None;
         }
@@ -140,13 +140,13 @@ mod tests {
         let now = || time.get();
         let pass = |duration| time.set(time.get() + duration);
         let mut company = Company::default();
-        assert!(company.is_alone(now, || pass(YIELD_QUICK / 5)));
-        assert!(!company.is_alone(now, || pass(COMPANY_TURN / 2)), "somebody took it");
-        assert!(company.is_alone(now, || ()), "for a moment");
-        assert!(!company.is_alone(now, || pass(COMPANY_TURN)), "somebody took it");
-        assert!(!company.is_alone(now, || panic!("no second offer")));
+        assert!(company.is_alone(now(), now, || pass(YIELD_QUICK / 5)));
+        assert!(!company.is_alone(now(), now, || pass(COMPANY_TURN / 2)), "somebody took it");
+        assert!(company.is_alone(now(), now, || ()), "for a moment");
+        assert!(!company.is_alone(now(), now, || pass(COMPANY_TURN)), "somebody took it");
+        assert!(!company.is_alone(now(), now, || panic!("no second offer")));
         pass(COMPANY_PAUSE);
-        assert!(company.is_alone(now, || ()), "he may be gone");
+        assert!(company.is_alone(now(), now, || ()), "he may be gone");
     }
 
     #[test]

@@ -106,11 +106,10 @@ impl<'a> Served<'a> {
     }
 
     /// Asks the one who had something to tell last, without a look at who has. Whether that was right.
-    fn guess(&mut self, messages: &mut Messages, faults: &mut Faults) -> bool {
+    fn guess(&mut self, messages: &mut Messages, faults: &mut Faults, now: Instant) -> bool {
         let asked = self.last.filter(|_| self.guesses < GUESSES_MAX).and_then(|number| self.tenants.get(&number));
-        let is_right = asked.is_some_and(|(tenant, listens)| {
-            *listens && !tenant.is_gone() && messages.guess(tenant, faults, Instant::now())
-        });
+        let is_right =
+            asked.is_some_and(|(tenant, listens)| *listens && !tenant.is_gone() && messages.guess(tenant, faults, now));
         if is_right && messages.was_alone() {
             self.guesses += 1;
         } else {
@@ -120,9 +119,15 @@ impl<'a> Served<'a> {
     }
 
     /// Serves whoever has something to tell; how many did.
-    fn serve(&mut self, shared: &Shared, messages: &mut Messages, faults: &mut Faults) -> io::Result<usize> {
+    fn serve(
+        &mut self,
+        shared: &Shared,
+        messages: &mut Messages,
+        faults: &mut Faults,
+        now: Instant,
+    ) -> io::Result<usize> {
         if self.ready.is_empty() {
-            if self.guess(messages, faults) {
+            if self.guess(messages, faults, now) {
                 return Ok(1);
             }
             self.look(Duration::ZERO)?;
@@ -166,7 +171,7 @@ impl Leisure {
             Waiting::Poll => None,
             Waiting::Retry => Some(RETRY_INTERVAL),
             _ if has_put_off => Some(RETRY_INTERVAL),
-            _ if self.spin.goes_on(now) && self.company.is_alone(Instant::now, yield_now) => None,
+            _ if self.spin.goes_on(now) && self.company.is_alone(now, Instant::now, yield_now) => None,
             Waiting::Nothing | Waiting::Event => Some(IDLE_INTERVAL),
         }
     }
@@ -181,13 +186,14 @@ pub(crate) fn serve_faults(
     let mut served = Served::new(shared)?;
     let mut leisure = Leisure::new(Instant::now());
     while !shared.is_stopping() {
+        // Once for all of a turn: a look at the clock is 30 ns, and a turn takes some microseconds.
+        let now = Instant::now();
         if shared.faults.clear() {
             served.follow(shared)?;
             messages.fetch_wanted(&mut faults);
         }
-        let has_served = served.serve(shared, &mut messages, &mut faults)? > 0;
+        let has_served = served.serve(shared, &mut messages, &mut faults, now)? > 0;
         let has_answered = faults.answer_shared();
-        let now = Instant::now();
         messages.settle(now);
         let waiting = faults.poll(now);
         // Not for messages alone: what is answered here waits for nobody's CPU.
