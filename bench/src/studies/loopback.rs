@@ -26,10 +26,8 @@ const SCATTERED_BYTES: u64 = 256 * MIB;
 /// Bytes of a request: about what a page protocol's header needs.
 const REQUEST_BYTES: usize = 32;
 
-fn serve(listener: &TcpListener, cpu: Option<usize>) -> std::io::Result<()> {
+fn serve(mut stream: TcpStream, cpu: Option<usize>) -> std::io::Result<()> {
     pin(cpu)?;
-    let (mut stream, _) = listener.accept()?;
-    stream.set_nodelay(true)?;
     let (mut request, page) = ([0; REQUEST_BYTES], [7; PAGE_SIZE_BYTES as usize]);
     while stream.read_exact(&mut request).is_ok() {
         stream.write_all(&page)?;
@@ -37,57 +35,12 @@ fn serve(listener: &TcpListener, cpu: Option<usize>) -> std::io::Result<()> {
     Ok(())
 }
 
-fn ask(stream: &mut TcpStream, count: u32) -> std::io::Result<f64> {
-    let (request, mut page) = ([1; REQUEST_BYTES], [0; PAGE_SIZE_BYTES as usize]);
-    let start = Instant::now();
-    for _ in 0..count {
-        stream.write_all(&request)?;
-        stream.read_exact(&mut page)?;
-    }
-    Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(count))
-}
-
-/// Microseconds for one exchange, as the mean of `count`, between threads on the two CPUs, or anywhere.
-pub fn exchange_us(count: u32, server_cpu: Option<usize>, client_cpu: Option<usize>) -> std::io::Result<f64> {
-    let listener = TcpListener::bind(("127.0.0.1", 0))?;
-    let address = listener.local_addr()?;
-    std::thread::scope(|scope| {
-        let server = scope.spawn(move || serve(&listener, server_cpu));
-        let client = scope.spawn(move || {
-            let mut stream = TcpStream::connect(address)?;
-            stream.set_nodelay(true)?;
-            pin(client_cpu)?;
-            ask(&mut stream, count)
-        });
-        let result = client.join().expect("the client thread does not panic");
-        // Without a client, one connection lets the server come to its end.
-        if result.is_err() {
-            let _ = TcpStream::connect(address);
-        }
-        server.join().expect("the server thread does not panic")?;
-        result
-    })
-}
-
-/// What the other process does: one page for each request, each from another place of its memory, until the connection ends.
-pub fn serve_scattered(mut stream: TcpStream, cpu: Option<usize>) -> std::io::Result<()> {
-    pin(cpu)?;
-    stream.set_nodelay(true)?;
-    let memory = vec![7_u8; SCATTERED_BYTES as usize];
-    let pages: Vec<&[u8]> = memory.chunks_exact(PAGE_SIZE_BYTES as usize).collect();
-    let (mut request, mut random) = ([0; REQUEST_BYTES], Random::new(1));
-    while stream.read_exact(&mut request).is_ok() {
-        stream.write_all(pages[random.next_u64() as usize % pages.len()])?;
-    }
-    Ok(())
-}
-
-fn ask_by_poll(mut stream: TcpStream, count: u32) -> std::io::Result<f64> {
-    stream.set_nodelay(true)?;
+/// Microseconds for one exchange, as the mean of `count` after a first one; `wait` waits for the page before it is read.
+fn ask(mut stream: TcpStream, count: u32, wait: impl Fn(&TcpStream) -> std::io::Result<()>) -> std::io::Result<f64> {
     let (request, mut page) = ([1; REQUEST_BYTES], [0; PAGE_SIZE_BYTES as usize]);
     let mut exchange = || {
         stream.write_all(&request)?;
-        poll(&mut [PollFd::new(&stream, PollFlags::IN)], None)?;
+        wait(&stream)?;
         stream.read_exact(&mut page)
     };
     // The server has its memory by then.
@@ -99,11 +52,43 @@ fn ask_by_poll(mut stream: TcpStream, count: u32) -> std::io::Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(count))
 }
 
-/// Two ends of a connection.
+fn ask_by_poll(stream: TcpStream, count: u32) -> std::io::Result<f64> {
+    ask(stream, count, |stream| Ok(poll(&mut [PollFd::new(stream, PollFlags::IN)], None).map(|_| ())?))
+}
+
+/// Two ends of a connection, neither of which waits for more to send.
 fn connected() -> std::io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let near = TcpStream::connect(listener.local_addr()?)?;
-    Ok((near, listener.accept()?.0))
+    let far = listener.accept()?.0;
+    near.set_nodelay(true)?;
+    far.set_nodelay(true)?;
+    Ok((near, far))
+}
+
+/// Microseconds for one exchange, as the mean of `count`, between threads on the two CPUs, or anywhere.
+pub fn exchange_us(count: u32, server_cpu: Option<usize>, client_cpu: Option<usize>) -> std::io::Result<f64> {
+    // Who ends, ends the connection, and with it the other.
+    let (near, far) = connected()?;
+    std::thread::scope(|scope| {
+        let server = scope.spawn(move || serve(far, server_cpu));
+        let client = scope.spawn(move || pin(client_cpu).and_then(|()| ask(near, count, |_| Ok(()))));
+        let result = client.join().expect("the client thread does not panic");
+        server.join().expect("the server thread does not panic")?;
+        result
+    })
+}
+
+/// What the other process does: one page for each request, each from another place of its memory, until the connection ends.
+pub fn serve_scattered(mut stream: TcpStream, cpu: Option<usize>) -> std::io::Result<()> {
+    pin(cpu)?;
+    let memory = vec![7_u8; SCATTERED_BYTES as usize];
+    let pages: Vec<&[u8]> = memory.chunks_exact(PAGE_SIZE_BYTES as usize).collect();
+    let (mut request, mut random) = ([0; REQUEST_BYTES], Random::new(1));
+    while stream.read_exact(&mut request).is_ok() {
+        stream.write_all(pages[random.next_u64() as usize % pages.len()])?;
+    }
+    Ok(())
 }
 
 /// As [`exchange_us`], with a process of `program`, which is this one, as the server (see the module text). It ends with the connection.

@@ -15,7 +15,7 @@
 mod within_budget;
 
 use super::pinning::Placement;
-use super::program_run::{run_storage, run_workload, workload_command};
+use super::program_run::{own_program, run_storage, run_workload, workload_command};
 use super::{Context, Study, loopback};
 use crate::harness::HarnessError;
 use crate::harness::spillway::{RunReport, Transport, Via, pinned};
@@ -173,8 +173,7 @@ fn measure_floor(
     let exchange = loopback::exchange_us(count as u32, server, client);
     let exchange = exchange.map_err(HarnessError::system("measuring a raw loopback exchange"))?;
     result.record(round, &case(FAULT, placement), EXCHANGE, MICROSECONDS, exchange);
-    let own = std::env::current_exe().map_err(HarnessError::system("looking for this program's own file"))?;
-    let exchange = loopback::exchange_between_processes_us(&own, count as u32, server, client);
+    let exchange = loopback::exchange_between_processes_us(&own_program()?, count as u32, server, client);
     let exchange = exchange.map_err(HarnessError::system("measuring a raw exchange between processes"))?;
     result.record(round, &case(FAULT, placement), EXCHANGE_APART, MICROSECONDS, exchange);
     let rate = eviction_floor::pages_per_second(context.choose(65_536, 16_384), client);
