@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::file::{BackingError, BackingFile, FileQueuePair};
+use spillway_fabric::file::{BackingFile, FileQueuePair};
 use spillway_fabric::key::ClusterKey;
 use spillway_fabric::queue_pair::QueuePair;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
@@ -15,7 +15,7 @@ use super::{DeviceConfig, DeviceError};
 use crate::disk_writer::{DiskCounters, DiskThread};
 use crate::engine::Engine;
 use crate::engine::lanes::{LaneMailbox, Lanes};
-use crate::limits::{BACKING_RELEASE_DEADLINE, DISK_WRITES_MAX, MOVE_BATCH_PAGES};
+use crate::limits::{BACKING_HANDOVER_DEADLINE, BACKING_RELEASE_DEADLINE, DISK_WRITES_MAX, MOVE_BATCH_PAGES};
 use crate::manager::donors::Phase;
 use crate::manager::heat::MappingPolicy;
 use crate::manager::{Lane, Manager, ManagerParts, Ties, care};
@@ -197,17 +197,11 @@ impl Ground {
 fn open_backing(path: &Path, state: &DeviceState) -> Result<BackingFile, DeviceError> {
     let size_bytes = state.size_bytes();
     if !state.is_resumed() {
-        return Ok(BackingFile::prepare(path, size_bytes)?);
+        return Ok(BackingFile::prepare_within(path, size_bytes, BACKING_HANDOVER_DEADLINE)?);
     }
     if std::fs::metadata(path).map_or(0, |metadata| metadata.len()) < size_bytes {
         let path = path.display();
         return Err(DeviceError::Invalid(format!("the backing file {path} with the pages of this device is gone")));
     }
-    let give_up = Instant::now() + BACKING_RELEASE_DEADLINE;
-    loop {
-        match BackingFile::prepare(path, size_bytes) {
-            Err(BackingError::InUse(_)) if Instant::now() < give_up => std::thread::sleep(Duration::from_millis(10)),
-            result => return Ok(result?),
-        }
-    }
+    Ok(BackingFile::prepare_within(path, size_bytes, BACKING_RELEASE_DEADLINE)?)
 }

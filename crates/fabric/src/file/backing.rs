@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{self, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -15,6 +16,9 @@ use super::writer::FileWriter;
 
 /// File systems that keep their files in memory: `tmpfs` and `ramfs`, by the magic numbers of their `statfs`.
 const IN_MEMORY_MAGICS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// How often a file that another process has is looked at.
+const LOCK_POLL: Duration = Duration::from_millis(10);
 
 /// Why a file cannot hold the copies of pages.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +89,18 @@ impl BackingFile {
             let _ = fs::unlink(path);
         }
         prepared
+    }
+
+    /// As [`BackingFile::prepare`], but a file that another process has is waited for, at most `patience`: one that was killed keeps
+    /// its lock until its last write has ended and the kernel has taken its rings apart.
+    pub fn prepare_within(path: &Path, size_bytes: u64, patience: Duration) -> Result<Self, BackingError> {
+        let give_up = Instant::now() + patience;
+        loop {
+            match Self::prepare(path, size_bytes) {
+                Err(BackingError::InUse(_)) if Instant::now() < give_up => std::thread::sleep(LOCK_POLL),
+                result => return result,
+            }
+        }
     }
 
     /// Bytes of the file that are used.
@@ -222,6 +238,25 @@ mod tests {
         assert!(matches!(BackingFile::prepare(&path, SIZE), Err(BackingError::InUse(_))));
         drop(first);
         assert!(BackingFile::prepare(&path, SIZE).is_ok());
+    }
+
+    #[test]
+    fn a_file_that_is_given_up_meanwhile_is_waited_for() {
+        let directory = directory();
+        let path = directory.path().join("backing");
+        let first = BackingFile::prepare(&path, SIZE).unwrap();
+        let refused = BackingFile::prepare_within(&path, SIZE, 2 * LOCK_POLL);
+        assert!(matches!(refused, Err(BackingError::InUse(_))));
+        let (told, asks) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn(move || {
+            told.send(()).unwrap();
+            BackingFile::prepare_within(&path, SIZE, Duration::from_secs(600)).map(drop)
+        });
+        asks.recv().unwrap();
+        // Time enough to be refused at least once, on most days.
+        std::thread::sleep(5 * LOCK_POLL);
+        drop(first);
+        waiting.join().unwrap().unwrap();
     }
 
     #[test]

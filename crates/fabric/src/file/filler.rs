@@ -100,10 +100,8 @@ impl FileFiller {
 mod tests {
     use std::os::unix::fs::{FileExt, MetadataExt};
     use std::path::Path;
-    use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::file::BackingError;
 
     const SIZE: u64 = 3 * FILL_STEP_BYTES as u64;
 
@@ -112,15 +110,8 @@ mod tests {
         tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
     }
 
-    /// The kernel lets go of a closed ring's file a little later.
     fn prepare(path: &Path) -> BackingFile {
-        let give_up = Instant::now() + Duration::from_secs(20);
-        loop {
-            match BackingFile::prepare(path, SIZE) {
-                Err(BackingError::InUse(_)) if Instant::now() < give_up => std::thread::sleep(Duration::from_millis(5)),
-                result => return result.unwrap(),
-            }
-        }
+        BackingFile::prepare(path, SIZE).unwrap()
     }
 
     fn fill(path: &Path) -> usize {
