@@ -54,6 +54,7 @@ pub mod process_stat;
 pub mod shared_futex;
 pub mod skipping;
 pub mod swap;
+pub mod thread_times;
 pub mod threads;
 #[cfg(target_arch = "x86_64")]
 pub mod tracee;

@@ -5,14 +5,13 @@
 //! that could be the late one, because it wanted to run when the doubt came up, has run or sleeps; but not less than
 //! [`DOUBT_PAUSE`], and not more than [`DOUBT_PAUSE_MAX`].
 //!
-//! What a thread does is told by `/proc/PID/task/TID/stat` (its state) and `schedstat` (its time on a CPU); see proc(5) and
-//! Documentation/scheduler/sched-stats.rst.
+//! What a thread does is told by its state ([`ProcessStat`]) and its time on a CPU ([`ThreadTimes`]).
 
-use std::fs;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_sys::moves_under_way::{Move, moves_under_way};
 use spillway_sys::process_stat::ProcessStat;
+use spillway_sys::thread_times::ThreadTimes;
 use spillway_sys::threads::Threads;
 
 use super::limits::{DOUBT_PAUSE, DOUBT_PAUSE_MAX};
@@ -22,8 +21,8 @@ use super::limits::{DOUBT_PAUSE, DOUBT_PAUSE_MAX};
 pub struct Runnable {
     /// Its number.
     pub thread: u32,
-    /// How long it has run so far; it grows when the thread leaves its CPU, and at each tick.
-    pub run_ns: u64,
+    /// How long it has run so far.
+    pub run: Duration,
 }
 
 /// A wait, see the module text.
@@ -73,29 +72,28 @@ fn threads(process: u32) -> Vec<u32> {
 
 fn runnable(process: u32, thread: u32) -> Option<Runnable> {
     // The time first: a thread that sleeps by the second look has run.
-    let times = fs::read_to_string(format!("/proc/{process}/task/{thread}/schedstat")).ok()?;
-    let run_ns = times.split_ascii_whitespace().next()?.parse().ok()?;
-    (ProcessStat::of_thread(process, thread).ok()?.state()? == 'R').then_some(Runnable { thread, run_ns })
+    let run = ThreadTimes::of_thread(process, thread).and_then(|times| times.read()).ok()?.run;
+    (ProcessStat::of_thread(process, thread).ok()?.state()? == 'R').then_some(Runnable { thread, run })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
+    fn has_run((thread, run_ns): (u32, u64)) -> Runnable {
+        Runnable { thread, run: Duration::from_nanos(run_ns) }
+    }
+
     fn doubt(waiting: &[(u32, u64)], since: Instant) -> Doubt {
-        let waiting = waiting.iter().map(|&(thread, run_ns)| Runnable { thread, run_ns }).collect();
-        Doubt { process: 1, since, waiting }
+        Doubt { process: 1, since, waiting: waiting.iter().copied().map(has_run).collect() }
     }
 
     #[test]
     fn it_lasts_until_each_thread_has_run_or_sleeps() {
         let start = Instant::now();
         let mut doubt = doubt(&[(7, 100), (8, 100), (9, 100)], start);
-        let still = |runs: &'static [(u32, u64)]| {
-            move |thread| runs.iter().find(|run| run.0 == thread).map(|&(thread, run_ns)| Runnable { thread, run_ns })
-        };
+        let still =
+            |runs: &'static [(u32, u64)]| move |thread| runs.iter().copied().find(|run| run.0 == thread).map(has_run);
         assert!(!doubt.is_over_with(start, still(&[])), "others may be late to sleep");
         let later = start + DOUBT_PAUSE;
         assert!(!doubt.is_over_with(later, still(&[(7, 100), (8, 100), (9, 100)])));
@@ -111,7 +109,7 @@ mod tests {
     fn a_thread_that_never_runs_is_not_waited_for_for_ever() {
         let start = Instant::now();
         let mut doubt = doubt(&[(7, 100)], start);
-        let runnable = |thread| Some(Runnable { thread, run_ns: 100 });
+        let runnable = |thread| Some(has_run((thread, 100)));
         assert!(!doubt.is_over_with(start + DOUBT_PAUSE_MAX - Duration::from_millis(1), runnable));
         assert!(doubt.is_over_with(start + DOUBT_PAUSE_MAX, runnable));
     }

@@ -5,20 +5,19 @@
 //! the other was then.
 //!
 //! All of that is undone when nothing has left for a while, and when one of them has to wait for a CPU: then others want it, and it is not tried again
-//! soon. What the kernel counts as waiting is in `/proc/PID/task/TID/schedstat` (its `Documentation/scheduler/sched-stats.rst`); without that nothing is
-//! done. Nothing of the program's own is bound.
+//! soon. Where the kernel does not tell how long threads wait ([`ThreadTimes`]) nothing is done. Nothing of the program's own is bound.
 //!
 //! [`Apart`] decides, without I/O; [`Placement`] does it.
 
 use std::ffi::CStr;
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 use spillway_stub::protocol::AGENT_NAME;
+use spillway_sys::thread_times::ThreadTimes;
 
 use super::limits::{APART_CHECK_INTERVAL, APART_PAUSE, APART_REST, APART_WAIT_SHARE, SHARED_BATCHES_MAX};
 use super::program::AgentSeen;
@@ -125,16 +124,16 @@ impl Apart {
 pub(super) struct Placement {
     apart: Apart,
     /// `None`: the kernel does not tell how long threads wait, and they stay where they are.
-    own_times: Option<File>,
+    own_times: Option<ThreadTimes>,
     /// The same of the agent that was asked about last, if it is one.
-    agent_times: Option<(Whose, Option<File>)>,
+    agent_times: Option<(Whose, Option<ThreadTimes>)>,
     bounds: Vec<Bound>,
 }
 
 impl Placement {
     /// Of the calling thread.
     pub(super) fn new(now: Instant) -> Self {
-        let own_times = File::open("/proc/thread-self/schedstat").ok();
+        let own_times = ThreadTimes::own().ok();
         Self { apart: Apart::new(now), own_times, agent_times: None, bounds: Vec::with_capacity(2) }
     }
 
@@ -142,7 +141,8 @@ impl Placement {
     pub(super) fn batch_ended(&mut self, agent: AgentSeen, now: Instant) -> bool {
         let AgentSeen { process, thread, cpu } = agent;
         let (own, times) = (&self.own_times, &mut self.agent_times);
-        let waited = || Some(waited(own.as_ref()?)? + waited(times_of(times, (process, thread))?)?);
+        let waited_by = |times: &ThreadTimes| times.read().ok().map(|times| times.waited);
+        let waited = || Some(waited_by(own.as_ref()?)? + waited_by(times_of(times, (process, thread))?)?);
         let order = self.apart.batch_ended((process, thread), (cpu, sched_getcpu()), waited, now);
         let agent = Pid::from_raw(thread.cast_signed());
         order.is_some_and(|order| self.obey(order, agent, now))
@@ -216,26 +216,17 @@ impl Bound {
 }
 
 /// Where the kernel tells how long `agent` has waited for a CPU, if that is an agent; looked up once for each.
-fn times_of(known: &mut Option<(Whose, Option<File>)>, agent: Whose) -> Option<&File> {
+fn times_of(known: &mut Option<(Whose, Option<ThreadTimes>)>, agent: Whose) -> Option<&ThreadTimes> {
     if known.as_ref().is_none_or(|(whose, _)| *whose != agent) {
         *known = Some((agent, open_times(agent)));
     }
     known.as_ref()?.1.as_ref()
 }
 
-fn open_times((process, thread): Whose) -> Option<File> {
-    let directory = format!("/proc/{process}/task/{thread}");
-    let name = fs::read(format!("{directory}/comm")).ok()?;
+fn open_times((process, thread): Whose) -> Option<ThreadTimes> {
+    let name = fs::read(format!("/proc/{process}/task/{thread}/comm")).ok()?;
     let is_agent = CStr::from_bytes_until_nul(AGENT_NAME).is_ok_and(|agent| name.trim_ascii_end() == agent.to_bytes());
-    if is_agent { File::open(format!("{directory}/schedstat")).ok() } else { None }
-}
-
-/// The second number: nanoseconds that the thread was ready to run and did not.
-fn waited(times: &File) -> Option<Duration> {
-    let mut text = [0; 64];
-    let length = times.read_at(&mut text, 0).ok()?;
-    let text = str::from_utf8(&text[..length]).ok()?;
-    Some(Duration::from_nanos(text.split_ascii_whitespace().nth(1)?.parse().ok()?))
+    if is_agent { ThreadTimes::of_thread(process, thread).ok() } else { None }
 }
 
 #[cfg(test)]
@@ -431,12 +422,5 @@ mod tests {
             assert!(!placement.obey(Order::Avoid(sched_getcpu()), None, Instant::now()));
             assert_eq!(mask(None), all);
         });
-    }
-
-    #[test]
-    fn the_kernel_tells_how_long_a_thread_waited_for_a_cpu() {
-        let Ok(times) = File::open("/proc/thread-self/schedstat") else { return skip("schedstat of threads") };
-        let before = waited(&times).unwrap();
-        assert!(waited(&times).unwrap() >= before);
     }
 }
