@@ -130,6 +130,17 @@ fn a_program_four_times_its_budget_gives_exact_output() {
     assert!(report.pages_out_dirty > 40_000 && report.fill.count + report.pages_prefetched > 40_000, "{report:#?}");
 }
 
+/// A page of zeroes that is shared costs whoever writes to it another fault, and a program with threads on several CPUs an interrupt of each.
+#[test]
+fn fresh_memory_that_comes_along_is_the_programs_own() {
+    let world = World::new(64);
+    let output = world.run("first_touches", &["256"]);
+    let faults: u64 = String::from_utf8_lossy(&output.stdout).trim_end().parse().unwrap();
+    let report = world.pager.statistics();
+    // A quarter of it is touched before any of it is paged; the pager's answers may count too.
+    assert!(report.zero.count > 0 && faults < report.zero.count + 65536 / 2, "{faults} faults: {report:#?}");
+}
+
 /// It forks before the pager has read its hello.
 #[test]
 fn the_child_of_a_program_that_forks_at_once_is_paged() {

@@ -112,8 +112,8 @@ pub const RETRY_INTERVAL: Duration = Duration::from_micros(200);
 /// How long a thread with nothing to do sleeps at most.
 pub const IDLE_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Pages of zeroes that come along at most with the first touch of a page behind a stretch of pages that were touched: until a program
-/// writes one it is the kernel's shared page, and takes no memory.
+/// Pages of zeroes that come along at most with the first touch of a page behind a stretch of pages that were touched. They take memory, as they
+/// do in the budget: the kernel's shared page would have the program fault again, and interrupt all its CPUs, when it writes.
 pub const ZEROES_AHEAD_MAX: usize = GROUP_PAGES;
 
 /// How long nothing is read of a program at least after a change that another one must precede ([`super::unsettled`]): the thread that

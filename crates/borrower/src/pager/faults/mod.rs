@@ -84,8 +84,10 @@ impl Faults {
         buffers: Arc<BufferPool>,
         pool: Arc<BufferPool>,
     ) -> std::io::Result<Self> {
-        let zeroes = Mapping::anonymous(PAGE_SIZE_BYTES)?;
-        zeroes.zero(0, PAGE_SIZE_BYTES);
+        let zeroes = Mapping::anonymous(ZEROES_AHEAD_MAX * PAGE_SIZE_BYTES)?;
+        // Read only, so that all of it is the kernel's one page of zeroes, which stays in the cache. Not missing when the kernel copies it.
+        let mut touched = [0];
+        (0..ZEROES_AHEAD_MAX).for_each(|page| zeroes.read(page * PAGE_SIZE_BYTES, &mut touched));
         const { assert!(FAULT_READS_MAX <= u32::BITS as usize, "a buffer is a bit of a word") };
         assert!(buffers.slot_count() <= FAULT_READS_MAX, "a read has a buffer");
         let reads = (0..buffers.slot_count()).map(|_| None).collect();
@@ -292,7 +294,7 @@ impl Faults {
         }
     }
 
-    /// Gives a program that touches fresh memory page by page the zeroes of the next pages too.
+    /// Gives a program that touches fresh memory page by page the next pages too.
     fn zero_along(&self, tenant: &Tenant, table: &mut Table, address: u64) {
         let range = table.space.first_touches_ahead(address);
         if range.is_empty() || !self.shared.budget.has_room(2 * ZEROES_AHEAD_MAX as i64) {
@@ -304,7 +306,10 @@ impl Faults {
         let filled = as_far_as_mapped(count, |count| {
             let end = range.start + count as u64 * PAGE;
             let is_one_mapping = tenant.memory.covers(&(address..end))?;
-            if is_one_mapping { tenant.memory.zero(range.start..end) } else { Err(PageError::NotMapped) }
+            if !is_one_mapping {
+                return Err(PageError::NotMapped);
+            }
+            tenant.memory.copy(range.start, &self.zeroes, 0, (end - range.start) as usize, false)
         });
         if let Ok(bytes) = filled {
             let books = &mut self.shared.books();
