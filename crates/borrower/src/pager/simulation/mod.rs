@@ -532,10 +532,17 @@ impl World {
             return;
         }
         let range = address(to)..address(to + pages);
+        let tenant = Arc::clone(&self.programs[program].tenant);
+        let mut table = tenant.lock();
+        if !self.shared.settle(&tenant, &mut table) {
+            // Nor does the survey register anything while changes are not settled.
+            return;
+        }
+        // The kernel tells only of what is registered, and the survey had done that.
+        table.space.surveyed.insert(range.clone());
+        drop(table);
         let one = &mut self.programs[program];
         one.truth.retain(|address, _| !range.contains(address));
-        // The kernel tells only of what is registered, and the survey had done that.
-        one.tenant.lock().space.surveyed.insert(range.clone());
         let mut memory = one.memory.lock();
         memory.resident.retain(|address, _| !range.contains(address));
         memory.late = Some(Event::Unmap(range));
