@@ -28,12 +28,17 @@ fn same_output_at(shares: &[&str], stage: &Stage, program: &[&str]) {
     stage.assert_clean();
 }
 
-/// Something was lent. What was seen in swap are samples, which miss what was there for a moment; the device counts, but a busy machine
-/// may have kept it from saying so in time.
+/// Something was lent.
 pub(crate) fn assert_lent(statistics: &serde_json::Value) {
+    assert!(has_lent(statistics), "nothing was lent: {statistics:#}");
+}
+
+/// Whether something was lent. What was seen in swap are samples, which miss what was there for a moment; the device counts, but a busy machine
+/// may have kept it from saying so in time.
+pub(crate) fn has_lent(statistics: &serde_json::Value) -> bool {
     let seen = statistics["memory"]["swapped_bytes_max"].as_u64();
     let counted = statistics.pointer("/device/device/traffic/pages_out").and_then(serde_json::Value::as_u64);
-    assert!(seen.max(counted) > Some(0), "nothing was lent: {statistics:#}");
+    seen.max(counted) > Some(0)
 }
 
 /// As [`same_output`], for a script in a language.

@@ -22,9 +22,19 @@ pub(crate) fn stress_with(options: &[&str], local: &str, threads: &str, seed: u6
     })
 }
 
+/// As [`exact`], and something was lent.
+pub(crate) fn checked(
+    name: &str,
+    options: &[&str],
+    local: &str,
+    arguments: &dyn Fn(&Path) -> Vec<String>,
+) -> Option<Value> {
+    exact(name, options, local, arguments).inspect(assert_lent)
+}
+
 /// Runs the program `name`, which says how many words were wrong, with a budget; its arguments may name files of a directory. Gives
 /// the run's statistics, unless something is lacking here.
-pub(crate) fn checked(
+pub(crate) fn exact(
     name: &str,
     options: &[&str],
     local: &str,
@@ -40,7 +50,6 @@ pub(crate) fn checked(
     let said = support::run(&mut command).done(&format!("{program:?} at {local}"));
     assert_eq!(said.text(), format!("{name} wrong 0\n"));
     let statistics = stage.statistics();
-    assert_lent(&statistics);
     assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
     stage.assert_clean();
     Some(statistics)
