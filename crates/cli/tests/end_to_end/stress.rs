@@ -16,20 +16,11 @@ pub(crate) fn stress(local: &str, threads: &str, seed: u64) {
 /// As [`stress`], with more options for `run`; gives the run's statistics.
 pub(crate) fn stress_with(options: &[&str], local: &str, threads: &str, seed: u64) -> Option<Value> {
     let seconds = soak_seconds(6).to_string();
-    checked("stress", options, local, &|disk| {
+    let statistics = exact("stress", options, local, &|disk| {
         let file = disk.join("file").to_str().unwrap().to_owned();
         vec!["96".into(), seconds.clone(), seed.to_string(), threads.into(), file]
-    })
-}
-
-/// As [`exact`], and something was lent.
-pub(crate) fn checked(
-    name: &str,
-    options: &[&str],
-    local: &str,
-    arguments: &dyn Fn(&Path) -> Vec<String>,
-) -> Option<Value> {
-    exact(name, options, local, arguments).inspect(assert_lent)
+    });
+    statistics.inspect(assert_lent)
 }
 
 /// Runs the program `name`, which says how many words were wrong, with a budget; its arguments may name files of a directory. Gives
