@@ -353,6 +353,20 @@ mod tests {
         }
     }
 
+    #[test]
+    fn streams_come_and_go_beside_what_stays() {
+        let rounds = 6;
+        let scans = reads((0..rounds).flat_map(|_| 0..4000));
+        let prefetcher = AnyPrefetcher::ReadAhead(ReadAhead::default());
+        let came = |policy| {
+            let counts = replay(&scans, &Settings { prefetcher, ..settings(2000, policy) });
+            (counts.refaults + counts.prefetched) as f64 / refaults_min(&scans, 2000) as f64
+        };
+        // The share of the budget that is ahead of a stream and behind it is what the optimal order has more.
+        assert!(came(Policy::Sampled) < 1.2, "{}", came(Policy::Sampled));
+        assert!(came(Policy::Fifo) > 1.9, "each time all of it: {}", came(Policy::Fifo));
+    }
+
     fn any_settings() -> impl Strategy<Value = Settings> {
         let policy = proptest::sample::select(Policy::ALL.to_vec());
         let prefetcher = proptest::sample::select(AnyPrefetcher::all().to_vec());

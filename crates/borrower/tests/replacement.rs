@@ -201,6 +201,31 @@ fn chance_keeps_a_part_of_a_loop_that_does_not_fit() {
 }
 
 #[test]
+fn what_a_stream_has_passed_leaves_before_others_but_for_the_last_of_it() {
+    let mut policy = Policy::Sampled.build(4000, 1600);
+    (0..800).for_each(|page| policy.inserted(CachePage(page), Arrival::New));
+    // A sixteenth stays behind.
+    let (passed, behind) = (1000..1600, 100);
+    for page in passed.clone().map(CachePage) {
+        policy.inserted(page, Arrival::Prefetched);
+        policy.touched(page, Evidence::PrefetchUsed);
+    }
+    // Of these something else was learnt.
+    (1000..1010).for_each(|page| policy.touched(CachePage(page), Evidence::Written));
+    let mut room = [CachePage(0); 600];
+    let first = passed.len() - behind - 10;
+    assert_eq!(policy.victims(&mut room[..first]), first);
+    assert!(room[..first].iter().all(|page| (1010..1600 - behind as u32).contains(&page.0)), "{room:?}");
+    assert_eq!(policy.victims(&mut room[..200]), 200);
+    assert!(room[..200].iter().all(|page| page.0 < 1010), "others, too: {room:?}");
+    assert_eq!(
+        policy.victims(&mut room) + policy.victims(&mut [CachePage(0); 500]),
+        1400 - first - 200,
+        "in the end all"
+    );
+}
+
+#[test]
 fn chance_finds_victims_among_many_unused_numbers() {
     let mut policy = Policy::Sampled.build(1_000_000, 10);
     (0..10).for_each(|page| policy.inserted(CachePage(page * 90_000), Arrival::New));

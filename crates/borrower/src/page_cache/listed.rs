@@ -1,7 +1,7 @@
 //! What every policy has: its lists, its budget, and pages that were brought along in a list of their own. A policy is an [`Order`],
 //! which says only what distinguishes it from the others.
 //!
-//! Pages enter the list [`NEW`]; some orders have those that proved themselves in [`PROVEN`]. What was learnt of a page is counted
+//! Pages enter the list [`NEW`]; an order has a use of its own for a second one, [`APART`]. What was learnt of a page is counted
 //! in its marks, which the order spends while it looks for a victim.
 //!
 //! Invariant: a page in `AHEAD` has no marks, as the first evidence takes it out of there.
@@ -11,17 +11,17 @@ use super::{Arrival, CachePage, Evidence, LEAVING_MAX, NEIGHBOURS_MAX, Replaceme
 
 /// Pages that were brought along and not asked for yet.
 const AHEAD: List = List(0);
-/// Where pages enter: all others, if the order has no list for those that proved themselves.
+/// Where pages enter: all others, if the order has none apart.
 pub const NEW: List = List(1);
-/// Pages that proved themselves.
-pub const PROVEN: List = List(2);
+/// Pages that the order treats differently: those that proved themselves, say.
+pub const APART: List = List(2);
 
 /// The lists of an order.
 pub type OrderLists = Lists<3>;
 
 /// Pages that were brought along and not asked for yet are left alone as long as they are fewer than one in so many of the
 /// budget: time for the program to come to them. What is asked for later than that was brought along too early.
-const AHEAD_SHARE: u32 = 16;
+pub const AHEAD_SHARE: u32 = 16;
 
 /// Or fewer than this: two windows of `prefetch::WINDOW_MAX`, as the next one comes while the program uses the last.
 const AHEAD_MIN: u32 = 2 * crate::prefetch::WINDOW_MAX as u32;
@@ -36,9 +36,14 @@ pub trait Order: Send {
         (NEW, u8::from(near).min(Self::EVIDENCE_MAX))
     }
 
-    /// The page that leaves next, one of [`NEW`] or [`PROVEN`] without evidence; `None` if there is no page in them. Pages on
+    /// The page that leaves next, one of [`NEW`] or [`APART`] without evidence; `None` if there is no page in them. Pages on
     /// the way to it lose evidence, so each call ends. The caller takes it, and its neighbours if they have no evidence either.
     fn next(&mut self, lists: &mut OrderLists, capacity: u32) -> Option<CachePage>;
+
+    /// The list that a page enters which was brought along, once it is asked for; without marks.
+    fn entry_used() -> List {
+        NEW
+    }
 
     /// `page` leaves its place for another reason than that it was next.
     fn displaced(&mut self, _lists: &OrderLists, _page: CachePage) {}
@@ -87,7 +92,7 @@ impl<Policy: Order> Replacement for Listed<Policy> {
 
     fn touched(&mut self, page: CachePage, _evidence: Evidence) {
         match self.lists.list_of(page) {
-            Some(AHEAD) => self.lists.renew(NEW, page),
+            Some(AHEAD) => self.lists.renew(Policy::entry_used(), page),
             Some(_) => self.lists.set_marks(page, (self.lists.marks(page) + 1).min(Policy::EVIDENCE_MAX)),
             None => {}
         }

@@ -6,7 +6,7 @@
 //! | [`clock`] | in order of arrival, once more round with evidence |
 //! | [`sieve`] | SIEVE: new pages are sieved sooner than proven ones |
 //! | [`s3_fifo`] | S3-FIFO: a small queue to pass, a main queue to stay |
-//! | [`sampled`] | random victims without evidence |
+//! | [`sampled`] | what streams have passed, then random victims without evidence |
 //! | [`several_chances`] | DCM's lists: new, active, staging |
 //!
 //! Each is an [`listed::Order`] over the [`lists`]; what they share is in [`listed`].

@@ -6,13 +6,13 @@
 //! [`Shadows`](super::Shadows): a refault within the budget is what the paper calls a hit in the ghost queue.
 
 use super::CachePage;
-use super::listed::{Listed, NEW, Order, OrderLists, PROVEN};
+use super::listed::{APART, Listed, NEW, Order, OrderLists};
 use super::lists::List;
 
 /// The small queue.
 const SMALL: List = NEW;
 /// The main queue.
-const MAIN: List = PROVEN;
+const MAIN: List = APART;
 
 /// The small queue has one in so many pages (the paper's 10 %).
 const SMALL_SHARE: u32 = 10;

@@ -9,11 +9,11 @@
 //! DCM sees referenced bits in the guest's page tables and moves pages by them; a pager has only evidence.
 
 use super::CachePage;
-use super::listed::{Listed, NEW, Order, OrderLists, PROVEN};
+use super::listed::{APART, Listed, NEW, Order, OrderLists};
 use super::lists::List;
 
 /// The pages that proved themselves.
-const ACTIVE: List = PROVEN;
+const ACTIVE: List = APART;
 
 /// The share of *new*, in sevenths of what is listed: 37.5 of the 87.5 % that are not staging.
 const NEW_SEVENTHS: u32 = 3;
