@@ -367,6 +367,22 @@ mod tests {
         assert!(came(Policy::Fifo) > 1.9, "each time all of it: {}", came(Policy::Fifo));
     }
 
+    #[test]
+    fn a_loop_that_fits_comes_to_stay_whatever_is_there() {
+        // Its pages leave for others, of which none is needed again. Then it goes on, over half of the memory.
+        let trace = reads((0..5000).chain((0..20).flat_map(|_| 0..1000)));
+        let prefetcher = AnyPrefetcher::ReadAhead(ReadAhead::default());
+        let mut memory = Memory::new(&trace, &Settings { prefetcher, ..settings(2000, Policy::Sampled) });
+        let mut came = |accesses: &[Access]| {
+            let before = memory.counts.refaults + memory.counts.prefetched;
+            accesses.iter().for_each(|access| memory.access(access));
+            memory.counts.refaults + memory.counts.prefetched - before
+        };
+        let (first, last) = trace.as_slice().split_at(trace.as_slice().len() - 1000);
+        assert!(came(first) > 5000, "it is not there for a while");
+        assert_eq!(came(last), 0, "it is in the end");
+    }
+
     fn any_settings() -> impl Strategy<Value = Settings> {
         let policy = proptest::sample::select(Policy::ALL.to_vec());
         let prefetcher = proptest::sample::select(AnyPrefetcher::all().to_vec());

@@ -45,6 +45,12 @@ pub trait Order: Send {
         NEW
     }
 
+    /// `pages` leave now: what was next, and its neighbours. What it marks them with they have when they come back.
+    fn left(&mut self, _lists: &mut OrderLists, _pages: &[CachePage], _capacity: u32) {}
+
+    /// A page comes that had `marks` when it left, if it was ever here.
+    fn came(&mut self, _marks: u8) {}
+
     /// `page` leaves its place for another reason than that it was next.
     fn displaced(&mut self, _lists: &OrderLists, _page: CachePage) {}
 }
@@ -86,6 +92,7 @@ impl<Policy: Order> Replacement for Listed<Policy> {
             Arrival::Prefetched => (AHEAD, 0),
             _ => Policy::entry(arrival.is_near(self.capacity)),
         };
+        self.order.came(self.lists.marks(page));
         self.lists.set_marks(page, evidence);
         self.lists.push(list, page);
     }
@@ -115,8 +122,13 @@ impl<Policy: Order> Replacement for Listed<Policy> {
         while !victims.is_full() {
             let Some(page) = self.next() else { break };
             // Of what was brought along only what is too much leaves, and little more.
-            let group = if self.lists.list_of(page) == Some(AHEAD) { NEIGHBOURS_MAX } else { LEAVING_MAX };
+            let is_ahead = self.lists.list_of(page) == Some(AHEAD);
+            let group = if is_ahead { NEIGHBOURS_MAX } else { LEAVING_MAX };
+            let first = victims.count();
             self.lists.take(page, group, |evidence| evidence == 0, &mut victims);
+            if !is_ahead {
+                self.order.left(&mut self.lists, victims.since(first), self.capacity);
+            }
         }
         victims.count()
     }

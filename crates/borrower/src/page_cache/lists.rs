@@ -76,6 +76,11 @@ impl<'room> Victims<'room> {
         self.count
     }
 
+    /// Those behind the first `count`.
+    pub fn since(&self, count: usize) -> &[CachePage] {
+        &self.pages[count..self.count]
+    }
+
     /// Whether there is no room for another one.
     pub fn is_full(&self) -> bool {
         self.count == self.pages.len()

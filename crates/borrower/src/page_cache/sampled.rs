@@ -9,6 +9,10 @@
 //! reference behavior", SIGMETRICS 1997, finds streams in faults, too, and evicts behind them). So a loop that does not fit keeps as much of itself as there is
 //! room for. Some pages behind each stream stay, for programs that go back a little (docs/decisions/replacement.md).
 //!
+//! What streams spare may be of no use any more, and a loop that would fit is kept out by it. Nobody sees that a page is not touched, so that is tried
+//! (`Trial`): now and then pages by chance leave in place of passed ones, as in bimodal insertion (Qureshi et al., "Adaptive insertion policies for high
+//! performance caching", ISCA 2007), and the less of them come back, the more often.
+//!
 //! The numbers come from a seed, so equal events have equal victims.
 
 use super::CachePage;
@@ -27,16 +31,32 @@ const BEHIND_SHARE: u32 = AHEAD_SHARE;
 /// What streams have passed.
 const PASSED: List = APART;
 
+/// The mark of a page that left by a trial; one in memory has none or that of evidence.
+const TRIED: u8 = 2;
+
+/// Pages that left by a trial were of use if at least one in so many came back: it takes a loop a turn and more to come round to them, and each turn has up to
+/// twice the trials of the one before.
+const IN_USE_SHARE: u32 = 4;
+
+/// One in two to the power of so many times at least that a passed page would leave there is a trial.
+const RARITY_MAX: u32 = 6;
+
+/// And at most: then what streams spare leaves as fast as what they have passed.
+const RARITY_MIN: u32 = 1;
+
 /// See the module text.
 #[derive(Clone, Debug)]
 pub struct Sampled {
     random: u64,
+    trial: Trial,
+    /// The page that was next is by chance, though there were enough that a stream has passed.
+    is_trial: bool,
 }
 
 impl Sampled {
     /// With room for page numbers below `pages`, a budget of `capacity` pages, and a seed.
     pub fn new(pages: u32, capacity: u32, seed: u64) -> Listed<Self> {
-        Listed::new(pages, capacity, Self { random: seed })
+        Listed::new(pages, capacity, Self { random: seed, trial: Trial::default(), is_trial: false })
     }
 
     /// A number below `end`: SplitMix64 (Steele, Lea and Flood 2014), by multiplication.
@@ -46,9 +66,7 @@ impl Sampled {
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((u64::from(((mixed ^ (mixed >> 31)) >> 32) as u32) * u64::from(end)) >> 32) as u32
     }
-}
 
-impl Sampled {
     /// What was passed first, if more than `count` pages were; those of which something was learnt since are like others from now on.
     fn passed(lists: &mut OrderLists, count: u32) -> Option<CachePage> {
         while lists.length(PASSED) > count {
@@ -84,10 +102,67 @@ impl Order for Sampled {
     }
 
     fn next(&mut self, lists: &mut OrderLists, capacity: u32) -> Option<CachePage> {
-        Self::passed(lists, capacity / BEHIND_SHARE)
+        let behind = capacity / BEHIND_SHARE;
+        let is_tried = lists.length(PASSED) > behind && self.below(1 << self.trial.rarity) == 0;
+        let tried = if is_tried { self.by_chance(lists) } else { None };
+        self.is_trial = tried.is_some();
+        tried
+            .or_else(|| Self::passed(lists, behind))
             .or_else(|| self.by_chance(lists))
             .or_else(|| Self::passed(lists, 0))
             // Where chance finds none, the pages are gone through in the order of arrival.
             .or_else(|| Clock::hand(lists))
+    }
+
+    fn left(&mut self, lists: &mut OrderLists, pages: &[CachePage], capacity: u32) {
+        if self.is_trial {
+            for page in pages {
+                lists.set_marks(*page, TRIED);
+                // As many as leave.
+                if let Some(page) = lists.tail(PASSED) {
+                    lists.renew(NEW, page);
+                }
+            }
+        }
+        self.trial.left(pages.len() as u32, self.is_trial, capacity);
+    }
+
+    fn came(&mut self, marks: u8) {
+        self.trial.came_back += u32::from(marks == TRIED);
+    }
+}
+
+/// Whether what streams spare is of use: how often pages by chance leave in place of passed ones, and how many of those came back.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    /// One in two to the power of so many.
+    rarity: u32,
+    /// Pages that left in this turn, in which as many leave as there is room for.
+    turn: u32,
+    /// Pages that left by a trial, and those that came back; of turns that are over less and less.
+    tried: u32,
+    came_back: u32,
+}
+
+impl Default for Trial {
+    fn default() -> Self {
+        Self { rarity: RARITY_MAX, turn: 0, tried: 0, came_back: 0 }
+    }
+}
+
+impl Trial {
+    /// `count` pages left, by a trial if that `is_trial`.
+    fn left(&mut self, count: u32, is_trial: bool, capacity: u32) {
+        self.turn += count;
+        self.tried += if is_trial { count } else { 0 };
+        if self.turn < capacity {
+            return;
+        }
+        self.turn = 0;
+        if self.tried > 0 {
+            let is_in_use = self.came_back >= self.tried / IN_USE_SHARE;
+            self.rarity = if is_in_use { self.rarity + 1 } else { self.rarity - 1 }.clamp(RARITY_MIN, RARITY_MAX);
+        }
+        (self.tried, self.came_back) = (self.tried / 2, self.came_back / 2);
     }
 }
