@@ -45,11 +45,11 @@ pub trait Order: Send {
         NEW
     }
 
-    /// `pages` leave now: what was next, and its neighbours. What it marks them with they have when they come back.
+    /// `pages` leave now: what was next, and its neighbours; not those that were brought along and never asked for. What it marks them with they have when they come back.
     fn left(&mut self, _lists: &mut OrderLists, _pages: &[CachePage], _capacity: u32) {}
 
-    /// A page comes that had `marks` when it left, if it was ever here.
-    fn came(&mut self, _marks: u8) {}
+    /// A page is here again that had `marks` when it left; it could not leave, or somebody asked for it or what it lies beside.
+    fn came_back(&mut self, _marks: u8) {}
 
     /// `page` leaves its place for another reason than that it was next.
     fn displaced(&mut self, _lists: &OrderLists, _page: CachePage) {}
@@ -92,7 +92,10 @@ impl<Policy: Order> Replacement for Listed<Policy> {
             Arrival::Prefetched => (AHEAD, 0),
             _ => Policy::entry(arrival.is_near(self.capacity)),
         };
-        self.order.came(self.lists.marks(page));
+        // The number of a new page was another's.
+        if arrival != Arrival::New {
+            self.order.came_back(self.lists.marks(page));
+        }
         self.lists.set_marks(page, evidence);
         self.lists.push(list, page);
     }
@@ -112,6 +115,7 @@ impl<Policy: Order> Replacement for Listed<Policy> {
 
     fn refused(&mut self, page: CachePage) {
         self.order.displaced(&self.lists, page);
+        self.order.came_back(self.lists.marks(page));
         self.lists.set_marks(page, Policy::EVIDENCE_MAX);
         // Not among the proven ones: where those are few it would be the next victim.
         self.lists.renew(NEW, page);
@@ -161,8 +165,15 @@ mod tests {
         assert_eq!([ahead_max(5), ahead_max(1), ahead_max(0)], [2, 0, 0], "others have the larger part");
     }
 
-    /// The last one that entered leaves, and who was displaced is remembered.
-    struct Youngest(Vec<u32>);
+    /// The last one that entered leaves, with a mark; who was displaced is remembered, and with which marks pages came back.
+    #[derive(Default)]
+    struct Youngest {
+        displaced: Vec<u32>,
+        came_back: Vec<u8>,
+    }
+
+    /// See there.
+    const GONE: u8 = 7;
 
     impl Order for Youngest {
         const EVIDENCE_MAX: u8 = 2;
@@ -172,13 +183,21 @@ mod tests {
         }
 
         fn displaced(&mut self, _lists: &OrderLists, page: CachePage) {
-            self.0.push(page.0);
+            self.displaced.push(page.0);
+        }
+
+        fn left(&mut self, lists: &mut OrderLists, pages: &[CachePage], _capacity: u32) {
+            pages.iter().for_each(|page| lists.set_marks(*page, GONE));
+        }
+
+        fn came_back(&mut self, marks: u8) {
+            self.came_back.push(marks);
         }
     }
 
     #[test]
     fn evidence_is_counted_and_gone_with_the_page() {
-        let mut pages = Listed::new(100, 100, Youngest(Vec::new()));
+        let mut pages = Listed::new(100, 100, Youngest::default());
         let (near, far) = (Arrival::Refault { distance: 100 }, Arrival::Refault { distance: 101 });
         pages.inserted(CachePage(0), near);
         pages.inserted(CachePage(1), far);
@@ -194,12 +213,12 @@ mod tests {
         pages.removed(CachePage(1));
         pages.inserted(CachePage(1), Arrival::New);
         assert_eq!(pages.lists.marks(CachePage(1)), 0);
-        assert_eq!(pages.order.0, [1]);
+        assert_eq!(pages.order.displaced, [1]);
     }
 
     #[test]
     fn what_is_next_takes_neighbours_without_evidence_along() {
-        let mut pages = Listed::new(100, 100, Youngest(Vec::new()));
+        let mut pages = Listed::new(100, 100, Youngest::default());
         pages.inserted(CachePage(4), Arrival::New);
         pages.inserted(CachePage(6), Arrival::Staged);
         pages.inserted(CachePage(5), Arrival::New);
@@ -208,5 +227,18 @@ mod tests {
         assert_eq!(room, [CachePage(5), CachePage(4)]);
         pages.refused(CachePage(4));
         assert_eq!((pages.lists.marks(CachePage(4)), pages.listed()), (2, 2));
+    }
+
+    #[test]
+    fn marks_of_those_that_left_are_told_when_they_come_back_or_could_not_leave() {
+        let mut pages = Listed::new(100, 100, Youngest::default());
+        (0..3).for_each(|page| pages.inserted(CachePage(40 * page), Arrival::New));
+        assert_eq!(pages.victims(&mut [CachePage(0); 3]), 3);
+        pages.refused(CachePage(0));
+        pages.inserted(CachePage(40), Arrival::Prefetched);
+        assert_eq!(pages.order.came_back, [GONE; 2]);
+        pages.inserted(CachePage(80), Arrival::New);
+        assert_eq!(pages.order.came_back.len(), 2, "another page has the number");
+        assert!([0, 40, 80].iter().all(|page| pages.lists.marks(CachePage(*page)) != GONE));
     }
 }

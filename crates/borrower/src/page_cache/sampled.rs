@@ -7,7 +7,7 @@
 //! A stream is told by what was brought along for it and used. What it has passed is done with if the program goes through its memory once,
 //! and needed last of all if it is in a loop: both times the best victim (SEQ in Glass and Cao, "Adaptive page replacement based on memory
 //! reference behavior", SIGMETRICS 1997, finds streams in faults, too, and evicts behind them). So a loop that does not fit keeps as much of itself as there is
-//! room for. Some pages behind each stream stay, for programs that go back a little (docs/decisions/replacement.md).
+//! room for. Some pages behind streams stay, for programs that go back a little (docs/decisions/replacement.md); chance takes them, too.
 //!
 //! What streams spare may be of no use any more, and a loop that would fit is kept out by it. Nobody sees that a page is not touched, so that is tried
 //! (`Trial`): now and then pages by chance leave in place of passed ones, as in bimodal insertion (Qureshi et al., "Adaptive insertion policies for high
@@ -34,15 +34,11 @@ const PASSED: List = APART;
 /// The mark of a page that left by a trial; one in memory has none or that of evidence.
 const TRIED: u8 = 2;
 
-/// Pages that left by a trial were of use if at least one in so many came back: it takes a loop a turn and more to come round to them, and each turn has up to
-/// twice the trials of the one before.
+/// Pages that left by trials were of use if at least one in so many came back: in a loop that does not fit all do, though in one over several memories not soon.
 const IN_USE_SHARE: u32 = 4;
 
-/// One in two to the power of so many times at least that a passed page would leave there is a trial.
+/// One page leaves by a trial for two to the power of so many passed ones at least.
 const RARITY_MAX: u32 = 6;
-
-/// And at most: then what streams spare leaves as fast as what they have passed.
-const RARITY_MIN: u32 = 1;
 
 /// See the module text.
 #[derive(Clone, Debug)]
@@ -79,12 +75,12 @@ impl Sampled {
         None
     }
 
-    fn by_chance(&mut self, lists: &mut OrderLists) -> Option<CachePage> {
+    fn by_chance(&mut self, lists: &mut OrderLists, may_be_taken: impl Fn(List) -> bool) -> Option<CachePage> {
         // Without a listed page there may be no page number at all to look at.
         let looks = if lists.total() == 0 { 0 } else { LOOKS_MAX };
         for _ in 0..looks {
             let page = CachePage(self.below(lists.numbers()));
-            if lists.list_of(page) != Some(NEW) {
+            if !lists.list_of(page).is_some_and(&may_be_taken) {
                 continue;
             }
             if lists.marks(page) == 0 {
@@ -103,14 +99,15 @@ impl Order for Sampled {
 
     fn next(&mut self, lists: &mut OrderLists, capacity: u32) -> Option<CachePage> {
         let behind = capacity / BEHIND_SHARE;
-        let is_tried = lists.length(PASSED) > behind && self.below(1 << self.trial.rarity) == 0;
-        let tried = if is_tried { self.by_chance(lists) } else { None };
+        let is_due = lists.length(PASSED) > behind && self.trial.is_due();
+        let tried = if is_due { self.by_chance(lists, |list| list == NEW) } else { None };
         self.is_trial = tried.is_some();
         tried
             .or_else(|| Self::passed(lists, behind))
-            .or_else(|| self.by_chance(lists))
-            .or_else(|| Self::passed(lists, 0))
+            .or_else(|| self.by_chance(lists, |list| list == NEW || list == PASSED))
             // Where chance finds none, the pages are gone through in the order of arrival.
+            .or_else(|| Clock::hand(lists))
+            .or_else(|| Self::passed(lists, 0))
             .or_else(|| Clock::hand(lists))
     }
 
@@ -127,7 +124,7 @@ impl Order for Sampled {
         self.trial.left(pages.len() as u32, self.is_trial, capacity);
     }
 
-    fn came(&mut self, marks: u8) {
+    fn came_back(&mut self, marks: u8) {
         self.trial.came_back += u32::from(marks == TRIED);
     }
 }
@@ -135,34 +132,87 @@ impl Order for Sampled {
 /// Whether what streams spare is of use: how often pages by chance leave in place of passed ones, and how many of those came back.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
-    /// One in two to the power of so many.
+    /// One page for two to the power of so many.
     rarity: u32,
     /// Pages that left in this turn, in which as many leave as there is room for.
     turn: u32,
-    /// Pages that left by a trial, and those that came back; of turns that are over less and less.
+    /// Pages that left by the last trial, and others since.
+    last: u32,
+    since: u32,
+    /// Pages that left by a trial in this turn.
     tried: u32,
+    /// Those of earlier turns, less and less of each: they had time to come back.
+    tried_before: u32,
+    /// Pages that came back, in the same way.
     came_back: u32,
 }
 
 impl Default for Trial {
     fn default() -> Self {
-        Self { rarity: RARITY_MAX, turn: 0, tried: 0, came_back: 0 }
+        Self { rarity: RARITY_MAX, turn: 0, last: 0, since: 0, tried: 0, tried_before: 0, came_back: 0 }
     }
 }
 
 impl Trial {
+    fn is_due(&self) -> bool {
+        self.since >= self.last.max(1) << self.rarity
+    }
+
     /// `count` pages left, by a trial if that `is_trial`.
     fn left(&mut self, count: u32, is_trial: bool, capacity: u32) {
         self.turn += count;
-        self.tried += if is_trial { count } else { 0 };
-        if self.turn < capacity {
-            return;
+        if is_trial {
+            self.tried += count;
+            (self.last, self.since) = (count, 0);
+        } else {
+            self.since = self.since.saturating_add(count);
         }
+        if self.turn >= capacity {
+            self.turn_ended();
+        }
+    }
+
+    fn turn_ended(&mut self) {
         self.turn = 0;
-        if self.tried > 0 {
-            let is_in_use = self.came_back >= self.tried / IN_USE_SHARE;
-            self.rarity = if is_in_use { self.rarity + 1 } else { self.rarity - 1 }.clamp(RARITY_MIN, RARITY_MAX);
+        if self.tried_before > 0 {
+            let are_in_use = self.came_back * IN_USE_SHARE >= self.tried_before;
+            self.rarity = if are_in_use { self.rarity + 1 } else { self.rarity.saturating_sub(1) }.min(RARITY_MAX);
         }
-        (self.tried, self.came_back) = (self.tried / 2, self.came_back / 2);
+        self.tried_before = (self.tried_before + self.tried) / 2;
+        self.came_back /= 2;
+        self.tried = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ends turns of 1000 pages in which `came_back` says how many came back of those that were tried so far, and gives the rarity after each.
+    fn rarities(turns: usize, came_back: impl Fn(&[u32]) -> u32) -> Vec<u32> {
+        let (mut trial, mut tried) = (Trial::default(), Vec::new());
+        let turn = |_| {
+            let before = trial.rarity;
+            while trial.turn + 10 < 1000 {
+                let is_due = trial.is_due();
+                trial.left(10, is_due, 1000);
+            }
+            tried.push(trial.tried);
+            assert!((900 >> (before + 1)..2000 >> before).contains(&trial.tried), "{trial:?}");
+            trial.came_back += came_back(&tried);
+            trial.left(1000 - trial.turn, false, 1000);
+            trial.rarity
+        };
+        (0..turns).map(turn).collect()
+    }
+
+    #[test]
+    fn trials_are_rare_while_what_was_tried_comes_back_and_frequent_if_not() {
+        assert_eq!(rarities(10, |_| 0)[..9], [6, 5, 4, 3, 2, 1, 0, 0, 0]);
+        let all = |lag: usize| move |tried: &[u32]| tried.len().checked_sub(1 + lag).map_or(0, |turn| tried[turn]);
+        assert!(rarities(20, all(1)).iter().all(|rarity| *rarity == 6), "{:?}", rarities(20, all(1)));
+        for lag in 2..5 {
+            assert!(rarities(30, all(lag))[15..].iter().all(|rarity| *rarity >= 4), "{:?}", rarities(30, all(lag)));
+        }
     }
 }

@@ -99,6 +99,20 @@ pub const ALERT_BYTES_MAX: u64 = 64 << 20;
 
 /// How long borrowing a thread of a program for starting its agent may take, before another one is tried.
 pub const AGENT_START_DEADLINE: Duration = Duration::from_millis(100);
+/// How long next to nothing may leave, though the budget is exceeded, before a program that changes its mappings all the time is given a pause: far longer
+/// than any moment in which many changes come together.
+pub const RESTLESS_PATIENCE: Duration = Duration::from_millis(200);
+/// Less than one in so many of the pages by which the budget is exceeded is next to nothing.
+pub const RESTLESS_SHARE: u64 = 8;
+/// How long its threads may take to stop: each has a change to end, and waits for a CPU for that.
+pub const PAUSE_STOP_MAX: Duration = Duration::from_millis(10);
+/// How long they are held at most then: 40,000 pages leave in that time, and a human notices twice as much.
+pub const PAUSE_MAX: Duration = Duration::from_millis(50);
+/// How long to wait after a program may not be held (a debugger has it, say).
+pub const PAUSE_FAILED_PAUSE: Duration = Duration::from_secs(60);
+/// Between two looks at them.
+pub const PAUSE_LOOK_INTERVAL: Duration = Duration::from_micros(100);
+
 /// How long to wait before trying again when no thread could be borrowed: all were in system calls that a stop would end.
 pub const AGENT_START_PAUSE: Duration = Duration::from_millis(5);
 /// How long to wait after an agent could not start in its program (a filter of system calls forbids it, say).

@@ -69,6 +69,8 @@ pub struct PagerStatistics {
     pub faults_helped: u64,
     /// Changes of mappings for which another one was waited for ([`super::unsettled`]).
     pub doubts: u64,
+    /// Times that a program was held for a moment because it changed its mappings without a pause.
+    pub pauses: u64,
     /// Forks that waited until all pages were back, because the kernel does not tell this user of forks.
     pub forks: u64,
     /// Such forks that failed with ENOMEM.
@@ -134,6 +136,7 @@ pub(crate) struct Counters {
     pub(crate) held_back: Counter,
     pub(crate) faults_helped: Counter,
     pub(crate) doubts: Counter,
+    pub(crate) pauses: Counter,
     pub(crate) forks: Counter,
     pub(crate) forks_refused: Counter,
     pub(crate) fork_listeners: Counter,
@@ -183,6 +186,7 @@ impl Counters {
             held_back: self.held_back.get(),
             faults_helped: self.faults_helped.get(),
             doubts: self.doubts.get(),
+            pauses: self.pauses.get(),
             forks: self.forks.get(),
             forks_refused: self.forks_refused.get(),
             is_asked_before_forks: self.fork_listeners.get() > 0,

@@ -38,9 +38,28 @@ impl Borrowed {
         self.run(call, is_finished, Instant::now() + call.patience)
     }
 
+    /// It is to stop as soon as it is in user code.
+    pub(super) fn ask_to_stop(&self) -> io::Result<()> {
+        request::interrupt(self.thread.thread)
+    }
+
+    /// Whether it has stopped, or ended. A signal that comes first is passed on.
+    pub(super) fn has_stopped(&self) -> bool {
+        match self.thread.look() {
+            Ok(Some(Stop::Asked | Stop::Group)) => true,
+            Ok(Some(Stop::Signal(signal))) => {
+                // If it ends by that, it is found dead.
+                let _ = request::go_on(self.thread.thread, signal);
+                false
+            }
+            Ok(None) => false,
+            Err(_) => self.thread.is_dead(),
+        }
+    }
+
     /// Stops it, passing on signals that come first.
     fn stop(&self, deadline: Instant) -> Result<(), TraceError> {
-        request::interrupt(self.thread.thread)?;
+        self.ask_to_stop()?;
         loop {
             match self.thread.look()? {
                 Some(Stop::Asked) => return Ok(()),

@@ -1,4 +1,5 @@
-//! One call of a function inside another process, on a thread that is borrowed for a moment (ptrace(2)).
+//! One call of a function inside another process, on a thread that is borrowed for a moment (ptrace(2)); and threads that are held for a
+//! moment and do nothing ([`Pause`]).
 //!
 //! The thread is in user code, or waits in a system call that begins anew when it is interrupted (`waiting`): any other could
 //! be seen to fail with `EINTR`. Its registers, its floating-point state and its signal mask are put back as they were;
@@ -10,6 +11,7 @@
 //! thread of this process that waits for *any* child may be told of a stopped one; it shall ignore that.
 
 mod borrowed;
+mod pause;
 mod request;
 mod stop;
 mod waiting;
@@ -19,6 +21,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use borrowed::Borrowed;
+pub use pause::Pause;
 
 use crate::whereabouts::Whereabouts;
 

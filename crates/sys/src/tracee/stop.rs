@@ -40,6 +40,12 @@ impl Thread {
         Ok(matches!(ProcessStat::of_thread(self.process, self.thread)?.state(), Some('R' | 'S')))
     }
 
+    /// Whether it runs, wants to, or waits as no signal ends it.
+    pub(super) fn is_busy(self) -> bool {
+        let stat = ProcessStat::of_thread(self.process, self.thread);
+        stat.is_ok_and(|stat| matches!(stat.state(), Some('R' | 'D')))
+    }
+
     /// Whether it has ended, waited for or not.
     pub(super) fn is_dead(self) -> bool {
         match ProcessStat::of_thread(self.process, self.thread) {

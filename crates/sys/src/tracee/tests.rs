@@ -182,6 +182,44 @@ fn a_running_thread_makes_the_call_and_goes_on_as_before() {
 }
 
 #[test]
+fn a_thread_that_is_held_does_nothing_until_it_goes_on_as_before() {
+    let child = Child::fork(count);
+    child.wait_for_steps(1);
+    for _ in 0..20 {
+        let pause = Pause::begin(child.pid, 0).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while !pause.is_complete() {
+            assert!(Instant::now() < deadline, "it does not stop");
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        let steps = long_word(&child.memory, STEPS).load(SeqCst);
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!(long_word(&child.memory, STEPS).load(SeqCst), steps);
+        drop(pause);
+        child.wait_for_steps(1);
+    }
+    assert_eq!(word(&child.memory, BROKEN).load(SeqCst), 0, "registers are as they were");
+    let spared = Pause::begin(child.pid, child.pid).unwrap();
+    child.wait_for_steps(2);
+    drop(spared);
+}
+
+#[test]
+fn a_pause_leaves_those_alone_that_sleep_and_those_that_are_no_more() {
+    let child = Child::fork(|_| {
+        // SAFETY: waits for a signal that ends it.
+        unsafe { libc::pause() };
+    });
+    child.wait_for_call(libc::SYS_pause);
+    let pause = Pause::begin(child.pid, 0).unwrap();
+    assert!(pause.is_complete() && child.is_in_call(libc::SYS_pause));
+    drop(pause);
+    let pid = child.pid;
+    drop(child);
+    assert!(matches!(Pause::begin(pid, 0), Err(TraceError::Gone)));
+}
+
+#[test]
 fn a_function_that_does_not_finish_is_given_up() {
     let child = Child::fork(count);
     child.wait_for_steps(1);

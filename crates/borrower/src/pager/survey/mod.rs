@@ -6,13 +6,14 @@
 //!
 //! - `greeting`: programs and agents that say hello; `newcomers`: programs that did not wait for an answer; `agents`: children, and agents that start late.
 //! - `common`: pages that a fork shared, which count once; `forking`: forks that wait, where the kernel does not tell of them.
-//! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told.
+//! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told; `pausing`: programs that leave no moment for it.
 
 mod agents;
 mod common;
 mod forking;
 mod greeting;
 mod newcomers;
+mod pausing;
 mod registering;
 mod sharing;
 
@@ -33,6 +34,7 @@ use spillway_sys::userfaultfd::PageError;
 
 use self::common::Common;
 use self::forking::Forking;
+use self::pausing::Restless;
 use super::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN,
     REGIONS_MAX,
@@ -59,6 +61,8 @@ struct Resident {
     agent_at: Instant,
     /// Where among its threads the next one is that an agent may be started on.
     threads_tried: usize,
+    /// When it may be held for a moment ([`pausing`]).
+    pause_at: Instant,
     /// The user was told that it has much memory that is not paged.
     is_sharing_told: bool,
     /// Its pages in memory, as they were last counted.
@@ -78,6 +82,7 @@ impl Resident {
             registered_at: None,
             prepared: HashSet::new(),
             agent_at,
+            pause_at: agent_at,
             threads_tried: 0,
             is_sharing_told: false,
             pages: 0,
@@ -117,6 +122,7 @@ pub struct Survey {
     sharing_looked_at: Option<Instant>,
     /// Pages that the kernel counts more than once.
     common: Common,
+    restless: Restless,
 }
 
 impl Survey {
@@ -148,6 +154,7 @@ impl Survey {
             forking,
             sharing_looked_at: None,
             common: Common::default(),
+            restless: Restless::default(),
         }
     }
 
@@ -208,6 +215,7 @@ impl Survey {
             self.keep_pages();
             self.register_all(now);
             self.start_agents(now);
+            self.make_pause(now);
         }
         self.end_agents_left_alone();
         self.tell_of_sharing(now);
