@@ -104,11 +104,13 @@ pub const AGENT_START_DEADLINE: Duration = Duration::from_millis(100);
 pub const RESTLESS_PATIENCE: Duration = Duration::from_millis(200);
 /// Less than one in so many of the pages by which the budget is exceeded is next to nothing.
 pub const RESTLESS_SHARE: u64 = 8;
+/// And so many are not, which eviction takes out in a thousandth of a second where it can.
+pub const RESTLESS_PAGES_MAX: u64 = 1024;
 /// How long its threads may take to stop: each has a change to end, and waits for a CPU for that.
 pub const PAUSE_STOP_MAX: Duration = Duration::from_millis(10);
 /// How long they are held at most then: 40,000 pages leave in that time, and a human notices twice as much.
 pub const PAUSE_MAX: Duration = Duration::from_millis(50);
-/// How long to wait after a program may not be held (a debugger has it, say).
+/// How long to wait after a program may not be held (a debugger has it, say), and at most after it did not help.
 pub const PAUSE_FAILED_PAUSE: Duration = Duration::from_secs(60);
 /// Between two looks at them.
 pub const PAUSE_LOOK_INTERVAL: Duration = Duration::from_micros(100);

@@ -1,10 +1,11 @@
 //! A thread from when it is seized to when it goes on as it was.
 
+use std::cell::RefCell;
 use std::io;
 use std::time::{Duration, Instant};
 
 use super::request::{self, Registers};
-use super::stop::{Stop, Thread};
+use super::stop::{Reaped, Stop, Thread};
 use super::{Call, LOOK_INTERVAL, TraceError, waiting};
 
 /// A thread that is traced until it is [given back](Borrowed::give_back), which nobody may forget.
@@ -18,7 +19,13 @@ impl Borrowed {
     /// Begins to trace a thread.
     pub(super) fn seize(thread: Thread) -> io::Result<Self> {
         request::seize(thread.thread)?;
-        Ok(Self { thread, saved: None })
+        Ok(Self::of(thread))
+    }
+
+    /// Of a thread that is traced by the calling one, and that nobody else gives back.
+    fn of(thread: Thread) -> Self {
+        TRACED.with_borrow_mut(|traced| traced.push(thread));
+        Self { thread, saved: None }
     }
 
     pub(super) fn thread(&self) -> Thread {
@@ -96,14 +103,9 @@ impl Borrowed {
         loop {
             match self.thread.look() {
                 Ok(Some(stop)) if self.let_go(stop).is_ok() => return true,
-                // It does not stop by itself. A second request changes nothing.
-                Ok(None) => drop(request::interrupt(self.thread.thread)),
-                Ok(Some(_)) | Err(_) => {}
-            }
-            if self.thread.is_dead() {
-                self.thread.reap();
-                self.let_successor_go();
-                return true;
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) if self.is_no_more() => return true,
+                Ok(None) | Err(_) => {}
             }
             if Instant::now() >= deadline {
                 return false;
@@ -112,15 +114,30 @@ impl Borrowed {
         }
     }
 
-    /// A thread that executes another program takes the number of its process's first, and is traced there.
-    fn let_successor_go(&self) {
-        let first = Thread { thread: self.thread.process, ..self.thread };
-        if first != self.thread
-            && let Ok(Some(stop)) = first.look()
-        {
-            // It may be gone as well.
-            let _ = Self { thread: first, saved: None }.let_go(stop);
+    /// Whether there is nothing to give back. What does not stop by itself is asked to once more, which changes nothing if it was.
+    fn is_no_more(&mut self) -> bool {
+        if !self.thread.is_dead() {
+            // Who has its number now is not traced here: another of its process became another program, and took the number of the first. It
+            // may also be this one that took it, in this very moment.
+            return self.ask_to_stop().is_err() && !self.thread.is_dead();
         }
+        match self.thread.reap() {
+            Reaped::Yes => true,
+            Reaped::NotYet => false,
+            Reaped::Nobody => self.has_no_successor(),
+        }
+    }
+
+    /// A thread that executes another program takes the number of its process's first, and is traced there, also before that program has begun.
+    fn has_no_successor(&mut self) -> bool {
+        let first = Thread { thread: self.thread.process, ..self.thread };
+        let is_others = TRACED.with_borrow(|traced| traced.contains(&first));
+        if is_others || request::interrupt(first.thread).is_err() {
+            return true;
+        }
+        // Nothing is put back into another program.
+        *self = Self::of(first);
+        false
     }
 
     fn let_go(&self, stop: Stop) -> io::Result<()> {
@@ -137,6 +154,18 @@ impl Borrowed {
         };
         request::detach(thread, signal)
     }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        // The list may be gone already where its thread ends.
+        let _ = TRACED.try_with(|traced| traced.borrow_mut().retain(|thread| *thread != self.thread));
+    }
+}
+
+thread_local! {
+    /// What this thread traces.
+    static TRACED: RefCell<Vec<Thread>> = const { RefCell::new(Vec::new()) };
 }
 
 /// What is put back.

@@ -11,6 +11,7 @@
 //! thread of this process that waits for *any* child may be told of a stopped one; it shall ignore that.
 
 mod borrowed;
+mod ends;
 mod pause;
 mod request;
 mod stop;
@@ -18,6 +19,7 @@ mod waiting;
 
 use std::cell::RefCell;
 use std::io;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use borrowed::Borrowed;
@@ -112,9 +114,17 @@ thread_local! {
     static KEPT: RefCell<Vec<Borrowed>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Gives threads back that could not be when they were borrowed by this thread; without waiting.
-pub fn give_back_rest() {
-    KEPT.with_borrow_mut(|kept| kept.retain_mut(|borrowed| !borrowed.give_back(Duration::ZERO)));
+/// Gives threads back that could not be when they were borrowed by this thread; without waiting. Whether some are left: it must be called again, soon, since one
+/// that has stopped meanwhile does nothing.
+pub fn give_back_rest() -> bool {
+    KEPT.with_borrow_mut(|kept| {
+        kept.retain_mut(|borrowed| !borrowed.give_back(Duration::ZERO));
+        !kept.is_empty()
+    })
+}
+
+fn kept() -> Vec<stop::Thread> {
+    KEPT.with_borrow(|kept| kept.iter().map(Borrowed::thread).collect())
 }
 
 fn is_kept(target: stop::Thread) -> bool {
@@ -137,7 +147,10 @@ fn borrow_and_call(
     if !waiting::may_be_borrowed(target.process, target.thread, whereabouts) {
         return Err(TraceError::Unsuitable("it is in a system call"));
     }
-    let mut borrowed = Borrowed::seize(target)?;
+    let mut borrowed = match kept() {
+        kept if kept.is_empty() => Borrowed::seize(target)?,
+        kept => ends::while_reaping(&Mutex::new(kept), || Borrowed::seize(target))??,
+    };
     let outcome = borrowed.make(call, is_finished, deadline);
     if !borrowed.give_back(RESTORE_PATIENCE) {
         KEPT.with_borrow_mut(|kept| kept.push(borrowed));

@@ -2,8 +2,9 @@
 
 use std::io;
 
-use super::request;
+use super::{request, waiting};
 use crate::process_stat::ProcessStat;
+use crate::whereabouts::Whereabouts;
 
 /// Why a traced thread is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,16 @@ pub(super) enum Stop {
     Group,
     /// Before it takes a signal.
     Signal(i32),
+}
+
+/// Whether the end of a traced thread was taken notice of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reaped {
+    Yes,
+    /// It has not ended, or it is its process's first and others of it have not: its end is told after theirs, and to its parent only when its tracer took notice.
+    NotYet,
+    /// No thread of that number is traced here: it is gone already, or has another number.
+    Nobody,
 }
 
 /// A thread of another process.
@@ -40,10 +51,15 @@ impl Thread {
         Ok(matches!(ProcessStat::of_thread(self.process, self.thread)?.state(), Some('R' | 'S')))
     }
 
-    /// Whether it runs, wants to, or waits as no signal ends it.
-    pub(super) fn is_busy(self) -> bool {
-        let stat = ProcessStat::of_thread(self.process, self.thread);
-        stat.is_ok_and(|stat| matches!(stat.state(), Some('R' | 'D')))
+    /// Whether it may be held: it runs or wants to, waits for a page that user code touched, or waits in a change of its mappings. The wait of any other
+    /// call could end by that, and one that no signal ends would keep it from stopping (for a disk, or for a child that has its memory: vfork(2)).
+    pub(super) fn may_be_held(self) -> bool {
+        let whereabouts = || Whereabouts::of_thread(self.process, self.thread);
+        match ProcessStat::of_thread(self.process, self.thread).ok().and_then(|stat| stat.state()) {
+            Some('R') => true,
+            Some('D' | 'S') => whereabouts().is_ok_and(waiting::is_outside_or_changes_mappings),
+            _ => false,
+        }
     }
 
     /// Whether it has ended, waited for or not.
@@ -57,11 +73,20 @@ impl Thread {
 
     /// A traced thread that ended stays until its tracer has taken notice; a child's end, though, belongs to whoever waits
     /// for children here.
-    pub(super) fn reap(self) {
-        if !(self.thread == self.process && self.is_child()) {
-            let mut status = 0;
-            // SAFETY: it writes one number of ours; the thread is one that this thread traced.
-            unsafe { libc::waitpid(self.thread.cast_signed(), &raw mut status, libc::__WALL | libc::WNOHANG) };
+    pub(super) fn reap(self) -> Reaped {
+        if self.thread == self.process && self.is_child() {
+            return Reaped::Yes;
+        }
+        // SAFETY: all zeroes are a valid `siginfo_t`.
+        let mut end: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let options = libc::WEXITED | libc::WNOHANG | libc::__WALL;
+        // SAFETY: it writes one structure of ours; the thread is one that this process traced.
+        let result = unsafe { libc::waitid(libc::P_PID, self.thread, &raw mut end, options) };
+        // SAFETY: of an end, or all zeroes.
+        match (result, unsafe { end.si_pid() }) {
+            (0, 0) => Reaped::NotYet,
+            (0, _) => Reaped::Yes,
+            _ => Reaped::Nobody,
         }
     }
 

@@ -1,5 +1,7 @@
 //! A forked child is borrowed from: it has this program's functions at the same addresses.
 
+mod ends;
+mod pauses;
 mod waits;
 
 use std::arch::asm;
@@ -23,6 +25,9 @@ const SIGNALS: usize = 20;
 const RESULT: usize = 24;
 const AWAITED: usize = 32;
 const DESCRIPTOR: usize = 36;
+const COMMAND: usize = 40;
+/// Three thread numbers.
+const THREADS: usize = 48;
 const STACK_END: usize = 4 * PAGE_SIZE_BYTES;
 
 /// A child that does nothing but `behaviour`; killed when dropped.
@@ -130,6 +135,22 @@ impl Drop for Child {
     }
 }
 
+/// This waits, a millisecond at a time, for at most [`PATIENCE`].
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Who traces it: 0 for nobody.
+fn tracer(process: u32, thread: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    line.and_then(|number| number.trim().parse().ok()).unwrap()
+}
+
 /// Counts, and checks that registers keep what is put into them.
 fn count(memory: &Mapping) {
     let (pattern, mut general, mut vector) = (0x1234_5678_9abc_def0_u64, 0_u64, 0_u64);
@@ -179,44 +200,6 @@ fn a_running_thread_makes_the_call_and_goes_on_as_before() {
         child.wait_for_steps(1);
     }
     assert_eq!(word(&child.memory, BROKEN).load(SeqCst), 0, "registers are as they were");
-}
-
-#[test]
-fn a_thread_that_is_held_does_nothing_until_it_goes_on_as_before() {
-    let child = Child::fork(count);
-    child.wait_for_steps(1);
-    for _ in 0..20 {
-        let pause = Pause::begin(child.pid, 0).unwrap();
-        let deadline = Instant::now() + PATIENCE;
-        while !pause.is_complete() {
-            assert!(Instant::now() < deadline, "it does not stop");
-            std::thread::sleep(LOOK_INTERVAL);
-        }
-        let steps = long_word(&child.memory, STEPS).load(SeqCst);
-        std::thread::sleep(Duration::from_millis(5));
-        assert_eq!(long_word(&child.memory, STEPS).load(SeqCst), steps);
-        drop(pause);
-        child.wait_for_steps(1);
-    }
-    assert_eq!(word(&child.memory, BROKEN).load(SeqCst), 0, "registers are as they were");
-    let spared = Pause::begin(child.pid, child.pid).unwrap();
-    child.wait_for_steps(2);
-    drop(spared);
-}
-
-#[test]
-fn a_pause_leaves_those_alone_that_sleep_and_those_that_are_no_more() {
-    let child = Child::fork(|_| {
-        // SAFETY: waits for a signal that ends it.
-        unsafe { libc::pause() };
-    });
-    child.wait_for_call(libc::SYS_pause);
-    let pause = Pause::begin(child.pid, 0).unwrap();
-    assert!(pause.is_complete() && child.is_in_call(libc::SYS_pause));
-    drop(pause);
-    let pid = child.pid;
-    drop(child);
-    assert!(matches!(Pause::begin(pid, 0), Err(TraceError::Gone)));
 }
 
 #[test]

@@ -59,6 +59,22 @@ pub(super) fn may_be_borrowed(process: u32, thread: u32, whereabouts: Whereabout
     }
 }
 
+/// Whether a thread that waits there is in the middle of no call, or of one that changes its mappings; no stop ends those with an error.
+pub(super) fn is_outside_or_changes_mappings(whereabouts: Whereabouts) -> bool {
+    let Whereabouts::Call(number, _) = whereabouts else { return true };
+    matches!(
+        number,
+        libc::SYS_mmap
+            | libc::SYS_munmap
+            | libc::SYS_mremap
+            | libc::SYS_mprotect
+            | libc::SYS_madvise
+            | libc::SYS_brk
+            | libc::SYS_shmat
+            | libc::SYS_shmdt
+    )
+}
+
 /// Whether a call replaces its thread's signal mask while it waits.
 fn has_own_mask(process: u32, number: i64, arguments: [u64; 6]) -> bool {
     match number {
@@ -170,21 +186,39 @@ fn is_short_or_endless(timeout: u64) -> bool {
 }
 
 /// The registers with which a stopped thread's call begins anew; `None` when they need no change.
+///
+/// All of these have done nothing yet when they end with `EINTR`. `epoll_wait` apart, a thread that waits in one of them is left alone, so this one has gone
+/// into it just before it was stopped, and what is left of its time is nearly all of it. Of sockets they are those whose waits have an end (`sock_intr_errno` in the
+/// kernel's `include/net/sock.h`), `connect` waits on (`__inet_stream_connect` in its `net/ipv4/af_inet.c`), and `fallocate` takes back what it did (shmem).
 pub(super) fn begins_again(registers: &Registers) -> Option<Registers> {
-    // A long `epoll_wait`, and the last four, are left alone when they are seen, so the thread has gone into one just before it
-    // was stopped.
-    let again = matches!(
-        registers.system_call()?,
-        libc::SYS_epoll_wait
-            | libc::SYS_epoll_pwait
-            | libc::SYS_select
-            | libc::SYS_pselect6
-            | libc::SYS_ppoll
-            | libc::SYS_epoll_pwait2
-            | libc::SYS_rt_sigtimedwait
-            | libc::SYS_semop
-            | libc::SYS_semtimedop
-    );
+    const ANEW: [i64; 25] = [
+        libc::SYS_epoll_wait,
+        libc::SYS_epoll_pwait,
+        libc::SYS_epoll_pwait2,
+        libc::SYS_select,
+        libc::SYS_pselect6,
+        libc::SYS_ppoll,
+        libc::SYS_rt_sigtimedwait,
+        libc::SYS_semop,
+        libc::SYS_semtimedop,
+        libc::SYS_read,
+        libc::SYS_readv,
+        libc::SYS_write,
+        libc::SYS_writev,
+        libc::SYS_recvfrom,
+        libc::SYS_recvmsg,
+        libc::SYS_recvmmsg,
+        libc::SYS_sendto,
+        libc::SYS_sendmsg,
+        libc::SYS_sendmmsg,
+        libc::SYS_accept,
+        libc::SYS_accept4,
+        libc::SYS_connect,
+        libc::SYS_io_uring_enter,
+        libc::SYS_io_getevents,
+        libc::SYS_fallocate,
+    ];
+    let again = ANEW.contains(&registers.system_call()?);
     (again && registers.result() == -i64::from(libc::EINTR)).then(|| registers.with_call_again())
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use spillway_stub::late_start::start_agent;
 use spillway_stub::protocol::AgentState;
 use spillway_sys::process::{children, share_memory};
-use spillway_sys::tracee::{TraceError, give_back_rest};
+use spillway_sys::tracee::TraceError;
 
 use super::{Resident, Survey};
 use crate::pager::limits::{AGENT_FAILED_PAUSE, AGENT_START_DEADLINE, AGENT_START_PAUSE, AGENT_THREADS_TRIED_MAX};
@@ -87,7 +87,6 @@ impl Survey {
 
     /// Starts agents of programs that have none, now that pages are to leave (rule 12).
     pub(super) fn start_agents(&mut self, now: Instant) {
-        give_back_rest();
         for resident in &mut self.residents {
             let (Some(process), Some(seat)) = (&resident.process, resident.seat) else { continue };
             let seat = self.arena.seat(seat);

@@ -30,11 +30,12 @@ use spillway_stub::greeting::{Listener, Notes};
 use spillway_stub::late_start::ProgramPlaces;
 use spillway_sys::guardian::{Guardian, Place};
 use spillway_sys::pagemap::Region;
+use spillway_sys::tracee::give_back_rest;
 use spillway_sys::userfaultfd::PageError;
 
 use self::common::Common;
 use self::forking::Forking;
-use self::pausing::Restless;
+use self::pausing::{Respite, Restless};
 use super::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN,
     REGIONS_MAX,
@@ -61,8 +62,8 @@ struct Resident {
     agent_at: Instant,
     /// Where among its threads the next one is that an agent may be started on.
     threads_tried: usize,
-    /// When it may be held for a moment ([`pausing`]).
-    pause_at: Instant,
+    /// When it may be held for a moment.
+    respite: Respite,
     /// The user was told that it has much memory that is not paged.
     is_sharing_told: bool,
     /// Its pages in memory, as they were last counted.
@@ -82,7 +83,7 @@ impl Resident {
             registered_at: None,
             prepared: HashSet::new(),
             agent_at,
-            pause_at: agent_at,
+            respite: Respite::new(agent_at),
             threads_tried: 0,
             is_sharing_told: false,
             pages: 0,
@@ -193,6 +194,7 @@ impl Survey {
 
     /// Looks at everything once; how long to wait until the next look. Programs may wait outside only if it `has_visitors`.
     pub fn look(&mut self, now: Instant, has_visitors: bool) -> Duration {
+        let is_someone_held = give_back_rest();
         if has_visitors {
             self.greet();
         }
@@ -220,7 +222,7 @@ impl Survey {
         self.end_agents_left_alone();
         self.tell_of_sharing(now);
         self.shared.call_eviction();
-        if self.forking.is_busy() {
+        if self.forking.is_busy() || is_someone_held {
             return LOOK_INTERVAL_MIN;
         }
         interval(self.shared.budget.high_pages() - resident)

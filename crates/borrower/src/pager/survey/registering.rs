@@ -27,6 +27,16 @@ impl Survey {
         self.residents = residents;
     }
 
+    /// Of one program, whenever that was done last.
+    pub(super) fn register_at_once(&mut self, tenant: &Tenant) {
+        let mut residents = std::mem::take(&mut self.residents);
+        for resident in residents.iter_mut().filter(|resident| resident.tenant.id == tenant.id) {
+            self.register(resident);
+            resident.registered_at = Some(Instant::now());
+        }
+        self.residents = residents;
+    }
+
     fn register(&mut self, resident: &mut Resident) {
         let Some(process) = &resident.process else { return };
         let Ok(text) = process.maps() else { return };
