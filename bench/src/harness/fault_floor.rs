@@ -5,7 +5,7 @@ use std::io;
 use std::time::Instant;
 
 use spillway_sys::mapping::Mapping;
-use spillway_sys::userfaultfd::served::ServedMemory;
+use spillway_sys::userfaultfd::served::{Idle, ServedMemory};
 
 use crate::harness::binding::pin;
 use crate::permutation::Permutation;
@@ -13,7 +13,7 @@ use crate::size::PAGE_SIZE_BYTES;
 
 /// Microseconds of one fault, as the mean of `pages` at random addresses, between threads on the two CPUs, or anywhere: what touching them takes more than
 /// touching them again.
-pub fn fault_us(pages: usize, server_cpu: Option<usize>, client_cpu: Option<usize>) -> io::Result<f64> {
+pub fn fault_us(pages: usize, idle: Idle, server_cpu: Option<usize>, client_cpu: Option<usize>) -> io::Result<f64> {
     let served = ServedMemory::new(pages)?;
     let source = Mapping::anonymous(pages * PAGE_SIZE_BYTES as usize)?;
     (0..pages).for_each(|page| source.write(page * PAGE_SIZE_BYTES as usize, &[7; PAGE_SIZE_BYTES as usize]));
@@ -21,7 +21,7 @@ pub fn fault_us(pages: usize, server_cpu: Option<usize>, client_cpu: Option<usiz
         // Each does its part also on the wrong CPU: the other one would wait for it.
         let server = scope.spawn(|| {
             let pinned = pin(server_cpu);
-            served.serve(&source).and(pinned)
+            served.serve(&source, idle).and(pinned)
         });
         let client = scope.spawn(|| {
             let pinned = pin(client_cpu);
@@ -49,10 +49,12 @@ mod tests {
 
     #[test]
     fn a_fault_takes_some_time() {
-        match fault_us(64, None, Some(0)) {
-            Ok(microseconds) => assert!(microseconds > 0.0),
-            Err(error) => {
-                spillway_sys::skipping::skip_because(format!("this user may not handle page faults: {error}"));
+        for idle in [Idle::Sleeps, Idle::Polls] {
+            match fault_us(64, idle, None, Some(0)) {
+                Ok(microseconds) => assert!(microseconds > 0.0),
+                Err(error) => {
+                    spillway_sys::skipping::skip_because(format!("this user may not handle page faults: {error}"));
+                }
             }
         }
     }
@@ -60,6 +62,8 @@ mod tests {
     #[test]
     fn a_cpu_that_is_not_there_is_an_error_and_nobody_waits() {
         let missing = Some(CpuSet::MAX_CPU - 1);
-        assert!(fault_us(4, missing, Some(0)).is_err() && fault_us(4, Some(0), missing).is_err());
+        for cpus in [(missing, Some(0)), (Some(0), missing)] {
+            assert!(fault_us(4, Idle::Sleeps, cpus.0, cpus.1).is_err());
+        }
     }
 }

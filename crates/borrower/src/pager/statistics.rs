@@ -41,9 +41,9 @@ pub struct PagerStatistics {
     pub zero: FaultStatistics,
     /// See [`FaultKind::Write`].
     pub write: FaultStatistics,
-    /// Pages that came back, by how many pages had left since they did: `refaults[i]` counts distances from 4^i on.
+    /// Pages that came back because they were asked for, by how many pages had left since they did: `refaults[i]` counts distances from 4^i on.
     pub refaults: Vec<u64>,
-    /// Time from faults' messages to their answers, all together.
+    /// Time from reading faults' messages to their answers, all together; what the kernel took before, and a fault thread's waking up, are not in it.
     pub lost_seconds: f64,
     /// Bytes of local memory that programs have now, by the kernel's count, and the write-back pool.
     pub local_bytes: u64,

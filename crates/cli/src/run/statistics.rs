@@ -103,7 +103,20 @@ impl Statistics {
             self.traffic("read_latency/p50_us"),
             self.traffic("read_latency/p99_us"),
             memory.via.as_ref().map(|via| format!("\nspillway: memory came {via}")).unwrap_or_default(),
-        )
+        ) + &self.faults().unwrap_or_default()
+    }
+
+    /// What the pager answered, if there was one.
+    fn faults(&self) -> Option<String> {
+        let pager = self.paging.pager.as_object()?;
+        let kinds = ["fill", "staged", "zero", "write"].map(|kind| {
+            let figure = |pointer| pager.get(kind).and_then(|kind| kind.pointer(pointer)).and_then(Value::as_f64);
+            let [count, p50, p99] =
+                ["/count", "/latency/p50_us", "/latency/p99_us"].map(figure).map(Option::unwrap_or_default);
+            if count > 0.0 { format!("{count} {kind} ({p50:.0}/{p99:.0} us)") } else { format!("0 {kind}") }
+        });
+        let lost_seconds = pager.get("lost_seconds")?.as_f64()?;
+        Some(format!("spillway: faults: {}; {lost_seconds:.2} s lost in them\n", kinds.join(", ")))
     }
 }
 
@@ -143,6 +156,19 @@ mod tests {
             "{text}"
         );
         assert_eq!(statistics.warnings(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_summary_tells_what_the_pager_answered() {
+        let mut statistics = statistics(Value::Null);
+        assert!(!statistics.summary().contains("lost in them"));
+        let fill = json!({"count": 12, "latency": {"p50_us": 6.4, "p99_us": 20.0}});
+        statistics.paging.pager = json!({"fill": fill, "write": {"count": 0}, "lost_seconds": 0.123});
+        let text = statistics.summary();
+        assert!(
+            text.ends_with("spillway: faults: 12 fill (6/20 us), 0 staged, 0 zero, 0 write; 0.12 s lost in them\n"),
+            "{text}"
+        );
     }
 
     #[test]

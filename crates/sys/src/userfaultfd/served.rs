@@ -10,6 +10,15 @@ use rustix::event::{PollFd, PollFlags};
 use super::{Features, Message, RegisterMode, Scope, Userfaultfd, Wake};
 use crate::mapping::{Mapping, PAGE_SIZE_BYTES};
 
+/// What the thread does that fills pages, while none is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// It sleeps.
+    Sleeps,
+    /// It asks again and again, which only makes sense on a CPU of its own.
+    Polls,
+}
+
 /// See the module text. Every page is missing until it is touched for the first time.
 #[derive(Debug)]
 pub struct ServedMemory {
@@ -43,10 +52,10 @@ impl ServedMemory {
         byte[0]
     }
 
-    /// Fills each page that is touched with the page of `source` at the same place, until all have been. Sleeps between faults. On an error
-    /// whoever waits goes on with zeroes.
-    pub fn serve(&self, source: &Mapping) -> io::Result<()> {
-        let result = self.serve_all(source);
+    /// Fills each page that is touched with the page of `source` at the same place, until all have been. On an error whoever waits goes
+    /// on with zeroes.
+    pub fn serve(&self, source: &Mapping, idle: Idle) -> io::Result<()> {
+        let result = self.serve_all(source, idle);
         if result.is_err() {
             // Nothing else can be done for those who wait, and there is nothing to serve any more if it fails.
             let _ = self.userfaultfd.unregister(self.range());
@@ -54,11 +63,13 @@ impl ServedMemory {
         result
     }
 
-    fn serve_all(&self, source: &Mapping) -> io::Result<()> {
+    fn serve_all(&self, source: &Mapping, idle: Idle) -> io::Result<()> {
         let mut left = self.pages;
         while left > 0 {
-            let mut ready = [PollFd::from_borrowed_fd(self.userfaultfd.as_fd(), PollFlags::IN)];
-            rustix::event::poll(&mut ready, None)?;
+            if idle == Idle::Sleeps {
+                let mut ready = [PollFd::from_borrowed_fd(self.userfaultfd.as_fd(), PollFlags::IN)];
+                rustix::event::poll(&mut ready, None)?;
+            }
             let mut result = Ok(0);
             let count = self.userfaultfd.read_messages(|message| {
                 if let Message::Fault(fault) = message {
@@ -80,15 +91,17 @@ mod tests {
 
     #[test]
     fn every_page_is_filled_once() {
-        let served = ServedMemory::new(16).expect("these tests need userfaultfd");
-        let source = Mapping::anonymous(16 * PAGE_SIZE_BYTES).unwrap();
-        (0..16).for_each(|page| source.write(page * PAGE_SIZE_BYTES, &[page as u8; PAGE_SIZE_BYTES]));
-        std::thread::scope(|scope| {
-            let server = scope.spawn(|| served.serve(&source));
-            for page in [3, 0, 15].into_iter().chain(0..16) {
-                assert_eq!(served.touch(page), page as u8, "page {page}");
-            }
-            server.join().unwrap().unwrap();
-        });
+        for idle in [Idle::Sleeps, Idle::Polls] {
+            let served = ServedMemory::new(16).expect("these tests need userfaultfd");
+            let source = Mapping::anonymous(16 * PAGE_SIZE_BYTES).unwrap();
+            (0..16).for_each(|page| source.write(page * PAGE_SIZE_BYTES, &[page as u8; PAGE_SIZE_BYTES]));
+            std::thread::scope(|scope| {
+                let server = scope.spawn(|| served.serve(&source, idle));
+                for page in [3, 0, 15].into_iter().chain(0..16) {
+                    assert_eq!(served.touch(page), page as u8, "page {page}");
+                }
+                server.join().unwrap().unwrap();
+            });
+        }
     }
 }

@@ -1,0 +1,55 @@
+//! What a run tells of its faults.
+
+use crate::stage::Stage;
+use crate::support;
+
+/// Touches its memory for the first time, writes all of it twice, reads it three times, and gives a part up and reads zeroes there.
+const SCRIPT: &str = "
+import mmap
+size, page = 64 << 20, 4096
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for turn in (1, 2):
+    for place in range(0, size, page):
+        memory[place] = turn
+right = all(memory[place] == 2 for turn in range(3) for place in range(0, size, page))
+for place in range(0, size, 4 * page):
+    memory[place] = 3
+memory.madvise(mmap.MADV_DONTNEED, 0, 8 << 20)
+print(right and not any(memory[place] for place in range(0, 8 << 20, page)))
+";
+
+#[test]
+fn faults_are_told_by_kind_with_what_they_took() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
+    let options = ["--local", "24M", "--lend", "256M", "--slab-size", "4M", "--summary"];
+    let said = support::run(&mut stage.run(&options, &["/usr/bin/python3", "-c", SCRIPT])).done("the program");
+    assert_eq!(said.text(), "True\n");
+    let statistics = stage.statistics();
+    let pager = &statistics["pager"];
+    let number = |pointer: &str| pager.pointer(pointer).and_then(serde_json::Value::as_f64).expect(pointer);
+    let mut lost_seconds = 0.0;
+    for kind in ["fill", "zero", "write"] {
+        let figure = |name: &str| number(&format!("/{kind}/{name}"));
+        let [median, high, largest] = ["p50", "p99", "max"].map(|name| figure(&format!("latency/{name}_us")));
+        assert!(figure("count") > 0.0, "{kind}: {pager:#}");
+        assert!(0.0 < median && median <= high && high <= largest, "{kind}: {pager:#}");
+    }
+    for kind in ["fill", "staged", "zero", "write"] {
+        lost_seconds += number(&format!("/{kind}/count")) * number(&format!("/{kind}/latency/mean_us")) / 1e6;
+    }
+    let told = number("/lost_seconds");
+    assert!((told - lost_seconds).abs() <= 0.02 * told + 1e-4, "{told} and {lost_seconds}: {pager:#}");
+    assert!(told < statistics["wall_seconds"].as_f64().unwrap(), "one thread waited: {pager:#}");
+    // Of 64 MiB at least 40 are away after each turn.
+    let away = f64::from((64 - 24) << 20) / 4096.0;
+    let came = number("/fill/count") + number("/staged/count") + number("/pages_prefetched");
+    assert!(came >= 4.0 * away, "{came} came: {pager:#}");
+    let refaults: Vec<f64> =
+        pager["refaults"].as_array().unwrap().iter().filter_map(serde_json::Value::as_f64).collect();
+    assert!(refaults.iter().sum::<f64>() <= number("/fill/count"), "{pager:#}");
+    // Who goes round finds a page after all that are away have come, in whose place others left: 4^6 = 4096, 4^7 = 16384.
+    assert!(refaults[6] > 0.5 * number("/fill/count"), "{pager:#}");
+    let line = said.errors.lines().find(|line| line.contains("faults:")).expect("a summary").to_owned();
+    assert!(line.contains(&format!("{} fill", number("/fill/count"))) && line.contains("lost in them"), "{line}");
+    stage.assert_clean();
+}
