@@ -79,13 +79,16 @@ fn listed_children(parent: u32) -> io::Result<Option<Vec<u32>>> {
 
 /// By looking at every process there is.
 fn every_child(parent: u32) -> io::Result<Vec<u32>> {
+    let mut found = every_process()?;
+    found.retain(|number| ProcessStat::of_process(*number).ok().and_then(|stat| stat.parent()) == Some(parent));
+    Ok(found)
+}
+
+/// All processes, by ascending number.
+pub fn every_process() -> io::Result<Vec<u32>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
-        let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let its_parent = ProcessStat::of_process(number).ok().and_then(|stat| stat.parent());
-        if its_parent == Some(parent) {
-            found.push(number);
-        }
+        found.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
     }
     found.sort_unstable();
     Ok(found)

@@ -99,6 +99,8 @@ pub const ALERT_BYTES_MAX: u64 = 64 << 20;
 
 /// How long borrowing a thread of a program for starting its agent may take, before another one is tried.
 pub const AGENT_START_DEADLINE: Duration = Duration::from_millis(100);
+/// Between two looks at all processes of the machine for one whose parent has ended before it was found.
+pub const SEARCH_INTERVAL: Duration = Duration::from_millis(200);
 /// How long next to nothing may leave, though the budget is exceeded, before a program that changes its mappings all the time is given a pause: far longer
 /// than any moment in which many changes come together.
 pub const RESTLESS_PATIENCE: Duration = Duration::from_millis(200);

@@ -91,7 +91,7 @@ impl Process {
 
     /// Its mappings.
     pub fn maps(&self) -> io::Result<String> {
-        fs::read_to_string(format!("/proc/{}/maps", self.number))
+        maps_of(self.number)
     }
 
     /// Its threads.
@@ -188,6 +188,11 @@ fn robust_locks(process: u32, head: u64) -> Vec<u64> {
         entry = u64::from_ne_bytes(next);
     }
     locks
+}
+
+/// The maps of process `number`.
+pub fn maps_of(number: u32) -> io::Result<String> {
+    fs::read_to_string(format!("/proc/{number}/maps"))
 }
 
 /// The maps with flags of process `number`.

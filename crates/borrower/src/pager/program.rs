@@ -59,6 +59,10 @@ pub trait ProgramMemory: Send + Sync {
     /// Asks for faults in `range`.
     fn register(&self, range: Range<u64>) -> Result<(), PageError>;
 
+    /// Asks for faults in `range` or for none any more, which parts the mapping that it is in, or joins it again, in its process's maps. Of memory that all programs
+    /// share, which is never missing.
+    fn mark(&self, range: Range<u64>, is_set: bool) -> Result<(), PageError>;
+
     /// Whether one registered mapping covers `range` (rule 1); fails while the program changes its mappings. The mapping at its begin is prepared for
     /// pages, which the program can see if it had none ([`spillway_sys::userfaultfd::Userfaultfd::covers`]).
     fn covers(&self, range: &Range<u64>) -> Result<bool, PageError>;
@@ -168,6 +172,10 @@ impl ProgramMemory for Userfaultfd {
 
     fn register(&self, range: Range<u64>) -> Result<(), PageError> {
         self.register(range, RegisterMode::MISSING | RegisterMode::WRITE_PROTECT)
+    }
+
+    fn mark(&self, range: Range<u64>, is_set: bool) -> Result<(), PageError> {
+        if is_set { self.register(range, RegisterMode::MISSING) } else { self.unregister(range) }
     }
 
     fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {

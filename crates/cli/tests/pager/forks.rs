@@ -45,3 +45,52 @@ fn pages_that_a_fork_shares_count_once() {
     assert!(peak < (LOCAL_MIB + PROGRAM_MIB) << 20, "{} MiB at a time: {statistics:#}", peak >> 20);
     stage.assert_clean();
 }
+
+#[test]
+fn children_are_told_apart_from_those_of_other_threads_and_from_other_programs() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let binary = stage.compile("families", &["-pthread"]);
+    let program = [binary.to_str().unwrap(), "32", "2", "3", "3"];
+    let options = ["--local", "16M", "--lend", "512M", "--slab-size", "4M"];
+    let said = support::run(&mut stage.run(&options, &program)).done("families");
+    assert_eq!(said.text(), "right\n");
+    // An agent in another's process, or one whose address space is not its own, fails.
+    let failures = &stage.statistics()["pager"]["failures"];
+    assert_eq!(failures.as_array().map(Vec::len), Some(0), "{failures:#}");
+    stage.assert_clean();
+}
+
+/// Its child ends at once, and the child of that has an agent of its own in the end: it looks for it for a minute.
+const DAEMON: &str = "
+import mmap, os, time
+size = 48 << 20
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for place in range(0, size, 4096):
+    memory[place:place + 8] = place.to_bytes(8, 'little')
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    if os.fork() != 0:
+        os._exit(0)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(os.listdir('/proc/self/task')) < 2:
+        for place in range(0, size, 4096):
+            memory[place + 8] = 1
+    is_right = all(memory[place:place + 8] == place.to_bytes(8, 'little') for place in range(0, size, 4096))
+    os.write(writing, b'%d %d' % (len(os.listdir('/proc/self/task')), is_right))
+    os._exit(0)
+os.waitpid(child, 0)
+os.close(writing)
+print(os.read(reading, 16).decode())
+";
+
+#[test]
+fn a_child_whose_parent_has_ended_is_found() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
+    let options = ["--local", "24M", "--lend", "384M", "--slab-size", "4M"];
+    for _ in 0..3 {
+        let said = support::run(&mut stage.run(&options, &["/usr/bin/python3", "-c", DAEMON])).done("a daemon");
+        assert_eq!(said.text(), "2 1\n");
+    }
+    stage.assert_clean();
+}

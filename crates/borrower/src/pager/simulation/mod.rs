@@ -199,6 +199,10 @@ impl ProgramMemory for Simulated {
         Ok(())
     }
 
+    fn mark(&self, _: Range<u64>, _: bool) -> Result<(), PageError> {
+        unreachable!("the survey does that, which is not simulated")
+    }
+
     fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {
         self.changing()?;
         Ok(self.within_one_mapping(range.clone()).is_ok() && !self.lock().holes.contain(range))

@@ -66,8 +66,7 @@ impl Survey {
         deadline: Instant,
     ) -> Result<(), GreetingError> {
         let number = visitor.process();
-        // A process that says hello again runs another program: what it was is gone.
-        self.forget(|resident| resident.process.as_ref().is_some_and(|process| process.number() == number));
+        self.leave_process(number);
         let memory = match descriptor.map(|descriptor| agree(descriptor, self.programs_fork)) {
             Some(Ok(memory)) => memory,
             other => {

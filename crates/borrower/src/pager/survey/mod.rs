@@ -4,11 +4,12 @@
 //! (rules 1 and 3 of docs/pager.md), and what is resident in them is told to the policy. All of /proc is read here, never on the
 //! fault thread (rule 13).
 //!
-//! - `greeting`: programs and agents that say hello; `newcomers`: programs that did not wait for an answer; `agents`: children, and agents that start late.
+//! - `greeting`: programs and agents that say hello; `newcomers`: programs that did not wait for an answer; `children`: whose processes are found; `agents` that start late.
 //! - `common`: pages that a fork shared, which count once; `forking`: forks that wait, where the kernel does not tell of them.
 //! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told; `pausing`: programs that leave no moment for it.
 
 mod agents;
+mod children;
 mod common;
 mod forking;
 mod greeting;
@@ -33,6 +34,7 @@ use spillway_sys::pagemap::Region;
 use spillway_sys::tracee::give_back_rest;
 use spillway_sys::userfaultfd::PageError;
 
+use self::children::Search;
 use self::common::Common;
 use self::forking::Forking;
 use self::pausing::{Respite, Restless};
@@ -46,7 +48,7 @@ use super::shared::{Budget, Shared, Tenant, Wanted, lock};
 /// An address space, as the survey sees it.
 struct Resident {
     tenant: Arc<Tenant>,
-    /// Not known yet of a child that was just forked.
+    /// Not known yet of a child that was just forked; none any more of one that runs another program while a child of vfork(2) has this memory.
     process: Option<Process>,
     seat: Option<u32>,
     /// Where the guardian has it.
@@ -62,6 +64,8 @@ struct Resident {
     agent_at: Instant,
     /// Where among its threads the next one is that an agent may be started on.
     threads_tried: usize,
+    /// For its process, of a child that was just forked.
+    search: Search,
     /// When it may be held for a moment.
     respite: Respite,
     /// The user was told that it has much memory that is not paged.
@@ -83,6 +87,7 @@ impl Resident {
             registered_at: None,
             prepared: HashSet::new(),
             agent_at,
+            search: Search::new(agent_at),
             respite: Respite::new(agent_at),
             threads_tried: 0,
             is_sharing_told: false,
@@ -201,7 +206,7 @@ impl Survey {
         self.read_notes();
         self.settle_newcomers();
         self.follow_forks(now);
-        self.adopt_children();
+        self.adopt_children(now);
         let counted = self.count();
         let resident = counted - self.common_pages(counted, now);
         self.shared.budget.set_resident(resident);

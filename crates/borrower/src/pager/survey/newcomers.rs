@@ -66,8 +66,7 @@ impl Survey {
                 self.leave_out(&newcomer);
                 continue;
             }
-            // It runs another program than before.
-            self.forget(|resident| resident.process.as_ref().is_some_and(|process| process.number() == number));
+            self.leave_process(number);
             if self.seats_free.is_empty() {
                 self.forget(is_memory_gone);
             }
