@@ -1,12 +1,13 @@
 //! Tests of the real fault and eviction decisions against simulated programs: their memory is a map here, their agent takes
 //! pages out of it page by page, and the volume is memory of this process.
 //!
-//! - `engine`: the volume; `forks`: forks that the kernel tells nobody of.
+//! - `engine`: the volume; `forks`: forks that the kernel tells nobody of; `delays`: who waits, and for how long nobody asks again.
 //!
 //! The kernel's rules that matter are kept: nothing is filled or moved while an event waits to be read, an event's own work is
 //! done before it is told (unmap, remap, fork) or after it was read (remove), pages that are not registered are not moved, and nothing is filled
 //! where nothing is mapped.
 
+mod delays;
 mod engine;
 mod forks;
 mod tests;
@@ -67,6 +68,10 @@ struct Memory {
     late: Option<Event>,
     /// Refuses to fill the next so many times, as if mappings were changing.
     agains: u32,
+    /// How often it has refused to do something because mappings were changing.
+    refusals: u64,
+    /// And how often each page was one that was to be filled.
+    refused_fills: BTreeMap<u64, u64>,
     /// What the agent has to do, the oldest batch first.
     batches: VecDeque<Vec<(Errand, Fate)>>,
     /// How many it had at most.
@@ -93,11 +98,11 @@ impl Simulated {
 
     fn changing(&self) -> Result<(), PageError> {
         let mut memory = self.lock();
-        if memory.agains > 0 {
-            memory.agains -= 1;
-            return Err(PageError::TryAgain);
-        }
-        let waits = memory.late.is_some() || memory.events.iter().any(|event| !matches!(event, Event::Fault(_)));
+        let is_early = memory.agains > 0;
+        memory.agains -= u32::from(is_early);
+        let waits =
+            is_early || memory.late.is_some() || memory.events.iter().any(|event| !matches!(event, Event::Fault(_)));
+        memory.refusals += u64::from(waits);
         if waits { Err(PageError::TryAgain) } else { Ok(()) }
     }
 
@@ -108,7 +113,10 @@ impl Simulated {
     }
 
     fn fill(&self, address: u64, content: u64, protect: bool) -> Result<u64, PageError> {
-        self.changing()?;
+        if let Err(error) = self.changing() {
+            *self.lock().refused_fills.entry(address).or_default() += 1;
+            return Err(error);
+        }
         let mut memory = self.lock();
         if memory.holes.contain(&(address..address + PAGE)) {
             return Err(PageError::NotMapped);

@@ -489,19 +489,6 @@ fn fault_at(page: u64) -> Event {
 }
 
 #[test]
-fn a_fault_that_meets_a_change_is_answered_later() {
-    // Rule 11.
-    for mapped_quarters in 0..5 {
-        let mut world = World::new(96);
-        world.map_quarters(mapped_quarters);
-        (0..PAGES).for_each(|page| world.touch(0, page, true));
-        world.programs[0].memory.lock().agains = 5;
-        (0..20).for_each(|page| world.touch(0, page, page % 2 == 0));
-        world.end();
-    }
-}
-
-#[test]
 fn pages_that_lie_in_mapped_memory_come_without_a_request_and_count_the_same() {
     let [read, in_place] = [0, 4].map(|mapped_quarters| {
         let mut world = World::new(200);
