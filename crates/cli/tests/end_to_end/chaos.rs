@@ -19,18 +19,31 @@ enum Event {
 /// Between two events: time to fill slabs again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A verifier under `run` on three donors, until [`end`].
-fn start(stage: &mut Stage, redundancy: &[&str]) -> Running {
-    start_on(stage, "160M", redundancy)
+/// Who verifies pages: what a verifier is told, but for where each test begins.
+#[derive(Clone, Copy)]
+enum Family {
+    /// One program.
+    Alone,
+    /// A program and its child, which begin with the same pages, and each goes on with its own: as much together as one alone.
+    Forked,
+}
+
+impl Family {
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Alone => &["80", UNTIL_TOLD, "11"],
+            Self::Forked => &["40", UNTIL_TOLD, "13", "forked"],
+        }
+    }
+}
+
+/// Verifiers under `run` on three donors, until [`end`].
+fn start(stage: &mut Stage, redundancy: &[&str], family: Family) -> Running {
+    start_on(stage, "160M", redundancy, family)
 }
 
 /// The same, with `memory` at each donor.
-fn start_on(stage: &mut Stage, memory: &str, redundancy: &[&str]) -> Running {
-    start_verifier(stage, memory, redundancy, &["80", UNTIL_TOLD, "11"])
-}
-
-/// The same, and the verifier is told what to do.
-fn start_verifier(stage: &mut Stage, memory: &str, redundancy: &[&str], arguments: &[&str]) -> Running {
+fn start_on(stage: &mut Stage, memory: &str, redundancy: &[&str], family: Family) -> Running {
     let verifier = stage.compile("verifier", &[]);
     for _ in 0..3 {
         stage.donor(memory);
@@ -39,13 +52,14 @@ fn start_verifier(stage: &mut Stage, memory: &str, redundancy: &[&str], argument
     let mut options = vec!["--local", "24M", "--lend", "96M", "--slab-size", "4M", "--key", "none"];
     options.extend(redundancy);
     options.extend(donors.iter().map(String::as_str));
-    let program = [&[verifier.to_str().unwrap()], arguments].concat();
+    let program = [&[verifier.to_str().unwrap()], family.arguments()].concat();
     Running::start(&mut stage.run(&options, &program))
 }
 
-/// The verifier's end, and nothing left behind.
+/// The verifiers' end, and nothing left behind, neither here nor at donors.
 fn end(stage: &Stage, running: Running) {
     stage.end_verifier(running);
+    stage.wait_returned();
     stage.assert_clean();
 }
 
@@ -110,7 +124,7 @@ fn backing(stage: &Stage) -> String {
 fn chaos_with_a_copy_on_disk_loses_nothing() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let backing = backing(&stage);
-    let mut running = start(&mut stage, &["--redundancy", "disk", "--backing", &backing]);
+    let mut running = start(&mut stage, &["--redundancy", "disk", "--backing", &backing], Family::Alone);
     go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop, Event::Kill], soak_seconds(0));
     end(&stage, running);
 }
@@ -118,17 +132,15 @@ fn chaos_with_a_copy_on_disk_loses_nothing() {
 #[test]
 fn chaos_with_two_replicas_loses_nothing() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
-    let mut running = start(&mut stage, &["--redundancy", "replicas=2"]);
+    let mut running = start(&mut stage, &["--redundancy", "replicas=2"], Family::Alone);
     go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop, Event::Kill], soak_seconds(0));
     end(&stage, running);
 }
 
-/// Parent and child begin with the same pages at donors, and each goes on with its own.
 #[test]
 fn chaos_while_a_forked_child_lives_loses_nothing_of_either() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
-    let verifier = ["40", UNTIL_TOLD, "13", "forked"];
-    let mut running = start_verifier(&mut stage, "160M", &["--redundancy", "replicas=2"], &verifier);
+    let mut running = start(&mut stage, &["--redundancy", "replicas=2"], Family::Forked);
     go_through(&mut stage, &mut running, &[Event::Kill, Event::Stop, Event::Kill], soak_seconds(0));
     end(&stage, running);
 }
@@ -140,7 +152,7 @@ const STOPPED: Duration = Duration::from_secs(5);
 /// of each the control channel before its data connections, or after them.
 fn stop_all_for_a_while(redundancy: &str, transport: &str) {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
-    let mut running = start(&mut stage, &["--redundancy", redundancy, "--transport", transport]);
+    let mut running = start(&mut stage, &["--redundancy", redundancy, "--transport", transport], Family::Alone);
     wait_lent(&stage, &mut running);
     (0..3).for_each(|donor| stage.signal_donor(donor, "STOP"));
     std::thread::sleep(STOPPED);
@@ -173,11 +185,10 @@ fn replicas_that_are_all_stopped_for_a_while_lose_nothing() {
     stop_all_for_a_while("replicas=2", "tcp");
 }
 
-#[test]
-fn chaos_that_takes_every_donor_leaves_the_disk() {
+fn chaos_that_takes_every_donor(family: Family) {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let backing = backing(&stage);
-    let mut running = start(&mut stage, &["--redundancy", "disk", "--backing", &backing]);
+    let mut running = start(&mut stage, &["--redundancy", "disk", "--backing", &backing], family);
     wait_lent(&stage, &mut running);
     (0..3).for_each(|donor| stage.signal_donor(donor, "KILL"));
     wait_device(&stage, &mut running, "the status to tell of it", |device| {
@@ -190,12 +201,22 @@ fn chaos_that_takes_every_donor_leaves_the_disk() {
     end(&stage, running);
 }
 
+#[test]
+fn chaos_that_takes_every_donor_leaves_the_disk() {
+    chaos_that_takes_every_donor(Family::Alone);
+}
+
+#[test]
+fn chaos_that_takes_every_donor_leaves_parent_and_child_the_disk() {
+    chaos_that_takes_every_donor(Family::Forked);
+}
+
 /// Every donor is full, so that some pages have fewer copies than they should; then one donor after the other is killed.
-fn chaos_with_full_donors(redundancy: &str) {
+fn chaos_with_full_donors(redundancy: &str, family: Family) {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let backing = backing(&stage);
-    // Together they lend 36 MiB, and the verifier leaves 56.
-    let mut running = start_on(&mut stage, "12M", &["--redundancy", redundancy, "--backing", &backing]);
+    // Together they lend 36 MiB, and the verifiers leave 56.
+    let mut running = start_on(&mut stage, "12M", &["--redundancy", redundancy, "--backing", &backing], family);
     wait_device(&stage, &mut running, "every donor to be full, and the status to say what it means", |device| {
         let held: u64 = device["donors"].as_array()?.iter().filter_map(|donor| donor["slabs"].as_u64()).sum();
         Some(held == 9 && device["health"].as_str()?.contains("wait for a copy"))
@@ -215,10 +236,15 @@ fn chaos_with_full_donors(redundancy: &str) {
 
 #[test]
 fn chaos_with_full_donors_leaves_the_rest_to_the_disk() {
-    chaos_with_full_donors("disk");
+    chaos_with_full_donors("disk", Family::Alone);
 }
 
 #[test]
 fn chaos_with_full_donors_leaves_second_copies_to_the_disk() {
-    chaos_with_full_donors("disk+replicas=2");
+    chaos_with_full_donors("disk+replicas=2", Family::Alone);
+}
+
+#[test]
+fn chaos_with_full_donors_loses_nothing_of_parent_and_child() {
+    chaos_with_full_donors("disk", Family::Forked);
 }

@@ -189,22 +189,12 @@ fn a_killed_device_whose_only_copies_are_at_donors_has_every_byte() {
     survives("none");
 }
 
-/// Bytes that the donors of a stage lend.
-fn lent_bytes(stage: &Stage) -> u64 {
-    let lent = |item: &Value| item["report"]["donor"]["lent_bytes"].as_u64();
-    // `status` says nothing of a donor that a busy machine keeps from answering in time.
-    wait_until("every donor to tell what it lends", || {
-        let donors = stage.items("donor");
-        if donors.is_empty() { None } else { donors.iter().map(lent).sum::<Option<u64>>() }
-    })
-}
-
 #[test]
 fn a_device_whose_keeper_died_too_is_mended_and_its_donors_get_their_memory_back() {
     let Some(mut stage) = Stage::set_beside_others(&[]) else { return };
     let device = device_on(&mut stage, "none");
     Written::default().write(&device, |round| round > 200);
-    assert!(lent_bytes(&stage) > 0);
+    wait_until("the donors to lend", || (stage.lent_bytes()? > 0).then_some(()));
     let (keeper, server) = (keeper(&stage), server(&stage));
     // The keeper first, or it starts another server.
     support::signal(keeper, "KILL");
@@ -214,7 +204,7 @@ fn a_device_whose_keeper_died_too_is_mended_and_its_donors_get_their_memory_back
         stage.items("device").is_empty().then_some(())
     });
     // Not at once: another process of the device might have come for it.
-    wait_until("donors to take their slabs back", || (lent_bytes(&stage) == 0).then_some(()));
+    stage.wait_returned();
     stage.assert_clean();
 }
 
@@ -233,7 +223,7 @@ fn a_device_without_its_keeper_serves_on_and_ends_when_nobody_uses_it() {
     drop(user);
     wait_until("the server to end by itself", || (!is_alive(server)).then_some(()));
     support::run(&mut stage.spillway(&["doctor", "--mend", "--json"])).done("doctor --mend");
-    wait_until("donors to have their slabs", || (lent_bytes(&stage) == 0).then_some(()));
+    stage.wait_returned();
     stage.assert_clean();
 }
 

@@ -141,8 +141,8 @@ fn options<'a>(key: &'a Path, others: &[&'a str]) -> Vec<&'a str> {
     options
 }
 
-#[test]
-fn a_donor_whose_cable_is_pulled_costs_no_page() {
+/// The cable of the only donor is pulled, and the disk has every page. The verifier is told `verifier_arguments`.
+fn pull_the_cable_of_the_only_donor(verifier_arguments: &[&str]) {
     let Some(stage) = Stage::set(&["gcc", "ip"]) else { return };
     let Some(namespace) = Namespace::new() else { return };
     let verifier = stage.compile("verifier", &[]);
@@ -150,7 +150,8 @@ fn a_donor_whose_cable_is_pulled_costs_no_page() {
     let donor = start_inside(&stage, &namespace, &key);
     let backing = stage.disk().join("backing");
     let options = options(&key, &["--redundancy", "disk", "--backing", backing.to_str().unwrap()]);
-    let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", UNTIL_TOLD, "5"]));
+    let program = [&[verifier.to_str().unwrap()], verifier_arguments].concat();
+    let mut running = Running::start(&mut stage.run(&options, &program));
     wait_lent(&stage, &mut running);
     once_or_for_a_soak(|| {
         namespace.cut();
@@ -159,12 +160,23 @@ fn a_donor_whose_cable_is_pulled_costs_no_page() {
         wait_found_again(&stage, &mut running);
     });
     stage.end_verifier(running);
+    stage.wait_returned();
     drop(donor);
     stage.assert_clean();
 }
 
 #[test]
-fn a_pulled_cable_costs_no_page_that_another_donor_has_too() {
+fn a_donor_whose_cable_is_pulled_costs_no_page() {
+    pull_the_cable_of_the_only_donor(&["64", UNTIL_TOLD, "5"]);
+}
+
+#[test]
+fn a_donor_whose_cable_is_pulled_costs_no_page_of_parent_and_child() {
+    pull_the_cable_of_the_only_donor(&["32", UNTIL_TOLD, "7", "forked"]);
+}
+
+/// The cable of one of two donors is pulled, and the other one has every page too.
+fn pull_the_cable_of_one_of_two_donors(verifier_arguments: &[&str]) {
     let Some(stage) = Stage::set(&["gcc", "ip"]) else { return };
     let Some(namespace) = Namespace::new() else { return };
     let verifier = stage.compile("verifier", &[]);
@@ -172,7 +184,8 @@ fn a_pulled_cable_costs_no_page_that_another_donor_has_too() {
     let inside = start_inside(&stage, &namespace, &key);
     let (here, address) = start_here(&stage, &key);
     let options = options(&key, &["--donor", &address, "--redundancy", "replicas=2"]);
-    let mut running = Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "64", UNTIL_TOLD, "6"]));
+    let program = [&[verifier.to_str().unwrap()], verifier_arguments].concat();
+    let mut running = Running::start(&mut stage.run(&options, &program));
     wait_lent(&stage, &mut running);
     once_or_for_a_soak(|| {
         running.wait_until("every page to have two copies", || {
@@ -187,8 +200,19 @@ fn a_pulled_cable_costs_no_page_that_another_donor_has_too() {
         wait_found_again(&stage, &mut running);
     });
     stage.end_verifier(running);
+    stage.wait_returned();
     drop((inside, here));
     stage.assert_clean();
+}
+
+#[test]
+fn a_pulled_cable_costs_no_page_that_another_donor_has_too() {
+    pull_the_cable_of_one_of_two_donors(&["64", UNTIL_TOLD, "6"]);
+}
+
+#[test]
+fn a_pulled_cable_costs_no_page_of_parent_and_child_that_another_donor_has_too() {
+    pull_the_cable_of_one_of_two_donors(&["32", UNTIL_TOLD, "8", "forked"]);
 }
 
 /// A small file system of its own in a file, mounted. Dropping it unmounts.

@@ -5,7 +5,7 @@
 //!
 //! - [`programs`]: exact output at 50 and 25 % for programs of every kind; [`servers`]: for servers with clients.
 //! - [`peculiarities`]: what the kernel does with memory on the side, and all of it at random.
-//! - [`manners`]: exit status, signals and terminal; [`killed_runs`]: what a killed run leaves.
+//! - [`manners`]: exit status, signals and terminal; [`killed_runs`]: what a killed run leaves; [`left_behind`]: what a killed program leaves.
 //! - [`plain_device`]: file systems and fio on a plain device; [`machine_swap`]: `swap on` and `off`.
 //! - [`network_disk`]: a device that NBD clients use.
 //! - [`crash`]: the device's own process dies, and another one goes on.
@@ -26,6 +26,7 @@ mod chaos;
 mod crash;
 mod cut_off;
 mod killed_runs;
+mod left_behind;
 mod machine_swap;
 mod manners;
 mod network_disk;

@@ -116,6 +116,16 @@ impl Stage {
         command
     }
 
+    /// Starts a program far beyond its budget, on one donor that outlives the run and has the only copies.
+    pub(crate) fn run_on_a_donor(&mut self, program: &[&str]) -> Running {
+        self.donor("160M");
+        let donors = self.donor_options();
+        let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--key", "none"];
+        options.extend(["--redundancy", "none"]);
+        options.extend(donors.iter().map(String::as_str));
+        Running::start(&mut self.run(&options, program))
+    }
+
     /// What the last run told.
     pub(crate) fn statistics(&self) -> Value {
         let text = fs::read(self.disk().join("statistics.json")).expect("the run wrote its statistics");
@@ -190,6 +200,19 @@ impl Stage {
     pub(crate) fn status(&self) -> Value {
         let said = support::run(&mut self.spillway(&["status", "--json"])).done("status");
         serde_json::from_slice(&said.output).expect("status is JSON")
+    }
+
+    /// Bytes that the donors lend together, as soon as each of them tells: `status` says nothing of one that a busy machine keeps from
+    /// answering in time.
+    pub(crate) fn lent_bytes(&self) -> Option<u64> {
+        let donors = self.items("donor");
+        let lent = |item: &Value| item.pointer("/report/donor/lent_bytes")?.as_u64();
+        if donors.is_empty() { None } else { donors.iter().map(lent).sum() }
+    }
+
+    /// Waits until every slab is back at its donor.
+    pub(crate) fn wait_returned(&self) {
+        wait_until("the donors to have all their memory again", || (self.lent_bytes()? == 0).then_some(()));
     }
 
     /// The items of one kind in `status`.

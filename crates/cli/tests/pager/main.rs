@@ -6,7 +6,7 @@
 //! - [`programs`], [`servers`], [`peculiarities`], [`overcommit`]: exact output at 50 and 25 %, shared with the other test binary.
 //! - [`manners`]: exit status, signals and terminal, shared too.
 //! - [`emulator`]: a guest in QEMU; [`forks`]: what children share; [`ordinary_user`]: without root, [`users_forks`]: forks that the kernel tells nobody of, [`users_programs`]: programs that start others in unusual ways; [`descriptors`]: many programs at once; [`bare_exits`]: programs whose ends no library hears of; [`threads`]: what they have more than they started; [`told`]: what a run tells of its faults; [`refused`]: programs that the pager cannot serve.
-//! - [`chaos`], [`cut_off`]: donors die, stop and come back, cables are pulled and disks are full, shared too; [`lost_copies`]: nobody else had them; [`violence`]: the pager and programs are killed.
+//! - [`chaos`], [`cut_off`]: donors die, stop and come back, cables are pulled and disks are full, shared too; [`lost_copies`]: nobody else had them; [`violence`], [`families`]: the pager and programs are killed, alone and with forked children; [`left_behind`]: a program alone, shared.
 
 // In a test a panic is the report.
 #![allow(clippy::unwrap_used)]
@@ -26,6 +26,8 @@ mod stage;
 mod chaos;
 #[path = "../end_to_end/cut_off.rs"]
 mod cut_off;
+#[path = "../end_to_end/left_behind.rs"]
+mod left_behind;
 #[path = "../end_to_end/manners.rs"]
 mod manners;
 #[path = "../end_to_end/overcommit.rs"]
@@ -43,6 +45,7 @@ mod at_random;
 mod bare_exits;
 mod descriptors;
 mod emulator;
+mod families;
 mod forks;
 mod locked;
 mod lost_copies;

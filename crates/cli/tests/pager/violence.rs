@@ -1,15 +1,13 @@
 //! The pager and programs that are killed while a program works: each has a stated outcome
 //! (`docs/guarantees.md`), and nothing is left behind.
 
-use std::collections::HashSet;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::Value;
-
 use crate::stage::Stage;
+use crate::support::processes::{children, is_gone, with_argument};
 use crate::support::{self, Running, UNTIL_TOLD, wait_until};
 
 /// So much of the verifiers' 80 MiB is lent before anything happens.
@@ -25,40 +23,7 @@ fn start(stage: &Stage) -> Running {
 /// The same, on a donor that outlives the run.
 fn start_on_a_donor(stage: &mut Stage) -> Running {
     let verifier = stage.compile("verifier", &[]);
-    stage.donor("160M");
-    let donors = stage.donor_options();
-    let mut options = vec!["--local", "24M", "--lend", "128M", "--slab-size", "4M", "--key", "none"];
-    options.extend(["--redundancy", "none"]);
-    options.extend(donors.iter().map(String::as_str));
-    Running::start(&mut stage.run(&options, &[verifier.to_str().unwrap(), "80", UNTIL_TOLD, "12"]))
-}
-
-/// What the one donor lends to anybody.
-fn lent_bytes(stage: &Stage) -> Option<u64> {
-    stage.items("donor").first()?.pointer("/report/donor/lent_bytes").and_then(Value::as_u64)
-}
-
-/// Every slab goes back to the donor.
-fn wait_returned(stage: &Stage) {
-    wait_until("the donor to have all its memory again", || (lent_bytes(stage)? == 0).then_some(()));
-}
-
-/// Processes with that parent, zombies left out.
-fn children(parent: u32) -> HashSet<u32> {
-    let all = std::fs::read_dir("/proc").unwrap().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| status_of(*pid).is_some_and(|(found, state)| found == parent && state != "Z")).collect()
-}
-
-/// Parent and state.
-fn status_of(pid: u32) -> Option<(u32, String)> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
-    Some((field("PPid:")?.parse().ok()?, field("State:")?.to_owned()))
-}
-
-fn is_gone(pid: u32) -> bool {
-    status_of(pid).is_none_or(|(_, state)| state == "Z")
+    stage.run_on_a_donor(&[verifier.to_str().unwrap(), "80", UNTIL_TOLD, "12"])
 }
 
 #[test]
@@ -83,7 +48,7 @@ fn kill_pager(stage: &Stage, running: Running) {
 }
 
 /// The guardian of a run, by its name.
-fn guardian_of(run: u32) -> Option<u32> {
+pub(crate) fn guardian_of(run: u32) -> Option<u32> {
     let is_guardian = |pid: &u32| {
         std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "spillway-guard")
     };
@@ -172,27 +137,15 @@ impl Drop for Family<'_> {
     }
 }
 
-/// Processes with that argument.
-fn with_argument(argument: &Path) -> Vec<u32> {
-    let argument = argument.as_os_str().as_encoded_bytes();
-    let all = std::fs::read_dir("/proc").unwrap().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let has_it = |pid: &u32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.split(|byte| *byte == 0).any(|part| part == argument)
-    };
-    pids.filter(has_it).collect()
-}
-
 #[test]
 fn a_killed_pager_gives_its_donor_all_memory_back() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start_on_a_donor(&mut stage);
     stage.wait_lent(&mut running, LENT_BYTES);
-    running.wait_until("the donor to tell of it", || (lent_bytes(&stage)? > 0).then_some(()));
+    running.wait_until("the donor to tell of it", || (stage.lent_bytes()? > 0).then_some(()));
     running.signal("KILL");
     assert_eq!(running.end().status.signal(), Some(9));
-    wait_returned(&stage);
+    stage.wait_returned();
     // Nobody else is left to do that: its donor is not the run's own.
     wait_until("the guardian to remove what is left", || stage.items("run").is_empty().then_some(()));
     stage.assert_clean();
@@ -203,11 +156,11 @@ fn a_killed_program_gives_its_donor_all_memory_back() {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start_on_a_donor(&mut stage);
     stage.wait_lent(&mut running, LENT_BYTES);
-    running.wait_until("the donor to tell of it", || (lent_bytes(&stage)? > 0).then_some(()));
+    running.wait_until("the donor to tell of it", || (stage.lent_bytes()? > 0).then_some(()));
     kill_verifier(&running);
     let said = running.end();
     assert_eq!(said.status.signal(), Some(9), "{} {}", said.status, said.errors);
-    wait_returned(&stage);
+    stage.wait_returned();
     stage.assert_clean();
 }
 

@@ -1,5 +1,7 @@
 //! What both test binaries need: commands with deadlines, scratch directories on a disk, and skips that say what is missing.
 
+pub(crate) mod processes;
+
 use std::ffi::OsStr;
 use std::io::Read;
 use std::path::{Path, PathBuf};

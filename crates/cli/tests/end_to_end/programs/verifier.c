@@ -1,8 +1,12 @@
 /* Reads and rewrites pages at random for a while, and knows what each of them must hold.
  *
- *   verifier MIB SECONDS SEED [forked]
+ *   verifier MIB SECONDS SEED [forked|forking|left]
  *
  * "forked": a child goes on with a copy of all pages beside it, and must find no wrong word either.
+ * "forking": the same with one child after the other, of which a few live at a time.
+ * "left": a child waits until its parent has ended, then looks at its copy of all pages, goes on for a moment, and prints
+ *   "child pages N wrong 0".
+ * Only the first kind of child ends with its parent; the others end after some minutes by themselves, whatever happens.
  *
  * The versions it expects are kept in locked memory, so that they do not depend on what is tested. Prints "ready" when all
  * pages were written once, and at the end "pages N wrong 0". Any wrong word ends it with status 1. SIGUSR1 is the end before its time.
@@ -56,15 +60,33 @@ static size_t wrong_words(const uint64_t *words, uint64_t seed, size_t page, uin
     return wrong;
 }
 
-/* A child that goes on by itself from here, and ends with its parent; 0 in it. */
-static pid_t fork_child(void) {
+/* Longer than a test waits for anything. */
+#define CHILD_SECONDS_MAX 600
+
+/* Children of "forking" at a time. */
+#define CHILDREN 3
+
+/* Rounds between two forks of "forking": some hundredths of a second. */
+#define FORK_ROUNDS 32
+
+/* A child that goes on by itself from here, or ends with its parent; 0 in it. */
+static pid_t fork_child(int ends_with_parent) {
     pid_t parent = getpid(), child = fork();
     if (child < 0) fprintf(stderr, "fork: %s\n", strerror(errno)), exit(1);
     if (child > 0) return child;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(3);
+    if (ends_with_parent) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) _exit(3);
+    } else {
+        alarm(CHILD_SECONDS_MAX);
+    }
     state = state * 5 | 1;
     return 0;
+}
+
+static void wait_for_end_of(pid_t parent) {
+    struct timespec moment = {0, 5000000};
+    while (getppid() == parent) nanosleep(&moment, NULL);
 }
 
 /* Whether the child found anything wrong. */
@@ -77,44 +99,93 @@ static size_t end_child(pid_t child) {
     return status != 0;
 }
 
-int main(int count, char **arguments) {
-    int forks = count == 5 && strcmp(arguments[4], "forked") == 0;
-    if (count != 4 && !forks) {
-        fprintf(stderr, "usage: verifier MIB SECONDS SEED [forked]\n");
-        return 2;
+/* What is tested, and what it must hold. */
+struct pages {
+    char *memory;
+    uint32_t *versions;
+    size_t count;
+    uint64_t seed;
+};
+
+static size_t check(struct pages *pages, size_t page) {
+    return wrong_words((uint64_t *)(pages->memory + page * PAGE), pages->seed, page, pages->versions[page]);
+}
+
+static size_t check_all(struct pages *pages) {
+    size_t wrong = 0;
+    for (size_t i = 0; i < pages->count; i++) wrong += check(pages, i);
+    return wrong;
+}
+
+/* Looks at some pages, and writes half of them. */
+static size_t work(struct pages *pages) {
+    size_t wrong = 0;
+    for (int turn = 0; turn < 256; turn++) {
+        size_t page = next() % pages->count;
+        wrong += check(pages, page);
+        if (next() % 2) write_page((uint64_t *)(pages->memory + page * PAGE), pages->seed, page, ++pages->versions[page]);
     }
-    signal(SIGUSR1, enough);
-    size_t pages = strtoul(arguments[1], NULL, 10) << 20 >> 12;
-    long seconds = strtol(arguments[2], NULL, 10);
-    uint64_t seed = strtoul(arguments[3], NULL, 10) + 1;
-    state = seed * 0x2545f4914f6cdd1dUL | 1;
-    char *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    uint32_t *versions = mmap(NULL, pages * sizeof *versions, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED || versions == MAP_FAILED) {
+    return wrong;
+}
+
+/* Forks a child in place of the oldest, which must have found nothing wrong; whether this process goes on as the child. */
+static int replace_child(pid_t *children, size_t number, size_t *wrong) {
+    pid_t *place = &children[number % CHILDREN];
+    if (*place > 0) *wrong += end_child(*place);
+    *place = fork_child(0);
+    return *place == 0;
+}
+
+/* Makes the memory, and writes all of it once. */
+static int fill(struct pages *pages) {
+    size_t bytes = pages->count * sizeof *pages->versions;
+    pages->memory = mmap(NULL, pages->count * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    pages->versions = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages->memory == MAP_FAILED || pages->versions == MAP_FAILED) {
         fprintf(stderr, "mmap: %s\n", strerror(errno));
         return 1;
     }
     /* Refused without the right to; the versions are then tested too. */
-    (void)mlock(versions, pages * sizeof *versions);
-    for (size_t i = 0; i < pages; i++) write_page((uint64_t *)(memory + i * PAGE), seed, i, 0);
-    pid_t child = forks ? fork_child() : -1;
-    if (child != 0) printf("ready\n");
+    (void)mlock(pages->versions, bytes);
+    for (size_t i = 0; i < pages->count; i++) write_page((uint64_t *)(pages->memory + i * PAGE), pages->seed, i, 0);
+    return 0;
+}
+
+int main(int count, char **arguments) {
+    const char *mode = count == 5 ? arguments[4] : "";
+    int forked = strcmp(mode, "forked") == 0, forking = strcmp(mode, "forking") == 0, left = strcmp(mode, "left") == 0;
+    if (count != 4 && !forked && !forking && !left) {
+        fprintf(stderr, "usage: verifier MIB SECONDS SEED [forked|forking|left]\n");
+        return 2;
+    }
+    signal(SIGUSR1, enough);
+    struct pages pages = {.count = strtoul(arguments[1], NULL, 10) << 20 >> 12, .seed = strtoul(arguments[3], NULL, 10) + 1};
+    long seconds = strtol(arguments[2], NULL, 10);
+    state = pages.seed * 0x2545f4914f6cdd1dUL | 1;
+    if (fill(&pages) != 0) return 1;
+    pid_t own = getpid(), children[CHILDREN] = {0};
+    if (forked || left) children[0] = fork_child(forked);
+    int is_child = (forked || left) && children[0] == 0;
+    if (!is_child) printf("ready\n");
     fflush(stdout);
+    size_t wrong = 0;
+    if (is_child && left) {
+        wait_for_end_of(own);
+        wrong += check_all(&pages);
+        is_enough = 1;
+    }
     struct timespec start, now;
     clock_gettime(CLOCK_MONOTONIC, &start);
-    size_t wrong = 0;
+    size_t round = 0;
     do {
-        for (int turn = 0; turn < 256; turn++) {
-            size_t page = next() % pages;
-            uint64_t *words = (uint64_t *)(memory + page * PAGE);
-            wrong += wrong_words(words, seed, page, versions[page]);
-            if (next() % 2) write_page(words, seed, page, ++versions[page]);
-        }
+        wrong += work(&pages);
+        if (forking && !is_child && ++round % FORK_ROUNDS == 0) is_child = replace_child(children, round / FORK_ROUNDS, &wrong);
         clock_gettime(CLOCK_MONOTONIC, &now);
     } while (!is_enough && now.tv_sec - start.tv_sec < seconds);
-    for (size_t i = 0; i < pages; i++) wrong += wrong_words((uint64_t *)(memory + i * PAGE), seed, i, versions[i]);
-    if (child > 0) wrong += end_child(child);
-    if (child == 0) return wrong > 0;
-    printf("pages %zu wrong %zu\n", pages, wrong);
+    wrong += check_all(&pages);
+    /* One that is left behind waits for this end. */
+    for (size_t i = 0; i < CHILDREN && !is_child && !left; i++)
+        if (children[i] > 0) wrong += end_child(children[i]);
+    if (!is_child || left) printf("%spages %zu wrong %zu\n", is_child ? "child " : "", pages.count, wrong);
     return wrong > 0;
 }

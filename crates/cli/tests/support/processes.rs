@@ -1,0 +1,85 @@
+//! Processes as `/proc` tells of them: whose children they are, what they execute, and how much of their memory is away.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::signal;
+
+const PAGE_BYTES: u64 = 4096;
+
+/// An entry of `/proc/PID/pagemap` whose page is in the program's memory (admin-guide/mm/pagemap.rst).
+const PRESENT: u64 = 1 << 63;
+
+fn processes() -> impl Iterator<Item = u32> {
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+}
+
+/// Processes with that parent, zombies left out.
+pub(crate) fn children(parent: u32) -> HashSet<u32> {
+    let is_child = |pid: &u32| status_of(*pid).is_some_and(|(found, state)| found == parent && state != "Z");
+    processes().filter(is_child).collect()
+}
+
+/// Parent and state.
+fn status_of(pid: u32) -> Option<(u32, String)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
+    Some((field("PPid:")?.parse().ok()?, field("State:")?.to_owned()))
+}
+
+/// Whether it has ended.
+pub(crate) fn is_gone(pid: u32) -> bool {
+    status_of(pid).is_none_or(|(_, state)| state == "Z")
+}
+
+/// Processes with that argument.
+pub(crate) fn with_argument(argument: &Path) -> Vec<u32> {
+    let argument = argument.as_os_str().as_encoded_bytes();
+    let has_it = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|part| part == argument)
+    };
+    processes().filter(has_it).collect()
+}
+
+/// Processes that execute `binary`, zombies left out: the program and whatever it forked.
+pub(crate) fn executing(binary: &Path) -> Vec<u32> {
+    let does = |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|path| path == binary);
+    processes().filter(does).filter(|pid| !is_gone(*pid)).collect()
+}
+
+/// Kills in the end what is left of a binary's processes, as where a test failed.
+pub(crate) struct EndedAtLast<'a>(pub(crate) &'a Path);
+
+impl Drop for EndedAtLast<'_> {
+    fn drop(&mut self) {
+        executing(self.0).into_iter().for_each(|pid| signal(pid, "KILL"));
+    }
+}
+
+/// Pages of a process's anonymous mappings of at least `least_bytes` that are not in its memory. `None` if it has no such mapping, or ends.
+pub(crate) fn pages_away(pid: u32, least_bytes: u64) -> Option<usize> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let large: Vec<(u64, u64)> =
+        maps.lines().filter_map(anonymous_mapping).filter(|(start, end)| end - start >= least_bytes).collect();
+    let pagemap = File::open(format!("/proc/{pid}/pagemap")).ok()?;
+    let mut away = 0;
+    for (start, end) in &large {
+        let mut entries = vec![0; ((end - start) / PAGE_BYTES) as usize * size_of::<u64>()];
+        pagemap.read_exact_at(&mut entries, start / PAGE_BYTES * size_of::<u64>() as u64).ok()?;
+        let (entries, _) = entries.as_chunks();
+        away += entries.iter().filter(|entry| u64::from_ne_bytes(**entry) & PRESENT == 0).count();
+    }
+    (!large.is_empty()).then_some(away)
+}
+
+/// Where a line of `/proc/PID/maps` begins and ends, if it is private memory of no file.
+fn anonymous_mapping(line: &str) -> Option<(u64, u64)> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let (range, protection, inode) = (*fields.first()?, *fields.get(1)?, *fields.get(4)?);
+    let (start, end) = range.split_once('-').filter(|_| protection == "rw-p" && inode == "0")?;
+    Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+}
