@@ -1,5 +1,5 @@
-//! A program forks one child after the other, and each of them knows every word of its pages: the pager is killed, or its guardian, while
-//! all of them have pages elsewhere. Nobody listed the child that was forked last.
+//! A program has forked children, the youngest of which is replaced all the time, and each of them knows every word of its pages: the pager
+//! is killed, or its guardian, while all of them have pages elsewhere.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;

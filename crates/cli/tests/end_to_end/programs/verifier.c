@@ -3,7 +3,7 @@
  *   verifier MIB SECONDS SEED [forked|forking|left]
  *
  * "forked": a child goes on with a copy of all pages beside it, and must find no wrong word either.
- * "forking": the same with one child after the other, of which a few live at a time.
+ * "forking": the same with a few children, of which the youngest is killed and replaced all the time.
  * "left": a child waits until its parent has ended, then looks at its copy of all pages, goes on for a moment, and prints
  *   "child pages N wrong 0".
  * Only the first kind of child ends with its parent; the others end after some minutes by themselves, whatever happens.
@@ -66,8 +66,8 @@ static size_t wrong_words(const uint64_t *words, uint64_t seed, size_t page, uin
 /* Children of "forking" at a time. */
 #define CHILDREN 3
 
-/* Rounds between two forks of "forking": some hundredths of a second. */
-#define FORK_ROUNDS 32
+/* Rounds between two forks of "forking": some hundredths of a second where most pages are elsewhere. */
+#define FORK_ROUNDS 4
 
 /* A child that goes on by itself from here, or ends with its parent; 0 in it. */
 static pid_t fork_child(int ends_with_parent) {
@@ -128,12 +128,16 @@ static size_t work(struct pages *pages) {
     return wrong;
 }
 
-/* Forks a child in place of the oldest, which must have found nothing wrong; whether this process goes on as the child. */
-static int replace_child(pid_t *children, size_t number, size_t *wrong) {
-    pid_t *place = &children[number % CHILDREN];
-    if (*place > 0) *wrong += end_child(*place);
-    *place = fork_child(0);
-    return *place == 0;
+/* Forks a child, in place of the youngest where there are enough; whether this process goes on as the child. */
+static int replace_child(pid_t *children) {
+    size_t number = 0;
+    while (number < CHILDREN - 1 && children[number] > 0) number++;
+    if (children[number] > 0) {
+        kill(children[number], SIGKILL);
+        waitpid(children[number], NULL, 0);
+    }
+    children[number] = fork_child(0);
+    return children[number] == 0;
 }
 
 /* Makes the memory, and writes all of it once. */
@@ -179,7 +183,7 @@ int main(int count, char **arguments) {
     size_t round = 0;
     do {
         wrong += work(&pages);
-        if (forking && !is_child && ++round % FORK_ROUNDS == 0) is_child = replace_child(children, round / FORK_ROUNDS, &wrong);
+        if (forking && !is_child && ++round % FORK_ROUNDS == 0) is_child = replace_child(children);
         clock_gettime(CLOCK_MONOTONIC, &now);
     } while (!is_enough && now.tv_sec - start.tv_sec < seconds);
     wrong += check_all(&pages);
