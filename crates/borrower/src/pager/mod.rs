@@ -233,7 +233,9 @@ impl Pager {
 
     /// Changes the local memory for all programs together.
     pub fn set_budget_bytes(&self, bytes: u64) {
-        self.shared.budget.set_bytes(bytes.max(BUDGET_BYTES_MIN));
+        let bytes = bytes.max(BUDGET_BYTES_MIN);
+        self.shared.budget.set_bytes(bytes);
+        self.shared.counters.budget_bytes_peak.set_max(bytes);
         self.shared.survey.signal();
     }
 

@@ -352,12 +352,14 @@ pub struct Shared {
 impl Shared {
     /// For a volume and a budget, with so many fault threads.
     pub fn new(books: Books, budget: Budget, fault_threads: usize) -> std::io::Result<Self> {
+        let counters = Counters::default();
+        counters.budget_bytes_peak.set(budget.bytes());
         Ok(Self {
             books: Mutex::new(books),
             tenants: Mutex::default(),
             budget,
             claims: Claims::default(),
-            counters: Counters::default(),
+            counters,
             faults: Bell::new()?,
             crew: Crew::new(fault_threads)?,
             served: Epoll::new()?,

@@ -53,6 +53,8 @@ pub struct PagerStatistics {
     pub lent_bytes: u64,
     /// The budget now.
     pub budget_bytes: u64,
+    /// The largest budget so far.
+    pub budget_bytes_peak: u64,
     /// Batches of evictions.
     pub batches: u64,
     /// Pages that left and were written.
@@ -127,6 +129,7 @@ pub(crate) struct Counters {
     refaults: [Counter; DISTANCES],
     pub(crate) local_bytes: Counter,
     pub(crate) local_bytes_peak: Counter,
+    pub(crate) budget_bytes_peak: Counter,
     pub(crate) lent_pages: Counter,
     pub(crate) batches: Counter,
     pub(crate) pages_out_dirty: Counter,
@@ -178,6 +181,7 @@ impl Counters {
             local_bytes_peak: self.local_bytes_peak.get(),
             lent_bytes: self.lent_pages.get() * spillway_fabric::units::PAGE_SIZE_BYTES as u64,
             budget_bytes,
+            budget_bytes_peak: self.budget_bytes_peak.get(),
             batches: self.batches.get(),
             pages_out_dirty: self.pages_out_dirty.get(),
             pages_out_clean: self.pages_out_clean.get(),

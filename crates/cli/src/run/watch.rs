@@ -51,6 +51,8 @@ pub(crate) struct RunReport {
     pub(crate) local: String,
     /// The limit in force; `None` for no limit.
     pub(crate) limit_bytes: Option<u64>,
+    /// The largest limit so far.
+    pub(crate) limit_bytes_max: Option<u64>,
     /// What the program's memory group holds.
     pub(crate) usage: GroupUsage,
     /// Local plus lent, without cached files.
@@ -69,6 +71,7 @@ impl RunReport {
     fn take(&mut self, usage: GroupUsage, limit_bytes: Option<u64>) {
         self.usage = usage;
         self.limit_bytes = limit_bytes;
+        self.limit_bytes_max = self.limit_bytes_max.max(limit_bytes);
         self.footprint_bytes = usage.footprint_bytes();
         self.footprint_bytes_max = self.footprint_bytes_max.max(self.footprint_bytes);
         self.local_bytes_max = self.local_bytes_max.max(usage.charged_bytes);
@@ -164,7 +167,7 @@ mod tests {
         report.take(large, Some(100));
         report.take(GroupUsage::default(), Some(20));
         assert_eq!((report.footprint_bytes_max, report.local_bytes_max, report.swapped_bytes_max), (150, 100, 50));
-        assert_eq!((report.footprint_bytes, report.limit_bytes), (0, Some(20)));
+        assert_eq!((report.footprint_bytes, report.limit_bytes, report.limit_bytes_max), (0, Some(20), Some(100)));
     }
 
     /// Somebody who is needed for so many looks.
