@@ -3,8 +3,8 @@
 //! All tests share the kernel's swap, so each takes one lock (see [`stage`]) and takes everything down when it ends, also on
 //! failure. Nothing here depends on speed: every wait has a generous deadline.
 //!
-//! - [`programs`]: exact output at 50 and 25 % for programs of every kind; [`servers`]: for servers with clients.
-//! - [`peculiarities`]: what the kernel does with memory on the side, and all of it at random.
+//! - [`programs`]: exact output at 50 and 25 % for programs of every kind; [`java`]: for collectors; [`servers`]: for servers with clients.
+//! - [`peculiarities`]: what the kernel does with memory on the side, and all of it at random; [`dumps`]: core dumps.
 //! - [`manners`]: exit status, signals and terminal; [`killed_runs`]: what a killed run leaves; [`left_behind`]: what a killed program leaves.
 //! - [`plain_device`]: file systems and fio on a plain device; [`machine_swap`]: `swap on` and `off`.
 //! - [`network_disk`]: a device that NBD clients use.
@@ -25,6 +25,8 @@ mod at_random;
 mod chaos;
 mod crash;
 mod cut_off;
+mod dumps;
+mod java;
 mod killed_runs;
 mod left_behind;
 mod machine_swap;

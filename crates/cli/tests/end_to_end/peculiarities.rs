@@ -1,14 +1,13 @@
-//! What the kernel does with memory on the side: spawned children, signal stacks, locks that outlive threads, advice,
-//! dumps.
+//! What the kernel does with memory on the side: spawned children, signal stacks, locks that outlive threads, advice.
 
-use crate::programs::same_output;
+use crate::programs::{MIB, same_output};
 use crate::stage::Stage;
 
 /// One mode of the program `peculiarities`, with the same output at every budget.
 pub(crate) fn peculiarity(mode: &str) {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let binary = stage.compile("peculiarities", &["-pthread"]);
-    same_output(&stage, &[binary.to_str().unwrap(), mode, "48", stage.disk().to_str().unwrap()]);
+    same_output(&stage, &[binary.to_str().unwrap(), mode, MIB, stage.disk().to_str().unwrap()]);
 }
 
 #[test]
@@ -56,9 +55,4 @@ fn a_mapping_of_which_a_part_was_protected_can_grow() {
 #[test]
 fn private_pages_of_a_file_keep_what_was_written() {
     peculiarity("file");
-}
-
-#[test]
-fn a_child_that_dumps_its_memory_ends_and_its_parent_lives_on() {
-    peculiarity("core");
 }

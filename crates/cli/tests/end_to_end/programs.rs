@@ -3,11 +3,18 @@
 use std::fs;
 use std::process::Command;
 
+use crate::VIA;
 use crate::stage::Stage;
 use crate::support::{self, skip};
 
 /// How much these tests borrow: all of their programs stay below it.
 const LEND: &str = "384M";
+
+/// The budget follows the footprint in steps, and is to be no larger than its share by more than this part of the footprint.
+const SHARE_TOLERANCE: f64 = 0.02;
+
+/// A variable that tells programs which of their runs is paged, and by what.
+pub(crate) const PAGED_BY: &str = "PAGED_BY";
 
 /// Runs a program with all of its memory local and with two budgets; its output must be the same.
 pub(crate) fn same_output(stage: &Stage, program: &[&str]) {
@@ -18,14 +25,29 @@ fn same_output_at(shares: &[&str], stage: &Stage, program: &[&str]) {
     let native = support::run(Command::new(program[0]).args(&program[1..])).done("all local");
     for local in shares {
         let mut command = stage.run(&["--local", local, "--lend", LEND, "--slab-size", "4M"], program);
-        let lent = support::run(&mut command).done(local);
+        let lent = support::run(command.env(PAGED_BY, VIA)).done(local);
         assert!(lent.output == native.output, "{program:?} at {local} wrote something else\nstderr: {}", lent.errors);
         let statistics = stage.statistics();
         assert_eq!(statistics["out_of_memory_kills"], 0, "{statistics:#}");
         assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
-        assert_lent(&statistics);
+        assert_share(&statistics);
     }
     stage.assert_clean();
+}
+
+/// Something was lent, and the budget was never more than the share of the footprint's peak that was asked for: neither the pager nor a memory group has
+/// less than some MiB, which would be more of a small program than its share.
+pub(crate) fn assert_share(statistics: &serde_json::Value) {
+    assert_lent(statistics);
+    let number = |pointer: &str| statistics.pointer(pointer).and_then(serde_json::Value::as_f64);
+    let percent = statistics["memory"]["local"].as_str().and_then(|local| local.strip_suffix('%'));
+    let share = percent.and_then(|percent| percent.parse::<f64>().ok()).expect("the budget is a share") / 100.0;
+    let budget = match VIA {
+        "pager" => number("/pager/budget_bytes_peak"),
+        _ => number("/memory/limit_bytes_max"),
+    };
+    let (budget, footprint) = budget.zip(number("/memory/footprint_bytes_max")).expect("both are told");
+    assert!(budget <= (share + SHARE_TOLERANCE) * footprint, "{budget} bytes of {footprint}: {statistics:#}");
 }
 
 /// Something was lent.
@@ -49,11 +71,14 @@ pub(crate) fn same_output_of_script(stage: &Stage, interpreter: &[&str], name: &
     same_output(stage, &[interpreter, &[path]].concat());
 }
 
+/// What programs fill: a quarter of it is more than the pager's least budget of 16 MiB.
+pub(crate) const MIB: &str = "80";
+
 pub(crate) fn exerciser(mode: &str, options: &[&str]) {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let binary = stage.compile("exerciser", options);
     let scratch = stage.disk().join("scratch");
-    same_output(&stage, &[binary.to_str().unwrap(), mode, "64", scratch.to_str().unwrap()]);
+    same_output(&stage, &[binary.to_str().unwrap(), mode, MIB, scratch.to_str().unwrap()]);
 }
 
 #[test]
@@ -95,12 +120,15 @@ fn locked_pages_stay_local() {
 fn sort_writes_what_it_always_writes() {
     let Some(stage) = Stage::set(&["sort"]) else { return };
     let input = stage.disk().join("input");
-    fs::write(&input, lines(20_000)).unwrap();
+    fs::write(&input, lines(SORTED_LINES, 18)).unwrap();
     same_output(&stage, &["sort", "--buffer-size=256M", "--parallel=2", input.to_str().unwrap()]);
 }
 
-/// Long lines in no order, the same at every call.
-fn lines(count: u64) -> String {
+/// GNU sort starts a second thread for 131,072 lines and more (`SUBTHREAD_LINES_HEURISTIC` in its `sort.c`).
+const SORTED_LINES: u64 = 300_000;
+
+/// Lines of so many words in no order, the same at every call.
+fn lines(count: u64, words: usize) -> String {
     let mut state: u64 = 88_172_645_463_325_252;
     let mut text = String::new();
     for _ in 0..count {
@@ -108,7 +136,7 @@ fn lines(count: u64) -> String {
         state ^= state >> 7;
         state ^= state << 17;
         text.push_str(&format!("{state:016x} "));
-        text.push_str(&format!("words-{:04} ", state % 9973).repeat(140));
+        text.push_str(&format!("words-{:04} ", state % 9973).repeat(words));
         text.push('\n');
     }
     text
@@ -144,8 +172,8 @@ fn python_keeps_its_dictionaries() {
             counts[key] = counts.get(key, 0) + i\n\
         for key in range(0, 60013, 3):\n    \
             counts.pop(key, None)\n\
-        nested = {f'key {i}': {'number': i, 'parts': (i, str(i))} for i in range(40000)}\n\
-        total = sum(nested[f'key {i * 31 % 40000}']['number'] * (i % 7) for i in range(20000))\n\
+        nested = {f'key {i}': {'number': i, 'parts': (i, str(i))} for i in range(120000)}\n\
+        total = sum(nested[f'key {i * 31 % 120000}']['number'] * (i % 7) for i in range(20000))\n\
         print(len(counts), sum(counts.values()), total)\n\
         print(hashlib.sha256(repr(sorted(counts.items())).encode()).hexdigest())\n\
         print(hashlib.sha256(repr(nested).encode()).hexdigest())\n";
@@ -157,7 +185,7 @@ fn sqlite_answers_the_same() {
     let Some(stage) = Stage::set(&["sqlite3"]) else { return };
     let script = "PRAGMA temp_store=MEMORY; PRAGMA cache_size=-200000;\n\
         CREATE TABLE pairs(key INTEGER PRIMARY KEY, value TEXT, other INTEGER);\n\
-        WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 80000)\n\
+        WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 225000)\n\
         INSERT INTO pairs SELECT n, printf('%064d', n * 7919 % 1000003), n * 104729 % 65537 FROM numbers;\n\
         CREATE INDEX by_other ON pairs(other, value);\n\
         SELECT count(*), sum(other), min(value), max(value) FROM pairs;\n\
@@ -175,13 +203,14 @@ fn sqlite_answers_the_same() {
 fn a_compiler_writes_the_same_object() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let source = stage.disk().join("large.c");
-    fs::write(&source, large_source(250)).unwrap();
+    fs::write(&source, large_source(200, 350_000)).unwrap();
     same_output(&stage, &["gcc", "-O2", "-S", "-o", "/dev/stdout", source.to_str().unwrap()]);
 }
 
-/// Many small functions that an optimizer has something to do with.
-fn large_source(functions: usize) -> String {
-    let mut text = String::new();
+/// Many small functions that an optimizer has something to do with, and a table, which takes much memory and little time.
+fn large_source(functions: usize, numbers: usize) -> String {
+    let table = (0..numbers).map(|number| format!("{}u,\n", number * 104_729 % 65_537));
+    let mut text = format!("const unsigned table[] = {{\n{}}};\n", table.collect::<String>());
     for number in 0..functions {
         text.push_str(&format!(
             "unsigned f{number}(unsigned *a, unsigned n) {{ unsigned s = {number}; \
@@ -200,50 +229,10 @@ fn large_source(functions: usize) -> String {
 }
 
 #[test]
-fn java_collects_its_garbage() {
-    java("-XX:+UseSerialGC");
-}
-
-#[test]
-fn java_collects_its_garbage_with_several_threads() {
-    java("-XX:+UseParallelGC");
-}
-
-#[test]
-fn java_collects_its_garbage_while_it_runs() {
-    java("-XX:+UseG1GC");
-}
-
-fn java(collector: &str) {
-    let Some(stage) = Stage::set(&["java", "javac"]) else { return };
-    let source = "import java.util.*;\n\
-        public class Churn {\n\
-          public static void main(String[] arguments) {\n\
-            Map<Integer, byte[]> kept = new HashMap<>();\n\
-            long sum = 0;\n\
-            Random random = new Random(5);\n\
-            for (int i = 0; i < 12000; i++) {\n\
-              byte[] piece = new byte[random.nextInt(8192) + 16];\n\
-              Arrays.fill(piece, (byte) i);\n\
-              byte[] old = kept.put(random.nextInt(2000), piece);\n\
-              if (old != null) sum += old[old.length / 2] + old.length;\n\
-            }\n\
-            for (byte[] piece : kept.values()) for (byte part : piece) sum = sum * 31 + part;\n\
-            System.out.println(kept.size() + \" \" + sum);\n\
-          }\n\
-        }\n";
-    let path = stage.disk().join("Churn.java");
-    fs::write(&path, source).unwrap();
-    support::run(Command::new("javac").arg("-d").arg(stage.disk()).arg(&path)).done("javac");
-    let classes = stage.disk().to_str().unwrap();
-    same_output(&stage, &["java", "-Xms16m", "-Xmx64m", collector, "-cp", classes, "Churn"]);
-}
-
-#[test]
 fn a_pipeline_of_programs_shares_one_budget() {
     let Some(stage) = Stage::set(&["sh", "sort", "sha256sum"]) else { return };
     let input = stage.disk().join("input");
-    fs::write(&input, lines(12_000)).unwrap();
+    fs::write(&input, lines(25_000, 140)).unwrap();
     let script = format!(
         "sort --buffer-size=64M {0} | tee {1} | sort -r --buffer-size=64M | sha256sum; wc -l < {1}",
         input.display(),

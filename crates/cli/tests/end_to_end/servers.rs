@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
-use crate::programs::assert_lent;
+use crate::programs::assert_share;
 use crate::stage::Stage;
 use crate::support::{DEADLINE, Running, wait_until};
 
@@ -57,8 +57,8 @@ pub(crate) fn redis_client(socket: &Path, server: &mut Running) -> BufReader<Uni
 
 /// Fills a server; gives the digest of everything in it.
 pub(crate) fn fill_redis(client: &mut BufReader<UnixStream>) -> String {
-    assert_eq!(redis(client, "DEBUG POPULATE 30000 key 1500"), "+OK");
-    for number in (0..30000).step_by(7) {
+    assert_eq!(redis(client, "DEBUG POPULATE 50000 key 1500"), "+OK");
+    for number in (0..50000).step_by(7) {
         assert_eq!(redis(client, &format!("SET key:{number} changed-{}", number * 31)), "+OK");
     }
     redis(client, "DEBUG DIGEST")
@@ -93,7 +93,7 @@ fn redis_at(local: &str) {
     assert!(stage.disk().join("snapshot.rdb").exists());
     server.signal("TERM");
     server.end().done("redis");
-    assert_lent(&stage.statistics());
+    assert_share(&stage.statistics());
 
     // The snapshot is what it was at the fork: all local, it has the digest from before the last changes.
     std::fs::remove_file(&socket).ok();
@@ -126,11 +126,11 @@ fn memcached_gives_back_what_it_was_given() {
         let mut server = Running::start(&mut stage.run(&[&["--local", local], &OPTIONS[..]].concat(), &program));
         let mut client = server.wait_until("memcached to answer", || connect(&socket));
         let value = |number: usize| format!("{number:08}").repeat(250);
-        for number in 0..25_000 {
+        for number in 0..36_000 {
             let request = format!("set key{number} 0 0 2000 noreply\r\n{}\r\n", value(number));
             client.get_mut().write_all(request.as_bytes()).expect("memcached listens");
         }
-        for number in (0..25_000).rev() {
+        for number in (0..36_000).rev() {
             client.get_mut().write_all(format!("get key{number}\r\n").as_bytes()).expect("memcached listens");
             assert_eq!(read_line(&mut client), format!("VALUE key{number} 0 2000"));
             assert!(read_line(&mut client) == value(number), "key{number} is wrong");
@@ -139,7 +139,7 @@ fn memcached_gives_back_what_it_was_given() {
         server.signal("TERM");
         // It ends by the signal or with 0, by its version.
         server.end();
-        assert_lent(&stage.statistics());
+        assert_share(&stage.statistics());
     }
     stage.assert_clean();
 }

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::programs::assert_lent;
+use crate::programs::{MIB, assert_share};
 use crate::stage::Stage;
 use crate::support::{self, skip};
 
@@ -108,14 +108,14 @@ fn a_user_who_may_have_userfaultfd_needs_no_root() {
     let exerciser = program(&stage, &place, "exerciser");
     for local in ["50%", "25%"] {
         let options = ["--local", local, "--lend", "384M", "--slab-size", "4M", "--summary"];
-        let program = [exerciser.as_str(), "mremap", "64", "/nonexistent"];
+        let program = [exerciser.as_str(), "mremap", MIB, "/nonexistent"];
         let said = support::run(&mut place.run(&options, &program)).done(local);
-        assert_eq!(said.text(), "mremap 16384 pages as written\n");
+        assert_eq!(said.text(), "mremap 20480 pages as written\n");
         // He was not asked which way: there is one for him, and he is told why.
         assert!(said.errors.contains("by the pager (no swap device: not root"), "{}", said.errors);
         let statistics = place.statistics();
         assert_eq!(statistics["memory"]["via"]["way"], "pager");
-        assert_lent(&statistics);
+        assert_share(&statistics);
     }
     // All that is left is the place of his runs, for him alone.
     let left: Vec<_> = fs::read_dir(place.path().join("r")).unwrap().flatten().map(|file| file.file_name()).collect();
@@ -138,10 +138,10 @@ fn with_the_capability_that_doctor_names_a_users_programs_may_fork() {
     let exerciser = program(&stage, &place, "exerciser");
     for local in ["50%", "25%"] {
         let options = ["--via", "pager", "--local", local, "--lend", "384M", "--slab-size", "4M"];
-        let said = support::run(&mut place.run(&options, &[&exerciser, "fork", "64", "/nonexistent"])).done(local);
-        assert_eq!(said.text(), "fork 16384 pages as written\n");
+        let said = support::run(&mut place.run(&options, &[&exerciser, "fork", MIB, "/nonexistent"])).done(local);
+        assert_eq!(said.text(), "fork 20480 pages as written\n");
         let statistics = place.statistics();
-        assert_lent(&statistics);
+        assert_share(&statistics);
         // The capability is the pager's; its programs have the user's rights.
         let rights = ["sh", "-c", "grep CapEff: /proc/self/status && exec grep CapPrm: /proc/self/status"];
         let said = support::run(&mut place.run(&options, &rights)).done("rights");

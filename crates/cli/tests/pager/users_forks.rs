@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
 
+use crate::VIA;
 use crate::ordinary_user::{Place, program};
+use crate::programs::{MIB, PAGED_BY};
 use crate::servers::{fill_redis, redis, redis_client, redis_server};
 use crate::stage::Stage;
 use crate::support::{self, Running, wait_until};
@@ -29,13 +31,13 @@ fn a_users_programs_may_fork() {
     let Some(place) = Place::new(&stage) else { return };
     let peculiarities = program(&stage, &place, "peculiarities");
     for mode in ["spawn", "borrow", "wipe"] {
-        let said = support::run(&mut place.run(&OPTIONS, &[&peculiarities, mode, "64", "/"])).done(mode);
-        assert!(said.text().ends_with(&format!("{mode} 16384 pages as written\n")), "{}", said.text());
+        let said = support::run(place.run(&OPTIONS, &[&peculiarities, mode, MIB, "/"]).env(PAGED_BY, VIA)).done(mode);
+        assert!(said.text().ends_with(&format!("{mode} 20480 pages as written\n")), "{}", said.text());
     }
     let exerciser = program(&stage, &place, "exerciser");
     for mode in ["fork", "exec"] {
-        let said = run(&place, &[&exerciser, mode, "64", "/nonexistent"], true);
-        assert_eq!(said, format!("{mode} 16384 pages as written\n"));
+        let said = run(&place, &[&exerciser, mode, MIB, "/nonexistent"], true);
+        assert_eq!(said, format!("{mode} 20480 pages as written\n"));
     }
 }
 

@@ -3,12 +3,14 @@
 #define PAGES_H
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #define PAGE 4096UL
 #define WORDS (PAGE / sizeof(uint64_t))
@@ -62,6 +64,19 @@ static inline void wait_good(pid_t child) {
         fprintf(stderr, "a child ended with %#x\n", status);
         exit(1);
     }
+}
+
+static inline int open_pagemap(void) {
+    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    if (pagemap < 0) fail("pagemap");
+    return pagemap;
+}
+
+/* Whether a page is in memory, by the page table alone. */
+static inline int is_present(int pagemap, uintptr_t address) {
+    uint64_t entry;
+    if (pread(pagemap, &entry, sizeof entry, (off_t)(address / PAGE * sizeof entry)) != sizeof entry) fail("pagemap");
+    return entry >> 63 != 0;
 }
 
 #endif

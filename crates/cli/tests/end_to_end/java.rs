@@ -1,0 +1,37 @@
+//! A Java program whose collector goes through its heap again and again, with part of it lent.
+
+use std::fs;
+use std::process::Command;
+
+use crate::programs::same_output;
+use crate::stage::Stage;
+use crate::support;
+
+/// It ends with another status than 0 unless the collector ran, nine times at least, and left the live set as it was.
+const CHURN: &str = include_str!("programs/Churn.java");
+
+fn churn(collector: &str) {
+    let Some(stage) = Stage::set(&["java", "javac"]) else { return };
+    let path = stage.disk().join("Churn.java");
+    fs::write(&path, CHURN).unwrap();
+    support::run(Command::new("javac").arg("-d").arg(stage.disk()).arg(&path)).done("javac");
+    let classes = stage.disk().to_str().unwrap();
+    // What is young is a part of the heap that is used again and again: with more of it, most of the time goes into fetching what is written anew.
+    let heap = ["-Xms56m", "-Xmx56m", "-Xmn16m"];
+    same_output(&stage, &[&["java"], &heap[..], &[collector, "-cp", classes, "Churn", "56"]].concat());
+}
+
+#[test]
+fn java_collects_its_garbage() {
+    churn("-XX:+UseSerialGC");
+}
+
+#[test]
+fn java_collects_its_garbage_with_several_threads() {
+    churn("-XX:+UseParallelGC");
+}
+
+#[test]
+fn java_collects_its_garbage_while_it_runs() {
+    churn("-XX:+UseG1GC");
+}
