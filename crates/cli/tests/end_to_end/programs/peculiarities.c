@@ -14,6 +14,7 @@
 #include <spawn.h>
 #include <stddef.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "pages.h"
@@ -25,7 +26,7 @@ static void press(char *memory, size_t pages) {
     check(memory, pages, 1, "pressure");
 }
 
-enum { PRESSES_MAX = 300 };
+enum { PRESSES_MAX = 1000 };
 
 /* Whether this run is paged by the pager, which keeps a few pages local on purpose. */
 static int is_paged_by_pager(void) {
@@ -164,17 +165,19 @@ static void do_altstack(size_t pages) {
 
 struct holder {
     pthread_mutex_t *lock; /* In a page of its own. */
+    char *others; /* Pages that are used when the lock is taken: as long as one of them stays, so may the lock, kept or not. */
     char *memory;
     size_t pages;
 };
 
-enum { KEPT_LOOKS_MAX = 1000, KEPT_LOOK_US = 10000 };
+enum { OTHERS = 16, KEPT_LOOKS_MAX = 1000, KEPT_LOOK_US = 10000, LOCK_WAIT_SECONDS = 60 };
 
 /* The kernel serves no faults of the pager's for a thread that ends, so a lock that is held stays local (rule 4 of docs/pager.md), or comes back soon if it left just
  * before anybody saw that it is held. */
 static void press_without_effect(const struct holder *own) {
     int pagemap = open_pagemap(), looks = 0;
-    for (int round = 0; round < 2; round++) press(own->memory, own->pages);
+    check(own->others, OTHERS, 2, "beside the lock");
+    press_out(own->memory, own->pages, own->others, OTHERS);
     while (!is_present(pagemap, (uintptr_t)own->lock) && looks++ < KEPT_LOOKS_MAX) usleep(KEPT_LOOK_US);
     close(pagemap);
     if (looks > KEPT_LOOKS_MAX) {
@@ -194,7 +197,8 @@ static void *hold(void *argument) {
 
 /* The kernel marks a robust lock when its holder ends: in memory that may have been paged out. */
 static void do_robust(size_t pages) {
-    struct holder holder = {(pthread_mutex_t *)map(PAGE), map(pages * PAGE), pages};
+    struct holder holder = {(pthread_mutex_t *)map(PAGE), map(OTHERS * PAGE), map(pages * PAGE), pages};
+    fill(holder.others, OTHERS, 2);
     fill(holder.memory, pages, 1);
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
@@ -202,11 +206,15 @@ static void do_robust(size_t pages) {
     pthread_mutex_init(holder.lock, &attributes);
     for (int round = 0; round < 2; round++) {
         press_out(holder.memory, pages, (const char *)holder.lock, 1);
+        press_out(holder.memory, pages, holder.others, OTHERS);
         pthread_t thread;
         errno = pthread_create(&thread, NULL, hold, &holder);
         if (errno != 0) fail("pthread_create");
         pthread_join(thread, NULL);
-        int result = pthread_mutex_lock(holder.lock);
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += LOCK_WAIT_SECONDS;
+        int result = pthread_mutex_timedlock(holder.lock, &until);
         if (result != EOWNERDEAD) {
             fprintf(stderr, "a dead holder's lock gives %d\n", result);
             exit(1);
