@@ -20,13 +20,13 @@ fn lacking(name: &'static str, state: State, detail: impl Into<String>, mend: &s
 /// Every capability, those that it cannot do without first.
 pub(crate) fn all(system: &System) -> Vec<Check> {
     let access = system.user_faults().unwrap_or(NOTHING);
-    vec![user_faults(access), forks(access), tracing(system)]
+    vec![user_faults(access, system), forks(access), tracing(system)]
 }
 
 /// What is left when the kernel did not even answer.
 const NOTHING: Access = Access { scope: None, features: Features(0), follows_forks: false, scans_pages: false };
 
-fn user_faults(access: Access) -> Check {
+fn user_faults(access: Access, system: &System) -> Check {
     let name = "userfaultfd";
     if !spillway_stub::IS_SUPPORTED {
         return lacking(name, State::Bad, "programs can be paged on Linux on x86-64 only", "uname -m");
@@ -34,6 +34,9 @@ fn user_faults(access: Access) -> Check {
     let Some(obstacle) = access.obstacle() else {
         return good(name, "all faults of a program can be served, and its pages found and moved");
     };
+    if obstacle == Obstacle::Absent && is_filtered(system) {
+        return Check { mend: None, ..lacking(name, State::Bad, SANDBOX, "") };
+    }
     let detail = match obstacle {
         // The permission can be had for good, too.
         Obstacle::UserModeOnly => format!(
@@ -43,6 +46,17 @@ fn user_faults(access: Access) -> Check {
         _ => obstacle.to_string(),
     };
     lacking(name, State::Bad, detail, obstacle.mend().unwrap_or(NEWER_KERNEL))
+}
+
+/// No command mends that from inside.
+const SANDBOX: &str = "userfaultfd(2) is refused, and this process has a filter of system calls (seccomp), as sandboxes and containers have; \
+                       start it outside, or let the filter allow that call";
+
+/// Whether a filter of system calls holds for this process, which it has from whoever started it (proc(5)).
+fn is_filtered(system: &System) -> bool {
+    let status = system.text("/proc/self/status").unwrap_or_default();
+    let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+    mode.is_some_and(|mode| mode.trim() == "2")
 }
 
 /// What is told of forks is decided for the process that serves the faults, so a capability of our own file is enough.
@@ -105,7 +119,8 @@ mod tests {
 
     #[test]
     fn a_user_who_lacks_only_the_permission_is_given_the_command() {
-        let check = user_faults(Access { scope: Some(Scope::UserModeOnly), ..FULL });
+        let (_directory, system) = system(&[], false);
+        let check = user_faults(Access { scope: Some(Scope::UserModeOnly), ..FULL }, &system);
         assert!(check.state == State::Bad && check.mend.unwrap().contains("vm.unprivileged_userfaultfd=1"));
         assert!(check.detail.contains("system calls") && check.detail.contains("packaging/udev"), "{}", check.detail);
     }
@@ -127,10 +142,24 @@ mod tests {
 
     #[test]
     fn old_kernels_are_named() {
-        let detail = |access: Access| user_faults(access).detail;
+        let (_directory, system) = system(&[], false);
+        let detail = |access: Access| user_faults(access, &system).detail;
         assert!(detail(Access { features: Features::WRITE_PROTECT, ..FULL }).contains("6.8"));
         assert!(detail(Access { scans_pages: false, ..FULL }).contains("6.7"));
         assert!(detail(NOTHING).contains("sandbox"));
+    }
+
+    #[test]
+    fn no_other_kernel_is_advised_in_a_sandbox() {
+        for (mode, is_sandbox) in [("0", false), ("2", true)] {
+            let status = format!("Name:\tx\nSeccomp:\t{mode}\nSeccomp_filters:\t1\n");
+            let (_directory, system) = system(&[("/proc/self/status", &status)], false);
+            let check = user_faults(NOTHING, &system);
+            assert_eq!((check.mend.is_none(), check.detail.contains("seccomp")), (is_sandbox, is_sandbox), "{mode}");
+            assert_eq!(check.state, State::Bad);
+            // It is there, so something else is lacking.
+            assert!(user_faults(Access { scans_pages: false, ..FULL }, &system).mend.is_some());
+        }
     }
 
     #[test]

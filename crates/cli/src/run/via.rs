@@ -82,14 +82,14 @@ fn decide(asked: Via, checks: &[Check], program: &str, unpageable: Option<Unpage
     }
 }
 
-/// The command that mends a check, for a sentence.
-fn mend(check: &Check) -> &str {
-    check.mend.as_deref().unwrap_or("spillway doctor")
+/// What mends a check, for the middle of a sentence; the check tells itself where it is no command.
+fn mend(check: &Check) -> String {
+    check.mend.as_ref().map(|command| format!("; `{command}` mends that")).unwrap_or_default()
 }
 
 fn lacks_pager(check: &Check) -> Failure {
     Failure::Failed(format!(
-        "the pager lacks {} ({}); `{}` mends that, and `sudo spillway run --via swap ...` needs none of it",
+        "the pager lacks {} ({}){}; `sudo spillway run --via swap ...` needs none of it",
         check.name,
         check.detail,
         mend(check)
@@ -105,7 +105,7 @@ fn cannot_page(program: &str, reason: Unpageable) -> Failure {
 
 fn lacks_both(swap: &Check, pager: &Check) -> Failure {
     Failure::Failed(format!(
-        "without root `run` needs userfaultfd for its pager, and it lacks {} ({}); `{}` mends that. \
+        "without root `run` needs userfaultfd for its pager, and it lacks {} ({}){}. \
          A swap device lacks {} ({}): `sudo spillway run ...`",
         pager.name,
         pager.detail,
@@ -177,6 +177,9 @@ mod tests {
         assert_eq!(decided(Via::Swap, false, true, None), Ok(Way::Swap));
         let text = decided(Via::Pager, true, false, None).unwrap_err();
         assert!(text.contains("`sysctl it`") && text.contains("--via swap"), "{text}");
+        let without = Check { mend: None, ..check(Way::Pager, State::Bad) };
+        let text = lacks_pager(&without).to_string();
+        assert!(text.contains("(detail); `sudo spillway run --via swap") && !text.contains("mends"), "{text}");
     }
 
     #[test]

@@ -168,3 +168,37 @@ fn a_user_who_may_not_is_told_the_command() {
         }
     }
 }
+
+/// Installs a filter that answers userfaultfd(2) with an error, and becomes the program that is named behind it (seccomp(2), bpf(2):
+/// load the call's number; if it is 323, return the error; else allow it).
+const SANDBOX: &str = "
+import ctypes, os, struct, sys
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 38, 22, 2
+LOAD, EQUAL, RETURN, ALLOW, ERROR = 0x20, 0x15, 0x06, 0x7fff0000, 0x00050000
+steps = [(LOAD, 0, 0, 0), (EQUAL, 0, 1, 323), (RETURN, 0, 0, ERROR | int(sys.argv[1])), (RETURN, 0, 0, ALLOW)]
+code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack('HxxxxxxP', len(steps), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+assert libc.prctl(PR_SET_SECCOMP, FILTER, program, 0, 0) == 0
+os.execv(sys.argv[2], sys.argv[2:])
+";
+
+#[test]
+fn a_user_in_a_sandbox_that_forbids_it_is_not_sent_for_another_kernel() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    for error in [rustix::io::Errno::PERM, rustix::io::Errno::NOSYS] {
+        for way in ["auto", "pager"] {
+            let mut command = Command::new("/usr/bin/python3");
+            command.args(["-c", SANDBOX, &error.raw_os_error().to_string()]).arg(place.path().join("spillway"));
+            command.args(["run", "--via", way, "--", "true"]).uid(USER).gid(USER).current_dir("/");
+            let said = support::run(command.env("SPILLWAY_RUNTIME_DIRECTORY", place.path().join("r")));
+            assert_eq!(said.status.code(), Some(1), "{}", said.errors);
+            for part in ["seccomp", "start it outside", "sudo spillway run"] {
+                assert!(said.errors.contains(part), "{way}, {error}: {}", said.errors);
+            }
+            assert!(!said.errors.contains("apt-get") && !said.errors.contains("sysctl"), "{}", said.errors);
+        }
+    }
+}
