@@ -11,3 +11,8 @@ fn stress_with_few_threads_finds_no_wrong_word() {
 fn stress_with_many_threads_finds_no_wrong_word() {
     stress("25%", "8", 2);
 }
+
+#[test]
+fn stress_with_32_threads_finds_no_wrong_word() {
+    stress("25%", "32", 3);
+}

@@ -16,21 +16,41 @@ pub(crate) fn stress(local: &str, threads: &str, seed: u64) {
 /// As [`stress`], with more options for `run`; gives the run's statistics.
 pub(crate) fn stress_with(options: &[&str], local: &str, threads: &str, seed: u64) -> Option<Value> {
     let seconds = soak_seconds(6).to_string();
-    let statistics = exact("stress", options, local, &|disk| {
+    let (statistics, said) = exact("stress", options, local, &|disk| {
         let file = disk.join("file").to_str().unwrap().to_owned();
         vec!["96".into(), seconds.clone(), seed.to_string(), threads.into(), file]
-    });
-    statistics.inspect(assert_lent)
+    })?;
+    assert_lent(&statistics);
+    assert_did_everything(&said);
+    Some(statistics)
+}
+
+/// Kinds of operations of the stress program.
+const KINDS: usize = 24;
+
+/// Those that a machine may refuse (a file system without direct access, no io_uring, no huge page to be had, a limit of locked memory).
+const REFUSED: [&str; 6] = ["direct read", "direct write", "io_uring", "registered buffers", "collapse", "mlock"];
+
+/// Each kind was done at least once, or the machine refuses it.
+fn assert_did_everything(said: &str) {
+    let did: Vec<(&str, &str)> =
+        said.lines().filter_map(|line| line.strip_prefix("stress did ")?.split_once(": ")).collect();
+    assert_eq!(did.len(), KINDS, "{said}");
+    for (_, kind) in did.iter().filter(|(count, _)| *count == "0") {
+        let refusal = said.lines().find(|line| line.starts_with(&format!("stress was refused: {kind}: ")));
+        assert!(refusal.is_some() && REFUSED.contains(kind), "'{kind}' was never done: {said}");
+        println!("{}", refusal.unwrap_or_default());
+    }
 }
 
 /// Runs the program `name`, which says how many words were wrong, with a budget; its arguments may name files of a directory. Gives
-/// the run's statistics, unless something is lacking here.
+/// the run's statistics, and what it said besides, unless something is lacking here.
 pub(crate) fn exact(
     name: &str,
     options: &[&str],
     local: &str,
     arguments: &dyn Fn(&Path) -> Vec<String>,
-) -> Option<Value> {
+) -> Option<(Value, String)> {
     let stage = Stage::set(&["gcc"])?;
     let binary = stage.compile(name, &["-pthread"]);
     let arguments = arguments(stage.disk());
@@ -43,5 +63,5 @@ pub(crate) fn exact(
     let statistics = stage.statistics();
     assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
     stage.assert_clean();
-    Some(statistics)
+    Some((statistics, said.errors))
 }

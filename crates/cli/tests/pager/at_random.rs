@@ -16,6 +16,13 @@ fn stress_with_many_threads_finds_no_wrong_word() {
     stress("25%", "8", 2);
 }
 
+/// As many as the program can have.
+#[test]
+fn stress_with_32_threads_finds_no_wrong_word() {
+    stress("50%", "32", 4);
+    stress("25%", "32", 5);
+}
+
 /// More fault threads than this machine may have CPUs for: what they do to one another is what matters.
 #[test]
 fn stress_with_several_fault_threads_finds_no_wrong_word() {
@@ -30,6 +37,6 @@ fn stress_with_several_fault_threads_finds_no_wrong_word() {
 #[test]
 fn memory_that_moves_to_where_other_memory_was_a_moment_ago_keeps_its_words() {
     let arguments = |_: &Path| vec!["96".into(), soak_seconds(6).to_string(), "8".into()];
-    let Some(statistics) = stress::exact("movers", &[], "25%", &arguments) else { return };
+    let Some((statistics, _)) = stress::exact("movers", &[], "25%", &arguments) else { return };
     assert!(has_lent(&statistics), "{statistics:#}");
 }
