@@ -82,6 +82,13 @@ impl Statistics {
             let kills = self.paging.out_of_memory_kills;
             warnings.push(format!("the kernel killed {kills} process(es) for lack of memory; raise --local or --lend"));
         }
+        if self.ending == Ending::Signalled(rustix::process::Signal::SYS.as_raw()) && !self.paging.pager.is_null() {
+            warnings.push(
+                "the program was ended by SIGSYS: it may have a filter of system calls (seccomp) that forbids what the pager's agent calls \
+                 in it once its memory exceeds --local; `sudo spillway run --via swap ...` needs no agent"
+                    .to_owned(),
+            );
+        }
         let health = self.paging.device.pointer("/device/health").and_then(Value::as_str);
         if let Some(health) = health.filter(|health| !health.is_empty() && !health.starts_with("ok")) {
             warnings.push(format!("the device was not well: {health}"));
@@ -177,6 +184,15 @@ mod tests {
         statistics.paging.out_of_memory_kills = 2;
         let warnings = statistics.warnings().join("\n");
         assert!(warnings.contains("killed 2") && warnings.contains("disk only"), "{warnings}");
+    }
+
+    #[test]
+    fn a_filter_that_kills_is_named() {
+        let mut statistics = statistics(Value::Null);
+        statistics.ending = Ending::Signalled(31);
+        assert_eq!(statistics.warnings(), Vec::<String>::new(), "nothing of ours was in it");
+        statistics.paging.pager = json!({"lost_seconds": 0.0});
+        assert!(statistics.warnings().join("\n").contains("--via swap"));
     }
 
     #[test]

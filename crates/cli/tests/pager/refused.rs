@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 
 use crate::stage::Stage;
 use crate::support;
@@ -66,5 +67,30 @@ fn options_of_block_devices_are_refused() {
     let said = support::run(&mut stage.run(&["--frontend", "nbd"], &["true"]));
     assert_eq!(said.status.code(), Some(2), "{}", said.errors);
     assert!(said.errors.contains("--frontend") && said.errors.contains("--via swap"), "{}", said.errors);
+    stage.assert_clean();
+}
+
+/// A filter that forbids threads is in nobody's way until memory gets short, since only then an agent starts.
+#[test]
+fn a_program_with_a_strict_filter_of_its_own_runs_within_its_budget_and_is_sent_to_the_swap_device_beyond() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let binary = stage.compile("filtered", &[]);
+    let run = |local: &str, answer: &str| {
+        let options = ["--local", local, "--lend", "256M", "--slab-size", "4M"];
+        support::run(&mut stage.run(&options, &[binary.to_str().unwrap(), "64", answer, "100"]))
+    };
+    assert_eq!(run("256M", "kill").done("within").text(), "right\n");
+    assert_eq!(stage.statistics()["pager"]["failures"], serde_json::json!([]));
+    // No agent can start: every word stays where it is.
+    let said = run("24M", "refuse").done("beyond");
+    assert_eq!(said.text(), "right\n");
+    let statistics = stage.statistics();
+    assert_eq!(statistics["pager"]["pages_out_dirty"], 0, "{statistics:#}");
+    let failure = statistics["pager"]["failures"][0].as_str().unwrap();
+    assert!(failure.contains("not permitted") && failure.contains("--via swap"), "{failure}");
+    // It asked to be killed for any such call.
+    let said = run("24M", "kill");
+    assert_eq!(said.status.signal(), Some(31), "{}", said.errors);
+    assert!(said.errors.contains("SIGSYS") && said.errors.contains("--via swap"), "{}", said.errors);
     stage.assert_clean();
 }

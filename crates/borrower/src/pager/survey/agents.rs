@@ -36,7 +36,9 @@ impl Survey {
                 AgentState::Absent if resident.agent_at <= now => {}
                 AgentState::Failed => {
                     let (number, failure) = (process.number(), seat.failure());
-                    self.shared.fail(format!("the agent of process {number} failed: {failure}; its pages stay"));
+                    let advice = "a filter of system calls (seccomp), or a limit? --via swap needs no agent";
+                    self.shared
+                        .fail(format!("the agent of process {number} failed: {failure}; its pages stay ({advice})"));
                     continue;
                 }
                 _ => continue,
