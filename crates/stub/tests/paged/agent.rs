@@ -6,9 +6,10 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use spillway_stub::protocol::{AgentState, outcome};
 use spillway_stub::seat::Task;
+use spillway_sys::userfaultfd::Message;
 
 use crate::scene::{PAGES, Scene};
-use crate::support::{Paged, far};
+use crate::support::{PAGE, Paged, far};
 
 #[test]
 fn the_agent_starts_on_a_borrowed_thread() {
@@ -113,4 +114,27 @@ fn the_agent_does_not_keep_its_program_alive() {
     scene.evict(0..PAGES);
     scene.conversation.tell("leave");
     assert!(scene.paged.serve_to_end(&mut scene.conversation).success());
+}
+
+#[test]
+fn an_agent_that_waits_for_a_page_does_not_keep_its_program_alive() {
+    // Rule 6, second half: nobody ever answers its fault.
+    for command in ["leave", "exit"] {
+        let mut scene = Scene::new(true);
+        scene.evict(0..PAGES);
+        let agent = scene.paged.seat.agent_thread();
+        let batch = scene.paged.next_batch();
+        scene.paged.seat.post(batch, &[Task::populate(scene.memory, PAGE)]);
+        let deadline = far();
+        let fault = loop {
+            assert!(Instant::now() < deadline, "the agent touches nothing");
+            match scene.paged.userfaultfd.read_message().unwrap() {
+                Some(Message::Fault(fault)) => break fault,
+                _ => std::thread::yield_now(),
+            }
+        };
+        assert_eq!((fault.thread, fault.address), (agent, scene.memory));
+        scene.conversation.tell(command);
+        assert!(scene.paged.serve_to_end(&mut scene.conversation).success(), "{command}");
+    }
 }
