@@ -31,3 +31,19 @@ fn a_program_that_locks_all_its_memory_now_and_then_keeps_every_word() {
     assert!(pager["pages_out_dirty"].as_u64().unwrap() > 6 * 4096, "its pages left: {pager:#}");
     stage.assert_clean();
 }
+
+/// Buffers that a program registers with io_uring are pinned for the device: the kernel does not let them go, and what it reads into them is there. The
+/// program does nothing else that pages could be refused for.
+#[test]
+fn pages_that_the_kernel_has_pinned_stay_and_have_what_it_reads_there() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let binary = stage.compile("exerciser", &["-pthread"]);
+    let file = stage.disk().join("file");
+    let program = [binary.to_str().unwrap(), "uring", "80", file.to_str().unwrap()];
+    let options = ["--local", "25%", "--lend", "384M", "--slab-size", "4M"];
+    let said = support::run(&mut stage.run(&options, &program)).done("uring");
+    assert_eq!(said.text(), "uring 20480 pages as written\n");
+    let statistics = stage.statistics();
+    assert!(statistics["pager"]["refused"].as_u64() > Some(0), "{statistics:#}");
+    stage.assert_clean();
+}

@@ -7,17 +7,15 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/io_uring.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "pages.h"
+#include "ring.h"
 
 /* Children see the parent's memory as of the fork, change their own copy, and the parent sees nothing of it. */
 static void do_fork(size_t pages) {
@@ -96,72 +94,49 @@ static void do_direct(size_t pages, const char *path) {
     unlink(path);
 }
 
-struct ring {
-    int file;
-    unsigned *submit_tail, *submit_mask, *submit_array, *done_head, *done_tail, *done_mask;
-    struct io_uring_sqe *entries;
-    struct io_uring_cqe *completions;
-};
+/* Requests under way at once. */
+enum { DEPTH = 8, PART_PAGES = 64 };
 
-static void ring_open(struct ring *ring) {
-    struct io_uring_params p;
-    memset(&p, 0, sizeof p);
-    ring->file = (int)syscall(__NR_io_uring_setup, 8, &p);
-    if (ring->file < 0) fail("io_uring_setup");
-    size_t submit_bytes = p.sq_off.array + p.sq_entries * sizeof(unsigned);
-    size_t done_bytes = p.cq_off.cqes + p.cq_entries * sizeof(struct io_uring_cqe);
-    int protection = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_POPULATE;
-    char *submit = mmap(NULL, submit_bytes, protection, flags, ring->file, IORING_OFF_SQ_RING);
-    char *done = mmap(NULL, done_bytes, protection, flags, ring->file, IORING_OFF_CQ_RING);
-    ring->entries = mmap(NULL, p.sq_entries * sizeof(struct io_uring_sqe), protection, flags, ring->file, IORING_OFF_SQES);
-    if (submit == MAP_FAILED || done == MAP_FAILED || ring->entries == MAP_FAILED) fail("mmap of the ring");
-    ring->submit_tail = (unsigned *)(submit + p.sq_off.tail);
-    ring->submit_mask = (unsigned *)(submit + p.sq_off.ring_mask);
-    ring->submit_array = (unsigned *)(submit + p.sq_off.array);
-    ring->done_head = (unsigned *)(done + p.cq_off.head);
-    ring->done_tail = (unsigned *)(done + p.cq_off.tail);
-    ring->done_mask = (unsigned *)(done + p.cq_off.ring_mask);
-    ring->completions = (struct io_uring_cqe *)(done + p.cq_off.cqes);
-}
-
-static void ring_do(struct ring *ring, int operation, int file, char *buffer, unsigned bytes, uint64_t offset) {
-    unsigned tail = *ring->submit_tail, slot = tail & *ring->submit_mask;
-    struct io_uring_sqe *entry = &ring->entries[slot];
-    memset(entry, 0, sizeof *entry);
-    entry->opcode = (uint8_t)operation;
-    entry->fd = file;
-    entry->addr = (uint64_t)(uintptr_t)buffer;
-    entry->len = bytes;
-    entry->off = offset;
-    ring->submit_array[slot] = slot;
-    __atomic_store_n(ring->submit_tail, tail + 1, __ATOMIC_RELEASE);
-    while (syscall(__NR_io_uring_enter, ring->file, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) < 0)
-        if (errno != EINTR) fail("io_uring_enter");
-    unsigned head = *ring->done_head;
-    if (head == __atomic_load_n(ring->done_tail, __ATOMIC_ACQUIRE)) fail("no completion");
-    int result = ring->completions[head & *ring->done_mask].res;
-    __atomic_store_n(ring->done_head, head + 1, __ATOMIC_RELEASE);
-    if (result != (int)bytes) {
-        errno = result < 0 ? -result : EIO;
-        fail("io_uring operation");
+/* Writes `parts` parts of `memory` to the file, or reads them from there, with as many requests under way as the ring has. */
+static void transfer(struct ring *ring, int operation, int file, char *memory, size_t parts) {
+    const unsigned part = PART_PAGES * PAGE;
+    for (size_t i = 0; i < parts; i++) {
+        ring_put(ring, operation, file, memory + i * part, part, i * part, 0);
+        if (ring->put == DEPTH) ring_finish(ring);
     }
+    ring_finish(ring);
 }
 
-/* As do_direct, through io_uring. */
+/* As do_direct, through io_uring; then into memory that the kernel has pinned, while everything around it is used. */
 static void do_uring(size_t pages, const char *path) {
     struct ring ring;
-    ring_open(&ring);
+    if ((errno = ring_open(&ring, DEPTH)) != 0) fail("io_uring_setup");
     char *memory = map(pages * PAGE);
     fill(memory, pages, 1);
-    int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    int file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_DIRECT, 0600);
     if (file < 0) fail(path);
-    unsigned part = 64 * PAGE;
-    size_t parts = pages / 2 / 64;
+    size_t parts = pages / 2 / PART_PAGES;
     char *second = memory + pages / 2 * PAGE;
-    for (size_t i = 0; i < parts; i++) ring_do(&ring, IORING_OP_WRITE, file, memory + i * part, part, i * part);
-    for (size_t i = 0; i < parts; i++) ring_do(&ring, IORING_OP_READ, file, second + i * part, part, i * part);
-    check(memory, parts * 64, 1, "written");
-    check(second, parts * 64, 1, "read");
+    transfer(&ring, IORING_OP_WRITE, file, memory, parts);
+    transfer(&ring, IORING_OP_READ, file, second, parts);
+    check(memory, parts * PART_PAGES, 1, "written");
+    check(second, parts * PART_PAGES, 1, "read");
+    /* The first parts hold something else when they are pinned, and all else is used before the file comes there. */
+    size_t pinned = DEPTH * PART_PAGES;
+    fill(second, pinned, 5);
+    struct iovec buffer = {second, pinned * PAGE};
+    if ((errno = ring_register(&ring, &buffer, 1)) != 0) fail("registered buffers");
+    char *rest = second + pinned * PAGE;
+    size_t rest_pages = parts * PART_PAGES - pinned;
+    for (int round = 0; round < 3; round++) {
+        check(rest, rest_pages, 1 + pinned * WORDS, "beside pinned memory");
+        check(memory, parts * PART_PAGES, 1, "elsewhere");
+    }
+    check(second, pinned, 5, "pinned");
+    transfer(&ring, IORING_OP_READ_FIXED, file, second, DEPTH);
+    check(second, pinned, 1, "read into pinned memory");
+    ring_unregister(&ring);
+    check(second, parts * PART_PAGES, 1, "after all");
     close(file);
     unlink(path);
 }
