@@ -29,6 +29,10 @@ pub const START_DEADLINE: Duration = Duration::from_secs(15);
 /// One measured program may take so long; the slowest, a sort over disk swap at 25 %, took a tenth of it.
 pub const PROGRAM_DEADLINE: Duration = Duration::from_secs(600);
 
+/// One run under a pager of somebody else may take so long: the slowest takes eight seconds on a quiet machine, and one that hangs must not
+/// cost the rest of the study.
+pub const PEER_DEADLINE: Duration = Duration::from_secs(120);
+
 /// One program may be recorded for so long: the slowest takes two minutes on a quiet machine.
 pub const RECORDING_DEADLINE: Duration = Duration::from_secs(1800);
 
@@ -81,7 +85,7 @@ const _: () = {
     assert!(GUARD_INTERVAL_AT_LIMIT.as_micros() <= GUARD_INTERVAL.as_micros());
     assert!(SWAP_PRIORITY <= SWAP_PRIORITY_MAX);
     assert!(GUEST_TRIAL_DEADLINE.as_secs() < GUEST_STUDY_DEADLINE.as_secs());
-    assert!(STOP_DEADLINE.as_secs() < PROGRAM_DEADLINE.as_secs());
+    assert!(STOP_DEADLINE.as_secs() < PEER_DEADLINE.as_secs() && PEER_DEADLINE.as_secs() < PROGRAM_DEADLINE.as_secs());
 };
 
 #[cfg(test)]

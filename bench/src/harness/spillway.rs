@@ -117,6 +117,8 @@ pub struct PagerReport {
     pub pages_out_dirty: u64,
     /// Pages that left without a write.
     pub pages_out_clean: u64,
+    /// The most memory that its programs were seen with.
+    pub local_bytes_peak: u64,
 }
 
 /// Faults of one kind.

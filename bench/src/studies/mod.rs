@@ -6,6 +6,7 @@
 //! | [`swap`] | what a page costs when the kernel swaps to it |
 //! | [`wakefulness`] | what it brings that idle CPUs are kept awake during bursts, and what it would bring a peer |
 //! | [`pager`] | what a page costs when the pager brings it, how fast pages leave, and what a program within its budget loses |
+//! | [`pager_peers`] | what a visit costs by the pager, and by other pagers in user space |
 //! | [`mapping`] | slabs mapped with their first write, or once they are used a lot |
 //! | [`page_in`] | where the time of one page-in goes, stage by stage |
 //! | [`programs`] | what whole programs cost at L(100), L(75), L(50), L(25), by pager, swap device, zram and disk |
@@ -31,6 +32,7 @@ pub mod loopback;
 pub mod mapping;
 pub mod page_in;
 pub mod pager;
+pub mod pager_peers;
 pub mod pinning;
 pub mod prefetching;
 pub mod program_run;
@@ -88,7 +90,7 @@ pub trait Study: Sync {
 }
 
 /// All of them; the longest last, as each writes its result when it ends.
-pub const ALL: [&dyn Study; 17] = [
+pub const ALL: [&dyn Study; 18] = [
     &device::DeviceStudy,
     &swap::SwapStudy,
     &wakefulness::WakefulnessStudy,
@@ -97,6 +99,7 @@ pub const ALL: [&dyn Study; 17] = [
     &writes::WritesStudy,
     &page_in::PageInStudy,
     &pager::PagerStudy,
+    &pager_peers::PagerPeersStudy,
     &mapping::MappingStudy,
     &replacement::ReplacementStudy,
     &prefetching::PrefetchingStudy,

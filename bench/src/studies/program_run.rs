@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
+use std::time::Duration;
 
 use super::Context;
 use super::job::{Job, Prints};
@@ -25,7 +26,7 @@ use crate::size::Size;
 use crate::workloads::WorkloadReport;
 
 /// The seed of all studies' workloads: any will do, as long as all runs have the same.
-const SEED: u64 = 20_261_121;
+pub const SEED: u64 = 20_261_121;
 
 /// Where a program's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,14 +71,22 @@ fn failure(name: &str, messages: &Collected, status: ExitStatus) -> HarnessError
 
 /// Runs `command`, which is workload `name`, and reads its report.
 pub fn run_workload(name: &str, command: &mut Command, interrupt: &Interrupt) -> Result<WorkloadReport, HarnessError> {
+    let output = run_within(PROGRAM_DEADLINE, name, command, interrupt)?;
+    serde_json::from_str(&output).map_err(HarnessError::system(format!("reading the report of {name}")))
+}
+
+/// Runs `command`, called `name`, for `limit` at most, and gives what it printed.
+pub fn run_within(
+    limit: Duration,
+    name: &str,
+    command: &mut Command,
+    interrupt: &Interrupt,
+) -> Result<String, HarnessError> {
     let output = Collected::default();
     let running = Running::start(name, command, output.clone())?;
     let messages = running.messages.clone();
-    let finished = running.wait(PROGRAM_DEADLINE, interrupt, || {})?;
-    if !finished.status.success() {
-        return Err(failure(name, &messages, finished.status));
-    }
-    serde_json::from_str(&output.text()).map_err(HarnessError::system(format!("reading the report of {name}")))
+    let finished = running.wait(limit, interrupt, || {})?;
+    if finished.status.success() { Ok(output.text()) } else { Err(failure(name, &messages, finished.status)) }
 }
 
 /// Runs programs in places, and watches over their checksums and outputs.
