@@ -100,9 +100,13 @@ impl<Policy: Order> Replacement for Listed<Policy> {
         self.lists.push(list, page);
     }
 
-    fn touched(&mut self, page: CachePage, _evidence: Evidence) {
+    fn touched(&mut self, page: CachePage, evidence: Evidence) {
         match self.lists.list_of(page) {
             Some(AHEAD) => self.lists.renew(Policy::entry_used(), page),
+            Some(NEW) if evidence == Evidence::Passed && self.lists.marks(page) == 0 => {
+                self.lists.renew(Policy::entry_used(), page);
+            }
+            Some(_) if evidence == Evidence::Passed => {}
             Some(_) => self.lists.set_marks(page, (self.lists.marks(page) + 1).min(Policy::EVIDENCE_MAX)),
             None => {}
         }
@@ -214,6 +218,37 @@ mod tests {
         pages.inserted(CachePage(1), Arrival::New);
         assert_eq!(pages.lists.marks(CachePage(1)), 0);
         assert_eq!(pages.order.displaced, [1]);
+    }
+
+    #[test]
+    fn a_marker_that_was_passed_is_like_those_beside_it_unless_something_speaks_for_it() {
+        /// Only the lists are looked at.
+        struct Streaming;
+
+        impl Order for Streaming {
+            fn next(&mut self, _lists: &mut OrderLists, _capacity: u32) -> Option<CachePage> {
+                None
+            }
+
+            fn entry_used() -> List {
+                APART
+            }
+        }
+
+        let mut pages = Listed::new(100, 100, Streaming);
+        let [far, near] = [101, 100].map(|distance| Arrival::Refault { distance });
+        for (page, arrival) in [far, near, Arrival::Prefetched, far].into_iter().enumerate() {
+            pages.inserted(CachePage(page as u32), arrival);
+        }
+        pages.touched(CachePage(3), Evidence::Written);
+        (0..5).for_each(|page| pages.touched(CachePage(page), Evidence::Passed));
+        let lists = [0, 1, 2, 3, 4].map(|page| pages.lists.list_of(CachePage(page)));
+        assert_eq!(lists, [Some(APART), Some(NEW), Some(APART), Some(NEW), None]);
+        assert_eq!(
+            [0, 1, 2, 3].map(|page| pages.lists.marks(CachePage(page))),
+            [0, 1, 0, 1],
+            "nor does it speak for one"
+        );
     }
 
     #[test]

@@ -96,6 +96,9 @@ pub enum Evidence {
     Written,
     /// A page that was brought along was asked for: the marker behind it was reached (see `prefetch`), or it faulted.
     PrefetchUsed,
+    /// A stream went on behind the page, a marker that it had waited for. That speaks for it no more than for those that were brought along
+    /// beside it.
+    Passed,
     /// A scan found it referenced since the last one. No kernel of today tells an ordinary process (PAGEMAP_SCAN has
     /// written bits only); read-write-protection is announced for Linux 7.2.
     Referenced,

@@ -17,6 +17,7 @@ use super::limits::{DISTANCE_READS, GROUP_PAGES, MARKERS_MAX, WINDOW_PAGE, WINDO
 use super::slots::Slot;
 use super::space::group::PageState;
 use super::space::{Books, Space};
+use crate::page_cache::Evidence;
 use crate::prefetch::read_around::ReadAround;
 use crate::prefetch::streams::{Faulter, Streams};
 use crate::prefetch::{Candidates, VirtualPage, WINDOW_FAR_MAX, WINDOW_MAX};
@@ -134,7 +135,10 @@ impl Ahead {
         if let Some(marker) = marker {
             *marker = (u32::MAX, 0);
             self.streams.on_hit(faulter, page, &mut self.window);
-            self.streams.passed().iter().for_each(|page| space.used(page.0 * PAGE, books));
+            self.streams.passed().iter().for_each(|page| space.learnt(page.0 * PAGE, Evidence::PrefetchUsed, books));
+            if let Some(page) = self.streams.marker_passed() {
+                space.learnt(page.0 * PAGE, Evidence::Passed, books);
+            }
         } else {
             self.streams.on_fault(faulter, page, &|page| is_away(space, page), &mut self.window);
         }
@@ -209,7 +213,7 @@ fn is_away(space: &Space, page: VirtualPage) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pager::directory::{Directory, SpaceId};
+    use crate::pager::directory::{Directory, News, SpaceId};
     use crate::pager::slots::{PoolPage, Slots};
     use crate::prefetch::CANDIDATES_MAX;
 
@@ -387,5 +391,24 @@ mod tests {
         faults(&mut ahead, &mut space, &mut books, &[marker]);
         assert!(ahead.candidates.pages().iter().all(|page| page.0 > marker), "the next window");
         assert!(!ahead.markers.contains(&(1, marker * PAGE)));
+    }
+
+    #[test]
+    fn a_marker_that_was_waited_for_is_told_as_passed_when_the_next_is_reached() {
+        let (mut space, mut books) = away(64);
+        let mut ahead = Ahead::default();
+        faults(&mut ahead, &mut space, &mut books, &[1, 2, 3]);
+        let mut news = Vec::new();
+        let markers = [(); 3].map(|()| {
+            let marker = ahead.candidates.marker().unwrap().0;
+            space.filled(PAGE * marker, true, Coming::Back, &mut books);
+            faults(&mut ahead, &mut space, &mut books, &[marker]);
+            marker
+        });
+        books.directory.take_news(&mut news);
+        let number = |marker| space.number(PAGE * marker).unwrap();
+        let passed = news.iter().filter(|news| matches!(news, News::Learnt(_, Evidence::Passed)));
+        let expected = [markers[0], markers[1]].map(|marker| News::Learnt(number(marker), Evidence::Passed));
+        assert!(passed.eq(&expected), "{news:?}");
     }
 }

@@ -5,7 +5,8 @@
 //! address space, thread, and region of addresses; a slot that has not been used for longest is taken for a new stream.
 //!
 //! A stream remembers its last window, and says which pages the program has passed when a marker is reached: those between
-//! the marker before and this one. They were used, though the kernel told nobody.
+//! the marker before and this one. They were used, though the kernel told nobody. A marker itself, which was waited for, is said when the next one is
+//! reached: by then it is surely there.
 //!
 //! Looking a stream up compares [`STREAMS_MAX`] keys that lie together: some tens of nanoseconds.
 
@@ -54,7 +55,10 @@ pub struct Streams<Policy> {
     policies: Vec<Policy>,
     /// The last window of each stream: what was brought along and not passed yet.
     windows: Vec<Candidates>,
+    /// The last marker that each stream reached, if it goes on by markers.
+    markers: Vec<Option<VirtualPage>>,
     passed: Candidates,
+    marker_passed: Option<VirtualPage>,
     clock: u64,
 }
 
@@ -66,7 +70,9 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
             used_at: vec![0; STREAMS_MAX],
             policies: vec![fresh.clone(); STREAMS_MAX],
             windows: vec![Candidates::default(); STREAMS_MAX],
+            markers: vec![None; STREAMS_MAX],
             passed: Candidates::default(),
+            marker_passed: None,
             clock: 0,
             fresh,
         }
@@ -94,6 +100,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
             // Not all of its room, as a copy would be.
             self.windows[slot].clear();
             self.windows[slot].append(candidates);
+            self.markers[slot] = None;
         }
     }
 
@@ -102,9 +109,11 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
     pub fn on_hit(&mut self, faulter: Faulter, page: VirtualPage, candidates: &mut Candidates) {
         candidates.clear();
         self.passed.clear();
+        self.marker_passed = None;
         if let Some(slot) = self.find(Key::of(faulter, page)) {
             self.renew(slot);
             self.pass(slot, page);
+            self.marker_passed = self.markers[slot].replace(page);
             self.policies[slot].on_hit(page, candidates);
             candidates.pages().iter().for_each(|page| self.windows[slot].push(*page));
         }
@@ -120,9 +129,14 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         }
     }
 
-    /// The pages that the last [`Streams::on_hit`] showed to be used, its marker not among them.
+    /// The pages that the last [`Streams::on_hit`] showed to be used, its marker not among them. Some may have been there all the time.
     pub fn passed(&self) -> &[VirtualPage] {
         self.passed.pages()
+    }
+
+    /// The marker that was reached before that of the last [`Streams::on_hit`], if the stream came from there.
+    pub fn marker_passed(&self) -> Option<VirtualPage> {
+        self.marker_passed
     }
 
     /// Moves what the stream in `slot` brought along before `marker` from its window to what is passed.
@@ -185,6 +199,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
             self.keys[oldest] = Some(key);
             self.policies[oldest] = policy;
             self.windows[oldest].clear();
+            self.markers[oldest] = None;
             oldest
         });
         self.renew(slot);
@@ -295,9 +310,14 @@ mod tests {
         for marker in [4, 6, 14] {
             assert_eq!(candidates.marker(), Some(VirtualPage(marker)));
             streams.on_hit(who, VirtualPage(marker), &mut candidates);
-            passed.push(streams.passed().iter().map(|page| page.0).collect::<Vec<_>>());
+            let marker = streams.marker_passed().map(|page| page.0);
+            passed.push((marker, streams.passed().iter().map(|page| page.0).collect::<Vec<_>>()));
         }
-        assert_eq!(passed, [vec![2, 3], vec![5], (7..14).collect()], "all but the markers, each once");
+        assert_eq!(
+            passed,
+            [(None, vec![2, 3]), (Some(4), vec![5]), (Some(6), (7..14).collect())],
+            "each once, and a marker when the next is reached"
+        );
         let (marker, last) = (candidates.marker().unwrap(), *candidates.pages().last().unwrap());
         streams.go_on(who, last, &mut candidates);
         let (count, next) = (candidates.pages().len(), candidates.marker().unwrap());

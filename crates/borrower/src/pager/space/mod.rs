@@ -203,11 +203,11 @@ impl Space {
         self.groups.get(&base).map(|group| group.page(index))
     }
 
-    /// The page at `address`, which had come along with another one, was used.
-    pub fn used(&mut self, address: u64, books: &mut Books) {
+    /// A stream shows something of the page at `address`.
+    pub fn learnt(&mut self, address: u64, evidence: Evidence, books: &mut Books) {
         let (base, index) = place(address);
         if let Some(group) = self.groups.get_mut(&base) {
-            group.learnt(index, Evidence::PrefetchUsed, &mut books.directory);
+            group.learnt(index, evidence, &mut books.directory);
         }
     }
 
