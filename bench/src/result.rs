@@ -50,6 +50,10 @@ pub const CPU_SECONDS_PER_GIB: Unit = Unit { sign: "CPU s/GiB", better: Better::
 /// Bytes kept for each GiB lent, in MiB.
 pub const MIB_PER_GIB: Unit = Unit { sign: "MiB/GiB", better: Better::Lower };
 
+/// Pages that moved.
+pub const PAGES: Unit = Unit { sign: "pages", better: Better::Lower };
+/// Faults.
+pub const FAULTS: Unit = Unit { sign: "faults", better: Better::Lower };
 /// Faults as a multiple of those of the optimal order.
 pub const TIMES_OPTIMAL: Unit = Unit { sign: "x optimal", better: Better::Lower };
 /// Milliseconds that a program waited.

@@ -18,7 +18,7 @@ use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::process::{Collected, Running};
-use crate::harness::spillway::{Donor, RunReport, Storage, Transport, Via};
+use crate::harness::spillway::{Donor, PagerReport, RunReport, Storage, Transport, Via};
 use crate::harness::subject::Subject;
 use crate::harness::swap_area::SwapArea;
 use crate::limits::{PROGRAM_DEADLINE, with_slack};
@@ -99,6 +99,8 @@ pub struct ProgramRunner<'context> {
     /// Those of the last run with donors: they serve the next one, so that none begins while memory is made ready to lend.
     donors: Vec<Donor>,
     lent_by_donors: Size,
+    /// What the pager of the last run did, if it had one.
+    pager: Option<PagerReport>,
 }
 
 impl<'context> ProgramRunner<'context> {
@@ -111,6 +113,7 @@ impl<'context> ProgramRunner<'context> {
             outputs: HashMap::new(),
             donors: Vec::new(),
             lent_by_donors: Size(0),
+            pager: None,
         }
     }
 
@@ -131,6 +134,7 @@ impl<'context> ProgramRunner<'context> {
 
     /// Runs `job` in `place`; gives its own time in seconds.
     pub fn seconds(&mut self, job: &Job, place: Place) -> Result<f64, HarnessError> {
+        self.pager = None;
         match place {
             Place::AllLocal => self.run_in_group(job, None),
             Place::Swap(subject, local) => {
@@ -140,6 +144,11 @@ impl<'context> ProgramRunner<'context> {
             }
             Place::Spillway(via, local, donors) => self.run_over_donors(job, (via, local), donors),
         }
+    }
+
+    /// What the pager did in the last run of [`ProgramRunner::seconds`]; nothing if that was not by the pager.
+    pub fn pager(&self) -> Option<&PagerReport> {
+        self.pager.as_ref()
     }
 
     fn run_in_group(&mut self, job: &Job, local: Option<Size>) -> Result<f64, HarnessError> {
@@ -156,6 +165,7 @@ impl<'context> ProgramRunner<'context> {
         let mut command = product.run_via(via, None, &local.to_string(), &storage, &stats, &job.command());
         let seconds = self.run(job, &mut command)?;
         let told = RunReport::read(&stats)?;
+        self.pager = told.pager;
         match told.device.pages_lost {
             0 if job.prints == Prints::Result => Ok(told.seconds.unwrap_or(seconds)),
             0 => Ok(seconds),

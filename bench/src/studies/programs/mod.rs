@@ -4,7 +4,12 @@
 //! Six workloads of ours, and four programs as they are: a sort of text, Python with numpy, Redis with its benchmark and a
 //! BGSAVE, a job in a JVM. What is lent has a copy on disk, as is the product's default. L(N) is N % of what the program really
 //! uses, measured in a first run with all memory local.
+//!
+//! [`faults`] counts what the pager brought for each, against the optimal order.
 
+mod faults;
+
+use self::faults::{Bounds, record_faults};
 use super::dcm;
 use super::job::Job;
 use super::program_run::{Place, ProgramRunner, place_name};
@@ -155,11 +160,12 @@ impl Study for ProgramsStudy {
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
         let mut runner = ProgramRunner::new(context, "disk");
         let trials = trials(context, &mut runner, result)?;
+        let bounds = Bounds::of(context, &trials, result)?;
         let subjects: Vec<(usize, Kind)> =
             (0..trials.len()).flat_map(|trial| Kind::ALL.map(|kind| (trial, kind))).collect();
         let name = |(trial, kind): (usize, Kind)| format!("{}, {}", trials[trial].job.name, kind.name());
         let outcome = context.interleave(result, &subjects, name, |round, (trial, kind), result| {
-            measure(&mut runner, result, (round, kind), &trials[trial])
+            measure(&mut runner, result, (round, kind), &trials[trial], &bounds)
         });
         compare(result);
         outcome
@@ -182,6 +188,7 @@ fn compare(result: &mut StudyResult) {
             for (one, other) in pairs.chain(others.map(|other| (device, other))) {
                 result.compare(&case, &one.name(), &other.name());
             }
+            faults::compare(result, &case);
         }
     }
 }
@@ -191,6 +198,7 @@ fn measure(
     result: &mut StudyResult,
     (round, kind): (usize, Kind),
     Trial { job, footprint }: &Trial,
+    bounds: &Bounds,
 ) -> Result<(), HarnessError> {
     // All-local does not depend on the share: it is measured once and stands in each case.
     let mut all_local = None;
@@ -201,6 +209,10 @@ fn measure(
         };
         all_local = (kind == Kind::AllLocal).then_some(seconds);
         result.record(round, &case(job.name, percent), &kind.name(), SECONDS, seconds);
+        if let Some(told) = runner.pager() {
+            record_faults(result, round, (job.name, percent), told);
+            bounds.record(result, round, (job.name, percent));
+        }
     }
     Ok(())
 }

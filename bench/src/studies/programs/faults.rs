@@ -1,0 +1,120 @@
+//! What the pager brings for each program, and for how many of its faults, against the fewest pages that any order of replacement allows.
+//!
+//! The fewest are those of the optimal order (`crate::replay::optimal`) on the workload's own trace with the same share of its pages local. It
+//! knows the future, has the whole budget for the workload's data, and keeps none of it free for pages on their way; so nobody reaches it. Programs
+//! that are no workloads of ours have no trace of all they do: their counts stand alone.
+//!
+//! A page that came along and was never used counts as one that was brought, and a fault on a page that had not gone yet as one that waited.
+
+use std::collections::HashMap;
+
+use super::{Context, Trial, WORKLOADS, case};
+use crate::harness::HarnessError;
+use crate::harness::spillway::{PagerReport, Via};
+use crate::replay::optimal::refaults_min;
+use crate::replay::traces::Source;
+use crate::result::{FAULTS, PAGES, StudyResult};
+
+/// Shares at which something has to come back.
+const SHARES_PERCENT: [u64; 3] = [75, 50, 25];
+
+const OPTIMAL: &str = "optimal order";
+
+fn pager_name() -> String {
+    super::Kind::Spillway(Via::Pager).name()
+}
+
+fn brought_case(case: &str) -> String {
+    format!("{case}: pages brought back")
+}
+
+/// A program's name, and the share of its memory that is local.
+pub(super) type At = (&'static str, u64);
+
+/// Records what the pager did for a program.
+pub(super) fn record_faults(result: &mut StudyResult, round: usize, (program, percent): At, told: &PagerReport) {
+    let case = case(program, percent);
+    let brought = told.fill.count + told.pages_prefetched;
+    result.record(round, &brought_case(&case), &pager_name(), PAGES, brought as f64);
+    let waited = told.fill.count + told.staged.count;
+    result.record(round, &format!("{case}: faults that waited"), &pager_name(), FAULTS, waited as f64);
+}
+
+/// How the pages that the pager brought for `case` stand to the fewest, if those are known.
+pub(super) fn compare(result: &mut StudyResult, case: &str) {
+    result.compare(&brought_case(case), &pager_name(), OPTIMAL);
+}
+
+/// The fewest pages that have to come back.
+#[derive(Debug, Default)]
+pub(super) struct Bounds {
+    refaults: HashMap<At, u64>,
+}
+
+impl Bounds {
+    /// Of those `trials` that are workloads of ours; a trace that does not fit is left out.
+    pub(super) fn of(context: &Context, trials: &[Trial], result: &mut StudyResult) -> Result<Self, HarnessError> {
+        let mut bounds = Self::default();
+        for Trial { job, .. } in trials.iter().filter(|trial| WORKLOADS.contains(&trial.job.name)) {
+            context.shop.interrupt.check()?;
+            eprintln!("programs: the optimal order of {}", job.name);
+            let accesses = match Source::Workload(job.name).accesses(job.size) {
+                Ok(accesses) => accesses,
+                Err(reason) => {
+                    result.skip(&format!("{OPTIMAL} of {}", job.name), &reason);
+                    continue;
+                }
+            };
+            for percent in SHARES_PERCENT {
+                let capacity = (u64::from(accesses.pages()) * percent / 100) as u32;
+                bounds.refaults.insert((job.name, percent), refaults_min(&accesses, capacity));
+            }
+        }
+        Ok(bounds)
+    }
+
+    /// Puts the fewest beside what a round's run brought.
+    pub(super) fn record(&self, result: &mut StudyResult, round: usize, at: At) {
+        if let Some(refaults) = self.refaults.get(&at) {
+            result.record(round, &brought_case(&case(at.0, at.1)), OPTIMAL, PAGES, *refaults as f64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::spillway::FaultCount;
+    use crate::machine::Machine;
+    use crate::size::{MIB, Size};
+    use crate::studies::job::Job;
+    use crate::studies::tests::context;
+
+    #[test]
+    fn what_was_brought_is_compared_with_the_fewest_pages_where_those_are_known() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let context = context(directory.path(), 1);
+        let mut result = StudyResult::new("programs", "", true, Machine::default());
+        let size = Size(MIB);
+        let workload = Trial { job: Job::workload("fill-modify", size).unwrap(), footprint: size };
+        let bounds = Bounds::of(&context, &[workload], &mut result).unwrap();
+        let least = bounds.refaults[&("fill-modify", 50)];
+        assert!(
+            bounds.refaults[&("fill-modify", 75)] < least && least < bounds.refaults[&("fill-modify", 25)],
+            "{bounds:?}"
+        );
+        assert!(least > 128, "half of 256 pages, each time that it goes through them: {bounds:?}");
+        let count = |count| FaultCount { count };
+        let told =
+            PagerReport { fill: count(least), staged: count(7), pages_prefetched: least, ..PagerReport::default() };
+        for at in [("fill-modify", 50), ("fill-modify", 100), ("redis", 50)] {
+            record_faults(&mut result, 0, at, &told);
+            bounds.record(&mut result, 0, at);
+            compare(&mut result, &case(at.0, at.1));
+        }
+        let ratios: Vec<_> = result.comparisons.iter().map(|found| (found.case.as_str(), found.ratio.median)).collect();
+        assert_eq!(ratios, [("fill-modify L(50): pages brought back", 2.0)]);
+        let waited = result.measure("redis L(50): faults that waited", &pager_name()).unwrap();
+        assert_eq!(waited.samples, [Some((least + 7) as f64)]);
+    }
+}
