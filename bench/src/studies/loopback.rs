@@ -3,6 +3,9 @@
 //!
 //! It is made by two threads of one process, with one page that is always in the cache. A donor is another process, and its pages are not in any
 //! cache; who waits for several donors waits by poll(2). What that costs, and nothing else, is the exchange between processes.
+//!
+//! Threads that sleep on different CPUs pay for waking one another at each exchange, several times what the exchange itself takes. Those that look again and
+//! again instead are the yardstick for whoever does so too: the exchange of which neither end sleeps.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -52,6 +55,51 @@ fn ask(mut stream: TcpStream, count: u32, wait: impl Fn(&TcpStream) -> std::io::
     Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(count))
 }
 
+/// The stream's end of a thread that looks again and again instead of sleeping.
+struct Looking(TcpStream);
+
+impl Looking {
+    fn new(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self(stream))
+    }
+
+    /// Fills `bytes`.
+    fn read_exact(&mut self, mut bytes: &mut [u8]) -> std::io::Result<()> {
+        while !bytes.is_empty() {
+            match self.0.read(bytes) {
+                Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => bytes = &mut bytes[count..],
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn serve_awake(stream: TcpStream, cpu: Option<usize>) -> std::io::Result<()> {
+    pin(cpu)?;
+    let (mut request, page) = ([0; REQUEST_BYTES], [7; PAGE_SIZE_BYTES as usize]);
+    let mut stream = Looking::new(stream)?;
+    while stream.read_exact(&mut request).is_ok() {
+        // One page at a time is under way, and buffers have room for several.
+        stream.0.write_all(&page)?;
+    }
+    Ok(())
+}
+
+fn ask_awake(stream: TcpStream, count: u32) -> std::io::Result<f64> {
+    let (request, mut page) = ([1; REQUEST_BYTES], [0; PAGE_SIZE_BYTES as usize]);
+    let mut stream = Looking::new(stream)?;
+    let start = Instant::now();
+    for _ in 0..count {
+        stream.0.write_all(&request)?;
+        stream.read_exact(&mut page)?;
+    }
+    Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(count))
+}
+
 fn ask_by_poll(stream: TcpStream, count: u32) -> std::io::Result<f64> {
     ask(stream, count, |stream| Ok(poll(&mut [PollFd::new(stream, PollFlags::IN)], None).map(|_| ())?))
 }
@@ -68,11 +116,30 @@ fn connected() -> std::io::Result<(TcpStream, TcpStream)> {
 
 /// Microseconds for one exchange, as the mean of `count`, between threads on the two CPUs, or anywhere.
 pub fn exchange_us(count: u32, server_cpu: Option<usize>, client_cpu: Option<usize>) -> std::io::Result<f64> {
+    between_threads(
+        move |far| serve(far, server_cpu),
+        move |near| pin(client_cpu).and_then(|()| ask(near, count, |_| Ok(()))),
+    )
+}
+
+/// As [`exchange_us`], of threads that never sleep; each needs a CPU.
+pub fn exchange_awake_us(count: u32, server_cpu: Option<usize>, client_cpu: Option<usize>) -> std::io::Result<f64> {
+    between_threads(
+        move |far| serve_awake(far, server_cpu),
+        move |near| pin(client_cpu).and_then(|()| ask_awake(near, count)),
+    )
+}
+
+/// What the thread at one end of a connection gives, with another one at the other end.
+fn between_threads(
+    serve: impl FnOnce(TcpStream) -> std::io::Result<()> + Send,
+    ask: impl FnOnce(TcpStream) -> std::io::Result<f64> + Send,
+) -> std::io::Result<f64> {
     // Who ends, ends the connection, and with it the other.
     let (near, far) = connected()?;
     std::thread::scope(|scope| {
-        let server = scope.spawn(move || serve(far, server_cpu));
-        let client = scope.spawn(move || pin(client_cpu).and_then(|()| ask(near, count, |_| Ok(()))));
+        let server = scope.spawn(move || serve(far));
+        let client = scope.spawn(move || ask(near));
         let result = client.join().expect("the client thread does not panic");
         server.join().expect("the server thread does not panic")?;
         result
@@ -120,6 +187,15 @@ mod tests {
     #[test]
     fn pages_are_exchanged() {
         assert!(exchange_us(20, Some(0), Some(0)).unwrap() > 0.0 && exchange_us(20, None, None).unwrap() > 0.0);
+    }
+
+    #[test]
+    fn pages_are_exchanged_by_threads_that_never_sleep() {
+        assert!(exchange_awake_us(20, None, None).unwrap() > 0.0);
+        assert!(
+            exchange_awake_us(1, None, Some(CpuSet::MAX_CPU - 1)).is_err(),
+            "nobody waits for one that did not come"
+        );
     }
 
     #[test]
