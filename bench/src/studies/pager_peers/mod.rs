@@ -6,20 +6,22 @@
 //! | fltrace | eden-farmem/fltrace, whose far memory is its own process's: `fltrace record` with the same workload |
 //! | umap | LLNL/umap over a file in memory: `umap_visit.c`, which makes the same visits in a region of umap |
 //!
-//! The workload is `visit`, half of whose memory is local; nothing is bound to a CPU. Neither peer is here: what they are is told by environment
+//! The workload is `visit`, half of whose memory is local; all of a side runs on one CPU, or nothing is bound to one (both peers serve pages from threads
+//! of the program's own process, so program and server are not told apart). Neither peer is here: what they are is told by environment
 //! variables (`bench/README.md`, "Other pagers").
 //!
 //! Invariant: all runs give the same checksum, and one of ours that had more than its budget for a while is no measurement: a program that is
 //! over before the pager's first look, beside much other work, was not paged at all.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::pinning::{Pinning, Placement};
 use super::program_run::{SEED, own_program, run_storage, run_within, workload_command};
 use super::{Context, Study};
 use crate::harness::HarnessError;
 use crate::harness::process::bound;
-use crate::harness::spillway::{RunReport, Via};
+use crate::harness::spillway::{RunReport, Via, pinned};
 use crate::limits::{PEER_DEADLINE, PROGRAM_DEADLINE};
 use crate::result::{Better, MICROSECONDS, StudyResult};
 use crate::size::{MIB, Size};
@@ -71,6 +73,8 @@ enum Side {
 
 const SIDES: [Side; 3] = [Side::Ours, Side::Fltrace, Side::Umap];
 
+const PLACEMENTS: [Placement; 2] = [Placement::Pinned(Pinning::Same), Placement::Free];
+
 impl Side {
     fn name(self) -> &'static str {
         match self {
@@ -81,19 +85,19 @@ impl Side {
     }
 
     /// Runs the workload of `size`, half of it local.
-    fn run(self, context: &Context, size: Size) -> Result<WorkloadReport, HarnessError> {
+    fn run(self, context: &Context, placement: Placement, size: Size) -> Result<WorkloadReport, HarnessError> {
         let half = Size(size.0 / 2);
         let local = Size(half.0 + PROGRAM_ITSELF.0);
         match self {
-            Self::Ours => ours(context, size, local),
+            Self::Ours => ours(context, placement, size, local),
             Self::Fltrace => {
-                let mut command = fltrace(&peer(FLTRACE_VARIABLE)?, &bound_workload(size)?, local);
+                let mut command = fltrace(&peer(FLTRACE_VARIABLE)?, placement, &bound_workload(size)?, local);
                 // It writes what it recorded into its directory, and removes what an earlier run wrote there.
                 command.current_dir(context.shop.directory.path());
                 self.run_peer(context, &mut command)
             }
             Self::Umap => {
-                let mut command = bound(peer(UMAP_VARIABLE)?);
+                let mut command = pinned(&peer(UMAP_VARIABLE)?, placement.client_cpu());
                 command.args([size.0, half.0, SEED].map(|number| number.to_string()));
                 self.run_peer(context, &mut command)
             }
@@ -120,7 +124,7 @@ impl Study for PagerPeersStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (12, 4)
+        (24, 8)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
@@ -131,9 +135,11 @@ impl Study for PagerPeersStudy {
             &SIDES,
             |side| side.name().to_owned(),
             |round, side, result| {
-                let report = side.run(context, size)?;
-                check(&report, side, &mut checksum)?;
-                record(result, round, side, &report)
+                PLACEMENTS.into_iter().try_for_each(|placement| {
+                    let report = side.run(context, placement, size)?;
+                    check(&report, side, &mut checksum)?;
+                    record(result, (round, placement), side, &report)
+                })
             },
         );
         compare(result);
@@ -159,12 +165,13 @@ fn bound_workload(size: Size) -> Result<Command, HarnessError> {
     Ok(command)
 }
 
-fn ours(context: &Context, size: Size, local: Size) -> Result<WorkloadReport, HarnessError> {
+fn ours(context: &Context, placement: Placement, size: Size, local: Size) -> Result<WorkloadReport, HarnessError> {
     let shop = &context.shop;
     let storage = run_storage(context, &[], "none", LENT);
     let stats = shop.directory.path().join("pager-peers-stats.json");
     let program = bound_workload(size)?;
-    let mut command = shop.product()?.run_via(Via::Pager, None, &local.to_string(), &storage, &stats, &program);
+    let mut command =
+        shop.product()?.run_via(Via::Pager, placement.server_cpu(), &local.to_string(), &storage, &stats, &program);
     let output = run_within(PROGRAM_DEADLINE, Side::Ours.name(), &mut command, &shop.interrupt)?;
     held_to_budget(&RunReport::read(&stats)?, local)?;
     report_in(&output).ok_or_else(|| HarnessError::failed(Side::Ours.name(), "it printed no report of the workload"))
@@ -181,8 +188,8 @@ fn held_to_budget(told: &RunReport, local: Size) -> Result<(), HarnessError> {
 }
 
 /// One handler thread, as by default, and the fewest samples of faults that it can be told to take.
-fn fltrace(program: &PathBuf, workload: &Command, local: Size) -> Command {
-    let mut command = bound(program);
+fn fltrace(program: &Path, placement: Placement, workload: &Command, local: Size) -> Command {
+    let mut command = pinned(program, placement.client_cpu());
     command.arg("record").arg(format!("-L={}", local.0.div_ceil(MIB))).arg(format!("-M={FLTRACE_FAR_MIB}"));
     command.args(["-S=1", "--"]).arg(workload.get_program()).args(workload.get_args());
     command
@@ -204,11 +211,20 @@ fn check(report: &WorkloadReport, side: Side, first: &mut Option<String>) -> Res
     Err(HarnessError::failed(side.name(), detail))
 }
 
-fn record(result: &mut StudyResult, round: usize, side: Side, report: &WorkloadReport) -> Result<(), HarnessError> {
-    for (phase, case) in PHASES {
+fn case(phase: &str, placement: Placement) -> String {
+    format!("{phase}, {}", placement.name())
+}
+
+fn record(
+    result: &mut StudyResult,
+    (round, placement): (usize, Placement),
+    side: Side,
+    report: &WorkloadReport,
+) -> Result<(), HarnessError> {
+    for (phase, called) in PHASES {
         let found = report.phases.iter().find(|found| found.phase == phase);
         let found = found.ok_or_else(|| HarnessError::failed(side.name(), format!("it has no phase '{phase}'")))?;
-        result.record(round, case, side.name(), MICROSECONDS, found.us_per_page);
+        result.record(round, &case(called, placement), side.name(), MICROSECONDS, found.us_per_page);
     }
     Ok(())
 }
@@ -218,7 +234,9 @@ fn compare(result: &mut StudyResult) {
     result.compare_with(ours);
     for peer in [Side::Fltrace, Side::Umap].map(Side::name) {
         let goal = format!("random at L(50) twice as fast as {peer}");
-        result.goal(&goal, RANDOM, peer, ours, GOAL_BOUND, Better::Higher);
+        for placement in PLACEMENTS {
+            result.goal(&goal, &case(RANDOM, placement), peer, ours, GOAL_BOUND, Better::Higher);
+        }
     }
 }
 
@@ -238,14 +256,15 @@ mod tests {
         let mut result = StudyResult::new("pager-peers", "", true, Machine::default());
         for (round, slower) in [1.0, 1.1, 1.2].into_iter().enumerate() {
             for (side, time) in SIDES.into_iter().zip([8.0, 17.0, 15.0]) {
-                for (_, case) in PHASES {
-                    result.record(round, case, side.name(), MICROSECONDS, time * slower);
+                for (_, called) in PHASES {
+                    result.record(round, &case(called, Placement::Free), side.name(), MICROSECONDS, time * slower);
                 }
             }
         }
         compare(&mut result);
         let met: Vec<_> = result.goals.iter().map(|goal| (goal.case.as_str(), goal.met)).collect();
-        assert_eq!(met, [(RANDOM, Some(true)), (RANDOM, Some(false))]);
+        let (pinned, free) = ("random, same CPU", "random, unpinned");
+        assert_eq!(met, [(pinned, None), (free, Some(true)), (pinned, None), (free, Some(false))]);
         assert_eq!(result.comparisons.len(), 2 * PHASES.len());
         assert!(result.comparisons.iter().all(|found| found.baseline == "spillway pager" && found.ratio.count == 3));
     }
@@ -263,10 +282,11 @@ mod tests {
     #[test]
     fn every_phase_is_recorded_and_none_may_be_missing() {
         let (mut report, mut result) = (visited(), StudyResult::new("pager-peers", "", true, Machine::default()));
-        record(&mut result, 0, Side::Umap, &report).unwrap();
-        assert_eq!(result.cases(), PHASES.map(|(_, case)| case));
+        let at = |round| (round, PLACEMENTS[0]);
+        record(&mut result, at(0), Side::Umap, &report).unwrap();
+        assert_eq!(result.cases(), PHASES.map(|(_, called)| case(called, PLACEMENTS[0])));
         report.phases.remove(2);
-        assert!(record(&mut result, 1, Side::Umap, &report).unwrap_err().to_string().contains("'random'"));
+        assert!(record(&mut result, at(1), Side::Umap, &report).unwrap_err().to_string().contains("'random'"));
     }
 
     #[test]
