@@ -118,16 +118,17 @@ impl<'a> Served<'a> {
         is_right
     }
 
-    /// Serves whoever has something to tell; how many did.
+    /// Serves whoever has something to tell; how many did. Nobody is asked if it `is_quiet`: that nobody has was told a moment ago.
     fn serve(
         &mut self,
         shared: &Shared,
         messages: &mut Messages,
         faults: &mut Faults,
-        now: Instant,
+        (is_quiet, now): (bool, Instant),
     ) -> io::Result<usize> {
-        if self.ready.is_empty() {
-            if self.guess(messages, faults, now) {
+        if self.ready.is_empty() && !is_quiet {
+            // Whoever waits for a page that is on its way has no other fault, unless it has other threads: those are found by the look.
+            if !faults.is_reading() && self.guess(messages, faults, now) {
                 return Ok(1);
             }
             self.look(Duration::ZERO)?;
@@ -185,6 +186,7 @@ pub(crate) fn serve_faults(
 ) -> io::Result<()> {
     let mut served = Served::new(shared)?;
     let mut leisure = Leisure::new(Instant::now());
+    let mut is_quiet = false;
     while !shared.is_stopping() {
         // Once for all of a turn: a look at the clock is 30 ns, and a turn takes some microseconds.
         let now = Instant::now();
@@ -192,25 +194,27 @@ pub(crate) fn serve_faults(
             served.follow(shared)?;
             messages.fetch_wanted(&mut faults);
         }
-        let has_served = served.serve(shared, &mut messages, &mut faults, now)? > 0;
+        let has_served = served.serve(shared, &mut messages, &mut faults, (std::mem::take(&mut is_quiet), now))? > 0;
         let has_answered = faults.answer_shared();
         messages.settle(now);
         let waiting = faults.poll(now);
+        let filled = faults.take_filled();
+        served.last = filled.map(|space| space.0).or(served.last);
         // Not for messages alone: what is answered here waits for nobody's CPU.
         (0..shared.crew.take_demands()).for_each(|_| wakefulness.asked(now));
-        if has_served || has_answered {
+        if has_served || has_answered || filled.is_some() {
             leisure.spin.worked(now);
             continue;
         }
         let has_put_off = faults.has_put_off() || messages.are_unsettled();
         let Some(patience) = leisure.patience(waiting, has_put_off, now) else { continue };
         let patience = wakefulness.rest(now).unwrap_or(patience).min(patience);
-        let slept = if has_events(faults.engine()) {
-            shared.faults.sleep(|| wait(&[served.set.as_fd()], faults.engine(), patience))
+        if has_events(faults.engine()) {
+            let slept = shared.faults.sleep(|| wait(&[served.set.as_fd()], faults.engine(), patience));
+            is_quiet = slept.transpose()? == Some(false);
         } else {
-            shared.faults.sleep(|| served.look(patience))
-        };
-        slept.transpose()?;
+            shared.faults.sleep(|| served.look(patience)).transpose()?;
+        }
     }
     Ok(())
 }

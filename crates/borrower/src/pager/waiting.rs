@@ -19,8 +19,8 @@ pub(crate) fn has_events(service: &dyn BlockService) -> bool {
     has_any
 }
 
-/// Sleeps until an event, at most for `patience`.
-pub(crate) fn wait(own: &[BorrowedFd<'_>], service: &dyn BlockService, patience: Duration) -> io::Result<()> {
+/// Sleeps until an event, at most for `patience`. Whether one of the thread's own is there; false also if nobody looked.
+pub(crate) fn wait(own: &[BorrowedFd<'_>], service: &dyn BlockService, patience: Duration) -> io::Result<bool> {
     let mut waits: [PollFd<'_>; DONORS_MAX + 1 + OWN_EVENTS_MAX] =
         std::array::from_fn(|_| PollFd::from_borrowed_fd(own[0], PollFlags::IN));
     for (place, event) in waits.iter_mut().zip(own) {
@@ -34,7 +34,50 @@ pub(crate) fn wait(own: &[BorrowedFd<'_>], service: &dyn BlockService, patience:
     });
     let timeout = Timespec { tv_sec: patience.as_secs().cast_signed(), tv_nsec: patience.subsec_nanos().into() };
     match poll(&mut waits[..count], Some(&timeout)) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Ok(_) => Ok(waits[..own.len()].iter().any(|wait| !wait.revents().is_empty())),
+        Err(rustix::io::Errno::INTR) => Ok(false),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::Instant;
+
+    use spillway_sys::event::EventFd;
+
+    use super::*;
+    use crate::block::BlockRequest;
+    use crate::service::{Completed, Waiting};
+
+    /// An engine with one event, and nothing else.
+    struct Eventful(EventFd);
+
+    impl BlockService for Eventful {
+        fn submit(&mut self, _request: BlockRequest, _now: Instant) {}
+
+        fn poll(&mut self, _now: Instant, _completed: Completed<'_>) -> Waiting {
+            Waiting::Event
+        }
+
+        fn for_each_event<'a>(&'a self, visit: &mut dyn FnMut(BorrowedFd<'a>, bool)) {
+            visit(self.0.as_fd(), false);
+        }
+    }
+
+    #[test]
+    fn whose_event_it_is_that_ends_a_sleep_is_told() {
+        let (own, engine) = (EventFd::new().unwrap(), Eventful(EventFd::new().unwrap()));
+        let wait = |patience| wait(&[own.as_fd()], &engine, patience).unwrap();
+        assert!(!wait(Duration::from_millis(1)), "none");
+        // Longer than any test waits.
+        let minutes = Duration::from_secs(1000);
+        engine.0.signal();
+        assert!(!wait(minutes), "the engine's");
+        own.signal();
+        assert!(wait(minutes), "both");
+        engine.0.clear();
+        assert!(wait(minutes), "its own");
     }
 }

@@ -31,7 +31,7 @@ use self::crew::Pending;
 #[cfg(doc)]
 use self::messages::Messages;
 use self::reading::{Ask, ReadUnderWay};
-use super::directory::Coming;
+use super::directory::{Coming, SpaceId};
 use super::limits::{FAULT_READS_MAX, ZEROES_AHEAD_MAX};
 use super::shared::{Shared, Table, Tenant};
 use super::space::Answer;
@@ -72,6 +72,8 @@ pub struct Faults {
     ended: Vec<(usize, Result<(), BlockError>)>,
     /// Reads were begun since the engine was polled.
     has_begun: bool,
+    /// Who got a page that was read for it, until somebody asks.
+    filled: Option<SpaceId>,
     /// What comes along is read when those who wait have their pages.
     asks: Vec<Ask>,
 }
@@ -103,6 +105,7 @@ impl Faults {
             put_off: VecDeque::with_capacity(1024),
             ended: Vec::with_capacity(FAULT_READS_MAX),
             has_begun: false,
+            filled: None,
             asks: Vec::with_capacity(FAULT_READS_MAX),
         })
     }
@@ -111,6 +114,16 @@ impl Faults {
     pub fn has_put_off(&self) -> bool {
         let has_tasks = !self.put_off.is_empty() || !self.asks.is_empty();
         has_tasks || self.here != 0
+    }
+
+    /// Whether somebody waits for a page that is being read.
+    pub fn is_reading(&self) -> bool {
+        self.busy != 0
+    }
+
+    /// Who got a page that it waited for and that was read, since this was asked last: it goes on, and may soon miss the next.
+    pub fn take_filled(&mut self) -> Option<SpaceId> {
+        self.filled.take()
     }
 
     /// The engine, for its events.

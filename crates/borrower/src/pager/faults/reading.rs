@@ -332,7 +332,9 @@ impl Faults {
         });
         if read.fault.is_some() {
             let told = (read.along.coming(), FaultKind::Fill, read.arrived);
-            return usize::from(self.filled(tenant, table, address, protect, told, result) == Outcome::Done);
+            let is_done = self.filled(tenant, table, address, protect, told, result) == Outcome::Done;
+            self.filled = is_done.then_some(tenant.id).or(self.filled);
+            return usize::from(is_done);
         }
         self.came_along(tenant, table, rest, (read.along.coming(), protect), result)
     }

@@ -580,6 +580,33 @@ fn pages_that_nobody_waits_for_come_a_few_at_a_time() {
 }
 
 #[test]
+fn who_gets_a_page_that_was_read_for_it_is_known_once() {
+    let mut world = World::new(200);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    world.shared.budget.set_resident(10);
+    let tenant = Arc::clone(&world.programs[0].tenant);
+    let mut reads = 0;
+    for page in 0..PAGES {
+        if world.programs[0].memory.lock().resident.contains_key(&address(page)) {
+            continue;
+        }
+        world.programs[0].memory.lock().events.push_back(fault_at(page));
+        assert!(world.serve(&tenant));
+        // Others are staged.
+        let has_begun = world.faults[0].is_reading();
+        (0..100).for_each(|_| _ = world.faults[0].poll(world.now));
+        assert!(!world.faults[0].is_reading(), "page {page} is there");
+        assert_eq!(world.faults[0].take_filled(), has_begun.then_some(tenant.id), "page {page}");
+        assert_eq!(world.faults[0].take_filled(), None);
+        reads += usize::from(has_begun);
+    }
+    assert!(reads > 0, "all were staged");
+    world.shared.budget.set_resident(world.count());
+    world.end();
+}
+
+#[test]
 fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
     let mut world = World::with_fault_threads(200, 3);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
