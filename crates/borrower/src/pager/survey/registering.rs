@@ -91,11 +91,9 @@ impl Survey {
             let Ok(scan) = process.pagemap.scan(start..range.end, query, &mut self.regions) else { return false };
             let regions = &self.regions[..scan.regions];
             if !is_probed && !regions.is_empty() {
-                if !is_registered(tenant, &table.space, span, prepared, range) {
+                if !note_if_registered(tenant, &mut table.space, span, prepared, range) {
                     return false;
                 }
-                table.space.registered.insert(range.clone());
-                table.space.surveyed.insert(range.clone());
                 is_probed = true;
                 // What was touched before it was registered raised no fault, and may be where there was nothing yet.
                 start = range.start;
@@ -111,6 +109,22 @@ impl Survey {
         }
         true
     }
+}
+
+/// Registers `range`, and notes it only once that is proved: what is noted is moved, and what is moved without being registered is lost (rule 1).
+fn note_if_registered(
+    tenant: &Tenant,
+    space: &mut Space,
+    span: &Span,
+    prepared: &mut Option<&mut HashSet<Range<u64>>>,
+    range: &Range<u64>,
+) -> bool {
+    let is_proved = is_registered(tenant, space, span, prepared, range);
+    if is_proved {
+        space.registered.insert(range.clone());
+        space.surveyed.insert(range.clone());
+    }
+    is_proved
 }
 
 /// Registers `span`, or `range` alone where the span has memory of another kind in it, and proves that one registered mapping
@@ -148,5 +162,143 @@ fn prepare(tenant: &Tenant, space: &Space, span: &Span, prepared: &mut HashSet<R
         if !prepared.contains(whole) && tenant.memory.covers(whole).is_ok() {
             prepared.insert(whole.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+    use std::sync::{Arc, Mutex};
+
+    use spillway_sys::mapping::Mapping;
+    use spillway_sys::userfaultfd::PageError;
+
+    use super::*;
+    use crate::pager::directory::SpaceId;
+    use crate::pager::program::{Event, ProgramMemory};
+    use crate::pager::shared::lock;
+
+    const PAGE: u64 = PAGE_SIZE_BYTES as u64;
+    /// What is registered at once, holes too.
+    const SPAN: Range<u64> = 0x1000_0000..0x1000_0000 + 64 * PAGE;
+    /// What the maps told of in it; another one may have taken a part of its place since.
+    const MAPPING: Range<u64> = SPAN.start..SPAN.start + 16 * PAGE;
+
+    /// What the kernel says of a program's memory, and what it was asked to do.
+    struct Kernel {
+        is_changing: bool,
+        has_one_kind: bool,
+        covers: fn() -> Result<bool, PageError>,
+        asked: Asked,
+    }
+
+    #[derive(Clone, Default)]
+    struct Asked {
+        registered: Arc<Mutex<Vec<Range<u64>>>>,
+        probed: Arc<Mutex<Vec<Range<u64>>>>,
+    }
+
+    impl Kernel {
+        fn new(covers: fn() -> Result<bool, PageError>) -> Self {
+            Self { is_changing: false, has_one_kind: true, covers, asked: Asked::default() }
+        }
+    }
+
+    impl ProgramMemory for Kernel {
+        fn register(&self, range: Range<u64>) -> Result<(), PageError> {
+            let is_refused = range == SPAN && !self.has_one_kind;
+            lock(&self.asked.registered).push(range);
+            if is_refused { Err(PageError::NotMapped) } else { Ok(()) }
+        }
+
+        fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {
+            lock(&self.asked.probed).push(range.clone());
+            (self.covers)()
+        }
+
+        fn is_changing(&self) -> bool {
+            self.is_changing
+        }
+
+        fn copy(&self, _: u64, _: &Mapping, _: usize, _: usize, _: bool) -> Result<u64, PageError> {
+            unreachable!("nothing is filled before it is registered")
+        }
+
+        fn zero(&self, _: Range<u64>) -> Result<u64, PageError> {
+            unreachable!("a page of zeroes in a hole would be seen by the program")
+        }
+
+        fn unprotect(&self, _: Range<u64>) -> Result<(), PageError> {
+            unreachable!("nothing is protected yet")
+        }
+
+        fn wake(&self, _: Range<u64>) {
+            unreachable!("nobody waits yet")
+        }
+
+        fn poison(&self, _: Range<u64>) -> Result<u64, PageError> {
+            unreachable!("nothing is lost yet")
+        }
+
+        fn mark(&self, _: Range<u64>, _: bool) -> Result<(), PageError> {
+            unreachable!("that is about the arena")
+        }
+
+        fn read_event(&self) -> std::io::Result<Option<Event>> {
+            unreachable!("the fault thread does that")
+        }
+
+        fn event(&self) -> BorrowedFd<'_> {
+            unreachable!("the fault thread waits for that")
+        }
+    }
+
+    /// Looks at [`MAPPING`] once: whether it was taken for registered, and what was asked for that. What is noted must be the same.
+    fn look(kernel: Kernel) -> (bool, Asked) {
+        let asked = kernel.asked.clone();
+        let tenant = Tenant::new(Space::new(SpaceId(1)), Box::new(kernel), None);
+        let span = Span { range: SPAN, mappings: vec![MAPPING], wholes: Vec::new() };
+        let mut table = tenant.lock();
+        let is_noted = note_if_registered(&tenant, &mut table.space, &span, &mut None, &MAPPING);
+        let space = &table.space;
+        let noted: Vec<Range<u64>> = space.registered.iter().chain(space.surveyed.iter()).collect();
+        assert_eq!(noted, if is_noted { vec![MAPPING; 2] } else { Vec::new() });
+        (is_noted, asked)
+    }
+
+    #[test]
+    fn only_what_a_probe_finds_in_one_registered_mapping_is_noted() {
+        // Rule 1.
+        let (is_noted, asked) = look(Kernel::new(|| Ok(true)));
+        assert!(is_noted);
+        assert_eq!(*lock(&asked.registered), [SPAN]);
+        assert_eq!(*lock(&asked.probed), [MAPPING], "all of it, and nothing beside it");
+        let answers: [fn() -> Result<bool, PageError>; 4] = [
+            || Ok(false),
+            || Err(PageError::TryAgain),
+            || Err(PageError::Gone),
+            || Err(PageError::Kernel(std::io::Error::from_raw_os_error(22))),
+        ];
+        for answer in answers {
+            assert!(!look(Kernel::new(answer)).0, "{:?} was taken for a proof", answer());
+        }
+    }
+
+    #[test]
+    fn a_mapping_that_is_registered_alone_is_probed_too() {
+        // Rule 1.
+        for is_covered in [true, false] {
+            let covers: fn() -> Result<bool, PageError> = if is_covered { || Ok(true) } else { || Ok(false) };
+            let (is_noted, asked) = look(Kernel { has_one_kind: false, ..Kernel::new(covers) });
+            assert_eq!(is_noted, is_covered);
+            assert_eq!((&*lock(&asked.registered), &*lock(&asked.probed)), (&vec![SPAN, MAPPING], &vec![MAPPING]));
+        }
+    }
+
+    #[test]
+    fn nothing_is_registered_while_the_program_changes_its_mappings() {
+        // Rule 1: the probe would say that all is well.
+        let (is_noted, asked) = look(Kernel { is_changing: true, ..Kernel::new(|| Ok(true)) });
+        assert!(!is_noted && lock(&asked.registered).is_empty());
     }
 }
