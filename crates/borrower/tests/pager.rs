@@ -2,15 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::device::transport::TransportChoice;
-use spillway_borrower::pager::{Pager, PagerConfig};
+use spillway_borrower::pager::{Pager, PagerConfig, PagerStatistics};
 use spillway_borrower::wakefulness::KeepAwake;
 use spillway_donor::{Donor, DonorConfig};
 
@@ -73,20 +76,42 @@ impl World {
         program
     }
 
+    /// Starts it.
+    fn start(&self, name: &str, arguments: &[&str]) -> Running {
+        let mut command = Command::new(self.compile(name));
+        command.args(arguments).envs(self.pager.environment()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running(Some(command.spawn().unwrap()))
+    }
+
     /// Runs it to its end; one that hangs is killed, and that fails the test.
     fn run(&self, name: &str, arguments: &[&str]) -> Output {
-        let program = self.compile(name);
-        let child = Command::new(program)
-            .args(arguments)
-            .envs(self.pager.environment())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut running = Running(Some(child));
+        let mut running = self.start(name, arguments);
         // Not by waiting for the child: the pager in this process traces it for a moment, and its stops would be taken for its end.
-        assert!(ends(running.0.as_ref().unwrap()), "{name} hangs: {:#?}", self.pager.statistics());
+        assert!(running.ends_within(PATIENCE), "{name} hangs: {:#?}", self.pager.statistics());
         running.0.take().unwrap().wait_with_output().unwrap()
+    }
+
+    /// Says nothing where programs say hello: the survey waits for it for some seconds, and does nothing else.
+    fn hold_survey(&self) -> OwnedFd {
+        let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        let address = SocketAddrUnix::new(self.directory.path().join("pager.sock")).unwrap();
+        net::connect(&socket, &address).unwrap();
+        socket
+    }
+
+    /// Whether so many faults are answered before the survey hears of a program that started before the first of them.
+    fn answers_before_the_survey_looks(&self, faults: u64) -> bool {
+        let (report, deadline) = (self.pager.statistics(), Instant::now() + PATIENCE);
+        let quick = Command::new("true").envs(self.pager.environment()).spawn().unwrap();
+        assert!(Running(Some(quick)).ends_within(PATIENCE));
+        loop {
+            let now = self.pager.statistics();
+            if now.programs > report.programs || answered(&now) >= answered(&report) + faults {
+                return now.programs == report.programs;
+            }
+            assert!(Instant::now() < deadline, "nobody goes on: {now:#?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Runs it; its output must be `expected`.
@@ -102,16 +127,21 @@ impl World {
     }
 }
 
-/// Whether `child` ends in time.
-fn ends(child: &Child) -> bool {
-    let process = Pid::from_raw(child.id().cast_signed()).unwrap();
-    let process = pidfd_open(process, PidfdFlags::empty()).unwrap();
-    let timeout = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
-    poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&timeout)).unwrap() > 0
+fn answered(report: &PagerStatistics) -> u64 {
+    report.fill.count + report.staged.count
 }
 
 /// A program that is killed when the test fails.
 struct Running(Option<Child>);
+
+impl Running {
+    fn ends_within(&self, patience: Duration) -> bool {
+        let process = Pid::from_raw(self.0.as_ref().unwrap().id().cast_signed()).unwrap();
+        let process = pidfd_open(process, PidfdFlags::empty()).unwrap();
+        let timeout = Timespec { tv_sec: patience.as_secs().cast_signed(), tv_nsec: 0 };
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&timeout)).unwrap() > 0
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -169,4 +199,23 @@ fn mappings_that_come_grow_move_and_go_keep_their_content() {
     let world = World::new(32);
     world.check("churn", &["1500", "4"], "0 wrong words\n");
     assert!(world.pager.statistics().pages_out_dirty > 0);
+}
+
+/// Rule 13: the survey waits for a program that says nothing, as it may wait for `/proc` or for a child, and nobody waits for the survey.
+#[test]
+fn faults_are_answered_while_the_survey_is_held_up() {
+    let world = World::new(16);
+    let mut program = world.start("wander", &["64"]);
+    let child = program.0.as_mut().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let _held = world.hold_survey();
+        // It may come to look at other things first.
+        if world.answers_before_the_survey_looks(20_000) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the survey is waited for: {:#?}", world.pager.statistics());
+    }
+    assert!(!program.ends_within(Duration::ZERO), "it read a wrong word");
 }
