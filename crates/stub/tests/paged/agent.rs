@@ -1,10 +1,11 @@
 //! The agent's start, early and late, what it has of its program, and its end.
 
-use std::time::Instant;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use spillway_stub::protocol::{AgentState, outcome};
+use spillway_stub::protocol::{AGENT_STACK_END, AgentState, BATCH_ENTRIES_MAX, CALL_STACK_END, outcome};
 use spillway_stub::seat::Task;
 use spillway_sys::userfaultfd::Message;
 
@@ -51,8 +52,111 @@ fn the_agent_shares_memory_and_nothing_else() {
     let staging = scene.paged.seat.staging().expect("an agent that runs has one");
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", scene.paged.places.process)).unwrap();
     assert!(maps.contains(&format!("{:x}-{:x} rw-p", staging.start, staging.end)), "{maps}");
-    assert!(scene.paged.hello.library_start < scene.paged.hello.start_agent);
-    assert!(maps.contains(&format!("{:x}-", scene.paged.hello.library_start)), "{maps}");
+    scene.end();
+}
+
+/// Where the stack of a thread is that waits in a system call, or will.
+fn stack_pointer(process: u32, thread: u32) -> u64 {
+    let deadline = far();
+    loop {
+        // The call's number, six arguments, the stack pointer, the place in the program (proc(5)); fewer words while it runs.
+        let call = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall")).unwrap();
+        if let Some(pointer) = call.split_ascii_whitespace().nth(7) {
+            return u64::from_str_radix(pointer.trim_start_matches("0x"), 16).unwrap();
+        }
+        assert!(Instant::now() < deadline, "the agent never waits: {call}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The mappings of a program: addresses, and the line that tells of them.
+fn mappings(process: u32) -> Vec<(Range<u64>, String)> {
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+    let address = |text: &str| u64::from_str_radix(text, 16).unwrap();
+    let parse = |line: &str| {
+        let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        (address(start)..address(end), line.to_owned())
+    };
+    maps.lines().map(parse).collect()
+}
+
+#[test]
+fn the_agents_stack_lies_in_its_seat_of_the_arena() {
+    // Rule 7: in memory of the program it would be evicted by the agent itself, which would wait for it for ever.
+    for starts_early in [true, false] {
+        let mut scene = Scene::new(starts_early);
+        if !starts_early {
+            scene.start_late();
+        }
+        scene.evict(0..PAGES);
+        let Paged { places, seat, .. } = &scene.paged;
+        let pointer = stack_pointer(places.process, seat.agent_thread());
+        let begin = places.arena + seat.offset() as u64;
+        let stack = begin + CALL_STACK_END as u64..begin + AGENT_STACK_END as u64;
+        assert!(stack.contains(&pointer), "{pointer:x} is not in {stack:x?}");
+        let mapping = mappings(places.process).into_iter().find(|(range, _)| range.contains(&pointer)).unwrap().1;
+        assert!(mapping.contains(" rw-s ") && mapping.contains("spillway-arena"), "{mapping}");
+        assert_eq!(scene.ask("check", "bad"), 0);
+        scene.end();
+    }
+}
+
+#[test]
+fn the_hello_says_where_all_of_the_library_is() {
+    // Rule 7: the survey excludes what the hello says, and the arena.
+    let scene = Scene::new(true);
+    let (hello, arena) = (&scene.paged.hello, scene.paged.places.arena);
+    let library = hello.library_start..hello.library_end;
+    let arena = arena..arena + scene.pager.arena.length_bytes();
+    let name = scene.pager.library().to_str().unwrap();
+    let mut found = (0, 0);
+    for (range, line) in mappings(scene.paged.places.process) {
+        let is_within = |own: &Range<u64>| own.start <= range.start && range.end <= own.end;
+        if line.ends_with(name) {
+            assert!(is_within(&library), "{line} is not in {library:x?}");
+            found.0 += 1;
+        }
+        if line.contains("spillway-arena") {
+            assert!(is_within(&arena), "{line} is not in {arena:x?}");
+            found.1 += 1;
+        }
+    }
+    assert!(found.0 > 1 && found.1 > 0, "{found:?}");
+    assert!(library.contains(&hello.start_agent));
+    scene.end();
+}
+
+/// All memory that a pager may take out of the program of `scene`.
+fn pageable(scene: &Scene) -> Vec<Range<u64>> {
+    let Paged { places, hello, seat, .. } = &scene.paged;
+    let staging = seat.staging().expect("an agent that runs has one");
+    let excluded = [hello.library_start..hello.library_end, staging];
+    let is_excluded = |range: &Range<u64>| excluded.iter().any(|one| one.start < range.end && range.start < one.end);
+    let is_pageable = |line: &str| line.contains(" rw-p 00000000 00:00 0") && !line.ends_with("[stack]");
+    let all = mappings(places.process).into_iter().filter(|(_, line)| is_pageable(line));
+    all.map(|(range, _)| range).filter(|range| !is_excluded(range)).collect()
+}
+
+#[test]
+fn the_agent_needs_nothing_that_it_takes_out() {
+    // Rule 7: a fault of its own would be answered by nobody, who all wait for its batch.
+    let mut scene = Scene::new(true);
+    let agent = scene.paged.seat.agent_thread();
+    let ranges = pageable(&scene);
+    assert!(ranges.iter().any(|range| range.contains(&scene.memory)) && ranges.len() > 1, "{ranges:x?}");
+    ranges.iter().for_each(|range| scene.paged.register(range.start, (range.end - range.start) / PAGE));
+    let all: Vec<u64> = ranges.into_iter().flat_map(|range| range.step_by(PAGE as usize)).collect();
+    for round in 0..2 {
+        let results: Vec<i32> =
+            all.chunks(BATCH_ENTRIES_MAX).flat_map(|pages| scene.paged.evict(&scene.pager.arena, pages)).collect();
+        assert!(results.iter().all(|result| [outcome::DONE, outcome::ABSENT].contains(result)), "{results:?}");
+        let left = results.iter().filter(|result| **result == outcome::DONE).count() as u64;
+        assert!(if round == 0 { left > PAGES } else { left == 0 }, "round {round}: {left} pages left");
+    }
+    assert_eq!(scene.ask("check", "bad"), 0);
+    assert!(scene.paged.faults.len() as u64 > PAGES, "the program asked for its pages");
+    assert!(scene.paged.faults.iter().all(|fault| fault.thread != agent), "and the agent for none");
+    scene.paged.fill_all();
     scene.end();
 }
 

@@ -1,6 +1,7 @@
 //! Programs that say hello, and agents.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -106,8 +107,7 @@ impl Survey {
     /// A program that has mapped the arena.
     pub(super) fn resident(&self, number: u32, hello: &Hello, memory: Userfaultfd) -> Resident {
         let tenant = Tenant::new(Space::new(self.shared.next_space()), Box::new(memory), None);
-        let excluded =
-            vec![hello.library_start..hello.library_end, hello.arena..hello.arena + self.arena.length_bytes()];
+        let excluded = own_ranges(hello, self.arena.length_bytes());
         let places = ProgramPlaces { process: number, start_agent: hello.start_agent, arena: hello.arena };
         Resident::new(Arc::new(tenant), excluded, places)
     }
@@ -183,6 +183,11 @@ impl Survey {
             None => visitor.welcome(&answer(Verdict::Refuse, 0, &self.arena), None),
         }
     }
+}
+
+/// What is ours in a program from its start (rule 7): the library, and the arena, which has the agent's stack in it.
+pub(super) fn own_ranges(hello: &Hello, arena_bytes: u64) -> Vec<Range<u64>> {
+    vec![hello.library_start..hello.library_end, hello.arena..hello.arena + arena_bytes]
 }
 
 /// `ESRCH`, which files below `/proc/PID` give once their process has ended.

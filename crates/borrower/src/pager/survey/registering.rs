@@ -40,10 +40,8 @@ impl Survey {
     fn register(&mut self, resident: &mut Resident) {
         let Some(process) = &resident.process else { return };
         let Ok(text) = process.maps() else { return };
-        let mut excluded = resident.excluded.clone();
-        excluded.extend(resident.tenant.staging());
         let mut is_complete = true;
-        let spans = maps::spans(&maps::parse(&text), &excluded);
+        let spans = pageable(&text, &resident.excluded, resident.tenant.staging());
         resident.prepared.retain(|mapping| spans.iter().any(|span| span.has_whole(mapping)));
         for span in &spans {
             // Once a look is enough.
@@ -111,6 +109,12 @@ impl Survey {
     }
 }
 
+/// What of a program may be paged by its maps, but for what is ours in it (rule 7), to which an agent adds its staging area.
+fn pageable(maps: &str, own: &[Range<u64>], staging: Option<Range<u64>>) -> Vec<Span> {
+    let excluded: Vec<Range<u64>> = own.iter().cloned().chain(staging).collect();
+    maps::spans(&maps::parse(maps), &excluded)
+}
+
 /// Registers `range`, and notes it only once that is proved: what is noted is moved, and what is moved without being registered is lost (rule 1).
 fn note_if_registered(
     tenant: &Tenant,
@@ -170,13 +174,26 @@ mod tests {
     use std::os::fd::BorrowedFd;
     use std::sync::{Arc, Mutex};
 
+    use spillway_stub::protocol::{Hello, HelloKind};
     use spillway_sys::mapping::Mapping;
     use spillway_sys::userfaultfd::PageError;
 
+    use super::super::greeting::own_ranges;
     use super::*;
     use crate::pager::directory::SpaceId;
     use crate::pager::program::{Event, ProgramMemory};
     use crate::pager::shared::lock;
+
+    const HELLO: Hello = Hello {
+        kind: HelloKind::Program,
+        process: 1,
+        seat: 0,
+        status: 0,
+        start_agent: 0x3100,
+        library_start: 0,
+        library_end: 0,
+        arena: 0,
+    };
 
     const PAGE: u64 = PAGE_SIZE_BYTES as u64;
     /// What is registered at once, holes too.
@@ -264,6 +281,32 @@ mod tests {
         let noted: Vec<Range<u64>> = space.registered.iter().chain(space.surveyed.iter()).collect();
         assert_eq!(noted, if is_noted { vec![MAPPING; 2] } else { Vec::new() });
         (is_noted, asked)
+    }
+
+    #[test]
+    fn nothing_of_ours_may_be_paged() {
+        // Rule 7: by address, since what the library has without a file has no name either, and so has the staging area.
+        let hello = Hello { library_start: 0x3000, library_end: 0x6000, arena: 0x9000, ..HELLO };
+        let own = own_ranges(&hello, 0x4000);
+        assert_eq!(own, [0x3000..0x6000, 0x9000..0xd000]);
+        let line = |range: &str, rest: &str| format!("{range} {rest}\n");
+        let maps = [
+            line("1000-2000", "rw-p 00000000 00:00 0 [heap]"),
+            line("3000-5000", "r-xp 00000000 fe:01 7 /tmp/libspillway.so"),
+            line("5000-6000", "rw-p 00000000 00:00 0"),
+            line("7000-8000", "rw-p 00000000 00:00 0"),
+            line("9000-d000", "rw-s 00000000 00:01 8 /memfd:spillway-arena (deleted)"),
+            line("e000-f000", "rw-p 00000000 00:00 0"),
+        ];
+        let spans = pageable(&maps.concat(), &own, Some(0xe000..0xf000));
+        let mappings: Vec<Range<u64>> = spans.iter().flat_map(|span| span.mappings.clone()).collect();
+        assert_eq!(mappings, [0x1000..0x2000, 0x7000..0x8000]);
+        let touches = |one: &Range<u64>, other: &Range<u64>| one.start < other.end && other.start < one.end;
+        let staging = 0xe000..0xf000;
+        assert!(
+            own.iter().chain([&staging]).all(|own| spans.iter().all(|span| !touches(own, &span.range))),
+            "{spans:x?}"
+        );
     }
 
     #[test]
