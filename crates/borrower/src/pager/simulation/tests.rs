@@ -124,7 +124,8 @@ fn nobody_waits_when_nothing_can_leave() {
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     assert_eq!(world.count(), PAGES as i64, "the program goes on beyond its budget");
     let refused = world.shared.counters.report(0, Vec::new()).refused;
-    assert!(refused < 200 * PAGES, "rule 2: {refused} refusals for {PAGES} pages");
+    // 88 when this was written, and 13,000 without a pause between the attempts.
+    assert!(refused < PAGES, "rule 2: {refused} refusals for {PAGES} pages");
     world.end();
 }
 
