@@ -1,31 +1,48 @@
 //! The volume of a simulated world: memory of this process.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use spillway_fabric::buffer_pool::BufferPool;
 use spillway_sys::mapping::Mapping;
 
 use super::{PAGE, roll};
 use crate::block::BlockRequest;
 use crate::local_memory::LocalMemory;
+use crate::metrics::Metrics;
+use crate::pager::shared::lock;
 use crate::service::{BlockService, Completed, UseMemory, Waiting};
 
-/// The volume's pages as a fault thread reads them: some can be read in place.
+/// The volume's pages as the pager's threads read and write them: some can be read in place.
 pub(super) struct SimulatedEngine {
-    pub(super) requests: LocalMemory,
-    pub(super) volume: Arc<Mapping>,
+    requests: LocalMemory,
+    volume: Arc<Mapping>,
     /// Of four reads so many find their pages mapped.
-    pub(super) mapped_quarters: Arc<AtomicU64>,
+    mapped_quarters: Arc<AtomicU64>,
     /// Requests that came.
-    pub(super) submitted: Arc<AtomicU64>,
-    pub(super) dice: u64,
+    submitted: Arc<Mutex<Vec<BlockRequest>>>,
+    dice: u64,
+}
+
+impl SimulatedEngine {
+    /// All of `volume`, through `buffers`; the others are the test's side of it.
+    pub(super) fn new(
+        volume: &Arc<Mapping>,
+        buffers: &Arc<BufferPool>,
+        mapped_quarters: &Arc<AtomicU64>,
+        submitted: &Arc<Mutex<Vec<BlockRequest>>>,
+    ) -> Self {
+        let requests = LocalMemory::new(Arc::clone(volume), Arc::new(Metrics::default()), Arc::clone(buffers));
+        let (mapped_quarters, submitted) = (Arc::clone(mapped_quarters), Arc::clone(submitted));
+        Self { requests, volume: Arc::clone(volume), mapped_quarters, submitted, dice: 1 }
+    }
 }
 
 impl BlockService for SimulatedEngine {
     fn submit(&mut self, request: BlockRequest, now: Instant) {
-        self.submitted.fetch_add(1, Ordering::Relaxed);
+        lock(&self.submitted).push(request);
         self.requests.submit(request, now);
     }
 

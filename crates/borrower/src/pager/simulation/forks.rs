@@ -167,7 +167,7 @@ fn a_fork_whose_pages_cannot_be_read_is_refused_and_nobody_else_is_harmed() {
     let mut world = paged_world();
     // Another volume, which ends before most of the pages.
     let short = Arc::new(Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
-    world.read_from(short, 4);
+    world.read_from(&short, 4);
     let mut gathering = world.gathering(0);
     let end = world.gather(&mut gathering, PLENTY);
     assert!(matches!(&end, Gathered::Never(reason) if reason.contains("cannot be read")), "{end:?}");

@@ -1,7 +1,7 @@
 //! Tests of the real fault and eviction decisions against simulated programs: their memory is a map here, their agent takes
 //! pages out of it page by page, and the volume is memory of this process.
 //!
-//! - `engine`: the volume; `forks`: forks that the kernel tells nobody of; `delays`: who waits, and for how long nobody asks again.
+//! - `engine`: the volume, `neighbours`: and that pages go there and come back together; `forks`: forks that the kernel tells nobody of; `delays`: who waits, and for how long nobody asks again.
 //!
 //! The kernel's rules that matter are kept: nothing is filled or moved while an event waits to be read, an event's own work is
 //! done before it is told (unmap, remap, fork) or after it was read (remove), pages that are not registered are not moved, and nothing is filled
@@ -10,6 +10,7 @@
 mod delays;
 mod engine;
 mod forks;
+mod neighbours;
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -27,8 +28,7 @@ use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
 use self::engine::SimulatedEngine;
-use crate::local_memory::LocalMemory;
-use crate::metrics::Metrics;
+use crate::block::BlockRequest;
 use crate::page_cache::fifo::Fifo;
 use crate::pager::directory::Directory;
 use crate::pager::eviction::Eviction;
@@ -303,7 +303,9 @@ struct World {
     /// See [`SimulatedEngine`]; none at first.
     mapped_quarters: Arc<AtomicU64>,
     /// Requests of fault threads.
-    submitted: Arc<AtomicU64>,
+    submitted: Arc<Mutex<Vec<BlockRequest>>>,
+    /// And of the eviction thread.
+    written: Arc<Mutex<Vec<BlockRequest>>>,
     clock: u64,
     /// The pager's time: a moment more with each of its turns.
     now: Instant,
@@ -323,7 +325,9 @@ impl World {
         let books = Books { slots: Slots::new(VOLUME_PAGES), directory: Directory::default() };
         let shared = Arc::new(Shared::new(books, Budget::new(budget_pages * PAGE, 0), threads).unwrap());
         let volume = Arc::new(Mapping::anonymous(VOLUME_PAGES as usize * PAGE_SIZE_BYTES).unwrap());
-        let engine = LocalMemory::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(&pool));
+        let mapped_quarters = Arc::new(AtomicU64::new(0));
+        let (submitted, written) = (Arc::default(), Arc::default());
+        let engine = SimulatedEngine::new(&volume, &pool, &mapped_quarters, &written);
         let now = Instant::now();
         let eviction = Eviction::new(
             Arc::clone(&shared),
@@ -334,7 +338,6 @@ impl World {
         );
         let wiped = Box::new(|_: &Tenant| Ranges::default());
         let messages = Messages::new(Arc::clone(&shared), wiped, now);
-        let mapped_quarters = Arc::new(AtomicU64::new(0));
         let mut world = Self {
             shared,
             messages,
@@ -346,11 +349,12 @@ impl World {
             programs: Vec::new(),
             volume,
             mapped_quarters,
-            submitted: Arc::default(),
+            submitted,
+            written,
             clock: 0,
             now,
         };
-        world.faults = (0..threads).map(|_| world.fault_thread(Arc::clone(&world.volume), 4)).collect();
+        world.faults = (0..threads).map(|_| world.fault_thread(&world.volume, 4)).collect();
         let mut space = Space::new(world.shared.next_space());
         space.registered.insert(address(0)..address(PAGES));
         space.surveyed.insert(address(0)..address(PAGES));
@@ -488,16 +492,14 @@ impl World {
         (page..page + pages).for_each(|page| self.touch(program, page, is_write));
     }
 
-    fn fault_thread(&self, volume: Arc<Mapping>, buffers: usize) -> Faults {
+    fn fault_thread(&self, volume: &Arc<Mapping>, buffers: usize) -> Faults {
         let buffers = BufferPool::new(buffers, limits::GROUP_SIZE_BYTES as usize).unwrap();
-        let requests = LocalMemory::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(&buffers));
-        let (mapped_quarters, submitted) = (Arc::clone(&self.mapped_quarters), Arc::clone(&self.submitted));
-        let engine = Box::new(SimulatedEngine { requests, volume, mapped_quarters, submitted, dice: 1 });
-        Faults::new(Arc::clone(&self.shared), engine, buffers, Arc::clone(&self.pool)).unwrap()
+        let engine = SimulatedEngine::new(volume, &buffers, &self.mapped_quarters, &self.submitted);
+        Faults::new(Arc::clone(&self.shared), Box::new(engine), buffers, Arc::clone(&self.pool)).unwrap()
     }
 
     /// The engine and buffers of another volume, for the first fault thread.
-    fn read_from(&mut self, volume: Arc<Mapping>, buffers: usize) {
+    fn read_from(&mut self, volume: &Arc<Mapping>, buffers: usize) {
         self.faults[0] = self.fault_thread(volume, buffers);
     }
 

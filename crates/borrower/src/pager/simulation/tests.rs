@@ -504,7 +504,7 @@ fn pages_that_lie_in_mapped_memory_come_without_a_request_and_count_the_same() {
         }
         world.shared.budget.set_resident(world.count());
         let report = world.shared.counters.report(0, Vec::new());
-        let submitted = world.submitted.load(Ordering::Relaxed);
+        let submitted = lock(&world.submitted).len();
         world.end();
         (submitted, report.fill.count, report.pages_prefetched)
     });
@@ -661,7 +661,7 @@ fn an_unreadable_page_is_poisoned_and_never_filled() {
     };
     // The volume ends before that page.
     let short = Arc::new(Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
-    world.read_from(short, 1);
+    world.read_from(&short, 1);
     let gone = gone + 1;
     let fault = Fault { address: address(gone), is_write: false, is_write_protected: false, thread: 1 };
     world.programs[0].memory.lock().events.push_back(Event::Fault(fault));
