@@ -52,6 +52,70 @@ fn every_path_in_the_documents_exists() {
     assert!(count > 40, "only {count} paths were found: the test looks in the wrong place");
 }
 
+/// Names in backquotes that a document says to be in a file: "`PATH` (`NAME`" or "(`PATH`, `NAME`", with more of them behind commas, and
+/// "`NAME` of `PATH`" or "in".
+fn names_in_files(document: &str) -> Vec<(&str, &str)> {
+    let words: Vec<&str> = document.split('`').collect();
+    let is_path = |at: usize| words[at].starts_with("crates/") && words[at].ends_with(".rs");
+    let is_name = |at: usize| words.get(at).is_some_and(|word| !word.contains(['/', ' ', '.']));
+    let between = |at: usize| words.get(at).copied().unwrap_or_default().trim();
+    let mut names = Vec::new();
+    for at in (1..words.len()).step_by(2).filter(|at| is_path(*at)) {
+        let first = if between(at - 1).ends_with('(') { "," } else { "(" };
+        let mut next = at + 2;
+        while is_name(next) && between(next - 1) == if next == at + 2 { first } else { "," } {
+            names.push((words[at], words[next]));
+            next += 2;
+        }
+        if at >= 3 && ["of", "in"].contains(&between(at - 1)) && is_name(at - 2) {
+            names.push((words[at], words[at - 2]));
+        }
+    }
+    names
+}
+
+/// Whether `source` declares something of that name, or a function of that type ("TYPE::NAME").
+fn has_name(source: &str, name: &str) -> bool {
+    let is_declared = |kinds: &[&str], name: &str| {
+        let ends = |rest: &str| !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_');
+        kinds.iter().any(|kind| source.split(&format!("{kind} {name}")).skip(1).any(ends))
+    };
+    match name.split_once("::") {
+        Some((owner, function)) => {
+            is_declared(&["struct", "enum", "trait", "impl", "for"], owner) && is_declared(&["fn"], function)
+        }
+        None => is_declared(&["fn", "struct", "enum", "trait", "const"], name),
+    }
+}
+
+#[test]
+fn every_name_that_the_documents_find_in_a_file_is_there() {
+    let mut count = 0;
+    for document in documents() {
+        let text = std::fs::read_to_string(&document).unwrap();
+        for (path, name) in names_in_files(&text) {
+            let source = std::fs::read_to_string(root().join(path)).unwrap();
+            assert!(has_name(&source, name), "{} says that {path} has {name}, which it has not", document.display());
+            count += 1;
+        }
+    }
+    assert!(count > 30, "only {count} names were found: the test looks in the wrong place");
+}
+
+#[test]
+fn names_that_are_not_in_their_file_are_noticed() {
+    let source = "impl Drop for Loop { fn run_all(&self) {} }\nstruct Owner;\nconst ALL: u8 = 1;";
+    assert!(["run_all", "Owner", "ALL", "Loop::run_all"].iter().all(|name| has_name(source, name)));
+    assert!(["run", "Own", "Loop::run", "Other::run_all", "Loop"].iter().all(|name| !has_name(source, name)));
+    let text = "`crates/a.rs` (`one`,\n  `Type::two`), `three` of\n`crates/b.rs`; `four` in `crates/c.rs`: `no`; (`crates/d.rs`, `five`); `crates/e.rs`, `no` \
+        (`no`, `crates/e.rs`), `docs/f.md` (`no`)";
+    let names = names_in_files(text).into_iter().map(|(path, name)| format!("{path} {name}")).collect::<Vec<_>>();
+    assert_eq!(
+        names,
+        ["crates/a.rs one", "crates/a.rs Type::two", "crates/b.rs three", "crates/c.rs four", "crates/d.rs five"]
+    );
+}
+
 #[test]
 fn every_test_that_the_documents_name_exists() {
     let sources = all_sources(&root());
