@@ -1,12 +1,14 @@
 //! Tests of the real fault and eviction decisions against simulated programs: their memory is a map here, their agent takes
 //! pages out of it page by page, and the volume is memory of this process.
 //!
-//! - `engine`: the volume, `neighbours`: and that pages go there and come back together; `forks`: forks that the kernel tells nobody of; `delays`: who waits, and for how long nobody asks again.
+//! - `engine`: the volume, `neighbours`: and that pages go there and come back together; `forks`: forks that the kernel tells nobody of; `delays`: who waits, and for how long nobody asks again;
+//!   `apart`: on which CPUs.
 //!
 //! The kernel's rules that matter are kept: nothing is filled or moved while an event waits to be read, an event's own work is
 //! done before it is told (unmap, remap, fork) or after it was read (remove), pages that are not registered are not moved, and nothing is filled
 //! where nothing is mapped.
 
+mod apart;
 mod delays;
 mod engine;
 mod forks;
@@ -21,6 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::thread::sched_getcpu;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::event::EventFd;
@@ -80,6 +83,8 @@ struct Memory {
     steps: usize,
     /// The agent ended in the middle of a batch.
     is_broken: bool,
+    /// The agent had the CPU of whoever asks.
+    shares_cpu: bool,
 }
 
 /// A program's memory, shared between the pager's side and the test's.
@@ -258,6 +263,10 @@ impl Agent for Simulated {
 
     fn is_broken(&self) -> bool {
         self.lock().is_broken
+    }
+
+    fn cpu(&self) -> Option<usize> {
+        self.lock().shares_cpu.then(sched_getcpu)
     }
 
     fn poll(&mut self, fates: &mut [Fate]) -> bool {
