@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::VIA;
-use crate::programs::{MIB, assert_share, same_output};
+use crate::programs::{Kind, MIB, same_output};
+use crate::shares::assert_share;
 use crate::stage::Stage;
 use crate::support::{self, skip};
 
@@ -73,5 +74,5 @@ fn a_dump_has_every_local_page_and_no_wrong_word() {
 fn a_child_that_dumps_its_memory_ends_and_its_parent_lives_on() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let binary = stage.compile("dumper", &[]);
-    same_output(&stage, &[binary.to_str().unwrap(), "child", MIB, stage.disk().to_str().unwrap()]);
+    same_output(Kind::Several, &stage, &[binary.to_str().unwrap(), "child", MIB, stage.disk().to_str().unwrap()]);
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::programs::same_output;
+use crate::programs::{Kind, same_output};
 use crate::stage::Stage;
 use crate::support;
 
@@ -18,7 +18,7 @@ fn churn(collector: &str) {
     let classes = stage.disk().to_str().unwrap();
     // What is young is a part of the heap that is used again and again: with more of it, most of the time goes into fetching what is written anew.
     let heap = ["-Xms56m", "-Xmx56m", "-Xmn16m"];
-    same_output(&stage, &[&["java"], &heap[..], &[collector, "-cp", classes, "Churn", "56"]].concat());
+    same_output(Kind::Steady, &stage, &[&["java"], &heap[..], &[collector, "-cp", classes, "Churn", "56"]].concat());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 use crate::manners::SMALL;
-use crate::programs;
+use crate::programs::{self, Kind};
 use crate::stage::Stage;
 use crate::support::{self, Running, wait_until};
 
@@ -72,5 +72,5 @@ fn a_run_killed_with_all_its_helpers_is_mended() {
 
 #[test]
 fn static_programs_need_nothing_of_their_own() {
-    programs::exerciser("mremap", &["-static"]);
+    programs::exerciser(Kind::Steady, "mremap", &["-static"]);
 }

@@ -3,7 +3,7 @@
 //! All tests share the kernel's swap, so each takes one lock (see [`stage`]) and takes everything down when it ends, also on
 //! failure. Nothing here depends on speed: every wait has a generous deadline.
 //!
-//! - [`programs`]: exact output at 50 and 25 % for programs of every kind; [`java`]: for collectors; [`servers`]: for servers with clients.
+//! - [`programs`]: exact output at 50 and 25 % for programs of every kind; [`java`]: for collectors; [`servers`]: for servers with clients; [`shares`]: that they had so much and no more.
 //! - [`peculiarities`]: what the kernel does with memory on the side, and all of it at random; [`dumps`]: core dumps.
 //! - [`manners`]: exit status, signals and terminal; [`killed_runs`]: what a killed run leaves; [`left_behind`]: what a killed program leaves.
 //! - [`plain_device`]: file systems and fio on a plain device; [`machine_swap`]: `swap on` and `off`.
@@ -37,5 +37,6 @@ mod peculiarities;
 mod plain_device;
 mod programs;
 mod servers;
+mod shares;
 mod stage;
 mod stress;

@@ -1,58 +1,58 @@
 //! What the kernel does with memory on the side: spawned children, signal stacks, locks that outlive threads, advice.
 
-use crate::programs::{MIB, same_output};
+use crate::programs::{Kind, MIB, same_output};
 use crate::stage::Stage;
 
 /// One mode of the program `peculiarities`, with the same output at every budget.
-pub(crate) fn peculiarity(mode: &str) {
+pub(crate) fn peculiarity(kind: Kind, mode: &str) {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let binary = stage.compile("peculiarities", &["-pthread"]);
-    same_output(&stage, &[binary.to_str().unwrap(), mode, MIB, stage.disk().to_str().unwrap()]);
+    same_output(kind, &stage, &[binary.to_str().unwrap(), mode, MIB, stage.disk().to_str().unwrap()]);
 }
 
 #[test]
 fn spawned_children_borrow_their_parents_memory() {
-    peculiarity("spawn");
+    peculiarity(Kind::Several, "spawn");
 }
 
 #[test]
 fn copies_of_borrowed_memory_are_exact() {
-    peculiarity("borrow");
+    peculiarity(Kind::Several, "borrow");
 }
 
 #[test]
 fn memory_that_is_given_back_and_taken_again_is_fresh() {
-    peculiarity("churn");
+    peculiarity(Kind::Several, "churn");
 }
 
 #[test]
 fn signals_arrive_on_a_stack_of_their_own() {
-    peculiarity("altstack");
+    peculiarity(Kind::Steady, "altstack");
 }
 
 #[test]
 fn a_dead_holders_lock_is_told_from_a_free_one() {
-    peculiarity("robust");
+    peculiarity(Kind::Steady, "robust");
 }
 
 #[test]
 fn secrets_are_wiped_in_a_child() {
-    peculiarity("wipe");
+    peculiarity(Kind::Several, "wipe");
 }
 
 /// Rule 3 of the pager: a mapping that is only partly its own could not grow.
 #[test]
 fn growing_mappings_are_never_refused() {
-    peculiarity("grow");
+    peculiarity(Kind::Several, "grow");
 }
 
 /// Rule 1 of the pager has mappings probed, which could keep parts of one mapping apart.
 #[test]
 fn a_mapping_of_which_a_part_was_protected_can_grow() {
-    peculiarity("protect");
+    peculiarity(Kind::Steady, "protect");
 }
 
 #[test]
 fn private_pages_of_a_file_keep_what_was_written() {
-    peculiarity("file");
+    peculiarity(Kind::Steady, "file");
 }

@@ -4,116 +4,107 @@ use std::fs;
 use std::process::Command;
 
 use crate::VIA;
+use crate::shares::{assert_held, assert_share};
 use crate::stage::Stage;
 use crate::support::{self, skip};
 
 /// How much these tests borrow: all of their programs stay below it.
 const LEND: &str = "384M";
 
-/// The budget follows the footprint in steps, and is to be no larger than its share by more than this part of the footprint.
-const SHARE_TOLERANCE: f64 = 0.02;
-
 /// A variable that tells programs which of their runs is paged, and by what.
 pub(crate) const PAGED_BY: &str = "PAGED_BY";
 
-/// Runs a program with all of its memory local and with two budgets; its output must be the same.
-pub(crate) fn same_output(stage: &Stage, program: &[&str]) {
-    same_output_at(&["50%", "25%"], stage, program);
+/// What a program does with its memory, which decides what can be held against its budget.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Kind {
+    /// One process that maps its memory, and then uses it: it is held to its budget.
+    Steady,
+    /// One process that maps more while it is at its budget, and fills that at full speed: it goes beyond while the pager has not seen the new mapping yet.
+    Growing,
+    /// Processes that share pages, none of which leaves before it is somebody's own again (rule 2 of docs/pager.md), or threads that change their mappings all at
+    /// once, between which little can leave (rule 11): they go beyond their budget for a while.
+    Several,
 }
 
-fn same_output_at(shares: &[&str], stage: &Stage, program: &[&str]) {
+/// Runs a program with all of its memory local and with two budgets; its output must be the same.
+pub(crate) fn same_output(kind: Kind, stage: &Stage, program: &[&str]) {
+    same_output_at(&["50%", "25%"], kind, stage, program);
+}
+
+fn same_output_at(shares: &[&str], kind: Kind, stage: &Stage, program: &[&str]) {
     let native = support::run(Command::new(program[0]).args(&program[1..])).done("all local");
     for local in shares {
-        let mut command = stage.run(&["--local", local, "--lend", LEND, "--slab-size", "4M"], program);
-        let lent = support::run(command.env(PAGED_BY, VIA)).done(local);
-        assert!(lent.output == native.output, "{program:?} at {local} wrote something else\nstderr: {}", lent.errors);
-        let statistics = stage.statistics();
-        assert_eq!(statistics["out_of_memory_kills"], 0, "{statistics:#}");
-        assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
-        assert_share(&statistics);
+        let run = || {
+            let mut command = stage.run(&["--local", local, "--lend", LEND, "--slab-size", "4M"], program);
+            let lent = support::run(command.env(PAGED_BY, VIA)).done(local);
+            let is_same = lent.output == native.output;
+            assert!(is_same, "{program:?} at {local} wrote something else\nstderr: {}", lent.errors);
+            let statistics = stage.statistics();
+            assert_eq!(statistics["out_of_memory_kills"], 0, "{statistics:#}");
+            assert_eq!(statistics["device"]["device"]["pages_lost"], 0, "{statistics:#}");
+            assert_share(&statistics);
+            statistics
+        };
+        if kind == Kind::Steady {
+            assert_held(run);
+        } else {
+            run();
+        }
     }
     stage.assert_clean();
 }
 
-/// Something was lent, and the budget was never more than the share of the footprint's peak that was asked for: neither the pager nor a memory group has
-/// less than some MiB, which would be more of a small program than its share.
-pub(crate) fn assert_share(statistics: &serde_json::Value) {
-    assert_lent(statistics);
-    let number = |pointer: &str| statistics.pointer(pointer).and_then(serde_json::Value::as_f64);
-    let percent = statistics["memory"]["local"].as_str().and_then(|local| local.strip_suffix('%'));
-    let share = percent.and_then(|percent| percent.parse::<f64>().ok()).expect("the budget is a share") / 100.0;
-    let budget = match VIA {
-        "pager" => number("/pager/budget_bytes_peak"),
-        _ => number("/memory/limit_bytes_max"),
-    };
-    let (budget, footprint) = budget.zip(number("/memory/footprint_bytes_max")).expect("both are told");
-    assert!(budget <= (share + SHARE_TOLERANCE) * footprint, "{budget} bytes of {footprint}: {statistics:#}");
-}
-
-/// Something was lent.
-pub(crate) fn assert_lent(statistics: &serde_json::Value) {
-    assert!(has_lent(statistics), "nothing was lent: {statistics:#}");
-}
-
-/// Whether something was lent. What was seen in swap are samples, which miss what was there for a moment; the device counts, but a busy machine
-/// may have kept it from saying so in time.
-pub(crate) fn has_lent(statistics: &serde_json::Value) -> bool {
-    let seen = statistics["memory"]["swapped_bytes_max"].as_u64();
-    let counted = statistics.pointer("/device/device/traffic/pages_out").and_then(serde_json::Value::as_u64);
-    seen.max(counted) > Some(0)
-}
-
 /// As [`same_output`], for a script in a language.
-pub(crate) fn same_output_of_script(stage: &Stage, interpreter: &[&str], name: &str, script: &str) {
+pub(crate) fn same_output_of_script(kind: Kind, stage: &Stage, interpreter: &[&str], name: &str, script: &str) {
     let path = stage.disk().join(name);
     fs::write(&path, script).unwrap();
     let path = path.to_str().unwrap();
-    same_output(stage, &[interpreter, &[path]].concat());
+    same_output(kind, stage, &[interpreter, &[path]].concat());
 }
 
 /// What programs fill: a quarter of it is more than the pager's least budget of 16 MiB.
 pub(crate) const MIB: &str = "80";
 
-pub(crate) fn exerciser(mode: &str, options: &[&str]) {
+pub(crate) fn exerciser(kind: Kind, mode: &str, options: &[&str]) {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let binary = stage.compile("exerciser", options);
     let scratch = stage.disk().join("scratch");
-    same_output(&stage, &[binary.to_str().unwrap(), mode, MIB, scratch.to_str().unwrap()]);
+    same_output(kind, &stage, &[binary.to_str().unwrap(), mode, MIB, scratch.to_str().unwrap()]);
 }
 
 #[test]
 fn forked_children_have_their_own_memory() {
-    exerciser("fork", &[]);
+    exerciser(Kind::Several, "fork", &[]);
 }
 
 #[test]
 fn executed_programs_start_afresh() {
-    exerciser("exec", &[]);
+    exerciser(Kind::Several, "exec", &[]);
 }
 
 #[test]
 fn moved_and_resized_mappings_keep_their_pages() {
-    exerciser("mremap", &[]);
+    exerciser(Kind::Steady, "mremap", &[]);
 }
 
 #[test]
 fn direct_io_reads_and_writes_lent_pages() {
-    exerciser("direct", &[]);
+    exerciser(Kind::Steady, "direct", &[]);
 }
 
 #[test]
 fn io_uring_reads_and_writes_lent_pages() {
-    exerciser("uring", &[]);
+    exerciser(Kind::Steady, "uring", &[]);
 }
 
 #[test]
 fn huge_pages_are_lent_in_parts() {
-    exerciser("huge", &[]);
+    exerciser(Kind::Growing, "huge", &[]);
 }
 
 #[test]
 fn locked_pages_stay_local() {
-    exerciser("mlock", &[]);
+    exerciser(Kind::Steady, "mlock", &[]);
 }
 
 #[test]
@@ -121,7 +112,7 @@ fn sort_writes_what_it_always_writes() {
     let Some(stage) = Stage::set(&["sort"]) else { return };
     let input = stage.disk().join("input");
     fs::write(&input, lines(SORTED_LINES, 18)).unwrap();
-    same_output(&stage, &["sort", "--buffer-size=256M", "--parallel=2", input.to_str().unwrap()]);
+    same_output(Kind::Steady, &stage, &["sort", "--buffer-size=256M", "--parallel=2", input.to_str().unwrap()]);
 }
 
 /// GNU sort starts a second thread for 131,072 lines and more (`SUBTHREAD_LINES_HEURISTIC` in its `sort.c`).
@@ -158,7 +149,7 @@ fn python_and_numpy_compute_the_same() {
         words = [str(i * 7919 % 1000003) for i in range(40000)]\n\
         print(hashlib.sha256(''.join(sorted(words)).encode()).hexdigest())\n\
         print(int((other.reshape(512, -1) % 1000003).sum(axis=0).max()))\n";
-    same_output_of_script(&stage, &["/usr/bin/python3"], "compute.py", script);
+    same_output_of_script(Kind::Growing, &stage, &["/usr/bin/python3"], "compute.py", script);
 }
 
 /// Entries of a dictionary lie in no order; growing copies its table, and removing leaves holes.
@@ -177,7 +168,7 @@ fn python_keeps_its_dictionaries() {
         print(len(counts), sum(counts.values()), total)\n\
         print(hashlib.sha256(repr(sorted(counts.items())).encode()).hexdigest())\n\
         print(hashlib.sha256(repr(nested).encode()).hexdigest())\n";
-    same_output_of_script(&stage, &["/usr/bin/python3"], "dictionaries.py", script);
+    same_output_of_script(Kind::Steady, &stage, &["/usr/bin/python3"], "dictionaries.py", script);
 }
 
 #[test]
@@ -196,7 +187,7 @@ fn sqlite_answers_the_same() {
     let path = stage.disk().join("queries.sql");
     fs::write(&path, script).unwrap();
     let read = format!(".read {}", path.display());
-    same_output(&stage, &["sqlite3", ":memory:", &read]);
+    same_output(Kind::Steady, &stage, &["sqlite3", ":memory:", &read]);
 }
 
 #[test]
@@ -204,7 +195,7 @@ fn a_compiler_writes_the_same_object() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };
     let source = stage.disk().join("large.c");
     fs::write(&source, large_source(200, 350_000)).unwrap();
-    same_output(&stage, &["gcc", "-O2", "-S", "-o", "/dev/stdout", source.to_str().unwrap()]);
+    same_output(Kind::Steady, &stage, &["gcc", "-O2", "-S", "-o", "/dev/stdout", source.to_str().unwrap()]);
 }
 
 /// Many small functions that an optimizer has something to do with, and a table, which takes much memory and little time.
@@ -240,7 +231,7 @@ fn a_pipeline_of_programs_shares_one_budget() {
     );
     // A quarter would be the 8 MiB that every run has at least: five programs that read and write files in so little are killed now and then
     // by a kernel with cgroups of version 1, beside others' work.
-    same_output_at(&["50%"], &stage, &["sh", "-c", &script]);
+    same_output_at(&["50%"], Kind::Several, &stage, &["sh", "-c", &script]);
 }
 
 #[test]

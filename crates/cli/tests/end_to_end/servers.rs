@@ -5,7 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
-use crate::programs::assert_share;
+use serde_json::Value;
+
+use crate::shares::{assert_held, assert_share};
 use crate::stage::Stage;
 use crate::support::{DEADLINE, Running, wait_until};
 
@@ -116,30 +118,37 @@ fn redis_at_a_quarter_saves_and_answers_the_same() {
     redis_at("25%");
 }
 
+/// Fills a server and asks it for everything; gives what its run told.
+fn memcached_at(stage: &Stage, local: &str) -> Value {
+    let sockets = crate::support::registry_directory();
+    let socket = sockets.path().join("memcached.sock");
+    let program = ["memcached", "-u", "root", "-m", "256", "-t", "2", "-s", socket.to_str().unwrap()];
+    let mut server = Running::start(&mut stage.run(&[&["--local", local], &OPTIONS[..]].concat(), &program));
+    let mut client = server.wait_until("memcached to answer", || connect(&socket));
+    let value = |number: usize| format!("{number:08}").repeat(250);
+    for number in 0..36_000 {
+        let request = format!("set key{number} 0 0 2000 noreply\r\n{}\r\n", value(number));
+        client.get_mut().write_all(request.as_bytes()).expect("memcached listens");
+    }
+    for number in (0..36_000).rev() {
+        client.get_mut().write_all(format!("get key{number}\r\n").as_bytes()).expect("memcached listens");
+        assert_eq!(read_line(&mut client), format!("VALUE key{number} 0 2000"));
+        assert!(read_line(&mut client) == value(number), "key{number} is wrong");
+        assert_eq!(read_line(&mut client), "END");
+    }
+    server.signal("TERM");
+    // It ends by the signal or with 0, by its version.
+    server.end();
+    let statistics = stage.statistics();
+    assert_share(&statistics);
+    statistics
+}
+
 #[test]
 fn memcached_gives_back_what_it_was_given() {
     let Some(stage) = Stage::set(&["memcached"]) else { return };
     for local in ["50%", "25%"] {
-        let sockets = crate::support::registry_directory();
-        let socket = sockets.path().join("memcached.sock");
-        let program = ["memcached", "-u", "root", "-m", "256", "-t", "2", "-s", socket.to_str().unwrap()];
-        let mut server = Running::start(&mut stage.run(&[&["--local", local], &OPTIONS[..]].concat(), &program));
-        let mut client = server.wait_until("memcached to answer", || connect(&socket));
-        let value = |number: usize| format!("{number:08}").repeat(250);
-        for number in 0..36_000 {
-            let request = format!("set key{number} 0 0 2000 noreply\r\n{}\r\n", value(number));
-            client.get_mut().write_all(request.as_bytes()).expect("memcached listens");
-        }
-        for number in (0..36_000).rev() {
-            client.get_mut().write_all(format!("get key{number}\r\n").as_bytes()).expect("memcached listens");
-            assert_eq!(read_line(&mut client), format!("VALUE key{number} 0 2000"));
-            assert!(read_line(&mut client) == value(number), "key{number} is wrong");
-            assert_eq!(read_line(&mut client), "END");
-        }
-        server.signal("TERM");
-        // It ends by the signal or with 0, by its version.
-        server.end();
-        assert_share(&stage.statistics());
+        assert_held(|| memcached_at(&stage, local));
     }
     stage.assert_clean();
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::programs::assert_lent;
+use crate::shares::assert_lent;
 use crate::stage::Stage;
 use crate::support::{self, soak_seconds};
 

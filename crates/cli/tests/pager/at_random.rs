@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::programs::has_lent;
+use crate::shares::has_lent;
 use crate::stress::{self, stress};
 use crate::support::soak_seconds;
 

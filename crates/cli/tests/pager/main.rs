@@ -3,7 +3,7 @@
 //! The programs are those of `tests/end_to_end`, which run over a swap device there. Nothing here depends on speed: every wait
 //! has a generous deadline.
 //!
-//! - [`programs`], [`java`], [`servers`], [`peculiarities`], [`dumps`], [`overcommit`]: exact output at 50 and 25 %, shared with the other test binary.
+//! - [`programs`], [`java`], [`servers`], [`peculiarities`], [`dumps`], [`overcommit`]: exact output at 50 and 25 %, shared with the other test binary; [`shares`]: that they had so much and no more.
 //! - [`manners`]: exit status, signals and terminal, shared too.
 //! - [`emulator`]: a guest in QEMU; [`forks`]: what children share; [`ordinary_user`]: without root, [`users_forks`]: forks that the kernel tells nobody of, [`users_programs`]: programs that start others in unusual ways; [`descriptors`]: many programs at once; [`bare_exits`]: programs whose ends no library hears of; [`threads`]: what they have more than they started; [`told`]: what a run tells of its faults; [`refused`]: programs that the pager cannot serve.
 //! - [`chaos`], [`cut_off`]: donors die, stop and come back, cables are pulled and disks are full, shared too; [`lost_copies`]: nobody else had them; [`violence`], [`families`]: the pager and programs are killed, alone and with forked children; [`left_behind`]: a program alone, shared.
@@ -42,6 +42,8 @@ mod peculiarities;
 mod programs;
 #[path = "../end_to_end/servers.rs"]
 mod servers;
+#[path = "../end_to_end/shares.rs"]
+mod shares;
 #[path = "../end_to_end/stress.rs"]
 mod stress;
 

@@ -11,7 +11,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::programs::{MIB, assert_share};
+use crate::programs::MIB;
+use crate::shares::{assert_held, assert_share};
 use crate::stage::Stage;
 use crate::support::{self, skip};
 
@@ -109,13 +110,16 @@ fn a_user_who_may_have_userfaultfd_needs_no_root() {
     for local in ["50%", "25%"] {
         let options = ["--local", local, "--lend", "384M", "--slab-size", "4M", "--summary"];
         let program = [exerciser.as_str(), "mremap", MIB, "/nonexistent"];
-        let said = support::run(&mut place.run(&options, &program)).done(local);
-        assert_eq!(said.text(), "mremap 20480 pages as written\n");
-        // He was not asked which way: there is one for him, and he is told why.
-        assert!(said.errors.contains("by the pager (no swap device: not root"), "{}", said.errors);
-        let statistics = place.statistics();
-        assert_eq!(statistics["memory"]["via"]["way"], "pager");
-        assert_share(&statistics);
+        assert_held(|| {
+            let said = support::run(&mut place.run(&options, &program)).done(local);
+            assert_eq!(said.text(), "mremap 20480 pages as written\n");
+            // He was not asked which way: there is one for him, and he is told why.
+            assert!(said.errors.contains("by the pager (no swap device: not root"), "{}", said.errors);
+            let statistics = place.statistics();
+            assert_eq!(statistics["memory"]["via"]["way"], "pager");
+            assert_share(&statistics);
+            statistics
+        });
     }
     // All that is left is the place of his runs, for him alone.
     let left: Vec<_> = fs::read_dir(place.path().join("r")).unwrap().flatten().map(|file| file.file_name()).collect();

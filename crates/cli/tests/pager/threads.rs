@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use crate::peculiarities::peculiarity;
+use crate::programs::Kind;
 use crate::stage::Stage;
 use crate::support;
 
@@ -54,5 +55,5 @@ fn a_program_beyond_its_budget_has_one_thread_more_and_no_descriptor() {
 /// Rule 4: the kernel needs robust lists and rseq areas when threads end and are switched, and gets no fault served for the former.
 #[test]
 fn control_blocks_of_sleeping_threads_never_leave() {
-    peculiarity("control");
+    peculiarity(Kind::Steady, "control");
 }

@@ -2,7 +2,8 @@
  *
  *   exerciser MODE MIB FILE
  *
- * Prints one line that depends only on MODE and MIB, so that two runs can be compared. Any wrong byte ends it with status 1.
+ * The variable PAGED_BY says by what this run is paged, and is not set where all memory is local or what is paged is of no account. Prints one line that depends only
+ * on MODE and MIB, so that two runs can be compared. Any wrong byte ends it with status 1.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -21,6 +22,7 @@
 static void do_fork(size_t pages) {
     char *memory = map(pages * PAGE);
     fill(memory, pages, 1);
+    press_some_out(memory, pages);
     for (int round = 0; round < 3; round++) {
         pid_t child = fork();
         if (child < 0) fail("fork");
@@ -39,9 +41,12 @@ static void do_fork(size_t pages) {
 static void do_exec(size_t pages, char **arguments) {
     char *memory = map(pages / 2 * PAGE);
     fill(memory, pages / 2, 1);
+    press_some_out(memory, pages / 2);
     pid_t child = fork();
     if (child < 0) fail("fork");
     if (child == 0) {
+        /* Whose pages leave is another's choice: it need not be this one's. */
+        unsetenv("PAGED_BY");
         char size[32];
         snprintf(size, sizeof size, "%zu", pages / 2 * PAGE >> 20);
         if (freopen("/dev/null", "w", stdout) == NULL) _exit(2);

@@ -79,4 +79,49 @@ static inline int is_present(int pagemap, uintptr_t address) {
     return entry >> 63 != 0;
 }
 
+/* Touches so much that everything else is paged out. */
+static inline void press(char *memory, size_t pages) {
+    check(memory, pages, 1, "pressure");
+}
+
+enum { PRESSES_MAX = 1000 };
+
+/* Whether this run is paged by the pager, which keeps a few pages local on purpose. */
+static inline int is_paged_by_pager(void) {
+    const char *by = getenv("PAGED_BY");
+    return by != NULL && strcmp(by, "pager") == 0;
+}
+
+/* Presses until each of `count` pages at `target` is away; once where all memory is local. */
+static inline void press_out(char *memory, size_t pages, const char *target, size_t count) {
+    int pagemap = open_pagemap();
+    size_t present = count;
+    for (int presses = 0; present > 0 && presses < PRESSES_MAX; presses++) {
+        press(memory, pages);
+        present = 0;
+        for (size_t i = 0; i < count; i++) present += is_present(pagemap, (uintptr_t)target + i * PAGE);
+        if (getenv("PAGED_BY") == NULL) present = 0;
+    }
+    close(pagemap);
+    if (present > 0) {
+        fprintf(stderr, "%zu of %zu pages stay local\n", present, count);
+        exit(1);
+    }
+}
+
+/* Presses until a page of the memory itself is away; once where all memory is local. Who forks before that has pages that all are shared, and none leaves. */
+static inline void press_some_out(char *memory, size_t pages) {
+    int pagemap = open_pagemap(), is_all_present = 1;
+    for (int presses = 0; is_all_present && presses < PRESSES_MAX; presses++) {
+        press(memory, pages);
+        for (size_t i = 0; is_all_present && i < pages; i++) is_all_present = is_present(pagemap, (uintptr_t)memory + i * PAGE);
+        if (getenv("PAGED_BY") == NULL) is_all_present = 0;
+    }
+    close(pagemap);
+    if (is_all_present) {
+        fprintf(stderr, "all of %zu pages stay local\n", pages);
+        exit(1);
+    }
+}
+
 #endif

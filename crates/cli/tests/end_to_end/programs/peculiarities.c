@@ -21,36 +21,6 @@
 
 extern char **environ;
 
-/* Touches so much that everything else is paged out. */
-static void press(char *memory, size_t pages) {
-    check(memory, pages, 1, "pressure");
-}
-
-enum { PRESSES_MAX = 1000 };
-
-/* Whether this run is paged by the pager, which keeps a few pages local on purpose. */
-static int is_paged_by_pager(void) {
-    const char *by = getenv("PAGED_BY");
-    return by != NULL && strcmp(by, "pager") == 0;
-}
-
-/* Presses until each of `count` pages at `target` is away; once where all memory is local. */
-static void press_out(char *memory, size_t pages, const char *target, size_t count) {
-    int pagemap = open_pagemap();
-    size_t present = count;
-    for (int presses = 0; present > 0 && presses < PRESSES_MAX; presses++) {
-        press(memory, pages);
-        present = 0;
-        for (size_t i = 0; i < count; i++) present += is_present(pagemap, (uintptr_t)target + i * PAGE);
-        if (getenv("PAGED_BY") == NULL) present = 0;
-    }
-    close(pagemap);
-    if (present > 0) {
-        fprintf(stderr, "%zu of %zu pages stay local\n", present, count);
-        exit(1);
-    }
-}
-
 /* Children that borrow the parent's memory until they exec, among pages that come and go. */
 static void do_spawn(size_t pages, const char *self) {
     char *memory = map(pages * PAGE);
