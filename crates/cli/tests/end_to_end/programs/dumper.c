@@ -33,6 +33,7 @@ static void dump(void) {
 static void do_child(size_t pages, const char *directory) {
     char *memory = map(pages * PAGE);
     fill(memory, pages, SEED);
+    press_part_out(memory, pages);
     pid_t child = fork();
     if (child < 0) fail("fork");
     if (child == 0) {

@@ -22,7 +22,7 @@
 static void do_fork(size_t pages) {
     char *memory = map(pages * PAGE);
     fill(memory, pages, 1);
-    press_some_out(memory, pages);
+    press_part_out(memory, pages);
     for (int round = 0; round < 3; round++) {
         pid_t child = fork();
         if (child < 0) fail("fork");
@@ -41,7 +41,7 @@ static void do_fork(size_t pages) {
 static void do_exec(size_t pages, char **arguments) {
     char *memory = map(pages / 2 * PAGE);
     fill(memory, pages / 2, 1);
-    press_some_out(memory, pages / 2);
+    press_part_out(memory, pages / 2);
     pid_t child = fork();
     if (child < 0) fail("fork");
     if (child == 0) {

@@ -109,17 +109,20 @@ static inline void press_out(char *memory, size_t pages, const char *target, siz
     }
 }
 
-/* Presses until a page of the memory itself is away; once where all memory is local. Who forks before that has pages that all are shared, and none leaves. */
-static inline void press_some_out(char *memory, size_t pages) {
-    int pagemap = open_pagemap(), is_all_present = 1;
-    for (int presses = 0; is_all_present && presses < PRESSES_MAX; presses++) {
+/* Presses until a quarter of the memory itself is away, as it is with half of it local; once where all memory is local. Who forks before that has pages that all are
+ * shared, and none leaves. */
+static inline void press_part_out(char *memory, size_t pages) {
+    int pagemap = open_pagemap();
+    size_t present = pages, enough = pages - pages / 4;
+    for (int presses = 0; present > enough && presses < PRESSES_MAX; presses++) {
         press(memory, pages);
-        for (size_t i = 0; is_all_present && i < pages; i++) is_all_present = is_present(pagemap, (uintptr_t)memory + i * PAGE);
-        if (getenv("PAGED_BY") == NULL) is_all_present = 0;
+        present = 0;
+        for (size_t i = 0; i < pages; i++) present += is_present(pagemap, (uintptr_t)memory + i * PAGE);
+        if (getenv("PAGED_BY") == NULL) present = 0;
     }
     close(pagemap);
-    if (is_all_present) {
-        fprintf(stderr, "all of %zu pages stay local\n", pages);
+    if (present > enough) {
+        fprintf(stderr, "%zu of %zu pages stay local\n", present, pages);
         exit(1);
     }
 }
