@@ -1,13 +1,23 @@
 //! Whether a program had the share of its memory that a test asked for, and no more.
 //!
-//! The budget is compared with the share of the footprint, and what the program had at its peak with the budget.
+//! The budget is compared with the share of the footprint, what the program had at its peak with the budget, and the footprint with what the program has
+//! where all of its memory is local.
+
+use std::fs;
+use std::process::Command;
 
 use serde_json::Value;
 
 use crate::VIA;
+use crate::stage::Stage;
+use crate::support::{self, Said};
 
 /// The budget follows the footprint in steps, and is to be no larger than its share by more than this part of the footprint.
 const SHARE_TOLERANCE: f64 = 0.02;
+
+/// A footprint is larger than the peak without us by no more than this part of that: pages of zeroes that came along and were not used, the pool, and what
+/// differs from run to run. It was by 4 % at most.
+const FOOTPRINT_TOLERANCE: f64 = 0.1;
 
 /// The pager's programs are seen beyond their budget by no more than this part of it: batches under way (half a MiB, of budgets of 20 MiB and more). In 60
 /// runs it was 2.5 % at most.
@@ -72,6 +82,21 @@ fn is_held(statistics: &Value) -> bool {
 pub(crate) fn assert_held(mut run: impl FnMut() -> Value) {
     let was_held = (0..ATTEMPTS_MAX).any(|_| is_held(&run()));
     assert!(was_held, "it was beyond its budget in each of {ATTEMPTS_MAX} runs");
+}
+
+/// Runs a program with all of its memory local; gives what it said, and the most that it, or any process that it waited for, had at a time.
+pub(crate) fn all_local(stage: &Stage, program: &[&str]) -> (Said, u64) {
+    let (peak, told) = (stage.compile("peak", &[]), stage.disk().join("peak_kib"));
+    let said = support::run(Command::new(peak).arg(&told).args(program)).done("all local");
+    let kib: u64 = fs::read_to_string(told).expect("it told").parse().expect("a number");
+    (said, kib << 10)
+}
+
+/// A share of the footprint is a share of what the program has without us. A memory group counts what its kernel has for the program besides.
+pub(crate) fn assert_footprint(statistics: &Value, peak_bytes: u64) {
+    let footprint = number(statistics, "/memory/footprint_bytes_max");
+    let is_as_without_us = footprint <= (1.0 + FOOTPRINT_TOLERANCE) * peak_bytes as f64;
+    assert!(VIA != "pager" || is_as_without_us, "{footprint} bytes instead of {peak_bytes}: {statistics:#}");
 }
 
 /// Something was lent.

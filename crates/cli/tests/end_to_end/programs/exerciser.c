@@ -146,14 +146,35 @@ static void do_uring(size_t pages, const char *path) {
     unlink(path);
 }
 
-/* Transparent huge pages are split and paged out; holes in them read as zero. */
+/* KiB of huge pages in the mapping that has `memory`; 0 where the kernel tells of none. */
+static unsigned long huge_kib(const char *memory) {
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    if (maps == NULL) return 0;
+    char line[512];
+    unsigned long start, end, kib = 0;
+    int is_there = 0;
+    while (fgets(line, sizeof line, maps) != NULL) {
+        if (sscanf(line, "%lx-%lx ", &start, &end) == 2) is_there = start <= (uintptr_t)memory && (uintptr_t)memory < end;
+        else if (is_there && sscanf(line, "AnonHugePages: %lu kB", &kib) == 1) break;
+    }
+    fclose(maps);
+    return kib;
+}
+
+/* So much is filled before anybody looks for huge pages: less than what any run has local before it is paged. */
+enum { HUGE_LOOK_PAGES = 1024 };
+
+/* Transparent huge pages are split and paged out; holes in them read as zero. Says on standard error how many there were before anything left. */
 static void do_huge(size_t pages) {
     size_t huge = 2UL << 20;
     char *memory = map(pages * PAGE + huge);
     memory = (char *)(((uintptr_t)memory + huge - 1) & ~(huge - 1));
     /* Refused by kernels without them; then this is one more test of small pages. */
-    (void)madvise(memory, pages * PAGE, MADV_HUGEPAGE);
-    fill(memory, pages, 1);
+    if (madvise(memory, pages * PAGE, MADV_HUGEPAGE) != 0) fprintf(stderr, "MADV_HUGEPAGE: %s\n", strerror(errno));
+    size_t first = pages < HUGE_LOOK_PAGES ? pages : HUGE_LOOK_PAGES;
+    fill(memory, first, 1);
+    fprintf(stderr, "huge pages: %lu KiB\n", huge_kib(memory));
+    fill(memory + first * PAGE, pages - first, 1 + first * WORDS);
     check(memory, pages, 1, "huge");
     for (size_t i = 0; i < pages; i += 64)
         if (madvise(memory + i * PAGE, PAGE, MADV_DONTNEED) != 0) fail("madvise");
