@@ -7,8 +7,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::shares::{assert_held, assert_share};
+use crate::shares::{assert_footprint, assert_held, assert_share};
 use crate::stage::Stage;
+use crate::support::processes::peak_bytes;
 use crate::support::{DEADLINE, Running, wait_until};
 
 const OPTIONS: [&str; 4] = ["--lend", "384M", "--slab-size", "4M"];
@@ -66,6 +67,13 @@ pub(crate) fn fill_redis(client: &mut BufReader<UnixStream>) -> String {
     redis(client, "DEBUG DIGEST")
 }
 
+/// What a server is told while it saves: words of another length than before, and new ones.
+pub(crate) fn write_while_saving(client: &mut BufReader<UnixStream>) {
+    for number in 48_000..53_000 {
+        assert_eq!(redis(client, &format!("SET key:{number} while-saving-{}", number * 17)), "+OK");
+    }
+}
+
 fn redis_at(local: &str) {
     let Some(stage) = Stage::set(&["redis-server"]) else { return };
     let sockets = crate::support::registry_directory();
@@ -75,6 +83,9 @@ fn redis_at(local: &str) {
     let mut server = Running::start(Command::new(program[0]).args(&program[1..]));
     let mut client = redis_client(&socket, &mut server);
     let expected = fill_redis(&mut client);
+    let peak_bytes = peak_bytes(server.pid());
+    write_while_saving(&mut client);
+    let expected_after = redis(&mut client, "DEBUG DIGEST");
     server.signal("KILL");
     server.end();
 
@@ -84,18 +95,18 @@ fn redis_at(local: &str) {
     assert_eq!(fill_redis(&mut client), expected);
     // A snapshot is written by a forked child that walks all memory while the parent changes it.
     assert!(redis(&mut client, "BGSAVE").starts_with('+'));
-    for number in 0..5000 {
-        redis(&mut client, &format!("SET key:{number} while-saving"));
-    }
+    write_while_saving(&mut client);
     let status = wait_until("the snapshot", || {
         let text = redis(&mut client, "INFO persistence");
         text.contains("rdb_bgsave_in_progress:0").then_some(text)
     });
     assert!(status.contains("rdb_last_bgsave_status:ok"), "{status}");
     assert!(stage.disk().join("snapshot.rdb").exists());
+    assert_eq!(redis(&mut client, "DEBUG DIGEST"), expected_after, "what was written meanwhile");
     server.signal("TERM");
     server.end().done("redis");
     assert_share(&stage.statistics());
+    assert_footprint(&stage.statistics(), peak_bytes);
 
     // The snapshot is what it was at the fork: all local, it has the digest from before the last changes.
     std::fs::remove_file(&socket).ok();

@@ -30,6 +30,13 @@ fn status_of(pid: u32) -> Option<(u32, String)> {
     Some((field("PPid:")?.parse().ok()?, field("State:")?.to_owned()))
 }
 
+/// The most memory that a process had at a time so far, files that it maps included.
+pub(crate) fn peak_bytes(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let kib = text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next());
+    kib.and_then(|kib| kib.parse::<u64>().ok()).expect("a process has memory") << 10
+}
+
 /// Whether it has ended.
 pub(crate) fn is_gone(pid: u32) -> bool {
     status_of(pid).is_none_or(|(_, state)| state == "Z")
