@@ -99,15 +99,10 @@ pub(crate) fn assert_footprint(statistics: &Value, peak_bytes: u64) {
     assert!(VIA != "pager" || is_as_without_us, "{footprint} bytes instead of {peak_bytes}: {statistics:#}");
 }
 
-/// Something was lent.
-pub(crate) fn assert_lent(statistics: &Value) {
-    assert!(has_lent(statistics), "nothing was lent: {statistics:#}");
-}
-
-/// Whether something was lent. What was seen in swap are samples, which miss what was there for a moment; the device counts, but a busy machine
-/// may have kept it from saying so in time.
-pub(crate) fn has_lent(statistics: &Value) -> bool {
+/// Something was lent. What was seen in swap are samples, which miss what was there for a moment; the device counts, but a busy machine may have kept it
+/// from saying so in time.
+fn assert_lent(statistics: &Value) {
     let seen = statistics["memory"]["swapped_bytes_max"].as_u64();
     let counted = statistics.pointer("/device/device/traffic/pages_out").and_then(Value::as_u64);
-    seen.max(counted) > Some(0)
+    assert!(seen.max(counted) > Some(0), "nothing was lent: {statistics:#}");
 }

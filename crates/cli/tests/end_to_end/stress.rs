@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::shares::assert_lent;
+use crate::shares::assert_share;
 use crate::stage::Stage;
 use crate::support::{self, soak_seconds};
 
@@ -20,7 +20,7 @@ pub(crate) fn stress_with(options: &[&str], local: &str, threads: &str, seed: u6
         let file = disk.join("file").to_str().unwrap().to_owned();
         vec!["96".into(), seconds.clone(), seed.to_string(), threads.into(), file]
     })?;
-    assert_lent(&statistics);
+    assert_share(&statistics);
     assert_did_everything(&said);
     Some(statistics)
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::shares::has_lent;
+use crate::shares::assert_share;
 use crate::stress::{self, stress};
 use crate::support::soak_seconds;
 
@@ -38,5 +38,5 @@ fn stress_with_several_fault_threads_finds_no_wrong_word() {
 fn memory_that_moves_to_where_other_memory_was_a_moment_ago_keeps_its_words() {
     let arguments = |_: &Path| vec!["96".into(), soak_seconds(6).to_string(), "8".into()];
     let Some((statistics, _)) = stress::exact("movers", &[], "25%", &arguments) else { return };
-    assert!(has_lent(&statistics), "{statistics:#}");
+    assert_share(&statistics);
 }
