@@ -125,12 +125,19 @@ fn locked_pages_stay_local() {
     exerciser(Kind::Steady, "mlock", &[]);
 }
 
+/// What sorts `sort_input`, without files of its own, in two threads.
+pub(crate) const SORT: [&str; 3] = ["sort", "--buffer-size=256M", "--parallel=2"];
+
+pub(crate) fn sort_input() -> String {
+    lines(SORTED_LINES, 18)
+}
+
 #[test]
 fn sort_writes_what_it_always_writes() {
     let Some(stage) = Stage::set(&["sort"]) else { return };
     let input = stage.disk().join("input");
-    fs::write(&input, lines(SORTED_LINES, 18)).unwrap();
-    same_output(Kind::Steady, &stage, &["sort", "--buffer-size=256M", "--parallel=2", input.to_str().unwrap()]);
+    fs::write(&input, sort_input()).unwrap();
+    same_output(Kind::Steady, &stage, &[&SORT[..], &[input.to_str().unwrap()]].concat());
 }
 
 /// GNU sort starts a second thread for 131,072 lines and more (`SUBTHREAD_LINES_HEURISTIC` in its `sort.c`).
@@ -171,22 +178,23 @@ fn python_and_numpy_compute_the_same() {
 }
 
 /// Entries of a dictionary lie in no order; growing copies its table, and removing leaves holes.
+pub(crate) const DICTIONARIES: &str = "import hashlib\n\
+    counts = {}\n\
+    for i in range(100000):\n    \
+        key = i * 7919 % 60013\n    \
+        counts[key] = counts.get(key, 0) + i\n\
+    for key in range(0, 60013, 3):\n    \
+        counts.pop(key, None)\n\
+    nested = {f'key {i}': {'number': i, 'parts': (i, str(i))} for i in range(120000)}\n\
+    total = sum(nested[f'key {i * 31 % 120000}']['number'] * (i % 7) for i in range(20000))\n\
+    print(len(counts), sum(counts.values()), total)\n\
+    print(hashlib.sha256(repr(sorted(counts.items())).encode()).hexdigest())\n\
+    print(hashlib.sha256(repr(nested).encode()).hexdigest())\n";
+
 #[test]
 fn python_keeps_its_dictionaries() {
     let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
-    let script = "import hashlib\n\
-        counts = {}\n\
-        for i in range(100000):\n    \
-            key = i * 7919 % 60013\n    \
-            counts[key] = counts.get(key, 0) + i\n\
-        for key in range(0, 60013, 3):\n    \
-            counts.pop(key, None)\n\
-        nested = {f'key {i}': {'number': i, 'parts': (i, str(i))} for i in range(120000)}\n\
-        total = sum(nested[f'key {i * 31 % 120000}']['number'] * (i % 7) for i in range(20000))\n\
-        print(len(counts), sum(counts.values()), total)\n\
-        print(hashlib.sha256(repr(sorted(counts.items())).encode()).hexdigest())\n\
-        print(hashlib.sha256(repr(nested).encode()).hexdigest())\n";
-    same_output_of_script(Kind::Steady, &stage, &["/usr/bin/python3"], "dictionaries.py", script);
+    same_output_of_script(Kind::Steady, &stage, &["/usr/bin/python3"], "dictionaries.py", DICTIONARIES);
 }
 
 #[test]

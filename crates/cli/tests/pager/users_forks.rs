@@ -2,16 +2,19 @@
 //! are back. A copy that nobody serves would read zeroes for a page that is away.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
 
 use crate::VIA;
 use crate::ordinary_user::{Place, program};
 use crate::programs::{MIB, PAGED_BY};
-use crate::servers::{fill_redis, redis, redis_client, redis_server};
+use crate::servers::{fill_redis, redis, redis_client, redis_server, write_while_saving};
 use crate::stage::Stage;
-use crate::support::{self, Running, wait_until};
+use crate::support::processes::{EndedAtLast, children, executing, pages_away};
+use crate::support::{self, Running, UNTIL_TOLD, wait_until};
 
 const OPTIONS: [&str; 6] = ["--local", "25%", "--lend", "384M", "--slab-size", "4M"];
 
@@ -71,7 +74,7 @@ fn a_users_shell_scripts_fork_beyond_their_budget() {
     let Some(stage) = Stage::set(&["cksum", "unshare", "setpriv"]) else { return };
     let Some(place) = Place::new(&stage) else { return };
     for shell in ["dash", "bash"].into_iter().filter(|shell| support::has_program(shell)) {
-        let local = std::process::Command::new(shell).args(["-c", SHELL_SCRIPT]).output().unwrap();
+        let local = Command::new(shell).args(["-c", SHELL_SCRIPT]).output().unwrap();
         let mut expected: Vec<String> = String::from_utf8(local.stdout).unwrap().lines().map(str::to_owned).collect();
         let mut lines: Vec<String> =
             run(&place, &[shell, "-c", SHELL_SCRIPT], true).lines().map(str::to_owned).collect();
@@ -123,18 +126,27 @@ fn a_users_redis_saves_what_it_had_at_the_fork() {
         Running::start(&mut place.run(&OPTIONS, &program))
     };
     let socket = place.path().join("redis.sock");
-    let mut server = start(&place, &socket);
+    let arguments = redis_server(place.path(), &socket);
+    let mut server = Running::start(Command::new(&arguments[0]).args(&arguments[1..]));
     let mut client = redis_client(&socket, &mut server);
     let expected = fill_redis(&mut client);
+    write_while_saving(&mut client);
+    let expected_after = redis(&mut client, "DEBUG DIGEST");
+    server.signal("KILL");
+    server.end();
+    fs::remove_file(&socket).unwrap();
+
+    let mut server = start(&place, &socket);
+    let mut client = redis_client(&socket, &mut server);
+    assert_eq!(fill_redis(&mut client), expected);
     assert!(redis(&mut client, "BGSAVE").starts_with('+'));
-    for number in 0..2000 {
-        redis(&mut client, &format!("SET key:{number} while-saving"));
-    }
+    write_while_saving(&mut client);
     let status = wait_until("the snapshot", || {
         let text = redis(&mut client, "INFO persistence");
         text.contains("rdb_bgsave_in_progress:0").then_some(text)
     });
     assert!(status.contains("rdb_last_bgsave_status:ok"), "{status}");
+    assert_eq!(redis(&mut client, "DEBUG DIGEST"), expected_after, "what was written meanwhile");
     assert_eq!(redis(&mut client, "SHUTDOWN NOSAVE"), "");
     server.end().done("redis");
     let paging = &place.statistics()["pager"];
@@ -205,6 +217,44 @@ fn a_users_copies_outlive_a_run_that_a_signal_ends() {
     fs::write(&go, "").unwrap();
     let said = wait_until("the copy to tell", || fs::read_to_string(&result).ok());
     assert_eq!(said, "whole ENOSYS");
+}
+
+/// Memory of each program, and of each copy.
+const FAMILY_MIB: u64 = 32;
+
+/// Pages of the paged program that are elsewhere when the run is killed.
+const PAGES_AWAY: usize = 1024;
+
+/// Copies that a user's program forks are not paged, and nobody lists them; they belong to the run all the same, and end with it, as does a program beside
+/// them that has pages elsewhere.
+#[test]
+fn a_users_killed_run_takes_copies_along_that_are_not_paged() {
+    let Some(stage) = Stage::set(&["gcc", "unshare", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let verifier = PathBuf::from(program(&stage, &place, "verifier"));
+    let _family = EndedAtLast(&verifier);
+    let one = format!("{} {FAMILY_MIB} {UNTIL_TOLD}", verifier.display());
+    let script = format!("{one} 23 & exec {one} 24 forking");
+    let options = ["--via", "pager", "--local", "16M", "--lend", "256M", "--slab-size", "4M"];
+    let mut running = Running::start(&mut place.run(&options, &["sh", "-c", &script]));
+    running.wait_until("a paged program beside whole copies", || {
+        let away = |pid: &u32| pages_away(*pid, FAMILY_MIB << 20);
+        let (parents, others): (Vec<u32>, Vec<u32>) =
+            executing(&verifier).iter().partition(|pid| !children(**pid).is_empty());
+        let copies = others.iter().filter(|pid| away(pid) == Some(0)).count();
+        let paged = others.iter().filter(|pid| away(pid) > Some(PAGES_AWAY)).count();
+        (parents.len() == 1 && copies >= 2 && paged == 1).then_some(())
+    });
+    running.signal("KILL");
+    wait_until("every member to end", || executing(&verifier).is_empty().then_some(()));
+    let said = running.end();
+    assert_eq!(said.status.signal(), Some(9), "{}", said.errors);
+    assert!(!said.errors.contains("wrong"), "{}", said.errors);
+    wait_until("the guardian to remove what is left", || {
+        let left: Vec<_> =
+            fs::read_dir(place.path().join("r")).unwrap().flatten().map(|file| file.file_name()).collect();
+        left.iter().all(|name| name == "lock").then_some(())
+    });
 }
 
 /// A memory cgroup with a limit, for programs of a test; gone with it.
