@@ -27,8 +27,8 @@ const BUDGET_SLACK: f64 = 1.0 / 16.0;
 const LEFT_SHARE: f64 = 0.5;
 
 /// Runs of which one is within its budget: until the pager has seen that its program grows, which a busy machine may keep it from, a program fills what it
-/// likes at 1 GB/s.
-const ATTEMPTS_MAX: usize = 3;
+/// likes at 1 GB/s. Beside much other work one run of some twenty was beyond it.
+const ATTEMPTS_MAX: usize = 6;
 
 /// Bytes of a page.
 const PAGE_BYTES: f64 = 4096.0;
