@@ -5,7 +5,7 @@
 //! BGSAVE, a job in a JVM. What is lent has a copy on disk, as is the product's default. L(N) is N % of what the program really
 //! uses, measured in a first run with all memory local.
 //!
-//! [`faults`] counts what the pager brought for each, against the optimal order.
+//! `faults` counts what the pager brought for each, against the optimal order.
 
 mod faults;
 

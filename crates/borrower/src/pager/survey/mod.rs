@@ -38,6 +38,7 @@ use self::children::Search;
 use self::common::Common;
 use self::forking::Forking;
 use self::pausing::{Respite, Restless};
+use self::registering::Registered;
 use super::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN,
     REGIONS_MAX,
@@ -57,7 +58,7 @@ struct Resident {
     excluded: Vec<Range<u64>>,
     /// Where the stub is; its process is the parent's as long as its own is not known.
     places: ProgramPlaces,
-    registered_at: Option<Instant>,
+    registered: Registered,
     /// Mappings that were prepared for pages and had none yet when it was last looked at.
     prepared: HashSet<Range<u64>>,
     /// When an agent may be started.
@@ -84,7 +85,7 @@ impl Resident {
             place: None,
             excluded,
             places,
-            registered_at: None,
+            registered: Registered::default(),
             prepared: HashSet::new(),
             agent_at,
             search: Search::new(agent_at),

@@ -2,27 +2,48 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::pagemap::{Categories, Query};
 
 use super::{Resident, Survey};
-use crate::pager::limits::REGISTER_INTERVAL;
+use crate::pager::limits::{BATCH_PAGES, REGISTER_INTERVAL, REGISTER_REST_TIMES};
 use crate::pager::maps;
 use crate::pager::maps::Span;
 use crate::pager::process::Process;
 use crate::pager::shared::Tenant;
 use crate::pager::space::Space;
 
+/// When a program's new mappings are to be looked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Registered {
+    /// The end of the last look, and how long it took.
+    last: Option<(Instant, Duration)>,
+}
+
+impl Registered {
+    /// More often while the budget `is_exceeded`: what the program fills may not be registered yet.
+    fn is_due(self, is_exceeded: bool, now: Instant) -> bool {
+        self.last.is_none_or(|(at, took)| {
+            let rest = if is_exceeded { took.saturating_mul(REGISTER_REST_TIMES) } else { REGISTER_INTERVAL };
+            now.saturating_duration_since(at) >= rest.min(REGISTER_INTERVAL)
+        })
+    }
+
+    fn looked(&mut self, begin: Instant, end: Instant) {
+        self.last = Some((end, end.saturating_duration_since(begin)));
+    }
+}
+
 impl Survey {
     pub(super) fn register_all(&mut self, now: Instant) {
+        // By more than what may be on its way out: the fault threads fill nothing then.
+        let budget = &self.shared.budget;
+        let is_exceeded = budget.resident_pages() - budget.limit_pages() > BATCH_PAGES as i64;
         let mut residents = std::mem::take(&mut self.residents);
-        for resident in &mut residents {
-            if resident.registered_at.is_none_or(|at| now.saturating_duration_since(at) >= REGISTER_INTERVAL) {
-                self.register(resident);
-                resident.registered_at = Some(now);
-            }
+        for resident in residents.iter_mut().filter(|resident| resident.registered.is_due(is_exceeded, now)) {
+            self.look_for_mappings(resident);
         }
         self.residents = residents;
     }
@@ -31,10 +52,15 @@ impl Survey {
     pub(super) fn register_at_once(&mut self, tenant: &Tenant) {
         let mut residents = std::mem::take(&mut self.residents);
         for resident in residents.iter_mut().filter(|resident| resident.tenant.id == tenant.id) {
-            self.register(resident);
-            resident.registered_at = Some(Instant::now());
+            self.look_for_mappings(resident);
         }
         self.residents = residents;
+    }
+
+    fn look_for_mappings(&mut self, resident: &mut Resident) {
+        let begin = Instant::now();
+        self.register(resident);
+        resident.registered.looked(begin, Instant::now());
     }
 
     fn register(&mut self, resident: &mut Resident) {
@@ -307,6 +333,21 @@ mod tests {
             own.iter().chain([&staging]).all(|own| spans.iter().all(|span| !touches(own, &span.range))),
             "{spans:x?}"
         );
+    }
+
+    #[test]
+    fn mappings_are_looked_for_more_often_while_the_budget_is_exceeded() {
+        let begin = Instant::now();
+        let mut registered = Registered::default();
+        assert!(registered.is_due(false, begin), "never looked");
+        let (took, large) = (Duration::from_micros(100), Duration::from_millis(50));
+        let end = begin + took;
+        registered.looked(begin, end);
+        let rest = took * REGISTER_REST_TIMES;
+        assert!(!registered.is_due(true, end + rest - Duration::from_nanos(1)) && registered.is_due(true, end + rest));
+        assert!(!registered.is_due(false, end + rest) && registered.is_due(false, end + REGISTER_INTERVAL));
+        registered.looked(begin, begin + large);
+        assert!(registered.is_due(true, begin + large + REGISTER_INTERVAL), "no less often than else");
     }
 
     #[test]
