@@ -3,6 +3,8 @@
 use std::fs;
 use std::process::Command;
 
+use serde_json::Value;
+
 use crate::VIA;
 use crate::shares::{all_local, assert_footprint, assert_held, assert_share};
 use crate::stage::Stage;
@@ -26,6 +28,16 @@ pub(crate) enum Kind {
     Several,
 }
 
+impl Kind {
+    /// Runs such a program, and asserts what can be held against it; `run` gives the run's statistics.
+    pub(crate) fn judge(self, mut run: impl FnMut() -> Value) {
+        match self {
+            Self::Steady => assert_held(run),
+            Self::Growing | Self::Several => _ = run(),
+        }
+    }
+}
+
 /// Runs a program with all of its memory local and with two budgets; its output must be the same. Gives what each run said on standard error, that with
 /// all memory local first.
 pub(crate) fn same_output(kind: Kind, stage: &Stage, program: &[&str]) -> Vec<String> {
@@ -36,7 +48,7 @@ fn same_output_at(shares: &[&str], kind: Kind, stage: &Stage, program: &[&str]) 
     let (native, peak_bytes) = all_local(stage, program);
     let mut errors = vec![native.errors];
     for local in shares {
-        let mut run = || {
+        kind.judge(|| {
             let mut command = stage.run(&["--local", local, "--lend", LEND, "--slab-size", "4M"], program);
             let lent = support::run(command.env(PAGED_BY, VIA)).done(local);
             let is_same = lent.output == native.output;
@@ -50,12 +62,7 @@ fn same_output_at(shares: &[&str], kind: Kind, stage: &Stage, program: &[&str]) 
                 assert_footprint(&statistics, peak_bytes);
             }
             statistics
-        };
-        if kind == Kind::Steady {
-            assert_held(run);
-        } else {
-            run();
-        }
+        });
     }
     stage.assert_clean();
     errors
@@ -267,7 +274,7 @@ fn memory_that_is_all_local_has_no_limit() {
     let program = [binary.to_str().unwrap(), "mremap", "64", "/nonexistent"];
     support::run(&mut stage.run(&["--local", "100%", "--lend", "64M", "--slab-size", "4M"], &program)).done("100%");
     let memory = &stage.statistics()["memory"];
-    assert_eq!(memory["limit_bytes"], serde_json::Value::Null);
+    assert_eq!(memory["limit_bytes"], Value::Null);
     // A busy kernel may age out a few idle pages of any program; a limit would have paged out half.
     assert!(memory["swapped_bytes_max"].as_u64().unwrap() < 16 << 20, "{memory}");
     stage.assert_clean();
