@@ -113,7 +113,7 @@ pub struct PagerReport {
     pub fill: FaultCount,
     /// Pages that had not gone yet.
     pub staged: FaultCount,
-    /// Pages that came from donors with others.
+    /// Pages that came with others.
     pub pages_prefetched: u64,
     /// Pages that left and were written.
     pub pages_out_dirty: u64,

@@ -8,7 +8,7 @@
 //! is touched before its time has come waits for the rest of it.
 //!
 //! Simplifications: staging has room for pages, not for slots; a batch leaves at once; the network takes any number of requests at a time; a window's marker
-//! comes along with the others, where the pager leaves one away that comes by a fault.
+//! comes along with the others and is told as used like them, where the pager leaves it away until it comes by a fault, and tells of it later.
 
 use std::collections::VecDeque;
 

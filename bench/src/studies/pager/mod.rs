@@ -50,7 +50,8 @@ const LOCAL_NAME: &str = "all local";
 const PAGER_NAME: &str = "pager shm";
 const FLOOR: &str = "userfaultfd floor";
 
-/// The same where the thread that fills pages never sleeps, on a CPU of its own: ours does not while faults come one soon after the other.
+/// The same where the thread that fills pages never sleeps: ours does not while faults come one soon after the other. It needs a CPU of its own, which the scheduler
+/// gives it in most of an unpinned run.
 const FLOOR_AWAKE: &str = "userfaultfd floor, awake";
 /// See [`loopback`]: the exchange to the floor that never sleeps.
 const EXCHANGE_AWAKE: &str = "raw exchange, awake";

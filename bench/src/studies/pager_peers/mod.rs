@@ -7,7 +7,7 @@
 //! | umap | LLNL/umap over a file in memory: `umap_visit.c`, which makes the same visits in a region of umap |
 //!
 //! The workload is `visit`, half of whose memory is local; all of a side runs on one CPU, or nothing is bound to one (both peers serve pages from threads
-//! of the program's own process, so program and server are not told apart). Neither peer is here: what they are is told by environment
+//! of the program's own process, so program and server are not told apart; umap's are as many as CPUs of the machine, on whichever they have to run). Neither peer is here: what they are is told by environment
 //! variables (`bench/README.md`, "Other pagers").
 //!
 //! Invariant: all runs give the same checksum, and one of ours that had more than its budget for a while is no measurement: a program that is
@@ -73,8 +73,6 @@ enum Side {
 
 const SIDES: [Side; 3] = [Side::Ours, Side::Fltrace, Side::Umap];
 
-const PLACEMENTS: [Placement; 2] = [Placement::Pinned(Pinning::Same), Placement::Free];
-
 impl Side {
     fn name(self) -> &'static str {
         match self {
@@ -130,19 +128,20 @@ impl Study for PagerPeersStudy {
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
         let size = Size(context.choose(64, 16) * MIB);
         let mut checksum = None;
+        let placements = placements(result.machine.cpus);
+        let subjects: Vec<(Placement, Side)> =
+            placements.iter().flat_map(|placement| SIDES.map(|side| (*placement, side))).collect();
         let outcome = context.interleave(
             result,
-            &SIDES,
-            |side| side.name().to_owned(),
-            |round, side, result| {
-                PLACEMENTS.into_iter().try_for_each(|placement| {
-                    let report = side.run(context, placement, size)?;
-                    check(&report, side, &mut checksum)?;
-                    record(result, (round, placement), side, &report)
-                })
+            &subjects,
+            |(placement, side)| format!("{}, {}", side.name(), placement.name()),
+            |round, (placement, side), result| {
+                let report = side.run(context, placement, size)?;
+                check(&report, side, &mut checksum)?;
+                record(result, (round, placement), side, &report)
             },
         );
-        compare(result);
+        compare(result, &placements);
         outcome
     }
 }
@@ -229,13 +228,19 @@ fn record(
     Ok(())
 }
 
-fn compare(result: &mut StudyResult) {
+/// All on one CPU, and, where there are others, free to run anywhere.
+fn placements(cpus: usize) -> Vec<Placement> {
+    let all = Placement::possible(cpus).into_iter();
+    all.filter(|placement| *placement != Placement::Pinned(Pinning::Different)).collect()
+}
+
+fn compare(result: &mut StudyResult, placements: &[Placement]) {
     let ours = Side::Ours.name();
     result.compare_with(ours);
     for peer in [Side::Fltrace, Side::Umap].map(Side::name) {
         let goal = format!("random at L(50) twice as fast as {peer}");
-        for placement in PLACEMENTS {
-            result.goal(&goal, &case(RANDOM, placement), peer, ours, GOAL_BOUND, Better::Higher);
+        for placement in placements {
+            result.goal(&goal, &case(RANDOM, *placement), peer, ours, GOAL_BOUND, Better::Higher);
         }
     }
 }
@@ -261,7 +266,7 @@ mod tests {
                 }
             }
         }
-        compare(&mut result);
+        compare(&mut result, &placements(2));
         let met: Vec<_> = result.goals.iter().map(|goal| (goal.case.as_str(), goal.met)).collect();
         let (pinned, free) = ("random, same CPU", "random, unpinned");
         assert_eq!(met, [(pinned, None), (free, Some(true)), (pinned, None), (free, Some(false))]);
@@ -282,9 +287,10 @@ mod tests {
     #[test]
     fn every_phase_is_recorded_and_none_may_be_missing() {
         let (mut report, mut result) = (visited(), StudyResult::new("pager-peers", "", true, Machine::default()));
-        let at = |round| (round, PLACEMENTS[0]);
+        assert_eq!(placements(1), [Placement::Pinned(Pinning::Same)]);
+        let at = |round| (round, Placement::Free);
         record(&mut result, at(0), Side::Umap, &report).unwrap();
-        assert_eq!(result.cases(), PHASES.map(|(_, called)| case(called, PLACEMENTS[0])));
+        assert_eq!(result.cases(), PHASES.map(|(_, called)| case(called, Placement::Free)));
         report.phases.remove(2);
         assert!(record(&mut result, at(1), Side::Umap, &report).unwrap_err().to_string().contains("'random'"));
     }

@@ -103,10 +103,13 @@ impl<Policy: Order> Replacement for Listed<Policy> {
     fn touched(&mut self, page: CachePage, evidence: Evidence) {
         match self.lists.list_of(page) {
             Some(AHEAD) => self.lists.renew(Policy::entry_used(), page),
-            Some(NEW) if evidence == Evidence::Passed && self.lists.marks(page) == 0 => {
-                self.lists.renew(Policy::entry_used(), page);
+            Some(list) if evidence == Evidence::Passed => {
+                let is_plain = list == NEW && self.lists.marks(page) == 0;
+                if is_plain && Policy::entry_used() != NEW {
+                    self.order.displaced(&self.lists, page);
+                    self.lists.renew(Policy::entry_used(), page);
+                }
             }
-            Some(_) if evidence == Evidence::Passed => {}
             Some(_) => self.lists.set_marks(page, (self.lists.marks(page) + 1).min(Policy::EVIDENCE_MAX)),
             None => {}
         }

@@ -200,7 +200,7 @@ pub const FORK_RESERVE_BYTES: u64 = 64 << 20;
 /// large program takes a millisecond.
 pub const REGISTER_INTERVAL: Duration = Duration::from_millis(20);
 /// While the budget is exceeded new mappings are looked for as soon as so many times has passed what the last look took, up to [`REGISTER_INTERVAL`]: what is not
-/// registered is filled at full speed, and a tenth of one CPU is little beside that.
+/// registered is filled at full speed, and a tenth of one CPU is little beside that. With several programs as many times that, so that they take a tenth together.
 pub const REGISTER_REST_TIMES: u32 = 9;
 
 /// How often memory that is not paged is looked for: what is told is for the user, who reads no faster.

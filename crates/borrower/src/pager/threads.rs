@@ -59,7 +59,7 @@ struct Served<'a> {
     set: &'a Epoll,
     tenants: HashMap<u32, (Arc<Tenant>, bool)>,
     ready: Vec<u32>,
-    /// Who had something to tell last, and was not asked again in vain since.
+    /// Who had something to tell last, or got a page that was read for it, and was not asked again in vain since.
     last: Option<u32>,
     guesses: u32,
 }
@@ -105,7 +105,7 @@ impl<'a> Served<'a> {
         self.set.wait(Some(patience), note).map(|_| ())
     }
 
-    /// Asks the one who had something to tell last, without a look at who has. Whether that was right.
+    /// Asks the one who had something to tell last, or goes on since, without a look at who has. Whether that was right.
     fn guess(&mut self, messages: &mut Messages, faults: &mut Faults, now: Instant) -> bool {
         let asked = self.last.filter(|_| self.guesses < GUESSES_MAX).and_then(|number| self.tenants.get(&number));
         let is_right =
@@ -118,7 +118,7 @@ impl<'a> Served<'a> {
         is_right
     }
 
-    /// Serves whoever has something to tell; how many did. Nobody is asked if it `is_quiet`: that nobody has was told a moment ago.
+    /// Serves whoever has something to tell; how many did. Nobody is asked for this turn if it `is_quiet`: the end of a sleep has just told that nobody has.
     fn serve(
         &mut self,
         shared: &Shared,
@@ -127,8 +127,8 @@ impl<'a> Served<'a> {
         (is_quiet, now): (bool, Instant),
     ) -> io::Result<usize> {
         if self.ready.is_empty() && !is_quiet {
-            // Whoever waits for a page that is on its way has no other fault, unless it has other threads: those are found by the look.
-            if !faults.is_reading() && self.guess(messages, faults, now) {
+            // While somebody waits for a page that is on its way, its thread has no other fault; those of others are found by the look.
+            if !faults.is_awaited() && self.guess(messages, faults, now) {
                 return Ok(1);
             }
             self.look(Duration::ZERO)?;
@@ -202,8 +202,12 @@ pub(crate) fn serve_faults(
         served.last = filled.map(|space| space.0).or(served.last);
         // Not for messages alone: what is answered here waits for nobody's CPU.
         (0..shared.crew.take_demands()).for_each(|_| wakefulness.asked(now));
-        if has_served || has_answered || filled.is_some() {
+        if has_served || has_answered {
             leisure.spin.worked(now);
+            continue;
+        }
+        if filled.is_some() {
+            // Whoever goes on may miss the next page at once. Whether it pays to wait for that is told by faults alone.
             continue;
         }
         let has_put_off = faults.has_put_off() || messages.are_unsettled();

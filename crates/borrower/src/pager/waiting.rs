@@ -19,7 +19,7 @@ pub(crate) fn has_events(service: &dyn BlockService) -> bool {
     has_any
 }
 
-/// Sleeps until an event, at most for `patience`. Whether one of the thread's own is there; false also if nobody looked.
+/// Sleeps until an event, at most for `patience`. Whether one of the thread's own is there; true also if nobody could look.
 pub(crate) fn wait(own: &[BorrowedFd<'_>], service: &dyn BlockService, patience: Duration) -> io::Result<bool> {
     let mut waits: [PollFd<'_>; DONORS_MAX + 1 + OWN_EVENTS_MAX] =
         std::array::from_fn(|_| PollFd::from_borrowed_fd(own[0], PollFlags::IN));
@@ -35,7 +35,7 @@ pub(crate) fn wait(own: &[BorrowedFd<'_>], service: &dyn BlockService, patience:
     let timeout = Timespec { tv_sec: patience.as_secs().cast_signed(), tv_nsec: patience.subsec_nanos().into() };
     match poll(&mut waits[..count], Some(&timeout)) {
         Ok(_) => Ok(waits[..own.len()].iter().any(|wait| !wait.revents().is_empty())),
-        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(rustix::io::Errno::INTR) => Ok(true),
         Err(error) => Err(error.into()),
     }
 }

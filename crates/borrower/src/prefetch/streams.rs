@@ -112,8 +112,8 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         self.marker_passed = None;
         if let Some(slot) = self.find(Key::of(faulter, page)) {
             self.renew(slot);
-            self.pass(slot, page);
-            self.marker_passed = self.markers[slot].replace(page);
+            let came_from_last = self.pass(slot, page);
+            self.marker_passed = self.markers[slot].replace(page).filter(|last| came_from_last && *last != page);
             self.policies[slot].on_hit(page, candidates);
             candidates.pages().iter().for_each(|page| self.windows[slot].push(*page));
         }
@@ -139,14 +139,16 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         self.marker_passed
     }
 
-    /// Moves what the stream in `slot` brought along before `marker` from its window to what is passed.
-    fn pass(&mut self, slot: usize, marker: VirtualPage) {
+    /// Moves what the stream in `slot` brought along before `marker` from its window to what is passed. Whether the marker was in that window.
+    fn pass(&mut self, slot: usize, marker: VirtualPage) -> bool {
         let window = &mut self.windows[slot];
         if let Some(place) = window.pages().iter().position(|page| *page == marker) {
             window.pages()[..place].iter().for_each(|page| self.passed.push(*page));
             window.drop_first(place + 1);
+            true
         } else {
             window.clear();
+            false
         }
     }
 
@@ -325,7 +327,7 @@ mod tests {
         streams.on_hit(who, next, &mut candidates);
         assert_eq!(streams.passed().len(), count - 1, "the rest of its window");
         streams.on_hit(who, VirtualPage(1000), &mut candidates);
-        assert!(streams.passed().is_empty(), "what is no marker passes nothing");
+        assert!(streams.passed().is_empty() && streams.marker_passed().is_none(), "what is no marker passes nothing");
     }
 
     #[test]

@@ -117,8 +117,8 @@ impl Faults {
     }
 
     /// Whether somebody waits for a page that is being read.
-    pub fn is_reading(&self) -> bool {
-        self.busy != 0
+    pub fn is_awaited(&self) -> bool {
+        self.busy != 0 && self.reads.iter().flatten().any(ReadUnderWay::is_awaited)
     }
 
     /// Who got a page that it waited for and that was read, since this was asked last: it goes on, and may soon miss the next.

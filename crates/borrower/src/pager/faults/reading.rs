@@ -39,6 +39,13 @@ pub(super) struct ReadUnderWay {
     done: usize,
 }
 
+impl ReadUnderWay {
+    /// Whether a thread of the program waits for it.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.fault.is_some_and(|fault| fault.thread != NOBODY)
+    }
+}
+
 /// A page that was read for a fault: others come along with it.
 pub(super) struct Ask {
     tenant: Arc<Tenant>,
@@ -332,9 +339,9 @@ impl Faults {
         });
         if read.fault.is_some() {
             let told = (read.along.coming(), FaultKind::Fill, read.arrived);
-            let is_done = self.filled(tenant, table, address, protect, told, result) == Outcome::Done;
-            self.filled = is_done.then_some(tenant.id).or(self.filled);
-            return usize::from(is_done);
+            let goes_on = result.is_ok() && read.is_awaited();
+            self.filled = goes_on.then_some(tenant.id).or(self.filled);
+            return usize::from(self.filled(tenant, table, address, protect, told, result) == Outcome::Done);
         }
         self.came_along(tenant, table, rest, (read.along.coming(), protect), result)
     }

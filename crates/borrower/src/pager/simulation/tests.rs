@@ -595,9 +595,9 @@ fn who_gets_a_page_that_was_read_for_it_is_known_once() {
         world.programs[0].memory.lock().events.push_back(fault_at(page));
         assert!(world.serve(&tenant));
         // Others are staged.
-        let has_begun = world.faults[0].is_reading();
+        let has_begun = world.faults[0].is_awaited();
         (0..100).for_each(|_| _ = world.faults[0].poll(world.now));
-        assert!(!world.faults[0].is_reading(), "page {page} is there");
+        assert!(!world.faults[0].is_awaited(), "page {page} is there");
         assert_eq!(world.faults[0].take_filled(), has_begun.then_some(tenant.id), "page {page}");
         assert_eq!(world.faults[0].take_filled(), None);
         reads += usize::from(has_begun);

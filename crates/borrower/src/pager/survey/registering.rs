@@ -23,10 +23,10 @@ pub(super) struct Registered {
 }
 
 impl Registered {
-    /// More often while the budget `is_exceeded`: what the program fills may not be registered yet.
-    fn is_due(self, is_exceeded: bool, now: Instant) -> bool {
+    /// After [`REGISTER_INTERVAL`], or after so many times what the last look took, if that is less.
+    fn is_due(self, rest_times: Option<u32>, now: Instant) -> bool {
         self.last.is_none_or(|(at, took)| {
-            let rest = if is_exceeded { took.saturating_mul(REGISTER_REST_TIMES) } else { REGISTER_INTERVAL };
+            let rest = rest_times.map_or(REGISTER_INTERVAL, |times| took.saturating_mul(times));
             now.saturating_duration_since(at) >= rest.min(REGISTER_INTERVAL)
         })
     }
@@ -42,7 +42,9 @@ impl Survey {
         let budget = &self.shared.budget;
         let is_exceeded = budget.resident_pages() - budget.limit_pages() > BATCH_PAGES as i64;
         let mut residents = std::mem::take(&mut self.residents);
-        for resident in residents.iter_mut().filter(|resident| resident.registered.is_due(is_exceeded, now)) {
+        let programs = residents.len() as u32;
+        let rest_times = is_exceeded.then_some(REGISTER_REST_TIMES.saturating_mul(programs));
+        for resident in residents.iter_mut().filter(|resident| resident.registered.is_due(rest_times, now)) {
             self.look_for_mappings(resident);
         }
         self.residents = residents;
@@ -339,15 +341,18 @@ mod tests {
     fn mappings_are_looked_for_more_often_while_the_budget_is_exceeded() {
         let begin = Instant::now();
         let mut registered = Registered::default();
-        assert!(registered.is_due(false, begin), "never looked");
+        let often = Some(REGISTER_REST_TIMES);
+        assert!(registered.is_due(None, begin), "never looked");
         let (took, large) = (Duration::from_micros(100), Duration::from_millis(50));
         let end = begin + took;
         registered.looked(begin, end);
         let rest = took * REGISTER_REST_TIMES;
-        assert!(!registered.is_due(true, end + rest - Duration::from_nanos(1)) && registered.is_due(true, end + rest));
-        assert!(!registered.is_due(false, end + rest) && registered.is_due(false, end + REGISTER_INTERVAL));
+        assert!(
+            !registered.is_due(often, end + rest - Duration::from_nanos(1)) && registered.is_due(often, end + rest)
+        );
+        assert!(!registered.is_due(None, end + rest) && registered.is_due(None, end + REGISTER_INTERVAL));
         registered.looked(begin, begin + large);
-        assert!(registered.is_due(true, begin + large + REGISTER_INTERVAL), "no less often than else");
+        assert!(registered.is_due(often, begin + large + REGISTER_INTERVAL), "no less often than else");
     }
 
     #[test]
