@@ -4,10 +4,12 @@
 //! owner may read; the first program that needs it makes it. Nothing ever prints the key.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use zeroize::{Zeroize, Zeroizing};
 
 use crate::control::host::random_bytes;
 
@@ -40,6 +42,33 @@ pub enum KeyError {
         /// Its permission bits.
         mode: u32,
     },
+    /// The file, or the directory in which others could replace it, is somebody else's.
+    #[error(
+        "{path} belongs to another user ({owner}), or others may write to its directory, so they could replace the cluster key; run: chown {user} {path} && chmod go-w {directory}"
+    )]
+    Replaceable {
+        /// The file.
+        path: PathBuf,
+        /// Its directory.
+        directory: PathBuf,
+        /// Whose the file or the directory is.
+        owner: u32,
+        /// Who reads it.
+        user: u32,
+    },
+    /// There is no such file, though it was named.
+    #[error(
+        "the cluster key file {path} does not exist; copy it from another machine of the cluster, or make the first one: (umask 077; head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \\n' > {path})"
+    )]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// In place of a file's path there is what may be the secret itself, so it is not repeated.
+    #[error(
+        "a key was given where the path of a key file is wanted; write the key to a file of mode 600, and name that"
+    )]
+    Secret,
     /// The file holds something else.
     #[error(
         "{path} does not hold a cluster key (64 hexadecimal digits); copy the file of another machine of the cluster"
@@ -68,13 +97,22 @@ impl ClusterKey {
 
     /// The key in `path`.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
-        let io_error = |source| KeyError::Io { path: path.to_owned(), source };
+        if decode_hexadecimal(path.as_os_str().as_encoded_bytes()).is_some() {
+            return Err(KeyError::Secret);
+        }
+        let io_error = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => KeyError::Missing { path: path.to_owned() },
+            _ => KeyError::Io { path: path.to_owned(), source },
+        };
         let file = File::open(path).map_err(io_error)?;
-        let mode = file.metadata().map_err(io_error)?.mode() & 0o7777;
+        let metadata = file.metadata().map_err(io_error)?;
+        let mode = metadata.mode() & 0o7777;
         if mode & 0o077 != 0 {
             return Err(KeyError::Exposed { path: path.to_owned(), mode });
         }
-        let mut text = Vec::new();
+        check_replaceable(path, &metadata)?;
+        // Read into as much as it may have, so that no copy of it stays where a buffer grew.
+        let mut text = Zeroizing::new(Vec::with_capacity(KEY_FILE_BYTES_MAX as usize + 1));
         file.take(KEY_FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(io_error)?;
         decode_hexadecimal(&text).map(Self).ok_or_else(|| KeyError::Malformed { path: path.to_owned() })
     }
@@ -84,7 +122,7 @@ impl ClusterKey {
     pub fn load_or_create(path: &Path) -> Result<Self, KeyError> {
         let io_error = |source| KeyError::Io { path: path.to_owned(), source };
         match Self::load(path) {
-            Err(KeyError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(KeyError::Missing { .. }) => {}
             outcome => return outcome,
         }
         if let Some(directory) = path.parent() {
@@ -103,7 +141,7 @@ impl ClusterKey {
         let private = PathBuf::from(private);
         let written =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&private).and_then(|mut file| {
-                file.write_all(encode_hexadecimal(&self.0).as_bytes())?;
+                file.write_all(Zeroizing::new(encode_hexadecimal(&self.0)).as_bytes())?;
                 file.sync_all()
             });
         let linked = written.and_then(|()| std::fs::hard_link(&private, path));
@@ -113,6 +151,29 @@ impl ClusterKey {
             Err(error) => Err(error),
             Ok(()) => removed,
         }
+    }
+}
+
+impl Drop for ClusterKey {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+/// Refuses a file that another user than root and this one owns, or whose directory lets others put another file in its place.
+fn check_replaceable(path: &Path, file: &Metadata) -> Result<(), KeyError> {
+    /// Who may write to a directory with this bit may replace their own files only.
+    const STICKY: u32 = 0o1000;
+    let user = rustix::process::geteuid().as_raw();
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = std::fs::metadata(parent).map_err(|source| KeyError::Io { path: parent.to_owned(), source })?;
+    let is_trusted = |owner: u32| owner == 0 || owner == user;
+    let is_open = directory.mode() & 0o022 != 0 && directory.mode() & STICKY == 0;
+    let error = |owner| KeyError::Replaceable { path: path.to_owned(), directory: parent.to_owned(), owner, user };
+    match (is_trusted(file.uid()), is_trusted(directory.uid()) && !is_open) {
+        (false, _) => Err(error(file.uid())),
+        (true, false) => Err(error(directory.uid())),
+        (true, true) => Ok(()),
     }
 }
 
@@ -193,6 +254,33 @@ mod tests {
         }
         std::fs::write(&path, "Ab".repeat(32)).unwrap();
         assert_eq!(ClusterKey::load(&path).unwrap(), ClusterKey::from_bytes([0xab; 32]));
+    }
+
+    #[test]
+    fn a_file_that_others_could_replace_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cluster.key");
+        ClusterKey::load_or_create(&path).unwrap();
+        for (mode, is_safe) in [(0o777, false), (0o770, false), (0o1777, true), (0o755, true)] {
+            std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            let loaded = ClusterKey::load(&path);
+            assert_eq!(loaded.is_ok(), is_safe, "{mode:o}");
+            let said = loaded.err().map_or(String::new(), |error| error.to_string());
+            assert!(is_safe || said.contains("chmod go-w"), "{said}");
+        }
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+            assert!(matches!(ClusterKey::load(&path), Err(KeyError::Replaceable { owner: 65534, .. })));
+        }
+    }
+
+    #[test]
+    fn a_key_in_place_of_a_path_is_not_repeated() {
+        let key = "5e".repeat(KEY_BYTES);
+        for result in [ClusterKey::load(Path::new(&key)), ClusterKey::load_or_create(Path::new(&key))] {
+            let error = result.unwrap_err();
+            assert!(matches!(error, KeyError::Secret) && !error.to_string().contains("5e5e"));
+        }
     }
 
     #[test]
