@@ -49,6 +49,8 @@ struct Open {
     next: u64,
     /// By age: numbers only grow.
     entries: BTreeMap<u64, Entry>,
+    /// Connections that have room and did not enter yet.
+    coming: usize,
     closed: bool,
 }
 
@@ -75,11 +77,37 @@ pub struct Place<'connections> {
 }
 
 impl Connections {
+    /// Waits until there is room for one more connection that has proven nothing, those counted that give way to it and did not leave yet. False at the
+    /// deadline. Whoever has room enters, or [gives it up](Connections::give_up_room).
+    pub fn await_room(&self, deadline: Instant) -> bool {
+        let mut open = self.lock();
+        loop {
+            if open.closed || open.coming + open.unproven_count() < UNPROVEN_MAX {
+                open.coming += 1;
+                return true;
+            }
+            open.drop_oldest(UNPROVEN_MAX, |_| true);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            open = self.left.wait_timeout(open, left).expect("no thread panics with the connections locked").0;
+        }
+    }
+
+    /// Nobody comes who was waited for.
+    pub fn give_up_room(&self) {
+        let mut open = self.lock();
+        open.coming = open.coming.saturating_sub(1);
+    }
+
     /// A place for a new connection over `socket`, for which an older unproven one may have to go; `None` if all were
     /// ended.
     pub fn enter(&self, socket: impl AsFd, source: Source) -> Option<Place<'_>> {
-        let socket = socket.as_fd().try_clone_to_owned().ok()?;
+        let socket = socket.as_fd().try_clone_to_owned();
         let mut open = self.lock();
+        open.coming = open.coming.saturating_sub(1);
+        let socket = socket.ok()?;
         if open.closed {
             return None;
         }
@@ -147,6 +175,11 @@ impl Open {
         }
     }
 
+    /// Those that have proven nothing, and those that gave way and did not leave yet.
+    fn unproven_count(&self) -> usize {
+        self.entries.len() - self.proven_count()
+    }
+
     fn proven_count(&self) -> usize {
         self.entries.values().filter(|entry| matches!(entry.standing, Standing::Proven(_))).count()
     }
@@ -193,6 +226,28 @@ mod tests {
     use super::*;
 
     const HERE: Source = Source::User(1);
+
+    #[test]
+    fn who_is_on_the_way_out_counts_until_it_has_left() {
+        let connections = Connections::default();
+        let soon = || Instant::now() + Duration::from_millis(5);
+        let mut places = Vec::new();
+        let mut peers = Vec::new();
+        for number in 0..UNPROVEN_MAX {
+            assert!(connections.await_room(soon()));
+            let (own, peer) = UnixStream::pair().unwrap();
+            places.push(connections.enter(&own, elsewhere(number)).unwrap());
+            peers.push(peer);
+        }
+        assert!(!connections.await_room(soon()), "one gave way, and its thread is still there");
+        let mut end = [0];
+        assert_eq!(peers[0].read(&mut end).unwrap(), 0, "the oldest was ended");
+        places.remove(0);
+        assert!(connections.await_room(soon()), "it left");
+        assert!(!connections.await_room(soon()), "the room is for whoever was told so");
+        connections.give_up_room();
+        assert!(connections.await_room(soon()));
+    }
 
     fn elsewhere(number: usize) -> Source {
         Source::of_address(IpAddr::from([10, 0, (number >> 8) as u8, number as u8]))

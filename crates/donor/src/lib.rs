@@ -7,7 +7,7 @@
 //! In reading order:
 //! - [`config`]: what a donor is told.
 //! - [`donor`]: starting, stopping, draining.
-//! - [`listen`], `server`, [`connections`]: from a socket to a session.
+//! - [`listen`], `server`, [`connections`]: from a socket to a session. [`complaints`]: what strangers cause in the log.
 //! - `session`: one borrower's conversation.
 //! - `shared`: lending a slab and taking it back.
 //! - [`leases`]: who holds what. [`capacity`]: how much may be lent. [`eviction`]: what to ask back.
@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod capacity;
+pub mod complaints;
 pub mod config;
 pub mod connections;
 pub mod donor;

@@ -11,8 +11,14 @@ pub const SESSIONS_MAX: usize = 256;
 /// some 16 data connections; each connection is a thread.
 pub const CONNECTIONS_MAX: usize = 1024;
 
-/// Connections that have not proven themselves, at once: those of four borrowers with [`UNPROVEN_PER_SOURCE_MAX`]. A
-/// handshake takes two round trips, so they make way faster than honest peers come.
+/// What strangers cause is written into the log once in so long: some hundred bytes, so 1 MB a day at most.
+pub const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long a new connection waits for one that gave way to leave; that has been shut down, and has only to be scheduled.
+pub const ROOM_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Connections that have not proven themselves, at once: those of four borrowers with [`UNPROVEN_PER_SOURCE_MAX`]. Those
+/// on their way out count, as each is a thread. A handshake takes two round trips, so they make way faster than honest peers come.
 pub const UNPROVEN_MAX: usize = 64;
 
 /// Of those, from one source: what one borrower opens, if all of its connections started at once.

@@ -11,7 +11,7 @@ use spillway_fabric::tcp::{self, Greeting};
 use spillway_fabric::wire::preface::Role;
 
 use crate::connections::Place;
-use crate::limits::ACCEPT_PAUSE;
+use crate::limits::{ACCEPT_PAUSE, ROOM_PATIENCE};
 use crate::listen::{Listener, Peer};
 use crate::session::{self, Session, SessionEnd};
 use crate::shared::Shared;
@@ -23,7 +23,7 @@ pub(crate) fn accept_connections(shared: &Arc<Shared>, listener: &Listener) {
             Ok((stream, peer)) => start_connection(shared, stream, peer),
             Err(_) if shared.is_stopping() => return,
             Err(error) => {
-                tracing::warn!("a connection cannot be accepted: {error}");
+                shared.complain(&format!("a connection cannot be accepted: {error}"));
                 thread::sleep(ACCEPT_PAUSE);
             }
         }
@@ -31,10 +31,16 @@ pub(crate) fn accept_connections(shared: &Arc<Shared>, listener: &Listener) {
 }
 
 fn start_connection(shared: &Arc<Shared>, stream: OwnedFd, peer: Peer) {
+    // A thread for each that came, wherever it is in its life: strangers can come faster than threads leave.
+    if !shared.connections.await_room(Instant::now() + ROOM_PATIENCE) {
+        shared.connections_refused.fetch_add(1, Ordering::Relaxed);
+        return shared.complain(&format!("{} is turned away: too many connections are on their way out", peer.name));
+    }
     let for_thread = Arc::clone(shared);
     let serve = move || serve_connection(&for_thread, stream, &peer);
     if let Err(error) = thread::Builder::new().name("donor-peer".to_owned()).spawn(serve) {
-        tracing::warn!("a connection is refused, its thread cannot start: {error}");
+        shared.connections.give_up_room();
+        shared.complain(&format!("a connection is refused, its thread cannot start: {error}"));
         shared.connections_refused.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -55,14 +61,14 @@ fn serve_connection(shared: &Shared, stream: OwnedFd, peer: &Peer) {
             Ok(()) => {}
             Err(end @ (SessionEnd::Goodbye(_) | SessionEnd::Stopping)) => tracing::info!("{peer} left: {end}"),
             Err(end @ (SessionEnd::Handshake(_) | SessionEnd::Rejected(_))) => refuse(shared, peer, &end),
-            Err(end) => tracing::warn!("{peer} is gone: {end}"),
+            Err(end) => shared.complain(&format!("{peer} is gone: {end}")),
         },
         Role::Data => serve_data(shared, opening, peer, &place),
     }
 }
 
 fn refuse(shared: &Shared, peer: &str, error: &dyn std::error::Error) {
-    tracing::warn!("{peer} is turned away: {error}");
+    shared.complain(&format!("{peer} is turned away: {error}"));
     shared.connections_refused.fetch_add(1, Ordering::Relaxed);
 }
 

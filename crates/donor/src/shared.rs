@@ -14,6 +14,7 @@ use spillway_fabric::wire::proof::{SessionName, session_name};
 use spillway_sys::memfd::Memfd;
 
 use crate::capacity::{Capacity, Holdings};
+use crate::complaints::Complaints;
 use crate::connections::Connections;
 use crate::eviction::Eviction;
 use crate::leases::{Lease, LeaseBook, LeaseError, SessionId};
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) connections: Connections,
     pub(crate) stopping: AtomicBool,
     pub(crate) connections_refused: AtomicU64,
+    /// Log lines that strangers cause.
+    complaints: Mutex<Complaints>,
     state: Mutex<State>,
     /// Signalled when the housekeeper has something to do, or someone waits for leases to return.
     changed: Condvar,
@@ -138,6 +141,14 @@ impl From<LeaseError> for Refusal {
 }
 
 impl Shared {
+    /// Writes into the log what a stranger caused, or keeps it back for a while.
+    pub(crate) fn complain(&self, text: &str) {
+        let mut complaints = self.complaints.lock().expect("no thread panics while it complains");
+        if let Some(line) = complaints.take(text, Instant::now()) {
+            tracing::warn!("{line}");
+        }
+    }
+
     pub(crate) fn new(
         id: DonorId,
         key: Option<ClusterKey>,
@@ -153,6 +164,7 @@ impl Shared {
             connections: Connections::default(),
             stopping: AtomicBool::new(false),
             connections_refused: AtomicU64::new(0),
+            complaints: Mutex::default(),
             state: Mutex::new(state),
             changed: Condvar::new(),
         }
