@@ -33,7 +33,7 @@ bench: packages-bench
 soak: export SPILLWAY_SOAK_SECONDS ?= 180
 soak: packages-test test-binaries
 	$(CARGO) test $(PROFILE) --workspace --test end_to_end -- --nocapture --include-ignored chaos overcommit stress cut_off
-	$(CARGO) test $(PROFILE) --workspace --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos cut_off stopped_for_minutes
+	$(CARGO) test $(PROFILE) --workspace --test pager -- --nocapture --include-ignored stress memory_that_moves overcommit chaos cut_off stopped_for_minutes hostile
 	$(CARGO) test $(PROFILE) --workspace --test virtual_machine -- --nocapture --ignored
 	$(CARGO) test $(PROFILE) --workspace --test frontend_nbd -- --nocapture --ignored --exact the_newest_stock_kernel_goes_on_after_the_death_of_nbd_servers
 

@@ -35,15 +35,22 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::arguments::{Arguments, Command};
-use crate::failure::{EXIT_DONE, Failure};
+use crate::failure::{EXIT_DONE, EXIT_FAILED, Failure};
 use crate::run::program::Ending;
 
 fn main() -> ExitCode {
     // Before any thread exists, because the kernel keeps it per thread and new threads inherit it.
     let serves_pages = std::env::args_os().nth(1).is_some_and(|command| command == "serve-device");
     let io_flusher = if serves_pages { spillway_sys::paging_safety::set_input_output_flusher() } else { Ok(()) };
-    // The kernel hides a program with file capabilities (`doctor` names one for forks under the pager) from its own user, and so from
-    // itself: it could not open its `/proc/self/pagemap`. Tracing it still takes the same capabilities (ptrace(2)).
+    // A program file may have a capability (`doctor` names it) for one call of the pager; no process of ours that does more than this call keeps it.
+    let is_needed = std::env::args_os().nth(1).is_some_and(|command| command == "run" || command == "doctor");
+    if let Err(error) = spillway_sys::tracing_right::give_up(is_needed) {
+        eprintln!(
+            "spillway: CAP_SYS_PTRACE, which this program file has, cannot be given up: {error}; take it away with setcap -r"
+        );
+        return ExitCode::from(EXIT_FAILED);
+    }
+    // The kernel hides a program with file capabilities from its own user, and so from itself: it could not open its `/proc/self/pagemap`.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
     log_to_stderr();
     match execute(Arguments::parse().command, io_flusher) {

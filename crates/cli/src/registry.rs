@@ -258,6 +258,29 @@ impl Registry {
         self.root.join(format!("{}-{name}", kind.word()))
     }
 
+    /// Where programs of run `name` find what they load and where they say hello. Root's lies where whoever they become can pass through, and nothing else
+    /// lies there; its name is none that an entry can have.
+    pub(crate) fn programs_path(&self, name: &str) -> PathBuf {
+        self.root.join(format!("programs.{name}"))
+    }
+
+    /// Makes that directory anew.
+    pub(crate) fn make_programs_directory(&self, name: &str) -> Result<PathBuf, RegistryError> {
+        let path = self.programs_path(name);
+        self.remove_programs_directory(name);
+        let mode = if rustix::process::geteuid().is_root() { 0o711 } else { 0o700 };
+        let made = fs::DirBuilder::new().mode(mode).create(&path);
+        // What this process's umask takes away is meant for others' directories.
+        made.and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(mode))).map_err(system(&path))?;
+        Ok(path)
+    }
+
+    /// Removes it.
+    pub(crate) fn remove_programs_directory(&self, name: &str) {
+        // It is not there for runs by the swap device; what cannot be removed now is made anew by the next run of that name.
+        let _ = fs::remove_dir_all(self.programs_path(name));
+    }
+
     /// Makes an entry of this process. A dead owner's entry of that name must have been mended before.
     pub(crate) fn claim(&self, kind: Kind, name: &str) -> Result<Entry, RegistryError> {
         check_name(name)?;

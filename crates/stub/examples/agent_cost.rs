@@ -30,7 +30,7 @@ fn main() {
     let mut paged = pager.greet(true);
     let memory = paged.hear(&conversation, "memory");
     paged.register(memory, pages);
-    paged.seat.set_spin_rounds(SPIN_ROUNDS);
+    paged.seat().set_spin_rounds(SPIN_ROUNDS);
     println!("{BATCHES} batches of {BATCH_ENTRIES_MAX} pages; us a page: best (moved, done), median (moved, done)");
     let mut next = memory;
     for (name, run, is_copied) in [
@@ -44,7 +44,7 @@ fn main() {
         let mut times: Vec<(Duration, Duration)> = Vec::new();
         // The first batch warms up.
         for _ in 0..=BATCHES {
-            let tasks = tasks(&pager, &mut next, run, is_copied);
+            let tasks = tasks(&mut next, run, is_copied);
             times.push(measure(&mut paged, &tasks));
         }
         times.remove(0);
@@ -56,11 +56,10 @@ fn main() {
 }
 
 /// A batch of runs of `run` pages with gaps as long.
-fn tasks(pager: &TinyPager, next: &mut u64, run: u64, is_copied: bool) -> Vec<Task> {
+fn tasks(next: &mut u64, run: u64, is_copied: bool) -> Vec<Task> {
     let task = |index: u64| {
         let address = *next + (index + index / run * run) * PAGE;
-        let place = pager.arena.slot_offset(0) + (index * PAGE) as usize;
-        if is_copied { Task::evict_copy(address, place) } else { Task::evict_drop(address) }
+        if is_copied { Task::evict_copy(address) } else { Task::evict_drop(address) }
     };
     let tasks = (0..BATCH_ENTRIES_MAX as u64).map(task).collect();
     *next += 2 * BATCH_ENTRIES_MAX as u64 * PAGE;
@@ -71,12 +70,12 @@ fn tasks(pager: &TinyPager, next: &mut u64, run: u64, is_copied: bool) -> Vec<Ta
 fn measure(paged: &mut Paged, tasks: &[Task]) -> (Duration, Duration) {
     let batch = paged.next_batch();
     let start = Instant::now();
-    paged.seat.post(batch, tasks);
-    assert!(paged.seat.wait(batch, Phase::Moved, SPIN_ROUNDS, far()).unwrap());
+    paged.seat().post(batch, tasks);
+    assert!(paged.seat().wait(batch, Phase::Moved, SPIN_ROUNDS, far()).unwrap());
     let moved = start.elapsed();
-    assert!(paged.seat.wait(batch, Phase::Done, SPIN_ROUNDS, far()).unwrap());
+    assert!(paged.seat().wait(batch, Phase::Done, SPIN_ROUNDS, far()).unwrap());
     let done = start.elapsed();
-    assert!((0..tasks.len()).all(|index| paged.seat.result(batch, index) == outcome::DONE));
-    paged.seat.take(batch);
+    assert!((0..tasks.len()).all(|index| paged.seat().result(batch, index) == outcome::DONE));
+    paged.seat().take(batch);
     (moved, done)
 }

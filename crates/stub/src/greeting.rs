@@ -1,7 +1,7 @@
 //! Programs and agents that say hello to the pager, over a UNIX socket that keeps messages apart.
 //!
-//! Who connects is any process of this user (of any user, for an abstract address), so [`Visitor::process`], which the kernel
-//! vouches for, must be a process of the run before its hello is believed.
+//! Who connects is any process that can reach the address, so [`Visitor::peer`], which the kernel vouches for, must be a process of the run
+//! before its hello is believed.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -123,8 +123,8 @@ impl Listener {
     pub fn accept(&self) -> io::Result<Option<Visitor>> {
         match net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => {
-                let process = net::sockopt::socket_peercred(&socket)?.pid.as_raw_nonzero().get().unsigned_abs();
-                Ok(Some(Visitor { socket, process }))
+                let peer = Peer::from(net::sockopt::socket_peercred(&socket)?);
+                Ok(Some(Visitor { socket, peer }))
             }
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(errno) => Err(errno.into()),
@@ -157,7 +157,7 @@ impl Notes {
     /// The next hello, and the userfaultfd that came along; `None` when there is none.
     pub fn next(&self) -> io::Result<Option<Note>> {
         let mut bytes = [0; MESSAGE_BYTES + 1];
-        let Received { length, process, passed } = match receive_now(&self.socket, &mut bytes) {
+        let Received { length, peer, passed } = match receive_now(&self.socket, &mut bytes) {
             Ok(received) => received,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Err(errno) => return Err(errno.into()),
@@ -166,7 +166,7 @@ impl Notes {
             MESSAGE_BYTES => Hello::decode(&words(&bytes[..MESSAGE_BYTES])).map_err(GreetingError::from),
             _ => Err(GreetingError::NotOurs),
         };
-        Ok(Some(Note { process, hello, passed }))
+        Ok(Some(Note { peer, hello, passed }))
     }
 }
 
@@ -179,19 +179,34 @@ impl AsFd for Notes {
 /// The hello of a program that does not wait for an answer.
 #[derive(Debug)]
 pub struct Note {
-    /// The process, in this process's PID namespace. The kernel vouches for it.
-    pub process: u32,
+    /// Who it is of.
+    pub peer: Peer,
     /// What it says.
     pub hello: Result<Hello, GreetingError>,
     /// The userfaultfd.
     pub passed: Option<OwnedFd>,
 }
 
+/// Who is at the other end, as the kernel says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// The process, in this process's PID namespace; 0 for one outside of it.
+    pub process: u32,
+    /// Its user, as this process sees it.
+    pub user: u32,
+}
+
+impl From<net::UCred> for Peer {
+    fn from(who: net::UCred) -> Self {
+        Self { process: who.pid.as_raw_nonzero().get().unsigned_abs(), user: who.uid.as_raw() }
+    }
+}
+
 /// What came in one message.
 struct Received {
     length: usize,
-    /// Who sent it, where the socket is told (`SO_PASSCRED`); 0 elsewhere.
-    process: u32,
+    /// Who sent it, where the socket is told (`SO_PASSCRED`).
+    peer: Peer,
     passed: Option<OwnedFd>,
 }
 
@@ -199,15 +214,13 @@ fn receive_now(socket: &OwnedFd, bytes: &mut [u8]) -> Result<Received, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let message = net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    let mut received = Received { length: message.bytes, process: 0, passed: None };
+    let mut received = Received { length: message.bytes, peer: Peer::default(), passed: None };
     for part in ancillary.drain() {
         match part {
             RecvAncillaryMessage::ScmRights(descriptors) => {
                 descriptors.for_each(|descriptor| received.passed = Some(descriptor));
             }
-            RecvAncillaryMessage::ScmCredentials(who) => {
-                received.process = who.pid.as_raw_nonzero().get().unsigned_abs();
-            }
+            RecvAncillaryMessage::ScmCredentials(who) => received.peer = Peer::from(who),
             _ => {}
         }
     }
@@ -223,7 +236,14 @@ fn new_socket() -> io::Result<OwnedFd> {
 #[derive(Debug)]
 pub struct Visitor {
     socket: OwnedFd,
-    process: u32,
+    peer: Peer,
+}
+
+impl AsFd for Visitor {
+    /// Readable when it says something.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 impl Visitor {
@@ -231,12 +251,23 @@ impl Visitor {
     pub fn connect(address: &Address) -> io::Result<Self> {
         let socket = new_socket()?;
         net::connect(&socket, &address.socket_address()?)?;
-        Ok(Self { socket, process: std::process::id() })
+        let peer = Peer { process: std::process::id(), user: rustix::process::geteuid().as_raw() };
+        Ok(Self { socket, peer })
+    }
+
+    /// One whose socket was taken from its process, which is known.
+    pub fn from_socket(socket: OwnedFd, peer: Peer) -> Self {
+        Self { socket, peer }
+    }
+
+    /// Who it is.
+    pub fn peer(&self) -> Peer {
+        self.peer
     }
 
     /// The process, in this process's PID namespace. The kernel vouches for it.
     pub fn process(&self) -> u32 {
-        self.process
+        self.peer.process
     }
 
     /// Its hello, and the userfaultfd that came along.
@@ -245,7 +276,7 @@ impl Visitor {
         Ok((Hello::decode(&words)?, descriptor))
     }
 
-    /// Answers a hello; `passed` is the arena's file for a program, the userfaultfd for an agent.
+    /// Answers a hello; `passed` is the head's file for a program; for an agent the userfaultfd, and with another welcome its seat's file.
     pub fn welcome(&self, welcome: &Welcome, passed: Option<BorrowedFd<'_>>) -> Result<(), GreetingError> {
         self.send(&welcome.encode(), passed)
     }
@@ -272,7 +303,12 @@ impl Visitor {
                 "the space holds one descriptor"
             );
         }
-        match net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
+        match net::sendmsg(
+            &self.socket,
+            &[IoSlice::new(&bytes)],
+            &mut ancillary,
+            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+        ) {
             Ok(_) => Ok(()),
             Err(Errno::PIPE | Errno::CONNRESET) => Err(GreetingError::Closed),
             Err(errno) => Err(GreetingError::Io(errno.into())),
@@ -337,12 +373,13 @@ mod tests {
         assert!(notes.next().unwrap().is_none());
         let sender = net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).unwrap();
         net::connect(&sender, &SocketAddrUnix::new(format!("{address}{NOTES_SUFFIX}")).unwrap()).unwrap();
-        let sender = Visitor { socket: sender, process: 0 };
+        let sender = Visitor { socket: sender, peer: Peer::default() };
         let file = std::fs::File::open("/dev/null").unwrap();
         sender.send(&HELLO.encode(), Some(file.as_fd())).unwrap();
         rustix::io::write(&sender.socket, b"GET / HTTP/1.0").unwrap();
         let note = notes.next().unwrap().expect("it was sent");
-        assert_eq!((note.process, note.hello.unwrap()), (std::process::id(), HELLO));
+        assert_eq!((note.peer.process, note.hello.unwrap()), (std::process::id(), HELLO));
+        assert_eq!(note.peer.user, rustix::process::geteuid().as_raw());
         assert!(note.passed.is_some());
         let stranger = notes.next().unwrap().expect("it was sent");
         assert!(matches!(stranger.hello, Err(GreetingError::NotOurs)) && stranger.passed.is_none());
@@ -360,12 +397,14 @@ mod tests {
     const HELLO: Hello = Hello {
         kind: HelloKind::Program,
         process: 1,
-        seat: 0,
+        attempt: 0,
         status: 0,
+        token: 7,
         start_agent: 4096,
         library_start: 0,
         library_end: 8192,
-        arena: 0,
+        cell: 0,
+        head: 0,
     };
 
     #[test]
@@ -377,13 +416,13 @@ mod tests {
         let (hello, passed) = pager.hello(far()).unwrap();
         assert_eq!(hello, HELLO);
         assert!(passed.is_some());
-        let welcome = Welcome { verdict: Verdict::Page, seat: 2, arena_bytes: 4096, start_agent: false };
+        let welcome = Welcome { verdict: Verdict::Page, attempt: 2, start_agent: false };
         pager.welcome(&welcome, None).unwrap();
         let (words, passed) = program.receive(far()).unwrap();
         assert_eq!(Welcome::decode(&words).unwrap(), welcome);
         assert!(passed.is_none());
-        program.send(&Ready { arena: 4096, status: 0 }.encode(), None).unwrap();
-        assert_eq!(pager.ready(far()).unwrap(), Ready { arena: 4096, status: 0 });
+        program.send(&Ready { head: 4096, status: 0 }.encode(), None).unwrap();
+        assert_eq!(pager.ready(far()).unwrap(), Ready { head: 4096, status: 0 });
     }
 
     #[test]

@@ -2,44 +2,78 @@
 
 #![allow(unsafe_code, reason = "a call into another process")]
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::io;
 use std::time::{Duration, Instant};
 
+use spillway_sys::process_memory;
 use spillway_sys::tracee::{self, Call, TraceError};
 
-use crate::protocol::CALL_STACK_END;
-use crate::seat::Seat;
+use crate::protocol::{CALL_STACK_END, CELL_WORDS};
 
 /// The function needs a hundred microseconds of a CPU, which a busy machine may not give for long. To give it up half way would leave
 /// a program that never gets an agent.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Where a program has what the pager gave it, from its [`Hello`](crate::protocol::Hello) and [`Ready`](crate::protocol::Ready);
-/// a forked child has all at the same addresses.
+/// Where a program has what the pager needs, from its [`Hello`](crate::protocol::Hello) and [`Ready`](crate::protocol::Ready);
+/// a forked child has all at the same addresses. A program says what it likes, so all of this is checked before it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramPlaces {
     /// The process, in this process's PID namespace.
     pub process: u32,
     /// The stub's `start_agent`.
     pub start_agent: u64,
-    /// Where the arena is mapped.
-    pub arena: u64,
+    /// The stub's [`AgentCell`](crate::protocol::AgentCell).
+    pub cell: u64,
+    /// Where the head is mapped.
+    pub head: u64,
 }
 
-/// Lets thread `thread` start an agent in `seat`, which is clear, and gives the thread back; begins by `deadline`. The agent then says hello by itself:
-/// see [`Seat::wait_for_agent`]. With [`TraceError::Unsuitable`], try another thread, or later.
-pub fn start_agent(places: &ProgramPlaces, thread: u32, seat: &Seat, deadline: Instant) -> Result<(), TraceError> {
+/// What stands in a program's [`AgentCell`](crate::protocol::AgentCell).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CellContent {
+    /// Which attempt the rest is about.
+    pub attempt: u32,
+    /// The starting call has returned.
+    pub has_returned: bool,
+    /// The error number with which the agent failed, or 0.
+    pub failure: i32,
+    /// The agent's number of the socket that the pager is to take, if it waits for that.
+    pub offered: Option<i32>,
+}
+
+/// Reads a program's cell. The program must be known to be one of the run.
+pub fn read_cell(places: &ProgramPlaces) -> io::Result<CellContent> {
+    let mut bytes = [0; CELL_WORDS * 4];
+    process_memory::read_exact(places.process, places.cell, &mut bytes)?;
+    let word = |index: usize| u32::from_ne_bytes(bytes[index * 4..][..4].try_into().expect("a word has four bytes"));
+    Ok(CellContent {
+        attempt: word(0),
+        has_returned: word(1) != 0,
+        failure: word(2).cast_signed(),
+        offered: word(4).checked_sub(1).map(u32::cast_signed),
+    })
+}
+
+/// Lets thread `thread` start an agent, as attempt number `attempt`, which is new to the program, and gives the thread back; begins by `deadline`. The agent
+/// then says hello by itself, or offers a socket (see [`CellContent`]). `is_ours` is asked of the stopped thread's memory, and nothing happens to a thread of which it denies
+/// that: between any look at a process and a stop of its thread, the process may become another program, with more rights.
+/// With [`TraceError::Unsuitable`], try another thread, or later.
+pub fn start_agent(
+    places: &ProgramPlaces,
+    thread: u32,
+    attempt: u32,
+    is_ours: &mut dyn FnMut() -> bool,
+    deadline: Instant,
+) -> Result<(), TraceError> {
     assert_ne!(places.process, std::process::id(), "an agent is started in another process");
-    seat.call_returned().store(0, Relaxed);
-    let address = places.arena + seat.offset() as u64;
     let call = Call {
         function: places.start_agent,
-        argument: address,
-        stack_end: address + CALL_STACK_END as u64,
+        argument: u64::from(attempt),
+        stack_end: places.cell + CALL_STACK_END as u64,
         patience: START_PATIENCE,
     };
-    let is_finished = || seat.call_returned().load(Acquire) != 0;
-    // SAFETY: the process is another one (checked; the stub is in no program that shares our memory), which said itself that
-    // its function for this is there. The stack is its seat's own.
-    unsafe { tracee::call(places.process, thread, &call, is_finished, deadline) }
+    let is_finished = || read_cell(places).is_ok_and(|cell| cell.attempt == attempt && cell.has_returned);
+    // SAFETY: the process is another one (checked; the stub is in no program that shares our memory), and its memory is that of the
+    // program which said itself that its function for this is there, as `is_ours` finds. The stack is the stub's, for this call alone.
+    unsafe { tracee::call(places.process, thread, &call, is_ours, is_finished, deadline) }
 }

@@ -5,15 +5,15 @@
 //!
 //! The pager's side, safe code:
 //!
-//! - [`arena`]: memory shared with programs, and its seats.
-//! - [`seat`]: batches for one agent, and their results.
+//! - [`head`]: what all programs of a run see.
+//! - [`seat`]: memory shared with one agent: batches, their results, and the pages that it takes out.
 //! - [`greeting`]: programs and agents that say hello.
 //! - [`late_start`]: an agent for a program that runs already.
 
 #![deny(unsafe_code)]
 
-pub mod arena;
 pub mod greeting;
+pub mod head;
 #[cfg(target_arch = "x86_64")]
 pub mod late_start;
 pub mod protocol;

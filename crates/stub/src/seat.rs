@@ -1,4 +1,5 @@
-//! One process's place in the arena, as the pager sees it: batches for its agent, and their results.
+//! What one agent shares with the pager, as the pager sees it: batches, their results, and the pages that the agent takes out. Nobody else has
+//! this memory, and forks do not inherit it.
 //!
 //! The two batches are used in turn: post 0, post 1, post 0 again, because the agent looks for them in that order. A batch is
 //! written while its phase is `Idle`, and read while it is `Done`; in between it belongs to the agent. Nothing here
@@ -13,11 +14,12 @@ use std::sync::atomic::{AtomicU32, fence};
 use std::time::Instant;
 
 use spillway_sys::mapping::Mapping;
+use spillway_sys::memfd::Memfd;
 use spillway_sys::shared_futex;
 
 use crate::protocol::{
-    AgentState, BATCH_ENTRIES_MAX, BATCHES, Operation, Phase, STAGING_BYTES, batch_offset, batch_word, entry_word,
-    seat_word,
+    AgentState, BATCH_ENTRIES_MAX, BATCHES, Operation, PAGE_BYTES, Phase, SEAT_BYTES, STAGING_BYTES, batch_offset,
+    batch_word, entry_word, seat_word, transfer_offset,
 };
 
 /// One thing for the agent to do; see [`Operation`].
@@ -27,16 +29,16 @@ pub struct Task {
     pub operation: Operation,
     /// The page's or the range's address in the program.
     pub address: u64,
-    /// A place in the arena, or a length in bytes.
+    /// A length in bytes, or a status.
     pub argument: u64,
     /// An advice.
     pub detail: u32,
 }
 
 impl Task {
-    /// Evict the page at `address`, and leave its content at `arena_offset`.
-    pub fn evict_copy(address: u64, arena_offset: usize) -> Self {
-        Self { operation: Operation::EvictCopy, address, argument: arena_offset as u64, detail: 0 }
+    /// Evict the page at `address`, and leave its content in the seat ([`Seat::read_page`]).
+    pub fn evict_copy(address: u64) -> Self {
+        Self { operation: Operation::EvictCopy, address, argument: 0, detail: 0 }
     }
 
     /// Evict the page at `address`, whose content is elsewhere.
@@ -64,44 +66,26 @@ impl Task {
 #[derive(Clone, Debug)]
 pub struct Seat {
     memory: Arc<Mapping>,
-    offset: usize,
-    index: u32,
+    file: Arc<Memfd>,
 }
 
 impl Seat {
-    pub(crate) fn new(memory: Arc<Mapping>, offset: usize, index: u32) -> Self {
-        Self { memory, offset, index }
+    /// A new one, for an agent that starts. The first batch to be posted is 0.
+    pub fn create() -> io::Result<Self> {
+        let file = Memfd::create("spillway-seat", SEAT_BYTES as u64)?;
+        let memory = Arc::new(Mapping::shared(&file, SEAT_BYTES)?);
+        Ok(Self { memory, file: Arc::new(file) })
     }
 
-    /// Writes its number down, once, for the agent.
-    pub(crate) fn number(&self) {
-        self.word(seat_word::INDEX).store(self.index, Relaxed);
+    /// The file, to be sent to the agent.
+    pub fn file(&self) -> &Memfd {
+        &self.file
     }
 
-    /// Its number.
-    pub fn index(&self) -> u32 {
-        self.index
-    }
-
-    /// Where it begins in the arena; a program has it at this distance from where the arena is mapped.
-    pub fn offset(&self) -> usize {
-        self.offset
-    }
-
-    /// Makes it ready for another process, or for another agent. Its last one must have ended, or its process must run another
-    /// program. The first batch to be posted then is 0.
-    pub fn clear(&self) {
-        use seat_word::{AGENT_CPU, AGENT_SLEEPS, CALL_RETURNED, PAGER_AWAITS, THREAD};
-
-        for word in [AGENT_SLEEPS, PAGER_AWAITS, CALL_RETURNED, THREAD, AGENT_CPU] {
-            self.word(word).store(0, Relaxed);
-        }
-        shared_futex::signed_word(&self.memory, self.offset + seat_word::FAILURE).store(0, Relaxed);
-        shared_futex::long_word(&self.memory, self.offset + seat_word::STAGING).store(0, Relaxed);
-        for batch in 0..BATCHES {
-            self.phase_word(batch).store(Phase::Idle as u32, Relaxed);
-        }
-        self.state_word().store(AgentState::Absent as u32, Release);
+    /// Copies the page that entry `index` of batch `batch` evicted, which has moved, to `offset` of `target`.
+    pub fn read_page(&self, batch: usize, index: usize, target: &Mapping, offset: usize) {
+        assert!(index < BATCH_ENTRIES_MAX, "page {index} of a batch");
+        target.copy_from(offset, &self.memory, transfer_offset(batch, index), PAGE_BYTES);
     }
 
     /// How its agent is.
@@ -112,7 +96,7 @@ impl Seat {
 
     /// Why the agent failed.
     pub fn failure(&self) -> io::Error {
-        let number = shared_futex::signed_word(&self.memory, self.offset + seat_word::FAILURE).load(Relaxed);
+        let number = shared_futex::signed_word(&self.memory, seat_word::FAILURE).load(Relaxed);
         io::Error::from_raw_os_error(number.wrapping_abs())
     }
 
@@ -123,9 +107,15 @@ impl Seat {
 
     /// The agent's staging area in the program: never to be registered or evicted.
     pub fn staging(&self) -> Option<Range<u64>> {
-        let start = shared_futex::long_word(&self.memory, self.offset + seat_word::STAGING).load(Acquire);
+        let start = shared_futex::long_word(&self.memory, seat_word::STAGING).load(Acquire);
         // The program may write anything there.
         start.checked_add(STAGING_BYTES as u64).filter(|_| start != 0).map(|end| start..end)
+    }
+
+    /// Where the program has this memory: never to be registered or evicted.
+    pub fn mapped(&self) -> Option<Range<u64>> {
+        let start = shared_futex::long_word(&self.memory, seat_word::MAPPED).load(Acquire);
+        start.checked_add(SEAT_BYTES as u64).filter(|_| start != 0).map(|end| start..end)
     }
 
     /// How often the agent looks for its next batch before it sleeps.
@@ -151,16 +141,11 @@ impl Seat {
         (self.word(seat_word::AGENT_CPU).load(Relaxed) as usize).checked_sub(1)
     }
 
-    /// The word that shows that the call which starts the agent has done its work.
-    pub fn call_returned(&self) -> &AtomicU32 {
-        self.word(seat_word::CALL_RETURNED)
-    }
-
     /// Gives `tasks` to the agent in batch `batch`, and wakes it if it sleeps.
     pub fn post(&self, batch: usize, tasks: &[Task]) {
         assert_eq!(self.phase(batch), Phase::Idle, "a batch is posted when the one before was taken");
         assert!(tasks.len() <= BATCH_ENTRIES_MAX, "{} tasks in one batch", tasks.len());
-        let base = self.offset + batch_offset(batch);
+        let base = batch_offset(batch);
         for (index, task) in tasks.iter().enumerate() {
             let entry = base + batch_word::entry(index);
             shared_futex::long_word(&self.memory, entry + entry_word::ADDRESS).store(task.address, Relaxed);
@@ -211,7 +196,7 @@ impl Seat {
     /// What became of task `index` of batch `batch`, which is moved (for evictions) or done; see [`crate::protocol::outcome`].
     pub fn result(&self, batch: usize, index: usize) -> i32 {
         assert!(index < BATCH_ENTRIES_MAX, "task {index} of a batch");
-        let entry = self.offset + batch_offset(batch) + batch_word::entry(index);
+        let entry = batch_offset(batch) + batch_word::entry(index);
         shared_futex::signed_word(&self.memory, entry + entry_word::RESULT).load(Relaxed)
     }
 
@@ -222,7 +207,7 @@ impl Seat {
     }
 
     fn word(&self, place: usize) -> &AtomicU32 {
-        shared_futex::word(&self.memory, self.offset + place)
+        shared_futex::word(&self.memory, place)
     }
 
     fn state_word(&self) -> &AtomicU32 {
@@ -240,14 +225,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::arena::{Arena, ArenaPlan};
-    use crate::greeting::Address;
 
     fn seat() -> Seat {
-        let address = Address::parse("@spillway-seat-test").unwrap();
-        let seat = Arena::create(ArenaPlan { seats: 2, pool_slots: 1 }, &address).unwrap().seat(1);
-        seat.clear();
-        seat
+        Seat::create().unwrap()
     }
 
     fn far() -> Instant {
@@ -256,7 +236,7 @@ mod tests {
 
     /// What an agent does with a batch, here in a thread of the test.
     fn play_agent(seat: &Seat, batch: usize, phase: Phase) {
-        let entry = seat.offset + batch_offset(batch) + batch_word::entry(0);
+        let entry = batch_offset(batch) + batch_word::entry(0);
         shared_futex::signed_word(&seat.memory, entry + entry_word::RESULT).store(-16, Relaxed);
         seat.phase_word(batch).store(phase as u32, Release);
         fence(SeqCst);
@@ -268,7 +248,7 @@ mod tests {
     #[test]
     fn a_batch_goes_to_the_agent_and_comes_back() {
         let seat = seat();
-        seat.post(1, &[Task::evict_copy(0x7000, 4096), Task::exit(0)]);
+        seat.post(1, &[Task::evict_copy(0x7000), Task::exit(0)]);
         assert_eq!((seat.phase(0), seat.phase(1)), (Phase::Idle, Phase::Posted));
         assert!(!seat.wait(1, Phase::Moved, 10, Instant::now() + Duration::from_millis(1)).unwrap());
         let agent = seat.clone();
@@ -295,14 +275,32 @@ mod tests {
         let seat = seat();
         assert_eq!(seat.state(), AgentState::Absent);
         assert!(!seat.wait_for_agent(Instant::now()).unwrap());
-        shared_futex::signed_word(&seat.memory, seat.offset + seat_word::FAILURE).store(-13, Relaxed);
+        shared_futex::signed_word(&seat.memory, seat_word::FAILURE).store(-13, Relaxed);
         seat.state_word().store(AgentState::Failed as u32, Release);
         assert!(seat.wait_for_agent(far()).unwrap());
         assert_eq!(seat.failure().kind(), io::ErrorKind::PermissionDenied);
         seat.state_word().store(77, Release);
         assert_eq!(seat.state(), AgentState::Failed, "nonsense is a failure");
-        seat.clear();
-        assert_eq!(seat.state(), AgentState::Absent);
-        assert_eq!(seat.staging(), None);
+        assert_eq!((seat.staging(), seat.mapped()), (None, None));
+    }
+
+    #[test]
+    fn evicted_pages_go_through_places_of_their_own() {
+        let (seat, target) = (seat(), Mapping::anonymous(2 * PAGE_BYTES).unwrap());
+        let last = BATCH_ENTRIES_MAX - 1;
+        seat.memory.write(transfer_offset(1, last) + 8, b"page");
+        seat.read_page(1, last, &target, PAGE_BYTES);
+        let mut bytes = [0; 4];
+        target.read(PAGE_BYTES + 8, &mut bytes);
+        assert_eq!(&bytes, b"page");
+    }
+
+    #[test]
+    fn a_program_can_write_any_address_into_its_seat() {
+        let seat = seat();
+        for word in [seat_word::STAGING, seat_word::MAPPED] {
+            shared_futex::long_word(&seat.memory, word).store(u64::MAX - 5, Release);
+        }
+        assert_eq!((seat.staging(), seat.mapped()), (None, None));
     }
 }

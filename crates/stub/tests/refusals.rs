@@ -27,7 +27,7 @@ fn a_pager_may_let_a_program_run_unpaged() {
     let mut conversation = start(&pager);
     let visitor = pager.visitor();
     visitor.hello(far()).unwrap();
-    let welcome = Welcome { verdict: Verdict::RunUnpaged, seat: 0, arena_bytes: 0, start_agent: false };
+    let welcome = Welcome { verdict: Verdict::RunUnpaged, attempt: 0, start_agent: false };
     visitor.welcome(&welcome, None).unwrap();
     assert_ne!(conversation.number_after("memory "), 0);
     conversation.tell("threads");
@@ -42,7 +42,7 @@ fn a_pager_may_refuse_a_program() {
     let mut conversation = start(&pager);
     let visitor = pager.visitor();
     visitor.hello(far()).unwrap();
-    let welcome = Welcome { verdict: Verdict::Refuse, seat: 0, arena_bytes: 0, start_agent: false };
+    let welcome = Welcome { verdict: Verdict::Refuse, attempt: 0, start_agent: false };
     visitor.welcome(&welcome, None).unwrap();
     assert_eq!(conversation.wait().code(), Some(REFUSED));
     let said = conversation.complaints();
@@ -59,9 +59,8 @@ fn a_program_that_may_have_no_more_descriptors_is_told() {
     let mut conversation = Conversation::start(command);
     let visitor = pager.visitor();
     visitor.hello(far()).unwrap();
-    let arena_bytes = pager.arena.length_bytes();
-    let welcome = Welcome { verdict: Verdict::Page, seat: 0, arena_bytes, start_agent: false };
-    visitor.welcome(&welcome, Some(pager.arena.file().as_fd())).unwrap();
+    let welcome = Welcome { verdict: Verdict::Page, attempt: 0, start_agent: false };
+    visitor.welcome(&welcome, Some(pager.head.file().as_fd())).unwrap();
     assert_eq!(conversation.wait().code(), Some(REFUSED));
     let said = conversation.complaints();
     assert!(said.contains("no descriptor free"), "{said}");
@@ -115,7 +114,7 @@ fn without_the_variable_nothing_happens() {
 /// pager further out.
 #[test]
 fn a_program_whose_forks_somebody_else_is_asked_about_does_not_start() {
-    let [mut outer, mut inner] = [TinyPager::without_rights(), TinyPager::without_rights()];
+    let [mut outer, inner] = [TinyPager::without_rights(), TinyPager::without_rights()];
     let program = compile(inner.directory.path());
     let mut launcher = Command::new("env");
     launcher.arg(format!("SPILLWAY_PAGER={}", inner.address)).arg(program).arg("1").stderr(Stdio::piped());
@@ -123,10 +122,8 @@ fn a_program_whose_forks_somebody_else_is_asked_about_does_not_start() {
     let (_outside, notices) = outer.greet_without_rights(false);
     let visitor = inner.visitor();
     visitor.hello(far()).unwrap();
-    let seat = inner.next_seat();
-    let arena_bytes = inner.arena.length_bytes();
-    let welcome = Welcome { verdict: Verdict::PageTellingForks, seat: seat.index(), arena_bytes, start_agent: false };
-    visitor.welcome(&welcome, Some(inner.arena.file().as_fd())).unwrap();
+    let welcome = Welcome { verdict: Verdict::PageTellingForks, attempt: 0, start_agent: false };
+    visitor.welcome(&welcome, Some(inner.head.file().as_fd())).unwrap();
     assert!(visitor.ready_with_descriptor(far()).unwrap().1.is_none(), "there is a filter already");
     wait_readable(&notices, "it finds out who is asked");
     assert!(notices.next().unwrap().is_none(), "the other pager says who it is");

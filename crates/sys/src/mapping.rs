@@ -52,7 +52,21 @@ impl Mapping {
         // SAFETY: a fresh anonymous mapping at an address the kernel chooses replaces nothing.
         let base =
             unsafe { mm::mmap_anonymous(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, flags)? };
-        Ok(Self { base: non_null(base.cast())?, length })
+        Self::of_pages(base.cast(), length)
+    }
+
+    /// What was just mapped. It holds pages of others' memory, which have no business in a core dump.
+    fn of_pages(base: *mut u8, length: usize) -> io::Result<Self> {
+        let mapping = Self { base: non_null(base)?, length };
+        mapping.leave_out_of_dumps(0, length)?;
+        Ok(mapping)
+    }
+
+    fn leave_out_of_dumps(&self, offset: usize, length: usize) -> io::Result<()> {
+        self.check(offset, length);
+        // SAFETY: the range is mapped (checked); the advice changes no content.
+        unsafe { mm::madvise(self.base.as_ptr().add(offset).cast(), length, Advice::LinuxDontDump)? };
+        Ok(())
     }
 
     /// The first `length` bytes of `file`, shared with everyone who maps it. `file` must not be able to shrink (a sealed
@@ -78,7 +92,7 @@ impl Mapping {
                 offset,
             )?
         };
-        Ok(Self { base: non_null(base.cast())?, length })
+        Self::of_pages(base.cast(), length)
     }
 
     /// Bytes mapped.
@@ -112,6 +126,7 @@ impl Mapping {
                 0,
             )?;
         }
+        self.leave_out_of_dumps(offset, length)?;
         self.touch(offset, length);
         Ok(())
     }
@@ -139,7 +154,7 @@ impl Mapping {
                 MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
             )?;
         }
-        Ok(())
+        self.leave_out_of_dumps(offset, length)
     }
 
     /// Makes every page present and locks it in memory. Where the lock limit (`ulimit -l`, 8 MiB on many systems) forbids it, this

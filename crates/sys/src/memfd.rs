@@ -31,6 +31,18 @@ impl Memfd {
         Ok(Self { descriptor, length_bytes })
     }
 
+    /// A new file of `length_bytes` that begins with `content`, and that nobody can write to any more.
+    pub fn create_unchangeable(name: &str, content: &[u8], length_bytes: u64) -> io::Result<Self> {
+        let descriptor = fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        fs::ftruncate(&descriptor, length_bytes)?;
+        let written = rustix::io::pwrite(&descriptor, content, 0)?;
+        if written != content.len() {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        fs::fcntl_add_seals(&descriptor, SEALS.union(SealFlags::WRITE))?;
+        Ok(Self { descriptor, length_bytes })
+    }
+
     /// Takes over a descriptor that a peer sent; refuses one that is not a memfd sealed at its size.
     pub fn open(descriptor: OwnedFd) -> io::Result<Self> {
         let seals = fs::fcntl_get_seals(&descriptor)?;
@@ -92,6 +104,15 @@ mod tests {
         let file = Memfd::create("sealed", 4096).unwrap();
         assert!(fs::ftruncate(file.as_fd(), 0).is_err());
         assert!(Memfd::open(file.try_clone().unwrap().descriptor).is_ok());
+    }
+
+    #[test]
+    fn an_unchangeable_file_keeps_its_content() {
+        let file = Memfd::create_unchangeable("sealed", b"content", 4096).unwrap();
+        assert!(rustix::io::pwrite(file.as_fd(), b"other", 0).is_err());
+        let mut bytes = [0; 8];
+        assert_eq!(rustix::io::pread(file.as_fd(), &mut bytes[..], 0).unwrap(), 8);
+        assert_eq!(&bytes, b"content\0");
     }
 
     #[test]

@@ -1,21 +1,27 @@
-//! The agent inside a program, reached through its seat in the arena.
+//! The agent inside a program, reached through its seat.
+//!
+//! What it evicts lies in the seat, which its program can write to, and is copied to the write-back pool, which no program sees.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::protocol::{AgentState, BATCHES, Phase, outcome};
 use spillway_stub::seat::{Seat, Task};
 
 use super::limits::{AGENT_BATCHES_MAX, BATCH_PAGES};
 use super::program::{Agent, Errand, Fate};
+use super::slots::PoolPage;
 
 /// See the module text.
 pub struct SeatAgent {
     seat: Seat,
-    /// Where the write-back pool begins in the arena.
-    pool_offset: usize,
+    /// The write-back pool.
+    pool: Arc<BufferPool>,
+    /// Where in the pool the pages of each batch go.
+    targets: [Vec<Option<PoolPage>>; BATCHES],
     /// The batch that ends next, or that is posted next if none is under way.
     batch: usize,
     /// How many were posted and not taken back, from that one on.
@@ -32,10 +38,11 @@ pub struct SeatAgent {
 }
 
 impl SeatAgent {
-    /// The agent in `seat`, of a program that sets `is_gone` when it ends.
-    pub fn new(seat: Seat, pool_offset: usize, is_gone: Arc<AtomicBool>, thread: Arc<AtomicU32>) -> Self {
+    /// The agent in `seat`, of a program that sets `is_gone` when it ends; its pages go to `pool`.
+    pub fn new(seat: Seat, pool: Arc<BufferPool>, is_gone: Arc<AtomicBool>, thread: Arc<AtomicU32>) -> Self {
         let tasks = Vec::with_capacity(BATCH_PAGES);
-        Self { seat, pool_offset, batch: 0, under_way: 0, is_over: false, is_told: false, is_gone, thread, tasks }
+        let targets = std::array::from_fn(|_| Vec::with_capacity(BATCH_PAGES));
+        Self { seat, pool, targets, batch: 0, under_way: 0, is_over: false, is_told: false, is_gone, thread, tasks }
     }
 
     /// Whether another batch may be posted behind `under_way_max` others.
@@ -44,9 +51,14 @@ impl SeatAgent {
         !self.is_over && self.under_way <= under_way_max && is_running
     }
 
+    /// The batch that is posted next.
+    fn next(&self) -> usize {
+        (self.batch + self.under_way) % BATCHES
+    }
+
     fn post(&mut self) -> bool {
         self.thread.store(self.seat.agent_thread(), Ordering::Relaxed);
-        self.seat.post((self.batch + self.under_way) % BATCHES, &self.tasks);
+        self.seat.post(self.next(), &self.tasks);
         self.under_way += 1;
         true
     }
@@ -59,9 +71,12 @@ impl Agent for SeatAgent {
         }
         self.tasks.clear();
         self.tasks.extend(errands.iter().map(|errand| match errand.target {
-            Some(page) => Task::evict_copy(errand.address, self.pool_offset + page.0 as usize * PAGE_SIZE_BYTES),
+            Some(_) => Task::evict_copy(errand.address),
             None => Task::evict_drop(errand.address),
         }));
+        let next = self.next();
+        self.targets[next].clear();
+        self.targets[next].extend(errands.iter().map(|errand| errand.target));
         self.post()
     }
 
@@ -71,6 +86,8 @@ impl Agent for SeatAgent {
         }
         self.tasks.clear();
         self.tasks.extend(addresses.iter().map(|address| Task::populate(*address, PAGE_SIZE_BYTES as u64)));
+        let next = self.next();
+        self.targets[next].clear();
         self.post()
     }
 
@@ -93,6 +110,10 @@ impl Agent for SeatAgent {
         }
         for (index, fate) in fates.iter_mut().enumerate() {
             *fate = fate_of(self.seat.result(self.batch, index));
+            let target = self.targets[self.batch].get(index).copied().flatten();
+            if let Some(page) = target.filter(|_| *fate == Fate::Moved) {
+                self.seat.read_page(self.batch, index, self.pool.memory(), page.0 as usize * PAGE_SIZE_BYTES);
+            }
         }
         self.seat.take(self.batch);
         self.batch = (self.batch + 1) % BATCHES;
@@ -128,25 +149,22 @@ fn fate_of(result: i32) -> Fate {
 
 #[cfg(test)]
 mod tests {
-    use spillway_stub::arena::{Arena, ArenaPlan};
-    use spillway_stub::greeting::Address;
-
     use super::*;
-    use crate::pager::slots::PoolPage;
+
+    fn agent() -> SeatAgent {
+        let pool = BufferPool::unlocked(1, PAGE_SIZE_BYTES).unwrap();
+        SeatAgent::new(Seat::create().unwrap(), pool, Arc::default(), Arc::default())
+    }
 
     #[test]
     fn without_a_running_agent_nothing_begins() {
-        let address = Address::parse("@spillway-agent-test").unwrap();
-        let arena = Arena::create(ArenaPlan { seats: 1, pool_slots: 1 }, &address).unwrap();
-        let mut agent = SeatAgent::new(arena.seat(0), arena.pool_offset(), Arc::default(), Arc::default());
+        let mut agent = agent();
         assert!(!agent.begin(&[Errand { address: 4096, target: Some(PoolPage(0)) }]));
     }
 
     #[test]
     fn an_agent_is_told_to_end_once_when_its_batch_is_over() {
-        let address = Address::parse("@spillway-agent-end-test").unwrap();
-        let arena = Arena::create(ArenaPlan { seats: 1, pool_slots: 1 }, &address).unwrap();
-        let mut agent = SeatAgent::new(arena.seat(0), arena.pool_offset(), Arc::default(), Arc::default());
+        let mut agent = agent();
         agent.under_way = 1;
         agent.end(3);
         assert_eq!(agent.seat.phase(0), Phase::Idle, "the batch under way comes first");

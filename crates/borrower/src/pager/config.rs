@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use spillway_fabric::address::DonorAddress;
+use spillway_stub::protocol::TOKEN_MARK;
 use spillway_sys::guardian::Successor;
 
 use super::PagerError;
@@ -39,8 +40,10 @@ pub struct PagerConfig {
     pub lent_bytes_max: u64,
     /// Bytes of local memory for all programs together.
     pub budget_bytes: u64,
-    /// A directory of this run alone; the socket for hellos is made in it.
+    /// A directory of this run alone; the sockets for hellos are made in it. Whoever a program becomes must be able to pass through it.
     pub directory: PathBuf,
+    /// What proves that a program was started in this run: it stands in its environment, which other users cannot read. Any number; random.
+    pub token: u64,
     /// The library that programs load (`LD_PRELOAD`).
     pub preload: PathBuf,
     /// How long to wait at the start for the first donor.
@@ -59,6 +62,13 @@ impl PagerConfig {
     /// The path of the socket that stubs say hello to.
     pub fn socket(&self) -> PathBuf {
         self.directory.join("pager.sock")
+    }
+
+    /// What programs find in [`ADDRESS_VARIABLE`](spillway_stub::protocol::ADDRESS_VARIABLE).
+    pub(crate) fn variable(&self) -> OsString {
+        let mut text = self.socket().into_os_string();
+        text.push(format!("{}{:016x}", char::from(TOKEN_MARK), self.token));
+        text
     }
 
     /// What the guardian becomes.

@@ -121,6 +121,8 @@ pub const PAUSE_LOOK_INTERVAL: Duration = Duration::from_micros(100);
 pub const AGENT_START_PAUSE: Duration = Duration::from_millis(5);
 /// How long to wait after an agent could not start in its program (a filter of system calls forbids it, say).
 pub const AGENT_FAILED_PAUSE: Duration = Duration::from_secs(60);
+/// A program that can have no agent is told of when it has more than this part of the budget: a launcher that becomes nothing larger is no news.
+pub const AGENT_MISSING_SHARE: i64 = 16;
 /// Threads of a program that are tried at one look.
 pub const AGENT_THREADS_TRIED_MAX: usize = 16;
 
@@ -176,7 +178,7 @@ pub const FRUITLESS_PAUSE: Duration = Duration::from_micros(100);
 /// Such batches in a row after which faults are not held back any more, since nothing can leave: 50 ms of pauses.
 pub const FRUITLESS_BATCHES_MAX: u32 = 8;
 
-/// A program that says hello finishes its greeting within so long, or is left alone: it may have been stopped.
+/// A program that says hello finishes its greeting within so long, or is left alone: it may have been stopped. The others do not wait for it.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Pages that a fork asks the fault thread for at a time: eight times the reads that are under way, or what it fills in place between two readings of
@@ -229,8 +231,14 @@ pub const COMMON_LOOK_SHARE: u32 = 20;
 /// Runs of pages that one scan of a page table brings: 12 KiB of them.
 pub const REGIONS_MAX: usize = 512;
 
-/// Processes that are paged at a time; each has 110 KiB of address space in the arena, and memory only when it is used.
-pub const SEATS: u32 = 256;
+/// Processes that are paged at a time; each takes descriptors (4 and those of its files in `/proc`), and a seat of 4 MiB of address space once it has an agent.
+pub const PROGRAMS_MAX: u32 = 256;
+
+/// Programs whose greeting is under way at a time; others wait to be accepted.
+pub const GREETINGS_MAX: usize = 64;
+
+/// Bytes of the stub's library that a program may name; it has 70 KiB.
+pub const LIBRARY_BYTES_MAX: u64 = 1 << 20;
 
 /// Guardians that are started anew: one is killed by mistake, or by the kernel for its memory; many in a row by something that will not stop.
 pub const GUARDIANS_LOST_MAX: u32 = 16;

@@ -43,17 +43,19 @@ pub mod unsettled;
 mod waiting;
 
 use std::ffi::OsString;
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_stub::arena::{Arena, ArenaPlan};
 use spillway_stub::greeting::{Address, Listener};
+use spillway_stub::head::Head;
+use spillway_stub::protocol::NOTES_SUFFIX;
 use spillway_sys::guardian::Guardian;
-use spillway_sys::mapping::Mapping;
 
 use self::bell::Bell;
 pub use self::config::PagerConfig;
@@ -62,7 +64,7 @@ use self::eviction::Eviction;
 use self::faults::Faults;
 use self::faults::messages::Messages;
 use self::limits::{
-    BUDGET_BYTES_MIN, FAULT_READS_MAX, GROUP_SIZE_BYTES, POOL_SHARE, POOL_SLOTS_MAX, POOL_SLOTS_MIN, SEATS,
+    BUDGET_BYTES_MIN, FAULT_READS_MAX, GROUP_SIZE_BYTES, POOL_SHARE, POOL_SLOTS_MAX, POOL_SLOTS_MIN, PROGRAMS_MAX,
     fault_threads,
 };
 use self::shared::{Budget, Shared, Tenant};
@@ -70,7 +72,7 @@ use self::slots::Slots;
 use self::space::Books;
 use self::space::ranges::Ranges;
 pub use self::statistics::PagerStatistics;
-use self::survey::Survey;
+use self::survey::{RunOfPrograms, Survey};
 use crate::device::remote::{Ground, Remote};
 use crate::device::status::DeviceStatus;
 use crate::device::{DeviceConfig, DeviceError, health};
@@ -132,15 +134,10 @@ fn pool_slots(budget_bytes: u64) -> usize {
     ((budget_bytes / POOL_SHARE / GROUP_SIZE_BYTES) as usize).clamp(POOL_SLOTS_MIN, POOL_SLOTS_MAX)
 }
 
-/// The arena, and its write-back pool as buffers of an engine: with one slot more, for discards.
-fn make_arena(config: &PagerConfig, address: &Address) -> io::Result<(Arc<Arena>, Arc<BufferPool>, usize)> {
-    let slots = pool_slots(config.budget_bytes);
-    let plan = ArenaPlan { seats: SEATS, pool_slots: slots as u32 + 1 };
-    let arena = Arena::create(plan, address)?;
-    let length = (slots + 1) * GROUP_SIZE_BYTES as usize;
-    let memory = Mapping::shared_at(arena.file(), arena.pool_offset() as u64, length)?;
-    let pool = BufferPool::unlocked_over(memory, slots + 1, GROUP_SIZE_BYTES as usize)?;
-    Ok((Arc::new(arena), pool, slots))
+/// The write-back pool as buffers of an engine, with one slot more, for discards; and how many slots agents have.
+fn make_write_back_pool(budget_bytes: u64) -> io::Result<(Arc<BufferPool>, usize)> {
+    let slots = pool_slots(budget_bytes);
+    Ok((BufferPool::unlocked(slots + 1, GROUP_SIZE_BYTES as usize)?, slots))
 }
 
 /// The pools that engines use: one of buffers for each fault thread, and the write-back pool.
@@ -155,11 +152,12 @@ impl Pager {
         config.check()?;
         let system = || PagerError::system("cannot set the pager up");
         let address = Address::parse(&config.socket().display().to_string()).map_err(system())?;
-        let (arena, pool, slots) = make_arena(&config, &address).map_err(system())?;
-        // Early, before there are threads, and while there is little that it would have a copy of. It finds programs by the arena
+        let (pool, slots) = make_write_back_pool(config.budget_bytes).map_err(system())?;
+        let head = Head::create(&address, Survey::features_in_advance(config.programs_fork)).map_err(system())?;
+        // Early, before there are threads, and while there is little that it would have a copy of. It finds programs by the head
         // too: a child that was forked a moment ago is in no list.
         let successor = config.successor().map_err(system())?;
-        let guardian = Guardian::start_for_users(SEATS as usize, arena.file(), successor);
+        let guardian = Guardian::start_for_users(PROGRAMS_MAX as usize, head.file(), successor);
         let guardian = guardian.map_err(PagerError::system("cannot start the guardian"))?;
         let listener = Listener::bind(&address).map_err(PagerError::system("cannot make the socket for programs"))?;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -194,10 +192,26 @@ impl Pager {
             Faults::new(Arc::clone(shared), Box::new(reader), Arc::clone(buffers), Arc::clone(&pool))
         });
         let faults = faults.collect::<io::Result<Vec<_>>>().map_err(system())?;
-        let mut survey = Survey::new(Arc::clone(shared), listener, arena, guardian, pager.config.programs_fork);
+        let run = RunOfPrograms { head, token: pager.config.token, programs_fork: pager.config.programs_fork, pool };
+        let mut survey = Survey::new(Arc::clone(shared), listener, run, guardian).map_err(system())?;
         survey.let_in();
+        pager.open_to_all().map_err(system())?;
         pager.start_threads(faults, eviction, survey).map_err(PagerError::system("cannot start a thread"))?;
         Ok(pager)
+    }
+
+    /// Programs of root may become another user's before they start: what they say hello at is open to all, and who says it proves where it was started.
+    fn open_to_all(&self) -> io::Result<()> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(());
+        }
+        let socket = self.config.socket();
+        let mut notes = socket.clone().into_os_string();
+        notes.push(NOTES_SUFFIX);
+        for path in [socket, notes.into()].into_iter().filter(|path| path.exists()) {
+            std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
+        }
+        Ok(())
     }
 
     fn start_threads(&mut self, mut faults: Vec<Faults>, eviction: Eviction, survey: Survey) -> io::Result<()> {
@@ -226,7 +240,7 @@ impl Pager {
     /// What a program needs in its environment to be paged. `LD_PRELOAD` is to be put before what the user set there.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         vec![
-            ("SPILLWAY_PAGER".into(), self.config.socket().into_os_string()),
+            ("SPILLWAY_PAGER".into(), self.config.variable()),
             ("LD_PRELOAD".into(), self.config.preload.clone().into_os_string()),
         ]
     }

@@ -162,6 +162,13 @@ impl Tenant {
         thread != 0 && thread == self.agent_thread.load(Ordering::Relaxed)
     }
 
+    /// What its agent has in its memory, once there is one: never to be registered, listed or taken out.
+    pub fn agents_ranges(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        let seat = lock(&self.seat);
+        let ranges = seat.as_ref().map(|seat| [seat.mapped(), seat.staging()]);
+        ranges.into_iter().flatten().flatten()
+    }
+
     /// Its agent's staging area, once it has one: never to be registered, listed or taken out, since what is taken out goes there.
     pub fn staging(&self) -> Option<Range<u64>> {
         lock(&self.seat).as_ref().and_then(Seat::staging)
@@ -409,7 +416,7 @@ impl Shared {
         self.counters.programs_now.set(tenants.len() as u64);
     }
 
-    /// `tenant` is gone; its slots come back. Nobody uses its agent's seat from now on: it may have another owner.
+    /// `tenant` is gone; its slots come back. Its agent's seat goes with it.
     pub fn dismiss(&self, tenant: &Tenant) {
         tenant.is_gone.store(true, Ordering::SeqCst);
         *lock(&tenant.agent) = None;

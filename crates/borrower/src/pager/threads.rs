@@ -279,15 +279,16 @@ pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
         }
         let patience = looks_at.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
-        let mut waits = vec![PollFd::new(&shared.survey, PollFlags::IN), PollFd::new(survey.listener(), PollFlags::IN)];
-        waits.push(PollFd::new(survey.guardian(), PollFlags::IN));
+        let mut waits = vec![PollFd::new(&shared.survey, PollFlags::IN), PollFd::new(survey.guardian(), PollFlags::IN)];
         waits.extend(survey.fork_listeners().map(|listener| PollFd::from_borrowed_fd(listener, PollFlags::IN)));
+        let visitors = waits.len();
+        waits.extend(survey.visitors().map(|visitor| PollFd::from_borrowed_fd(visitor, PollFlags::IN)));
         let others = waits.len();
         waits.extend(survey.notes().map(|notes| PollFd::new(notes, PollFlags::IN)));
         let slept = shared.survey.sleep(|| poll(&mut waits, Some(&timeout)));
         let is_ready = |wait: &PollFd<'_>| !wait.revents().is_empty();
         has_visitors = match slept {
-            Some(Ok(_)) => is_ready(&waits[1]),
+            Some(Ok(_)) => waits[visitors..others].iter().any(is_ready),
             // Nobody has looked.
             None | Some(Err(rustix::io::Errno::INTR)) => true,
             Some(Err(error)) => return Err(error.into()),

@@ -3,9 +3,8 @@
 //! Each holds a pipe to the run as standard input. If the run dies, a donor lends on as long as anything is lent, so that the
 //! pages of a killed run can still be brought back, and then ends by itself.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use spillway_fabric::address::DonorAddress;
 
 use super::plan::Plan;
 use super::take_down::donor_prefix;
+use crate::device::launch::open_log;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
@@ -63,7 +63,7 @@ impl Drop for OwnDonors {
     }
 }
 
-fn spawn(plan: &Plan, index: usize, socket: &std::path::Path, log: &PathBuf) -> std::io::Result<Child> {
+fn spawn(plan: &Plan, index: usize, socket: &Path, log: &Path) -> std::io::Result<Child> {
     Command::new(std::env::current_exe()?)
         .args(["donate", "--json", "--owned", "--key", "none", "--headroom", "16M"])
         .args(["--name", &format!("{}{index}", donor_prefix(&plan.name))])
@@ -72,12 +72,12 @@ fn spawn(plan: &Plan, index: usize, socket: &std::path::Path, log: &PathBuf) -> 
         .args(["--listen", &DonorAddress::Unix(socket.to_path_buf()).to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(File::create(log)?)
+        .stderr(open_log(log)?)
         .spawn()
 }
 
 /// What a donor wrote to its log says more than that it ended.
-fn explain(failure: Failure, log: &PathBuf) -> Failure {
+fn explain(failure: Failure, log: &Path) -> Failure {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     match text.lines().rev().find(|line| !line.trim().is_empty()) {
         Some(line) => Failure::Failed(format!("{failure}: {line}")),

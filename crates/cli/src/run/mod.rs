@@ -23,13 +23,33 @@ pub(crate) mod via_pager;
 pub(crate) mod via_swap;
 pub(crate) mod watch;
 
+use spillway_borrower::pager::limits::BUDGET_BYTES_MIN;
+
 use self::program::Ending;
 use crate::arguments::RunArguments;
 use crate::doctor::checks::Way;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
+use crate::limits;
 use crate::mend;
 use crate::registry::Registry;
+use crate::size::{LocalBudget, human};
+
+/// Refuses a budget that no program gets by with, in place of giving it more without a word.
+fn check_local(way: Way, local: LocalBudget) -> Result<(), Failure> {
+    let least_bytes = match way {
+        Way::Swap => limits::BUDGET_FLOOR_BYTES,
+        Way::Pager => BUDGET_BYTES_MIN,
+    };
+    match local {
+        LocalBudget::Fixed(size) if size.bytes < least_bytes => Err(Failure::Usage(format!(
+            "--local {} is too little: the least that works is {} here; give that, or a percentage",
+            human(size.bytes),
+            human(least_bytes),
+        ))),
+        _ => Ok(()),
+    }
+}
 
 /// Runs the program; gives how it ended.
 pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
@@ -37,6 +57,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<Ending, Failure> {
     let program = program::find(&arguments.program)?;
     let choice = via::choose(arguments.via, program.file())?;
     via::check_options(choice.way, arguments)?;
+    check_local(choice.way, arguments.local)?;
     let registry = Registry::open().map_err(Failure::failed)?;
     for line in mend::mend_all(&registry)? {
         eprintln!("spillway: {line}");

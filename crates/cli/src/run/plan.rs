@@ -128,10 +128,11 @@ impl Plan {
         }
     }
 
-    /// What the pager is told; `programs_fork` as the library `preload` was chosen.
+    /// What the pager is told; its programs find it in `directory`, and `programs_fork` is as the library `preload` was chosen.
     pub(crate) fn paged(
         &self,
         donors: &OwnDonors,
+        directory: PathBuf,
         preload: PathBuf,
         programs_fork: bool,
         budget_bytes: u64,
@@ -148,7 +149,8 @@ impl Plan {
             slab_size_bytes: self.slab_size_bytes,
             lent_bytes_max: self.device_size_bytes,
             budget_bytes,
-            directory: self.sockets.clone(),
+            directory,
+            token: token()?,
             preload,
             donor_wait: limits::DONOR_WAIT,
             programs_fork,
@@ -186,6 +188,15 @@ fn agent_donors(registry: &Registry) -> Result<Vec<DonorAddress>, Failure> {
     let agents = entries.iter().filter(|found| found.kind == Kind::Agent && found.is_alive());
     let sockets = agents.map(|found| found.path.join("donor.sock")).filter(|socket| socket.exists());
     Ok(sockets.map(DonorAddress::Unix).collect())
+}
+
+/// What proves that a program was started in this run.
+fn token() -> Result<u64, Failure> {
+    let mut bytes = [0; size_of::<u64>()];
+    // So few bytes come whole, or not at all (getrandom(2)).
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Failure::during("random numbers", error))?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 /// What this machine can lend to its own program, or what the user asked for if it can.

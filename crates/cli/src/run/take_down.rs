@@ -29,6 +29,8 @@ pub(crate) trait Remnants {
     fn stop_donors(&mut self) -> Result<(), String>;
     /// Removes a backing file that nobody named.
     fn remove_backing(&mut self);
+    /// Removes what programs loaded.
+    fn remove_programs_directory(&mut self);
     /// Removes the memory group.
     fn remove_group(&mut self) -> Result<(), String>;
 }
@@ -53,6 +55,7 @@ pub(crate) fn take_down(remnants: &mut dyn Remnants) -> Vec<String> {
         note(remnants.stop_donors());
         remnants.remove_backing();
     }
+    remnants.remove_programs_directory();
     note(remnants.remove_group());
     errors
 }
@@ -168,6 +171,10 @@ impl Remnants for Remains<'_> {
         }
     }
 
+    fn remove_programs_directory(&mut self) {
+        self.registry.remove_programs_directory(&self.run);
+    }
+
     fn remove_group(&mut self) -> Result<(), String> {
         let Some(group) = self.group() else { return Ok(()) };
         let path = group.path().display().to_string();
@@ -209,6 +216,9 @@ mod tests {
         fn remove_backing(&mut self) {
             self.steps.push("backing");
         }
+        fn remove_programs_directory(&mut self) {
+            self.steps.push("programs");
+        }
         fn remove_group(&mut self) -> Result<(), String> {
             self.step("group")
         }
@@ -223,23 +233,23 @@ mod tests {
     #[test]
     fn everything_goes_in_the_order_of_the_pages() {
         let (steps, errors) = steps_when(None);
-        assert_eq!(steps, ["release", "swapoff", "device", "donors", "backing", "group"]);
+        assert_eq!(steps, ["release", "swapoff", "device", "donors", "backing", "programs", "group"]);
         assert!(errors.is_empty());
     }
 
     #[test]
     fn what_holds_pages_stays_when_they_cannot_come_back() {
         let (steps, errors) = steps_when(Some("swapoff"));
-        assert_eq!(steps, ["release", "swapoff", "group"]);
+        assert_eq!(steps, ["release", "swapoff", "programs", "group"]);
         assert_eq!(errors, ["swapoff failed"]);
-        assert_eq!(steps_when(Some("device")).0, ["release", "swapoff", "device", "group"]);
+        assert_eq!(steps_when(Some("device")).0, ["release", "swapoff", "device", "programs", "group"]);
     }
 
     #[test]
     fn other_failures_do_not_keep_the_rest() {
         for step in ["release", "donors", "group"] {
             let (steps, errors) = steps_when(Some(step));
-            assert_eq!(steps.len(), 6, "{step}");
+            assert_eq!(steps.len(), 7, "{step}");
             assert_eq!(errors, [format!("{step} failed")]);
         }
     }

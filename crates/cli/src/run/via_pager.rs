@@ -79,8 +79,9 @@ impl Run {
         record.write(self.entry.path()).map_err(|error| Failure::during("the run's record", error))?;
         self.donors = OwnDonors::start(&self.plan, interruption)?;
         let programs_fork = Access::probe().is_ok_and(|access| access.follows_forks);
-        let library = preload::write(self.entry.path(), programs_fork)?;
-        let config = self.plan.paged(&self.donors, library, programs_fork, initial_bytes(budget)?)?;
+        let directory = self.registry.make_programs_directory(&self.plan.name).map_err(Failure::failed)?;
+        let library = preload::write(&directory, programs_fork)?;
+        let config = self.plan.paged(&self.donors, directory, library, programs_fork, initial_bytes(budget)?)?;
         self.open_files_max = raise_limit();
         self.pager = Some(Paged { pager: Pager::start(config).map_err(Failure::failed)? });
         interruption.check()
@@ -182,14 +183,20 @@ impl Governed for Paged {
     }
 }
 
-/// The program's variables, with what the user preloads after our library.
+/// The variable through which AddressSanitizer is told what to do (its `Flags` document), and what it is told: that it need not be the first library.
+/// It wants to be because libraries before it could take the place of functions that it replaces; ours has none.
+const SANITIZER: (&str, &str) = ("ASAN_OPTIONS", "verify_asan_link_order=0");
+
+/// The program's variables, with what the user preloads after our library, and what the user tells sanitizers after what we do.
 fn environment(wanted: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {
-    let users = std::env::var_os(PRELOAD).filter(|value| !value.is_empty());
-    let merged = |(name, value): (OsString, OsString)| match &users {
-        Some(users) if name == PRELOAD => (name, join(&value, users)),
-        _ => (name, value),
-    };
-    wanted.into_iter().map(merged).collect()
+    let all = wanted.into_iter().chain([(SANITIZER.0.into(), SANITIZER.1.into())]);
+    all.map(|(name, value)| {
+        let users = std::env::var_os(&name).filter(|users| !users.is_empty());
+        let is_list = name == PRELOAD || name == SANITIZER.0;
+        let joined = users.filter(|_| is_list).map_or_else(|| value.clone(), |users| join(&value, &users));
+        (name, joined)
+    })
+    .collect()
 }
 
 fn join(first: &OsStr, second: &OsStr) -> OsString {
@@ -207,7 +214,7 @@ mod tests {
     fn the_users_libraries_come_after_ours() {
         assert_eq!(join(OsStr::new("/a.so"), OsStr::new("b.so c.so")), "/a.so:b.so c.so");
         let kept = environment(vec![("OTHER".into(), "x".into())]);
-        assert_eq!(kept, [("OTHER".into(), "x".into())]);
+        assert_eq!(kept, [("OTHER".into(), "x".into()), (SANITIZER.0.into(), SANITIZER.1.into())]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use spillway_borrower::pager::limits::SEATS;
+use spillway_borrower::pager::limits::PROGRAMS_MAX;
 
 use crate::stage::Stage;
 use crate::support::{self, Running, skip};
@@ -43,7 +43,7 @@ fn many_programs_are_paged_under_a_small_limit_of_open_files() {
 }
 
 /// Descriptors that a pager of that many programs and its donors get by with.
-const DESCRIPTORS: u64 = 8 * SEATS as u64;
+const DESCRIPTORS: u64 = 8 * PROGRAMS_MAX as u64;
 
 /// Programs that live until the file is there, and then say their numbers.
 const CROWD: &str = r#"
@@ -63,12 +63,12 @@ fn programs_beyond_those_that_can_be_paged_run_and_the_user_is_told_once() {
     }
     let (pipe, end) = (stage.disk().join("pipe"), stage.disk().join("end"));
     // The shell is one of those that are paged.
-    let programs = SEATS + 2;
+    let programs = PROGRAMS_MAX + 2;
     let count = programs.to_string();
     let program = ["sh", "-c", CROWD, "sh", pipe.to_str().unwrap(), end.to_str().unwrap(), &count];
     let mut running =
         Running::start(&mut stage.run(&["--local", "50%", "--lend", "64M", "--slab-size", "4M"], &program));
-    let told = format!("{SEATS} processes are paged, and no more can be");
+    let told = format!("{PROGRAMS_MAX} processes are paged, and no more can be");
     running.wait_until("the user to be told", || {
         let runs = stage.items("run");
         let failures = runs.first()?["report"]["pager"]["pager"]["failures"].to_string();

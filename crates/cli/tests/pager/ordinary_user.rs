@@ -75,13 +75,13 @@ impl Place {
     }
 
     /// Gives programs of the place capabilities by a command; true if that went well.
-    fn set_capabilities(&self, command: &str) -> bool {
+    pub(crate) fn set_capabilities(&self, command: &str) -> bool {
         let path = format!("{}:/usr/sbin:/sbin:{}", self.path().display(), std::env::var("PATH").unwrap());
         support::run(Command::new("sh").args(["-c", command]).env("PATH", path)).status.success()
     }
 
     /// Whether a program whose file has `CAP_SYS_PTRACE` has it too, which file systems, mounts, containers and kernels may forbid.
-    fn grants_capabilities(&self) -> bool {
+    pub(crate) fn grants_capabilities(&self) -> bool {
         fs::copy("/bin/cat", self.path().join("cat")).unwrap();
         let granted = self.set_capabilities("setcap cap_sys_ptrace+ep $(command -v cat)");
         granted

@@ -1,48 +1,99 @@
 //! The agent: a thread with a descriptor table of its own that carries out batches.
 //!
-//! It blocks all signals, has no thread-local storage, its stack is in the arena, and it touches only the arena, its staging
-//! area and this library's code, none of which is ever paged: so it never waits for a page of its own program.
+//! It blocks all signals, has no thread-local storage, its stack is in this library, and it touches only its seat, its staging
+//! area and this library, none of which is ever paged: so it never waits for a page of its own program.
 
+use core::cell::UnsafeCell;
 use core::hint;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicU32, fence};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, fence};
 
 use crate::batch::{self, Staging};
 use crate::calls::{self, Descriptor, INVALID};
 use crate::protocol::{
-    AGENT_NAME, AGENT_STACK_END, AgentState, ArenaHead, BATCHES, Batch, Hello, HelloKind, Phase, SeatHead, Verdict,
-    Welcome, batch_offset, seat_offset,
+    AGENT_NAME, AGENT_STACK_BYTES, AGENT_STACK_END, AgentCell, AgentState, BATCHES, Batch, CALL_STACK_BYTES, Hello,
+    HelloKind, PAGE_BYTES, Phase, RunHead, SEAT_BYTES, SeatHead, Verdict, Welcome, batch_offset,
 };
 use crate::socket;
 use crate::start::store_and_wake;
+
+/// `PROT_READ | PROT_WRITE`, `MAP_SHARED`, `MADV_DONTFORK`.
+const READ_WRITE: usize = 3;
+const SHARED: usize = 1;
+const NOT_IN_CHILDREN: u32 = 10;
+
+/// What this library has of its own. It stands in the file's data and not behind that, because the kernel would make anonymous memory one mapping with
+/// memory of the program beside it.
+#[repr(C, align(4096))]
+struct Own {
+    cell: AgentCell,
+    /// Where the head is mapped; the same in forked children, which inherit both.
+    head: AtomicUsize,
+    rest: [u8; PAGE_BYTES - size_of::<AgentCell>().next_multiple_of(8) - 8],
+    call_stack: UnsafeCell<[u8; CALL_STACK_BYTES]>,
+    agent_stack: UnsafeCell<[u8; AGENT_STACK_BYTES]>,
+}
+
+// SAFETY: the first two are atomics, and the stacks are used by the kernel's threads, never through a reference.
+unsafe impl Sync for Own {}
+
+#[unsafe(link_section = ".data.spillway")]
+static OWN: Own = Own {
+    cell: AgentCell {
+        attempt: AtomicU32::new(0),
+        call_returned: AtomicU32::new(0),
+        failure: AtomicI32::new(0),
+        thread: AtomicU32::new(0),
+        offered: AtomicU32::new(0),
+    },
+    head: AtomicUsize::new(0),
+    rest: [0; _],
+    call_stack: UnsafeCell::new([0; _]),
+    agent_stack: UnsafeCell::new([0; _]),
+};
+
+const _: () = assert!(size_of::<Own>() == AGENT_STACK_END);
+
+/// Where the cell is.
+pub(crate) fn cell_address() -> u64 {
+    &raw const OWN.cell as u64
+}
+
+/// Says where the head is mapped, for agents that start late.
+pub(crate) fn keep_head(head: usize) {
+    OWN.head.store(head, Release);
+}
 
 /// `CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_UNTRACED`: a thread with its own descriptors and directory, which a
 /// debugger of the program does not get to see.
 const THREAD_FLAGS: usize = 0x100 | 0x800 | 0x1_0000 | 0x80_0000;
 
-/// A seat, and the arena that it is in.
+/// A seat, which is mapped until the program ends.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
-    pub(crate) arena: usize,
     pub(crate) seat: &'static SeatHead,
 }
 
 impl Place {
-    fn at(seat_address: usize) -> Self {
-        // SAFETY: the pager gives the address of a seat in the arena, which is mapped for as long as the program runs; all
-        // fields are atomics.
-        let seat = unsafe { &*(seat_address as *const SeatHead) };
-        Self { arena: seat_address - seat_offset(seat.index.load(Relaxed)), seat }
+    /// Maps the seat that came from the pager; forks do not inherit it.
+    fn map(file: &Descriptor) -> Result<Self, i32> {
+        let address = calls::map(SEAT_BYTES, READ_WRITE, SHARED, file.0)?;
+        // SAFETY: the mapping is new and this library's.
+        unsafe { calls::advise(address, SEAT_BYTES, NOT_IN_CHILDREN) }?;
+        // SAFETY: the seat begins with its head, all fields of which are atomics, and it is never unmapped.
+        let seat = unsafe { &*(address as *const SeatHead) };
+        seat.mapped.store(address as u64, Release);
+        Ok(Self { seat })
     }
 
-    fn head(self) -> &'static ArenaHead {
-        // SAFETY: the arena begins with its head, which nobody writes after it was made.
-        unsafe { &*(self.arena as *const ArenaHead) }
+    /// Where byte `offset` of the seat is.
+    pub(crate) fn at(self, offset: usize) -> usize {
+        &raw const *self.seat as usize + offset
     }
 
     fn batch(self, index: usize) -> &'static Batch {
         // SAFETY: a seat holds its batches behind its head; all fields in use are atomics.
-        unsafe { &*((&raw const *self.seat as usize + batch_offset(index)) as *const Batch) }
+        unsafe { &*(self.at(batch_offset(index)) as *const Batch) }
     }
 
     fn fail(self, error: i32) -> ! {
@@ -52,36 +103,46 @@ impl Place {
     }
 }
 
-/// Runs on a thread of the program that was stopped by ptrace, on the seat's call stack: starts the agent, says that this is
+/// Runs on a thread of the program that was stopped by ptrace, on the call stack of this library: starts the agent, says that this is
 /// done, and stays in a loop of two instructions until the thread's registers are put back. No breakpoint is needed, whose
 /// signal the program could have been told of.
-pub(crate) extern "C" fn start_on_borrowed_thread(seat_address: usize) -> ! {
-    start(seat_address);
-    store_and_wake(&Place::at(seat_address).seat.call_returned, 1);
+pub(crate) extern "C" fn start_on_borrowed_thread(attempt: usize) -> ! {
+    start(attempt as u32);
+    OWN.cell.call_returned.store(1, Release);
     loop {
         hint::spin_loop();
     }
 }
 
-/// Starts the agent of a seat; whether that worked stands in the seat.
-pub(crate) fn start(seat_address: usize) {
-    let place = Place::at(seat_address);
-    place.seat.state.store(AgentState::Starting as u32, Release);
+/// Starts an agent as attempt number `attempt`; whether that worked stands in the cell until there is a seat.
+pub(crate) fn start(attempt: u32) {
+    let cell = &OWN.cell;
+    cell.call_returned.store(0, Relaxed);
+    cell.failure.store(0, Relaxed);
+    cell.offered.store(0, Relaxed);
+    cell.attempt.store(attempt, Release);
     let before = calls::block_signals(u64::MAX);
-    // SAFETY: the flags make a thread, and the stack is the seat's, which has one agent at a time.
-    let result = unsafe { calls::clone_thread(THREAD_FLAGS, seat_address + AGENT_STACK_END, run_thread, seat_address) };
+    let stack_end = &raw const OWN as usize + AGENT_STACK_END;
+    // SAFETY: the flags make a thread, and the stack is the agent's, of which a program has one.
+    let result = unsafe { calls::clone_thread(THREAD_FLAGS, stack_end, run_thread, 0) };
     calls::block_signals(before);
     if result < 0 {
-        place.seat.failure.store(result as i32, Relaxed);
-        store_and_wake(&place.seat.state, AgentState::Failed as u32);
+        cell.failure.store(result as i32, Release);
     }
 }
 
-extern "C" fn run_thread(seat_address: usize) -> ! {
-    let place = Place::at(seat_address);
+extern "C" fn run_thread(_: usize) -> ! {
     calls::detach_thread(AGENT_NAME);
+    OWN.cell.thread.store(calls::thread(), Relaxed);
+    let (place, userfaultfd) = match meet_pager() {
+        Ok(met) => met,
+        Err(error) => {
+            OWN.cell.failure.store(error, Release);
+            calls::end_thread(0)
+        }
+    };
     place.seat.thread.store(calls::thread(), Relaxed);
-    let staging = match prepare(place) {
+    let staging = match Staging::new(userfaultfd, &place.seat.staging) {
         Ok(staging) => staging,
         Err(error) => place.fail(error),
     };
@@ -96,27 +157,43 @@ extern "C" fn run_thread(seat_address: usize) -> ! {
     }
 }
 
-/// Gets the userfaultfd from the pager, and a staging area.
-fn prepare(place: Place) -> Result<Staging, i32> {
-    let head = place.head();
+/// Gets the userfaultfd and a seat from the pager.
+fn meet_pager() -> Result<(Place, Userfaultfd), i32> {
+    // SAFETY: the head is mapped before an agent can start, and is never unmapped.
+    let head = unsafe { &*(OWN.head.load(Acquire) as *const RunHead) };
     let address = head.address.get(..head.address_length as usize).ok_or(INVALID)?;
-    let socket = socket::connect(address)?;
+    let socket = socket::connect(address).or_else(|_| offer())?;
     let hello = Hello {
         kind: HelloKind::Agent,
         process: calls::process(),
-        seat: place.seat.index.load(Relaxed),
+        attempt: OWN.cell.attempt.load(Relaxed),
         status: 0,
+        token: 0,
         start_agent: 0,
         library_start: 0,
         library_end: 0,
-        arena: 0,
+        cell: 0,
+        head: 0,
     };
     socket::send(&socket, &hello.encode(), None)?;
-    let (words, userfaultfd) = socket::receive(&socket)?;
-    match (Welcome::decode(&words), userfaultfd) {
-        (Ok(Welcome { verdict: Verdict::Page, .. }), Some(userfaultfd)) => {
-            Staging::new(userfaultfd, &place.seat.staging)
-        }
+    let userfaultfd = receive_descriptor(&socket)?;
+    let seat = receive_descriptor(&socket)?;
+    Ok((Place::map(&seat)?, userfaultfd))
+}
+
+/// A socket whose other end the pager takes: the program has another root directory or another user by now, and cannot connect.
+fn offer() -> Result<Descriptor, i32> {
+    let [own, other] = socket::pair()?;
+    OWN.cell.offered.store(other.0 as u32 + 1, Release);
+    // It stays open here until this thread ends; the pager's is another.
+    core::mem::forget(other);
+    Ok(own)
+}
+
+fn receive_descriptor(socket: &Descriptor) -> Result<Descriptor, i32> {
+    let (words, passed) = socket::receive(socket)?;
+    match (Welcome::decode(&words), passed) {
+        (Ok(Welcome { verdict: Verdict::Page, .. }), Some(passed)) => Ok(passed),
         _ => Err(calls::NO_ACCESS),
     }
 }
@@ -128,7 +205,7 @@ fn serve(place: Place, staging: &Staging) -> Result<u8, i32> {
         let batch = place.batch(next);
         wait_for(place, &batch.phase);
         place.seat.agent_cpu.store(calls::cpu().map_or(0, |cpu| cpu + 1), Relaxed);
-        let exit = batch::run(place, batch, staging)?;
+        let exit = batch::run(place, next, batch, staging)?;
         set_phase(place, &batch.phase, Phase::Done);
         if let Some(status) = exit {
             return Ok(status);

@@ -1,4 +1,4 @@
-//! One batch: move pages to the staging area, copy them to the pool, drop them.
+//! One batch: move pages to the staging area, copy them to the seat, drop them.
 //!
 //! Moving is atomic for the program, which waits at its next touch. It is done with the program's main userfaultfd, because
 //! only then does the kernel refuse it while a message about changed mappings was not read; so the staging area is registered
@@ -19,7 +19,9 @@ use core::sync::atomic::Ordering::{Relaxed, Release};
 use crate::agent::{Place, Userfaultfd, set_phase};
 use crate::calls::{self, AGAIN, EXISTS, INVALID};
 use crate::memory;
-use crate::protocol::{BATCH_ENTRIES_MAX, Batch, Entry, Operation, PAGE_BYTES, Phase, STAGING_BYTES, outcome};
+use crate::protocol::{
+    BATCH_ENTRIES_MAX, Batch, Entry, Operation, PAGE_BYTES, Phase, STAGING_BYTES, outcome, transfer_offset,
+};
 
 /// `PROT_READ | PROT_WRITE`: pages move only between areas of the same protection.
 const READ_WRITE: usize = 3;
@@ -165,8 +167,8 @@ impl Staging {
     }
 }
 
-/// Carries out `batch` up to its last phase. Whether it says to end, and with what status.
-pub(crate) fn run(place: Place, batch: &Batch, staging: &Staging) -> Result<Option<u8>, i32> {
+/// Carries out `batch`, which is number `number` of the seat, up to its last phase. Whether it says to end, and with what status.
+pub(crate) fn run(place: Place, number: usize, batch: &Batch, staging: &Staging) -> Result<Option<u8>, i32> {
     // A program that locks all its memory has locked the staging area too: then its locked pages alone would move, and those that it maps later
     // would not.
     let _ = staging.unlock();
@@ -174,7 +176,7 @@ pub(crate) fn run(place: Place, batch: &Batch, staging: &Staging) -> Result<Opti
     let entries = batch.entries.get(..count).unwrap_or_default();
     let doubted_from = move_all(entries, staging);
     set_phase(place, &batch.phase, Phase::Moved);
-    copy_and_drop(place, entries, staging, doubted_from)?;
+    copy_and_drop(&Target { place, batch: number }, entries, staging, doubted_from)?;
     Ok(others(entries))
 }
 
@@ -262,12 +264,12 @@ fn set_results(entries: &[Entry], first: usize, end: usize, result: i32) {
 }
 
 /// Copies moved pages to where they are wanted, and drops them all.
-fn copy_and_drop(place: Place, entries: &[Entry], staging: &Staging, doubted_from: usize) -> Result<(), i32> {
+fn copy_and_drop(target: &Target, entries: &[Entry], staging: &Staging, doubted_from: usize) -> Result<(), i32> {
     let mut range = None;
     for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| is_eviction(entry)) {
         let is_moved = entry.result.load(Relaxed) == outcome::DONE;
         if is_moved {
-            copy(place, staging, index, entry);
+            copy(target, staging, index, entry);
         }
         if is_moved || (index >= doubted_from && is_in_doubt(entry)) {
             range = Some((range.map_or(index, |(first, _)| first), index));
@@ -279,7 +281,7 @@ fn copy_and_drop(place: Place, entries: &[Entry], staging: &Staging, doubted_fro
     for (index, entry) in entries.iter().enumerate().skip(doubted_from).filter(|(_, entry)| is_in_doubt(entry)) {
         // SAFETY: the page is in the staging area.
         if unsafe { memory::is_written(staging.page(index), PAGE_BYTES) } {
-            copy(place, staging, index, entry);
+            copy(target, staging, index, entry);
             entry.result.store(outcome::DONE, Relaxed);
         }
     }
@@ -287,11 +289,17 @@ fn copy_and_drop(place: Place, entries: &[Entry], staging: &Staging, doubted_fro
     staging.register()
 }
 
+/// Where the pages of a batch go.
+struct Target {
+    place: Place,
+    batch: usize,
+}
+
 /// Copies page `index`, which was moved, if a copy is wanted.
-fn copy(place: Place, staging: &Staging, index: usize, entry: &Entry) {
+fn copy(target: &Target, staging: &Staging, index: usize, entry: &Entry) {
     if operation(entry) == Some(Operation::EvictCopy) {
-        let target = place.arena + entry.argument.load(Relaxed) as usize;
-        // SAFETY: the page is in the staging area, and the pager names a place in the arena.
+        let target = target.place.at(transfer_offset(target.batch, index));
+        // SAFETY: the page is in the staging area, and its target in the seat.
         unsafe { memory::copy(target, staging.page(index), PAGE_BYTES) };
     }
 }

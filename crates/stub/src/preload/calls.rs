@@ -63,10 +63,10 @@ pub(crate) fn open(path: &[u8], write: bool) -> core::result::Result<Descriptor,
         .map(|descriptor| Descriptor(descriptor as i32))
 }
 
-/// Opens a file that is mapped to be written, and whatever else the path may lead to without waiting or taking a terminal over.
-pub(crate) fn open_shared(path: &[u8]) -> core::result::Result<Descriptor, i32> {
-    /// `O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC`.
-    const FLAGS: usize = 2 | 0o400 | 0o4_000 | 0o2_000_000;
+/// Opens a file to be read, whatever its path may lead to, without waiting or taking a terminal over.
+pub(crate) fn open_anything(path: &[u8]) -> core::result::Result<Descriptor, i32> {
+    /// `O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC`.
+    const FLAGS: usize = 0o400 | 0o4_000 | 0o2_000_000;
     debug_assert!(path.last() == Some(&0));
     // SAFETY: the path is a string that lives through the call.
     unsafe { call(2, [path.as_ptr() as usize, FLAGS, 0, 0, 0, 0]) }.map(|descriptor| Descriptor(descriptor as i32))

@@ -78,6 +78,14 @@ fn new_socket(kind: usize) -> Result<Descriptor, i32> {
     Ok(Descriptor(socket as i32))
 }
 
+/// Two sockets that are connected with each other.
+pub(crate) fn pair() -> Result<[Descriptor; 2], i32> {
+    let mut both = [0_i32; 2];
+    // SAFETY: the kernel writes two descriptors.
+    unsafe { calls::call(53, [UNIX as usize, SEQUENTIAL_PACKETS | CLOSED_ON_EXEC, 0, &raw mut both as usize, 0, 0]) }?;
+    Ok(both.map(Descriptor))
+}
+
 /// Connects to `address`: a path, or `@` and an abstract name.
 pub(crate) fn connect(address: &[u8]) -> Result<Descriptor, i32> {
     let (target, length) = SocketAddress::new(address, b"")?;

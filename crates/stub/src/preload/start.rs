@@ -15,8 +15,8 @@ use crate::agent;
 use crate::calls::{self, Descriptor, INVALID, NO_ENTRY};
 use crate::forks;
 use crate::protocol::{
-    ADDRESS_BYTES_MAX, ADDRESS_VARIABLE, ARENA_SUFFIX, ArenaHead, Hello, HelloKind, MAGIC, PAGE_BYTES, Ready, VERSION,
-    Verdict, Welcome, seat_offset,
+    ADDRESS_BYTES_MAX, ADDRESS_VARIABLE, HEAD_BYTES, HEAD_SUFFIX, Hello, HelloKind, MAGIC, PAGE_BYTES, Ready, RunHead,
+    TOKEN_DIGITS, TOKEN_MARK, VERSION, Verdict, Welcome,
 };
 use crate::socket;
 
@@ -37,46 +37,71 @@ const MISSING: u64 = 1;
 /// `O_CLOEXEC | O_NONBLOCK`.
 const USERFAULTFD_FLAGS: usize = 0o2_000_000 | 0o4_000;
 
-/// `PROT_READ | PROT_WRITE`.
-const READ_WRITE: usize = 3;
+/// `PROT_READ`.
+const READ: usize = 1;
 
-/// `MAP_SHARED`.
-const SHARED: usize = 1;
+/// `MAP_PRIVATE`: the kernel registers no file that may not be written, but a copy of one.
+const PRIVATE: usize = 2;
+
+/// Bytes of the variable's value at most.
+const VALUE_BYTES_MAX: usize = ADDRESS_BYTES_MAX + 1 + TOKEN_DIGITS;
+
+/// The pager, as the environment tells.
+#[derive(Clone, Copy)]
+struct Pager<'a> {
+    address: &'a [u8],
+    token: u64,
+}
+
+impl<'a> Pager<'a> {
+    /// An address, a mark, and hexadecimal digits; a pager without a token has neither.
+    fn parse(value: &'a [u8]) -> Self {
+        let Some(mark) = value.iter().rposition(|byte| *byte == TOKEN_MARK) else {
+            return Self { address: value, token: 0 };
+        };
+        let digit = |byte: &u8| (*byte as char).to_digit(16).map_or(0, u64::from);
+        let digits = value.get(mark + 1..).unwrap_or_default();
+        let token = digits.iter().fold(0_u64, |token, byte| token << 4 | digit(byte));
+        Self { address: value.get(..mark).unwrap_or_default(), token }
+    }
+}
 
 /// The constructor. Its arguments are the program's number of arguments, where they are and where its variables are, or anything.
 pub(crate) extern "C" fn start(count: usize, arguments: usize, variables: usize) {
-    let mut space = [0; ADDRESS_BYTES_MAX];
+    let mut space = [0; VALUE_BYTES_MAX];
     let is_handed = is_environment(count, arguments, variables, &raw const space as usize);
     let found = if is_handed { search(variables, &mut space) } else { find_address(&mut space) };
-    let Some(address) = found else { return };
+    let Some(value) = found else { return };
+    let pager = Pager::parse(value);
     #[cfg(tells_forks)]
     crate::whole_fork::begin();
-    if go_on_at_once(address).is_ok() {
+    if go_on_at_once(pager).is_ok() {
         return;
     }
-    match greet(address) {
+    match greet(pager) {
         Ok(()) => {}
         Err((what, error)) => refuse(what, error),
     }
 }
 
 /// Does all that the pager would say, and says so, without waiting for it; an error leaves nothing behind.
-fn go_on_at_once(address: &[u8]) -> Result<(), i32> {
-    let (arena, features, length) = map_open_arena(address)?;
-    let told = tell(address, arena, features);
+fn go_on_at_once(pager: Pager<'_>) -> Result<(), i32> {
+    let (head, features) = map_open_head(pager.address)?;
+    let told = tell(pager, head, features);
     if told.is_err() {
-        let _ = calls::unmap(arena, length);
+        let _ = calls::unmap(head, HEAD_BYTES);
+        agent::keep_head(0);
     }
     told
 }
 
-/// Maps the arena if the pager lets programs in that do not ask: its place, what userfaultfds agree on, its length.
-fn map_open_arena(address: &[u8]) -> Result<(usize, u64, usize), i32> {
-    let mut path = [0; ADDRESS_BYTES_MAX + ARENA_SUFFIX.len() + 1];
-    for (to, from) in path.iter_mut().zip(address.iter().chain(ARENA_SUFFIX.as_bytes())) {
+/// Maps the head if the pager lets programs in that do not ask: its place, and what userfaultfds agree on.
+fn map_open_head(address: &[u8]) -> Result<(usize, u64), i32> {
+    let mut path = [0; ADDRESS_BYTES_MAX + HEAD_SUFFIX.len() + 1];
+    for (to, from) in path.iter_mut().zip(address.iter().chain(HEAD_SUFFIX.as_bytes())) {
         *to = *from;
     }
-    let file = calls::open_shared(&path)?;
+    let file = calls::open_anything(&path)?;
     // Another PID namespace has another file at the link's end.
     let head = read_head(&file)?;
     let its_address = head.address.get(..head.address_length as usize).ok_or(INVALID)?;
@@ -84,92 +109,109 @@ fn map_open_arena(address: &[u8]) -> Result<(usize, u64, usize), i32> {
     if !is_ours || head.features == 0 || its_address.iter().zip(address).any(|(one, other)| one != other) {
         return Err(INVALID);
     }
-    let length = head.arena_bytes as usize;
-    Ok((calls::map(length, READ_WRITE, SHARED, file.0)?, head.features, length))
+    Ok((map_head(&file)?, head.features))
 }
 
-/// The head of an arena, by reading: a file that is shorter must not be touched.
-fn read_head(file: &Descriptor) -> Result<ArenaHead, i32> {
-    let mut bytes = [0_u8; size_of::<ArenaHead>()];
+/// Maps the head, and keeps its place for agents.
+fn map_head(file: &Descriptor) -> Result<usize, i32> {
+    let head = calls::map(HEAD_BYTES, READ, PRIVATE, file.0)?;
+    agent::keep_head(head);
+    Ok(head)
+}
+
+/// The head of a run, by reading: a file that is shorter must not be touched.
+fn read_head(file: &Descriptor) -> Result<RunHead, i32> {
+    let mut bytes = [0_u8; size_of::<RunHead>()];
     if calls::read(file, &mut bytes)? < bytes.len() {
         return Err(INVALID);
     }
     // SAFETY: the bytes are as many as those of a head, which is numbers only.
-    Ok(unsafe { bytes.as_ptr().cast::<ArenaHead>().read_unaligned() })
+    Ok(unsafe { bytes.as_ptr().cast::<RunHead>().read_unaligned() })
 }
 
 /// Makes a userfaultfd that tells of forks from now on, and gives it to the pager.
-fn tell(address: &[u8], arena: usize, features: u64) -> Result<(), i32> {
+fn tell(pager: Pager<'_>, head: usize, features: u64) -> Result<(), i32> {
     let userfaultfd = new_userfaultfd()?;
     let mut wanted = [AGREED_VERSION, features, 0];
     // SAFETY: `struct uffdio_api` is three words.
     unsafe { calls::control(userfaultfd.0, AGREE, &raw mut wanted as usize) }?;
     // Forks are told of while something is registered. This page is never missing.
-    let mut range = [arena as u64, PAGE_BYTES as u64, MISSING, 0];
-    // SAFETY: `struct uffdio_register` is four words; the page is the arena's first.
+    let mut range = [head as u64, PAGE_BYTES as u64, MISSING, 0];
+    // SAFETY: `struct uffdio_register` is four words; the page is the head's first.
     unsafe { calls::control(userfaultfd.0, REGISTER, &raw mut range as usize) }?;
-    socket::post(address, &hello(0, arena as u64).encode(), &userfaultfd)
+    socket::post(pager.address, &hello(pager, 0, head as u64).encode(), &userfaultfd)
 }
 
-fn hello(status: i32, arena: u64) -> Hello {
+fn hello(pager: Pager<'_>, status: i32, head: u64) -> Hello {
     let (library_start, library_end) = library();
     Hello {
         kind: HelloKind::Program,
         process: calls::process(),
-        seat: 0,
+        attempt: 0,
         status,
+        token: pager.token,
         start_agent: agent::start_on_borrowed_thread as *const () as u64,
         library_start,
         library_end,
-        arena,
+        cell: agent::cell_address(),
+        head,
     }
 }
 
 /// What failed, and the negative error number or 0.
 type Refusal = (&'static [u8], i32);
 
-fn greet(address: &[u8]) -> Result<(), Refusal> {
-    let userfaultfd = new_userfaultfd();
-    let socket = socket::connect(address).map_err(|error| (&b"the pager cannot be reached"[..], error))?;
-    let hello = hello(userfaultfd.as_ref().err().copied().unwrap_or(0), 0);
-    let lost = |error| (&b"the pager broke off"[..], error);
-    socket::send(&socket, &hello.encode(), userfaultfd.as_ref().ok()).map_err(lost)?;
-    let (words, file) = socket::receive(&socket).map_err(lost)?;
-    let Ok(welcome) = Welcome::decode(&words) else { return Err((b"the pager is of another version", 0)) };
-    match (welcome.verdict, file) {
-        (Verdict::RunUnpaged, _) => Ok(()),
-        (Verdict::Page | Verdict::PageTellingForks, Some(file)) => join(&socket, address, &welcome, &file),
-        (Verdict::Page | Verdict::PageTellingForks, None) => {
-            Err((b"it has no descriptor free for the pager's memory (ulimit -n; four are enough)", 0))
+fn broke_off(error: i32) -> Refusal {
+    (b"the pager broke off", error)
+}
+
+fn greet(pager: Pager<'_>) -> Result<(), Refusal> {
+    let mut userfaultfd = new_userfaultfd();
+    let socket = socket::connect(pager.address).map_err(|error| (&b"the pager cannot be reached"[..], error))?;
+    loop {
+        let hello = hello(pager, userfaultfd.as_ref().err().copied().unwrap_or(0), 0);
+        socket::send(&socket, &hello.encode(), userfaultfd.as_ref().ok()).map_err(broke_off)?;
+        let (words, passed) = socket::receive(&socket).map_err(broke_off)?;
+        let Ok(welcome) = Welcome::decode(&words) else { return Err((b"the pager is of another version", 0)) };
+        match (welcome.verdict, passed) {
+            (Verdict::RunUnpaged, _) => return Ok(()),
+            (Verdict::Page | Verdict::PageTellingForks, Some(file)) => return join(&socket, pager, &welcome, &file),
+            (Verdict::TakeDevice, Some(device)) if userfaultfd.is_err() => {
+                userfaultfd =
+                    Ok(userfaultfd_of(&device).map_err(|error| (&b"it cannot make a userfaultfd"[..], error))?);
+            }
+            (Verdict::Page | Verdict::PageTellingForks, None) => {
+                return Err((b"it has no descriptor free for the pager's memory (ulimit -n; four are enough)", 0));
+            }
+            (Verdict::Refuse | Verdict::TakeDevice, _) => return Err((b"the pager refused it", hello.status)),
         }
-        (Verdict::Refuse, _) => Err((b"the pager refused it", hello.status)),
     }
 }
 
-/// Maps the arena, and says so.
-fn join(socket: &Descriptor, address: &[u8], welcome: &Welcome, file: &Descriptor) -> Result<(), Refusal> {
-    let mapped = calls::map(welcome.arena_bytes as usize, READ_WRITE, SHARED, file.0);
-    let arena = *mapped.as_ref().unwrap_or(&0);
+/// Maps the head, and says so.
+fn join(socket: &Descriptor, pager: Pager<'_>, welcome: &Welcome, file: &Descriptor) -> Result<(), Refusal> {
+    let mapped = map_head(file);
+    let place = *mapped.as_ref().unwrap_or(&0);
     let listener = match welcome.verdict {
         Verdict::PageTellingForks => forks::ask_before(),
         _ => Ok(None),
     };
     let status = mapped.err().or(listener.as_ref().err().copied()).unwrap_or(0);
-    let ready = Ready { arena: arena as u64, status };
+    let ready = Ready { head: place as u64, status };
     let passed = listener.as_ref().ok().and_then(Option::as_ref);
-    socket::send(socket, &ready.encode(), passed).map_err(|error| (&b"the pager broke off"[..], error))?;
+    socket::send(socket, &ready.encode(), passed).map_err(broke_off)?;
     mapped.map_err(|error| (&b"it cannot map the pager's memory"[..], error))?;
     let listener = listener.map_err(|error| (&b"its forks cannot be told to the pager"[..], error))?;
-    if welcome.verdict == Verdict::PageTellingForks && listener.is_none() && !forks::is_asked(address) {
+    if welcome.verdict == Verdict::PageTellingForks && listener.is_none() && !forks::is_asked(pager.address) {
         return Err((b"somebody else is asked about its forks (a sandbox?)", 0));
     }
-    // SAFETY: the arena was mapped just now, begins with its head, and is never unmapped.
-    let head = unsafe { &*(arena as *const ArenaHead) };
+    // SAFETY: the head was mapped just now, and is never unmapped.
+    let head = unsafe { &*(place as *const RunHead) };
     if head.magic != MAGIC || head.version != VERSION {
         return Err((b"the pager's memory is of another version", 0));
     }
     if welcome.start_agent {
-        agent::start(arena + seat_offset(welcome.seat));
+        agent::start(welcome.attempt);
     }
     Ok(())
 }
@@ -181,10 +223,15 @@ fn new_userfaultfd() -> Result<Descriptor, i32> {
             Err(NO_ENTRY) => return Err(error),
             device => device?,
         };
-        // SAFETY: the command takes flags as a number, and touches no memory.
-        unsafe { calls::control(device.0, NEW_USERFAULTFD, USERFAULTFD_FLAGS) }
-            .map(|descriptor| Descriptor(descriptor as i32))
+        userfaultfd_of(&device)
     })
+}
+
+/// One by the device, which whoever has it open may do.
+fn userfaultfd_of(device: &Descriptor) -> Result<Descriptor, i32> {
+    // SAFETY: the command takes flags as a number, and touches no memory.
+    unsafe { calls::control(device.0, NEW_USERFAULTFD, USERFAULTFD_FLAGS) }
+        .map(|descriptor| Descriptor(descriptor as i32))
 }
 
 /// Where this library is mapped.
@@ -219,7 +266,7 @@ fn is_environment(count: usize, arguments: usize, variables: usize, here: usize)
 }
 
 /// Looks for the pager's address among the variables at `variables`.
-fn search(variables: usize, space: &mut [u8; ADDRESS_BYTES_MAX]) -> Option<&[u8]> {
+fn search(variables: usize, space: &mut [u8; VALUE_BYTES_MAX]) -> Option<&[u8]> {
     let mut place = variables as *const *const u8;
     let mut search = Search { matched: 0, length: 0 };
     loop {
@@ -247,7 +294,7 @@ fn search(variables: usize, space: &mut [u8; ADDRESS_BYTES_MAX]) -> Option<&[u8]
 }
 
 /// Looks for the pager's address in the environment.
-fn find_address(space: &mut [u8; ADDRESS_BYTES_MAX]) -> Option<&[u8]> {
+fn find_address(space: &mut [u8; VALUE_BYTES_MAX]) -> Option<&[u8]> {
     let file = calls::open(b"/proc/self/environ\0", false).ok()?;
     let mut search = Search { matched: 0, length: 0 };
     let mut chunk = [0; PAGE_BYTES];

@@ -41,7 +41,7 @@ pub mod batch_word {
 pub struct Entry {
     /// The page's address in the program, or the range's.
     pub address: AtomicU64,
-    /// What the operation needs: a place in the arena, or a length in bytes.
+    /// What the operation needs: a length in bytes, or a status.
     pub argument: AtomicU64,
     /// An [`Operation`].
     pub operation: AtomicU32,
@@ -86,7 +86,7 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {
-    /// Move the page out of the program, copy it to `argument` of the arena, and drop it.
+    /// Move the page out of the program, copy it to the entry's page of the seat, and drop it.
     EvictCopy = 1,
     /// Move the page out of the program, and drop it: its content is elsewhere.
     EvictDrop = 2,

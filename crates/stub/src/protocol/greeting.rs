@@ -1,4 +1,4 @@
-//! The greeting: messages of eight words each, of which the first two say whose they are.
+//! The greeting: messages of ten words each, of which the first two say whose they are.
 
 use super::{MAGIC, VERSION};
 
@@ -16,7 +16,7 @@ pub enum HelloKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Verdict {
-    /// The program is paged; the arena comes along (for an agent: the userfaultfd).
+    /// The program is paged; the head comes along (for an agent: the userfaultfd; its seat follows in another such message).
     Page = 1,
     /// The program runs without being paged.
     RunUnpaged = 2,
@@ -25,6 +25,8 @@ pub enum Verdict {
     /// As `Page`; besides, the program's forks wait until the pager allows each, because the kernel does not let this user have
     /// messages about them. The descriptor for that comes with [`Ready`], unless the program inherited it.
     PageTellingForks = 4,
+    /// The program may not make a userfaultfd by itself; what comes along is the device that makes one. It says hello again.
+    TakeDevice = 5,
 }
 
 /// What a program or an agent says first.
@@ -34,19 +36,23 @@ pub struct Hello {
     pub kind: HelloKind,
     /// The process as it sees itself; the socket's credentials tell the pager's view.
     pub process: u32,
-    /// An agent's seat.
-    pub seat: u32,
+    /// An agent's: which attempt it comes of ([`AgentCell::attempt`](super::AgentCell)).
+    pub attempt: u32,
     /// 0, or the negative error number with which making a userfaultfd failed.
     pub status: i32,
+    /// The run's token: what proves that the program was started in the run. 0 of an agent.
+    pub token: u64,
     /// The address of the stub's `start_agent`, see there.
     pub start_agent: u64,
     /// Where the stub's library is mapped.
     pub library_start: u64,
     /// Its end.
     pub library_end: u64,
-    /// Where a program has mapped the arena that goes on without waiting: it has agreed on what [`ArenaHead::features`](super::ArenaHead)
-    /// says, and registered the arena's head. 0 if it waits for an answer.
-    pub arena: u64,
+    /// Where its [`AgentCell`](super::AgentCell) is.
+    pub cell: u64,
+    /// Where a program has mapped the head that goes on without waiting: it has agreed on what [`RunHead::features`](super::RunHead)
+    /// says, and registered the head's first page. 0 if it waits for an answer.
+    pub head: u64,
 }
 
 /// The pager's answer.
@@ -54,10 +60,8 @@ pub struct Hello {
 pub struct Welcome {
     /// What shall happen.
     pub verdict: Verdict,
-    /// The program's seat.
-    pub seat: u32,
-    /// Bytes of the arena.
-    pub arena_bytes: u64,
+    /// Of a program that starts its agent now: which attempt that is.
+    pub attempt: u32,
     /// Whether the program starts its agent now, because the pager may not start it later by ptrace.
     pub start_agent: bool,
 }
@@ -65,8 +69,8 @@ pub struct Welcome {
 /// The program's last word: from now on it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// Where the arena is mapped.
-    pub arena: u64,
+    /// Where the head is mapped.
+    pub head: u64,
     /// 0, or the negative error number with which mapping it failed.
     pub status: i32,
 }
@@ -80,8 +84,8 @@ pub enum Mismatch {
     Version(u32),
 }
 
-/// Words of a message: magic, version, and up to six more.
-pub const MESSAGE_WORDS: usize = 8;
+/// Words of a message: magic, version, and up to eight more.
+pub const MESSAGE_WORDS: usize = 10;
 
 /// Bytes of a message; all have the same size.
 pub const MESSAGE_BYTES: usize = MESSAGE_WORDS * 8;
@@ -89,20 +93,28 @@ pub const MESSAGE_BYTES: usize = MESSAGE_WORDS * 8;
 /// A message as it travels.
 pub type Words = [u64; MESSAGE_WORDS];
 
-fn frame(rest: [u64; 6]) -> Words {
-    let [a, b, c, d, e, f] = rest;
-    [MAGIC, u64::from(VERSION), a, b, c, d, e, f]
+/// Words of a message that are its own.
+const OWN_WORDS: usize = MESSAGE_WORDS - 2;
+
+fn frame(own: &[u64]) -> Words {
+    let mut words = [0; MESSAGE_WORDS];
+    words[0] = MAGIC;
+    words[1] = u64::from(VERSION);
+    for (word, value) in words.iter_mut().skip(2).zip(own) {
+        *word = *value;
+    }
+    words
 }
 
-fn unframe(words: &Words) -> Result<[u64; 6], Mismatch> {
-    let [magic, version, a, b, c, d, e, f] = *words;
+fn unframe(words: &Words) -> Result<[u64; OWN_WORDS], Mismatch> {
+    let [magic, version, own @ ..] = *words;
     if magic != MAGIC {
         return Err(Mismatch::NotOurs);
     }
     if version != u64::from(VERSION) {
         return Err(Mismatch::Version(version as u32));
     }
-    Ok([a, b, c, d, e, f])
+    Ok(own)
 }
 
 /// Two halves in a word.
@@ -114,22 +126,24 @@ impl Hello {
     /// As it travels.
     pub fn encode(&self) -> Words {
         let who = pack(self.kind as u32, self.process);
-        let where_to = pack(self.seat, self.status.cast_unsigned());
-        frame([who, where_to, self.start_agent, self.library_start, self.library_end, self.arena])
+        let how = pack(self.attempt, self.status.cast_unsigned());
+        frame(&[who, how, self.token, self.start_agent, self.library_start, self.library_end, self.cell, self.head])
     }
 
     /// Takes apart what came.
     pub fn decode(words: &Words) -> Result<Self, Mismatch> {
-        let [who, where_to, start_agent, library_start, library_end, arena] = unframe(words)?;
+        let [who, how, token, start_agent, library_start, library_end, cell, head] = unframe(words)?;
         Ok(Self {
             kind: HelloKind::from_number(who as u32).ok_or(Mismatch::NotOurs)?,
             process: (who >> 32) as u32,
-            seat: where_to as u32,
-            status: ((where_to >> 32) as u32).cast_signed(),
+            attempt: how as u32,
+            status: ((how >> 32) as u32).cast_signed(),
+            token,
             start_agent,
             library_start,
             library_end,
-            arena,
+            cell,
+            head,
         })
     }
 }
@@ -137,16 +151,15 @@ impl Hello {
 impl Welcome {
     /// As it travels.
     pub fn encode(&self) -> Words {
-        frame([pack(self.verdict as u32, self.seat), self.arena_bytes, u64::from(self.start_agent), 0, 0, 0])
+        frame(&[pack(self.verdict as u32, self.attempt), u64::from(self.start_agent)])
     }
 
     /// Takes apart what came.
     pub fn decode(words: &Words) -> Result<Self, Mismatch> {
-        let [verdict, arena_bytes, start_agent, ..] = unframe(words)?;
+        let [verdict, start_agent, ..] = unframe(words)?;
         Ok(Self {
             verdict: Verdict::from_number(verdict as u32).ok_or(Mismatch::NotOurs)?,
-            seat: (verdict >> 32) as u32,
-            arena_bytes,
+            attempt: (verdict >> 32) as u32,
             start_agent: start_agent != 0,
         })
     }
@@ -155,15 +168,15 @@ impl Welcome {
 impl Ready {
     /// As it travels.
     pub fn encode(&self) -> Words {
-        frame([self.arena, u64::from(self.status.cast_unsigned()), 0, 0, 0, 0])
+        frame(&[self.head, u64::from(self.status.cast_unsigned())])
     }
 
     /// Takes apart what came.
     pub fn decode(words: &Words) -> Result<Self, Mismatch> {
-        let [arena, status, ..] = unframe(words)?;
-        Ok(Self { arena, status: (status as u32).cast_signed() })
+        let [head, status, ..] = unframe(words)?;
+        Ok(Self { head, status: (status as u32).cast_signed() })
     }
 }
 
-number_of!(Verdict: Page, RunUnpaged, Refuse, PageTellingForks);
+number_of!(Verdict: Page, RunUnpaged, Refuse, PageTellingForks, TakeDevice);
 number_of!(HelloKind: Program, Agent);

@@ -3,15 +3,21 @@
 //! The stub is built without the standard library, so this file uses `core` only; both sides compile the same file. They are
 //! always of one build, and the magic and version in every message say so.
 //!
-//! *Arena*: one memfd per run, mapped by the pager and all programs: [`ArenaHead`], then seats of [`SEAT_BYTES`] each, then
-//! the write-back pool. A *seat* belongs to one process: [`SeatHead`], two [`Batch`]es, the agent's stack, and a stack for the
-//! call that starts the agent. Words in shared memory are atomics; a batch belongs to one side at a time, by its [`Phase`].
+//! *Head*: one memfd per run that nobody can write to ([`RunHead`]), mapped by all programs and inherited by their forks. A process that
+//! maps it is of the run. Its first page is registered with the program's userfaultfd, so that forks are told.
+//!
+//! *Seat*: one memfd per address space, shared by its agent and the pager alone, and not inherited by forks: [`SeatHead`], two
+//! [`Batch`]es, and a page for each entry of both, through which evicted pages go to the pager. Words in shared memory are atomics; a batch
+//! belongs to one side at a time, by its [`Phase`].
+//!
+//! *Cell*: [`AgentCell`], in the memory of the stub's library: what the pager reads from outside while there is no seat yet.
 //!
 //! *Greeting* (a `SOCK_SEQPACKET` UNIX socket): the program sends [`Hello`] with its userfaultfd, gets [`Welcome`] with the
-//! arena's memfd, maps it, and sends [`Ready`]. An agent sends `Hello` of its own kind and gets the userfaultfd back.
+//! head's memfd, maps it, and sends [`Ready`]. A program that may not make a userfaultfd gets the device that makes one
+//! ([`Verdict::TakeDevice`]), and says hello again. An agent sends `Hello` of its own kind and gets the userfaultfd, then its seat's memfd.
 //!
-//! Where the pager would say the same to every program, it says so in advance ([`ArenaHead::features`]): the program opens the arena by
-//! its link ([`ARENA_SUFFIX`]), does what it would do after `Welcome`, sends a `Hello` that is complete to a datagram socket
+//! Where the pager would say the same to every program, it says so in advance ([`RunHead::features`]): the program opens the head by
+//! its link ([`HEAD_SUFFIX`]), does what it would do after `Welcome`, sends a `Hello` that is complete to a datagram socket
 //! ([`NOTES_SUFFIX`]), and waits for nothing.
 
 /// Makes numbers that came from the other side into what they stand for.
@@ -38,11 +44,11 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 pub use batch::{Batch, Entry, Operation, Phase, batch_word, entry_word, outcome};
 pub use greeting::{Hello, HelloKind, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Ready, Verdict, Welcome, Words};
 
-/// The first word of the arena and of every message: `SPILLWAY` as text.
+/// The first word of the head and of every message: `SPILLWAY` as text.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 
 /// Raised with every change of this file that the other side would notice.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Arguments of a `clone` that every kernel refuses (a thread without common signal handlers): by it a program that inherited a filter
 /// finds out whether it is its own pager who is asked about its forks.
@@ -60,8 +66,8 @@ pub const fn probe_answer(address: &[u8]) -> u64 {
     hash >> 1
 }
 
-/// Behind the pager's address: a link to the arena for programs that do not wait for the pager.
-pub const ARENA_SUFFIX: &str = ".arena";
+/// Behind the pager's address: a link to the head for programs that do not wait for the pager.
+pub const HEAD_SUFFIX: &str = ".head";
 
 /// Behind the pager's address: the datagram socket for the hellos of such programs.
 pub const NOTES_SUFFIX: &str = ".notes";
@@ -72,8 +78,15 @@ pub const AGENT_NAME: &[u8; 16] = b"spillway-agent\0\0";
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
 
-/// The environment variable that tells a program's stub where the pager is: a path, or `@` and an abstract name.
+/// The environment variable that tells a program's stub where the pager is: a path, or `@` and an abstract name; then [`TOKEN_MARK`]
+/// and the run's token in hexadecimal digits.
 pub const ADDRESS_VARIABLE: &str = "SPILLWAY_PAGER";
+
+/// Between the address and the token. An environment is readable by its own user alone (proc(5)), an address by everybody.
+pub const TOKEN_MARK: u8 = b'#';
+
+/// Digits of a token.
+pub const TOKEN_DIGITS: usize = 16;
 
 /// The longest address: `sun_path` less its first or last byte (unix(7)).
 pub const ADDRESS_BYTES_MAX: usize = 107;
@@ -88,45 +101,37 @@ pub const BATCHES: usize = 2;
 /// Bytes of a slot of the write-back pool: 32 neighbouring pages.
 pub const POOL_SLOT_BYTES: usize = 128 << 10;
 
-/// Bytes of the agent's stack; it calls few functions, and has no large variables.
-pub const AGENT_STACK_BYTES: usize = 64 << 10;
+/// Bytes of the agent's stack, in the stub's library; the agent calls few functions, and has no large variables.
+pub const AGENT_STACK_BYTES: usize = 32 << 10;
 
-/// Bytes of the stack of the call that starts the agent.
-pub const CALL_STACK_BYTES: usize = 32 << 10;
+/// Bytes of the stack of the call that starts the agent, in the stub's library.
+pub const CALL_STACK_BYTES: usize = 16 << 10;
 
 const BATCH_STRIDE_BYTES: usize = size_of::<Batch>().next_multiple_of(PAGE_BYTES);
 
-/// Bytes of a seat.
-pub const SEAT_BYTES: usize = PAGE_BYTES + BATCHES * BATCH_STRIDE_BYTES + CALL_STACK_BYTES + AGENT_STACK_BYTES;
+/// Where the first batch's pages begin in a seat's memory.
+const TRANSFER_OFFSET: usize = PAGE_BYTES + BATCHES * BATCH_STRIDE_BYTES;
 
-/// The start of the arena.
+/// Bytes of a seat's memory; pages of it that are never used take none.
+pub const SEAT_BYTES: usize = TRANSFER_OFFSET + BATCHES * BATCH_ENTRIES_MAX * PAGE_BYTES;
+
+/// Bytes of the head: [`RunHead`], a page that is registered for a moment to find out whose a userfaultfd is, and one behind it.
+pub const HEAD_BYTES: usize = 3 * PAGE_BYTES;
+
+/// What all programs of a run see; nobody can change it.
 #[repr(C)]
 #[derive(Debug)]
-pub struct ArenaHead {
+pub struct RunHead {
     /// [`MAGIC`].
     pub magic: u64,
     /// [`VERSION`].
     pub version: u32,
-    /// How many seats follow the first page.
-    pub seats: u32,
-    /// Bytes of the arena.
-    pub arena_bytes: u64,
+    /// Bytes of [`RunHead::address`] in use.
+    pub address_length: u32,
     /// What the userfaultfd of a program agrees on that goes on without waiting for the pager; 0: every program asks.
     pub features: u64,
-    /// Bytes of [`ArenaHead::address`] in use.
-    pub address_length: u32,
-    /// Where the pager is; agents that start late connect to it. As in [`ADDRESS_VARIABLE`].
+    /// Where the pager is; agents that start late connect to it. As in [`ADDRESS_VARIABLE`], without the token.
     pub address: [u8; ADDRESS_BYTES_MAX],
-}
-
-/// Where seat `index` begins in the arena.
-pub const fn seat_offset(index: u32) -> usize {
-    PAGE_BYTES + index as usize * SEAT_BYTES
-}
-
-/// Where the write-back pool begins in an arena of `seats`.
-pub const fn pool_offset(seats: u32) -> usize {
-    seat_offset(seats)
 }
 
 /// Where batch `index` begins in its seat.
@@ -134,14 +139,41 @@ pub const fn batch_offset(index: usize) -> usize {
     PAGE_BYTES + index * BATCH_STRIDE_BYTES
 }
 
-/// Where the stack of the starting call ends in its seat (stacks grow down).
-pub const CALL_STACK_END: usize = batch_offset(BATCHES) + CALL_STACK_BYTES;
+/// Where the page of entry `entry` of batch `batch` is in its seat.
+pub const fn transfer_offset(batch: usize, entry: usize) -> usize {
+    TRANSFER_OFFSET + (batch * BATCH_ENTRIES_MAX + entry) * PAGE_BYTES
+}
 
-/// Where the agent's stack ends in its seat.
+const _: () =
+    assert!(transfer_offset(BATCHES - 1, BATCH_ENTRIES_MAX) == SEAT_BYTES && SEAT_BYTES.is_multiple_of(PAGE_BYTES));
+const _: () = assert!(size_of::<RunHead>() <= PAGE_BYTES && size_of::<SeatHead>() <= PAGE_BYTES);
+
+/// What the pager reads in the stub's library while an agent starts. It is private memory: a forked child has a copy of its own, in which
+/// [`AgentCell::attempt`] is that of its parent.
+#[repr(C)]
+#[derive(Debug)]
+pub struct AgentCell {
+    /// Which of the pager's attempts the rest is about; 0 before the first.
+    pub attempt: AtomicU32,
+    /// 1 when the starting call has returned into its final loop; see `start_agent` of the stub.
+    pub call_returned: AtomicU32,
+    /// The negative error number with which the agent failed; 0 while it has not.
+    pub failure: AtomicI32,
+    /// The agent's thread number as the program sees it.
+    pub thread: AtomicU32,
+    /// One more than the agent's descriptor of a socket that it waits at, because it cannot connect: the pager takes the other end, whose
+    /// descriptor is the next word. 0 if there is none.
+    pub offered: AtomicU32,
+}
+
+/// Where the stack of the starting call ends, from the cell on (stacks grow down).
+pub const CALL_STACK_END: usize = PAGE_BYTES + CALL_STACK_BYTES;
+
+/// Where the agent's stack ends, from the cell on.
 pub const AGENT_STACK_END: usize = CALL_STACK_END + AGENT_STACK_BYTES;
 
-const _: () = assert!(AGENT_STACK_END == SEAT_BYTES && SEAT_BYTES.is_multiple_of(PAGE_BYTES));
-const _: () = assert!(size_of::<ArenaHead>() <= PAGE_BYTES && size_of::<SeatHead>() <= PAGE_BYTES);
+/// Words of a cell, in their order.
+pub const CELL_WORDS: usize = size_of::<AgentCell>() / 4;
 
 /// The start of a seat.
 #[repr(C)]
@@ -157,22 +189,20 @@ pub struct SeatHead {
     pub pager_awaits: AtomicU32,
     /// How often the agent looks at its next batch before it sleeps.
     pub spin_rounds: AtomicU32,
-    /// 1 when the starting call has returned into its final loop; see `start_agent` of the stub.
-    pub call_returned: AtomicU32,
     /// The agent's thread number, as the program sees it.
     pub thread: AtomicU32,
-    /// This seat's number.
-    pub index: AtomicU32,
     /// The CPU that the agent began its last batch on, counted from 1; 0 if it does not know.
     pub agent_cpu: AtomicU32,
     /// Where the agent's staging area begins in the program; its length is [`STAGING_BYTES`]. 0 before there is one.
     pub staging: AtomicU64,
+    /// Where the program has this memory. 0 before.
+    pub mapped: AtomicU64,
 }
 
 /// Bytes of the agent's staging area.
 pub const STAGING_BYTES: usize = BATCH_ENTRIES_MAX * PAGE_BYTES;
 
-/// Where a seat's word is, for the side that sees the arena as a range of bytes.
+/// Where a seat's word is, for the side that sees the seat as a range of bytes.
 pub mod seat_word {
     use super::{SeatHead, offset_of};
 
@@ -186,16 +216,14 @@ pub mod seat_word {
     pub const PAGER_AWAITS: usize = offset_of!(SeatHead, pager_awaits);
     /// [`SeatHead::spin_rounds`].
     pub const SPIN_ROUNDS: usize = offset_of!(SeatHead, spin_rounds);
-    /// [`SeatHead::call_returned`].
-    pub const CALL_RETURNED: usize = offset_of!(SeatHead, call_returned);
     /// [`SeatHead::thread`].
     pub const THREAD: usize = offset_of!(SeatHead, thread);
-    /// [`SeatHead::index`].
-    pub const INDEX: usize = offset_of!(SeatHead, index);
     /// [`SeatHead::agent_cpu`].
     pub const AGENT_CPU: usize = offset_of!(SeatHead, agent_cpu);
     /// [`SeatHead::staging`].
     pub const STAGING: usize = offset_of!(SeatHead, staging);
+    /// [`SeatHead::mapped`].
+    pub const MAPPED: usize = offset_of!(SeatHead, mapped);
 }
 
 /// How an agent is.

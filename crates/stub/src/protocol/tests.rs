@@ -6,12 +6,14 @@ fn hello() -> Hello {
     Hello {
         kind: HelloKind::Agent,
         process: u32::MAX,
-        seat: 7,
+        attempt: 7,
         status: -13,
+        token: u64::MAX - 7,
         start_agent: u64::MAX - 1,
         library_start: 0x7000_0000_1000,
         library_end: 0x7000_0000_2000,
-        arena: 0x7000_0001_0000,
+        cell: 0x7000_0000_1800,
+        head: 0x7000_0001_0000,
     }
 }
 
@@ -21,10 +23,10 @@ fn messages_survive_their_journey() {
     for (verdict, start_agent) in
         [(Verdict::Page, true), (Verdict::RunUnpaged, false), (Verdict::PageTellingForks, false)]
     {
-        let welcome = Welcome { verdict, seat: 3, arena_bytes: 1 << 40, start_agent };
+        let welcome = Welcome { verdict, attempt: 3, start_agent };
         assert_eq!(Welcome::decode(&welcome.encode()), Ok(welcome));
     }
-    let ready = Ready { arena: 0x7fff_0000_0000, status: -12 };
+    let ready = Ready { head: 0x7fff_0000_0000, status: -12 };
     assert_eq!(Ready::decode(&ready.encode()), Ok(ready));
 }
 
@@ -45,9 +47,9 @@ fn strangers_and_other_versions_are_told_apart() {
 fn parts_of_a_seat_do_not_overlap() {
     assert!(batch_offset(0) >= size_of::<SeatHead>());
     assert!(batch_offset(1) >= batch_offset(0) + size_of::<Batch>());
-    assert!(CALL_STACK_END - CALL_STACK_BYTES >= batch_offset(1) + size_of::<Batch>());
-    assert_eq!(AGENT_STACK_END - AGENT_STACK_BYTES, CALL_STACK_END);
-    assert_eq!(seat_offset(1) - seat_offset(0), SEAT_BYTES);
+    assert!(transfer_offset(0, 0) >= batch_offset(1) + size_of::<Batch>());
+    assert_eq!(transfer_offset(0, BATCH_ENTRIES_MAX), transfer_offset(1, 0));
+    assert_eq!(transfer_offset(1, BATCH_ENTRIES_MAX), SEAT_BYTES);
     assert_eq!(batch_word::entry(1) - batch_word::entry(0), 32);
 }
 

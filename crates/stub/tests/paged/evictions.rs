@@ -27,10 +27,10 @@ fn evicted_pages_come_back_as_they_were() {
 fn pages_apart_and_a_full_batch_leave_too() {
     let mut scene = Scene::new(true);
     let apart: Vec<u64> = scene.pages(0..PAGES).into_iter().step_by(3).rev().collect();
-    assert_eq!(scene.paged.evict(&scene.pager.arena, &apart), vec![outcome::DONE; apart.len()]);
+    assert_eq!(scene.paged.evict(&apart), vec![outcome::DONE; apart.len()]);
     // A full batch: what is there leaves, and what is not is absent, each told apart.
     let all: Vec<u64> = (0..BATCH_ENTRIES_MAX as u64).map(|page| scene.memory + page * PAGE).collect();
-    let results = scene.paged.evict(&scene.pager.arena, &all[..PAGES as usize]);
+    let results = scene.paged.evict(&all[..PAGES as usize]);
     for (page, result) in results.into_iter().enumerate() {
         assert_eq!(result, if page % 3 == 0 { outcome::ABSENT } else { outcome::DONE }, "page {page}");
     }
@@ -57,10 +57,10 @@ fn nothing_is_moved_while_a_message_about_mappings_waits() {
     let mut wanted = [PollFd::new(&scene.paged.userfaultfd, PollFlags::IN)];
     assert_eq!(poll(&mut wanted, Some(&timeout)).unwrap(), 1, "the program drops a page");
     let tasks: Vec<Task> = scene.pages(1..4).into_iter().map(Task::evict_drop).collect();
-    scene.paged.seat.post(0, &tasks);
-    assert!(scene.paged.seat.wait(0, Phase::Done, 0, far()).unwrap());
+    scene.paged.seat().post(0, &tasks);
+    assert!(scene.paged.seat().wait(0, Phase::Done, 0, far()).unwrap());
     for index in 0..tasks.len() {
-        assert_eq!(scene.paged.seat.result(0, index), outcome::TRY_LATER);
+        assert_eq!(scene.paged.seat().result(0, index), outcome::TRY_LATER);
     }
     scene.paged.hear(&scene.conversation, "dropped");
     assert_eq!(scene.paged.events, 1);
@@ -73,7 +73,7 @@ fn a_locked_page_is_refused_and_its_neighbours_leave() {
     let mut scene = Scene::new(true);
     assert_eq!(scene.ask("lock", "locked"), 0);
     let pages = scene.pages(0..3);
-    let results = scene.paged.evict(&scene.pager.arena, &pages);
+    let results = scene.paged.evict(&pages);
     assert_eq!(results, [outcome::DONE, outcome::REFUSED, outcome::DONE]);
     assert_eq!(scene.ask("check", "bad"), 0);
     scene.end();
@@ -89,12 +89,12 @@ fn executable_pages_leave_beside_others() {
         assert_eq!(scene.ask("check", "bad"), 0);
     }
     let apart: Vec<u64> = scene.pages(0..PAGES).into_iter().step_by(5).rev().collect();
-    assert_eq!(scene.paged.evict(&scene.pager.arena, &apart), vec![outcome::DONE; apart.len()]);
+    assert_eq!(scene.paged.evict(&apart), vec![outcome::DONE; apart.len()]);
     assert_eq!(scene.ask("lock", "locked"), 0);
     let last = PAGES / 3 - 1;
     let around = [scene.pages(1..2), scene.pages(last..last + 2)].concat();
     scene.ask("change", "changed");
-    let results = scene.paged.evict(&scene.pager.arena, &around);
+    let results = scene.paged.evict(&around);
     assert_eq!(results, [outcome::REFUSED, outcome::DONE, outcome::DONE], "a locked one, and both sides of the border");
     assert_eq!(scene.ask("check", "bad"), 0);
     scene.end();
@@ -120,7 +120,7 @@ fn pages_leave_huge_pages_one_by_one() {
     assert!(huge_bytes(process, scene.memory) < before, "what left was in a huge page");
     assert_eq!(scene.ask("check", "bad"), 0);
     let apart: Vec<u64> = scene.pages(0..HUGE_PAGES).into_iter().step_by(7).collect();
-    assert_eq!(scene.paged.evict(&scene.pager.arena, &apart), vec![outcome::DONE; apart.len()]);
+    assert_eq!(scene.paged.evict(&apart), vec![outcome::DONE; apart.len()]);
     scene.ask("change", "changed");
     assert_eq!(scene.ask("check", "bad"), 0);
     scene.end();
@@ -136,7 +136,7 @@ fn pages_leave_while_threads_write_to_them() {
         let first = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) % PAGES;
         let step = 1 + round % 3;
         let pages: Vec<u64> = (0..40).map(|index| scene.memory + (first + index * step) % PAGES * PAGE).collect();
-        for result in scene.paged.evict(&scene.pager.arena, &pages) {
+        for result in scene.paged.evict(&pages) {
             assert!([outcome::DONE, outcome::ABSENT, outcome::BUSY].contains(&result), "{result}");
             evicted += usize::from(result == outcome::DONE);
         }
@@ -159,7 +159,7 @@ fn zeroes_that_are_written_while_they_leave_keep_what_is_written() {
         scene.paged.run(&drops);
         scene.paged.userfaultfd.zero_page(pages[0]..pages[0] + PAGES * PAGE, Wake::Waiters).unwrap();
         scene.conversation.tell("change");
-        scene.paged.evict(&scene.pager.arena, &pages);
+        scene.paged.evict(&pages);
         scene.paged.hear(&scene.conversation, "changed");
         scene.paged.fill_all();
         assert_eq!(scene.ask("check", "bad"), 0, "round {round}");
@@ -176,13 +176,13 @@ fn a_program_that_locks_all_its_memory_keeps_it_and_its_agent() {
     assert_eq!(scene.ask("lock all", "locked"), 0);
     let pages = scene.pages(0..PAGES);
     for _ in 0..2 {
-        let results = scene.paged.evict(&scene.pager.arena, &pages);
+        let results = scene.paged.evict(&pages);
         assert!(results.iter().all(|result| *result != outcome::DONE), "{results:?}");
         assert_eq!(scene.ask("check", "bad"), 0);
     }
     assert_eq!(scene.ask("unlock all", "unlocked"), 0);
     // The first batch finds the staging area full of zeroes, and drops them.
-    scene.paged.evict(&scene.pager.arena, &pages);
+    scene.paged.evict(&pages);
     scene.paged.fill_all();
     scene.evict(0..PAGES);
     assert_eq!(scene.ask("check", "bad"), 0);
@@ -197,7 +197,7 @@ fn pages_that_are_not_locked_leave_while_the_staging_area_is() {
     assert_eq!(scene.ask("unlock", "unlocked"), 0);
     // The first batch finds the staging area full of zeroes, and drops them.
     let pages = scene.pages(0..PAGES);
-    scene.paged.evict(&scene.pager.arena, &pages);
+    scene.paged.evict(&pages);
     scene.paged.fill_all();
     scene.evict(0..PAGES);
     assert_eq!(scene.ask("check", "bad"), 0);

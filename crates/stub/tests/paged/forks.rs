@@ -14,8 +14,7 @@ fn fork(scene: &mut Scene) -> (u32, Paged) {
     let child = scene.ask("fork", "child") as u32;
     let userfaultfd = scene.paged.children.pop().expect("a fork is announced before the child runs");
     let places = ProgramPlaces { process: child, ..scene.paged.places };
-    let seat = scene.pager.next_seat();
-    let paged = scene.paged.fork(places, userfaultfd, seat);
+    let paged = scene.paged.fork(places, userfaultfd);
     (child, paged)
 }
 
@@ -32,7 +31,7 @@ fn a_forked_child_has_an_agent_of_its_own() {
     let spinning = child.hear(&scene.conversation, "spinning");
     scene.pager.start_late(&mut child, spinning as u32);
     let pages = scene.pages(0..PAGES);
-    assert_eq!(child.evict(&scene.pager.arena, &pages), vec![outcome::DONE; pages.len()]);
+    assert_eq!(child.evict(&pages), vec![outcome::DONE; pages.len()]);
     scene.conversation.tell("check");
     assert_eq!(child.hear(&scene.conversation, "bad"), 0);
     scene.conversation.tell("exit");
@@ -103,7 +102,7 @@ fn pages_that_a_fork_shared_leave_after_they_were_populated() {
     let mut scene = Scene::new(true);
     let (_, mut child) = fork(&mut scene);
     let pages = scene.pages(0..8);
-    assert_eq!(scene.paged.evict(&scene.pager.arena, &pages), vec![outcome::BUSY; 8], "shared pages do not move");
+    assert_eq!(scene.paged.evict(&pages), vec![outcome::BUSY; 8], "shared pages do not move");
     scene.conversation.tell("exit");
     let deadline = far();
     let joined = loop {
@@ -115,9 +114,9 @@ fn pages_that_a_fork_shared_leave_after_they_were_populated() {
         assert!(Instant::now() < deadline, "the child does not end");
     };
     assert_eq!(joined, "joined 0");
-    assert_eq!(scene.paged.evict(&scene.pager.arena, &pages), vec![outcome::BUSY; 8], "also when the child is gone");
+    assert_eq!(scene.paged.evict(&pages), vec![outcome::BUSY; 8], "also when the child is gone");
     assert_eq!(scene.paged.run(&[Task::populate(pages[0], 8 * PAGE)]), [outcome::DONE]);
-    assert_eq!(scene.paged.evict(&scene.pager.arena, &pages), vec![outcome::DONE; 8]);
+    assert_eq!(scene.paged.evict(&pages), vec![outcome::DONE; 8]);
     assert_eq!(scene.ask("check", "bad"), 0);
     scene.end();
 }

@@ -4,9 +4,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use spillway_stub::arena::{Arena, ArenaPlan};
 use spillway_stub::greeting::Address;
-use spillway_stub::protocol::{ARENA_SUFFIX, AgentState, outcome};
+use spillway_stub::head::Head;
+use spillway_stub::protocol::{HEAD_SUFFIX, outcome};
 
 use crate::scene::PAGES;
 use crate::support::{Conversation, FEATURES, PAGE, TinyPager, compile};
@@ -32,10 +32,10 @@ fn a_program_waits_for_nobody_and_is_paged_all_the_same() {
     paged.register(memory, PAGES);
     conversation.tell("spin");
     let spinning = paged.hear(&conversation, "spinning");
-    assert_eq!(paged.seat.state(), AgentState::Absent);
+    assert!(paged.seat.is_none());
     pager.start_late(&mut paged, spinning as u32);
     let pages: Vec<u64> = (0..PAGES).map(|page| memory + page * PAGE).collect();
-    assert_eq!(paged.evict(&pager.arena, &pages), vec![outcome::DONE; pages.len()]);
+    assert_eq!(paged.evict(&pages), vec![outcome::DONE; pages.len()]);
     conversation.tell("check");
     assert_eq!(paged.hear(&conversation, "bad"), 0);
     assert_eq!(paged.faults.len(), pages.len(), "each page was asked for once");
@@ -60,17 +60,17 @@ fn forks_are_told_from_the_first_instruction_on() {
     assert!(paged.serve_to_end(&mut conversation).success());
 }
 
-/// Starts a program whose link to the arena is what `link` makes it, and lets it be greeted as one that waits.
+/// Starts a program whose link to the head is what `link` makes it, and lets it be greeted as one that waits.
 fn asks(link: impl FnOnce(&TinyPager, &Path)) {
     let mut pager = TinyPager::new();
-    let path = format!("{}{ARENA_SUFFIX}", pager.address);
+    let path = format!("{}{HEAD_SUFFIX}", pager.address);
     link(&pager, path.as_ref());
     let mut conversation = pager.start(program(&pager));
     let mut paged = pager.greet(false);
-    assert_eq!(paged.hello.arena, 0, "it waits for an answer");
-    let arenas = || maps(&conversation).lines().filter(|line| line.contains("spillway-arena")).count();
+    assert_eq!(paged.hello.head, 0, "it waits for an answer");
+    let heads = || maps(&conversation).lines().filter(|line| line.contains("spillway-head")).count();
     assert_ne!(paged.hear(&conversation, "memory"), 0);
-    assert_eq!(arenas(), 1, "nothing else is mapped: {}", maps(&conversation));
+    assert_eq!(heads(), 1, "nothing else is mapped: {}", maps(&conversation));
     conversation.tell("exit");
     assert!(paged.serve_to_end(&mut conversation).success());
 }
@@ -84,11 +84,11 @@ fn a_program_whose_link_leads_elsewhere_asks() {
     // As in another PID namespace, where other processes have these numbers.
     asks(|pager, path| {
         let other = Address::parse(pager.directory.path().join("other").to_str().unwrap()).unwrap();
-        let arena = Arena::create(ArenaPlan { seats: 1, pool_slots: 1 }, &other).unwrap();
-        arena.let_in(FEATURES).unwrap();
-        std::fs::rename(format!("{other}{ARENA_SUFFIX}"), path).unwrap();
+        let head = Head::create(&other, Some(FEATURES)).unwrap();
+        head.let_in().unwrap();
+        std::fs::rename(format!("{other}{HEAD_SUFFIX}"), path).unwrap();
         // The link's end is open as long as this process lives.
-        std::mem::forget(arena);
+        std::mem::forget(head);
     });
     asks(|pager, path| {
         let file = pager.directory.path().join("short");
@@ -100,8 +100,8 @@ fn a_program_whose_link_leads_elsewhere_asks() {
 
 #[test]
 fn a_program_that_cannot_say_hello_in_advance_asks() {
-    // The arena is there, and nobody reads notes.
-    asks(|pager, _| pager.arena.let_in(FEATURES).unwrap());
+    // The head is there, and nobody reads notes.
+    asks(|pager, _| pager.head.let_in().unwrap());
 }
 
 /// Loads the library late, when the variables are not where the kernel put them.
@@ -125,7 +125,7 @@ fn the_address_is_found_where_no_variables_are_handed() {
     std::fs::write(&source, LATE).unwrap();
     assert!(Command::new("cc").arg("-o").arg(&program).arg(&source).arg("-ldl").status().unwrap().success());
     let mut command = Command::new(&program);
-    command.arg(pager.library()).env("SPILLWAY_PAGER", pager.address.to_string());
+    command.arg(pager.library()).env("SPILLWAY_PAGER", pager.variable());
     let mut conversation = Conversation::start(command);
     assert_eq!(conversation.number_after("loaded "), 1);
     assert!(conversation.wait().success());

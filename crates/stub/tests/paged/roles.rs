@@ -55,7 +55,7 @@ fn a_program_of_the_standard_library_is_paged() {
     let memory = paged.hear_number_after(&conversation, "memory ");
     paged.register(memory, 64);
     let pages: Vec<u64> = (0..64).map(|page| memory + page * PAGE).collect();
-    assert_eq!(paged.evict(&pager.arena, &pages), vec![outcome::DONE; 64]);
+    assert_eq!(paged.evict(&pages), vec![outcome::DONE; 64]);
     conversation.tell("go on");
     assert_eq!(paged.hear_number_after(&conversation, "sum "), (0..64 * PAGE / 8).sum::<u64>());
     assert_eq!(paged.faults.len(), 64, "each page was asked for once");
@@ -111,7 +111,7 @@ fn play_pager(output: &str) {
     let shell = pager.greet(false);
     let mut paged = pager.greet(true);
     drop(shell);
-    let guardian = Guardian::start_for_users(4, pager.arena.file(), None).unwrap();
+    let guardian = Guardian::start_for_users(4, pager.head.file(), None).unwrap();
     let pid = rustix::process::Pid::from_raw(conversation.pid() as i32).unwrap();
     let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
     guardian.watch(pidfd).unwrap();
@@ -124,7 +124,7 @@ fn play_pager(output: &str) {
     };
     paged.register(memory, PAGES);
     let pages: Vec<u64> = (0..PAGES).map(|page| memory + page * PAGE).collect();
-    assert_eq!(paged.evict(&pager.arena, &pages), vec![outcome::DONE; pages.len()]);
+    assert_eq!(paged.evict(&pages), vec![outcome::DONE; pages.len()]);
     conversation.tell("check");
     let mut wanted = [PollFd::from_borrowed_fd(paged.userfaultfd.as_fd(), PollFlags::IN)];
     let timeout = Timespec { tv_sec: 60, tv_nsec: 0 };

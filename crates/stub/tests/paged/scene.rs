@@ -64,7 +64,7 @@ impl Scene {
     /// Evicts pages, each of which is expected to leave.
     pub(crate) fn evict(&mut self, range: Range<u64>) {
         let pages = self.pages(range);
-        assert_eq!(self.paged.evict(&self.pager.arena, &pages), vec![outcome::DONE; pages.len()]);
+        assert_eq!(self.paged.evict(&pages), vec![outcome::DONE; pages.len()]);
     }
 
     pub(crate) fn ask(&mut self, command: &str, answer: &str) -> u64 {

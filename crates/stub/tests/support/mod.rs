@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use spillway_stub::arena::{Arena, ArenaPlan};
 use spillway_stub::greeting::{Address, Listener, Notes, Visitor};
+use spillway_stub::head::Head;
 use spillway_stub::late_start::{self, ProgramPlaces};
 use spillway_stub::protocol::{AgentState, Hello, HelloKind, Phase, Verdict, Welcome, outcome};
 use spillway_stub::seat::{Seat, Task};
@@ -137,13 +137,16 @@ pub(crate) struct Paged {
     pub(crate) places: ProgramPlaces,
     pub(crate) hello: Hello,
     pub(crate) userfaultfd: Userfaultfd,
-    pub(crate) seat: Seat,
+    /// None before there is an agent.
+    pub(crate) seat: Option<Seat>,
+    attempt: u32,
     pub(crate) children: Vec<Userfaultfd>,
     pub(crate) faults: Vec<Fault>,
     pub(crate) events: usize,
     store: HashMap<u64, Vec<u8>>,
     page: Mapping,
     batch: usize,
+    taken_batch: usize,
 }
 
 /// Waits until something can be read.
@@ -164,11 +167,11 @@ pub(crate) const FEATURES: Features = Features(
 
 pub(crate) struct TinyPager {
     pub(crate) directory: tempfile::TempDir,
-    pub(crate) arena: Arena,
+    pub(crate) head: Head,
     pub(crate) address: Address,
     listener: Listener,
     library: PathBuf,
-    seats_used: u32,
+    attempts: u32,
 }
 
 impl TinyPager {
@@ -186,14 +189,14 @@ impl TinyPager {
         let address = Address::parse(directory.path().join("pager").to_str().unwrap()).unwrap();
         let library = directory.path().join("libspillway.so");
         std::fs::write(&library, content).unwrap();
-        let arena = Arena::create(ArenaPlan { seats: 4, pool_slots: 16 }, &address).unwrap();
-        Self { listener: Listener::bind(&address).unwrap(), directory, arena, address, library, seats_used: 0 }
+        let head = Head::create(&address, Some(FEATURES | Features::FORK)).unwrap();
+        Self { listener: Listener::bind(&address).unwrap(), directory, head, address, library, attempts: 0 }
     }
 
     /// Programs wait for nothing from now on.
     pub(crate) fn let_in(&self) -> Notes {
         let notes = Notes::bind(&self.address).unwrap();
-        self.arena.let_in(FEATURES | Features::FORK).unwrap();
+        self.head.let_in().unwrap();
         notes
     }
 
@@ -204,8 +207,8 @@ impl TinyPager {
         let hello = note.hello.unwrap();
         assert_eq!((hello.kind, hello.status), (HelloKind::Program, 0));
         let userfaultfd = Userfaultfd::from_descriptor(note.passed.expect("a program brings one")).unwrap();
-        let places = ProgramPlaces { process: note.process, start_agent: hello.start_agent, arena: hello.arena };
-        Paged::new(places, hello, userfaultfd, self.next_seat())
+        assert_eq!(hello.token, TOKEN);
+        Paged::new(places(note.peer.process, &hello, hello.head), hello, userfaultfd)
     }
 
     pub(crate) fn library(&self) -> &Path {
@@ -214,8 +217,13 @@ impl TinyPager {
 
     /// Starts `command` with the stub.
     pub(crate) fn start(&self, mut command: Command) -> Conversation {
-        command.env("LD_PRELOAD", &self.library).env("SPILLWAY_PAGER", self.address.to_string());
+        command.env("LD_PRELOAD", &self.library).env("SPILLWAY_PAGER", self.variable());
         Conversation::start(command)
+    }
+
+    /// What programs find in their environment.
+    pub(crate) fn variable(&self) -> String {
+        format!("{}#{TOKEN:016x}", self.address)
     }
 
     pub(crate) fn visitor(&self) -> Visitor {
@@ -229,11 +237,10 @@ impl TinyPager {
         }
     }
 
-    pub(crate) fn next_seat(&mut self) -> Seat {
-        let seat = self.arena.seat(self.seats_used);
-        self.seats_used += 1;
-        seat.clear();
-        seat
+    /// A number for an attempt to start an agent.
+    fn next_attempt(&mut self) -> u32 {
+        self.attempts += 1;
+        self.attempts
     }
 
     /// Greets the next program.
@@ -267,69 +274,97 @@ impl TinyPager {
         assert_eq!((hello.kind, hello.status), (HelloKind::Program, 0));
         let userfaultfd = Userfaultfd::from_descriptor(descriptor.expect("a program brings one")).unwrap();
         userfaultfd.agree(FEATURES | more).unwrap();
-        let seat = self.next_seat();
-        let welcome = Welcome { verdict, seat: seat.index(), arena_bytes: self.arena.length_bytes(), start_agent };
-        visitor.welcome(&welcome, Some(self.arena.file().as_fd())).unwrap();
+        let attempt = self.next_attempt();
+        visitor.welcome(&Welcome { verdict, attempt, start_agent }, Some(self.head.file().as_fd())).unwrap();
         let (ready, listener) = visitor.ready_with_descriptor(far()).unwrap();
         assert_eq!(ready.status, 0);
-        let places = ProgramPlaces { process: visitor.process(), start_agent: hello.start_agent, arena: ready.arena };
+        let places = places(visitor.process(), &hello, ready.head);
         if let Some(notices) = asked {
             wait_readable(notices, "it finds out who is asked");
             assert!(notices.next().unwrap().is_none(), "that is no fork");
         }
-        let mut paged = Paged::new(places, hello, userfaultfd, seat);
+        let mut paged = Paged { attempt, ..Paged::new(places, hello, userfaultfd) };
         if start_agent {
             self.greet_agent(&mut paged);
         }
         (paged, listener)
     }
 
-    /// Gives an agent that starts its userfaultfd.
+    /// Gives an agent that starts its userfaultfd, and a seat.
     pub(crate) fn greet_agent(&self, paged: &mut Paged) {
         let visitor = self.visitor();
-        let (hello, _) = visitor.hello(far()).unwrap();
-        assert_eq!((hello.kind, hello.seat), (HelloKind::Agent, paged.seat.index()));
         assert_eq!(visitor.process(), paged.places.process);
-        let welcome = Welcome { verdict: Verdict::Page, seat: hello.seat, arena_bytes: 0, start_agent: false };
-        visitor.welcome(&welcome, Some(paged.userfaultfd.as_fd())).unwrap();
-        assert!(paged.seat.wait_for_agent(far()).unwrap());
-        assert_eq!(paged.seat.state(), AgentState::Running, "{}", paged.seat.failure());
+        paged.welcome_agent(&visitor);
     }
 
     /// Starts an agent on thread `thread`, which is in user code most of the time.
-    pub(crate) fn start_late(&self, paged: &mut Paged, thread: u32) {
+    pub(crate) fn start_late(&mut self, paged: &mut Paged, thread: u32) {
+        self.call_late(paged, thread);
+        self.greet_agent(paged);
+    }
+
+    /// As [`TinyPager::start_late`], but that the agent is not greeted.
+    pub(crate) fn call_late(&mut self, paged: &mut Paged, thread: u32) {
         let deadline = far();
+        paged.attempt = self.next_attempt();
         loop {
-            match late_start::start_agent(&paged.places, thread, &paged.seat, deadline) {
-                Ok(()) => break,
+            match late_start::start_agent(&paged.places, thread, paged.attempt, &mut || true, deadline) {
+                Ok(()) => return,
                 Err(TraceError::Unsuitable(why)) => assert!(Instant::now() < deadline, "{why}"),
                 Err(error) => panic!("{error}"),
             }
         }
-        self.greet_agent(paged);
     }
 }
 
+/// What programs of this pager prove themselves with.
+const TOKEN: u64 = 0x1234_5678_9abc_def0;
+
+fn places(process: u32, hello: &Hello, head: u64) -> ProgramPlaces {
+    ProgramPlaces { process, start_agent: hello.start_agent, cell: hello.cell, head }
+}
+
 impl Paged {
-    pub(crate) fn new(places: ProgramPlaces, hello: Hello, userfaultfd: Userfaultfd, seat: Seat) -> Self {
+    pub(crate) fn new(places: ProgramPlaces, hello: Hello, userfaultfd: Userfaultfd) -> Self {
         let page = Mapping::anonymous(PAGE_SIZE_BYTES).unwrap();
         Self {
             places,
             hello,
             userfaultfd,
-            seat,
+            seat: None,
+            attempt: 0,
             children: Vec::new(),
             faults: Vec::new(),
             events: 0,
             store: HashMap::new(),
             page,
             batch: 0,
+            taken_batch: 0,
         }
     }
 
     /// The same pages, of a child that was forked after they were evicted.
-    pub(crate) fn fork(&self, places: ProgramPlaces, userfaultfd: Userfaultfd, seat: Seat) -> Self {
-        Self { store: self.store.clone(), ..Self::new(places, self.hello, userfaultfd, seat) }
+    pub(crate) fn fork(&self, places: ProgramPlaces, userfaultfd: Userfaultfd) -> Self {
+        Self { store: self.store.clone(), ..Self::new(places, self.hello, userfaultfd) }
+    }
+
+    /// What it shares with its agent, which has come.
+    pub(crate) fn seat(&self) -> &Seat {
+        self.seat.as_ref().expect("the agent was greeted")
+    }
+
+    /// Answers the agent's hello.
+    pub(crate) fn welcome_agent(&mut self, agent: &Visitor) {
+        let (hello, _) = agent.hello(far()).unwrap();
+        assert_eq!((hello.kind, hello.attempt), (HelloKind::Agent, self.attempt));
+        let seat = Seat::create().unwrap();
+        let welcome = Welcome { verdict: Verdict::Page, attempt: hello.attempt, start_agent: false };
+        agent.welcome(&welcome, Some(self.userfaultfd.as_fd())).unwrap();
+        agent.welcome(&welcome, Some(seat.file().as_fd())).unwrap();
+        assert!(seat.wait_for_agent(far()).unwrap());
+        assert_eq!(seat.state(), AgentState::Running, "{}", seat.failure());
+        self.seat = Some(seat);
+        self.batch = 0;
     }
 
     pub(crate) fn register(&self, start: u64, pages: u64) {
@@ -343,14 +378,14 @@ impl Paged {
 
     /// Has the agent carry out `tasks`, and returns the results.
     pub(crate) fn run(&mut self, tasks: &[Task]) -> Vec<i32> {
-        self.seat.post(self.batch, tasks);
+        self.seat().post(self.batch, tasks);
         let deadline = far();
-        assert!(self.seat.wait(self.batch, Phase::Moved, 0, deadline).unwrap(), "the agent does not move");
+        assert!(self.seat().wait(self.batch, Phase::Moved, 0, deadline).unwrap(), "the agent does not move");
         // Nobody is served meanwhile: a page that leaves is in no table yet.
-        assert!(self.seat.wait(self.batch, Phase::Done, 0, deadline).unwrap(), "the agent does not finish");
-        let results = (0..tasks.len()).map(|index| self.seat.result(self.batch, index)).collect();
-        let batch = self.next_batch();
-        self.seat.take(batch);
+        assert!(self.seat().wait(self.batch, Phase::Done, 0, deadline).unwrap(), "the agent does not finish");
+        let results = (0..tasks.len()).map(|index| self.seat().result(self.batch, index)).collect();
+        self.taken_batch = self.next_batch();
+        self.seat().take(self.taken_batch);
         results
     }
 
@@ -362,14 +397,13 @@ impl Paged {
     }
 
     /// Evicts the pages at `addresses`, and keeps their content. Returns the results.
-    pub(crate) fn evict(&mut self, arena: &Arena, addresses: &[u64]) -> Vec<i32> {
-        let place = |index: usize| arena.slot_offset(0) + index * PAGE_SIZE_BYTES;
-        let tasks: Vec<Task> =
-            addresses.iter().enumerate().map(|(index, address)| Task::evict_copy(*address, place(index))).collect();
+    pub(crate) fn evict(&mut self, addresses: &[u64]) -> Vec<i32> {
+        let tasks: Vec<Task> = addresses.iter().map(|address| Task::evict_copy(*address)).collect();
         let results = self.run(&tasks);
         for (index, address) in addresses.iter().enumerate().filter(|(index, _)| results[*index] == outcome::DONE) {
             let mut bytes = vec![0; PAGE_SIZE_BYTES];
-            arena.memory().read(place(index), &mut bytes);
+            self.seat().read_page(self.taken_batch, index, &self.page, 0);
+            self.page.read(0, &mut bytes);
             self.store.insert(*address, bytes);
         }
         results

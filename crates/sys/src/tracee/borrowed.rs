@@ -32,14 +32,18 @@ impl Borrowed {
         self.thread
     }
 
-    /// Stops it by `deadline` and lets it run `call`.
+    /// Stops it by `deadline` and lets it run `call`, if it `is_meant`.
     pub(super) fn make(
         &mut self,
         call: &Call,
+        is_meant: &mut dyn FnMut() -> bool,
         is_finished: &mut dyn FnMut() -> bool,
         deadline: Instant,
     ) -> Result<(), TraceError> {
         self.stop(deadline)?;
+        if !is_meant() {
+            return Err(TraceError::Another);
+        }
         self.saved = Some(Saved::take(self.thread)?);
         request::set_signal_mask(self.thread.thread, u64::MAX)?;
         self.run(call, is_finished, Instant::now() + call.patience)

@@ -52,6 +52,9 @@ pub enum TraceError {
     /// The thread is in a system call that would fail, in a restartable sequence, stopped, or not of 64 bits; try another, or later.
     #[error("the thread cannot be borrowed now ({0}); try another one, or later")]
     Unsuitable(&'static str),
+    /// The stopped thread is not of the program that was meant.
+    #[error("the process has become another program")]
+    Another,
     /// The thread ended.
     #[error("the thread has ended")]
     Gone,
@@ -85,7 +88,8 @@ impl From<io::Error> for TraceError {
     }
 }
 
-/// Calls `call` on thread `thread` of process `process`, until `is_finished` says so; begins with it by `deadline`.
+/// Calls `call` on thread `thread` of process `process`, until `is_finished` says so; begins with it by `deadline`. Once the thread has stopped, and
+/// before anything of it is changed, `is_meant` is asked: a process may have become another program until then, and cannot any more.
 ///
 /// A thread that cannot be given back at once (the kernel keeps it from running) is kept, traced, until the calling thread tries again:
 /// [`give_back_rest`].
@@ -98,11 +102,12 @@ pub unsafe fn call(
     process: u32,
     thread: u32,
     call: &Call,
+    is_meant: &mut dyn FnMut() -> bool,
     mut is_finished: impl FnMut() -> bool,
     deadline: Instant,
 ) -> Result<(), TraceError> {
     let target = stop::Thread { process, thread };
-    match borrow_and_call(target, call, &mut is_finished, deadline) {
+    match borrow_and_call(target, call, is_meant, &mut is_finished, deadline) {
         // The kernel answers for a thread that ended as if it were somebody else's.
         Err(_) if target.is_dead() => Err(TraceError::Gone),
         result => result,
@@ -134,6 +139,7 @@ fn is_kept(target: stop::Thread) -> bool {
 fn borrow_and_call(
     target: stop::Thread,
     call: &Call,
+    is_meant: &mut dyn FnMut() -> bool,
     is_finished: &mut dyn FnMut() -> bool,
     deadline: Instant,
 ) -> Result<(), TraceError> {
@@ -151,7 +157,7 @@ fn borrow_and_call(
         kept if kept.is_empty() => Borrowed::seize(target)?,
         kept => ends::while_reaping(&Mutex::new(kept), || Borrowed::seize(target))??,
     };
-    let outcome = borrowed.make(call, is_finished, deadline);
+    let outcome = borrowed.make(call, is_meant, is_finished, deadline);
     if !borrowed.give_back(RESTORE_PATIENCE) {
         KEPT.with_borrow_mut(|kept| kept.push(borrowed));
     }

@@ -18,8 +18,13 @@ pub struct Pause {
 impl Pause {
     /// Asks the threads of `process` to stop that run or want to, wait for a page, or change their mappings; but not thread `spared`. They stop when they come back
     /// to user code. Who waits otherwise is left alone: a call of his may end by that. Those who came meanwhile are looked for until there are
-    /// none, or `deadline` is over.
-    pub fn begin(process: u32, spared: u32, deadline: Instant) -> Result<Self, TraceError> {
+    /// none, or `deadline` is over. `is_meant` is asked of each thread once it is traced: a process may have become another program until then.
+    pub fn begin(
+        process: u32,
+        spared: u32,
+        is_meant: &mut dyn FnMut(u32) -> bool,
+        deadline: Instant,
+    ) -> Result<Self, TraceError> {
         let mut pause = Self { threads: Vec::new() };
         let mut list = Threads::of(process)?;
         let held = Mutex::new(kept());
@@ -29,7 +34,7 @@ impl Pause {
                 before = pause.threads.len();
                 for thread in list.list()? {
                     let thread = Thread { process, thread };
-                    if thread.thread != spared && Instant::now() < deadline && pause.hold(thread)? {
+                    if thread.thread != spared && Instant::now() < deadline && pause.hold(thread, is_meant)? {
                         lock(&held).push(thread);
                     }
                 }
@@ -40,7 +45,7 @@ impl Pause {
     }
 
     /// Whether this one is to stop that was not to before.
-    fn hold(&mut self, thread: Thread) -> Result<bool, TraceError> {
+    fn hold(&mut self, thread: Thread, is_meant: &mut dyn FnMut(u32) -> bool) -> Result<bool, TraceError> {
         let is_held = is_kept(thread) || self.threads.iter().any(|held| held.thread() == thread);
         if is_held || !thread.may_be_held() {
             return Ok(false);
@@ -51,6 +56,8 @@ impl Pause {
             outcome
         });
         match asked {
+            // It goes on at once, as all do that are held.
+            Ok(()) if !is_meant(thread.thread) && !thread.is_dead() => Err(TraceError::Another),
             Ok(()) => Ok(true),
             Err(_) if thread.is_dead() => Ok(false),
             Err(error) => Err(error.into()),

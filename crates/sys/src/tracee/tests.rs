@@ -121,7 +121,7 @@ impl Child {
         };
         // SAFETY: the child is a copy of this process, with the function and the mapping where they are here; the stack is the
         // last page of the mapping, which nothing else uses.
-        unsafe { call(self.pid, self.pid, &target, is_finished, deadline) }
+        unsafe { call(self.pid, self.pid, &target, &mut || true, is_finished, deadline) }
     }
 }
 

@@ -100,8 +100,14 @@ impl Userfaultfd {
     }
 
     /// Agrees on `wanted` with the kernel, which is done once, and before anything else. Fails with `EINVAL` when the
-    /// kernel lacks one of them, and with `EPERM` for [`Features::FORK`] without `CAP_SYS_PTRACE`.
+    /// kernel lacks one of them, and with `EPERM` for [`Features::FORK`] without `CAP_SYS_PTRACE` (see [`crate::tracing_right`]).
     pub fn agree(&self, wanted: Features) -> io::Result<Features> {
+        let keepers = wanted.contains(Features::FORK).then(|| crate::tracing_right::agree(self.as_fd(), wanted));
+        keepers.flatten().unwrap_or_else(|| self.agree_here(wanted))
+    }
+
+    /// As [`Userfaultfd::agree`], with what rights this thread has.
+    pub(crate) fn agree_here(&self, wanted: Features) -> io::Result<Features> {
         let mut argument = ApiArgument { version: abi::API_VERSION, features: wanted.0, ioctls: 0 };
         self.command(abi::API, &mut argument)?;
         Ok(Features(argument.features))

@@ -2,7 +2,7 @@
 //!
 //! The kernel tells of an address space before its process has a number, and never says which one it is. Their order does not tell either: threads
 //! that fork at once get their messages and their children's numbers in any order, and a child of vfork(2) or posix_spawn(3) that has become another program is a
-//! child with a memory of its own, too. So a page of the arena is registered through the address space's userfaultfd for a moment: that parts the arena's
+//! child with a memory of its own, too. So a page of the head is registered through the address space's userfaultfd for a moment: that parts the head's
 //! mapping there, in the maps of the one process whose memory it is.
 
 use std::collections::HashSet;
@@ -105,16 +105,14 @@ impl Survey {
         }
     }
 
-    /// Finds the process of `orphan` among `candidates`, and gives it a seat.
+    /// Finds the process of `orphan` among `candidates`, and gives it a place.
     fn find(&mut self, orphan: SpaceId, candidates: &[u32]) -> Option<u32> {
         let index = self.residents.iter().position(|resident| resident.tenant.id == orphan)?;
         let number = find_process(&mut self.residents[index], candidates)?;
-        match self.seats_free.pop() {
-            Some(seat) => {
-                self.arena.seat(seat).clear();
-                self.seat(index, number, seat);
-            }
-            None => self.tell_of_fullness(),
+        if self.places_free == 0 {
+            self.tell_of_fullness();
+        } else {
+            self.settle(index, number);
         }
         Some(number)
     }
@@ -137,11 +135,11 @@ impl Survey {
 }
 
 fn is_orphan(resident: &Resident) -> bool {
-    resident.process.is_none() && resident.seat.is_none()
+    resident.process.is_none() && !resident.has_place
 }
 
 /// Which of `candidates` has the address space of `orphan`.
-fn find_process(orphan: &mut Resident, candidates: &[u32]) -> Option<u32> {
+pub(super) fn find_process(orphan: &mut Resident, candidates: &[u32]) -> Option<u32> {
     let fresh: Vec<u32> = candidates.iter().copied().filter(|number| !orphan.search.others.contains(number)).collect();
     let memory = &orphan.tenant.memory;
     let page = mark(orphan);
@@ -170,10 +168,10 @@ fn find_process(orphan: &mut Resident, candidates: &[u32]) -> Option<u32> {
     })
 }
 
-/// The page behind the arena's head, which is registered always.
+/// The page behind the head's first, which is registered always.
 fn mark(resident: &Resident) -> Range<u64> {
     let page = PAGE_SIZE_BYTES as u64;
-    resident.places.arena + page..resident.places.arena + 2 * page
+    resident.places.head + page..resident.places.head + 2 * page
 }
 
 /// Whether a mapping of a process ends there.

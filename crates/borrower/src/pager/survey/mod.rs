@@ -4,7 +4,7 @@
 //! (rules 1 and 3 of docs/pager.md), and what is resident in them is told to the policy. All of /proc is read here, never on the
 //! fault thread (rule 13).
 //!
-//! - `greeting`: programs and agents that say hello; `newcomers`: programs that did not wait for an answer; `children`: whose processes are found; `agents` that start late.
+//! - `greeting`: programs and agents that say hello; `proof`: that they are of the run; `newcomers`: programs that did not wait for an answer; `children`: whose processes are found; `agents` that start late.
 //! - `common`: pages that a fork shared, which count once; `forking`: forks that wait, where the kernel does not tell of them.
 //! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told; `pausing`: programs that leave no moment for it.
 
@@ -15,20 +15,23 @@ mod forking;
 mod greeting;
 mod newcomers;
 mod pausing;
+mod proof;
 mod registering;
 mod sharing;
 
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_stub::arena::Arena;
 use spillway_stub::greeting::{Listener, Notes};
+use spillway_stub::head::Head;
 use spillway_stub::late_start::ProgramPlaces;
+use spillway_stub::seat::Seat;
 use spillway_sys::guardian::{Guardian, Place};
 use spillway_sys::pagemap::Region;
 use spillway_sys::tracee::give_back_rest;
@@ -37,11 +40,13 @@ use spillway_sys::userfaultfd::PageError;
 use self::children::Search;
 use self::common::Common;
 use self::forking::Forking;
+use self::greeting::Caller;
 use self::pausing::{Respite, Restless};
+use self::proof::Proof;
 use self::registering::Registered;
 use super::limits::{
-    ALERT_BYTES_MAX, ALERT_SHARE, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN,
-    REGIONS_MAX,
+    ALERT_BYTES_MAX, ALERT_SHARE, GREETINGS_MAX, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX,
+    LOOK_INTERVAL_MIN, PROGRAMS_MAX, REGIONS_MAX,
 };
 use super::process::Process;
 use super::shared::{Budget, Shared, Tenant, Wanted, lock};
@@ -51,7 +56,14 @@ struct Resident {
     tenant: Arc<Tenant>,
     /// Not known yet of a child that was just forked; none any more of one that runs another program while a child of vfork(2) has this memory.
     process: Option<Process>,
-    seat: Option<u32>,
+    /// It has one of the places that the run has for programs.
+    has_place: bool,
+    /// Which attempt to start an agent is under way, or brought one; 0 for none.
+    attempt: u32,
+    /// Why it can have no agent.
+    agent_failure: Option<String>,
+    /// What its agent shares with the pager; none before the agent has come.
+    seat: Option<Seat>,
     /// Where the guardian has it.
     place: Option<Place>,
     /// The stub's own memory (rule 7).
@@ -81,6 +93,9 @@ impl Resident {
         Self {
             tenant,
             process: None,
+            has_place: false,
+            attempt: 0,
+            agent_failure: None,
             seat: None,
             place: None,
             excluded,
@@ -102,14 +117,32 @@ impl Resident {
     }
 }
 
+/// What makes a run, for its programs.
+pub struct RunOfPrograms {
+    /// What all of them map.
+    pub head: Head,
+    /// See [`PagerConfig::token`](crate::pager::PagerConfig::token).
+    pub token: u64,
+    /// See [`PagerConfig::programs_fork`](crate::pager::PagerConfig::programs_fork).
+    pub programs_fork: bool,
+    /// Where evicted pages go.
+    pub pool: Arc<BufferPool>,
+}
+
 /// See the module text.
 pub struct Survey {
     shared: Arc<Shared>,
     listener: Listener,
     /// See [`Survey::let_in`].
     notes: Option<Notes>,
-    arena: Arc<Arena>,
-    seats_free: Vec<u32>,
+    /// Programs and agents whose greeting is under way.
+    callers: Vec<Caller>,
+    run: RunOfPrograms,
+    proof: Proof,
+    /// How many programs more can be paged.
+    places_free: u32,
+    /// Attempts to start agents so far; their numbers begin with 1.
+    attempts: u32,
     residents: Vec<Resident>,
     /// Programs that did not wait for an answer, until the next look.
     newcomers: Vec<Resident>,
@@ -122,8 +155,6 @@ pub struct Survey {
     is_fullness_told: bool,
     /// The budget was nearly reached once: mappings are registered from now on.
     is_paging: bool,
-    /// See [`PagerConfig::programs_fork`](crate::pager::PagerConfig::programs_fork).
-    programs_fork: bool,
     forking: Forking,
     /// When memory that is not paged was looked for.
     sharing_looked_at: Option<Instant>,
@@ -133,23 +164,20 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Programs say hello at `listener`, and get `arena`.
-    pub fn new(
-        shared: Arc<Shared>,
-        listener: Listener,
-        arena: Arc<Arena>,
-        guardian: Guardian,
-        programs_fork: bool,
-    ) -> Self {
-        let seats_free = (0..arena.plan().seats).rev().collect();
+    /// Programs of `run` say hello at `listener`.
+    pub fn new(shared: Arc<Shared>, listener: Listener, run: RunOfPrograms, guardian: Guardian) -> io::Result<Self> {
         let regions = vec![Region::default(); REGIONS_MAX];
-        let forking = Forking::new(arena.address().fork_probe());
-        Self {
+        let forking = Forking::new(run.head.address().fork_probe());
+        let proof = Proof::new(&run)?;
+        Ok(Self {
             shared,
             listener,
             notes: None,
-            arena,
-            seats_free,
+            callers: Vec::new(),
+            run,
+            proof,
+            places_free: PROGRAMS_MAX,
+            attempts: 0,
             residents: Vec::new(),
             newcomers: Vec::new(),
             regions,
@@ -157,17 +185,18 @@ impl Survey {
             guardians_lost: 0,
             is_fullness_told: false,
             is_paging: false,
-            programs_fork,
             forking,
             sharing_looked_at: None,
             common: Common::default(),
             restless: Restless::default(),
-        }
+        })
     }
 
-    /// Where programs say hello.
-    pub fn listener(&self) -> &Listener {
-        &self.listener
+    /// Where programs say hello, and go on with that.
+    pub fn visitors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        // Those beyond the bound wait to be accepted.
+        let listener = (self.callers.len() < GREETINGS_MAX).then(|| self.listener.as_fd());
+        listener.into_iter().chain(self.callers.iter().map(Caller::descriptor))
     }
 
     /// Where programs say hello that do not wait.
@@ -201,15 +230,15 @@ impl Survey {
     /// Looks at everything once; how long to wait until the next look. Programs may wait outside only if it `has_visitors`.
     pub fn look(&mut self, now: Instant, has_visitors: bool) -> Duration {
         let is_someone_held = give_back_rest();
-        if has_visitors {
-            self.greet();
+        if has_visitors || !self.callers.is_empty() {
+            self.greet(now);
         }
         self.read_notes();
         self.settle_newcomers();
         self.follow_forks(now);
         self.adopt_children(now);
         let counted = self.count();
-        let resident = counted - self.common_pages(counted, now);
+        let resident = counted - self.common_pages(counted, now) + self.seats_pages();
         self.shared.budget.set_resident(resident);
         let counters = &self.shared.counters;
         let local_bytes = resident.unsigned_abs() * PAGE_SIZE_BYTES as u64 + self.shared.budget.pool_bytes();
@@ -243,13 +272,20 @@ impl Survey {
         self.residents.iter().map(|resident| resident.pages).sum()
     }
 
+    /// Pages of seats: what agents hand over lies there, beside the programs' own memory.
+    fn seats_pages(&self) -> i64 {
+        let seats = self.residents.iter().filter_map(|resident| resident.seat.as_ref());
+        let bytes: u64 = seats.map(|seat| seat.file().resident_bytes().unwrap_or(0)).sum();
+        (bytes / PAGE_SIZE_BYTES as u64).cast_signed()
+    }
+
     fn forget(&mut self, mut is_over: impl FnMut(&Resident) -> bool) {
         let over: Vec<Resident> =
             self.residents.extract_if(.., |resident| is_over(resident) || resident.tenant.is_gone()).collect();
         for resident in over {
             self.shared.dismiss(&resident.tenant);
             self.adopt_children_of(&resident);
-            self.seats_free.extend(resident.seat);
+            self.places_free += u32::from(resident.has_place);
             if let Some(place) = resident.place {
                 self.guardian.forget(place);
             }
@@ -271,12 +307,12 @@ impl Survey {
 }
 
 /// Whether the address space has ended; what `/proc` says is about its process, which goes on after an exec, and about that
-/// process's first thread, which may end before the others. Of the arena only the head is registered, so one that exists refuses the page
+/// process's first thread, which may end before the others. Of the head only the first page is registered, so one that exists refuses the page
 /// behind it.
 fn is_memory_gone(resident: &Resident) -> bool {
     let page = PAGE_SIZE_BYTES as u64;
-    let seats = resident.places.arena + page;
-    matches!(resident.tenant.memory.zero(seats..seats + page), Err(PageError::Gone))
+    let second = resident.places.head + page;
+    matches!(resident.tenant.memory.zero(second..second + page), Err(PageError::Gone))
 }
 
 /// How far below the watermark mappings begin to be registered.

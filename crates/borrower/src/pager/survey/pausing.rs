@@ -82,16 +82,19 @@ impl Survey {
         let restless = self.residents.iter().enumerate().filter(|(_, resident)| self.may_be_paused(resident, now));
         let Some((index, _)) = restless.max_by_key(|(_, resident)| resident.pages) else { return };
         let resident = &mut self.residents[index];
-        let (Some(process), Some(seat)) = (&resident.process, resident.seat) else { return };
+        let (Some(process), Some(seat)) = (&resident.process, &resident.seat) else { return };
         let (tenant, process) = (Arc::clone(&resident.tenant), process.number());
+        let places = resident.places;
         self.restless = Restless::default();
-        match Pause::begin(process, self.arena.seat(seat).agent_thread(), now + PAUSE_STOP_MAX) {
+        // It may have become another program, which is none of this run's business.
+        let mut is_ours = |thread| self.proof.is_memory_of(&places, thread);
+        match Pause::begin(process, seat.agent_thread(), &mut is_ours, now + PAUSE_STOP_MAX) {
             Ok(pause) => {
                 let has_helped = self.use_pause(&pause, &tenant, excess_pages);
                 drop(pause);
                 self.residents[index].respite.was_held(has_helped, Instant::now());
             }
-            Err(TraceError::Gone) => {}
+            Err(TraceError::Gone | TraceError::Another) => {}
             Err(_) if has_ended(process) => {}
             Err(error) => {
                 resident.respite.has_failed(now);
@@ -103,11 +106,11 @@ impl Survey {
 
     /// Whether an agent of its could take pages out, but for its changes.
     fn may_be_paused(&self, resident: &Resident, now: Instant) -> bool {
-        let (tenant, Some(seat)) = (&resident.tenant, resident.seat) else { return false };
+        let (tenant, Some(seat)) = (&resident.tenant, &resident.seat) else { return false };
         let is_changing = || !tenant.lock().unsettled.is_empty() || tenant.memory.is_changing();
         resident.respite.is_due(now)
             && resident.process.is_some()
-            && self.arena.seat(seat).state() == AgentState::Running
+            && seat.state() == AgentState::Running
             && !tenant.is_gone()
             && !tenant.is_held()
             && is_changing()

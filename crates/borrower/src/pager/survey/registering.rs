@@ -69,7 +69,7 @@ impl Survey {
         let Some(process) = &resident.process else { return };
         let Ok(text) = process.maps() else { return };
         let mut is_complete = true;
-        let spans = pageable(&text, &resident.excluded, resident.tenant.staging());
+        let spans = pageable(&text, &resident.excluded, resident.tenant.agents_ranges());
         resident.prepared.retain(|mapping| spans.iter().any(|span| span.has_whole(mapping)));
         for span in &spans {
             // Once a look is enough.
@@ -137,9 +137,9 @@ impl Survey {
     }
 }
 
-/// What of a program may be paged by its maps, but for what is ours in it (rule 7), to which an agent adds its staging area.
-fn pageable(maps: &str, own: &[Range<u64>], staging: Option<Range<u64>>) -> Vec<Span> {
-    let excluded: Vec<Range<u64>> = own.iter().cloned().chain(staging).collect();
+/// What of a program may be paged by its maps, but for what is ours in it (rule 7), to which an agent adds its seat and its staging area.
+fn pageable(maps: &str, own: &[Range<u64>], agents: impl IntoIterator<Item = Range<u64>>) -> Vec<Span> {
+    let excluded: Vec<Range<u64>> = own.iter().cloned().chain(agents).collect();
     maps::spans(&maps::parse(maps), &excluded)
 }
 
@@ -215,12 +215,14 @@ mod tests {
     const HELLO: Hello = Hello {
         kind: HelloKind::Program,
         process: 1,
-        seat: 0,
+        attempt: 0,
         status: 0,
+        token: 0,
         start_agent: 0x3100,
         library_start: 0,
         library_end: 0,
-        arena: 0,
+        cell: 0,
+        head: 0,
     };
 
     const PAGE: u64 = PAGE_SIZE_BYTES as u64;
@@ -286,7 +288,7 @@ mod tests {
         }
 
         fn mark(&self, _: Range<u64>, _: bool) -> Result<(), PageError> {
-            unreachable!("that is about the arena")
+            unreachable!("that is about the head")
         }
 
         fn read_event(&self) -> std::io::Result<Option<Event>> {
@@ -314,16 +316,16 @@ mod tests {
     #[test]
     fn nothing_of_ours_may_be_paged() {
         // Rule 7: by address, since what the library has without a file has no name either, and so has the staging area.
-        let hello = Hello { library_start: 0x3000, library_end: 0x6000, arena: 0x9000, ..HELLO };
-        let own = own_ranges(&hello, 0x4000);
-        assert_eq!(own, [0x3000..0x6000, 0x9000..0xd000]);
+        let hello = Hello { library_start: 0x3000, library_end: 0x6000, head: 0x9000, ..HELLO };
+        let own = own_ranges(&hello);
+        assert_eq!(own, [0x3000..0x6000, 0x9000..0xc000]);
         let line = |range: &str, rest: &str| format!("{range} {rest}\n");
         let maps = [
             line("1000-2000", "rw-p 00000000 00:00 0 [heap]"),
             line("3000-5000", "r-xp 00000000 fe:01 7 /tmp/libspillway.so"),
             line("5000-6000", "rw-p 00000000 00:00 0"),
             line("7000-8000", "rw-p 00000000 00:00 0"),
-            line("9000-d000", "rw-s 00000000 00:01 8 /memfd:spillway-arena (deleted)"),
+            line("9000-c000", "r--p 00000000 00:01 8 /memfd:spillway-head (deleted)"),
             line("e000-f000", "rw-p 00000000 00:00 0"),
         ];
         let spans = pageable(&maps.concat(), &own, Some(0xe000..0xf000));

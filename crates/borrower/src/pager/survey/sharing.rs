@@ -3,6 +3,9 @@
 
 use std::time::Instant;
 
+use spillway_stub::protocol::SEAT_BYTES;
+use spillway_stub::seat::Seat;
+
 use super::Survey;
 use crate::pager::limits::{SHARING_LOOK_INTERVAL, SHARING_SHARE};
 use crate::pager::process::Process;
@@ -16,13 +19,12 @@ impl Survey {
         }
         self.sharing_looked_at = Some(now);
         let most = harmless_bytes(&self.shared.budget);
-        let arena_bytes = self.arena.length_bytes();
         for resident in self.residents.iter_mut().filter(|resident| !resident.is_sharing_told) {
             let Some(process) = &resident.process else { continue };
             let Some(bytes) = process.shared_bytes().filter(|bytes| *bytes > most) else { continue };
-            // A program that locks all its memory has all of the arena too, which is ours.
-            let arena = resident.places.arena..resident.places.arena + arena_bytes;
-            let Some(bytes) = bytes.checked_sub(process.present_bytes(arena, &mut self.regions)) else { continue };
+            // A program that locks all its memory has all of its seat too, which is ours.
+            let seat = resident.seat.as_ref().and_then(Seat::mapped).unwrap_or_default();
+            let Some(bytes) = bytes.checked_sub(process.present_bytes(seat, &mut self.regions)) else { continue };
             if bytes <= budget_part(&self.shared.budget) {
                 continue;
             }
@@ -32,9 +34,9 @@ impl Survey {
     }
 }
 
-/// The write-back pool is shared memory too.
+/// A seat is shared memory too.
 fn harmless_bytes(budget: &Budget) -> u64 {
-    budget.pool_bytes_max() + budget_part(budget)
+    SEAT_BYTES as u64 + budget_part(budget)
 }
 
 /// What the user need not be told of.
@@ -56,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_alone_is_no_news() {
+    fn a_seat_alone_is_no_news() {
         let budget = Budget::new(64 << 20, 4 << 20);
         assert!(harmless_bytes(&budget) > 4 << 20 && harmless_bytes(&budget) < 16 << 20);
     }

@@ -42,10 +42,19 @@ static inline void check_page(const char *page, uint64_t seed, const char *where
         }
 }
 
+/* Whether a range lies beside this thread's control block: such pages are kept in memory with it (rule 4 of the pager). */
+static inline int is_beside_control_block(const char *memory, size_t bytes) {
+    uintptr_t block = (uintptr_t)__builtin_thread_pointer(), start = (uintptr_t)memory;
+    return start < block + 4 * PAGE && block < start + bytes + 4 * PAGE;
+}
+
 static inline char *map(size_t bytes) {
-    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) fail("mmap");
-    return memory;
+    for (;;) {
+        char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) fail("mmap");
+        if (!is_beside_control_block(memory, bytes)) return memory;
+        /* It stays, so that the next one is elsewhere, but has no pages. */
+    }
 }
 
 static inline void fill(char *memory, size_t pages, uint64_t seed) {

@@ -7,7 +7,7 @@ use super::*;
 
 /// All of its threads but `spared`, once they have stopped.
 pub(super) fn held(process: u32, spared: u32) -> Pause {
-    let pause = Pause::begin(process, spared, Instant::now() + PATIENCE).unwrap();
+    let pause = Pause::begin(process, spared, &mut |_| true, Instant::now() + PATIENCE).unwrap();
     wait_until("all have stopped", || pause.is_complete());
     pause
 }
@@ -43,14 +43,14 @@ fn a_pause_leaves_those_alone_that_sleep_and_those_that_are_no_more() {
     drop(pause);
     let pid = child.pid;
     drop(child);
-    assert!(matches!(Pause::begin(pid, 0, Instant::now() + PATIENCE), Err(TraceError::Gone)));
+    assert!(matches!(Pause::begin(pid, 0, &mut |_| true, Instant::now() + PATIENCE), Err(TraceError::Gone)));
 }
 
 #[test]
 fn nobody_is_held_for_whom_no_time_is_left() {
     let child = Child::fork(count);
     child.wait_for_steps(1);
-    let pause = Pause::begin(child.pid, 0, Instant::now()).unwrap();
+    let pause = Pause::begin(child.pid, 0, &mut |_| true, Instant::now()).unwrap();
     assert_eq!(tracer(child.pid, child.pid), 0);
     drop(pause);
 }

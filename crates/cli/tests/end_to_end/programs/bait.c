@@ -1,0 +1,44 @@
+// A program with more rights than its user. It must be linked at fixed addresses (-no-pie).
+//
+// Usage: bait addresses   says where `taken` and `room` are.
+//        bait SECONDS     works in user mode for so long.
+//
+// Whoever makes it execute `taken` has its rights, and leaves a file with its effective user in the directory that it was compiled for (MARKS).
+
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+// What a tracer takes for a place of its own: 256 KiB that may be written.
+static char room[1 << 18] __attribute__((aligned(4096))) = {1};
+
+static void taken(void) {
+    char text[32];
+    int length = snprintf(text, sizeof text, "%d\n", geteuid());
+    int file = open(MARKS "/taken", O_CREAT | O_WRONLY | O_APPEND, 0666);
+    if (file >= 0 && write(file, text, length) == length) close(file);
+    _exit(0);
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+int main(int count, char **arguments) {
+    if (count != 2) return 2;
+    if (strcmp(arguments[1], "addresses") == 0) {
+        printf("%zu %zu\n", (size_t)taken, (size_t)room);
+        return 0;
+    }
+    double end = now() + atof(arguments[1]);
+    unsigned long work = 0;
+    while (now() < end)
+        for (int step = 0; step < 1000; step++) work = work * 31 + step;
+    return work == 1 && room[work % sizeof room];
+}

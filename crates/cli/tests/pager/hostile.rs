@@ -1,0 +1,201 @@
+//! Programs that mean harm: a program of the run that says hello with addresses of another one, and becomes that one, which has more rights.
+//!
+//! The other program (`bait`) has its set-user-ID bit, belongs to root, and leaves a mark if anything makes it execute a function that it never calls.
+//! Other programs are far beyond the budget meanwhile, so that the pager starts agents all the time.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use spillway_stub::protocol::{HEAD_BYTES, MAGIC, MESSAGE_WORDS, VERSION};
+
+use crate::ordinary_user::{self, Place};
+use crate::stage::Stage;
+use crate::support::{self, skip, soak_seconds};
+
+/// The bait, its addresses, and the directory for marks; all can be reached by everybody.
+struct Trap {
+    bait: PathBuf,
+    taken: String,
+    room: String,
+    impostor: PathBuf,
+    marks: PathBuf,
+}
+
+impl Trap {
+    fn set(stage: &Stage, place: &Path) -> Self {
+        let marks = place.join("marks");
+        fs::create_dir(&marks).unwrap();
+        fs::set_permissions(&marks, fs::Permissions::from_mode(0o777)).unwrap();
+        let define = format!("-DMARKS=\"{}\"", marks.display());
+        let [bait, impostor] = ["bait", "impostor"].map(|name| place.join(name));
+        fs::copy(stage.compile("bait", &["-no-pie", "-fno-pie", &define]), &bait).unwrap();
+        fs::copy(stage.compile("impostor", &[]), &impostor).unwrap();
+        let said = support::run(Command::new(&bait).arg("addresses")).done("the bait").text();
+        let (taken, room) = said.trim().split_once(' ').unwrap();
+        fs::set_permissions(&bait, fs::Permissions::from_mode(0o4755)).unwrap();
+        Self { taken: taken.to_owned(), room: room.to_owned(), bait, impostor, marks }
+    }
+
+    /// A program beyond every budget, and the impostor beside it for as long as the test lasts.
+    fn script(&self, exerciser: &str, become_user: &str) -> String {
+        let numbers = format!("{MAGIC} {VERSION} {MESSAGE_WORDS} {HEAD_BYTES}");
+        let (bait, impostor, seconds) = (self.bait.display(), self.impostor.display(), soak_seconds(4).min(60));
+        format!(
+            "while :; do {exerciser} mremap 48 /nonexistent > /dev/null || exit 1; done & other=$!
+            env -u LD_PRELOAD {become_user} {impostor} {numbers} {bait} {} {} {seconds}; status=$?
+            kill $other; wait $other; exit $status",
+            self.taken, self.room
+        )
+    }
+
+    fn assert_untouched(&self, said: &str) {
+        assert!(said.contains("tries "), "{said}");
+        let mark = self.marks.join("taken");
+        assert!(!mark.exists(), "code of another's choice ran as user {}", fs::read_to_string(mark).unwrap());
+    }
+}
+
+const OPTIONS: [&str; 6] = ["--local", "16M", "--lend", "256M", "--slab-size", "4M"];
+
+#[test]
+fn a_pager_of_root_is_no_way_to_roots_rights() {
+    let Some(stage) = Stage::set(&["gcc", "setpriv"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let trap = Trap::set(&stage, place.path());
+    let exerciser = ordinary_user::program(&stage, &place, "exerciser");
+    let script = trap.script(&exerciser, "setpriv --reuid=65534 --regid=65534 --clear-groups");
+    let mut run = stage.run(&OPTIONS, &["sh", "-c", &script]);
+    let said = support::run(run.env("SPILLWAY_RUNTIME_DIRECTORY", place.path().join("r"))).done("the run");
+    trap.assert_untouched(&said.text());
+    assert!(stage.statistics()["pager"]["pages_out_dirty"].as_u64().unwrap() > 0, "agents were started");
+}
+
+/// What a process of a run has of `CAP_SYS_PTRACE` (capabilities(7)), by thread, with the thread's name.
+fn tracing_rights(process: &str) -> Vec<(String, bool)> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let rights = threads.filter_map(|thread| {
+        let status = fs::read_to_string(thread.path().join("status")).ok()?;
+        let field = |name: &str| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+        let sets = ["CapPrm:", "CapEff:", "CapInh:", "CapAmb:"]
+            .map(|name| u64::from_str_radix(&field(name).unwrap(), 16).unwrap());
+        Some((field("Name:")?, sets.iter().any(|set| set >> 19 & 1 == 1)))
+    });
+    rights.collect()
+}
+
+#[test]
+fn nothing_of_a_run_keeps_the_capability_but_what_makes_one_call_with_it() {
+    let Some(stage) = Stage::set(&["gcc", "unshare", "setpriv", "setcap"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    if !place.grants_capabilities() || !place.set_capabilities("setcap cap_sys_ptrace+ep $(command -v spillway)") {
+        return skip("capabilities by files (CAP_SYS_PTRACE in the bounding set, a file system that has them)");
+    }
+    let ready = place.path().join("ready");
+    let script = format!("touch {} && sleep 600", ready.display());
+    let options = [&["--via", "pager"], &OPTIONS[..]].concat();
+    let mut running = support::Running::start(&mut place.run(&options, &["sh", "-c", &script]));
+    running.wait_until("the program to start", || ready.exists().then_some(()));
+    let name = place.path().join("spillway");
+    let own = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let processes = own.filter(|number| fs::read_link(format!("/proc/{number}/exe")).is_ok_and(|exe| exe == name));
+    let rights: Vec<(String, bool)> = processes.flat_map(|number| tracing_rights(&number)).collect();
+    let keepers: Vec<&String> = rights.iter().filter(|(_, has)| *has).map(|(name, _)| name).collect();
+    assert_eq!(keepers, ["spillway-forks"], "{rights:?}");
+    assert!(rights.len() > 6, "pager, guardian and donors: {rights:?}");
+    running.signal("TERM");
+    running.end();
+}
+
+#[test]
+fn a_child_that_gives_up_its_rights_shares_nothing_and_is_paged() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    if !support::is_root() {
+        return skip("root");
+    }
+    let program = stage.compile("rights", &[]);
+    for when in ["before", "after"] {
+        let program = [program.to_str().unwrap(), "48", when];
+        let said = support::run(&mut stage.run(&["--local", "24M", "--lend", "256M", "--slab-size", "4M"], &program));
+        let said = said.done(when);
+        assert_eq!(said.text(), "child sees 0 bad 0\nparent bad 0\n", "{when}");
+        assert_eq!(said.errors, "", "{when}: it has its agent");
+        let statistics = stage.statistics();
+        // Both have twice the budget: what of the child could not leave would stand beyond it.
+        let peak = statistics["pager"]["local_bytes_peak"].as_u64().unwrap();
+        assert_eq!(statistics["pager"]["programs"], 2);
+        // What a fork shares cannot leave before one of the two has written to it.
+        assert!(when == "after" || peak < 36 << 20, "{when}: {peak} bytes: {statistics:#}");
+    }
+}
+
+#[test]
+fn programs_that_become_another_user_are_paged() {
+    let Some(stage) = Stage::set(&["gcc", "setpriv", "chroot", "unshare"]) else { return };
+    let Some(place) = Place::new(&stage) else { return };
+    let exerciser = ordinary_user::program(&stage, &place, "exerciser");
+    let become_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    // Another user before the program starts, with a shell between, in another root directory, and in a user namespace without any right.
+    let shell = format!("exec setpriv --reuid=65534 --regid=65534 --clear-groups {exerciser} mremap 16 /nonexistent");
+    let starts: [Vec<&str>; 4] = [
+        become_user.to_vec(),
+        vec!["sh", "-c", &shell],
+        [&["chroot", "--userspec=65534:65534", "/"][..]].concat(),
+        vec!["unshare", "--user", "--map-user=65534", "--pid", "--fork"],
+    ];
+    for start in starts {
+        let own = [exerciser.as_str(), "mremap", "16", "/nonexistent"];
+        let program = if start[0] == "sh" { start.clone() } else { [&start[..], &own].concat() };
+        let mut run = stage.run(&["--local", "50%", "--lend", "128M", "--slab-size", "4M"], &program);
+        let said = support::run(run.env("SPILLWAY_RUNTIME_DIRECTORY", place.path().join("r"))).done(start[0]);
+        assert_eq!(said.text(), "mremap 4096 pages as written\n", "{start:?}");
+        let statistics = stage.statistics();
+        assert!(statistics["pager"]["pages_out_dirty"].as_u64().unwrap() > 1000, "{start:?}: {statistics:#}");
+        assert_eq!(statistics["pager"]["failures"], serde_json::json!([]), "{start:?}");
+    }
+}
+
+/// A program that gives up rights, or enters another root directory, when it runs already and has no agent yet.
+const LATE: &str = "
+import os, sys
+exec(sys.argv[1])
+print(len([str(number) for number in range(600000)]))
+";
+
+#[test]
+fn programs_that_become_another_user_late_are_paged() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
+    if !support::is_root() {
+        return skip("root");
+    }
+    for change in [
+        "os.setgid(65534); os.setuid(65534)",
+        "os.chroot('/proc')",
+        "os.chroot('/proc'); os.setgid(65534); os.setuid(65534)",
+        "os.close(0); os.close(2)",
+    ] {
+        let program = ["/usr/bin/python3", "-c", LATE, change];
+        let said = support::run(&mut stage.run(&["--local", "24M", "--lend", "128M", "--slab-size", "4M"], &program));
+        assert_eq!(said.done(change).text(), "600000\n", "{change}");
+        let statistics = stage.statistics();
+        assert!(statistics["pager"]["pages_out_dirty"].as_u64().unwrap() > 1000, "{change}: {statistics:#}");
+        assert_eq!(statistics["pager"]["failures"], serde_json::json!([]), "{change}");
+    }
+}
+
+/// After this call Linux starts no thread in the process, so there can be no agent: the user is told, and children are paged.
+#[test]
+fn a_program_without_threads_of_its_pid_namespace_is_told_of() {
+    let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };
+    if !support::is_root() {
+        return skip("root");
+    }
+    // os.unshare is there from Python 3.12 on.
+    let change = "import ctypes; assert ctypes.CDLL(None).unshare(0x20000000) == 0";
+    let program = ["/usr/bin/python3", "-c", LATE, change];
+    let said = support::run(&mut stage.run(&["--local", "24M", "--lend", "128M", "--slab-size", "4M"], &program));
+    let said = said.done(change);
+    assert_eq!(said.text(), "600000\n");
+    assert!(said.errors.contains("unshare(CLONE_NEWPID)") && said.errors.contains("--via swap"), "{}", said.errors);
+}
