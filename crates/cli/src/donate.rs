@@ -124,6 +124,16 @@ fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfi
     let (total_bytes, available_bytes, bound) = memory(arguments.owned).map_err(during)?;
     let headroom_bytes = arguments.headroom.map_or(total_bytes / limits::HEADROOM_DIVISOR, |size| size.bytes);
     let lendable = available_bytes.saturating_sub(headroom_bytes);
+    for (option, size) in [("--memory", arguments.memory), ("--headroom", arguments.headroom)] {
+        if let Some(size) = size.filter(|size| size.bytes > total_bytes) {
+            return Err(Failure::Usage(format!(
+                "{option} {} is more than this machine has, {}; at most {} can be lent now",
+                human(size.bytes),
+                human(total_bytes),
+                human(lendable),
+            )));
+        }
+    }
     let memory_bytes = arguments.memory.map_or(lendable, |size| size.bytes);
     if lendable < arguments.slab_size.bytes || memory_bytes < arguments.slab_size.bytes {
         return Err(Failure::Failed(format!(
@@ -137,6 +147,8 @@ fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfi
     let texts = if arguments.listen.is_empty() { vec![LISTEN_DEFAULT.to_owned()] } else { arguments.listen.clone() };
     let listen = texts.iter().map(|text| text.parse::<ListenAddress>()).collect::<Result<Vec<_>, _>>();
     let key = match storage::key_file(arguments.key.as_deref()) {
+        // A name that was written wrongly must not become a cluster of its own, so only the file that nobody named is made.
+        Some(path) if arguments.key.is_some() => Some(ClusterKey::load(&path).map_err(Failure::failed)?),
         Some(path) => Some(ClusterKey::load_or_create(&path).map_err(Failure::failed)?),
         None => None,
     };
@@ -265,8 +277,16 @@ mod tests {
 
     #[test]
     fn too_little_memory_is_told_in_numbers() {
-        let greedy = DonateArguments { headroom: Some("1000T".parse().unwrap()), ..arguments() };
+        let all = Memory::read().unwrap().total_bytes;
+        let greedy = DonateArguments { headroom: Some(crate::size::Size { bytes: all }), ..arguments() };
         assert!(failure(&greedy).contains("too little memory to lend"));
+        let wrong = "1000T".parse().unwrap();
+        for wrong in [
+            DonateArguments { headroom: Some(wrong), ..arguments() },
+            DonateArguments { memory: Some(wrong), ..arguments() },
+        ] {
+            assert!(failure(&wrong).contains("more than this machine has"));
+        }
         let tiny = DonateArguments { memory: Some("4K".parse().unwrap()), ..arguments() };
         assert!(failure(&tiny).contains("less than one slab"));
     }

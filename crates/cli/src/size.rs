@@ -33,10 +33,19 @@ pub(crate) enum SizeError {
     /// Zero bytes.
     #[error("'{0}' is nothing; write a size above zero, such as 512M")]
     Zero(String),
+    /// Less than a page: the unit is missing.
+    #[error("'{0}' is {0} bytes, less than a page of memory; write the unit: {0}M or {0}G")]
+    UnitMissing(String),
+    /// Less than a page, with a unit.
+    #[error("'{0}' is less than a page of memory, 4K; write more, such as 512M")]
+    TooSmall(String),
     /// A percentage outside its range.
     #[error("'{0}' is not a share; write a percentage above 0 and at most 100, such as 50%")]
     NotAShare(String),
 }
+
+/// Bytes of a page; nothing that is lent, kept or limited is smaller.
+const PAGE_BYTES: u64 = 4096;
 
 /// Bytes of one unit, and the letters it is written with.
 const UNITS: [(&str, u64); 5] = [("", 1), ("k", 1 << 10), ("m", 1 << 20), ("g", 1 << 30), ("t", 1 << 40)];
@@ -71,6 +80,8 @@ impl FromStr for Size {
         }
         match bytes as u64 {
             0 => Err(SizeError::Zero(text.to_owned())),
+            1..PAGE_BYTES if unit.is_empty() => Err(SizeError::UnitMissing(trimmed.to_owned())),
+            1..PAGE_BYTES => Err(SizeError::TooSmall(text.to_owned())),
             bytes => Ok(Self { bytes }),
         }
     }
@@ -157,6 +168,11 @@ mod tests {
         }
         assert!(matches!("0".parse::<Size>(), Err(SizeError::Zero(_))));
         assert!(matches!("0.1".parse::<Size>(), Err(SizeError::Zero(_))));
+        let error = "1".parse::<Size>().unwrap_err();
+        assert!(error.to_string().contains("1M or 1G"), "{error}");
+        assert!(matches!("4095".parse::<Size>(), Err(SizeError::UnitMissing(_))));
+        assert!(matches!("1K".parse::<Size>(), Err(SizeError::TooSmall(_))));
+        assert_eq!("4096".parse::<Size>().unwrap().bytes, 4096);
         assert!(matches!("99999999T".parse::<Size>(), Err(SizeError::TooLarge(_))));
     }
 

@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
@@ -106,10 +106,30 @@ fn prepare(stream: &UnixStream, deadline: Duration) -> io::Result<()> {
     stream.set_write_timeout(Some(deadline))
 }
 
-fn read_line(stream: &UnixStream) -> io::Result<String> {
+/// A line that comes within `deadline` as a whole, however it is cut into pieces.
+fn read_line(stream: &UnixStream, deadline: Duration) -> io::Result<String> {
+    let mut reader =
+        BufReader::new(Timely { stream, end: Instant::now() + deadline }.take(limits::STATUS_LINE_BYTES_MAX));
     let mut line = String::new();
-    BufReader::new(stream.take(limits::STATUS_LINE_BYTES_MAX)).read_line(&mut line)?;
+    reader.read_line(&mut line)?;
     Ok(line)
+}
+
+/// A stream whose reads all end by `end`.
+struct Timely<'stream> {
+    stream: &'stream UnixStream,
+    end: Instant,
+}
+
+impl Read for Timely<'_> {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        (&mut &*self.stream).read(target)
+    }
 }
 
 fn write_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
@@ -120,7 +140,7 @@ fn write_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<(
 
 fn serve_client(stream: &UnixStream, answer: &mut dyn FnMut(Question) -> Answer) -> io::Result<()> {
     prepare(stream, limits::STATUS_DEADLINE)?;
-    let reply = match serde_json::from_str(&read_line(stream)?) {
+    let reply = match serde_json::from_str(&read_line(stream, limits::STATUS_DEADLINE)?) {
         Ok(question) => answer(question),
         Err(error) => Answer::refused(format!("not a question: {error}; ask \"ping\", \"status\" or \"stop\"")),
     };
@@ -133,7 +153,7 @@ pub(crate) fn ask(path: &Path, question: Question, deadline: Duration) -> Result
         let stream = UnixStream::connect(path)?;
         prepare(&stream, deadline)?;
         write_line(&stream, &question)?;
-        Ok(serde_json::from_str::<Answer>(&read_line(&stream)?)?)
+        Ok(serde_json::from_str::<Answer>(&read_line(&stream, deadline)?)?)
     };
     let answer = exchange().map_err(|source| AskError::Silent { path: path.to_path_buf(), source })?;
     match answer.error {
@@ -150,7 +170,6 @@ pub(crate) fn ask_status(path: &Path) -> Result<Value, AskError> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Instant;
 
     use super::*;
 
@@ -192,6 +211,22 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_comes_byte_by_byte_has_one_deadline() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Each byte comes in time, and the line never ends.
+                while !stop.load(Ordering::Relaxed) && (&other).write_all(b"x").is_ok() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            assert!(read_line(&one, Duration::from_millis(200)).is_err());
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
     fn nonsense_gets_an_answer_and_the_server_lives_on() {
         with_server(answer, |path| {
             let stream = UnixStream::connect(path).unwrap();
@@ -201,7 +236,7 @@ mod tests {
             let stream = UnixStream::connect(path).unwrap();
             prepare(&stream, Duration::from_secs(20)).unwrap();
             (&stream).write_all(b"{\"ask\":1}\n").unwrap();
-            assert!(read_line(&stream).unwrap().contains("not a question"));
+            assert!(read_line(&stream, Duration::from_secs(20)).unwrap().contains("not a question"));
             assert_eq!(ask_status(path).unwrap()["pages"], 7);
         });
     }

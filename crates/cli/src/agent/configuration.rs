@@ -31,13 +31,17 @@ pub(crate) enum ConfigurationError {
         /// The error.
         source: std::io::Error,
     },
-    /// A file is not TOML.
-    #[error("{path}: {source}")]
+    /// A file is not TOML. What stands there is not repeated: a key file that was named by mistake holds a secret.
+    #[error("{path}: line {line}, column {column}: {why}; is this the configuration?")]
     NotToml {
         /// The file.
         path: PathBuf,
-        /// Where and why.
-        source: Box<toml::de::Error>,
+        /// Where, counted from 1.
+        line: usize,
+        /// Where in the line, counted from 1.
+        column: usize,
+        /// What the parser expects.
+        why: String,
     },
     /// The files together make no sense.
     #[error("in {paths}: {source}")]
@@ -168,9 +172,7 @@ impl Configuration {
     pub(crate) fn parse(files: &[(PathBuf, String)]) -> Result<Self, ConfigurationError> {
         let mut together = toml::Table::new();
         for (path, text) in files {
-            let table = text
-                .parse()
-                .map_err(|source| ConfigurationError::NotToml { path: path.clone(), source: Box::new(source) })?;
+            let table = text.parse().map_err(|source| not_toml(path, text, &source))?;
             merge(&mut together, table);
         }
         let paths: Vec<String> = files.iter().map(|(path, _)| path.display().to_string()).collect();
@@ -183,6 +185,20 @@ impl Configuration {
         }
         Ok(configuration)
     }
+}
+
+fn not_toml(path: &Path, text: &str, source: &toml::de::Error) -> ConfigurationError {
+    let before = source.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    ConfigurationError::NotToml { path: path.to_path_buf(), line, column, why: without_quotes(source.message()) }
+}
+
+/// A parser's words, without what it quotes from the file.
+fn without_quotes(message: &str) -> String {
+    let parts = message.split('`').enumerate();
+    // The signs that it expects are no secrets.
+    parts.map(|(index, part)| if index % 2 == 0 || part.chars().count() <= 2 { part } else { "..." }).collect()
 }
 
 fn drop_ins(directory: &Path) -> Vec<PathBuf> {
@@ -225,6 +241,16 @@ mod tests {
         let borrower = configuration.borrower.unwrap();
         assert_eq!((borrower.name.as_str(), borrower.size.bytes, borrower.donors.len()), ("swap", 1 << 30, 2));
         assert_eq!(borrower.slab_size.bytes, limits::SLAB_SIZE_BYTES_DEFAULT);
+    }
+
+    #[test]
+    fn what_is_not_toml_is_not_repeated() {
+        let secret = "0123456789abcdef".repeat(4);
+        for text in [format!("{secret}\n"), format!("[donor]\nkey = {secret}\n"), format!("[donor]\n{secret} = [\n")] {
+            let error = parse(&["[donor]\n", &text]).unwrap_err();
+            assert!(!error.contains("0123456789"), "{error}");
+            assert!(error.contains("1.toml: line ") && error.contains("column "), "{error}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! with it; so nothing stays half attached. The answer comes as one JSON line on the process's standard output.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -196,8 +197,13 @@ impl Failure {
     }
 }
 
+/// The log of a process of ours, which tells of donors and programs, so that it is for its user only.
+pub(crate) fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
+    std::fs::File::options().create(true).append(true).mode(0o600).open(path)
+}
+
 fn spawn(launched: &LaunchedDevice, log_path: &Path) -> std::io::Result<Child> {
-    let log = std::fs::File::options().create(true).append(true).open(log_path)?;
+    let log = open_log(log_path)?;
     Command::new(std::env::current_exe()?)
         .arg("serve-device")
         .arg(serde_json::to_string(launched)?)
