@@ -202,6 +202,18 @@ fn fresh_memory_that_comes_along_is_the_programs_own() {
     assert!(report.zero.count > 0 && faults < report.zero.count + 65536 / 2, "{faults} faults: {report:#?}");
 }
 
+/// Reading what was never written takes no memory without a pager, and none of donors with one.
+#[test]
+fn pages_of_zeroes_are_not_sent() {
+    let world = World::new(32);
+    world.check("zeroes", &["768"], "0 wrong words\n");
+    let report = world.pager.statistics();
+    // A ninth of its pages has a word in the end, and a third for a while.
+    let (pages, stored) = (768 * 256, report.pages_out_dirty);
+    assert!(report.pages_out_zero > pages / 2 && stored < pages * 2 / 3, "{report:#?}");
+    assert!(report.lent_bytes <= pages * 4096 / 3, "{report:#?}");
+}
+
 /// It forks before the pager has read its hello.
 #[test]
 fn the_child_of_a_program_that_forks_at_once_is_paged() {

@@ -141,6 +141,7 @@ impl Agent for SeatAgent {
 fn fate_of(result: i32) -> Fate {
     match result {
         outcome::DONE => Fate::Moved,
+        outcome::ZERO => Fate::Zero,
         outcome::ABSENT => Fate::Absent,
         outcome::TRY_LATER => Fate::Changing,
         _ => Fate::Refused,
@@ -178,7 +179,7 @@ mod tests {
 
     #[test]
     fn results_say_what_is_next() {
-        let fates = [outcome::DONE, outcome::ABSENT, outcome::TRY_LATER, outcome::BUSY, outcome::REFUSED].map(fate_of);
-        assert_eq!(fates, [Fate::Moved, Fate::Absent, Fate::Changing, Fate::Refused, Fate::Refused]);
+        let fates = [outcome::DONE, outcome::ZERO, outcome::ABSENT, outcome::TRY_LATER, outcome::BUSY, outcome::REFUSED].map(fate_of);
+        assert_eq!(fates, [Fate::Moved, Fate::Zero, Fate::Absent, Fate::Changing, Fate::Refused, Fate::Refused]);
     }
 }

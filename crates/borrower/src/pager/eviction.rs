@@ -477,6 +477,8 @@ impl Eviction {
                         self.count_out(*target);
                         table.space.left(*address, slot, books);
                     }
+                    // Its place in the pool and its slot are given back with the run. It is the program's own again when asked for, and new then.
+                    Fate::Zero => self.shared.counters.pages_out_zero.add(1),
                     Fate::Absent if !may_have_moved => {
                         // The kernel took a page back that MADV_FREE had given up, without a message; its copy is one of its contents.
                         if let Target::Copy(slot) = target
@@ -567,7 +569,7 @@ impl Eviction {
 impl Batch {
     /// How many pages left.
     fn gone(&self) -> i64 {
-        self.fates.iter().filter(|fate| **fate == Fate::Moved).count() as i64
+        self.fates.iter().filter(|fate| matches!(fate, Fate::Moved | Fate::Zero)).count() as i64
     }
 
     fn clear(&mut self) {

@@ -91,6 +91,8 @@ pub struct Errand {
 pub enum Fate {
     /// It left; its content is where it was to go.
     Moved,
+    /// It left, and had nothing but zeroes, of which there is no copy: whoever asks for it gets zeroes.
+    Zero,
     /// It was not there.
     Absent,
     /// The kernel did not let it go (pinned, locked, shared after a fork). It is there as before.

@@ -61,6 +61,9 @@ pub struct PagerStatistics {
     pub pages_out_dirty: u64,
     /// Pages that left without a write, because their copy was valid.
     pub pages_out_clean: u64,
+    /// Pages of zeroes that left: neither stored nor sent.
+    #[serde(default)]
+    pub pages_out_zero: u64,
     /// Pages that came along with another one before they were asked for.
     pub pages_prefetched: u64,
     /// Evictions that the kernel refused (pinned, shared after a fork, changing).
@@ -134,6 +137,7 @@ pub(crate) struct Counters {
     pub(crate) batches: Counter,
     pub(crate) pages_out_dirty: Counter,
     pub(crate) pages_out_clean: Counter,
+    pub(crate) pages_out_zero: Counter,
     pub(crate) pages_prefetched: Counter,
     pub(crate) refused: Counter,
     pub(crate) held_back: Counter,
@@ -185,6 +189,7 @@ impl Counters {
             batches: self.batches.get(),
             pages_out_dirty: self.pages_out_dirty.get(),
             pages_out_clean: self.pages_out_clean.get(),
+            pages_out_zero: self.pages_out_zero.get(),
             pages_prefetched: self.pages_prefetched.get(),
             refused: self.refused.get(),
             held_back: self.held_back.get(),

@@ -191,7 +191,7 @@ fn is_eviction(entry: &Entry) -> bool {
 /// Whether the kernel may have moved the page without saying so, if it stopped at this one or before: it looks at a page's place before it says
 /// anything else.
 fn is_in_doubt(entry: &Entry) -> bool {
-    let is_known = matches!(entry.result.load(Relaxed), outcome::DONE | outcome::ABSENT | outcome::BUSY);
+    let is_known = matches!(entry.result.load(Relaxed), outcome::DONE | outcome::ZERO | outcome::ABSENT | outcome::BUSY);
     is_eviction(entry) && !is_known
 }
 
@@ -281,8 +281,8 @@ fn copy_and_drop(target: &Target, entries: &[Entry], staging: &Staging, doubted_
     for (index, entry) in entries.iter().enumerate().skip(doubted_from).filter(|(_, entry)| is_in_doubt(entry)) {
         // SAFETY: the page is in the staging area.
         if unsafe { memory::is_written(staging.page(index), PAGE_BYTES) } {
-            copy(target, staging, index, entry);
             entry.result.store(outcome::DONE, Relaxed);
+            copy(target, staging, index, entry);
         }
     }
     staging.drop_pages(first, last)?;
@@ -295,9 +295,15 @@ struct Target {
     batch: usize,
 }
 
-/// Copies page `index`, which was moved, if a copy is wanted.
+/// Copies page `index`, which was moved, if a copy is wanted. One of zeroes needs none: that is what a page reads as that nobody has. Looking for
+/// that ends with the first word that is not zero, and brings what is copied next.
 fn copy(target: &Target, staging: &Staging, index: usize, entry: &Entry) {
     if operation(entry) == Some(Operation::EvictCopy) {
+        // SAFETY: the page is in the staging area.
+        if !unsafe { memory::is_written(staging.page(index), PAGE_BYTES) } {
+            entry.result.store(outcome::ZERO, Relaxed);
+            return;
+        }
         let target = target.place.at(transfer_offset(target.batch, index));
         // SAFETY: the page is in the staging area, and its target in the seat.
         unsafe { memory::copy(target, staging.page(index), PAGE_BYTES) };

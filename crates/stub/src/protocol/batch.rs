@@ -103,6 +103,8 @@ pub enum Operation {
 pub mod outcome {
     /// Done.
     pub const DONE: i32 = 0;
+    /// Done, and the page had nothing but zeroes: it was not copied, and reads as zeroes where it was.
+    pub const ZERO: i32 = 1;
     /// `-ENOENT`: the page is not there.
     pub const ABSENT: i32 = -2;
     /// `-EAGAIN`: the program changes its mappings; nothing was done. Read messages, and ask later.

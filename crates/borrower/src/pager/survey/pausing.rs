@@ -135,7 +135,8 @@ impl Survey {
 }
 
 fn pages_out(shared: &Shared) -> u64 {
-    shared.counters.pages_out_clean.get() + shared.counters.pages_out_dirty.get()
+    let counters = &shared.counters;
+    counters.pages_out_clean.get() + counters.pages_out_dirty.get() + counters.pages_out_zero.get()
 }
 
 fn look_until(patience: Duration, is_over: impl Fn() -> bool) {
