@@ -179,7 +179,9 @@ mod tests {
 
     #[test]
     fn results_say_what_is_next() {
-        let fates = [outcome::DONE, outcome::ZERO, outcome::ABSENT, outcome::TRY_LATER, outcome::BUSY, outcome::REFUSED].map(fate_of);
+        let fates =
+            [outcome::DONE, outcome::ZERO, outcome::ABSENT, outcome::TRY_LATER, outcome::BUSY, outcome::REFUSED]
+                .map(fate_of);
         assert_eq!(fates, [Fate::Moved, Fate::Zero, Fate::Absent, Fate::Changing, Fate::Refused, Fate::Refused]);
     }
 }

@@ -208,6 +208,17 @@ pub const REGISTER_REST_TIMES: u32 = 9;
 /// How often memory that is not paged is looked for: what is told is for the user, who reads no faster.
 pub const SHARING_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often programs are looked for that never said hello: those that live for less are over before their memory hurts.
+pub const UNPAGED_LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// What one of them may have without being told of: what a shell and its like have; or this part of the budget, if that is more.
+pub const UNPAGED_BYTES_MIN: u64 = 8 << 20;
+/// See [`UNPAGED_BYTES_MIN`].
+pub const UNPAGED_SHARE: u64 = 16;
+
+/// Descendants of the pager's process that are looked at.
+pub const DESCENDANTS_MAX: usize = 1024;
+
 /// Shared memory up to this part of the budget is nothing to tell of.
 pub const SHARING_SHARE: u64 = 8;
 

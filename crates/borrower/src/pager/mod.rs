@@ -192,7 +192,13 @@ impl Pager {
             Faults::new(Arc::clone(shared), Box::new(reader), Arc::clone(buffers), Arc::clone(&pool))
         });
         let faults = faults.collect::<io::Result<Vec<_>>>().map_err(system())?;
-        let run = RunOfPrograms { head, token: pager.config.token, programs_fork: pager.config.programs_fork, pool };
+        let run = RunOfPrograms {
+            head,
+            token: pager.config.token,
+            variable: pager.config.variable().to_string_lossy().into_owned(),
+            programs_fork: pager.config.programs_fork,
+            pool,
+        };
         let mut survey = Survey::new(Arc::clone(shared), listener, run, guardian).map_err(system())?;
         survey.let_in();
         pager.open_to_all().map_err(system())?;

@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
 
 use crate::stage::Stage;
 use crate::support;
@@ -48,6 +50,37 @@ fn programs_for_other_loaders_and_of_other_users_are_sent_there_too() {
         }
     }
     stage.assert_clean();
+}
+
+/// Whatever keeps a program's memory out of the budget, the run says which program, how much, and why.
+#[test]
+fn programs_that_are_not_paged_are_told_of() {
+    let Some(stage) = Stage::set(&["gcc", "env"]) else { return };
+    let exerciser = stage.compile("exerciser", &["-pthread", "-lutil", "-ldl"]);
+    let fixed = stage.disk().join("fixed");
+    let linked = support::run(
+        Command::new("gcc")
+            .args(["-O2", "-static", "-pthread", "-o"])
+            .arg(&fixed)
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/end_to_end/programs/exerciser.c")),
+    );
+    linked.done("a static program");
+    let [exerciser, fixed] = [&exerciser, &fixed].map(|path| path.to_str().unwrap());
+    for (start, program, why) in [
+        ("env -i", exerciser, "an environment of its own"),
+        ("env -u LD_PRELOAD", exerciser, "lost LD_PRELOAD"),
+        ("env", fixed, "a static program"),
+    ] {
+        // Long enough to be looked at several times.
+        let once = format!("{start} {program} mremap 256 /nonexistent");
+        let script = format!("for turn in 1 2 3 4; do {once}; done; exit 7");
+        let options = ["--local", "16M", "--lend", "64M", "--slab-size", "4M"];
+        let said = support::run(&mut stage.run(&options, &["sh", "-c", &script]));
+        assert_eq!(said.status.code(), Some(7), "{start}: {}", said.errors);
+        assert!(said.errors.contains(why) && said.errors.contains("is not paged"), "{start}: {}", said.errors);
+        let failures = stage.statistics()["pager"]["failures"].to_string();
+        assert!(failures.contains(why), "{start}: {failures}");
+    }
 }
 
 #[test]

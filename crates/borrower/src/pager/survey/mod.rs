@@ -6,7 +6,7 @@
 //!
 //! - `greeting`: programs and agents that say hello; `proof`: that they are of the run; `newcomers`: programs that did not wait for an answer; `children`: whose processes are found; `agents` that start late.
 //! - `common`: pages that a fork shared, which count once; `forking`: forks that wait, where the kernel does not tell of them.
-//! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told; `pausing`: programs that leave no moment for it.
+//! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told; `unpaged`: programs that never said hello, too; `pausing`: programs that leave no moment for it.
 
 mod agents;
 mod children;
@@ -18,6 +18,7 @@ mod pausing;
 mod proof;
 mod registering;
 mod sharing;
+mod unpaged;
 
 use std::collections::HashSet;
 use std::io;
@@ -44,6 +45,7 @@ use self::greeting::Caller;
 use self::pausing::{Respite, Restless};
 use self::proof::Proof;
 use self::registering::Registered;
+use self::unpaged::Unpaged;
 use super::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GREETINGS_MAX, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX,
     LOOK_INTERVAL_MIN, PROGRAMS_MAX, REGIONS_MAX,
@@ -123,6 +125,8 @@ pub struct RunOfPrograms {
     pub head: Head,
     /// See [`PagerConfig::token`](crate::pager::PagerConfig::token).
     pub token: u64,
+    /// What names the pager in its programs' environment.
+    pub variable: String,
     /// See [`PagerConfig::programs_fork`](crate::pager::PagerConfig::programs_fork).
     pub programs_fork: bool,
     /// Where evicted pages go.
@@ -158,6 +162,7 @@ pub struct Survey {
     forking: Forking,
     /// When memory that is not paged was looked for.
     sharing_looked_at: Option<Instant>,
+    unpaged: Unpaged,
     /// Pages that the kernel counts more than once.
     common: Common,
     restless: Restless,
@@ -187,6 +192,7 @@ impl Survey {
             is_paging: false,
             forking,
             sharing_looked_at: None,
+            unpaged: Unpaged::default(),
             common: Common::default(),
             restless: Restless::default(),
         })
@@ -256,6 +262,7 @@ impl Survey {
         }
         self.end_agents_left_alone();
         self.tell_of_sharing(now);
+        self.tell_of_unpaged(now);
         self.shared.call_eviction();
         if self.forking.is_busy() || is_someone_held {
             return LOOK_INTERVAL_MIN;
