@@ -19,6 +19,9 @@ const SHRINK_DIVISOR: u64 = 16;
 /// A change smaller than this part of the limit is not worth writing.
 const IGNORED_DIVISOR: u64 = 64;
 
+/// The kernel's memory counts as locked where it is more than this part of the share: page tables of a program that uses one page here and there are as large as its pages.
+const KERNEL_SHARE: u64 = 4;
+
 /// Page tables, stacks and batches of the kernel that a limit must leave room for besides locked memory.
 const LOCKED_EXTRA_DIVISOR: u64 = 8;
 
@@ -27,6 +30,8 @@ const LOCKED_EXTRA_DIVISOR: u64 = 8;
 pub(crate) struct Budget {
     setting: LocalBudget,
     limit_bytes: Option<u64>,
+    /// What it got beyond its share because it could not go on.
+    relief_bytes: u64,
 }
 
 impl Budget {
@@ -37,7 +42,7 @@ impl Budget {
             LocalBudget::Percent(percent) if percent >= 100.0 => None,
             LocalBudget::Percent(_) => Some(limits::BUDGET_FLOOR_BYTES),
         };
-        Self { setting, limit_bytes }
+        Self { setting, limit_bytes, relief_bytes: 0 }
     }
 
     /// The limit in force; `None` when all of the footprint may be local.
@@ -51,17 +56,33 @@ impl Budget {
             LocalBudget::Fixed(size) => size.bytes,
             LocalBudget::Percent(percent) => (usage.footprint_bytes() as f64 * percent / 100.0) as u64,
         };
-        let locked = match usage.locked_bytes {
+        // Of the kernel's every program has some, for which its share has room.
+        let kernel_most = (share / KERNEL_SHARE).max(limits::BUDGET_FLOOR_BYTES / 2);
+        let kernel = if usage.kernel_bytes > kernel_most { usage.kernel_bytes } else { 0 };
+        let locked = match usage.locked_bytes + kernel {
             0 => 0,
             locked => locked + locked / LOCKED_EXTRA_DIVISOR + limits::BUDGET_FLOOR_BYTES,
         };
         share.max(locked).max(limits::BUDGET_FLOOR_BYTES)
     }
 
+    /// What it has beyond its share because nothing of it could leave.
+    pub(crate) fn relief_bytes(&self) -> u64 {
+        self.relief_bytes
+    }
+
     /// Takes a sample; gives the limit to write if it is to change.
     pub(crate) fn observe(&mut self, usage: &GroupUsage) -> Option<u64> {
         let current = self.limit_bytes?;
-        let wanted = self.wanted_bytes(usage).max(current - current / SHRINK_DIVISOR);
+        let own = self.wanted_bytes(usage);
+        self.relief_bytes = if usage.is_stalled {
+            let step = (current / limits::RELIEF_DIVISOR).max(limits::RELIEF_BYTES_MIN);
+            // From what it has now, which may still be on its way down.
+            current.saturating_sub(own).max(self.relief_bytes) + step
+        } else {
+            self.relief_bytes - self.relief_bytes.div_ceil(limits::RELIEF_DECAY_DIVISOR)
+        };
+        let wanted = (own + self.relief_bytes).max(current - current / SHRINK_DIVISOR);
         if wanted.abs_diff(current) <= current / IGNORED_DIVISOR {
             return None;
         }
@@ -112,6 +133,36 @@ mod tests {
             let wanted = (footprint * MIB / 4).max(limits::BUDGET_FLOOR_BYTES);
             assert!(limit.abs_diff(wanted) <= wanted / 32, "{footprint} MiB: {limit} instead of {wanted}");
         }
+    }
+
+    #[test]
+    fn page_tables_are_followed_like_locked_memory() {
+        let mut budget = Budget::new("32M".parse().unwrap());
+        let usage = GroupUsage { charged_bytes: 32 * MIB, kernel_bytes: 7 * MIB, ..GroupUsage::default() };
+        assert_eq!(budget.observe(&usage), None, "every program has some");
+        let usage = GroupUsage { kernel_bytes: 30 * MIB, ..usage };
+        assert!(budget.observe(&usage).is_some_and(|limit| limit >= (30 + 8) * MIB));
+        assert_eq!(budget.relief_bytes(), 0);
+    }
+
+    #[test]
+    fn what_cannot_leave_gets_room_and_gives_it_back() {
+        let mut budget = Budget::new("32M".parse().unwrap());
+        // Nothing of 96 MiB can leave, and the kernel has no number for it.
+        let mut looks = 0;
+        while budget.limit_bytes().unwrap() < 96 * MIB {
+            let usage =
+                GroupUsage { charged_bytes: budget.limit_bytes().unwrap(), is_stalled: true, ..GroupUsage::default() };
+            assert!(budget.observe(&usage).is_some_and(|limit| limit > usage.charged_bytes), "each look brings more");
+            looks += 1;
+        }
+        assert!(looks < 20 && budget.relief_bytes() >= 64 * MIB);
+        for _ in 0..2000 {
+            let usage = GroupUsage { charged_bytes: 32 * MIB, ..GroupUsage::default() };
+            budget.observe(&usage);
+        }
+        assert_eq!(budget.relief_bytes(), 0);
+        assert!(budget.limit_bytes().unwrap() <= 33 * MIB);
     }
 
     #[test]

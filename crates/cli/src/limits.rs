@@ -27,6 +27,16 @@ pub(crate) const HEADROOM_DIVISOR: u64 = 8;
 /// A program keeps at least so much local memory whatever its budget says: below this it only swaps its own code.
 pub(crate) const BUDGET_FLOOR_BYTES: u64 = 8 << 20;
 
+/// A group that cannot go on gets this part of its limit more, or [`RELIEF_BYTES_MIN`], whichever is more: after ten such steps it has three times as much, and
+/// each is there within a millisecond ([`BUDGET_INTERVAL_AT_LIMIT`]).
+pub(crate) const RELIEF_DIVISOR: u64 = 8;
+/// See [`RELIEF_DIVISOR`].
+pub(crate) const RELIEF_BYTES_MIN: u64 = 4 << 20;
+/// What a group got so shrinks by this part of itself at each look, so that what can leave again does within a second.
+pub(crate) const RELIEF_DECAY_DIVISOR: u64 = 64;
+/// No group gets more while the machine has less than this available: then the kernel ends a process of the group, as it does without us.
+pub(crate) const RELIEF_RESERVE_BYTES: u64 = 256 << 20;
+
 /// How often the budget follows the footprint. The reclaim of a program that grows at 1 GiB/s is behind by 20 MiB then.
 pub(crate) const BUDGET_INTERVAL: Duration = Duration::from_millis(20);
 

@@ -120,6 +120,15 @@ impl MemoryGroup {
         }
     }
 
+    /// Lets its processes wait where the kernel finds nothing to take from it, in place of killing one: whoever watches it raises the limit then
+    /// ([`GroupUsage::is_stalled`]). Version 2 throttles at the limit, and needs none of it.
+    pub(crate) fn wait_instead_of_kill(&self, waits: bool) -> io::Result<()> {
+        match self.version {
+            Version::V1 => self.write("memory.oom_control", if waits { "1" } else { "0" }),
+            Version::V2 => Ok(()),
+        }
+    }
+
     /// Keeps what it holds out of swap: who serves page-ins must not wait for one.
     fn forbid_swap(&self) {
         let (file, text) = match self.version {

@@ -15,8 +15,12 @@ pub(crate) struct GroupUsage {
     pub(crate) file_bytes: u64,
     /// Of it, memory that cannot leave (locked).
     pub(crate) locked_bytes: u64,
+    /// Of it, the kernel's own: page tables, stacks, open files. It cannot leave, or little of it.
+    pub(crate) kernel_bytes: u64,
     /// Memory that was paged out and is not local.
     pub(crate) swapped_bytes: u64,
+    /// Its processes wait for memory that the kernel cannot take from it: what there is of it is locked, page tables, or the kernel's.
+    pub(crate) is_stalled: bool,
 }
 
 impl GroupUsage {
@@ -47,7 +51,11 @@ pub(super) fn read(group: &Path, version: Version) -> io::Result<GroupUsage> {
         Version::V1 => {
             let charged_bytes = number(group, "memory.usage_in_bytes")?;
             let both = number(group, "memory.memsw.usage_in_bytes").ok();
-            Ok(from_v1(&statistics, charged_bytes, both))
+            // Absent where the kernel kills instead (MemoryGroup::wait_instead_of_kill).
+            let state = fs::read_to_string(group.join("memory.oom_control")).unwrap_or_default();
+            let is_stalled = field(&state, "under_oom") == Some(1);
+            let kernel_bytes = number(group, "memory.kmem.usage_in_bytes").unwrap_or(0);
+            Ok(GroupUsage { is_stalled, kernel_bytes, ..from_v1(&statistics, charged_bytes, both) })
         }
         Version::V2 => {
             let charged_bytes = number(group, "memory.current")?;
@@ -65,7 +73,9 @@ fn from_v1(statistics: &str, charged_bytes: u64, both: Option<u64>) -> GroupUsag
         charged_bytes,
         file_bytes: total("total_active_file") + total("total_inactive_file"),
         locked_bytes: total("total_unevictable"),
+        kernel_bytes: 0,
         swapped_bytes: both.map_or_else(|| total("total_swap"), |both| both.saturating_sub(charged_bytes)),
+        is_stalled: false,
     }
 }
 
@@ -76,7 +86,9 @@ fn from_v2(statistics: &str, charged_bytes: u64, slots_bytes: u64) -> GroupUsage
         charged_bytes,
         file_bytes: total("active_file") + total("inactive_file"),
         locked_bytes: total("unevictable"),
+        kernel_bytes: total("kernel"),
         swapped_bytes: slots_bytes.saturating_sub(total("swapcached")),
+        is_stalled: false,
     }
 }
 
@@ -88,7 +100,14 @@ mod tests {
     fn version_one_counts_each_page_once() {
         let text = "active_file 1\ntotal_swap 70\ntotal_active_file 10\ntotal_inactive_file 20\ntotal_unevictable 5\n";
         let usage = from_v1(text, 100, Some(160));
-        let expected = GroupUsage { charged_bytes: 100, file_bytes: 30, locked_bytes: 5, swapped_bytes: 60 };
+        let expected = GroupUsage {
+            charged_bytes: 100,
+            file_bytes: 30,
+            locked_bytes: 5,
+            kernel_bytes: 0,
+            swapped_bytes: 60,
+            is_stalled: false,
+        };
         assert_eq!(usage, expected);
         assert_eq!(usage.footprint_bytes(), 130);
         assert_eq!(from_v1(text, 100, None).swapped_bytes, 70);
@@ -104,7 +123,14 @@ mod tests {
 
     #[test]
     fn statistics_that_disagree_for_a_moment_never_wrap() {
-        let usage = GroupUsage { charged_bytes: 10, file_bytes: 20, locked_bytes: 0, swapped_bytes: 7 };
+        let usage = GroupUsage {
+            charged_bytes: 10,
+            file_bytes: 20,
+            locked_bytes: 0,
+            kernel_bytes: 0,
+            swapped_bytes: 7,
+            is_stalled: false,
+        };
         assert_eq!(usage.footprint_bytes(), 7);
         assert_eq!(from_v1("", 100, Some(90)).swapped_bytes, 0);
         assert_eq!(from_v2("swapcached 9\n", 0, 4).swapped_bytes, 0);

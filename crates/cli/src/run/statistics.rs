@@ -80,7 +80,21 @@ impl Statistics {
         let mut warnings = Vec::new();
         if self.paging.out_of_memory_kills > 0 {
             let kills = self.paging.out_of_memory_kills;
-            warnings.push(format!("the kernel killed {kills} process(es) for lack of memory; raise --local or --lend"));
+            warnings.push(format!(
+                "the kernel killed {kills} process(es) for lack of memory: the group's limit was {}, the program had {} in all, of which {} lay at donors; --local {} \
+                 would have done, or more for --lend",
+                human(self.memory.limit_bytes_max.unwrap_or(0)),
+                human(self.memory.footprint_bytes_max),
+                human(self.memory.swapped_bytes_max),
+                size_text(self.memory.footprint_bytes_max),
+            ));
+        }
+        if self.memory.relief_bytes_max > 0 {
+            warnings.push(format!(
+                "up to {} beyond --local stayed local, because nothing of the program could leave: locked memory, page tables, or memory of the kernel's; --via \
+                 pager has no such limit",
+                human(self.memory.relief_bytes_max),
+            ));
         }
         if self.ending == Ending::Signalled(rustix::process::Signal::SYS.as_raw()) && !self.paging.pager.is_null() {
             warnings.push(
@@ -125,6 +139,11 @@ impl Statistics {
         let lost_seconds = pager.get("lost_seconds")?.as_f64()?;
         Some(format!("spillway: faults: {}; {lost_seconds:.2} s lost in them\n", kinds.join(", ")))
     }
+}
+
+/// A size as `--local` takes it, with an eighth to spare, in whole MiB.
+fn size_text(bytes: u64) -> String {
+    format!("{}M", (bytes + bytes / 8).div_ceil(1 << 20))
 }
 
 #[cfg(test)]

@@ -78,6 +78,11 @@ impl Governed for MemoryGroup {
         MemoryGroup::usage(self)
     }
 
+    fn let_kernel_kill(&self) {
+        // One that is gone has nobody to kill.
+        let _ = self.wait_instead_of_kill(false);
+    }
+
     fn set_limit(&self, limit_bytes: Option<u64>) -> std::io::Result<()> {
         MemoryGroup::set_limit(self, limit_bytes)
     }
@@ -101,6 +106,7 @@ impl Run {
         }
         let group = MemoryGroup::create(&self.hierarchy, &self.plan.group_name())
             .map_err(|error| Failure::during("making a memory group", error))?;
+        group.wait_instead_of_kill(true).map_err(|error| Failure::during("setting the memory group up", error))?;
         self.group = Some(group);
         interruption.check()
     }

@@ -15,6 +15,7 @@ use crate::budget::Budget;
 use crate::cgroup::usage::GroupUsage;
 use crate::interruption::Interruption;
 use crate::limits;
+use crate::machine::memory::Memory;
 use crate::registry::Entry;
 use crate::status_socket::{Answer, Question, StatusServer};
 
@@ -36,6 +37,9 @@ pub(crate) trait Governed: Sync {
         Duration::ZERO
     }
 
+    /// From now on the kernel may kill a process that finds no memory.
+    fn let_kernel_kill(&self) {}
+
     /// What else there is to say; null if nobody else says it.
     fn report(&self) -> Value {
         Value::Null
@@ -53,6 +57,8 @@ pub(crate) struct RunReport {
     pub(crate) limit_bytes: Option<u64>,
     /// The largest limit so far.
     pub(crate) limit_bytes_max: Option<u64>,
+    /// The most that the limit stood beyond the budget because nothing of the group could leave.
+    pub(crate) relief_bytes_max: u64,
     /// What the program's memory group holds.
     pub(crate) usage: GroupUsage,
     /// Local plus lent, without cached files.
@@ -135,12 +141,21 @@ fn wait_for_left_behind(
 /// One look at the group; gives when to look again.
 fn adjust(governed: &dyn Governed, budget: &mut Budget, report: &Mutex<RunReport>) -> Duration {
     let Ok(usage) = governed.usage() else { return limits::BUDGET_INTERVAL };
-    if let Some(limit_bytes) = budget.observe(&usage) {
+    if usage.is_stalled && is_machine_short() {
+        governed.let_kernel_kill();
+    } else if let Some(limit_bytes) = budget.observe(&usage) {
         // Refused only for a moment, and tried again then.
         let _ = governed.set_limit(Some(limit_bytes));
     }
-    report.lock().expect("no holder panics").take(usage, budget.limit_bytes());
+    let mut report = report.lock().expect("no holder panics");
+    report.take(usage, budget.limit_bytes());
+    report.relief_bytes_max = report.relief_bytes_max.max(budget.relief_bytes());
     budget.interval(&usage).max(governed.interval_min())
+}
+
+/// Whether the machine has nothing to give to a group that cannot go on.
+fn is_machine_short() -> bool {
+    Memory::read().is_ok_and(|memory| memory.available_bytes < limits::RELIEF_RESERVE_BYTES)
 }
 
 fn answer(server: &StatusServer, governed: &dyn Governed, report: &Mutex<RunReport>, ended: &AtomicBool) {

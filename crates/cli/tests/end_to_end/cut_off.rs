@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate};
+use spillway_fabric::key::ClusterKey;
 
 use crate::stage::Stage;
 use crate::support::{Running, UNTIL_TOLD, is_root, run, skip, soak_seconds};
@@ -72,6 +73,13 @@ impl Drop for Namespace {
         // Removing the namespace removes the cable; a test that failed half-way may have neither.
         let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
     }
+}
+
+/// A cluster key for the donors of a test.
+fn new_key(stage: &Stage) -> PathBuf {
+    let key = stage.disk().join("key");
+    ClusterKey::load_or_create(&key).expect("a key can be made");
+    key
 }
 
 /// What starts a donor that listens there.
@@ -146,7 +154,7 @@ fn pull_the_cable_of_the_only_donor(verifier_arguments: &[&str]) {
     let Some(stage) = Stage::set(&["gcc", "ip"]) else { return };
     let Some(namespace) = Namespace::new() else { return };
     let verifier = stage.compile("verifier", &[]);
-    let key = stage.disk().join("key");
+    let key = new_key(&stage);
     let donor = start_inside(&stage, &namespace, &key);
     let backing = stage.disk().join("backing");
     let options = options(&key, &["--redundancy", "disk", "--backing", backing.to_str().unwrap()]);
@@ -180,7 +188,7 @@ fn pull_the_cable_of_one_of_two_donors(verifier_arguments: &[&str]) {
     let Some(stage) = Stage::set(&["gcc", "ip"]) else { return };
     let Some(namespace) = Namespace::new() else { return };
     let verifier = stage.compile("verifier", &[]);
-    let key = stage.disk().join("key");
+    let key = new_key(&stage);
     let inside = start_inside(&stage, &namespace, &key);
     let (here, address) = start_here(&stage, &key);
     let options = options(&key, &["--donor", &address, "--redundancy", "replicas=2"]);

@@ -5,6 +5,7 @@
 //!
 //! - [`programs`]: exact output at 50 and 25 % for programs of every kind; [`java`]: for collectors; [`servers`]: for servers with clients; [`shares`]: that they had so much and no more.
 //! - [`peculiarities`]: what the kernel does with memory on the side, and all of it at random; [`dumps`]: core dumps.
+//! - [`unmovable`]: memory that cannot leave.
 //! - [`manners`]: exit status, signals and terminal; [`killed_runs`]: what a killed run leaves; [`left_behind`]: what a killed program leaves.
 //! - [`plain_device`]: file systems and fio on a plain device; [`machine_swap`]: `swap on` and `off`.
 //! - [`network_disk`]: a device that NBD clients use.
@@ -40,3 +41,4 @@ mod servers;
 mod shares;
 mod stage;
 mod stress;
+mod unmovable;

@@ -93,7 +93,7 @@ static inline void press(char *memory, size_t pages) {
     check(memory, pages, 1, "pressure");
 }
 
-enum { PRESSES_MAX = 1000 };
+enum { PRESSES_MAX = 1000, COLD_AFTER = 20 };
 
 /* Whether this run is paged by the pager, which keeps a few pages local on purpose. */
 static inline int is_paged_by_pager(void) {
@@ -106,6 +106,8 @@ static inline void press_out(char *memory, size_t pages, const char *target, siz
     int pagemap = open_pagemap();
     size_t present = count;
     for (int presses = 0; present > 0 && presses < PRESSES_MAX; presses++) {
+        /* What the kernel took for active once stays so while there are inactive pages enough, which a loop always brings; so it is told. */
+        if (presses >= COLD_AFTER) madvise((void *)target, count * PAGE, MADV_COLD);
         press(memory, pages);
         present = 0;
         for (size_t i = 0; i < count; i++) present += is_present(pagemap, (uintptr_t)target + i * PAGE);
