@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::process::Pid;
 use serde::Deserialize;
 use serde_json::Value;
+use spillway_fabric::key::ClusterKey;
 
 use super::cleanup::Cleanup;
 use super::interrupt::Interrupt;
@@ -246,7 +247,10 @@ impl Spillway {
                 "the spillway binary is not beside this one; build it, or name it with --spillway".to_owned(),
             )
         })?;
-        Ok(Self { binary, directory: directory.to_owned() })
+        let all = Self { binary, directory: directory.to_owned() };
+        // Donors make none of that name.
+        ClusterKey::load_or_create(&all.key()).map_err(|error| HarnessError::Missing(error.to_string()))?;
+        Ok(all)
     }
 
     /// Its program.

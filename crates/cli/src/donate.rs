@@ -126,7 +126,7 @@ fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfi
     let lendable = available_bytes.saturating_sub(headroom_bytes);
     for (option, size) in [("--memory", arguments.memory), ("--headroom", arguments.headroom)] {
         if let Some(size) = size.filter(|size| size.bytes > total_bytes) {
-            return Err(Failure::Usage(format!(
+            return Err(Failure::Failed(format!(
                 "{option} {} is more than this machine has, {}; at most {} can be lent now",
                 human(size.bytes),
                 human(total_bytes),

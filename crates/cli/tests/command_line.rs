@@ -58,7 +58,8 @@ fn nonsense_is_a_usage_error_with_an_example() {
     assert_fails(&["run", "--keep-awake", "always", "--", "true"], 2, &["bursts or never"]);
     assert_fails(&["run"], 2, &["Usage"]);
     assert_fails(&["device", "on", "--size", "-1", "--donor", "a:1"], 2, &["--size"]);
-    assert_fails(&["device", "on", "--size", "1K", "--donor", "a:1"], 2, &["16 MiB"]);
+    assert_fails(&["device", "on", "--size", "8K", "--donor", "a:1"], 2, &["16 MiB"]);
+    assert_fails(&["run", "--local", "1", "--", "true"], 2, &["1M or 1G"]);
     assert_fails(&["swap", "sideways"], 2, &["sideways"]);
     assert_fails(&["donate", "--listen", "nowhere", "--key", "none"], 2, &["HOST:PORT"]);
 }
@@ -254,7 +255,9 @@ fn backing_files_that_cannot_work_are_refused() {
 
 #[test]
 fn too_little_memory_is_told_in_numbers() {
-    assert_fails(&["donate", "--key", "none", "--headroom", "1000T"], 1, &["too little memory to lend"]);
+    for option in ["--headroom", "--memory"] {
+        assert_fails(&["donate", "--key", "none", option, "1000T"], 1, &["more than this machine has", option]);
+    }
     if is_root() {
         assert_fails(&["run", "--lend", "1T", "--", "true"], 1, &["to lend", "--lend"]);
     }
@@ -270,6 +273,26 @@ fn an_agents_configuration_is_checked() {
     assert_fails(&["agent", "--config", path], 1, &["memmory"]);
     std::fs::write(&file, "[donor]\nmemory = \"1G\"\n").unwrap();
     assert!(mistake(&["agent", "--config", path, "--check"]).status.success());
+}
+
+/// A typing error must not become a cluster of its own, and a key in the wrong place is a secret.
+#[test]
+fn key_files_that_are_named_must_exist_and_are_not_repeated() {
+    let directory = disk_directory();
+    let missing = directory.path().join("missing.key");
+    let donate = ["donate", "--listen", "127.0.0.1:0", "--memory", "64M", "--headroom", "1M", "--key"];
+    let named = [&donate[..], &[missing.to_str().unwrap()]].concat();
+    assert_fails(&named, 1, &["missing.key", "copy it from another machine"]);
+    assert!(!missing.exists(), "none is made");
+    let secret = "0123456789abcdef".repeat(4);
+    let configuration = directory.path().join("cluster.key");
+    std::fs::write(&configuration, &secret).unwrap();
+    let agent = ["agent", "--check", "--config", configuration.to_str().unwrap()];
+    let given = [&donate[..], &[secret.as_str()]].concat();
+    for (arguments, expected) in [(given, "path of a key file"), (agent.to_vec(), "line 1, column")] {
+        let said = mistake(&arguments);
+        assert!(said.errors.contains(expected) && !said.errors.contains("0123456789"), "{}", said.errors);
+    }
 }
 
 #[test]

@@ -61,7 +61,8 @@ fn serve_connection(shared: &Shared, stream: OwnedFd, peer: &Peer) {
             Ok(()) => {}
             Err(end @ (SessionEnd::Goodbye(_) | SessionEnd::Stopping)) => tracing::info!("{peer} left: {end}"),
             Err(end @ (SessionEnd::Handshake(_) | SessionEnd::Rejected(_))) => refuse(shared, peer, &end),
-            Err(end) => shared.complain(&format!("{peer} is gone: {end}")),
+            // It has the cluster's key, so its end is no stranger's doing.
+            Err(end) => tracing::warn!("{peer} is gone: {end}"),
         },
         Role::Data => serve_data(shared, opening, peer, &place),
     }

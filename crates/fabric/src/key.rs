@@ -97,7 +97,8 @@ impl ClusterKey {
 
     /// The key in `path`.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
-        if decode_hexadecimal(path.as_os_str().as_encoded_bytes()).is_some() {
+        // Also where it was taken for a path below the current directory.
+        if path.file_name().is_some_and(|name| decode_hexadecimal(name.as_encoded_bytes()).is_some()) {
             return Err(KeyError::Secret);
         }
         let io_error = |source: io::Error| match source.kind() {
@@ -277,7 +278,8 @@ mod tests {
     #[test]
     fn a_key_in_place_of_a_path_is_not_repeated() {
         let key = "5e".repeat(KEY_BYTES);
-        for result in [ClusterKey::load(Path::new(&key)), ClusterKey::load_or_create(Path::new(&key))] {
+        let below = Path::new("/tmp").join(&key);
+        for result in [ClusterKey::load(Path::new(&key)), ClusterKey::load_or_create(&below)] {
             let error = result.unwrap_err();
             assert!(matches!(error, KeyError::Secret) && !error.to_string().contains("5e5e"));
         }

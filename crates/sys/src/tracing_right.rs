@@ -28,7 +28,8 @@ static KEEPER: OnceLock<Mutex<OwnedFd>> = OnceLock::new();
 const REQUEST_BYTES: usize = 8;
 const ANSWER_BYTES: usize = 16;
 
-/// Gives `CAP_SYS_PTRACE` up for this process. With `is_needed`, a process beside it keeps the capability for [`agree`]. To be called before
+/// Gives `CAP_SYS_PTRACE` up for this process. With `is_needed`, a process beside it keeps the capability for
+/// [`Userfaultfd::agree`]. To be called before
 /// there are threads. Nothing happens in a process of root, or without the capability.
 pub fn give_up(is_needed: bool) -> io::Result<()> {
     let own = capabilities(None)?;

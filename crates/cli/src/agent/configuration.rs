@@ -44,12 +44,12 @@ pub(crate) enum ConfigurationError {
         why: String,
     },
     /// The files together make no sense.
-    #[error("in {paths}: {source}")]
+    #[error("in {paths}: {why}")]
     Invalid {
         /// The files.
         paths: String,
         /// What is wrong.
-        source: Box<toml::de::Error>,
+        why: String,
     },
     /// Neither role is named.
     #[error("{0} names no role; write a table [donor], [borrower] or both")]
@@ -177,9 +177,9 @@ impl Configuration {
         }
         let paths: Vec<String> = files.iter().map(|(path, _)| path.display().to_string()).collect();
         let paths = paths.join(", ");
-        let configuration: Self = toml::Value::Table(together)
-            .try_into()
-            .map_err(|source| ConfigurationError::Invalid { paths: paths.clone(), source: Box::new(source) })?;
+        let configuration: Self = toml::Value::Table(together).try_into().map_err(|source| {
+            ConfigurationError::Invalid { paths: paths.clone(), why: without_keys(source.message()) }
+        })?;
         if configuration.donor.is_none() && configuration.borrower.is_none() {
             return Err(ConfigurationError::NoRole(paths));
         }
@@ -199,6 +199,22 @@ fn without_quotes(message: &str) -> String {
     let parts = message.split('`').enumerate();
     // The signs that it expects are no secrets.
     parts.map(|(index, part)| if index % 2 == 0 || part.chars().count() <= 2 { part } else { "..." }).collect()
+}
+
+/// A parser's words, without what may be a key: it names fields and values that it does not know.
+fn without_keys(message: &str) -> String {
+    /// Half a key is a secret, too.
+    const DIGITS_MIN: usize = 32;
+    let (mut said, mut rest) = (String::new(), message);
+    while let Some(start) = rest.find(|character: char| character.is_ascii_hexdigit()) {
+        let (before, from) = rest.split_at(start);
+        let end = from.find(|character: char| !character.is_ascii_hexdigit()).unwrap_or(from.len());
+        let (digits, after) = from.split_at(end);
+        said.push_str(before);
+        said.push_str(if digits.len() < DIGITS_MIN { digits } else { "..." });
+        rest = after;
+    }
+    said + rest
 }
 
 fn drop_ins(directory: &Path) -> Vec<PathBuf> {
@@ -250,6 +266,10 @@ mod tests {
             let error = parse(&["[donor]\n", &text]).unwrap_err();
             assert!(!error.contains("0123456789"), "{error}");
             assert!(error.contains("1.toml: line ") && error.contains("column "), "{error}");
+        }
+        for text in [format!("[donor]\n{secret} = 1\n"), format!("[donor]\nmemory = \"{secret}\"\n")] {
+            let error = parse(&[&text]).unwrap_err();
+            assert!(!error.contains("0123456789"), "{error}");
         }
     }
 

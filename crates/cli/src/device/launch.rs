@@ -4,7 +4,7 @@
 //! with it; so nothing stays half attached. The answer comes as one JSON line on the process's standard output.
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -199,7 +199,10 @@ impl Failure {
 
 /// The log of a process of ours, which tells of donors and programs, so that it is for its user only.
 pub(crate) fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
-    std::fs::File::options().create(true).append(true).mode(0o600).open(path)
+    let log = std::fs::File::options().create(true).append(true).mode(0o600).open(path)?;
+    // One that an older version made.
+    log.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+    Ok(log)
 }
 
 fn spawn(launched: &LaunchedDevice, log_path: &Path) -> std::io::Result<Child> {

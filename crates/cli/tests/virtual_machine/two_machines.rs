@@ -26,11 +26,11 @@ on_front_end!(
 fn a_machine_pages_to_another_through_cut_cables_and_a_killed_donor(front_end: FrontEnd) {
     let machines = Guest::boot_pair(builder(front_end, 256), builder(front_end, 640));
     let Some([borrower, lender]) = machines else { return };
-    let key = borrower.share().join("key");
     let address = format!("{}:7070", ADDRESSES[1]);
+    let key = lender.share().join("key");
+    spillway_fabric::key::ClusterKey::load_or_create(&key).expect("a key can be made");
+    std::fs::copy(&key, borrower.share().join("key")).expect("it is copied with its mode");
     let donor = lender.donor("d0", "448M", &address, "/share/key");
-    std::fs::copy(lender.share().join("key"), &key).expect("the donor made the key");
-    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     borrower.said(&format!(
         "spillway swap on --frontend {} --size 512M {SLABS} --redundancy disk --backing /disk/backing --key /share/key \
          --donor {address}",

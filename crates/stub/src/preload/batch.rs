@@ -191,7 +191,8 @@ fn is_eviction(entry: &Entry) -> bool {
 /// Whether the kernel may have moved the page without saying so, if it stopped at this one or before: it looks at a page's place before it says
 /// anything else.
 fn is_in_doubt(entry: &Entry) -> bool {
-    let is_known = matches!(entry.result.load(Relaxed), outcome::DONE | outcome::ZERO | outcome::ABSENT | outcome::BUSY);
+    let is_known =
+        matches!(entry.result.load(Relaxed), outcome::DONE | outcome::ZERO | outcome::ABSENT | outcome::BUSY);
     is_eviction(entry) && !is_known
 }
 

@@ -2,7 +2,7 @@
 //!
 //! It lives in other people's programs, so it brings nothing and touches nothing: no standard library, no libc, no symbols to
 //! see or to bind, no thread-local storage, no variables, no descriptor that stays open, and no memory from the program's
-//! allocator. Everything it knows later stands in the arena. Without the environment variable of
+//! allocator. Everything it knows later stands in a page of its own, in the head and in its seat. Without the environment variable of
 //! [`protocol::ADDRESS_VARIABLE`] it does nothing at all.
 //!
 //! - [`start`]: what runs before the program's first instruction.

@@ -1,4 +1,4 @@
-//! What the pager and the stub in its programs agree on: the arena's layout, batches, and the greeting over the socket.
+//! What the pager and the stub in its programs agree on: the layout of the head and of seats, batches, and the greeting over the socket.
 //!
 //! The stub is built without the standard library, so this file uses `core` only; both sides compile the same file. They are
 //! always of one build, and the magic and version in every message say so.
