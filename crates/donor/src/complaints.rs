@@ -1,6 +1,6 @@
-//! What strangers can make a donor write into its log: anybody can connect as often as he likes, so that is said now and then, and summed up.
+//! What strangers can make a donor write into its log. A stranger can connect as often as it likes, so the log has a line now and then, with a sum.
 //!
-//! No clock of its own: whoever complains says when.
+//! No clock of its own: the caller passes the time.
 
 use std::time::Instant;
 

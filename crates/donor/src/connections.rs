@@ -77,8 +77,8 @@ pub struct Place<'connections> {
 }
 
 impl Connections {
-    /// Waits until there is room for one more connection that has proven nothing, those counted that give way to it and did not leave yet. False at the
-    /// deadline. Whoever has room enters, or [gives it up](Connections::give_up_room).
+    /// Waits until there is room for one more connection that has proven nothing, connections that gave way and did not leave yet included. False at the
+    /// deadline. The caller then enters, or [gives the room up](Connections::give_up_room).
     pub fn await_room(&self, deadline: Instant) -> bool {
         let mut open = self.lock();
         loop {
@@ -98,7 +98,7 @@ impl Connections {
         }
     }
 
-    /// Nobody comes who was waited for.
+    /// The connection that has room does not enter.
     pub fn give_up_room(&self) {
         let mut open = self.lock();
         open.coming = open.coming.saturating_sub(1);
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(peers[0].read(&mut end).unwrap(), 0, "the oldest was ended");
         places.remove(0);
         assert!(connections.await_room(soon()), "it left");
-        assert!(!connections.await_room(soon()), "the room is for whoever was told so");
+        assert!(!connections.await_room(soon()), "the room is taken");
         connections.give_up_room();
         assert!(connections.await_room(soon()));
     }

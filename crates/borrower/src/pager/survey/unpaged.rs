@@ -103,20 +103,25 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").env_clear().spawn().unwrap();
         let number = child.id();
         assert!(descendants(std::process::id()).contains(&number));
-        // Its name and variables are those of the program once it has become that.
+        // Its variables are there once it has become the program.
         let deadline = Instant::now() + std::time::Duration::from_secs(60);
-        while memory_of(number).is_none_or(|(name, _)| name != "sleep") {
-            assert!(Instant::now() < deadline, "it does not start");
-            std::thread::yield_now();
-        }
-        assert!(cause(number, "x#1").is_some_and(|cause| cause.contains("environment of its own")));
+        let wait_until = |is_so: &dyn Fn() -> bool| {
+            while !is_so() {
+                assert!(Instant::now() < deadline, "it does not start");
+                std::thread::yield_now();
+            }
+        };
+        wait_until(&|| memory_of(number).is_some_and(|(name, _)| name == "sleep"));
+        wait_until(&|| cause(number, "x#1").is_some_and(|cause| cause.contains("environment of its own")));
         child.kill().unwrap();
         child.wait().unwrap();
         let mut other = std::process::Command::new("sleep").arg("60").env("SPILLWAY_PAGER", "y#1").spawn().unwrap();
-        assert_eq!(cause(other.id(), "x#1"), None, "another pager's");
-        let why = cause(other.id(), "y#1");
+        // Another pager's.
+        wait_until(&|| cause(other.id(), "x#1").is_none());
+        wait_until(&|| {
+            cause(other.id(), "y#1").is_some_and(|why| why.contains("LD_PRELOAD") || why.contains("library"))
+        });
         other.kill().unwrap();
         other.wait().unwrap();
-        assert!(why.is_some_and(|why| why.contains("LD_PRELOAD") || why.contains("library")), "{why:?}");
     }
 }
