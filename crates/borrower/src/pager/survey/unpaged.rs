@@ -32,8 +32,13 @@ impl Survey {
             if self.unpaged.told.contains(&process) || self.is_met(process) {
                 continue;
             }
-            let Some((name, bytes)) = memory_of(process).filter(|(_, bytes)| *bytes > most) else { continue };
-            if let Some(cause) = cause(process, &self.run.variable) {
+            let much_memory = || memory_of(process).filter(|(_, bytes)| *bytes > most);
+            if much_memory().is_none() {
+                continue;
+            }
+            let Some(cause) = cause(process, &self.run.variable) else { continue };
+            // One that executed another program meanwhile, or ended, had the memory before and the environment after that.
+            if let Some((name, bytes)) = much_memory() {
                 self.unpaged.told.insert(process);
                 self.shared.fail(format!(
                     "process {process} ({name}) is not paged and has {} MiB beside the budget so far: {cause}; --via swap takes every program",
@@ -73,7 +78,7 @@ fn memory_of(process: u32) -> Option<(String, u64)> {
 /// Why a process is not paged that was not met; none for one that is another pager's, or of which nothing can be known.
 fn cause(process: u32, variable: &str) -> Option<&'static str> {
     let environment = fs::read(format!("/proc/{process}/environ")).ok()?;
-    let maps = fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
+    let maps = fs::read_to_string(format!("/proc/{process}/maps")).ok().filter(|maps| !maps.is_empty())?;
     let has = |name: &str| {
         let mut variables = environment.split(|byte| *byte == 0);
         variables.find_map(|one| one.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec))
