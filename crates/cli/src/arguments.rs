@@ -308,6 +308,12 @@ pub(crate) struct BecomeArguments {
     /// The program's limit of open files
     #[arg(long)]
     pub(crate) open_files_max: Option<u64>,
+    /// Socket at which to hand over what tells of the program's system calls
+    #[arg(long)]
+    pub(crate) tells_calls: Option<PathBuf>,
+    /// Of forks, too
+    #[arg(long)]
+    pub(crate) tells_forks: bool,
     /// The program's file
     #[arg(long)]
     pub(crate) file: PathBuf,

@@ -17,7 +17,7 @@ use rustix::net::{
 };
 
 #[cfg(target_arch = "x86_64")]
-use spillway_sys::fork_notices::Probe;
+use spillway_sys::call_notices::Probe;
 
 use crate::protocol::{
     ADDRESS_BYTES_MAX, Hello, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, NOTES_SUFFIX, PROBE_FLAGS, PROBE_STACK, Ready,

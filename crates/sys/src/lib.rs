@@ -20,9 +20,9 @@
 //! - [`process_stat`], [`threads`], [`machine_memory`]: what `/proc` tells of processes and of the machine.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
-//! - [`taken_descriptor`]: a copy of another process's descriptor. [`tracing_right`]: `CAP_SYS_PTRACE` for one call only.
+//! - [`taken_descriptor`]: a copy of another process's descriptor; [`passed_descriptor`]: one that a message brings. [`tracing_right`]: `CAP_SYS_PTRACE` for one call only.
 //! - [`whereabouts`], [`moves_under_way`]: system calls, and moves of memory, that other processes' threads wait in the middle of.
-//! - [`fork_notices`]: forks of other processes that wait to be allowed.
+//! - [`call_filter`], [`call_notices`]: system calls of other processes that wait to be allowed.
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.
 //! - [`skipping`]: tests that cannot run here say so.
@@ -30,12 +30,14 @@
 
 pub mod allocation_guard;
 pub mod atomic_words;
+#[cfg(target_arch = "x86_64")]
+pub mod call_filter;
+#[cfg(target_arch = "x86_64")]
+pub mod call_notices;
 pub mod child;
 pub mod cpu_latency;
 pub mod epoll;
 pub mod event;
-#[cfg(target_arch = "x86_64")]
-pub mod fork_notices;
 pub mod fuse;
 pub mod guardian;
 pub mod io_ring;
@@ -49,6 +51,7 @@ pub mod moves_under_way;
 pub mod nbd;
 pub mod pagemap;
 pub mod paging_safety;
+pub mod passed_descriptor;
 pub mod process;
 pub mod process_memory;
 pub mod process_stat;

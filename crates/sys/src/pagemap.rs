@@ -28,6 +28,8 @@ impl Categories {
     pub const ZERO: Self = Self(1 << 5);
     /// Part of a huge page.
     pub const HUGE: Self = Self(1 << 6);
+    /// A guard page (Linux 6.15; the kernel refuses to look for them before that).
+    pub const GUARD: Self = Self(1 << 8);
 
     /// Whether all of `other` are in this set.
     pub const fn contains(self, other: Self) -> bool {

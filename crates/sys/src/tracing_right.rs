@@ -8,17 +8,14 @@
 //!
 //! A process of root keeps what it has: whoever can change it is root already.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use rustix::net::{
-    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
+use crate::passed_descriptor::{receive, send};
 use crate::userfaultfd::{Features, Userfaultfd};
 
 /// The socket to the process that keeps the capability.
@@ -142,31 +139,6 @@ fn ask(socket: BorrowedFd<'_>, userfaultfd: BorrowedFd<'_>, wanted: Features) ->
         Ok(number) => Err(io::Error::from_raw_os_error(number)),
         Err(_) => Err(io::ErrorKind::InvalidData.into()),
     }
-}
-
-fn send(socket: BorrowedFd<'_>, bytes: &[u8], passed: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !passed.as_slice().is_empty() {
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(passed.as_slice())), "the space holds one descriptor");
-    }
-    net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
-    Ok(())
-}
-
-fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let message = rustix::io::retry_on_intr(|| {
-        net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
-    })?;
-    let mut passed = None;
-    for part in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(descriptors) = part {
-            descriptors.for_each(|descriptor| passed = Some(descriptor));
-        }
-    }
-    Ok((message.bytes, passed))
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub struct PagerConfig {
     /// How long to wait at the start for the first donor.
     pub donor_wait: Duration,
     /// Whether the kernel tells of forks, as it does with `CAP_SYS_PTRACE`. If not, programs ask before each, and wait until all of
-    /// their pages are back ([`spillway_sys::fork_notices`]).
+    /// their pages are back ([`spillway_sys::call_notices`]).
     pub programs_fork: bool,
     /// Threads that answer faults, from 1 on; [`super::limits::fault_threads`] if `None`.
     pub fault_threads: Option<usize>,

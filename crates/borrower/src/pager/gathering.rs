@@ -9,6 +9,7 @@
 //!
 //! No I/O here: time and the room for a process are told.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -44,6 +45,7 @@ pub struct Gathering {
 /// One program of a gathering.
 struct Part {
     tenant: Arc<Tenant>,
+    range: Range<u64>,
     /// Pages of it that nobody could read, before.
     unread_before: u64,
     /// Pages that were away at the last look at all, and were not asked for yet.
@@ -55,9 +57,9 @@ struct Part {
 }
 
 impl Gathering {
-    /// Holds `tenants` from now on.
-    pub fn begin(shared: &Arc<Shared>, tenants: Vec<Arc<Tenant>>, now: Instant) -> Self {
-        let parts = tenants.into_iter().map(|tenant| Part::begin(tenant, now)).collect();
+    /// Holds `tenants` from now on, and brings back what they have in `range`.
+    pub fn begin(shared: &Arc<Shared>, tenants: Vec<Arc<Tenant>>, range: &Range<u64>, now: Instant) -> Self {
+        let parts = tenants.into_iter().map(|tenant| Part::begin(tenant, range, now)).collect();
         Self {
             shared: Arc::clone(shared),
             claim: shared.claims.name(),
@@ -123,6 +125,11 @@ impl Gathering {
         Gathered::Never("neither the machine nor its memory cgroups have memory left for all of its pages".to_owned())
     }
 
+    /// Whose pages they are.
+    pub fn tenants(&self) -> impl Iterator<Item = &Arc<Tenant>> {
+        self.parts.iter().map(|part| &part.tenant)
+    }
+
     /// The programs fork from now on: their pages may be shared (rule 2).
     pub fn share(&self) {
         for part in &self.parts {
@@ -141,10 +148,11 @@ impl Drop for Gathering {
 }
 
 impl Part {
-    fn begin(tenant: Arc<Tenant>, now: Instant) -> Self {
+    fn begin(tenant: Arc<Tenant>, range: &Range<u64>, now: Instant) -> Self {
         tenant.hold();
         let unread_before = tenant.unread.load(Ordering::SeqCst);
-        Self { tenant, unread_before, missing: Vec::new(), asked: Vec::new(), asked_at: now, progress_at: now }
+        let range = range.clone();
+        Self { tenant, range, unread_before, missing: Vec::new(), asked: Vec::new(), asked_at: now, progress_at: now }
     }
 
     /// Pages that are not known to be there.
@@ -159,7 +167,7 @@ impl Part {
             return true;
         }
         let table = self.tenant.lock();
-        self.missing = table.space.away();
+        self.missing = table.space.away(&self.range);
         !table.batch
     }
 
@@ -184,7 +192,7 @@ impl Part {
             return self.wait(shared, now);
         }
         if self.missing.is_empty() {
-            self.missing = table.space.away();
+            self.missing = table.space.away(&self.range);
         }
         drop(table);
         if self.missing.is_empty() {
@@ -219,3 +227,6 @@ impl Part {
         self.asked_at = now;
     }
 }
+
+/// All that a program can have.
+pub const ALL: Range<u64> = 0..u64::MAX;

@@ -208,6 +208,12 @@ pub const REGISTER_REST_TIMES: u32 = 9;
 /// How often memory that is not paged is looked for: what is told is for the user, who reads no faster.
 pub const SHARING_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// A call that was allowed is looked at for so long at every look, to see that it is over; after that when there is a look anyway.
+pub const CALL_PATIENCE: Duration = Duration::from_millis(50);
+
+/// A move of mappings that cannot be seen to be over is taken for that: the kernel needs a microsecond a page table. Were it not over, it would fail.
+pub const MOVE_PATIENCE: Duration = Duration::from_secs(1);
+
 /// How often programs are looked for that never said hello: those that live for less are over before their memory hurts.
 pub const UNPAGED_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 

@@ -45,6 +45,7 @@ mod waiting;
 use std::ffi::OsString;
 use std::fs::Permissions;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -249,6 +250,13 @@ impl Pager {
             ("SPILLWAY_PAGER".into(), self.config.variable()),
             ("LD_PRELOAD".into(), self.config.preload.clone().into_os_string()),
         ]
+    }
+
+    /// Hears of the calls of programs by this descriptor ([`spillway_sys::call_filter`]) from now on; `has_forks`: of forks, too. To be called before
+    /// there is a program.
+    pub fn take_call_notices(&self, listener: OwnedFd, has_forks: bool) {
+        shared::lock(&self.shared.call_notices).push((listener, has_forks));
+        self.shared.survey.signal();
     }
 
     /// Changes the local memory for all programs together.

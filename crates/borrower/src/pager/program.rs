@@ -59,6 +59,9 @@ pub trait ProgramMemory: Send + Sync {
     /// Asks for faults in `range`.
     fn register(&self, range: Range<u64>) -> Result<(), PageError>;
 
+    /// Asks for none any more, and wakes whoever waits. All of it must be registered.
+    fn unregister(&self, range: Range<u64>) -> Result<(), PageError>;
+
     /// Asks for faults in `range` or for none any more, which parts the mapping that it is in, or joins it again, in its process's maps. Of memory that all programs
     /// share, which is never missing.
     fn mark(&self, range: Range<u64>, is_set: bool) -> Result<(), PageError>;
@@ -174,6 +177,10 @@ impl ProgramMemory for Userfaultfd {
 
     fn register(&self, range: Range<u64>) -> Result<(), PageError> {
         self.register(range, RegisterMode::MISSING | RegisterMode::WRITE_PROTECT)
+    }
+
+    fn unregister(&self, range: Range<u64>) -> Result<(), PageError> {
+        self.unregister(range)
     }
 
     fn mark(&self, range: Range<u64>, is_set: bool) -> Result<(), PageError> {

@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::yield_now;
@@ -354,6 +355,8 @@ pub struct Shared {
     next_space: AtomicU32,
     /// Pages that are to come back without a fault.
     wanted: Mutex<Vec<Wanted>>,
+    /// Descriptors that tell of programs' calls, for the survey; whether of forks, too.
+    pub call_notices: Mutex<Vec<(OwnedFd, bool)>>,
 }
 
 impl Shared {
@@ -377,6 +380,7 @@ impl Shared {
             failures: Mutex::default(),
             next_space: AtomicU32::new(0),
             wanted: Mutex::default(),
+            call_notices: Mutex::default(),
         })
     }
 

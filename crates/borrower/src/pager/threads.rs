@@ -280,7 +280,8 @@ pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
         let patience = looks_at.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
         let mut waits = vec![PollFd::new(&shared.survey, PollFlags::IN), PollFd::new(survey.guardian(), PollFlags::IN)];
-        waits.extend(survey.fork_listeners().map(|listener| PollFd::from_borrowed_fd(listener, PollFlags::IN)));
+        let listeners = waits.len();
+        waits.extend(survey.call_listeners().map(|listener| PollFd::from_borrowed_fd(listener, PollFlags::IN)));
         let visitors = waits.len();
         waits.extend(survey.visitors().map(|visitor| PollFd::from_borrowed_fd(visitor, PollFlags::IN)));
         let others = waits.len();
@@ -293,9 +294,15 @@ pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
             None | Some(Err(rustix::io::Errno::INTR)) => true,
             Some(Err(error)) => return Err(error.into()),
         };
-        let (is_called, has_notes) = (waits[..others].iter().any(is_ready), waits[others..].iter().any(is_ready));
+        let is_called = waits[..listeners].iter().any(is_ready) || has_visitors;
+        let (has_calls, has_notes) =
+            (waits[listeners..visitors].iter().any(is_ready), waits[others..].iter().any(is_ready));
         if is_called || has_notes && survey.read_notes() {
             looks_at = Instant::now();
+        } else if has_calls {
+            // Their programs wait, and a look at everything takes longer than most of them.
+            let now = Instant::now();
+            looks_at = looks_at.min(now + survey.hear_calls(now));
         }
     }
     Ok(())

@@ -11,6 +11,7 @@
 //! A run that is killed is taken down by the first that notices: its device's process or its donors, the next run, or
 //! `doctor --mend`.
 
+pub(crate) mod calls;
 pub(crate) mod descriptors;
 pub(crate) mod donors;
 pub(crate) mod plan;

@@ -24,6 +24,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 
+use super::calls;
 use super::descriptors::restore_limit;
 use crate::arguments::BecomeArguments;
 use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
@@ -55,6 +56,8 @@ pub(crate) struct Becoming {
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// How many files it may have open, if that differs from what this process may.
     pub(crate) open_files_max: Option<u64>,
+    /// The socket at which it hands over what tells of its calls ([`super::calls`]), and whether forks are among them.
+    pub(crate) tells_calls: Option<(PathBuf, bool)>,
 }
 
 impl Becoming {
@@ -72,6 +75,10 @@ impl Becoming {
         }
         if let Some(count) = self.open_files_max {
             arguments.extend(["--open-files-max".into(), count.to_string().into()]);
+        }
+        if let Some((socket, has_forks)) = &self.tells_calls {
+            arguments.extend(["--tells-calls".into(), socket.clone().into_os_string()]);
+            arguments.extend(has_forks.then(|| "--tells-forks".into()));
         }
         arguments
     }
@@ -259,6 +266,11 @@ pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
     {
         return Failure::during("the program's limit of open files", error);
     }
+    if let Some(socket) = &arguments.tells_calls
+        && let Err(failure) = calls::tell(socket, arguments.tells_forks)
+    {
+        return failure;
+    }
     let Some((name, rest)) = arguments.program.split_first() else { return Failure::usage("no program") };
     let error =
         Command::new(&arguments.file).arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting)).exec();
@@ -304,10 +316,11 @@ mod tests {
             procs_file: Some("/x/procs".into()),
             environment: vec![("A".into(), "b=c d".into())],
             open_files_max: Some(1024),
+            tells_calls: Some(("/x/calls".into(), true)),
         };
         let arguments = becoming.arguments();
         assert_eq!(arguments[..4], ["--procs-file", "/x/procs", "--set", "A=b=c d"]);
-        assert_eq!(arguments[4..], ["--open-files-max", "1024"]);
+        assert_eq!(arguments[4..], ["--open-files-max", "1024", "--tells-calls", "/x/calls", "--tells-forks"]);
         assert_eq!(setting(&arguments[3]), Some((OsStr::new("A"), OsStr::new("b=c d"))));
         assert_eq!(setting(&"nothing".into()), None);
         assert!(Becoming::default().arguments().is_empty());

@@ -12,6 +12,7 @@ use spillway_borrower::pager::limits::BUDGET_BYTES_MIN;
 use spillway_borrower::pager::{Pager, PagerStatus};
 use spillway_sys::userfaultfd::access::Access;
 
+use super::calls::{self, Told};
 use super::descriptors::raise_limit;
 use super::donors::OwnDonors;
 use super::plan::Plan;
@@ -46,7 +47,8 @@ pub(crate) fn run(
     let entry = registry.claim(Kind::Run, &plan.name).map_err(Failure::failed)?;
     let mut budget = Budget::new(arguments.local);
     let donors = OwnDonors::default();
-    let mut run = Run { registry, plan, open_files_max: None, pager: None, donors, down: false, entry };
+    let programs_fork = Access::probe().is_ok_and(|access| access.follows_forks);
+    let mut run = Run { registry, plan, programs_fork, open_files_max: None, pager: None, donors, down: false, entry };
     run.set_up(&budget, interruption)?;
     let outcome = run.run_program(program, arguments, choice, &mut budget, interruption);
     let down = run.take_down();
@@ -58,6 +60,8 @@ pub(crate) fn run(
 struct Run {
     registry: Registry,
     plan: Plan,
+    /// The kernel tells the pager of forks.
+    programs_fork: bool,
     /// The user's limit of open files, where the pager raised its own.
     open_files_max: Option<u64>,
     pager: Option<Paged>,
@@ -78,7 +82,7 @@ impl Run {
         };
         record.write(self.entry.path()).map_err(|error| Failure::during("the run's record", error))?;
         self.donors = OwnDonors::start(&self.plan, interruption)?;
-        let programs_fork = Access::probe().is_ok_and(|access| access.follows_forks);
+        let programs_fork = self.programs_fork;
         let directory = self.registry.make_programs_directory(&self.plan.name).map_err(Failure::failed)?;
         let library = preload::write(&directory, programs_fork)?;
         let config = self.plan.paged(&self.donors, directory, library, programs_fork, initial_bytes(budget)?)?;
@@ -97,12 +101,22 @@ impl Run {
     ) -> Result<Ending, Failure> {
         let paged = self.pager.as_ref().ok_or_else(|| Failure::failed("the run was not set up"))?;
         let start = Instant::now();
+        let calls = calls::Socket::bind(self.entry.path())?;
         let becoming = Becoming {
             procs_file: None,
             environment: environment(paged.pager.environment()),
             open_files_max: self.open_files_max,
+            tells_calls: Some((calls.path().to_path_buf(), !self.programs_fork)),
         };
         let started = Program::start(program, &becoming, interruption)?;
+        match calls.hear(&started)? {
+            Told::Listener(listener, program) => {
+                paged.pager.take_call_notices(listener, !self.programs_fork);
+                program.goes_on()?;
+            }
+            Told::Refused(error) => eprintln!("spillway: {}", calls::without(&error)),
+            Told::Ended => {}
+        }
         let watched = watch::watch(&started, paged, budget, &self.entry, choice, arguments, interruption);
         let ending = started.ending()?;
         let statistics = Statistics::new(&watched, start.elapsed(), ending, paged.told(), arguments);

@@ -5,6 +5,8 @@
 use core::arch::{asm, naked_asm};
 use core::sync::atomic::AtomicU32;
 
+use crate::protocol::UNASKED;
+
 /// A value, or a negative error number.
 pub(crate) type Result = core::result::Result<usize, i32>;
 
@@ -84,14 +86,14 @@ pub(crate) fn complain(text: &[u8]) {
     let _ = unsafe { call(1, [2, text.as_ptr() as usize, text.len(), 0, 0, 0]) };
 }
 
-/// `ioctl(2)`.
+/// `ioctl(2)`; the pager asks nothing about it ([`UNASKED`]).
 ///
 /// # Safety
 ///
 /// `argument` is what `request` demands.
 pub(crate) unsafe fn control(descriptor: i32, request: u32, argument: usize) -> Result {
     // SAFETY: the caller's promise.
-    unsafe { call(16, [descriptor as usize, request as usize, argument, 0, 0, 0]) }
+    unsafe { call(16, [descriptor as usize, request as usize, argument, UNASKED as usize, 0, 0]) }
 }
 
 /// `userfaultfd(2)`.

@@ -50,6 +50,10 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 /// Raised with every change of this file that the other side would notice.
 pub const VERSION: u32 = 4;
 
+/// In the fourth argument of an `ioctl`, of which the kernel takes three: the filter of a run's calls lets `UFFDIO_REGISTER` pass
+/// (`spillway_sys::call_filter::UNASKED`).
+pub const UNASKED: u32 = 0x5350_4c59;
+
 /// Arguments of a `clone` that every kernel refuses (a thread without common signal handlers): by it a program that inherited a filter
 /// finds out whether it is its own pager who is asked about its forks.
 pub const PROBE_FLAGS: u64 = 0x1_0000;

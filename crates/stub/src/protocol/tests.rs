@@ -18,6 +18,11 @@ fn hello() -> Hello {
 }
 
 #[test]
+fn the_filter_lets_these_calls_pass() {
+    assert_eq!(UNASKED, spillway_sys::call_filter::UNASKED);
+}
+
+#[test]
 fn messages_survive_their_journey() {
     assert_eq!(Hello::decode(&hello().encode()), Ok(hello()));
     for (verdict, start_agent) in

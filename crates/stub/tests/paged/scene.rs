@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::process::Command;
 
 use spillway_stub::protocol::outcome;
-use spillway_sys::fork_notices::ForkNotices;
+use spillway_sys::call_notices::CallNotices;
 
 use crate::support::{Conversation, PAGE, Paged, TinyPager, compile};
 
@@ -20,7 +20,7 @@ pub(crate) struct Scene {
     pub(crate) conversation: Conversation,
     pub(crate) paged: Paged,
     pub(crate) memory: u64,
-    pub(crate) notices: Option<ForkNotices>,
+    pub(crate) notices: Option<CallNotices>,
 }
 
 impl Scene {
@@ -45,7 +45,7 @@ impl Scene {
         mut pager: TinyPager,
         pages: u64,
         arguments: &[&str],
-        greet: impl FnOnce(&mut TinyPager) -> (Paged, Option<ForkNotices>),
+        greet: impl FnOnce(&mut TinyPager) -> (Paged, Option<CallNotices>),
     ) -> Self {
         let mut command = Command::new(compile(pager.directory.path()));
         command.arg(pages.to_string()).args(arguments);

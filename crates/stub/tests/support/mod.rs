@@ -16,7 +16,7 @@ use spillway_stub::head::Head;
 use spillway_stub::late_start::{self, ProgramPlaces};
 use spillway_stub::protocol::{AgentState, Hello, HelloKind, Phase, Verdict, Welcome, outcome};
 use spillway_stub::seat::{Seat, Task};
-use spillway_sys::fork_notices::ForkNotices;
+use spillway_sys::call_notices::CallNotices;
 use spillway_sys::mapping::{Mapping, PAGE_SIZE_BYTES};
 use spillway_sys::tracee::TraceError;
 use spillway_sys::userfaultfd::{Fault, Features, Message, PageError, RegisterMode, Userfaultfd, Wake};
@@ -249,14 +249,14 @@ impl TinyPager {
     }
 
     /// Greets the next program as the pager of a user without rights does.
-    pub(crate) fn greet_without_rights(&mut self, start_agent: bool) -> (Paged, ForkNotices) {
+    pub(crate) fn greet_without_rights(&mut self, start_agent: bool) -> (Paged, CallNotices) {
         let (paged, listener) = self.greet_with(Verdict::PageTellingForks, Features::default(), start_agent, None);
         let listener = listener.expect("a program brings a descriptor");
-        (paged, ForkNotices::from_descriptor(listener, self.address.fork_probe()).unwrap())
+        (paged, CallNotices::from_descriptor(listener, self.address.fork_probe()).unwrap())
     }
 
     /// Greets one that a program of such a pager executed.
-    pub(crate) fn greet_inheriting(&mut self, notices: &ForkNotices) -> Paged {
+    pub(crate) fn greet_inheriting(&mut self, notices: &CallNotices) -> Paged {
         let (paged, listener) = self.greet_with(Verdict::PageTellingForks, Features::default(), true, Some(notices));
         assert!(listener.is_none(), "the descriptor is inherited");
         paged
@@ -267,7 +267,7 @@ impl TinyPager {
         verdict: Verdict,
         more: Features,
         start_agent: bool,
-        asked: Option<&ForkNotices>,
+        asked: Option<&CallNotices>,
     ) -> (Paged, Option<OwnedFd>) {
         let visitor = self.visitor();
         let (hello, descriptor) = visitor.hello(far()).unwrap();

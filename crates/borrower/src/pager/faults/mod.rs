@@ -35,6 +35,8 @@ use super::directory::{Coming, SpaceId};
 use super::limits::{FAULT_READS_MAX, ZEROES_AHEAD_MAX};
 use super::shared::{Shared, Table, Tenant};
 use super::space::Answer;
+#[cfg(doc)]
+use super::space::Space;
 use super::space::group::PageState;
 use super::statistics::FaultKind;
 use crate::block::BlockError;
@@ -278,7 +280,9 @@ impl Faults {
             }
             Answer::Zero if tenant.staging().is_some_and(|area| area.contains(&address)) => fill_staging(tenant, page),
             Answer::Zero => {
-                let result = if fault.is_write {
+                // Where there are guards the one call that leaves them alone ([`Space::guard`]).
+                let is_guarded = table.space.is_guarded(address);
+                let result = if fault.is_write && !is_guarded {
                     tenant.memory.copy(address, &self.zeroes, 0, PAGE_SIZE_BYTES, false)
                 } else {
                     tenant.memory.zero(page)

@@ -3,18 +3,18 @@
 use std::sync::atomic::Ordering;
 
 use super::*;
-use crate::pager::gathering::{Gathered, Gathering};
+use crate::pager::gathering::{ALL, Gathered, Gathering};
 
 const PLENTY: u64 = 1 << 40;
 
 impl World {
     fn gathering(&self, program: usize) -> Gathering {
-        Gathering::begin(&self.shared, vec![Arc::clone(&self.programs[program].tenant)], self.now)
+        Gathering::begin(&self.shared, vec![Arc::clone(&self.programs[program].tenant)], &ALL, self.now)
     }
 
     /// Two forks at once, of which the first was granted all the room that there is; and how much that is.
     fn two_with_room_for_one(&self) -> (Gathering, Gathering, u64) {
-        let away = self.programs[0].tenant.lock().space.away().len();
+        let away = self.programs[0].tenant.lock().space.away(&ALL).len();
         let room_bytes = limits::FORK_RESERVE_BYTES + (away * PAGE_SIZE_BYTES) as u64;
         let [mut first, mut second] = [self.gathering(0), self.gathering(0)];
         assert_eq!(first.look(self.now, &|_| room_bytes), Gathered::NotYet);
@@ -136,7 +136,7 @@ fn the_tightest_room_of_whoever_forks_decides() {
 #[test]
 fn a_fork_waits_for_room_that_another_was_granted() {
     let mut world = paged_world();
-    let away = world.programs[0].tenant.lock().space.away().len();
+    let away = world.programs[0].tenant.lock().space.away(&ALL).len();
     let (first, mut second, room_bytes) = world.two_with_room_for_one();
     assert_eq!(world.shared.take_wanted().len(), limits::FORK_PAGES_ASKED_MAX.min(away), "one of them asks for pages");
     // The first ends, and room may come for a while.

@@ -212,6 +212,10 @@ impl ProgramMemory for Simulated {
         Ok(())
     }
 
+    fn unregister(&self, _: Range<u64>) -> Result<(), PageError> {
+        unreachable!("no program here has a userfaultfd of its own")
+    }
+
     fn mark(&self, _: Range<u64>, _: bool) -> Result<(), PageError> {
         unreachable!("the survey does that, which is not simulated")
     }

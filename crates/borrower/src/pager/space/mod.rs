@@ -80,6 +80,8 @@ pub struct Space {
     pub surveyed: Ranges,
     /// A child whose memory nobody has looked through: it has resident pages that have no group.
     unscanned: bool,
+    /// Pages where the program has guards, or may be about to change them ([`Space::guard`]).
+    guarded: Ranges,
     /// What an unscanned child removed: a look may find pages there that are about to go.
     shunned: Ranges,
     /// Addresses of pages that came along for nothing, see [`Space::take_unused`].
@@ -119,6 +121,7 @@ impl Space {
             groups: HashMap::default(),
             registered: Ranges::default(),
             surveyed: Ranges::default(),
+            guarded: Ranges::default(),
             unscanned: false,
             shunned: Ranges::default(),
             unused: Vec::new(),
@@ -173,7 +176,7 @@ impl Space {
         let touched =
             pages(ZEROES_AHEAD_MAX).take_while(|back| address.checked_sub(*back).is_some_and(is_listed)).count();
         let start = address + PAGE;
-        let is_known = |page: u64| self.surveyed.contain(&(page..page + PAGE));
+        let is_known = |page: u64| self.surveyed.contain(&(page..page + PAGE)) && !self.is_guarded(page);
         let ahead =
             pages(touched).map(|forth| address + forth).take_while(|page| was_untouched(*page) && is_known(*page));
         start..start + ahead.count() as u64 * PAGE
@@ -184,15 +187,16 @@ impl Space {
         matches!(self.state(address), PageState::Away(_) | PageState::Coming(_))
     }
 
-    /// All such pages, in order.
-    pub fn away(&self) -> Vec<u64> {
-        let in_group = |(base, group): (&u64, &Group)| {
-            let base = *base;
+    /// All such pages in `range`, in order.
+    pub fn away(&self, range: &Range<u64>) -> Vec<u64> {
+        let in_group = |base: u64| {
+            let group = &self.groups[&base];
             let is_away = |state: &PageState| matches!(state, PageState::Away(_) | PageState::Coming(_));
-            let indexes: Vec<usize> = (0..GROUP_PAGES).filter(|index| is_away(&group.pages[*index])).collect();
-            indexes.into_iter().map(move |index| base + index as u64 * PAGE)
+            let indexes = (0..GROUP_PAGES).filter(move |index| is_away(&group.pages[*index]));
+            indexes.map(move |index| base + index as u64 * PAGE)
         };
-        let mut away: Vec<u64> = self.groups.iter().flat_map(in_group).collect();
+        let mut away: Vec<u64> =
+            self.bases(range).flat_map(in_group).filter(|address| range.contains(address)).collect();
         away.sort_unstable();
         away
     }
@@ -268,7 +272,7 @@ impl Space {
     pub fn filled(&mut self, address: u64, clean: bool, coming: Coming, books: &mut Books) {
         let page = address..address + PAGE;
         if !self.registered.contain(&page) {
-            self.registered.insert(page);
+            self.registered.insert(page.clone());
         }
         let (group, index) = self.group(address, books);
         match group.pages[index] {
@@ -283,6 +287,10 @@ impl Space {
             PageState::Own | PageState::Leaving => group.pages[index] = PageState::Own,
             PageState::Clean(_) => unreachable!("a page that is there is not filled"),
         }
+        if self.guarded.contain(&page) {
+            return;
+        }
+        let (group, index) = self.group(address, books);
         group.list(index, coming, &mut books.directory);
     }
 
@@ -301,7 +309,7 @@ impl Space {
 
     /// A look at the program's memory found the page at `address` resident. A page that is being removed may still be there.
     pub fn found(&mut self, address: u64, books: &mut Books) {
-        if self.shunned.contain(&(address..address + PAGE)) {
+        if self.shunned.contain(&(address..address + PAGE)) || self.is_guarded(address) {
             return;
         }
         let (group, index) = self.group(address, books);
@@ -312,7 +320,7 @@ impl Space {
 
     /// What would leave with the page at `address`; `None` if it may not.
     pub fn victim(&self, address: u64) -> Option<Victim> {
-        if !self.registered.contain(&(address..address + PAGE)) {
+        if !self.registered.contain(&(address..address + PAGE)) || self.is_guarded(address) {
             return None;
         }
         match self.state(address) {
@@ -384,7 +392,7 @@ impl Space {
 
     /// `range` is not mapped any more, or by something else.
     pub fn unmap(&mut self, range: &Range<u64>, books: &mut Books) {
-        for set in [&mut self.registered, &mut self.surveyed, &mut self.shunned] {
+        for set in [&mut self.registered, &mut self.surveyed, &mut self.guarded, &mut self.shunned] {
             set.remove(range);
         }
         self.each_page(range, |group, index| group.forget(index, books));
@@ -417,11 +425,44 @@ impl Space {
         }
     }
 
+    /// The program may install or remove guard pages in `range` from now on (madvise(2), Linux 6.13): what it has there stays, and nothing is brought
+    /// there, since a page that the kernel copies takes a guard's place (`pte_none_mostly` in mm/userfaultfd.c). False, and nothing changed, while a
+    /// page of it is away: its content would be lost or come back behind a guard.
+    pub fn guard(&mut self, range: &Range<u64>, books: &mut Books) -> bool {
+        let mut is_away = false;
+        self.each_page(range, |group, index| {
+            is_away |= matches!(group.pages[index], PageState::Away(_) | PageState::Coming(_));
+        });
+        if !is_away {
+            self.each_page(range, |group, index| group.forget(index, books));
+            self.guarded.insert(range.clone());
+        }
+        !is_away
+    }
+
+    /// There are guards in `range` where `guards` says so, and nowhere else. What is there beside them is looked for anew.
+    pub fn guards_are(&mut self, range: &Range<u64>, guards: &Ranges) {
+        let mut free = self.guarded.within(range).into_iter().fold(Ranges::default(), |mut all, part| {
+            all.insert(part);
+            all
+        });
+        guards.iter().for_each(|part| free.remove(&part));
+        for part in free.iter() {
+            self.guarded.remove(&part);
+            self.surveyed.remove(&part);
+        }
+    }
+
+    /// Whether the page at `address` is or may become a guard.
+    pub fn is_guarded(&self, address: u64) -> bool {
+        !self.guarded.is_empty() && self.guarded.contain(&(address..address + PAGE))
+    }
+
     /// `length` bytes moved from `from` to `to` with their pages (mremap). Reads under way do not follow them.
     pub fn remap(&mut self, from: u64, to: u64, length: u64, books: &mut Books) {
         self.unmap(&(to..to + length), books);
         let source = from..from + length;
-        for set in [&mut self.registered, &mut self.surveyed, &mut self.shunned] {
+        for set in [&mut self.registered, &mut self.surveyed, &mut self.guarded, &mut self.shunned] {
             for part in set.within(&source) {
                 set.insert(part.start - from + to..part.end - from + to);
             }
@@ -452,6 +493,8 @@ impl Space {
         let mut child = Self::new(id);
         child.registered = self.registered.clone();
         child.surveyed = self.surveyed.clone();
+        // The kernel copies guards, too (`copy_pte_marker` in mm/memory.c).
+        child.guarded = self.guarded.clone();
         child.unscanned = true;
         for (base, group) in &self.groups {
             for (index, state) in group.pages.iter().enumerate() {
@@ -481,7 +524,7 @@ impl Space {
 
     /// The addresses of groups in `range`, in no order.
     fn bases(&self, range: &Range<u64>) -> impl Iterator<Item = u64> + '_ {
-        let (start, end) = (range.start & !(GROUP_SIZE_BYTES - 1), range.end);
+        let (start, end) = (range.start & !(GROUP_SIZE_BYTES - 1), range.end.max(range.start));
         let few = (end - start) / GROUP_SIZE_BYTES < self.groups.len() as u64;
         let by_address = few.then(|| (start..end).step_by(GROUP_SIZE_BYTES as usize));
         let by_group = (!few).then(|| self.groups.keys().copied().filter(move |base| (start..end).contains(base)));

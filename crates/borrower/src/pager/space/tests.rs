@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::pager::directory::News;
+use crate::pager::gathering::ALL;
 use crate::pager::slots::SlotRun;
 
 const PAGES: u64 = 96;
@@ -274,18 +275,18 @@ fn listed(books: &mut Books) -> std::collections::BTreeSet<CachePage> {
 fn pages_that_are_away_are_listed_in_order() {
     let mut books = books();
     let mut space = Space::new(SpaceId(1));
-    assert!(space.away().is_empty());
+    assert!(space.away(&ALL).is_empty());
     for address in [9 * GROUP_SIZE_BYTES + PAGE, 3 * PAGE, PAGE] {
         let slot = books.slots.take(1).unwrap().first;
         space.found(address, &mut books);
         space.left(address, slot, &mut books);
     }
-    assert_eq!(space.away(), [PAGE, 3 * PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
+    assert_eq!(space.away(&ALL), [PAGE, 3 * PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
     let PageState::Away(slot) = space.state(PAGE) else { panic!("it left") };
     space.reading(PAGE, slot, &mut books);
-    assert_eq!(space.away().len(), 3, "what is still to come is away");
+    assert_eq!(space.away(&ALL).len(), 3, "what is still to come is away");
     space.filled(3 * PAGE, false, Coming::Back, &mut books);
-    assert_eq!(space.away(), [PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
+    assert_eq!(space.away(&ALL), [PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
 }
 
 proptest! {
@@ -412,4 +413,47 @@ fn as_many_pages_come_along_as_were_touched_before_as_far_as_they_are_known_and_
     assert_eq!(space.first_touches_ahead(address(59)), range(60, 10), "up to the next one that was touched");
     fill(&mut space, 71..99);
     assert_eq!(space.first_touches_ahead(address(98)), range(99, 1), "up to the end of the mapping");
+}
+
+#[test]
+fn where_guards_may_be_nothing_leaves_and_nothing_comes_along() {
+    let mut world = World::new();
+    (0..8).for_each(|page| world.touch(0, page, true));
+    world.evict(0, 2, false);
+    let (space, books) = (&mut world.programs[0].space, &mut world.books);
+    space.surveyed.insert(range(0, PAGES));
+    assert!(!space.guard(&range(1, 3), books), "a page of it is away: its content would be lost");
+    assert!(!space.is_guarded(address(1)));
+    world.touch(0, 2, false);
+    let (space, books) = (&mut world.programs[0].space, &mut world.books);
+    assert!(matches!(space.state(address(2)), PageState::Clean(_)));
+    assert!(space.guard(&range(1, 3), books));
+    assert_eq!(space.victim(address(2)), None);
+    assert_eq!(space.victim(address(4)), Some(Victim::Dirty));
+    assert_eq!(
+        space.answer(address(2), false, &books.slots),
+        Answer::Zero,
+        "what a guard took away comes back as zeroes"
+    );
+    assert_eq!(space.answer(address(2), true, &books.slots), Answer::Unprotect, "it was protected and is still there");
+    // Pages before and behind it were touched one after the other.
+    space.guard(&range(9, 1), books);
+    assert_eq!(space.first_touches_ahead(address(7)), range(8, 1), "not into a guard");
+    let mut child = space.fork(SpaceId(1), &Ranges::default(), books);
+    assert!(child.is_guarded(address(3)));
+    child.end(books);
+    space.remap(address(1), address(20), 3 * PAGE, books);
+    assert!(space.is_guarded(address(20)) && !space.is_guarded(address(1)));
+    // Only the middle of it has a guard when the call is over.
+    let mut guards = Ranges::default();
+    guards.insert(range(21, 1));
+    space.guards_are(&range(20, 3), &guards);
+    assert!(space.is_guarded(address(21)) && !space.is_guarded(address(20)) && !space.is_guarded(address(22)));
+    assert!(!space.surveyed.contain(&range(20, 1)), "what is there is looked for again");
+    space.found(address(20), books);
+    space.found(address(21), books);
+    assert!(space.number(address(20)).is_some() && space.victim(address(20)) == Some(Victim::Dirty));
+    assert_eq!(space.victim(address(21)), None);
+    space.unmap(&range(20, 3), books);
+    assert!(!space.is_guarded(address(21)), "another mapping has none");
 }

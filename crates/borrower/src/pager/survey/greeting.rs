@@ -234,7 +234,7 @@ impl Survey {
 
     /// Takes in what tells of forks. A program whose forks nobody would hear of is killed, since its children would read zeroes.
     fn asks_before_forks(&mut self, number: u32, listener: Option<OwnedFd>) -> bool {
-        let reason = match self.forking.take_in(listener) {
+        let reason = match self.calls.take_in(listener) {
             Ok(true) => return true,
             Ok(false) => "another program is asked about its system calls already (a sandbox?)".to_owned(),
             Err(error) => error.to_string(),

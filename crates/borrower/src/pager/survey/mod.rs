@@ -5,13 +5,13 @@
 //! fault thread (rule 13).
 //!
 //! - `greeting`: programs and agents that say hello; `proof`: that they are of the run; `newcomers`: programs that did not wait for an answer; `children`: whose processes are found; `agents` that start late.
-//! - `common`: pages that a fork shared, which count once; `forking`: forks that wait, where the kernel does not tell of them.
+//! - `common`: pages that a fork shared, which count once; `calls`: system calls that wait until the pager is ready for them.
 //! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told; `unpaged`: programs that never said hello, too; `pausing`: programs that leave no moment for it.
 
 mod agents;
+mod calls;
 mod children;
 mod common;
-mod forking;
 mod greeting;
 mod newcomers;
 mod pausing;
@@ -38,9 +38,9 @@ use spillway_sys::pagemap::Region;
 use spillway_sys::tracee::give_back_rest;
 use spillway_sys::userfaultfd::PageError;
 
+use self::calls::Calls;
 use self::children::Search;
 use self::common::Common;
-use self::forking::Forking;
 use self::greeting::Caller;
 use self::pausing::{Respite, Restless};
 use self::proof::Proof;
@@ -52,6 +52,7 @@ use super::limits::{
 };
 use super::process::Process;
 use super::shared::{Budget, Shared, Tenant, Wanted, lock};
+use super::space::ranges::Ranges;
 
 /// An address space, as the survey sees it.
 struct Resident {
@@ -70,6 +71,8 @@ struct Resident {
     place: Option<Place>,
     /// The stub's own memory (rule 7).
     excluded: Vec<Range<u64>>,
+    /// What is left to the program: nothing of it is registered.
+    left_alone: Ranges,
     /// Where the stub is; its process is the parent's as long as its own is not known.
     places: ProgramPlaces,
     registered: Registered,
@@ -101,6 +104,7 @@ impl Resident {
             seat: None,
             place: None,
             excluded,
+            left_alone: Ranges::default(),
             places,
             registered: Registered::default(),
             prepared: HashSet::new(),
@@ -115,7 +119,7 @@ impl Resident {
 
     /// Its fork, which has everything at the same addresses.
     fn child(&self, tenant: Arc<Tenant>) -> Self {
-        Self::new(tenant, self.excluded.clone(), self.places)
+        Self { left_alone: self.left_alone.clone(), ..Self::new(tenant, self.excluded.clone(), self.places) }
     }
 }
 
@@ -159,7 +163,9 @@ pub struct Survey {
     is_fullness_told: bool,
     /// The budget was nearly reached once: mappings are registered from now on.
     is_paging: bool,
-    forking: Forking,
+    calls: Calls,
+    /// Programs of which the user was told that they have a userfaultfd of their own.
+    own_userfaultfds_told: HashSet<u32>,
     /// When memory that is not paged was looked for.
     sharing_looked_at: Option<Instant>,
     unpaged: Unpaged,
@@ -172,7 +178,7 @@ impl Survey {
     /// Programs of `run` say hello at `listener`.
     pub fn new(shared: Arc<Shared>, listener: Listener, run: RunOfPrograms, guardian: Guardian) -> io::Result<Self> {
         let regions = vec![Region::default(); REGIONS_MAX];
-        let forking = Forking::new(run.head.address().fork_probe());
+        let calls = Calls::new(run.head.address().fork_probe());
         let proof = Proof::new(&run)?;
         Ok(Self {
             shared,
@@ -190,7 +196,8 @@ impl Survey {
             guardians_lost: 0,
             is_fullness_told: false,
             is_paging: false,
-            forking,
+            calls,
+            own_userfaultfds_told: HashSet::new(),
             sharing_looked_at: None,
             unpaged: Unpaged::default(),
             common: Common::default(),
@@ -210,9 +217,9 @@ impl Survey {
         self.notes.as_ref()
     }
 
-    /// Where programs ask before they fork.
-    pub fn fork_listeners(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.forking.listeners()
+    /// Where programs ask before they make a call ([`calls`]).
+    pub fn call_listeners(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.calls.listeners()
     }
 
     /// Who kills the programs if this process dies.
@@ -236,12 +243,13 @@ impl Survey {
     /// Looks at everything once; how long to wait until the next look. Programs may wait outside only if it `has_visitors`.
     pub fn look(&mut self, now: Instant, has_visitors: bool) -> Duration {
         let is_someone_held = give_back_rest();
+        self.take_call_notices();
         if has_visitors || !self.callers.is_empty() {
             self.greet(now);
         }
         self.read_notes();
         self.settle_newcomers();
-        self.follow_forks(now);
+        self.follow_calls(now);
         self.adopt_children(now);
         let counted = self.count();
         let resident = counted - self.common_pages(counted, now) + self.seats_pages();
@@ -264,10 +272,18 @@ impl Survey {
         self.tell_of_sharing(now);
         self.tell_of_unpaged(now);
         self.shared.call_eviction();
-        if self.forking.is_busy() || is_someone_held {
+        if self.calls.is_busy(now) || is_someone_held {
             return LOOK_INTERVAL_MIN;
         }
         interval(self.shared.budget.high_pages() - resident)
+    }
+
+    /// Hears of the calls that wait, and nothing else; how long to wait until the next look.
+    pub fn hear_calls(&mut self, now: Instant) -> Duration {
+        self.read_notes();
+        self.settle_newcomers();
+        self.follow_calls(now);
+        if self.calls.is_busy(now) { LOOK_INTERVAL_MIN } else { LOOK_INTERVAL_MAX }
     }
 
     /// Pages of all programs, by the kernel's count of each; programs that have ended are forgotten.

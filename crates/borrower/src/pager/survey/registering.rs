@@ -14,6 +14,7 @@ use crate::pager::maps::Span;
 use crate::pager::process::Process;
 use crate::pager::shared::Tenant;
 use crate::pager::space::Space;
+use crate::pager::space::ranges::Ranges;
 
 /// When a program's new mappings are to be looked for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,7 +70,9 @@ impl Survey {
         let Some(process) = &resident.process else { return };
         let Ok(text) = process.maps() else { return };
         let mut is_complete = true;
-        let spans = pageable(&text, &resident.excluded, resident.tenant.agents_ranges());
+        let agents = resident.tenant.agents_ranges();
+        let spans =
+            pageable(&text, &resident.excluded, agents.into_iter().chain(left_alone(&mut resident.left_alone, &text)));
         resident.prepared.retain(|mapping| spans.iter().any(|span| span.has_whole(mapping)));
         for span in &spans {
             // Once a look is enough.
@@ -135,6 +138,18 @@ impl Survey {
         }
         true
     }
+}
+
+/// What is left to the program, as far as it is still mapped: another mapping in its place may be paged again.
+fn left_alone(all: &mut Ranges, maps: &str) -> Vec<Range<u64>> {
+    if !all.is_empty() {
+        let mut left = Ranges::default();
+        for mapped in maps::parse(maps) {
+            all.within(&mapped.range).into_iter().for_each(|part| left.insert(part));
+        }
+        *all = left;
+    }
+    all.iter().collect()
 }
 
 /// What of a program may be paged by its maps, but for what is ours in it (rule 7), to which an agent adds its seat and its staging area.
@@ -256,6 +271,10 @@ mod tests {
             let is_refused = range == SPAN && !self.has_one_kind;
             lock(&self.asked.registered).push(range);
             if is_refused { Err(PageError::NotMapped) } else { Ok(()) }
+        }
+
+        fn unregister(&self, _: Range<u64>) -> Result<(), PageError> {
+            unreachable!("nothing is left to the program")
         }
 
         fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {

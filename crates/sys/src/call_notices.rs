@@ -1,12 +1,16 @@
-//! Forks of other processes that wait until they are allowed (seccomp_unotify(2)).
+//! System calls of other processes that wait until they are allowed (seccomp_unotify(2)).
 //!
-//! For pagers of users whom the kernel refuses messages about forks: such a child's memory is registered nowhere, so every page
-//! must be there when the fork happens, and none may be moved away until it has. The filter that asks is installed by the
-//! program's stub. Every fork is answered, whatever is missing here: a thread that waits for an answer cannot even be traced.
+//! - Forks, for pagers of users whom the kernel refuses messages about them: such a child's memory is registered nowhere, so every page
+//!   must be there when the fork happens, and none may be moved away until it has.
+//! - Calls of which the kernel sends no message to anybody, or which it refuses because memory is registered: [`Called`].
+//!
+//! The filter that asks is [`crate::call_filter`], or for forks one that a program's stub installs. Every call is answered, whatever is missing
+//! here: a thread that waits for an answer cannot even be traced.
 
 use std::collections::HashSet;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::process_stat::ProcessStat;
@@ -17,8 +21,8 @@ const RECEIVE: u32 = 3 << 30 | (size_of::<Notification>() as u32) << 16 | (b'!' 
 const SEND: u32 = 3 << 30 | (size_of::<Response>() as u32) << 16 | (b'!' as u32) << 8 | 1;
 /// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`: the call is made as if nobody had been asked.
 const GO_ON: u32 = 1;
-/// The number of `clone`, as a notice has it.
-const CLONE: i32 = libc::SYS_clone as i32;
+/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` (Linux 6.13).
+pub const GUARD_ADVICES: [u32; 2] = [102, 103];
 /// `struct seccomp_notif`.
 #[repr(C)]
 #[derive(Default)]
@@ -52,41 +56,106 @@ pub struct Probe {
     pub answer: u64,
 }
 
-/// Why a fork was not heard of.
+/// Why a call was not heard of.
 #[derive(Debug, thiserror::Error)]
 pub enum NoticeError {
-    /// Nobody could look at who forks, so that was told to try again.
-    #[error("a fork is refused (EAGAIN), because its process cannot be looked at: {0}; mend that and let it try again")]
-    Refused(io::Error),
+    /// Nobody could look at who makes it, so that was told to try again.
+    #[error("{0} is refused (EAGAIN), because its process cannot be looked at: {1}; mend that and let it try again")]
+    Refused(&'static str, io::Error),
     /// None will be.
-    #[error("forks are not heard of any more: {0}; start the program anew")]
+    #[error("system calls are not heard of any more: {0}; start the program anew")]
     Lost(io::Error),
 }
 
-/// Tells of forks; readable when one waits.
+/// What a program is about to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Called {
+    /// `fork`, or `clone` with memory of the child's own.
+    Fork,
+    /// `madvise` with one of [`GUARD_ADVICES`] on this range: guard pages come or go, and what was there before is lost. No message tells of that.
+    Guard(Range<u64>),
+    /// The same by `process_madvise`, which takes advice of this kind for the caller's own memory alone.
+    Guards {
+        /// Where its array of `struct iovec` lies.
+        vector: u64,
+        /// How many there are.
+        count: u64,
+    },
+    /// `ioctl(UFFDIO_REGISTER)` on a userfaultfd of its own: refused (`EBUSY`) where another one has registered memory.
+    RegisterUserfaultfd {
+        /// Where its `struct uffdio_register` lies.
+        argument: u64,
+    },
+    /// `mremap` of this range to an address of the program's choice with its length as it was. From Linux 6.17 on the range may have several mappings,
+    /// but none that is registered (`EFAULT`).
+    Move(Range<u64>),
+}
+
+impl Called {
+    /// What `number` with `arguments` is; `None` for a call that no filter asks about.
+    fn of(number: i32, arguments: &[u64; 6]) -> Option<Self> {
+        let range = |length: u64| Some(arguments[0]..arguments[0].checked_add(length)?);
+        match i64::from(number) {
+            libc::SYS_fork | libc::SYS_clone => Some(Self::Fork),
+            libc::SYS_madvise => range(arguments[1]).map(Self::Guard),
+            libc::SYS_process_madvise => Some(Self::Guards { vector: arguments[1], count: arguments[2] }),
+            libc::SYS_ioctl => Some(Self::RegisterUserfaultfd { argument: arguments[2] }),
+            libc::SYS_mremap => range(arguments[1]).map(Self::Move),
+            _ => None,
+        }
+    }
+
+    /// What it is called in messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Fork => "a fork",
+            Self::Guard(_) | Self::Guards { .. } => "a change of guard pages (madvise)",
+            Self::RegisterUserfaultfd { .. } => "UFFDIO_REGISTER",
+            Self::Move(_) => "mremap",
+        }
+    }
+
+    /// The numbers of the calls that it may be.
+    fn numbers(&self) -> &'static [i64] {
+        match self {
+            Self::Fork => &[libc::SYS_clone, libc::SYS_fork],
+            Self::Guard(_) => &[libc::SYS_madvise],
+            Self::Guards { .. } => &[libc::SYS_process_madvise],
+            Self::RegisterUserfaultfd { .. } => &[libc::SYS_ioctl],
+            Self::Move(_) => &[libc::SYS_mremap],
+        }
+    }
+}
+
+/// Tells of calls; readable when one waits.
 #[derive(Debug)]
-pub struct ForkNotices {
+pub struct CallNotices {
     listener: OwnedFd,
     probe: Probe,
 }
 
-/// A fork that waits.
+/// A call that waits.
 #[derive(Debug)]
-pub struct ForkNotice {
+pub struct CallNotice {
     id: u64,
-    /// The process that forks, in this process's PID namespace.
+    /// The process that makes it, in this process's PID namespace.
     pub process: u32,
     /// Its thread that does.
     pub thread: u32,
-    before: Traces,
+    /// The call.
+    pub called: Called,
+    /// Of a fork.
+    before: Option<Traces>,
 }
 
-/// A fork that was allowed, and may still be under way.
+/// A call that was allowed, and may still be under way.
 #[derive(Debug)]
-pub struct AllowedFork {
+pub struct AllowedCall {
     process: u32,
     thread: u32,
-    before: Traces,
+    called: Called,
+    /// Of a fork.
+    before: Option<Traces>,
     /// When it was allowed ([`uptime_ticks`]).
     allowed_ticks: u64,
 }
@@ -98,22 +167,22 @@ struct Traces {
     user_ticks: u64,
 }
 
-impl ForkNotices {
+impl CallNotices {
     /// Takes over a descriptor that a program sent; refuses one of another kind. Answers to `probe` by itself.
     pub fn from_descriptor(listener: OwnedFd, probe: Probe) -> io::Result<Self> {
         let kind = fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd()))?;
         if kind.as_os_str() != "anon_inode:seccomp notify" {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("the program sent {} in place of a descriptor that tells of forks", kind.display()),
+                format!("the program sent {} in place of a descriptor that tells of calls", kind.display()),
             ));
         }
         Ok(Self { listener, probe })
     }
 
-    /// The next fork that waits. To be called when the descriptor is readable; `None` when the thread was killed meanwhile, or only
+    /// The next call that waits. To be called when the descriptor is readable; `None` when the thread was killed meanwhile, or only
     /// wanted to know who is asked.
-    pub fn next(&self) -> Result<Option<ForkNotice>, NoticeError> {
+    pub fn next(&self) -> Result<Option<CallNotice>, NoticeError> {
         let mut notification = Notification::default();
         match self.command(RECEIVE, &mut notification) {
             Ok(()) => {}
@@ -125,31 +194,40 @@ impl ForkNotices {
             let response = Response { id, value: self.probe.answer, error: 0, flags: 0 };
             return self.respond(response).map(|()| None).map_err(NoticeError::Lost);
         }
-        let seen = process_of(thread).and_then(|process| Ok((process, Traces::of(process, thread)?)));
+        let Some(called) = Called::of(notification.call, &notification.arguments) else {
+            // A range that wraps around, which the kernel refuses.
+            let response = Response { id, value: 0, error: 0, flags: GO_ON };
+            return self.respond(response).map(|()| None).map_err(NoticeError::Lost);
+        };
+        let before = |process| (called == Called::Fork).then(|| Traces::of(process, thread)).transpose();
+        let seen = process_of(thread).and_then(|process| Ok((process, before(process)?)));
+        let name = called.name();
         let error = match seen {
-            Ok((process, before)) => return Ok(Some(ForkNotice { id, process, thread, before })),
+            Ok((process, before)) => return Ok(Some(CallNotice { id, process, thread, called, before })),
             Err(error) => error,
         };
         // Also for one that seems to have ended: then nobody hears it.
         let response = Response { id, value: 0, error: -libc::EAGAIN, flags: 0 };
         self.respond(response).map_err(NoticeError::Lost)?;
-        if is_end(&error) { Ok(None) } else { Err(NoticeError::Refused(error)) }
+        if is_end(&error) { Ok(None) } else { Err(NoticeError::Refused(name, error)) }
     }
 
     fn is_probe(&self, notification: &Notification) -> bool {
-        notification.call == CLONE && notification.arguments[..2] == [self.probe.flags, self.probe.stack]
+        i64::from(notification.call) == libc::SYS_clone
+            && notification.arguments[..2] == [self.probe.flags, self.probe.stack]
     }
 
-    /// Lets a fork happen.
-    pub fn allow(&self, notice: ForkNotice) -> io::Result<AllowedFork> {
+    /// Lets a call happen.
+    pub fn allow(&self, notice: CallNotice) -> io::Result<AllowedCall> {
         let allowed_ticks = uptime_ticks();
-        self.respond(Response { id: notice.id, value: 0, error: 0, flags: GO_ON })?;
-        Ok(AllowedFork { process: notice.process, thread: notice.thread, before: notice.before, allowed_ticks })
+        let CallNotice { id, process, thread, called, before } = notice;
+        self.respond(Response { id, value: 0, error: 0, flags: GO_ON })?;
+        Ok(AllowedCall { process, thread, called, before, allowed_ticks })
     }
 
-    /// Makes a fork fail with `ENOMEM`: its pages could not be brought back.
+    /// Makes a call fail with `ENOMEM`: its pages could not be brought back.
     #[expect(clippy::needless_pass_by_value, reason = "a notice is answered once")]
-    pub fn refuse(&self, notice: ForkNotice) -> io::Result<()> {
+    pub fn refuse(&self, notice: CallNotice) -> io::Result<()> {
         self.respond(Response { id: notice.id, value: 0, error: -libc::ENOMEM, flags: 0 })
     }
 
@@ -168,25 +246,29 @@ impl ForkNotices {
     }
 }
 
-impl AsFd for ForkNotices {
+impl AsFd for CallNotices {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 }
 
-impl AllowedFork {
-    /// Whether the fork is over: pages may be moved again. It shows when there is a new child, when the thread is in another
-    /// call, when it ran for much longer than any fork takes, or when it ended; so a poll may come late, not early.
+impl AllowedCall {
+    /// Whether the call is over. It shows when the thread waits in another call or for a page, or when it ended; so a look may come late, not early.
+    /// A fork also shows by a new child, or by a thread that ran for much longer than any fork takes.
     pub fn is_over(&self) -> bool {
         let is_elsewhere = match Whereabouts::of_thread(self.process, self.thread) {
-            Ok(Whereabouts::Call(number, _)) => ![libc::SYS_clone, libc::SYS_fork].contains(&number),
+            Ok(Whereabouts::Call(number, _)) => !self.called.numbers().contains(&number),
             Ok(Whereabouts::WaitsOutside) => true,
-            // A program can forbid to look at its calls; then the other traces show it.
+            // A program can forbid to look at its calls; then the other traces show a fork.
             Ok(Whereabouts::Runs) | Err(_) => false,
         };
-        match Traces::of(self.process, self.thread) {
-            Ok(now) => is_elsewhere || now.shows_more_than(&self.before, |child| self.is_new(child)),
-            Err(error) => is_end(&error),
+        if is_elsewhere {
+            return true;
+        }
+        match (Traces::of(self.process, self.thread), &self.before) {
+            (Ok(now), Some(before)) => now.shows_more_than(before, |child| self.is_new(child)),
+            (Ok(_), None) => false,
+            (Err(error), _) => is_end(&error),
         }
     }
 
@@ -251,6 +333,18 @@ mod tests {
     }
 
     #[test]
+    fn calls_are_known_by_their_numbers_and_arguments() {
+        let of = |number: i64, arguments| Called::of(number as i32, &arguments);
+        assert_eq!(of(libc::SYS_clone, [0; 6]), Some(Called::Fork));
+        assert_eq!(of(libc::SYS_madvise, [0x1000, 0x2000, 102, 0, 0, 0]), Some(Called::Guard(0x1000..0x3000)));
+        let register = Called::RegisterUserfaultfd { argument: 0x5000 };
+        assert_eq!(of(libc::SYS_ioctl, [3, 0xc020_aa00, 0x5000, 0, 0, 0]), Some(register));
+        assert_eq!(of(libc::SYS_mremap, [0x1000, 0x2000, 0x2000, 3, 0x9000, 0]), Some(Called::Move(0x1000..0x3000)));
+        assert_eq!(of(libc::SYS_madvise, [0x1000, u64::MAX, 102, 0, 0, 0]), None, "the range wraps around");
+        assert_eq!(of(libc::SYS_read, [0; 6]), None);
+    }
+
+    #[test]
     fn the_process_of_a_thread_and_its_time_are_found() {
         let thread = std::thread::spawn(|| {
             let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
@@ -271,7 +365,7 @@ mod tests {
     #[test]
     fn only_the_right_kind_of_descriptor_is_taken() {
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert!(ForkNotices::from_descriptor(null.into(), PROBE).unwrap_err().to_string().contains("/dev/null"));
+        assert!(CallNotices::from_descriptor(null.into(), PROBE).unwrap_err().to_string().contains("/dev/null"));
     }
 
     #[test]
@@ -293,6 +387,7 @@ mod tests {
     #[test]
     fn a_process_that_ended_forks_no_more() {
         let before = Traces { children: HashSet::new(), user_ticks: 0 };
-        assert!(AllowedFork { process: u32::MAX >> 1, thread: u32::MAX >> 1, before, allowed_ticks: 0 }.is_over());
+        let (process, called) = (u32::MAX >> 1, Called::Fork);
+        assert!(AllowedCall { process, thread: process, called, before: Some(before), allowed_ticks: 0 }.is_over());
     }
 }
