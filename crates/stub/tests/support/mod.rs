@@ -69,7 +69,8 @@ impl Conversation {
     }
 
     pub(crate) fn tell(&mut self, command: &str) {
-        writeln!(self.input.as_mut().unwrap(), "{command}").unwrap();
+        // At once: the program may wait for the page that it reads into, and has the pipe locked meanwhile.
+        self.input.as_mut().unwrap().write_all(format!("{command}\n").as_bytes()).unwrap();
     }
 
     /// The exit status, if the program has ended.

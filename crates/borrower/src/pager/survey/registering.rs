@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_stub::protocol::AgentState;
+use spillway_stub::seat::Seat;
 use spillway_sys::pagemap::{Categories, Query};
 
 use super::{Resident, Survey};
@@ -67,6 +69,9 @@ impl Survey {
     }
 
     fn register(&mut self, resident: &mut Resident) {
+        if is_agent_settling(resident.seat.as_ref()) {
+            return;
+        }
         let Some(process) = &resident.process else { return };
         let Ok(text) = process.maps() else { return };
         let mut is_complete = true;
@@ -138,6 +143,12 @@ impl Survey {
         }
         true
     }
+}
+
+/// Whether an agent was given a seat and has not said yet where it has mapped that, and where its staging area is: they may come into a hole of what would be registered
+/// just now, and the agent would wait for a page of them, which nobody gives it while its batch is under way (rules 7 and 14).
+fn is_agent_settling(seat: Option<&Seat>) -> bool {
+    seat.is_some_and(|seat| matches!(seat.state(), AgentState::Absent | AgentState::Starting))
 }
 
 /// What is left to the program, as far as it is still mapped: another mapping in its place may be paged again.
@@ -330,6 +341,12 @@ mod tests {
         let noted: Vec<Range<u64>> = space.registered.iter().chain(space.surveyed.iter()).collect();
         assert_eq!(noted, if is_noted { vec![MAPPING; 2] } else { Vec::new() });
         (is_noted, asked)
+    }
+
+    #[test]
+    fn nothing_is_registered_while_an_agent_maps_its_seat() {
+        assert!(!is_agent_settling(None));
+        assert!(is_agent_settling(Some(&Seat::create().unwrap())), "it has not said where");
     }
 
     #[test]
