@@ -200,6 +200,23 @@ impl Seat {
         shared_futex::signed_word(&self.memory, entry + entry_word::RESULT).load(Relaxed)
     }
 
+    /// Takes batch `batch` back that was posted; false if the agent has it already.
+    pub fn withdraw(&self, batch: usize) -> bool {
+        let (posted, idle) = (Phase::Posted as u32, Phase::Idle as u32);
+        self.phase_word(batch).compare_exchange(posted, idle, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Whether the agent is to move no page more in the batch that it has. One that is stopped outside of [`Seat::move_window`] heeds that before it moves.
+    pub fn hold(&self, is_held: bool) {
+        self.word(seat_word::IS_HELD).store(u32::from(is_held), SeqCst);
+    }
+
+    /// The addresses of the instructions with which the agent looks whether it is held, and moves.
+    pub fn move_window(&self) -> Range<u64> {
+        let word = |place| shared_futex::long_word(&self.memory, place).load(Relaxed);
+        word(seat_word::MOVE_START)..word(seat_word::MOVE_END)
+    }
+
     /// Takes batch `batch` back after its results were read.
     pub fn take(&self, batch: usize) {
         assert_eq!(self.phase(batch), Phase::Done, "results are read when all are there");
@@ -268,6 +285,17 @@ mod tests {
         let seat = seat();
         seat.post(0, &[Task::exit(0)]);
         seat.post(0, &[Task::exit(0)]);
+    }
+
+    #[test]
+    fn a_batch_is_taken_back_until_the_agent_has_it() {
+        let seat = seat();
+        seat.post(0, &[Task::exit(0)]);
+        assert!(seat.withdraw(0) && !seat.withdraw(0));
+        seat.post(0, &[Task::exit(0)]);
+        play_agent(&seat, 0, Phase::Claimed);
+        assert!(!seat.withdraw(0));
+        assert!(seat.move_window().is_empty(), "no agent has come");
     }
 
     #[test]

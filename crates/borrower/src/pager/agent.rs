@@ -13,19 +13,25 @@ use spillway_stub::seat::{Seat, Task};
 
 use super::limits::{AGENT_BATCHES_MAX, BATCH_PAGES};
 use super::program::{Agent, Errand, Fate};
-use super::slots::PoolPage;
+use super::rescue::{Rescue, is_stopped, thread_of_agent};
 
 /// See the module text.
 pub struct SeatAgent {
     seat: Seat,
     /// The write-back pool.
     pool: Arc<BufferPool>,
-    /// Where in the pool the pages of each batch go.
-    targets: [Vec<Option<PoolPage>>; BATCHES],
+    /// What each batch evicts.
+    errands: [Vec<Errand>; BATCHES],
     /// The batch that ends next, or that is posted next if none is under way.
     batch: usize,
     /// How many were posted and not taken back, from that one on.
     under_way: usize,
+    /// The last of these were withdrawn before the agent had them.
+    withdrawn: usize,
+    /// The next batch is still with the agent, which was stopped in the middle of it: nobody waits for its results.
+    is_rescued: bool,
+    /// The process and the thread, while that was stopped when it was looked at last.
+    stopped: Option<(u32, u32)>,
     /// It is to end: no batch begins any more.
     is_over: bool,
     /// And was told so.
@@ -41,14 +47,43 @@ impl SeatAgent {
     /// The agent in `seat`, of a program that sets `is_gone` when it ends; its pages go to `pool`.
     pub fn new(seat: Seat, pool: Arc<BufferPool>, is_gone: Arc<AtomicBool>, thread: Arc<AtomicU32>) -> Self {
         let tasks = Vec::with_capacity(BATCH_PAGES);
-        let targets = std::array::from_fn(|_| Vec::with_capacity(BATCH_PAGES));
-        Self { seat, pool, targets, batch: 0, under_way: 0, is_over: false, is_told: false, is_gone, thread, tasks }
+        let errands = std::array::from_fn(|_| Vec::with_capacity(BATCH_PAGES));
+        Self {
+            seat,
+            pool,
+            errands,
+            batch: 0,
+            under_way: 0,
+            withdrawn: 0,
+            is_rescued: false,
+            stopped: None,
+            is_over: false,
+            is_told: false,
+            is_gone,
+            thread,
+            tasks,
+        }
     }
 
     /// Whether another batch may be posted behind `under_way_max` others.
-    fn is_ready(&self, under_way_max: usize) -> bool {
+    fn is_ready(&mut self, under_way_max: usize) -> bool {
+        self.stopped = self.stopped.filter(|(process, thread)| is_stopped(*process, *thread));
+        self.take_rescued();
+        if self.stopped.is_some() || self.is_rescued || self.withdrawn > 0 {
+            return false;
+        }
         let is_running = self.seat.state() == AgentState::Running && !self.is_gone.load(Ordering::SeqCst);
         !self.is_over && self.under_way <= under_way_max && is_running
+    }
+
+    /// An agent that goes on ends the batch that it was stopped in, and looks for the next one.
+    fn take_rescued(&mut self) {
+        if self.is_rescued && self.seat.phase(self.batch) == Phase::Done {
+            self.seat.hold(false);
+            self.seat.take(self.batch);
+            self.batch = (self.batch + 1) % BATCHES;
+            self.is_rescued = false;
+        }
     }
 
     /// The batch that is posted next.
@@ -75,8 +110,8 @@ impl Agent for SeatAgent {
             None => Task::evict_drop(errand.address),
         }));
         let next = self.next();
-        self.targets[next].clear();
-        self.targets[next].extend(errands.iter().map(|errand| errand.target));
+        self.errands[next].clear();
+        self.errands[next].extend_from_slice(errands);
         self.post()
     }
 
@@ -87,19 +122,26 @@ impl Agent for SeatAgent {
         self.tasks.clear();
         self.tasks.extend(addresses.iter().map(|address| Task::populate(*address, PAGE_SIZE_BYTES as u64)));
         let next = self.next();
-        self.targets[next].clear();
+        self.errands[next].clear();
         self.post()
     }
 
     fn end(&mut self, status: u8) {
         self.is_over = true;
-        if self.under_way == 0 && !self.is_told {
+        self.take_rescued();
+        if self.under_way == 0 && !self.is_rescued && !self.is_told {
             self.is_told = true;
             self.seat.post(self.batch, &[Task::exit(status)]);
         }
     }
 
     fn poll(&mut self, fates: &mut [Fate]) -> bool {
+        if self.withdrawn > 0 && self.withdrawn == self.under_way {
+            fates.fill(Fate::Refused);
+            self.withdrawn -= 1;
+            self.under_way -= 1;
+            return true;
+        }
         if self.seat.phase(self.batch) != Phase::Done {
             // What was moved of a program that is gone is gone too, and no batch begins any more.
             let is_gone = self.is_gone.load(Ordering::SeqCst);
@@ -110,13 +152,40 @@ impl Agent for SeatAgent {
         }
         for (index, fate) in fates.iter_mut().enumerate() {
             *fate = fate_of(self.seat.result(self.batch, index));
-            let target = self.targets[self.batch].get(index).copied().flatten();
+            let target = self.errands[self.batch].get(index).and_then(|errand| errand.target);
             if let Some(page) = target.filter(|_| *fate == Fate::Moved) {
                 self.seat.read_page(self.batch, index, self.pool.memory(), page.0 as usize * PAGE_SIZE_BYTES);
             }
         }
+        // Set by a rescue that came to nothing.
+        self.seat.hold(false);
         self.seat.take(self.batch);
         self.batch = (self.batch + 1) % BATCHES;
+        self.under_way -= 1;
+        true
+    }
+
+    fn withdraw(&mut self, process: u32, fates: &mut [Fate]) -> bool {
+        let Some(thread) = thread_of_agent(process).filter(|thread| is_stopped(process, *thread)) else { return false };
+        self.stopped = Some((process, thread));
+        if self.under_way - self.withdrawn == 2 && self.seat.withdraw((self.batch + 1) % BATCHES) {
+            self.withdrawn = 1;
+        }
+        if self.withdrawn + 1 != self.under_way {
+            // It is done with the first.
+            return false;
+        }
+        if self.seat.withdraw(self.batch) {
+            fates.fill(Fate::Refused);
+        } else {
+            let errands = &self.errands[self.batch];
+            let (seat, pool) = (&self.seat, self.pool.memory());
+            let rescue = Rescue { seat, batch: self.batch, process, thread, errands, pool };
+            if errands.is_empty() || !rescue.run(fates).unwrap_or(false) {
+                return false;
+            }
+            self.is_rescued = true;
+        }
         self.under_way -= 1;
         true
     }
@@ -150,6 +219,7 @@ fn fate_of(result: i32) -> Fate {
 
 #[cfg(test)]
 mod tests {
+    use super::super::slots::PoolPage;
     use super::*;
 
     fn agent() -> SeatAgent {

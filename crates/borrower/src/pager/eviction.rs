@@ -18,10 +18,10 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use super::directory::{Coming, News, SpaceId};
 use super::limits::{
     BATCH_PAGES, BATCH_PATIENCE, BATCHES_IN_A_ROW_MAX, DISCARD_PAUSE, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE,
-    FRUITLESS_SHARE, GROUP_PAGES, HURRY_PAUSE, STAGED_SHARE, WRITE_RETRY_PAUSE,
+    FRUITLESS_SHARE, GROUP_PAGES, HURRY_PAUSE, STAGED_SHARE, WITHDRAW_PATIENCE, WRITE_RETRY_PAUSE,
 };
 use super::program::{AgentSeen, Errand, Fate};
-use super::shared::{Shared, Table, Tenant, lock};
+use super::shared::{Shared, Tenant, lock};
 use super::slots::{Slot, SlotRun};
 use super::space::group::PageState;
 use super::space::{Books, Victim};
@@ -405,7 +405,13 @@ impl Eviction {
                 continue;
             }
             let mut agent = lock(&batch.tenant.agent);
-            let ended = agent.as_mut().is_none_or(|agent| agent.poll(&mut batch.fates));
+            let mut ended = agent.as_mut().is_none_or(|agent| agent.poll(&mut batch.fates));
+            if !ended && now.saturating_duration_since(batch.begun) > WITHDRAW_PATIENCE && batch.is_waited_for() {
+                // All threads of the program may be stopped by somebody who waits for a page of it.
+                let process = batch.tenant.process.load(Ordering::Relaxed);
+                ended = agent.as_mut().is_some_and(|agent| agent.withdraw(process, &mut batch.fates));
+                self.shared.counters.batches_withdrawn.add(u64::from(ended));
+            }
             let is_broken = !ended && agent.as_ref().is_some_and(|agent| agent.is_broken());
             if let Some(cpu) = agent.as_ref().filter(|_| ended).and_then(|agent| agent.cpu()) {
                 let process = batch.tenant.process.load(Ordering::Relaxed);
@@ -431,8 +437,7 @@ impl Eviction {
             let batch = self.batches.remove(index);
             self.shared.budget.count(-batch.gone());
             // A program that has forked may need its agent for something else first (`own_again`).
-            let is_waited_for = |table: &Table| table.is_awaited || table.is_hurried;
-            let is_hurried = batch.tenant.has_forked.load(Ordering::Relaxed) || is_waited_for(&batch.tenant.lock());
+            let is_hurried = batch.tenant.has_forked.load(Ordering::Relaxed) || batch.is_waited_for();
             self.is_undisturbed = !is_hurried;
             self.in_a_row += 1;
             if is_hurried || self.in_a_row >= BATCHES_IN_A_ROW_MAX {
@@ -567,6 +572,12 @@ impl Eviction {
 }
 
 impl Batch {
+    /// Whether a fault of its program waits for its end.
+    fn is_waited_for(&self) -> bool {
+        let table = self.tenant.lock();
+        table.is_awaited || table.is_hurried
+    }
+
     /// How many pages left.
     fn gone(&self) -> i64 {
         self.fates.iter().filter(|fate| matches!(fate, Fate::Moved | Fate::Zero)).count() as i64

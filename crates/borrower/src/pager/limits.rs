@@ -46,6 +46,9 @@ pub const AGENT_BATCHES_MAX: usize = BATCHES;
 /// thousand times what a batch takes, since its thread may wait for a CPU that many want.
 pub const BATCH_PATIENCE: Duration = Duration::from_secs(2);
 
+/// A batch that takes longer while a fault waits for its end: it is looked whether its agent is stopped. A hundred times what a batch takes.
+pub const WITHDRAW_PATIENCE: Duration = Duration::from_millis(20);
+
 /// Reads that a fault thread has under way: more threads than that wait for their turn.
 pub const FAULT_READS_MAX: usize = 32;
 

@@ -31,6 +31,7 @@ mod placement;
 pub mod process;
 pub mod program;
 pub mod rechecked;
+pub mod rescue;
 pub mod shared;
 pub mod slots;
 pub mod space;

@@ -132,6 +132,12 @@ pub trait Agent: Send {
     /// every page is absent.
     fn poll(&mut self, fates: &mut [Fate]) -> bool;
 
+    /// Ends the oldest batch under way without its agent, which is stopped, and fills `fates` as [`Agent::poll`] does; the others under way end at the next polls. False: it cannot
+    /// be done now, or is not needed.
+    fn withdraw(&mut self, _process: u32, _fates: &mut [Fate]) -> bool {
+        false
+    }
+
     /// Sleeps until the oldest batch under way has ended, at most for `patience`.
     fn wait(&self, patience: Duration) {
         std::thread::sleep(patience);

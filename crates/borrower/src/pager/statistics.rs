@@ -57,6 +57,8 @@ pub struct PagerStatistics {
     pub budget_bytes_peak: u64,
     /// Batches of evictions.
     pub batches: u64,
+    /// Of these, batches that were taken back from an agent that was stopped.
+    pub batches_withdrawn: u64,
     /// Pages that left and were written.
     pub pages_out_dirty: u64,
     /// Pages that left without a write, because their copy was valid.
@@ -135,6 +137,7 @@ pub(crate) struct Counters {
     pub(crate) budget_bytes_peak: Counter,
     pub(crate) lent_pages: Counter,
     pub(crate) batches: Counter,
+    pub(crate) batches_withdrawn: Counter,
     pub(crate) pages_out_dirty: Counter,
     pub(crate) pages_out_clean: Counter,
     pub(crate) pages_out_zero: Counter,
@@ -187,6 +190,7 @@ impl Counters {
             budget_bytes,
             budget_bytes_peak: self.budget_bytes_peak.get(),
             batches: self.batches.get(),
+            batches_withdrawn: self.batches_withdrawn.get(),
             pages_out_dirty: self.pages_out_dirty.get(),
             pages_out_clean: self.pages_out_clean.get(),
             pages_out_zero: self.pages_out_zero.get(),

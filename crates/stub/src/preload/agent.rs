@@ -83,6 +83,9 @@ impl Place {
         // SAFETY: the seat begins with its head, all fields of which are atomics, and it is never unmapped.
         let seat = unsafe { &*(address as *const SeatHead) };
         seat.mapped.store(address as u64, Release);
+        let (start, end) = calls::move_window();
+        seat.move_start.store(start, Relaxed);
+        seat.move_end.store(end, Relaxed);
         Ok(Self { seat })
     }
 
@@ -142,7 +145,7 @@ extern "C" fn run_thread(_: usize) -> ! {
         }
     };
     place.seat.thread.store(calls::thread(), Relaxed);
-    let staging = match Staging::new(userfaultfd, &place.seat.staging) {
+    let staging = match Staging::new(userfaultfd, place.seat) {
         Ok(staging) => staging,
         Err(error) => place.fail(error),
     };
@@ -214,9 +217,10 @@ fn serve(place: Place, staging: &Staging) -> Result<u8, i32> {
     }
 }
 
-/// Waits until the batch with this phase is posted: looks a while, then sleeps.
+/// Waits until the batch with this phase is posted, and takes it: looks a while, then sleeps. The pager takes one back that is not taken here.
 fn wait_for(place: Place, phase: &AtomicU32) {
-    let is_posted = || phase.load(Acquire) == Phase::Posted as u32;
+    let claim = || phase.compare_exchange(Phase::Posted as u32, Phase::Claimed as u32, Acquire, Relaxed);
+    let is_posted = || phase.load(Relaxed) == Phase::Posted as u32 && claim().is_ok();
     for _ in 0..place.seat.spin_rounds.load(Relaxed) {
         if is_posted() {
             return;

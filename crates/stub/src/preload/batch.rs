@@ -13,14 +13,13 @@
 //! it with zeroes.)
 
 use core::cell::Cell;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::agent::{Place, Userfaultfd, set_phase};
 use crate::calls::{self, AGAIN, EXISTS, INVALID};
 use crate::memory;
 use crate::protocol::{
-    BATCH_ENTRIES_MAX, Batch, Entry, Operation, PAGE_BYTES, Phase, STAGING_BYTES, outcome, transfer_offset,
+    BATCH_ENTRIES_MAX, Batch, Entry, Operation, PAGE_BYTES, Phase, STAGING_BYTES, SeatHead, outcome, transfer_offset,
 };
 
 /// `PROT_READ | PROT_WRITE`: pages move only between areas of the same protection.
@@ -78,16 +77,17 @@ struct Move {
 pub(crate) struct Staging {
     address: usize,
     userfaultfd: Userfaultfd,
+    seat: &'static SeatHead,
     /// What the area is protected as.
     protection: Cell<usize>,
 }
 
 impl Staging {
-    /// A new one, registered; where it is stands in `told` before anybody can ask the pager for its pages, which are none of the program's.
-    pub(crate) fn new(userfaultfd: Userfaultfd, told: &AtomicU64) -> Result<Self, i32> {
+    /// A new one, registered; where it is stands in the seat before anybody can ask the pager for its pages, which are none of the program's.
+    pub(crate) fn new(userfaultfd: Userfaultfd, seat: &'static SeatHead) -> Result<Self, i32> {
         let reserved = calls::map(STAGING_BYTES + 2 * PAGE_BYTES, 0, RESERVED, -1)?;
-        let staging = Self { address: reserved + PAGE_BYTES, userfaultfd, protection: Cell::new(READ_WRITE) };
-        told.store(staging.address as u64, Release);
+        let staging = Self { address: reserved + PAGE_BYTES, userfaultfd, seat, protection: Cell::new(READ_WRITE) };
+        seat.staging.store(staging.address as u64, Release);
         // A program that locks all its memory has locked this too; locked and other pages do not mix, and are not dropped.
         let _ = staging.unlock();
         calls::protect(staging.address, STAGING_BYTES, READ_WRITE)?;
@@ -118,18 +118,26 @@ impl Staging {
         unsafe { calls::control(self.userfaultfd.0, UNREGISTER, &raw mut argument as usize) }.map(|_| ())
     }
 
-    /// Moves pages from `source` of the program to page `index` on. Returns how many were moved; fails when the first was not.
+    /// Moves pages from `source` of the program to page `index` on. Returns how many were moved; fails when the first was not, with [`AGAIN`] when the
+    /// pager has what was moved so far, since this thread was stopped.
     fn take(&self, index: usize, source: u64, pages: usize) -> Result<usize, i32> {
         let target = self.page(index) as u64;
         let length = (pages * PAGE_BYTES) as u64;
         let mut argument = Move { target, source, length, mode: WITHOUT_WAKE, done: 0 };
         // SAFETY: the argument is the request's structure. Pages leave the program atomically, and whoever touches them waits
         // for the pager, which asked for this.
-        let result = unsafe { calls::control(self.userfaultfd.0, MOVE, &raw mut argument as usize) };
+        let result = unsafe {
+            calls::control_unless_held(
+                &raw const self.seat.is_held,
+                self.userfaultfd.0 as usize,
+                MOVE as usize,
+                &raw mut argument as usize,
+            )
+        };
         match (usize::try_from(argument.done), result) {
             (Ok(done), _) if done > 0 => Ok(done / PAGE_BYTES),
-            (_, Ok(_)) => Ok(pages),
-            (_, Err(error)) => Err(error),
+            (_, 0..) => Ok(pages),
+            (_, error) => Err(error as i32),
         }
     }
 

@@ -220,6 +220,56 @@ pub(crate) fn detach_thread(name: &[u8; 16]) {
     }
 }
 
+/// `ioctl(2)`, but `-EAGAIN` and no call while the word at `is_held` is not 0. Between the look and the call are two instructions: whoever finds this thread stopped
+/// outside of [`move_window`] knows that it looks again first.
+///
+/// # Safety
+///
+/// `is_held` can be read, and `argument` is what `request` demands.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn control_unless_held(
+    is_held: *const AtomicU32,
+    descriptor: usize,
+    request: usize,
+    argument: usize,
+) -> isize {
+    naked_asm!(
+        ".hidden spillway_move_start",
+        ".globl spillway_move_start",
+        "spillway_move_start:",
+        "cmp dword ptr [rdi], 0",
+        "jne 2f",
+        "mov rdi, rsi",
+        "mov rsi, rdx",
+        "mov rdx, rcx",
+        "mov eax, 16",
+        "syscall",
+        ".hidden spillway_move_end",
+        ".globl spillway_move_end",
+        "spillway_move_end:",
+        "ret",
+        "2:",
+        "mov rax, -11",
+        "ret",
+    )
+}
+
+/// Where [`control_unless_held`] begins, and the instruction behind its call.
+pub(crate) fn move_window() -> (u64, u64) {
+    let (start, end): (u64, u64);
+    // SAFETY: takes two addresses of this library.
+    unsafe {
+        asm!(
+            "lea {start}, [rip + spillway_move_start]",
+            "lea {end}, [rip + spillway_move_end]",
+            start = out(reg) start,
+            end = out(reg) end,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    (start, end)
+}
+
 /// Ends this thread.
 pub(crate) fn end_thread(status: u8) -> ! {
     loop {

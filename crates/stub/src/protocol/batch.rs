@@ -74,12 +74,14 @@ pub mod entry_word {
 pub enum Phase {
     /// The pager's: nothing asked, or all results taken.
     Idle = 0,
-    /// The agent's: it moves pages. Meanwhile nobody may read the userfaultfd's messages (rule 14).
+    /// Whoever takes it: the agent, or the pager back again, if the agent is stopped. From now on nobody may read the userfaultfd's messages (rule 14).
     Posted = 1,
+    /// The agent's: it moves pages.
+    Claimed = 2,
     /// The agent's: pages are moved, which cannot be undone; it copies and drops them. Messages may be read again.
-    Moved = 2,
+    Moved = 3,
     /// The pager's: all results are there.
-    Done = 3,
+    Done = 4,
 }
 
 /// What an entry asks for.
@@ -117,5 +119,5 @@ pub mod outcome {
     pub const UNKNOWN: i32 = -38;
 }
 
-number_of!(Phase: Idle, Posted, Moved, Done);
+number_of!(Phase: Idle, Posted, Claimed, Moved, Done);
 number_of!(Operation: EvictCopy, EvictDrop, Populate, Advise, Exit);

@@ -48,7 +48,7 @@ pub use greeting::{Hello, HelloKind, MESSAGE_BYTES, MESSAGE_WORDS, Mismatch, Rea
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 
 /// Raised with every change of this file that the other side would notice.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// In the fourth argument of an `ioctl`, of which the kernel takes three: the filter of a run's calls lets `UFFDIO_REGISTER` pass
 /// (`spillway_sys::call_filter::UNASKED`).
@@ -201,6 +201,12 @@ pub struct SeatHead {
     pub staging: AtomicU64,
     /// Where the program has this memory. 0 before.
     pub mapped: AtomicU64,
+    /// 1: the agent moves no page more in the batch that it has, and ends it as if the program changed its mappings.
+    pub is_held: AtomicU32,
+    /// Where the instructions begin that look at [`SeatHead::is_held`] and then move pages.
+    pub move_start: AtomicU64,
+    /// And where they end: an agent that is stopped anywhere else looks again before it moves.
+    pub move_end: AtomicU64,
 }
 
 /// Bytes of the agent's staging area.
@@ -228,6 +234,12 @@ pub mod seat_word {
     pub const STAGING: usize = offset_of!(SeatHead, staging);
     /// [`SeatHead::mapped`].
     pub const MAPPED: usize = offset_of!(SeatHead, mapped);
+    /// [`SeatHead::is_held`].
+    pub const IS_HELD: usize = offset_of!(SeatHead, is_held);
+    /// [`SeatHead::move_start`].
+    pub const MOVE_START: usize = offset_of!(SeatHead, move_start);
+    /// [`SeatHead::move_end`].
+    pub const MOVE_END: usize = offset_of!(SeatHead, move_end);
 }
 
 /// How an agent is.

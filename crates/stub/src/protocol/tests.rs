@@ -60,10 +60,10 @@ fn parts_of_a_seat_do_not_overlap() {
 
 #[test]
 fn numbers_stand_for_what_they_were_made_from() {
-    for phase in [Phase::Idle, Phase::Posted, Phase::Moved, Phase::Done] {
+    for phase in [Phase::Idle, Phase::Posted, Phase::Claimed, Phase::Moved, Phase::Done] {
         assert_eq!(Phase::from_number(phase as u32), Some(phase));
     }
-    assert_eq!(Phase::from_number(4), None);
+    assert_eq!(Phase::from_number(5), None);
     assert_eq!(Operation::from_number(Operation::Exit as u32), Some(Operation::Exit));
     assert_eq!(AgentState::from_number(5), None);
 }

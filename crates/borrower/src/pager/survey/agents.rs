@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use spillway_stub::greeting::{Peer, Visitor};
 use spillway_stub::late_start::{read_cell, start_agent};
-use spillway_stub::protocol::{AGENT_NAME, AgentState};
+use spillway_stub::protocol::AgentState;
 use spillway_stub::seat::Seat;
 use spillway_sys::taken_descriptor::take_descriptor;
 use spillway_sys::tracee::TraceError;
@@ -14,7 +14,8 @@ use super::{Resident, Survey};
 use crate::pager::limits::{
     AGENT_FAILED_PAUSE, AGENT_MISSING_SHARE, AGENT_START_DEADLINE, AGENT_START_PAUSE, AGENT_THREADS_TRIED_MAX,
 };
-use crate::pager::process::{Process, has_ended};
+use crate::pager::process::has_ended;
+use crate::pager::rescue::thread_of_agent;
 use crate::pager::shared::lock;
 
 /// How an agent comes to be.
@@ -110,7 +111,7 @@ impl Survey {
     /// Goes on with an agent that cannot connect, by its own socket.
     fn take_agents_socket(&mut self, index: usize, number: i32) -> io::Result<()> {
         let process = self.residents[index].places.process;
-        let Some(thread) = agent_thread(&self.residents[index]) else { return Ok(()) };
+        let Some(thread) = thread_of_agent(process) else { return Ok(()) };
         let socket = take_descriptor(thread, number)?;
         let visitor = Visitor::from_socket(socket, Peer { process, user: 0 });
         self.give_seat(index, &visitor).map_err(io::Error::other)
@@ -138,16 +139,6 @@ fn coming(resident: &Resident, now: Instant) -> Coming {
         // It ended, became another program, or may not be looked into.
         Err(_) => Coming::UnderWay,
     }
-}
-
-/// The agent's thread, by its name: the number that it knows is another one in a PID namespace.
-fn agent_thread(resident: &Resident) -> Option<u32> {
-    let name = AGENT_NAME.split(|byte| *byte == 0).next()?;
-    let is_agent = |thread: &u32| {
-        let comm = std::fs::read(format!("/proc/{}/task/{thread}/comm", resident.places.process));
-        comm.is_ok_and(|comm| comm.trim_ascii_end() == name)
-    };
-    resident.process.as_ref().map(Process::threads)?.ok()?.into_iter().find(is_agent)
 }
 
 /// What an agent's error means, and what to do.

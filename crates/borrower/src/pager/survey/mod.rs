@@ -217,7 +217,7 @@ impl Survey {
         self.notes.as_ref()
     }
 
-    /// Where programs ask before they make a call ([`calls`]).
+    /// Where programs ask before they make a call (`calls`).
     pub fn call_listeners(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.calls.listeners()
     }
