@@ -572,10 +572,10 @@ impl Eviction {
 }
 
 impl Batch {
-    /// Whether a fault of its program waits for its end.
+    /// Whether somebody waits for its end: a fault of its program, or who brings all its pages back.
     fn is_waited_for(&self) -> bool {
         let table = self.tenant.lock();
-        table.is_awaited || table.is_hurried
+        table.is_awaited || table.is_hurried || self.tenant.is_held()
     }
 
     /// How many pages left.

@@ -211,6 +211,9 @@ pub const REGISTER_REST_TIMES: u32 = 9;
 /// How often memory that is not paged is looked for: what is told is for the user, who reads no faster.
 pub const SHARING_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often it is looked whether a debugger has stopped a program: it needs some tenths of a second before it reads memory.
+pub const TRACED_LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
 /// A call that was allowed is looked at for so long at every look, to see that it is over; after that when there is a look anyway.
 pub const CALL_PATIENCE: Duration = Duration::from_millis(50);
 

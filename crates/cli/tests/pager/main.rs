@@ -5,7 +5,7 @@
 //!
 //! - [`programs`], [`java`], [`servers`], [`peculiarities`], [`dumps`], [`overcommit`]: exact output at 50 and 25 %, shared with the other test binary; [`shares`]: that they had so much and no more.
 //! - [`manners`]: exit status, signals and terminal, shared too.
-//! - [`emulator`]: a guest in QEMU; [`forks`]: what children share; [`hostile`]: programs that mean harm; [`calls`]: system calls that the pager has to hear of; [`ordinary_user`]: without root, [`users_forks`]: forks that the kernel tells nobody of, [`users_programs`]: programs that start others in unusual ways, [`users_shares`]: at half and a quarter; [`descriptors`]: many programs at once; [`bare_exits`]: programs whose ends no library hears of; [`threads`]: what they have more than they started; [`back_pressure`]: who writes faster than pages leave; [`told`]: what a run tells of its faults; [`refused`]: programs that the pager cannot serve; [`sanitizers`]: programs whose library wants to be the first.
+//! - [`emulator`]: a guest in QEMU; [`forks`]: what children share; [`hostile`]: programs that mean harm; [`calls`]: system calls that the pager has to hear of; [`debugged`]: programs that a debugger stops; [`ordinary_user`]: without root, [`users_forks`]: forks that the kernel tells nobody of, [`users_programs`]: programs that start others in unusual ways, [`users_shares`]: at half and a quarter; [`descriptors`]: many programs at once; [`bare_exits`]: programs whose ends no library hears of; [`threads`]: what they have more than they started; [`back_pressure`]: who writes faster than pages leave; [`told`]: what a run tells of its faults; [`refused`]: programs that the pager cannot serve; [`sanitizers`]: programs whose library wants to be the first.
 //! - [`chaos`], [`cut_off`]: donors die, stop and come back, cables are pulled and disks are full, shared too; [`lost_copies`]: nobody else had them; [`violence`], [`families`]: the pager and programs are killed, alone and with forked children; [`left_behind`]: a program alone, shared.
 
 // In a test a panic is the report.
@@ -51,6 +51,7 @@ mod at_random;
 mod back_pressure;
 mod bare_exits;
 mod calls;
+mod debugged;
 mod descriptors;
 mod emulator;
 mod families;

@@ -189,16 +189,24 @@ impl Space {
 
     /// All such pages in `range`, in order.
     pub fn away(&self, range: &Range<u64>) -> Vec<u64> {
+        self.pages_that(range, |state| matches!(state, PageState::Away(_) | PageState::Coming(_)))
+    }
+
+    /// All pages of `range` that are there with a copy, which are write-protected, in order.
+    pub fn clean(&self, range: &Range<u64>) -> Vec<u64> {
+        self.pages_that(range, |state| matches!(state, PageState::Clean(_)))
+    }
+
+    fn pages_that(&self, range: &Range<u64>, is_meant: fn(&PageState) -> bool) -> Vec<u64> {
         let in_group = |base: u64| {
             let group = &self.groups[&base];
-            let is_away = |state: &PageState| matches!(state, PageState::Away(_) | PageState::Coming(_));
-            let indexes = (0..GROUP_PAGES).filter(move |index| is_away(&group.pages[*index]));
+            let indexes = (0..GROUP_PAGES).filter(move |index| is_meant(&group.pages[*index]));
             indexes.map(move |index| base + index as u64 * PAGE)
         };
-        let mut away: Vec<u64> =
+        let mut pages: Vec<u64> =
             self.bases(range).flat_map(in_group).filter(|address| range.contains(address)).collect();
-        away.sort_unstable();
-        away
+        pages.sort_unstable();
+        pages
     }
 
     /// The number of the page at `address`, if it was given one.

@@ -381,7 +381,7 @@ fn guards(process: &Process, range: &Range<u64>, regions: &mut [Region]) -> Opti
 }
 
 /// What the machine and its memory cgroups leave `process`: what is brought back is charged to these.
-fn room_bytes(process: u32) -> u64 {
+pub(super) fn room_bytes(process: u32) -> u64 {
     let machine_bytes = MachineMemory::read().map_or(0, |memory| memory.available_bytes);
     machine_bytes.min(memory_group::available_bytes_for(process).unwrap_or(u64::MAX))
 }

@@ -6,7 +6,7 @@
 //!
 //! - `greeting`: programs and agents that say hello; `proof`: that they are of the run; `newcomers`: programs that did not wait for an answer; `children`: whose processes are found; `agents` that start late.
 //! - `common`: pages that a fork shared, which count once; `calls`: system calls that wait until the pager is ready for them.
-//! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told; `unpaged`: programs that never said hello, too; `pausing`: programs that leave no moment for it.
+//! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told; `unpaged`: programs that never said hello, too; `pausing`: programs that leave no moment for it; `traced`: programs that a debugger has stopped.
 
 mod agents;
 mod calls;
@@ -18,6 +18,7 @@ mod pausing;
 mod proof;
 mod registering;
 mod sharing;
+mod traced;
 mod unpaged;
 
 use std::collections::HashSet;
@@ -45,6 +46,7 @@ use self::greeting::Caller;
 use self::pausing::{Respite, Restless};
 use self::proof::Proof;
 use self::registering::Registered;
+use self::traced::Traced;
 use self::unpaged::Unpaged;
 use super::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GREETINGS_MAX, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX,
@@ -169,6 +171,7 @@ pub struct Survey {
     /// When memory that is not paged was looked for.
     sharing_looked_at: Option<Instant>,
     unpaged: Unpaged,
+    traced: Traced,
     /// Pages that the kernel counts more than once.
     common: Common,
     restless: Restless,
@@ -200,6 +203,7 @@ impl Survey {
             own_userfaultfds_told: HashSet::new(),
             sharing_looked_at: None,
             unpaged: Unpaged::default(),
+            traced: Traced::default(),
             common: Common::default(),
             restless: Restless::default(),
         })
@@ -267,12 +271,13 @@ impl Survey {
             self.register_all(now);
             self.start_agents(now);
             self.make_pause(now);
+            self.bring_back_for_debuggers(now);
         }
         self.end_agents_left_alone();
         self.tell_of_sharing(now);
         self.tell_of_unpaged(now);
         self.shared.call_eviction();
-        if self.calls.is_busy(now) || is_someone_held {
+        if self.calls.is_busy(now) || self.traced.is_busy() || is_someone_held {
             return LOOK_INTERVAL_MIN;
         }
         interval(self.shared.budget.high_pages() - resident)
