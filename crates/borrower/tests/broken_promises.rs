@@ -283,7 +283,7 @@ fn a_slab_leased_in_a_lost_session_is_not_used_in_the_next() {
         std::thread::sleep(Duration::from_millis(50));
         // The link thread: the session ends, nothing is there to forget, and the donor is reached again.
         first.sender.close();
-        shared.donors[0].disconnected("lost".to_owned());
+        shared.donors[0].disconnected("lost".to_owned(), false);
         let second = open_session(scope, &shared.donors[0]);
         drop(lock);
         let stale = mapping.join().unwrap();
@@ -304,7 +304,7 @@ fn trouble_with_the_last_session_does_not_end_the_next() {
     std::thread::scope(|scope| {
         let first = open_session(scope, &shared.donors[0]);
         first.sender.close();
-        shared.donors[0].disconnected("lost".to_owned());
+        shared.donors[0].disconnected("lost".to_owned(), false);
         // An I/O thread's pieces end as orphans while the manager's thread is busy (it waits half a second for each silent
         // donor, and for a lease of each wanted slab).
         shared.volume.report_trouble(DonorSlot(0));

@@ -54,8 +54,9 @@ pub(crate) const PAGER_BUDGET_INTERVAL: Duration = Duration::from_millis(5);
 /// Processes that a program leaves behind for a moment (a shell's, that are just ending) are not worth a word.
 pub(crate) const LEFT_BEHIND_NOTICE: Duration = Duration::from_secs(1);
 
-/// How long to wait for the first donor of a device: a donor on a loaded machine answers within a second.
-pub(crate) const DONOR_WAIT: Duration = Duration::from_secs(5);
+/// How long to wait for the first donor of a device: an attempt's [`CONNECT_DEADLINE`](spillway_fabric::limits::CONNECT_DEADLINE) and
+/// a little. A donor on a loaded machine answers within a second; a user is told what failed within five.
+pub(crate) const DONOR_WAIT: Duration = Duration::from_millis(4200);
 
 /// A device or donor process that is not ready by then has failed: donors' deadline, mounting, and a loaded machine.
 pub(crate) const START_DEADLINE: Duration = Duration::from_secs(60);

@@ -34,6 +34,10 @@ pub const REQUEST_DEADLINE: Duration = Duration::from_secs(2);
 /// A whole handshake, control or data, takes at most so long.
 pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(3);
 
+/// A borrower reaches a donor within so long or tells why not: looking up its name, connecting, and both handshakes. The rest of
+/// five seconds, after which a user takes a command for stuck, is left to starting and stopping the process.
+pub const CONNECT_DEADLINE: Duration = Duration::from_secs(4);
+
 /// Both ends send something on the control channel at least this often.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 

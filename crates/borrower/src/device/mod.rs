@@ -101,6 +101,7 @@ pub struct Device {
     remote: Option<Remote>,
     downfall: Arc<Downfall>,
     state: Option<Arc<Kept>>,
+    donors_missing: Vec<String>,
     stopped: bool,
 }
 
@@ -159,10 +160,11 @@ impl Device {
             remote,
             state: state.map(Arc::new),
             config,
+            donors_missing: Vec::new(),
             stopped: false,
         };
         if let Some(remote) = &device.remote {
-            remote.await_donors(device.config.donor_wait, device.is_resumed())?;
+            device.donors_missing = remote.await_donors(device.config.donor_wait, device.is_resumed())?;
         }
         device.settle();
         let permit = SpinPermit::default();
@@ -206,6 +208,11 @@ impl Device {
     /// The block device, such as `/dev/loop0`, or where an NBD server's clients find it.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The donors that could not be reached when the device started, each as its address and the reason.
+    pub fn donors_missing(&self) -> &[String] {
+        &self.donors_missing
     }
 
     /// Bytes of the device: the asked size, rounded up to whole slabs.

@@ -16,7 +16,7 @@ use crate::disk_writer::{DiskCounters, DiskThread};
 use crate::engine::Engine;
 use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::limits::{BACKING_HANDOVER_DEADLINE, BACKING_RELEASE_DEADLINE, DISK_WRITES_MAX, MOVE_BATCH_PAGES};
-use crate::manager::donors::Phase;
+use crate::manager::donors::{DonorEntry, Phase};
 use crate::manager::heat::MappingPolicy;
 use crate::manager::{Lane, Manager, ManagerParts, Ties, care};
 use crate::metrics::Metrics;
@@ -97,26 +97,29 @@ impl Remote {
         Ok((engines, Self { volume, manager: manager.map_err(system())?, disk }))
     }
 
-    /// Waits until every donor was reached or refused once, for the configured time; then one must be there.
-    pub(crate) fn await_donors(&self, patience: Duration, is_resumed: bool) -> Result<(), DeviceError> {
+    /// Waits until every donor was reached or tried once, for the configured time; then one must be there. The donors that are not,
+    /// with why, unless this is a device that goes on: such a device has pages to serve, from the disk if need be.
+    pub(crate) fn await_donors(&self, patience: Duration, is_resumed: bool) -> Result<Vec<String>, DeviceError> {
         let donors = &self.manager.shared.donors;
         let give_up = Instant::now() + patience;
-        let is_connected = |phase| phase == Phase::Connected;
-        while !donors.iter().all(|donor| is_connected(donor.phase())) && Instant::now() < give_up {
-            let tried = donors.iter().all(|donor| !donor.status().last_error.is_empty() || is_connected(donor.phase()));
-            if tried && (is_resumed || donors.iter().any(|donor| is_connected(donor.phase()))) {
-                break;
+        let missing = loop {
+            let missing: Vec<_> = donors.iter().filter(|donor| donor.phase() != Phase::Connected).collect();
+            let refusals: Vec<_> = missing.iter().filter_map(|donor| donor.refusal()).collect();
+            let all_tried = refusals.len() == missing.len();
+            let is_enough =
+                is_resumed || missing.len() < donors.len() || refusals.iter().all(|(_, is_final)| *is_final);
+            if missing.is_empty() || (all_tried && is_enough) || Instant::now() >= give_up {
+                break missing;
             }
             std::thread::sleep(Duration::from_millis(5));
+        };
+        let lines: Vec<String> = missing.iter().map(|donor| line_of_missing(donor, patience)).collect();
+        if is_resumed || missing.len() < donors.len() {
+            return Ok(lines);
         }
-        // A device that goes on has pages to serve, from the disk if need be.
-        if is_resumed || donors.iter().any(|donor| is_connected(donor.phase())) {
-            return Ok(());
-        }
-        let reasons = donors.iter().map(|donor| format!("{}: {}", donor.address, donor.status().last_error));
         Err(DeviceError::NoDonor(format!(
             "no donor can be reached; start one with 'spillway donate', or check the address and the key\n  {}",
-            reasons.collect::<Vec<_>>().join("\n  ")
+            lines.join("\n  ")
         )))
     }
 
@@ -155,6 +158,11 @@ impl Remote {
             });
         }
     }
+}
+
+fn line_of_missing(donor: &DonorEntry, patience: Duration) -> String {
+    let waited = || format!("no session within {:.0} s", patience.as_secs_f32());
+    format!("{}: {}", donor.address, donor.refusal().map_or_else(waited, |(reason, _)| reason))
 }
 
 /// The counter of the state that a slab is in.

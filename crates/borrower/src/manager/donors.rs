@@ -52,6 +52,7 @@ struct Link {
     free_bytes: u64,
     refused_until: Option<Instant>,
     last_error: String,
+    is_refused_for_good: bool,
 }
 
 const GIBIBYTE: f64 = (1u64 << 30) as f64;
@@ -101,6 +102,7 @@ impl DonorEntry {
             free_bytes: 0,
             refused_until: None,
             last_error: String::new(),
+            is_refused_for_good: false,
         };
         Self {
             slot,
@@ -123,12 +125,13 @@ impl DonorEntry {
         link.free_bytes = free_bytes;
         link.refused_until = None;
         link.last_error.clear();
+        link.is_refused_for_good = false;
         drop(link);
         self.slabs_held.store(slabs_held, Ordering::SeqCst);
     }
 
-    /// The session ended, or could not be opened.
-    pub fn disconnected(&self, reason: String) {
+    /// The session ended, or could not be opened; `is_final` if trying again does not help before somebody changes something.
+    pub fn disconnected(&self, reason: String, is_final: bool) {
         let mut link = self.link();
         if link.phase == Phase::Connected {
             link.phase = Phase::Lost;
@@ -136,6 +139,7 @@ impl DonorEntry {
         link.session = None;
         link.free_bytes = 0;
         link.last_error = reason;
+        link.is_refused_for_good = is_final;
         drop(link);
         self.abandon_calls();
     }
@@ -158,6 +162,14 @@ impl DonorEntry {
     /// How far the link is.
     pub fn phase(&self) -> Phase {
         self.link().phase
+    }
+
+    /// Why the last attempt at a session failed, and whether another one cannot help; `None` before the first one has ended, and
+    /// while a session is open.
+    pub fn refusal(&self) -> Option<(String, bool)> {
+        let link = self.link();
+        let is_tried = link.session.is_none() && !link.last_error.is_empty();
+        is_tried.then(|| (link.last_error.clone(), link.is_refused_for_good))
     }
 
     /// Hands an answer to whoever asked.
@@ -336,7 +348,7 @@ mod tests {
                     _ => {}
                 }
             }
-            link.disconnected("the test is over".to_owned());
+            link.disconnected("the test is over".to_owned(), false);
         });
         (entry, donor, link)
     }

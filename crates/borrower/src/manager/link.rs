@@ -10,33 +10,26 @@
 //! giving up would lose the page for certain, and it is waited for much longer ([`Patience`](spillway_fabric::patience::Patience)).
 
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use spillway_fabric::address::DonorAddress;
-use spillway_fabric::control::host::boot_id;
-use spillway_fabric::control::message::{Hello, Message, Welcome};
+use spillway_fabric::control::ControlError;
+use spillway_fabric::control::message::Message;
 use spillway_fabric::control::silence::Silence;
-use spillway_fabric::control::{ControlChannel, ControlError, ControlReceiver, ControlSender};
 use spillway_fabric::limits::{
-    HANDSHAKE_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX, SOLE_COPY_PATIENCE,
+    CONNECT_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX, SOLE_COPY_PATIENCE,
 };
-use spillway_fabric::queue_pair::QueuePair;
-use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
-use spillway_fabric::tcp::TcpQueuePair;
-use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
+use spillway_fabric::shm::ShmWindow;
 
 use super::Shared;
 use super::activity;
+use super::dialing::{DialError, Resolver};
 use super::donors::{DonorEntry, Session};
 use super::mapping::forget_donor;
 use super::mover::Work;
-use super::reunion::{self, HeldSlab};
-use crate::device::transport::TransportChoice;
+use super::opening::{Attempt, Transport};
+use super::reunion;
 use crate::engine::lanes::LaneChange;
 use crate::limits::{
     RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN, SILENCE_NOTICED, SOLE_COPY_LOOK_INTERVAL, SOLE_COPY_PATIENCE_WITH_DISK,
@@ -47,9 +40,16 @@ use crate::volume::slab_entry::DonorSlot;
 /// Why a session could not be opened, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// Nobody answers at the address; is the donor running?
-    #[error("cannot connect: {0}")]
-    Unreachable(io::Error),
+    /// Nobody answers at the address.
+    #[error(transparent)]
+    Unreachable(DialError),
+    /// Whoever answers at the address took the connection and said nothing.
+    #[error(
+        "the connection was accepted, and then nothing came within {} s: another program listens there (an HTTP server waits for a \
+         whole request), or the donor is stopped",
+        CONNECT_DEADLINE.as_secs()
+    )]
+    Speechless,
     /// The control channel failed: key, version, silence.
     #[error(transparent)]
     Control(#[from] ControlError),
@@ -62,6 +62,9 @@ pub enum LinkError {
     /// A data connection or the window for shared memory could not be made.
     #[error("cannot make data connections: {0}")]
     Data(io::Error),
+    /// The donor was reached, and its port for data was not.
+    #[error("the donor was reached, but not for data: {0}")]
+    DataUnreachable(DialError),
     /// The user wants nothing else.
     #[error("no shared memory with it: it runs on another host, or for another user; use --transport auto")]
     NoSharedMemory,
@@ -70,44 +73,20 @@ pub enum LinkError {
     Goodbye(String),
 }
 
-/// An open control channel, and what the donor said.
-struct Greeted {
-    sender: ControlSender,
-    receiver: ControlReceiver,
-    welcome: Welcome,
-    held: Vec<HeldSlab>,
-}
-
-/// The same, and how pages will travel.
-struct Opened {
-    sender: ControlSender,
-    receiver: ControlReceiver,
-    welcome: Welcome,
-    held: Vec<HeldSlab>,
-    transport: Transport,
-}
-
-impl Greeted {
-    fn over(self, transport: Transport) -> Opened {
-        let Self { sender, receiver, welcome, held } = self;
-        Opened { sender, receiver, welcome, held, transport }
+impl LinkError {
+    /// Whether trying again cannot help before somebody changes something.
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Control(ControlError::Preface(_) | ControlError::WrongKey) | Self::NoSharedMemory)
     }
-}
-
-/// How pages will travel.
-enum Transport {
-    Shm,
-    Tcp(std::net::SocketAddr),
-    /// As over TCP, through the UNIX socket of a donor on this host.
-    Unix(PathBuf),
 }
 
 /// Keeps the donor in `slot` connected until the device stops.
 pub fn run(shared: &Shared, slot: usize) {
     let donor = &shared.donors[slot];
     let mut pause = RECONNECT_PAUSE_MIN;
+    let mut resolver = Resolver::default();
     while !shared.is_stopping() {
-        match session(shared, donor) {
+        match session(shared, donor, &mut resolver) {
             Ok(()) => return,
             // Our own goodbye ended it, and the volume goes with the device.
             Err(_) if shared.is_stopping() => return,
@@ -191,8 +170,9 @@ fn look_for_sole_copies(shared: &Shared, donor: &DonorEntry) -> bool {
 }
 
 /// One session from its beginning to its end; `Ok` when the device stops.
-fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
-    let opened = open(shared, donor)?;
+fn session(shared: &Shared, donor: &DonorEntry, resolver: &mut Resolver) -> Result<(), LinkError> {
+    let mut attempt = Attempt::begin(shared, donor);
+    let opened = attempt.open(resolver)?;
     let window = match opened.transport {
         Transport::Shm => {
             let size_bytes = shared.volume.geometry.slab_size_bytes();
@@ -203,7 +183,7 @@ fn session(shared: &Shared, donor: &DonorEntry) -> Result<(), LinkError> {
     shared.volume.set_silent(donor.slot, false);
     look_for_sole_copies(shared, donor);
     let held = reunion::take_held(shared, donor.slot, &opened.held, window.as_deref());
-    install_queue_pairs(shared, donor, &opened, window.as_ref()).map_err(LinkError::Data)?;
+    attempt.install_queue_pairs(&opened, window.as_ref())?;
     let record = DonorRecord { donor: opened.welcome.donor, token: opened.welcome.resume };
     shared.ties.records.set_donor(donor.slot, &record);
     let sender = opened.sender.with_patience(donor.patience().silence());
@@ -271,150 +251,9 @@ fn handle(
     Ok(())
 }
 
-/// Connects and says hello, over the UNIX socket if the donor is on this host. Slabs of a session before are asked for over
-/// the connection that will be used, so one whose transport is not known yet is opened only to learn it.
-fn open(shared: &Shared, donor: &DonorEntry) -> Result<Opened, LinkError> {
-    let resume = shared.ties.records.donor(donor.slot).map(|record| record.token);
-    match &donor.address {
-        DonorAddress::Unix(path) if shared.transport == TransportChoice::Tcp => {
-            let stream = connect_unix(path).map_err(LinkError::Unreachable)?;
-            Ok(greet(shared, stream, false, resume)?.over(Transport::Unix(path.clone())))
-        }
-        DonorAddress::Unix(path) => open_unix(shared, path, resume),
-        DonorAddress::Tcp(text) => {
-            let (stream, mut peer) = connect_tcp(text).map_err(LinkError::Unreachable)?;
-            let first = greet(shared, stream.into(), false, None)?;
-            let here = boot_id().is_ok_and(|host| host == first.welcome.host);
-            if here && !first.welcome.unix_path.is_empty() && shared.transport != TransportChoice::Tcp {
-                match open_unix(shared, Path::new(&first.welcome.unix_path), resume) {
-                    Ok(opened) if opened.welcome.donor == first.welcome.donor => return Ok(opened),
-                    Ok(_) => tracing::info!("{} is another donor than {text}", first.welcome.unix_path),
-                    Err(error) => tracing::info!("no shared memory with {text}: {error}"),
-                }
-            }
-            if shared.transport == TransportChoice::Shm {
-                return Err(LinkError::NoSharedMemory);
-            }
-            let greeted = match resume {
-                None => first,
-                Some(_) => {
-                    let (stream, _) = connect_tcp(text).map_err(LinkError::Unreachable)?;
-                    greet(shared, stream.into(), false, resume)?
-                }
-            };
-            if greeted.welcome.data_port != 0 {
-                peer.set_port(greeted.welcome.data_port);
-            }
-            Ok(greeted.over(Transport::Tcp(peer)))
-        }
-    }
-}
-
-fn open_unix(shared: &Shared, path: &Path, resume: Option<SessionToken>) -> Result<Opened, LinkError> {
-    let stream = connect_unix(path).map_err(LinkError::Unreachable)?;
-    Ok(greet(shared, stream, true, resume)?.over(Transport::Shm))
-}
-
-/// Connects without waiting: a stopped donor whose queue of connections is full would keep this thread for ever.
-fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::io::ioctl_fionbio(&socket, false)?;
-    Ok(socket)
-}
-
-fn connect_tcp(text: &str) -> io::Result<(TcpStream, std::net::SocketAddr)> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("'{text}' has no address"));
-    for address in text.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, HANDSHAKE_DEADLINE) {
-            Ok(stream) => return Ok((stream, address)),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-fn greet(
-    shared: &Shared,
-    stream: OwnedFd,
-    wants_shared_memory: bool,
-    resume: Option<SessionToken>,
-) -> Result<Greeted, LinkError> {
-    let (sender, mut receiver) = ControlChannel::connect(stream, shared.key.as_ref())?.split();
-    let hello = Hello {
-        version: WIRE_VERSION,
-        borrower: shared.borrower,
-        volume: shared.name.clone(),
-        slab_size_bytes: shared.volume.geometry.slab_size_bytes(),
-        wants_shared_memory,
-        linger_seconds: shared.ties.linger.as_secs() as u16,
-        patience_seconds: donors_patience(shared).as_secs() as u16,
-        resume,
-    };
-    sender.send(&Message::Hello(hello), None)?;
-    match receiver.receive(HANDSHAKE_DEADLINE)?.0 {
-        Message::Welcome(welcome) => {
-            let held = receive_held(&mut receiver, welcome.held)?;
-            Ok(Greeted { sender, receiver, welcome, held })
-        }
-        Message::Rejected { reason } => Err(LinkError::Rejected(reason)),
-        other => Err(LinkError::Protocol(format!("{other:?} instead of a welcome"))),
-    }
-}
-
-/// How long donors are to wait for this process when it says nothing: all of them stop hearing it at the same moment, so other donors'
-/// copies do not help.
-fn donors_patience(shared: &Shared) -> Duration {
-    if shared.volume.redundancy.disk { SILENCE_DEADLINE } else { SOLE_COPY_PATIENCE }
-}
-
-/// The slabs that the donor has kept, as it said so many.
-fn receive_held(receiver: &mut ControlReceiver, count: u32) -> Result<Vec<HeldSlab>, LinkError> {
-    if count as usize > SLABS_PER_SESSION_MAX {
-        return Err(LinkError::Protocol(format!("{count} slabs were held, more than a session may")));
-    }
-    let mut held = Vec::new();
-    for _ in 0..count {
-        match receiver.receive(HANDSHAKE_DEADLINE)? {
-            (Message::Held { slab }, memory) => held.push(HeldSlab { slab, memory }),
-            (other, _) => return Err(LinkError::Protocol(format!("{other:?} instead of a slab that it held"))),
-        }
-    }
-    Ok(held)
-}
-
-/// Gives every lane a queue pair to the donor. They see it before any place at the donor is filled.
-fn install_queue_pairs(
-    shared: &Shared,
-    donor: &DonorEntry,
-    opened: &Opened,
-    window: Option<&Arc<ShmWindow>>,
-) -> io::Result<()> {
-    let mut queue_pairs: Vec<Box<dyn QueuePair>> = Vec::with_capacity(shared.lanes.len());
-    for lane in &shared.lanes {
-        let (pool, patience) = (Arc::clone(&lane.pool), Arc::clone(donor.patience()));
-        queue_pairs.push(match (window, &opened.transport) {
-            (Some(window), _) => Box::new(ShmQueuePair::new(Arc::clone(window), pool)),
-            (None, Transport::Tcp(address)) => {
-                let stream = TcpStream::connect_timeout(address, HANDSHAKE_DEADLINE)?;
-                Box::new(TcpQueuePair::connect(stream, &opened.welcome.token, pool, patience)?)
-            }
-            (None, Transport::Unix(path)) => {
-                Box::new(TcpQueuePair::connect(connect_unix(path)?, &opened.welcome.token, pool, patience)?)
-            }
-            (None, Transport::Shm) => unreachable!("shared memory has a window"),
-        });
-    }
-    for (lane, queue_pair) in shared.lanes.iter().zip(queue_pairs) {
-        lane.mailbox.leave(LaneChange { donor: donor.slot, queue_pair: Some(queue_pair) });
-    }
-    Ok(())
-}
-
 fn clean_up(shared: &Shared, donor: &DonorEntry, error: &LinkError) {
     let session = donor.session();
-    donor.disconnected(error.to_string());
+    donor.disconnected(error.to_string(), error.is_final());
     let Some(session) = session else {
         tracing::debug!("donor {}: {error}", donor.address);
         if Instant::now() >= shared.reunion_until {

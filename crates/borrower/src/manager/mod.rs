@@ -6,6 +6,7 @@
 //!
 //! - [`donors`]: what is known of each donor, and asking it for memory.
 //! - [`activity`]: what donors ask before they want slabs back.
+//! - `dialing` and `opening`: connecting to a donor, and everything before its first slab.
 //! - [`heat`]: which slabs deserve a donor, when mapping follows activity.
 //! - [`reunion`]: slabs that donors kept for a process that died.
 //! - [`placement`]: the power of two choices. - [`mapping`]: adding and dropping copies. - [`refill`]: copying pages.
@@ -13,11 +14,13 @@
 
 pub mod activity;
 pub mod care;
+pub mod dialing;
 pub mod donors;
 pub mod heat;
 pub mod link;
 pub mod mapping;
 pub mod mover;
+mod opening;
 pub mod placement;
 pub mod refill;
 pub mod reunion;

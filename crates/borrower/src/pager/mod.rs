@@ -117,6 +117,7 @@ pub struct Pager {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     remote: Option<Remote>,
+    donors_missing: Vec<String>,
 }
 
 /// What a pager says of itself: the volume's report, and its own.
@@ -149,6 +150,11 @@ fn make_pools(fault_threads: usize, pool: &Arc<BufferPool>) -> io::Result<Vec<Ar
 }
 
 impl Pager {
+    /// The donors that could not be reached when the pager started, each as its address and the reason.
+    pub fn donors_missing(&self) -> &[String] {
+        &self.donors_missing
+    }
+
     /// Connects to donors and starts the threads; programs that are started with [`Pager::environment`] are paged from now on.
     pub fn start(config: PagerConfig) -> Result<Self, PagerError> {
         config.check()?;
@@ -183,8 +189,11 @@ impl Pager {
             directory: Directory::default(),
         };
         let shared = Arc::new(Shared::new(books, budget, fault_threads).map_err(system())?);
-        let mut pager = Self { config, volume_config, metrics, shared, threads: Vec::new(), remote: Some(remote) };
-        pager.remote.as_ref().expect("just made").await_donors(pager.config.donor_wait, false)?;
+        let donors_missing = Vec::new();
+        let mut pager =
+            Self { config, volume_config, metrics, shared, threads: Vec::new(), remote: Some(remote), donors_missing };
+        let remote = pager.remote.as_ref().expect("just made");
+        pager.donors_missing = remote.await_donors(pager.config.donor_wait, false)?;
         let writer = engines.pop().expect("an engine for each pool");
         let shared = &pager.shared;
         let capacity = u32::try_from(shared.budget.limit_pages()).unwrap_or(u32::MAX);

@@ -73,6 +73,8 @@ pub(crate) enum Readiness {
         path: PathBuf,
         /// What is less safe than it should be, in words.
         notes: Vec<String>,
+        /// Donors that could not be reached, with the reason.
+        donors_missing: Vec<String>,
     },
     /// It could not be started.
     Failed(String),
@@ -155,14 +157,17 @@ pub(crate) fn launch(
     let owner_pipe = child.stdin.take();
     let answer = child.stdout.take().map(|stdout| wait_ready(stdout, interruption));
     match answer.unwrap_or_else(|| Err(Failure::failed("the device's process has no standard output"))) {
-        Ok(Readiness::Ready { path, notes }) => Ok(RunningDevice {
-            name: launched.name.clone(),
-            path,
-            notes,
-            status_socket: registry.status_socket(Kind::Device, &launched.name),
-            child,
-            owner_pipe,
-        }),
+        Ok(Readiness::Ready { path, notes, donors_missing }) => {
+            tell_missing(&donors_missing);
+            Ok(RunningDevice {
+                name: launched.name.clone(),
+                path,
+                notes,
+                status_socket: registry.status_socket(Kind::Device, &launched.name),
+                child,
+                owner_pipe,
+            })
+        }
         Ok(Readiness::Failed(text)) => {
             drop(owner_pipe);
             wait_for(&mut child, Instant::now() + limits::STOP_DEADLINE);
@@ -173,6 +178,13 @@ pub(crate) fn launch(
             end(&mut child, registry);
             Err(failure.or_log(&log_path))
         }
+    }
+}
+
+/// Tells the user of donors that were named and could not be reached, each given as its address and the reason.
+pub(crate) fn tell_missing(donors: &[String]) {
+    for donor in donors {
+        eprintln!("spillway: starts without a donor, which is tried again: {donor}");
     }
 }
 

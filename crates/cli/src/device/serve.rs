@@ -97,7 +97,11 @@ pub(crate) fn serve(launched_text: &str, handed_text: &str, io_flusher: std::io:
     let terminate = separate_from_terminal()?;
     match Server::start(&launched, &handed, notes, terminate) {
         Ok(mut server) => {
-            announce(&Readiness::Ready { path: server.path.clone(), notes: server.notes.clone() });
+            announce(&Readiness::Ready {
+                path: server.path.clone(),
+                notes: server.notes.clone(),
+                donors_missing: server.device.donors_missing().to_vec(),
+            });
             server.run();
             Ok(())
         }

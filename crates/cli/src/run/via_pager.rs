@@ -25,6 +25,7 @@ use super::watch::{self, Governed};
 use crate::arguments::RunArguments;
 use crate::budget::Budget;
 use crate::cgroup::usage::GroupUsage;
+use crate::device::launch::tell_missing;
 use crate::device::serve::DeviceRecord;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
@@ -87,7 +88,9 @@ impl Run {
         let library = preload::write(&directory, programs_fork)?;
         let config = self.plan.paged(&self.donors, directory, library, programs_fork, initial_bytes(budget)?)?;
         self.open_files_max = raise_limit();
-        self.pager = Some(Paged { pager: Pager::start(config).map_err(Failure::failed)? });
+        let pager = Pager::start(config).map_err(Failure::failed)?;
+        tell_missing(pager.donors_missing());
+        self.pager = Some(Paged { pager });
         interruption.check()
     }
 

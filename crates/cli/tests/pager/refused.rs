@@ -1,6 +1,8 @@
 //! Programs that the pager cannot serve are refused before anything starts, with the way that serves them.
 
 use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -125,5 +127,52 @@ fn a_program_with_a_strict_filter_of_its_own_runs_within_its_budget_and_is_sent_
     let said = run("24M", "kill");
     assert_eq!(said.status.signal(), Some(31), "{}", said.errors);
     assert!(said.errors.contains("SIGSYS") && said.errors.contains("--via swap"), "{}", said.errors);
+    stage.assert_clean();
+}
+
+/// Listens on this host and sends `answer` to everybody; nothing for an empty one. Its thread waits in `accept` until the test's
+/// process ends.
+fn listen_as(answer: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let mut connections = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept() {
+            // The borrower may have hung up.
+            let _ = stream.write_all(answer);
+            connections.push(stream);
+        }
+    });
+    address
+}
+
+/// A wrong port is named with what answers there, and a good donor beside a bad one is used.
+#[test]
+fn whoever_answers_at_a_donors_address_is_named_and_the_other_donors_serve() {
+    let Some(mut stage) = Stage::set(&[]) else { return };
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let bad = [
+        (listen_as(b"\x15\x03\x01\x00\x02\x02\x46"), "it speaks TLS"),
+        (listen_as(b"SSH-2.0-OpenSSH_9.6\r\n"), "it speaks SSH"),
+        (listen_as(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "it speaks HTTP"),
+        (listen_as(b""), "the connection was accepted, and then nothing came"),
+        (free, "nothing listens at TCP port"),
+    ];
+    let options = ["--local", "16M", "--lend", "64M", "--slab-size", "4M", "--key", "none"];
+    for (address, why) in &bad {
+        let said = support::run(&mut stage.run(&[&options[..], &["--donor", address]].concat(), &["true"]));
+        assert_eq!(said.status.code(), Some(1), "{}", said.errors);
+        assert!(said.errors.contains(&format!("{address}: ")) && said.errors.contains(why), "{}", said.errors);
+    }
+    stage.donor("80M");
+    let donors = stage.donor_options();
+    let mut with_bad: Vec<&str> = options.into_iter().chain(donors.iter().map(String::as_str)).collect();
+    bad.iter().for_each(|(address, _)| with_bad.extend(["--donor", address]));
+    let said = support::run(&mut stage.run(&with_bad, &["true"])).done("a run with one good donor");
+    for (address, why) in &bad {
+        let is_told =
+            |line: &str| line.contains("starts without a donor") && line.contains(address) && line.contains(why);
+        assert!(said.errors.lines().any(is_told), "{}", said.errors);
+    }
     stage.assert_clean();
 }

@@ -16,7 +16,7 @@ use super::handshake::{self, Opening};
 use super::message::Message;
 use super::socket::Socket;
 use crate::key::ClusterKey;
-use crate::limits::{CONTROL_MESSAGE_BYTES_MAX, SILENCE_DEADLINE};
+use crate::limits::{CONTROL_MESSAGE_BYTES_MAX, HANDSHAKE_DEADLINE, SILENCE_DEADLINE};
 
 /// Bytes of the length before each encrypted message.
 const LENGTH_BYTES: usize = 2;
@@ -57,10 +57,18 @@ struct Shared {
 }
 
 impl ControlChannel {
-    /// The connecting side's handshake over a connected stream, within
-    /// [`HANDSHAKE_DEADLINE`](crate::limits::HANDSHAKE_DEADLINE).
+    /// The connecting side's handshake over a connected stream, within [`HANDSHAKE_DEADLINE`].
     pub fn connect(stream: impl Into<OwnedFd>, key: Option<&ClusterKey>) -> Result<Self, ControlError> {
-        handshake::initiate(stream.into(), key).map(Self::new)
+        Self::connect_until(stream, key, Instant::now() + HANDSHAKE_DEADLINE)
+    }
+
+    /// The same, until `deadline`.
+    pub fn connect_until(
+        stream: impl Into<OwnedFd>,
+        key: Option<&ClusterKey>,
+        deadline: Instant,
+    ) -> Result<Self, ControlError> {
+        handshake::initiate(stream.into(), key, deadline).map(Self::new)
     }
 
     /// The accepting side's handshake, within the same deadline.

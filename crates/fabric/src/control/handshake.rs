@@ -20,6 +20,7 @@ use super::ControlError;
 use super::socket::Socket;
 use crate::key::{ClusterKey, KEY_BYTES};
 use crate::limits::HANDSHAKE_DEADLINE;
+use crate::wire::foreign::ForeignProtocol;
 use crate::wire::preface::{self, PREFACE_BYTES, PrefaceError, Role};
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
@@ -46,7 +47,7 @@ impl Opening {
         let mut bytes = [0; PREFACE_BYTES];
         socket.receive_exact(&mut bytes, deadline)?;
         match preface::decode(&bytes) {
-            Err(error @ (PrefaceError::NotSpillway | PrefaceError::Role(_))) => Err(error.into()),
+            Err(error @ (PrefaceError::NotSpillway(_) | PrefaceError::Role(_))) => Err(error.into()),
             Ok(_) | Err(PrefaceError::Version { .. }) => Ok(Self { socket, preface: bytes, deadline }),
         }
     }
@@ -87,20 +88,35 @@ impl Opening {
 pub(super) fn initiate(
     stream: OwnedFd,
     key: Option<&ClusterKey>,
+    deadline: Instant,
 ) -> Result<(Socket, StatelessTransportState), ControlError> {
     let socket = Socket::new(stream)?;
-    let deadline = Instant::now() + HANDSHAKE_DEADLINE;
     let preface = preface::encode(Role::Control);
     let mut noise = state(key, &preface, true);
     let mut message = [0; NOISE_MESSAGE_BYTES];
     write_message(&mut noise, &mut message)?;
     socket.send(&[&preface[..], &message].concat(), None, deadline).map_err(closed_is_no_answer)?;
-    let mut answer = [0; PREFACE_BYTES];
-    socket.receive_exact(&mut answer, deadline).map_err(closed_is_no_answer)?;
-    preface::decode(&answer)?;
+    preface::decode(&receive_preface(&socket, deadline)?)?;
     socket.receive_exact(&mut message, deadline).map_err(closed_is_no_answer)?;
     noise.read_message(&message, &mut []).map_err(|_| ControlError::WrongKey)?;
     Ok((socket, into_transport(noise)?))
+}
+
+/// The peer's first bytes. A peer of another protocol may say less than a preface has, and then close or wait.
+fn receive_preface(socket: &Socket, deadline: Instant) -> Result<[u8; PREFACE_BYTES], ControlError> {
+    let mut bytes = [0; PREFACE_BYTES];
+    let mut filled = 0;
+    while filled < PREFACE_BYTES {
+        match socket.receive(&mut bytes[filled..], &mut None, deadline) {
+            Ok(received) => filled += received,
+            Err(error) if filled == 0 => return Err(closed_is_no_answer(error)),
+            Err(ControlError::Closed | ControlError::TimedOut) if !preface::may_begin(&bytes[..filled]) => {
+                return Err(PrefaceError::NotSpillway(ForeignProtocol::of(&bytes[..filled])).into());
+            }
+            Err(error) => return Err(closed_is_no_answer(error)),
+        }
+    }
+    Ok(bytes)
 }
 
 fn closed_is_no_answer(error: ControlError) -> ControlError {
@@ -141,13 +157,17 @@ mod tests {
         ClusterKey::from_bytes([byte; KEY_BYTES])
     }
 
+    fn soon() -> Instant {
+        Instant::now() + HANDSHAKE_DEADLINE
+    }
+
     type Outcome = Result<(), ControlError>;
 
     /// Both ends' outcomes with these keys.
     fn meet(ours: Option<&ClusterKey>, theirs: Option<ClusterKey>) -> (Outcome, Outcome) {
         let (one, other) = UnixStream::pair().unwrap();
         let donor = thread::spawn(move || Opening::receive(other)?.respond(theirs.as_ref()).map(drop));
-        let borrower = initiate(one.into(), ours).map(drop);
+        let borrower = initiate(one.into(), ours, soon()).map(drop);
         (borrower, donor.join().unwrap())
     }
 
@@ -204,10 +224,15 @@ mod tests {
     fn a_donor_of_another_version_and_another_program_are_told_apart() {
         let mut older = preface::encode(Role::Control);
         older[4..6].copy_from_slice(&0u16.to_le_bytes());
-        for (answer, expected) in [(&older[..], "wire version 0"), (b"HTTP/1.1 400 Bad", "not Spillway")] {
+        for (answer, expected) in [
+            (&older[..], "wire version 0"),
+            (b"HTTP/1.1 400 Bad", "speaks HTTP"),
+            (b"\x15\x03\x01\x00\x02\x02\x46", "speaks TLS"),
+        ] {
             let (one, mut other) = UnixStream::pair().unwrap();
             other.write_all(answer).unwrap();
-            let error = initiate(one.into(), None).unwrap_err();
+            other.shutdown(std::net::Shutdown::Write).unwrap();
+            let error = initiate(one.into(), None, soon()).unwrap_err();
             assert!(error.to_string().contains(expected), "{error}");
         }
     }

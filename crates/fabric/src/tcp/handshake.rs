@@ -68,7 +68,12 @@ impl Greeting {
 
 /// Borrower: the whole handshake.
 pub fn introduce(stream: impl AsFd, token: &SessionToken) -> io::Result<()> {
-    let (stream, deadline) = (stream.as_fd(), Instant::now() + HANDSHAKE_DEADLINE);
+    introduce_until(stream, token, Instant::now() + HANDSHAKE_DEADLINE)
+}
+
+/// The same, until `deadline`.
+pub(super) fn introduce_until(stream: impl AsFd, token: &SessionToken, deadline: Instant) -> io::Result<()> {
+    let stream = stream.as_fd();
     let borrower = Nonce::generate()?;
     let greeting = [&preface::encode(Role::Data)[..], &session_name(token).0, &borrower.0].concat();
     send_all(stream, &greeting, deadline)?;

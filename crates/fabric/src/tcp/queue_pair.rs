@@ -21,7 +21,7 @@ use super::handshake;
 use super::progress::Progress;
 use crate::buffer_pool::BufferPool;
 use crate::credit::Credits;
-use crate::limits::{QUEUE_DEPTH_MAX, REQUEST_SIZE_BYTES_MAX};
+use crate::limits::{HANDSHAKE_DEADLINE, QUEUE_DEPTH_MAX, REQUEST_SIZE_BYTES_MAX};
 use crate::patience::Patience;
 use crate::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
 use crate::units::{BufferRange, Tag};
@@ -80,9 +80,20 @@ impl TcpQueuePair {
         pool: Arc<BufferPool>,
         patience: Arc<Patience>,
     ) -> io::Result<Self> {
+        Self::connect_until(stream, token, pool, patience, Instant::now() + HANDSHAKE_DEADLINE)
+    }
+
+    /// The same; the handshake ends by `deadline`.
+    pub fn connect_until(
+        stream: impl Into<OwnedFd>,
+        token: &SessionToken,
+        pool: Arc<BufferPool>,
+        patience: Arc<Patience>,
+        deadline: Instant,
+    ) -> io::Result<Self> {
         let socket = stream.into();
         handshake::tune(socket.as_fd())?;
-        handshake::introduce(&socket, token)?;
+        handshake::introduce_until(&socket, token, deadline)?;
         // A connection that is given up takes what it has not sent with it. A UNIX socket has no such setting.
         let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
         let nothing = Pending {
@@ -346,7 +357,6 @@ mod tests {
 
     use super::super::Greeting;
     use super::*;
-    use crate::limits::HANDSHAKE_DEADLINE;
     use crate::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
     use crate::wire::data::Status;
     use crate::wire::preface::PREFACE_BYTES;

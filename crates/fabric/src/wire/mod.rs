@@ -7,8 +7,10 @@
 //! - [`preface`]: the first bytes of every connection.
 //! - [`proof`]: how both ends of a data connection show that they belong to a session.
 //! - [`data`]: pages and what is done with them.
+//! - [`foreign`]: which other protocol a wrong peer speaks.
 
 pub mod data;
+pub mod foreign;
 pub mod preface;
 pub mod proof;
 

@@ -9,6 +9,7 @@
 //!
 //! The layout of this message is the same in every version, so that any two versions can tell each other apart.
 
+use super::foreign::ForeignProtocol;
 use super::{WIRE_VERSION, array_at};
 
 /// Bytes of a preface.
@@ -29,8 +30,8 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PrefaceError {
     /// Something else answers there.
-    #[error("the peer is not Spillway; check the address and the port")]
-    NotSpillway,
+    #[error("the peer is not Spillway: it speaks {0}; check the address and the port")]
+    NotSpillway(ForeignProtocol),
     /// The versions differ.
     #[error("the peer speaks wire version {theirs}, this program {ours}; install the same release on both machines")]
     Version {
@@ -42,6 +43,12 @@ pub enum PrefaceError {
     /// The version is ours but the role does not exist.
     #[error("the peer asked for unknown role {0}; it is broken or not Spillway")]
     Role(u8),
+}
+
+/// Whether `bytes`, the first of a connection, can still become a preface of any version.
+pub fn may_begin(bytes: &[u8]) -> bool {
+    let length = bytes.len().min(MAGIC.len());
+    bytes[..length] == MAGIC[..length]
 }
 
 /// The bytes that open a connection of `role`.
@@ -59,7 +66,7 @@ pub fn encode(role: Role) -> [u8; PREFACE_BYTES] {
 /// What the peer wants, or why it cannot be talked to.
 pub fn decode(bytes: &[u8; PREFACE_BYTES]) -> Result<Role, PrefaceError> {
     if bytes[..4] != MAGIC {
-        return Err(PrefaceError::NotSpillway);
+        return Err(PrefaceError::NotSpillway(ForeignProtocol::of(bytes)));
     }
     let theirs = u16::from_le_bytes(array_at(bytes, 4));
     if theirs != WIRE_VERSION {
@@ -85,7 +92,7 @@ mod tests {
 
     #[test]
     fn another_program_another_version_and_another_role_are_told_apart() {
-        assert_eq!(decode(b"GET / HT"), Err(PrefaceError::NotSpillway));
+        assert_eq!(decode(b"GET / HT"), Err(PrefaceError::NotSpillway(ForeignProtocol::Http)));
         let mut newer = encode(Role::Data);
         newer[4] += 1;
         let error = decode(&newer).unwrap_err();
