@@ -22,6 +22,7 @@ mod limits;
 mod machine;
 mod mend;
 mod output;
+mod own_donors;
 mod registry;
 mod run;
 mod size;

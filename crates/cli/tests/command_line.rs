@@ -77,11 +77,11 @@ fn nothing_that_is_off_can_be_switched_off() {
 }
 
 #[test]
-fn a_device_needs_a_donor() {
+fn a_swap_device_needs_donors_and_copies_need_several() {
     if !is_root() {
         return skip("root");
     }
-    assert_fails(&["device", "on", "--size", "64M"], 2, &["--donor HOST:PORT", "spillway donate"]);
+    assert_fails(&["swap", "on", "--size", "64M"], 2, &["--donor HOST:PORT", "spillway donate"]);
     let more = ["device", "on", "--size", "64M", "--donor", "a:1", "--redundancy", "replicas=2"];
     assert_fails(&more, 2, &["needs 2 donors"]);
 }

@@ -1,13 +1,17 @@
 //! `spillway device on`, `off` and `status`, and what `swap` shares with them.
 
 use serde_json::json;
+use spillway_borrower::device::redundancy::Redundancy;
 
 use super::launch::{LaunchedDevice, RunningDevice, launch};
 use super::storage;
 use crate::arguments::{DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
+use crate::limits;
+use crate::machine::memory::Memory;
 use crate::machine::swap_list;
+use crate::own_donors::{OwnDonorsPlan, agent_donors, own_size_bytes};
 use crate::registry::{self, Found, Kind, Registry};
 use crate::run::take_down::stop_device_process;
 use crate::status::{self, Item};
@@ -68,9 +72,10 @@ pub(crate) fn start(
             "block devices need root; write `sudo spillway ...`, or serve NBD clients with --listen",
         ));
     }
-    if arguments.storage.donors.is_empty() && !arguments.local_memory {
+    if arguments.storage.donors.is_empty() && !arguments.local_memory && matches!(purpose, Purpose::Swap) {
         return Err(Failure::usage(
-            "name at least one donor with --donor HOST:PORT or --donor unix:/PATH; `spillway donate` on a machine starts one",
+            "name at least one donor on another machine with --donor HOST:PORT (`spillway donate` there starts one): \
+             a machine that swaps to its own memory gains none. `spillway run` and `spillway device on` start donors of their own",
         ));
     }
     for line in mend::mend_all(registry)? {
@@ -79,7 +84,11 @@ pub(crate) fn start(
     if let Some(found) = registry.find(Kind::Device, name) {
         return Err(already_on(&found));
     }
-    let device = launch(registry, &launched(name, arguments, purpose)?, interruption)?;
+    let launched = launched(registry, name, arguments, purpose)?;
+    if let Some(plan) = &launched.own_donors {
+        eprintln!("spillway: {}", plan.note("device"));
+    }
+    let device = launch(registry, &launched, interruption)?;
     for note in device.notes() {
         eprintln!("spillway: {note}");
     }
@@ -93,30 +102,52 @@ fn already_on(found: &Found) -> Failure {
     ))
 }
 
-fn launched(name: &str, arguments: &NewDeviceArguments, purpose: Purpose<'_>) -> Result<LaunchedDevice, Failure> {
+fn launched(
+    registry: &Registry,
+    name: &str,
+    arguments: &NewDeviceArguments,
+    purpose: Purpose<'_>,
+) -> Result<LaunchedDevice, Failure> {
     let serving = purpose.serving();
     let storage = &arguments.storage;
     let slab_size_bytes = storage.slab_size.bytes;
     let size_bytes = arguments.size.bytes.div_ceil(slab_size_bytes) * slab_size_bytes;
-    let redundancy = if arguments.local_memory && storage.redundancy.is_none() {
-        spillway_borrower::device::redundancy::Redundancy::NONE
+    let donors = if storage.donors.is_empty() && !arguments.local_memory {
+        agent_donors(registry)?
     } else {
-        storage::redundancy(storage)
+        storage.donors.clone()
     };
-    if !arguments.local_memory && usize::from(redundancy.replicas) > storage.donors.len() {
+    let needs_own = donors.is_empty() && !arguments.local_memory;
+    let redundancy = match storage.redundancy {
+        None if arguments.local_memory || needs_own => Redundancy::NONE,
+        _ => storage::redundancy(storage),
+    };
+    let donor_count = if needs_own { limits::OWN_DONORS_DEFAULT } else { donors.len() };
+    if !arguments.local_memory && usize::from(redundancy.replicas) > donor_count {
         return Err(Failure::Usage(format!(
-            "{redundancy} needs {} donors and {} is named; name more with --donor",
+            "{redundancy} needs {} donors and there are {donor_count}; name more with --donor",
             redundancy.replicas,
-            storage.donors.len()
         )));
     }
+    let own_donors = if needs_own {
+        let memory = Memory::read().map_err(|error| Failure::during("/proc/meminfo", error))?;
+        own_size_bytes(Some(size_bytes), memory, redundancy)?;
+        Some(OwnDonorsPlan::new(donor_count, size_bytes, slab_size_bytes, redundancy))
+    } else {
+        None
+    };
     let backing = storage::backing(storage, redundancy, name, size_bytes)?;
     Ok(LaunchedDevice {
         name: name.to_owned(),
         size_bytes,
         slab_size_bytes,
-        donors: storage.donors.iter().map(ToString::to_string).collect(),
-        key_file: if arguments.local_memory { None } else { storage::key_file(storage.key.as_deref()) },
+        donors: donors.iter().map(ToString::to_string).collect(),
+        key_file: if arguments.local_memory || own_donors.is_some() {
+            None
+        } else {
+            storage::key_file(storage.key.as_deref())
+        },
+        own_donors,
         redundancy: redundancy.to_string(),
         backing: backing.as_ref().map(|choice| choice.path.clone()),
         backing_temporary: backing.is_some_and(|choice| choice.temporary),

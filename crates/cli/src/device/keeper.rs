@@ -31,6 +31,7 @@ use crate::failure::Failure;
 use crate::limits::{RESTART_PAUSE_MAX, RESTART_PAUSE_MIN, RESTART_WINDOW, RESTARTS_MAX};
 use crate::machine::memory::Memory;
 use crate::machine::reserve::Reserve;
+use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Kind, Registry};
 use crate::status_socket::{Answer, Question, StatusServer};
 
@@ -52,7 +53,7 @@ pub(crate) struct Handed {
 pub(crate) fn keep(launched_text: &str) -> Result<(), Failure> {
     let launched: LaunchedDevice = serde_json::from_str(launched_text).map_err(Failure::usage)?;
     let signals = Signals::watch()?;
-    match Keeper::prepare(&launched, launched_text) {
+    match Keeper::prepare(&launched) {
         Ok(keeper) => keeper.run(&signals),
         Err(failure) => {
             serve::announce(&super::launch::Readiness::Failed(failure.to_string()));
@@ -83,6 +84,7 @@ struct Keeper {
     memory: Option<KeptMemory>,
     notes: Vec<String>,
     log: PathBuf,
+    own_donors: Option<OwnDonors>,
     _reserve: Option<Reserve>,
     // Dropped last: until then the name is taken.
     group: Option<OwnGroup>,
@@ -111,23 +113,25 @@ fn verdict(status: ExitStatus, is_serving: bool) -> Verdict {
 }
 
 impl Keeper {
-    fn prepare(launched: &LaunchedDevice, launched_text: &str) -> Result<Self, Failure> {
+    fn prepare(launched: &LaunchedDevice) -> Result<Self, Failure> {
         let registry = Registry::open().map_err(Failure::failed)?;
         let entry = registry.claim(Kind::Device, &launched.name).map_err(Failure::failed)?;
+        // Before this process locks its memory and gets the kernel's protection, which are not theirs.
+        let (launched, own_donors) = with_own_donors(launched, &entry)?;
         let mut notes = Vec::new();
         let group = own_group(&launched.name, &mut notes);
         let memory = if launched.local_memory {
             None
         } else {
-            Some(KeptMemory::make(&serve::config(launched)?).map_err(Failure::failed)?)
+            Some(KeptMemory::make(&serve::config(&launched)?).map_err(Failure::failed)?)
         };
         let reserve = if launched.machine_swap { raise_reserve(&entry, &mut notes) } else { None };
         // Refusals are noted by the child, which needs the same.
         let _ = paging_safety::avoid_out_of_memory_kill();
         let _ = paging_safety::lock_all_memory(false);
-        let (launched, launched_text) = (launched.clone(), launched_text.to_owned());
+        let launched_text = serde_json::to_string(&launched).map_err(|error| Failure::during("device", error))?;
         let log = registry.log_path(Kind::Device, &launched.name);
-        Ok(Self { launched, launched_text, memory, notes, log, _reserve: reserve, group, entry })
+        Ok(Self { launched, launched_text, memory, notes, log, own_donors, _reserve: reserve, group, entry })
     }
 
     fn run(mut self, signals: &Signals) -> Result<(), Failure> {
@@ -141,6 +145,7 @@ impl Keeper {
                             // It has nothing to tell about a device that ended well.
                             let _ = std::fs::remove_file(&self.log);
                         }
+                        self.own_donors.into_iter().for_each(OwnDonors::end);
                         return Ok(());
                     }
                     Verdict::Done => return Err(Failure::failed("the device's process could not start")),
@@ -258,6 +263,15 @@ impl Keeper {
         self.entry.abandon();
         Err(Failure::Failed(format!("the device ended: {reason}")))
     }
+}
+
+/// Starts the device's own donors, if it has any, and names them to the device.
+fn with_own_donors(launched: &LaunchedDevice, entry: &Entry) -> Result<(LaunchedDevice, Option<OwnDonors>), Failure> {
+    let Some(plan) = &launched.own_donors else { return Ok((launched.clone(), None)) };
+    let prefix = format!("device-{}-", std::process::id());
+    let own = OwnDonors::start(plan, &prefix, entry.path(), &|| Ok(()))?;
+    let donors = launched.donors.iter().chain(own.addresses()).cloned().collect();
+    Ok((LaunchedDevice { donors, ..launched.clone() }, Some(own)))
 }
 
 fn raise_reserve(entry: &Entry, notes: &mut Vec<String>) -> Option<Reserve> {

@@ -16,6 +16,7 @@ use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::waiting::wait_until;
+use crate::own_donors::OwnDonorsPlan;
 use crate::registry::{Kind, Registry};
 use crate::status_socket::{self, Question};
 
@@ -30,6 +31,9 @@ pub(crate) struct LaunchedDevice {
     pub(crate) slab_size_bytes: u64,
     /// Donors' addresses.
     pub(crate) donors: Vec<String>,
+    /// Donors of its own that its keeper starts.
+    #[serde(default)]
+    pub(crate) own_donors: Option<OwnDonorsPlan>,
     /// The cluster key file.
     pub(crate) key_file: Option<PathBuf>,
     /// The setting for copies.

@@ -420,6 +420,7 @@ mod tests {
             size_bytes: 64 << 20,
             slab_size_bytes: 1 << 20,
             donors: vec!["unix:/run/a.sock".to_owned(), "host:7".to_owned()],
+            own_donors: None,
             key_file: None,
             redundancy: "replicas=2".to_owned(),
             backing: None,

@@ -2,7 +2,7 @@
 //!
 //! - [`via`]: over a swap device or by the pager, and why; [`via_swap`] and [`via_pager`]: the two ways.
 //! - [`plan`]: what is needed, checked before anything starts.
-//! - [`donors`]: donors of the run's own; [`preload`]: the library that paged programs load; [`descriptors`]: how many the pager may have.
+//! - [`preload`]: the library that paged programs load; [`descriptors`]: how many the pager may have.
 //! - [`program`]: finding, starting and waiting for the program; signals.
 //! - [`watch`]: the budget while the program runs.
 //! - [`statistics`]: what is told at the end.
@@ -13,7 +13,6 @@
 
 pub(crate) mod calls;
 pub(crate) mod descriptors;
-pub(crate) mod donors;
 pub(crate) mod plan;
 pub(crate) mod preload;
 pub(crate) mod program;

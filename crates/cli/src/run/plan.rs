@@ -11,17 +11,17 @@ use spillway_borrower::pager::PagerConfig;
 use spillway_borrower::wakefulness::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 
-use super::donors::OwnDonors;
-use super::take_down::device_name;
+use super::take_down::{device_name, donor_prefix};
 use crate::arguments::RunArguments;
 use crate::device::launch::LaunchedDevice;
 use crate::device::storage::{self, BackingChoice};
 use crate::failure::Failure;
+use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::filesystem::FileSystem;
 use crate::machine::memory::Memory;
+use crate::own_donors::{OwnDonors, OwnDonorsPlan, agent_donors, own_size_bytes};
 use crate::registry::{Kind, Registry};
-use crate::size::human;
 
 /// A run, decided.
 #[derive(Clone, Debug)]
@@ -29,13 +29,11 @@ pub(crate) struct Plan {
     /// Its name: the process id.
     pub(crate) name: String,
     /// Donors that were named or belong to this machine's agent; empty for donors of its own.
-    pub(crate) donors: Vec<DonorAddress>,
-    /// Donors of its own to start.
-    pub(crate) own_donors: usize,
-    /// Memory that each of its own donors lends.
-    pub(crate) own_donor_bytes: u64,
+    donors: Vec<DonorAddress>,
+    /// Donors of its own to start, if any.
+    own_donors: Option<OwnDonorsPlan>,
     /// Directory of its entry, for its own donors' sockets.
-    pub(crate) sockets: PathBuf,
+    sockets: PathBuf,
     mapping: MappingPolicy,
     transport: TransportChoice,
     keep_awake: KeepAwake,
@@ -77,8 +75,8 @@ impl Plan {
             sockets: registry.entry_path(Kind::Run, &name),
             name,
             donors,
-            own_donors,
-            own_donor_bytes: own_donor_bytes(size_bytes, slab_size_bytes, redundancy, own_donors),
+            own_donors: (own_donors > 0)
+                .then(|| OwnDonorsPlan::new(own_donors, size_bytes, slab_size_bytes, redundancy)),
             mapping: storage.mapping,
             transport: storage.transport,
             keep_awake: storage.keep_awake,
@@ -98,18 +96,26 @@ impl Plan {
         format!("run-{}", self.name)
     }
 
-    /// Unit of lending.
-    pub(crate) fn slab_size_bytes(&self) -> u64 {
-        self.slab_size_bytes
+    /// Starts the donors of its own, if it needs any, and says so.
+    pub(crate) fn start_own_donors(&self, interruption: &Interruption) -> Result<OwnDonors, Failure> {
+        let Some(plan) = &self.own_donors else { return Ok(OwnDonors::default()) };
+        eprintln!("spillway: {}", plan.note("program"));
+        OwnDonors::start(plan, &donor_prefix(&self.name), &self.sockets, &|| interruption.check())
+    }
+
+    /// Where pages go: the donors that were named, and those of its own.
+    fn addresses(&self, own: &OwnDonors) -> Vec<String> {
+        self.donors.iter().map(ToString::to_string).chain(own.addresses().iter().cloned()).collect()
     }
 
     /// What the device's process is told.
-    pub(crate) fn launched(&self, donors: Vec<String>) -> LaunchedDevice {
+    pub(crate) fn launched(&self, donors: &OwnDonors) -> LaunchedDevice {
         LaunchedDevice {
             name: device_name(&self.name),
             size_bytes: self.device_size_bytes,
             slab_size_bytes: self.slab_size_bytes,
-            donors,
+            donors: self.addresses(donors),
+            own_donors: None,
             key_file: self.key_file.clone(),
             redundancy: self.redundancy.to_string(),
             backing: self.backing.as_ref().map(|choice| choice.path.clone()),
@@ -137,7 +143,7 @@ impl Plan {
         programs_fork: bool,
         budget_bytes: u64,
     ) -> Result<PagerConfig, Failure> {
-        let addresses = donors.addresses().iter().map(|text| text.parse()).collect::<Result<_, _>>();
+        let addresses = self.addresses(donors).iter().map(|text| text.parse()).collect::<Result<_, _>>();
         Ok(PagerConfig {
             name: device_name(&self.name),
             donors: addresses.map_err(Failure::usage)?,
@@ -182,14 +188,6 @@ fn redundancy(arguments: &RunArguments, own_donors: usize) -> Result<Redundancy,
     Ok(redundancy)
 }
 
-/// Donors of this machine's agent, so that `run` uses the cluster that it is part of.
-fn agent_donors(registry: &Registry) -> Result<Vec<DonorAddress>, Failure> {
-    let entries = registry.entries().map_err(Failure::failed)?;
-    let agents = entries.iter().filter(|found| found.kind == Kind::Agent && found.is_alive());
-    let sockets = agents.map(|found| found.path.join("donor.sock")).filter(|socket| socket.exists());
-    Ok(sockets.map(DonorAddress::Unix).collect())
-}
-
 /// What proves that a program was started in this run.
 fn token() -> Result<u64, Failure> {
     let mut bytes = [0; size_of::<u64>()];
@@ -199,69 +197,10 @@ fn token() -> Result<u64, Failure> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// What this machine can lend to its own program, or what the user asked for if it can.
-fn own_size_bytes(asked: Option<u64>, memory: Memory, redundancy: Redundancy) -> Result<u64, Failure> {
-    let copies = u64::from(redundancy.replicas);
-    let lendable = memory.lendable_bytes(limits::LEND_RESERVE_BYTES);
-    let size_bytes = asked.unwrap_or(lendable / copies);
-    if size_bytes * copies > lendable || size_bytes < limits::DEVICE_SIZE_BYTES_MIN {
-        return Err(Failure::Failed(format!(
-            "this machine has {} to lend and {} are wanted ({} available, a tenth of all and {} stay free); \
-             take a smaller --lend, end some programs, or name another machine with --donor",
-            human(lendable),
-            human(size_bytes.max(limits::DEVICE_SIZE_BYTES_MIN) * copies),
-            human(memory.available_bytes),
-            human(limits::LEND_RESERVE_BYTES),
-        )));
-    }
-    Ok(size_bytes)
-}
-
-/// Slabs are placed whole, so each donor gets its share rounded up and one more.
-fn own_donor_bytes(size_bytes: u64, slab_size_bytes: u64, redundancy: Redundancy, own_donors: usize) -> u64 {
-    let slabs = size_bytes.div_ceil(slab_size_bytes) * u64::from(redundancy.replicas);
-    (slabs.div_ceil(own_donors.max(1) as u64) + 1) * slab_size_bytes
-}
-
 /// What the disk can copy, when the user did not say how much to borrow.
 fn disk_size_bytes(arguments: &RunArguments) -> Result<u64, Failure> {
     let place = arguments.storage.backing.clone().unwrap_or_else(storage::backing_directory);
     let found = FileSystem::of(&place).map_err(|error| Failure::during(place.display(), error))?;
     // Half of what is left: the user did not offer the disk, and others write to it too.
     Ok((found.free_bytes / 2).saturating_sub(limits::BACKING_RESERVE_BYTES).max(limits::DEVICE_SIZE_BYTES_MIN))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GIB: u64 = 1 << 30;
-
-    #[test]
-    fn a_machine_lends_what_it_has() {
-        let memory = Memory { total_bytes: 10 * GIB, available_bytes: 8 * GIB };
-        let lendable = 7 * GIB - limits::LEND_RESERVE_BYTES;
-        assert_eq!(own_size_bytes(None, memory, Redundancy::NONE).unwrap(), lendable);
-        let two = Redundancy { replicas: 2, disk: false };
-        assert_eq!(own_size_bytes(None, memory, two).unwrap(), lendable / 2);
-        assert_eq!(own_size_bytes(Some(GIB), memory, two).unwrap(), GIB);
-    }
-
-    #[test]
-    fn too_little_memory_is_told_in_numbers() {
-        let memory = Memory { total_bytes: 10 * GIB, available_bytes: 2 * GIB };
-        let text = own_size_bytes(Some(4 * GIB), memory, Redundancy::NONE).unwrap_err().to_string();
-        assert!(text.contains("768 MiB to lend") && text.contains("4 GiB are wanted"), "{text}");
-        let none = Memory { total_bytes: 10 * GIB, available_bytes: GIB };
-        assert!(own_size_bytes(None, none, Redundancy::NONE).is_err());
-    }
-
-    #[test]
-    fn own_donors_hold_every_copy_even_when_placed_unevenly() {
-        let two = Redundancy { replicas: 2, disk: false };
-        let each = own_donor_bytes(10 << 20, 1 << 20, two, 3);
-        assert_eq!(each, 8 << 20);
-        assert!(each * 3 >= 2 * (10 << 20));
-        assert_eq!(own_donor_bytes(1 << 20, 1 << 20, Redundancy::NONE, 0), 2 << 20);
-    }
 }

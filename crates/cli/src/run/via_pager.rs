@@ -14,7 +14,6 @@ use spillway_sys::userfaultfd::access::Access;
 
 use super::calls::{self, Told};
 use super::descriptors::raise_limit;
-use super::donors::OwnDonors;
 use super::plan::Plan;
 use super::preload;
 use super::program::{Becoming, Ending, Found, Program};
@@ -31,6 +30,7 @@ use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
 use crate::machine::memory::Memory;
+use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Kind, Registry};
 
 /// The variable through which the dynamic loader is told of libraries; several are separated by colons (ld.so(8)).
@@ -82,7 +82,7 @@ impl Run {
             released: false,
         };
         record.write(self.entry.path()).map_err(|error| Failure::during("the run's record", error))?;
-        self.donors = OwnDonors::start(&self.plan, interruption)?;
+        self.donors = self.plan.start_own_donors(interruption)?;
         let programs_fork = self.programs_fork;
         let directory = self.registry.make_programs_directory(&self.plan.name).map_err(Failure::failed)?;
         let library = preload::write(&directory, programs_fork)?;

@@ -9,7 +9,6 @@ use std::time::Instant;
 use serde_json::Value;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
-use super::donors::OwnDonors;
 use super::plan::Plan;
 use super::program::{Becoming, Ending, Found, Program};
 use super::statistics::{Paging, Statistics};
@@ -24,6 +23,7 @@ use crate::device::launch::{RunningDevice, launch};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::machine::swap_list;
+use crate::own_donors::OwnDonors;
 use crate::registry::{Entry, Kind, Registry};
 use crate::{status_socket, swap_area};
 
@@ -91,8 +91,8 @@ impl Governed for MemoryGroup {
 impl Run {
     fn set_up(&mut self, interruption: &Interruption) -> Result<(), Failure> {
         interruption.check()?;
-        self.donors = OwnDonors::start(&self.plan, interruption)?;
-        let launched = self.plan.launched(self.donors.addresses());
+        self.donors = self.plan.start_own_donors(interruption)?;
+        let launched = self.plan.launched(&self.donors);
         let device = launch(&self.registry, &launched, interruption)?;
         let device = self.device.insert(device);
         let areas = swap_list::read().map_err(|error| Failure::during("/proc/swaps", error))?;

@@ -65,6 +65,23 @@ fn fio_finds_what_it_wrote() {
     device_off(&stage);
 }
 
+/// Who names no donor gets donors of the device's own, is told so, and is rid of them with the device.
+#[test]
+fn a_device_without_named_donors_starts_its_own() {
+    let Some(stage) = Stage::set(&["fio"]) else { return };
+    let said = support::run(&mut stage.spillway(&["device", "on", "--size", "64M", "--slab-size", "4M"]));
+    let said = said.done("device on");
+    assert!(said.errors.contains("no --donor was named: 3 donors on this machine"), "{}", said.errors);
+    fio(Path::new(said.text().trim()), &["--rw=randwrite", "--bs=4k", "--iodepth=16", "--size=64M"]);
+    assert_eq!(stage.device()["redundancy"], "none");
+    assert_eq!(stage.lent_bytes(), Some(64 << 20));
+    device_off(&stage);
+    let said = support::run(&mut stage.spillway(&["swap", "on", "--size", "64M"]));
+    assert_eq!(said.status.code(), Some(2), "{}", said.errors);
+    assert!(said.errors.contains("a machine that swaps to its own memory gains none"), "{}", said.errors);
+    stage.assert_clean();
+}
+
 #[test]
 fn a_transport_that_was_asked_for_is_taken_and_told() {
     for transport in ["tcp", "shm"] {
