@@ -53,7 +53,7 @@ enum Command {
     Record(RecordArguments),
     /// Replays a recorded trace against every policy of replacement and prefetching, and prints tables.
     Replay(ReplayArguments),
-    /// Shows real programs with part of their memory lent, in about two minutes. Needs root.
+    /// Shows real programs with part of their memory lent, in about three minutes. Needs root.
     Demo(DemoArguments),
     /// Redis under test as one program; part of the demo
     #[command(name = "redis-job", hide = true)]

@@ -190,7 +190,7 @@ fn while_all_is_local() {
 
 #[test]
 fn while_memory_is_lent() {
-    interrupt_at("75 % local, over Spillway", Signal::INT);
+    interrupt_at("75 % local, over the swap device", Signal::INT);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn while_the_kernel_records_events() {
     if !std::fs::read_to_string("/proc/filesystems").unwrap().contains("\ttracefs\n") {
         return spillway_sys::skipping::skip_because("this kernel has no tracefs");
     }
-    demo.read_until("over Spillway");
+    demo.read_until("over the swap device");
     let end = Instant::now() + DEADLINE;
     while demo.places_for_events().is_empty() {
         assert!(Instant::now() < end, "no place for events came");

@@ -1,8 +1,9 @@
-//! `make demo`: real programs with part of their memory lent, in about two minutes.
+//! `make demo`: real programs and a server with part of their memory lent, in about three minutes.
 //!
 //! Three donors are started. Each program runs once with all memory local, which gives its working set, its time and the
-//! output that all later runs must repeat byte by byte; then with 100, 75, 50 and 25 % of the working set local, the rest
-//! with the donors, and again over disk swap under the same limit. One donor is killed in the middle of one run.
+//! output that all later runs must repeat byte by byte; then with 100, 75, 50 and 25 % of the working set local and the rest
+//! with the donors, by the pager and over the swap device, and again over disk swap under the same limit. One donor is killed in
+//! the middle of one run.
 //!
 //! - [`programs`]: what runs; [`text`] makes its input from the machine's own documents, [`redis_job`] drives Redis,
 //!   [`resp`] speaks its protocol.
@@ -23,6 +24,8 @@ pub mod trial;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use spillway_borrower::pager::limits::BUDGET_BYTES_MIN;
+
 use self::programs::DemoProgram;
 use self::progress::Progress;
 use self::redis_job::PAGE_VALUE;
@@ -31,7 +34,7 @@ use self::text::Lines;
 use self::trial::{AllLocal, Kill, Trials};
 use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
-use crate::harness::spillway::Spillway;
+use crate::harness::spillway::{Spillway, Via};
 use crate::harness::storage::PrivateDirectory;
 use crate::harness::subject::Workshop;
 use crate::size::{MIB, Size};
@@ -78,7 +81,7 @@ impl Scale {
         quicksort: Size(256 * MIB),
         disk_seconds_min: 4,
     };
-    /// For about two minutes in all: a page that was moved costs 10 to 40 us each way on the development machine, and each
+    /// For about three minutes in all: a page that was moved costs 10 to 40 us each way on the development machine, and each
     /// program moves its pages several times at each of four shares, here and over disk swap. Time grows with the pages moved;
     /// all else takes half a second a run. With a quarter local a sort of 200 MiB in such lines moved 386 MiB out and 742 MiB
     /// in; one of 64 MiB in lines of one to three KiB 238 and 428. The sort of 256 MiB needs most: 1.1 GiB of memory
@@ -86,10 +89,10 @@ impl Scale {
     pub const FULL: Self = Self {
         text: Size(256 * MIB),
         lines: Lines::Documents,
-        numpy: Size(48 * MIB),
-        redis: Size(44 * MIB),
+        numpy: Size(56 * MIB),
+        redis: Size(56 * MIB),
         redis_value: PAGE_VALUE,
-        quicksort: Size(48 * MIB),
+        quicksort: Size(72 * MIB),
         disk_seconds_min: 2,
     };
     /// To see in half a minute that all works. Less would not do: a quarter of it has to exceed the least local memory that
@@ -154,11 +157,20 @@ fn show(
 ) -> Result<(), HarnessError> {
     let scale = settings.scale;
     let mut trials = Trials::start(shop, scale, progress, DONORS)?;
+    let pager_works = match trials.try_pager() {
+        Err(error) if error.is_interrupt() => return Err(error),
+        Err(error) => {
+            progress.note(&format!("the pager is left out: {error}"));
+            report.left_out("the pager", &error);
+            false
+        }
+        Ok(()) => true,
+    };
     for name in programs::choose(&settings.only)? {
         let prepared = progress.step(&format!("{name}: preparing its input"), || programs::prepare(name, shop, scale));
         let outcome = prepared.and_then(|program| {
             report.input(name, &program.input);
-            show_program(&program, &mut trials, report)
+            show_program(&program, &mut trials, report, pager_works)
         });
         match outcome {
             Err(error) if error.is_interrupt() => return Err(error),
@@ -172,10 +184,15 @@ fn show(
     Ok(())
 }
 
-fn show_program(program: &DemoProgram, trials: &mut Trials<'_>, report: &mut Report) -> Result<(), HarnessError> {
+fn show_program(
+    program: &DemoProgram,
+    trials: &mut Trials<'_>,
+    report: &mut Report,
+    pager_works: bool,
+) -> Result<(), HarnessError> {
     let reference = trials.all_local(program)?;
     for percent in SHARES_PERCENT {
-        let row = show_share(program, trials, &reference, percent);
+        let row = show_share(program, trials, &reference, percent, pager_works);
         match row {
             Ok(row) => report.push(row),
             Err(error) if error.is_interrupt() => return Err(error),
@@ -190,16 +207,31 @@ fn show_share(
     trials: &mut Trials<'_>,
     reference: &AllLocal,
     percent: u64,
+    pager_works: bool,
 ) -> Result<Row, HarnessError> {
     let local = reference.footprint.percent(percent);
     let kill = if (program.name, percent) == KILL_IN { Kill::InTheMiddle } else { Kill::None };
-    let lent = trials.over_spillway(program, reference, (percent, local), kill)?;
-    let disk = match trials.over_disk(program, reference, (percent, local), Duration::from_secs_f64(lent.seconds)) {
+    let share = (percent, local);
+    // The least that the pager takes is more than a quarter of a small program.
+    let pager = if pager_works && local.0 >= BUDGET_BYTES_MIN { Some(trials.lent(Via::Pager, program, reference, share, Kill::None)?) } else { None };
+    let device = trials.lent(Via::Swap, program, reference, share, kill)?;
+    let patience = Duration::from_secs_f64(device.seconds);
+    let disk = if percent == 100 { Ok(Disk::NotRun) } else { trials.over_disk(program, reference, share, patience) };
+    let disk = match disk {
         Err(error) if error.is_interrupt() => return Err(error),
         Err(error) => Disk::Failed(error.to_string()),
         Ok(disk) => disk,
     };
-    Ok(Row { program: program.name.to_owned(), percent, local, all_local_seconds: reference.seconds, lent, disk })
+    Ok(Row {
+        program: program.name.to_owned(),
+        percent,
+        local,
+        all_local_seconds: reference.seconds,
+        all_local_served: reference.served,
+        pager,
+        device,
+        disk,
+    })
 }
 
 #[cfg(test)]

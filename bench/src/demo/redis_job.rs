@@ -35,6 +35,9 @@ const PIPELINE: u64 = 500;
 /// While the file is saved, one value in so many is overwritten.
 const OVERWRITE_STEP: usize = 8;
 
+/// Requests of the load, for each value that there is.
+const REQUESTS_PER_VALUE: u64 = 2;
+
 /// Values whose digest is printed as one line.
 const VALUES_PER_LINE: u64 = 1000;
 
@@ -57,6 +60,44 @@ struct Server {
     client: Client<std::os::unix::net::UnixStream>,
     socket: PathBuf,
     directory: PrivateDirectory,
+}
+
+/// What a server's clients saw.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Served {
+    /// Requests answered in a second, all clients together.
+    pub requests_per_second: f64,
+    /// Time that 99 of 100 requests took at most.
+    pub p99_ms: f64,
+}
+
+/// What the line of [`Served::line`] begins with.
+const SERVED: &str = "redis-benchmark: GET ";
+
+impl Served {
+    /// What `redis-benchmark --csv` printed: a line of names, and a line of values for the one test. Versions before 6.2 print no
+    /// percentiles.
+    fn read_csv(text: &str) -> Option<Self> {
+        let fields = |line: &str| line.split(',').map(|field| field.trim_matches(['"', ' ']).to_owned()).collect();
+        let mut lines = text.lines().map(str::trim).filter(|line| line.starts_with('"'));
+        let names: Vec<String> = fields(lines.next()?);
+        let values: Vec<String> = fields(lines.next()?);
+        let value = |name: &str| values.get(names.iter().position(|one| one == name)?)?.parse().ok();
+        Some(Self { requests_per_second: value("rps")?, p99_ms: value("p99_latency_ms")? })
+    }
+
+    /// As a line among a program's messages.
+    fn line(&self) -> String {
+        format!("{SERVED}{} requests/s, p99 {} ms", self.requests_per_second, self.p99_ms)
+    }
+
+    /// Finds the line among a program's messages.
+    pub fn find(messages: &str) -> Option<Self> {
+        let (rate, rest) =
+            messages.lines().find_map(|line| line.strip_prefix(SERVED))?.split_once(" requests/s, p99 ")?;
+        let p99_ms = rest.strip_suffix(" ms")?.parse().ok()?;
+        Some(Self { requests_per_second: rate.parse().ok()?, p99_ms })
+    }
 }
 
 fn failed(what: &str) -> impl FnOnce(std::io::Error) -> HarnessError {
@@ -121,15 +162,16 @@ impl Server {
         (0..count).try_for_each(|_| self.client.reply().map(drop).map_err(failed("writing")))
     }
 
+    /// Reads values at random, one request at a time for each of eight clients, and tells what the clients saw.
     fn benchmark(&self, count: u64, interrupt: &Interrupt) -> Result<(), HarnessError> {
         let mut command = Command::new(tool::need("redis-benchmark")?);
-        let count = count.to_string();
-        command
-            .arg("-s")
-            .arg(&self.socket)
-            .args(["-t", "get", "-q", "-P", "16", "-c", "8", "-r", &count, "-n", &count]);
-        let rates = tool::run_command(&mut command, PROGRAM_DEADLINE, interrupt)?;
-        eprintln!("redis-benchmark: {}", rates.trim().rsplit('\r').next().unwrap_or_default().trim());
+        let (keys, requests) = (count.to_string(), (count * REQUESTS_PER_VALUE).to_string());
+        command.arg("-s").arg(&self.socket).args(["-t", "get", "--csv", "-c", "8", "-r", &keys, "-n", &requests]);
+        let table = tool::run_command(&mut command, PROGRAM_DEADLINE, interrupt)?;
+        match Served::read_csv(&table) {
+            Some(served) => eprintln!("{}", served.line()),
+            None => eprintln!("redis-benchmark: {}", table.trim()),
+        }
         Ok(())
     }
 
@@ -239,6 +281,17 @@ mod tests {
         assert_eq!(save_state("rdb_bgsave_in_progress:1\r\nrdb_last_bgsave_status:ok"), None);
         assert_eq!(save_state("rdb_bgsave_in_progress:0\r\nrdb_last_bgsave_status:ok"), Some(true));
         assert_eq!(save_state("rdb_bgsave_in_progress:0\r\nrdb_last_bgsave_status:err"), Some(false));
+    }
+
+    #[test]
+    fn what_clients_saw_is_read_and_told() {
+        let table = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\"p95_latency_ms\",\"p99_latency_ms\",\"max_latency_ms\"\n\
+                     \"GET\",\"65789.48\",\"0.098\",\"0.040\",\"0.095\",\"0.143\",\"0.167\",\"0.287\"\n";
+        let served = Served::read_csv(table).unwrap();
+        assert_eq!(served, Served { requests_per_second: 65789.48, p99_ms: 0.167 });
+        assert_eq!(Served::find(&format!("spillway: a note\n{}\nmore", served.line())), Some(served));
+        assert_eq!(Served::read_csv("\"GET\",\"65789.48\"\n"), None);
+        assert_eq!(Served::find("redis-benchmark: nonsense"), None);
     }
 
     #[test]

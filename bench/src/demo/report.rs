@@ -1,37 +1,39 @@
-//! The table at the end of the demo.
+//! The tables at the end of the demo, and three sentences that say what they mean.
 
+use super::redis_job::Served;
 use crate::harness::HarnessError;
 use crate::harness::fault_latency::{Source, Waits};
-use crate::harness::spillway::Traffic;
 use crate::size::{Size, format_bytes};
 use crate::table::Table;
 
-/// A run over Spillway.
+/// A run with part of the memory lent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lent {
     /// The program's own time.
     pub seconds: f64,
-    /// What the device counted.
-    pub traffic: Traffic,
-    /// Faults that waited for a page.
-    pub faults: u64,
-    /// How long the kernel waited for pages, by the block layer.
+    /// Pages that came back.
+    pub pages_in: u64,
+    /// How long the kernel waited for pages of a swap device, by the block layer.
     pub waits: Waits,
     /// Bytes of output that differ from the all-local run.
     pub wrong_bytes: u64,
     /// Whether a donor was killed meanwhile.
     pub donor_killed: bool,
+    /// What a server's clients saw.
+    pub served: Option<Served>,
 }
 
 /// A run over disk swap under the same limit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Disk {
-    /// It took so many seconds.
-    Took(f64),
+    /// It took so many seconds, and a server's clients saw this.
+    Took(f64, Option<Served>),
     /// It was ended after so many seconds.
     LongerThan(f64),
     /// It failed, which says nothing about Spillway.
     Failed(String),
+    /// It was not tried.
+    NotRun,
 }
 
 /// One program at one share of its working set.
@@ -45,8 +47,12 @@ pub struct Row {
     pub local: Size,
     /// Time with all memory local.
     pub all_local_seconds: f64,
-    /// Over Spillway.
-    pub lent: Lent,
+    /// What a server's clients saw then.
+    pub all_local_served: Option<Served>,
+    /// By the pager, where it can be used.
+    pub pager: Option<Lent>,
+    /// Over the swap device.
+    pub device: Lent,
     /// Over disk swap.
     pub disk: Disk,
 }
@@ -60,38 +66,56 @@ pub struct Report {
     left_out: Vec<String>,
 }
 
+/// The share that the sentences speak of.
+const HALF_PERCENT: u64 = 50;
+
+/// Seconds, and how many times as long as with all memory local.
+fn time(seconds: f64, all_local_seconds: f64) -> [String; 2] {
+    [format!("{seconds:.2}"), format!("{:.2}x", seconds / all_local_seconds)]
+}
+
+fn dashes<const COUNT: usize>() -> [String; COUNT] {
+    std::array::from_fn(|_| "-".to_owned())
+}
+
 impl Row {
-    /// Seconds that the program waited for pages: faults times their mean latency.
-    fn fault_cost_seconds(&self) -> f64 {
-        self.lent.faults as f64 * self.lent.waits.mean_us.unwrap_or(0.0) / 1e6
+    fn outputs(&self) -> impl Iterator<Item = &Lent> {
+        self.pager.iter().chain([&self.device])
     }
 
-    fn against_disk(&self) -> String {
+    fn disk_cells(&self) -> [String; 2] {
         match &self.disk {
-            Disk::Took(seconds) => format!("{:.2}x", self.lent.seconds / seconds),
-            Disk::LongerThan(seconds) => format!("< {:.2}x", self.lent.seconds / seconds),
-            Disk::Failed(_) => "failed".to_owned(),
+            Disk::Took(seconds, _) => time(*seconds, self.all_local_seconds),
+            Disk::LongerThan(seconds) => time(*seconds, self.all_local_seconds).map(|text| format!("> {text}")),
+            Disk::Failed(_) => ["failed".to_owned(), "-".to_owned()],
+            Disk::NotRun => dashes(),
         }
     }
 
-    fn cells(&self) -> [String; 12] {
-        let traffic = &self.lent.traffic;
-        let [p50, p99] = percentiles(&self.lent.waits);
-        let killed = if self.lent.donor_killed { ", donor killed" } else { "" };
-        [
-            format!("{}{killed}", self.program),
-            format!("{} % = {}", self.percent, format_bytes(self.local.0)),
-            format!("{:.2}", self.lent.seconds),
-            format!("{:.2}x", self.lent.seconds / self.all_local_seconds),
-            self.against_disk(),
-            traffic.pages_out.to_string(),
-            traffic.pages_in.to_string(),
-            p50,
-            p99,
-            format!("{:.0}", traffic.read_latency.p50_us),
-            format!("{:.2}", self.fault_cost_seconds()),
-            self.lent.wrong_bytes.to_string(),
-        ]
+    fn cells(&self) -> Vec<String> {
+        let killed = if self.device.donor_killed { ", donor killed" } else { "" };
+        let pager = self.pager.as_ref();
+        let wrong: u64 = self.outputs().map(|lent| lent.wrong_bytes).sum();
+        let mut cells =
+            vec![format!("{}{killed}", self.program), format!("{} % = {}", self.percent, format_bytes(self.local.0))];
+        cells.extend(pager.map_or_else(dashes, |lent| time(lent.seconds, self.all_local_seconds)));
+        cells.extend(time(self.device.seconds, self.all_local_seconds));
+        cells.extend(self.disk_cells());
+        cells.push(pager.map_or_else(|| "-".to_owned(), |lent| lent.pages_in.to_string()));
+        cells.push(self.device.pages_in.to_string());
+        cells.extend(percentiles(&self.device.waits));
+        cells.push(wrong.to_string());
+        cells
+    }
+
+    /// What a server's clients saw each way: all local, pager, swap device, disk swap.
+    fn served(&self) -> [Option<Served>; 4] {
+        let over_disk = match self.disk {
+            Disk::Took(_, served) => served,
+            _ => None,
+        };
+        let paged = self.pager.as_ref().and_then(|lent| lent.served);
+        [self.all_local_served, paged, self.device.served, over_disk]
     }
 }
 
@@ -100,18 +124,28 @@ fn percentiles(waits: &Waits) -> [String; 2] {
     let mark = if waits.source == Source::Requests { "" } else { "~" };
     match waits.percentiles_us {
         Some((p50, p99)) => [p50, p99].map(|part| format!("{mark}{part:.0}")),
-        None => ["-", "-"].map(str::to_owned),
+        None => dashes(),
     }
 }
 
 /// What the columns are. What is said of windows is said only where there are some.
 const NOTES: &str = "
-/ disk swap: time over Spillway relative to disk swap under the same limit; '<' where disk swap was ended early.
-fault p50, p99: what one of sixteen of the kernel's read requests took from the moment its page reached the block layer to its end; a
-page fault waits for one, and some microseconds for the kernel around it; what is read ahead counts too. A dash: fewer than 100 were seen.
-ours: the part of it inside the device's process (median).
-fault cost: page faults times the mean of all read requests.
+x: time relative to all memory local. Disk swap has the same limit; '>' where it was ended early. Where the machine keeps its disk in
+memory (a virtual machine's host does), disk swap is as fast as memory; other disks are slower.
+wait p50, p99: what one of sixteen of the kernel's read requests of the swap device took from the moment its page reached the block layer
+to its end; what is read ahead counts too. A dash: fewer than 100 were seen.
 ";
+
+/// The least and the most of some ratios, with the programs that had them.
+fn range<'a>(ratios: impl Iterator<Item = (f64, &'a str)>) -> Option<String> {
+    let mut ratios: Vec<(f64, &str)> = ratios.collect();
+    ratios.sort_by(|one, other| one.0.total_cmp(&other.0));
+    match ratios.as_slice() {
+        [] => None,
+        [(ratio, program)] => Some(format!("{ratio:.1} times ({program})")),
+        [(least, first), .., (most, last)] => Some(format!("{least:.1} ({first}) to {most:.1} times ({last})")),
+    }
+}
 
 impl Report {
     /// Adds a row.
@@ -129,10 +163,10 @@ impl Report {
         self.failures.push(format!("{program} at {percent} %: {error}"));
     }
 
-    /// Notes a program that did not run. What only lacks a package is not a failure.
-    pub fn left_out(&mut self, program: &str, error: &HarnessError) {
+    /// Notes a program, or a way to run them, that was not tried. What only lacks a package is not a failure.
+    pub fn left_out(&mut self, what: &str, error: &HarnessError) {
         let list = if matches!(error, HarnessError::Missing(_)) { &mut self.left_out } else { &mut self.failures };
-        list.push(format!("{program}: {error}"));
+        list.push(format!("{what}: {error}"));
     }
 
     /// Whether there is nothing to show.
@@ -140,26 +174,28 @@ impl Report {
         self.rows.is_empty() && self.failures.is_empty() && self.left_out.is_empty()
     }
 
-    /// The table, and what is to be said about it.
+    /// The tables, what is to be said about them, and what they mean.
     pub fn text(&self) -> String {
         let mut table = Table::new([
             "program",
             "local memory",
-            "seconds",
-            "/ all-local",
-            "/ disk swap",
-            "pages out",
-            "pages in",
-            "fault p50 us",
+            "pager s",
+            "x",
+            "swap device s",
+            "x",
+            "disk swap s",
+            "x",
+            "pages in, pager",
+            "device",
+            "wait p50 us",
             "p99 us",
-            "ours us",
-            "fault cost s",
             "wrong bytes",
         ]);
         self.rows.iter().for_each(|row| table.row(row.cells()));
         let mut text = if table.is_empty() { String::new() } else { table.markdown() };
+        text += &self.server_table();
         text += NOTES;
-        if let Some(reason) = self.rows.iter().find_map(|row| row.lent.waits.source.reason()) {
+        if let Some(reason) = self.rows.iter().find_map(|row| row.device.waits.source.reason()) {
             text += &format!(
                 "~: means of windows of 20 ms instead of requests, for want of the kernel's events: {reason}\n"
             );
@@ -175,12 +211,91 @@ impl Report {
         for (title, list) in [("Left out", &self.left_out), ("FAILED", &self.failures)] {
             list.iter().for_each(|one| text += &format!("{title}: {one}\n"));
         }
+        if !self.rows.is_empty() {
+            text += &format!("\nWhat this means:\n{}\n", self.sentences().join("\n"));
+        }
         text
+    }
+
+    fn server_table(&self) -> String {
+        let mut table =
+            Table::new(["requests to Redis: p99 ms (requests/s)", "all local", "pager", "swap device", "disk swap"]);
+        for row in self.rows.iter().filter(|row| row.device.served.is_some()) {
+            let cell = |served: Option<Served>| {
+                served.map_or("-".to_owned(), |served| {
+                    format!("{:.2} ({:.0})", served.p99_ms, served.requests_per_second)
+                })
+            };
+            table.row([format!("{} % local", row.percent)].into_iter().chain(row.served().map(cell)));
+        }
+        if table.is_empty() { String::new() } else { format!("\n{}", table.markdown()) }
+    }
+
+    /// Three sentences: times, a server's answers, and what was right and faster.
+    fn sentences(&self) -> [String; 3] {
+        [self.sentence_of_times(), self.sentence_of_servers(), self.sentence_of_outputs()]
+    }
+
+    fn at_half(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| row.percent == HALF_PERCENT)
+    }
+
+    fn sentence_of_times(&self) -> String {
+        let against = |row: &Row, seconds: f64| seconds / row.all_local_seconds;
+        let paged = range(
+            self.at_half().filter_map(|row| Some((against(row, row.pager.as_ref()?.seconds), row.program.as_str()))),
+        );
+        let device = range(self.at_half().map(|row| (against(row, row.device.seconds), row.program.as_str())));
+        let disk = range(self.at_half().filter_map(|row| match row.disk {
+            Disk::Took(seconds, _) => Some((against(row, seconds), row.program.as_str())),
+            _ => None,
+        }));
+        let Some(device) = device else { return "No program was run with half of its memory elsewhere.".to_owned() };
+        let mut ways = vec![format!("{device} over the swap device")];
+        if let Some(paged) = paged {
+            ways.insert(0, format!("{paged} by the pager"));
+        }
+        ways.extend(disk.map(|disk| format!("{disk} over this machine's disk")));
+        format!("With half of its memory elsewhere a program took, relative to all memory local: {}.", ways.join(", "))
+    }
+
+    fn sentence_of_servers(&self) -> String {
+        let Some(served) = self.at_half().map(Row::served).find(|served| served[2].is_some()) else {
+            return "No server was measured.".to_owned();
+        };
+        let names = ["with all memory local", "by the pager", "over the swap device", "over disk swap"];
+        let parts: Vec<String> = served
+            .into_iter()
+            .zip(names)
+            .filter_map(|(served, name)| Some(format!("{:.2} ms {name}", served?.p99_ms)))
+            .collect();
+        format!("With half of its memory elsewhere Redis answered 99 of 100 requests within {}.", parts.join(", "))
+    }
+
+    fn sentence_of_outputs(&self) -> String {
+        let outputs = self.rows.iter().flat_map(Row::outputs);
+        let (count, wrong) = outputs.fold((0, 0), |(count, wrong), lent| (count + 1, wrong + lent.wrong_bytes));
+        let pairs = || self.rows.iter().filter_map(|row| Some((row.pager.as_ref()?.seconds, row.device.seconds)));
+        let faster = pairs().filter(|(pager, device)| pager < device).count();
+        let killed = self.rows.iter().any(|row| row.device.donor_killed);
+        let killed = if killed { ", also of the run in which a donor was killed" } else { "" };
+        let right = match wrong {
+            0 => format!("Every byte of {count} outputs was right{killed}"),
+            _ => format!("{wrong} bytes of {count} outputs were WRONG"),
+        };
+        let way = match pairs().count() {
+            0 => "the pager, which is the faster way for most programs, was not used here".to_owned(),
+            both => format!(
+                "the pager was faster than the swap device in {faster} of {both} runs: `spillway run` takes it without root, `--via pager` \
+                 insists on it, and the swap device serves programs that it cannot"
+            ),
+        };
+        format!("{right}; {way}.")
     }
 
     /// An error if a run failed or an output was wrong.
     pub fn verdict(&self) -> Result<(), HarnessError> {
-        let wrong: u64 = self.rows.iter().map(|row| row.lent.wrong_bytes).sum();
+        let wrong: u64 = self.rows.iter().flat_map(Row::outputs).map(|lent| lent.wrong_bytes).sum();
         if wrong > 0 {
             return Err(HarnessError::failed("the demo", format!("{wrong} bytes of output were WRONG")));
         }
@@ -194,14 +309,28 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::spillway::Latency;
+
+    fn lent(seconds: f64, wrong_bytes: u64) -> Lent {
+        Lent { seconds, pages_in: 30, wrong_bytes, ..Lent::default() }
+    }
 
     fn row(wrong_bytes: u64, disk: Disk) -> Row {
-        let read_latency = Latency { p50_us: 3.0, p99_us: 9.0, mean_us: 4.0 };
         let waits = Waits { mean_us: Some(20.0), percentiles_us: Some((12.0, 40.0)), source: Source::Requests };
-        let traffic = Traffic { pages_in: 30, pages_out: 40, read_latency, ..Traffic::default() };
-        let lent = Lent { seconds: 3.0, traffic, faults: 50_000, waits, wrong_bytes, donor_killed: wrong_bytes == 0 };
-        Row { program: "sort".to_owned(), percent: 50, local: Size(64 << 20), all_local_seconds: 2.0, lent, disk }
+        let device = Lent { waits, donor_killed: wrong_bytes == 0, ..lent(3.0, wrong_bytes) };
+        Row {
+            program: "sort".to_owned(),
+            percent: 50,
+            local: Size(64 << 20),
+            all_local_seconds: 2.0,
+            all_local_served: None,
+            pager: Some(Lent { pages_in: 20, ..lent(2.4, 0) }),
+            device,
+            disk,
+        }
+    }
+
+    fn served(p99_ms: f64) -> Option<Served> {
+        Some(Served { requests_per_second: 5000.0, p99_ms })
     }
 
     #[test]
@@ -209,44 +338,70 @@ mod tests {
         let mut report = Report::default();
         assert!(report.is_empty());
         report.input("sort", "64.0 MiB of text");
-        report.push(row(0, Disk::Took(6.0)));
+        report.push(row(0, Disk::Took(6.0, None)));
         let text = report.text();
         for part in [
             "sort: 64.0 MiB of text",
             "sort, donor killed",
             "50 % = 64.0 MiB",
-            "3.00",
-            "1.50x",
-            "0.50x",
-            " 40 |",
+            "2.40 | 1.20x |",
+            "3.00 | 1.50x |",
+            "6.00 | 3.00x |",
+            " 20 |",
             " 30 |",
             " 12 |",
             " 40 |",
-            " 3 |",
-            "1.00 |",
             " 0 |",
         ] {
-            assert!(text.contains(part), "{part}\n{text}");
+            let squeezed = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(squeezed.contains(part), "{part}\n{text}");
         }
         assert!(report.verdict().is_ok());
     }
 
     #[test]
-    fn a_run_without_faults_has_no_latency() {
-        let mut quiet = row(0, Disk::Took(3.0));
-        (quiet.lent.waits, quiet.lent.faults) = (Waits::default(), 1);
-        let cells = quiet.cells();
-        assert_eq!((cells[7].as_str(), cells[8].as_str(), cells[10].as_str()), ("-", "-", "0.00"));
-        assert_eq!(row(0, Disk::Took(3.0)).cells()[8], "40");
+    fn the_sentences_are_computed_from_the_rows() {
+        let mut report = Report::default();
+        report.push(row(0, Disk::Took(6.0, None)));
+        let mut redis = row(0, Disk::Took(5.0, served(9.0)));
+        redis.program = "redis".to_owned();
+        redis.all_local_served = served(0.2);
+        redis.device.served = served(4.0);
+        let paged = Lent { served: served(1.5), ..lent(3.2, 0) };
+        report.push(Row { pager: Some(paged), ..redis });
+        let [times, servers, outputs] = report.sentences();
+        assert_eq!(
+            times,
+            "With half of its memory elsewhere a program took, relative to all memory local: 1.2 (sort) to 1.6 times (redis) by the pager, \
+             1.5 (sort) to 1.5 times (redis) over the swap device, 2.5 (redis) to 3.0 times (sort) over this machine's disk."
+        );
+        assert_eq!(
+            servers,
+            "With half of its memory elsewhere Redis answered 99 of 100 requests within 0.20 ms with all memory local, 1.50 ms by the \
+             pager, 4.00 ms over the swap device, 9.00 ms over disk swap."
+        );
+        assert!(outputs.starts_with("Every byte of 4 outputs was right, also of the run in which a donor was killed"));
+        assert!(outputs.contains("faster than the swap device in 1 of 2 runs"), "{outputs}");
+        assert!(report.text().contains("50 % local"), "{}", report.text());
+    }
+
+    #[test]
+    fn without_pager_server_and_half_the_sentences_say_so() {
+        let mut report = Report::default();
+        report.push(Row { pager: None, percent: 25, ..row(0, Disk::NotRun) });
+        let [times, servers, outputs] = report.sentences();
+        assert_eq!(times, "No program was run with half of its memory elsewhere.");
+        assert_eq!(servers, "No server was measured.");
+        assert!(outputs.contains("was not used here"), "{outputs}");
     }
 
     #[test]
     fn windows_are_marked_and_explained() {
         let mut report = Report::default();
-        report.push(row(0, Disk::Took(3.0)));
+        report.push(row(0, Disk::NotRun));
         assert!(!report.text().contains('~'), "{}", report.text());
-        let mut coarse = row(0, Disk::Took(3.0));
-        coarse.lent.waits.source = Source::Windows("no tracefs".to_owned());
+        let mut coarse = row(0, Disk::NotRun);
+        coarse.device.waits.source = Source::Windows("no tracefs".to_owned());
         report.push(coarse);
         let text = report.text();
         for part in [" 12 |", " ~12 |", " ~40 |", "~: means of windows", "no tracefs"] {
@@ -256,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_disk_that_was_not_waited_for_is_a_bound() {
-        assert_eq!(row(0, Disk::LongerThan(12.0)).against_disk(), "< 0.25x");
+        assert_eq!(row(0, Disk::LongerThan(12.0)).disk_cells(), ["> 12.00", "> 6.00x"]);
     }
 
     #[test]
@@ -274,7 +429,13 @@ mod tests {
         assert!(report.verdict().is_ok() && report.text().contains("Left out: redis: apt install redis"));
         report.failed("sort", 25, &HarnessError::failed("sort", "killed"));
         assert!(report.verdict().unwrap_err().to_string().contains("sort at 25 %"));
-        report.push(row(3, Disk::Took(1.0)));
+        report.push(row(3, Disk::NotRun));
         assert!(report.verdict().unwrap_err().to_string().contains("3 bytes of output were WRONG"));
+        assert!(report.text().contains("3 bytes of 2 outputs were WRONG"));
+        let mut by_pager = row(0, Disk::NotRun);
+        by_pager.pager = Some(lent(1.0, 5));
+        let mut report = Report::default();
+        report.push(by_pager);
+        assert!(report.verdict().unwrap_err().to_string().contains("5 bytes"));
     }
 }

@@ -10,17 +10,18 @@ use std::time::Duration;
 use super::compare::Output;
 use super::programs::DemoProgram;
 use super::progress::Progress;
+use super::redis_job::Served;
 use super::report::{Disk, Lent};
 use super::{DISK_PATIENCE, Scale};
-use crate::harness::HarnessError;
 use crate::harness::fault_latency::{FaultLatency, Waits};
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::process::{Finished, Running};
-use crate::harness::spillway::{Donor, RunReport, Storage, Transport};
+use crate::harness::spillway::{Donor, RunReport, Storage, Transport, Via};
 use crate::harness::subject::{Subject, Workshop};
 use crate::harness::swap_area::SwapArea;
 use crate::harness::usage::SwapCount;
-use crate::limits::{PROGRAM_DEADLINE, with_slack};
+use crate::harness::{HarnessError, tool};
+use crate::limits::{PROGRAM_DEADLINE, START_DEADLINE, with_slack};
 use crate::size::{MIB, PAGE_SIZE_BYTES, Size};
 
 /// Whether a donor is killed during a run.
@@ -39,6 +40,8 @@ pub struct AllLocal {
     pub footprint: Size,
     /// Its time.
     pub seconds: f64,
+    /// What a server's clients saw.
+    pub served: Option<Served>,
     output: PathBuf,
 }
 
@@ -81,6 +84,15 @@ impl<'shop> Trials<'shop> {
         Ok(())
     }
 
+    /// Whether this machine lets the pager work; an error that says what it lacks otherwise.
+    pub fn try_pager(&self) -> Result<(), HarnessError> {
+        let mut command = Command::new(self.shop.product()?.binary());
+        command.args(["run", "--via", "pager", "--local", "16M", "--lend", "64M", "--own-donors", "1", "--", "true"]);
+        tool::run_command(&mut command, START_DEADLINE, &self.shop.interrupt)
+            .map(drop)
+            .map_err(|error| if error.is_interrupt() { error } else { HarnessError::Missing(error.to_string()) })
+    }
+
     /// Runs it with all memory local: the reference for time, working set and output.
     pub fn all_local(&mut self, program: &DemoProgram) -> Result<AllLocal, HarnessError> {
         let output = self.shop.directory.path().join(format!("{}.out", program.name));
@@ -101,12 +113,14 @@ impl<'shop> Trials<'shop> {
             return Err(HarnessError::failed(program.name, "it ended before its working set could be seen"));
         }
         let footprint = with_slack(Size(footprint));
-        Ok(AllLocal { footprint, seconds: finished.elapsed.as_secs_f64(), output })
+        let served = Served::find(&messages.text());
+        Ok(AllLocal { footprint, seconds: finished.elapsed.as_secs_f64(), served, output })
     }
 
-    /// Runs it with `local` in local memory (`percent` of its working set) and the rest with the donors.
-    pub fn over_spillway(
+    /// Runs it with `local` in local memory (`percent` of its working set) and the rest with the donors, one of the two ways.
+    pub fn lent(
         &mut self,
+        via: Via,
         program: &DemoProgram,
         reference: &AllLocal,
         (percent, local): (u64, Size),
@@ -124,24 +138,25 @@ impl<'shop> Trials<'shop> {
             lend: Some(Size(reference.footprint.0 * 2 + 256 * MIB)),
         };
         let stats = directory.join("stats.json");
-        let command = self.shop.product()?.run(&local.to_string(), &storage, &stats, &program.command());
-        let title = format!("{}: {percent} % local, over Spillway", program.name);
-        let (killed, finished, wrong_bytes, waits) =
-            self.run_and_kill(command, program, reference, (&title, local), kill)?;
+        let command = {
+            let product = self.shop.product()?;
+            product.run_via(via, None, &local.to_string(), &storage, &stats, &program.command())
+        };
+        let way = match via {
+            Via::Swap => "over the swap device",
+            Via::Pager => "by the pager",
+        };
+        let title = format!("{}: {percent} % local, {way}", program.name);
+        let latency = (via == Via::Swap).then(|| FaultLatency::start(&self.shop.interrupt));
+        let (killed, finished, wrong_bytes, waits, served) =
+            self.run_and_kill(command, program, reference, (&title, local), kill, latency)?;
         let report = RunReport::read(&stats)?;
         if killed {
             self.donors.remove(0);
             self.add_donor()?;
         }
         let seconds = report.seconds.unwrap_or(finished.elapsed.as_secs_f64());
-        Ok(Lent {
-            seconds,
-            traffic: report.device.traffic,
-            faults: report.major_faults,
-            waits,
-            wrong_bytes,
-            donor_killed: killed,
-        })
+        Ok(Lent { seconds, pages_in: report.device.traffic.pages_in, waits, wrong_bytes, donor_killed: killed, served })
     }
 
     fn run_and_kill(
@@ -151,10 +166,10 @@ impl<'shop> Trials<'shop> {
         reference: &AllLocal,
         (title, local): (&str, Size),
         kill: Kill,
-    ) -> Result<(bool, Finished, u64, Waits), HarnessError> {
+        mut latency: Option<FaultLatency>,
+    ) -> Result<(bool, Finished, u64, Waits, Option<Served>), HarnessError> {
         let output = Output::compare(&reference.output)?;
         let step = self.progress.begin(title);
-        let mut latency = FaultLatency::start(&self.shop.interrupt);
         let running = Running::start(program.name, &mut command, output.clone())?;
         let messages = running.messages.clone();
         let (mut killed, donors) = (false, &mut self.donors);
@@ -164,13 +179,14 @@ impl<'shop> Trials<'shop> {
                 killed = true;
                 self.progress.note("one of the donors was killed (SIGKILL)");
             }
-            latency.look();
+            latency.iter_mut().for_each(FaultLatency::look);
             step.tick();
         })?;
         check(program.name, finished.status, &messages.last_line())?;
         let wrong_bytes = output.finish()?;
         step.end(if wrong_bytes == 0 { "output exact" } else { "output WRONG" });
-        Ok((killed, finished, wrong_bytes, latency.finish()))
+        let waits = latency.map(FaultLatency::finish).unwrap_or_default();
+        Ok((killed, finished, wrong_bytes, waits, Served::find(&messages.text())))
     }
 
     /// Runs it with the same limit over disk swap; not much longer than `patience`.
@@ -194,7 +210,7 @@ impl<'shop> Trials<'shop> {
             Ok(finished) => {
                 check(program.name, finished.status, &messages.last_line())?;
                 step.end("");
-                Ok(Disk::Took(finished.elapsed.as_secs_f64()))
+                Ok(Disk::Took(finished.elapsed.as_secs_f64(), Served::find(&messages.text())))
             }
             Err(HarnessError::TimedOut { .. }) => {
                 step.end("ended early");
