@@ -213,7 +213,11 @@ fn show_share(
     let kill = if (program.name, percent) == KILL_IN { Kill::InTheMiddle } else { Kill::None };
     let share = (percent, local);
     // The least that the pager takes is more than a quarter of a small program.
-    let pager = if pager_works && local.0 >= BUDGET_BYTES_MIN { Some(trials.lent(Via::Pager, program, reference, share, Kill::None)?) } else { None };
+    let pager = if pager_works && local.0 >= BUDGET_BYTES_MIN {
+        Some(trials.lent(Via::Pager, program, reference, share, Kill::None)?)
+    } else {
+        None
+    };
     let device = trials.lent(Via::Swap, program, reference, share, kill)?;
     let patience = Duration::from_secs_f64(device.seconds);
     let disk = if percent == 100 { Ok(Disk::NotRun) } else { trials.over_disk(program, reference, share, patience) };

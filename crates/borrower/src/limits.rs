@@ -75,6 +75,36 @@ pub const PARKED_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Longest sleep of an I/O thread with pieces in flight: it must notice that the manager took a donor away.
 pub const EVENT_WAIT_MAX: Duration = Duration::from_millis(20);
 
+/// A donor that has owed an answer for so long is told of: half a second is five thousand times what a page takes on a fast network.
+pub const ANSWER_OWED_TOLD: Duration = Duration::from_millis(500);
+
+/// A read waits for so many times the usual 99th percentile before another copy is asked.
+pub const READ_PATIENCE_FACTOR: f64 = 10.0;
+
+/// It waits no less: a thread that sleeps looks no sooner, and a CPU that is wanted by others keeps a thread waiting as long.
+pub const READ_PATIENCE_MIN: Duration = EVENT_WAIT_MAX;
+
+/// It waits no longer, whatever is usual.
+pub const READ_PATIENCE_MAX: Duration = Duration::from_secs(1);
+
+/// How long it waits before anything is known.
+pub const READ_PATIENCE_DEFAULT: Duration = Duration::from_millis(50);
+
+/// Reads of a donor, lately, from which its 99th percentile can be told.
+pub const USUAL_READS_MIN: u64 = 100;
+
+/// What lately means: between one and two of these.
+pub const LATENCY_WINDOW: Duration = Duration::from_secs(10);
+
+/// How long a donor that let a read wait is avoided at first: as long as a hiccup of a machine or a network lasts.
+pub const AVOIDANCE_MIN: Duration = Duration::from_millis(100);
+
+/// How long it is avoided at most before it is tried again, which costs one read its patience.
+pub const AVOIDANCE_MAX: Duration = Duration::from_secs(30);
+
+/// A pause that has grown so long, after five tries in some three seconds, is told.
+pub const AVOIDANCE_TOLD: Duration = Duration::from_millis(1600);
+
 /// Pages that the disk copy may lag behind: 64 MiB of locked memory.
 pub const BACKLOG_PAGES: usize = 16 * 1024;
 

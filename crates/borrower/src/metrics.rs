@@ -52,12 +52,27 @@ impl LatencyHistogram {
         self.max_ns.fetch_max(nanoseconds, Ordering::Relaxed);
     }
 
+    /// Forgets everything. What others count meanwhile may be forgotten too.
+    pub fn clear(&self) {
+        self.buckets.iter().chain([&self.sum_ns, &self.max_ns]).for_each(|counter| counter.store(0, Ordering::Relaxed));
+    }
+
     /// The distribution so far.
     pub fn status(&self) -> LatencyStatus {
-        let counts: Vec<u64> = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
+        Self::merged([self].into_iter()).0
+    }
+
+    /// The distribution of several together, and how many latencies it has.
+    pub fn merged<'a>(parts: impl Iterator<Item = &'a Self>) -> (LatencyStatus, u64) {
+        let (mut counts, mut sum_ns, mut max_ns) = (vec![0; BUCKETS_PER_OCTAVE * OCTAVES], 0, 0);
+        for part in parts {
+            counts.iter_mut().zip(&part.buckets).for_each(|(count, bucket)| *count += bucket.load(Ordering::Relaxed));
+            sum_ns += part.sum_ns.load(Ordering::Relaxed);
+            max_ns = part.max_ns.load(Ordering::Relaxed).max(max_ns);
+        }
         let total: u64 = counts.iter().sum();
         if total == 0 {
-            return LatencyStatus::default();
+            return (LatencyStatus::default(), 0);
         }
         let quantile = |share: f64| {
             let rank = (share * total as f64).ceil() as u64;
@@ -68,12 +83,13 @@ impl LatencyHistogram {
             });
             value_of(bucket.unwrap_or(0)) / 1e3
         };
-        LatencyStatus {
+        let status = LatencyStatus {
             p50_us: quantile(0.5),
             p99_us: quantile(0.99),
-            mean_us: self.sum_ns.load(Ordering::Relaxed) as f64 / total as f64 / 1e3,
-            max_us: self.max_ns.load(Ordering::Relaxed) as f64 / 1e3,
-        }
+            mean_us: sum_ns as f64 / total as f64 / 1e3,
+            max_us: max_ns as f64 / 1e3,
+        };
+        (status, total)
     }
 }
 

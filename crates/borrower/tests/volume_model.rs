@@ -10,7 +10,7 @@ mod support;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use spillway_borrower::block::{BlockError, BlockOperation, BlockRequest};
@@ -64,6 +64,8 @@ impl World {
             .then(|| DiskCopy { backlog: Backlog::new(200), pool: BufferPool::new(200, PAGE_SIZE_BYTES).unwrap() });
         let volume = Arc::new(Volume::new(GEOMETRY, redundancy, disk_copy).unwrap());
         let disk = store(SLAB_BYTES);
+        // Every read that is not answered at once is asked of another copy, where there is one and the donor is reached over a socket.
+        volume.latencies.set_read_patience(Duration::ZERO);
         GEOMETRY.slabs().for_each(|slab| assert_eq!(disk.lock().unwrap().slab(SlabHandle(slab.0)).len(), SLAB_BYTES));
         let mut pools: Vec<_> =
             (0..ENGINES).map(|_| BufferPool::new(SLOTS, SLOT_PAGES as usize * PAGE_SIZE_BYTES).unwrap()).collect();

@@ -196,9 +196,32 @@ fn describe_donors(text: &mut String, donors: Option<&Value>) {
         let field = |name: &str| donor.get(name).and_then(Value::as_str).unwrap_or("-").to_owned();
         let slabs = donor.get("slabs").and_then(Value::as_u64).unwrap_or(0);
         let _ = write!(text, "  donor {}: {} {}, {slabs} slabs", field("address"), field("state"), field("transport"));
+        let _ = write!(text, "{}", latency_of(donor));
         let error = field("last_error");
         let _ = if error.is_empty() || error == "-" { writeln!(text) } else { writeln!(text, " ({error})") };
     }
+}
+
+/// How fast a donor answers, if something is known of that.
+fn latency_of(donor: &Value) -> String {
+    let number = |path: &str| donor.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
+    let mut text = String::new();
+    let [p50_us, p99_us] = ["/latency/reads/p50_us", "/latency/reads/p99_us"].map(number);
+    if p50_us > 0.0 {
+        text += &format!(", reads p50 {p50_us:.0} us, p99 {p99_us:.0} us");
+    }
+    let waiting_ms = number("/latency/waiting_us") / 1e3;
+    if waiting_ms >= 1.0 {
+        text += &format!(", owes an answer since {waiting_ms:.0} ms");
+    }
+    let elsewhere = number("/latency/reads_taken_elsewhere");
+    if elsewhere > 0.0 {
+        text += &format!(", {elsewhere:.0} reads taken elsewhere");
+    }
+    if donor.pointer("/latency/is_slow").and_then(Value::as_bool) == Some(true) {
+        text += ", SLOW";
+    }
+    text
 }
 
 fn describe_donor(text: &mut String, item: &Item) {
@@ -266,8 +289,8 @@ mod tests {
 
     #[test]
     fn people_read_what_matters_of_a_device() {
-        let donor =
-            json!({"address": "a:1", "state": "lost", "transport": "tcp", "slabs": 3, "last_error": "timed out"});
+        let donor = json!({"address": "a:1", "state": "lost", "transport": "tcp", "slabs": 3, "last_error": "timed out", "latency": {
+                "reads": {"p50_us": 90.2, "p99_us": 510000.0}, "waiting_us": 2500.0, "is_slow": true, "reads_taken_elsewhere": 4}});
         let report = json!({"notes": ["careful"], "device": {
             "path": "/dev/loop0", "size_bytes": 1 << 30, "redundancy": "disk", "health": "disk only", "donors": [donor],
             "frontend": "nbd (one socket from the kernel; no ublk: not loaded)",
@@ -277,7 +300,7 @@ mod tests {
         for expected in [
             "/dev/loop0, 1 GiB, disk, health: disk only",
             "front end: nbd (one socket from the kernel; no ublk: not loaded)\n",
-            "donor a:1: lost tcp, 3 slabs (timed out)",
+            "donor a:1: lost tcp, 3 slabs, reads p50 90 us, p99 510000 us, owes an answer since 2 ms, 4 reads taken elsewhere, SLOW (timed out)",
             "note: careful",
             "being filled: 40 %",
         ] {

@@ -85,6 +85,12 @@ pub trait QueuePair: Send {
     /// deadlines. Returns how many ended.
     fn poll(&mut self, now: Instant, complete: &mut dyn FnMut(Completion)) -> usize;
 
+    /// Lets go of the buffer of a read that was posted: what comes for it is thrown away, and its completion comes all the same. False
+    /// where that cannot be done, and then nothing has changed.
+    fn abandon(&mut self, _tag: Tag) -> bool {
+        false
+    }
+
     /// Requests posted and not completed.
     fn in_flight(&self) -> usize;
 

@@ -16,7 +16,7 @@ use spillway_fabric::limits::{REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX, SOLE_COP
 use spillway_fabric::patience::Patience;
 use spillway_fabric::queue_pair::{Completion, Operation, PostError, QueuePair, RequestError};
 use spillway_fabric::tcp::{Greeting, TcpQueuePair, introduce};
-use spillway_fabric::units::SlabHandle;
+use spillway_fabric::units::{SlabHandle, Tag};
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RequestHeader, ResponseHeader, Status};
 use spillway_fabric::wire::preface::PREFACE_BYTES;
 use spillway_sys::epoll::{Epoll, Interest};
@@ -469,4 +469,43 @@ fn an_unknown_session_makes_no_queue_pair() {
     let error = TcpQueuePair::connect(borrower, &TOKEN, pool(1, PAGE), Arc::default()).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
     donor.join().unwrap();
+}
+
+/// Whoever gave up waiting for a read uses its buffer for something else; the answer still comes, and must not land there.
+#[test]
+fn an_abandoned_read_touches_its_buffer_no_more() {
+    const PAGES: usize = 9;
+    let pool = pool(3, PAGES * PAGE);
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let (mut pair, donor) = scripted(&pool, move |mut donor| {
+        let requests: Vec<RequestHeader> = (0..3).map(|_| read_request(&mut donor)).collect();
+        gone.recv().unwrap();
+        for (content, request) in (1..).zip(requests) {
+            let payload_bytes = request.length_bytes;
+            let header = ResponseHeader { sequence: request.sequence, status: Status::Done, payload_bytes };
+            donor.write_all(&header.encode()).unwrap();
+            // In pieces, so that a receive ends in the middle.
+            vec![content; payload_bytes as usize].chunks(3000).for_each(|part| donor.write_all(part).unwrap());
+        }
+    });
+    for slot in 0..3 {
+        let read = request(Operation::Read, 0, 0, pool.slot(slot), slot as u32);
+        assert_eq!(pair.post(read, Instant::now()), Ok(()));
+    }
+    pair.poll(Instant::now(), &mut |_| panic!("nothing was answered"));
+    assert!(!pair.abandon(Tag(7)), "no such read");
+    assert!(pair.abandon(Tag(0)) && pair.abandon(Tag(2)));
+    let somebody_elses = vec![0x55; PAGES * PAGE];
+    [0, 2].into_iter().for_each(|slot| pool.memory().write(slot * PAGES * PAGE, &somebody_elses));
+    go.send(()).unwrap();
+    let ended = complete(&mut pair, 3);
+    assert!(ended.iter().all(|ended| ended.result == Ok(())));
+    donor.join().unwrap();
+    for (slot, content) in [(0, 0x55), (1, 2), (2, 0x55)] {
+        let mut bytes = vec![0; PAGES * PAGE];
+        pool.memory().read(slot * PAGES * PAGE, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == content), "slot {slot}");
+    }
+    assert!(!pair.abandon(Tag(0)), "it has ended");
+    assert_eq!(pair.in_flight(), 0);
 }

@@ -1,7 +1,8 @@
 //! One line that says whether a device is as safe and as fast as asked, or why not.
 
-use super::status::{DeviceStatus, DiskStatus};
+use super::status::{DeviceStatus, DiskStatus, DonorLinkStatus};
 use crate::disk_writer::NOT_ALL;
+use crate::limits::ANSWER_OWED_TOLD;
 
 /// Reads the rest of `status`; `ok`, or everything that is wrong in words, the worst first.
 pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
@@ -23,6 +24,7 @@ pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
     if lacking > 0 && connected > 0 {
         complaints.push(format!("{lacking} of {} donors are not connected", status.donors.len()));
     }
+    complaints.extend(status.donors.iter().filter(|donor| donor.state == "connected").filter_map(slowness));
     if let Some(DiskStatus { write_errors, last_error, .. }) = &status.disk
         && *write_errors > 0
     {
@@ -30,6 +32,19 @@ pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
     }
     complaints.extend(status.disk.iter().flat_map(hazards));
     if complaints.is_empty() { "ok".to_owned() } else { complaints.join("; ") }
+}
+
+/// What is wrong with a donor that is there, and answers late or not at all.
+fn slowness(donor: &DonorLinkStatus) -> Option<String> {
+    let latency = &donor.latency;
+    let waiting_ms = latency.waiting_us / 1e3;
+    if waiting_ms >= ANSWER_OWED_TOLD.as_secs_f64() * 1e3 {
+        return Some(format!("donor {} is alive and has owed an answer for {waiting_ms:.0} ms", donor.address));
+    }
+    latency.is_slow.then(|| {
+        let elsewhere = latency.reads_taken_elsewhere;
+        format!("donor {} is slow ({elsewhere} reads waited too long for it and were taken elsewhere)", donor.address)
+    })
 }
 
 /// What may stop a machine without a free page that writes pages to the disk.
@@ -55,7 +70,7 @@ fn failure(status: &DeviceStatus) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::status::DonorLinkStatus;
+    use crate::device::status::DonorLatencyStatus;
 
     fn donor(state: &str) -> DonorLinkStatus {
         DonorLinkStatus { state: state.to_owned(), ..DonorLinkStatus::default() }
@@ -79,6 +94,19 @@ mod tests {
         assert!(summarise(&status, 1).contains("3 pages are lost"));
         assert!(summarise_local(&status).starts_with("FAILED"));
         assert!(summarise_local(&DeviceStatus::default()).starts_with("ok"));
+    }
+
+    #[test]
+    fn slow_donors_and_those_that_owe_an_answer_are_named() {
+        let with = |latency| {
+            let donor = DonorLinkStatus { address: "a:1".to_owned(), latency, ..donor("connected") };
+            summarise(&DeviceStatus { donors: vec![donor], ..DeviceStatus::default() }, 1)
+        };
+        assert_eq!(with(DonorLatencyStatus { waiting_us: 9000.0, ..DonorLatencyStatus::default() }), "ok");
+        let slow = DonorLatencyStatus { is_slow: true, reads_taken_elsewhere: 7, ..DonorLatencyStatus::default() };
+        assert!(with(slow).contains("donor a:1 is slow") && with(slow).contains("7 reads waited"));
+        let stalled = with(DonorLatencyStatus { waiting_us: 1.5e6, ..slow });
+        assert!(stalled.contains("donor a:1 is alive and has owed an answer for 1500 ms"), "{stalled}");
     }
 
     #[test]

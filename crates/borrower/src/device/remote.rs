@@ -10,7 +10,7 @@ use spillway_fabric::key::ClusterKey;
 use spillway_fabric::queue_pair::QueuePair;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
-use super::status::{DeviceStatus, DiskStatus, SlabCounts};
+use super::status::{DeviceStatus, DiskStatus, DonorLinkStatus, SlabCounts};
 use super::{DeviceConfig, DeviceError};
 use crate::disk_writer::{DiskCounters, DiskThread};
 use crate::engine::Engine;
@@ -64,7 +64,8 @@ impl Remote {
         let mut io_lanes = Vec::new();
         for pool in pools {
             let lane = Lane { mailbox: LaneMailbox::new(), pool: Arc::clone(pool) };
-            let lanes = make_lanes(&lane).map_err(system())?;
+            // Not the mover's: reads of many pages at a time take longer, and nobody waits for them.
+            let lanes = make_lanes(&lane).map_err(system())?.watched_by(&volume.latencies);
             let pool = Arc::clone(&lane.pool);
             engines.push(Engine::new(Arc::clone(&volume), Arc::clone(metrics), pool, lanes, Instant::now()));
             io_lanes.push(lane);
@@ -138,7 +139,10 @@ impl Remote {
     /// Fills in what is known of donors, slabs and the disk.
     pub(crate) fn describe(&self, config: &DeviceConfig, status: &mut DeviceStatus) {
         let shared = &self.manager.shared;
-        status.donors = shared.donors.iter().map(|donor| donor.status()).collect();
+        let now = Instant::now();
+        let latency = |donor: &DonorEntry| self.volume.latencies.status(donor.slot, now);
+        status.donors =
+            shared.donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..donor.status() }).collect();
         for (slab, finding) in self.volume.geometry.slabs().zip(shared.survey.look(shared)) {
             status.pages_stored += finding.stored;
             status.pages_lost += finding.lost;

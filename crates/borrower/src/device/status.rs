@@ -70,6 +70,22 @@ pub struct DonorLinkStatus {
     pub free_bytes: u64,
     /// The last reason for a lost connection or a refusal.
     pub last_error: String,
+    /// How fast it answers; of donors that are reached over sockets.
+    #[serde(default)]
+    pub latency: DonorLatencyStatus,
+}
+
+/// How fast one donor answers this device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DonorLatencyStatus {
+    /// Reads of the last ten to twenty seconds, from post to answer. Nothing of a donor whose memory is mapped here.
+    pub reads: LatencyStatus,
+    /// How long it has owed an answer and sent none, in microseconds; zero when it owes none.
+    pub waiting_us: f64,
+    /// Whether reads avoid it, again and again: it let them wait for ten times as long as is usual.
+    pub is_slow: bool,
+    /// Reads that waited for so long that another copy was asked.
+    pub reads_taken_elsewhere: u64,
 }
 
 /// The backing file.
@@ -128,7 +144,7 @@ pub struct TrafficStatus {
 }
 
 /// A latency distribution in microseconds; bucketed, so each figure is exact to about 6 %.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyStatus {
     /// Median.
     pub p50_us: f64,

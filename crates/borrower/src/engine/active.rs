@@ -76,6 +76,12 @@ pub(super) struct Active {
     pub(super) settled: bool,
     /// Locations that failed this segment; not tried again.
     pub(super) excluded: Places,
+    /// Locations that let this segment wait for too long: read from only if nothing else has the page.
+    pub(super) late: Places,
+    /// When the segment's first piece was posted (reads).
+    pub(super) entered: Instant,
+    /// The places that pieces in flight read from (reads).
+    pub(super) in_use: [bool; COPIES_MAX],
     /// The disk failed this segment.
     pub(super) disk_excluded: bool,
     /// Pieces in flight.
@@ -112,6 +118,9 @@ impl Active {
             places: [None; COPIES_MAX],
             settled: true,
             excluded: [None; COPIES_MAX],
+            late: [None; COPIES_MAX],
+            entered: now,
+            in_use: [false; COPIES_MAX],
             disk_excluded: false,
             outstanding: 0,
             failed: false,
@@ -143,6 +152,7 @@ impl Active {
         self.segment = segment_at(&self.request, geometry, done_bytes);
         self.segment_since = now;
         self.excluded = [None; COPIES_MAX];
+        self.late = [None; COPIES_MAX];
         self.disk_excluded = false;
         true
     }
@@ -160,6 +170,7 @@ impl Active {
             }
         }
         self.failed = false;
+        self.in_use = [false; COPIES_MAX];
         self.error = None;
         self.must_wait = false;
         self.next_page = self.segment.first;

@@ -2,7 +2,7 @@
 //!
 //! A piece is one posted request. Its number is the tag, so a completion finds its owner without a search. When a donor is
 //! replaced or lost, the pieces on the old queue pair are orphaned and end with [`RequestError::Down`] at the next poll:
-//! every posted piece ends exactly once.
+//! every posted piece ends exactly once, or is abandoned by its owner ([`Lanes::abandon`]) and never heard of again.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +14,7 @@ use spillway_fabric::units::{BufferRange, Priority, RemoteAddress, Tag};
 use spillway_sys::mapping::Mapping;
 
 use crate::limits::{DONORS_MAX, PIECES_MAX};
+use crate::volume::donor_latency::{DonorLatencies, LaneWaits};
 use crate::volume::slab_entry::DonorSlot;
 
 /// Where a piece goes.
@@ -102,12 +103,16 @@ enum Flight {
     Free,
     Posted,
     Orphaned,
+    /// Its owner waits for it no more.
+    Abandoned,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     piece: Piece,
     flight: Flight,
+    posted: Instant,
+    is_read: bool,
 }
 
 /// The queue pairs of one I/O thread, see the module text.
@@ -118,6 +123,13 @@ pub struct Lanes {
     free: Vec<u32>,
     orphans: usize,
     mailbox: Arc<LaneMailbox>,
+    watch: Option<Watch>,
+}
+
+/// Where the lanes tell how fast donors answer.
+struct Watch {
+    latencies: Arc<DonorLatencies>,
+    waits: Arc<LaneWaits>,
 }
 
 impl Lanes {
@@ -127,11 +139,19 @@ impl Lanes {
         Self {
             donors: (0..DONORS_MAX).map(|_| None).collect(),
             disk,
-            entries: vec![Entry { piece, flight: Flight::Free }; PIECES_MAX].into_boxed_slice(),
+            entries: vec![Entry { piece, flight: Flight::Free, posted: Instant::now(), is_read: false }; PIECES_MAX]
+                .into_boxed_slice(),
             free: (0..PIECES_MAX as u32).rev().collect(),
             orphans: 0,
             mailbox,
+            watch: None,
         }
+    }
+
+    /// The same lanes, which tell `latencies` how fast donors answer.
+    pub fn watched_by(self, latencies: &Arc<DonorLatencies>) -> Self {
+        let watch = Watch { latencies: Arc::clone(latencies), waits: latencies.new_lane() };
+        Self { watch: Some(watch), ..self }
     }
 
     /// Takes what the manager left. Called before any place is looked at; costs one load when nothing changed.
@@ -157,12 +177,49 @@ impl Lanes {
     }
 
     fn orphan(&mut self, donor: DonorSlot) {
-        for entry in &mut *self.entries {
-            if entry.flight == Flight::Posted && entry.piece.target == Target::Donor(donor) {
-                entry.flight = Flight::Orphaned;
-                self.orphans += 1;
+        for (number, entry) in self.entries.iter_mut().enumerate() {
+            match entry.flight {
+                _ if entry.piece.target != Target::Donor(donor) => {}
+                Flight::Posted => {
+                    entry.flight = Flight::Orphaned;
+                    self.orphans += 1;
+                }
+                Flight::Abandoned => {
+                    entry.flight = Flight::Free;
+                    self.free.push(number as u32);
+                }
+                Flight::Free | Flight::Orphaned => {}
             }
         }
+        if let Some(watch) = &self.watch {
+            watch.waits.owes_nothing(donor);
+        }
+    }
+
+    /// Lets go of all that `owner` has in flight, which are reads from donors: what still comes touches nothing of it. False if that
+    /// cannot be done with one of them; then `owner` still waits for all of them.
+    pub fn abandon(&mut self, owner: usize) -> bool {
+        let is_owners = |entry: &Entry| entry.flight != Flight::Free && entry.piece.owner == owner;
+        let can_be_let_go = |entry: &Entry| {
+            let Target::Donor(donor) = entry.piece.target else { return false };
+            let over_socket = self.donors[usize::from(donor.0)].as_ref().is_some_and(|pair| pair.event().is_some());
+            entry.flight == Flight::Abandoned || (entry.flight == Flight::Posted && entry.is_read && over_socket)
+        };
+        if !self.entries.iter().filter(|entry| is_owners(entry)).all(can_be_let_go) {
+            return false;
+        }
+        for (number, entry) in self.entries.iter_mut().enumerate() {
+            let Target::Donor(donor) = entry.piece.target else { continue };
+            if entry.flight == Flight::Posted && entry.piece.owner == owner {
+                let queue_pair = self.donors[usize::from(donor.0)].as_mut().expect("looked at above");
+                assert!(
+                    queue_pair.abandon(Tag(number as u32)),
+                    "a read over a socket that has not ended can be let go"
+                );
+                entry.flight = Flight::Abandoned;
+            }
+        }
+        true
     }
 
     /// Whether requests to `donor` have a chance.
@@ -190,12 +247,17 @@ impl Lanes {
         };
         let queue_pair = queue_pair.ok_or(PostError::Down)?;
         let number = self.free.pop().ok_or(PostError::Busy)?;
+        let was_idle = queue_pair.in_flight() == 0;
         let request = Request { operation, remote, buffer, tag: Tag(number), priority: piece.priority };
         if let Err(error) = queue_pair.post(request, now) {
             self.free.push(number);
             return Err(error);
         }
-        self.entries[number as usize] = Entry { piece, flight: Flight::Posted };
+        let is_read = operation == Operation::Read;
+        self.entries[number as usize] = Entry { piece, flight: Flight::Posted, posted: now, is_read };
+        if let (true, Target::Donor(donor), Some(watch)) = (was_idle, piece.target, &self.watch) {
+            watch.waits.owes(donor, now);
+        }
         Ok(())
     }
 
@@ -204,18 +266,37 @@ impl Lanes {
         if self.in_flight() == 0 {
             return;
         }
-        let (entries, free) = (&mut self.entries, &mut self.free);
-        let mut complete = |completion: spillway_fabric::queue_pair::Completion| {
+        let (entries, free, watch) = (&mut self.entries, &mut self.free, &self.watch);
+        let mut complete = |completion: spillway_fabric::queue_pair::Completion, is_watched: bool| {
             let entry = &mut entries[completion.tag.0 as usize];
-            assert!(entry.flight == Flight::Posted, "a piece ends once");
+            assert!(matches!(entry.flight, Flight::Posted | Flight::Abandoned), "a piece ends once");
+            let is_heard = entry.flight == Flight::Posted;
             entry.flight = Flight::Free;
             free.push(completion.tag.0);
-            ended(entry.piece, completion.result);
-        };
-        for queue_pair in self.donors.iter_mut().flatten().chain(self.disk.as_mut()) {
-            if queue_pair.in_flight() > 0 {
-                queue_pair.poll(now, &mut complete);
+            if let (true, true, Target::Donor(donor), Some(watch)) =
+                (is_watched, entry.is_read, entry.piece.target, watch)
+                && completion.result.is_ok()
+            {
+                watch.latencies.record_read(donor, now.saturating_duration_since(entry.posted), now);
             }
+            if is_heard {
+                ended(entry.piece, completion.result);
+            }
+        };
+        for (slot, queue_pair) in self.donors.iter_mut().enumerate() {
+            let Some(queue_pair) = queue_pair.as_mut().filter(|queue_pair| queue_pair.in_flight() > 0) else {
+                continue;
+            };
+            // One whose memory is mapped here answers while it is polled: there is nothing to wait for.
+            let is_watched = queue_pair.event().is_some();
+            let count = queue_pair.poll(now, &mut |completion| complete(completion, is_watched));
+            if let (true, Some(watch)) = (count > 0, watch) {
+                let donor = DonorSlot(slot as u16);
+                if queue_pair.in_flight() > 0 { watch.waits.owes(donor, now) } else { watch.waits.owes_nothing(donor) }
+            }
+        }
+        if let Some(disk) = self.disk.as_mut().filter(|disk| disk.in_flight() > 0) {
+            disk.poll(now, &mut |completion| complete(completion, false));
         }
         self.end_orphans(ended);
     }
@@ -234,7 +315,7 @@ impl Lanes {
         }
     }
 
-    /// Pieces posted and not ended.
+    /// Pieces posted and not ended, those that were abandoned among them.
     pub fn in_flight(&self) -> usize {
         PIECES_MAX - self.free.len()
     }

@@ -74,8 +74,7 @@ impl BlockService for Engine {
 
     fn poll(&mut self, now: Instant, completed: Completed<'_>) -> Waiting {
         self.lanes.adopt();
-        if self.under_way == 0 {
-            // Nor is any piece.
+        if self.under_way == 0 && self.lanes.in_flight() == 0 {
             return Waiting::Nothing;
         }
         let (requests, volume) = (&mut self.requests, &self.volume);

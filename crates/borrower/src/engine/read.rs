@@ -3,6 +3,10 @@
 //! The order of looks matters. Places are read first (in [`Active::enter`]), page bits second: a place that is filled anew
 //! had its bits cleared before, so a bit never vouches for a place's next tenant. When a piece fails, the whole segment is
 //! read afresh without that location.
+//!
+//! A segment whose donors let it wait for too long ([`crate::volume::donor_latency`]) lets go of its pieces and is read afresh from what
+//! else has its pages, if all of them are elsewhere too. What the slow donor still sends is thrown away: the segment's buffer
+//! belongs to somebody else by then (`docs/decisions/slow-donors.md`).
 
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
@@ -12,6 +16,7 @@ use super::lanes::{Piece, Target};
 use crate::block::BlockError;
 use crate::limits::COPIES_MAX;
 use crate::volume::page_bits::PageWord;
+use crate::volume::slab_entry::Location;
 
 /// Where a page is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +38,47 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
         return Step::Park;
     }
     active.stage = Stage::Moving;
+    active.entered = context.now;
     advance(active, context)
+}
+
+/// Whether the segment's donors let it wait for too long, all of it can be had elsewhere, and its pieces were let go.
+fn is_taken_elsewhere(active: &mut Active, context: &mut Context<'_>) -> bool {
+    let waited = context.now.saturating_duration_since(active.entered);
+    if active.outstanding == 0 || waited < context.volume.latencies.read_patience() {
+        return false;
+    }
+    let used = std::mem::take(&mut active.in_use);
+    let late = active.late;
+    for place in (0..COPIES_MAX).filter(|place| used[*place]) {
+        active.late[place] = active.places[place];
+    }
+    let end = active.segment.first + active.segment.count;
+    let has_others = (active.segment.first..end).all(|page| {
+        let word = context.volume.bits.word(page);
+        match source_of(active, context, &word, 1 << (page % 64)) {
+            Source::Place(place) => active.late[place].is_none(),
+            Source::Disk | Source::Zeroes => true,
+            Source::Wait | Source::Lost => false,
+        }
+    });
+    if !has_others || !context.lanes.abandon(active.slot) {
+        (active.in_use, active.late) = (used, late);
+        return false;
+    }
+    for location in (0..COPIES_MAX).filter(|place| used[*place]).filter_map(|place| active.places[place]) {
+        context.volume.latencies.taken_elsewhere(location.donor, context.now);
+    }
+    active.outstanding = 0;
+    true
 }
 
 /// Posts what can be posted, and concludes when nothing is in flight any more.
 pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
+    if is_taken_elsewhere(active, context) {
+        active.leave(context.volume);
+        return Step::Park;
+    }
     let end = active.segment.first + active.segment.count;
     while active.next_page < end && !active.must_wait && active.error.is_none() {
         let (source, count) = next_run(active, context, end);
@@ -107,7 +148,7 @@ fn source_of(active: &Active, context: &Context<'_>, word: &PageWord, mask: u64)
     let mut silent = None;
     for place in (0..COPIES_MAX).filter(valid) {
         match usable(&place) {
-            Some(location) if context.volume.is_silent(location.donor) => silent = silent.or(Some(place)),
+            Some(location) if is_last_choice(active, context, place, location) => silent = silent.or(Some(place)),
             Some(_) => return Source::Place(place),
             None => {}
         }
@@ -125,6 +166,13 @@ fn source_of(active: &Active, context: &Context<'_>, word: &PageWord, mask: u64)
         return Source::Lost;
     }
     Source::Zeroes
+}
+
+/// Whether the copy in `place` is read only if nothing else has the page.
+fn is_last_choice(active: &Active, context: &Context<'_>, place: usize, location: Location) -> bool {
+    context.volume.is_silent(location.donor)
+        || active.late[place] == Some(location)
+        || context.volume.latencies.is_avoided(location.donor, context.now)
 }
 
 fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, count: u64) -> Result<(), PostError> {
@@ -160,6 +208,9 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
     let piece = Piece { owner: active.slot, place, target, priority: Priority::Demand };
     context.lanes.post(piece, Operation::Read, remote, buffer, context.now)?;
     active.outstanding += 1;
+    if matches!(target, Target::Donor(_)) {
+        active.in_use[place] = true;
+    }
     if target == Target::Disk {
         active.disk_pages += count;
     }

@@ -61,6 +61,7 @@ pub fn run(shared: &Shared) {
             want_hot_slabs(shared, &mut heat);
         }
         map_wanted(shared);
+        shared.volume.latencies.tick(Instant::now());
         if Instant::now() >= next_look {
             refresh_donors(shared);
             let started = Instant::now();

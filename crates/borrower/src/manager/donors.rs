@@ -19,7 +19,7 @@ use spillway_fabric::shm::ShmWindow;
 use spillway_fabric::units::{DonorId, SlabHandle};
 use spillway_sys::memfd::Memfd;
 
-use crate::device::status::DonorLinkStatus;
+use crate::device::status::{DonorLatencyStatus, DonorLinkStatus};
 use crate::limits::{CONTROL_REPLY_DEADLINE, LEASE_DEADLINE_PER_GIBIBYTE, REFUSAL_PAUSE};
 use crate::volume::slab_entry::DonorSlot;
 
@@ -288,7 +288,7 @@ impl DonorEntry {
         Some((link.free_bytes, link.refused_until.is_some_and(|until| until > now)))
     }
 
-    /// What users are told.
+    /// What users are told, but for how fast it answers.
     pub fn status(&self) -> DonorLinkStatus {
         let link = self.link();
         let state = match link.phase {
@@ -304,6 +304,7 @@ impl DonorEntry {
             slabs: if link.session.is_some() { self.slabs_held() } else { 0 },
             free_bytes: link.free_bytes,
             last_error: link.last_error.clone(),
+            latency: DonorLatencyStatus::default(),
         }
     }
 

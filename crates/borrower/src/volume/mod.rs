@@ -17,6 +17,7 @@
 pub mod admission;
 pub mod backlog;
 pub mod dependence;
+pub mod donor_latency;
 pub mod gate;
 pub mod journal;
 pub mod page_bits;
@@ -35,6 +36,7 @@ use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabIndex};
 use spillway_sys::event::EventFd;
 
 use self::backlog::Backlog;
+use self::donor_latency::DonorLatencies;
 use self::page_bits::PageBits;
 use self::slab_entry::{DonorSlot, SlabEntry};
 use self::words::Words;
@@ -123,6 +125,8 @@ pub struct Volume {
     suspects: AtomicU64,
     /// Donors of which nothing was heard for a while; their sessions may be open all the same.
     silent: AtomicU64,
+    /// How fast donors answer.
+    pub latencies: Arc<DonorLatencies>,
     mapping_possible: AtomicBool,
 }
 
@@ -174,6 +178,7 @@ impl Volume {
             trouble: AtomicU64::new(0),
             suspects: AtomicU64::new(0),
             silent: AtomicU64::new(0),
+            latencies: Arc::default(),
             mapping_possible: AtomicBool::new(false),
         })
     }
@@ -256,6 +261,7 @@ impl Volume {
 
     /// A new session with `donor` begins: what happened in the last one, whose requests have all ended, says nothing of it.
     pub fn begin_session(&self, donor: DonorSlot) {
+        self.latencies.begin_session(donor);
         self.trouble.fetch_and(!(1 << donor.0), Ordering::SeqCst);
         self.suspects.fetch_and(!(1 << donor.0), Ordering::SeqCst);
     }

@@ -3,13 +3,14 @@
 pub(crate) mod model;
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
-use spillway_fabric::units::SlabHandle;
+use spillway_fabric::units::{SlabHandle, Tag};
+use spillway_sys::event::EventFd;
 
 /// What a donor (or the disk) holds.
 #[derive(Clone, Default)]
@@ -72,19 +73,34 @@ pub(crate) struct StoreQueuePair {
     store: Shared,
     pool: Arc<BufferPool>,
     posted: VecDeque<(Request, u32)>,
+    /// Tags of reads whose buffers were let go.
+    abandoned: Vec<Tag>,
+    /// Of one over a socket: never signalled, as tests poll.
+    event: Option<EventFd>,
     depth: usize,
     down: bool,
 }
 
 impl StoreQueuePair {
     pub(crate) fn boxed(store: &Shared, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
-        Box::new(Self {
+        Box::new(Self::new(store, pool, depth, None))
+    }
+
+    /// One like those over sockets, whose reads can be abandoned.
+    pub(crate) fn over_socket(store: &Shared, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
+        Box::new(Self::new(store, pool, depth, Some(EventFd::new().expect("an event can be made"))))
+    }
+
+    fn new(store: &Shared, pool: &Arc<BufferPool>, depth: usize, event: Option<EventFd>) -> Self {
+        Self {
             store: Arc::clone(store),
             pool: Arc::clone(pool),
             posted: VecDeque::with_capacity(depth),
+            abandoned: Vec::with_capacity(depth),
+            event,
             depth,
             down: false,
-        })
+        }
     }
 }
 
@@ -110,7 +126,13 @@ impl QueuePair for StoreQueuePair {
                 *delay -= 1;
                 break;
             }
-            let result = if self.down { Err(RequestError::Down) } else { store.serve(request, &self.pool) };
+            let is_abandoned = self.abandoned.contains(&request.tag);
+            self.abandoned.retain(|tag| *tag != request.tag);
+            let result = match (self.down, is_abandoned) {
+                (true, _) => Err(RequestError::Down),
+                (false, true) => Ok(()),
+                (false, false) => store.serve(request, &self.pool),
+            };
             complete(Completion { tag: request.tag, result });
             self.posted.pop_front();
             count += 1;
@@ -122,8 +144,17 @@ impl QueuePair for StoreQueuePair {
         self.posted.len()
     }
 
+    fn abandon(&mut self, tag: Tag) -> bool {
+        let is_it = |(request, _): &(Request, u32)| request.tag == tag && request.operation == Operation::Read;
+        let is_there = self.event.is_some() && self.posted.iter().any(is_it);
+        if is_there {
+            self.abandoned.push(tag);
+        }
+        is_there
+    }
+
     fn event(&self) -> Option<BorrowedFd<'_>> {
-        None
+        self.event.as_ref().map(AsFd::as_fd)
     }
 
     fn is_down(&self) -> bool {

@@ -39,12 +39,13 @@ pub(crate) struct LaneEnds<'world> {
 }
 
 impl LaneEnds<'_> {
-    /// A new session with the donor in slot `donor`.
+    /// A new session with the donor in slot `donor`: over sockets with every second one.
     pub(crate) fn connect(self, volume: &Volume, donor: usize, store: &Shared, depth: usize) {
         let donor = DonorSlot(donor as u16);
         volume.begin_session(donor);
         for (mailbox, pool) in self.mailboxes.iter().zip(self.pools) {
-            mailbox.leave(LaneChange { donor, queue_pair: Some(StoreQueuePair::boxed(store, pool, depth)) });
+            let make = if donor.0 % 2 == 1 { StoreQueuePair::over_socket } else { StoreQueuePair::boxed };
+            mailbox.leave(LaneChange { donor, queue_pair: Some(make(store, pool, depth)) });
         }
     }
 

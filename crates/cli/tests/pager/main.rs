@@ -62,6 +62,7 @@ mod lost_copies;
 mod ordinary_user;
 mod refused;
 mod sanitizers;
+mod slow_donors;
 mod threads;
 mod told;
 mod users_forks;

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
+use spillway_sys::mapping::Mapping;
 use spillway_sys::vectored::{ReceiveList, SendList, Wait};
 
 use super::handshake;
@@ -34,6 +35,8 @@ struct Pending {
     operation: Operation,
     buffer: BufferRange,
     tag: Tag,
+    /// Its data goes to the sink.
+    is_abandoned: bool,
 }
 
 impl Pending {
@@ -69,7 +72,12 @@ pub struct TcpQueuePair {
     received_bytes: usize,
     progress: Progress,
     patience: Arc<Patience>,
+    /// Where the data of abandoned reads goes.
+    sink: Mapping,
 }
+
+/// Bytes of the sink: what comes for an abandoned read is received in pieces of it.
+const SINK_BYTES: usize = 16 << 10;
 
 impl TcpQueuePair {
     /// Opens a data connection of the session that has `token`, over a connected stream socket.
@@ -100,7 +108,11 @@ impl TcpQueuePair {
             operation: Operation::Discard,
             buffer: BufferRange { offset_bytes: 0, length_bytes: 0 },
             tag: Tag(0),
+            is_abandoned: false,
         };
+        let sink = Mapping::anonymous(SINK_BYTES)?;
+        // Present from now on, like all that pages need on their way.
+        sink.zero(0, SINK_BYTES);
         Ok(Self {
             socket: Some(socket),
             failed: false,
@@ -116,12 +128,14 @@ impl TcpQueuePair {
             received_bytes: 0,
             progress: Progress::new(Instant::now()),
             patience,
+            sink,
         })
     }
 
     fn enqueue(&mut self, request: &Request) {
         let place = place_of(self.posted);
-        self.pending[place] = Pending { operation: request.operation, buffer: request.buffer, tag: request.tag };
+        self.pending[place] =
+            Pending { operation: request.operation, buffer: request.buffer, tag: request.tag, is_abandoned: false };
         self.request_headers[place] = RequestHeader {
             operation: request.operation,
             sequence: self.posted as u32,
@@ -212,9 +226,15 @@ impl TcpQueuePair {
             list.push_bytes(&mut header[skip.min(RESPONSE_HEADER_BYTES)..]);
             let come = skip.saturating_sub(RESPONSE_HEADER_BYTES);
             let pending = &self.pending[place_of(sequence)];
-            if pending.incoming_bytes() > 0 {
+            let incoming_bytes = pending.incoming_bytes() - come;
+            if pending.is_abandoned {
+                list.push_memory(&self.sink, 0, incoming_bytes.min(SINK_BYTES));
+                if incoming_bytes > SINK_BYTES {
+                    break;
+                }
+            } else if incoming_bytes > 0 {
                 let offset = pending.buffer.offset_bytes as usize;
-                list.push_memory(self.pool.memory(), offset + come, pending.incoming_bytes() - come);
+                list.push_memory(self.pool.memory(), offset + come, incoming_bytes);
             }
             skip = 0;
         }
@@ -317,6 +337,16 @@ impl QueuePair for TcpQueuePair {
             ended += self.take_down(complete);
         }
         ended
+    }
+
+    fn abandon(&mut self, tag: Tag) -> bool {
+        let is_it = |pending: &Pending| pending.tag == tag && pending.operation == Operation::Read;
+        let place = (self.answered..self.posted).map(place_of).find(|place| is_it(&self.pending[*place]));
+        if let Some(place) = place {
+            // Nothing is received outside of `poll`, so nobody writes to the buffer from here on.
+            self.pending[place].is_abandoned = true;
+        }
+        place.is_some()
     }
 
     fn in_flight(&self) -> usize {
