@@ -228,6 +228,12 @@ pub const UNPAGED_BYTES_MIN: u64 = 8 << 20;
 /// See [`UNPAGED_BYTES_MIN`].
 pub const UNPAGED_SHARE: u64 = 16;
 
+/// How often memory that cannot leave is looked for, while programs have more than their budget.
+pub const STAYING_LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// After a look at it nobody looks for so many times as long.
+pub const STAYING_LOOK_COST_MAX: u32 = 50;
+
 /// Descendants of the pager's process that are looked at.
 pub const DESCENDANTS_MAX: usize = 1024;
 

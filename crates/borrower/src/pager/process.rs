@@ -13,6 +13,8 @@ use spillway_sys::process_memory::{read_exact, robust_list};
 use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
 
+use super::maps::{Staying, staying};
+
 /// Bytes before and behind a thread's robust list that stay in memory: the rest of its control block, and its rseq area, which
 /// lie in the same thousands of bytes (glibc: `struct pthread` has 2.3 KiB with both in it).
 const CONTROL_BLOCK_BYTES: u64 = PAGE_SIZE_BYTES as u64;
@@ -87,6 +89,13 @@ impl Process {
         let present = Query { all_of: Categories::PRESENT, report: Categories::PRESENT, ..Query::default() };
         let found = self.pagemap.scan(range, &present, regions).map_or(0, |scan| scan.regions);
         regions.iter().take(found).map(|region| region.end - region.start).sum()
+    }
+
+    /// What it has in memory that cannot be paged (a walk of its page tables); `None` when it has ended.
+    pub fn staying(&self) -> Option<Staying> {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", self.number));
+        // Kernels without KSM have no such file.
+        Some(staying(&read("smaps").ok()?, &read("ksm_merging_pages").unwrap_or_default()))
     }
 
     /// Its mappings.

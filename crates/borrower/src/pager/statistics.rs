@@ -49,6 +49,10 @@ pub struct PagerStatistics {
     pub local_bytes: u64,
     /// The largest [`PagerStatistics::local_bytes`] seen.
     pub local_bytes_peak: u64,
+    /// The most memory that one program had and that could not leave (protected, main stack, changed pages of files, locked, merged), as far as
+    /// anybody looked: while the programs had more than their budget.
+    #[serde(default)]
+    pub staying_bytes_peak: u64,
     /// Bytes whose only copy is not in the programs' memory.
     pub lent_bytes: u64,
     /// The budget now.
@@ -134,6 +138,7 @@ pub(crate) struct Counters {
     refaults: [Counter; DISTANCES],
     pub(crate) local_bytes: Counter,
     pub(crate) local_bytes_peak: Counter,
+    pub(crate) staying_bytes_peak: Counter,
     pub(crate) budget_bytes_peak: Counter,
     pub(crate) lent_pages: Counter,
     pub(crate) batches: Counter,
@@ -186,6 +191,7 @@ impl Counters {
             lost_seconds: lost_ns as f64 / 1e9,
             local_bytes: self.local_bytes.get(),
             local_bytes_peak: self.local_bytes_peak.get(),
+            staying_bytes_peak: self.staying_bytes_peak.get(),
             lent_bytes: self.lent_pages.get() * spillway_fabric::units::PAGE_SIZE_BYTES as u64,
             budget_bytes,
             budget_bytes_peak: self.budget_bytes_peak.get(),

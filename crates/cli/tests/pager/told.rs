@@ -53,3 +53,24 @@ fn faults_are_told_by_kind_with_what_they_took() {
     assert!(line.contains(&format!("{} fill", number("/fill/count"))) && line.contains("lost in them"), "{line}");
     stage.assert_clean();
 }
+
+/// Memory that cannot leave counts in the budget; where it is much, the run says what it is.
+#[test]
+fn memory_that_cannot_leave_is_told_by_its_kind() {
+    let Some(stage) = Stage::set(&["gcc"]) else { return };
+    let program = stage.compile("staying", &[]);
+    for (kind, why) in
+        [("protected", "may not be written"), ("none", "may not be written"), ("stack", "of its main stack")]
+    {
+        let options = ["--local", "24M", "--lend", "128M", "--slab-size", "4M"];
+        let said = support::run(&mut stage.run(&options, &[program.to_str().unwrap(), kind, "96"])).done(kind);
+        assert_eq!(said.text(), "wrong 0\n", "{kind}");
+        let is_told = |line: &str| line.contains("the budget of 24 MiB is not held") && line.contains(why);
+        assert!(said.errors.lines().any(is_told), "{kind}: {}", said.errors);
+        let statistics = stage.statistics();
+        let staying = statistics["pager"]["staying_bytes_peak"].as_u64().unwrap();
+        assert!((64 << 20..128 << 20).contains(&staying), "{kind}: {statistics:#}");
+        assert!(statistics["pager"]["failures"].to_string().contains(why), "{kind}: {statistics:#}");
+    }
+    stage.assert_clean();
+}

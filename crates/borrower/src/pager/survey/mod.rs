@@ -6,7 +6,7 @@
 //!
 //! - `greeting`: programs and agents that say hello; `proof`: that they are of the run; `newcomers`: programs that did not wait for an answer; `children`: whose processes are found; `agents` that start late.
 //! - `common`: pages that a fork shared, which count once; `calls`: system calls that wait until the pager is ready for them.
-//! - `registering`: what of a program may be paged; `sharing`: memory that may not, of which the user is told; `unpaged`: programs that never said hello, too; `pausing`: programs that leave no moment for it; `traced`: programs that a debugger has stopped.
+//! - `registering`: what of a program may be paged; `sharing` and `staying`: memory that may not, of which the user is told; `unpaged`: programs that never said hello, too; `pausing`: programs that leave no moment for it; `traced`: programs that a debugger has stopped.
 
 mod agents;
 mod calls;
@@ -18,6 +18,7 @@ mod pausing;
 mod proof;
 mod registering;
 mod sharing;
+mod staying;
 mod traced;
 mod unpaged;
 
@@ -46,6 +47,7 @@ use self::greeting::Caller;
 use self::pausing::{Respite, Restless};
 use self::proof::Proof;
 use self::registering::Registered;
+use self::staying::StayingLook;
 use self::traced::Traced;
 use self::unpaged::Unpaged;
 use super::limits::{
@@ -90,6 +92,8 @@ struct Resident {
     respite: Respite,
     /// The user was told that it has much memory that is not paged.
     is_sharing_told: bool,
+    /// Memory that cannot leave, as its user was told last.
+    staying_told_bytes: u64,
     /// Its pages in memory, as they were last counted.
     pages: i64,
 }
@@ -115,6 +119,7 @@ impl Resident {
             respite: Respite::new(agent_at),
             threads_tried: 0,
             is_sharing_told: false,
+            staying_told_bytes: 0,
             pages: 0,
         }
     }
@@ -170,6 +175,7 @@ pub struct Survey {
     own_userfaultfds_told: HashSet<u32>,
     /// When memory that is not paged was looked for.
     sharing_looked_at: Option<Instant>,
+    staying: StayingLook,
     unpaged: Unpaged,
     traced: Traced,
     /// Pages that the kernel counts more than once.
@@ -202,6 +208,7 @@ impl Survey {
             calls,
             own_userfaultfds_told: HashSet::new(),
             sharing_looked_at: None,
+            staying: StayingLook::default(),
             unpaged: Unpaged::default(),
             traced: Traced::default(),
             common: Common::default(),
@@ -272,6 +279,7 @@ impl Survey {
             self.start_agents(now);
             self.make_pause(now);
             self.bring_back_for_debuggers(now);
+            self.tell_of_staying(now);
         }
         self.end_agents_left_alone();
         self.tell_of_sharing(now);
