@@ -21,6 +21,9 @@ use crate::limits::{
 use crate::volume::backlog::{BacklogPage, TakePolicy};
 use crate::volume::{DiskCopy, Volume};
 
+/// What [`DiskCounters::blocks`] says of a file that gets its blocks page by page: for a program or a disk, which can be told of an error.
+pub const NOT_RESERVED: &str = "not reserved";
+
 /// How [`DiskCounters::blocks`] begins when the file cannot be filled.
 pub const NOT_ALL: &str = "not all: ";
 
@@ -33,16 +36,17 @@ pub struct DiskCounters {
     pages_written: AtomicU64,
     write_errors: AtomicU64,
     last_error: Mutex<String>,
-    /// Hundredths of the file that have blocks, plus one; zero if it is not filled.
+    is_filled: bool,
+    /// Hundredths of the file that have blocks, plus one; zero before the first look.
     filled: AtomicU64,
     fill_error: Mutex<String>,
     buffered_reason: Option<String>,
 }
 
 impl DiskCounters {
-    /// For a file that is written through the page cache for this reason, if it is.
-    pub fn new(buffered_reason: Option<&str>) -> Self {
-        Self { buffered_reason: buffered_reason.map(str::to_owned), ..Self::default() }
+    /// For a file that is written through the page cache for this reason, if it is, and that gets its blocks beforehand if it `is_filled`.
+    pub fn new(buffered_reason: Option<&str>, is_filled: bool) -> Self {
+        Self { buffered_reason: buffered_reason.map(str::to_owned), is_filled, ..Self::default() }
     }
 
     /// Why pages go through the page cache, if they do.
@@ -65,12 +69,13 @@ impl DiskCounters {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How far the file has blocks, in words; empty if it is not filled.
+    /// How far the file has its blocks before they are needed, in words.
     pub fn blocks(&self) -> String {
         let error = self.fill_error.lock().unwrap_or_else(PoisonError::into_inner);
         match self.filled.load(Ordering::Relaxed) {
             _ if !error.is_empty() => format!("{NOT_ALL}{error}"),
-            0 => String::new(),
+            _ if !self.is_filled => NOT_RESERVED.to_owned(),
+            0 => "0 %".to_owned(),
             FILLED => "all".to_owned(),
             more => format!("{} %", more - 1),
         }

@@ -119,23 +119,41 @@ fn memory(owned: bool) -> io::Result<(u64, u64, Bound)> {
     Ok((total_bytes, sample.available_bytes, sample.bound))
 }
 
-fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfig, Failure> {
+/// What a donor finds on this machine.
+struct Room {
+    available_bytes: u64,
+    headroom_bytes: u64,
+    lendable_bytes: u64,
+    bound: Bound,
+}
+
+/// Refuses sizes that this machine does not have.
+pub(crate) fn check_sizes(arguments: &DonateArguments) -> Result<(), Failure> {
+    room(arguments).map(|_| ())
+}
+
+fn room(arguments: &DonateArguments) -> Result<Room, Failure> {
     let during = |error| Failure::during("looking at the machine's memory", error);
     let (total_bytes, available_bytes, bound) = memory(arguments.owned).map_err(during)?;
     let headroom_bytes = arguments.headroom.map_or(total_bytes / limits::HEADROOM_DIVISOR, |size| size.bytes);
-    let lendable = available_bytes.saturating_sub(headroom_bytes);
+    let lendable_bytes = available_bytes.saturating_sub(headroom_bytes);
     for (option, size) in [("--memory", arguments.memory), ("--headroom", arguments.headroom)] {
         if let Some(size) = size.filter(|size| size.bytes > total_bytes) {
             return Err(Failure::Failed(format!(
                 "{option} {} is more than this machine has, {}; at most {} can be lent now",
                 human(size.bytes),
                 human(total_bytes),
-                human(lendable),
+                human(lendable_bytes),
             )));
         }
     }
-    let memory_bytes = arguments.memory.map_or(lendable, |size| size.bytes);
-    if lendable < arguments.slab_size.bytes || memory_bytes < arguments.slab_size.bytes {
+    Ok(Room { available_bytes, headroom_bytes, lendable_bytes, bound })
+}
+
+fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfig, Failure> {
+    let Room { available_bytes, headroom_bytes, lendable_bytes, bound } = room(arguments)?;
+    let memory_bytes = arguments.memory.map_or(lendable_bytes, |size| size.bytes);
+    if lendable_bytes < arguments.slab_size.bytes || memory_bytes < arguments.slab_size.bytes {
         return Err(Failure::Failed(format!(
             "there is too little memory to lend: {} are available {bound} and {} stay free, which leaves less than one slab of {}; \
              take a smaller --headroom or --slab-size, or end some programs",

@@ -51,6 +51,12 @@ pub(crate) const BUDGET_INTERVAL_AT_LIMIT: Duration = Duration::from_millis(1);
 /// The same for the pager, whose count is never stale: often enough that a program growing at 1 GiB/s is 5 MiB ahead.
 pub(crate) const PAGER_BUDGET_INTERVAL: Duration = Duration::from_millis(5);
 
+/// A program whose files' pages were read again for so many times its limit is told that they are what is short...
+pub(crate) const THRASH_TIMES: u64 = 8;
+
+/// ... but not for less than this, which a disk reads in a second.
+pub(crate) const THRASH_BYTES_MIN: u64 = 256 << 20;
+
 /// Processes that a program leaves behind for a moment (a shell's, that are just ending) are not worth a word.
 pub(crate) const LEFT_BEHIND_NOTICE: Duration = Duration::from_secs(1);
 

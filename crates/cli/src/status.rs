@@ -183,6 +183,11 @@ fn describe_device(text: &mut String, item: &Item) {
     let blocks = item.text("/device/disk/blocks");
     if blocks.ends_with('%') {
         let _ = writeln!(text, "  the backing file is being filled: {blocks}");
+    } else if blocks == "not reserved" {
+        let _ = writeln!(
+            text,
+            "  the backing file takes its blocks as pages are written; a disk that others fill may lack them"
+        );
     }
     describe_donors(text, item.report.pointer("/device/donors"));
     for note in item.report.get("notes").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {

@@ -76,7 +76,7 @@ impl Remote {
             (Some(file), Some(copy)) => {
                 let writer = file.writer(Arc::clone(&copy.pool), DISK_WRITES_MAX).map_err(system())?;
                 let filler = if config.fill_backing { Some(file.filler().map_err(system())?) } else { None };
-                let counters = Arc::new(DiskCounters::new(file.buffered_reason()));
+                let counters = Arc::new(DiskCounters::new(file.buffered_reason(), config.fill_backing));
                 let thread = DiskThread::start(Arc::clone(&volume), writer, filler, Arc::clone(&counters));
                 let thread = thread.map_err(system())?;
                 Some((thread, counters))

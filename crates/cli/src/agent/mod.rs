@@ -10,7 +10,7 @@ use self::configuration::{BorrowerRole, Configuration};
 use crate::arguments::{
     AgentArguments, NameArguments, NewDeviceArguments, OutputArguments, StorageArguments, SwapCommand, SwapOnArguments,
 };
-use crate::donate::DonorService;
+use crate::donate::{self, DonorService};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::registry::{Kind, Registry};
@@ -28,6 +28,9 @@ const RETRY: Duration = Duration::from_secs(5);
 pub(crate) fn execute(arguments: &AgentArguments) -> Result<(), Failure> {
     let configuration = Configuration::load(&arguments.config).map_err(Failure::failed)?;
     if arguments.check {
+        if let Some(role) = &configuration.donor {
+            donate::check_sizes(&role.arguments())?;
+        }
         return output::text("the configuration is good\n");
     }
     let interruption = Interruption::watch().map_err(|error| Failure::during("watching for signals", error))?;

@@ -13,6 +13,9 @@ pub(crate) struct GroupUsage {
     pub(crate) charged_bytes: u64,
     /// Of it, cached files, which leave without being paged out.
     pub(crate) file_bytes: u64,
+    /// Pages of files that were dropped and read again so soon that they had better stayed (`workingset_refault_file` of the kernel), since
+    /// the group was made.
+    pub(crate) file_refaults: u64,
     /// Of it, memory that cannot leave (locked).
     pub(crate) locked_bytes: u64,
     /// Of it, the kernel's own: page tables, stacks, open files. It cannot leave, or little of it.
@@ -72,6 +75,7 @@ fn from_v1(statistics: &str, charged_bytes: u64, both: Option<u64>) -> GroupUsag
     GroupUsage {
         charged_bytes,
         file_bytes: total("total_active_file") + total("total_inactive_file"),
+        file_refaults: total("total_workingset_refault_file"),
         locked_bytes: total("total_unevictable"),
         kernel_bytes: 0,
         swapped_bytes: both.map_or_else(|| total("total_swap"), |both| both.saturating_sub(charged_bytes)),
@@ -85,6 +89,7 @@ fn from_v2(statistics: &str, charged_bytes: u64, slots_bytes: u64) -> GroupUsage
     GroupUsage {
         charged_bytes,
         file_bytes: total("active_file") + total("inactive_file"),
+        file_refaults: total("workingset_refault_file"),
         locked_bytes: total("unevictable"),
         kernel_bytes: total("kernel"),
         swapped_bytes: slots_bytes.saturating_sub(total("swapcached")),
@@ -98,11 +103,13 @@ mod tests {
 
     #[test]
     fn version_one_counts_each_page_once() {
-        let text = "active_file 1\ntotal_swap 70\ntotal_active_file 10\ntotal_inactive_file 20\ntotal_unevictable 5\n";
+        let text = "active_file 1\ntotal_swap 70\ntotal_active_file 10\ntotal_inactive_file 20\ntotal_unevictable 5\n\
+                    workingset_refault_file 2\ntotal_workingset_refault_file 6\n";
         let usage = from_v1(text, 100, Some(160));
         let expected = GroupUsage {
             charged_bytes: 100,
             file_bytes: 30,
+            file_refaults: 6,
             locked_bytes: 5,
             kernel_bytes: 0,
             swapped_bytes: 60,
@@ -115,22 +122,16 @@ mod tests {
 
     #[test]
     fn version_two_takes_the_swap_cache_as_local() {
-        let text = "active_file 10\ninactive_file 20\nunevictable 0\nswapcached 15\n";
+        let text = "active_file 10\ninactive_file 20\nunevictable 0\nswapcached 15\nworkingset_refault_file 4\n";
         let usage = from_v2(text, 100, 60);
+        assert_eq!(usage.file_refaults, 4);
         assert_eq!((usage.swapped_bytes, usage.footprint_bytes()), (45, 115));
         assert_eq!(from_v2("", 100, 0).footprint_bytes(), 100);
     }
 
     #[test]
     fn statistics_that_disagree_for_a_moment_never_wrap() {
-        let usage = GroupUsage {
-            charged_bytes: 10,
-            file_bytes: 20,
-            locked_bytes: 0,
-            kernel_bytes: 0,
-            swapped_bytes: 7,
-            is_stalled: false,
-        };
+        let usage = GroupUsage { charged_bytes: 10, file_bytes: 20, swapped_bytes: 7, ..GroupUsage::default() };
         assert_eq!(usage.footprint_bytes(), 7);
         assert_eq!(from_v1("", 100, Some(90)).swapped_bytes, 0);
         assert_eq!(from_v2("swapcached 9\n", 0, 4).swapped_bytes, 0);

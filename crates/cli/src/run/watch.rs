@@ -8,15 +8,18 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::Value;
 
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
 use super::program::Program;
 use super::via::Choice;
 use crate::arguments::RunArguments;
 use crate::budget::Budget;
 use crate::cgroup::usage::GroupUsage;
 use crate::interruption::Interruption;
-use crate::limits;
+use crate::limits::{self, THRASH_BYTES_MIN, THRASH_TIMES};
 use crate::machine::memory::Memory;
 use crate::registry::Entry;
+use crate::size::human;
 use crate::status_socket::{Answer, Question, StatusServer};
 
 /// What keeps a program in its budget: a memory group, or the pager.
@@ -69,11 +72,31 @@ pub(crate) struct RunReport {
     pub(crate) local_bytes_max: u64,
     /// The most that was paged out.
     pub(crate) swapped_bytes_max: u64,
+    /// Whether the user was told that files' pages do not fit.
+    #[serde(skip)]
+    pub(crate) is_told_of_files: bool,
     /// What the pager says; null over a swap device, which answers for itself.
     pub(crate) pager: Value,
 }
 
 impl RunReport {
+    /// What to tell the user, once, of a program whose files' pages go and come all the time: they count in the limit, leave before
+    /// memory is paged out, and are read from their files again. That looks like slow paging and is none.
+    fn thrash_of_files(&mut self) -> Option<String> {
+        let limit_bytes = self.limit_bytes?;
+        let read_again_bytes = self.usage.file_refaults * PAGE_SIZE_BYTES as u64;
+        if self.is_told_of_files || read_again_bytes < (limit_bytes * THRASH_TIMES).max(THRASH_BYTES_MIN) {
+            return None;
+        }
+        self.is_told_of_files = true;
+        Some(format!(
+            "pages of files, not memory, are what is short: {} of them were dropped and read again under the limit of {}, which counts them; \
+             give a larger --local (at best as much as the files that the program works on), or use --via pager, which counts no files",
+            human(read_again_bytes),
+            human(limit_bytes),
+        ))
+    }
+
     fn take(&mut self, usage: GroupUsage, limit_bytes: Option<u64>) {
         self.usage = usage;
         self.limit_bytes = limit_bytes;
@@ -150,6 +173,9 @@ fn adjust(governed: &dyn Governed, budget: &mut Budget, report: &Mutex<RunReport
     let mut report = report.lock().expect("no holder panics");
     report.take(usage, budget.limit_bytes());
     report.relief_bytes_max = report.relief_bytes_max.max(budget.relief_bytes());
+    if let Some(told) = report.thrash_of_files() {
+        eprintln!("spillway: {told}");
+    }
     budget.interval(&usage).max(governed.interval_min())
 }
 
@@ -183,6 +209,21 @@ mod tests {
         report.take(GroupUsage::default(), Some(20));
         assert_eq!((report.footprint_bytes_max, report.local_bytes_max, report.swapped_bytes_max), (150, 100, 50));
         assert_eq!((report.footprint_bytes, report.limit_bytes, report.limit_bytes_max), (0, Some(20), Some(100)));
+    }
+
+    #[test]
+    fn files_that_do_not_fit_are_told_of_once() {
+        let mut report = RunReport::default();
+        let pages = |bytes: u64| bytes / PAGE_SIZE_BYTES as u64;
+        let usage = |bytes| GroupUsage { file_refaults: pages(bytes), ..GroupUsage::default() };
+        report.take(usage(THRASH_BYTES_MIN - 4096), Some(32 << 20));
+        assert_eq!(report.thrash_of_files(), None);
+        report.take(usage(THRASH_BYTES_MIN.max(THRASH_TIMES * (32 << 20))), Some(32 << 20));
+        let told = report.thrash_of_files().unwrap();
+        assert!(told.contains("pages of files, not memory") && told.contains("limit of 32 MiB"), "{told}");
+        assert_eq!(report.thrash_of_files(), None, "once");
+        report.take(usage(1 << 40), None);
+        assert_eq!(RunReport { is_told_of_files: false, ..report }.thrash_of_files(), None, "no limit");
     }
 
     /// Somebody who is needed for so many looks.

@@ -18,3 +18,33 @@ fn programs_with_memory_that_cannot_leave_are_not_killed() {
         assert_eq!(relief > 0, said.errors.contains("beyond --local"), "{relief}: {}", said.errors);
     }
 }
+
+/// Reads a file of 96 MiB through a mapping, all of it, again and again.
+const FILES: &str = "
+import mmap, sys
+with open(sys.argv[1], 'w+b') as file:
+    file.truncate(96 << 20)
+    for piece in range(96):
+        file.write(b'x' * (1 << 20))
+    file.flush()
+    memory = mmap.mmap(file.fileno(), 96 << 20)
+    wrong = 0
+    for turn in range(10):
+        for place in range(0, 96 << 20, 4096):
+            wrong += memory[place] != 120
+print('wrong', wrong)
+";
+
+/// Pages of files count in the limit of a memory group; where these are what is short, the run says so while the program runs.
+#[test]
+fn files_that_do_not_fit_the_limit_are_told_of() {
+    let Some(stage) = Stage::set(&["python3"]) else { return };
+    let file = stage.disk().join("data");
+    let options = ["--local", "32M", "--lend", "64M", "--slab-size", "4M"];
+    let program = ["python3", "-c", FILES, file.to_str().unwrap()];
+    let said = support::run(&mut stage.run(&options, &program)).done("a program of a large file");
+    assert_eq!(said.text(), "wrong 0\n");
+    assert!(said.errors.contains("pages of files, not memory, are what is short"), "{}", said.errors);
+    assert!(said.errors.contains("--via pager"), "{}", said.errors);
+    stage.assert_clean();
+}
