@@ -157,6 +157,20 @@ fn a_late_answer_is_thrown_away_and_its_donor_tried_again_after_a_pause() {
 }
 
 #[test]
+fn a_donor_that_says_nothing_is_not_asked_in_place_of_a_slow_one() {
+    let mut world = World::new(Redundancy::NONE);
+    (0..2).for_each(|place| world.set(Bit::Copy(place), 4));
+    world.answers_at_once(1);
+    world.volume.set_silent(DonorSlot(1), true);
+    world.read(4);
+    world.pass(READ_PATIENCE_DEFAULT);
+    assert_eq!((world.answer, world.buffer()), (None, [UNTOUCHED; 4]));
+    world.volume.set_silent(DonorSlot(1), false);
+    world.pass(READ_PATIENCE_DEFAULT);
+    assert_eq!((world.answer, world.buffer()), (Some(Ok(())), [SECOND; 4]), "it is heard again");
+}
+
+#[test]
 fn the_disk_is_another_copy_too() {
     let mut world = World::new(Redundancy::DISK);
     world.set(Bit::Copy(0), 4);

@@ -78,7 +78,7 @@ pub(super) struct Active {
     pub(super) excluded: Places,
     /// Locations that let this segment wait for too long: read from only if nothing else has the page.
     pub(super) late: Places,
-    /// When the segment's first piece was posted (reads).
+    /// When the segment was started, or nothing else was found to have its pages (reads).
     pub(super) entered: Instant,
     /// The places that pieces in flight read from (reads).
     pub(super) in_use: [bool; COPIES_MAX],

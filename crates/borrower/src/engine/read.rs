@@ -57,13 +57,19 @@ fn is_taken_elsewhere(active: &mut Active, context: &mut Context<'_>) -> bool {
     let has_others = (active.segment.first..end).all(|page| {
         let word = context.volume.bits.word(page);
         match source_of(active, context, &word, 1 << (page % 64)) {
-            Source::Place(place) => active.late[place].is_none(),
+            // Nobody goes from a slow donor to another one, or to one that says nothing.
+            Source::Place(place) => {
+                let location = active.usable(place, context.lanes);
+                location.is_some_and(|location| !is_last_choice(active, context, place, location))
+            }
             Source::Disk | Source::Zeroes => true,
             Source::Wait | Source::Lost => false,
         }
     });
     if !has_others || !context.lanes.abandon(active.slot) {
         (active.in_use, active.late) = (used, late);
+        // Others may have it later; looking at all pages is not for every poll.
+        active.entered = context.now;
         return false;
     }
     for location in (0..COPIES_MAX).filter(|place| used[*place]).filter_map(|place| active.places[place]) {
