@@ -176,3 +176,30 @@ fn whoever_answers_at_a_donors_address_is_named_and_the_other_donors_serve() {
     }
     stage.assert_clean();
 }
+
+/// A program that is not paged and grows is told of again: what it had when it was seen first says little.
+#[test]
+fn a_program_that_is_not_paged_is_told_of_again_when_it_has_grown() {
+    let Some(stage) = Stage::set(&["env", "/usr/bin/python3"]) else { return };
+    let go = stage.disk().join("go");
+    let script = "import os, sys, time\n\
+                  first = bytearray(b'x') * (24 << 20)\n\
+                  while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n\
+                  second = bytearray(b'x') * (72 << 20)\n\
+                  while not os.path.exists(sys.argv[2]): time.sleep(0.01)";
+    let end = stage.disk().join("end");
+    let options = ["--local", "16M", "--lend", "64M", "--slab-size", "4M"];
+    let program = ["env", "-i", "/usr/bin/python3", "-c", script, go.to_str().unwrap(), end.to_str().unwrap()];
+    let mut running = support::Running::start(&mut stage.run(&options, &program));
+    let told = |least_mib: u64| {
+        let failures = stage.items("run").first()?.pointer("/report/pager/pager/failures")?.to_string();
+        let amounts = failures.split(" MiB beside the budget").filter_map(|part| part.rsplit(' ').next()?.parse().ok());
+        amounts.into_iter().any(|mib: u64| mib >= least_mib).then_some(())
+    };
+    running.wait_until("the program to be told of", || told(8));
+    fs::write(&go, "").unwrap();
+    running.wait_until("it to be told of again", || told(64));
+    fs::write(&end, "").unwrap();
+    running.end().done("a program that is not paged");
+    stage.assert_clean();
+}

@@ -1,8 +1,8 @@
-//! Programs of the run that never said hello: they have all their memory beside the budget, so the user is told which, how much, and why, once for each.
+//! Programs of the run that never said hello: they have all their memory beside the budget, so the user is told which, how much, and why; again whenever one has doubled its memory.
 //!
 //! They are found among the descendants of this process. A program that left its family (a daemon) is not, nor is one that is over before anybody looks.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fs;
 use std::time::Instant;
 
@@ -16,7 +16,8 @@ use crate::pager::limits::{DESCENDANTS_MAX, UNPAGED_BYTES_MIN, UNPAGED_LOOK_INTE
 #[derive(Debug, Default)]
 pub(super) struct Unpaged {
     looked_at: Option<Instant>,
-    told: HashSet<u32>,
+    /// How much memory each of them had when the user was told.
+    told_bytes: HashMap<u32, u64>,
 }
 
 impl Survey {
@@ -28,18 +29,21 @@ impl Survey {
         }
         self.unpaged.looked_at = Some(now);
         let most = UNPAGED_BYTES_MIN.max(self.shared.budget.bytes() / UNPAGED_SHARE);
-        for process in descendants(std::process::id()) {
-            if self.unpaged.told.contains(&process) || self.is_met(process) {
+        let processes = descendants(std::process::id());
+        self.unpaged.told_bytes.retain(|process, _| processes.contains(process));
+        for process in processes {
+            if self.is_met(process) {
                 continue;
             }
-            let much_memory = || memory_of(process).filter(|(_, bytes)| *bytes > most);
+            let told_bytes = self.unpaged.told_bytes.get(&process).copied().unwrap_or(0);
+            let much_memory = || memory_of(process).filter(|(_, bytes)| *bytes > most && *bytes >= told_bytes * 2);
             if much_memory().is_none() {
                 continue;
             }
             let Some(cause) = cause(process, &self.run.variable) else { continue };
             // One that executed another program meanwhile, or ended, had the memory before and the environment after that.
             if let Some((name, bytes)) = much_memory() {
-                self.unpaged.told.insert(process);
+                self.unpaged.told_bytes.insert(process, bytes);
                 self.shared.fail(format!(
                     "process {process} ({name}) is not paged and has {} MiB beside the budget so far: {cause}; --via swap takes every program",
                     bytes >> 20
