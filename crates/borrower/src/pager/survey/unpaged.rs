@@ -91,6 +91,8 @@ fn cause(process: u32, variable: &str) -> Option<&'static str> {
         None => Some("it was started with an environment of its own (env -i, sudo), which does not name the pager"),
         Some(other) if other != variable.as_bytes() => None,
         Some(_) if maps.contains("/libspillway.so") => None,
+        // Its own memory comes first, and then that of the program, which loads the library like any other.
+        Some(_) if maps.contains("/valgrind/") => None,
         Some(_) if !maps.contains("/ld-") && !maps.contains("/ld.so") => {
             Some("it is a static program, which loads no library")
         }
