@@ -41,9 +41,12 @@ static void debug(pid_t program, int ready) {
         fprintf(stderr, "%zu of %zu pages cannot be read by the debugger\n", count, pages);
         _exit(5);
     }
+    /* Pages that are all there may be written a moment later. */
     for (size_t i = 0; i < pages; i += 16) {
         uint64_t word = i;
-        if (pwrite(file, &word, sizeof word, (off_t)(uintptr_t)(memory + i * PAGE + 64)) != sizeof word) _exit(6);
+        time_t end = time(NULL) + PATIENCE_S;
+        while (pwrite(file, &word, sizeof word, (off_t)(uintptr_t)(memory + i * PAGE + 64)) != sizeof word)
+            if (time(NULL) >= end) _exit(6);
     }
     if (ptrace(PTRACE_DETACH, program, 0, 0) != 0) _exit(7);
     _exit(0);
