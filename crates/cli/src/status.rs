@@ -314,6 +314,17 @@ mod tests {
     }
 
     #[test]
+    fn blocks_that_are_not_reserved_are_told() {
+        let describe = |blocks: &str| {
+            let mut text = String::new();
+            super::describe(&mut text, &item(Kind::Device, json!({"device": {"disk": {"blocks": blocks}}})));
+            text
+        };
+        assert!(describe("not reserved").contains("takes its blocks as pages are written"));
+        assert!(!describe("all").contains("blocks"));
+    }
+
+    #[test]
     fn a_donor_tells_bytes_only_where_it_counted_them() {
         let session = |transport: &str, bytes: Value| {
             json!({"volume": "v", "peer": "p:1", "transport": transport, "lent_bytes": 32 << 20,

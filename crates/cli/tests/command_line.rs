@@ -86,6 +86,18 @@ fn a_swap_device_needs_donors_and_copies_need_several() {
     assert_fails(&more, 2, &["needs 2 donors"]);
 }
 
+#[test]
+fn a_configuration_with_more_memory_than_the_machine_has_is_no_good_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("spillway.toml");
+    std::fs::write(&file, "[donor]\nmemory = \"999T\"\n").unwrap();
+    assert_fails(
+        &["agent", "--check", "--config", file.to_str().unwrap()],
+        1,
+        &["999 TiB", "more than this machine has"],
+    );
+}
+
 /// A memory cgroup of the test's own, removed when dropped.
 struct LimitedGroup(std::path::PathBuf);
 
