@@ -1,9 +1,9 @@
 //! `make demo`: real programs and a server with part of their memory lent, in about three minutes.
 //!
 //! Three donors are started. Each program runs once with all memory local, which gives its working set, its time and the
-//! output that all later runs must repeat byte by byte; then with 100, 75, 50 and 25 % of the working set local and the rest
-//! with the donors, by the pager and over the swap device, and again over disk swap under the same limit. One donor is killed in
-//! the middle of one run.
+//! output that all later runs must repeat byte by byte. Then 100, 75, 50 and 25 % of the working set are local and the rest is
+//! with the donors, by the pager and over the swap device. Disk swap under the same limit follows. One donor is killed in the
+//! middle of one run.
 //!
 //! - [`programs`]: what runs; [`text`] makes its input from the machine's own documents, [`redis_job`] drives Redis,
 //!   [`resp`] speaks its protocol.

@@ -122,6 +122,7 @@ const _: () = {
     assert!(SLAB_SIZE_BYTES_DEFAULT <= spillway_fabric::limits::SLAB_SIZE_BYTES_MAX);
     assert!(BUDGET_INTERVAL_AT_LIMIT.as_micros() <= BUDGET_INTERVAL.as_micros());
     assert!(OWN_DONORS_DEFAULT <= OWN_DONORS_MAX);
+    assert!(DONOR_WAIT.as_millis() > spillway_fabric::limits::CONNECT_DEADLINE.as_millis(), "an attempt ends in time");
 };
 
 /// Quick deaths of a device's process in a row after which it is not started again: what killed it so often will do it again.

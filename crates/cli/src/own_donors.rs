@@ -1,4 +1,4 @@
-//! Donors of a run's or a device's own: processes of this machine that lend to it only, for who names no other.
+//! Donors of a run's or a device's own, for a user who names no donor: processes of this machine that lend to it only.
 //!
 //! Each holds a pipe to its owner as standard input. If the owner dies, a donor lends on as long as anything is lent, so that the
 //! pages of a killed run can still be brought back, and then ends by itself.
@@ -68,7 +68,7 @@ pub(crate) fn own_size_bytes(asked: Option<u64>, memory: Memory, redundancy: Red
     Ok(size_bytes)
 }
 
-/// Donors of this machine's agent, so that who names none uses the cluster that the machine is part of.
+/// Donors of this machine's agent: without `--donor`, the cluster that the machine is part of is used.
 pub(crate) fn agent_donors(registry: &Registry) -> Result<Vec<DonorAddress>, Failure> {
     let entries = registry.entries().map_err(Failure::failed)?;
     let agents = entries.iter().filter(|found| found.kind == Kind::Agent && found.is_alive());

@@ -6,6 +6,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 use serde_json::Value;
+use spillway_borrower::disk_writer::NOT_RESERVED;
 
 use crate::arguments::OutputArguments;
 use crate::failure::Failure;
@@ -183,7 +184,7 @@ fn describe_device(text: &mut String, item: &Item) {
     let blocks = item.text("/device/disk/blocks");
     if blocks.ends_with('%') {
         let _ = writeln!(text, "  the backing file is being filled: {blocks}");
-    } else if blocks == "not reserved" {
+    } else if blocks == NOT_RESERVED {
         let _ = writeln!(
             text,
             "  the backing file takes its blocks as pages are written; a disk that others fill may lack them"

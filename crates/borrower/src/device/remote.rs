@@ -64,7 +64,7 @@ impl Remote {
         let mut io_lanes = Vec::new();
         for pool in pools {
             let lane = Lane { mailbox: LaneMailbox::new(), pool: Arc::clone(pool) };
-            // Not the mover's: reads of many pages at a time take longer, and nobody waits for them.
+            // Not the mover's: its reads have many pages, take longer, and hold no fault up.
             let lanes = make_lanes(&lane).map_err(system())?.watched_by(&volume.latencies);
             let pool = Arc::clone(&lane.pool);
             engines.push(Engine::new(Arc::clone(&volume), Arc::clone(metrics), pool, lanes, Instant::now()));

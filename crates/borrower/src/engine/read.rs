@@ -57,7 +57,7 @@ fn is_taken_elsewhere(active: &mut Active, context: &mut Context<'_>) -> bool {
     let has_others = (active.segment.first..end).all(|page| {
         let word = context.volume.bits.word(page);
         match source_of(active, context, &word, 1 << (page % 64)) {
-            // Nobody goes from a slow donor to another one, or to one that says nothing.
+            // Another slow donor, or a silent one, is no better.
             Source::Place(place) => {
                 let location = active.usable(place, context.lanes);
                 location.is_some_and(|location| !is_last_choice(active, context, place, location))

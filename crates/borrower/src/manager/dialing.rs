@@ -34,7 +34,7 @@ pub enum DialError {
         /// How long it was waited for.
         seconds: f32,
     },
-    /// The host says that nobody listens at the port.
+    /// The host says that no process listens at the port.
     #[error("nothing listens at TCP port {} of {} (connection refused); start a donor there with 'spillway donate'", .0.port(), .0.ip())]
     Refused(SocketAddr),
     /// The host says nothing.

@@ -40,10 +40,10 @@ use crate::volume::slab_entry::DonorSlot;
 /// Why a session could not be opened, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// Nobody answers at the address.
+    /// There is no connection to the address.
     #[error(transparent)]
     Unreachable(DialError),
-    /// Whoever answers at the address took the connection and said nothing.
+    /// The peer at the address accepted the connection and said nothing.
     #[error(
         "the connection was accepted, and then nothing came within {} s: another program listens there (an HTTP server waits for a \
          whole request), or the donor is stopped",

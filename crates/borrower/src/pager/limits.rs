@@ -231,7 +231,7 @@ pub const UNPAGED_SHARE: u64 = 16;
 /// How often memory that cannot leave is looked for, while programs have more than their budget.
 pub const STAYING_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// After a look at it nobody looks for so many times as long.
+/// The rest after a look at it is so many times as long as the look.
 pub const STAYING_LOOK_COST_MAX: u32 = 50;
 
 /// Descendants of the pager's process that are looked at.

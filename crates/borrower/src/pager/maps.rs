@@ -116,7 +116,7 @@ pub struct Staying {
     pub file_bytes: u64,
     /// Locked (mlock(2)).
     pub locked_bytes: u64,
-    /// Merged with equal pages (`Documentation/admin-guide/mm/ksm.rst`), which the kernel moves for nobody.
+    /// Merged with equal pages (`Documentation/admin-guide/mm/ksm.rst`), which `UFFDIO_MOVE` refuses.
     pub merged_bytes: u64,
 }
 

@@ -9,7 +9,7 @@ use crate::support::Running;
 const BUS_ERROR: i32 = 7;
 
 /// Has far more than its budget, waits for a word, and looks at all of it.
-const SCRIPT: &str = "
+pub(crate) const SCRIPT: &str = "
 import os, sys, time
 filled, go = sys.argv[1:]
 memory = bytearray(b'x') * (80 << 20)

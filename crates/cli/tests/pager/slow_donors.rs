@@ -7,18 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::lost_copies::SCRIPT;
 use crate::stage::Stage;
 use crate::support::Running;
-
-/// Has far more than its budget, waits for a word, and looks at all of it.
-const SCRIPT: &str = "
-import os, sys, time
-filled, go = sys.argv[1:]
-memory = bytearray(b'x') * (80 << 20)
-open(filled, 'w').close()
-while not os.path.exists(go): time.sleep(0.01)
-print('right' if memory.count(b'x') == len(memory) else 'wrong')
-";
 
 /// How late each piece of an answer is.
 const LATE: Duration = Duration::from_millis(300);

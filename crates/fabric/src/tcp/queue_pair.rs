@@ -343,7 +343,7 @@ impl QueuePair for TcpQueuePair {
         let is_it = |pending: &Pending| pending.tag == tag && pending.operation == Operation::Read;
         let place = (self.answered..self.posted).map(place_of).find(|place| is_it(&self.pending[*place]));
         if let Some(place) = place {
-            // Nothing is received outside of `poll`, so nobody writes to the buffer from here on.
+            // Only `poll` receives, so the buffer is not written to from here on.
             self.pending[place].is_abandoned = true;
         }
         place.is_some()

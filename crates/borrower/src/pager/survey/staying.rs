@@ -4,7 +4,8 @@
 use std::time::Instant;
 
 use super::Survey;
-use crate::pager::limits::{STAYING_LOOK_COST_MAX, STAYING_LOOK_INTERVAL, UNPAGED_BYTES_MIN, UNPAGED_SHARE};
+use super::unpaged::untold_bytes_max;
+use crate::pager::limits::{STAYING_LOOK_COST_MAX, STAYING_LOOK_INTERVAL};
 use crate::pager::maps::Staying;
 use crate::pager::process::Process;
 
@@ -18,7 +19,7 @@ impl Survey {
     /// Tells of memory that stays, if the programs have more than the budget.
     pub(super) fn tell_of_staying(&mut self, now: Instant) {
         let budget = &self.shared.budget;
-        let most_bytes = UNPAGED_BYTES_MIN.max(budget.bytes() / UNPAGED_SHARE);
+        let most_bytes = untold_bytes_max(budget);
         let excess_pages = budget.resident_pages() - budget.limit_pages();
         if excess_pages <= pages_of(most_bytes) || self.staying.next.is_some_and(|next| now < next) {
             return;

@@ -11,6 +11,7 @@ use spillway_sys::process::children;
 
 use super::Survey;
 use crate::pager::limits::{DESCENDANTS_MAX, UNPAGED_BYTES_MIN, UNPAGED_LOOK_INTERVAL, UNPAGED_SHARE};
+use crate::pager::shared::Budget;
 
 /// Who was looked for and told of.
 #[derive(Debug, Default)]
@@ -28,7 +29,7 @@ impl Survey {
             return;
         }
         self.unpaged.looked_at = Some(now);
-        let most = UNPAGED_BYTES_MIN.max(self.shared.budget.bytes() / UNPAGED_SHARE);
+        let most = untold_bytes_max(&self.shared.budget);
         let processes = descendants(std::process::id());
         self.unpaged.told_bytes.retain(|process, _| processes.contains(process));
         for process in processes {
@@ -56,6 +57,11 @@ impl Survey {
         let all = self.residents.iter().chain(&self.newcomers);
         all.into_iter().any(|resident| resident.places.process == process)
     }
+}
+
+/// How much memory outside of the budget, or of the kind that cannot leave, a program may have without the user being told.
+pub(super) fn untold_bytes_max(budget: &Budget) -> u64 {
+    UNPAGED_BYTES_MIN.max(budget.bytes() / UNPAGED_SHARE)
 }
 
 /// The processes below `process`, but for those of this very program (donors, guardian).
