@@ -8,7 +8,7 @@ use spillway_fabric::limits::{
 };
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
-use crate::device::redundancy::REPLICAS_MAX;
+use crate::settings::redundancy::REPLICAS_MAX;
 
 /// Copies of a slab that exist at one time: the replicas, and one more while a slab moves between donors.
 pub const COPIES_MAX: usize = REPLICAS_MAX + 1;
@@ -155,8 +155,8 @@ pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// After a donor refused a slab it is not asked again for so long, unless no other is left.
 pub const REFUSAL_PAUSE: Duration = Duration::from_millis(500);
 
-/// Largest device: page numbers and slab numbers stay far from their types' ends.
-pub const DEVICE_SIZE_BYTES_MAX: u64 = 1 << 44;
+/// Largest volume: page numbers and slab numbers stay far from their types' ends.
+pub const VOLUME_SIZE_BYTES_MAX: u64 = 1 << 44;
 
 const _: () = {
     assert!(COPIES_MAX == 4, "page_bits has room for four copies");

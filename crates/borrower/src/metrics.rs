@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use crate::block::{BlockOperation, BlockRequest};
-use crate::device::status::{LatencyStatus, TrafficStatus};
 use crate::wakefulness::AwakeFigures;
 
 /// Buckets per power of two: a figure is exact to 1/16.
@@ -171,6 +171,50 @@ impl Metrics {
 fn process_cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Counters and latencies since the device started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrafficStatus {
+    /// Pages read by the kernel (page-ins).
+    pub pages_in: u64,
+    /// Pages written by the kernel (page-outs).
+    pub pages_out: u64,
+    /// Pages discarded by the kernel.
+    pub pages_discarded: u64,
+    /// Pages that were read from the disk copy.
+    pub pages_in_from_disk: u64,
+    /// Read requests.
+    pub read_requests: u64,
+    /// Write requests.
+    pub write_requests: u64,
+    /// Requests that failed.
+    pub failed_requests: u64,
+    /// Latency of read requests inside the device.
+    pub read_latency: LatencyStatus,
+    /// Latency of write requests inside the device.
+    pub write_latency: LatencyStatus,
+    /// CPU time of the device's process so far.
+    pub cpu_seconds: f64,
+    /// Bursts of page-ins during which idle CPUs were kept awake.
+    #[serde(default)]
+    pub bursts: u64,
+    /// How long in all, over all I/O threads.
+    #[serde(default)]
+    pub awake_seconds: f64,
+}
+
+/// A latency distribution in microseconds; bucketed, so each figure is exact to about 6 %.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LatencyStatus {
+    /// Median.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// Mean.
+    pub mean_us: f64,
+    /// Largest.
+    pub max_us: f64,
 }
 
 #[cfg(test)]

@@ -11,8 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use spillway_borrower::block::{BlockError, BlockOperation, BlockRequest};
-use spillway_borrower::device::redundancy::Redundancy;
-use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::engine::Engine;
 use spillway_borrower::engine::lanes::{LaneChange, LaneMailbox, Lanes};
 use spillway_borrower::limits::{BLOCK_REQUEST_DEADLINE, BLOCK_REQUEST_DEADLINE_SOLE};
@@ -25,6 +23,8 @@ use spillway_borrower::manager::mover::WorkQueue;
 use spillway_borrower::manager::survey::Survey;
 use spillway_borrower::metrics::Metrics;
 use spillway_borrower::service::BlockService;
+use spillway_borrower::settings::redundancy::Redundancy;
+use spillway_borrower::settings::transport::TransportChoice;
 use spillway_borrower::state::records::Records;
 use spillway_borrower::volume::backlog::Backlog;
 use spillway_borrower::volume::page_bits::Bit;

@@ -10,31 +10,36 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use frontend_support::can_run;
-use spillway_borrower::device::redundancy::Redundancy;
-use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
+use spillway_borrower::error::VolumeError;
+use spillway_borrower::frontend::FrontEndError;
 use spillway_borrower::frontend::choice::FrontEndChoice;
-use spillway_borrower::manager::heat::MappingPolicy;
+use spillway_borrower::settings::VolumeConfig;
+use spillway_borrower::settings::mapping::MappingPolicy;
+use spillway_borrower::settings::redundancy::Redundancy;
+use spillway_borrower::settings::transport::TransportChoice;
 use spillway_borrower::wakefulness::KeepAwake;
 
 fn config(name: &str) -> DeviceConfig {
     DeviceConfig {
-        name: name.to_owned(),
-        size_bytes: 60 << 20,
-        slab_size_bytes: 4 << 20,
-        donors: Vec::new(),
-        key_file: None,
-        redundancy: Redundancy::NONE,
-        backing: None,
-        mapping: MappingPolicy::OnDemand,
-        transport: TransportChoice::Auto,
+        volume: VolumeConfig {
+            name: name.to_owned(),
+            size_bytes: 60 << 20,
+            slab_size_bytes: 4 << 20,
+            donors: Vec::new(),
+            key_file: None,
+            redundancy: Redundancy::NONE,
+            backing: None,
+            mapping: MappingPolicy::OnDemand,
+            transport: TransportChoice::Auto,
+            fill_backing: false,
+            donor_wait: Duration::from_secs(60),
+        },
         keep_awake: KeepAwake::default(),
-        fill_backing: false,
         front_end: FrontEndChoice::Auto,
         listen: None,
         io_threads: None,
         local_memory: true,
-        donor_wait: Duration::from_secs(60),
     }
 }
 
@@ -70,7 +75,7 @@ fn a_device_that_is_open_is_not_stopped() {
     }
     let mut device = Device::start(config("device-test-busy")).unwrap();
     let file = File::options().read(true).write(true).open(device.path()).unwrap();
-    assert!(matches!(device.stop(), Err(DeviceError::Busy(_))));
+    assert!(matches!(device.stop(), Err(DeviceError::FrontEnd(FrontEndError::Busy(_)))));
     file.write_all_at(&[7; 4096], 0).unwrap();
     file.sync_all().unwrap();
     drop(file);
@@ -85,10 +90,10 @@ fn without_a_donor_nothing_is_left_behind() {
     }
     let mut config = config("device-test-alone");
     config.local_memory = false;
-    config.donor_wait = Duration::from_millis(300);
-    config.donors = vec!["unix:/nonexistent/donor.sock".parse().unwrap()];
+    config.volume.donor_wait = Duration::from_millis(300);
+    config.volume.donors = vec!["unix:/nonexistent/donor.sock".parse().unwrap()];
     let Err(error) = Device::start(config) else { panic!("there is no donor") };
-    assert!(matches!(error, DeviceError::NoDonor(_)), "{error}");
+    assert!(matches!(error, DeviceError::Volume(VolumeError::NoDonor { .. })), "{error}");
     assert!(error.to_string().contains("/nonexistent/donor.sock"), "{error}");
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
     assert!(!mounts.contains("device-test-alone"), "{mounts}");

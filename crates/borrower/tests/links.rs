@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use spillway_borrower::device::redundancy::Redundancy;
-use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::manager::donors::{DonorEntry, Phase};
 use spillway_borrower::manager::mapping::Mapper;
 use spillway_borrower::manager::mover::WorkQueue;
 use spillway_borrower::manager::survey::Survey;
 use spillway_borrower::manager::{Shared, Ties, link};
+use spillway_borrower::settings::redundancy::Redundancy;
+use spillway_borrower::settings::transport::TransportChoice;
 use spillway_borrower::state::records::Records;
 use spillway_borrower::volume::page_bits::Bit;
 use spillway_borrower::volume::slab_entry::{DonorSlot, Location};

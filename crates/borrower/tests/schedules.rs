@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use shuttle::thread;
-use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::settings::redundancy::Redundancy;
 use spillway_borrower::volume::gate::Gate;
 use spillway_borrower::volume::page_bits::{Bit, PageBits};
 use spillway_borrower::volume::slab_entry::{DonorSlot, Location, SlabEntry};

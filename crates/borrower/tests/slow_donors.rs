@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spillway_borrower::block::{BlockError, BlockOperation};
-use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::engine::Engine;
 use spillway_borrower::engine::lanes::{LaneChange, LaneMailbox, Lanes};
 use spillway_borrower::limits::{AVOIDANCE_MIN, READ_PATIENCE_DEFAULT};
 use spillway_borrower::metrics::Metrics;
 use spillway_borrower::service::{BlockService, Waiting};
+use spillway_borrower::settings::redundancy::Redundancy;
 use spillway_borrower::volume::backlog::Backlog;
 use spillway_borrower::volume::page_bits::Bit;
 use spillway_borrower::volume::slab_entry::{DonorSlot, Location};

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use spillway_borrower::block::{BlockError, BlockOperation, BlockRequest};
-use spillway_borrower::device::redundancy::Redundancy;
 use spillway_borrower::engine::Engine;
 use spillway_borrower::engine::lanes::{LaneMailbox, Lanes};
 use spillway_borrower::limits::{BLOCK_REQUEST_DEADLINE, MOVE_BATCH_PAGES};
 use spillway_borrower::manager::refill::Refill;
 use spillway_borrower::metrics::Metrics;
 use spillway_borrower::service::BlockService;
+use spillway_borrower::settings::redundancy::Redundancy;
 use spillway_borrower::volume::backlog::Backlog;
 use spillway_borrower::volume::page_bits::Bit;
 use spillway_borrower::volume::{DiskCopy, Geometry, Volume};

@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 
 use frontend_support::{Aligned, can_run, open_direct};
 use rustix::fs::FallocateFlags;
-use spillway_borrower::device::redundancy::Redundancy;
-use spillway_borrower::device::status::DeviceStatus;
-use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::device::{Device, DeviceConfig};
 use spillway_borrower::frontend::choice::FrontEndChoice;
-use spillway_borrower::manager::heat::MappingPolicy;
 use spillway_borrower::manager::placement::{Random, XorShift};
+use spillway_borrower::settings::VolumeConfig;
+use spillway_borrower::settings::mapping::MappingPolicy;
+use spillway_borrower::settings::redundancy::Redundancy;
+use spillway_borrower::settings::transport::TransportChoice;
+use spillway_borrower::status::DeviceStatus;
 use spillway_borrower::wakefulness::KeepAwake;
 use spillway_donor::{Donor, DonorConfig};
 use spillway_fabric::key::ClusterKey;
@@ -87,23 +88,25 @@ impl World {
             world.donors.push(Some(donor));
         }
         let config = DeviceConfig {
-            name: format!("donors-test-{name}"),
-            size_bytes: 32 * MEBIBYTE,
-            slab_size_bytes: SLAB,
-            donors: world.addresses.iter().map(|address| address.parse().unwrap()).collect(),
-            key_file: key,
-            redundancy,
-            backing: redundancy.disk.then(|| world.directory.path().join("backing")),
-            mapping,
-            transport: TransportChoice::Auto,
+            volume: VolumeConfig {
+                name: format!("donors-test-{name}"),
+                size_bytes: 32 * MEBIBYTE,
+                slab_size_bytes: SLAB,
+                donors: world.addresses.iter().map(|address| address.parse().unwrap()).collect(),
+                key_file: key,
+                redundancy,
+                backing: redundancy.disk.then(|| world.directory.path().join("backing")),
+                mapping,
+                transport: TransportChoice::Auto,
+                // With random writes at the same time.
+                fill_backing: redundancy.disk && mapping == MappingPolicy::OnDemand,
+                donor_wait: Duration::from_secs(60),
+            },
             keep_awake: KeepAwake::default(),
-            // With random writes at the same time.
-            fill_backing: redundancy.disk && mapping == MappingPolicy::OnDemand,
             front_end: FrontEndChoice::Auto,
             listen: None,
             io_threads: None,
             local_memory: false,
-            donor_wait: Duration::from_secs(60),
         };
         world.device = Some(Device::start(config).unwrap());
         world.await_status("every donor is connected", |status| {

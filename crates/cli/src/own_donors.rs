@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::settings::redundancy::Redundancy;
 use spillway_fabric::address::DonorAddress;
 
 use crate::device::launch::{open_log, wait_for};

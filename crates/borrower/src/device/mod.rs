@@ -1,44 +1,38 @@
 //! A device: volume, I/O threads, manager and front end put together.
 //!
-//! - [`config`]: how it is started, and what may be wrong with that.
-//! - [`redundancy`]: the setting for copies; [`transport`]: how pages travel.
-//! - `remote`: what lies behind its I/O threads.
-//! - [`status`]: what a device says of itself; [`health`]: in one line.
+//! [`config`]: how it is started.
 
 pub mod config;
-pub mod health;
-pub mod redundancy;
-pub(crate) mod remote;
-pub mod status;
-pub mod transport;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::file::BackingError;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 
 pub use self::config::DeviceConfig;
-use self::remote::{Ground, Remote};
-use self::status::DeviceStatus;
 use crate::attention::{Attention, SpinPermit};
 use crate::block::BlockChannel;
 use crate::downfall::Downfall;
+use crate::error::VolumeError;
 use crate::frontend::choice::{self, Opened};
 use crate::frontend::limits::{NBD_CONNECTIONS_DEFAULT, NBD_SERVER_SLOTS};
 use crate::frontend::nbd_server::NbdServer;
-use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError};
+use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
+use crate::health;
 use crate::io_thread::IoThread;
 use crate::limits::{DETACH_DEADLINE, IO_THREADS_DEFAULT, LINGER, SLOTS_PER_THREAD};
 use crate::local_memory::LocalMemory;
 use crate::manager::donors::Phase;
 use crate::metrics::Metrics;
+use crate::remote::{Ground, Remote};
 use crate::service::BlockService;
+use crate::settings::SettingsError;
 use crate::state::DeviceState;
+use crate::status::DeviceStatus;
 use crate::volume::Geometry;
 use crate::volume::slab_entry::DonorSlot;
 use crate::wakefulness::Wakefulness;
@@ -46,21 +40,12 @@ use crate::wakefulness::Wakefulness;
 /// Why a device could not be started or stopped. The text says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// A setting is wrong.
-    #[error("{0}")]
-    Invalid(String),
-    /// The kernel or the user lacks something.
-    #[error("{0}")]
-    Missing(String),
-    /// No donor answered, or none may lend.
-    #[error("{0}")]
-    NoDonor(String),
-    /// The backing file cannot be used.
+    /// The pages behind it cannot be had.
     #[error(transparent)]
-    Backing(#[from] BackingError),
-    /// Somebody still uses the device.
-    #[error("{0}")]
-    Busy(String),
+    Volume(#[from] VolumeError),
+    /// The kernel cannot reach it, or somebody still uses it.
+    #[error(transparent)]
+    FrontEnd(#[from] FrontEndError),
     /// A system call failed.
     #[error("{context}: {source}")]
     System {
@@ -72,20 +57,15 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    pub(crate) fn system(context: &str) -> impl FnOnce(std::io::Error) -> Self + use<> {
+    fn system(context: &str) -> impl FnOnce(std::io::Error) -> Self + use<> {
         let context = context.to_owned();
         move |source| Self::System { context, source }
     }
 }
 
-impl From<FrontEndError> for DeviceError {
-    fn from(error: FrontEndError) -> Self {
-        match error {
-            FrontEndError::Invalid(text) => Self::Invalid(text),
-            FrontEndError::Missing(text) => Self::Missing(text),
-            FrontEndError::Busy(text) => Self::Busy(text),
-            FrontEndError::System { context, source } => Self::System { context, source },
-        }
+impl From<SettingsError> for DeviceError {
+    fn from(error: SettingsError) -> Self {
+        Self::Volume(error.into())
     }
 }
 
@@ -119,8 +99,8 @@ impl Device {
     /// Connects to donors, starts the threads and attaches the block device. Nothing is left behind on an error. The pages
     /// end with this process.
     pub fn start(config: DeviceConfig) -> Result<Self, DeviceError> {
-        let state = if config.local_memory { None } else { Some(DeviceState::memory(&config)?) };
-        let state = state.map(|memory| DeviceState::open(memory, &config)).transpose()?;
+        let state = if config.local_memory { None } else { Some(DeviceState::memory(&config.volume)?) };
+        let state = state.map(|memory| DeviceState::open(memory, &config.volume)).transpose()?;
         Self::start_over(config, state.map(|state| Kept { state, outlives_block_device: false }), false)
     }
 
@@ -135,7 +115,7 @@ impl Device {
         let metrics = Arc::new(Metrics::default());
         let kept = state.as_ref().filter(|_| is_kept);
         // Before a block device is taken over, which the kernel may allow once only: whoever fails after that has lost it.
-        let ground = state.as_ref().map(|kept| Ground::find(&config, &kept.state)).transpose()?;
+        let ground = state.as_ref().map(|kept| Ground::find(&config.volume, &kept.state)).transpose()?;
         let (front_end_text, front_end, channels) = open_front_end(&config, geometry, kept)?;
         let goes_on = kept.is_some_and(|kept| kept.outlives_block_device || front_end.outlives_process());
         let (services, remote) = match &state {
@@ -144,7 +124,7 @@ impl Device {
                 let linger = if goes_on { LINGER } else { Duration::ZERO };
                 let ground = ground.expect("a device with a state has its ground");
                 let pools: Vec<_> = channels.iter().map(|channel| Arc::clone(channel.pool())).collect();
-                let (engines, remote) = Remote::start(&config, &kept.state, ground, linger, &metrics, &pools)?;
+                let (engines, remote) = Remote::start(&config.volume, &kept.state, ground, linger, &metrics, &pools)?;
                 let services = engines.into_iter().map(|engine| Box::new(engine) as Box<dyn BlockService>).collect();
                 (services, Some(remote))
             }
@@ -164,7 +144,7 @@ impl Device {
             stopped: false,
         };
         if let Some(remote) = &device.remote {
-            device.donors_missing = remote.await_donors(device.config.donor_wait, device.is_resumed())?;
+            device.donors_missing = remote.await_donors(device.config.volume.donor_wait, device.is_resumed())?;
         }
         device.settle();
         let permit = SpinPermit::default();
@@ -217,26 +197,26 @@ impl Device {
 
     /// Bytes of the device: the asked size, rounded up to whole slabs.
     pub fn size_bytes(&self) -> u64 {
-        self.config.size_bytes.next_multiple_of(self.config.slab_size_bytes)
+        self.config.volume.whole_slabs_bytes()
     }
 
     /// What is going on.
     pub fn status(&self) -> DeviceStatus {
         let mut status = DeviceStatus {
-            name: self.config.name.clone(),
+            name: self.config.volume.name.clone(),
             path: self.path.display().to_string(),
             frontend: self.front_end_text.clone(),
             size_bytes: self.size_bytes(),
-            slab_size_bytes: self.config.slab_size_bytes,
-            redundancy: self.config.redundancy.to_string(),
-            mapping: self.config.mapping.to_string(),
+            slab_size_bytes: self.config.volume.slab_size_bytes,
+            redundancy: self.config.volume.redundancy.to_string(),
+            mapping: self.config.volume.mapping.to_string(),
             traffic: self.metrics.status(),
             failure: self.downfall.reason(),
             ..DeviceStatus::default()
         };
         if let Some(remote) = &self.remote {
-            remote.describe(&self.config, &mut status);
-            status.health = health::summarise(&status, usize::from(self.config.redundancy.replicas));
+            remote.describe(&self.config.volume, &mut status);
+            status.health = health::summarise(&status, usize::from(self.config.volume.redundancy.replicas));
         } else {
             status.redundancy = "none".to_owned();
             status.health = health::summarise_local(&status);
@@ -244,7 +224,7 @@ impl Device {
         status
     }
 
-    /// Detaches the block device, stops the threads and gives all slabs back. Fails with [`DeviceError::Busy`], and leaves
+    /// Detaches the block device, stops the threads and gives all slabs back. Fails with [`FrontEndError::Busy`], and leaves
     /// everything as it was, while somebody has the device open (swap on, mounted).
     pub fn stop(&mut self) -> Result<(), DeviceError> {
         self.stop_within(DETACH_DEADLINE)
@@ -296,12 +276,12 @@ fn open_front_end(
     kept: Option<&Kept>,
 ) -> Result<FrontEndParts, FrontEndError> {
     let mut front_end = FrontEndConfig {
-        name: config.name.clone(),
+        name: config.volume.name.clone(),
         size_bytes: geometry.page_count() * PAGE_SIZE_BYTES as u64,
         threads: config.io_threads.unwrap_or(IO_THREADS_DEFAULT),
         slots_per_thread: SLOTS_PER_THREAD,
         recoverable: kept.is_some(),
-        answer_deadline: crate::engine::answer_deadline(config.redundancy),
+        answer_deadline: crate::engine::answer_deadline(config.volume.redundancy),
         directory: PathBuf::from("/run/spillway"),
     };
     if let Some(listen) = &config.listen {
@@ -311,7 +291,7 @@ fn open_front_end(
         let text = format!("nbd server ({} connections at a time)", front_end.threads);
         return Ok((text, Box::new(server), choice::boxed(channels)));
     }
-    let left = kept.and_then(|kept| kept.state.records().front_end());
+    let left = kept.and_then(|kept| kept.state.records().front_end::<FrontEndIdentity>());
     let opened = match left.map(|identity| choice::take_over(&identity, &front_end)) {
         // Unplugged and plugged in again.
         Some(Err(error)) if kept.is_some_and(|kept| kept.outlives_block_device) => {

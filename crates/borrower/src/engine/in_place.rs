@@ -68,10 +68,10 @@ mod tests {
     use spillway_sys::memfd::Memfd;
 
     use super::*;
-    use crate::device::redundancy::Redundancy;
     use crate::engine::lanes::{LaneChange, LaneMailbox};
     use crate::metrics::Metrics;
     use crate::service::BlockService;
+    use crate::settings::redundancy::Redundancy;
     use crate::volume::Geometry;
     use crate::volume::slab_entry::{DonorSlot, Location};
 

@@ -26,10 +26,10 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use self::active::{Active, Context, Stage, Step};
 use self::lanes::{Lanes, Piece, Target};
 use crate::block::{BlockError, BlockOperation, BlockRequest};
-use crate::device::redundancy::Redundancy;
 use crate::limits::{BLOCK_REQUEST_DEADLINE, BLOCK_REQUEST_DEADLINE_SOLE};
 use crate::metrics::Metrics;
 use crate::service::{BlockService, Completed, UseMemory, Waiting};
+use crate::settings::redundancy::Redundancy;
 use crate::volume::Volume;
 
 /// Serves a volume, see the module text.

@@ -15,7 +15,7 @@ use super::active::{Active, Context, Stage, Step};
 use super::lanes::{Piece, Target};
 use crate::block::BlockError;
 use crate::limits::{COPIES_MAX, MAPPING_WAIT, REQUEST_PAGES_MAX};
-use crate::manager::heat::MappingPolicy;
+use crate::settings::mapping::MappingPolicy;
 use crate::volume::backlog::BacklogSlot;
 use crate::volume::page_bits::Bit;
 use crate::volume::{DiskCopy, Volume};

@@ -32,7 +32,7 @@ mod tests {
     use spillway_fabric::units::SlabIndex;
 
     use super::*;
-    use crate::device::redundancy::Redundancy;
+    use crate::settings::redundancy::Redundancy;
     use crate::volume::Geometry;
     use crate::volume::slab_entry::Location;
 

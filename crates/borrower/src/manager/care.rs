@@ -10,12 +10,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_fabric::units::SlabIndex;
 
 use super::donors::{DonorEntry, Phase};
-use super::heat::{Heat, MappingPolicy};
+use super::heat::Heat;
 use super::mapping::drop_covered_copy;
 use super::mover::Work;
 use super::survey::rest_after;
 use super::{Shared, link};
 use crate::limits::{CARE_INTERVAL, COPIES_MAX, EMPTY_SLAB_INTERVAL};
+use crate::settings::mapping::MappingPolicy;
 use crate::volume::slab_entry::Location;
 
 /// What one look at a slab found.

@@ -19,8 +19,8 @@ use spillway_fabric::shm::ShmWindow;
 use spillway_fabric::units::{DonorId, SlabHandle};
 use spillway_sys::memfd::Memfd;
 
-use crate::device::status::{DonorLatencyStatus, DonorLinkStatus};
 use crate::limits::{CONTROL_REPLY_DEADLINE, LEASE_DEADLINE_PER_GIBIBYTE, REFUSAL_PAUSE};
+use crate::status::{DonorLatencyStatus, DonorLinkStatus};
 use crate::volume::slab_entry::DonorSlot;
 
 /// A session with a donor.

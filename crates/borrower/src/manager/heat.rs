@@ -7,7 +7,6 @@
 //!
 //! No clock and no I/O: the manager passes both.
 
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use spillway_fabric::units::SlabIndex;
@@ -20,46 +19,6 @@ pub const HOT_SLAB_PAGES_PER_S: f64 = 20.0;
 
 /// Time between two looks (Infiniswap: every second).
 pub const HEAT_INTERVAL: Duration = Duration::from_secs(1);
-
-/// When a slab gets its donor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MappingPolicy {
-    /// With the first write to it.
-    #[default]
-    OnDemand,
-    /// Once it is used a lot; until then it is on the disk alone.
-    ByActivity,
-}
-
-impl MappingPolicy {
-    /// The name that users write and read.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::OnDemand => "demand",
-            Self::ByActivity => "activity",
-        }
-    }
-}
-
-impl std::fmt::Display for MappingPolicy {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(self.name())
-    }
-}
-
-/// A name that is no policy.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no way of mapping slabs; use demand or activity")]
-pub struct UnknownMapping(String);
-
-impl FromStr for MappingPolicy {
-    type Err = UnknownMapping;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let policy = [Self::OnDemand, Self::ByActivity].into_iter().find(|policy| policy.name() == text);
-        policy.ok_or_else(|| UnknownMapping(text.to_owned()))
-    }
-}
 
 /// The averages of a volume's slabs, see the module text.
 #[derive(Clone, Debug)]
@@ -176,13 +135,5 @@ mod tests {
         }
         assert!(!heat.is_due(now) && heat.is_due(now + HEAT_INTERVAL));
         assert!(heat.pages_per_s(SlabIndex(0)) == 0.0);
-    }
-
-    #[test]
-    fn names_are_read_back_and_others_refused() {
-        for policy in [MappingPolicy::OnDemand, MappingPolicy::ByActivity] {
-            assert_eq!(policy.to_string().parse(), Ok(policy));
-        }
-        assert!("random".parse::<MappingPolicy>().unwrap_err().to_string().contains("activity"));
     }
 }

@@ -25,8 +25,8 @@ use super::dialing::{DialError, Resolver, dial_address, dial_tcp, dial_unix};
 use super::donors::DonorEntry;
 use super::link::LinkError;
 use super::reunion::HeldSlab;
-use crate::device::transport::TransportChoice;
 use crate::engine::lanes::LaneChange;
+use crate::settings::transport::TransportChoice;
 
 /// An open control channel, and what the donor said.
 struct Greeted {

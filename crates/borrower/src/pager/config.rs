@@ -10,11 +10,10 @@ use spillway_sys::guardian::Successor;
 
 use super::PagerError;
 use super::limits::{BUDGET_BYTES_MIN, FAULT_THREADS_MAX};
-use crate::device::DeviceConfig;
-use crate::device::redundancy::Redundancy;
-use crate::device::transport::TransportChoice;
-use crate::frontend::choice::FrontEndChoice;
-use crate::manager::heat::MappingPolicy;
+use crate::settings::VolumeConfig;
+use crate::settings::mapping::MappingPolicy;
+use crate::settings::redundancy::Redundancy;
+use crate::settings::transport::TransportChoice;
 use crate::wakefulness::KeepAwake;
 
 /// How to start a pager.
@@ -96,9 +95,9 @@ impl PagerConfig {
         Ok(())
     }
 
-    /// The volume behind the pager, as a device without a front end.
-    pub(crate) fn volume(&self) -> DeviceConfig {
-        DeviceConfig {
+    /// The volume behind the pager.
+    pub(crate) fn volume(&self) -> VolumeConfig {
+        VolumeConfig {
             name: self.name.clone(),
             size_bytes: self.lent_bytes_max,
             slab_size_bytes: self.slab_size_bytes,
@@ -107,12 +106,7 @@ impl PagerConfig {
             redundancy: self.redundancy,
             mapping: MappingPolicy::OnDemand,
             transport: self.transport,
-            keep_awake: self.keep_awake,
             backing: self.backing.clone(),
-            front_end: FrontEndChoice::Auto,
-            listen: None,
-            io_threads: None,
-            local_memory: false,
             fill_backing: false,
             donor_wait: self.donor_wait,
         }

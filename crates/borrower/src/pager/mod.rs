@@ -75,12 +75,14 @@ use self::space::Books;
 use self::space::ranges::Ranges;
 pub use self::statistics::PagerStatistics;
 use self::survey::{RunOfPrograms, Survey};
-use crate::device::remote::{Ground, Remote};
-use crate::device::status::DeviceStatus;
-use crate::device::{DeviceConfig, DeviceError, health};
+use crate::error::VolumeError;
+use crate::health;
 use crate::metrics::Metrics;
 use crate::page_cache::sampled::Sampled;
+use crate::remote::{Ground, Remote};
+use crate::settings::VolumeConfig;
 use crate::state::DeviceState;
+use crate::status::DeviceStatus;
 use crate::wakefulness::Wakefulness;
 
 /// Why a pager could not be started. The text says what to do.
@@ -91,7 +93,7 @@ pub enum PagerError {
     Invalid(String),
     /// The volume behind it could not be started.
     #[error(transparent)]
-    Volume(#[from] DeviceError),
+    Volume(#[from] VolumeError),
     /// A system call failed.
     #[error("{context}: {source}")]
     System {
@@ -112,7 +114,7 @@ impl PagerError {
 /// A running pager. Dropping it stops it; programs must have ended by then.
 pub struct Pager {
     config: PagerConfig,
-    volume_config: DeviceConfig,
+    volume_config: VolumeConfig,
     metrics: Arc<Metrics>,
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,

@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use spillway_fabric::units::BorrowerId;
 
 use super::records::{RECORD_WORDS, Records};
-use crate::device::DeviceConfig;
+use crate::settings::VolumeConfig;
 use crate::volume::Geometry;
 use crate::volume::words::Words;
 
@@ -72,7 +72,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    pub(super) fn new(config: &DeviceConfig, geometry: Geometry, backlog_pages: u64) -> Self {
+    pub(super) fn new(config: &VolumeConfig, geometry: Geometry, backlog_pages: u64) -> Self {
         let donors: Vec<String> = config.donors.iter().map(ToString::to_string).collect();
         Self {
             slab_pages: geometry.slab_pages,

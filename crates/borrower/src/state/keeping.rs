@@ -14,7 +14,8 @@ use spillway_sys::memfd::Memfd;
 
 use super::header::{HEADER_WORDS, Header};
 use super::{DeviceState, Words};
-use crate::device::{DeviceConfig, DeviceError};
+use crate::error::VolumeError;
+use crate::settings::VolumeConfig;
 
 /// The memory of a device, held and locked; see the module text.
 #[derive(Debug)]
@@ -27,9 +28,9 @@ pub struct KeptMemory {
 
 impl KeptMemory {
     /// Memory for the device that `config` describes.
-    pub fn make(config: &DeviceConfig) -> Result<Self, DeviceError> {
+    pub fn make(config: &VolumeConfig) -> Result<Self, VolumeError> {
         let file = DeviceState::memory(config)?;
-        Self::hold(file).map_err(DeviceError::system("cannot keep the state of the device in memory"))
+        Self::hold(file).map_err(VolumeError::system("cannot keep the state of the device in memory"))
     }
 
     fn hold(file: Memfd) -> io::Result<Self> {

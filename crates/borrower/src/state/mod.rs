@@ -25,8 +25,9 @@ use spillway_sys::memfd::Memfd;
 
 use self::header::{HEADER_WORDS, Header, Settings, StateRefused};
 use self::records::Records;
-use crate::device::{DeviceConfig, DeviceError};
+use crate::error::VolumeError;
 use crate::limits::BACKLOG_PAGES;
+use crate::settings::VolumeConfig;
 use crate::volume::backlog::Backlog;
 use crate::volume::journal::Journal;
 use crate::volume::words::Words;
@@ -59,23 +60,23 @@ pub struct DeviceState {
 
 impl DeviceState {
     /// Memory for the device that `config` describes, all of it present: zeroes, which [`DeviceState::open`] turns into a state.
-    pub fn memory(config: &DeviceConfig) -> Result<Memfd, DeviceError> {
+    pub fn memory(config: &VolumeConfig) -> Result<Memfd, VolumeError> {
         let settings = Settings::of(config, config.check()?);
         let make = || {
             let file = Memfd::create(FILE_NAME, size_bytes(&settings))?;
             file.preallocate(0, file.length_bytes())?;
             Ok(file)
         };
-        make().map_err(DeviceError::system("cannot reserve memory for the state of the device"))
+        make().map_err(VolumeError::system("cannot reserve memory for the state of the device"))
     }
 
     /// Begins a state for `config` in `file`, or goes on with the one that a dead process left there.
-    pub fn open(file: Memfd, config: &DeviceConfig) -> Result<Self, DeviceError> {
+    pub fn open(file: Memfd, config: &VolumeConfig) -> Result<Self, VolumeError> {
         let geometry = config.check()?;
         let settings = Settings::of(config, geometry);
         Self::map(file, geometry, settings).map_err(|error| match error {
-            StateError::Refused(refused) => DeviceError::Invalid(refused.to_string()),
-            StateError::System(source) => DeviceError::system("cannot set the state of the device up")(source),
+            StateError::Refused(refused) => VolumeError::State(refused),
+            StateError::System(source) => VolumeError::system("cannot set the state of the device up")(source),
         })
     }
 
@@ -126,7 +127,7 @@ impl DeviceState {
     }
 
     /// The volume as it stands there; [recovered](Volume::recover) by the caller before it is used, if it is resumed.
-    pub(crate) fn volume(&self, redundancy: crate::device::redundancy::Redundancy) -> io::Result<Volume> {
+    pub(crate) fn volume(&self, redundancy: crate::settings::redundancy::Redundancy) -> io::Result<Volume> {
         let own = Volume::surviving_words(self.geometry);
         let disk = if self.settings.backlog_pages > 0 { Some(self.disk_copy(HEADER_WORDS + own)?) } else { None };
         Volume::over(self.geometry, redundancy, disk, &self.words.part(HEADER_WORDS, own))
@@ -142,7 +143,7 @@ impl DeviceState {
 }
 
 impl Settings {
-    fn of(config: &DeviceConfig, geometry: Geometry) -> Self {
+    fn of(config: &VolumeConfig, geometry: Geometry) -> Self {
         let backlog_pages = if config.redundancy.disk { BACKLOG_PAGES as u64 } else { 0 };
         Self::new(config, geometry, backlog_pages)
     }

@@ -9,10 +9,11 @@ use spillway_fabric::wire::{SESSION_TOKEN_BYTES, SessionToken};
 
 use spillway_sys::atomic_words::WORD_SIZE_BYTES;
 
-use crate::frontend::FrontEndIdentity;
 use crate::limits::DONORS_MAX;
 use crate::volume::slab_entry::DonorSlot;
 use crate::volume::words::Words;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 const AT_STARTS: usize = 0;
 const AT_SERVING: usize = 1;
@@ -76,7 +77,7 @@ impl Records {
 
     /// Notes what the next process needs to take the block device over. False when that is too long to be noted.
     #[must_use]
-    pub fn set_front_end(&self, identity: Option<&FrontEndIdentity>) -> bool {
+    pub fn set_front_end(&self, identity: Option<&impl Serialize>) -> bool {
         self.words.store(AT_FRONT_END_LENGTH, 0);
         let Some(identity) = identity else { return true };
         let text = serde_json::to_vec(identity).expect("an identity is plain data");
@@ -92,8 +93,8 @@ impl Records {
         true
     }
 
-    /// What the process before this one noted.
-    pub fn front_end(&self) -> Option<FrontEndIdentity> {
+    /// What the process before this one noted with [`Records::set_front_end`].
+    pub fn front_end<Identity: DeserializeOwned>(&self) -> Option<Identity> {
         let length = self.words.load(AT_FRONT_END_LENGTH) as usize;
         if length == 0 || length > FRONT_END_WORDS * WORD_SIZE_BYTES {
             return None;

@@ -6,20 +6,17 @@ use spillway_fabric::units::DonorId;
 use spillway_fabric::wire::SessionToken;
 
 use super::*;
-use crate::device::redundancy::Redundancy;
-use crate::device::transport::TransportChoice;
-use crate::frontend::FrontEndIdentity;
-use crate::frontend::choice::FrontEndChoice;
-use crate::frontend::nbd_identity::NbdIdentity;
+use crate::settings::mapping::MappingPolicy;
+use crate::settings::redundancy::Redundancy;
+use crate::settings::transport::TransportChoice;
 use crate::state::records::DonorRecord;
 use crate::volume::backlog::{BacklogSlot, TakePolicy};
 use crate::volume::page_bits::Bit;
 use crate::volume::slab_entry::{DonorSlot, Location};
-use crate::wakefulness::KeepAwake;
 use spillway_fabric::units::{SlabHandle, SlabIndex};
 
-fn config() -> DeviceConfig {
-    DeviceConfig {
+fn config() -> VolumeConfig {
+    VolumeConfig {
         name: "test".to_owned(),
         size_bytes: 8 << 20,
         slab_size_bytes: 1 << 20,
@@ -28,13 +25,8 @@ fn config() -> DeviceConfig {
         redundancy: Redundancy { replicas: 2, disk: false },
         backing: None,
         transport: TransportChoice::Auto,
-        keep_awake: KeepAwake::default(),
-        mapping: crate::manager::heat::MappingPolicy::OnDemand,
+        mapping: MappingPolicy::OnDemand,
         fill_backing: false,
-        front_end: FrontEndChoice::Auto,
-        listen: None,
-        io_threads: None,
-        local_memory: false,
         donor_wait: Duration::ZERO,
     }
 }
@@ -44,7 +36,7 @@ fn kept(state: &DeviceState) -> Memfd {
     Memfd::open(state.as_fd().try_clone_to_owned().unwrap()).unwrap()
 }
 
-fn begin(config: &DeviceConfig) -> DeviceState {
+fn begin(config: &VolumeConfig) -> DeviceState {
     DeviceState::open(DeviceState::memory(config).unwrap(), config).unwrap()
 }
 
@@ -59,11 +51,11 @@ fn what_a_process_left_is_there_for_the_next() {
     let record = DonorRecord { donor: DonorId(u128::MAX - 7), token: SessionToken([0xa7; 32]) };
     state.records().set_donor(DonorSlot(63), &record);
     state.records().set_serving(true);
-    let nbd = FrontEndIdentity::Nbd(NbdIdentity { index: 3, identifier: "n".repeat(300), connections: 2 });
-    assert!(state.records().set_front_end(Some(&nbd)));
-    let too_long = FrontEndIdentity::Nbd(NbdIdentity { index: 3, identifier: "n".repeat(600), connections: 2 });
-    assert!(!state.records().set_front_end(Some(&too_long)) && state.records().front_end().is_none());
-    assert!(state.records().set_front_end(Some(&nbd)));
+    let identity = (3, "n".repeat(300));
+    assert!(state.records().set_front_end(Some(&identity)));
+    let too_long = (3, "n".repeat(600));
+    assert!(!state.records().set_front_end(Some(&too_long)) && state.records().front_end::<(u32, String)>().is_none());
+    assert!(state.records().set_front_end(Some(&identity)));
     assert_eq!(state.records().count_start(), 0);
     let (borrower, memory) = (state.borrower(), kept(&state));
     drop((state, volume));
@@ -72,7 +64,7 @@ fn what_a_process_left_is_there_for_the_next() {
     assert!(state.is_resumed() && state.records().is_serving());
     assert_eq!(state.borrower(), borrower);
     assert_eq!(state.records().count_start(), 1);
-    assert_eq!((state.records().front_end(), state.records().donor(DonorSlot(0))), (Some(nbd), None));
+    assert_eq!((state.records().front_end(), state.records().donor(DonorSlot(0))), (Some(identity), None));
     assert_eq!(state.records().donor(DonorSlot(63)), Some(record));
     let volume = state.volume(config().redundancy).unwrap();
     assert_eq!(volume.bits.count(Bit::Copy(2), 0, volume.geometry.page_count()), 5);
@@ -82,7 +74,7 @@ fn what_a_process_left_is_there_for_the_next() {
 
 #[test]
 fn contents_on_their_way_to_the_disk_are_there_too() {
-    let config = DeviceConfig { redundancy: Redundancy::DISK, backing: Some("/var/lib/x".into()), ..config() };
+    let config = VolumeConfig { redundancy: Redundancy::DISK, backing: Some("/var/lib/x".into()), ..config() };
     let state = begin(&config);
     let volume = state.volume(config.redundancy).unwrap();
     let disk = volume.disk.as_ref().unwrap();
@@ -104,7 +96,7 @@ fn contents_on_their_way_to_the_disk_are_there_too() {
     assert_eq!((batch[0].page, &found), (70, b"content"));
 }
 
-fn refusal(memory: Memfd, change: impl FnOnce(&mut DeviceConfig)) -> String {
+fn refusal(memory: Memfd, change: impl FnOnce(&mut VolumeConfig)) -> String {
     let mut config = config();
     change(&mut config);
     DeviceState::open(memory, &config).unwrap_err().to_string()
@@ -113,7 +105,7 @@ fn refusal(memory: Memfd, change: impl FnOnce(&mut DeviceConfig)) -> String {
 #[test]
 fn other_settings_are_refused_by_name() {
     let state = begin(&config());
-    let refused = |change: fn(&mut DeviceConfig)| refusal(kept(&state), change);
+    let refused = |change: fn(&mut VolumeConfig)| refusal(kept(&state), change);
     assert!(refused(|config| config.size_bytes *= 2).contains("slabs: 8, not 16"));
     assert!(refused(|config| config.slab_size_bytes *= 2).contains("pages: 256, not 512"));
     assert!(refused(|config| config.redundancy.replicas = 1).contains("copies at donors: 2, not 1"));

@@ -47,7 +47,7 @@ mod tests {
     use spillway_fabric::units::{SlabHandle, SlabIndex};
 
     use super::*;
-    use crate::device::redundancy::Redundancy;
+    use crate::settings::redundancy::Redundancy;
     use crate::volume::Geometry;
     use crate::volume::page_bits::Bit;
     use crate::volume::slab_entry::Location;

@@ -15,12 +15,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::slab_entry::DonorSlot;
-use crate::device::status::DonorLatencyStatus;
 use crate::limits::{
     AVOIDANCE_MAX, AVOIDANCE_MIN, AVOIDANCE_TOLD, DONORS_MAX, LATENCY_WINDOW, READ_PATIENCE_DEFAULT,
     READ_PATIENCE_FACTOR, READ_PATIENCE_MAX, READ_PATIENCE_MIN, USUAL_READS_MIN,
 };
 use crate::metrics::LatencyHistogram;
+use crate::status::DonorLatencyStatus;
 
 /// What is known of the donors of a volume, see the module text. Moments are nanoseconds since it was made.
 #[derive(Debug)]

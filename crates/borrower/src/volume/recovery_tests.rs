@@ -17,13 +17,13 @@ use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
 use spillway_sys::atomic_words::AtomicWords;
 
 use crate::block::{BlockError, BlockOperation};
-use crate::device::redundancy::Redundancy;
 use crate::engine::Engine;
 use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::limits::MOVE_BATCH_PAGES;
 use crate::manager::refill::Refill;
 use crate::metrics::Metrics;
 use crate::service::BlockService;
+use crate::settings::redundancy::Redundancy;
 use crate::volume::backlog::Backlog;
 use crate::volume::journal::Journal;
 use crate::volume::page_bits::Bit;

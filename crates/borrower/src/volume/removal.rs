@@ -133,7 +133,7 @@ mod tests {
     use spillway_fabric::units::SlabHandle;
 
     use super::*;
-    use crate::device::redundancy::Redundancy;
+    use crate::settings::redundancy::Redundancy;
     use crate::volume::Geometry;
 
     const SLAB: SlabIndex = SlabIndex(0);

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
-use spillway_borrower::device::redundancy::Redundancy;
-use spillway_borrower::device::transport::TransportChoice;
 use spillway_borrower::frontend::choice::FrontEndChoice;
-use spillway_borrower::manager::heat::MappingPolicy;
+use spillway_borrower::settings::mapping::MappingPolicy;
+use spillway_borrower::settings::redundancy::Redundancy;
+use spillway_borrower::settings::transport::TransportChoice;
 use spillway_borrower::wakefulness::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 

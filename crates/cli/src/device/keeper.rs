@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use spillway_borrower::device::status::DeviceStatus;
 use spillway_borrower::state::keeping::KeptMemory;
+use spillway_borrower::status::DeviceStatus;
 use spillway_sys::child::{self, ChildProcess, ChildSteps};
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
@@ -123,7 +123,7 @@ impl Keeper {
         let memory = if launched.local_memory {
             None
         } else {
-            Some(KeptMemory::make(&serve::config(&launched)?).map_err(Failure::failed)?)
+            Some(KeptMemory::make(&serve::config(&launched)?.volume).map_err(Failure::failed)?)
         };
         let reserve = if launched.machine_swap { raise_reserve(&entry, &mut notes) } else { None };
         // Refusals are noted by the child, which needs the same.

@@ -17,12 +17,13 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
-use spillway_borrower::device::status::DeviceStatus;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError, Kept};
 use spillway_borrower::frontend::nbd_server::NbdListen;
 use spillway_borrower::frontend::remains as frontend_remains;
+use spillway_borrower::settings::VolumeConfig;
 use spillway_borrower::state::records::Records;
 use spillway_borrower::state::{DeviceState, keeping};
+use spillway_borrower::status::DeviceStatus;
 use spillway_sys::paging_safety;
 
 use super::keeper::Handed;
@@ -356,7 +357,7 @@ fn make_safe(launched: &LaunchedDevice, notes: &mut Vec<String>) {
 fn kept(launched: &LaunchedDevice, handed: &Handed) -> Result<Option<Kept>, Failure> {
     let Some(path) = &handed.memory else { return Ok(None) };
     let memory = keeping::open(path).map_err(|error| Failure::during("the keeper's memory", error))?;
-    let state = DeviceState::open(memory, &config(launched)?).map_err(Failure::failed)?;
+    let state = DeviceState::open(memory, &config(launched)?.volume).map_err(Failure::failed)?;
     end_on_panic(state.records());
     Ok(Some(Kept { state, outlives_block_device: launched.outlives_block_device }))
 }
@@ -382,22 +383,24 @@ fn note_starts(kept: &Kept, notes: &mut Vec<String>) {
 pub(super) fn config(launched: &LaunchedDevice) -> Result<DeviceConfig, Failure> {
     let donors = launched.donors.iter().map(|donor| donor.parse()).collect::<Result<_, _>>().map_err(Failure::usage)?;
     Ok(DeviceConfig {
-        name: launched.name.clone(),
-        size_bytes: launched.size_bytes,
-        slab_size_bytes: launched.slab_size_bytes,
-        donors,
-        key_file: launched.key_file.clone(),
-        redundancy: launched.redundancy.parse().map_err(Failure::usage)?,
-        backing: launched.backing.clone(),
-        fill_backing: launched.machine_swap,
-        mapping: launched.mapping.parse().map_err(Failure::usage)?,
-        transport: launched.transport.parse().map_err(Failure::usage)?,
+        volume: VolumeConfig {
+            name: launched.name.clone(),
+            size_bytes: launched.size_bytes,
+            slab_size_bytes: launched.slab_size_bytes,
+            donors,
+            key_file: launched.key_file.clone(),
+            redundancy: launched.redundancy.parse().map_err(Failure::usage)?,
+            backing: launched.backing.clone(),
+            fill_backing: launched.machine_swap,
+            mapping: launched.mapping.parse().map_err(Failure::usage)?,
+            transport: launched.transport.parse().map_err(Failure::usage)?,
+            donor_wait: limits::DONOR_WAIT,
+        },
         keep_awake: launched.keep_awake.parse().map_err(Failure::usage)?,
         front_end: launched.frontend.parse().map_err(Failure::usage)?,
         listen: listen(launched)?,
         io_threads: launched.connections,
         local_memory: launched.local_memory,
-        donor_wait: limits::DONOR_WAIT,
     })
 }
 
@@ -443,9 +446,9 @@ mod tests {
     fn what_the_launcher_says_arrives() {
         let text = serde_json::to_string(&launched()).unwrap();
         let config = config(&serde_json::from_str(&text).unwrap()).unwrap();
-        assert_eq!(config.donors.len(), 2);
-        assert_eq!(config.redundancy.replicas, 2);
-        assert_eq!((config.size_bytes, config.name.as_str()), (64 << 20, "test"));
+        assert_eq!(config.volume.donors.len(), 2);
+        assert_eq!(config.volume.redundancy.replicas, 2);
+        assert_eq!((config.volume.size_bytes, config.volume.name.as_str()), (64 << 20, "test"));
         assert_eq!((config.listen.map(|listen| listen.addresses.len()), config.io_threads), (Some(1), Some(3)));
     }
 

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use spillway_borrower::device::redundancy::Redundancy;
+use spillway_borrower::settings::redundancy::Redundancy;
 
 use crate::arguments::StorageArguments;
 use crate::failure::Failure;
@@ -126,9 +126,9 @@ pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use spillway_borrower::device::transport::TransportChoice;
     use spillway_borrower::frontend::choice::FrontEndChoice;
-    use spillway_borrower::manager::heat::MappingPolicy;
+    use spillway_borrower::settings::mapping::MappingPolicy;
+    use spillway_borrower::settings::transport::TransportChoice;
     use spillway_borrower::wakefulness::KeepAwake;
 
     use super::*;

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::metrics::{LatencyStatus, TrafficStatus};
+
 /// A device and everything behind it, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceStatus {
@@ -110,48 +112,4 @@ pub struct DiskStatus {
     pub write_errors: u64,
     /// The last error, in words.
     pub last_error: String,
-}
-
-/// Counters and latencies since the device started.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct TrafficStatus {
-    /// Pages read by the kernel (page-ins).
-    pub pages_in: u64,
-    /// Pages written by the kernel (page-outs).
-    pub pages_out: u64,
-    /// Pages discarded by the kernel.
-    pub pages_discarded: u64,
-    /// Pages that were read from the disk copy.
-    pub pages_in_from_disk: u64,
-    /// Read requests.
-    pub read_requests: u64,
-    /// Write requests.
-    pub write_requests: u64,
-    /// Requests that failed.
-    pub failed_requests: u64,
-    /// Latency of read requests inside the device.
-    pub read_latency: LatencyStatus,
-    /// Latency of write requests inside the device.
-    pub write_latency: LatencyStatus,
-    /// CPU time of the device's process so far.
-    pub cpu_seconds: f64,
-    /// Bursts of page-ins during which idle CPUs were kept awake.
-    #[serde(default)]
-    pub bursts: u64,
-    /// How long in all, over all I/O threads.
-    #[serde(default)]
-    pub awake_seconds: f64,
-}
-
-/// A latency distribution in microseconds; bucketed, so each figure is exact to about 6 %.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct LatencyStatus {
-    /// Median.
-    pub p50_us: f64,
-    /// 99th percentile.
-    pub p99_us: f64,
-    /// Mean.
-    pub mean_us: f64,
-    /// Largest.
-    pub max_us: f64,
 }

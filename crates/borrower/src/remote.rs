@@ -10,17 +10,18 @@ use spillway_fabric::key::ClusterKey;
 use spillway_fabric::queue_pair::QueuePair;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
-use super::status::{DeviceStatus, DiskStatus, DonorLinkStatus, SlabCounts};
-use super::{DeviceConfig, DeviceError};
 use crate::disk_writer::{DiskCounters, DiskThread};
 use crate::engine::Engine;
 use crate::engine::lanes::{LaneMailbox, Lanes};
+use crate::error::VolumeError;
 use crate::limits::{BACKING_HANDOVER_DEADLINE, BACKING_RELEASE_DEADLINE, DISK_WRITES_MAX, MOVE_BATCH_PAGES};
 use crate::manager::donors::{DonorEntry, Phase};
-use crate::manager::heat::MappingPolicy;
 use crate::manager::{Lane, Manager, ManagerParts, Ties, care};
 use crate::metrics::Metrics;
+use crate::settings::VolumeConfig;
+use crate::settings::mapping::MappingPolicy;
 use crate::state::DeviceState;
+use crate::status::{DeviceStatus, DiskStatus, DonorLinkStatus, SlabCounts};
 use crate::volume::Volume;
 
 /// See the module text. Dropped without [`Remote::stop`], its threads stay until the process ends.
@@ -34,15 +35,15 @@ impl Remote {
     /// Starts everything over `state`; an engine for each of `pools`, whose requests use that pool's buffers. Donors keep slabs
     /// for `linger` if this process dies.
     pub(crate) fn start(
-        config: &DeviceConfig,
+        config: &VolumeConfig,
         state: &DeviceState,
         ground: Ground,
         linger: Duration,
         metrics: &Arc<Metrics>,
         pools: &[Arc<BufferPool>],
-    ) -> Result<(Vec<Engine>, Self), DeviceError> {
+    ) -> Result<(Vec<Engine>, Self), VolumeError> {
         let Ground { key, backing } = ground;
-        let system = || DeviceError::system("cannot set the device up");
+        let system = || VolumeError::system("cannot set the device up");
         let backing = match (backing, &config.backing) {
             (None, Some(path)) => Some(open_backing(path, state)?),
             (backing, _) => backing,
@@ -100,7 +101,7 @@ impl Remote {
 
     /// Waits until every donor was reached or tried once, for the configured time; then one must be there. The donors that are not,
     /// with why, unless this is a device that goes on: such a device has pages to serve, from the disk if need be.
-    pub(crate) fn await_donors(&self, patience: Duration, is_resumed: bool) -> Result<Vec<String>, DeviceError> {
+    pub(crate) fn await_donors(&self, patience: Duration, is_resumed: bool) -> Result<Vec<String>, VolumeError> {
         let donors = &self.manager.shared.donors;
         let give_up = Instant::now() + patience;
         let missing = loop {
@@ -118,10 +119,7 @@ impl Remote {
         if is_resumed || missing.len() < donors.len() {
             return Ok(lines);
         }
-        Err(DeviceError::NoDonor(format!(
-            "no donor can be reached; start one with 'spillway donate', or check the address and the key\n  {}",
-            lines.join("\n  ")
-        )))
+        Err(VolumeError::NoDonor { reasons: lines })
     }
 
     /// Gives all slabs back and ends the threads; nobody uses an engine any more.
@@ -137,7 +135,7 @@ impl Remote {
     }
 
     /// Fills in what is known of donors, slabs and the disk.
-    pub(crate) fn describe(&self, config: &DeviceConfig, status: &mut DeviceStatus) {
+    pub(crate) fn describe(&self, config: &VolumeConfig, status: &mut DeviceStatus) {
         let shared = &self.manager.shared;
         let now = Instant::now();
         let latency = |donor: &DonorEntry| self.volume.latencies.status(donor.slot, now);
@@ -173,7 +171,7 @@ fn line_of_missing(donor: &DonorEntry, patience: Duration) -> String {
 fn state_of<'a>(
     finding: &care::Finding,
     migrating: bool,
-    config: &DeviceConfig,
+    config: &VolumeConfig,
     counts: &'a mut SlabCounts,
 ) -> &'a mut u64 {
     let replicas = config.redundancy.replicas;
@@ -195,9 +193,8 @@ pub(crate) struct Ground {
 
 impl Ground {
     /// Looks for it.
-    pub(crate) fn find(config: &DeviceConfig, state: &DeviceState) -> Result<Self, DeviceError> {
-        let key = config.key_file.as_deref().map(ClusterKey::load).transpose();
-        let key = key.map_err(|error| DeviceError::Invalid(error.to_string()))?;
+    pub(crate) fn find(config: &VolumeConfig, state: &DeviceState) -> Result<Self, VolumeError> {
+        let key = config.key_file.as_deref().map(ClusterKey::load).transpose()?;
         let path = config.backing.as_deref().filter(|_| state.is_resumed());
         let backing = path.map(|path| open_backing(path, state)).transpose()?;
         Ok(Self { key, backing })
@@ -206,14 +203,13 @@ impl Ground {
 
 /// The backing file. One that a dead process used stays locked until its last write has ended; from then on nothing of that
 /// process reaches the file any more.
-fn open_backing(path: &Path, state: &DeviceState) -> Result<BackingFile, DeviceError> {
+fn open_backing(path: &Path, state: &DeviceState) -> Result<BackingFile, VolumeError> {
     let size_bytes = state.size_bytes();
     if !state.is_resumed() {
         return Ok(BackingFile::prepare_within(path, size_bytes, BACKING_HANDOVER_DEADLINE)?);
     }
     if std::fs::metadata(path).map_or(0, |metadata| metadata.len()) < size_bytes {
-        let path = path.display();
-        return Err(DeviceError::Invalid(format!("the backing file {path} with the pages of this device is gone")));
+        return Err(VolumeError::BackingGone { path: path.to_owned() });
     }
     Ok(BackingFile::prepare_within(path, size_bytes, BACKING_RELEASE_DEADLINE)?)
 }

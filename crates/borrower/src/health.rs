@@ -1,8 +1,8 @@
 //! One line that says whether a device is as safe and as fast as asked, or why not.
 
-use super::status::{DeviceStatus, DiskStatus, DonorLinkStatus};
 use crate::disk_writer::NOT_ALL;
 use crate::limits::ANSWER_OWED_TOLD;
+use crate::status::{DeviceStatus, DiskStatus, DonorLinkStatus};
 
 /// Reads the rest of `status`; `ok`, or everything that is wrong in words, the worst first.
 pub fn summarise(status: &DeviceStatus, replicas: usize) -> String {
@@ -70,7 +70,7 @@ fn failure(status: &DeviceStatus) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::status::DonorLatencyStatus;
+    use crate::status::DonorLatencyStatus;
 
     fn donor(state: &str) -> DonorLinkStatus {
         DonorLinkStatus { state: state.to_owned(), ..DonorLinkStatus::default() }
