@@ -30,7 +30,7 @@ use spillway_bench::studies::prefetching::{self, PrefetchingStudy};
 use spillway_bench::studies::replacement::{self, ReplacementStudy};
 use spillway_bench::table;
 use spillway_bench::workloads::{self, WorkloadSettings};
-use spillway_borrower::trace::Recorder;
+use spillway_policy::trace::Recorder;
 
 /// The status of a program that Ctrl-C ended, as shells give it: 128 and the number of SIGINT.
 const INTERRUPTED: u8 = 130;

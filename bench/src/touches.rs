@@ -10,8 +10,8 @@
 
 use std::sync::Mutex;
 
-use spillway_borrower::prefetch::VirtualPage;
-use spillway_borrower::trace::{Event, Kind, Recorder};
+use spillway_policy::prefetch::VirtualPage;
+use spillway_policy::trace::{Event, Kind, Recorder};
 
 use crate::size::PAGE_SIZE_BYTES;
 
@@ -114,7 +114,7 @@ impl TouchLog {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use spillway_borrower::trace::Reader;
+    use spillway_policy::trace::Reader;
 
     use super::*;
 

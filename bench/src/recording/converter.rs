@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use spillway_borrower::prefetch::VirtualPage;
-use spillway_borrower::trace::Recorder;
+use spillway_policy::prefetch::VirtualPage;
+use spillway_policy::trace::Recorder;
 
 use super::anonymous::Anonymous;
 use super::line::{Arguments, Line, Outcome, parse};
@@ -99,7 +99,7 @@ impl Converter {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use spillway_borrower::trace::{Event, Reader};
+    use spillway_policy::trace::{Event, Reader};
 
     use super::*;
 

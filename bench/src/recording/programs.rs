@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use spillway_borrower::trace::Recorder;
+use spillway_policy::trace::Recorder;
 
 use super::valgrind::record;
 use crate::demo::text::{self, Lines};

@@ -11,7 +11,7 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use spillway_borrower::trace::Recorder;
+use spillway_policy::trace::Recorder;
 
 use super::converter::Converter;
 use crate::harness::interrupt::Interrupt;

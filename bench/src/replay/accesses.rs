@@ -4,9 +4,9 @@
 
 use std::collections::HashMap;
 
-use spillway_borrower::page_cache::{CachePage, NEIGHBOURS_MAX};
-use spillway_borrower::prefetch::VirtualPage;
-use spillway_borrower::trace::{Reader, TraceError};
+use spillway_policy::prefetch::VirtualPage;
+use spillway_policy::replacement::{CachePage, NEIGHBOURS_MAX};
+use spillway_policy::trace::{Reader, TraceError};
 
 /// One access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +90,7 @@ impl Accesses {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use spillway_borrower::trace::{Event, Kind, Recorder};
+    use spillway_policy::trace::{Event, Kind, Recorder};
 
     use super::*;
 

@@ -12,9 +12,9 @@
 
 use std::collections::VecDeque;
 
-use spillway_borrower::page_cache::{Arrival, CachePage, Evidence, Policy, Replacement, Shadows};
-use spillway_borrower::prefetch::streams::{Faulter, Streams};
-use spillway_borrower::prefetch::{AnyPrefetcher, Candidates, VirtualPage};
+use spillway_policy::prefetch::streams::{Faulter, Streams};
+use spillway_policy::prefetch::{AnyPrefetcher, Candidates, VirtualPage};
+use spillway_policy::replacement::{Arrival, CachePage, Evidence, Policy, Replacement, Shadows};
 
 use super::accesses::{Access, Accesses};
 use super::counts::{Counts, EXCHANGE_NS, LOCAL_FAULT_NS, MAPPING_NS, TICK_NS, TRANSFER_NS};
@@ -290,9 +290,9 @@ fn faulter(access: &Access) -> Faulter {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use spillway_borrower::prefetch::next_n::NextN;
-    use spillway_borrower::prefetch::none::NoPrefetch;
-    use spillway_borrower::prefetch::read_ahead::ReadAhead;
+    use spillway_policy::prefetch::next_n::NextN;
+    use spillway_policy::prefetch::none::NoPrefetch;
+    use spillway_policy::prefetch::read_ahead::ReadAhead;
 
     use super::*;
     use crate::replay::accesses::tests::accesses;

@@ -1,7 +1,7 @@
 //! Accesses by rule, for what no workload shows alone.
 
-use spillway_borrower::prefetch::VirtualPage;
-use spillway_borrower::trace::{Event, Kind, Recorder};
+use spillway_policy::prefetch::VirtualPage;
+use spillway_policy::trace::{Event, Kind, Recorder};
 
 use crate::permutation::Permutation;
 use crate::random::Random;

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use spillway_borrower::trace::{Reader, Recorder, TraceError};
+use spillway_policy::trace::{Reader, Recorder, TraceError};
 
 use super::accesses::Accesses;
 use super::patterns::Pattern;

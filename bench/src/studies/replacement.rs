@@ -4,10 +4,10 @@
 //! lost weighs both (`crate::replay::counts`). The default policy and its staging follow from this
 //! (docs/decisions/replacement.md).
 
-use spillway_borrower::page_cache::Policy;
-use spillway_borrower::prefetch::AnyPrefetcher;
-use spillway_borrower::prefetch::none::NoPrefetch;
-use spillway_borrower::prefetch::read_ahead::ReadAhead;
+use spillway_policy::prefetch::AnyPrefetcher;
+use spillway_policy::prefetch::none::NoPrefetch;
+use spillway_policy::prefetch::read_ahead::ReadAhead;
+use spillway_policy::replacement::Policy;
 
 use super::{Context, Study};
 use crate::harness::HarnessError;

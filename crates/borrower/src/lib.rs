@@ -10,8 +10,7 @@
 //!
 //! Away from the path: [`manager`] (connections to donors, placement, moving, recovery) and [`disk_writer`].
 //!
-//! The [`pager`] pages programs without the block layer (userfaultfd), over the same volume and engine. Its decisions, without
-//! its I/O: [`page_cache`] (which page leaves), [`prefetch`] (which comes along); [`trace`]: what they are chosen by.
+//! The [`pager`] pages programs without the block layer (userfaultfd), over the same volume and engine.
 //!
 //! Beside it: [`limits`], [`metrics`], [`local_memory`] (a yardstick).
 
@@ -35,15 +34,12 @@ pub mod limits;
 pub mod local_memory;
 pub mod manager;
 pub mod metrics;
-pub mod page_cache;
 pub mod pager;
-pub mod prefetch;
 pub mod remote;
 pub mod service;
 pub mod settings;
 pub mod state;
 pub mod status;
 mod sync;
-pub mod trace;
 pub mod volume;
 pub mod wakefulness;

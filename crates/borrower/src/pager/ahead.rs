@@ -1,7 +1,7 @@
 //! What comes along with a page that a program waits for: the prefetcher's candidates, sorted into what can be done for them.
 //!
 //! The page that is waited for always goes first; nothing comes along while the budget is nearly used up. A window's marker
-//! ([`crate::prefetch`]) stays where it is, so that the fault on it tells how far the program came. It is a page that is away, since
+//! ([`spillway_policy::prefetch`]) stays where it is, so that the fault on it tells how far the program came. It is a page that is away, since
 //! nobody faults on another. Victims leave by groups, so a stream comes to stretches of local pages that are longer than a window: it
 //! looks beyond them.
 //!
@@ -17,10 +17,10 @@ use super::limits::{DISTANCE_READS, GROUP_PAGES, MARKERS_MAX, WINDOW_PAGE, WINDO
 use super::slots::Slot;
 use super::space::group::PageState;
 use super::space::{Books, Space};
-use crate::page_cache::Evidence;
-use crate::prefetch::read_around::ReadAround;
-use crate::prefetch::streams::{Faulter, Streams};
-use crate::prefetch::{Candidates, VirtualPage, WINDOW_FAR_MAX, WINDOW_MAX};
+use spillway_policy::prefetch::read_around::ReadAround;
+use spillway_policy::prefetch::streams::{Faulter, Streams};
+use spillway_policy::prefetch::{Candidates, VirtualPage, WINDOW_FAR_MAX, WINDOW_MAX};
+use spillway_policy::replacement::Evidence;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
     use crate::pager::directory::{Directory, News, SpaceId};
     use crate::pager::slots::{PoolPage, Slots};
-    use crate::prefetch::CANDIDATES_MAX;
+    use spillway_policy::prefetch::CANDIDATES_MAX;
 
     /// A space whose first `pages` pages are away, in neighbouring slots, and a mapping of twice as many.
     fn away(pages: u64) -> (Space, Books) {

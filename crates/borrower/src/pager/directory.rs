@@ -6,7 +6,7 @@
 //! other: a group's number goes back only behind the news that its pages are gone.
 
 use super::limits::GROUP_PAGES;
-use crate::page_cache::{CachePage, Evidence};
+use spillway_policy::replacement::{CachePage, Evidence};
 
 /// An address space, as the pager counts them; never given again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,7 +21,7 @@ pub struct Home {
     pub base: u64,
 }
 
-/// How a page came (see [`crate::page_cache::Arrival`]; the distance of a refault is known to the eviction thread).
+/// How a page came (see [`spillway_policy::replacement::Arrival`]; the distance of a refault is known to the eviction thread).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coming {
     /// Found resident, or filled with zeroes.

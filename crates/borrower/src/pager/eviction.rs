@@ -27,8 +27,8 @@ use super::space::group::PageState;
 use super::space::{Books, Victim};
 use super::staging::{RunId, Staging};
 use crate::block::{BlockError, BlockOperation, BlockRequest};
-use crate::page_cache::{Arrival, CachePage, Replacement, Shadows};
 use crate::service::{BlockService, Waiting};
+use spillway_policy::replacement::{Arrival, CachePage, Replacement, Shadows};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 

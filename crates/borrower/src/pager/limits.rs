@@ -7,8 +7,8 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::protocol::BATCHES;
 
 use crate::limits::BLOCK_REQUEST_DEADLINE_SOLE;
-use crate::page_cache::{LEAVING_MAX, NEIGHBOURS_MAX};
-use crate::prefetch::WINDOW_MAX;
+use spillway_policy::prefetch::WINDOW_MAX;
+use spillway_policy::replacement::{LEAVING_MAX, NEIGHBOURS_MAX};
 
 /// The smallest budget: the write-back pool and the pages that must stay (stacks, thread control blocks) take a part of it.
 pub const BUDGET_BYTES_MIN: u64 = 16 << 20;
@@ -325,7 +325,7 @@ pub const DISTANCE_READS: u32 = 16;
 pub const ASK_PATIENCE: Duration = Duration::from_millis(5);
 
 /// Markers of read-ahead windows that were not reached yet: one for each stream that is followed
-/// ([`crate::prefetch::streams::STREAMS_MAX`]).
+/// ([`spillway_policy::prefetch::streams::STREAMS_MAX`]).
 pub const MARKERS_MAX: usize = 64;
 
 /// Pages that left unused and wait to be told to the prefetcher, at most: what two batches take out. It asks at each fault that reads.

@@ -78,12 +78,12 @@ use self::survey::{RunOfPrograms, Survey};
 use crate::error::VolumeError;
 use crate::health;
 use crate::metrics::Metrics;
-use crate::page_cache::sampled::Sampled;
 use crate::remote::{Ground, Remote};
 use crate::settings::VolumeConfig;
 use crate::state::DeviceState;
 use crate::status::DeviceStatus;
 use crate::wakefulness::Wakefulness;
+use spillway_policy::replacement::sampled::Sampled;
 
 /// Why a pager could not be started. The text says what to do.
 #[derive(Debug, thiserror::Error)]

@@ -22,7 +22,7 @@ use crate::pager::slots::Slot;
 use crate::pager::space::Space;
 use crate::pager::space::group::PageState;
 use crate::pager::statistics::FaultKind;
-use crate::prefetch::WINDOW_MAX;
+use spillway_policy::prefetch::WINDOW_MAX;
 
 /// A read under way.
 pub(super) struct ReadUnderWay {

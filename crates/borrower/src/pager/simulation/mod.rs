@@ -32,7 +32,6 @@ use spillway_sys::userfaultfd::{Fault, PageError};
 
 use self::engine::SimulatedEngine;
 use crate::block::BlockRequest;
-use crate::page_cache::fifo::Fifo;
 use crate::pager::directory::Directory;
 use crate::pager::eviction::Eviction;
 use crate::pager::faults::Faults;
@@ -43,6 +42,7 @@ use crate::pager::shared::{Budget, Shared, Tenant, Wanted, lock};
 use crate::pager::slots::Slots;
 use crate::pager::space::ranges::Ranges;
 use crate::pager::space::{Books, Space};
+use spillway_policy::replacement::fifo::Fifo;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 const PAGES: u64 = 320;

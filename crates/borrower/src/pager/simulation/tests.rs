@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::pager::gathering::ALL;
-use crate::prefetch::WINDOW_MAX;
 use crate::service::Waiting;
+use spillway_policy::prefetch::WINDOW_MAX;
 
 #[test]
 fn a_program_four_times_its_budget_reads_what_it_wrote() {

@@ -1,12 +1,12 @@
 //! 32 neighbouring pages of an address space: a word for each.
 
-use crate::page_cache::{CachePage, Evidence};
 use crate::pager::directory::{Coming, Directory, News};
 use crate::pager::limits::{
     GROUP_PAGES, WRITE_PROBE_INTERVAL, WRITE_PROBE_INTERVAL_IN_DOUBT, WRITE_SCORE_MAX, WRITE_WEIGHT,
 };
 use crate::pager::slots::Slot;
 use crate::pager::space::Books;
+use spillway_policy::replacement::{CachePage, Evidence};
 
 /// Where the content of a page is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

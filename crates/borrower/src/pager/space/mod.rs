@@ -27,7 +27,7 @@ use self::ranges::Ranges;
 use super::directory::{Coming, Directory, Home, SpaceId};
 use super::limits::{GROUP_PAGES, GROUP_SIZE_BYTES, UNUSED_MAX, ZEROES_AHEAD_MAX};
 use super::slots::{PoolPage, Slot, Slots};
-use crate::page_cache::{CachePage, Evidence};
+use spillway_policy::replacement::{CachePage, Evidence};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 

@@ -247,7 +247,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::page_cache::LEAVING_MAX;
+    use crate::replacement::LEAVING_MAX;
 
     const PAGES: u32 = 40;
 

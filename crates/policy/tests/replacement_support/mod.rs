@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use spillway_borrower::page_cache::{Arrival, Policy};
+use spillway_policy::replacement::{Arrival, Policy};
 
 /// A policy by the book.
 pub(crate) struct Model {

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use replacement_support::Model;
-use spillway_borrower::page_cache::{Arrival, CachePage, Evidence, LEAVING_MAX, Policy, Replacement, Shadows};
+use spillway_policy::replacement::{Arrival, CachePage, Evidence, LEAVING_MAX, Policy, Replacement, Shadows};
 use spillway_sys::allocation_guard::{GuardedAllocator, forbid_allocation};
 
 #[global_allocator]

@@ -1,0 +1,11 @@
+//! Decisions of paging that need no I/O, no clock and no thread; so they run on recorded traces as in a pager.
+//!
+//! - [`replacement`]: which page leaves local memory.
+//! - [`prefetch`]: which pages come along with the one that a program waits for.
+//! - [`trace`]: recorded accesses, by which both are chosen and compared.
+
+#![forbid(unsafe_code)]
+
+pub mod prefetch;
+pub mod replacement;
+pub mod trace;
