@@ -13,7 +13,7 @@
 
 use std::path::{Path, PathBuf};
 
-use spillway_borrower::wakefulness;
+use spillway_block::wakefulness;
 
 use super::cleanup::Cleanup;
 use super::interrupt::Interrupt;

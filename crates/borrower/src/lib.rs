@@ -20,26 +20,18 @@
 #[cfg(test)]
 extern crate self as spillway_borrower;
 
-pub mod attention;
-pub mod block;
 pub mod device;
 pub mod disk_writer;
-pub mod downfall;
 pub mod engine;
 pub mod error;
 pub mod frontend;
 pub mod health;
-pub mod io_thread;
 pub mod limits;
-pub mod local_memory;
 pub mod manager;
-pub mod metrics;
 pub mod pager;
 pub mod remote;
-pub mod service;
 pub mod settings;
 pub mod state;
 pub mod status;
 mod sync;
 pub mod volume;
-pub mod wakefulness;

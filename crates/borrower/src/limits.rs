@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use spillway_fabric::limits::{
-    HEARTBEAT_INTERVAL, LOOK_INTERVAL_MAX, QUEUE_DEPTH_MAX, REQUEST_DEADLINE, REQUEST_SIZE_BYTES_MAX, SILENCE_DEADLINE,
-    SLAB_SIZE_BYTES_MIN, SOLE_COPY_PATIENCE,
+    HEARTBEAT_INTERVAL, QUEUE_DEPTH_MAX, REQUEST_DEADLINE, SILENCE_DEADLINE, SLAB_SIZE_BYTES_MIN,
 };
 use spillway_fabric::units::PAGE_SIZE_BYTES;
+
+use spillway_block::limits::{BLOCK_REQUEST_DEADLINE, EVENT_WAIT_MAX, EVENTS_MAX, REQUEST_PAGES_MAX, SLOTS_PER_THREAD};
 
 use crate::settings::redundancy::REPLICAS_MAX;
 
@@ -18,10 +19,6 @@ pub const DONORS_MAX: usize = 64;
 
 /// I/O threads of a device unless told otherwise; docs/decisions/io-threads.md has the measurement.
 pub const IO_THREADS_DEFAULT: usize = 2;
-
-/// Requests that one I/O thread holds at a time, 1 MiB of locked buffer each: as deep as the deepest queue that is measured
-/// (fio at depth 16). Further requests wait in the kernel.
-pub const SLOTS_PER_THREAD: usize = 16;
 
 /// How long stopping a device waits for others to close it (probing programs open every new device for a moment).
 pub const DETACH_DEADLINE: Duration = Duration::from_secs(3);
@@ -38,20 +35,8 @@ pub const BACKING_RELEASE_DEADLINE: Duration = Duration::from_secs(20);
 /// until its guardian has ended and the kernel has taken its rings apart, 24 to 32 ms later on an idle machine.
 pub const BACKING_HANDOVER_DEADLINE: Duration = Duration::from_secs(3);
 
-/// Pages of the largest request.
-pub const REQUEST_PAGES_MAX: usize = REQUEST_SIZE_BYTES_MAX / PAGE_SIZE_BYTES;
-
 /// Pieces in flight per I/O thread: what its queue pairs can hold together is more, but a thread has few requests at once.
 pub const PIECES_MAX: usize = 1024;
-
-/// A request that could not be answered for so long fails. Longer than the time in which a silent donor is found and its
-/// pages are taken over by other copies.
-pub const BLOCK_REQUEST_DEADLINE: Duration = Duration::from_secs(10);
-
-/// The same for a volume without a disk, where a silent donor may have the only copy, or be the only one that can take a write: it is
-/// waited for, and then there is as much time for the rest as others have.
-pub const BLOCK_REQUEST_DEADLINE_SOLE: Duration =
-    Duration::from_secs(SOLE_COPY_PATIENCE.as_secs() + BLOCK_REQUEST_DEADLINE.as_secs());
 
 /// How long a silent donor is waited for that has the only copy of a page of a volume *with* a disk (the backing file failed): requests to
 /// such a volume have this much less time, and so does whoever waits for them (the kernel's NBD client).
@@ -68,12 +53,6 @@ pub const SILENCE_NOTICED: Duration = Duration::from_secs(1);
 
 /// How long a write to an unmapped slab waits for a donor before it goes to the disk alone.
 pub const MAPPING_WAIT: Duration = Duration::from_millis(500);
-
-/// How often parked requests are tried again.
-pub const PARKED_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-
-/// Longest sleep of an I/O thread with pieces in flight: it must notice that the manager took a donor away.
-pub const EVENT_WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// A donor that has owed an answer for so long is told of: half a second is five thousand times what a page takes on a fast network.
 pub const ANSWER_OWED_TOLD: Duration = Duration::from_millis(500);
@@ -160,27 +139,13 @@ pub const VOLUME_SIZE_BYTES_MAX: u64 = 1 << 44;
 
 const _: () = {
     assert!(COPIES_MAX == 4, "page_bits has room for four copies");
-    assert!(REQUEST_PAGES_MAX <= QUEUE_DEPTH_MAX, "the pieces of one request fit a queue pair");
     assert!(PIECES_MAX >= QUEUE_DEPTH_MAX);
     assert!(SLAB_SIZE_BYTES_MIN.is_multiple_of(64 * PAGE_SIZE_BYTES as u64), "a word of page bits lies in one slab");
-    assert!(BLOCK_REQUEST_DEADLINE.as_millis() > 2 * REQUEST_DEADLINE.as_millis());
     assert!(SILENCE_NOTICED.as_millis() >= 2 * HEARTBEAT_INTERVAL.as_millis());
     assert!(2 * SILENCE_NOTICED.as_millis() <= SILENCE_DEADLINE.as_millis());
-    assert!(LOOK_INTERVAL_MAX.as_millis() >= 5 * EVENT_WAIT_MAX.as_millis(), "a thread that runs looks often enough");
     assert!(BACKLOG_EAGER_PAGES < BACKLOG_PAGES && BACKLOG_BATCH_PAGES <= BACKLOG_PAGES);
     assert!(CARE_SHARE > 1);
+    assert!(DONORS_MAX <= EVENTS_MAX, "a thread waits for the answers of every donor");
     assert!(REQUEST_PAGES_MAX <= BACKLOG_PAGES);
     assert!(DISK_RUN_PAGES_MAX <= 1024);
 };
-
-/// Requests that make a burst of page-ins: one program that faults at random shows them within a millisecond or two, a single
-/// look into swapped memory does not.
-pub const BURST_REQUESTS_MIN: u32 = 8;
-/// Requests further apart are no burst: two or three wake-ups of halted CPUs (measured: 40 to 60 us each) are then less than a
-/// sixth of what the program waits and works.
-pub const BURST_GAP_MAX: Duration = Duration::from_millis(1);
-/// The sleep that idle CPUs of a real machine may take during a burst: C1 and C1E (intel_idle and ACPI tables tell 1 to 10 us),
-/// but none that costs more than a page.
-pub const SHALLOW_SLEEP_US: u16 = 10;
-/// Virtual CPUs cannot sleep lightly, only spin. In a larger machine too many of them would spin for the one that waits.
-pub const POLLING_CPUS_MAX: usize = 16;

@@ -17,12 +17,12 @@ use crate::error::VolumeError;
 use crate::limits::{BACKING_HANDOVER_DEADLINE, BACKING_RELEASE_DEADLINE, DISK_WRITES_MAX, MOVE_BATCH_PAGES};
 use crate::manager::donors::{DonorEntry, Phase};
 use crate::manager::{Lane, Manager, ManagerParts, Ties, care};
-use crate::metrics::Metrics;
 use crate::settings::VolumeConfig;
 use crate::settings::mapping::MappingPolicy;
 use crate::state::DeviceState;
 use crate::status::{DeviceStatus, DiskStatus, DonorLinkStatus, SlabCounts};
 use crate::volume::Volume;
+use spillway_block::metrics::Metrics;
 
 /// See the module text. Dropped without [`Remote::stop`], its threads stay until the process ends.
 pub(crate) struct Remote {

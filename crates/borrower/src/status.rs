@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::metrics::{LatencyStatus, TrafficStatus};
+use spillway_block::metrics::{LatencyStatus, TrafficStatus};
 
 /// A device and everything behind it, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

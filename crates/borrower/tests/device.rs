@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use frontend_support::can_run;
+use spillway_block::wakefulness::KeepAwake;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
 use spillway_borrower::error::VolumeError;
 use spillway_borrower::frontend::FrontEndError;
@@ -18,7 +19,6 @@ use spillway_borrower::settings::VolumeConfig;
 use spillway_borrower::settings::mapping::MappingPolicy;
 use spillway_borrower::settings::redundancy::Redundancy;
 use spillway_borrower::settings::transport::TransportChoice;
-use spillway_borrower::wakefulness::KeepAwake;
 
 fn config(name: &str) -> DeviceConfig {
     DeviceConfig {

@@ -19,7 +19,7 @@ use frontend_support::exercise::{discard, write_and_read_back};
 use frontend_support::guarded::serve_guarded;
 use frontend_support::in_guest::{self, Order, ServerProcess, exercise_by_four, exercise_while, serve_until_told};
 use frontend_support::{Aligned, PATIENCE, Served, open_direct, pressure};
-use spillway_borrower::block::{BlockChannel, Received};
+use spillway_block::channel::{BlockChannel, Received};
 use spillway_borrower::frontend::ublk::Ublk;
 use spillway_borrower::frontend::ublk_identity::UblkIdentity;
 use spillway_borrower::frontend::{FrontEnd, FrontEndError, ublk_remains};

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use spillway_block::wakefulness::KeepAwake;
 use spillway_borrower::pager::{Pager, PagerConfig, PagerStatistics};
 use spillway_borrower::settings::redundancy::Redundancy;
 use spillway_borrower::settings::transport::TransportChoice;
-use spillway_borrower::wakefulness::KeepAwake;
 use spillway_donor::{Donor, DonorConfig};
 
 const MEBIBYTE: u64 = 1 << 20;

@@ -8,12 +8,12 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spillway_borrower::block::{BlockError, BlockOperation};
+use spillway_block::metrics::Metrics;
+use spillway_block::request::{BlockError, BlockOperation};
+use spillway_block::service::{BlockService, Waiting};
 use spillway_borrower::engine::Engine;
 use spillway_borrower::engine::lanes::{LaneChange, LaneMailbox, Lanes};
 use spillway_borrower::limits::{AVOIDANCE_MIN, READ_PATIENCE_DEFAULT};
-use spillway_borrower::metrics::Metrics;
-use spillway_borrower::service::{BlockService, Waiting};
 use spillway_borrower::settings::redundancy::Redundancy;
 use spillway_borrower::volume::backlog::Backlog;
 use spillway_borrower::volume::page_bits::Bit;

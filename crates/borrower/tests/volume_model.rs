@@ -13,13 +13,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use spillway_borrower::block::{BlockError, BlockOperation, BlockRequest};
+use spillway_block::limits::BLOCK_REQUEST_DEADLINE;
+use spillway_block::metrics::Metrics;
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
+use spillway_block::service::BlockService;
 use spillway_borrower::engine::Engine;
 use spillway_borrower::engine::lanes::{LaneMailbox, Lanes};
-use spillway_borrower::limits::{BLOCK_REQUEST_DEADLINE, MOVE_BATCH_PAGES};
+use spillway_borrower::limits::MOVE_BATCH_PAGES;
 use spillway_borrower::manager::refill::Refill;
-use spillway_borrower::metrics::Metrics;
-use spillway_borrower::service::BlockService;
 use spillway_borrower::settings::redundancy::Redundancy;
 use spillway_borrower::volume::backlog::Backlog;
 use spillway_borrower::volume::page_bits::Bit;
@@ -255,7 +256,7 @@ impl World {
 }
 
 fn poll_once(engine: &mut Engine, completed: &mut dyn FnMut(usize, Result<(), BlockError>)) -> Option<()> {
-    use spillway_borrower::service::Waiting;
+    use spillway_block::service::Waiting;
     let now = Instant::now();
     let waiting = forbid_allocation(|| engine.poll(now, completed));
     (waiting == Waiting::Nothing).then_some(())

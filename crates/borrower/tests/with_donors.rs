@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use frontend_support::{Aligned, can_run, open_direct};
 use rustix::fs::FallocateFlags;
+use spillway_block::wakefulness::KeepAwake;
 use spillway_borrower::device::{Device, DeviceConfig};
 use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::placement::{Random, XorShift};
@@ -21,7 +22,6 @@ use spillway_borrower::settings::mapping::MappingPolicy;
 use spillway_borrower::settings::redundancy::Redundancy;
 use spillway_borrower::settings::transport::TransportChoice;
 use spillway_borrower::status::DeviceStatus;
-use spillway_borrower::wakefulness::KeepAwake;
 use spillway_donor::{Donor, DonorConfig};
 use spillway_fabric::key::ClusterKey;
 

@@ -4,7 +4,7 @@ use crate::frontend::choice::FrontEndChoice;
 use crate::frontend::nbd_server::NbdListen;
 use crate::settings::{SettingsError, VolumeConfig};
 use crate::volume::Geometry;
-use crate::wakefulness::KeepAwake;
+use spillway_block::wakefulness::KeepAwake;
 
 /// How to start a device.
 #[derive(Clone, Debug)]

@@ -14,28 +14,29 @@ use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 
 pub use self::config::DeviceConfig;
-use crate::attention::{Attention, SpinPermit};
-use crate::block::BlockChannel;
-use crate::downfall::Downfall;
 use crate::error::VolumeError;
 use crate::frontend::choice::{self, Opened};
 use crate::frontend::limits::{NBD_CONNECTIONS_DEFAULT, NBD_SERVER_SLOTS};
 use crate::frontend::nbd_server::NbdServer;
 use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
 use crate::health;
-use crate::io_thread::IoThread;
-use crate::limits::{DETACH_DEADLINE, IO_THREADS_DEFAULT, LINGER, SLOTS_PER_THREAD};
-use crate::local_memory::LocalMemory;
+use crate::limits::{DETACH_DEADLINE, IO_THREADS_DEFAULT, LINGER};
 use crate::manager::donors::Phase;
-use crate::metrics::Metrics;
 use crate::remote::{Ground, Remote};
-use crate::service::BlockService;
 use crate::settings::SettingsError;
 use crate::state::DeviceState;
 use crate::status::DeviceStatus;
 use crate::volume::Geometry;
 use crate::volume::slab_entry::DonorSlot;
-use crate::wakefulness::Wakefulness;
+use spillway_block::attention::{Attention, SpinPermit};
+use spillway_block::channel::BlockChannel;
+use spillway_block::downfall::Downfall;
+use spillway_block::io_thread::IoThread;
+use spillway_block::limits::SLOTS_PER_THREAD;
+use spillway_block::local_memory::LocalMemory;
+use spillway_block::metrics::Metrics;
+use spillway_block::service::BlockService;
+use spillway_block::wakefulness::Wakefulness;
 
 /// Why a device could not be started or stopped. The text says what to do.
 #[derive(Debug, thiserror::Error)]

@@ -10,12 +10,12 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, RemoteAddress, SlabIndex};
 
 use super::lanes::Lanes;
-use crate::block::{BlockError, BlockOperation, BlockRequest};
 use crate::limits::COPIES_MAX;
 use crate::volume::admission::Ticket;
 use crate::volume::gate::Pass;
 use crate::volume::slab_entry::{Location, Places};
 use crate::volume::{Geometry, Volume};
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 
 /// What a step of a request needs from its surroundings.
 pub(super) struct Context<'a> {

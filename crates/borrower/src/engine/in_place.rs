@@ -14,15 +14,15 @@ use spillway_sys::mapping::Mapping;
 
 use super::Engine;
 use super::lanes::Lanes;
-use crate::block::{BlockOperation, BlockRequest};
 use crate::limits::COPIES_MAX;
-use crate::service::UseMemory;
 use crate::volume::Volume;
 use crate::volume::page_bits::Bit;
 use crate::volume::slab_entry::Places;
+use spillway_block::request::{BlockOperation, BlockRequest};
+use spillway_block::service::UseMemory;
 
 impl Engine {
-    /// See [`crate::service::BlockService::read_in_place`].
+    /// See [`spillway_block::service::BlockService::read_in_place`].
     pub(super) fn use_mapped(&mut self, offset_bytes: u64, length_bytes: u64, use_memory: UseMemory<'_>) -> bool {
         let request = BlockRequest { slot: 0, operation: BlockOperation::Read, offset_bytes, length_bytes };
         let page = PAGE_SIZE_BYTES as u64;
@@ -69,11 +69,11 @@ mod tests {
 
     use super::*;
     use crate::engine::lanes::{LaneChange, LaneMailbox};
-    use crate::metrics::Metrics;
-    use crate::service::BlockService;
     use crate::settings::redundancy::Redundancy;
     use crate::volume::Geometry;
     use crate::volume::slab_entry::{DonorSlot, Location};
+    use spillway_block::metrics::Metrics;
+    use spillway_block::service::BlockService;
 
     const GEOMETRY: Geometry = Geometry { slab_pages: 64, slab_count: 2 };
     const PAGE: u64 = PAGE_SIZE_BYTES as u64;

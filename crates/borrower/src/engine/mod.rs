@@ -25,12 +25,12 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use self::active::{Active, Context, Stage, Step};
 use self::lanes::{Lanes, Piece, Target};
-use crate::block::{BlockError, BlockOperation, BlockRequest};
-use crate::limits::{BLOCK_REQUEST_DEADLINE, BLOCK_REQUEST_DEADLINE_SOLE};
-use crate::metrics::Metrics;
-use crate::service::{BlockService, Completed, UseMemory, Waiting};
 use crate::settings::redundancy::Redundancy;
 use crate::volume::Volume;
+use spillway_block::limits::{BLOCK_REQUEST_DEADLINE, BLOCK_REQUEST_DEADLINE_SOLE};
+use spillway_block::metrics::Metrics;
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
+use spillway_block::service::{BlockService, Completed, UseMemory, Waiting};
 
 /// Serves a volume, see the module text.
 pub struct Engine {

@@ -13,10 +13,10 @@ use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandl
 
 use super::active::{Active, Context, Stage, Step};
 use super::lanes::{Piece, Target};
-use crate::block::BlockError;
 use crate::limits::COPIES_MAX;
 use crate::volume::page_bits::PageWord;
 use crate::volume::slab_entry::Location;
+use spillway_block::request::BlockError;
 
 /// Where a page is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

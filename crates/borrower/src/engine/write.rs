@@ -13,12 +13,13 @@ use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
 
 use super::active::{Active, Context, Stage, Step};
 use super::lanes::{Piece, Target};
-use crate::block::BlockError;
-use crate::limits::{COPIES_MAX, MAPPING_WAIT, REQUEST_PAGES_MAX};
+use crate::limits::{COPIES_MAX, MAPPING_WAIT};
 use crate::settings::mapping::MappingPolicy;
 use crate::volume::backlog::BacklogSlot;
 use crate::volume::page_bits::Bit;
 use crate::volume::{DiskCopy, Volume};
+use spillway_block::limits::REQUEST_PAGES_MAX;
+use spillway_block::request::BlockError;
 
 /// Starts the segment.
 pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {

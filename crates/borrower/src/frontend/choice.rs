@@ -10,7 +10,7 @@ use super::loop_fuse::{self, LoopFuse};
 use super::nbd::{self, Nbd};
 use super::ublk::{self, Ublk};
 use super::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
-use crate::block::BlockChannel;
+use spillway_block::channel::BlockChannel;
 
 /// A way into the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

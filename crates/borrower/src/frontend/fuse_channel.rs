@@ -18,7 +18,8 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::fuse::{FuseDevice, Incoming, REQUEST_HEAD_BYTES};
 
 use super::fuse_protocol::{Features, FuseRequest, Range, Reply, RequestHeader, decode};
-use crate::block::{BlockChannel, BlockError, BlockOperation, BlockRequest, Received};
+use spillway_block::channel::{BlockChannel, Received};
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 
 /// What every channel of a filesystem agrees on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

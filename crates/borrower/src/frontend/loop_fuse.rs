@@ -3,7 +3,7 @@
 //! A page's way: block layer -> loop driver (a kernel worker, direct I/O) -> FUSE -> [`FuseChannel`] of whichever I/O
 //! thread is awake. Order of life: [`LoopFuse::mount`] gives the channels -> the caller starts its I/O threads ->
 //! [`FrontEnd::attach`] binds the loop device, whose set-up already sends requests -> [`FrontEnd::detach`] while the threads
-//! still run -> the channels see [`Closed`](crate::block::Received::Closed).
+//! still run -> the channels see [`Closed`](spillway_block::channel::Received::Closed).
 //!
 //! This value holds no descriptor of the filesystem. So when the I/O threads' channels go, by whatever end of the process,
 //! the kernel aborts the connection, and whoever uses the device gets I/O errors instead of waiting for ever.
@@ -25,7 +25,7 @@ use super::fuse_protocol::FILE_NAME;
 use super::limits::{DETACH_RETRY_INTERVAL, DROP_DEADLINE, MOUNT_DEADLINE, QUEUE_REQUEST_KIB_MAX};
 use super::ownership::Ownership;
 use super::{FrontEnd, FrontEndConfig, FrontEndError, block_queue};
-use crate::block::{BlockChannel, Received};
+use spillway_block::channel::{BlockChannel, Received};
 
 /// A mounted, and perhaps attached, device; see the module text. Dropping it detaches and unmounts as far as possible.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! How the kernel reaches a device: front ends that turn its block requests into [`BlockChannel`](crate::block::BlockChannel)s.
+//! How the kernel reaches a device: front ends that turn its block requests into [`BlockChannel`](spillway_block::channel::BlockChannel)s.
 //!
 //! - [`choice`]: which one a device gets, and why.
 //! - [`limits`]: every bound of the front ends, with its origin.
@@ -95,7 +95,7 @@ impl FrontEndConfig {
 
 /// The block device of a front end. Order of life: opening gives the channels -> the caller starts its I/O threads, one for
 /// each channel -> [`FrontEnd::attach`], during which the kernel may already send requests -> [`FrontEnd::detach`] while the
-/// threads still run -> the channels say [`Closed`](crate::block::Received::Closed). Dropping detaches as far as possible.
+/// threads still run -> the channels say [`Closed`](spillway_block::channel::Received::Closed). Dropping detaches as far as possible.
 pub trait FrontEnd: Send {
     /// Makes the block device; returns its path. On an error there is none.
     fn attach(&mut self) -> Result<PathBuf, FrontEndError>;

@@ -2,7 +2,7 @@
 //!
 //! Order of life: [`Nbd::open`] makes the socket pairs and gives the channels -> the caller starts its I/O threads ->
 //! [`FrontEnd::attach`] hands the kernel its ends -> [`FrontEnd::detach`] while the threads still run -> the channels see
-//! [`Closed`](crate::block::Received::Closed).
+//! [`Closed`](spillway_block::channel::Received::Closed).
 //!
 //! A request that is not answered within `timeout` takes its connection down, and goes to another one; with none left
 //! the device fails. So a stopped or dead server means errors after a bounded time, and never a hang. A device made

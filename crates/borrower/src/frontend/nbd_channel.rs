@@ -22,7 +22,8 @@ use spillway_sys::vectored::{ReceiveList, SendList, Wait};
 
 use super::limits::{NBD_AHEAD_BYTES, NBD_REQUEST_BYTES_MAX};
 use super::nbd_protocol::{NbdError, NbdRequest, REPLY_BYTES, REQUEST_BYTES, Verdict, judge, reply};
-use crate::block::{BlockChannel, BlockError, BlockOperation, BlockRequest, Interest, Received};
+use spillway_block::channel::{BlockChannel, Interest, Received};
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 
 /// See the module text.
 #[derive(Debug)]

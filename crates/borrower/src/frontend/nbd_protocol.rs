@@ -10,7 +10,7 @@
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::limits::{NBD_REQUEST_BYTES_MAX, NBD_SKIPPED_BYTES_MAX};
-use crate::block::{BlockError, BlockOperation};
+use spillway_block::request::{BlockError, BlockOperation};
 
 /// Bytes of a request without its data.
 pub const REQUEST_BYTES: usize = 28;

@@ -27,7 +27,8 @@ use super::nbd_channel::{Moved, NbdChannel};
 use super::nbd_handshake::{Answer, Export, Handshake, Progress};
 use super::nbd_listener::{Listener, NbdAddress};
 use super::{FrontEnd, FrontEndConfig, FrontEndError};
-use crate::block::{BlockChannel, BlockError, Interest, Received};
+use spillway_block::channel::{BlockChannel, Interest, Received};
+use spillway_block::request::BlockError;
 
 /// Where to serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! Order of life: [`Ublk::add`] makes the device's character half and gives the channels -> the caller starts its I/O
 //! threads, whose first look at their channels tells the kernel that they serve -> [`FrontEnd::attach`] makes the block
 //! device, which waits for exactly that -> [`FrontEnd::detach`] while the threads still run -> the channels see
-//! [`Closed`](crate::block::Received::Closed).
+//! [`Closed`](spillway_block::channel::Received::Closed).
 //!
 //! When the serving process dies, a device made `recoverable` stays, and its users wait: another process takes it over
 //! by its [`UblkIdentity`] ([`Ublk::recover`]), and the kernel gives it every request that had no answer, also those

@@ -20,7 +20,8 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::ublk::abi::{Descriptor, IoOperation, SECTOR_SIZE_BYTES};
 use spillway_sys::ublk::queue::{SlotEvent, UblkQueue};
 
-use crate::block::{BlockChannel, BlockError, BlockOperation, BlockRequest, Received};
+use spillway_block::channel::{BlockChannel, Received};
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 
 /// What a channel needs of a hardware queue; tests put another one in the kernel's place.
 pub trait RequestQueue: AsFd + Send {

@@ -14,7 +14,7 @@ use crate::settings::VolumeConfig;
 use crate::settings::mapping::MappingPolicy;
 use crate::settings::redundancy::Redundancy;
 use crate::settings::transport::TransportChoice;
-use crate::wakefulness::KeepAwake;
+use spillway_block::wakefulness::KeepAwake;
 
 /// How to start a pager.
 #[derive(Clone, Debug)]

@@ -26,8 +26,8 @@ use super::slots::{Slot, SlotRun};
 use super::space::group::PageState;
 use super::space::{Books, Victim};
 use super::staging::{RunId, Staging};
-use crate::block::{BlockError, BlockOperation, BlockRequest};
-use crate::service::{BlockService, Waiting};
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
+use spillway_block::service::{BlockService, Waiting};
 use spillway_policy::replacement::{Arrival, CachePage, Replacement, Shadows};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;

@@ -6,7 +6,7 @@ use spillway_fabric::limits::REQUEST_DEADLINE;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::protocol::BATCHES;
 
-use crate::limits::BLOCK_REQUEST_DEADLINE_SOLE;
+use spillway_block::limits::BLOCK_REQUEST_DEADLINE_SOLE;
 use spillway_policy::prefetch::WINDOW_MAX;
 use spillway_policy::replacement::{LEAVING_MAX, NEIGHBOURS_MAX};
 
@@ -156,7 +156,7 @@ pub const MESSAGES_MAX: usize = 64;
 pub const GUESSES_MAX: u32 = 8;
 
 /// A read that no donor answered in time is tried so often before its page is given up: each takes
-/// [`crate::limits::BLOCK_REQUEST_DEADLINE`], or without a disk copy [`crate::limits::BLOCK_REQUEST_DEADLINE_SOLE`], and an answer's time more.
+/// [`spillway_block::limits::BLOCK_REQUEST_DEADLINE`], or without a disk copy [`spillway_block::limits::BLOCK_REQUEST_DEADLINE_SOLE`], and an answer's time more.
 pub const READ_ATTEMPTS_MAX: u8 = 3;
 
 /// A write to the volume that failed is tried again after so long.

@@ -77,12 +77,12 @@ pub use self::statistics::PagerStatistics;
 use self::survey::{RunOfPrograms, Survey};
 use crate::error::VolumeError;
 use crate::health;
-use crate::metrics::Metrics;
 use crate::remote::{Ground, Remote};
 use crate::settings::VolumeConfig;
 use crate::state::DeviceState;
 use crate::status::DeviceStatus;
-use crate::wakefulness::Wakefulness;
+use spillway_block::metrics::Metrics;
+use spillway_block::wakefulness::Wakefulness;
 use spillway_policy::replacement::sampled::Sampled;
 
 /// Why a pager could not be started. The text says what to do.

@@ -11,7 +11,7 @@
 use std::time::{Duration, Instant};
 
 use super::limits::{COMPANY_PAUSE, COMPANY_TURN, FAULT_SPIN, IDLE_INTERVAL, LOOKS_MAX, RETRY_INTERVAL, YIELD_QUICK};
-use crate::service::Waiting;
+use spillway_block::service::Waiting;
 
 /// Whether faults come one after the other.
 #[derive(Clone, Copy, Debug)]

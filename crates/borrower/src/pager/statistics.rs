@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::metrics::LatencyHistogram;
-use crate::metrics::LatencyStatus;
+use spillway_block::metrics::LatencyHistogram;
+use spillway_block::metrics::LatencyStatus;
 
 /// What a fault needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,8 +22,8 @@ use super::shared::{Shared, Tenant};
 use super::spin::{Company, EvictionPauses, Pause, Spin};
 use super::survey::Survey;
 use super::waiting::{has_events, wait};
-use crate::service::Waiting;
-use crate::wakefulness::Wakefulness;
+use spillway_block::service::Waiting;
+use spillway_block::wakefulness::Wakefulness;
 
 /// Starts a thread that runs until the pager stops; one that panics takes the programs down, whose pages it may have lost
 /// track of. None has a real-time policy, whatever the run was started with: it would keep agents and programs from the CPU that it

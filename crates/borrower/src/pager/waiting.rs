@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::limits::DONORS_MAX;
-use crate::service::BlockService;
+use spillway_block::service::BlockService;
 
 /// Events of a thread besides its engine's.
 const OWN_EVENTS_MAX: usize = 1;
@@ -48,8 +48,8 @@ mod tests {
     use spillway_sys::event::EventFd;
 
     use super::*;
-    use crate::block::BlockRequest;
-    use crate::service::{Completed, Waiting};
+    use spillway_block::request::BlockRequest;
+    use spillway_block::service::{Completed, Waiting};
 
     /// An engine with one event, and nothing else.
     struct Eventful(EventFd);

@@ -19,8 +19,8 @@ use crate::limits::{
     AVOIDANCE_MAX, AVOIDANCE_MIN, AVOIDANCE_TOLD, DONORS_MAX, LATENCY_WINDOW, READ_PATIENCE_DEFAULT,
     READ_PATIENCE_FACTOR, READ_PATIENCE_MAX, READ_PATIENCE_MIN, USUAL_READS_MIN,
 };
-use crate::metrics::LatencyHistogram;
 use crate::status::DonorLatencyStatus;
+use spillway_block::metrics::LatencyHistogram;
 
 /// What is known of the donors of a volume, see the module text. Moments are nanoseconds since it was made.
 #[derive(Debug)]

@@ -40,10 +40,10 @@ use self::donor_latency::DonorLatencies;
 use self::page_bits::PageBits;
 use self::slab_entry::{DonorSlot, SlabEntry};
 use self::words::Words;
-use crate::downfall::Downfall;
 use crate::limits::{COPIES_MAX, DONORS_MAX};
 use crate::settings::mapping::MappingPolicy;
 use crate::settings::redundancy::Redundancy;
+use spillway_block::downfall::Downfall;
 
 /// The size of a volume and of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

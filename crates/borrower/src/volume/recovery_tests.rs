@@ -16,19 +16,19 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
 use spillway_sys::atomic_words::AtomicWords;
 
-use crate::block::{BlockError, BlockOperation};
 use crate::engine::Engine;
 use crate::engine::lanes::{LaneMailbox, Lanes};
 use crate::limits::MOVE_BATCH_PAGES;
 use crate::manager::refill::Refill;
-use crate::metrics::Metrics;
-use crate::service::BlockService;
 use crate::settings::redundancy::Redundancy;
 use crate::volume::backlog::Backlog;
 use crate::volume::journal::Journal;
 use crate::volume::page_bits::Bit;
 use crate::volume::words::{Words, crash};
 use crate::volume::{DiskCopy, Geometry, Volume};
+use spillway_block::metrics::Metrics;
+use spillway_block::request::{BlockError, BlockOperation};
+use spillway_block::service::BlockService;
 
 #[path = "../../tests/support/mod.rs"]
 mod support;

@@ -8,7 +8,7 @@
 //!
 //! Until step 3 reached a page its bit says "valid" for an empty place; readers look at the place first and wait.
 //!
-//! Every wait ends when the device does by a panic ([`crate::downfall`]): the thread that is waited for is gone, and nobody
+//! Every wait ends when the device does by a panic ([`spillway_block::downfall`]): the thread that is waited for is gone, and nobody
 //! reads these pages any more.
 
 use spillway_fabric::units::SlabIndex;

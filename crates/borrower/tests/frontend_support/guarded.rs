@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use spillway_borrower::block::{BlockChannel, BlockOperation, Received};
+use spillway_block::channel::{BlockChannel, Received};
+use spillway_block::request::BlockOperation;
 use spillway_sys::allocation_guard::forbid_allocation;
 use spillway_sys::mapping::Mapping;
 

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_borrower::attention::{Attention, SpinPermit};
-use spillway_borrower::block::BlockChannel;
+use spillway_block::attention::{Attention, SpinPermit};
+use spillway_block::channel::BlockChannel;
+use spillway_block::io_thread::IoThread;
+use spillway_block::local_memory::LocalMemory;
+use spillway_block::metrics::Metrics;
+use spillway_block::wakefulness::Wakefulness;
 use spillway_borrower::frontend::{FrontEnd, FrontEndError};
-use spillway_borrower::io_thread::IoThread;
-use spillway_borrower::local_memory::LocalMemory;
-use spillway_borrower::metrics::Metrics;
-use spillway_borrower::wakefulness::Wakefulness;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 

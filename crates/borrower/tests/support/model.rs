@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_borrower::block::{BlockOperation, BlockRequest};
+use spillway_block::request::{BlockOperation, BlockRequest};
 use spillway_borrower::engine::lanes::{LaneChange, LaneMailbox};
 use spillway_borrower::limits::COPIES_MAX;
 use spillway_borrower::volume::backlog::{BacklogPage, TakePolicy};

@@ -4,9 +4,9 @@ use std::fs;
 
 use rustix::fs::Access;
 use serde::Serialize;
+use spillway_block::wakefulness::{self, AsleepReason};
 use spillway_borrower::frontend::choice::{self, FrontEndKind};
 use spillway_borrower::frontend::ublk_kernel;
-use spillway_borrower::wakefulness::{self, AsleepReason};
 use spillway_sys::cpu_latency::{DEVICE, IdleCpus};
 use spillway_sys::memory_hierarchy::Hierarchy;
 

@@ -39,8 +39,8 @@ use super::space::Answer;
 use super::space::Space;
 use super::space::group::PageState;
 use super::statistics::FaultKind;
-use crate::block::BlockError;
-use crate::service::{BlockService, Waiting};
+use spillway_block::request::BlockError;
+use spillway_block::service::{BlockService, Waiting};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 

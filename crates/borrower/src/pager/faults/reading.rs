@@ -13,7 +13,6 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
 use super::{Faults, NOBODY, Outcome, PAGE, as_far_as_mapped};
-use crate::block::{BlockError, BlockOperation, BlockRequest};
 use crate::pager::ahead::Along;
 use crate::pager::directory::Coming;
 use crate::pager::limits::{ASK_PATIENCE, FAULT_READS_MAX, GROUP_PAGES, READ_ATTEMPTS_MAX};
@@ -22,6 +21,7 @@ use crate::pager::slots::Slot;
 use crate::pager::space::Space;
 use crate::pager::space::group::PageState;
 use crate::pager::statistics::FaultKind;
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_policy::prefetch::WINDOW_MAX;
 
 /// A read under way.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::pager::gathering::ALL;
-use crate::service::Waiting;
+use spillway_block::service::Waiting;
 
 #[test]
 fn a_fault_that_meets_a_change_is_answered_later() {

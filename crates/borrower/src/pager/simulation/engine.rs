@@ -9,11 +9,11 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_sys::mapping::Mapping;
 
 use super::{PAGE, roll};
-use crate::block::BlockRequest;
-use crate::local_memory::LocalMemory;
-use crate::metrics::Metrics;
 use crate::pager::shared::lock;
-use crate::service::{BlockService, Completed, UseMemory, Waiting};
+use spillway_block::local_memory::LocalMemory;
+use spillway_block::metrics::Metrics;
+use spillway_block::request::BlockRequest;
+use spillway_block::service::{BlockService, Completed, UseMemory, Waiting};
 
 /// The volume's pages as the pager's threads read and write them: some can be read in place.
 pub(super) struct SimulatedEngine {

@@ -31,7 +31,6 @@ use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
 use self::engine::SimulatedEngine;
-use crate::block::BlockRequest;
 use crate::pager::directory::Directory;
 use crate::pager::eviction::Eviction;
 use crate::pager::faults::Faults;
@@ -42,6 +41,7 @@ use crate::pager::shared::{Budget, Shared, Tenant, Wanted, lock};
 use crate::pager::slots::Slots;
 use crate::pager::space::ranges::Ranges;
 use crate::pager::space::{Books, Space};
+use spillway_block::request::BlockRequest;
 use spillway_policy::replacement::fifo::Fifo;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;

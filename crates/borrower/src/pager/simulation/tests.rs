@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::pager::gathering::ALL;
-use crate::service::Waiting;
+use spillway_block::service::Waiting;
 use spillway_policy::prefetch::WINDOW_MAX;
 
 #[test]

@@ -19,9 +19,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use spillway_sys::event::EventFd;
 
 use crate::attention::Attention;
-use crate::block::{BlockChannel, BlockError, BlockRequest, Interest, Received};
+use crate::channel::{BlockChannel, Interest, Received};
 use crate::downfall::{Downfall, FailedService};
-use crate::limits::{DONORS_MAX, EVENT_WAIT_MAX, PARKED_RETRY_INTERVAL};
+use crate::limits::{EVENT_WAIT_MAX, EVENTS_MAX, PARKED_RETRY_INTERVAL};
+use crate::request::{BlockError, BlockRequest};
 use crate::service::{BlockService, Waiting};
 
 /// A running I/O thread.
@@ -228,7 +229,7 @@ impl RequestLoop {
         if open {
             self.follow_interest()?;
         }
-        let mut waits: [PollFd<'_>; DONORS_MAX + 2] =
+        let mut waits: [PollFd<'_>; EVENTS_MAX + 2] =
             std::array::from_fn(|_| PollFd::new(&self.idle, PollFlags::empty()));
         let mut count = 0;
         if open {

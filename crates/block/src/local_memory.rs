@@ -7,8 +7,8 @@ use std::time::Instant;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_sys::mapping::Mapping;
 
-use crate::block::{BlockError, BlockOperation, BlockRequest};
 use crate::metrics::Metrics;
+use crate::request::{BlockError, BlockOperation, BlockRequest};
 use crate::service::{BlockService, Completed, Waiting};
 
 /// Serves requests from a mapping that all threads share.

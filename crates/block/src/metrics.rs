@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
-use crate::block::{BlockOperation, BlockRequest};
+use crate::request::{BlockOperation, BlockRequest};
 use crate::wakefulness::AwakeFigures;
 
 /// Buckets per power of two: a figure is exact to 1/16.

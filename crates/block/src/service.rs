@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use spillway_sys::mapping::Mapping;
 
-use crate::block::{BlockError, BlockRequest};
+use crate::request::{BlockError, BlockRequest};
 
 /// Called with the slot and result of each request that ended.
 pub type Completed<'a> = &'a mut dyn FnMut(usize, Result<(), BlockError>);

@@ -8,11 +8,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use spillway_borrower::attention::Attention;
-use spillway_borrower::block::{BlockChannel, BlockError, BlockOperation, BlockRequest, Received};
-use spillway_borrower::downfall::Downfall;
-use spillway_borrower::io_thread::IoThread;
-use spillway_borrower::service::{BlockService, Completed, Waiting};
+use spillway_block::attention::Attention;
+use spillway_block::channel::{BlockChannel, Received};
+use spillway_block::downfall::Downfall;
+use spillway_block::io_thread::IoThread;
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
+use spillway_block::service::{BlockService, Completed, Waiting};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_sys::event::EventFd;
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use spillway_fabric::completion::{HybridWait, Step};
 
-use crate::block::{BlockOperation, BlockRequest};
+use crate::request::{BlockOperation, BlockRequest};
 use crate::wakefulness::Wakefulness;
 
 /// Who of a device's I/O threads may spin: two that spin take two CPUs from the programs that they serve.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use crate::block::{BlockError, BlockRequest};
+use crate::request::{BlockError, BlockRequest};
 use crate::service::{BlockService, Completed, Waiting};
 
 /// Whether the device has ended this way; all of its threads share it.
