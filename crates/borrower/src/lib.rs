@@ -24,7 +24,6 @@ pub mod device;
 pub mod disk_writer;
 pub mod engine;
 pub mod error;
-pub mod frontend;
 pub mod health;
 pub mod limits;
 pub mod manager;

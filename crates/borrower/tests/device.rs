@@ -2,23 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[allow(dead_code)]
-mod frontend_support;
-
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use frontend_support::can_run;
 use spillway_block::wakefulness::KeepAwake;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
 use spillway_borrower::error::VolumeError;
-use spillway_borrower::frontend::FrontEndError;
-use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::settings::VolumeConfig;
 use spillway_borrower::settings::mapping::MappingPolicy;
 use spillway_borrower::settings::redundancy::Redundancy;
 use spillway_borrower::settings::transport::TransportChoice;
+use spillway_frontend::choice::FrontEndChoice;
+use spillway_frontend::front_end::FrontEndError;
+use spillway_testing::block_devices::can_run;
 
 fn config(name: &str) -> DeviceConfig {
     DeviceConfig {

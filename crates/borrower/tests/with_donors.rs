@@ -3,19 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[allow(dead_code)]
-mod frontend_support;
-
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
-use frontend_support::{Aligned, can_run, open_direct};
 use rustix::fs::FallocateFlags;
 use spillway_block::wakefulness::KeepAwake;
 use spillway_borrower::device::{Device, DeviceConfig};
-use spillway_borrower::frontend::choice::FrontEndChoice;
 use spillway_borrower::manager::placement::{Random, XorShift};
 use spillway_borrower::settings::VolumeConfig;
 use spillway_borrower::settings::mapping::MappingPolicy;
@@ -24,6 +19,8 @@ use spillway_borrower::settings::transport::TransportChoice;
 use spillway_borrower::status::DeviceStatus;
 use spillway_donor::{Donor, DonorConfig};
 use spillway_fabric::key::ClusterKey;
+use spillway_frontend::choice::FrontEndChoice;
+use spillway_testing::block_devices::{Aligned, can_run, open_direct};
 
 const MEBIBYTE: u64 = 1 << 20;
 const SLAB: u64 = 2 * MEBIBYTE;

@@ -7,9 +7,10 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use spillway_borrower::frontend::nbd_remains::{self, AbandonedNbd};
-use spillway_borrower::frontend::remains::{self as frontend_remains, Remain, RemainKind};
-use spillway_borrower::frontend::ublk_remains::{self, AbandonedUblk};
+use spillway_frontend::fuse::remains::{Remain, RemainKind};
+use spillway_frontend::nbd::remains::AbandonedNbd;
+use spillway_frontend::ublk::remains::AbandonedUblk;
+use spillway_frontend::{fuse, nbd, ublk};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::cgroup::MemoryGroup;
@@ -30,12 +31,12 @@ pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
         return Ok(found);
     }
     found.extend(stray_groups(registry)?.iter().map(|group| format!("memory group {}", group.path().display())));
-    found.extend(frontend_remains::list().map_err(Failure::failed)?.iter().map(describe));
+    found.extend(fuse::remains::list().map_err(Failure::failed)?.iter().map(describe));
     let kept = kept_devices(registry)?;
-    let ublk = ublk_remains::list().map_err(Failure::failed)?;
-    found.extend(ublk.iter().filter(|left| !kept.contains(&left.identity.path())).map(describe_ublk));
-    let nbd = nbd_remains::list().map_err(Failure::failed)?;
-    found.extend(nbd.iter().filter(|left| !kept.contains(&left.path())).map(describe_nbd));
+    let ublk_devices = ublk::remains::list().map_err(Failure::failed)?;
+    found.extend(ublk_devices.iter().filter(|left| !kept.contains(&left.identity.path())).map(describe_ublk));
+    let nbd_devices = nbd::remains::list().map_err(Failure::failed)?;
+    found.extend(nbd_devices.iter().filter(|left| !kept.contains(&left.path())).map(describe_nbd));
     Ok(found)
 }
 
@@ -89,7 +90,7 @@ fn mend_kernel(registry: &Registry, lines: &mut Vec<String>) -> Result<(), Failu
             Err(error) => lines.push(format!("the memory group {path} could not be removed: {error}")),
         }
     }
-    for mended in frontend_remains::mend().map_err(Failure::failed)? {
+    for mended in fuse::remains::mend().map_err(Failure::failed)? {
         let what = describe(&mended.remain);
         match mended.result {
             Ok(()) => lines.push(format!("removed {what}")),
@@ -97,22 +98,22 @@ fn mend_kernel(registry: &Registry, lines: &mut Vec<String>) -> Result<(), Failu
         }
     }
     let kept = kept_devices(registry)?;
-    for abandoned in ublk_remains::list().map_err(Failure::failed)? {
+    for abandoned in ublk::remains::list().map_err(Failure::failed)? {
         if kept.contains(&abandoned.identity.path()) {
             continue;
         }
         let what = describe_ublk(&abandoned);
-        match ublk_remains::delete(abandoned.identity) {
+        match ublk::remains::delete(abandoned.identity) {
             Ok(()) => lines.push(format!("removed {what}")),
             Err(error) => lines.push(format!("{what} could not be removed: {error}")),
         }
     }
-    for abandoned in nbd_remains::list().map_err(Failure::failed)? {
+    for abandoned in nbd::remains::list().map_err(Failure::failed)? {
         if kept.contains(&abandoned.path()) {
             continue;
         }
         let what = describe_nbd(&abandoned);
-        match nbd_remains::end(&abandoned) {
+        match nbd::remains::end(&abandoned) {
             Ok(()) => lines.push(format!("removed {what}")),
             Err(error) => lines.push(format!("{what} could not be removed: {error}")),
         }
@@ -184,7 +185,7 @@ fn mend_device(found: &Found) -> Result<(), String> {
     let Some(record) = DeviceRecord::read(&found.path) else { return Ok(()) };
     if let Some(path) = &record.path {
         let waits = |left: &AbandonedUblk| left.is_waited_for && left.identity.path() == *path;
-        let waiting = ublk_remains::list().map_err(|error| error.to_string())?.into_iter().find(waits);
+        let waiting = ublk::remains::list().map_err(|error| error.to_string())?.into_iter().find(waits);
         match waiting {
             Some(left) => give_up(path, &left)?,
             None => swap_area::off(path, true).map_err(|error| error.to_string())?,
@@ -202,7 +203,7 @@ fn give_up(path: &Path, left: &AbandonedUblk) -> Result<(), String> {
     std::thread::scope(|scope| {
         let off = scope.spawn(|| swap_area::off(path, false));
         if !wait_until(Instant::now() + limits::GIVE_UP_DEADLINE, || off.is_finished())
-            && let Err(error) = ublk_remains::delete(left.identity)
+            && let Err(error) = ublk::remains::delete(left.identity)
         {
             // Busy as long as it is being switched off; it goes with its last user.
             tracing::debug!("{error}");

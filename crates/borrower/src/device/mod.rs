@@ -15,10 +15,6 @@ use spillway_sys::mapping::Mapping;
 
 pub use self::config::DeviceConfig;
 use crate::error::VolumeError;
-use crate::frontend::choice::{self, Opened};
-use crate::frontend::limits::{NBD_CONNECTIONS_DEFAULT, NBD_SERVER_SLOTS};
-use crate::frontend::nbd_server::NbdServer;
-use crate::frontend::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
 use crate::health;
 use crate::limits::{DETACH_DEADLINE, IO_THREADS_DEFAULT, LINGER};
 use crate::manager::donors::Phase;
@@ -37,6 +33,10 @@ use spillway_block::local_memory::LocalMemory;
 use spillway_block::metrics::Metrics;
 use spillway_block::service::BlockService;
 use spillway_block::wakefulness::Wakefulness;
+use spillway_frontend::choice::{self, Opened};
+use spillway_frontend::front_end::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
+use spillway_frontend::limits::{NBD_CONNECTIONS_DEFAULT, NBD_SERVER_SLOTS};
+use spillway_frontend::nbd::server::NbdServer;
 
 /// Why a device could not be started or stopped. The text says what to do.
 #[derive(Debug, thiserror::Error)]

@@ -18,12 +18,12 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError, Kept};
-use spillway_borrower::frontend::nbd_server::NbdListen;
-use spillway_borrower::frontend::remains as frontend_remains;
 use spillway_borrower::settings::VolumeConfig;
 use spillway_borrower::state::records::Records;
 use spillway_borrower::state::{DeviceState, keeping};
 use spillway_borrower::status::DeviceStatus;
+use spillway_frontend::fuse;
+use spillway_frontend::nbd::server::NbdListen;
 use spillway_sys::paging_safety;
 
 use super::keeper::Handed;
@@ -189,7 +189,7 @@ impl Server {
         }
         if resumed {
             // What cannot outlive its process, and is in nobody's use. The rest waits for `doctor --mend`.
-            let _ = frontend_remains::mend();
+            let _ = fuse::remains::mend();
         }
         let device = match kept {
             Some(kept) => Device::start_kept(config(launched)?, kept),

@@ -127,9 +127,9 @@ pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use spillway_block::wakefulness::KeepAwake;
-    use spillway_borrower::frontend::choice::FrontEndChoice;
     use spillway_borrower::settings::mapping::MappingPolicy;
     use spillway_borrower::settings::transport::TransportChoice;
+    use spillway_frontend::choice::FrontEndChoice;
 
     use super::*;
 

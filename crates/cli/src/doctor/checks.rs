@@ -5,8 +5,8 @@ use std::fs;
 use rustix::fs::Access;
 use serde::Serialize;
 use spillway_block::wakefulness::{self, AsleepReason};
-use spillway_borrower::frontend::choice::{self, FrontEndKind};
-use spillway_borrower::frontend::ublk_kernel;
+use spillway_frontend::choice::{self, FrontEndKind};
+use spillway_frontend::ublk::bad_kernels;
 use spillway_sys::cpu_latency::{DEVICE, IdleCpus};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
@@ -158,7 +158,7 @@ fn ublk(system: &System) -> Check {
 fn ublk_mend(system: &System) -> &'static str {
     let release = system.text("/proc/sys/kernel/osrelease").unwrap_or_default();
     let is_old = system.kernel_version().is_some_and(|version| version < UBLK_KERNEL_MIN);
-    if is_old || ublk_kernel::known_harm(&release).is_some() {
+    if is_old || bad_kernels::known_harm(&release).is_some() {
         "apt-get install linux-image-amd64"
     } else if !system.user_is_root() {
         "sudo spillway doctor"
@@ -307,7 +307,7 @@ fn rival_areas() -> Option<Check> {
 
 #[cfg(test)]
 mod tests {
-    use spillway_borrower::frontend::FrontEndError;
+    use spillway_frontend::front_end::FrontEndError;
 
     use super::*;
 

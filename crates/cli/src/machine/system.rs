@@ -6,8 +6,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use spillway_borrower::frontend::FrontEndError;
-use spillway_borrower::frontend::choice::{self, FrontEndKind};
+use spillway_frontend::choice::{self, FrontEndKind};
+use spillway_frontend::front_end::FrontEndError;
 use spillway_sys::userfaultfd::access::Access;
 
 /// Tries whether a front end can be had.

@@ -1,0 +1,114 @@
+//! What every front end does: it attaches a device to the kernel and detaches it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits::{SLOTS_PER_THREAD_MAX, THREADS_MAX};
+use crate::nbd::identity::NbdIdentity;
+use crate::ublk::identity::UblkIdentity;
+
+/// How to make a device, whichever the front end.
+#[derive(Clone, Debug)]
+pub struct FrontEndConfig {
+    /// Letters, digits and dashes.
+    pub name: String,
+    /// Bytes of the device, whole pages.
+    pub size_bytes: u64,
+    /// Channels to make, one for each I/O thread.
+    pub threads: usize,
+    /// Requests that one thread holds at most; each takes 1 MiB of locked memory.
+    pub slots_per_thread: usize,
+    /// Whether the device outlives its process and waits for another one to serve it, where the front end can do that. To
+    /// be asked for only when the pages outlive the process too.
+    pub recoverable: bool,
+    /// How long the service takes for a request at most.
+    pub answer_deadline: Duration,
+    /// Where to make private files, if any are needed; it need not exist.
+    pub directory: PathBuf,
+}
+
+impl FrontEndConfig {
+    /// Whether any front end could make such a device.
+    pub(crate) fn check(&self) -> Result<(), FrontEndError> {
+        let invalid = |text: String| Err(FrontEndError::Invalid(text));
+        if self.size_bytes == 0 || !self.size_bytes.is_multiple_of(PAGE_SIZE_BYTES as u64) {
+            return invalid(format!("a device of {} bytes is not whole pages of {PAGE_SIZE_BYTES}", self.size_bytes));
+        }
+        // The kernel's file sizes are signed.
+        if i64::try_from(self.size_bytes).is_err() {
+            return invalid(format!("a device of {} bytes is larger than any file", self.size_bytes));
+        }
+        if !(1..=THREADS_MAX).contains(&self.threads) {
+            return invalid(format!("{} I/O threads; use 1 to {THREADS_MAX}", self.threads));
+        }
+        if !(1..=SLOTS_PER_THREAD_MAX).contains(&self.slots_per_thread) {
+            return invalid(format!("{} slots per thread; use 1 to {SLOTS_PER_THREAD_MAX}", self.slots_per_thread));
+        }
+        Ok(())
+    }
+}
+
+/// The block device of a front end. Order of life: opening gives the channels -> the caller starts its I/O threads, one for
+/// each channel -> [`FrontEnd::attach`], during which the kernel may already send requests -> [`FrontEnd::detach`] while the
+/// threads still run -> the channels say [`Closed`](spillway_block::channel::Received::Closed). Dropping detaches as far as possible.
+pub trait FrontEnd: Send {
+    /// Makes the block device; returns its path. On an error there is none.
+    fn attach(&mut self) -> Result<PathBuf, FrontEndError>;
+
+    /// Removes the block device. While somebody has it open past `deadline`, it fails with [`FrontEndError::Busy`], and
+    /// everything stays as it was.
+    fn detach(&mut self, deadline: Duration) -> Result<(), FrontEndError>;
+
+    /// Whether the block device, once attached, outlives this process and waits for another one. Most end with it.
+    fn outlives_process(&self) -> bool {
+        false
+    }
+
+    /// What another process needs to take the block device over, should this one die; as soon as it can be told.
+    fn recovery(&self) -> Option<FrontEndIdentity> {
+        None
+    }
+}
+
+/// A block device that waits for another process, see [`choice::take_over`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FrontEndIdentity {
+    /// Of the ublk driver.
+    Ublk(UblkIdentity),
+    /// Of the NBD driver.
+    Nbd(NbdIdentity),
+}
+
+/// Why a front end could not be started or stopped. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum FrontEndError {
+    /// A setting is wrong.
+    #[error("{0}")]
+    Invalid(String),
+    /// The kernel or the user lacks something.
+    #[error("{0}")]
+    Missing(String),
+    /// Somebody still uses the device.
+    #[error("{0}")]
+    Busy(String),
+    /// A system call failed.
+    #[error("{context}: {source}")]
+    System {
+        /// What was being done.
+        context: String,
+        /// The error.
+        source: std::io::Error,
+    },
+}
+
+impl FrontEndError {
+    /// Wraps an error of the system with what was being done.
+    pub(crate) fn system(context: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::System { context: context.into(), source }
+    }
+}

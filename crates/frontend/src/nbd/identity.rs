@@ -1,0 +1,108 @@
+//! Which device of the kernel's NBD driver is meant, who made it, and who serves it.
+//!
+//! The kernel keeps a text for the maker of each device ("backend", Linux 5.14 and later) and demands it from whoever brings new
+//! sockets. Ours is the maker's [`Ownership`]. Who serves the device now, which is another process once it was reconnected, is
+//! written to a file beside our other private ones.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use spillway_sys::process::ProcessIdentity;
+
+use crate::ownership::Ownership;
+
+/// Where it is written who serves which device: one for the machine, as the devices are.
+const SERVERS_DIRECTORY: &str = "/run/spillway/nbd";
+
+/// What a process must know to serve the device of another that died; to be stored where it survives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NbdIdentity {
+    /// The device's number: `/dev/nbdN`.
+    pub index: u32,
+    /// The text that the kernel keeps.
+    pub identifier: String,
+    /// Its connections, one for each I/O thread.
+    pub connections: usize,
+}
+
+impl NbdIdentity {
+    /// The block device.
+    pub fn path(&self) -> PathBuf {
+        path_of(self.index)
+    }
+}
+
+/// The block device with that number.
+pub(super) fn path_of(index: u32) -> PathBuf {
+    format!("/dev/nbd{index}").into()
+}
+
+/// The text that the kernel keeps for device `index`, if anybody gave it one.
+pub(super) fn identifier_of(index: u32) -> Option<String> {
+    let text = fs::read_to_string(format!("/sys/block/nbd{index}/backend")).ok()?;
+    Some(text.trim_end_matches('\n').to_owned())
+}
+
+/// Writes down that this process serves device `index`, made under `identifier`.
+pub(super) fn claim(index: u32, identifier: &str) -> io::Result<()> {
+    claim_in(Path::new(SERVERS_DIRECTORY), index, identifier)
+}
+
+fn claim_in(directory: &Path, index: u32, identifier: &str) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    let (place, new) = (directory.join(index.to_string()), directory.join(format!("{index}.new")));
+    fs::write(&new, format!("{identifier}\n{}\n", ProcessIdentity::current()?))?;
+    fs::rename(new, place)
+}
+
+/// Forgets who serves device `index`.
+pub(super) fn forget(index: u32) {
+    // A file that stays names another device's maker, and is not believed.
+    let _ = fs::remove_file(Path::new(SERVERS_DIRECTORY).join(index.to_string()));
+}
+
+/// The maker of device `index` by its identifier, if it is ours, and whether nobody serves it.
+pub(super) fn examine(index: u32, identifier: &str) -> io::Result<Option<(Ownership, bool)>> {
+    examine_in(Path::new(SERVERS_DIRECTORY), index, identifier)
+}
+
+fn examine_in(directory: &Path, index: u32, identifier: &str) -> io::Result<Option<(Ownership, bool)>> {
+    let Ok(maker) = identifier.parse::<Ownership>() else { return Ok(None) };
+    let text = fs::read_to_string(directory.join(index.to_string())).unwrap_or_default();
+    let served = match text.split_once('\n').map(|(made, server)| (made, server.trim().parse::<ProcessIdentity>())) {
+        Some((made, Ok(server))) if made == identifier => server.is_alive()?,
+        _ => maker.process.is_alive()?,
+    };
+    Ok(Some((maker, !served)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_abandoned_when_neither_its_maker_nor_another_serves_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let abandoned = |index, identifier: &str| {
+            examine_in(directory.path(), index, identifier).unwrap().map(|(_, abandoned)| abandoned)
+        };
+        let me = Ownership::of_this_process("mine").unwrap().to_string();
+        let dead = "spillway:4194304.1:dead";
+        assert_eq!(abandoned(0, &me), Some(false));
+        assert_eq!(abandoned(0, dead), Some(true));
+        claim_in(directory.path(), 0, dead).unwrap();
+        assert_eq!(abandoned(0, dead), Some(false), "this process serves it now");
+        assert_eq!(abandoned(0, "spillway:4194304.2:other"), Some(true), "the file tells of another device");
+        fs::write(directory.path().join("0"), format!("{dead}\n4194304.7\n")).unwrap();
+        assert_eq!(abandoned(0, dead), Some(true), "and then that one died too");
+        assert_eq!(abandoned(0, "nbd-client"), None, "others' devices are never ours");
+    }
+
+    #[test]
+    fn an_identity_names_its_device() {
+        let identity = NbdIdentity { index: 3, identifier: "x".to_owned(), connections: 2 };
+        assert_eq!(identity.path(), Path::new("/dev/nbd3"));
+    }
+}

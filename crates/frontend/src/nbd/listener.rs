@@ -1,0 +1,230 @@
+//! Where an NBD server listens for ordinary clients.
+//!
+//! The protocol, as spoken here, has no security of its own: whoever connects reads and writes everything. So a UNIX socket is
+//! for this user only, and of network addresses only loopback ones are taken unless the user insists.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown, sockopt};
+
+use crate::front_end::FrontEndError;
+use crate::limits::{NBD_KEEPALIVE_IDLE, NBD_KEEPALIVE_INTERVAL, NBD_KEEPALIVE_PROBES_MAX, NBD_SEND_BUFFER_BYTES};
+
+/// An address as users write it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NbdAddress {
+    /// `HOST:PORT`; port 0 takes a free one.
+    Tcp(String),
+    /// `unix:/PATH`.
+    Unix(PathBuf),
+}
+
+/// A text that is no such address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is nowhere to listen; write unix:/PATH, HOST:PORT or [IPV6]:PORT")]
+pub struct NotAnAddress(String);
+
+impl FromStr for NbdAddress {
+    type Err = NotAnAddress;
+
+    fn from_str(text: &str) -> Result<Self, NotAnAddress> {
+        let error = || NotAnAddress(text.to_owned());
+        if let Some(path) = text.strip_prefix("unix:") {
+            return if path.starts_with('/') { Ok(Self::Unix(path.into())) } else { Err(error()) };
+        }
+        let (host, port) = text.rsplit_once(':').ok_or_else(error)?;
+        let bracketed = host.starts_with('[') && host.ends_with(']');
+        let plain = !host.is_empty() && !host.contains([':', '/', '[', ']', ' ']);
+        if port.parse::<u16>().is_ok() && (bracketed || plain) { Ok(Self::Tcp(text.to_owned())) } else { Err(error()) }
+    }
+}
+
+impl fmt::Display for NbdAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(text) => formatter.write_str(text),
+            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// One listening socket; its file goes with it.
+#[derive(Debug)]
+pub(super) enum Listener {
+    Tcp(TcpListener),
+    Unix { listener: UnixListener, path: PathBuf, inode: u64 },
+}
+
+impl Listener {
+    /// Listens at every address of `address`. `exposed`: also where other machines may connect.
+    pub(super) fn open(address: &NbdAddress, exposed: bool) -> Result<Vec<Self>, FrontEndError> {
+        let listeners = match address {
+            NbdAddress::Unix(path) => vec![Self::unix(path)?],
+            NbdAddress::Tcp(text) => Self::tcp(text, exposed)?,
+        };
+        for listener in &listeners {
+            rustix::io::ioctl_fionbio(listener, true)
+                .map_err(|errno| FrontEndError::system(format!("cannot listen at {address}"))(errno.into()))?;
+        }
+        Ok(listeners)
+    }
+
+    fn tcp(text: &str, exposed: bool) -> Result<Vec<Self>, FrontEndError> {
+        let context = || FrontEndError::system(format!("cannot listen at {text}"));
+        let mut addresses: Vec<SocketAddr> = text.to_socket_addrs().map_err(context())?.collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        if let Some(address) = addresses.iter().find(|address| !address.ip().is_loopback() && !exposed) {
+            return Err(FrontEndError::Invalid(format!(
+                "{address} can be reached from other machines, and NBD neither asks who connects nor encrypts; listen at a \
+                 UNIX socket or on loopback and let ssh carry it, or insist with --insecure-listen"
+            )));
+        }
+        let listen = |address| TcpListener::bind(address).map(Self::Tcp).map_err(context());
+        addresses.into_iter().map(listen).collect()
+    }
+
+    fn unix(path: &Path) -> Result<Self, FrontEndError> {
+        let context = || FrontEndError::system(format!("cannot listen at unix:{}", path.display()));
+        clear_stale(path)?;
+        let listener = UnixListener::bind(path).map_err(context())?;
+        let listener =
+            Self::Unix { listener, path: path.to_owned(), inode: fs::metadata(path).map_err(context())?.ino() };
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(context())?;
+        Ok(listener)
+    }
+
+    /// Where clients find it, as they take it.
+    pub(super) fn address(&self) -> io::Result<String> {
+        match self {
+            Self::Tcp(listener) => Ok(format!("nbd://{}", listener.local_addr()?)),
+            Self::Unix { path, .. } => Ok(format!("nbd+unix:///?socket={}", path.display())),
+        }
+    }
+
+    /// A client that waits, if there is one.
+    pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
+        let socket = match accept_with(self, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => socket,
+            // The client may have gone again, or another channel was faster.
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => {
+                return Ok(None);
+            }
+            Err(errno) => return Err(errno.into()),
+        };
+        // Large answers leave in one piece; a limit below that is the system's choice.
+        let _ = sockopt::set_socket_send_buffer_size(&socket, NBD_SEND_BUFFER_BYTES);
+        if let Self::Tcp(_) = self {
+            sockopt::set_tcp_nodelay(&socket, true)?;
+            // A client whose machine vanished does not hold its connection for ever.
+            sockopt::set_socket_keepalive(&socket, true)?;
+            sockopt::set_tcp_keepidle(&socket, NBD_KEEPALIVE_IDLE)?;
+            sockopt::set_tcp_keepintvl(&socket, NBD_KEEPALIVE_INTERVAL)?;
+            sockopt::set_tcp_keepcnt(&socket, NBD_KEEPALIVE_PROBES_MAX)?;
+        }
+        Ok(Some(socket))
+    }
+
+    /// Lets nobody in any more, and takes the file away.
+    pub(super) fn close(&self) {
+        // It fails only on a socket that was shut down already.
+        let _ = shutdown(self, Shutdown::Both);
+        if let Self::Unix { path, inode, .. } = self
+            && fs::metadata(path).is_ok_and(|metadata| metadata.ino() == *inode)
+        {
+            // A file that cannot be removed is replaced by the next server.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix { listener, .. } => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Removes the socket of a server that was killed.
+fn clear_stale(path: &Path) -> Result<(), FrontEndError> {
+    let context = || FrontEndError::system(format!("cannot listen at unix:{}", path.display()));
+    let metadata = match fs::symlink_metadata(path) {
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(()),
+        metadata => metadata.map_err(context())?,
+    };
+    let shown = path.display();
+    if !metadata.file_type().is_socket() {
+        return Err(FrontEndError::Invalid(format!("{shown} is no socket; name another path with --listen")));
+    }
+    match UnixStream::connect(path) {
+        Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(context()),
+        _ => Err(FrontEndError::Busy(format!("somebody listens at {shown} already; name another path with --listen"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unix(path: &Path) -> Result<Vec<Listener>, FrontEndError> {
+        Listener::open(&NbdAddress::Unix(path.to_owned()), false)
+    }
+
+    #[test]
+    fn addresses_survive_a_round_trip_and_nonsense_is_refused() {
+        for text in ["unix:/run/disk.sock", "localhost:10809", "127.0.0.1:0", "[::1]:10809"] {
+            assert_eq!(text.parse::<NbdAddress>().unwrap().to_string(), text);
+        }
+        for text in ["", "unix:disk.sock", "10809", ":10809", "host:port", "::1:10809", "a b:1", "host:70000"] {
+            assert!(text.parse::<NbdAddress>().unwrap_err().to_string().contains("unix:/PATH"), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_loopback_is_listened_on_unless_insisted() {
+        let everywhere = NbdAddress::Tcp("0.0.0.0:0".to_owned());
+        let Err(FrontEndError::Invalid(text)) = Listener::open(&everywhere, false) else { panic!("it listens") };
+        assert!(text.contains("--insecure-listen"), "{text}");
+        assert_eq!(Listener::open(&everywhere, true).unwrap().len(), 1);
+        let loopback = Listener::open(&NbdAddress::Tcp("127.0.0.1:0".to_owned()), false).unwrap();
+        assert!(loopback[0].address().unwrap().starts_with("nbd://127.0.0.1:"));
+        assert!(loopback[0].accept().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_killed_servers_socket_is_replaced_and_nothing_else_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "as after a kill");
+        let listeners = unix(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert!(matches!(unix(&path), Err(FrontEndError::Busy(_))));
+        let _client = UnixStream::connect(&path).unwrap();
+        // Looking whether somebody listens was a client too.
+        while let Some(socket) = listeners[0].accept().unwrap() {
+            drop(socket);
+        }
+        drop(listeners);
+        assert!(!path.exists());
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(unix(&path), Err(FrontEndError::Invalid(_))));
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+}

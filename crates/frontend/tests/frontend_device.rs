@@ -1,0 +1,311 @@
+//! The loop device over FUSE in a real kernel: content, concurrency, discard, use by others, and what a killed server leaves.
+
+#![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
+
+#[allow(dead_code)]
+mod support;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use spillway_frontend::front_end::FrontEndError;
+use spillway_frontend::fuse::remains;
+use spillway_sys::child;
+use spillway_sys::skipping::skip;
+use spillway_sys::swap::{self, SwapDiscard};
+use spillway_testing::block_devices::{Aligned, can_run, open_direct, swap_lock};
+use support::exercise::exercise;
+use support::pressure::{self, SwappedOn};
+use support::{PATIENCE, Server, is_bound, is_bound_to, queue_setting};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn several_threads_see_what_they_wrote_and_discards_read_as_zeroes() {
+    if !can_run() {
+        return;
+    }
+    let server = Server::start("random", 32 * MIB, 2);
+    let device = Arc::new(server.path.clone());
+    let threads: Vec<_> = (0..4_u64)
+        .map(|number| {
+            let device = Arc::clone(&device);
+            std::thread::spawn(move || exercise(&device, number * 8 * MIB, 8 << 20, 0x5EED + number, 300))
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    server.stop();
+}
+
+#[test]
+fn the_queue_is_set_up_for_paging() {
+    if !can_run() {
+        return;
+    }
+    let server = Server::start("queue", 8 * MIB, 1);
+    let device = &server.path;
+    assert!(queue_setting(device, "max_sectors_kb").parse::<u32>().unwrap() <= 512);
+    assert_eq!(queue_setting(device, "read_ahead_kb"), "0");
+    assert_eq!(queue_setting(device, "rotational"), "0");
+    assert_eq!(queue_setting(device, "logical_block_size"), "4096");
+    assert!(queue_setting(device, "scheduler").contains("[none]") || queue_setting(device, "scheduler") == "none");
+    assert_ne!(queue_setting(device, "discard_max_bytes"), "0");
+    // A buffer that starts inside a page must still reach us as whole pages.
+    let file = open_direct(device);
+    let mut buffer = Aligned::new((2 << 20) + 4096);
+    let content: Vec<u8> = (0..2 << 20).map(|at: u32| (at / 512) as u8).collect();
+    buffer.bytes()[512..512 + (2 << 20)].copy_from_slice(&content);
+    file.write_all_at(&buffer.bytes()[512..512 + (2 << 20)], 4096).unwrap();
+    assert!(buffer.read(&file, 4096, 2 << 20) == content);
+    assert!(file.write_at(buffer.bytes(), 8 * MIB).is_err(), "past the end");
+    drop(file);
+    server.stop();
+}
+
+#[test]
+fn a_device_in_use_is_not_detached_and_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let mut server = Server::start("busy", 8 * MIB, 1);
+    let file = open_direct(&server.path);
+    assert!(matches!(server.detach(), Err(FrontEndError::Busy(_))));
+    let mut buffer = Aligned::new(4096);
+    buffer.write(&file, 4096, &[9; 4096]);
+    assert_eq!(buffer.read(&file, 4096, 4096), [9; 4096]);
+    // Whoever asks claims it for a moment himself (a look for remains by somebody else), so one answer proves nothing.
+    let give_up = Instant::now() + Duration::from_secs(30);
+    while server.front.is_open().unwrap() {
+        assert!(Instant::now() < give_up, "open, but nobody claims it");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(file);
+    assert!(is_bound(&server.path), "the refused detach was taken back");
+
+    swap::make(&server.path, "test", [1; 16]).unwrap();
+    swap::on(&server.path, None, SwapDiscard::Always).unwrap();
+    let open = server.front.is_open();
+    let refused = server.detach();
+    swap::off(&server.path).unwrap();
+    assert!(open.unwrap(), "swap claims it");
+    assert!(matches!(refused, Err(FrontEndError::Busy(_))));
+    assert_eq!(remains::list().unwrap().iter().filter(|remain| is_mine(remain, "busy")).count(), 0);
+    server.stop();
+}
+
+#[test]
+fn a_dropped_device_leaves_nothing() {
+    if !can_run() {
+        return;
+    }
+    let server = Server::start("dropped", 8 * MIB, 1);
+    let (device, directory) = (server.path.clone(), server.directory().to_owned());
+    drop(server);
+    assert!(!is_bound_to(&device, &directory));
+    assert!(!directory.exists());
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains(directory.to_str().unwrap()));
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
+    use spillway_frontend::front_end::FrontEndConfig;
+    use spillway_frontend::fuse::device::LoopFuse;
+    let directory = tempfile::tempdir().unwrap();
+    let good = FrontEndConfig {
+        name: "odd".to_owned(),
+        size_bytes: MIB,
+        threads: 1,
+        slots_per_thread: 1,
+        recoverable: false,
+        answer_deadline: Duration::from_secs(12),
+        directory: directory.path().to_owned(),
+    };
+    for bad in [
+        FrontEndConfig { size_bytes: 0, ..good.clone() },
+        FrontEndConfig { size_bytes: 4097, ..good.clone() },
+        FrontEndConfig { size_bytes: 1 << 63, ..good.clone() },
+        FrontEndConfig { threads: 0, ..good.clone() },
+        FrontEndConfig { slots_per_thread: 1000, ..good.clone() },
+        FrontEndConfig { name: "a/b".to_owned(), ..good },
+    ] {
+        assert!(matches!(LoopFuse::mount(&bad), Err(FrontEndError::Invalid(_))), "{bad:?}");
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+/// Runs a program to its end; its output on failure.
+fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Unmounts also when an assertion failed, before the device goes.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_filesystem_keeps_its_files() {
+    if !can_run() {
+        return;
+    }
+    if Command::new("mkfs.ext4").arg("-V").output().is_err() {
+        skip("mkfs.ext4");
+        return;
+    }
+    let server = Server::start("files", 32 * MIB, 2);
+    let device = server.path.to_str().unwrap().to_owned();
+    run("mkfs.ext4", &["-q", "-F", &device]);
+    let directory = tempfile::tempdir().unwrap();
+    let content = |number: usize| -> Vec<u8> { (0..50_000).map(|at| ((at * (number + 3)) >> 4) as u8).collect() };
+    for remounted in [false, true] {
+        run("mount", &["-o", "discard", &device, directory.path().to_str().unwrap()]);
+        let mounted = Mounted(directory.path().to_owned());
+        for number in 0..40 {
+            let file = directory.path().join(format!("file-{number}"));
+            if remounted {
+                assert!(std::fs::read(&file).unwrap() == content(number), "file {number}");
+            } else {
+                std::fs::write(&file, content(number)).unwrap();
+            }
+        }
+        drop(mounted);
+    }
+    run("fsck.ext4", &["-f", "-n", &device]);
+    server.stop();
+}
+
+fn is_mine(remain: &remains::Remain, name: &str) -> bool {
+    remain.ownership.name == name
+}
+
+/// The process that [`a_killed_server_leaves_errors_and_mendable_remains`] starts and kills.
+#[test]
+#[ignore = "runs as a process of its own, until it is killed"]
+fn serve_until_killed() {
+    let name = std::env::var("SPILLWAY_TEST_SERVER").expect("another test starts this one");
+    let size_mib: u64 = std::env::var("SPILLWAY_TEST_MIB").map_or(8, |text| text.parse().unwrap());
+    let threads = std::env::var("SPILLWAY_TEST_THREADS").map_or(1, |text| text.parse().unwrap());
+    let server = Server::start(&name, size_mib * MIB, threads);
+    println!("\nserving {} {}", server.path.display(), server.directory().display());
+    let mut line = String::new();
+    let _ = std::io::stdin().read_line(&mut line);
+}
+
+#[test]
+fn a_killed_server_leaves_errors_and_mendable_remains() {
+    if !can_run() {
+        return;
+    }
+    let name = format!("killed-{}", std::process::id());
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "serve_until_killed", "--ignored", "--nocapture"])
+        .env("SPILLWAY_TEST_SERVER", &name)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let line = lines.map(Result::unwrap).find(|line| line.starts_with("serving ")).expect("the server starts");
+    let mut words = line.split(' ').skip(1).map(PathBuf::from);
+    let (device, directory) = (words.next().unwrap(), words.next().unwrap());
+    let file = open_direct(&device);
+    let mut buffer = Aligned::new(4096);
+    buffer.write(&file, 0, &[3; 4096]);
+
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while file.read_exact_at(buffer.bytes(), 0).is_ok() {
+        assert!(Instant::now() < deadline, "a dead server's device answers with errors");
+    }
+    let listed = remains::list().unwrap();
+    assert_eq!(listed.iter().filter(|remain| is_mine(remain, &name)).count(), 2, "{listed:?}");
+    drop(file);
+    let failed: Vec<_> = remains::mend()
+        .unwrap()
+        .into_iter()
+        .filter(|mended| is_mine(&mended.remain, &name) && mended.result.is_err())
+        .collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    assert!(remains::list().unwrap().iter().all(|remain| !is_mine(remain, &name)));
+    assert!(!is_bound_to(&device, &directory));
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "the mount's directory is removed");
+    std::fs::remove_dir(&directory).unwrap();
+}
+
+/// A memory cgroup (version 1) that is removed at the end.
+struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    fn new(limit_bytes: u64) -> Option<Self> {
+        let directory = Path::new("/sys/fs/cgroup/memory").join(format!("spillway-front-test-{}", std::process::id()));
+        std::fs::create_dir(&directory).ok()?;
+        let group = Self(directory);
+        std::fs::write(group.0.join("memory.limit_in_bytes"), limit_bytes.to_string()).ok()?;
+        Some(group)
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while std::fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// The process that [`a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote`] limits.
+#[test]
+#[ignore = "runs as a process of its own, under a memory limit"]
+fn fill_and_verify() {
+    pressure::fill_and_verify();
+}
+
+#[test]
+fn a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote() {
+    if !can_run() {
+        return;
+    }
+    let Some(group) = MemoryGroup::new(24 << 20) else {
+        return skip("a memory cgroup (version 1)");
+    };
+    let procs = File::options().write(true).open(group.0.join("cgroup.procs")).unwrap();
+    let server = Server::start("swap", 96 * MIB, 2);
+    let _alone = swap_lock();
+    swap::make(&server.path, "test", [2; 16]).unwrap();
+    swap::on(&server.path, Some(100), SwapDiscard::Pages).unwrap();
+    let swapped_on = SwappedOn(server.path.clone());
+
+    let steps = child::ChildSteps { cgroups: vec![procs], ..child::ChildSteps::default() };
+    let mut program = child::spawn(pressure::filler(64 << 20), steps).unwrap();
+    let mut most_bytes = 0;
+    let deadline = Instant::now() + 2 * PATIENCE;
+    let status = loop {
+        most_bytes = pressure::used_bytes(&server.path).max(most_bytes);
+        if let Some(status) = program.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > deadline {
+            program.signal(rustix::process::Signal::KILL).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    drop(swapped_on);
+    assert_eq!(child::exit_code(status), 0, "the program saw what it wrote");
+    assert!(most_bytes > 16 << 20, "it was swapped: {most_bytes} bytes at most");
+    server.stop();
+}
