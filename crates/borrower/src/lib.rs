@@ -21,16 +21,4 @@
 extern crate self as spillway_borrower;
 
 pub mod device;
-pub mod disk_writer;
-pub mod engine;
-pub mod error;
-pub mod health;
-pub mod limits;
-pub mod manager;
 pub mod pager;
-pub mod remote;
-pub mod settings;
-pub mod state;
-pub mod status;
-mod sync;
-pub mod volume;

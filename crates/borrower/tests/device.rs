@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use spillway_block::wakefulness::KeepAwake;
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
-use spillway_borrower::error::VolumeError;
-use spillway_borrower::settings::VolumeConfig;
-use spillway_borrower::settings::mapping::MappingPolicy;
-use spillway_borrower::settings::redundancy::Redundancy;
-use spillway_borrower::settings::transport::TransportChoice;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_frontend::front_end::FrontEndError;
 use spillway_testing::block_devices::can_run;
+use spillway_volume::error::VolumeError;
+use spillway_volume::settings::VolumeConfig;
+use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::redundancy::Redundancy;
+use spillway_volume::settings::transport::TransportChoice;
 
 fn config(name: &str) -> DeviceConfig {
     DeviceConfig {

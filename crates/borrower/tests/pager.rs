@@ -14,9 +14,9 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spillway_block::wakefulness::KeepAwake;
 use spillway_borrower::pager::{Pager, PagerConfig, PagerStatistics};
-use spillway_borrower::settings::redundancy::Redundancy;
-use spillway_borrower::settings::transport::TransportChoice;
 use spillway_donor::{Donor, DonorConfig};
+use spillway_volume::settings::redundancy::Redundancy;
+use spillway_volume::settings::transport::TransportChoice;
 
 const MEBIBYTE: u64 = 1 << 20;
 

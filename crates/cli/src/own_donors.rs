@@ -10,8 +10,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use spillway_borrower::settings::redundancy::Redundancy;
 use spillway_fabric::address::DonorAddress;
+use spillway_volume::settings::redundancy::Redundancy;
 
 use crate::device::launch::{open_log, wait_for};
 use crate::failure::Failure;

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 use serde_json::Value;
-use spillway_borrower::disk_writer::NOT_RESERVED;
+use spillway_volume::disk_writer::NOT_RESERVED;
 
 use crate::arguments::OutputArguments;
 use crate::failure::Failure;

@@ -1,10 +1,10 @@
 //! How a device is started: a volume, and how the kernel reaches it.
 
-use crate::settings::{SettingsError, VolumeConfig};
-use crate::volume::Geometry;
 use spillway_block::wakefulness::KeepAwake;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_frontend::nbd::server::NbdListen;
+use spillway_volume::settings::{SettingsError, VolumeConfig};
+use spillway_volume::slab_map::Geometry;
 
 /// How to start a device.
 #[derive(Clone, Debug)]

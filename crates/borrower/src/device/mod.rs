@@ -1,8 +1,9 @@
 //! A device: volume, I/O threads, manager and front end put together.
 //!
-//! [`config`]: how it is started.
+//! [`config`]: how it is started; `limits`: every bound.
 
 pub mod config;
+mod limits;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,16 +15,7 @@ use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 
 pub use self::config::DeviceConfig;
-use crate::error::VolumeError;
-use crate::health;
-use crate::limits::{DETACH_DEADLINE, IO_THREADS_DEFAULT, LINGER};
-use crate::manager::donors::Phase;
-use crate::remote::{Ground, Remote};
-use crate::settings::SettingsError;
-use crate::state::DeviceState;
-use crate::status::DeviceStatus;
-use crate::volume::Geometry;
-use crate::volume::slab_entry::DonorSlot;
+use self::limits::{DETACH_DEADLINE, IO_THREADS_DEFAULT};
 use spillway_block::attention::{Attention, SpinPermit};
 use spillway_block::channel::BlockChannel;
 use spillway_block::downfall::Downfall;
@@ -37,6 +29,14 @@ use spillway_frontend::choice::{self, Opened};
 use spillway_frontend::front_end::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
 use spillway_frontend::limits::{NBD_CONNECTIONS_DEFAULT, NBD_SERVER_SLOTS};
 use spillway_frontend::nbd::server::NbdServer;
+use spillway_volume::error::VolumeError;
+use spillway_volume::health;
+use spillway_volume::limits::LINGER;
+use spillway_volume::running::{Prerequisites, RunningVolume};
+use spillway_volume::settings::SettingsError;
+use spillway_volume::slab_map::Geometry;
+use spillway_volume::state::DeviceState;
+use spillway_volume::status::DeviceStatus;
 
 /// Why a device could not be started or stopped. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -79,7 +79,7 @@ pub struct Device {
     metrics: Arc<Metrics>,
     stop: Arc<EventFd>,
     io_threads: Vec<IoThread>,
-    remote: Option<Remote>,
+    remote: Option<RunningVolume>,
     downfall: Arc<Downfall>,
     state: Option<Arc<Kept>>,
     donors_missing: Vec<String>,
@@ -116,16 +116,17 @@ impl Device {
         let metrics = Arc::new(Metrics::default());
         let kept = state.as_ref().filter(|_| is_kept);
         // Before a block device is taken over, which the kernel may allow once only: whoever fails after that has lost it.
-        let ground = state.as_ref().map(|kept| Ground::find(&config.volume, &kept.state)).transpose()?;
+        let prerequisites = state.as_ref().map(|kept| Prerequisites::find(&config.volume, &kept.state)).transpose()?;
         let (front_end_text, front_end, channels) = open_front_end(&config, geometry, kept)?;
         let goes_on = kept.is_some_and(|kept| kept.outlives_block_device || front_end.outlives_process());
         let (services, remote) = match &state {
             None => (local_services(geometry, &metrics, &channels)?, None),
             Some(kept) => {
                 let linger = if goes_on { LINGER } else { Duration::ZERO };
-                let ground = ground.expect("a device with a state has its ground");
+                let prerequisites = prerequisites.expect("found for every device with a state");
                 let pools: Vec<_> = channels.iter().map(|channel| Arc::clone(channel.pool())).collect();
-                let (engines, remote) = Remote::start(&config.volume, &kept.state, ground, linger, &metrics, &pools)?;
+                let (engines, remote) =
+                    RunningVolume::start(&config.volume, &kept.state, prerequisites, linger, &metrics, &pools)?;
                 let services = engines.into_iter().map(|engine| Box::new(engine) as Box<dyn BlockService>).collect();
                 (services, Some(remote))
             }
@@ -137,7 +138,7 @@ impl Device {
             metrics,
             stop: Arc::new(EventFd::new().map_err(DeviceError::system("cannot make an event"))?),
             io_threads: Vec::new(),
-            downfall: remote.as_ref().map(|remote| Arc::clone(&remote.volume.downfall)).unwrap_or_default(),
+            downfall: remote.as_ref().map(|remote| Arc::clone(remote.downfall())).unwrap_or_default(),
             remote,
             state: state.map(Arc::new),
             config,
@@ -177,8 +178,7 @@ impl Device {
     /// Pages that a dead process was writing get one content, now that it is known which donors are there.
     fn settle(&self) {
         let Some(remote) = self.remote.as_ref().filter(|_| self.is_resumed()) else { return };
-        let alive = |donor: DonorSlot| remote.manager.shared.donors[usize::from(donor.0)].phase() == Phase::Connected;
-        let settled = remote.volume.settle_writes(&alive, || std::thread::sleep(Duration::from_micros(50)));
+        let settled = remote.settle_writes();
         tracing::info!("{settled} pages were being written when the process before this one died");
     }
 
@@ -282,7 +282,7 @@ fn open_front_end(
         threads: config.io_threads.unwrap_or(IO_THREADS_DEFAULT),
         slots_per_thread: SLOTS_PER_THREAD,
         recoverable: kept.is_some(),
-        answer_deadline: crate::engine::answer_deadline(config.volume.redundancy),
+        answer_deadline: spillway_volume::engine::answer_deadline(config.volume.redundancy),
         directory: PathBuf::from("/run/spillway"),
     };
     if let Some(listen) = &config.listen {

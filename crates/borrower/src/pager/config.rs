@@ -10,11 +10,11 @@ use spillway_sys::guardian::Successor;
 
 use super::PagerError;
 use super::limits::{BUDGET_BYTES_MIN, FAULT_THREADS_MAX};
-use crate::settings::VolumeConfig;
-use crate::settings::mapping::MappingPolicy;
-use crate::settings::redundancy::Redundancy;
-use crate::settings::transport::TransportChoice;
 use spillway_block::wakefulness::KeepAwake;
+use spillway_volume::settings::VolumeConfig;
+use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::redundancy::Redundancy;
+use spillway_volume::settings::transport::TransportChoice;
 
 /// How to start a pager.
 #[derive(Clone, Debug)]

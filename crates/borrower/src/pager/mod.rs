@@ -75,15 +75,15 @@ use self::space::Books;
 use self::space::ranges::Ranges;
 pub use self::statistics::PagerStatistics;
 use self::survey::{RunOfPrograms, Survey};
-use crate::error::VolumeError;
-use crate::health;
-use crate::remote::{Ground, Remote};
-use crate::settings::VolumeConfig;
-use crate::state::DeviceState;
-use crate::status::DeviceStatus;
 use spillway_block::metrics::Metrics;
 use spillway_block::wakefulness::Wakefulness;
 use spillway_policy::replacement::sampled::Sampled;
+use spillway_volume::error::VolumeError;
+use spillway_volume::health;
+use spillway_volume::running::{Prerequisites, RunningVolume};
+use spillway_volume::settings::VolumeConfig;
+use spillway_volume::state::DeviceState;
+use spillway_volume::status::DeviceStatus;
 
 /// Why a pager could not be started. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +118,7 @@ pub struct Pager {
     metrics: Arc<Metrics>,
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    remote: Option<Remote>,
+    remote: Option<RunningVolume>,
     donors_missing: Vec<String>,
 }
 
@@ -176,16 +176,16 @@ impl Pager {
         let volume_config = config.volume();
         let state = DeviceState::open(DeviceState::memory(&volume_config)?, &volume_config)?;
         let metrics = Arc::new(Metrics::default());
-        let (mut engines, remote) = Remote::start(
+        let (mut engines, remote) = RunningVolume::start(
             &volume_config,
             &state,
-            Ground::find(&volume_config, &state)?,
+            Prerequisites::find(&volume_config, &state)?,
             Duration::ZERO,
             &metrics,
             &pools,
         )?;
         let budget = Budget::new(config.budget_bytes, slots as u64 * GROUP_SIZE_BYTES);
-        let volume_pages = remote.volume.geometry.page_count();
+        let volume_pages = remote.page_count();
         let books = Books {
             slots: Slots::new(u32::try_from(volume_pages).unwrap_or(u32::MAX)),
             directory: Directory::default(),
@@ -298,7 +298,7 @@ impl Pager {
             ..DeviceStatus::default()
         };
         if let Some(remote) = &self.remote {
-            device.failure = remote.volume.downfall.reason();
+            device.failure = remote.downfall().reason();
             remote.describe(&self.volume_config, &mut device);
             device.health = health::summarise(&device, usize::from(self.volume_config.redundancy.replicas));
         }

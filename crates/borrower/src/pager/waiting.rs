@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::limits::DONORS_MAX;
 use spillway_block::service::BlockService;
+use spillway_volume::limits::DONORS_MAX;
 
 /// Events of a thread besides its engine's.
 const OWN_EVENTS_MAX: usize = 1;

@@ -10,11 +10,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 use spillway_block::wakefulness::KeepAwake;
-use spillway_borrower::settings::mapping::MappingPolicy;
-use spillway_borrower::settings::redundancy::Redundancy;
-use spillway_borrower::settings::transport::TransportChoice;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
+use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::redundancy::Redundancy;
+use spillway_volume::settings::transport::TransportChoice;
 
 use crate::arguments::{DonateArguments, OutputArguments};
 use crate::limits;

@@ -1,7 +1,7 @@
 //! `spillway device on`, `off` and `status`, and what `swap` shares with them.
 
 use serde_json::json;
-use spillway_borrower::settings::redundancy::Redundancy;
+use spillway_volume::settings::redundancy::Redundancy;
 
 use super::launch::{LaunchedDevice, RunningDevice, launch};
 use super::storage;

@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use spillway_borrower::state::keeping::KeptMemory;
-use spillway_borrower::status::DeviceStatus;
 use spillway_sys::child::{self, ChildProcess, ChildSteps};
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
+use spillway_volume::state::keeping::KeptMemory;
+use spillway_volume::status::DeviceStatus;
 
 use super::launch::LaunchedDevice;
 use super::serve::{self, DeviceRecord, DeviceReport};

@@ -18,13 +18,13 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use spillway_borrower::device::{Device, DeviceConfig, DeviceError, Kept};
-use spillway_borrower::settings::VolumeConfig;
-use spillway_borrower::state::records::Records;
-use spillway_borrower::state::{DeviceState, keeping};
-use spillway_borrower::status::DeviceStatus;
 use spillway_frontend::fuse;
 use spillway_frontend::nbd::server::NbdListen;
 use spillway_sys::paging_safety;
+use spillway_volume::settings::VolumeConfig;
+use spillway_volume::state::records::Records;
+use spillway_volume::state::{DeviceState, keeping};
+use spillway_volume::status::DeviceStatus;
 
 use super::keeper::Handed;
 use super::launch::{LaunchedDevice, Readiness};

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use spillway_borrower::settings::redundancy::Redundancy;
+use spillway_volume::settings::redundancy::Redundancy;
 
 use crate::arguments::StorageArguments;
 use crate::failure::Failure;
@@ -127,9 +127,9 @@ pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use spillway_block::wakefulness::KeepAwake;
-    use spillway_borrower::settings::mapping::MappingPolicy;
-    use spillway_borrower::settings::transport::TransportChoice;
     use spillway_frontend::choice::FrontEndChoice;
+    use spillway_volume::settings::mapping::MappingPolicy;
+    use spillway_volume::settings::transport::TransportChoice;
 
     use super::*;
 

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use spillway_block::wakefulness::KeepAwake;
 use spillway_borrower::pager::PagerConfig;
-use spillway_borrower::settings::mapping::MappingPolicy;
-use spillway_borrower::settings::redundancy::Redundancy;
-use spillway_borrower::settings::transport::TransportChoice;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
+use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::redundancy::Redundancy;
+use spillway_volume::settings::transport::TransportChoice;
 
 use super::take_down::{device_name, donor_prefix};
 use crate::arguments::RunArguments;

@@ -7,8 +7,8 @@ use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
-use spillway_borrower::settings::mapping::MappingPolicy;
 use spillway_frontend::choice::FrontEndChoice;
+use spillway_volume::settings::mapping::MappingPolicy;
 
 use crate::arguments::{RunArguments, Via};
 use crate::doctor::checks::{self, Check, Way, hindrance};

@@ -1,0 +1,248 @@
+//! One block request on its way through the engine.
+//!
+//! A request is served one segment at a time: the part of it that lies in one slab. A segment that cannot go on (a page is
+//! being changed by somebody else, no donor yet, the backlog is full) is parked: it owns no page, is inside no gate, and is
+//! started afresh at the next look. So a parked request can hold nothing up.
+
+use std::time::Instant;
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, RemoteAddress, SlabIndex};
+
+use super::lanes::Lanes;
+use crate::limits::COPIES_MAX;
+use crate::slab_map::admission::Ticket;
+use crate::slab_map::gate::Pass;
+use crate::slab_map::slab_entry::{Location, Places};
+use crate::slab_map::{Geometry, Volume};
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
+
+/// What a step of a request needs from its surroundings.
+pub(super) struct Context<'a> {
+    pub(super) volume: &'a Volume,
+    pub(super) lanes: &'a mut Lanes,
+    pub(super) pool: &'a BufferPool,
+    pub(super) now: Instant,
+}
+
+/// The part of a request that lies in one slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    pub(super) slab: SlabIndex,
+    /// First page, of the volume.
+    pub(super) first: u64,
+    /// Pages.
+    pub(super) count: u64,
+    /// Where its data lies in the request's buffer.
+    pub(super) buffer_offset_bytes: u64,
+}
+
+/// What a request is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// No request in this slot.
+    Free,
+    /// Waits to be started.
+    Parked,
+    /// Inside the gate, pieces in flight or about to be posted.
+    Moving,
+    /// Its pages are in the backlog only; waits until they are on disk.
+    AwaitingDisk,
+}
+
+/// How a segment ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Goes on later.
+    Pending,
+    /// Start afresh at the next look.
+    Park,
+    /// Over.
+    Finished(Result<(), BlockError>),
+}
+
+/// The state of one request slot.
+#[derive(Debug)]
+pub(super) struct Active {
+    pub(super) slot: usize,
+    pub(super) request: BlockRequest,
+    pub(super) arrived: Instant,
+    pub(super) stage: Stage,
+    pub(super) segment: Segment,
+    pub(super) segment_since: Instant,
+    pub(super) pass: Option<Pass>,
+    pub(super) places: Places,
+    /// Whether `places` are all that the manager is about to put there.
+    pub(super) settled: bool,
+    /// Locations that failed this segment; not tried again.
+    pub(super) excluded: Places,
+    /// Locations that let this segment wait for too long: read from only if nothing else has the page.
+    pub(super) late: Places,
+    /// When the segment was started, or nothing else was found to have its pages (reads).
+    pub(super) entered: Instant,
+    /// The places that pieces in flight read from (reads).
+    pub(super) in_use: [bool; COPIES_MAX],
+    /// The disk failed this segment.
+    pub(super) disk_excluded: bool,
+    /// Pieces in flight.
+    pub(super) outstanding: u32,
+    /// Some piece failed.
+    pub(super) failed: bool,
+    /// A page cannot be read at all.
+    pub(super) error: Option<BlockError>,
+    /// The first page not posted (reads).
+    pub(super) next_page: u64,
+    /// A page's only source is out of reach now (reads).
+    pub(super) must_wait: bool,
+    /// Places whose piece is not posted (writes, discards); the last is the disk.
+    pub(super) unposted: [bool; COPIES_MAX + 1],
+    /// Places that have the new content (writes).
+    pub(super) succeeded: [bool; COPIES_MAX],
+    /// Pages that came from the disk.
+    pub(super) disk_pages: u64,
+    /// Its turn at a backlog that had no room for the segment (writes).
+    pub(super) ticket: Option<Ticket>,
+}
+
+impl Active {
+    pub(super) fn free(slot: usize, now: Instant) -> Self {
+        let request = BlockRequest { slot, operation: BlockOperation::Flush, offset_bytes: 0, length_bytes: 0 };
+        Self {
+            slot,
+            request,
+            arrived: now,
+            stage: Stage::Free,
+            segment: Segment { slab: SlabIndex(0), first: 0, count: 0, buffer_offset_bytes: 0 },
+            segment_since: now,
+            pass: None,
+            places: [None; COPIES_MAX],
+            settled: true,
+            excluded: [None; COPIES_MAX],
+            late: [None; COPIES_MAX],
+            entered: now,
+            in_use: [false; COPIES_MAX],
+            disk_excluded: false,
+            outstanding: 0,
+            failed: false,
+            error: None,
+            next_page: 0,
+            must_wait: false,
+            unposted: [false; COPIES_MAX + 1],
+            succeeded: [false; COPIES_MAX],
+            disk_pages: 0,
+            ticket: None,
+        }
+    }
+
+    /// Takes a request over; it starts parked.
+    pub(super) fn accept(&mut self, request: BlockRequest, geometry: Geometry, now: Instant) {
+        assert!(self.stage == Stage::Free, "a request slot is used by one request at a time");
+        *self = Self::free(self.slot, now);
+        self.request = request;
+        self.stage = Stage::Parked;
+        self.segment = segment_at(&request, geometry, 0);
+    }
+
+    /// Moves to the next segment; false when there is none.
+    pub(super) fn next_segment(&mut self, geometry: Geometry, now: Instant) -> bool {
+        let done_bytes = self.segment.buffer_offset_bytes + self.segment.count * PAGE_SIZE_BYTES as u64;
+        if done_bytes >= self.request.length_bytes {
+            return false;
+        }
+        self.segment = segment_at(&self.request, geometry, done_bytes);
+        self.segment_since = now;
+        self.excluded = [None; COPIES_MAX];
+        self.late = [None; COPIES_MAX];
+        self.disk_excluded = false;
+        true
+    }
+
+    /// Passes the segment's gate and reads where its copies are.
+    pub(super) fn enter(&mut self, volume: &Volume) {
+        assert!(self.pass.is_none() && self.outstanding == 0, "a segment enters once");
+        let entry = volume.slab(self.segment.slab);
+        self.pass = Some(entry.gate.enter());
+        (self.places, self.settled) = entry.settled_places();
+        // An empty place's next tenant may have the name of the one that failed.
+        for (excluded, place) in self.excluded.iter_mut().zip(&self.places) {
+            if place.is_none() {
+                *excluded = None;
+            }
+        }
+        self.failed = false;
+        self.in_use = [false; COPIES_MAX];
+        self.error = None;
+        self.must_wait = false;
+        self.next_page = self.segment.first;
+        self.unposted = [false; COPIES_MAX + 1];
+        self.succeeded = [false; COPIES_MAX];
+        self.disk_pages = 0;
+    }
+
+    /// Leaves the segment's gate.
+    pub(super) fn leave(&mut self, volume: &Volume) {
+        assert!(self.outstanding == 0, "pieces in flight use the slab's copies");
+        let pass = self.pass.take().expect("a segment leaves the gate that it entered");
+        volume.slab(self.segment.slab).gate.leave(pass);
+    }
+
+    /// The copy in `place`, unless it failed this segment before or cannot be reached.
+    pub(super) fn usable(&self, place: usize, lanes: &Lanes) -> Option<Location> {
+        let location = self.places[place]?;
+        (self.excluded[place] != Some(location) && lanes.is_usable(location.donor)).then_some(location)
+    }
+
+    /// Where page `page` of the segment lies in the slot's buffer, for `count` pages.
+    pub(super) fn buffer(&self, pool: &BufferPool, page: u64, count: u64) -> BufferRange {
+        let offset = self.segment.buffer_offset_bytes + (page - self.segment.first) * PAGE_SIZE_BYTES as u64;
+        pool.slot(self.slot).part(offset as usize, count as usize * PAGE_SIZE_BYTES)
+    }
+
+    /// Where page `page` of the segment lies in the copy at `location`.
+    pub(super) fn remote(&self, geometry: Geometry, location: Location, page: u64) -> RemoteAddress {
+        RemoteAddress { slab: location.handle, offset_bytes: geometry.offset_in_slab_bytes(page) }
+    }
+}
+
+/// The segment of `request` that starts `done_bytes` into it.
+fn segment_at(request: &BlockRequest, geometry: Geometry, done_bytes: u64) -> Segment {
+    let first = (request.offset_bytes + done_bytes) / PAGE_SIZE_BYTES as u64;
+    let left = (request.length_bytes - done_bytes) / PAGE_SIZE_BYTES as u64;
+    let slab = geometry.slab_of(first.min(geometry.page_count() - 1));
+    let count = left.min(geometry.pages(slab).end.saturating_sub(first));
+    Segment { slab, first, count, buffer_offset_bytes: done_bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn segments_cover_a_request_once_and_stay_in_their_slab(first in 0u64..1000, count in 1u64..1024) {
+            let geometry = Geometry { slab_pages: 256, slab_count: 8 };
+            let page = PAGE_SIZE_BYTES as u64;
+            let request = BlockRequest {
+                slot: 0,
+                operation: BlockOperation::Discard,
+                offset_bytes: first * page,
+                length_bytes: count * page,
+            };
+            let now = Instant::now();
+            let mut active = Active::free(0, now);
+            active.accept(request, geometry, now);
+            let mut next = first;
+            loop {
+                let segment = active.segment;
+                prop_assert_eq!(segment.first, next);
+                prop_assert_eq!(segment.buffer_offset_bytes, (next - first) * page);
+                let pages = geometry.pages(segment.slab);
+                prop_assert!(segment.count > 0 && pages.contains(&next) && next + segment.count <= pages.end);
+                next += segment.count;
+                if !active.next_segment(geometry, now) { break }
+            }
+            prop_assert_eq!(next, first + count);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Discarding: the pages are forgotten here, and freed at donors and on disk, so that freed swap returns to its lenders.
+//!
+//! The bits are cleared first: from then on the pages read as zeroes, whatever happens to the messages that free memory. Such
+//! a message that fails costs memory until the slab is given back, never a wrong byte.
+
+use spillway_fabric::queue_pair::{Operation, PostError};
+use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
+
+use super::active::{Active, Context, Stage, Step};
+use super::lanes::{Piece, Target};
+use crate::limits::COPIES_MAX;
+use crate::slab_map::page_bits::Bit;
+
+/// Shorter holes in the backing file cost more than they give back: 256 KiB.
+const DISK_DISCARD_PAGES_MIN: u64 = 64;
+
+/// The index of the disk among the pieces of a discard.
+const DISK: usize = COPIES_MAX;
+
+/// Starts the segment.
+pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
+    let volume = context.volume;
+    let (first, count) = (active.segment.first, active.segment.count);
+    if !volume.bits.try_acquire(first, count) {
+        return Step::Park;
+    }
+    active.enter(volume);
+    for place in 0..COPIES_MAX {
+        let stored = volume.bits.any(Bit::Copy(place), first, count);
+        active.unposted[place] = stored && active.usable(place, context.lanes).is_some();
+        volume.bits.clear(Bit::Copy(place), first, count);
+    }
+    if let Some(disk) = &volume.disk {
+        active.unposted[DISK] =
+            !volume.keeps_disk_blocks && count >= DISK_DISCARD_PAGES_MIN && volume.bits.any(Bit::Disk, first, count);
+        disk.backlog.discard(&volume.bits, first, count);
+    }
+    volume.bits.clear(Bit::Lost, first, count);
+    active.stage = Stage::Moving;
+    advance(active, context)
+}
+
+/// Posts what can be posted, and concludes when nothing is in flight any more.
+pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
+    let (first, count) = (active.segment.first, active.segment.count);
+    let length_bytes = (count * PAGE_SIZE_BYTES as u64) as u32;
+    let buffer = BufferRange { offset_bytes: 0, length_bytes };
+    for place in 0..=DISK {
+        if !active.unposted[place] {
+            continue;
+        }
+        let (target, slab) = if place == DISK {
+            (Target::Disk, SlabHandle(active.segment.slab.0))
+        } else {
+            let location = active.places[place].expect("a discard is posted to copies that exist");
+            (Target::Donor(location.donor), location.handle)
+        };
+        let remote = RemoteAddress { slab, offset_bytes: context.volume.geometry.offset_in_slab_bytes(first) };
+        let piece = Piece { owner: active.slot, place, target, priority: Priority::WriteBack };
+        match context.lanes.post(piece, Operation::Discard, remote, buffer, context.now) {
+            Ok(()) => active.outstanding += 1,
+            Err(PostError::Busy) => continue,
+            Err(PostError::Down) => {}
+        }
+        active.unposted[place] = false;
+    }
+    if active.outstanding > 0 || active.unposted.contains(&true) {
+        return Step::Pending;
+    }
+    context.volume.bits.release(first, count);
+    active.leave(context.volume);
+    Step::Finished(Ok(()))
+}
+
+/// A piece of this segment ended, one way or the other.
+pub(super) fn ended(active: &mut Active) {
+    active.outstanding -= 1;
+}

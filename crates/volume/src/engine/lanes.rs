@@ -1,0 +1,339 @@
+//! One I/O thread's queue pairs: one per donor, one to the backing file, and the pieces in flight on them.
+//!
+//! A piece is one posted request. Its number is the tag, so a completion finds its owner without a search. When a donor is
+//! replaced or lost, the pieces on the old queue pair are orphaned and end with [`RequestError::Down`] at the next poll:
+//! every posted piece ends exactly once, or is abandoned by its owner ([`Lanes::abandon`]) and never heard of again.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use spillway_fabric::queue_pair::{Operation, PostError, QueuePair, Request, RequestError};
+use spillway_fabric::units::{BufferRange, Priority, RemoteAddress, Tag};
+use spillway_sys::mapping::Mapping;
+
+use crate::limits::{DONORS_MAX, PIECES_MAX};
+use crate::slab_map::donor_latency::{DonorLatencies, LaneWaits};
+use crate::slab_map::slab_entry::DonorSlot;
+
+/// Where a piece goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A donor.
+    Donor(DonorSlot),
+    /// The backing file.
+    Disk,
+}
+
+/// What a piece is to its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The request slot that posted it.
+    pub owner: usize,
+    /// The copy's place in the slab entry; meaningless for the disk.
+    pub place: usize,
+    /// Where it went.
+    pub target: Target,
+    /// Its class for credits.
+    pub priority: Priority,
+}
+
+/// A new queue pair for a donor, or none any more.
+pub struct LaneChange {
+    /// The donor.
+    pub donor: DonorSlot,
+    /// What to use from now on.
+    pub queue_pair: Option<Box<dyn QueuePair>>,
+}
+
+/// Where the manager leaves changes for an I/O thread, and takes old queue pairs away: freeing is not for I/O threads.
+#[derive(Default)]
+pub struct LaneMailbox {
+    changed: AtomicBool,
+    changes: Mutex<Vec<LaneChange>>,
+    retired: Mutex<Vec<Box<dyn QueuePair>>>,
+}
+
+impl LaneMailbox {
+    /// An empty mailbox with room for a change of every donor.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            changed: AtomicBool::new(false),
+            changes: Mutex::new(Vec::with_capacity(DONORS_MAX)),
+            retired: Mutex::new(Vec::with_capacity(RETIRED_MAX)),
+        })
+    }
+
+    /// Leaves a change; the I/O thread sees it before it looks at any place filled later. Also frees what was retired.
+    pub fn leave(&self, change: LaneChange) {
+        self.sweep();
+        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        // Only the last change of a donor counts, so an idle thread's mailbox stays small.
+        let overtaken = match changes.iter_mut().find(|other| other.donor == change.donor) {
+            Some(other) => Some(std::mem::replace(other, change)),
+            None => {
+                changes.push(change);
+                None
+            }
+        };
+        drop(changes);
+        drop(overtaken);
+        self.changed.store(true, Ordering::SeqCst);
+    }
+
+    /// Frees retired queue pairs.
+    pub fn sweep(&self) {
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        if retired.is_empty() {
+            return;
+        }
+        // Freed outside the lock, which the I/O thread takes too: closing a window takes its time.
+        let old = std::mem::replace(&mut *retired, Vec::with_capacity(RETIRED_MAX));
+        drop(retired);
+        drop(old);
+    }
+}
+
+/// Retired queue pairs between two sweeps: at most one change of each donor is adopted between two calls of `leave`.
+const RETIRED_MAX: usize = 4 * DONORS_MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flight {
+    Free,
+    Posted,
+    Orphaned,
+    /// Its owner waits for it no more.
+    Abandoned,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    piece: Piece,
+    flight: Flight,
+    posted: Instant,
+    is_read: bool,
+}
+
+/// The queue pairs of one I/O thread, see the module text.
+pub struct Lanes {
+    donors: Box<[Option<Box<dyn QueuePair>>]>,
+    disk: Option<Box<dyn QueuePair>>,
+    entries: Box<[Entry]>,
+    free: Vec<u32>,
+    orphans: usize,
+    mailbox: Arc<LaneMailbox>,
+    watch: Option<Watch>,
+}
+
+/// Where the lanes tell how fast donors answer.
+struct Watch {
+    latencies: Arc<DonorLatencies>,
+    waits: Arc<LaneWaits>,
+}
+
+impl Lanes {
+    /// No donor yet; they come through `mailbox`.
+    pub fn new(mailbox: Arc<LaneMailbox>, disk: Option<Box<dyn QueuePair>>) -> Self {
+        let piece = Piece { owner: 0, place: 0, target: Target::Disk, priority: Priority::Demand };
+        Self {
+            donors: (0..DONORS_MAX).map(|_| None).collect(),
+            disk,
+            entries: vec![Entry { piece, flight: Flight::Free, posted: Instant::now(), is_read: false }; PIECES_MAX]
+                .into_boxed_slice(),
+            free: (0..PIECES_MAX as u32).rev().collect(),
+            orphans: 0,
+            mailbox,
+            watch: None,
+        }
+    }
+
+    /// The same lanes, which tell `latencies` how fast donors answer.
+    pub fn watched_by(self, latencies: &Arc<DonorLatencies>) -> Self {
+        let watch = Watch { latencies: Arc::clone(latencies), waits: latencies.new_lane() };
+        Self { watch: Some(watch), ..self }
+    }
+
+    /// Takes what the manager left. Called before any place is looked at; costs one load when nothing changed.
+    pub fn adopt(&mut self) {
+        if !self.mailbox.changed.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let mailbox = Arc::clone(&self.mailbox);
+        let mut changes = mailbox.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        for change in changes.drain(..) {
+            self.orphan(change.donor);
+            let old = std::mem::replace(&mut self.donors[usize::from(change.donor.0)], change.queue_pair);
+            if let Some(old) = old {
+                mailbox.retired.lock().unwrap_or_else(PoisonError::into_inner).push(old);
+            }
+        }
+    }
+
+    /// Whether the manager left something since the last [`Lanes::adopt`]: then places may name donors by queue pairs that this
+    /// thread does not have yet.
+    pub fn has_news(&self) -> bool {
+        self.mailbox.changed.load(Ordering::SeqCst)
+    }
+
+    fn orphan(&mut self, donor: DonorSlot) {
+        for (number, entry) in self.entries.iter_mut().enumerate() {
+            match entry.flight {
+                _ if entry.piece.target != Target::Donor(donor) => {}
+                Flight::Posted => {
+                    entry.flight = Flight::Orphaned;
+                    self.orphans += 1;
+                }
+                Flight::Abandoned => {
+                    entry.flight = Flight::Free;
+                    self.free.push(number as u32);
+                }
+                Flight::Free | Flight::Orphaned => {}
+            }
+        }
+        if let Some(watch) = &self.watch {
+            watch.waits.owes_nothing(donor);
+        }
+    }
+
+    /// Lets go of all that `owner` has in flight, which are reads from donors: what still comes touches nothing of it. False if that
+    /// cannot be done with one of them; then `owner` still waits for all of them.
+    pub fn abandon(&mut self, owner: usize) -> bool {
+        let is_owners = |entry: &Entry| entry.flight != Flight::Free && entry.piece.owner == owner;
+        let can_be_let_go = |entry: &Entry| {
+            let Target::Donor(donor) = entry.piece.target else { return false };
+            let over_socket = self.donors[usize::from(donor.0)].as_ref().is_some_and(|pair| pair.event().is_some());
+            entry.flight == Flight::Abandoned || (entry.flight == Flight::Posted && entry.is_read && over_socket)
+        };
+        if !self.entries.iter().filter(|entry| is_owners(entry)).all(can_be_let_go) {
+            return false;
+        }
+        for (number, entry) in self.entries.iter_mut().enumerate() {
+            let Target::Donor(donor) = entry.piece.target else { continue };
+            if entry.flight == Flight::Posted && entry.piece.owner == owner {
+                let queue_pair = self.donors[usize::from(donor.0)].as_mut().expect("looked at above");
+                assert!(
+                    queue_pair.abandon(Tag(number as u32)),
+                    "a read over a socket that has not ended can be let go"
+                );
+                entry.flight = Flight::Abandoned;
+            }
+        }
+        true
+    }
+
+    /// Whether requests to `donor` have a chance.
+    pub fn is_usable(&self, donor: DonorSlot) -> bool {
+        self.donors[usize::from(donor.0)].as_ref().is_some_and(|queue_pair| !queue_pair.is_down())
+    }
+
+    /// Where the `length_bytes` at `remote` lie, if `donor` is reached through memory that is mapped here.
+    pub fn mapped(&self, donor: DonorSlot, remote: RemoteAddress, length_bytes: usize) -> Option<(&Mapping, usize)> {
+        self.donors[usize::from(donor.0)].as_ref()?.mapped(remote, length_bytes)
+    }
+
+    /// Posts one piece.
+    pub fn post(
+        &mut self,
+        piece: Piece,
+        operation: Operation,
+        remote: RemoteAddress,
+        buffer: BufferRange,
+        now: Instant,
+    ) -> Result<(), PostError> {
+        let queue_pair = match piece.target {
+            Target::Donor(donor) => self.donors[usize::from(donor.0)].as_mut(),
+            Target::Disk => self.disk.as_mut(),
+        };
+        let queue_pair = queue_pair.ok_or(PostError::Down)?;
+        let number = self.free.pop().ok_or(PostError::Busy)?;
+        let was_idle = queue_pair.in_flight() == 0;
+        let request = Request { operation, remote, buffer, tag: Tag(number), priority: piece.priority };
+        if let Err(error) = queue_pair.post(request, now) {
+            self.free.push(number);
+            return Err(error);
+        }
+        let is_read = operation == Operation::Read;
+        self.entries[number as usize] = Entry { piece, flight: Flight::Posted, posted: now, is_read };
+        if let (true, Target::Donor(donor), Some(watch)) = (was_idle, piece.target, &self.watch) {
+            watch.waits.owes(donor, now);
+        }
+        Ok(())
+    }
+
+    /// Moves bytes, and tells `ended` every piece that ended.
+    pub fn poll(&mut self, now: Instant, ended: &mut dyn FnMut(Piece, Result<(), RequestError>)) {
+        if self.in_flight() == 0 {
+            return;
+        }
+        let (entries, free, watch) = (&mut self.entries, &mut self.free, &self.watch);
+        let mut complete = |completion: spillway_fabric::queue_pair::Completion, is_watched: bool| {
+            let entry = &mut entries[completion.tag.0 as usize];
+            assert!(matches!(entry.flight, Flight::Posted | Flight::Abandoned), "a piece ends once");
+            let is_heard = entry.flight == Flight::Posted;
+            entry.flight = Flight::Free;
+            free.push(completion.tag.0);
+            if let (true, true, Target::Donor(donor), Some(watch)) =
+                (is_watched, entry.is_read, entry.piece.target, watch)
+                && completion.result.is_ok()
+            {
+                watch.latencies.record_read(donor, now.saturating_duration_since(entry.posted), now);
+            }
+            if is_heard {
+                ended(entry.piece, completion.result);
+            }
+        };
+        for (slot, queue_pair) in self.donors.iter_mut().enumerate() {
+            let Some(queue_pair) = queue_pair.as_mut().filter(|queue_pair| queue_pair.in_flight() > 0) else {
+                continue;
+            };
+            // One whose memory is mapped here answers while it is polled: there is nothing to wait for.
+            let is_watched = queue_pair.event().is_some();
+            let count = queue_pair.poll(now, &mut |completion| complete(completion, is_watched));
+            if let (true, Some(watch)) = (count > 0, watch) {
+                let donor = DonorSlot(slot as u16);
+                if queue_pair.in_flight() > 0 { watch.waits.owes(donor, now) } else { watch.waits.owes_nothing(donor) }
+            }
+        }
+        if let Some(disk) = self.disk.as_mut().filter(|disk| disk.in_flight() > 0) {
+            disk.poll(now, &mut |completion| complete(completion, false));
+        }
+        self.end_orphans(ended);
+    }
+
+    fn end_orphans(&mut self, ended: &mut dyn FnMut(Piece, Result<(), RequestError>)) {
+        if self.orphans == 0 {
+            return;
+        }
+        self.orphans = 0;
+        for (number, entry) in self.entries.iter_mut().enumerate() {
+            if entry.flight == Flight::Orphaned {
+                entry.flight = Flight::Free;
+                self.free.push(number as u32);
+                ended(entry.piece, Err(RequestError::Down));
+            }
+        }
+    }
+
+    /// Pieces posted and not ended, those that were abandoned among them.
+    pub fn in_flight(&self) -> usize {
+        PIECES_MAX - self.free.len()
+    }
+
+    /// Descriptors to wait on while pieces are in flight, and whether each waits to write.
+    pub fn for_each_event<'a>(&'a self, visit: &mut dyn FnMut(BorrowedFd<'a>, bool)) {
+        for queue_pair in self.donors.iter().flatten().chain(self.disk.as_ref()) {
+            if queue_pair.in_flight() > 0
+                && let Some(event) = queue_pair.event()
+            {
+                visit(event, queue_pair.wants_write());
+            }
+        }
+    }
+
+    /// Whether some piece in flight ends by polling alone.
+    pub fn needs_polling(&self) -> bool {
+        self.orphans > 0
+            || self.donors.iter().flatten().any(|queue_pair| queue_pair.in_flight() > 0 && queue_pair.event().is_none())
+    }
+}

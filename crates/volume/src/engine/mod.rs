@@ -1,0 +1,225 @@
+//! Decides what happens to a block request: one engine per I/O thread, a state machine that never blocks or allocates.
+//!
+//! One page on its way in: [`Engine::submit`] puts the request into the slot that its buffer has; [`Engine::poll`] starts it:
+//! `read` passes the slab's gate, looks where the page's valid copies are, posts a piece to a queue pair ([`lanes`]), and at
+//! the poll that brings the completion leaves the gate and answers. `write` and `discard` own their pages meanwhile.
+//!
+//! - `active`: the state of one request; `in_place`: no request at all.
+//! - [`lanes`]: this thread's queue pairs.
+
+mod active;
+mod discard;
+mod in_place;
+pub mod lanes;
+mod read;
+mod write;
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::limits::REQUEST_DEADLINE;
+use spillway_fabric::queue_pair::RequestError;
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
+use self::active::{Active, Context, Stage, Step};
+use self::lanes::{Lanes, Piece, Target};
+use crate::settings::redundancy::Redundancy;
+use crate::slab_map::Volume;
+use spillway_block::limits::{BLOCK_REQUEST_DEADLINE, BLOCK_REQUEST_DEADLINE_SOLE};
+use spillway_block::metrics::Metrics;
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
+use spillway_block::service::{BlockService, Completed, UseMemory, Waiting};
+
+/// Serves a volume, see the module text.
+pub struct Engine {
+    volume: Arc<Volume>,
+    metrics: Arc<Metrics>,
+    pool: Arc<BufferPool>,
+    lanes: Lanes,
+    requests: Box<[Active]>,
+    /// Requests that are not answered yet.
+    under_way: usize,
+}
+
+impl Engine {
+    /// For requests whose data lies in `pool`: the request in slot `i` uses buffer `i`.
+    pub fn new(volume: Arc<Volume>, metrics: Arc<Metrics>, pool: Arc<BufferPool>, lanes: Lanes, now: Instant) -> Self {
+        let requests = (0..pool.slot_count()).map(|slot| Active::free(slot, now)).collect();
+        Self { volume, metrics, pool, lanes, requests, under_way: 0 }
+    }
+
+    fn is_valid(&self, request: &BlockRequest) -> bool {
+        let page = PAGE_SIZE_BYTES as u64;
+        let data = matches!(request.operation, BlockOperation::Read | BlockOperation::Write);
+        let end = request.offset_bytes.checked_add(request.length_bytes);
+        request.length_bytes > 0
+            && request.offset_bytes.is_multiple_of(page)
+            && request.length_bytes.is_multiple_of(page)
+            && end.is_some_and(|end| end <= self.volume.geometry.page_count() * page)
+            && (!data || request.length_bytes <= self.pool.slot_size_bytes() as u64)
+    }
+}
+
+impl BlockService for Engine {
+    fn submit(&mut self, request: BlockRequest, now: Instant) {
+        self.requests[request.slot].accept(request, self.volume.geometry, now);
+        self.under_way += 1;
+    }
+
+    fn read_in_place(&mut self, offset_bytes: u64, length_bytes: u64, use_memory: UseMemory<'_>) -> bool {
+        self.use_mapped(offset_bytes, length_bytes, use_memory)
+    }
+
+    fn poll(&mut self, now: Instant, completed: Completed<'_>) -> Waiting {
+        self.lanes.adopt();
+        if self.under_way == 0 && self.lanes.in_flight() == 0 {
+            return Waiting::Nothing;
+        }
+        let (requests, volume) = (&mut self.requests, &self.volume);
+        self.lanes.poll(now, &mut |piece, result| piece_ended(requests, volume, piece, result));
+        let mut waiting = Waiting::Nothing;
+        for slot in 0..self.requests.len() {
+            if self.requests[slot].stage == Stage::Free {
+                continue;
+            }
+            if let Some(result) = self.step(slot, now) {
+                self.finish(slot, result, now);
+                completed(slot, result);
+            } else {
+                waiting = waiting.max(wait_of(&self.requests[slot]));
+            }
+        }
+        if self.lanes.needs_polling() {
+            waiting = Waiting::Poll;
+        }
+        waiting
+    }
+
+    fn for_each_event<'a>(&'a self, visit: &mut dyn FnMut(BorrowedFd<'a>, bool)) {
+        self.lanes.for_each_event(visit);
+    }
+}
+
+impl Engine {
+    /// Takes one request as far as it goes now; its result when it is over.
+    fn step(&mut self, slot: usize, now: Instant) -> Option<Result<(), BlockError>> {
+        if self.requests[slot].stage == Stage::Parked
+            && (self.requests[slot].request.operation == BlockOperation::Flush || !self.is_valid_slot(slot))
+        {
+            // Acknowledged writes are at a donor or on disk already, so a flush has nothing to wait for.
+            let flush = self.requests[slot].request.operation == BlockOperation::Flush;
+            return Some(if flush { Ok(()) } else { Err(BlockError::Invalid) });
+        }
+        loop {
+            let active = &mut self.requests[slot];
+            let mut context = Context { volume: &self.volume, lanes: &mut self.lanes, pool: &self.pool, now };
+            match advance(active, &mut context) {
+                Step::Pending => return expired(active, &self.volume, now),
+                Step::Park => {
+                    active.stage = Stage::Parked;
+                    return expired(active, &self.volume, now);
+                }
+                Step::Finished(Err(error)) => return Some(Err(error)),
+                Step::Finished(Ok(())) => {
+                    self.metrics.count_disk_pages(active.disk_pages);
+                    self.volume.slab(active.segment.slab).count_accesses(active.segment.count);
+                    active.stage = Stage::Parked;
+                    if !active.next_segment(self.volume.geometry, now) {
+                        return Some(Ok(()));
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_valid_slot(&self, slot: usize) -> bool {
+        self.is_valid(&self.requests[slot].request)
+    }
+
+    fn finish(&mut self, slot: usize, result: Result<(), BlockError>, now: Instant) {
+        give_up_turn(&mut self.requests[slot], &self.volume);
+        let active = &mut self.requests[slot];
+        assert!(active.pass.is_none() && active.outstanding == 0, "a finished request uses nothing");
+        active.stage = Stage::Free;
+        self.under_way -= 1;
+        let latency = now.saturating_duration_since(active.arrived);
+        self.metrics.record(&active.request, result.is_ok(), latency);
+    }
+}
+
+/// A request that ends, or whose thread does, wants no room in the backlog any more.
+fn give_up_turn(active: &mut Active, volume: &Volume) {
+    if let (Some(ticket), Some(disk)) = (active.ticket.take(), &volume.disk) {
+        disk.backlog.give_up(ticket);
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.requests.iter_mut().for_each(|active| give_up_turn(active, &self.volume));
+    }
+}
+
+fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
+    let operation = active.request.operation;
+    match (active.stage, operation) {
+        (Stage::Parked, BlockOperation::Read) => read::start(active, context),
+        (Stage::Parked, BlockOperation::Write) => write::start(active, context),
+        (Stage::Parked, BlockOperation::Discard) => discard::start(active, context),
+        (Stage::Moving, BlockOperation::Read) => read::advance(active, context),
+        (Stage::Moving, BlockOperation::Write) => write::advance(active, context),
+        (Stage::Moving, BlockOperation::Discard) => discard::advance(active, context),
+        (Stage::AwaitingDisk, _) => write::await_disk(active, context.volume),
+        (Stage::Free, _) | (_, BlockOperation::Flush) => unreachable!("only requests under way advance"),
+    }
+}
+
+fn piece_ended(requests: &mut [Active], volume: &Volume, piece: Piece, result: Result<(), RequestError>) {
+    let active = &mut requests[piece.owner];
+    assert!(active.stage == Stage::Moving && active.outstanding > 0, "a piece ends while its owner waits for it");
+    if let (Target::Donor(donor), Err(RequestError::Down | RequestError::NotLent)) = (piece.target, result) {
+        volume.report_trouble(donor);
+    }
+    match active.request.operation {
+        BlockOperation::Read => read::ended(active, piece, result),
+        BlockOperation::Write => write::ended(active, piece, result),
+        BlockOperation::Discard => discard::ended(active),
+        BlockOperation::Flush => unreachable!("a flush posts nothing"),
+    }
+}
+
+/// Gives a request up that cannot go on; one whose pieces are in flight ends through them, each has a deadline.
+fn expired(active: &Active, volume: &Volume, now: Instant) -> Option<Result<(), BlockError>> {
+    let parked = matches!(active.stage, Stage::Parked | Stage::AwaitingDisk);
+    let waited = now.saturating_duration_since(active.arrived);
+    if !parked || waited < BLOCK_REQUEST_DEADLINE {
+        return None;
+    }
+    let no_room = active.request.operation == BlockOperation::Write && !volume.mapping_possible();
+    if !no_room && waited < request_deadline(volume.redundancy) {
+        return None;
+    }
+    Some(Err(if no_room { BlockError::NoSpace } else { BlockError::TimedOut }))
+}
+
+/// How long a request may wait for what can still come.
+fn request_deadline(redundancy: Redundancy) -> Duration {
+    if redundancy.disk { BLOCK_REQUEST_DEADLINE } else { BLOCK_REQUEST_DEADLINE_SOLE }
+}
+
+/// How long a request takes at most: one that waited so long may have been posted at the last moment. (That a donor with the only copy
+/// stops just then, after another long wait, is not counted: whoever waits this long waits for one silence.)
+pub fn answer_deadline(redundancy: Redundancy) -> Duration {
+    request_deadline(redundancy) + REQUEST_DEADLINE
+}
+
+fn wait_of(active: &Active) -> Waiting {
+    match active.stage {
+        Stage::Moving if active.unposted.contains(&true) => Waiting::Retry,
+        Stage::Moving => Waiting::Event,
+        Stage::Parked | Stage::AwaitingDisk => Waiting::Retry,
+        Stage::Free => Waiting::Nothing,
+    }
+}

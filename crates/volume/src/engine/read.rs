@@ -1,0 +1,224 @@
+//! Reading: each page from the first copy that has it, then from the disk, else zeroes.
+//!
+//! The order of looks matters. Places are read first (in [`Active::enter`]), page bits second: a place that is filled anew
+//! had its bits cleared before, so a bit never vouches for a place's next tenant. When a piece fails, the whole segment is
+//! read afresh without that location.
+//!
+//! A segment whose donors let it wait for too long ([`crate::slab_map::donor_latency`]) lets go of its pieces and is read afresh from what
+//! else has its pages, if all of them are elsewhere too. What the slow donor still sends is thrown away: the segment's buffer
+//! belongs to somebody else by then (`docs/decisions/slow-donors.md`).
+
+use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
+use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
+
+use super::active::{Active, Context, Stage, Step};
+use super::lanes::{Piece, Target};
+use crate::limits::COPIES_MAX;
+use crate::slab_map::page_bits::PageWord;
+use crate::slab_map::slab_entry::Location;
+use spillway_block::request::BlockError;
+
+/// Where a page is read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Place(usize),
+    Disk,
+    Zeroes,
+    /// A copy exists but cannot be reached now.
+    Wait,
+    /// No copy exists.
+    Lost,
+}
+
+/// Starts the segment.
+pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
+    active.enter(context.volume);
+    if context.lanes.has_news() {
+        active.leave(context.volume);
+        return Step::Park;
+    }
+    active.stage = Stage::Moving;
+    active.entered = context.now;
+    advance(active, context)
+}
+
+/// Whether the segment's donors let it wait for too long, all of it can be had elsewhere, and its pieces were let go.
+fn is_taken_elsewhere(active: &mut Active, context: &mut Context<'_>) -> bool {
+    let waited = context.now.saturating_duration_since(active.entered);
+    if active.outstanding == 0 || waited < context.volume.latencies.read_patience() {
+        return false;
+    }
+    let used = std::mem::take(&mut active.in_use);
+    let late = active.late;
+    for place in (0..COPIES_MAX).filter(|place| used[*place]) {
+        active.late[place] = active.places[place];
+    }
+    let end = active.segment.first + active.segment.count;
+    let has_others = (active.segment.first..end).all(|page| {
+        let word = context.volume.bits.word(page);
+        match source_of(active, context, &word, 1 << (page % 64)) {
+            // Another slow donor, or a silent one, is no better.
+            Source::Place(place) => {
+                let location = active.usable(place, context.lanes);
+                location.is_some_and(|location| !is_last_choice(active, context, place, location))
+            }
+            Source::Disk | Source::Zeroes => true,
+            Source::Wait | Source::Lost => false,
+        }
+    });
+    if !has_others || !context.lanes.abandon(active.slot) {
+        (active.in_use, active.late) = (used, late);
+        // Others may have it later; looking at all pages is not for every poll.
+        active.entered = context.now;
+        return false;
+    }
+    for location in (0..COPIES_MAX).filter(|place| used[*place]).filter_map(|place| active.places[place]) {
+        context.volume.latencies.taken_elsewhere(location.donor, context.now);
+    }
+    active.outstanding = 0;
+    true
+}
+
+/// Posts what can be posted, and concludes when nothing is in flight any more.
+pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
+    if is_taken_elsewhere(active, context) {
+        active.leave(context.volume);
+        return Step::Park;
+    }
+    let end = active.segment.first + active.segment.count;
+    while active.next_page < end && !active.must_wait && active.error.is_none() {
+        let (source, count) = next_run(active, context, end);
+        match post_run(active, context, source, count) {
+            Ok(()) => active.next_page += count,
+            Err(PostError::Busy) if active.outstanding > 0 => return Step::Pending,
+            // Without a piece of ours in flight, those of others hold the credits: look again soon.
+            Err(PostError::Busy) => active.must_wait = true,
+            Err(PostError::Down) => exclude(active, source),
+        }
+    }
+    conclude(active, context)
+}
+
+/// A piece of this segment ended.
+pub(super) fn ended(active: &mut Active, piece: Piece, result: Result<(), RequestError>) {
+    active.outstanding -= 1;
+    if result.is_err() {
+        active.failed = true;
+        let source = if piece.target == Target::Disk { Source::Disk } else { Source::Place(piece.place) };
+        exclude(active, source);
+    }
+}
+
+fn exclude(active: &mut Active, source: Source) {
+    match source {
+        Source::Place(place) => active.excluded[place] = active.places[place],
+        _ => active.disk_excluded = true,
+    }
+}
+
+fn conclude(active: &mut Active, context: &mut Context<'_>) -> Step {
+    if active.outstanding > 0 {
+        return Step::Pending;
+    }
+    active.leave(context.volume);
+    match active.error {
+        Some(error) => Step::Finished(Err(error)),
+        None if active.failed || active.must_wait => Step::Park,
+        None => Step::Finished(Ok(())),
+    }
+}
+
+/// The source of the next page, and how many pages in a row share it.
+fn next_run(active: &Active, context: &Context<'_>, end: u64) -> (Source, u64) {
+    let mut word_first = u64::MAX;
+    let mut word = PageWord::default();
+    let mut run: Option<Source> = None;
+    for page in active.next_page..end {
+        if word_first != page / 64 {
+            word_first = page / 64;
+            word = context.volume.bits.word(page);
+        }
+        let source = source_of(active, context, &word, 1 << (page % 64));
+        match run {
+            None => run = Some(source),
+            Some(first) if first != source => return (first, page - active.next_page),
+            Some(_) => {}
+        }
+    }
+    (run.unwrap_or(Source::Zeroes), end - active.next_page)
+}
+
+fn source_of(active: &Active, context: &Context<'_>, word: &PageWord, mask: u64) -> Source {
+    let valid = |place: &usize| word.copies[*place] & mask != 0;
+    let usable = |place: &usize| active.usable(*place, context.lanes);
+    let mut silent = None;
+    for place in (0..COPIES_MAX).filter(valid) {
+        match usable(&place) {
+            Some(location) if is_last_choice(active, context, place, location) => silent = silent.or(Some(place)),
+            Some(_) => return Source::Place(place),
+            None => {}
+        }
+    }
+    if word.disk & mask != 0 && !active.disk_excluded {
+        return Source::Disk;
+    }
+    if let Some(place) = silent {
+        return Source::Place(place);
+    }
+    if word.pending & mask != 0 || (0..COPIES_MAX).any(|place| valid(&place)) {
+        return Source::Wait;
+    }
+    if word.lost & mask != 0 || word.disk & mask != 0 {
+        return Source::Lost;
+    }
+    Source::Zeroes
+}
+
+/// Whether the copy in `place` is read only if nothing else has the page.
+fn is_last_choice(active: &Active, context: &Context<'_>, place: usize, location: Location) -> bool {
+    context.volume.is_silent(location.donor)
+        || active.late[place] == Some(location)
+        || context.volume.latencies.is_avoided(location.donor, context.now)
+}
+
+fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, count: u64) -> Result<(), PostError> {
+    let geometry = context.volume.geometry;
+    let page = active.next_page;
+    let buffer = active.buffer(context.pool, page, count);
+    let (target, place, remote) = match source {
+        Source::Place(place) => {
+            let location = active.usable(place, context.lanes).ok_or(PostError::Down)?;
+            (Target::Donor(location.donor), place, active.remote(geometry, location, page))
+        }
+        Source::Disk => {
+            let slab = SlabHandle(active.segment.slab.0);
+            let remote = RemoteAddress { slab, offset_bytes: geometry.offset_in_slab_bytes(page) };
+            (Target::Disk, 0, remote)
+        }
+        Source::Zeroes => {
+            context.pool.memory().zero(buffer.offset_bytes as usize, count as usize * PAGE_SIZE_BYTES);
+            return Ok(());
+        }
+        Source::Wait => {
+            if let Some(disk) = &context.volume.disk {
+                disk.backlog.hurry();
+            }
+            active.must_wait = true;
+            return Ok(());
+        }
+        Source::Lost => {
+            active.error = Some(BlockError::InputOutput);
+            return Ok(());
+        }
+    };
+    let piece = Piece { owner: active.slot, place, target, priority: Priority::Demand };
+    context.lanes.post(piece, Operation::Read, remote, buffer, context.now)?;
+    active.outstanding += 1;
+    if matches!(target, Target::Donor(_)) {
+        active.in_use[place] = true;
+    }
+    if target == Target::Disk {
+        active.disk_pages += count;
+    }
+    Ok(())
+}

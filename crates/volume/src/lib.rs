@@ -1,0 +1,30 @@
+//! A volume: linear pages in slabs, each slab with copies at donors, on the local disk, or both.
+//!
+//! In the order of a request:
+//! - [`engine`]: what happens to a request, one state machine per I/O thread.
+//! - [`slab_map`]: which copies of a page are valid, shared by all threads.
+//! - [`manager`]: connections to donors, placement, moving, recovery; [`disk_writer`]: the asynchronous copy on disk.
+//!
+//! Around them:
+//! - [`settings`]: what a volume is started with; [`error`]: why it is not.
+//! - [`running`]: everything put together; [`state`]: what of it outlives its process.
+//! - [`status`]: what it says of itself; [`health`]: in one line; [`limits`]: every bound.
+
+#![forbid(unsafe_code)]
+
+// Tests in here and beside `src` share `tests/support`, which names this crate as others do.
+#[cfg(test)]
+extern crate self as spillway_volume;
+
+pub mod disk_writer;
+pub mod engine;
+pub mod error;
+pub mod health;
+pub mod limits;
+pub mod manager;
+pub mod running;
+pub mod settings;
+pub mod slab_map;
+pub mod state;
+pub mod status;
+mod sync;

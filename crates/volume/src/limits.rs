@@ -1,0 +1,145 @@
+//! Every bound of a volume, with its origin. Relations between them are checked at compile time.
+
+use std::time::Duration;
+
+use spillway_fabric::limits::{
+    HEARTBEAT_INTERVAL, QUEUE_DEPTH_MAX, REQUEST_DEADLINE, SILENCE_DEADLINE, SLAB_SIZE_BYTES_MIN,
+};
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
+use spillway_block::limits::{BLOCK_REQUEST_DEADLINE, EVENT_WAIT_MAX, EVENTS_MAX, REQUEST_PAGES_MAX, SLOTS_PER_THREAD};
+
+use crate::settings::redundancy::REPLICAS_MAX;
+
+/// Copies of a slab that exist at one time: the replicas, and one more while a slab moves between donors.
+pub const COPIES_MAX: usize = REPLICAS_MAX + 1;
+
+/// Donors behind one device. HPBD measured up to 16 servers, Infiniswap 31.
+pub const DONORS_MAX: usize = 64;
+
+/// For how long donors are asked to keep slabs whose process died: it is started again within a second, and on a machine
+/// without free memory within some more.
+pub const LINGER: Duration = Duration::from_secs(30);
+
+/// How long a process that goes on with a device waits until the last write of the dead one to the backing file has ended:
+/// longer than any disk takes for the writes that can be in flight.
+pub const BACKING_RELEASE_DEADLINE: Duration = Duration::from_secs(20);
+
+/// How long a new device waits for a backing file that is in use, before it is refused: a process that was killed just now has it
+/// until its guardian has ended and the kernel has taken its rings apart, 24 to 32 ms later on an idle machine.
+pub const BACKING_HANDOVER_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Pieces in flight per I/O thread: what its queue pairs can hold together is more, but a thread has few requests at once.
+pub const PIECES_MAX: usize = 1024;
+
+/// How long a silent donor is waited for that has the only copy of a page of a volume *with* a disk (the backing file failed): requests to
+/// such a volume have this much less time, and so does whoever waits for them (the kernel's NBD client).
+pub const SOLE_COPY_PATIENCE_WITH_DISK: Duration =
+    Duration::from_secs(BLOCK_REQUEST_DEADLINE.as_secs() - REQUEST_DEADLINE.as_secs());
+
+/// How often it is looked again whether a donor that was silent still has the only copy of some page. The first time so long after it
+/// spoke: over TCP its data connections speak up to some seconds later, as what was lost on the way is sent again at growing intervals.
+pub const SOLE_COPY_LOOK_INTERVAL: Duration = Duration::from_secs(15);
+
+/// A donor from which nothing came for so long is not counted on: two heartbeats, half of what gives it up, so that of two donors that
+/// fall silent together (the machine is busy) neither is given up because of the other's copies.
+pub const SILENCE_NOTICED: Duration = Duration::from_secs(1);
+
+/// How long a write to an unmapped slab waits for a donor before it goes to the disk alone.
+pub const MAPPING_WAIT: Duration = Duration::from_millis(500);
+
+/// A donor that has owed an answer for so long is told of: half a second is five thousand times what a page takes on a fast network.
+pub const ANSWER_OWED_TOLD: Duration = Duration::from_millis(500);
+
+/// A read waits for so many times the usual 99th percentile before another copy is asked.
+pub const READ_PATIENCE_FACTOR: f64 = 10.0;
+
+/// It waits no less: a thread that sleeps looks no sooner, and a CPU that is wanted by others keeps a thread waiting as long.
+pub const READ_PATIENCE_MIN: Duration = EVENT_WAIT_MAX;
+
+/// It waits no longer, whatever is usual.
+pub const READ_PATIENCE_MAX: Duration = Duration::from_secs(1);
+
+/// How long it waits before anything is known.
+pub const READ_PATIENCE_DEFAULT: Duration = Duration::from_millis(50);
+
+/// Reads of a donor, lately, from which its 99th percentile can be told.
+pub const USUAL_READS_MIN: u64 = 100;
+
+/// What lately means: between one and two of these.
+pub const LATENCY_WINDOW: Duration = Duration::from_secs(10);
+
+/// How long a donor that let a read wait is avoided at first: as long as a hiccup of a machine or a network lasts.
+pub const AVOIDANCE_MIN: Duration = Duration::from_millis(100);
+
+/// How long it is avoided at most before it is tried again, which costs one read its patience.
+pub const AVOIDANCE_MAX: Duration = Duration::from_secs(30);
+
+/// A pause that has grown so long, after five tries in some three seconds, is told.
+pub const AVOIDANCE_TOLD: Duration = Duration::from_millis(1600);
+
+/// Pages that the disk copy may lag behind: 64 MiB of locked memory.
+pub const BACKLOG_PAGES: usize = 16 * 1024;
+
+/// Writers that keep their turn while the backlog is full: every request of 64 I/O threads.
+pub const WRITERS_WAITING_MAX: usize = 64 * SLOTS_PER_THREAD;
+
+/// Backlog from which the disk thread starts at once; below it, it waits [`BACKLOG_DELAY`] for more, so that a burst runs
+/// at the fabric's speed and neighbouring pages go out in one write.
+pub const BACKLOG_EAGER_PAGES: usize = BACKLOG_PAGES / 2;
+
+/// See [`BACKLOG_EAGER_PAGES`].
+pub const BACKLOG_DELAY: Duration = Duration::from_millis(100);
+
+/// Pages that the disk thread takes at once, to sort and join them.
+pub const BACKLOG_BATCH_PAGES: usize = 4096;
+
+/// Pages of one write to the disk: 256 buffers fit the kernel's limit for one vectored write (1024).
+pub const DISK_RUN_PAGES_MAX: usize = 256;
+
+/// Writes to the disk in flight.
+pub const DISK_WRITES_MAX: usize = 16;
+
+/// Pages that the mover copies between two looks at the world.
+pub const MOVE_BATCH_PAGES: usize = 64;
+
+/// How often the manager looks after slabs without being asked.
+pub const CARE_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The manager's looks at all slabs take at most one part in so many of a CPU (measured: a look takes 10 to 20 ms for a
+/// device of 64 GiB). Larger devices are looked after less often than every [`CARE_INTERVAL`].
+pub const CARE_SHARE: u32 = 20;
+
+/// A mapped slab without a stored page is given back after two looks of this interval.
+pub const EMPTY_SLAB_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A donor has so long to answer a request on the control channel before another one is asked.
+pub const CONTROL_REPLY_DEADLINE: Duration = Duration::from_millis(500);
+
+/// A lease may take longer than [`CONTROL_REPLY_DEADLINE`] by so much for each GiB of its slab: a donor without a prepared
+/// one makes it then (measured: 300 ms; a donor short of memory is slower).
+pub const LEASE_DEADLINE_PER_GIBIBYTE: Duration = Duration::from_secs(8);
+
+/// Pause between attempts to reach a donor; doubles up to [`RECONNECT_PAUSE_MAX`].
+pub const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(100);
+/// See [`RECONNECT_PAUSE_MIN`].
+pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// After a donor refused a slab it is not asked again for so long, unless no other is left.
+pub const REFUSAL_PAUSE: Duration = Duration::from_millis(500);
+
+/// Largest volume: page numbers and slab numbers stay far from their types' ends.
+pub const VOLUME_SIZE_BYTES_MAX: u64 = 1 << 44;
+
+const _: () = {
+    assert!(COPIES_MAX == 4, "page_bits has room for four copies");
+    assert!(PIECES_MAX >= QUEUE_DEPTH_MAX);
+    assert!(SLAB_SIZE_BYTES_MIN.is_multiple_of(64 * PAGE_SIZE_BYTES as u64), "a word of page bits lies in one slab");
+    assert!(SILENCE_NOTICED.as_millis() >= 2 * HEARTBEAT_INTERVAL.as_millis());
+    assert!(2 * SILENCE_NOTICED.as_millis() <= SILENCE_DEADLINE.as_millis());
+    assert!(BACKLOG_EAGER_PAGES < BACKLOG_PAGES && BACKLOG_BATCH_PAGES <= BACKLOG_PAGES);
+    assert!(CARE_SHARE > 1);
+    assert!(DONORS_MAX <= EVENTS_MAX, "a thread waits for the answers of every donor");
+    assert!(REQUEST_PAGES_MAX <= BACKLOG_PAGES);
+    assert!(DISK_RUN_PAGES_MAX <= 1024);
+};

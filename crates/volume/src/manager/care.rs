@@ -1,0 +1,186 @@
+//! The manager's thread: maps slabs that are wanted, and looks after all of them from time to time.
+//!
+//! Mapping is on demand (a write to an unmapped slab asks for it) or by activity ([`super::heat`]). A look finds slabs with too few copies or with copies that
+//! miss pages (and asks the mover to refill them), mapped slabs without a page (and gives them back), and whether donors
+//! have room at all.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spillway_fabric::units::SlabIndex;
+
+use super::donors::{DonorEntry, Phase};
+use super::heat::Heat;
+use super::mapping::drop_covered_copy;
+use super::mover::Work;
+use super::survey::rest_after;
+use super::{Shared, link};
+use crate::limits::{CARE_INTERVAL, COPIES_MAX, EMPTY_SLAB_INTERVAL};
+use crate::settings::mapping::MappingPolicy;
+use crate::slab_map::slab_entry::Location;
+
+/// What one look at a slab found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Finding {
+    /// Copies at donors.
+    pub copies: usize,
+    /// Pages with a content somewhere.
+    pub stored: u64,
+    /// Pages that some copy misses.
+    pub missing: u64,
+    /// Pages without any copy.
+    pub lost: u64,
+}
+
+/// Looks at a slab. A copy whose donor's session ended does not count, though its place may not be emptied yet.
+pub fn examine(shared: &Shared, slab: SlabIndex) -> Finding {
+    let alive = |location: &Location| shared.donors[usize::from(location.donor.0)].phase() == Phase::Connected;
+    let places = shared.volume.slab(slab).places().map(|place| place.filter(alive));
+    let mut finding = Finding { copies: places.iter().flatten().count(), ..Finding::default() };
+    for first in shared.volume.geometry.pages(slab).step_by(64) {
+        let word = shared.volume.bits.word(first);
+        let stored = word.stored();
+        let missed = |place: usize| if places[place].is_some() { stored & !word.copies[place] } else { 0 };
+        finding.stored += u64::from(stored.count_ones());
+        finding.missing += u64::from((0..COPIES_MAX).fold(0, |all, place| all | missed(place)).count_ones());
+        finding.lost += u64::from((word.lost & !stored).count_ones());
+    }
+    finding
+}
+
+/// Works until the device stops.
+pub fn run(shared: &Shared) {
+    let mut empty_since: Vec<Option<Instant>> = vec![None; shared.volume.geometry.slab_count as usize];
+    let mut heat = Heat::new(shared.volume.geometry.slab_count);
+    let mut next_look = Instant::now();
+    while !shared.is_stopping() {
+        wait(shared, next_look.saturating_duration_since(Instant::now()));
+        for donor in shared.volume.take_trouble() {
+            link::reset(&shared.donors[usize::from(donor.0)], "requests to it failed");
+        }
+        if shared.volume.mapping == MappingPolicy::ByActivity && heat.is_due(Instant::now()) {
+            want_hot_slabs(shared, &mut heat);
+        }
+        map_wanted(shared);
+        shared.volume.latencies.tick(Instant::now());
+        if Instant::now() >= next_look {
+            refresh_donors(shared);
+            let started = Instant::now();
+            let findings = shared.survey.recent(shared);
+            let rest = rest_after(started.elapsed());
+            look_after_slabs(shared, &findings, &mut empty_since);
+            next_look = Instant::now() + rest;
+        }
+    }
+}
+
+fn wait(shared: &Shared, patience: Duration) {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: patience.min(CARE_INTERVAL).subsec_nanos().into() };
+    let mut waits = [PollFd::new(&shared.volume.manager_event, PollFlags::IN)];
+    // An interrupted wait is a short one.
+    let _ = poll(&mut waits, Some(&timeout));
+    shared.volume.manager_event.clear();
+}
+
+fn want_hot_slabs(shared: &Shared, heat: &mut Heat) {
+    let volume = &shared.volume;
+    let want = |slab| {
+        if volume.slab(slab).is_unmapped() {
+            volume.want(slab);
+        }
+    };
+    heat.look(Instant::now(), |slab| volume.slab(slab).accesses(), want);
+}
+
+fn map_wanted(shared: &Shared) {
+    if !shared.volume.take_wanted() {
+        return;
+    }
+    for slab in shared.volume.geometry.slabs() {
+        let entry = shared.volume.slab(slab);
+        if entry.take_want() {
+            let first_copies = shared.copies(slab) == 0;
+            if first_copies {
+                entry.turn_mapping();
+            }
+            add_missing_copies(shared, slab);
+            if first_copies {
+                entry.turn_mapping();
+            }
+        }
+    }
+    shared.volume.set_mapping_possible(has_room(shared));
+}
+
+fn add_missing_copies(shared: &Shared, slab: SlabIndex) -> bool {
+    let mut added = false;
+    let wanted = usize::from(shared.volume.redundancy.replicas);
+    while shared.copies(slab) < wanted {
+        if shared.mapper.add_copy(shared, slab, None, wanted).is_none() {
+            return added;
+        }
+        added = true;
+    }
+    added
+}
+
+fn refresh_donors(shared: &Shared) {
+    for donor in &shared.donors {
+        // A silent donor is passed over for a while by `room`, so this waits for each at most once in a while.
+        if donor.room(Instant::now()).is_some_and(|(_, refused)| !refused) {
+            let _ = donor.query();
+        }
+    }
+    shared.volume.set_mapping_possible(has_room(shared));
+    for lane in &shared.lanes {
+        lane.mailbox.sweep();
+    }
+}
+
+fn has_room(shared: &Shared) -> bool {
+    let now = Instant::now();
+    let slab_size_bytes = shared.volume.geometry.slab_size_bytes();
+    // Without a disk a write can only wait for a donor that says nothing for a moment.
+    let waits = |donor: &DonorEntry| !shared.volume.redundancy.disk && shared.volume.is_silent(donor.slot);
+    let room = |donor: &DonorEntry| {
+        donor.room(now).is_some_and(|(free, refused)| (!refused || waits(donor)) && free >= slab_size_bytes)
+    };
+    shared.donors.iter().any(room)
+}
+
+fn look_after_slabs(shared: &Shared, findings: &[Finding], empty_since: &mut [Option<Instant>]) {
+    let now = Instant::now();
+    // The slab after one with pages was mapped ahead, and is kept.
+    let mut ahead = false;
+    for (slab, finding) in shared.volume.geometry.slabs().zip(findings.iter().copied()) {
+        let empty = &mut empty_since[slab.0 as usize];
+        let kept = std::mem::replace(&mut ahead, finding.stored > 0);
+        if finding.stored > 0 || (finding.copies > 0 && kept) {
+            *empty = None;
+            restore(shared, slab, finding);
+        } else if finding.copies > 0 {
+            let since = *empty.get_or_insert(now);
+            if now.saturating_duration_since(since) >= EMPTY_SLAB_INTERVAL {
+                *empty = None;
+                give_back(shared, slab);
+            }
+        }
+    }
+}
+
+fn restore(shared: &Shared, slab: SlabIndex, finding: Finding) {
+    let wanted = usize::from(shared.volume.redundancy.replicas);
+    let deserves = shared.volume.mapping == MappingPolicy::OnDemand || finding.copies > 0;
+    let lacks = deserves && finding.copies < wanted;
+    let added = lacks && shared.volume.mapping_possible() && add_missing_copies(shared, slab);
+    if added || (finding.copies > 0 && finding.missing > 0) {
+        shared.work.add(Work::Refill(slab));
+    }
+}
+
+fn give_back(shared: &Shared, slab: SlabIndex) {
+    // A page written since the look keeps its copy; one written from here on finds none, and asks.
+    for place in 0..COPIES_MAX {
+        drop_covered_copy(shared, slab, place);
+    }
+}

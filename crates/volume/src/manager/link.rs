@@ -1,0 +1,279 @@
+//! One donor's thread: opens a session, answers the donor, and cleans up when the session ends.
+//!
+//! A session on this host gets shared memory over the donor's UNIX socket, also when the donor was named by its TCP
+//! address; any other, and every one if the user says so, gets one connection per I/O thread. When it ends, in this order: the
+//! donor counts as disconnected (no new place is filled), I/O threads lose their queue pairs (requests in flight end), and
+//! every place at the donor is emptied. Only then is the donor tried again: a donor that comes back is a new one, with new slabs. Slabs that it kept for a
+//! process that died are taken over at the beginning of the first session of the next one ([`reunion`]).
+//!
+//! A donor that is silent while its connection is open is given up after two seconds, unless it has the only copy of some page: then
+//! giving up would lose the page for certain, and it is waited for much longer ([`Patience`](spillway_fabric::patience::Patience)).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use spillway_fabric::control::ControlError;
+use spillway_fabric::control::message::Message;
+use spillway_fabric::control::silence::Silence;
+use spillway_fabric::limits::{
+    CONNECT_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX, SOLE_COPY_PATIENCE,
+};
+use spillway_fabric::shm::ShmWindow;
+
+use super::Shared;
+use super::activity;
+use super::dialing::{DialError, Resolver};
+use super::donors::{DonorEntry, Session};
+use super::mapping::forget_donor;
+use super::mover::Work;
+use super::opening::{Attempt, Transport};
+use super::reunion;
+use crate::engine::lanes::LaneChange;
+use crate::limits::{
+    RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN, SILENCE_NOTICED, SOLE_COPY_LOOK_INTERVAL, SOLE_COPY_PATIENCE_WITH_DISK,
+};
+use crate::slab_map::slab_entry::DonorSlot;
+use crate::state::records::DonorRecord;
+
+/// Why a session could not be opened, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// There is no connection to the address.
+    #[error(transparent)]
+    Unreachable(DialError),
+    /// The peer at the address accepted the connection and said nothing.
+    #[error(
+        "the connection was accepted, and then nothing came within {} s: another program listens there (an HTTP server waits for a \
+         whole request), or the donor is stopped",
+        CONNECT_DEADLINE.as_secs()
+    )]
+    Speechless,
+    /// The control channel failed: key, version, silence.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The donor wants no session.
+    #[error("the donor rejected this borrower: {0}")]
+    Rejected(String),
+    /// It said something that makes no sense here.
+    #[error("the donor spoke out of turn: {0}")]
+    Protocol(String),
+    /// A data connection or the window for shared memory could not be made.
+    #[error("cannot make data connections: {0}")]
+    Data(io::Error),
+    /// The donor was reached, and its port for data was not.
+    #[error("the donor was reached, but not for data: {0}")]
+    DataUnreachable(DialError),
+    /// The user wants nothing else.
+    #[error("no shared memory with it: it runs on another host, or for another user; use --transport auto")]
+    NoSharedMemory,
+    /// The donor leaves.
+    #[error("the donor said goodbye: {0}")]
+    Goodbye(String),
+}
+
+impl LinkError {
+    /// Whether trying again cannot help before somebody changes something.
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Control(ControlError::Preface(_) | ControlError::WrongKey) | Self::NoSharedMemory)
+    }
+}
+
+/// Keeps the donor in `slot` connected until the device stops.
+pub fn run(shared: &Shared, slot: usize) {
+    let donor = &shared.donors[slot];
+    let mut pause = RECONNECT_PAUSE_MIN;
+    let mut resolver = Resolver::default();
+    while !shared.is_stopping() {
+        match session(shared, donor, &mut resolver) {
+            Ok(()) => return,
+            // Our own goodbye ended it, and the volume goes with the device.
+            Err(_) if shared.is_stopping() => return,
+            Err(error) => {
+                let was_connected = donor.session().is_some();
+                clean_up(shared, donor, &error);
+                pause = if was_connected { RECONNECT_PAUSE_MIN } else { (pause * 2).min(RECONNECT_PAUSE_MAX) };
+            }
+        }
+        let until = Instant::now() + pause;
+        while Instant::now() < until && !shared.is_stopping() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Makes the link thread of `donor` give its session up.
+pub fn reset(donor: &DonorEntry, reason: &str) {
+    if let Some(session) = donor.session() {
+        tracing::warn!("the session with {} ends: {reason}", donor.address);
+        session.sender.close();
+    }
+}
+
+/// Ends the sessions with all of `donors` for good; they take their slabs back. At once, so that those that do not read what
+/// they are sent cost one deadline together.
+pub fn say_goodbye_to_all(donors: &[DonorEntry]) {
+    std::thread::scope(|scope| {
+        for donor in donors {
+            let thread = std::thread::Builder::new().name("goodbye".to_owned());
+            if thread.spawn_scoped(scope, || say_goodbye(donor)).is_err() {
+                say_goodbye(donor);
+            }
+        }
+    });
+}
+
+fn say_goodbye(donor: &DonorEntry) {
+    if let Some(session) = donor.session() {
+        // A donor that does not hear it notices the closed socket.
+        let _ = session
+            .sender
+            .clone()
+            .with_patience(SILENCE_DEADLINE)
+            .send(&Message::Goodbye { reason: "the device stops".to_owned() }, None);
+        session.sender.close();
+    }
+    donor.abandon_calls();
+}
+
+/// Whether `donor`, which said nothing for so long, is still waited for: soon not any more, unless pages would be lost with it.
+fn is_waited_for(shared: &Shared, donor: &DonorEntry, silence: Duration) -> bool {
+    if silence < SILENCE_NOTICED {
+        return true;
+    }
+    shared.volume.set_silent(donor.slot, true);
+    let is_sole = look_for_sole_copies(shared, donor);
+    if is_sole && silence == SILENCE_DEADLINE {
+        let most = donor.patience().silence().as_secs();
+        tracing::warn!(
+            "donor {} is silent; it has the only copy of some pages and is waited for up to {most} s",
+            donor.address
+        );
+    }
+    silence < donor.patience().silence()
+}
+
+/// Looks whether pages would be lost with `donor`, and sets how long it is waited for.
+fn look_for_sole_copies(shared: &Shared, donor: &DonorEntry) -> bool {
+    let within_reach = |other: DonorSlot| shared.is_within_reach(other);
+    // While it is heard pages come, and where they have no second copy nobody looks again before it is silent.
+    let may_become_sole = !shared.volume.is_silent(donor.slot) && !shared.volume.keeps_several_copies();
+    let is_sole = may_become_sole || shared.volume.depends_on(donor.slot, &within_reach);
+    let longest = if shared.volume.redundancy.disk { SOLE_COPY_PATIENCE_WITH_DISK } else { SOLE_COPY_PATIENCE };
+    donor.patience().wait_for_sole_copies(is_sole.then_some(longest));
+    if shared.is_stopping() {
+        // Whoever stops the device may have looked before this was set.
+        donor.patience().wait_for_sole_copies(None);
+    }
+    is_sole
+}
+
+/// One session from its beginning to its end; `Ok` when the device stops.
+fn session(shared: &Shared, donor: &DonorEntry, resolver: &mut Resolver) -> Result<(), LinkError> {
+    let mut attempt = Attempt::begin(shared, donor);
+    let opened = attempt.open(resolver)?;
+    let window = match opened.transport {
+        Transport::Shm => {
+            let size_bytes = shared.volume.geometry.slab_size_bytes();
+            Some(ShmWindow::new(size_bytes, SLABS_PER_SESSION_MAX).map_err(LinkError::Data)?)
+        }
+        Transport::Tcp(_) | Transport::Unix(_) => None,
+    };
+    shared.volume.set_silent(donor.slot, false);
+    look_for_sole_copies(shared, donor);
+    let held = reunion::take_held(shared, donor.slot, &opened.held, window.as_deref());
+    attempt.install_queue_pairs(&opened, window.as_ref())?;
+    let record = DonorRecord { donor: opened.welcome.donor, token: opened.welcome.resume };
+    shared.ties.records.set_donor(donor.slot, &record);
+    let sender = opened.sender.with_patience(donor.patience().silence());
+    let session = Arc::new(Session { donor: opened.welcome.donor, sender, window: window.clone() });
+    let transport = if window.is_some() { "shm" } else { "tcp" };
+    tracing::info!("donor {} at {} is connected over {transport}", session.donor, donor.address);
+    shared.volume.begin_session(donor.slot);
+    donor.connected(Arc::clone(&session), transport, opened.welcome.free_bytes, held.kept);
+    // Leased by a process that died before it put them to use.
+    held.unused.into_iter().for_each(|slab| donor.return_unused(slab));
+    shared.volume.set_mapping_possible(true);
+    let mut receiver = opened.receiver;
+    let mut silence = Silence::default();
+    let mut look_again: Option<Instant> = None;
+    while !shared.is_stopping() {
+        // Its data connections may still be silent when the control channel speaks again, and have counted for as long.
+        if look_again.take_if(|at| Instant::now() >= *at).is_some() && look_for_sole_copies(shared, donor) {
+            look_again = Some(Instant::now() + SOLE_COPY_LOOK_INTERVAL);
+        }
+        match receiver.receive(HEARTBEAT_INTERVAL) {
+            Ok((message, descriptor)) => {
+                silence.is_broken();
+                if shared.volume.is_silent(donor.slot) {
+                    shared.volume.set_silent(donor.slot, false);
+                    look_again = Some(Instant::now() + SOLE_COPY_LOOK_INTERVAL);
+                }
+                handle(shared, donor, &session, message, descriptor)?;
+            }
+            Err(ControlError::TimedOut) => {
+                silence.lasts();
+                if !is_waited_for(shared, donor, silence.observed()) {
+                    return Err(ControlError::TimedOut.into());
+                }
+                session.sender.send(&Message::Ping, None)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn handle(
+    shared: &Shared,
+    donor: &DonorEntry,
+    session: &Session,
+    message: Message,
+    descriptor: Option<OwnedFd>,
+) -> Result<(), LinkError> {
+    match message {
+        Message::Free { request, .. } | Message::Leased { request, .. } | Message::Refused { request, .. } => {
+            donor.answer(request, message, descriptor);
+        }
+        Message::Recall { slabs, .. } => {
+            slabs.into_iter().for_each(|slab| shared.work.add(Work::Recall(donor.slot, slab)));
+        }
+        Message::ActivityQuery { request, slabs } => {
+            let values = activity::of_slabs(&shared.volume, donor.slot, slabs);
+            session.sender.send(&Message::Activity { request, values }, None)?;
+        }
+        Message::Ping => session.sender.send(&Message::Pong, None)?,
+        Message::Pong | Message::Released { .. } => {}
+        Message::Goodbye { reason } => return Err(LinkError::Goodbye(reason)),
+        other => return Err(LinkError::Protocol(format!("{other:?}"))),
+    }
+    Ok(())
+}
+
+fn clean_up(shared: &Shared, donor: &DonorEntry, error: &LinkError) {
+    let session = donor.session();
+    donor.disconnected(error.to_string(), error.is_final());
+    let Some(session) = session else {
+        tracing::debug!("donor {}: {error}", donor.address);
+        if Instant::now() >= shared.reunion_until {
+            // It does not keep what a process before this one had there.
+            forget_donor(shared, donor.slot);
+        }
+        return;
+    };
+    session.sender.close();
+    for lane in &shared.lanes {
+        lane.mailbox.leave(LaneChange { donor: donor.slot, queue_pair: None });
+    }
+    let pages_lost = forget_donor(shared, donor.slot);
+    if let Some(window) = &session.window {
+        window.close();
+    }
+    if pages_lost > 0 {
+        tracing::error!("donor {} is lost ({error}), and {pages_lost} pages with it", donor.address);
+    } else {
+        tracing::warn!("donor {} is lost ({error}); every page has another copy", donor.address);
+    }
+    shared.volume.manager_event.signal();
+}

@@ -1,0 +1,203 @@
+//! What happens away from the path of a page: connections to donors, mapping, moving, recovery.
+//!
+//! Threads: one per donor ([`link`]: keeps a session, answers the donor, cleans up after it), the manager (maps slabs that
+//! I/O threads ask for, looks after every slab from time to time: [`care`]) and the mover (refills and moves copies:
+//! [`mover`]). They share [`Shared`]; slab places change under the volume's assignment lock only.
+//!
+//! - [`donors`]: what is known of each donor, and asking it for memory.
+//! - [`activity`]: what donors ask before they want slabs back.
+//! - `dialing` and `opening`: connecting to a donor, and everything before its first slab.
+//! - [`heat`]: which slabs deserve a donor, when mapping follows activity.
+//! - [`reunion`]: slabs that donors kept for a process that died.
+//! - [`placement`]: the power of two choices. - [`mapping`]: adding and dropping copies. - [`refill`]: copying pages.
+//! - [`survey`]: the last look at all slabs.
+
+pub mod activity;
+pub mod care;
+pub mod dialing;
+pub mod donors;
+pub mod heat;
+pub mod link;
+pub mod mapping;
+pub mod mover;
+mod opening;
+pub mod placement;
+pub mod refill;
+pub mod reunion;
+pub mod survey;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use spillway_fabric::address::DonorAddress;
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::key::ClusterKey;
+use spillway_fabric::units::{BorrowerId, SlabIndex};
+
+use self::donors::DonorEntry;
+use self::mapping::Mapper;
+use self::mover::WorkQueue;
+use self::survey::Survey;
+use crate::engine::lanes::{LaneMailbox, Lanes};
+use crate::limits::LINGER;
+use crate::settings::transport::TransportChoice;
+use crate::slab_map::Volume;
+use crate::slab_map::slab_entry::DonorSlot;
+use crate::state::records::Records;
+
+/// One thread's end of the fabric: where its new queue pairs are left, and the buffers that they use.
+#[derive(Clone)]
+pub struct Lane {
+    /// Where changes are left.
+    pub mailbox: Arc<LaneMailbox>,
+    /// Registered with its queue pairs.
+    pub pool: Arc<BufferPool>,
+}
+
+/// What the threads of the manager share, see the module text.
+pub struct Shared {
+    /// The pages.
+    pub volume: Arc<Volume>,
+    /// The donors, by slot.
+    pub donors: Vec<DonorEntry>,
+    /// Every I/O thread's lane, and the mover's.
+    pub lanes: Vec<Lane>,
+    /// Who borrows.
+    pub borrower: BorrowerId,
+    /// What outlives this process, of donors.
+    pub ties: Ties,
+    /// When copies at donors that were not reached any more are given up.
+    pub reunion_until: Instant,
+    /// The volume's name.
+    pub name: String,
+    /// The cluster key.
+    pub key: Option<ClusterKey>,
+    /// How pages travel.
+    pub transport: TransportChoice,
+    /// What the mover is asked to do.
+    pub work: WorkQueue,
+    /// Where copies go.
+    pub mapper: Mapper,
+    /// The last look at all slabs.
+    pub survey: Survey,
+    /// The device stops.
+    pub stopping: AtomicBool,
+}
+
+/// How donors know this borrower, and whether they are to wait for its next process.
+pub struct Ties {
+    /// What they said.
+    pub records: Records,
+    /// How long they keep slabs should this process die; zero when no other goes on.
+    pub linger: Duration,
+}
+
+/// What a manager is made of.
+pub struct ManagerParts {
+    /// The pages.
+    pub volume: Arc<Volume>,
+    /// Where donors listen.
+    pub addresses: Vec<DonorAddress>,
+    /// Every I/O thread's lane.
+    pub io_lanes: Vec<Lane>,
+    /// The mover's lane.
+    pub mover_lane: Lane,
+    /// The mover's queue pairs.
+    pub mover_lanes: Lanes,
+    /// Who borrows.
+    pub borrower: BorrowerId,
+    /// What outlives this process, of donors.
+    pub ties: Ties,
+    /// The volume's name.
+    pub name: String,
+    /// The cluster key.
+    pub key: Option<ClusterKey>,
+    /// How pages travel.
+    pub transport: TransportChoice,
+}
+
+/// The running threads.
+pub struct Manager {
+    /// What they share.
+    pub shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Manager {
+    /// Starts every thread; donors are reached in the background.
+    pub fn start(parts: ManagerParts) -> io::Result<Self> {
+        let mover_pool = Arc::clone(&parts.mover_lane.pool);
+        let mut lanes = parts.io_lanes;
+        lanes.push(parts.mover_lane);
+        let donors = parts.addresses.into_iter().enumerate();
+        let shared = Arc::new(Shared {
+            volume: parts.volume,
+            donors: donors.map(|(slot, address)| DonorEntry::new(DonorSlot(slot as u16), address)).collect(),
+            lanes,
+            borrower: parts.borrower,
+            ties: parts.ties,
+            reunion_until: Instant::now() + LINGER,
+            name: parts.name,
+            key: parts.key,
+            transport: parts.transport,
+            work: WorkQueue::default(),
+            mapper: Mapper::new(parts.borrower.0 as u64),
+            survey: Survey::default(),
+            stopping: AtomicBool::new(false),
+        });
+        let mut manager = Self { shared: Arc::clone(&shared), threads: Vec::new() };
+        for slot in 0..shared.donors.len() {
+            manager.spawn(format!("donor-{slot}"), move |shared| link::run(shared, slot))?;
+        }
+        manager.spawn("manager".to_owned(), care::run)?;
+        let refill = refill::Refill::new(Arc::clone(&shared.volume), parts.mover_lanes, mover_pool);
+        manager.spawn("mover".to_owned(), move |shared| mover::run(shared, refill))?;
+        Ok(manager)
+    }
+
+    fn spawn(&mut self, name: String, body: impl FnOnce(&Shared) + Send + 'static) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        self.threads.push(std::thread::Builder::new().name(name).spawn(move || body(&shared))?);
+        Ok(())
+    }
+
+    /// Says goodbye to the donors, which take their slabs back, and ends the threads.
+    pub fn stop(&mut self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        link::say_goodbye_to_all(&self.shared.donors);
+        // What is under way to a silent one is not waited for any more: the volume goes.
+        self.shared.donors.iter().for_each(|donor| donor.patience().wait_for_sole_copies(None));
+        self.shared.volume.manager_event.signal();
+        self.shared.work.wake();
+        for thread in self.threads.drain(..) {
+            // A panicked thread has said so on stderr; the device is going away.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    /// Whether the device stops.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Whether copies at `donor` can be counted on: it has a session, and speaks.
+    pub fn is_within_reach(&self, donor: DonorSlot) -> bool {
+        !self.volume.is_silent(donor) && self.donors[usize::from(donor.0)].session().is_some()
+    }
+
+    /// Copies of `slab` that exist.
+    pub fn copies(&self, slab: SlabIndex) -> usize {
+        self.volume.slab(slab).places().iter().flatten().count()
+    }
+}

@@ -1,0 +1,186 @@
+//! Copies pages from one copy of a slab to another: to a new donor, to a copy that missed writes, or back from the disk.
+//!
+//! Works on batches of pages and owns a batch while it moves, exactly as a writer does; so a program's requests for other
+//! pages go on, and one for these waits some microseconds. Runs on the mover's thread with queue pairs of its own.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, Timespec, poll};
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::queue_pair::{Operation, PostError};
+use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle, SlabIndex};
+
+use crate::engine::lanes::{Lanes, Piece, Target};
+use crate::limits::{COPIES_MAX, MOVE_BATCH_PAGES};
+use crate::slab_map::Volume;
+use crate::slab_map::page_bits::{Bit, PageWord};
+use crate::slab_map::slab_entry::{Location, Places};
+
+/// What one pass over a slab achieved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pass {
+    /// Pages copied.
+    pub copied: u64,
+    /// Pages that the target still misses: their only copies could not be read now, or somebody kept owning them.
+    pub missing: u64,
+}
+
+/// The mover's own lane, see the module text.
+pub struct Refill {
+    volume: Arc<Volume>,
+    lanes: Lanes,
+    pool: Arc<BufferPool>,
+}
+
+/// How long a batch waits for the owner of one of its pages before it is skipped.
+const OWNER_PATIENCE: Duration = Duration::from_millis(50);
+
+impl Refill {
+    /// `lanes` are this thread's; their queue pairs use `pool`, which has one slot of [`MOVE_BATCH_PAGES`].
+    pub fn new(volume: Arc<Volume>, lanes: Lanes, pool: Arc<BufferPool>) -> Self {
+        assert!(pool.slot_size_bytes() == MOVE_BATCH_PAGES * PAGE_SIZE_BYTES, "a batch fills the buffer");
+        Self { volume, lanes, pool }
+    }
+
+    /// Brings the copy at `target` in `place` of `slab` up to date with the others. Stops early, with pages missing, when
+    /// the copy was taken away meanwhile.
+    pub fn fill(&mut self, slab: SlabIndex, place: usize, target: Location) -> Pass {
+        let mut pass = Pass::default();
+        for first in self.volume.geometry.pages(slab).step_by(MOVE_BATCH_PAGES) {
+            let word = self.volume.bits.word(first);
+            if word.stored() & !word.copies[place] == 0 {
+                continue;
+            }
+            pass.copied += self.fill_batch(slab, first, place, target);
+            let word = self.volume.bits.word(first);
+            pass.missing += u64::from((word.stored() & !word.copies[place]).count_ones());
+        }
+        pass
+    }
+
+    fn fill_batch(&mut self, slab: SlabIndex, first: u64, place: usize, target: Location) -> u64 {
+        let volume = Arc::clone(&self.volume);
+        if !self.acquire(first) {
+            return 0;
+        }
+        self.lanes.adopt();
+        let entry = volume.slab(slab);
+        let gate = entry.gate.enter();
+        let places = entry.places();
+        let mut copied = 0;
+        if places[place] == Some(target) && !volume.is_suspect(target.donor) {
+            let word = volume.bits.word(first);
+            copied = self.move_runs(slab, first, place, target, &places, &word);
+        }
+        entry.gate.leave(gate);
+        volume.bits.release(first, MOVE_BATCH_PAGES as u64);
+        copied
+    }
+
+    fn acquire(&self, first: u64) -> bool {
+        let give_up = Instant::now() + OWNER_PATIENCE;
+        while !self.volume.bits.try_acquire(first, MOVE_BATCH_PAGES as u64) {
+            if Instant::now() > give_up {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        true
+    }
+
+    /// Reads the missing pages run by run, and writes each run to the target.
+    fn move_runs(
+        &mut self,
+        slab: SlabIndex,
+        first: u64,
+        place: usize,
+        target: Location,
+        places: &Places,
+        word: &PageWord,
+    ) -> u64 {
+        let missing = word.stored() & !word.copies[place];
+        let mut copied = 0;
+        let mut page = 0;
+        while page < MOVE_BATCH_PAGES as u64 {
+            let Some((source, count)) = self.run_at(page, missing, slab, places, word) else {
+                page += 1;
+                continue;
+            };
+            let buffer = self.pool.slot(0).part(0, count as usize * PAGE_SIZE_BYTES);
+            let offset_bytes = self.volume.geometry.offset_in_slab_bytes(first + page);
+            let from = RemoteAddress { slab: source.1, offset_bytes };
+            let to = RemoteAddress { slab: target.handle, offset_bytes };
+            let moved = self.exchange(source.0, Operation::Read, from, buffer)
+                && self.exchange(Target::Donor(target.donor), Operation::Write, to, buffer);
+            if moved {
+                self.volume.bits.set(Bit::Copy(place), first + page, count);
+                copied += count;
+            }
+            page += count;
+        }
+        copied
+    }
+
+    /// Where missing page `page` of the batch can be read, and how many missing pages in a row can be read there.
+    fn run_at(
+        &self,
+        page: u64,
+        missing: u64,
+        slab: SlabIndex,
+        places: &Places,
+        word: &PageWord,
+    ) -> Option<((Target, SlabHandle), u64)> {
+        let reachable = |place: &usize| places[*place].is_some_and(|location| self.lanes.is_usable(location.donor));
+        let sources = (0..COPIES_MAX).filter(reachable).map(|place| (word.copies[place], places[place]));
+        let donor = sources.filter_map(|(valid, location)| {
+            let location = location?;
+            Some((valid, (Target::Donor(location.donor), location.handle)))
+        });
+        let disk = std::iter::once((word.disk, (Target::Disk, SlabHandle(slab.0))));
+        let (valid, source) = donor.chain(disk).find(|(valid, _)| valid & missing & (1 << page) != 0)?;
+        Some((source, u64::from((!(valid & missing) >> page).trailing_zeros()).min(MOVE_BATCH_PAGES as u64 - page)))
+    }
+
+    /// One request, waited for; false when it failed.
+    fn exchange(&mut self, target: Target, operation: Operation, remote: RemoteAddress, buffer: BufferRange) -> bool {
+        let piece = Piece { owner: 0, place: 0, target, priority: Priority::WriteBack };
+        loop {
+            match self.lanes.post(piece, operation, remote, buffer, Instant::now()) {
+                Ok(()) => break,
+                Err(PostError::Down) => return false,
+                Err(PostError::Busy) => self.lanes.poll(Instant::now(), &mut |_, _| {}),
+            }
+        }
+        let mut result = None;
+        loop {
+            self.lanes.poll(Instant::now(), &mut |_, ended| result = Some(ended));
+            match result {
+                Some(Ok(())) => return true,
+                Some(Err(_)) => {
+                    if let Target::Donor(donor) = target {
+                        self.volume.report_trouble(donor);
+                    }
+                    return false;
+                }
+                None => self.sleep(),
+            }
+            // The manager may have taken the donor away: its pieces end as orphans.
+            self.lanes.adopt();
+        }
+    }
+
+    fn sleep(&self) {
+        if self.lanes.needs_polling() {
+            return;
+        }
+        let mut waits = Vec::new();
+        self.lanes.for_each_event(&mut |event, wants_write| {
+            let write = if wants_write { rustix::event::PollFlags::OUT } else { rustix::event::PollFlags::empty() };
+            waits.push(PollFd::from_borrowed_fd(event, rustix::event::PollFlags::IN | write));
+        });
+        let patience = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        let _: Result<usize, io::Error> = poll(&mut waits, Some(&patience)).map_err(io::Error::from);
+    }
+}

@@ -1,0 +1,82 @@
+//! Taking over the slabs that a donor kept for a process that died.
+//!
+//! What the donor holds and what the volume's places say may differ by the last steps of the dead process: a slab that was
+//! leased and not yet put into a place goes back; a place whose slab the donor does not have is emptied, as when a donor is
+//! lost. This happens before I/O threads get queue pairs to the donor, so none of them uses a place that is not right.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use spillway_fabric::shm::ShmWindow;
+use spillway_fabric::units::SlabHandle;
+use spillway_sys::memfd::Memfd;
+
+use super::Shared;
+use crate::slab_map::slab_entry::{DonorSlot, Location};
+
+/// A slab that the donor kept.
+#[derive(Debug)]
+pub struct HeldSlab {
+    /// What it is called.
+    pub slab: SlabHandle,
+    /// Its memory, if it is on this host.
+    pub memory: Option<OwnedFd>,
+}
+
+/// What became of the slabs that a donor kept.
+#[derive(Debug, Default)]
+pub struct Reunion {
+    /// Slabs in use again.
+    pub kept: u64,
+    /// Slabs that no place names, to be given back.
+    pub unused: Vec<SlabHandle>,
+}
+
+/// Makes the places at `donor` and the slabs that it kept agree; memory is mapped into `window`.
+pub fn take_held(shared: &Shared, donor: DonorSlot, held: &[HeldSlab], window: Option<&ShmWindow>) -> Reunion {
+    let _assignment = shared.volume.assignment();
+    let named = named_slabs(shared, donor);
+    let (wanted, unused): (Vec<_>, Vec<_>) = held.iter().partition(|held| named.contains(&held.slab));
+    let usable: BTreeSet<SlabHandle> =
+        wanted.iter().filter(|held| is_usable(held, window)).map(|held| held.slab).collect();
+    let pages_lost = empty_places(shared, donor, &usable);
+    if !named.is_empty() {
+        tracing::warn!(
+            "of {} slabs at donor {} it kept {}; {pages_lost} pages are lost",
+            named.len(),
+            shared.donors[usize::from(donor.0)].address,
+            usable.len()
+        );
+    }
+    let spoilt = wanted.iter().filter(|held| !usable.contains(&held.slab));
+    Reunion { kept: usable.len() as u64, unused: unused.iter().chain(spoilt).map(|held| held.slab).collect() }
+}
+
+fn named_slabs(shared: &Shared, donor: DonorSlot) -> BTreeSet<SlabHandle> {
+    let places = shared.volume.geometry.slabs().flat_map(|slab| shared.volume.slab(slab).places());
+    places.flatten().filter(|location| location.donor == donor).map(|location| location.handle).collect()
+}
+
+fn is_usable(held: &HeldSlab, window: Option<&ShmWindow>) -> bool {
+    let Some(window) = window else { return true };
+    let memory = held.memory.as_ref().ok_or_else(|| std::io::Error::other("no memory came along"));
+    let mapped =
+        memory.and_then(OwnedFd::try_clone).and_then(Memfd::open).and_then(|memory| window.attach(held.slab, &memory));
+    mapped.inspect_err(|error| tracing::warn!("slab {} cannot be used again: {error}", held.slab)).is_ok()
+}
+
+/// Empties every place at `donor` whose slab is not `usable`. Returns pages that were lost by it.
+fn empty_places(shared: &Shared, donor: DonorSlot, usable: &BTreeSet<SlabHandle>) -> u64 {
+    let volume = &shared.volume;
+    let mut pages_lost = 0;
+    for slab in volume.geometry.slabs() {
+        let places = volume.slab(slab).places();
+        let gone = |location: &Location| location.donor == donor && !usable.contains(&location.handle);
+        for (place, _) in places.iter().enumerate().filter(|(_, location)| location.as_ref().is_some_and(gone)) {
+            let pause = || std::thread::sleep(Duration::from_micros(50));
+            pages_lost += volume.remove_copy(slab, place, pause).map_or(0, |removed| removed.pages_lost);
+        }
+    }
+    pages_lost
+}

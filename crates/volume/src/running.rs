@@ -1,0 +1,238 @@
+//! A running volume, as a device or a pager has it behind its I/O threads: slab map, an engine for each thread, the manager and
+//! the disk thread.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::file::{BackingFile, FileQueuePair};
+use spillway_fabric::key::ClusterKey;
+use spillway_fabric::queue_pair::QueuePair;
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
+use crate::disk_writer::{DiskCounters, DiskThread};
+use crate::engine::Engine;
+use crate::engine::lanes::{LaneMailbox, Lanes};
+use crate::error::VolumeError;
+use crate::limits::{BACKING_HANDOVER_DEADLINE, BACKING_RELEASE_DEADLINE, DISK_WRITES_MAX, MOVE_BATCH_PAGES};
+use crate::manager::donors::{DonorEntry, Phase};
+use crate::manager::{Lane, Manager, ManagerParts, Ties, care};
+use crate::settings::VolumeConfig;
+use crate::settings::mapping::MappingPolicy;
+use crate::slab_map::Volume;
+use crate::slab_map::slab_entry::DonorSlot;
+use crate::state::DeviceState;
+use crate::status::{DeviceStatus, DiskStatus, DonorLinkStatus, SlabCounts};
+use spillway_block::downfall::Downfall;
+use spillway_block::metrics::Metrics;
+
+/// Pause between looks at a write that another thread is settling: as long as a page takes on a slow network.
+const SETTLE_PAUSE: Duration = Duration::from_micros(50);
+
+/// See the module text. Dropped without [`RunningVolume::stop`], its threads stay until the process ends.
+pub struct RunningVolume {
+    volume: Arc<Volume>,
+    manager: Manager,
+    disk: Option<(DiskThread, Arc<DiskCounters>)>,
+}
+
+impl RunningVolume {
+    /// Starts everything over `state`; an engine for each of `pools`, whose requests use that pool's buffers. Donors keep slabs
+    /// for `linger` if this process dies.
+    pub fn start(
+        config: &VolumeConfig,
+        state: &DeviceState,
+        prerequisites: Prerequisites,
+        linger: Duration,
+        metrics: &Arc<Metrics>,
+        pools: &[Arc<BufferPool>],
+    ) -> Result<(Vec<Engine>, Self), VolumeError> {
+        let Prerequisites { key, backing } = prerequisites;
+        let system = || VolumeError::system("cannot set the device up");
+        let backing = match (backing, &config.backing) {
+            (None, Some(path)) => Some(open_backing(path, state)?),
+            (backing, _) => backing,
+        };
+        let volume = state.volume(config.redundancy).map_err(system())?.with_mapping(config.mapping);
+        let volume = Arc::new(volume.with_disk_blocks_kept(config.fill_backing));
+        let geometry = volume.geometry;
+        if state.is_resumed() {
+            tracing::warn!("going on with the device of a process that died: {:?}", volume.recover(Instant::now()));
+        }
+        let make_lanes = |lane: &Lane| -> std::io::Result<Lanes> {
+            let file = backing
+                .as_ref()
+                .map(|file| FileQueuePair::open(file, geometry.slab_size_bytes(), Arc::clone(&lane.pool)));
+            let file = file.transpose()?.map(|file| Box::new(file) as Box<dyn QueuePair>);
+            Ok(Lanes::new(Arc::clone(&lane.mailbox), file))
+        };
+        let mut engines = Vec::new();
+        let mut io_lanes = Vec::new();
+        for pool in pools {
+            let lane = Lane { mailbox: LaneMailbox::new(), pool: Arc::clone(pool) };
+            // Not the mover's: its reads have many pages, take longer, and hold no fault up.
+            let lanes = make_lanes(&lane).map_err(system())?.watched_by(&volume.latencies);
+            let pool = Arc::clone(&lane.pool);
+            engines.push(Engine::new(Arc::clone(&volume), Arc::clone(metrics), pool, lanes, Instant::now()));
+            io_lanes.push(lane);
+        }
+        let mover_pool = BufferPool::new(1, MOVE_BATCH_PAGES * PAGE_SIZE_BYTES).map_err(system())?;
+        let mover_lane = Lane { mailbox: LaneMailbox::new(), pool: mover_pool };
+        let disk = match (&backing, &volume.disk) {
+            (Some(file), Some(copy)) => {
+                let writer = file.writer(Arc::clone(&copy.pool), DISK_WRITES_MAX).map_err(system())?;
+                let filler = if config.fill_backing { Some(file.filler().map_err(system())?) } else { None };
+                let counters = Arc::new(DiskCounters::new(file.buffered_reason(), config.fill_backing));
+                let thread = DiskThread::start(Arc::clone(&volume), writer, filler, Arc::clone(&counters));
+                let thread = thread.map_err(system())?;
+                Some((thread, counters))
+            }
+            _ => None,
+        };
+        let manager = Manager::start(ManagerParts {
+            volume: Arc::clone(&volume),
+            addresses: config.donors.clone(),
+            io_lanes,
+            mover_lanes: make_lanes(&mover_lane).map_err(system())?,
+            mover_lane,
+            borrower: state.borrower(),
+            ties: Ties { records: state.records(), linger },
+            name: config.name.clone(),
+            key,
+            transport: config.transport,
+        });
+        Ok((engines, Self { volume, manager: manager.map_err(system())?, disk }))
+    }
+
+    /// Waits until every donor was reached or tried once, for the configured time; then one must be there. The donors that are not,
+    /// with why, unless this is a device that goes on: such a device has pages to serve, from the disk if need be.
+    pub fn await_donors(&self, patience: Duration, is_resumed: bool) -> Result<Vec<String>, VolumeError> {
+        let donors = &self.manager.shared.donors;
+        let give_up = Instant::now() + patience;
+        let missing = loop {
+            let missing: Vec<_> = donors.iter().filter(|donor| donor.phase() != Phase::Connected).collect();
+            let refusals: Vec<_> = missing.iter().filter_map(|donor| donor.refusal()).collect();
+            let all_tried = refusals.len() == missing.len();
+            let is_enough =
+                is_resumed || missing.len() < donors.len() || refusals.iter().all(|(_, is_final)| *is_final);
+            if missing.is_empty() || (all_tried && is_enough) || Instant::now() >= give_up {
+                break missing;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let lines: Vec<String> = missing.iter().map(|donor| line_of_missing(donor, patience)).collect();
+        if is_resumed || missing.len() < donors.len() {
+            return Ok(lines);
+        }
+        Err(VolumeError::NoDonor { reasons: lines })
+    }
+
+    /// Pages of the volume.
+    pub fn page_count(&self) -> u64 {
+        self.volume.geometry.page_count()
+    }
+
+    /// Where a panic of any thread is told, and whether there was one.
+    pub fn downfall(&self) -> &Arc<Downfall> {
+        &self.volume.downfall
+    }
+
+    /// Gives pages that a dead process was writing one content, now that it is known which donors are there; how many they were.
+    pub fn settle_writes(&self) -> u64 {
+        let donors = &self.manager.shared.donors;
+        let alive = |donor: DonorSlot| donors[usize::from(donor.0)].phase() == Phase::Connected;
+        self.volume.settle_writes(&alive, || std::thread::sleep(SETTLE_PAUSE))
+    }
+
+    /// Gives all slabs back and ends the threads; nobody uses an engine any more.
+    pub fn stop(&mut self) {
+        self.volume.abandon();
+        self.manager.stop();
+        if let Some(copy) = &self.volume.disk {
+            copy.backlog.close();
+        }
+        if let Some((thread, _)) = &mut self.disk {
+            thread.join();
+        }
+    }
+
+    /// Fills in what is known of donors, slabs and the disk.
+    pub fn describe(&self, config: &VolumeConfig, status: &mut DeviceStatus) {
+        let shared = &self.manager.shared;
+        let now = Instant::now();
+        let latency = |donor: &DonorEntry| self.volume.latencies.status(donor.slot, now);
+        status.donors =
+            shared.donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..donor.status() }).collect();
+        for (slab, finding) in self.volume.geometry.slabs().zip(shared.survey.look(shared)) {
+            status.pages_stored += finding.stored;
+            status.pages_lost += finding.lost;
+            let migrating = self.volume.slab(slab).is_migrating();
+            *state_of(&finding, migrating, config, &mut status.slabs) += 1;
+        }
+        if let (Some(copy), Some((_, counters))) = (&self.volume.disk, &self.disk) {
+            status.disk = Some(DiskStatus {
+                path: config.backing.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+                backlog_pages: copy.backlog.length() as u64,
+                backlog_pages_max: copy.backlog.capacity() as u64,
+                pages_written: counters.pages_written(),
+                blocks: counters.blocks(),
+                buffered_reason: counters.buffered_reason(),
+                write_errors: counters.write_errors(),
+                last_error: counters.last_error(),
+            });
+        }
+    }
+}
+
+fn line_of_missing(donor: &DonorEntry, patience: Duration) -> String {
+    let waited = || format!("no session within {:.0} s", patience.as_secs_f32());
+    format!("{}: {}", donor.address, donor.refusal().map_or_else(waited, |(reason, _)| reason))
+}
+
+/// The counter of the state that a slab is in.
+fn state_of<'a>(
+    finding: &care::Finding,
+    migrating: bool,
+    config: &VolumeConfig,
+    counts: &'a mut SlabCounts,
+) -> &'a mut u64 {
+    let replicas = config.redundancy.replicas;
+    match finding.copies {
+        _ if finding.lost > 0 => &mut counts.lost,
+        _ if migrating => &mut counts.migrating,
+        0 if finding.stored == 0 || config.mapping == MappingPolicy::ByActivity => &mut counts.unmapped,
+        copies if copies < usize::from(replicas) || finding.missing > 0 => &mut counts.degraded,
+        _ => &mut counts.mapped,
+    }
+}
+
+/// What a volume needs and may lack: the cluster key, and the backing file of a volume that goes on.
+pub struct Prerequisites {
+    key: Option<ClusterKey>,
+    /// Of a device that goes on; that of a new one is made when nothing else can fail any more.
+    backing: Option<BackingFile>,
+}
+
+impl Prerequisites {
+    /// Opens them, or says which cannot be had.
+    pub fn find(config: &VolumeConfig, state: &DeviceState) -> Result<Self, VolumeError> {
+        let key = config.key_file.as_deref().map(ClusterKey::load).transpose()?;
+        let path = config.backing.as_deref().filter(|_| state.is_resumed());
+        let backing = path.map(|path| open_backing(path, state)).transpose()?;
+        Ok(Self { key, backing })
+    }
+}
+
+/// The backing file. One that a dead process used stays locked until its last write has ended; from then on nothing of that
+/// process reaches the file any more.
+fn open_backing(path: &Path, state: &DeviceState) -> Result<BackingFile, VolumeError> {
+    let size_bytes = state.size_bytes();
+    if !state.is_resumed() {
+        return Ok(BackingFile::prepare_within(path, size_bytes, BACKING_HANDOVER_DEADLINE)?);
+    }
+    if std::fs::metadata(path).map_or(0, |metadata| metadata.len()) < size_bytes {
+        return Err(VolumeError::BackingGone { path: path.to_owned() });
+    }
+    Ok(BackingFile::prepare_within(path, size_bytes, BACKING_RELEASE_DEADLINE)?)
+}

@@ -1,0 +1,213 @@
+//! Taking a copy of a slab away: its donor is lost, wants it back, or the slab is empty.
+//!
+//! In this order, so that no request uses the memory afterwards and no page is forgotten:
+//! 1. the place is emptied: requests that pass the gate from now on do not see the copy;
+//! 2. the gate is drained: requests that saw it have ended, and set no bit for it any more;
+//! 3. page by page, as their owner: the copy's bits are cleared, and a page with no other copy is marked lost;
+//! 4. the place forgets the copy. A process that dies before that finds it again.
+//!
+//! Until step 3 reached a page its bit says "valid" for an empty place; readers look at the place first and wait.
+//!
+//! Every wait ends when the device does by a panic ([`spillway_block::downfall`]): the thread that is waited for is gone, and nobody
+//! reads these pages any more.
+
+use spillway_fabric::units::SlabIndex;
+
+use super::Volume;
+use super::page_bits::Bit;
+use super::slab_entry::{DonorSlot, Location};
+use crate::limits::COPIES_MAX;
+use crate::sync::yield_now;
+
+/// What a removal found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// What was in the place; the memory may be used for something else now.
+    pub location: Location,
+    /// Pages that have no copy left.
+    pub pages_lost: u64,
+}
+
+impl Volume {
+    /// Empties `place` of `slab`, see the module text. `None` when it is empty already. The caller holds the assignment lock
+    /// and is not inside the slab's gate; `pause` is called while it waits.
+    pub fn remove_copy(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> Option<Removed> {
+        let location = self.slab(slab).empty(place)?;
+        self.drain(slab, &mut pause, || true);
+        Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
+    }
+
+    /// As [`Volume::remove_copy`], but only when every page of the copy has another one; otherwise puts it back and says
+    /// `None`. Looking after the drain is what makes it safe: a write that only this copy got has set its bit by then. Copies
+    /// at donors that are not `alive` do not count, though their places may not be emptied yet.
+    pub fn remove_covered_copy(
+        &self,
+        slab: SlabIndex,
+        place: usize,
+        alive: &dyn Fn(DonorSlot) -> bool,
+        mut pause: impl FnMut(),
+    ) -> Option<Removed> {
+        let entry = self.slab(slab);
+        let places = entry.places();
+        let location = entry.empty(place)?;
+        // The assignment lock is held: a request to a donor that says nothing may take as long as that is waited for.
+        let all_answer = || places.iter().flatten().all(|location| alive(location.donor));
+        if !self.drain(slab, &mut pause, all_answer) || !self.is_covered(slab, place, alive) {
+            entry.stay(place);
+            return None;
+        }
+        Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
+    }
+
+    /// Whether every page of the copy in `place` has another copy, at a donor that is `alive` or on disk.
+    fn is_covered(&self, slab: SlabIndex, place: usize, alive: &dyn Fn(DonorSlot) -> bool) -> bool {
+        let places = self.slab(slab).places().map(|other| other.filter(|location| alive(location.donor)));
+        self.geometry.pages(slab).step_by(64).all(|first| {
+            let word = self.bits.word(first);
+            let others = (0..COPIES_MAX).filter(|other| *other != place && places[*other].is_some());
+            let elsewhere = others.fold(word.disk, |all, other| all | word.copies[other]);
+            word.copies[place] & !elsewhere == 0
+        })
+    }
+
+    fn forget_copies(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> u64 {
+        let mut pages_lost = 0;
+        for first in self.geometry.pages(slab).step_by(64) {
+            if !self.acquire(first, 64, &mut pause) {
+                break;
+            }
+            pages_lost += self.forget_copy(first, place);
+            self.bits.release(first, 64);
+        }
+        self.slab(slab).gone(place);
+        pages_lost
+    }
+
+    /// Waits until nobody uses the copies that were in `slab` so far. False when that cannot be known any more, or is not worth the wait.
+    fn drain(&self, slab: SlabIndex, pause: &mut impl FnMut(), is_worth: impl Fn() -> bool) -> bool {
+        self.slab(slab).gate.drain_while(|| {
+            pause();
+            self.has_owners() && is_worth()
+        })
+    }
+
+    /// Waits to own pages. False when their owner is gone for good.
+    fn acquire(&self, first: u64, count: u64, pause: &mut impl FnMut()) -> bool {
+        while !self.bits.try_acquire(first, count) {
+            if !self.has_owners() {
+                return false;
+            }
+            yield_now();
+            pause();
+        }
+        true
+    }
+
+    /// Clears the bits of `place` for the 64 owned pages from `first` on, and marks what is lost by it.
+    pub(super) fn forget_copy(&self, first: u64, place: usize) -> u64 {
+        let word = self.bits.word(first);
+        let mut rest = word;
+        rest.copies[place] = 0;
+        let lost = word.copies[place] & !rest.stored();
+        // Lost before the copy's bit goes: a reader must find one of them.
+        for page in (0..64).filter(|page| lost & (1 << page) != 0) {
+            self.bits.set(Bit::Lost, first + page, 1);
+        }
+        self.bits.clear(Bit::Copy(place), first, 64);
+        u64::from(lost.count_ones())
+    }
+
+    /// A page's write to the disk failed and no newer content is on its way: lost, unless a donor has it.
+    pub fn disk_write_failed(&self, page: u64, mut pause: impl FnMut()) {
+        if !self.acquire(page, 1, &mut pause) {
+            return;
+        }
+        let disk = self.disk.as_ref().expect("only a volume with a disk copy writes to it");
+        disk.backlog.settle_failure(&self.bits, page);
+        self.bits.release(page, 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_fabric::units::SlabHandle;
+
+    use super::*;
+    use crate::settings::redundancy::Redundancy;
+    use crate::slab_map::Geometry;
+
+    const SLAB: SlabIndex = SlabIndex(0);
+
+    fn volume() -> Volume {
+        let volume = Volume::new(Geometry { slab_pages: 256, slab_count: 1 }, Redundancy::NONE, None).unwrap();
+        volume.slab(SLAB).fill(0, Location { donor: DonorSlot(0), handle: SlabHandle(0) });
+        volume.bits.set(Bit::Copy(0), 0, 256);
+        volume
+    }
+
+    /// Without an end to the wait, each of these would hang: the looks are counted, and a later one fails the test.
+    fn ends_by_downfall(volume: &Volume) -> impl FnMut() + use<'_> {
+        let mut looks = 0;
+        move || {
+            looks += 1;
+            assert!(looks < 5, "still waiting for a thread that is gone");
+            volume.downfall.come(&"a panic");
+        }
+    }
+
+    #[test]
+    fn nobody_waits_at_the_gate_for_a_thread_that_panicked_inside() {
+        let volume = volume();
+        let _inside = volume.slab(SLAB).gate.enter();
+        let removed = volume.remove_copy(SLAB, 0, ends_by_downfall(&volume));
+        assert!(removed.is_some() && volume.slab(SLAB).is_unmapped());
+    }
+
+    #[test]
+    fn a_copy_is_not_said_to_be_covered_when_its_users_are_unknown() {
+        let volume = volume();
+        volume.bits.clear(Bit::Copy(0), 0, 256);
+        let _inside = volume.slab(SLAB).gate.enter();
+        assert_eq!(volume.remove_covered_copy(SLAB, 0, &|_| true, ends_by_downfall(&volume)), None);
+        assert!(!volume.slab(SLAB).is_unmapped());
+    }
+
+    #[test]
+    fn nobody_waits_for_a_donor_that_says_nothing_to_give_a_copy_back() {
+        let volume = volume();
+        volume.slab(SLAB).fill(1, Location { donor: DonorSlot(1), handle: SlabHandle(0) });
+        volume.bits.set(Bit::Copy(1), 0, 256);
+        let _inside = volume.slab(SLAB).gate.enter();
+        let silent = std::sync::atomic::AtomicBool::new(false);
+        let mut looks = 0;
+        let answers = |donor: DonorSlot| donor != DonorSlot(1) || !silent.load(std::sync::atomic::Ordering::SeqCst);
+        let removed = volume.remove_covered_copy(SLAB, 0, &answers, || {
+            looks += 1;
+            assert!(looks < 5, "still waiting for a donor that says nothing");
+            silent.store(true, std::sync::atomic::Ordering::SeqCst);
+        });
+        assert!(removed.is_none() && volume.slab(SLAB).places()[0].is_some(), "the copy stays");
+    }
+
+    #[test]
+    fn nobody_waits_for_an_engine_that_was_dropped_with_requests_under_way() {
+        let volume = volume();
+        let _inside = volume.slab(SLAB).gate.enter();
+        let mut looks = 0;
+        let removed = volume.remove_covered_copy(SLAB, 0, &|_| true, || {
+            looks += 1;
+            assert!(looks < 5, "still waiting for an engine that is gone");
+            volume.abandon();
+        });
+        assert!(removed.is_none() && !volume.slab(SLAB).is_unmapped());
+    }
+
+    #[test]
+    fn nobody_waits_for_pages_of_a_thread_that_panicked() {
+        let volume = volume();
+        assert!(volume.bits.try_acquire(100, 1));
+        let removed = volume.remove_copy(SLAB, 0, ends_by_downfall(&volume)).unwrap();
+        assert_eq!(removed.pages_lost, 64, "the pages before it");
+        volume.disk_write_failed(100, || panic!("it has come already"));
+    }
+}

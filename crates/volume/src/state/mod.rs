@@ -1,0 +1,167 @@
+//! What of a device outlives its process: one memfd that somebody else holds too ([`keeping`];
+//! docs/decisions/crash-recovery.md).
+//!
+//! In this order: the [`header`] (what this is, whose, and with which settings; donors and front end, [`records`]), page bits
+//! and places of the volume, the journal of the backlog, and the contents of the backlog's pages. Everything before the
+//! contents is words that change one at a time.
+//!
+//! A process that is given a memfd of zeroes begins a new device in it; one that is given the memfd of a process that died
+//! goes on with its device. Settings must be the same: a memfd of another version, size or setting is refused in words.
+
+pub mod header;
+pub mod keeping;
+pub mod records;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::control::host::random_bytes;
+use spillway_fabric::units::{BorrowerId, PAGE_SIZE_BYTES};
+use spillway_sys::atomic_words::{AtomicWords, WORD_SIZE_BYTES};
+use spillway_sys::mapping::Mapping;
+use spillway_sys::memfd::Memfd;
+
+use self::header::{HEADER_WORDS, Header, Settings, StateRefused};
+use self::records::Records;
+use crate::error::VolumeError;
+use crate::limits::BACKLOG_PAGES;
+use crate::settings::VolumeConfig;
+use crate::slab_map::backlog::Backlog;
+use crate::slab_map::journal::Journal;
+use crate::slab_map::words::Words;
+use crate::slab_map::{DiskCopy, Geometry, Volume};
+
+/// How the memory shows in `/proc`.
+const FILE_NAME: &str = "spillway-state";
+
+/// Why memory cannot be a device's state.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// It holds something else.
+    #[error(transparent)]
+    Refused(#[from] StateRefused),
+    /// It could not be made, mapped or locked.
+    #[error("cannot set the state of the device up: {0}")]
+    System(#[from] io::Error),
+}
+
+/// A device's surviving state, mapped and locked; see the module text.
+#[derive(Debug)]
+pub struct DeviceState {
+    file: Memfd,
+    geometry: Geometry,
+    settings: Settings,
+    words: Words,
+    header: Header,
+    resumed: bool,
+}
+
+impl DeviceState {
+    /// Memory for the device that `config` describes, all of it present: zeroes, which [`DeviceState::open`] turns into a state.
+    pub fn memory(config: &VolumeConfig) -> Result<Memfd, VolumeError> {
+        let settings = Settings::of(config, config.check()?);
+        let make = || {
+            let file = Memfd::create(FILE_NAME, size_bytes(&settings))?;
+            file.preallocate(0, file.length_bytes())?;
+            Ok(file)
+        };
+        make().map_err(VolumeError::system("cannot reserve memory for the state of the device"))
+    }
+
+    /// Begins a state for `config` in `file`, or goes on with the one that a dead process left there.
+    pub fn open(file: Memfd, config: &VolumeConfig) -> Result<Self, VolumeError> {
+        let geometry = config.check()?;
+        let settings = Settings::of(config, geometry);
+        Self::map(file, geometry, settings).map_err(|error| match error {
+            StateError::Refused(refused) => VolumeError::State(refused),
+            StateError::System(source) => VolumeError::system("cannot set the state of the device up")(source),
+        })
+    }
+
+    fn map(file: Memfd, geometry: Geometry, settings: Settings) -> Result<Self, StateError> {
+        if file.length_bytes() < (HEADER_WORDS * WORD_SIZE_BYTES) as u64 {
+            return Err(StateRefused::Foreign.into());
+        }
+        // Only the header is looked at before it says that the rest is there.
+        let header = Header::over(Words::over(AtomicWords::shared(&file, HEADER_WORDS)?));
+        let resumed = !header.is_fresh();
+        if resumed {
+            header.check(&settings)?;
+        }
+        if file.length_bytes() != size_bytes(&settings) {
+            return Err(StateRefused::Foreign.into());
+        }
+        let words = Words::over(AtomicWords::shared(&file, word_count(&settings))?);
+        let header = Header::over(words.part(0, HEADER_WORDS));
+        if !resumed {
+            header.begin(&settings, BorrowerId(u128::from_le_bytes(random_bytes()?)));
+        }
+        Ok(Self { file, geometry, settings, words, header, resumed })
+    }
+
+    /// Whether a process before this one served the device.
+    pub fn is_resumed(&self) -> bool {
+        self.resumed
+    }
+
+    /// The memory, to be handed to whoever keeps it.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Bytes of the device, whole slabs.
+    pub fn size_bytes(&self) -> u64 {
+        self.geometry.page_count() * PAGE_SIZE_BYTES as u64
+    }
+
+    /// Who borrows, in every process of the device.
+    pub fn borrower(&self) -> BorrowerId {
+        self.header.borrower()
+    }
+
+    /// Who lends and how the kernel reaches the device.
+    pub fn records(&self) -> Records {
+        self.header.records()
+    }
+
+    /// The volume as it stands there; [recovered](Volume::recover) by the caller before it is used, if it is resumed.
+    pub(crate) fn volume(&self, redundancy: crate::settings::redundancy::Redundancy) -> io::Result<Volume> {
+        let own = Volume::surviving_words(self.geometry);
+        let disk = if self.settings.backlog_pages > 0 { Some(self.disk_copy(HEADER_WORDS + own)?) } else { None };
+        Volume::over(self.geometry, redundancy, disk, &self.words.part(HEADER_WORDS, own))
+    }
+
+    fn disk_copy(&self, journal_first: usize) -> io::Result<DiskCopy> {
+        let pages = self.settings.backlog_pages as usize;
+        let journal = self.words.part(journal_first, Journal::words(pages));
+        let contents = Mapping::shared_at(&self.file, words_bytes(&self.settings), pages * PAGE_SIZE_BYTES)?;
+        let pool = BufferPool::over(contents, pages, PAGE_SIZE_BYTES)?;
+        Ok(DiskCopy { backlog: Backlog::over(journal), pool: Arc::clone(&pool) })
+    }
+}
+
+impl Settings {
+    fn of(config: &VolumeConfig, geometry: Geometry) -> Self {
+        let backlog_pages = if config.redundancy.disk { BACKLOG_PAGES as u64 } else { 0 };
+        Self::new(config, geometry, backlog_pages)
+    }
+}
+
+fn word_count(settings: &Settings) -> usize {
+    HEADER_WORDS + Volume::surviving_words(settings.geometry()) + Journal::words(settings.backlog_pages as usize)
+}
+
+/// Bytes of the words, up to the page where the contents begin.
+fn words_bytes(settings: &Settings) -> u64 {
+    ((word_count(settings) * WORD_SIZE_BYTES).next_multiple_of(PAGE_SIZE_BYTES)) as u64
+}
+
+fn size_bytes(settings: &Settings) -> u64 {
+    words_bytes(settings) + settings.backlog_pages * PAGE_SIZE_BYTES as u64
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,141 @@
+//! What a process writes down for the next one besides pages: that it serves, by which block device, and how each donor
+//! knows it.
+//!
+//! A donor's record counts from the store of its mark on, which comes last, and stops counting before it is changed. That is
+//! soon enough: a donor's slabs are put into places only after its record stands.
+
+use spillway_fabric::units::DonorId;
+use spillway_fabric::wire::{SESSION_TOKEN_BYTES, SessionToken};
+
+use spillway_sys::atomic_words::WORD_SIZE_BYTES;
+
+use crate::limits::DONORS_MAX;
+use crate::slab_map::slab_entry::DonorSlot;
+use crate::slab_map::words::Words;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+const AT_STARTS: usize = 0;
+const AT_SERVING: usize = 1;
+/// Bytes of the front end's record, and the record.
+const AT_FRONT_END_LENGTH: usize = 2;
+const AT_FRONT_END: usize = 3;
+/// The longest identity is NBD's: a name, a process and two numbers.
+const FRONT_END_WORDS: usize = 61;
+const AT_DONORS: usize = AT_FRONT_END + FRONT_END_WORDS;
+const TOKEN_WORDS: usize = SESSION_TOKEN_BYTES / 8;
+const DONOR_WORDS: usize = 1 + 2 + TOKEN_WORDS;
+
+/// Words of the records.
+pub(super) const RECORD_WORDS: usize = AT_DONORS + DONORS_MAX * DONOR_WORDS;
+
+/// Marks a record that counts.
+const STANDS: u64 = 1;
+
+/// How a donor knows this borrower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DonorRecord {
+    /// Who lends; another one after each of its starts.
+    pub donor: DonorId,
+    /// What proves to it whose slabs they are.
+    pub token: SessionToken,
+}
+
+/// The records of one device, see the module text. A clone is the same records.
+#[derive(Clone, Debug)]
+pub struct Records {
+    words: Words,
+}
+
+impl Records {
+    pub(super) fn over(words: Words) -> Self {
+        assert!(words.count() == RECORD_WORDS, "records have one size");
+        Self { words }
+    }
+
+    /// Records in memory of this process, which end with it.
+    pub fn of_this_process() -> Self {
+        Self::over(Words::new(RECORD_WORDS))
+    }
+
+    /// Counts a process that begins to serve the device; how many there were before.
+    pub fn count_start(&self) -> u64 {
+        let before = self.words.load(AT_STARTS);
+        self.words.store(AT_STARTS, before + 1);
+        before
+    }
+
+    /// Notes whether another process should go on with the device, should this one die.
+    pub fn set_serving(&self, serving: bool) {
+        self.words.store(AT_SERVING, u64::from(serving));
+    }
+
+    /// Whether another process should go on with the device.
+    pub fn is_serving(&self) -> bool {
+        self.words.load(AT_SERVING) != 0
+    }
+
+    /// Notes what the next process needs to take the block device over. False when that is too long to be noted.
+    #[must_use]
+    pub fn set_front_end(&self, identity: Option<&impl Serialize>) -> bool {
+        self.words.store(AT_FRONT_END_LENGTH, 0);
+        let Some(identity) = identity else { return true };
+        let text = serde_json::to_vec(identity).expect("an identity is plain data");
+        if text.len() > FRONT_END_WORDS * WORD_SIZE_BYTES {
+            return false;
+        }
+        for (index, bytes) in text.chunks(WORD_SIZE_BYTES).enumerate() {
+            let mut word = [0; WORD_SIZE_BYTES];
+            word[..bytes.len()].copy_from_slice(bytes);
+            self.words.store(AT_FRONT_END + index, u64::from_le_bytes(word));
+        }
+        self.words.store(AT_FRONT_END_LENGTH, text.len() as u64);
+        true
+    }
+
+    /// What the process before this one noted with [`Records::set_front_end`].
+    pub fn front_end<Identity: DeserializeOwned>(&self) -> Option<Identity> {
+        let length = self.words.load(AT_FRONT_END_LENGTH) as usize;
+        if length == 0 || length > FRONT_END_WORDS * WORD_SIZE_BYTES {
+            return None;
+        }
+        let words = (0..FRONT_END_WORDS).flat_map(|index| self.words.load(AT_FRONT_END + index).to_le_bytes());
+        serde_json::from_slice(&words.take(length).collect::<Vec<u8>>()).ok()
+    }
+
+    /// How the donor in `slot` knows this borrower.
+    pub fn donor(&self, slot: DonorSlot) -> Option<DonorRecord> {
+        let first = first_word(slot);
+        if self.words.load(first) != STANDS {
+            return None;
+        }
+        let half = |index| u128::from(self.words.load(first + 1 + index));
+        let mut token = [0; SESSION_TOKEN_BYTES];
+        for (index, bytes) in token.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&self.words.load(first + 3 + index).to_le_bytes());
+        }
+        Some(DonorRecord { donor: DonorId(half(0) | half(1) << 64), token: SessionToken(token) })
+    }
+
+    /// Writes that down. No place names a slab of another donor in this slot.
+    pub fn set_donor(&self, slot: DonorSlot, record: &DonorRecord) {
+        if self.donor(slot).as_ref() == Some(record) {
+            return;
+        }
+        let first = first_word(slot);
+        self.words.store(first, 0);
+        self.words.store(first + 1, record.donor.0 as u64);
+        self.words.store(first + 2, (record.donor.0 >> 64) as u64);
+        for (index, bytes) in record.token.0.chunks_exact(8).enumerate() {
+            let word = u64::from_le_bytes(bytes.try_into().expect("a word has eight bytes"));
+            self.words.store(first + 3 + index, word);
+        }
+        self.words.store(first, STANDS);
+    }
+}
+
+fn first_word(slot: DonorSlot) -> usize {
+    AT_DONORS + usize::from(slot.0) * DONOR_WORDS
+}
+
+const _: () = assert!(SESSION_TOKEN_BYTES.is_multiple_of(8), "a token is whole words");

@@ -1,0 +1,130 @@
+//! What models of a whole device have in common: what they write, and what the manager and the disk thread do around the engines.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use spillway_block::request::{BlockOperation, BlockRequest};
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
+use spillway_volume::engine::lanes::{LaneChange, LaneMailbox};
+use spillway_volume::limits::COPIES_MAX;
+use spillway_volume::slab_map::backlog::{BacklogPage, TakePolicy};
+use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
+use spillway_volume::slab_map::{DiskCopy, Volume};
+
+use super::{Shared, Store, StoreQueuePair};
+
+/// The disk thread takes what there is, and waits for nothing.
+pub(crate) const AT_ONCE: TakePolicy = TakePolicy { eager_pages: 1, delay: Duration::ZERO, patience: Duration::ZERO };
+
+/// A request for `count` pages from page `first` on.
+pub(crate) fn request(slot: usize, operation: BlockOperation, first: u64, count: u64) -> BlockRequest {
+    let page = PAGE_SIZE_BYTES as u64;
+    BlockRequest { slot, operation, offset_bytes: first * page, length_bytes: count * page }
+}
+
+/// What write `number` gives `page`: no other page, and no other write, has it.
+pub(crate) fn content(page: u64, number: u32) -> Vec<u8> {
+    let mut bytes = vec![number as u8; PAGE_SIZE_BYTES];
+    bytes[..8].copy_from_slice(&page.to_le_bytes());
+    bytes[PAGE_SIZE_BYTES - 4..].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+/// Lanes to donors, each with the pool that its bytes are in.
+#[derive(Clone, Copy)]
+pub(crate) struct LaneEnds<'world> {
+    pub(crate) mailboxes: &'world [Arc<LaneMailbox>],
+    pub(crate) pools: &'world [Arc<BufferPool>],
+}
+
+impl LaneEnds<'_> {
+    /// A new session with the donor in slot `donor`: over sockets with every second one.
+    pub(crate) fn connect(self, volume: &Volume, donor: usize, store: &Shared, depth: usize) {
+        let donor = DonorSlot(donor as u16);
+        volume.begin_session(donor);
+        for (mailbox, pool) in self.mailboxes.iter().zip(self.pools) {
+            let make = if donor.0 % 2 == 1 { StoreQueuePair::over_socket } else { StoreQueuePair::boxed };
+            mailbox.leave(LaneChange { donor, queue_pair: Some(make(store, pool, depth)) });
+        }
+    }
+
+    /// The end of the session.
+    pub(crate) fn disconnect(self, donor: usize) {
+        let donor = DonorSlot(donor as u16);
+        self.mailboxes.iter().for_each(|mailbox| mailbox.leave(LaneChange { donor, queue_pair: None }));
+    }
+}
+
+/// Every copy: its slab, its place, and where it is.
+pub(crate) fn copies(volume: &Volume) -> Vec<(SlabIndex, usize, Location)> {
+    let of_slab = |slab: SlabIndex| {
+        let places = volume.slab(slab).places();
+        (0..COPIES_MAX).filter_map(move |place| Some((slab, place, places[place]?)))
+    };
+    volume.geometry.slabs().flat_map(of_slab).collect()
+}
+
+/// Copies at the donor in slot `donor`.
+pub(crate) fn copies_at(volume: &Volume, donor: usize) -> Vec<(SlabIndex, usize)> {
+    let there =
+        |(slab, place, location): (_, _, Location)| (usize::from(location.donor.0) == donor).then_some((slab, place));
+    copies(volume).into_iter().filter_map(there).collect()
+}
+
+/// Brings every slab to as many copies as asked for; donor `first_choice` is asked first.
+pub(crate) fn map(volume: &Volume, donors: &[Shared], first_choice: usize) {
+    for slab in volume.geometry.slabs() {
+        volume.slab(slab).take_want();
+        for choice in 0..donors.len() {
+            let copies = volume.slab(slab).places().iter().flatten().count();
+            if copies < usize::from(volume.redundancy.replicas) {
+                lend(volume, donors, slab, first_choice + choice);
+            }
+        }
+    }
+}
+
+/// A new copy of `slab` at donor `choice`, if that holds none; gives its place.
+fn lend(volume: &Volume, donors: &[Shared], slab: SlabIndex, choice: usize) -> Option<(usize, Location)> {
+    let (donor, places) = (choice % donors.len(), volume.slab(slab).places());
+    let slot = DonorSlot(donor as u16);
+    if places.iter().flatten().any(|location| location.donor == slot) {
+        return None;
+    }
+    let place = places.iter().position(Option::is_none)?;
+    let target = Location { donor: slot, handle: donors[donor].lock().expect("no test thread panicked").lend() };
+    volume.slab(slab).fill(place, target);
+    Some((place, target))
+}
+
+/// A copy that moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Move {
+    /// The place that it leaves.
+    pub(crate) old: usize,
+    /// The place that it gets, still to be filled.
+    pub(crate) new: usize,
+    /// Where that is.
+    pub(crate) target: Location,
+}
+
+/// Begins to move a copy of `slab`, as for a recall, to a donor that holds none, `choice` first; `None` if there is no such copy or donor.
+pub(crate) fn begin_move(volume: &Volume, donors: &[Shared], slab: SlabIndex, choice: usize) -> Option<Move> {
+    let old = volume.slab(slab).places().iter().position(Option::is_some)?;
+    let (new, target) = (0..donors.len()).find_map(|offset| lend(volume, donors, slab, choice + offset))?;
+    Some(Move { old, new, target })
+}
+
+/// A donor gets its memory back.
+pub(crate) fn give_back(donors: &[Shared], location: Location) {
+    donors[usize::from(location.donor.0)].lock().expect("no test thread panicked").take_back(location.handle);
+}
+
+/// Writes a page of the backlog to the disk.
+pub(crate) fn write_out(volume: &Volume, copy: &DiskCopy, disk: &mut Store, page: &BacklogPage) {
+    let source = copy.pool.slot(page.slot.0 as usize).offset_bytes as usize;
+    let offset = (page.page % volume.geometry.slab_pages) as usize * PAGE_SIZE_BYTES;
+    let slab = disk.slab(SlabHandle(volume.geometry.slab_of(page.page).0));
+    copy.pool.memory().read(source, &mut slab[offset..offset + PAGE_SIZE_BYTES]);
+}
