@@ -20,5 +20,4 @@
 #[cfg(test)]
 extern crate self as spillway_borrower;
 
-pub mod device;
 pub mod pager;

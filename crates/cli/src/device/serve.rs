@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
-use spillway_borrower::device::{Device, DeviceConfig, DeviceError, Kept};
+use spillway_device::config::DeviceConfig;
+use spillway_device::device::{Device, DeviceError, Kept};
 use spillway_frontend::fuse;
 use spillway_frontend::nbd::server::NbdListen;
 use spillway_sys::paging_safety;

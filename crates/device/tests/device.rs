@@ -7,7 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use spillway_block::wakefulness::KeepAwake;
-use spillway_borrower::device::{Device, DeviceConfig, DeviceError};
+use spillway_device::config::DeviceConfig;
+use spillway_device::device::{Device, DeviceError};
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_frontend::front_end::FrontEndError;
 use spillway_testing::block_devices::can_run;

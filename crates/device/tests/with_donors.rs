@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
 use spillway_block::wakefulness::KeepAwake;
-use spillway_borrower::device::{Device, DeviceConfig};
+use spillway_device::config::DeviceConfig;
+use spillway_device::device::Device;
 use spillway_donor::{Donor, DonorConfig};
 use spillway_fabric::key::ClusterKey;
 use spillway_frontend::choice::FrontEndChoice;

@@ -1,9 +1,4 @@
-//! A device: volume, I/O threads, manager and front end put together.
-//!
-//! [`config`]: how it is started; `limits`: every bound.
-
-pub mod config;
-mod limits;
+//! A device: volume, I/O threads and front end put together.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,8 +9,8 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 
-pub use self::config::DeviceConfig;
-use self::limits::{DETACH_DEADLINE, IO_THREADS_DEFAULT};
+use crate::config::DeviceConfig;
+use crate::limits::{DETACH_DEADLINE, IO_THREADS_DEFAULT};
 use spillway_block::attention::{Attention, SpinPermit};
 use spillway_block::channel::BlockChannel;
 use spillway_block::downfall::Downfall;
