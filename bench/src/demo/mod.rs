@@ -24,7 +24,7 @@ pub mod trial;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use spillway_borrower::pager::limits::BUDGET_BYTES_MIN;
+use spillway_pager::limits::BUDGET_BYTES_MIN;
 
 use self::programs::DemoProgram;
 use self::progress::Progress;

@@ -4,7 +4,7 @@
 use std::io;
 use std::time::Instant;
 
-use spillway_borrower::pager::limits::{BATCH_PAGES, GROUP_PAGES};
+use spillway_pager::limits::{BATCH_PAGES, GROUP_PAGES};
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 use spillway_sys::userfaultfd::leaving::LeavingMemory;

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use spillway_block::wakefulness::KeepAwake;
-use spillway_borrower::pager::limits::FAULT_THREADS_MAX;
 use spillway_fabric::address::DonorAddress;
 use spillway_fabric::limits::{SLAB_SIZE_BYTES_MAX, SLAB_SIZE_BYTES_MIN};
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_frontend::limits::THREADS_MAX;
 use spillway_frontend::nbd::listener::NbdAddress;
+use spillway_pager::limits::FAULT_THREADS_MAX;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;

@@ -23,7 +23,7 @@ pub(crate) mod via_pager;
 pub(crate) mod via_swap;
 pub(crate) mod watch;
 
-use spillway_borrower::pager::limits::BUDGET_BYTES_MIN;
+use spillway_pager::limits::BUDGET_BYTES_MIN;
 
 use self::program::Ending;
 use crate::arguments::RunArguments;

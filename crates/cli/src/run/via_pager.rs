@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use spillway_borrower::pager::limits::BUDGET_BYTES_MIN;
-use spillway_borrower::pager::{Pager, PagerStatus};
+use spillway_pager::limits::BUDGET_BYTES_MIN;
+use spillway_pager::pager::{Pager, PagerStatus};
 use spillway_sys::userfaultfd::access::Access;
 
 use super::calls::{self, Told};

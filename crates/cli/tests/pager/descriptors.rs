@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use spillway_borrower::pager::limits::PROGRAMS_MAX;
+use spillway_pager::limits::PROGRAMS_MAX;
 
 use crate::stage::Stage;
 use crate::support::{self, Running, skip};

@@ -1,0 +1,114 @@
+//! How a pager is started, and what may be wrong with that.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use spillway_fabric::address::DonorAddress;
+use spillway_stub::protocol::TOKEN_MARK;
+use spillway_sys::guardian::Successor;
+
+use crate::limits::{BUDGET_BYTES_MIN, FAULT_THREADS_MAX};
+use crate::pager::PagerError;
+use spillway_block::wakefulness::KeepAwake;
+use spillway_volume::settings::VolumeConfig;
+use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::settings::redundancy::Redundancy;
+use spillway_volume::settings::transport::TransportChoice;
+
+/// How to start a pager.
+#[derive(Clone, Debug)]
+pub struct PagerConfig {
+    /// Shows in status and at donors; letters, digits and dashes.
+    pub name: String,
+    /// Donors to borrow from.
+    pub donors: Vec<DonorAddress>,
+    /// The cluster key file; `None` reaches only donors without a key (loopback and UNIX sockets).
+    pub key_file: Option<PathBuf>,
+    /// Where copies of a page live.
+    pub redundancy: Redundancy,
+    /// The backing file for `redundancy.disk`.
+    pub backing: Option<PathBuf>,
+    /// How pages travel.
+    pub transport: TransportChoice,
+    /// When idle CPUs are kept awake.
+    pub keep_awake: KeepAwake,
+    /// Bytes of a slab.
+    pub slab_size_bytes: u64,
+    /// Bytes that programs may have outside local memory; rounded up to whole slabs.
+    pub lent_bytes_max: u64,
+    /// Bytes of local memory for all programs together.
+    pub budget_bytes: u64,
+    /// A directory of this run alone; the sockets for hellos are made in it. Whoever a program becomes must be able to pass through it.
+    pub directory: PathBuf,
+    /// What proves that a program was started in this run: it stands in its environment, which other users cannot read. Any number; random.
+    pub token: u64,
+    /// The library that programs load (`LD_PRELOAD`).
+    pub preload: PathBuf,
+    /// How long to wait at the start for the first donor.
+    pub donor_wait: Duration,
+    /// Whether the kernel tells of forks, as it does with `CAP_SYS_PTRACE`. If not, programs ask before each, and wait until all of
+    /// their pages are back ([`spillway_sys::call_notices`]).
+    pub programs_fork: bool,
+    /// Threads that answer faults, from 1 on; [`crate::limits::fault_threads`] if `None`.
+    pub fault_threads: Option<usize>,
+    /// The name and arguments with which this very program (`/proc/self/exe`) removes what is left if this process is killed; its
+    /// guardian becomes that when no program of the run is left. None without any.
+    pub mender: Vec<OsString>,
+}
+
+impl PagerConfig {
+    /// The path of the socket that stubs say hello to.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("pager.sock")
+    }
+
+    /// What programs find in [`ADDRESS_VARIABLE`](spillway_stub::protocol::ADDRESS_VARIABLE).
+    pub(crate) fn variable(&self) -> OsString {
+        let mut text = self.socket().into_os_string();
+        text.push(format!("{}{:016x}", char::from(TOKEN_MARK), self.token));
+        text
+    }
+
+    /// What the guardian becomes.
+    pub(crate) fn successor(&self) -> std::io::Result<Option<Successor>> {
+        let has_one = !self.mender.is_empty();
+        has_one.then(|| Successor::new(OsStr::new("/proc/self/exe"), &self.mender)).transpose()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), PagerError> {
+        let invalid = |text: String| Err(PagerError::Invalid(text));
+        if self.budget_bytes < BUDGET_BYTES_MIN {
+            let budget = self.budget_bytes;
+            return invalid(format!(
+                "a budget of {budget} bytes is too small; give at least {BUDGET_BYTES_MIN} bytes (16M)"
+            ));
+        }
+        if let Some(threads) = self.fault_threads.filter(|threads| !(1..=FAULT_THREADS_MAX).contains(threads)) {
+            return invalid(format!("{threads} fault threads cannot be; take 1 to {FAULT_THREADS_MAX}"));
+        }
+        for path in [&self.preload, &self.directory] {
+            if !path.exists() {
+                return invalid(format!("{} does not exist", path.display()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The volume behind the pager.
+    pub(crate) fn volume(&self) -> VolumeConfig {
+        VolumeConfig {
+            name: self.name.clone(),
+            size_bytes: self.lent_bytes_max,
+            slab_size_bytes: self.slab_size_bytes,
+            donors: self.donors.clone(),
+            key_file: self.key_file.clone(),
+            redundancy: self.redundancy,
+            mapping: MappingPolicy::OnDemand,
+            transport: self.transport,
+            backing: self.backing.clone(),
+            fill_backing: false,
+            donor_wait: self.donor_wait,
+        }
+    }
+}

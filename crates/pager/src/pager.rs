@@ -1,0 +1,292 @@
+//! A running pager: how it starts its threads, and what it tells of itself.
+
+use std::ffi::OsString;
+use std::fs::Permissions;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_stub::greeting::{Address, Listener};
+use spillway_stub::head::Head;
+use spillway_stub::protocol::NOTES_SUFFIX;
+use spillway_sys::guardian::Guardian;
+
+use crate::bell::Bell;
+use crate::config::PagerConfig;
+use crate::directory::Directory;
+use crate::eviction::Eviction;
+use crate::faults::Faults;
+use crate::faults::messages::Messages;
+use crate::limits::{
+    BUDGET_BYTES_MIN, FAULT_READS_MAX, GROUP_SIZE_BYTES, POOL_SHARE, POOL_SLOTS_MAX, POOL_SLOTS_MIN, PROGRAMS_MAX,
+    fault_threads,
+};
+use crate::shared::{Budget, Shared, Tenant};
+use crate::slots::Slots;
+use crate::space::Books;
+use crate::space::ranges::Ranges;
+use crate::statistics::PagerStatistics;
+use crate::survey::{RunOfPrograms, Survey};
+use crate::{maps, process, shared, threads};
+use spillway_block::metrics::Metrics;
+use spillway_block::wakefulness::Wakefulness;
+use spillway_policy::replacement::sampled::Sampled;
+use spillway_volume::error::VolumeError;
+use spillway_volume::health;
+use spillway_volume::running::{Prerequisites, RunningVolume};
+use spillway_volume::settings::VolumeConfig;
+use spillway_volume::state::DeviceState;
+use spillway_volume::status::DeviceStatus;
+
+/// Why a pager could not be started. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum PagerError {
+    /// A setting is wrong.
+    #[error("{0}")]
+    Invalid(String),
+    /// The volume behind it could not be started.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// A system call failed.
+    #[error("{context}: {source}")]
+    System {
+        /// What was being done.
+        context: String,
+        /// The error.
+        source: std::io::Error,
+    },
+}
+
+impl PagerError {
+    pub(crate) fn system(context: &str) -> impl FnOnce(std::io::Error) -> Self + use<> {
+        let context = context.to_owned();
+        move |source| Self::System { context, source }
+    }
+}
+
+/// A running pager. Dropping it stops it; programs must have ended by then.
+pub struct Pager {
+    config: PagerConfig,
+    volume_config: VolumeConfig,
+    metrics: Arc<Metrics>,
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    remote: Option<RunningVolume>,
+    donors_missing: Vec<String>,
+}
+
+/// What a pager says of itself: the volume's report, and its own.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct PagerStatus {
+    /// Donors, slabs, traffic, health; `path` is the socket.
+    pub device: DeviceStatus,
+    /// The pager's own.
+    pub pager: PagerStatistics,
+}
+
+/// Any number; the same one makes runs comparable.
+const POLICY_SEED: u64 = 0x5eed;
+
+/// Slots of the write-back pool for a budget.
+fn pool_slots(budget_bytes: u64) -> usize {
+    ((budget_bytes / POOL_SHARE / GROUP_SIZE_BYTES) as usize).clamp(POOL_SLOTS_MIN, POOL_SLOTS_MAX)
+}
+
+/// The write-back pool as buffers of an engine, with one slot more, for discards; and how many slots agents have.
+fn make_write_back_pool(budget_bytes: u64) -> io::Result<(Arc<BufferPool>, usize)> {
+    let slots = pool_slots(budget_bytes);
+    Ok((BufferPool::unlocked(slots + 1, GROUP_SIZE_BYTES as usize)?, slots))
+}
+
+/// The pools that engines use: one of buffers for each fault thread, and the write-back pool.
+fn make_pools(fault_threads: usize, pool: &Arc<BufferPool>) -> io::Result<Vec<Arc<BufferPool>>> {
+    let buffers = |_| BufferPool::unlocked(FAULT_READS_MAX, GROUP_SIZE_BYTES as usize);
+    (0..fault_threads).map(buffers).chain([Ok(Arc::clone(pool))]).collect()
+}
+
+impl Pager {
+    /// The donors that could not be reached when the pager started, each as its address and the reason.
+    pub fn donors_missing(&self) -> &[String] {
+        &self.donors_missing
+    }
+
+    /// Connects to donors and starts the threads; programs that are started with [`Pager::environment`] are paged from now on.
+    pub fn start(config: PagerConfig) -> Result<Self, PagerError> {
+        config.check()?;
+        let system = || PagerError::system("cannot set the pager up");
+        let address = Address::parse(&config.socket().display().to_string()).map_err(system())?;
+        let (pool, slots) = make_write_back_pool(config.budget_bytes).map_err(system())?;
+        let head = Head::create(&address, Survey::features_in_advance(config.programs_fork)).map_err(system())?;
+        // Early, before there are threads, and while there is little that it would have a copy of. It finds programs by the head
+        // too: a child that was forked a moment ago is in no list.
+        let successor = config.successor().map_err(system())?;
+        let guardian = Guardian::start_for_users(PROGRAMS_MAX as usize, head.file(), successor);
+        let guardian = guardian.map_err(PagerError::system("cannot start the guardian"))?;
+        let listener = Listener::bind(&address).map_err(PagerError::system("cannot make the socket for programs"))?;
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let fault_threads = config.fault_threads.unwrap_or_else(|| fault_threads(cpus));
+        let pools = make_pools(fault_threads, &pool).map_err(system())?;
+        let volume_config = config.volume();
+        let state = DeviceState::open(DeviceState::memory(&volume_config)?, &volume_config)?;
+        let metrics = Arc::new(Metrics::default());
+        let (mut engines, remote) = RunningVolume::start(
+            &volume_config,
+            &state,
+            Prerequisites::find(&volume_config, &state)?,
+            Duration::ZERO,
+            &metrics,
+            &pools,
+        )?;
+        let budget = Budget::new(config.budget_bytes, slots as u64 * GROUP_SIZE_BYTES);
+        let volume_pages = remote.page_count();
+        let books = Books {
+            slots: Slots::new(u32::try_from(volume_pages).unwrap_or(u32::MAX)),
+            directory: Directory::default(),
+        };
+        let shared = Arc::new(Shared::new(books, budget, fault_threads).map_err(system())?);
+        let donors_missing = Vec::new();
+        let mut pager =
+            Self { config, volume_config, metrics, shared, threads: Vec::new(), remote: Some(remote), donors_missing };
+        let remote = pager.remote.as_ref().expect("just made");
+        pager.donors_missing = remote.await_donors(pager.config.donor_wait, false)?;
+        let writer = engines.pop().expect("an engine for each pool");
+        let shared = &pager.shared;
+        let capacity = u32::try_from(shared.budget.limit_pages()).unwrap_or(u32::MAX);
+        let policy = Box::new(Sampled::new(0, capacity, POLICY_SEED));
+        let eviction = Eviction::new(Arc::clone(shared), policy, Box::new(writer), slots, Instant::now());
+        let faults = engines.into_iter().zip(&pools).map(|(reader, buffers)| {
+            Faults::new(Arc::clone(shared), Box::new(reader), Arc::clone(buffers), Arc::clone(&pool))
+        });
+        let faults = faults.collect::<io::Result<Vec<_>>>().map_err(system())?;
+        let run = RunOfPrograms {
+            head,
+            token: pager.config.token,
+            variable: pager.config.variable().to_string_lossy().into_owned(),
+            programs_fork: pager.config.programs_fork,
+            pool,
+        };
+        let mut survey = Survey::new(Arc::clone(shared), listener, run, guardian).map_err(system())?;
+        survey.let_in();
+        pager.open_to_all().map_err(system())?;
+        pager.start_threads(faults, eviction, survey).map_err(PagerError::system("cannot start a thread"))?;
+        Ok(pager)
+    }
+
+    /// Programs of root may become another user's before they start: what they say hello at is open to all, and who says it proves where it was started.
+    fn open_to_all(&self) -> io::Result<()> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(());
+        }
+        let socket = self.config.socket();
+        let mut notes = socket.clone().into_os_string();
+        notes.push(NOTES_SUFFIX);
+        for path in [socket, notes.into()].into_iter().filter(|path| path.exists()) {
+            std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
+        }
+        Ok(())
+    }
+
+    fn start_threads(&mut self, mut faults: Vec<Faults>, eviction: Eviction, survey: Survey) -> io::Result<()> {
+        let wakefulness = Wakefulness::new(self.config.keep_awake, self.metrics.awake());
+        let all = Arc::clone(&self.shared);
+        let messages = Messages::new(Arc::clone(&all), Box::new(wiped_ranges), Instant::now());
+        let first = (messages, faults.remove(0));
+        self.start_thread("faults", move |shared| threads::serve_faults(shared, first, wakefulness))?;
+        for (bell, faults) in faults.into_iter().enumerate() {
+            self.start_thread("faults", move |shared| threads::help_with_faults(shared, bell, faults))?;
+        }
+        self.start_thread("eviction", move |shared| threads::evict(shared, eviction))?;
+        self.start_thread("survey", move |shared| threads::survey(shared, survey))
+    }
+
+    fn start_thread(
+        &mut self,
+        name: &str,
+        run: impl FnOnce(&Shared) -> io::Result<()> + Send + 'static,
+    ) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        self.threads.push(threads::start(name, &self.shared, move || run(&shared))?);
+        Ok(())
+    }
+
+    /// What a program needs in its environment to be paged. `LD_PRELOAD` is to be put before what the user set there.
+    pub fn environment(&self) -> Vec<(OsString, OsString)> {
+        vec![
+            ("SPILLWAY_PAGER".into(), self.config.variable()),
+            ("LD_PRELOAD".into(), self.config.preload.clone().into_os_string()),
+        ]
+    }
+
+    /// Hears of the calls of programs by this descriptor ([`spillway_sys::call_filter`]) from now on; `has_forks`: of forks, too. To be called before
+    /// there is a program.
+    pub fn take_call_notices(&self, listener: OwnedFd, has_forks: bool) {
+        shared::lock(&self.shared.call_notices).push((listener, has_forks));
+        self.shared.survey.signal();
+    }
+
+    /// Changes the local memory for all programs together.
+    pub fn set_budget_bytes(&self, bytes: u64) {
+        let bytes = bytes.max(BUDGET_BYTES_MIN);
+        self.shared.budget.set_bytes(bytes);
+        self.shared.counters.budget_bytes_peak.set_max(bytes);
+        self.shared.survey.signal();
+    }
+
+    /// What was done so far.
+    pub fn statistics(&self) -> PagerStatistics {
+        self.shared.counters.report(self.shared.budget.bytes(), self.shared.failures())
+    }
+
+    /// What is going on, with the volume behind the pager.
+    pub fn status(&self) -> PagerStatus {
+        let mut device = DeviceStatus {
+            name: self.config.name.clone(),
+            path: self.config.socket().display().to_string(),
+            frontend: "pager (userfaultfd)".to_owned(),
+            size_bytes: self.volume_config.size_bytes,
+            slab_size_bytes: self.volume_config.slab_size_bytes,
+            redundancy: self.volume_config.redundancy.to_string(),
+            mapping: self.volume_config.mapping.to_string(),
+            traffic: self.metrics.status(),
+            ..DeviceStatus::default()
+        };
+        if let Some(remote) = &self.remote {
+            device.failure = remote.downfall().reason();
+            remote.describe(&self.volume_config, &mut device);
+            device.health = health::summarise(&device, usize::from(self.volume_config.redundancy.replicas));
+        }
+        PagerStatus { device, pager: self.statistics() }
+    }
+
+    /// Ends the threads and gives all slabs back. Programs must have ended: whoever is left is killed, since its pages go.
+    pub fn stop(&mut self) {
+        self.shared.kill_programs();
+        self.shared.is_stopping.store(true, Ordering::SeqCst);
+        let bells = [&self.shared.faults, &self.shared.eviction, &self.shared.survey];
+        bells.into_iter().chain(self.shared.crew.bells()).for_each(Bell::signal);
+        for thread in self.threads.drain(..) {
+            // A panic inside it is caught and told there.
+            let _ = thread.join();
+        }
+        if let Some(mut remote) = self.remote.take() {
+            remote.stop();
+        }
+    }
+}
+
+impl Drop for Pager {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Rule 5 of docs/pager.md: the ranges that a child of this program reads as zeroes. The program waits in its fork meanwhile.
+fn wiped_ranges(tenant: &Tenant) -> Ranges {
+    let number = tenant.process.load(Ordering::Relaxed);
+    process::smaps(number).map(|text| maps::wiped_on_fork(&text)).unwrap_or_default()
+}

@@ -1,0 +1,120 @@
+//! Rules 11 and 15: what is put off, who is not, and that nobody asks again and again meanwhile.
+
+use super::*;
+use crate::gathering::ALL;
+use spillway_block::service::Waiting;
+
+#[test]
+fn a_fault_that_meets_a_change_is_answered_later() {
+    // Rule 11.
+    for mapped_quarters in 0..5 {
+        let mut world = World::new(96);
+        world.map_quarters(mapped_quarters);
+        (0..PAGES).for_each(|page| world.touch(0, page, true));
+        world.programs[0].memory.lock().agains = 5;
+        (0..20).for_each(|page| world.touch(0, page, page % 2 == 0));
+        world.end();
+    }
+}
+
+/// What the kernel refuses a program that is in the middle of a change, told of or not, is tried once at each look, however long that takes.
+fn faults_meet_a_change(mapped_quarters: u64, is_told: bool) {
+    let mut world = World::new(200);
+    world.map_quarters(mapped_quarters);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    world.shared.budget.set_resident(10);
+    let (tenant, memory) = (Arc::clone(&world.programs[0].tenant), world.programs[0].memory.clone());
+    let missing = tenant.lock().space.away(&ALL)[..limits::MESSAGES_MAX - 1].to_vec();
+    assert!(missing.len() > limits::FAULT_READS_MAX, "more than are answered at one look");
+    memory.lock().agains = u32::MAX;
+    memory.lock().events.extend(is_told.then(|| Event::Remove(address(PAGES)..address(PAGES + 1))));
+    memory.lock().events.extend(missing.iter().map(|address| missed(*address, 1)));
+    let asked = |look: usize| {
+        let mut memory = memory.lock();
+        let (fills, all) = (std::mem::take(&mut memory.refused_fills), std::mem::take(&mut memory.refusals));
+        // One may be tried in place, when its read has ended, and with those that were put off.
+        assert!(fills.values().all(|count| *count <= 3), "look {look}: {fills:?}");
+        assert!(all <= missing.len() as u64, "look {look}: {all} questions for {} faults", missing.len());
+        all
+    };
+    assert!(world.serve(&tenant));
+    asked(0);
+    let mut all = 0;
+    for look in 1..40 {
+        assert_ne!(world.faults[0].poll(world.now), Waiting::Poll, "look {look}: the thread is to sleep");
+        all += asked(look);
+    }
+    assert!(all > 40 && world.has_put_off(), "they are tried again: {all}");
+    assert!(missing.iter().all(|address| !memory.lock().resident.contains_key(address)));
+    memory.lock().agains = 0;
+    world.settle();
+    assert!(missing.iter().all(|address| memory.lock().resident.contains_key(address)));
+    world.shared.budget.set_resident(world.count());
+    world.end();
+}
+
+#[test]
+fn faults_that_meet_a_change_are_tried_once_at_each_look() {
+    for mapped_quarters in 0..5 {
+        faults_meet_a_change(mapped_quarters, false);
+        faults_meet_a_change(mapped_quarters, true);
+    }
+}
+
+/// Nor is the agent sent again and again to take out what the kernel does not let go.
+#[test]
+fn batches_that_meet_a_change_become_rare() {
+    let mut world = World::new(200);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    let memory = world.programs[0].memory.clone();
+    memory.lock().agains = u32::MAX;
+    let batches = |world: &World| world.shared.counters.report(0, Vec::new()).batches;
+    let before = batches(&world);
+    for _ in 0..300 {
+        world.shared.budget.set_resident(world.shared.budget.limit_pages());
+        (0..limits::BATCH_PAGES).for_each(|_| memory.step());
+        world.turn();
+    }
+    let begun = batches(&world) - before;
+    assert!((2..20).contains(&begun), "{begun} batches in 300 looks");
+    memory.lock().agains = 0;
+    world.shared.budget.set_resident(world.count());
+    world.settle();
+    world.end();
+}
+
+/// A fault of thread `thread` at `address`, which reads.
+fn missed(address: u64, thread: u32) -> Event {
+    Event::Fault(Fault { address, is_write: false, is_write_protected: false, thread })
+}
+
+/// Rule 15: the program's threads wait for room, and the agent, which makes it, never does.
+#[test]
+fn the_agents_own_faults_do_not_wait_for_the_budget() {
+    const AGENT: u32 = 77;
+    for mapped_quarters in [0, 4] {
+        let mut world = World::new(200);
+        world.map_quarters(mapped_quarters);
+        (0..PAGES).for_each(|page| world.touch(0, page, true));
+        world.settle();
+        let (tenant, memory) = (Arc::clone(&world.programs[0].tenant), world.programs[0].memory.clone());
+        tenant.agent_thread.store(AGENT, Ordering::Relaxed);
+        let away = tenant.lock().space.away(&ALL);
+        let [others, agents] = [away[0], away[away.len() / 2]];
+        world.shared.budget.set_resident(world.shared.budget.limit_pages());
+        memory.lock().events.extend([missed(others, 1), missed(agents, AGENT)]);
+        assert!(world.serve(&tenant));
+        // Nothing leaves meanwhile.
+        (0..20).for_each(|_| world.poll(0));
+        assert!(memory.lock().resident.contains_key(&agents), "the agent waits for the budget");
+        assert!(!memory.lock().resident.contains_key(&others) && world.has_put_off(), "nobody waits for it");
+        world.shared.budget.set_resident(10);
+        (0..20).for_each(|_| world.poll(0));
+        assert!(memory.lock().resident.contains_key(&others));
+        world.shared.budget.set_resident(world.count());
+        world.settle();
+        world.end();
+    }
+}

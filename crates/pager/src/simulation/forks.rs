@@ -1,0 +1,215 @@
+//! Forks that the kernel tells nobody of: every page comes back first, and stays.
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+use crate::gathering::{ALL, Gathered, Gathering};
+
+const PLENTY: u64 = 1 << 40;
+
+impl World {
+    fn gathering(&self, program: usize) -> Gathering {
+        Gathering::begin(&self.shared, vec![Arc::clone(&self.programs[program].tenant)], &ALL, self.now)
+    }
+
+    /// Two forks at once, of which the first was granted all the room that there is; and how much that is.
+    fn two_with_room_for_one(&self) -> (Gathering, Gathering, u64) {
+        let away = self.programs[0].tenant.lock().space.away(&ALL).len();
+        let room_bytes = limits::FORK_RESERVE_BYTES + (away * PAGE_SIZE_BYTES) as u64;
+        let [mut first, mut second] = [self.gathering(0), self.gathering(0)];
+        assert_eq!(first.look(self.now, &|_| room_bytes), Gathered::NotYet);
+        assert_eq!(second.look(self.now, &|_| room_bytes), Gathered::NotYet);
+        (first, second, room_bytes)
+    }
+
+    /// The pager's threads run until a gathering came to an end.
+    fn gather(&mut self, gathering: &mut Gathering, available_bytes: u64) -> Gathered {
+        for _ in 0..100_000 {
+            match gathering.look(self.now, &|_| available_bytes) {
+                Gathered::NotYet => {}
+                end => return end,
+            }
+            self.fetch_wanted();
+            self.run();
+        }
+        panic!("the fork waits forever");
+    }
+
+    /// What a child gets that nobody serves: what is resident, and zeroes.
+    fn check_unpaged_child(&self, program: usize) {
+        let memory = self.programs[program].memory.lock();
+        for (address, content) in &self.programs[program].truth {
+            let seen = memory.resident.get(address).map_or(0, |page| page.0);
+            assert_eq!(seen, *content, "program {program}: the child's page at {address:#x}");
+        }
+    }
+
+    /// Forks while the program goes on.
+    pub(super) fn fork_untold(&mut self, program: usize) {
+        let mut gathering = self.gathering(program);
+        assert_eq!(self.gather(&mut gathering, PLENTY), Gathered::All);
+        self.check_unpaged_child(program);
+        gathering.share();
+        self.shared.budget.set_resident(self.count());
+    }
+}
+
+/// A world with a program of which two thirds are away.
+fn paged_world() -> World {
+    let mut world = World::new(96);
+    (0..PAGES).for_each(|page| world.touch(0, page, true));
+    world.settle();
+    assert!(world.count() < 100);
+    world
+}
+
+#[test]
+fn every_page_comes_back_before_a_fork_and_stays_until_it_is_over() {
+    let mut world = paged_world();
+    let mut gathering = world.gathering(0);
+    assert_eq!(world.gather(&mut gathering, PLENTY), Gathered::All);
+    assert_eq!(world.count(), PAGES as i64, "beyond the budget, and nothing waited for it");
+    world.check_unpaged_child(0);
+    for _ in 0..1000 {
+        world.run();
+        assert_eq!(gathering.look(world.now, &|_| 0), Gathered::All);
+    }
+    assert_eq!(world.count(), PAGES as i64);
+    drop(gathering);
+    (0..1000).for_each(|_| world.run());
+    assert!(world.count() <= 96, "they leave again: {}", world.count());
+    world.end();
+}
+
+#[test]
+fn a_batch_that_is_under_way_ends_before_a_fork() {
+    let mut world = World::new(96);
+    (0..95).for_each(|page| world.touch(0, page, true));
+    world.shared.budget.set_resident(96);
+    world.turn();
+    assert!(world.programs[0].tenant.lock().batch);
+    let mut gathering = world.gathering(0);
+    assert_eq!(gathering.look(world.now, &|_| PLENTY), Gathered::NotYet);
+    assert_eq!(world.gather(&mut gathering, PLENTY), Gathered::All);
+    assert!(!world.programs[0].tenant.lock().batch);
+    world.check_unpaged_child(0);
+    drop(gathering);
+    world.end();
+}
+
+#[test]
+fn forks_of_two_threads_are_both_over_before_a_page_leaves() {
+    let mut world = paged_world();
+    let [mut first, mut second] = [world.gathering(0), world.gathering(0)];
+    assert_eq!(world.gather(&mut first, PLENTY), Gathered::All);
+    drop(first);
+    assert_eq!(world.gather(&mut second, PLENTY), Gathered::All);
+    (0..1000).for_each(|_| world.run());
+    assert_eq!(world.count(), PAGES as i64);
+    drop(second);
+    world.end();
+}
+
+#[test]
+fn a_fork_without_room_for_its_pages_is_refused_and_changes_nothing() {
+    let mut world = paged_world();
+    let mut gathering = world.gathering(0);
+    let end = world.gather(&mut gathering, limits::FORK_RESERVE_BYTES);
+    assert!(matches!(&end, Gathered::Never(reason) if reason.contains("memory")), "{end:?}");
+    drop(gathering);
+    assert!(world.count() < 100);
+    world.end();
+}
+
+#[test]
+fn the_tightest_room_of_whoever_forks_decides() {
+    let world = paged_world();
+    world.programs[0].tenant.process.store(7, Ordering::SeqCst);
+    let mut gathering = world.gathering(0);
+    let room = |process| if process == 7 { limits::FORK_RESERVE_BYTES } else { PLENTY };
+    assert!(matches!(gathering.look(world.now, &room), Gathered::Never(_)));
+    drop(gathering);
+    world.end();
+}
+
+/// Two forks at once, in a machine that has room for the pages of one.
+#[test]
+fn a_fork_waits_for_room_that_another_was_granted() {
+    let mut world = paged_world();
+    let away = world.programs[0].tenant.lock().space.away(&ALL).len();
+    let (first, mut second, room_bytes) = world.two_with_room_for_one();
+    assert_eq!(world.shared.take_wanted().len(), limits::FORK_PAGES_ASKED_MAX.min(away), "one of them asks for pages");
+    // The first ends, and room may come for a while.
+    drop(first);
+    world.now += limits::FORK_ROOM_PAUSE;
+    assert_eq!(second.look(world.now, &|_| room_bytes - 1), Gathered::NotYet);
+    let mut third = world.gathering(0);
+    assert!(matches!(third.look(world.now, &|_| room_bytes - 1), Gathered::Never(_)), "who never had to wait");
+    drop(third);
+    world.now += limits::FORK_ROOM_PAUSE;
+    assert_eq!(world.gather(&mut second, room_bytes), Gathered::All);
+    drop(second);
+    world.end();
+}
+
+#[test]
+fn a_fork_that_is_never_granted_room_beside_others_is_refused() {
+    let mut world = paged_world();
+    let (first, mut second, room_bytes) = world.two_with_room_for_one();
+    world.now += limits::FORK_PATIENCE;
+    assert!(matches!(second.look(world.now, &|_| room_bytes), Gathered::Never(_)));
+    drop((first, second));
+    world.end();
+}
+
+#[test]
+fn a_fork_whose_pages_cannot_be_read_is_refused_and_nobody_else_is_harmed() {
+    let mut world = paged_world();
+    // Another volume, which ends before most of the pages.
+    let short = Arc::new(Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
+    world.read_from(&short, 4);
+    let mut gathering = world.gathering(0);
+    let end = world.gather(&mut gathering, PLENTY);
+    assert!(matches!(&end, Gathered::Never(reason) if reason.contains("cannot be read")), "{end:?}");
+    drop(gathering);
+    assert!(world.programs[0].memory.lock().poisoned.is_empty(), "nobody touched a page");
+    assert!(world.programs[0].tenant.unread.load(Ordering::SeqCst) > 0);
+}
+
+#[test]
+fn a_fork_that_makes_no_progress_is_refused() {
+    let mut world = paged_world();
+    let mut gathering = world.gathering(0);
+    // Nobody runs the fault thread.
+    assert_eq!(gathering.look(world.now, &|_| PLENTY), Gathered::NotYet);
+    let asked = world.shared.take_wanted();
+    assert_eq!(asked.len(), limits::FORK_PAGES_ASKED_MAX.min(PAGES as usize - world.count() as usize));
+    world.now += limits::FORK_ASK_AGAIN;
+    assert_eq!(gathering.look(world.now, &|_| PLENTY), Gathered::NotYet);
+    assert_eq!(world.shared.take_wanted(), asked, "once more");
+    world.now += limits::FORK_PATIENCE;
+    assert!(matches!(gathering.look(world.now, &|_| PLENTY), Gathered::Never(_)));
+    drop(gathering);
+    world.end();
+}
+
+#[test]
+fn who_ended_needs_no_pages() {
+    let world = paged_world();
+    let mut gathering = world.gathering(0);
+    world.programs[0].tenant.is_gone.store(true, Ordering::SeqCst);
+    assert_eq!(gathering.look(world.now, &|_| 0), Gathered::All);
+}
+
+#[test]
+fn pages_with_a_copy_leave_too_after_a_fork_shared_them() {
+    // Rule 2.
+    let mut world = paged_world();
+    (0..PAGES).for_each(|page| world.touch(0, page, false));
+    world.gathering(0).share();
+    world.programs[0].memory.lock().pinned = (0..PAGES).map(address).collect();
+    (0..PAGES).for_each(|page| world.touch(0, page, false));
+    (0..10_000).for_each(|_| world.run());
+    assert!(world.count() <= 96, "they stay for ever: {}", world.count());
+    world.end();
+}
