@@ -4,6 +4,7 @@
 //! The numbers are those of the program: time over pages of each phase, the kernel's own work and read-ahead included.
 
 use super::pinning::{Pinning, SERVER_CPU};
+use super::program_run::run_workload;
 use super::program_run::workload_command;
 use super::{Context, Study};
 use crate::harness::HarnessError;
@@ -13,8 +14,6 @@ use crate::harness::subject::Subject;
 use crate::harness::swap_area::SwapArea;
 use crate::result::{Better, MICROSECONDS, StudyResult};
 use crate::size::{MIB, Size};
-
-use super::program_run::run_workload;
 
 const SUBJECTS: [Subject; 6] = [
     Subject::SpillwayShm,

@@ -15,6 +15,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
+
 use support::{
     Running, Said, disk_directory, has_program, is_root, registry_directory, run, skip, spillway, wait_until,
 };

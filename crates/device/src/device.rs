@@ -4,13 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_sys::event::EventFd;
-use spillway_sys::mapping::Mapping;
-
-use crate::config::DeviceConfig;
-use crate::limits::{DETACH_DEADLINE, IO_THREADS_DEFAULT};
 use spillway_block::attention::{Attention, SpinPermit};
 use spillway_block::channel::BlockChannel;
 use spillway_block::downfall::Downfall;
@@ -20,10 +13,14 @@ use spillway_block::local_memory::LocalMemory;
 use spillway_block::metrics::Metrics;
 use spillway_block::service::BlockService;
 use spillway_block::wakefulness::Wakefulness;
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_frontend::choice::{self, Opened};
 use spillway_frontend::front_end::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
 use spillway_frontend::limits::{NBD_CONNECTIONS_DEFAULT, NBD_SERVER_SLOTS};
 use spillway_frontend::nbd::server::NbdServer;
+use spillway_sys::event::EventFd;
+use spillway_sys::mapping::Mapping;
 use spillway_volume::error::VolumeError;
 use spillway_volume::health;
 use spillway_volume::limits::LINGER;
@@ -32,6 +29,9 @@ use spillway_volume::settings::SettingsError;
 use spillway_volume::slab_map::Geometry;
 use spillway_volume::state::DeviceState;
 use spillway_volume::status::DeviceStatus;
+
+use crate::config::DeviceConfig;
+use crate::limits::{DETACH_DEADLINE, IO_THREADS_DEFAULT};
 
 /// Why a device could not be started or stopped. The text says what to do.
 #[derive(Debug, thiserror::Error)]

@@ -16,6 +16,7 @@ use spillway_fabric::queue_pair::RequestError;
 use spillway_fabric::tcp::TcpQueuePair;
 use spillway_fabric::units::SlabHandle;
 use spillway_fabric::wire::{SessionToken, preface};
+
 use support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor, hello};
 
 #[test]

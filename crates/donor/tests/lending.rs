@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use spillway_fabric::control::message::{Hello, Message};
 use spillway_fabric::queue_pair::RequestError;
 use spillway_fabric::units::SlabHandle;
+
 use support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor, hello};
 
 #[test]

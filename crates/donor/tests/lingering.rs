@@ -9,6 +9,7 @@ use spillway_fabric::units::SlabHandle;
 use spillway_fabric::wire::SessionToken;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
+
 use support::{Borrower, SLAB_SIZE_BYTES, TestDonor, hello};
 
 /// Long enough for every test; what is to expire asks for a second.

@@ -11,6 +11,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use spillway_fabric::control::message::Message;
 use spillway_fabric::units::SlabHandle;
+
 use support::{Borrower, DataConnection, SLAB_SIZE_BYTES, TestDonor};
 
 const QUOTA_SLABS: usize = 5;

@@ -10,6 +10,7 @@ use spillway_donor::DonorError;
 use spillway_donor::limits::ACTIVITY_DEADLINE;
 use spillway_fabric::control::message::Message;
 use spillway_fabric::units::SlabHandle;
+
 use support::{Borrower, PATIENCE, SLAB_SIZE_BYTES, TestDonor};
 
 /// Hears an activity query and answers that a slab is as active as its handle is large.

@@ -11,6 +11,7 @@ use spillway_fabric::file::{BackingFile, FileWriter};
 use spillway_fabric::limits::RUN_PIECES_MAX;
 use spillway_fabric::queue_pair::{PostError, RequestError};
 use spillway_fabric::units::Tag;
+
 use support::*;
 
 const SIZE_BYTES: u64 = 4 << 20;

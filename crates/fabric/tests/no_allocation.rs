@@ -10,6 +10,7 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::queue_pair::{Operation, QueuePair};
 use spillway_fabric::units::Tag;
 use spillway_sys::allocation_guard::{GuardedAllocator, forbid_allocation};
+
 use support::*;
 
 #[global_allocator]

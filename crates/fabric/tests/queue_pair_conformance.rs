@@ -13,6 +13,7 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::limits::{CREDITS_RESERVED_FOR_DEMAND, QUEUE_DEPTH_MAX};
 use spillway_fabric::queue_pair::{Operation, PostError, QueuePair, Request, RequestError};
 use spillway_fabric::units::{BufferRange, Priority};
+
 use support::*;
 
 const SLAB_COUNT: u32 = 3;

@@ -13,6 +13,7 @@ use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
 use spillway_fabric::units::SlabHandle;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
+
 use support::*;
 
 /// Handles are not reused, as donors promise.

@@ -20,6 +20,7 @@ use spillway_fabric::units::{SlabHandle, Tag};
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RequestHeader, ResponseHeader, Status};
 use spillway_fabric::wire::preface::PREFACE_BYTES;
 use spillway_sys::epoll::{Epoll, Interest};
+
 use support::*;
 
 /// A queue pair whose donor is a script: it accepts the connection and then does `script` with the stream.

@@ -16,6 +16,7 @@ use spillway_fabric::units::{RemoteAddress, SlabHandle};
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RequestHeader, ResponseHeader, Status};
 use spillway_fabric::wire::preface::{self, PREFACE_BYTES, Role};
 use spillway_fabric::wire::proof::{NONCE_BYTES, session_name};
+
 use support::*;
 
 /// Bytes of a request stream: mostly well-formed requests, some with payloads, some garbage.

@@ -6,12 +6,13 @@
 use std::fmt;
 use std::str::FromStr;
 
+use spillway_block::channel::BlockChannel;
+
 use crate::front_end::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
 use crate::fuse::device::LoopFuse;
 use crate::nbd::device::Nbd;
 use crate::ublk::device::Ublk;
 use crate::{fuse, nbd, ublk};
-use spillway_block::channel::BlockChannel;
 
 /// A way into the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

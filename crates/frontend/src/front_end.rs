@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use spillway_fabric::units::PAGE_SIZE_BYTES;
-
 use serde::{Deserialize, Serialize};
+use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use crate::limits::{SLOTS_PER_THREAD_MAX, THREADS_MAX};
 use crate::nbd::identity::NbdIdentity;

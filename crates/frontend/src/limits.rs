@@ -1,8 +1,8 @@
 //! Every bound of the front ends, with its origin. Relations between them are checked at compile time.
 
-use spillway_block::limits::{BLOCK_REQUEST_DEADLINE_SOLE, SLOTS_PER_THREAD};
 use std::time::Duration;
 
+use spillway_block::limits::{BLOCK_REQUEST_DEADLINE_SOLE, SLOTS_PER_THREAD};
 use spillway_fabric::limits::REQUEST_SIZE_BYTES_MAX;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 

@@ -19,6 +19,7 @@ use spillway_sys::child;
 use spillway_sys::skipping::skip;
 use spillway_sys::swap::{self, SwapDiscard};
 use spillway_testing::block_devices::{Aligned, can_run, open_direct, swap_lock};
+
 use support::exercise::exercise;
 use support::pressure::{self, SwappedOn};
 use support::{PATIENCE, Server, is_bound, is_bound_to, queue_setting};

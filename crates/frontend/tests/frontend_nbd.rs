@@ -24,6 +24,7 @@ use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 use spillway_testing::block_devices::{Aligned, open_direct};
 use spillway_virtual_machine::{Kernel, VirtualMachine};
+
 use support::busy;
 use support::exercise::{discard, exercise, write_and_read_back};
 use support::guarded::serve_guarded;

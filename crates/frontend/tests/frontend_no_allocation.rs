@@ -10,6 +10,7 @@ use spillway_frontend::fuse::device::LoopFuse;
 use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::mapping::Mapping;
 use spillway_testing::block_devices::can_run;
+
 use support::PATIENCE;
 use support::exercise::write_and_read_back;
 use support::guarded::serve_guarded;

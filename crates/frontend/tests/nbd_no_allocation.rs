@@ -8,13 +8,14 @@ mod support;
 
 use std::path::PathBuf;
 use std::time::Duration;
-use support::guarded::serve_guarded;
 
 use spillway_frontend::front_end::{FrontEnd, FrontEndConfig};
 use spillway_frontend::nbd::listener::NbdAddress;
 use spillway_frontend::nbd::server::{NbdListen, NbdServer};
 use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::mapping::Mapping;
+
+use support::guarded::serve_guarded;
 use support::nbd::Client;
 
 #[global_allocator]

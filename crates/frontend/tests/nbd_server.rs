@@ -13,6 +13,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use spillway_frontend::front_end::FrontEndError;
+
 use support::nbd::{Client, Server, has_programs, noise};
 
 const MIB: u64 = 1 << 20;

@@ -4,17 +4,17 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use spillway_block::wakefulness::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_stub::protocol::TOKEN_MARK;
 use spillway_sys::guardian::Successor;
-
-use crate::limits::{BUDGET_BYTES_MIN, FAULT_THREADS_MAX};
-use crate::pager::PagerError;
-use spillway_block::wakefulness::KeepAwake;
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
+
+use crate::limits::{BUDGET_BYTES_MIN, FAULT_THREADS_MAX};
+use crate::pager::PagerError;
 
 /// How to start a pager.
 #[derive(Clone, Debug)]

@@ -1,50 +1,40 @@
-//! Pages programs through userfaultfd: `spillway run --via pager` (docs/pager.md).
+//! Pages programs through userfaultfd, without root and without swap: `spillway run --via pager` (docs/pager.md).
 //!
-//! One fault, in this order: `threads` (who waits for what) -> [`faults`] (what is done) -> [`space`] (what the page table says)
-//! -> [`slots`] and [`staging`] (where the content is) -> the engine of the volume -> [`program`] (into the program's memory);
-//! [`ahead`]: what comes along.
+//! One page-in, in order:
+//! 1. [`threads`]: the fault thread reads the program's messages ([`fault::messages`]).
+//! 2. `fault/answer.rs`: what the fault takes, by what the [`page_table`] says.
+//! 3. [`page_table::volume_pages`] and [`evict::staging`]: where the content is.
+//! 4. `fault/read.rs`: the read from the volume; [`fault::read_ahead`]: what comes along.
+//! 5. `fault/fill.rs`: into the program's memory ([`process::memory`]).
 //!
-//! One eviction: [`survey`] (how much there is, and what may be paged) -> [`eviction`] (who leaves) -> [`agent`] (out of the
-//! program) -> [`staging`] -> the engine.
+//! One page-out, in order:
+//! 1. [`process`]: how much memory each program has, and which of it may be paged ([`mappings::maps`]).
+//! 2. `evict/choose.rs`: which pages leave; the [`budget`] says how many.
+//! 3. `evict/batch.rs`: the pages go to the [`evict::evictor`], which takes them out of the program.
+//! 4. `evict/write_back.rs`: what left goes from [`evict::staging`] to the volume.
 //!
-//! One fork, where the kernel tells nobody of forks: [`survey`] (who forks) -> [`gathering`] (every page comes back first) -> [`claims`] (if there is
-//! memory for all).
-//!
-//! [`unsettled`]: changes of mappings whose order is not known yet, [`doubt`]: and how long a late one is waited for; [`shared`]: what the threads share, and the order of locks; [`bell`]: how they wake one another;
-//! [`directory`]: numbers of pages, and news for the policy;
-//! [`maps`] and [`process`]: what `/proc` tells; [`config`], [`statistics`]; [`limits`]: every bound.
+//! Beside the path:
+//! - [`mappings::events`]: changes of mappings whose order is not known yet.
+//! - [`fork`]: forks that the kernel tells nobody of.
+//! - [`shared`]: what the threads share, and the order of locks; [`address_space`]: what is known of one program's memory.
+//! - [`pager`]: how everything starts and stops; [`config`], [`statistics`]; [`limits`]: every bound.
 
 #![forbid(unsafe_code)]
 
-pub mod agent;
-pub mod ahead;
-pub mod bell;
-pub mod claims;
+pub mod address_space;
+pub mod budget;
 pub mod config;
-pub mod courteous_lock;
-pub mod directory;
-pub mod doubt;
-pub mod eviction;
-pub mod faults;
-pub mod gathering;
+pub mod evict;
+pub mod fault;
+pub mod fork;
 pub mod limits;
-pub mod maps;
+pub mod mappings;
+pub mod page_table;
 pub mod pager;
-mod placement;
 pub mod process;
-pub mod program;
-pub mod rechecked;
-pub mod rescue;
 pub mod shared;
-pub mod slots;
-pub mod space;
-mod spin;
-pub mod staging;
 pub mod statistics;
-pub mod survey;
-mod threads;
-pub mod unsettled;
-mod waiting;
+pub mod threads;
 
 #[cfg(test)]
 mod simulation;

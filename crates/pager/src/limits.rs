@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use spillway_block::limits::BLOCK_REQUEST_DEADLINE_SOLE;
 use spillway_fabric::limits::REQUEST_DEADLINE;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_stub::protocol::BATCHES;
-
-use spillway_block::limits::BLOCK_REQUEST_DEADLINE_SOLE;
 use spillway_policy::prefetch::WINDOW_MAX;
 use spillway_policy::replacement::{LEAVING_MAX, NEIGHBOURS_MAX};
+use spillway_stub::protocol::BATCHES;
 
 /// The smallest budget: the write-back pool and the pages that must stay (stacks, thread control blocks) take a part of it.
 pub const BUDGET_BYTES_MIN: u64 = 16 << 20;
@@ -139,11 +138,11 @@ pub const IDLE_INTERVAL: Duration = Duration::from_millis(20);
 /// do in the budget: the kernel's shared page would have the program fault again, and interrupt all its CPUs, when it writes.
 pub const ZEROES_AHEAD_MAX: usize = GROUP_PAGES;
 
-/// How long nothing is read of a program at least after a change that another one must precede ([`crate::unsettled`]): the thread that
+/// How long nothing is read of a program at least after a change that another one must precede ([`crate::mappings::events`]): the thread that
 /// is to tell of that runs or waits for a CPU, where all others of its program soon wait for us; several slices of the scheduler
 /// (2.8 ms on 2 CPUs).
 pub const DOUBT_PAUSE: Duration = Duration::from_millis(20);
-/// And at most, if a thread that wants to run does not get to ([`crate::doubt`]): twenty times what the turn of one of sixteen took on two
+/// And at most, if a thread that wants to run does not get to ([`crate::mappings::late_event`]): twenty times what the turn of one of sixteen took on two
 /// CPUs; one that waits longer is taken for one that never told.
 pub const DOUBT_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Such pauses in a row at most, if what is waited for never comes: several changes of two messages and more, one of them late.

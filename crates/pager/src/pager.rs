@@ -10,38 +10,43 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use spillway_block::metrics::Metrics;
+use spillway_block::wakefulness::Wakefulness;
 use spillway_fabric::buffer_pool::BufferPool;
+use spillway_policy::replacement::sampled::Sampled;
 use spillway_stub::greeting::{Address, Listener};
 use spillway_stub::head::Head;
 use spillway_stub::protocol::NOTES_SUFFIX;
 use spillway_sys::guardian::Guardian;
-
-use crate::bell::Bell;
-use crate::config::PagerConfig;
-use crate::directory::Directory;
-use crate::eviction::Eviction;
-use crate::faults::Faults;
-use crate::faults::messages::Messages;
-use crate::limits::{
-    BUDGET_BYTES_MIN, FAULT_READS_MAX, GROUP_SIZE_BYTES, POOL_SHARE, POOL_SLOTS_MAX, POOL_SLOTS_MIN, PROGRAMS_MAX,
-    fault_threads,
-};
-use crate::shared::{Budget, Shared, Tenant};
-use crate::slots::Slots;
-use crate::space::Books;
-use crate::space::ranges::Ranges;
-use crate::statistics::PagerStatistics;
-use crate::survey::{RunOfPrograms, Survey};
-use crate::{maps, process, shared, threads};
-use spillway_block::metrics::Metrics;
-use spillway_block::wakefulness::Wakefulness;
-use spillway_policy::replacement::sampled::Sampled;
 use spillway_volume::error::VolumeError;
 use spillway_volume::health;
 use spillway_volume::running::{Prerequisites, RunningVolume};
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::state::DeviceState;
 use spillway_volume::status::DeviceStatus;
+
+use crate::address_space::Tenant;
+use crate::budget::Budget;
+use crate::config::PagerConfig;
+use crate::evict::Eviction;
+use crate::fault::Faults;
+use crate::fault::messages::Messages;
+use crate::limits::{
+    BUDGET_BYTES_MIN, FAULT_READS_MAX, GROUP_SIZE_BYTES, POOL_SHARE, POOL_SLOTS_MAX, POOL_SLOTS_MIN, PROGRAMS_MAX,
+    fault_threads,
+};
+use crate::mappings::maps;
+use crate::page_table::Books;
+use crate::page_table::page_indexes::Directory;
+use crate::page_table::ranges::Ranges;
+use crate::page_table::volume_pages::Slots;
+use crate::process::proc_files;
+use crate::process::{RunOfPrograms, Survey};
+use crate::shared::Shared;
+use crate::statistics::PagerStatistics;
+use crate::threads;
+use crate::threads::bell::Bell;
+use crate::threads::lock::lock;
 
 /// Why a pager could not be started. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -225,7 +230,7 @@ impl Pager {
     /// Hears of the calls of programs by this descriptor ([`spillway_sys::call_filter`]) from now on; `has_forks`: of forks, too. To be called before
     /// there is a program.
     pub fn take_call_notices(&self, listener: OwnedFd, has_forks: bool) {
-        shared::lock(&self.shared.call_notices).push((listener, has_forks));
+        lock(&self.shared.call_notices).push((listener, has_forks));
         self.shared.survey.signal();
     }
 
@@ -288,5 +293,5 @@ impl Drop for Pager {
 /// Rule 5 of docs/pager.md: the ranges that a child of this program reads as zeroes. The program waits in its fork meanwhile.
 fn wiped_ranges(tenant: &Tenant) -> Ranges {
     let number = tenant.process.load(Ordering::Relaxed);
-    process::smaps(number).map(|text| maps::wiped_on_fork(&text)).unwrap_or_default()
+    proc_files::smaps(number).map(|text| maps::wiped_on_fork(&text)).unwrap_or_default()
 }

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-
 use spillway_block::metrics::LatencyHistogram;
 use spillway_block::metrics::LatencyStatus;
 
@@ -78,7 +77,7 @@ pub struct PagerStatistics {
     pub held_back: u64,
     /// Faults that another thread than the first answered, because many came at once.
     pub faults_helped: u64,
-    /// Changes of mappings for which another one was waited for ([`crate::unsettled`]).
+    /// Changes of mappings for which another one was waited for ([`crate::mappings::events`]).
     pub doubts: u64,
     /// Times that a program was held for a moment because it changed its mappings without a pause.
     pub pauses: u64,

@@ -8,9 +8,10 @@ mod replacement_support;
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use replacement_support::Model;
 use spillway_policy::replacement::{Arrival, CachePage, Evidence, LEAVING_MAX, Policy, Replacement, Shadows};
 use spillway_sys::allocation_guard::{GuardedAllocator, forbid_allocation};
+
+use replacement_support::Model;
 
 #[global_allocator]
 static ALLOCATOR: GuardedAllocator = GuardedAllocator;

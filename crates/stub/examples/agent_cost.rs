@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use spillway_stub::protocol::{BATCH_ENTRIES_MAX, Phase, outcome};
 use spillway_stub::seat::Task;
+
 use support::{PAGE, Paged, TinyPager, compile, far};
 
 /// Batches measured of each kind; the best and the median are shown.

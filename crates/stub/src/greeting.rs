@@ -15,7 +15,6 @@ use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-
 #[cfg(target_arch = "x86_64")]
 use spillway_sys::call_notices::Probe;
 

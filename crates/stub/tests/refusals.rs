@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use spillway_stub::greeting::{Address, Listener};
 use spillway_stub::protocol::{MESSAGE_WORDS, Verdict, Welcome};
+
 use support::{Conversation, TinyPager, compile, far, wait_readable};
 
 /// The exit status of a program whose paging was refused.

@@ -8,6 +8,7 @@ use std::process::Command;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_sys::call_notices::NoticeError;
+
 use support::{TinyPager, compile, wait_readable};
 
 /// What `action` gives while this process can have no descriptors.

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
+use spillway_block::limits::{BLOCK_REQUEST_DEADLINE, EVENT_WAIT_MAX, EVENTS_MAX, REQUEST_PAGES_MAX, SLOTS_PER_THREAD};
 use spillway_fabric::limits::{
     HEARTBEAT_INTERVAL, QUEUE_DEPTH_MAX, REQUEST_DEADLINE, SILENCE_DEADLINE, SLAB_SIZE_BYTES_MIN,
 };
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-
-use spillway_block::limits::{BLOCK_REQUEST_DEADLINE, EVENT_WAIT_MAX, EVENTS_MAX, REQUEST_PAGES_MAX, SLOTS_PER_THREAD};
 
 use crate::settings::redundancy::REPLICAS_MAX;
 

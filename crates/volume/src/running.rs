@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use spillway_block::downfall::Downfall;
+use spillway_block::metrics::Metrics;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::file::{BackingFile, FileQueuePair};
 use spillway_fabric::key::ClusterKey;
@@ -24,8 +26,6 @@ use crate::slab_map::Volume;
 use crate::slab_map::slab_entry::DonorSlot;
 use crate::state::DeviceState;
 use crate::status::{DeviceStatus, DiskStatus, DonorLinkStatus, SlabCounts};
-use spillway_block::downfall::Downfall;
-use spillway_block::metrics::Metrics;
 
 /// Pause between looks at a write that another thread is settling: as long as a page takes on a slow network.
 const SETTLE_PAUSE: Duration = Duration::from_micros(50);

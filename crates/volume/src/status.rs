@@ -1,7 +1,6 @@
 //! What a device says of itself: the content of `spillway status`, `swap status` and `run --stats`.
 
 use serde::{Deserialize, Serialize};
-
 use spillway_block::metrics::{LatencyStatus, TrafficStatus};
 
 /// A device and everything behind it, at one moment.

@@ -34,6 +34,7 @@ use spillway_volume::slab_map::page_bits::Bit;
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
 use spillway_volume::slab_map::{DiskCopy, Geometry, Volume};
 use spillway_volume::state::records::Records;
+
 use support::model::{self, AT_ONCE};
 use support::{StoreQueuePair, store};
 

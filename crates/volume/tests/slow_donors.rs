@@ -21,6 +21,7 @@ use spillway_volume::slab_map::backlog::Backlog;
 use spillway_volume::slab_map::page_bits::Bit;
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
 use spillway_volume::slab_map::{DiskCopy, Geometry, Volume};
+
 use support::{StoreQueuePair, model, store};
 
 const GEOMETRY: Geometry = Geometry { slab_pages: 256, slab_count: 1 };

@@ -28,6 +28,7 @@ use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::slab_map::backlog::Backlog;
 use spillway_volume::slab_map::page_bits::Bit;
 use spillway_volume::slab_map::{DiskCopy, Geometry, Volume};
+
 use support::model::{self, AT_ONCE, LaneEnds, Move, content};
 use support::{Shared, StoreQueuePair, store};
 

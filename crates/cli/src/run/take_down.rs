@@ -6,7 +6,6 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::cgroup::MemoryGroup;

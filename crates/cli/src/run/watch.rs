@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::Value;
-
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::program::Program;

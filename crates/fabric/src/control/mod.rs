@@ -19,13 +19,12 @@ pub mod message;
 pub mod silence;
 mod socket;
 
-pub use channel::{ControlChannel, ControlReceiver, ControlSender};
-pub use codec::fuzz_decode;
-pub use handshake::Opening;
-
 use std::io;
 
 use crate::wire::preface::PrefaceError;
+pub use channel::{ControlChannel, ControlReceiver, ControlSender};
+pub use codec::fuzz_decode;
+pub use handshake::Opening;
 
 /// Why a control channel could not be opened, or cannot go on.
 #[derive(Debug, thiserror::Error)]

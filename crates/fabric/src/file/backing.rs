@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use rustix::fs::{self, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::buffer_pool::BufferPool;
-use crate::limits::DIRECT_ALIGNMENT_BYTES;
-
 use super::filler::FileFiller;
 use super::writer::FileWriter;
+use crate::buffer_pool::BufferPool;
+use crate::limits::DIRECT_ALIGNMENT_BYTES;
 
 /// File systems that keep their files in memory: `tmpfs` and `ramfs`, by the magic numbers of their `statfs`.
 const IN_MEMORY_MAGICS: [u64; 2] = [0x0102_1994, 0x8584_58f6];

@@ -12,14 +12,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use spillway_block::channel::{BlockChannel, Received};
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::limits::REQUEST_SIZE_BYTES_MAX;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::fuse::{FuseDevice, Incoming, REQUEST_HEAD_BYTES};
 
 use crate::fuse::protocol::{Features, FuseRequest, Range, Reply, RequestHeader, decode};
-use spillway_block::channel::{BlockChannel, Received};
-use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 
 /// What every channel of a filesystem agrees on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spillway_block::channel::{BlockChannel, Received};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::fuse::{FuseDevice, Unmount, unmount};
 use spillway_sys::loop_device::{self, Detached, LoopError};
@@ -26,7 +27,6 @@ use crate::fuse::channel::{FileShape, FuseChannel};
 use crate::fuse::protocol::FILE_NAME;
 use crate::limits::{DETACH_RETRY_INTERVAL, DROP_DEADLINE, MOUNT_DEADLINE, QUEUE_REQUEST_KIB_MAX};
 use crate::ownership::Ownership;
-use spillway_block::channel::{BlockChannel, Received};
 
 /// A mounted, and perhaps attached, device; see the module text. Dropping it detaches and unmounts as far as possible.
 #[derive(Debug)]

@@ -17,13 +17,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use spillway_block::channel::{BlockChannel, Interest, Received};
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_sys::vectored::{ReceiveList, SendList, Wait};
 
 use crate::limits::{NBD_AHEAD_BYTES, NBD_REQUEST_BYTES_MAX};
 use crate::nbd::protocol::{NbdError, NbdRequest, REPLY_BYTES, REQUEST_BYTES, Verdict, judge, reply};
-use spillway_block::channel::{BlockChannel, Interest, Received};
-use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 
 /// See the module text.
 #[derive(Debug)]

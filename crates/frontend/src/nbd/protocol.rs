@@ -7,10 +7,10 @@
 //! Only simple replies are spoken: structured ones pay for themselves with sparse maps, which the volume does not offer.
 //! Numbers are those of the protocol's description (`doc/proto.md` of the `nbd` project); all are big-endian.
 
+use spillway_block::request::{BlockError, BlockOperation};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use crate::limits::{NBD_REQUEST_BYTES_MAX, NBD_SKIPPED_BYTES_MAX};
-use spillway_block::request::{BlockError, BlockOperation};
 
 /// Bytes of a request without its data.
 pub const REQUEST_BYTES: usize = 28;

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use spillway_block::channel::{BlockChannel, Interest, Received};
+use spillway_block::request::BlockError;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::event::EventFd;
@@ -27,8 +29,6 @@ use crate::limits::{DETACH_RETRY_INTERVAL, NBD_HANDSHAKE_DEADLINE, SLOTS_PER_THR
 use crate::nbd::channel::{Moved, NbdChannel};
 use crate::nbd::handshake::{Answer, Export, Handshake, Progress};
 use crate::nbd::listener::{Listener, NbdAddress};
-use spillway_block::channel::{BlockChannel, Interest, Received};
-use spillway_block::request::BlockError;
 
 /// Where to serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -15,13 +15,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use spillway_block::channel::{BlockChannel, Received};
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::ublk::abi::{Descriptor, IoOperation, SECTOR_SIZE_BYTES};
 use spillway_sys::ublk::queue::{SlotEvent, UblkQueue};
-
-use spillway_block::channel::{BlockChannel, Received};
-use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 
 /// What a channel needs of a hardware queue; tests put another one in the kernel's place.
 pub trait RequestQueue: AsFd + Send {

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use spillway_frontend::front_end::{FrontEnd, FrontEndError};
 use spillway_sys::swap::{self, SwapDiscard};
+use spillway_testing::block_devices::{Aligned, open_direct};
 
 use super::Served;
-use spillway_testing::block_devices::{Aligned, open_direct};
 
 fn refusal(detached: Result<(), FrontEndError>) -> String {
     match detached {

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
 use spillway_sys::skipping::skip;
+use spillway_testing::block_devices::{Aligned, open_direct};
 use spillway_virtual_machine::{Builder, Failure, emulated};
 
 use super::exercise::{discard, exercise};
-use spillway_testing::block_devices::{Aligned, open_direct};
 
 /// How long one test may take in a guest that is emulated on a loaded host.
 const WITHIN: Duration = Duration::from_secs(600);

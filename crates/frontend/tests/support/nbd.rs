@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::served::Served;
 use spillway_frontend::front_end::FrontEndConfig;
 use spillway_frontend::nbd::listener::NbdAddress;
 use spillway_frontend::nbd::server::{NbdListen, NbdServer};
 use spillway_sys::mapping::Mapping;
+
+use super::served::Served;
 
 /// Whether these programs are installed; says which is missing.
 pub(crate) fn has_programs(names: &[&str]) -> bool {

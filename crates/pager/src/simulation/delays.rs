@@ -1,8 +1,9 @@
 //! Rules 11 and 15: what is put off, who is not, and that nobody asks again and again meanwhile.
 
-use super::*;
-use crate::gathering::ALL;
 use spillway_block::service::Waiting;
+
+use super::*;
+use crate::fork::page_in::ALL;
 
 #[test]
 fn a_fault_that_meets_a_change_is_answered_later() {

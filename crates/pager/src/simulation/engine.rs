@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use spillway_fabric::buffer_pool::BufferPool;
-use spillway_sys::mapping::Mapping;
-
-use crate::shared::lock;
-use crate::simulation::{PAGE, roll};
 use spillway_block::local_memory::LocalMemory;
 use spillway_block::metrics::Metrics;
 use spillway_block::request::BlockRequest;
 use spillway_block::service::{BlockService, Completed, UseMemory, Waiting};
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_sys::mapping::Mapping;
+
+use crate::simulation::{PAGE, roll};
+use crate::threads::lock::lock;
 
 /// The volume's pages as the pager's threads read and write them: some can be read in place.
 pub(super) struct SimulatedEngine {

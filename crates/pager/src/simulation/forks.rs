@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::*;
-use crate::gathering::{ALL, Gathered, Gathering};
+use crate::fork::page_in::{ALL, Gathered, Gathering};
 
 const PLENTY: u64 = 1 << 40;
 

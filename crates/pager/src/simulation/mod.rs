@@ -16,33 +16,35 @@ mod neighbours;
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd};
-
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::thread::sched_getcpu;
+use spillway_block::request::BlockRequest;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_policy::replacement::fifo::Fifo;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
 use self::engine::SimulatedEngine;
-use crate::directory::Directory;
-use crate::eviction::Eviction;
-use crate::faults::Faults;
-use crate::faults::messages::Messages;
+use crate::address_space::{Tenant, Wanted};
+use crate::budget::Budget;
+use crate::evict::Eviction;
+use crate::fault::Faults;
+use crate::fault::messages::Messages;
 use crate::limits;
-use crate::program::{Agent, Errand, Event, Fate, ProgramMemory};
-use crate::shared::{Budget, Shared, Tenant, Wanted, lock};
-use crate::slots::Slots;
-use crate::space::ranges::Ranges;
-use crate::space::{Books, Space};
-use spillway_block::request::BlockRequest;
-use spillway_policy::replacement::fifo::Fifo;
+use crate::page_table::page_indexes::Directory;
+use crate::page_table::ranges::Ranges;
+use crate::page_table::volume_pages::Slots;
+use crate::page_table::{Books, Space};
+use crate::process::memory::{Agent, Errand, Event, Fate, ProgramMemory};
+use crate::shared::Shared;
+use crate::threads::lock::lock;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 const PAGES: u64 = 320;

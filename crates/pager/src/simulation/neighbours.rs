@@ -1,7 +1,8 @@
 //! Pages that lie side by side go to the volume in one write, and come back in one read of many.
 
-use super::*;
 use spillway_block::request::BlockOperation;
+
+use super::*;
 
 /// Lengths of the requests of that kind, in pages.
 fn lengths(requests: &Mutex<Vec<BlockRequest>>, kind: BlockOperation) -> Vec<u64> {

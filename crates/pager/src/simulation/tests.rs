@@ -1,11 +1,11 @@
 //! What programs see and what is done for them, in simulated memory.
 
 use proptest::prelude::*;
-
-use super::*;
-use crate::gathering::ALL;
 use spillway_block::service::Waiting;
 use spillway_policy::prefetch::WINDOW_MAX;
+
+use super::*;
+use crate::fork::page_in::ALL;
 
 #[test]
 fn a_program_four_times_its_budget_reads_what_it_wrote() {

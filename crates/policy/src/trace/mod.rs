@@ -22,10 +22,9 @@ pub mod reader;
 pub mod recorder;
 pub mod varint;
 
+use crate::prefetch::VirtualPage;
 pub use reader::Reader;
 pub use recorder::Recorder;
-
-use crate::prefetch::VirtualPage;
 
 /// The first bytes of a trace.
 const MAGIC: [u8; 8] = *b"SPWTRACE";

@@ -22,10 +22,9 @@ use std::io;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::whereabouts::Whereabouts;
 use borrowed::Borrowed;
 pub use pause::Pause;
-
-use crate::whereabouts::Whereabouts;
 
 /// How long a stop or the function may take on a busy machine, between two looks.
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);

@@ -24,13 +24,12 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 
+use crate::mapping::Mapping;
 use abi::{ApiArgument, FillArgument, RangeArgument, RegisterArgument, TransferArgument, WriteProtectArgument};
 pub use error::PageError;
 pub use features::{Features, RegisterMode};
-pub use message::{Fault, Message};
-
-use crate::mapping::Mapping;
 use message::MESSAGE_BYTES;
+pub use message::{Fault, Message};
 
 /// Messages read with one system call: a burst of faults of as many threads; more come with the next call.
 const MESSAGES_PER_READ: usize = 32;

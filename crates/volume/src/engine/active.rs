@@ -6,6 +6,7 @@
 
 use std::time::Instant;
 
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, RemoteAddress, SlabIndex};
 
@@ -15,7 +16,6 @@ use crate::slab_map::admission::Ticket;
 use crate::slab_map::gate::Pass;
 use crate::slab_map::slab_entry::{Location, Places};
 use crate::slab_map::{Geometry, Volume};
-use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 
 /// What a step of a request needs from its surroundings.
 pub(super) struct Context<'a> {

@@ -9,6 +9,8 @@
 
 use std::time::Instant;
 
+use spillway_block::request::{BlockOperation, BlockRequest};
+use spillway_block::service::UseMemory;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, RemoteAddress};
 use spillway_sys::mapping::Mapping;
 
@@ -18,8 +20,6 @@ use crate::limits::COPIES_MAX;
 use crate::slab_map::Volume;
 use crate::slab_map::page_bits::Bit;
 use crate::slab_map::slab_entry::Places;
-use spillway_block::request::{BlockOperation, BlockRequest};
-use spillway_block::service::UseMemory;
 
 impl Engine {
     /// See [`spillway_block::service::BlockService::read_in_place`].

@@ -18,6 +18,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use spillway_block::limits::{BLOCK_REQUEST_DEADLINE, BLOCK_REQUEST_DEADLINE_SOLE};
+use spillway_block::metrics::Metrics;
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
+use spillway_block::service::{BlockService, Completed, UseMemory, Waiting};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::limits::REQUEST_DEADLINE;
 use spillway_fabric::queue_pair::RequestError;
@@ -27,10 +31,6 @@ use self::active::{Active, Context, Stage, Step};
 use self::lanes::{Lanes, Piece, Target};
 use crate::settings::redundancy::Redundancy;
 use crate::slab_map::Volume;
-use spillway_block::limits::{BLOCK_REQUEST_DEADLINE, BLOCK_REQUEST_DEADLINE_SOLE};
-use spillway_block::metrics::Metrics;
-use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
-use spillway_block::service::{BlockService, Completed, UseMemory, Waiting};
 
 /// Serves a volume, see the module text.
 pub struct Engine {

@@ -8,6 +8,7 @@
 //! else has its pages, if all of them are elsewhere too. What the slow donor still sends is thrown away: the segment's buffer
 //! belongs to somebody else by then (`docs/decisions/slow-donors.md`).
 
+use spillway_block::request::BlockError;
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
 
@@ -16,7 +17,6 @@ use super::lanes::{Piece, Target};
 use crate::limits::COPIES_MAX;
 use crate::slab_map::page_bits::PageWord;
 use crate::slab_map::slab_entry::Location;
-use spillway_block::request::BlockError;
 
 /// Where a page is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

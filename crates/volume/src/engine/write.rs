@@ -8,6 +8,8 @@
 //! From the first byte on until then the pages are marked `Writing`: should the process die, their copies may differ.
 //! A write that finds the backlog full keeps its turn there by a ticket, until it gets in or ends.
 
+use spillway_block::limits::REQUEST_PAGES_MAX;
+use spillway_block::request::BlockError;
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
 
@@ -18,8 +20,6 @@ use crate::settings::mapping::MappingPolicy;
 use crate::slab_map::backlog::BacklogSlot;
 use crate::slab_map::page_bits::Bit;
 use crate::slab_map::{DiskCopy, Volume};
-use spillway_block::limits::REQUEST_PAGES_MAX;
-use spillway_block::request::BlockError;
 
 /// Starts the segment.
 pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {

@@ -1,8 +1,10 @@
 //! The backlog against a plain model: what the disk holds in the end is the last content of every page.
 
-use super::*;
-use proptest::prelude::*;
 use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
 
 const PAGES: u64 = 64;
 

@@ -14,13 +14,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use spillway_block::metrics::LatencyHistogram;
+
 use super::slab_entry::DonorSlot;
 use crate::limits::{
     AVOIDANCE_MAX, AVOIDANCE_MIN, AVOIDANCE_TOLD, DONORS_MAX, LATENCY_WINDOW, READ_PATIENCE_DEFAULT,
     READ_PATIENCE_FACTOR, READ_PATIENCE_MAX, READ_PATIENCE_MIN, USUAL_READS_MIN,
 };
 use crate::status::DonorLatencyStatus;
-use spillway_block::metrics::LatencyHistogram;
 
 /// What is known of the donors of a volume, see the module text. Moments are nanoseconds since it was made.
 #[derive(Debug)]

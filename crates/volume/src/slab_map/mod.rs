@@ -31,6 +31,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use spillway_block::downfall::Downfall;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabIndex};
 use spillway_sys::event::EventFd;
@@ -43,7 +44,6 @@ use self::words::Words;
 use crate::limits::{COPIES_MAX, DONORS_MAX};
 use crate::settings::mapping::MappingPolicy;
 use crate::settings::redundancy::Redundancy;
-use spillway_block::downfall::Downfall;
 
 /// The size of a volume and of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,6 +12,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use proptest::prelude::*;
+use spillway_block::metrics::Metrics;
+use spillway_block::request::{BlockError, BlockOperation};
+use spillway_block::service::BlockService;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
 use spillway_sys::atomic_words::AtomicWords;
@@ -26,9 +29,6 @@ use crate::slab_map::journal::Journal;
 use crate::slab_map::page_bits::Bit;
 use crate::slab_map::words::{Words, crash};
 use crate::slab_map::{DiskCopy, Geometry, Volume};
-use spillway_block::metrics::Metrics;
-use spillway_block::request::{BlockError, BlockOperation};
-use spillway_block::service::BlockService;
 
 #[path = "../../tests/support/mod.rs"]
 mod support;

@@ -8,11 +8,12 @@
 //! bits are cleared, and gone afterwards. A process that dies in between finds the copy's name in the place, so that no page is
 //! forgotten that only this copy has. Places outlive the process; gate, flags and counters do not.
 
+use spillway_fabric::units::SlabHandle;
+
 use crate::limits::{COPIES_MAX, DONORS_MAX};
 use crate::slab_map::gate::Gate;
 use crate::slab_map::words::Words;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use spillway_fabric::units::SlabHandle;
 
 /// A donor, by its place in the device's donor table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

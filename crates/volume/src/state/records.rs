@@ -4,16 +4,15 @@
 //! A donor's record counts from the store of its mark on, which comes last, and stops counting before it is changed. That is
 //! soon enough: a donor's slabs are put into places only after its record stands.
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use spillway_fabric::units::DonorId;
 use spillway_fabric::wire::{SESSION_TOKEN_BYTES, SessionToken};
-
 use spillway_sys::atomic_words::WORD_SIZE_BYTES;
 
 use crate::limits::DONORS_MAX;
 use crate::slab_map::slab_entry::DonorSlot;
 use crate::slab_map::words::Words;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 const AT_STARTS: usize = 0;
 const AT_SERVING: usize = 1;

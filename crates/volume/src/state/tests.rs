@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use spillway_fabric::units::DonorId;
+use spillway_fabric::units::{SlabHandle, SlabIndex};
 use spillway_fabric::wire::SessionToken;
 
 use super::*;
@@ -13,7 +14,6 @@ use crate::slab_map::backlog::{BacklogSlot, TakePolicy};
 use crate::slab_map::page_bits::Bit;
 use crate::slab_map::slab_entry::{DonorSlot, Location};
 use crate::state::records::DonorRecord;
-use spillway_fabric::units::{SlabHandle, SlabIndex};
 
 fn config() -> VolumeConfig {
     VolumeConfig {

@@ -1,0 +1,190 @@
+//! An address space that is served, and what is known of its pages.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::yield_now;
+use std::time::Instant;
+
+use spillway_stub::seat::Seat;
+
+use crate::fault::recheck::Rechecked;
+use crate::limits::YIELD_QUICK;
+use crate::mappings::events::Unsettled;
+use crate::mappings::late_event::Doubt;
+use crate::page_table::Space;
+use crate::page_table::page_indexes::SpaceId;
+use crate::process::memory::{Agent, ProgramMemory};
+use crate::threads::courteous_lock::CourteousLock;
+use crate::threads::lock::lock;
+
+/// An address space that is served.
+pub struct Tenant {
+    /// Its number.
+    pub id: SpaceId,
+    /// Its memory.
+    pub memory: Box<dyn ProgramMemory>,
+    /// What is known of its pages.
+    pub table: CourteousLock<Table>,
+    /// Who takes pages out of it; the eviction thread's.
+    pub agent: Mutex<Option<Box<dyn Agent>>>,
+    /// Whose fork it is.
+    pub parent: Option<SpaceId>,
+    /// The process; 0 as long as that is not known.
+    pub process: AtomicU32,
+    /// Its memory is gone: nothing of it is answered any more.
+    pub is_gone: Arc<AtomicBool>,
+    /// Where its agent says where its staging area is; not known yet of a child that was just forked.
+    pub seat: Mutex<Option<Seat>>,
+    /// The thread of its agent; 0 before there is one.
+    pub agent_thread: Arc<AtomicU32>,
+    /// It has forked, or is a fork: the kernel may refuse pages that are shared (rule 2).
+    pub has_forked: AtomicBool,
+    /// It has forked and the child is not paged: nothing tells when its pages are its own again.
+    pub has_forked_untold: AtomicBool,
+    /// Forks that are prepared or under way: no page may leave, and no fault waits for the budget ([`crate::fork::page_in`]).
+    holds: AtomicU32,
+    /// The fault thread waits for its messages since it was admitted ([`Shared::admit_quietly`](crate::shared::Shared::admit_quietly)).
+    pub is_listened_to: AtomicBool,
+    /// Pages that could not be read when nobody waited for them.
+    pub unread: AtomicU64,
+    /// Pages that stay (rule 4): what the kernel itself touches when a thread ends. Set by the survey.
+    pub kept_pages: Mutex<Vec<u64>>,
+}
+
+/// A page that is to come back though nobody waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Whose it is.
+    pub space: SpaceId,
+    /// The page.
+    pub address: u64,
+    /// It comes as if it was written: without protection, and its slot is given up.
+    pub is_writable: bool,
+}
+
+/// The page table, and who may use it.
+#[derive(Debug)]
+pub struct Table {
+    /// The pages.
+    pub space: Space,
+    /// Changes of mappings that are not in the table yet: nothing is answered or taken out before they are ([`Shared::settle`](crate::shared::Shared::settle)).
+    pub unsettled: Unsettled,
+    /// A batch is with the agent: events wait.
+    pub batch: bool,
+    /// The fault thread wants to know when the batch has ended.
+    pub is_awaited: bool,
+    /// A fault that was read is put off until the batch has ended: all fault threads are woken then, and the next batch waits a moment.
+    pub is_hurried: bool,
+    /// Faults that were read, were left to whichever thread is free, and were not tried yet: no batch begins before that, or they would have to
+    /// wait for it.
+    pub untried: u32,
+    /// A batch waits for that: no more faults are left to others before it has begun.
+    pub is_batch_due: bool,
+    /// A change is still to be told that is needed to understand another: nothing is read until then.
+    pub doubt: Option<Doubt>,
+    /// Faults on pages that are there by all that is known.
+    pub rechecked: Rechecked,
+}
+
+impl Table {
+    /// Whether events may be read now.
+    pub fn may_read(&self) -> bool {
+        !self.batch && self.doubt.is_none()
+    }
+}
+
+impl Tenant {
+    /// An address space with `space` as its table; a fork of `parent`, if of any.
+    pub fn new(space: Space, memory: Box<dyn ProgramMemory>, parent: Option<SpaceId>) -> Self {
+        Self {
+            id: space.id(),
+            memory,
+            table: CourteousLock::new(Table {
+                space,
+                unsettled: Unsettled::default(),
+                batch: false,
+                is_awaited: false,
+                is_hurried: false,
+                untried: 0,
+                is_batch_due: false,
+                doubt: None,
+                rechecked: Rechecked::default(),
+            }),
+            agent: Mutex::new(None),
+            parent,
+            process: AtomicU32::new(0),
+            is_gone: Arc::default(),
+            seat: Mutex::new(None),
+            agent_thread: Arc::default(),
+            has_forked: AtomicBool::new(parent.is_some()),
+            has_forked_untold: AtomicBool::new(false),
+            holds: AtomicU32::new(0),
+            is_listened_to: AtomicBool::new(false),
+            unread: AtomicU64::new(0),
+            kept_pages: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// The table, for this moment; fault threads let whoever asks for it so go first.
+    pub fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock()
+    }
+
+    /// The same for fault threads, which have it nearly all the time.
+    pub fn lock_for_faults(&self) -> MutexGuard<'_, Table> {
+        self.table.lock_last(|| {
+            let begin = Instant::now();
+            yield_now();
+            begin.elapsed() < YIELD_QUICK
+        })
+    }
+
+    /// Whether `thread` is its agent, which nobody may keep waiting.
+    pub fn is_agent(&self, thread: u32) -> bool {
+        thread != 0 && thread == self.agent_thread.load(Ordering::Relaxed)
+    }
+
+    /// What its agent has in its memory, once there is one: never to be registered, listed or taken out.
+    pub fn agents_ranges(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        let seat = lock(&self.seat);
+        let ranges = seat.as_ref().map(|seat| [seat.mapped(), seat.staging()]);
+        ranges.into_iter().flatten().flatten()
+    }
+
+    /// Its agent's staging area, once it has one: never to be registered, listed or taken out, since what is taken out goes there.
+    pub fn staging(&self) -> Option<Range<u64>> {
+        lock(&self.seat).as_ref().and_then(Seat::staging)
+    }
+
+    /// No batch of evictions begins from now on; one may be under way. The lock orders this with whoever begins one.
+    pub fn hold(&self) {
+        let _table = self.lock();
+        self.holds.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The end of one [`Tenant::hold`].
+    pub fn release(&self) {
+        let before = self.holds.fetch_sub(1, Ordering::SeqCst);
+        assert!(before > 0, "a hold ends once");
+    }
+
+    /// Whether its pages are to stay for now.
+    pub fn is_held(&self) -> bool {
+        self.holds.load(Ordering::SeqCst) > 0
+    }
+
+    /// Kills its process, if that is known: rather no program than one with wrong bytes.
+    pub fn kill(&self) {
+        let process = self.process.load(Ordering::Relaxed).cast_signed();
+        if let Some(process) = rustix::process::Pid::from_raw(process) {
+            // It may have ended by itself.
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+        }
+    }
+
+    /// Whether its memory is gone.
+    pub fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::SeqCst)
+    }
+}

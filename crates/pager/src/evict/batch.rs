@@ -1,0 +1,375 @@
+//! Batches: victims of one program go to its agent, and the page table hears what became of each.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use spillway_policy::replacement::{CachePage, Replacement};
+
+use super::{Candidate, Eviction, PAGE};
+use crate::address_space::Tenant;
+use crate::evict::staging::{RunId, Staging};
+use crate::limits::{
+    BATCH_PAGES, BATCH_PATIENCE, BATCHES_IN_A_ROW_MAX, FRUITLESS_SHARE, GROUP_PAGES, HURRY_PAUSE, STAGED_SHARE,
+    WITHDRAW_PATIENCE,
+};
+use crate::page_table::group::PageState;
+use crate::page_table::page_indexes::SpaceId;
+use crate::page_table::volume_pages::Slot;
+use crate::page_table::{Books, Victim};
+use crate::process::memory::{AgentSeen, Errand, Fate};
+use crate::shared::Shared;
+use crate::threads::lock::lock;
+
+/// Where a page of a batch goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// To a page of a pool slot, and from there to the volume.
+    Pool(RunId, usize),
+    /// Nowhere: the slot is a copy.
+    Copy(Slot),
+}
+
+/// Pages that an agent takes out of one program.
+pub(super) struct Batch {
+    pub(super) tenant: Arc<Tenant>,
+    pub(super) pages: Vec<(CachePage, u64, Target)>,
+    errands: Vec<Errand>,
+    fates: Vec<Fate>,
+    runs: Vec<RunId>,
+    begun: Instant,
+}
+
+impl Eviction {
+    /// Chooses victims and hands them to agents.
+    pub(super) fn start(&mut self, now: Instant) {
+        if self.candidates.is_empty() && !self.choose(0) {
+            return;
+        }
+        let mut candidates = std::mem::take(&mut self.candidates);
+        let mut put_off = std::mem::take(&mut self.put_off);
+        for of_one in candidates.chunk_by(|one, next| one.0 == next.0) {
+            let Some(tenant) = self.shared.tenant(of_one[0].0).filter(|tenant| !tenant.is_gone()) else { continue };
+            // The fault thread has waited for the batch before: its turn comes first, or faults would wait forever.
+            let is_ready = {
+                let table = &mut *tenant.lock();
+                !table.is_awaited && self.shared.settle(&tenant, table)
+            };
+            let is_owning = self.owning.iter().any(|owning| owning.id == tenant.id);
+            if !is_ready || is_owning || !self.start_batch(&tenant, of_one, now) {
+                put_off.extend_from_slice(of_one);
+            }
+        }
+        candidates.clear();
+        (self.candidates, self.put_off) = (put_off, candidates);
+        if self.batches.is_empty() && self.candidates.is_empty() {
+            self.took_little(now);
+        }
+    }
+
+    /// False: faults come first, see [`Table::untried`](crate::address_space::Table::untried).
+    fn start_batch(&mut self, tenant: &Arc<Tenant>, candidates: &[Candidate], now: Instant) -> bool {
+        let mut batch = self.spare.pop().unwrap_or_else(|| Batch {
+            tenant: Arc::clone(tenant),
+            pages: Vec::with_capacity(BATCH_PAGES),
+            errands: Vec::with_capacity(BATCH_PAGES),
+            fates: Vec::with_capacity(BATCH_PAGES),
+            runs: Vec::with_capacity(BATCH_PAGES),
+            begun: now,
+        });
+        (batch.tenant, batch.begun) = (Arc::clone(tenant), now);
+        self.staging.keep(u32::try_from(self.shared.budget.limit_pages() / STAGED_SHARE).unwrap_or(u32::MAX));
+        let may_begin = batch.fill(candidates, &mut self.staging, &self.shared, &mut *self.policy);
+        self.shared.budget.set_pool_pages(self.staging.used_pages());
+        if batch.errands.is_empty() {
+            self.spare.push(batch);
+            return may_begin;
+        }
+        let started = lock(&tenant.agent).as_mut().is_some_and(|agent| agent.begin(&batch.errands));
+        batch.fates.resize(batch.errands.len(), Fate::Refused);
+        if started {
+            self.batches.push(batch);
+        } else {
+            self.finish(batch, now);
+        }
+        true
+    }
+
+    /// Takes batches over that agents are done with. Where nobody waits for a batch to end, the agent gets the next one before the
+    /// table hears of this one; [`Table::batch`](crate::address_space::Table::batch) stays set meanwhile, so nothing is done by what the
+    /// table does not know yet.
+    pub(super) fn collect(&mut self, now: Instant) {
+        let fates = &mut self.own_fates;
+        self.owning.retain(|tenant| !lock(&tenant.agent).as_mut().is_none_or(|agent| agent.poll(fates)));
+        let mut index = 0;
+        while index < self.batches.len() {
+            let (before, rest) = self.batches.split_at_mut(index);
+            let batch = &mut rest[0];
+            if before.iter().any(|other| other.tenant.id == batch.tenant.id) {
+                // Its agent is not done with the one before.
+                index += 1;
+                continue;
+            }
+            let mut agent = lock(&batch.tenant.agent);
+            let mut ended = agent.as_mut().is_none_or(|agent| agent.poll(&mut batch.fates));
+            if !ended && now.saturating_duration_since(batch.begun) > WITHDRAW_PATIENCE && batch.is_waited_for() {
+                // All threads of the program may be stopped by somebody who waits for a page of it.
+                let process = batch.tenant.process.load(Ordering::Relaxed);
+                ended = agent.as_mut().is_some_and(|agent| agent.withdraw(process, &mut batch.fates));
+                self.shared.counters.batches_withdrawn.add(u64::from(ended));
+            }
+            let is_broken = !ended && agent.as_ref().is_some_and(|agent| agent.is_broken());
+            if let Some(cpu) = agent.as_ref().filter(|_| ended).and_then(|agent| agent.cpu()) {
+                let process = batch.tenant.process.load(Ordering::Relaxed);
+                let thread = batch.tenant.agent_thread.load(Ordering::Relaxed);
+                self.agent_seen = Some(AgentSeen { process, thread, cpu });
+            }
+            drop(agent);
+            if is_broken && !batch.tenant.is_gone() {
+                let process = batch.tenant.process.load(Ordering::Relaxed);
+                self.shared.fail(format!("process {process}: its agent ended while it held pages, so it is killed"));
+                // Its batch ends when its memory is gone; nobody is told of pages until then.
+                batch.tenant.kill();
+                batch.tenant.is_gone.store(true, Ordering::SeqCst);
+            }
+            if !ended {
+                // Its program may have been stopped; the others do not wait for that.
+                if now.saturating_duration_since(batch.begun) > BATCH_PATIENCE {
+                    self.shared.budget.set_stuck(true);
+                }
+                index += 1;
+                continue;
+            }
+            let batch = self.batches.remove(index);
+            self.shared.budget.count(-batch.gone());
+            // A program that has forked may need its agent for something else first (`own_again`).
+            let is_hurried = batch.tenant.has_forked.load(Ordering::Relaxed) || batch.is_waited_for();
+            self.is_undisturbed = !is_hurried;
+            self.in_a_row += 1;
+            if is_hurried || self.in_a_row >= BATCHES_IN_A_ROW_MAX {
+                self.finish(batch, now);
+            } else {
+                self.moved.push(batch);
+            }
+        }
+        if self.batches.is_empty() && self.moved.is_empty() {
+            self.in_a_row = 0;
+        }
+    }
+
+    /// Whether a batch of `id` has not come to its end yet.
+    fn is_under_way(&self, id: SpaceId) -> bool {
+        self.batches.iter().chain(&self.moved).any(|batch| batch.tenant.id == id)
+    }
+
+    /// The agent is done: the page table hears what became of each page, and what left is written.
+    pub(super) fn finish(&mut self, mut batch: Batch, now: Instant) {
+        let mut to_write = [None; BATCH_PAGES];
+        let gone = batch.gone();
+        let is_last = !self.is_under_way(batch.tenant.id);
+        {
+            let mut table = batch.tenant.lock();
+            if batch.tenant.is_gone() {
+                // Its space has ended, or will: nothing may come into it any more.
+                batch.fates.fill(Fate::Absent);
+            }
+            // Nobody has read the program's messages since the batch began. If there are none, what was not there is gone; else it may
+            // be at another place.
+            let may_have_moved = batch.fates.contains(&Fate::Absent) && batch.tenant.memory.is_changing();
+            let books = &mut *self.shared.books();
+            for ((page, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
+                match fate {
+                    Fate::Moved => {
+                        self.shadows.left(*page);
+                        let slot = match target {
+                            Target::Copy(slot) => *slot,
+                            Target::Pool(id, index) => self.staging.filled(*id, *index, &mut books.slots),
+                        };
+                        self.count_out(*target);
+                        table.space.left(*address, slot, books);
+                    }
+                    // Its place in the pool and its slot are given back with the run. It is the program's own again when asked for, and new then.
+                    Fate::Zero => self.shared.counters.pages_out_zero.add(1),
+                    Fate::Absent if !may_have_moved => {
+                        // The kernel took a page back that MADV_FREE had given up, without a message; its copy is one of its contents.
+                        if let Target::Copy(slot) = target
+                            && table.space.state(*address) == PageState::Clean(*slot)
+                        {
+                            table.space.left(*address, *slot, books);
+                        }
+                    }
+                    Fate::Refused | Fate::Changing | Fate::Absent => {
+                        self.shared.counters.refused.add(1);
+                        table.space.listed_again(*address);
+                        self.policy.refused(*page);
+                    }
+                }
+            }
+            for (place, id) in to_write.iter_mut().zip(&batch.runs) {
+                *place = self.staging.agent_ended(*id, &mut books.slots).map(|run| (*id, run));
+            }
+            table.batch = !is_last;
+            if is_last && table.is_awaited {
+                self.shared.faults.signal();
+            }
+            if is_last && std::mem::take(&mut table.is_hurried) {
+                // They ring when a page has come.
+                self.shared.call_fault_threads();
+                self.start_at = self.start_at.max(now + HURRY_PAUSE);
+            }
+        }
+        self.shared.counters.batches.add(1);
+        to_write.into_iter().flatten().for_each(|(id, run)| self.write(id, run, now));
+        self.own_again(&batch);
+        if gone * FRUITLESS_SHARE < batch.pages.len() as i64 {
+            self.took_little(now);
+        } else {
+            self.fruitless = 0;
+            self.shared.budget.set_stuck(false);
+        }
+        batch.clear();
+        self.spare.push(batch);
+        self.shared.made_room();
+    }
+
+    /// Pages that a fork shared are refused by the kernel until they are written: then they are copied, or, if nobody else has
+    /// them any more, the program's own again. A page that is write-protected stays so, since its copy is worth more; but where
+    /// nobody hears of forks it gives that up, or it would never leave: no fault for it tells that the child is gone.
+    fn own_again(&mut self, batch: &Batch) {
+        if !batch.tenant.has_forked.load(Ordering::Relaxed) {
+            return;
+        }
+        let (mut addresses, mut count) = ([0; BATCH_PAGES], 0);
+        for ((_, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
+            let is_its_own = matches!(target, Target::Pool(..));
+            if *fate == Fate::Refused && (is_its_own || self.give_copy_up(&batch.tenant, *address)) {
+                addresses[count] = *address;
+                count += 1;
+            }
+        }
+        let begun = count > 0 && lock(&batch.tenant.agent).as_mut().is_some_and(|agent| agent.own(&addresses[..count]));
+        if begun {
+            self.owning.push(Arc::clone(&batch.tenant));
+        }
+    }
+
+    /// The page at `address` is without write protection from now on, and its slot no copy of it any more. False if it cannot be.
+    fn give_copy_up(&self, tenant: &Tenant, address: u64) -> bool {
+        if !tenant.has_forked_untold.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut table = tenant.lock();
+        if !table.unsettled.is_empty() {
+            return false;
+        }
+        let is_clean = matches!(table.space.victim(address), Some(Victim::Clean(_)));
+        if is_clean && tenant.memory.unprotect(address..address + PAGE).is_ok() {
+            table.space.written(address, &mut self.shared.books());
+        }
+        matches!(table.space.victim(address), Some(Victim::Dirty))
+    }
+
+    fn count_out(&self, target: Target) {
+        let counters = &self.shared.counters;
+        let counter =
+            if matches!(target, Target::Copy(_)) { &counters.pages_out_clean } else { &counters.pages_out_dirty };
+        counter.add(1);
+    }
+}
+
+impl Batch {
+    /// Whether somebody waits for its end: a fault of its program, or who brings all its pages back.
+    fn is_waited_for(&self) -> bool {
+        let table = self.tenant.lock();
+        table.is_awaited || table.is_hurried || self.tenant.is_held()
+    }
+
+    /// How many pages left.
+    fn gone(&self) -> i64 {
+        self.fates.iter().filter(|fate| matches!(fate, Fate::Moved | Fate::Zero)).count() as i64
+    }
+
+    fn clear(&mut self) {
+        self.pages.clear();
+        self.errands.clear();
+        self.fates.clear();
+        self.runs.clear();
+    }
+
+    /// Takes those of `candidates` that may leave; events of the program wait from now on, if there are any. False: faults come first.
+    fn fill(
+        &mut self,
+        candidates: &[Candidate],
+        staging: &mut Staging,
+        shared: &Shared,
+        policy: &mut dyn Replacement,
+    ) -> bool {
+        let tenant = Arc::clone(&self.tenant);
+        let mut guard = tenant.lock();
+        let table = &mut *guard;
+        table.is_batch_due = table.untried > 0;
+        if table.is_batch_due {
+            return false;
+        }
+        let kept = lock(&tenant.kept_pages);
+        let books = &mut *shared.books();
+        let mut dirty: Vec<(CachePage, u64)> = Vec::with_capacity(candidates.len());
+        for (_, address, page) in candidates {
+            if table.space.number(*address) != Some(*page) {
+                // Its program gave it up since it was chosen, and may have something else there by now.
+                continue;
+            }
+            // A page of a program that changes its mappings or is to fork, or that the kernel itself needs (rule 4), stays.
+            if !table.unsettled.is_empty() || tenant.is_held() || kept.binary_search(address).is_ok() {
+                table.space.listed_again(*address);
+                policy.refused(*page);
+                continue;
+            }
+            table.space.unlisted(*address);
+            // Given up and come back since it was chosen, it may be listed again, and would be in two batches.
+            policy.removed(*page);
+            match table.space.victim(*address) {
+                Some(Victim::Dirty) => dirty.push((*page, *address)),
+                Some(Victim::Clean(slot)) => self.push(*page, *address, Target::Copy(slot)),
+                // Away already, being removed, or in memory that is not known to be registered.
+                None => {}
+            }
+        }
+        self.place(&dirty, staging, books, |page, address| {
+            table.space.listed_again(address);
+            policy.refused(page);
+        });
+        table.batch |= !self.errands.is_empty();
+        true
+    }
+
+    /// Gives pages that are to be written neighbouring slots of the volume, by runs of the pool.
+    fn place(
+        &mut self,
+        mut dirty: &[(CachePage, u64)],
+        staging: &mut Staging,
+        books: &mut Books,
+        mut refuse: impl FnMut(CachePage, u64),
+    ) {
+        while !dirty.is_empty() {
+            let Some(run) = books.slots.take(dirty.len().min(GROUP_PAGES)) else { break };
+            let Some(id) = staging.take(run, &mut books.slots) else {
+                run.slots().for_each(|slot| books.slots.give_back(slot));
+                break;
+            };
+            self.runs.push(id);
+            let (now, later) = dirty.split_at(run.count as usize);
+            for (index, (page, address)) in now.iter().enumerate() {
+                self.push(*page, *address, Target::Pool(id, index));
+            }
+            dirty = later;
+        }
+        dirty.iter().for_each(|(page, address)| refuse(*page, *address));
+    }
+
+    fn push(&mut self, page: CachePage, address: u64, target: Target) {
+        self.pages.push((page, address, target));
+        let target = if let Target::Pool(id, index) = target { Some(id.page(index)) } else { None };
+        self.errands.push(Errand { address, target });
+    }
+}

@@ -1,0 +1,257 @@
+//! The agent inside a program, reached through its seat.
+//!
+//! What it evicts lies in the seat, which its program can write to, and is copied to the write-back pool, which no program sees.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_stub::protocol::{AgentState, BATCHES, Phase, outcome};
+use spillway_stub::seat::{Seat, Task};
+
+use crate::evict::take_over::{Rescue, is_stopped, thread_of_agent};
+use crate::limits::{AGENT_BATCHES_MAX, BATCH_PAGES};
+use crate::process::memory::{Agent, Errand, Fate};
+
+/// See the module text.
+pub struct SeatAgent {
+    seat: Seat,
+    /// The write-back pool.
+    pool: Arc<BufferPool>,
+    /// What each batch evicts.
+    errands: [Vec<Errand>; BATCHES],
+    /// The batch that ends next, or that is posted next if none is under way.
+    batch: usize,
+    /// How many were posted and not taken back, from that one on.
+    under_way: usize,
+    /// The last of these were withdrawn before the agent had them.
+    withdrawn: usize,
+    /// The next batch is still with the agent, which was stopped in the middle of it: nobody waits for its results.
+    is_rescued: bool,
+    /// The process and the thread, while that was stopped when it was looked at last.
+    stopped: Option<(u32, u32)>,
+    /// It is to end: no batch begins any more.
+    is_over: bool,
+    /// And was told so.
+    is_told: bool,
+    /// The program's memory is gone, and its agent with it.
+    is_gone: Arc<AtomicBool>,
+    /// Where its thread's number is told: its faults are never held back (rule 15).
+    thread: Arc<AtomicU32>,
+    tasks: Vec<Task>,
+}
+
+impl SeatAgent {
+    /// The agent in `seat`, of a program that sets `is_gone` when it ends; its pages go to `pool`.
+    pub fn new(seat: Seat, pool: Arc<BufferPool>, is_gone: Arc<AtomicBool>, thread: Arc<AtomicU32>) -> Self {
+        let tasks = Vec::with_capacity(BATCH_PAGES);
+        let errands = std::array::from_fn(|_| Vec::with_capacity(BATCH_PAGES));
+        Self {
+            seat,
+            pool,
+            errands,
+            batch: 0,
+            under_way: 0,
+            withdrawn: 0,
+            is_rescued: false,
+            stopped: None,
+            is_over: false,
+            is_told: false,
+            is_gone,
+            thread,
+            tasks,
+        }
+    }
+
+    /// Whether another batch may be posted behind `under_way_max` others.
+    fn is_ready(&mut self, under_way_max: usize) -> bool {
+        self.stopped = self.stopped.filter(|(process, thread)| is_stopped(*process, *thread));
+        self.take_rescued();
+        if self.stopped.is_some() || self.is_rescued || self.withdrawn > 0 {
+            return false;
+        }
+        let is_running = self.seat.state() == AgentState::Running && !self.is_gone.load(Ordering::SeqCst);
+        !self.is_over && self.under_way <= under_way_max && is_running
+    }
+
+    /// An agent that goes on ends the batch that it was stopped in, and looks for the next one.
+    fn take_rescued(&mut self) {
+        if self.is_rescued && self.seat.phase(self.batch) == Phase::Done {
+            self.seat.hold(false);
+            self.seat.take(self.batch);
+            self.batch = (self.batch + 1) % BATCHES;
+            self.is_rescued = false;
+        }
+    }
+
+    /// The batch that is posted next.
+    fn next(&self) -> usize {
+        (self.batch + self.under_way) % BATCHES
+    }
+
+    fn post(&mut self) -> bool {
+        self.thread.store(self.seat.agent_thread(), Ordering::Relaxed);
+        self.seat.post(self.next(), &self.tasks);
+        self.under_way += 1;
+        true
+    }
+}
+
+impl Agent for SeatAgent {
+    fn begin(&mut self, errands: &[Errand]) -> bool {
+        if !self.is_ready(AGENT_BATCHES_MAX - 1) {
+            return false;
+        }
+        self.tasks.clear();
+        self.tasks.extend(errands.iter().map(|errand| match errand.target {
+            Some(_) => Task::evict_copy(errand.address),
+            None => Task::evict_drop(errand.address),
+        }));
+        let next = self.next();
+        self.errands[next].clear();
+        self.errands[next].extend_from_slice(errands);
+        self.post()
+    }
+
+    fn own(&mut self, addresses: &[u64]) -> bool {
+        if !self.is_ready(0) {
+            return false;
+        }
+        self.tasks.clear();
+        self.tasks.extend(addresses.iter().map(|address| Task::populate(*address, PAGE_SIZE_BYTES as u64)));
+        let next = self.next();
+        self.errands[next].clear();
+        self.post()
+    }
+
+    fn end(&mut self, status: u8) {
+        self.is_over = true;
+        self.take_rescued();
+        if self.under_way == 0 && !self.is_rescued && !self.is_told {
+            self.is_told = true;
+            self.seat.post(self.batch, &[Task::exit(status)]);
+        }
+    }
+
+    fn poll(&mut self, fates: &mut [Fate]) -> bool {
+        if self.withdrawn > 0 && self.withdrawn == self.under_way {
+            fates.fill(Fate::Refused);
+            self.withdrawn -= 1;
+            self.under_way -= 1;
+            return true;
+        }
+        if self.seat.phase(self.batch) != Phase::Done {
+            // What was moved of a program that is gone is gone too, and no batch begins any more.
+            let is_gone = self.is_gone.load(Ordering::SeqCst);
+            if is_gone {
+                fates.fill(Fate::Absent);
+            }
+            return is_gone;
+        }
+        for (index, fate) in fates.iter_mut().enumerate() {
+            *fate = fate_of(self.seat.result(self.batch, index));
+            let target = self.errands[self.batch].get(index).and_then(|errand| errand.target);
+            if let Some(page) = target.filter(|_| *fate == Fate::Moved) {
+                self.seat.read_page(self.batch, index, self.pool.memory(), page.0 as usize * PAGE_SIZE_BYTES);
+            }
+        }
+        // Set by a rescue that came to nothing.
+        self.seat.hold(false);
+        self.seat.take(self.batch);
+        self.batch = (self.batch + 1) % BATCHES;
+        self.under_way -= 1;
+        true
+    }
+
+    fn withdraw(&mut self, process: u32, fates: &mut [Fate]) -> bool {
+        let Some(thread) = thread_of_agent(process).filter(|thread| is_stopped(process, *thread)) else { return false };
+        self.stopped = Some((process, thread));
+        if self.under_way - self.withdrawn == 2 && self.seat.withdraw((self.batch + 1) % BATCHES) {
+            self.withdrawn = 1;
+        }
+        if self.withdrawn + 1 != self.under_way {
+            // It is done with the first.
+            return false;
+        }
+        if self.seat.withdraw(self.batch) {
+            fates.fill(Fate::Refused);
+        } else {
+            let errands = &self.errands[self.batch];
+            let (seat, pool) = (&self.seat, self.pool.memory());
+            let rescue = Rescue { seat, batch: self.batch, process, thread, errands, pool };
+            if errands.is_empty() || !rescue.run(fates).unwrap_or(false) {
+                return false;
+            }
+            self.is_rescued = true;
+        }
+        self.under_way -= 1;
+        true
+    }
+
+    fn wait(&self, patience: Duration) {
+        if self.under_way > 0 {
+            // Whatever it says, the batch is looked at next.
+            let _ = self.seat.wait(self.batch, Phase::Done, 0, Instant::now() + patience);
+        }
+    }
+
+    fn cpu(&self) -> Option<usize> {
+        self.seat.agent_cpu()
+    }
+
+    fn is_broken(&self) -> bool {
+        let has_ended = matches!(self.seat.state(), AgentState::Failed | AgentState::Ended | AgentState::Absent);
+        self.under_way > 0 && has_ended && self.seat.phase(self.batch) != Phase::Done
+    }
+}
+
+fn fate_of(result: i32) -> Fate {
+    match result {
+        outcome::DONE => Fate::Moved,
+        outcome::ZERO => Fate::Zero,
+        outcome::ABSENT => Fate::Absent,
+        outcome::TRY_LATER => Fate::Changing,
+        _ => Fate::Refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page_table::volume_pages::PoolPage;
+
+    fn agent() -> SeatAgent {
+        let pool = BufferPool::unlocked(1, PAGE_SIZE_BYTES).unwrap();
+        SeatAgent::new(Seat::create().unwrap(), pool, Arc::default(), Arc::default())
+    }
+
+    #[test]
+    fn without_a_running_agent_nothing_begins() {
+        let mut agent = agent();
+        assert!(!agent.begin(&[Errand { address: 4096, target: Some(PoolPage(0)) }]));
+    }
+
+    #[test]
+    fn an_agent_is_told_to_end_once_when_its_batch_is_over() {
+        let mut agent = agent();
+        agent.under_way = 1;
+        agent.end(3);
+        assert_eq!(agent.seat.phase(0), Phase::Idle, "the batch under way comes first");
+        agent.under_way = 0;
+        agent.end(3);
+        assert_eq!(agent.seat.phase(0), Phase::Posted);
+        // A second one would find its batch in use.
+        agent.end(3);
+        assert!(!agent.is_ready(0), "and nothing follows");
+    }
+
+    #[test]
+    fn results_say_what_is_next() {
+        let fates =
+            [outcome::DONE, outcome::ZERO, outcome::ABSENT, outcome::TRY_LATER, outcome::BUSY, outcome::REFUSED]
+                .map(fate_of);
+        assert_eq!(fates, [Fate::Moved, Fate::Zero, Fate::Absent, Fate::Changing, Fate::Refused, Fate::Refused]);
+    }
+}

@@ -1,0 +1,167 @@
+//! Takes a batch over from an agent that is stopped in the middle of it, so that faults of its program can be served.
+//!
+//! A debugger, or a leak check at a program's end, stops all threads of a program, the agent too, and then reads the program's memory by a task that
+//! shares it. While a batch is under way nobody may read the program's messages (rule 14 of docs/pager.md), so the reader would wait for the agent, and
+//! the agent for the reader.
+//!
+//! The agent is held ([`Seat::hold`]): it moves nothing more when it goes on, and that is sure if it is stopped at an instruction outside of the few
+//! with which it looks and moves. So each page stays where it is now: in the program, in the staging area, or in the seat when the agent has copied and dropped it
+//! already. The agent may go on at any moment and do that with the rest, so the staging area is looked at before and after it is read. What it does then is right, and
+//! nobody reads its results.
+
+use std::io;
+use std::ops::Range;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_stub::protocol::{AGENT_NAME, outcome};
+use spillway_stub::seat::Seat;
+use spillway_sys::mapping::Mapping;
+use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
+use spillway_sys::process_memory::read_exact;
+use spillway_sys::process_stat::ProcessStat;
+use spillway_sys::threads::Threads;
+use spillway_sys::whereabouts::instruction_of;
+
+use crate::process::memory::{Errand, Fate};
+
+const PAGE: u64 = PAGE_SIZE_BYTES as u64;
+
+/// The agent's thread of `process`, by its name: the number that it knows is another one in a PID namespace.
+pub fn thread_of_agent(process: u32) -> Option<u32> {
+    let name = AGENT_NAME.split(|byte| *byte == 0).next()?;
+    let is_agent = |thread: &u32| {
+        let comm = std::fs::read(format!("/proc/{process}/task/{thread}/comm"));
+        comm.is_ok_and(|comm| comm.trim_ascii_end() == name)
+    };
+    Threads::of(process).ok()?.list().ok()?.into_iter().find(is_agent)
+}
+
+/// Whether a thread is stopped, by a signal or by whoever traces it.
+pub fn is_stopped(process: u32, thread: u32) -> bool {
+    let stat = ProcessStat::of_thread(process, thread);
+    stat.ok().and_then(|stat| stat.state()).is_some_and(|state| matches!(state, 't' | 'T'))
+}
+
+/// Where one page of a batch is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    /// In the program, in memory or in a swap area.
+    in_place: bool,
+    /// In the staging area, before that was read and after it.
+    staged: bool,
+}
+
+/// A batch as it lies there.
+pub struct Rescue<'a> {
+    /// The agent's.
+    pub seat: &'a Seat,
+    /// Which of the seat's batches.
+    pub batch: usize,
+    /// The program.
+    pub process: u32,
+    /// The agent's thread.
+    pub thread: u32,
+    /// What the agent was to do.
+    pub errands: &'a [Errand],
+    /// The write-back pool.
+    pub pool: &'a Mapping,
+}
+
+impl Rescue<'_> {
+    /// Fills `fates`, and brings what left to where it was to go. False: not now; the batch is as it was, and the agent may end it early.
+    pub fn run(&self, fates: &mut [Fate]) -> io::Result<bool> {
+        self.seat.hold(true);
+        let window = self.seat.move_window();
+        let stops_at = instruction_of(self.process, self.thread)?;
+        let is_sure = !window.is_empty() && stops_at.is_some_and(|address| !window.contains(&address));
+        let Some(staging) = self.seat.staging().filter(|_| is_sure && is_stopped(self.process, self.thread)) else {
+            return Ok(false);
+        };
+        let pagemap = Pagemap::open(self.process)?;
+        let mut seen = vec![Seen::default(); self.errands.len()];
+        for (one, errand) in seen.iter_mut().zip(self.errands) {
+            one.in_place = is_there(&pagemap, errand.address)?;
+        }
+        let mut contents = vec![0; self.errands.len() * PAGE_SIZE_BYTES];
+        let place = |index: usize| staging.start + index as u64 * PAGE;
+        for (index, content) in contents.chunks_exact_mut(PAGE_SIZE_BYTES).enumerate() {
+            let is_read = is_there(&pagemap, place(index))? && read_exact(self.process, place(index), content).is_ok();
+            // Nothing is moved any more, so a page that is still there was there all the time.
+            seen[index].staged = is_read && is_there(&pagemap, place(index))?;
+        }
+        for (index, fate) in fates.iter_mut().enumerate().take(self.errands.len()) {
+            *fate = self.fate(index, seen[index], &contents[index * PAGE_SIZE_BYTES..][..PAGE_SIZE_BYTES]);
+        }
+        Ok(true)
+    }
+
+    fn fate(&self, index: usize, seen: Seen, content: &[u8]) -> Fate {
+        let target = self.errands[index].target.map(|page| page.0 as usize * PAGE_SIZE_BYTES);
+        match (seen, target) {
+            (Seen { in_place: true, .. }, _) => Fate::Refused,
+            (Seen { staged: true, .. }, None) => Fate::Moved,
+            (Seen { staged: true, .. }, Some(_)) if content.iter().all(|byte| *byte == 0) => Fate::Zero,
+            (Seen { staged: true, .. }, Some(target)) => {
+                self.pool.write(target, content);
+                Fate::Moved
+            }
+            // The agent has copied and dropped it, or it was never there.
+            (_, target) => match (self.seat.result(self.batch, index), target) {
+                (outcome::DONE, Some(target)) => {
+                    self.seat.read_page(self.batch, index, self.pool, target);
+                    Fate::Moved
+                }
+                (outcome::DONE, None) => Fate::Moved,
+                (outcome::ZERO, _) => Fate::Zero,
+                _ => Fate::Absent,
+            },
+        }
+    }
+}
+
+/// Whether a page has a content.
+fn is_there(pagemap: &Pagemap, address: u64) -> io::Result<bool> {
+    let there =
+        Query { any_of: Categories::PRESENT | Categories::SWAPPED, report: Categories::PRESENT, ..Query::default() };
+    let range: Range<u64> = address..address + PAGE;
+    Ok(pagemap.scan(range, &there, &mut [Region::default()])?.regions > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page_table::volume_pages::PoolPage;
+
+    #[test]
+    fn a_page_is_where_it_is_seen_and_else_where_the_agent_says() {
+        let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(4 * PAGE_SIZE_BYTES).unwrap());
+        let errand = |target| Errand { address: 0x1000, target };
+        let errands = [errand(Some(PoolPage(2))), errand(None)];
+        let rescue = Rescue { seat: &seat, batch: 0, process: 0, thread: 0, errands: &errands, pool: &pool };
+        let (content, zeroes) = ([7; PAGE_SIZE_BYTES], [0; PAGE_SIZE_BYTES]);
+        let seen = |in_place, staged| Seen { in_place, staged };
+        assert_eq!(rescue.fate(0, seen(true, false), &zeroes), Fate::Refused);
+        assert_eq!(
+            rescue.fate(0, seen(true, true), &zeroes),
+            Fate::Refused,
+            "a staging area that is locked has zeroes in it"
+        );
+        assert_eq!(rescue.fate(0, seen(false, true), &zeroes), Fate::Zero);
+        assert_eq!(rescue.fate(1, seen(false, true), &content), Fate::Moved);
+        assert_eq!(rescue.fate(0, seen(false, true), &content), Fate::Moved);
+        let mut bytes = [0; 2];
+        pool.read(3 * PAGE_SIZE_BYTES - 1, &mut bytes);
+        assert_eq!(bytes, [7, 0], "it is where it was to go");
+        // Results of the agent: none is 0, which is done.
+        assert_eq!(rescue.fate(1, seen(false, false), &zeroes), Fate::Moved);
+    }
+
+    #[test]
+    fn nothing_is_taken_over_from_an_agent_that_runs() {
+        let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
+        let process = std::process::id();
+        let rescue = Rescue { seat: &seat, batch: 0, process, thread: process, errands: &[], pool: &pool };
+        assert!(!rescue.run(&mut []).unwrap());
+        assert!(!is_stopped(process, process) && thread_of_agent(process).is_none());
+    }
+}

@@ -1,0 +1,118 @@
+//! Fills pages of programs, and says in the page table what came of it.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::userfaultfd::PageError;
+
+use super::{Faults, Outcome, PAGE};
+use crate::address_space::{Table, Tenant};
+use crate::limits::ZEROES_AHEAD_MAX;
+#[cfg(doc)]
+use crate::page_table::Space;
+use crate::page_table::group::PageState;
+use crate::page_table::page_indexes::Coming;
+use crate::statistics::FaultKind;
+
+impl Faults {
+    /// Gives a program that touches fresh memory page by page the next pages too.
+    pub(super) fn zero_along(&self, tenant: &Tenant, table: &mut Table, address: u64) {
+        let range = table.space.first_touches_ahead(address);
+        if range.is_empty() || !self.shared.budget.has_room(2 * ZEROES_AHEAD_MAX as i64) {
+            return;
+        }
+        // Whatever stops it half way stops the program there too, which then asks. Not into another mapping: one that has no page yet, and of
+        // which the program protects a part just now, would stay in parts (`Survey::register_mapping`).
+        let count = ((range.end - range.start) / PAGE) as usize;
+        let filled = as_far_as_mapped(count, |count| {
+            let end = range.start + count as u64 * PAGE;
+            let is_one_mapping = tenant.memory.covers(&(address..end))?;
+            if !is_one_mapping {
+                return Err(PageError::NotMapped);
+            }
+            tenant.memory.copy(range.start, &self.zeroes, 0, (end - range.start) as usize, false)
+        });
+        if let Ok(bytes) = filled {
+            let books = &mut self.shared.books();
+            let pages = (range.start..range.start + bytes).step_by(PAGE_SIZE_BYTES);
+            pages.for_each(|page| table.space.filled(page, false, Coming::New, books));
+            self.shared.budget.count((bytes / PAGE).cast_signed());
+        }
+    }
+
+    /// Says in the table what filling a page came to.
+    pub(super) fn filled(
+        &mut self,
+        tenant: &Tenant,
+        table: &mut Table,
+        address: u64,
+        clean: bool,
+        (coming, kind, arrived): (Coming, FaultKind, Instant),
+        result: Result<u64, PageError>,
+    ) -> Outcome {
+        match result {
+            Ok(_) => {
+                table.space.filled(address, clean, coming, &mut self.shared.books());
+                table.rechecked.came(address);
+                self.shared.budget.count(1);
+                self.shared.counters.fault(kind, arrived.elapsed());
+                self.shared.call_eviction();
+                Outcome::Done
+            }
+            Err(PageError::TryAgain) => Outcome::PutOff,
+            Err(error) => {
+                self.not_filled(tenant, table, address, &error);
+                Outcome::Done
+            }
+        }
+    }
+
+    pub(super) fn not_filled(&mut self, tenant: &Tenant, table: &mut Table, address: u64, error: &PageError) {
+        match error {
+            PageError::Exists => {
+                // Its own page, found there by an old message; or, if it was thought to be away, what the program sees counts.
+                let books = &mut self.shared.books();
+                if let PageState::Away(slot) | PageState::Coming(slot) = table.space.state(address)
+                    && table.rechecked.was_taken(address, slot)
+                {
+                    table.space.filled(address, true, Coming::New, books);
+                } else if table.space.is_away(address) {
+                    self.shared.fail(format!("a page at {address:#x} was there that had been taken out"));
+                    table.space.filled(address, false, Coming::New, books);
+                }
+            }
+            PageError::Gone => {
+                tenant.is_gone.store(true, Ordering::SeqCst);
+                self.shared.survey.signal();
+            }
+            // The mapping changed since: an event will tell, and the thread finds out when it looks again.
+            _ => {}
+        }
+        tenant.memory.wake(address..address + PAGE);
+    }
+}
+
+/// Fills a page of the staging area, which a program that locks all its memory waits for. It is nothing of the program's, so nobody takes note of it.
+pub(super) fn fill_staging(tenant: &Tenant, page: Range<u64>) -> Outcome {
+    if matches!(tenant.memory.zero(page.clone()), Err(PageError::TryAgain)) {
+        return Outcome::PutOff;
+    }
+    tenant.memory.wake(page);
+    Outcome::Done
+}
+
+/// Fills a run of `count` pages, or less of it: the kernel refuses one that a mapping ends in as a whole (rule 8), so it is halved until its beginning
+/// fits. Mappings end in few runs, so most cost one call as ever.
+pub(super) fn as_far_as_mapped(
+    mut count: usize,
+    mut fill: impl FnMut(usize) -> Result<u64, PageError>,
+) -> Result<u64, PageError> {
+    loop {
+        match fill(count) {
+            Err(PageError::NotMapped) if count > 1 => count /= 2,
+            result => return result,
+        }
+    }
+}

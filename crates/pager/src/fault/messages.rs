@@ -1,0 +1,193 @@
+//! Reads what programs have to tell, and follows what changes their mappings: the first fault thread's part.
+//!
+//! One thread reads all messages, so that changes of mappings have one order and what one reading brings is seen as a whole
+//! ([`crate::mappings::events`]).
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+use std::time::Instant;
+
+use spillway_sys::userfaultfd::Fault;
+
+use crate::address_space::{Table, Tenant, Wanted};
+use crate::fault::pool::Pending;
+use crate::fault::{Faults, NOBODY};
+use crate::limits::MESSAGES_MAX;
+use crate::mappings::late_event::Doubt;
+use crate::page_table::ranges::Ranges;
+use crate::process::memory::Event;
+use crate::shared::Shared;
+use crate::threads::spin::Spin;
+
+/// Finds the ranges of a process that read as zeroes in a child (MADV_WIPEONFORK, rule 5).
+pub type WipedRanges = Box<dyn FnMut(&Tenant) -> Ranges + Send>;
+
+/// See the module text.
+pub struct Messages {
+    shared: Arc<Shared>,
+    /// Faults of one reading.
+    arrived: Vec<Fault>,
+    /// Programs with changes that are not settled yet.
+    unsettled: Vec<Arc<Tenant>>,
+    wiped: WipedRanges,
+    /// Whether several faults come at once again and again.
+    crowds: Spin,
+    /// The last reading brought one fault and no more.
+    was_alone: bool,
+}
+
+impl Messages {
+    /// Of all programs of `shared`.
+    pub fn new(shared: Arc<Shared>, wiped: WipedRanges, now: Instant) -> Self {
+        Self {
+            shared,
+            arrived: Vec::with_capacity(MESSAGES_MAX),
+            unsettled: Vec::with_capacity(64),
+            wiped,
+            crowds: Spin::new(now),
+            was_alone: false,
+        }
+    }
+
+    /// Whether something is to be looked at again soon.
+    pub fn are_unsettled(&self) -> bool {
+        !self.unsettled.is_empty()
+    }
+
+    /// Reads what `tenant` has to tell, and has it answered by `faults`. False: that has to wait, and its end will be signalled.
+    pub fn serve(&mut self, tenant: &Arc<Tenant>, faults: &mut Faults, now: Instant) -> bool {
+        let mut table = tenant.lock_for_faults();
+        table.is_awaited = table.batch;
+        let may_read = table.may_read();
+        if may_read {
+            self.read_and_answer(tenant, table, faults, now);
+        }
+        may_read
+    }
+
+    /// Does the same where nobody has said that `tenant` has something to tell: most who had a fault have the next. Whether there was something.
+    pub fn guess(&mut self, tenant: &Arc<Tenant>, faults: &mut Faults, now: Instant) -> bool {
+        let table = tenant.lock_for_faults();
+        table.may_read() && self.read_and_answer(tenant, table, faults, now)
+    }
+
+    /// Whether there was something to read.
+    fn read_and_answer(
+        &mut self,
+        tenant: &Arc<Tenant>,
+        mut guard: MutexGuard<'_, Table>,
+        faults: &mut Faults,
+        now: Instant,
+    ) -> bool {
+        let table = &mut *guard;
+        let mut arrived = std::mem::take(&mut self.arrived);
+        let has_read = self.read_events(tenant, table, &mut arrived, now);
+        // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
+        // belongs to the mapping that is there now, so what changes mappings goes first, as far as it was read; while something is not, the kernel
+        // refuses to fill. A fault that is old by then does no harm.
+        let own = self.own_part(table, &arrived, now);
+        table.untried += (arrived.len() - own) as u32;
+        for fault in &arrived[..own] {
+            faults.answer(tenant, table, *fault, now);
+        }
+        drop(guard);
+        if own < arrived.len() {
+            let pending = |fault: &Fault| Pending::new(Arc::clone(tenant), *fault, now);
+            self.shared.crew.share(arrived[own..].iter().map(pending));
+        }
+        arrived.clear();
+        self.arrived = arrived;
+        has_read
+    }
+
+    /// How many of the faults that arrived this thread answers itself: one if they come in crowds and others can take the rest.
+    fn own_part(&mut self, table: &Table, arrived: &[Fault], now: Instant) -> usize {
+        if arrived.len() < 2 || table.is_batch_due || !self.shared.crew.has_helpers() {
+            return arrived.len();
+        }
+        self.crowds.worked(now);
+        if self.crowds.goes_on(now) { 1 } else { arrived.len() }
+    }
+
+    /// One by one, so that nobody goes on whose change is in doubt. Whether there was something to read.
+    fn read_events(&mut self, tenant: &Arc<Tenant>, table: &mut Table, arrived: &mut Vec<Fault>, now: Instant) -> bool {
+        self.was_alone = false;
+        for count in 0..MESSAGES_MAX {
+            match tenant.memory.read_event() {
+                Ok(None) => {
+                    self.was_alone = count == 1 && arrived.len() == 1;
+                    return count > 0;
+                }
+                Ok(Some(Event::Fault(fault))) => arrived.push(fault),
+                Ok(Some(change)) => {
+                    if self.changed(tenant, table, change) {
+                        let process = tenant.process.load(Ordering::Relaxed);
+                        table.doubt = Some(Doubt::begin(process, now));
+                        self.shared.counters.doubts.add(1);
+                        return true;
+                    }
+                }
+                Err(error) => {
+                    // A child's memory that cannot be taken over (no descriptor is free) would read as zeroes.
+                    let process = tenant.process.load(Ordering::Relaxed);
+                    self.shared.fail(format!(
+                        "process {process}: its memory's messages cannot be read ({error}), so it is killed"
+                    ));
+                    tenant.kill();
+                    return true;
+                }
+            }
+        }
+        true
+    }
+
+    /// Whether the last reading brought one fault, and nothing else.
+    pub fn was_alone(&self) -> bool {
+        self.was_alone
+    }
+
+    /// Notes a change of mappings. True: another one must precede it and is still to be told.
+    fn changed(&mut self, tenant: &Arc<Tenant>, table: &mut Table, change: Event) -> bool {
+        if self.unsettled.iter().all(|other| other.id != tenant.id) {
+            self.unsettled.push(Arc::clone(tenant));
+        }
+        let Table { space, unsettled, .. } = table;
+        match change {
+            Event::Fault(_) => unreachable!("faults are answered elsewhere"),
+            Event::Remove(range) => unsettled.remove(range),
+            Event::Unmap(range) => unsettled.unmap(range),
+            Event::Remap { from, to, length } => unsettled.remap(from, to, length),
+            Event::Fork(memory) => {
+                tenant.has_forked.store(true, Ordering::Relaxed);
+                // A program none of whose pages is known has none away or clean, and most fork to execute another.
+                let wiped = if space.is_empty() { Ranges::default() } else { (self.wiped)(tenant) };
+                unsettled.fork(memory, wiped);
+            }
+        }
+        unsettled.is_in_doubt(|range| space.known_mapped(range))
+    }
+
+    /// Takes over what is settled by now.
+    pub fn settle(&mut self, now: Instant) {
+        let shared = &self.shared;
+        self.unsettled.retain(|tenant| {
+            let table = &mut *tenant.lock_for_faults();
+            if let Some(doubt) = table.doubt.take_if(|doubt| doubt.is_over(now)) {
+                table.unsettled.seen_under_way(&doubt.moves_under_way());
+                shared.faults.signal();
+            }
+            !(shared.settle(tenant, table) && table.doubt.is_none())
+        });
+    }
+
+    /// Brings pages back that nobody waits for (rule 4: a control block of a thread that was found late; a fork).
+    pub fn fetch_wanted(&mut self, faults: &mut Faults) {
+        let now = Instant::now();
+        for Wanted { space, address, is_writable } in self.shared.take_wanted() {
+            if let Some(tenant) = self.shared.tenant(space) {
+                let fault = Fault { address, is_write: is_writable, is_write_protected: false, thread: NOBODY };
+                faults.put_off(Pending::new(tenant, fault, now));
+            }
+        }
+    }
+}

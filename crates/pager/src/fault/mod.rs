@@ -1,0 +1,221 @@
+//! Answers faults: the decisions of the fault threads.
+//!
+//! One fault: [`Messages::serve`] reads the program's messages with its table locked and no batch under way. For each fault the
+//! page table says what it takes ([`Answer`](crate::page_table::Answer)); zeroes and staged pages are filled at once, and so is a page that is away if it lies in memory which is
+//! mapped here. Else it is read from the volume through the thread's own engine and filled when the read ends ([`Faults::poll`]). What cannot be done now (the program
+//! is changing its mappings, rule 11; the budget is exceeded, rule 15; all buffers are in use) is put off and tried again.
+//!
+//! Pages come write-protected for faults that read, so that they can leave without a write, and writable for faults that write.
+//!
+//! Nothing here allocates once the lists have grown to what the programs need, except a fork (a table for the child), a page
+//! table that grows, events of ranges, a doubt, and a page that the kernel took back.
+//!
+//! - [`messages`]: what programs tell; `answer`: what one fault takes; `fill`: pages into programs' memory.
+//! - `read`: reads from the volume; [`read_ahead`]: what comes along; [`recheck`]: faults on pages that are there.
+//! - [`pool`]: what several fault threads share.
+
+mod answer;
+mod fill;
+pub mod messages;
+pub mod pool;
+mod read;
+pub mod read_ahead;
+pub mod recheck;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use spillway_block::request::BlockError;
+use spillway_block::service::{BlockService, Waiting};
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::mapping::Mapping;
+
+#[cfg(doc)]
+use self::messages::Messages;
+use self::pool::Pending;
+use self::read::{Ask, ReadUnderWay};
+use crate::limits::{FAULT_READS_MAX, ZEROES_AHEAD_MAX};
+#[cfg(doc)]
+use crate::page_table::Space;
+use crate::page_table::page_indexes::SpaceId;
+use crate::shared::Shared;
+
+const PAGE: u64 = PAGE_SIZE_BYTES as u64;
+
+/// In place of the thread that waits, for pages that are wanted and not waited for.
+const NOBODY: u32 = 0;
+
+/// What became of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    PutOff,
+    HeldBack,
+}
+
+/// One thread's part of them, see the module text.
+pub struct Faults {
+    shared: Arc<Shared>,
+    engine: Box<dyn BlockService>,
+    buffers: Arc<BufferPool>,
+    /// The write-back pool.
+    pool: Arc<BufferPool>,
+    zeroes: Mapping,
+    /// By buffer.
+    reads: Box<[Option<ReadUnderWay>]>,
+    /// A bit for each buffer that a read has.
+    busy: u32,
+    /// Those in which the pages are, of which the program did not get all yet.
+    here: u32,
+    put_off: VecDeque<Pending>,
+    /// Results of one poll, taken out of the engine's call.
+    ended: Vec<(usize, Result<(), BlockError>)>,
+    /// Reads were begun since the engine was polled.
+    has_begun: bool,
+    /// Who got a page that was read for it, until somebody asks.
+    filled: Option<SpaceId>,
+    /// What comes along is read when those who wait have their pages.
+    asks: Vec<Ask>,
+}
+
+impl Faults {
+    /// Reads through `engine` into `buffers`; staged pages lie in `pool`.
+    pub fn new(
+        shared: Arc<Shared>,
+        engine: Box<dyn BlockService>,
+        buffers: Arc<BufferPool>,
+        pool: Arc<BufferPool>,
+    ) -> std::io::Result<Self> {
+        let zeroes = Mapping::anonymous(ZEROES_AHEAD_MAX * PAGE_SIZE_BYTES)?;
+        // Read only, so that all of it is the kernel's one page of zeroes, which stays in the cache. Not missing when the kernel copies it.
+        let mut touched = [0];
+        (0..ZEROES_AHEAD_MAX).for_each(|page| zeroes.read(page * PAGE_SIZE_BYTES, &mut touched));
+        const { assert!(FAULT_READS_MAX <= u32::BITS as usize, "a buffer is a bit of a word") };
+        assert!(buffers.slot_count() <= FAULT_READS_MAX, "a read has a buffer");
+        let reads = (0..buffers.slot_count()).map(|_| None).collect();
+        Ok(Self {
+            shared,
+            engine,
+            buffers,
+            pool,
+            zeroes,
+            reads,
+            busy: 0,
+            here: 0,
+            put_off: VecDeque::with_capacity(1024),
+            ended: Vec::with_capacity(FAULT_READS_MAX),
+            has_begun: false,
+            filled: None,
+            asks: Vec::with_capacity(FAULT_READS_MAX),
+        })
+    }
+
+    /// Whether something is to be tried again soon.
+    pub fn has_put_off(&self) -> bool {
+        let has_tasks = !self.put_off.is_empty() || !self.asks.is_empty();
+        has_tasks || self.here != 0
+    }
+
+    /// Whether somebody waits for a page that is being read.
+    pub fn is_awaited(&self) -> bool {
+        self.busy != 0 && self.reads.iter().flatten().any(ReadUnderWay::is_awaited)
+    }
+
+    /// Who got a page that it waited for and that was read, since this was asked last: it goes on, and may soon miss the next.
+    pub fn take_filled(&mut self) -> Option<SpaceId> {
+        self.filled.take()
+    }
+
+    /// The engine, for its events.
+    pub fn engine(&self) -> &dyn BlockService {
+        &*self.engine
+    }
+
+    /// Answers the next fault that was left to whoever is free. Whether there was one.
+    pub fn answer_shared(&mut self) -> bool {
+        let Some(Pending { tenant, fault, arrived, .. }) = self.shared.crew.take() else { return false };
+        let mut table = tenant.lock_for_faults();
+        table.untried -= 1;
+        if !tenant.is_gone() {
+            self.answer(&tenant, &mut table, fault, arrived);
+        }
+        true
+    }
+
+    /// Moves reads and what was put off as far as they go; what the engine waits for.
+    pub fn poll(&mut self, now: Instant) -> Waiting {
+        let mut waiting = self.poll_engine(now);
+        let has_more = self.retry();
+        if self.has_begun {
+            waiting = self.poll_engine(now);
+        }
+        if !self.asks.is_empty() {
+            if waiting == Waiting::Poll {
+                // Over shared memory what somebody waits for is here by now.
+                self.poll_engine(now);
+            }
+            self.bring_all_along(now);
+            waiting = self.poll_engine(now);
+        }
+        // A read that failed may have been begun again.
+        match (has_more, self.has_begun) {
+            (true, _) => Waiting::Poll,
+            (false, true) => waiting.max(Waiting::Retry),
+            (false, false) => waiting,
+        }
+    }
+
+    fn poll_engine(&mut self, now: Instant) -> Waiting {
+        self.has_begun = false;
+        let mut ended = std::mem::take(&mut self.ended);
+        let waiting = self.engine.poll(now, &mut |buffer, result| ended.push((buffer, result)));
+        for (buffer, result) in ended.drain(..) {
+            self.read_ended(buffer, result);
+        }
+        self.ended = ended;
+        waiting
+    }
+
+    /// So much at a time that nobody's messages wait for long. Whether there is more that could be done at once.
+    fn retry(&mut self) -> bool {
+        let mut here = self.here;
+        while here != 0 {
+            self.fill_from(here.trailing_zeros() as usize);
+            here &= here - 1;
+        }
+        let mut answered = 0;
+        for _ in 0..self.put_off.len() {
+            let Some(pending) = self.put_off.pop_front() else { break };
+            let others = self.put_off.len();
+            self.try_again(pending);
+            answered += usize::from(self.put_off.len() == others);
+            if answered == FAULT_READS_MAX {
+                return !self.put_off.is_empty();
+            }
+        }
+        false
+    }
+
+    fn try_again(&mut self, pending: Pending) {
+        let Pending { tenant, fault, is_held_back, .. } = &pending;
+        if tenant.is_gone() {
+            return;
+        }
+        if *is_held_back && self.holds_back(tenant, *fault) {
+            return self.put_off(pending);
+        }
+        let mut table = tenant.lock_for_faults();
+        if table.batch {
+            table.is_hurried = true;
+            drop(table);
+            return self.put_off(pending);
+        }
+        self.answer(tenant, &mut table, *fault, pending.arrived);
+    }
+
+    fn put_off(&mut self, pending: Pending) {
+        self.put_off.push_back(pending);
+    }
+}

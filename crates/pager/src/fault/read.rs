@@ -1,0 +1,419 @@
+//! Reads for faults, and what comes along with them.
+//!
+//! A page that somebody waits for is read alone and first; what the prefetcher names is asked for when that is under way, in runs of
+//! neighbouring slots, as far as there is room. A read that ends fills the pages that still wait for it. Where the donor's memory can be read in
+//! place, pages are filled from there at once.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_policy::prefetch::WINDOW_MAX;
+use spillway_sys::userfaultfd::{Fault, PageError};
+
+use crate::address_space::{Table, Tenant};
+use crate::fault::fill::as_far_as_mapped;
+use crate::fault::read_ahead::Along;
+use crate::fault::{Faults, NOBODY, Outcome, PAGE};
+use crate::limits::{ASK_PATIENCE, FAULT_READS_MAX, GROUP_PAGES, READ_ATTEMPTS_MAX};
+use crate::page_table::Space;
+use crate::page_table::group::PageState;
+use crate::page_table::page_indexes::Coming;
+use crate::page_table::volume_pages::Slot;
+use crate::statistics::FaultKind;
+
+/// A read under way.
+pub(super) struct ReadUnderWay {
+    tenant: Arc<Tenant>,
+    along: Along,
+    /// The fault that waits for it; `None` for pages that only come along.
+    fault: Option<Fault>,
+    arrived: Instant,
+    begun: Instant,
+    /// No other read was under way when it began, so it waited for none.
+    is_alone: bool,
+    attempts: u8,
+    /// Pages that are done with.
+    done: usize,
+}
+
+impl ReadUnderWay {
+    /// Whether a thread of the program waits for it.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.fault.is_some_and(|fault| fault.thread != NOBODY)
+    }
+}
+
+/// A page that was read for a fault: others come along with it.
+pub(super) struct Ask {
+    tenant: Arc<Tenant>,
+    thread: u32,
+    address: u64,
+    /// The page was read where it lies.
+    is_near: bool,
+    /// When it was found that there is no room.
+    waits_since: Option<Instant>,
+}
+
+impl Faults {
+    pub(super) fn begin_read(
+        &mut self,
+        tenant: &Arc<Tenant>,
+        table: &mut Table,
+        fault: Fault,
+        slot: Slot,
+        arrived: Instant,
+    ) -> Outcome {
+        let address = fault.address & !(PAGE - 1);
+        let filled = self.fill_in_place(tenant, table, fault, slot, arrived);
+        let is_near = filled.is_some();
+        let outcome = filled.unwrap_or_else(|| {
+            let has_begun = self.read(tenant, table, &Along::one(address, slot, Coming::Back), Some(fault), arrived);
+            if has_begun { Outcome::Done } else { Outcome::PutOff }
+        });
+        if outcome != Outcome::Done || fault.thread == NOBODY {
+            return outcome;
+        }
+        self.shared.crew.demanded();
+        if self.asks.len() < FAULT_READS_MAX {
+            let tenant = Arc::clone(tenant);
+            self.asks.push(Ask { tenant, thread: fault.thread, address, is_near, waits_since: None });
+        }
+        Outcome::Done
+    }
+
+    /// Fills the page that somebody waits for from where it lies; `None` if it has to be read.
+    fn fill_in_place(
+        &mut self,
+        tenant: &Tenant,
+        table: &mut Table,
+        fault: Fault,
+        slot: Slot,
+        arrived: Instant,
+    ) -> Option<Outcome> {
+        let address = fault.address & !(PAGE - 1);
+        let (protect, result) = self.copy_in_place(tenant, table, (address, slot), 1, fault.is_write)?;
+        if result.as_ref().is_err_and(PageError::is_unreadable) {
+            let page = address..address + PAGE;
+            self.lost(tenant, fault, page.clone(), BlockError::InputOutput);
+            tenant.memory.wake(page);
+            return Some(Outcome::Done);
+        }
+        let told = (Coming::Back, FaultKind::Fill, arrived);
+        Some(self.filled(tenant, table, address, protect, told, result))
+    }
+
+    /// Fills `count` neighbours from where they lie, the first of which is the one at `address` with its content in `slot`: whether write-protected, and what
+    /// came of it. `None` if they have to be read.
+    fn copy_in_place(
+        &mut self,
+        tenant: &Tenant,
+        table: &mut Table,
+        (address, slot): (u64, Slot),
+        count: usize,
+        is_for_write: bool,
+    ) -> Option<(bool, Result<u64, PageError>)> {
+        let mut copied = None;
+        self.engine.read_in_place(u64::from(slot.0) * PAGE, count as u64 * PAGE, &mut |memory, offset| {
+            let protect = !is_for_write && !table.space.comes_writable(address);
+            let result = as_far_as_mapped(count, |count| {
+                tenant.memory.copy(address, memory, offset, count * PAGE_SIZE_BYTES, protect)
+            });
+            let used_bytes = *result.as_ref().unwrap_or(&0);
+            copied = Some((protect, result));
+            used_bytes
+        });
+        copied
+    }
+
+    /// Begins with what comes along. While the budget is nearly used up that waits for the eviction, and while the program changes its
+    /// mappings for the end of that, but not for long: a program that had to fault for each page of its window meanwhile would have
+    /// lost the stream.
+    pub(super) fn bring_all_along(&mut self, now: Instant) {
+        let mut is_short = false;
+        let mut asks = std::mem::take(&mut self.asks);
+        asks.retain_mut(|ask| {
+            let Ask { tenant, waits_since, .. } = ask;
+            let tenant = Arc::clone(tenant);
+            let table = &mut *tenant.lock_for_faults();
+            // What came along with the one before is counted by now, if it was filled in place.
+            let has_room = self.has_room_for_window();
+            is_short |= !has_room;
+            let is_ready = has_room && self.shared.settle(&tenant, table);
+            if !is_ready {
+                return now.saturating_duration_since(*waits_since.get_or_insert(now)) < ASK_PATIENCE;
+            }
+            self.bring_along(table, ask, now);
+            false
+        });
+        self.asks = asks;
+        if is_short {
+            self.shared.eviction.signal();
+        }
+    }
+
+    /// Whether a window has room; if not, pages that leave ring.
+    fn has_room_for_window(&self) -> bool {
+        let budget = &self.shared.budget;
+        budget.has_room(WINDOW_MAX as i64) || {
+            self.shared.put_off_for_room();
+            budget.has_room(WINDOW_MAX as i64)
+        }
+    }
+
+    /// Asks for what comes along with a page, and begins with it.
+    fn bring_along(&mut self, table: &mut Table, ask: &Ask, now: Instant) {
+        let Ask { tenant, thread, address, is_near, .. } = ask;
+        let budget = &self.shared.budget;
+        let reads = self.reads.iter().flatten().take(self.busy.count_ones() as usize);
+        let coming: usize = reads.map(|read| read.along.pages().len()).sum();
+        let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0).saturating_sub(coming);
+        // A run takes a buffer, unless it is read in place.
+        let room = room.min(self.buffers_free() * GROUP_PAGES);
+        let mut ahead = self.shared.crew.ahead();
+        if *is_near {
+            ahead.read_took(Duration::ZERO);
+        }
+        ahead.ask(&mut table.space, *thread, *address, room, &mut self.shared.books());
+        if !ahead.has_found() {
+            return;
+        }
+        // What is to be read is copied out, since reading changes the table.
+        let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
+        ahead.reads(&table.space, &self.shared.books(), |run| {
+            if let Some(place) = runs.get_mut(count) {
+                *place = Some(run.clone());
+                count += 1;
+            }
+        });
+        drop(ahead);
+        for run in runs.iter().flatten() {
+            let done = self.bring_in_place(tenant, table, run);
+            if let Some(rest) = run.behind(done) {
+                self.read(tenant, table, &rest, None, now);
+            }
+        }
+    }
+
+    /// Fills the first pages of a run from where they lie, and says how many.
+    fn bring_in_place(&mut self, tenant: &Tenant, table: &mut Table, run: &Along) -> usize {
+        let mut done = 0;
+        while let Some((address, slot)) = run.pages().get(done).copied() {
+            let rest = &run.pages()[done..];
+            let count =
+                neighbours(rest, &table.space, |(address, slot)| table.space.state(address) == PageState::Away(slot));
+            let Some((protect, result)) = self.copy_in_place(tenant, table, (address, slot), count, false) else {
+                break;
+            };
+            match self.came_along(tenant, table, rest, (run.coming(), protect), result) {
+                0 => break,
+                count => done += count,
+            }
+        }
+        done
+    }
+
+    fn buffers_free(&self) -> usize {
+        self.reads.len() - self.busy.count_ones() as usize
+    }
+
+    /// Begins a read; false when all buffers are in use.
+    fn read(
+        &mut self,
+        tenant: &Arc<Tenant>,
+        table: &mut Table,
+        along: &Along,
+        fault: Option<Fault>,
+        arrived: Instant,
+    ) -> bool {
+        // One buffer stays free for whoever waits for his page.
+        let free = self.buffers_free();
+        if free == 0 || free == 1 && fault.is_none() {
+            return false;
+        }
+        let buffer = (!self.busy).trailing_zeros() as usize;
+        self.busy |= 1 << buffer;
+        {
+            let books = &mut self.shared.books();
+            along.pages().iter().for_each(|(address, slot)| table.space.reading(*address, *slot, books));
+        }
+        self.reads[buffer] = Some(ReadUnderWay {
+            tenant: Arc::clone(tenant),
+            along: along.clone(),
+            fault,
+            arrived,
+            begun: Instant::now(),
+            is_alone: free == self.reads.len(),
+            attempts: 1,
+            done: 0,
+        });
+        self.submit_read(buffer, along);
+        true
+    }
+
+    fn submit_read(&mut self, buffer: usize, along: &Along) {
+        let (_, first) = along.pages()[0];
+        let request = BlockRequest {
+            slot: buffer,
+            operation: BlockOperation::Read,
+            offset_bytes: u64::from(first.0) * PAGE,
+            length_bytes: along.pages().len() as u64 * PAGE,
+        };
+        self.has_begun = true;
+        self.engine.submit(request, Instant::now());
+    }
+
+    pub(super) fn read_ended(&mut self, buffer: usize, result: Result<(), BlockError>) {
+        let read = self.reads[buffer].as_mut().expect("a read that ends was begun");
+        match result {
+            Ok(()) => {
+                if read.is_alone && read.attempts == 1 {
+                    self.shared.crew.ahead().read_took(read.begun.elapsed());
+                }
+                self.here |= 1 << buffer;
+                self.fill_from(buffer);
+            }
+            Err(BlockError::TimedOut) if read.fault.is_some() && read.attempts < READ_ATTEMPTS_MAX => {
+                read.attempts += 1;
+                let along = read.along.clone();
+                self.submit_read(buffer, &along);
+            }
+            Err(error) => {
+                let (tenant, along) = (Arc::clone(&read.tenant), read.along.clone());
+                if self.shared.settle(&tenant, &mut tenant.lock_for_faults()) {
+                    self.not_read(buffer, error);
+                } else {
+                    self.submit_read(buffer, &along);
+                }
+            }
+        }
+    }
+
+    /// Gives the program the pages that lie in `buffer`, neighbours together.
+    pub(super) fn fill_from(&mut self, buffer: usize) {
+        let mut read = self.reads[buffer].take().expect("a read that is here");
+        let tenant = Arc::clone(&read.tenant);
+        let mut guard = tenant.lock_for_faults();
+        let table = &mut *guard;
+        while read.done < read.along.pages().len() {
+            let is_settled = self.shared.settle(&tenant, table);
+            let count = if is_settled { self.fill_neighbours(buffer, &read, table) } else { 0 };
+            if count == 0 {
+                // The program changes its mappings; its events come first.
+                drop(guard);
+                self.reads[buffer] = Some(read);
+                return;
+            }
+            let books = &mut self.shared.books();
+            for (address, slot) in &read.along.pages()[read.done..read.done + count] {
+                table.space.read_ended(*address, *slot, books);
+            }
+            read.done += count;
+        }
+        self.is_over(buffer);
+    }
+
+    /// A buffer is free again.
+    fn is_over(&mut self, buffer: usize) {
+        self.busy &= !(1 << buffer);
+        self.here &= !(1 << buffer);
+    }
+
+    /// Fills the next pages of a read that are neighbours. How many are done with; none if it is to be tried again.
+    fn fill_neighbours(&mut self, buffer: usize, read: &ReadUnderWay, table: &mut Table) -> usize {
+        let (tenant, rest) = (&read.tenant, &read.along.pages()[read.done..]);
+        let (address, slot) = rest[0];
+        if tenant.is_gone() || !table.space.awaits(address, slot) {
+            // Removed, moved or unmapped meanwhile: whoever still waits looks again.
+            tenant.memory.wake(address..address + PAGE);
+            return 1;
+        }
+        let count = neighbours(rest, &table.space, |(address, slot)| table.space.awaits(address, slot));
+        let offset = self.buffers.slot(buffer).offset_bytes as usize + read.done * PAGE_SIZE_BYTES;
+        let is_for_write = read.fault.is_some_and(|fault| fault.is_write);
+        let protect = !is_for_write && !table.space.comes_writable(address);
+        let result = as_far_as_mapped(count, |count| {
+            tenant.memory.copy(address, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect)
+        });
+        if read.fault.is_some() {
+            let told = (read.along.coming(), FaultKind::Fill, read.arrived);
+            let goes_on = result.is_ok() && read.is_awaited();
+            self.filled = goes_on.then_some(tenant.id).or(self.filled);
+            return usize::from(self.filled(tenant, table, address, protect, told, result) == Outcome::Done);
+        }
+        self.came_along(tenant, table, rest, (read.along.coming(), protect), result)
+    }
+
+    /// Says in the table what filling pages, of which the first are `pages`, came to that nobody waits for. How many are done with; none if they are
+    /// to be filled later.
+    fn came_along(
+        &mut self,
+        tenant: &Tenant,
+        table: &mut Table,
+        pages: &[(u64, Slot)],
+        (coming, protect): (Coming, bool),
+        result: Result<u64, PageError>,
+    ) -> usize {
+        match result {
+            Ok(bytes) => {
+                let count = (bytes / PAGE) as usize;
+                let books = &mut self.shared.books();
+                pages[..count].iter().for_each(|(address, _)| table.space.filled(*address, protect, coming, books));
+                self.shared.budget.count(count as i64);
+                self.shared.counters.pages_prefetched.add(count as u64);
+                self.shared.call_eviction();
+                count
+            }
+            Err(PageError::TryAgain) => 0,
+            Err(error) => {
+                self.not_filled(tenant, table, pages[0].0, &error);
+                1
+            }
+        }
+    }
+
+    /// The pages could not be read. If somebody waits for one its content is lost: its program gets SIGBUS when it touches it,
+    /// never another content. Pages that were to come along are asked for again by whoever needs them.
+    fn not_read(&mut self, buffer: usize, error: BlockError) {
+        let ReadUnderWay { tenant, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
+        self.is_over(buffer);
+        let mut table = tenant.lock_for_faults();
+        for (address, slot) in along.pages() {
+            let page = *address..address + PAGE;
+            if let Some(fault) = fault
+                && table.space.awaits(*address, *slot)
+            {
+                self.lost(&tenant, fault, page.clone(), error);
+            }
+            table.space.read_ended(*address, *slot, &mut self.shared.books());
+            tenant.memory.wake(page);
+        }
+    }
+
+    fn lost(&self, tenant: &Tenant, fault: Fault, page: Range<u64>, error: BlockError) {
+        if fault.thread == NOBODY {
+            // Whoever touches it finds out whether it is.
+            tenant.unread.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
+        self.shared.counters.pages_lost.add(1);
+        let (process, address) = (tenant.process.load(Ordering::Relaxed), page.start);
+        self.shared.fail(format!("process {process}: the page at {address:#x} is lost ({error}); it gets SIGBUS"));
+        if let Err(error) = tenant.memory.poison(page) {
+            self.shared.fail(format!("process {process}: the lost page at {address:#x} stays missing: {error}"));
+        }
+    }
+}
+
+/// How many of these pages are neighbours of the first that come like it, as far as `waits` says that they are still to come.
+fn neighbours(pages: &[(u64, Slot)], space: &Space, waits: impl Fn((u64, Slot)) -> bool) -> usize {
+    let first = pages[0].0;
+    let expects_write = space.expects_write(first);
+    let follows = |(index, page): &(usize, &(u64, Slot))| {
+        page.0 == first + *index as u64 * PAGE && waits(**page) && space.expects_write(page.0) == expects_write
+    };
+    pages.iter().enumerate().take_while(follows).count()
+}

@@ -1,0 +1,414 @@
+//! What comes along with a page that a program waits for: the prefetcher's candidates, sorted into what can be done for them.
+//!
+//! The page that is waited for always goes first; nothing comes along while the budget is nearly used up. A window's marker
+//! ([`spillway_policy::prefetch`]) stays where it is, so that the fault on it tells how far the program came. It is a page that is away, since
+//! nobody faults on another. Victims leave by groups, so a stream comes to stretches of local pages that are longer than a window: it
+//! looks beyond them.
+//!
+//! A stream waits once a window for its marker, as long as a read takes. So windows are as large as the donors are far (`Distance`): over
+//! shared memory and a near network 256 KiB, and up to 2 MiB, each in reads of 128 KiB behind the page that is waited for.
+
+use std::time::Duration;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_policy::prefetch::read_around::ReadAround;
+use spillway_policy::prefetch::streams::{Faulter, Streams};
+use spillway_policy::prefetch::{Candidates, VirtualPage, WINDOW_FAR_MAX, WINDOW_MAX};
+use spillway_policy::replacement::Evidence;
+
+use crate::limits::{DISTANCE_READS, GROUP_PAGES, MARKERS_MAX, WINDOW_PAGE, WINDOWS_MAX};
+use crate::page_table::group::PageState;
+use crate::page_table::page_indexes::Coming;
+use crate::page_table::volume_pages::Slot;
+use crate::page_table::{Books, Space};
+
+const PAGE: u64 = PAGE_SIZE_BYTES as u64;
+
+/// Neighbouring slots that are read at once, whose content they are, and why they come.
+#[derive(Clone, Debug)]
+pub struct Along {
+    pages: [(u64, Slot); GROUP_PAGES],
+    count: usize,
+    coming: Coming,
+}
+
+impl Along {
+    /// One page.
+    pub fn one(address: u64, slot: Slot, coming: Coming) -> Self {
+        Self { pages: [(address, slot); GROUP_PAGES], count: 1, coming }
+    }
+
+    /// Why they come.
+    pub fn coming(&self) -> Coming {
+        self.coming
+    }
+
+    /// The pages' addresses and slots, in order of slots.
+    pub fn pages(&self) -> &[(u64, Slot)] {
+        &self.pages[..self.count]
+    }
+
+    /// Without its first `count` pages, if there are others.
+    pub fn behind(&self, count: usize) -> Option<Self> {
+        let (first, rest) = self.pages().get(count..)?.split_first()?;
+        let mut run = Self::one(first.0, first.1, self.coming);
+        rest.iter().for_each(|(address, slot)| assert!(run.add(*address, *slot), "its slots are neighbours"));
+        Some(run)
+    }
+
+    /// Adds a page whose slot is the next one, if there is room.
+    fn add(&mut self, address: u64, slot: Slot) -> bool {
+        let last = self.pages[self.count - 1].1;
+        let fits = self.count < GROUP_PAGES && slot.0 == last.0 + 1;
+        if fits {
+            self.pages[self.count] = (address, slot);
+            self.count += 1;
+        }
+        fits
+    }
+}
+
+/// How long a read of one page takes at least: the donors' distance, without what queues and busy CPUs add. The least of the last 16 to
+/// 32 reads that were under way alone.
+#[derive(Clone, Copy, Debug, Default)]
+struct Distance {
+    /// Of the last 16 reads that were counted whole.
+    least: Option<Duration>,
+    /// Of those since.
+    least_since: Option<Duration>,
+    count: u32,
+}
+
+impl Distance {
+    fn read_took(&mut self, time: Duration) {
+        self.least_since = Some(self.least_since.map_or(time, |least| least.min(time)));
+        self.count += 1;
+        if self.count == DISTANCE_READS {
+            (self.least, self.count) = (self.least_since.take(), 0);
+        }
+    }
+
+    /// Pages of a window from there; few as long as nothing is known.
+    fn window_max(&self) -> usize {
+        let least = self.least.map(|least| self.least_since.unwrap_or(least).min(least));
+        let pages = least.unwrap_or_default().as_nanos() / WINDOW_PAGE.as_nanos();
+        usize::try_from(pages).unwrap_or(usize::MAX).clamp(WINDOW_MAX, WINDOW_FAR_MAX)
+    }
+}
+
+/// See the module text.
+pub struct Ahead {
+    streams: Streams<ReadAround>,
+    /// What is away of the windows that the last question was answered with.
+    candidates: Candidates,
+    /// Room for one window.
+    window: Candidates,
+    /// Markers that were not reached yet, the oldest overwritten first.
+    markers: [(u32, u64); MARKERS_MAX],
+    next_marker: usize,
+    distance: Distance,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        let streams = Streams::new(ReadAround::default());
+        let (candidates, window) = (Candidates::default(), Candidates::default());
+        let markers = [(u32::MAX, 0); MARKERS_MAX];
+        Self { streams, candidates, window, markers, next_marker: 0, distance: Distance::default() }
+    }
+}
+
+impl Ahead {
+    /// A page was read in this time, while this thread had no other read under way; in none, if it was filled from where it lies.
+    pub fn read_took(&mut self, time: Duration) {
+        self.distance.read_took(time);
+    }
+
+    /// Thread `thread` waits for the page at `address`: asks the prefetcher what of that which is away comes along. There is `room`
+    /// for so many pages, a window at least.
+    pub fn ask(&mut self, space: &mut Space, thread: u32, address: u64, room: usize, books: &mut Books) {
+        let faulter = Faulter { space: space.id().0, thread };
+        space.take_unused(|address| self.streams.on_unused(faulter.space, VirtualPage(address / PAGE)));
+        self.window.set_window_max(self.distance.window_max().min(room / 2).max(WINDOW_MAX));
+        let page = VirtualPage(address / PAGE);
+        let marker = self.markers.iter_mut().find(|marker| **marker == (faulter.space, address));
+        if let Some(marker) = marker {
+            *marker = (u32::MAX, 0);
+            self.streams.on_hit(faulter, page, &mut self.window);
+            self.streams.passed().iter().for_each(|page| space.learnt(page.0 * PAGE, Evidence::PrefetchUsed, books));
+            if let Some(page) = self.streams.marker_passed() {
+                space.learnt(page.0 * PAGE, Evidence::Passed, books);
+            }
+        } else {
+            self.streams.on_fault(faulter, page, &|page| is_away(space, page), &mut self.window);
+        }
+        self.gather(faulter, space, room);
+        if let Some(marker) = self.candidates.marker() {
+            self.markers[self.next_marker] = (faulter.space, marker.0 * PAGE);
+            self.next_marker = (self.next_marker + 1) % MARKERS_MAX;
+        }
+    }
+
+    /// Takes what is away of the window; a stream that has come to full windows gets one in pages that are away.
+    fn gather(&mut self, faulter: Faulter, space: &Space, room: usize) {
+        self.candidates.clear();
+        for _ in 0..WINDOWS_MAX {
+            let last = self.window.pages().last().copied();
+            let length = self.window.pages().len();
+            let is_full = length >= WINDOW_MAX;
+            self.window.retain(|page| is_away(space, page));
+            self.candidates.append(&self.window);
+            let count = self.candidates.pages().len();
+            match last.filter(|_| is_full && count < WINDOW_MAX && count + length <= room) {
+                Some(last) => self.streams.go_on(faulter, last, &mut self.window),
+                None => break,
+            }
+        }
+    }
+
+    /// Whether the last question had an answer.
+    pub fn has_found(&self) -> bool {
+        !self.candidates.pages().is_empty()
+    }
+
+    fn wanted(&self) -> impl Iterator<Item = u64> + '_ {
+        let marker = self.candidates.marker();
+        self.candidates
+            .pages()
+            .iter()
+            .filter(move |page| Some(**page) != marker)
+            .map(|page| page.0.saturating_mul(PAGE))
+    }
+
+    /// The candidates of the last question, as runs of neighbouring slots. What is staged is read like the rest, which costs a run no
+    /// more; only what is still being written cannot be.
+    pub fn reads(&self, space: &Space, books: &Books, mut read: impl FnMut(&Along)) {
+        // No marker will tell whether neighbours are used: they are taken for needed, as the kernel takes what it reads around a fault.
+        let coming = if self.candidates.comes_around() { Coming::New } else { Coming::Ahead };
+        let mut run: Option<Along> = None;
+        for address in self.wanted() {
+            let PageState::Away(slot) = space.state(address) else { continue };
+            if books.slots.is_busy(slot) || run.as_mut().is_some_and(|run| run.add(address, slot)) {
+                continue;
+            }
+            if let Some(run) = run.replace(Along::one(address, slot, coming)) {
+                read(&run);
+            }
+        }
+        if let Some(run) = run {
+            read(&run);
+        }
+    }
+
+    /// An address space has ended.
+    pub fn forget(&mut self, space: u32) {
+        self.streams.forget(space);
+    }
+}
+
+fn is_away(space: &Space, page: VirtualPage) -> bool {
+    matches!(space.state(page.0.saturating_mul(PAGE)), PageState::Away(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page_table::page_indexes::{Directory, News, SpaceId};
+    use crate::page_table::volume_pages::{PoolPage, Slots};
+    use spillway_policy::prefetch::CANDIDATES_MAX;
+
+    /// A space whose first `pages` pages are away, in neighbouring slots, and a mapping of twice as many.
+    fn away(pages: u64) -> (Space, Books) {
+        let mut books = Books { slots: Slots::new(4096), directory: Directory::default() };
+        let mut space = Space::new(SpaceId(1));
+        space.surveyed.insert(PAGE..PAGE * (2 * pages + 1));
+        let run: Vec<Slot> = (0..pages).flat_map(|_| books.slots.take(1).unwrap().slots()).collect();
+        for (index, slot) in run.into_iter().enumerate() {
+            let address = PAGE * (index as u64 + 1);
+            space.filled(address, false, Coming::New, &mut books);
+            space.unlisted(address);
+            space.left(address, slot, &mut books);
+        }
+        (space, books)
+    }
+
+    fn faults(ahead: &mut Ahead, space: &mut Space, books: &mut Books, pages: &[u64]) {
+        pages.iter().for_each(|page| ahead.ask(space, 7, PAGE * page, CANDIDATES_MAX, books));
+    }
+
+    #[test]
+    fn a_stream_brings_neighbouring_slots_in_one_read_without_its_marker() {
+        let (mut space, mut books) = away(64);
+        let mut ahead = Ahead::default();
+        faults(&mut ahead, &mut space, &mut books, &[1, 2, 3]);
+        let mut found = Vec::new();
+        ahead.reads(&space, &books, |run| found.push(run.pages().to_vec()));
+        let pages: Vec<u64> = found.iter().flatten().map(|(address, _)| address / PAGE).collect();
+        let marker = ahead.candidates.marker().unwrap().0;
+        assert!(!pages.is_empty() && !pages.contains(&marker) && pages.iter().all(|page| *page > 3), "{pages:?}");
+        for run in &found {
+            assert!(run.windows(2).all(|pair| pair[1].1.0 == pair[0].1.0 + 1), "{run:?}");
+        }
+    }
+
+    #[test]
+    fn neighbours_of_pages_without_a_trend_come_once_probes_were_needed() {
+        let (mut space, mut books) = away(2048);
+        let mut ahead = Ahead::default();
+        let mut found = Vec::new();
+        for block in [90, 30, 150, 10, 200, 70, 120, 40, 180, 60_u64] {
+            // In no trend: three pages of a block, and then all others.
+            for place in [4, 1, 6, 2, 7, 0, 5, 3] {
+                faults(&mut ahead, &mut space, &mut books, &[8 * block + place]);
+                ahead.reads(&space, &books, |run| found.push(run.clone()));
+            }
+        }
+        assert!(!found.is_empty() && found.iter().all(|run| run.coming() == Coming::New), "{found:?}");
+    }
+
+    #[test]
+    fn pages_that_left_unused_make_windows_smaller() {
+        let (mut space, mut books) = away(10 * WINDOW_MAX as u64);
+        let mut ahead = Ahead::default();
+        let last = full_stream(&mut ahead, &mut space, &mut books);
+        let marker = ahead.candidates.marker().unwrap().0;
+        let first = last - WINDOW_MAX as u64 + 1;
+        for page in (first..=last).filter(|page| *page != marker).take(WINDOW_MAX * 3 / 4) {
+            let slot = slot_of(&space, page);
+            space.filled(PAGE * page, true, Coming::Ahead, &mut books);
+            space.left(PAGE * page, slot, &mut books);
+        }
+        faults(&mut ahead, &mut space, &mut books, &[marker]);
+        assert_eq!(ahead.candidates.pages().len(), WINDOW_MAX / 2, "a quarter was used, and that doubled");
+    }
+
+    #[test]
+    fn what_is_staged_is_read_unless_it_is_being_written() {
+        let (mut space, mut books) = away(8);
+        let mut ahead = Ahead::default();
+        faults(&mut ahead, &mut space, &mut books, &[1, 2, 3]);
+        let slots: Vec<Slot> = (1..9).map(|page| slot_of(&space, page)).collect();
+        for slot in &slots {
+            books.slots.stage(*slot, PoolPage(slot.0));
+        }
+        let mut count = 0;
+        ahead.reads(&space, &books, |run| count += run.pages().len());
+        assert_eq!(count, ahead.candidates.pages().len() - 1, "all but the marker");
+        slots.iter().for_each(|slot| books.slots.begin_write(*slot));
+        ahead.reads(&space, &books, |run| panic!("{run:?}"));
+    }
+
+    fn slot_of(space: &Space, page: u64) -> Slot {
+        let PageState::Away(slot) = space.state(PAGE * page) else { panic!("page {page} is there") };
+        slot
+    }
+
+    /// A stream that has come to full windows, and its last page.
+    fn full_stream(ahead: &mut Ahead, space: &mut Space, books: &mut Books) -> u64 {
+        faults(ahead, space, books, &[1, 2]);
+        while ahead.candidates.pages().len() < WINDOW_MAX {
+            let marker = ahead.candidates.marker().unwrap().0;
+            faults(ahead, space, books, &[marker]);
+        }
+        ahead.candidates.pages().last().unwrap().0
+    }
+
+    #[test]
+    fn a_stream_looks_beyond_pages_that_are_there() {
+        let window = WINDOW_MAX as u64;
+        let (mut space, mut books) = away(10 * window);
+        let mut ahead = Ahead::default();
+        let last = full_stream(&mut ahead, &mut space, &mut books);
+        let marker = ahead.candidates.marker().unwrap().0;
+        // The next window is there, and so are two pages of the one behind it.
+        for page in last + 1..=last + window + 2 {
+            space.filled(PAGE * page, true, Coming::Ahead, &mut books);
+        }
+        faults(&mut ahead, &mut space, &mut books, &[marker]);
+        let expected: Vec<_> = (last + window + 3..=last + 3 * window).map(VirtualPage).collect();
+        assert_eq!(ahead.candidates.pages(), expected);
+        assert_eq!(ahead.candidates.marker(), Some(expected[0]), "nobody faults on what is there");
+        let (found, end) = (ahead.candidates.pages().len(), last + 3 * window);
+        faults(&mut ahead, &mut space, &mut books, &[last + window + 3]);
+        assert_eq!(ahead.candidates.pages()[0], VirtualPage(end + 1), "behind the {found} pages");
+    }
+
+    #[test]
+    fn a_window_without_room_for_the_next_comes_alone() {
+        let (mut space, mut books) = away(10 * WINDOW_MAX as u64);
+        let mut ahead = Ahead::default();
+        let last = full_stream(&mut ahead, &mut space, &mut books);
+        let marker = ahead.candidates.marker().unwrap().0;
+        (last + 1..last + 3).for_each(|page| space.filled(PAGE * page, true, Coming::Ahead, &mut books));
+        ahead.ask(&mut space, 7, PAGE * marker, 2 * WINDOW_MAX - 3, &mut books);
+        assert_eq!(ahead.candidates.pages().len(), WINDOW_MAX - 2);
+    }
+
+    #[test]
+    fn a_stream_does_not_look_for_ever() {
+        let (mut space, mut books) = away(20 * WINDOW_MAX as u64);
+        let mut ahead = Ahead::default();
+        let last = full_stream(&mut ahead, &mut space, &mut books);
+        let marker = ahead.candidates.marker().unwrap().0;
+        for page in last + 1..=last + (WINDOWS_MAX * WINDOW_MAX) as u64 {
+            space.filled(PAGE * page, true, Coming::Ahead, &mut books);
+        }
+        faults(&mut ahead, &mut space, &mut books, &[marker]);
+        assert!(!ahead.has_found() && ahead.candidates.marker().is_none());
+    }
+
+    /// The windows of a stream that comes to its markers one after the other.
+    fn windows(read_took: Duration, room: usize) -> Vec<usize> {
+        let (mut space, mut books) = away(4000);
+        let mut ahead = Ahead::default();
+        (0..DISTANCE_READS).for_each(|_| ahead.read_took(read_took + Duration::from_millis(7)));
+        (0..DISTANCE_READS).for_each(|read| ahead.read_took(read_took + Duration::from_millis(u64::from(read % 7))));
+        faults(&mut ahead, &mut space, &mut books, &[1, 2]);
+        let mut lengths = Vec::new();
+        for _ in 0..9 {
+            let marker = ahead.candidates.marker().unwrap().0;
+            ahead.ask(&mut space, 7, PAGE * marker, room, &mut books);
+            lengths.push(ahead.candidates.pages().len());
+        }
+        lengths
+    }
+
+    #[test]
+    fn windows_are_as_large_as_donors_are_far_and_there_is_room() {
+        let plenty = 10 * WINDOW_FAR_MAX;
+        assert_eq!(windows(Duration::from_micros(20), plenty)[3..6], [WINDOW_MAX; 3], "near donors");
+        assert_eq!(windows(Duration::from_millis(1), plenty)[3..], [64, 128, 256, 512, 512, 512]);
+        assert_eq!(windows(Duration::from_micros(100), plenty)[3..7], [64, 100, 100, 100]);
+        assert_eq!(windows(Duration::from_millis(1), 2 * WINDOW_MAX)[3..6], [WINDOW_MAX; 3], "no room for more");
+    }
+
+    #[test]
+    fn a_marker_that_is_reached_is_told_as_a_hit_once() {
+        let (mut space, mut books) = away(64);
+        let mut ahead = Ahead::default();
+        faults(&mut ahead, &mut space, &mut books, &[1, 2, 3]);
+        let marker = ahead.candidates.marker().unwrap().0;
+        faults(&mut ahead, &mut space, &mut books, &[marker]);
+        assert!(ahead.candidates.pages().iter().all(|page| page.0 > marker), "the next window");
+        assert!(!ahead.markers.contains(&(1, marker * PAGE)));
+    }
+
+    #[test]
+    fn a_marker_that_was_waited_for_is_told_as_passed_when_the_next_is_reached() {
+        let (mut space, mut books) = away(64);
+        let mut ahead = Ahead::default();
+        faults(&mut ahead, &mut space, &mut books, &[1, 2, 3]);
+        let mut news = Vec::new();
+        let markers = [(); 3].map(|()| {
+            let marker = ahead.candidates.marker().unwrap().0;
+            space.filled(PAGE * marker, true, Coming::Back, &mut books);
+            faults(&mut ahead, &mut space, &mut books, &[marker]);
+            marker
+        });
+        books.directory.take_news(&mut news);
+        let number = |marker| space.number(PAGE * marker).unwrap();
+        let passed = news.iter().filter(|news| matches!(news, News::Learnt(_, Evidence::Passed)));
+        let expected = [markers[0], markers[1]].map(|marker| News::Learnt(number(marker), Evidence::Passed));
+        assert!(passed.eq(&expected), "{news:?}");
+    }
+}

@@ -1,0 +1,233 @@
+//! Brings all pages of programs back before a fork that the kernel tells nobody of ("Forks without messages" in docs/pager.md),
+//! and keeps them until it is over.
+//!
+//! While there is a gathering its programs are *held*: no batch of evictions begins for them, and their faults wait for no budget.
+//! Pages are asked of the fault thread, some hundred at a time, until the page table knows of none that is away. Nothing can be
+//! away then: what the program does meanwhile (moves, removes, unmaps) takes no page out of its memory.
+//!
+//! They come back only if there is memory for all of them, beside those of other gatherings ([`crate::fork::reservations`]).
+//!
+//! No I/O here: time and the room for a process are told.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use crate::address_space::{Tenant, Wanted};
+use crate::fork::reservations::{Answer, ClaimId};
+use crate::limits::{FORK_ASK_AGAIN, FORK_PAGES_ASKED_MAX, FORK_PATIENCE, FORK_ROOM_PATIENCE, FORK_ROOM_PAUSE};
+use crate::shared::Shared;
+
+/// How far a gathering is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gathered {
+    /// Pages are still away.
+    NotYet,
+    /// Every page is there, and stays.
+    All,
+    /// It cannot be, for this reason.
+    Never(String),
+}
+
+/// See the module text. Dropping it lets pages leave again.
+pub struct Gathering {
+    shared: Arc<Shared>,
+    claim: ClaimId,
+    /// There is memory for all pages.
+    has_room: bool,
+    /// When there was none last time, beside other forks.
+    crowded_at: Option<Instant>,
+    /// When it was asked for last time.
+    room_asked_at: Option<Instant>,
+    parts: Vec<Part>,
+}
+
+/// One program of a gathering.
+struct Part {
+    tenant: Arc<Tenant>,
+    range: Range<u64>,
+    /// Pages of it that nobody could read, before.
+    unread_before: u64,
+    /// Pages that were away at the last look at all, and were not asked for yet.
+    missing: Vec<u64>,
+    /// Pages that were asked for and are still away.
+    asked: Vec<u64>,
+    asked_at: Instant,
+    progress_at: Instant,
+}
+
+impl Gathering {
+    /// Holds `tenants` from now on, and brings back what they have in `range`.
+    pub fn begin(shared: &Arc<Shared>, tenants: Vec<Arc<Tenant>>, range: &Range<u64>, now: Instant) -> Self {
+        let parts = tenants.into_iter().map(|tenant| Part::begin(tenant, range, now)).collect();
+        Self {
+            shared: Arc::clone(shared),
+            claim: shared.claims.name(),
+            has_room: false,
+            crowded_at: None,
+            room_asked_at: None,
+            parts,
+        }
+    }
+
+    /// Does what can be done now. `room_bytes` is the memory that a process could still have.
+    pub fn look(&mut self, now: Instant, room_bytes: &dyn Fn(u32) -> u64) -> Gathered {
+        let mut gathered = Gathered::All;
+        if !self.has_room {
+            match self.find_room(now, room_bytes) {
+                Gathered::All => self.has_room = true,
+                end => return end,
+            }
+        }
+        for part in &mut self.parts {
+            match part.look(&self.shared, now) {
+                Gathered::All => {}
+                Gathered::NotYet => gathered = Gathered::NotYet,
+                never @ Gathered::Never(_) => return never,
+            }
+        }
+        self.shared.claims.set(self.claim, self.parts.iter().map(Part::pages_away).sum());
+        gathered
+    }
+
+    /// Asks for memory for all that is away, once that is known.
+    fn find_room(&mut self, now: Instant, room_bytes: &dyn Fn(u32) -> u64) -> Gathered {
+        let is_soon = |at: Instant| now.saturating_duration_since(at) < FORK_ROOM_PAUSE;
+        if self.room_asked_at.is_some_and(is_soon) {
+            return Gathered::NotYet;
+        }
+        for part in &mut self.parts {
+            if !part.knows_missing() {
+                return part.wait(&self.shared, now);
+            }
+        }
+        let pages = self.parts.iter().map(Part::pages_away).sum();
+        if pages == 0 {
+            return Gathered::All;
+        }
+        let tenants = self.parts.iter().map(|part| &part.tenant);
+        self.room_asked_at = Some(now);
+        let room = tenants.map(|tenant| room_bytes(tenant.process.load(Ordering::Relaxed))).min().unwrap_or(0);
+        match self.shared.claims.ask(self.claim, pages, room) {
+            Answer::Granted => {
+                self.parts.iter_mut().for_each(|part| part.progress_at = now);
+                return Gathered::All;
+            }
+            Answer::Crowded => self.crowded_at = Some(now),
+            Answer::Full => {}
+        }
+        let is_early = |at: Instant| now.saturating_duration_since(at) < FORK_ROOM_PATIENCE;
+        let is_patient = self.parts.iter().all(|part| part.is_patient(now));
+        if is_patient && self.crowded_at.is_some_and(is_early) {
+            // Others' pages leave again.
+            return Gathered::NotYet;
+        }
+        Gathered::Never("neither the machine nor its memory cgroups have memory left for all of its pages".to_owned())
+    }
+
+    /// Whose pages they are.
+    pub fn tenants(&self) -> impl Iterator<Item = &Arc<Tenant>> {
+        self.parts.iter().map(|part| &part.tenant)
+    }
+
+    /// The programs fork from now on: their pages may be shared (rule 2).
+    pub fn share(&self) {
+        for part in &self.parts {
+            part.tenant.has_forked.store(true, Ordering::Relaxed);
+            part.tenant.has_forked_untold.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Gathering {
+    fn drop(&mut self) {
+        self.shared.claims.release(self.claim);
+        self.parts.iter().for_each(|part| part.tenant.release());
+        self.shared.eviction.signal();
+    }
+}
+
+impl Part {
+    fn begin(tenant: Arc<Tenant>, range: &Range<u64>, now: Instant) -> Self {
+        tenant.hold();
+        let unread_before = tenant.unread.load(Ordering::SeqCst);
+        let range = range.clone();
+        Self { tenant, range, unread_before, missing: Vec::new(), asked: Vec::new(), asked_at: now, progress_at: now }
+    }
+
+    /// Pages that are not known to be there.
+    fn pages_away(&self) -> usize {
+        self.missing.len() + self.asked.len()
+    }
+
+    /// Finds out what is away; false while a batch is under way, which may take more.
+    fn knows_missing(&mut self) -> bool {
+        if self.tenant.is_gone() {
+            self.missing.clear();
+            return true;
+        }
+        let table = self.tenant.lock();
+        self.missing = table.space.away(&self.range);
+        !table.batch
+    }
+
+    fn look(&mut self, shared: &Shared, now: Instant) -> Gathered {
+        if self.tenant.is_gone() {
+            self.missing.clear();
+            self.asked.clear();
+            return Gathered::All;
+        }
+        if self.tenant.unread.load(Ordering::SeqCst) > self.unread_before {
+            return Gathered::Never("a page of it cannot be read".to_owned());
+        }
+        let tenant = Arc::clone(&self.tenant);
+        let table = tenant.lock();
+        let asked_before = self.asked.len();
+        self.asked.retain(|address| table.space.is_away(*address));
+        if self.asked.len() < asked_before {
+            self.progress_at = now;
+        }
+        if table.batch || !self.asked.is_empty() {
+            drop(table);
+            return self.wait(shared, now);
+        }
+        if self.missing.is_empty() {
+            self.missing = table.space.away(&self.range);
+        }
+        drop(table);
+        if self.missing.is_empty() {
+            return Gathered::All;
+        }
+        let first = self.missing.len().saturating_sub(FORK_PAGES_ASKED_MAX);
+        self.asked = self.missing.split_off(first);
+        self.ask(shared, now);
+        Gathered::NotYet
+    }
+
+    fn is_patient(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.progress_at) < FORK_PATIENCE
+    }
+
+    fn wait(&mut self, shared: &Shared, now: Instant) -> Gathered {
+        if !self.is_patient(now) {
+            return Gathered::Never(format!("its pages do not come back within {} s", FORK_PATIENCE.as_secs()));
+        }
+        if now.saturating_duration_since(self.asked_at) >= FORK_ASK_AGAIN {
+            self.ask(shared, now);
+        }
+        Gathered::NotYet
+    }
+
+    fn ask(&mut self, shared: &Shared, now: Instant) {
+        shared.want(self.asked.iter().map(|address| Wanted {
+            space: self.tenant.id,
+            address: *address,
+            is_writable: true,
+        }));
+        self.asked_at = now;
+    }
+}
+
+/// All that a program can have.
+pub const ALL: Range<u64> = 0..u64::MAX;

@@ -1,0 +1,8 @@
+//! The mappings of a program, and what changes them.
+//!
+//! - [`maps`]: which memory may be paged, by `/proc/PID/maps`.
+//! - [`events`]: changes that were told, until their order is known; [`late_event`]: how long a late one is waited for.
+
+pub mod events;
+pub mod late_event;
+pub mod maps;

@@ -1,0 +1,571 @@
+//! The page table of an address space: where the content of each page is, when it is not in the program's memory.
+//!
+//! A state machine without I/O. Who answers a fault asks [`Space::answer`], does what it says, and tells the space what came of
+//! it ([`Space::filled`], ...); who evicts asks [`Space::victim`] and tells [`Space::left`]. The kernel's events are told as
+//! they are read.
+//!
+//! - [`ranges`]: sets of addresses; [`group`]: 32 neighbours.
+//!
+//! Invariants:
+//! - Every reference of a slot is a page that is [`PageState::Clean`], [`PageState::Away`] or [`PageState::Coming`] (and reads
+//!   under way have one of their own).
+//! - The policy has heard that a page came exactly when its `listed` bit is set.
+//! - A page that the program removes is not evicted before it was seen absent (rule 10): it is [`PageState::Leaving`], and not
+//!   listed.
+
+pub mod group;
+pub mod page_indexes;
+pub mod ranges;
+pub mod volume_pages;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_policy::replacement::{CachePage, Evidence};
+
+use self::group::{Group, PageState};
+use self::ranges::Ranges;
+use crate::limits::{GROUP_PAGES, GROUP_SIZE_BYTES, UNUSED_MAX, ZEROES_AHEAD_MAX};
+use crate::page_table::page_indexes::{Coming, Directory, Home, SpaceId};
+use crate::page_table::volume_pages::{PoolPage, Slot, Slots};
+
+const PAGE: u64 = PAGE_SIZE_BYTES as u64;
+
+/// What all address spaces of a pager share.
+#[derive(Debug)]
+pub struct Books {
+    /// The volume's pages.
+    pub slots: Slots,
+    /// Numbers of pages, and news for the policy.
+    pub directory: Directory,
+}
+
+/// How a fault is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// With a page of zeroes; then [`Space::filled`].
+    Zero,
+    /// With the content of a page of the write-back pool, which `slot` has too; then [`Space::filled`].
+    Staged(Slot, PoolPage),
+    /// With the content of `slot`; [`Space::reading`], and [`Space::filled`] when it is there.
+    Read(Slot),
+    /// A read is under way, whose end wakes everyone.
+    Wait,
+    /// By taking the write protection away; then [`Space::written`].
+    Unprotect,
+    /// It was answered already; whoever still waits looks again.
+    Wake,
+    /// As `Wake`; but if somebody misses it again, the kernel has taken it back: it may take pages that MADV_FREE gave up, and
+    /// tells nobody. Then [`Space::taken_back`].
+    Recheck(Slot),
+}
+
+/// What leaves, if a page may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Victim {
+    /// Its content is to be written to a slot.
+    Dirty,
+    /// Its content is in this slot already.
+    Clean(Slot),
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub struct Space {
+    id: SpaceId,
+    groups: HashMap<u64, Group, BuildHasherDefault<AddressHasher>>,
+    /// Registered, and seen to be (rule 1).
+    pub registered: Ranges,
+    /// Mappings that were registered as a whole; what comes in them from then on comes by faults.
+    pub surveyed: Ranges,
+    /// A child whose memory nobody has looked through: it has resident pages that have no group.
+    unscanned: bool,
+    /// Pages where the program has guards, or may be about to change them ([`Space::guard`]).
+    guarded: Ranges,
+    /// What an unscanned child removed: a look may find pages there that are about to go.
+    shunned: Ranges,
+    /// Addresses of pages that came along for nothing, see [`Space::take_unused`].
+    unused: Vec<u64>,
+}
+
+/// Hashes a group's address by one multiplication (Fibonacci hashing, Knuth, volume 3, 6.4): a page that leaves or comes is looked
+/// up six times, and the standard hash took 8 % of the fault thread's own time. Who chooses the addresses of a program harms its own
+/// table only.
+#[derive(Clone, Copy, Debug, Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let mixed = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // The table takes its place from the low bits, and those of an address are all alike.
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}
+
+/// Groups that an address space has room for without allocating, once it has one: 128 MiB of memory that was paged.
+const GROUPS_EXPECTED: usize = 1024;
+
+impl Space {
+    /// An address space of which nothing is known yet.
+    pub fn new(id: SpaceId) -> Self {
+        Self {
+            id,
+            groups: HashMap::default(),
+            registered: Ranges::default(),
+            surveyed: Ranges::default(),
+            guarded: Ranges::default(),
+            unscanned: false,
+            shunned: Ranges::default(),
+            unused: Vec::new(),
+        }
+    }
+
+    /// Whether nothing is known of any page: all are the program's own.
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Whether resident pages may be unknown to the policy.
+    pub fn is_unscanned(&self) -> bool {
+        self.unscanned
+    }
+
+    /// All of the registered memory was looked through ([`Space::found`]).
+    pub fn scanned(&mut self) {
+        self.unscanned = false;
+    }
+
+    /// Which one it is.
+    pub fn id(&self) -> SpaceId {
+        self.id
+    }
+
+    /// The parts of `range` that are mapped and registered for all that is known.
+    pub fn known_mapped(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let mut known = Ranges::default();
+        for set in [&self.registered, &self.surveyed] {
+            set.within(range).into_iter().for_each(|part| known.insert(part));
+        }
+        known.iter().collect()
+    }
+
+    /// The state of the page at `address`.
+    pub fn state(&self, address: u64) -> PageState {
+        let (base, index) = place(address);
+        self.groups.get(&base).map_or(PageState::Own, |group| group.pages[index])
+    }
+
+    /// The pages behind the one at `address` that will be touched for the first time soon, if the program goes on as it did: as many as
+    /// were touched just before it, inside a mapping that is known to be registered.
+    pub fn first_touches_ahead(&self, address: u64) -> Range<u64> {
+        let look = |page: u64| {
+            let (base, index) = place(page);
+            self.groups.get(&base).map_or((PageState::Own, false), |group| (group.pages[index], group.is_listed(index)))
+        };
+        let is_listed = |page: u64| look(page).1;
+        let was_untouched = |page: u64| look(page) == (PageState::Own, false);
+        let pages = |count: usize| (1..=count as u64).map(|page| page * PAGE);
+        let touched =
+            pages(ZEROES_AHEAD_MAX).take_while(|back| address.checked_sub(*back).is_some_and(is_listed)).count();
+        let start = address + PAGE;
+        let is_known = |page: u64| self.surveyed.contain(&(page..page + PAGE)) && !self.is_guarded(page);
+        let ahead =
+            pages(touched).map(|forth| address + forth).take_while(|page| was_untouched(*page) && is_known(*page));
+        start..start + ahead.count() as u64 * PAGE
+    }
+
+    /// Whether the content of the page at `address` is not in the program's memory.
+    pub fn is_away(&self, address: u64) -> bool {
+        matches!(self.state(address), PageState::Away(_) | PageState::Coming(_))
+    }
+
+    /// All such pages in `range`, in order.
+    pub fn away(&self, range: &Range<u64>) -> Vec<u64> {
+        self.pages_that(range, |state| matches!(state, PageState::Away(_) | PageState::Coming(_)))
+    }
+
+    /// All pages of `range` that are there with a copy, which are write-protected, in order.
+    pub fn clean(&self, range: &Range<u64>) -> Vec<u64> {
+        self.pages_that(range, |state| matches!(state, PageState::Clean(_)))
+    }
+
+    fn pages_that(&self, range: &Range<u64>, is_meant: fn(&PageState) -> bool) -> Vec<u64> {
+        let in_group = |base: u64| {
+            let group = &self.groups[&base];
+            let indexes = (0..GROUP_PAGES).filter(move |index| is_meant(&group.pages[*index]));
+            indexes.map(move |index| base + index as u64 * PAGE)
+        };
+        let mut pages: Vec<u64> =
+            self.bases(range).flat_map(in_group).filter(|address| range.contains(address)).collect();
+        pages.sort_unstable();
+        pages
+    }
+
+    /// The number of the page at `address`, if it was given one.
+    pub fn number(&self, address: u64) -> Option<CachePage> {
+        let (base, index) = place(address);
+        self.groups.get(&base).map(|group| group.page(index))
+    }
+
+    /// A stream shows something of the page at `address`.
+    pub fn learnt(&mut self, address: u64, evidence: Evidence, books: &mut Books) {
+        let (base, index) = place(address);
+        if let Some(group) = self.groups.get_mut(&base) {
+            group.learnt(index, evidence, &mut books.directory);
+        }
+    }
+
+    /// Tells of pages that came along and left again without a sign that they were used, each once.
+    pub fn take_unused(&mut self, unused: impl FnMut(u64)) {
+        self.unused.drain(..).for_each(unused);
+    }
+
+    fn group(&mut self, address: u64, books: &mut Books) -> (&mut Group, usize) {
+        let (base, index) = place(address);
+        let home = Home { space: self.id, base };
+        if self.groups.capacity() == 0 {
+            // Most small programs end before any page of theirs is looked at.
+            self.groups.reserve(GROUPS_EXPECTED);
+        }
+        let group = self.groups.entry(base).or_insert_with(|| Group::new(books.directory.open_group(home)));
+        (group, index)
+    }
+
+    /// How a fault at `address` is answered now.
+    pub fn answer(&self, address: u64, is_write_protected: bool, slots: &Slots) -> Answer {
+        match (self.state(address), is_write_protected) {
+            (PageState::Own | PageState::Leaving | PageState::Clean(_), true) => Answer::Unprotect,
+            (PageState::Away(_) | PageState::Coming(_), true) => Answer::Wake,
+            (PageState::Own | PageState::Leaving, false) => Answer::Zero,
+            (PageState::Clean(slot), false) => Answer::Recheck(slot),
+            (PageState::Coming(_), false) => Answer::Wait,
+            (PageState::Away(slot), false) => match slots.staged(slot) {
+                Some(page) => Answer::Staged(slot, page),
+                None => Answer::Read(slot),
+            },
+        }
+    }
+
+    /// A read of `slot` for the page at `address` begins; the read has a reference of its own.
+    pub fn reading(&mut self, address: u64, slot: Slot, books: &mut Books) {
+        books.slots.retain(slot);
+        let (group, index) = self.group(address, books);
+        assert!(group.pages[index] == PageState::Away(slot), "only what is away is read");
+        group.pages[index] = PageState::Coming(slot);
+    }
+
+    /// Whether the page at `address` still waits for the read of `slot`.
+    pub fn awaits(&self, address: u64, slot: Slot) -> bool {
+        self.state(address) == PageState::Coming(slot)
+    }
+
+    /// A read of `slot` for the page at `address` ended; if the page was not filled by it, it is away as before.
+    pub fn read_ended(&mut self, address: u64, slot: Slot, books: &mut Books) {
+        if self.awaits(address, slot) {
+            self.group(address, books).0.pages[place(address).1] = PageState::Away(slot);
+        }
+        books.slots.release(slot);
+    }
+
+    /// The page at `address` was filled as [`Space::answer`] said: `clean` if it is write-protected, so that its slot stays
+    /// its copy. Filling it proved that it is registered.
+    pub fn filled(&mut self, address: u64, clean: bool, coming: Coming, books: &mut Books) {
+        let page = address..address + PAGE;
+        if !self.registered.contain(&page) {
+            self.registered.insert(page.clone());
+        }
+        let (group, index) = self.group(address, books);
+        match group.pages[index] {
+            PageState::Away(slot) | PageState::Coming(slot) if clean => {
+                group.pages[index] = PageState::Clean(slot);
+                books.slots.copy_made();
+            }
+            PageState::Away(slot) | PageState::Coming(slot) => {
+                group.pages[index] = PageState::Own;
+                books.slots.release(slot);
+            }
+            PageState::Own | PageState::Leaving => group.pages[index] = PageState::Own,
+            PageState::Clean(_) => unreachable!("a page that is there is not filled"),
+        }
+        if self.guarded.contain(&page) {
+            return;
+        }
+        let (group, index) = self.group(address, books);
+        group.list(index, coming, &mut books.directory);
+    }
+
+    /// The page at `address` may be written from now on: its slot is no copy of it any more.
+    pub fn written(&mut self, address: u64, books: &mut Books) {
+        let (base, index) = place(address);
+        let Some(group) = self.groups.get_mut(&base) else { return };
+        if let PageState::Clean(slot) = group.pages[index] {
+            group.pages[index] = PageState::Own;
+            group.writes.written();
+            books.slots.copy_ended();
+            books.slots.release(slot);
+            group.learnt(index, Evidence::Written, &mut books.directory);
+        }
+    }
+
+    /// A look at the program's memory found the page at `address` resident. A page that is being removed may still be there.
+    pub fn found(&mut self, address: u64, books: &mut Books) {
+        if self.shunned.contain(&(address..address + PAGE)) || self.is_guarded(address) {
+            return;
+        }
+        let (group, index) = self.group(address, books);
+        if matches!(group.pages[index], PageState::Own | PageState::Clean(_)) && !group.is_listed(index) {
+            group.list(index, Coming::New, &mut books.directory);
+        }
+    }
+
+    /// What would leave with the page at `address`; `None` if it may not.
+    pub fn victim(&self, address: u64) -> Option<Victim> {
+        if !self.registered.contain(&(address..address + PAGE)) || self.is_guarded(address) {
+            return None;
+        }
+        match self.state(address) {
+            PageState::Own => Some(Victim::Dirty),
+            PageState::Clean(slot) => Some(Victim::Clean(slot)),
+            PageState::Leaving | PageState::Away(_) | PageState::Coming(_) => None,
+        }
+    }
+
+    /// The policy handed the page at `address` out as a victim: it does not list it any more.
+    pub fn unlisted(&mut self, address: u64) {
+        let (base, index) = place(address);
+        if let Some(group) = self.groups.get_mut(&base) {
+            group.listed &= !(1 << index);
+        }
+    }
+
+    /// The policy lists the page at `address` again.
+    pub fn listed_again(&mut self, address: u64) {
+        let (base, index) = place(address);
+        if let Some(group) = self.groups.get_mut(&base) {
+            group.listed |= 1 << index;
+        }
+    }
+
+    /// The page at `address` left the program's memory; its content is that of `slot`, whose reference it takes (a clean page
+    /// has that reference already).
+    pub fn left(&mut self, address: u64, slot: Slot, books: &mut Books) {
+        let (group, index) = self.group(address, books);
+        assert!(
+            matches!(group.pages[index], PageState::Own) || group.pages[index] == PageState::Clean(slot),
+            "only a resident page leaves"
+        );
+        if let PageState::Clean(_) = group.pages[index] {
+            group.writes.left_clean();
+            books.slots.copy_ended();
+        }
+        group.pages[index] = PageState::Away(slot);
+        if group.leaves_unproven(index) && self.unused.len() < UNUSED_MAX {
+            self.unused.push(address);
+        }
+    }
+
+    /// Whether pages around `address` that come for reading are likely to be written before they leave.
+    pub fn expects_write(&self, address: u64) -> bool {
+        self.groups.get(&place(address).0).is_some_and(|group| group.writes.is_up())
+    }
+
+    /// The page at `address`, and maybe others with it, comes for reading: whether writable.
+    pub fn comes_writable(&mut self, address: u64) -> bool {
+        self.groups.get_mut(&place(address).0).is_some_and(|group| group.writes.comes_writable())
+    }
+
+    /// The clean page at `address` is not there: its slot has one of the contents that it may have after MADV_FREE.
+    pub fn taken_back(&mut self, address: u64, books: &mut Books) {
+        let PageState::Clean(slot) = self.state(address) else { return };
+        let (group, index) = self.group(address, books);
+        group.unlist(index, &mut books.directory);
+        self.left(address, slot, books);
+    }
+
+    /// The program removes `range` (MADV_DONTNEED): what is away is forgotten, what is there is left alone until it is gone.
+    pub fn remove(&mut self, range: &Range<u64>, books: &mut Books) {
+        if self.unscanned {
+            self.shunned.insert(range.clone());
+        }
+        self.each_page(range, |group, index| group.remove(index, books));
+    }
+
+    /// `range` is not mapped any more, or by something else.
+    pub fn unmap(&mut self, range: &Range<u64>, books: &mut Books) {
+        for set in [&mut self.registered, &mut self.surveyed, &mut self.guarded, &mut self.shunned] {
+            set.remove(range);
+        }
+        self.each_page(range, |group, index| group.forget(index, books));
+        let empty: Vec<u64> = self.bases(range).filter(|base| self.groups[base].is_blank()).collect();
+        for base in empty {
+            let group = self.groups.remove(&base).expect("just listed");
+            books.directory.close_group(group.number);
+        }
+    }
+
+    /// Forgets what is thought to be away in `range` where `is_registered` says that nothing is: only what is registered can be
+    /// away, so that is of a mapping whose end nobody could tell.
+    pub fn forget_strays(
+        &mut self,
+        range: &Range<u64>,
+        is_registered: impl Fn(&Range<u64>) -> bool,
+        books: &mut Books,
+    ) {
+        let mut away = Ranges::default();
+        self.each_page(range, |group, index| {
+            if matches!(group.pages[index], PageState::Away(_) | PageState::Coming(_)) {
+                let address = group_address(group, index, books);
+                away.insert(address..address + PAGE);
+            }
+        });
+        for run in away.iter().filter(|run| !is_registered(run)) {
+            // More than one mapping may have parts of it.
+            let pages = run.step_by(PAGE_SIZE_BYTES).map(|address| address..address + PAGE);
+            pages.filter(|page| !is_registered(page)).for_each(|page| self.unmap(&page, books));
+        }
+    }
+
+    /// The program may install or remove guard pages in `range` from now on (madvise(2), Linux 6.13): what it has there stays, and nothing is brought
+    /// there, since a page that the kernel copies takes a guard's place (`pte_none_mostly` in mm/userfaultfd.c). False, and nothing changed, while a
+    /// page of it is away: its content would be lost or come back behind a guard.
+    pub fn guard(&mut self, range: &Range<u64>, books: &mut Books) -> bool {
+        let mut is_away = false;
+        self.each_page(range, |group, index| {
+            is_away |= matches!(group.pages[index], PageState::Away(_) | PageState::Coming(_));
+        });
+        if !is_away {
+            self.each_page(range, |group, index| group.forget(index, books));
+            self.guarded.insert(range.clone());
+        }
+        !is_away
+    }
+
+    /// There are guards in `range` where `guards` says so, and nowhere else. What is there beside them is looked for anew.
+    pub fn guards_are(&mut self, range: &Range<u64>, guards: &Ranges) {
+        let mut free = self.guarded.within(range).into_iter().fold(Ranges::default(), |mut all, part| {
+            all.insert(part);
+            all
+        });
+        guards.iter().for_each(|part| free.remove(&part));
+        for part in free.iter() {
+            self.guarded.remove(&part);
+            self.surveyed.remove(&part);
+        }
+    }
+
+    /// Whether the page at `address` is or may become a guard.
+    pub fn is_guarded(&self, address: u64) -> bool {
+        !self.guarded.is_empty() && self.guarded.contain(&(address..address + PAGE))
+    }
+
+    /// `length` bytes moved from `from` to `to` with their pages (mremap). Reads under way do not follow them.
+    pub fn remap(&mut self, from: u64, to: u64, length: u64, books: &mut Books) {
+        self.unmap(&(to..to + length), books);
+        let source = from..from + length;
+        for set in [&mut self.registered, &mut self.surveyed, &mut self.guarded, &mut self.shunned] {
+            for part in set.within(&source) {
+                set.insert(part.start - from + to..part.end - from + to);
+            }
+        }
+        let mut moved = Vec::new();
+        self.each_page(&source, |group, index| {
+            let address = group_address(group, index, books);
+            moved.push((address - from + to, group.take(index, books)));
+        });
+        self.unmap(&source, books);
+        for (address, (state, was_listed)) in moved {
+            if state == PageState::Own && !was_listed {
+                continue;
+            }
+            if let PageState::Clean(_) = state {
+                books.slots.copy_made();
+            }
+            let (group, index) = self.group(address, books);
+            group.pages[index] = state;
+            if was_listed {
+                group.list(index, Coming::New, &mut books.directory);
+            }
+        }
+    }
+
+    /// The address space of a child, as of the fork; what lies in `wiped` reads as zeroes there (MADV_WIPEONFORK, rule 5).
+    pub fn fork(&self, id: SpaceId, wiped: &Ranges, books: &mut Books) -> Self {
+        let mut child = Self::new(id);
+        child.registered = self.registered.clone();
+        child.surveyed = self.surveyed.clone();
+        // The kernel copies guards, too (`copy_pte_marker` in mm/memory.c).
+        child.guarded = self.guarded.clone();
+        child.unscanned = true;
+        for (base, group) in &self.groups {
+            for (index, state) in group.pages.iter().enumerate() {
+                let address = base + index as u64 * PAGE;
+                let (PageState::Away(slot) | PageState::Coming(slot) | PageState::Clean(slot)) = *state else {
+                    continue;
+                };
+                if wiped.contain(&(address..address + PAGE)) {
+                    continue;
+                }
+                books.slots.retain(slot);
+                let is_clean = matches!(state, PageState::Clean(_));
+                if is_clean {
+                    books.slots.copy_made();
+                }
+                let (group, index) = child.group(address, books);
+                group.pages[index] = if is_clean { PageState::Clean(slot) } else { PageState::Away(slot) };
+            }
+        }
+        child
+    }
+
+    /// The address space is gone.
+    pub fn end(&mut self, books: &mut Books) {
+        self.unmap(&(0..u64::MAX), books);
+    }
+
+    /// The addresses of groups in `range`, in no order.
+    fn bases(&self, range: &Range<u64>) -> impl Iterator<Item = u64> + '_ {
+        let (start, end) = (range.start & !(GROUP_SIZE_BYTES - 1), range.end.max(range.start));
+        let few = (end - start) / GROUP_SIZE_BYTES < self.groups.len() as u64;
+        let by_address = few.then(|| (start..end).step_by(GROUP_SIZE_BYTES as usize));
+        let by_group = (!few).then(|| self.groups.keys().copied().filter(move |base| (start..end).contains(base)));
+        let by_address = by_address.into_iter().flatten().filter(|base| self.groups.contains_key(base));
+        by_address.chain(by_group.into_iter().flatten())
+    }
+
+    /// Visits the pages of `range` that have a group.
+    fn each_page(&mut self, range: &Range<u64>, mut visit: impl FnMut(&mut Group, usize)) {
+        let bases: Vec<u64> = self.bases(range).collect();
+        for base in bases {
+            let group = self.groups.get_mut(&base).expect("just listed");
+            for index in 0..GROUP_PAGES {
+                if range.contains(&(base + index as u64 * PAGE)) {
+                    visit(group, index);
+                }
+            }
+        }
+    }
+}
+
+fn group_address(group: &Group, index: usize, books: &Books) -> u64 {
+    books.directory.home(group.page(index)).expect("an open group has a home").base
+}
+
+/// The group's address and the index in it.
+fn place(address: u64) -> (u64, usize) {
+    let base = address & !(GROUP_SIZE_BYTES - 1);
+    (base, ((address - base) / PAGE) as usize)
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

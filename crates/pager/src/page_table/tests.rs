@@ -1,0 +1,459 @@
+//! The page table against a plain model of programs' memory: faults, evictions, forks and every event in random order, never a
+//! wrong content, and exact counts of slots.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::fork::page_in::ALL;
+use crate::page_table::page_indexes::News;
+use crate::page_table::volume_pages::SlotRun;
+
+const PAGES: u64 = 96;
+const BASE: u64 = 7 * PAGE;
+
+fn books() -> Books {
+    Books { slots: Slots::new(4096), directory: Directory::default() }
+}
+
+fn address(page: u64) -> u64 {
+    BASE + page * PAGE
+}
+
+fn range(page: u64, pages: u64) -> Range<u64> {
+    address(page)..address(page + pages)
+}
+
+/// One program: what its memory holds, and what it must hold.
+struct Program {
+    space: Space,
+    /// Content and write protection of resident pages.
+    resident: BTreeMap<u64, (u32, bool)>,
+    /// What the program wrote; absent: zeroes.
+    truth: BTreeMap<u64, u32>,
+    /// Removed by the program, not gone yet.
+    going: Option<Range<u64>>,
+    /// Reads under way.
+    reads: Vec<(u64, Slot)>,
+}
+
+struct World {
+    books: Books,
+    volume: BTreeMap<Slot, u32>,
+    programs: Vec<Program>,
+    clock: u32,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut space = Space::new(SpaceId(0));
+        space.registered.insert(range(0, PAGES));
+        let first =
+            Program { space, resident: BTreeMap::new(), truth: BTreeMap::new(), going: None, reads: Vec::new() };
+        Self { books: books(), volume: BTreeMap::new(), programs: vec![first], clock: 0 }
+    }
+
+    fn is_going(&self, program: usize, page: u64) -> bool {
+        self.programs[program].going.as_ref().is_some_and(|going| going.contains(&page))
+    }
+
+    /// The program reads or writes a page; whatever faults that takes are answered.
+    fn touch(&mut self, program: usize, page: u64, is_write: bool) {
+        if self.is_going(program, page) {
+            return;
+        }
+        for _ in 0..4 {
+            match self.programs[program].resident.get(&page).copied() {
+                None => self.fault(program, page, is_write, false),
+                Some((_, true)) if is_write => self.fault(program, page, true, true),
+                Some((content, is_protected)) => {
+                    let truth = self.programs[program].truth.get(&page).copied().unwrap_or(0);
+                    assert_eq!(content, truth, "program {program}, page {page}");
+                    if is_write {
+                        self.clock += 1;
+                        self.programs[program].resident.insert(page, (self.clock, is_protected));
+                        self.programs[program].truth.insert(page, self.clock);
+                    }
+                    return;
+                }
+            }
+        }
+        panic!("program {program} waits for page {page} forever");
+    }
+
+    fn fault(&mut self, program: usize, page: u64, is_write: bool, is_write_protected: bool) {
+        let (books, one, at) = (&mut self.books, &mut self.programs[program], address(page));
+        match one.space.answer(at, is_write_protected, &books.slots) {
+            Answer::Zero => {
+                one.resident.insert(page, (0, false));
+                one.space.filled(at, false, Coming::New, books);
+            }
+            Answer::Staged(slot, _) => {
+                one.resident.insert(page, (self.volume[&slot], !is_write));
+                one.space.filled(at, !is_write, Coming::Staged, books);
+            }
+            Answer::Read(slot) => {
+                one.space.reading(at, slot, books);
+                one.reads.push((at, slot));
+                self.finish_reads(program);
+            }
+            Answer::Wait => self.finish_reads(program),
+            Answer::Unprotect => {
+                one.resident.get_mut(&page).expect("protected pages are there").1 = false;
+                one.space.written(at, books);
+            }
+            Answer::Wake | Answer::Recheck(_) => panic!("nothing is stale here"),
+        }
+    }
+
+    fn finish_reads(&mut self, program: usize) {
+        let (books, one) = (&mut self.books, &mut self.programs[program]);
+        for (at, slot) in std::mem::take(&mut one.reads) {
+            if one.space.awaits(at, slot) {
+                one.resident.insert((at - BASE) / PAGE, (self.volume[&slot], true));
+                one.space.filled(at, true, Coming::Back, books);
+            }
+            one.space.read_ended(at, slot, books);
+        }
+    }
+
+    /// Begins a read that ends later.
+    fn begin_read(&mut self, program: usize, page: u64) {
+        let (books, one, at) = (&mut self.books, &mut self.programs[program], address(page));
+        if let Answer::Read(slot) = one.space.answer(at, false, &books.slots)
+            && !one.resident.contains_key(&page)
+        {
+            one.space.reading(at, slot, books);
+            one.reads.push((at, slot));
+        }
+    }
+
+    fn evict(&mut self, program: usize, page: u64, stays_staged: bool) {
+        let (books, one, at) = (&mut self.books, &mut self.programs[program], address(page));
+        let Some(victim) = one.space.victim(at) else { return };
+        let Some((content, _)) = one.resident.get(&page).copied() else { return };
+        let slot = match victim {
+            Victim::Clean(slot) => {
+                assert_eq!(self.volume[&slot], content, "a clean page has a copy");
+                slot
+            }
+            Victim::Dirty => {
+                let SlotRun { first, .. } = books.slots.take(1).expect("the volume is large enough");
+                self.volume.insert(first, content);
+                first
+            }
+        };
+        if let (Some(number), Victim::Dirty, true) = (one.space.number(at), victim, stays_staged) {
+            books.slots.stage(slot, PoolPage(number.0));
+        }
+        one.resident.remove(&page);
+        one.space.unlisted(at);
+        one.space.left(at, slot, books);
+    }
+
+    fn begin_remove(&mut self, program: usize, page: u64, pages: u64) {
+        let one = &mut self.programs[program];
+        if one.going.is_none() {
+            one.space.remove(&range(page, pages), &mut self.books);
+            one.going = Some(page..page + pages);
+        }
+    }
+
+    fn end_remove(&mut self, program: usize) {
+        let one = &mut self.programs[program];
+        for page in one.going.take().into_iter().flatten() {
+            one.resident.remove(&page);
+            one.truth.remove(&page);
+        }
+    }
+
+    fn unmap(&mut self, program: usize, page: u64, pages: u64) {
+        self.end_remove(program);
+        let one = &mut self.programs[program];
+        one.space.unmap(&range(page, pages), &mut self.books);
+        for page in page..page + pages {
+            one.resident.remove(&page);
+            one.truth.remove(&page);
+        }
+        // A new mapping takes its place, and is registered again.
+        one.space.registered.insert(range(page, pages));
+    }
+
+    fn remap(&mut self, program: usize, from: u64, to: u64, pages: u64) {
+        if from.abs_diff(to) < pages || from.max(to) + pages > PAGES {
+            return;
+        }
+        self.end_remove(program);
+        let one = &mut self.programs[program];
+        one.space.remap(address(from), address(to), pages * PAGE, &mut self.books);
+        one.space.registered.insert(range(from, pages));
+        for page in 0..pages {
+            let moved = one.truth.remove(&(from + page));
+            one.truth.remove(&(to + page));
+            one.truth.extend(moved.map(|content| (to + page, content)));
+            let moved = one.resident.remove(&(from + page));
+            one.resident.remove(&(to + page));
+            one.resident.extend(moved.map(|content| (to + page, content)));
+        }
+    }
+
+    fn fork(&mut self, program: usize, wiped: u64) {
+        if self.programs.len() > 3 {
+            return;
+        }
+        self.end_remove(program);
+        let mut wiped_ranges = Ranges::default();
+        wiped_ranges.insert(range(wiped, 8));
+        let is_wiped = |page: u64| (wiped..wiped + 8).contains(&page);
+        let parent = &self.programs[program];
+        let id = SpaceId(self.programs.len() as u32);
+        let mut child = Program {
+            space: parent.space.fork(id, &wiped_ranges, &mut self.books),
+            resident: parent.resident.iter().filter(|(page, _)| !is_wiped(**page)).map(|(a, b)| (*a, *b)).collect(),
+            truth: parent.truth.iter().filter(|(page, _)| !is_wiped(**page)).map(|(a, b)| (*a, *b)).collect(),
+            going: None,
+            reads: Vec::new(),
+        };
+        child.resident.keys().for_each(|page| child.space.found(address(*page), &mut self.books));
+        child.space.scanned();
+        self.programs.push(child);
+    }
+
+    /// Slots are referred to by exactly the pages and reads that there are.
+    fn check_counts(&self) {
+        let (mut counts, mut copies) = (BTreeMap::<Slot, u64>::new(), 0);
+        for program in &self.programs {
+            for page in 0..PAGES {
+                if let PageState::Clean(slot) | PageState::Away(slot) | PageState::Coming(slot) =
+                    program.space.state(address(page))
+                {
+                    *counts.entry(slot).or_default() += 1;
+                }
+            }
+            program.reads.iter().for_each(|(_, slot)| *counts.entry(*slot).or_default() += 1);
+            let states = (0..PAGES).map(|page| program.space.state(address(page)));
+            copies += states.filter(|state| matches!(state, PageState::Clean(_))).count() as u64;
+        }
+        assert_eq!(self.books.slots.copies(), copies);
+        for slot in (0..4096).map(Slot) {
+            assert_eq!(self.books.slots.references(slot), counts.get(&slot).copied().unwrap_or(0), "{slot:?}");
+        }
+    }
+
+    fn end(mut self) {
+        for program in 0..self.programs.len() {
+            self.finish_reads(program);
+            self.end_remove(program);
+            (0..PAGES).for_each(|page| self.touch(program, page, false));
+        }
+        self.check_counts();
+        for program in &mut self.programs {
+            program.space.end(&mut self.books);
+        }
+        assert_eq!(self.books.slots.in_use(), 0, "every slot came back");
+        assert_eq!(self.books.slots.copies(), 0, "every copy ended");
+        assert_eq!(self.books.directory.groups_open(), 0, "every group was closed");
+    }
+}
+
+/// What the policy would list after `news`.
+fn listed(books: &mut Books) -> std::collections::BTreeSet<CachePage> {
+    let (mut news, mut listed) = (Vec::new(), std::collections::BTreeSet::new());
+    books.directory.take_news(&mut news);
+    for news in news {
+        match news {
+            News::Came(page, _) => assert!(listed.insert(page), "{page:?} came twice"),
+            News::Gone(page) => assert!(listed.remove(&page), "{page:?} was not there"),
+            News::Learnt(page, _) => assert!(listed.contains(&page)),
+        }
+    }
+    listed
+}
+
+#[test]
+fn pages_that_are_away_are_listed_in_order() {
+    let mut books = books();
+    let mut space = Space::new(SpaceId(1));
+    assert!(space.away(&ALL).is_empty());
+    for address in [9 * GROUP_SIZE_BYTES + PAGE, 3 * PAGE, PAGE] {
+        let slot = books.slots.take(1).unwrap().first;
+        space.found(address, &mut books);
+        space.left(address, slot, &mut books);
+    }
+    assert_eq!(space.away(&ALL), [PAGE, 3 * PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
+    let PageState::Away(slot) = space.state(PAGE) else { panic!("it left") };
+    space.reading(PAGE, slot, &mut books);
+    assert_eq!(space.away(&ALL).len(), 3, "what is still to come is away");
+    space.filled(3 * PAGE, false, Coming::Back, &mut books);
+    assert_eq!(space.away(&ALL), [PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn no_order_of_events_gives_a_wrong_page(
+        steps in proptest::collection::vec((0_u8..12, 0_usize..4, 0..PAGES, 0..PAGES), 1..300)
+    ) {
+        let mut world = World::new();
+        for (step, program, page, other) in steps {
+            let program = program % world.programs.len();
+            let pages = (other % 20 + 1).min(PAGES - page);
+            match step {
+                0 | 1 => world.touch(program, page, true),
+                2 => world.touch(program, page, false),
+                3..=5 => (page..page + pages).for_each(|page| world.evict(program, page, step == 5 && other % 2 == 0)),
+                6 => world.begin_read(program, page),
+                7 => world.finish_reads(program),
+                8 if other % 2 == 0 => world.end_remove(program),
+                8 => world.begin_remove(program, page, pages),
+                9 => world.unmap(program, page, pages),
+                10 => world.remap(program, page, other, pages),
+                _ => world.fork(program, page.min(PAGES - 8)),
+            }
+        }
+        world.check_counts();
+        world.end();
+    }
+
+    #[test]
+    fn news_tell_what_is_resident(steps in proptest::collection::vec((0_u8..6, 0..PAGES, 1_u64..20), 1..200)) {
+        let mut world = World::new();
+        for (step, page, pages) in steps {
+            let pages = pages.min(PAGES - page);
+            match step {
+                0 | 1 => world.touch(0, page, true),
+                2 => world.touch(0, page, false),
+                3 => {
+                    world.begin_remove(0, page, pages);
+                    world.end_remove(0);
+                }
+                4 => world.unmap(0, page, pages),
+                _ => world.remap(0, page, PAGES - pages, pages),
+            }
+        }
+        let resident: std::collections::BTreeSet<_> =
+            world.programs[0].resident.keys().map(|page| world.programs[0].space.number(address(*page)).unwrap()).collect();
+        prop_assert_eq!(listed(&mut world.books), resident);
+    }
+}
+
+#[test]
+fn a_page_that_is_being_removed_is_no_victim_until_it_was_seen_absent() {
+    // Rule 10 of docs/pager.md.
+    let mut world = World::new();
+    world.touch(0, 3, true);
+    assert_eq!(world.programs[0].space.victim(address(3)), Some(Victim::Dirty));
+    world.begin_remove(0, 3, 1);
+    assert_eq!(world.programs[0].space.victim(address(3)), None);
+    world.programs[0].space.found(address(3), &mut world.books);
+    assert!(listed(&mut world.books).is_empty(), "a look that still finds it proves nothing");
+    world.end_remove(0);
+    world.touch(0, 3, false);
+    assert_eq!(world.programs[0].space.victim(address(3)), Some(Victim::Dirty));
+}
+
+#[test]
+fn what_an_unscanned_child_removes_is_not_listed_by_a_later_look() {
+    let mut world = World::new();
+    (0..4).for_each(|page| world.touch(0, page, true));
+    let mut child = world.programs[0].space.fork(SpaceId(1), &Ranges::default(), &mut world.books);
+    listed(&mut world.books);
+    child.remove(&range(1, 2), &mut world.books);
+    (0..4).for_each(|page| child.found(address(page), &mut world.books));
+    assert_eq!(listed(&mut world.books).len(), 2);
+    child.end(&mut world.books);
+}
+
+#[test]
+fn a_page_outside_probed_memory_is_no_victim() {
+    // Rule 1: what is registered cannot be known from the maps.
+    let mut world = World::new();
+    world.touch(0, 3, true);
+    world.programs[0].space.registered.remove(&range(0, PAGES));
+    assert_eq!(world.programs[0].space.victim(address(3)), None);
+    // A fault that could be answered is a proof as good as a probe.
+    world.programs[0].space.filled(address(3), false, Coming::New, &mut world.books);
+    assert_eq!(world.programs[0].space.victim(address(3)), Some(Victim::Dirty));
+}
+
+#[test]
+fn stale_messages_only_wake() {
+    let mut world = World::new();
+    world.touch(0, 1, true);
+    world.evict(0, 1, false);
+    world.touch(0, 1, false);
+    let space = &world.programs[0].space;
+    let answer = space.answer(address(1), false, &world.books.slots);
+    assert!(
+        matches!(answer, Answer::Recheck(slot) if space.state(address(1)) == PageState::Clean(slot)),
+        "answered already"
+    );
+    assert_eq!(space.answer(address(1), true, &world.books.slots), Answer::Unprotect);
+    world.evict(0, 1, false);
+    let space = &world.programs[0].space;
+    assert_eq!(space.answer(address(1), true, &world.books.slots), Answer::Wake, "it left meanwhile");
+}
+
+#[test]
+fn as_many_pages_come_along_as_were_touched_before_as_far_as_they_are_known_and_untouched() {
+    let (mut space, mut books) = (Space::new(SpaceId(0)), books());
+    space.surveyed.insert(range(0, 100));
+    let mut fill = |space: &mut Space, pages: Range<u64>| {
+        pages.for_each(|page| space.filled(address(page), false, Coming::New, &mut books));
+    };
+    fill(&mut space, 10..11);
+    assert_eq!(space.first_touches_ahead(address(10)), range(11, 0), "the first page of all");
+    fill(&mut space, 11..12);
+    assert_eq!(space.first_touches_ahead(address(11)), range(12, 1));
+    fill(&mut space, 12..60);
+    assert_eq!(space.first_touches_ahead(address(59)), range(60, 32));
+    fill(&mut space, 70..71);
+    assert_eq!(space.first_touches_ahead(address(59)), range(60, 10), "up to the next one that was touched");
+    fill(&mut space, 71..99);
+    assert_eq!(space.first_touches_ahead(address(98)), range(99, 1), "up to the end of the mapping");
+}
+
+#[test]
+fn where_guards_may_be_nothing_leaves_and_nothing_comes_along() {
+    let mut world = World::new();
+    (0..8).for_each(|page| world.touch(0, page, true));
+    world.evict(0, 2, false);
+    let (space, books) = (&mut world.programs[0].space, &mut world.books);
+    space.surveyed.insert(range(0, PAGES));
+    assert!(!space.guard(&range(1, 3), books), "a page of it is away: its content would be lost");
+    assert!(!space.is_guarded(address(1)));
+    world.touch(0, 2, false);
+    let (space, books) = (&mut world.programs[0].space, &mut world.books);
+    assert!(matches!(space.state(address(2)), PageState::Clean(_)));
+    assert!(space.guard(&range(1, 3), books));
+    assert_eq!(space.victim(address(2)), None);
+    assert_eq!(space.victim(address(4)), Some(Victim::Dirty));
+    assert_eq!(
+        space.answer(address(2), false, &books.slots),
+        Answer::Zero,
+        "what a guard took away comes back as zeroes"
+    );
+    assert_eq!(space.answer(address(2), true, &books.slots), Answer::Unprotect, "it was protected and is still there");
+    // Pages before and behind it were touched one after the other.
+    space.guard(&range(9, 1), books);
+    assert_eq!(space.first_touches_ahead(address(7)), range(8, 1), "not into a guard");
+    let mut child = space.fork(SpaceId(1), &Ranges::default(), books);
+    assert!(child.is_guarded(address(3)));
+    child.end(books);
+    space.remap(address(1), address(20), 3 * PAGE, books);
+    assert!(space.is_guarded(address(20)) && !space.is_guarded(address(1)));
+    // Only the middle of it has a guard when the call is over.
+    let mut guards = Ranges::default();
+    guards.insert(range(21, 1));
+    space.guards_are(&range(20, 3), &guards);
+    assert!(space.is_guarded(address(21)) && !space.is_guarded(address(20)) && !space.is_guarded(address(22)));
+    assert!(!space.surveyed.contain(&range(20, 1)), "what is there is looked for again");
+    space.found(address(20), books);
+    space.found(address(21), books);
+    assert!(space.number(address(20)).is_some() && space.victim(address(20)) == Some(Victim::Dirty));
+    assert_eq!(space.victim(address(21)), None);
+    space.unmap(&range(20, 3), books);
+    assert!(!space.is_guarded(address(21)), "another mapping has none");
+}

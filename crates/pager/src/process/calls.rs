@@ -1,0 +1,412 @@
+//! System calls that wait for the pager: of what they do the kernel tells nobody, or it refuses them because memory is registered
+//! ([`Called`]; "Calls that wait" in docs/pager.md).
+//!
+//! - A fork, where the kernel does not tell this user of forks, is allowed when every page of its program is there ([`Gathering`]), and pages may
+//!   leave again when it is over. The child has all of them; its memory is registered nowhere, so it is not paged until it executes another program.
+//! - Guard pages: what the program has in the range (in all from the first to the last of several) comes back and stays there, and nothing is brought there; when the call is over, the kernel says
+//!   where guards are ([`Space::guard`](crate::page_table::Space::guard)).
+//! - Memory that the program registers with a userfaultfd of its own comes back and is left alone from then on.
+//! - A move of several mappings: they come back, and are left alone until it is over.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::call_notices::{AllowedCall, CallNotice, CallNotices, Called, NoticeError, Probe};
+use spillway_sys::machine_memory::MachineMemory;
+use spillway_sys::memory_group;
+use spillway_sys::pagemap::{Categories, Query, Region};
+use spillway_sys::process::share_memory;
+use spillway_sys::process_memory::read_exact;
+
+use crate::address_space::Tenant;
+use crate::fork::page_in::{ALL, Gathered, Gathering};
+use crate::limits::{CALL_PATIENCE, MOVE_PATIENCE};
+use crate::mappings::maps;
+use crate::page_table::page_indexes::SpaceId;
+use crate::page_table::ranges::Ranges;
+use crate::process::Survey;
+use crate::process::proc_files::{self, Process};
+
+const PAGE: u64 = PAGE_SIZE_BYTES as u64;
+
+/// `UIO_MAXIOV`: the kernel refuses more.
+const VECTOR_MAX: u64 = 1024;
+
+/// Calls of all programs.
+pub(super) struct Calls {
+    /// By what programs find out who is asked.
+    probe: Probe,
+    /// One for the run, and one for each program that began outside of it, below a program without a stub.
+    listeners: Vec<Arc<Listening>>,
+    waiting: Vec<Waiting>,
+    under_way: Vec<UnderWay>,
+}
+
+/// Where calls are told.
+struct Listening {
+    notices: CallNotices,
+    /// Forks are.
+    has_forks: bool,
+}
+
+/// A call that is prepared.
+struct Waiting {
+    listener: Arc<Listening>,
+    notice: CallNotice,
+    /// What it is about.
+    range: Range<u64>,
+    gathering: Gathering,
+}
+
+/// A call that was allowed.
+struct UnderWay {
+    thread: u32,
+    since: Instant,
+    call: AllowedCall,
+    effect: Effect,
+}
+
+/// What is to be done when a call is over.
+enum Effect {
+    /// The program's pages may leave again.
+    Fork {
+        /// Holds them.
+        _gathering: Gathering,
+    },
+    /// The kernel says where in this range guards are.
+    Guards(Vec<Arc<Tenant>>, Range<u64>),
+    /// What is there then may be paged.
+    Move(Vec<SpaceId>, Range<u64>),
+}
+
+impl Calls {
+    pub(super) fn new(probe: Probe) -> Self {
+        Self { probe, listeners: Vec::new(), waiting: Vec::new(), under_way: Vec::new() }
+    }
+
+    /// Takes in what a program brought, if it did. False: its forks ask nobody that is known here, so it must not go on. One that brings
+    /// nothing asks, before it goes on, whether it is this pager that is asked about its forks, and ends if not.
+    pub(super) fn take_in(&mut self, brought: Option<OwnedFd>) -> std::io::Result<bool> {
+        if let Some(descriptor) = brought {
+            self.listen(descriptor, true)?;
+        }
+        Ok(self.hears_forks())
+    }
+
+    fn listen(&mut self, descriptor: OwnedFd, has_forks: bool) -> std::io::Result<()> {
+        let notices = CallNotices::from_descriptor(descriptor, self.probe)?;
+        self.listeners.push(Arc::new(Listening { notices, has_forks }));
+        Ok(())
+    }
+
+    fn hears_forks(&self) -> bool {
+        self.listeners.iter().any(|listener| listener.has_forks)
+    }
+
+    /// Where calls are told.
+    pub(super) fn listeners(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.listeners.iter().map(|listener| listener.notices.as_fd())
+    }
+
+    /// Whether a call is prepared, or under way and soon to be over.
+    pub(super) fn is_busy(&self, now: Instant) -> bool {
+        let is_soon_over = |one: &UnderWay| {
+            matches!(one.effect, Effect::Fork { .. }) || now.saturating_duration_since(one.since) < CALL_PATIENCE
+        };
+        !self.waiting.is_empty() || self.under_way.iter().any(is_soon_over)
+    }
+}
+
+impl Survey {
+    /// Listens to the calls that the run's first program and all below it make.
+    pub(super) fn take_call_notices(&mut self) {
+        let brought = std::mem::take(&mut *crate::process::lock(&self.shared.call_notices));
+        for (descriptor, has_forks) in brought {
+            if let Err(error) = self.calls.listen(descriptor, has_forks) {
+                self.shared.fail(format!("system calls of programs are not heard of: {error}"));
+            }
+        }
+    }
+
+    pub(super) fn follow_calls(&mut self, now: Instant) {
+        for listener in self.calls.listeners.clone() {
+            while self.hear_call(&listener, now) {}
+        }
+        for waiting in std::mem::take(&mut self.calls.waiting) {
+            self.answer_call(waiting, now);
+        }
+        let is_over = |one: &mut UnderWay| {
+            let is_late = matches!(one.effect, Effect::Move(..)) && now.duration_since(one.since) > MOVE_PATIENCE;
+            is_late || one.call.is_over()
+        };
+        let over: Vec<UnderWay> = self.calls.under_way.extract_if(.., is_over).collect();
+        over.into_iter().for_each(|one| self.end_call(one.effect));
+        self.shared.counters.fork_listeners.set(u64::from(self.calls.hears_forks()));
+    }
+
+    /// Hears of one call; false if there is none.
+    fn hear_call(&mut self, listener: &Arc<Listening>, now: Instant) -> bool {
+        let ready = ready(&listener.notices);
+        let heard = match ready {
+            _ if ready.contains(PollFlags::IN) => listener.notices.next(),
+            // Whoever could ask has ended.
+            _ if ready.is_empty() => return false,
+            _ => {
+                self.calls.listeners.retain(|other| !Arc::ptr_eq(other, listener));
+                return false;
+            }
+        };
+        match heard {
+            Ok(Some(notice)) => self.begin_call(listener, notice, now),
+            Ok(None) => {}
+            Err(error @ NoticeError::Refused(..)) => {
+                self.shared.counters.forks_refused.add(1);
+                self.shared.fail(error.to_string());
+            }
+            Err(error @ NoticeError::Lost(_)) => {
+                // Calls fail from now on, since nobody listens.
+                self.shared.fail(error.to_string());
+                self.calls.listeners.retain(|other| !Arc::ptr_eq(other, listener));
+                return false;
+            }
+        }
+        true
+    }
+
+    fn begin_call(&mut self, listener: &Arc<Listening>, notice: CallNotice, now: Instant) {
+        // A thread makes one call at a time.
+        let earlier: Vec<UnderWay> = self.calls.under_way.extract_if(.., |one| one.thread == notice.thread).collect();
+        earlier.into_iter().for_each(|one| self.end_call(one.effect));
+        self.shared.counters.forks.add(u64::from(notice.called == Called::Fork));
+        let range = range_of(&notice);
+        // What the kernel refuses anyhow, or does as ever, changes nothing here.
+        let (range, concerned) = match range {
+            Some(range) => (range, self.who_calls(notice.process)),
+            None => (0..0, Vec::new()),
+        };
+        let gathering = Gathering::begin(&self.shared, concerned, &range, now);
+        let waiting = Waiting { listener: Arc::clone(listener), notice, range, gathering };
+        // Most have nothing away, and their program waits.
+        self.answer_call(waiting, now);
+    }
+
+    /// Whose memory is meant when `process` makes a call: its own, or that of a process which it shares memory with, and of all that
+    /// cannot be told apart from these. Nobody's for a process that is not paged.
+    fn who_calls(&self, process: u32) -> Vec<Arc<Tenant>> {
+        let concerned = self.residents.iter().filter(|resident| {
+            let other = resident.tenant.process.load(Ordering::Relaxed);
+            other == process || !matches!(share_memory(other, process), Ok(false))
+        });
+        concerned.map(|resident| Arc::clone(&resident.tenant)).collect()
+    }
+
+    fn answer_call(&mut self, mut waiting: Waiting, now: Instant) {
+        match waiting.gathering.look(now, &room_bytes) {
+            Gathered::NotYet => self.calls.waiting.push(waiting),
+            Gathered::All if !self.prepare_call(&waiting) => self.calls.waiting.push(waiting),
+            Gathered::All => self.allow_call(waiting, now),
+            Gathered::Never(reason) => self.refuse_call(waiting, &reason),
+        }
+    }
+
+    /// Does what must be done before the call; false if it cannot be done now.
+    fn prepare_call(&mut self, waiting: &Waiting) -> bool {
+        let range = &waiting.range;
+        match waiting.notice.called {
+            Called::Fork => {
+                waiting.gathering.share();
+                true
+            }
+            Called::Guard(_) | Called::Guards { .. } => {
+                waiting.gathering.tenants().all(|tenant| tenant.lock().space.guard(range, &mut self.shared.books()))
+            }
+            Called::RegisterUserfaultfd { .. } | Called::Move(_) => {
+                waiting.gathering.tenants().all(|tenant| self.leave_alone(tenant, range))
+            }
+        }
+    }
+
+    /// Registers nothing in `range` from now on, and nothing is registered there any more; false while a page is away.
+    fn leave_alone(&mut self, tenant: &Tenant, range: &Range<u64>) -> bool {
+        let mut table = tenant.lock();
+        // As for guards: nothing of it is away, and nothing leaves.
+        if !table.space.guard(range, &mut self.shared.books()) {
+            return false;
+        }
+        let resident = self.residents.iter_mut().find(|resident| resident.tenant.id == tenant.id);
+        // Also what was registered with its neighbours, and is not known to be: nobody's but ours, or left to the program already.
+        let mut mapped = Ranges::default();
+        let text = resident.as_ref().and_then(|resident| resident.process.as_ref()?.maps().ok()).unwrap_or_default();
+        for one in maps::parse(&text).iter().filter(|one| one.is_anonymous) {
+            mapped.insert(one.range.clone());
+        }
+        for part in resident.iter().flat_map(|resident| resident.left_alone.iter()) {
+            mapped.remove(&part);
+        }
+        for part in mapped.within(range) {
+            if let Err(error) = tenant.memory.unregister(part.clone()) {
+                let process = tenant.process.load(Ordering::Relaxed);
+                self.shared.fail(format!(
+                    "process {process}: memory at {:#x} cannot be left to the program: {error}; a call of it will fail",
+                    part.start
+                ));
+            }
+        }
+        table.space.unmap(range, &mut self.shared.books());
+        drop(table);
+        resident.into_iter().for_each(|resident| resident.left_alone.insert(range.clone()));
+        true
+    }
+
+    fn allow_call(&mut self, waiting: Waiting, now: Instant) {
+        let Waiting { listener, notice, range, gathering } = waiting;
+        let CallNotice { process, thread, .. } = notice;
+        let called = notice.called.clone();
+        let tenants: Vec<Arc<Tenant>> = gathering.tenants().map(Arc::clone).collect();
+        if matches!(called, Called::RegisterUserfaultfd { .. }) && !tenants.is_empty() {
+            self.tell_of_own_userfaultfd(process, &range);
+        }
+        let call = match listener.notices.allow(notice) {
+            Ok(call) => call,
+            Err(error) if called == Called::Fork => {
+                // Nobody knows whether it forks: rather no program than one with wrong bytes.
+                self.shared
+                    .fail(format!("process {process} cannot be told that it may fork, so it is killed: {error}"));
+                tenants.iter().for_each(|tenant| tenant.kill());
+                return;
+            }
+            Err(error) => {
+                let name = called.name();
+                self.shared.fail(format!("process {process} cannot be told that it may go on with {name}: {error}"));
+                return;
+            }
+        };
+        let effect = match called {
+            Called::Fork => Effect::Fork { _gathering: gathering },
+            Called::Guard(_) | Called::Guards { .. } if !tenants.is_empty() => Effect::Guards(tenants, range),
+            Called::Move(_) if !tenants.is_empty() => {
+                Effect::Move(tenants.iter().map(|tenant| tenant.id).collect(), range)
+            }
+            _ => return,
+        };
+        self.calls.under_way.push(UnderWay { thread, since: now, call, effect });
+    }
+
+    fn refuse_call(&self, waiting: Waiting, reason: &str) {
+        let Waiting { listener, notice, .. } = waiting;
+        let (process, name) = (notice.process, notice.called.name());
+        self.shared.counters.forks_refused.add(u64::from(notice.called == Called::Fork));
+        self.shared.fail(format!("process {process}: {name} is refused (ENOMEM), because {reason}"));
+        if let Err(error) = listener.notices.refuse(notice) {
+            self.shared.fail(format!("process {process} cannot be told that {name} is refused: {error}"));
+        }
+    }
+
+    fn end_call(&mut self, effect: Effect) {
+        match effect {
+            Effect::Fork { .. } => {}
+            Effect::Guards(tenants, range) => {
+                for tenant in tenants {
+                    let resident = self.residents.iter().find(|resident| resident.tenant.id == tenant.id);
+                    let process = resident.and_then(|resident| resident.process.as_ref());
+                    // Kernels before 6.15 have guards and do not say where: all of it stays as it is then.
+                    if let Some(guards) = process.and_then(|process| guards(process, &range, &mut self.regions)) {
+                        tenant.lock().space.guards_are(&range, &guards);
+                    }
+                }
+            }
+            Effect::Move(spaces, range) => {
+                let residents = self.residents.iter_mut().filter(|resident| spaces.contains(&resident.tenant.id));
+                residents.for_each(|resident| resident.left_alone.remove(&range));
+            }
+        }
+    }
+
+    fn tell_of_own_userfaultfd(&mut self, process: u32, range: &Range<u64>) {
+        if self.own_userfaultfds_told.insert(process) {
+            self.shared.fail(format!(
+                "process {process} has a userfaultfd of its own for {} KiB at {:#x}: what it registers is left alone, so it stays in local memory",
+                (range.end - range.start) >> 10,
+                range.start
+            ));
+        }
+    }
+}
+
+/// What a call changes; `None` if that is nothing that the pager has to do with.
+fn range_of(notice: &CallNotice) -> Option<Range<u64>> {
+    let range = match &notice.called {
+        Called::Fork => return Some(ALL),
+        Called::Guard(range) => range.clone(),
+        Called::Guards { vector, count } => (0..(*count).min(VECTOR_MAX))
+            .filter_map(|index| addresses(notice.process, vector.checked_add(16 * index)?))
+            .reduce(|all, one| all.start.min(one.start)..all.end.max(one.end))?,
+        // `struct uffdio_range` is its begin.
+        Called::RegisterUserfaultfd { argument } => addresses(notice.process, *argument)?,
+        Called::Move(range) => {
+            let mappings = maps::parse(&proc_files::maps_of(notice.process).ok()?);
+            let touched = mappings.iter().filter(|one| one.range.start < range.end && range.start < one.range.end);
+            // One mapping is moved with its registration, and the kernel tells of that.
+            (touched.count() > 1).then(|| range.clone())?
+        }
+    };
+    let range = range.start..range.end.checked_next_multiple_of(PAGE)?;
+    (range.start.is_multiple_of(PAGE) && !range.is_empty()).then_some(range)
+}
+
+/// An address and a number of bytes behind it, as a program has them at `place`.
+fn addresses(process: u32, place: u64) -> Option<Range<u64>> {
+    let mut bytes = [0; 16];
+    read_exact(process, place, &mut bytes).ok()?;
+    let (start, length) = bytes.split_at(8);
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    Some(word(start)..word(start).checked_add(word(length))?)
+}
+
+/// Where in `range` a program has guards; `None` if the kernel does not say.
+fn guards(process: &Process, range: &Range<u64>, regions: &mut [Region]) -> Option<Ranges> {
+    let query = Query { all_of: Categories::GUARD, report: Categories::GUARD, ..Query::default() };
+    let (mut found, mut start) = (Ranges::default(), range.start);
+    while start < range.end {
+        let scan = process.pagemap.scan(start..range.end, &query, regions).ok()?;
+        regions[..scan.regions].iter().for_each(|region| found.insert(region.start..region.end));
+        start = scan.end.max(start + PAGE);
+    }
+    Some(found)
+}
+
+/// What the machine and its memory cgroups leave `process`: what is brought back is charged to these.
+pub(super) fn room_bytes(process: u32) -> u64 {
+    let machine_bytes = MachineMemory::read().map_or(0, |memory| memory.available_bytes);
+    machine_bytes.min(memory_group::available_bytes_for(process).unwrap_or(u64::MAX))
+}
+
+/// What is to be heard now.
+fn ready(listener: &CallNotices) -> PollFlags {
+    let mut wanted = [PollFd::new(listener, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match poll(&mut wanted, Some(&now)) {
+        Ok(_) => wanted[0].revents(),
+        // The next look finds it.
+        Err(_) => PollFlags::empty(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_asks_nobody_does_not_go_on() {
+        let mut calls = Calls::new(Probe { flags: 0, stack: 0, answer: 0 });
+        assert!(!calls.take_in(None).unwrap());
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(calls.take_in(Some(null.into())).is_err());
+        assert!(!calls.is_busy(Instant::now()) && calls.listeners().count() == 0);
+    }
+}

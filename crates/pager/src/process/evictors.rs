@@ -1,0 +1,168 @@
+//! Agents that are started when memory gets short.
+
+use std::io;
+use std::time::Instant;
+
+use spillway_stub::greeting::{Peer, Visitor};
+use spillway_stub::late_start::{read_cell, start_agent};
+use spillway_stub::protocol::AgentState;
+use spillway_stub::seat::Seat;
+use spillway_sys::taken_descriptor::take_descriptor;
+use spillway_sys::tracee::TraceError;
+
+use crate::evict::take_over::thread_of_agent;
+use crate::limits::{
+    AGENT_FAILED_PAUSE, AGENT_MISSING_SHARE, AGENT_START_DEADLINE, AGENT_START_PAUSE, AGENT_THREADS_TRIED_MAX,
+};
+use crate::process::proc_files::has_ended;
+use crate::process::{Resident, Survey};
+use crate::threads::lock::lock;
+
+/// How an agent comes to be.
+enum Coming {
+    /// It was not started, and may be now.
+    Due,
+    /// It was started, and has not come yet.
+    UnderWay,
+    /// It waits at a socket whose number is this.
+    Waits(i32),
+    /// It cannot start.
+    Failed(io::Error),
+    /// It is there, there will be none, or not now.
+    Settled,
+}
+
+impl Survey {
+    /// Tells agents to end that are all that is left of their programs, which ended their threads by bare system calls.
+    pub(super) fn end_agents_left_alone(&self) {
+        for resident in &self.residents {
+            let (Some(process), Some(seat)) = (&resident.process, &resident.seat) else { continue };
+            if seat.state() != AgentState::Running {
+                continue;
+            }
+            if let Some(status) = process.left_alone()
+                && let Some(agent) = lock(&resident.tenant.agent).as_mut()
+            {
+                agent.end(status);
+            }
+        }
+    }
+
+    /// Starts agents of programs that have none, now that pages are to leave (rule 12).
+    pub(super) fn start_agents(&mut self, now: Instant) {
+        for index in 0..self.residents.len() {
+            let resident = &mut self.residents[index];
+            tell_of_failure(resident);
+            let outcome = match coming(resident, now) {
+                Coming::Due => {
+                    self.start_agent_of(index, now);
+                    Ok(())
+                }
+                Coming::Waits(number) => self.take_agents_socket(index, number),
+                Coming::Failed(error) => Err(error),
+                Coming::UnderWay | Coming::Settled => Ok(()),
+            };
+            let resident = &mut self.residents[index];
+            if let Err(error) = outcome {
+                resident.agent_failure = Some(why_no_agent(&error));
+            }
+            let is_much = resident.pages > self.shared.budget.limit_pages() / AGENT_MISSING_SHARE;
+            if let Some(why) = resident.agent_failure.as_ref().filter(|_| is_much) {
+                let number = resident.places.process;
+                self.shared
+                    .fail(format!("process {number} has no agent, so its pages stay: {why}; --via swap needs none"));
+            }
+        }
+    }
+
+    fn start_agent_of(&mut self, index: usize, now: Instant) {
+        let attempt = self.next_attempt();
+        let resident = &mut self.residents[index];
+        let Some(process) = &resident.process else { return };
+        resident.agent_at = now + AGENT_START_PAUSE;
+        let threads = process.threads().unwrap_or_default();
+        // The others are tried at the next look.
+        let first = resident.threads_tried.checked_rem(threads.len()).unwrap_or(0);
+        resident.threads_tried = first + AGENT_THREADS_TRIED_MAX;
+        let tried = threads.iter().cycle().skip(first).take(threads.len().min(AGENT_THREADS_TRIED_MAX));
+        let places = resident.places;
+        for thread in tried.copied() {
+            let mut is_ours = || self.proof.is_memory_of(&places, thread);
+            match start_agent(&places, thread, attempt, &mut is_ours, Instant::now() + AGENT_START_DEADLINE) {
+                // One that did not say that it is done may be done a moment later.
+                Ok(()) | Err(TraceError::TimedOut) => {
+                    resident.attempt = attempt;
+                    break;
+                }
+                Err(TraceError::Unsuitable(_) | TraceError::Gone) => {}
+                Err(TraceError::Forbidden) if has_ended(thread) => {}
+                Err(TraceError::NotStopped | TraceError::Another) => break,
+                Err(error) => {
+                    if matches!(error, TraceError::Failed) {
+                        resident.agent_at = now + AGENT_FAILED_PAUSE;
+                    }
+                    self.shared.fail(format!("process {} gets no agent yet: {error}", process.number()));
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Goes on with an agent that cannot connect, by its own socket.
+    fn take_agents_socket(&mut self, index: usize, number: i32) -> io::Result<()> {
+        let process = self.residents[index].places.process;
+        let Some(thread) = thread_of_agent(process) else { return Ok(()) };
+        let socket = take_descriptor(thread, number)?;
+        let visitor = Visitor::from_socket(socket, Peer { process, user: 0 });
+        self.give_seat(index, &visitor).map_err(io::Error::other)
+    }
+}
+
+fn tell_of_failure(resident: &mut Resident) {
+    let failed = resident.seat.as_ref().filter(|seat| seat.state() == AgentState::Failed).map(Seat::failure);
+    if let Some(error) = failed {
+        resident.agent_failure = Some(why_no_agent(&error));
+    }
+}
+
+fn coming(resident: &Resident, now: Instant) -> Coming {
+    if resident.process.is_none() || resident.seat.is_some() || resident.agent_failure.is_some() {
+        return Coming::Settled;
+    }
+    if resident.attempt == 0 {
+        return if resident.agent_at <= now { Coming::Due } else { Coming::Settled };
+    }
+    match read_cell(&resident.places) {
+        Ok(cell) if cell.attempt != resident.attempt => Coming::UnderWay,
+        Ok(cell) if cell.failure != 0 => Coming::Failed(io::Error::from_raw_os_error(cell.failure.wrapping_abs())),
+        Ok(cell) => cell.offered.map_or(Coming::UnderWay, Coming::Waits),
+        // It ended, became another program, or may not be looked into.
+        Err(_) => Coming::UnderWay,
+    }
+}
+
+/// What an agent's error means, and what to do.
+fn why_no_agent(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc_numbers::INVALID) => "it has called unshare(CLONE_NEWPID), after which Linux starts no thread in a process, or Linux is older than 6.9 and the \
+             program has changed its root directory or its user; start `spillway run` after that call, or inside of that directory"
+            .to_owned(),
+        Some(libc_numbers::PERMITTED | libc_numbers::ACCESS) => {
+            format!("a filter of system calls (seccomp) or a missing right forbids it ({error})")
+        }
+        Some(libc_numbers::AGAIN) => format!("a limit on threads (ulimit -u, or the group's pids.max) forbids it ({error})"),
+        Some(libc_numbers::FILES) => format!("the program has no descriptor left (ulimit -n), of which it needs two ({error})"),
+        _ => error.to_string(),
+    }
+}
+
+/// Error numbers, as `std::io::Error` has them.
+mod libc_numbers {
+    use rustix::io::Errno;
+
+    pub(super) const INVALID: i32 = Errno::INVAL.raw_os_error();
+    pub(super) const PERMITTED: i32 = Errno::PERM.raw_os_error();
+    pub(super) const ACCESS: i32 = Errno::ACCESS.raw_os_error();
+    pub(super) const AGAIN: i32 = Errno::AGAIN.raw_os_error();
+    pub(super) const FILES: i32 = Errno::MFILE.raw_os_error();
+}

@@ -1,0 +1,221 @@
+//! A program's memory as the pager gets at it: filled through its userfaultfd, emptied by its agent.
+//!
+//! Both are traits, so that tests run the real decisions against a simulated memory.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use spillway_sys::mapping::Mapping;
+use spillway_sys::userfaultfd::{Fault, Message, PageError, RegisterMode, Userfaultfd, Wake};
+
+use crate::page_table::volume_pages::PoolPage;
+
+/// What a program's memory tells.
+pub enum Event {
+    /// A thread waits for a page.
+    Fault(Fault),
+    /// The process forked; the child's memory is this.
+    Fork(Box<dyn ProgramMemory>),
+    /// `mremap` moved pages.
+    Remap {
+        /// The old address.
+        from: u64,
+        /// The new one.
+        to: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// `madvise` takes pages away, after this was read.
+    Remove(Range<u64>),
+    /// The range is unmapped.
+    Unmap(Range<u64>),
+}
+
+/// The memory of one program.
+pub trait ProgramMemory: Send + Sync {
+    /// Fills missing pages from `source`, write-protected if asked for, and wakes whoever waits. Says how many bytes.
+    fn copy(
+        &self,
+        target: u64,
+        source: &Mapping,
+        offset: usize,
+        length: usize,
+        protect: bool,
+    ) -> Result<u64, PageError>;
+
+    /// Fills missing pages with zeroes and wakes whoever waits.
+    fn zero(&self, range: Range<u64>) -> Result<u64, PageError>;
+
+    /// Takes write protection away and wakes whoever waits.
+    fn unprotect(&self, range: Range<u64>) -> Result<(), PageError>;
+
+    /// Lets whoever waits look again.
+    fn wake(&self, range: Range<u64>);
+
+    /// Whoever touches `range` gets SIGBUS from now on.
+    fn poison(&self, range: Range<u64>) -> Result<u64, PageError>;
+
+    /// Asks for faults in `range`.
+    fn register(&self, range: Range<u64>) -> Result<(), PageError>;
+
+    /// Asks for none any more, and wakes whoever waits. All of it must be registered.
+    fn unregister(&self, range: Range<u64>) -> Result<(), PageError>;
+
+    /// Asks for faults in `range` or for none any more, which parts the mapping that it is in, or joins it again, in its process's maps. Of memory that all programs
+    /// share, which is never missing.
+    fn mark(&self, range: Range<u64>, is_set: bool) -> Result<(), PageError>;
+
+    /// Whether one registered mapping covers `range` (rule 1); fails while the program changes its mappings. The mapping at its begin is prepared for
+    /// pages, which the program can see if it had none ([`spillway_sys::userfaultfd::Userfaultfd::covers`]).
+    fn covers(&self, range: &Range<u64>) -> Result<bool, PageError>;
+
+    /// Whether the program changes its mappings: something of that is to be read, or its thread did not go on yet.
+    fn is_changing(&self) -> bool;
+
+    /// Takes the next thing that the program has to tell now, without waiting.
+    fn read_event(&self) -> std::io::Result<Option<Event>>;
+
+    /// Readable when there is something to tell.
+    fn event(&self) -> BorrowedFd<'_>;
+}
+
+/// One page that an agent is to take out of its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errand {
+    /// The page.
+    pub address: u64,
+    /// Where its content goes; `None`: nowhere, there is a copy.
+    pub target: Option<PoolPage>,
+}
+
+/// What became of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It left; its content is where it was to go.
+    Moved,
+    /// It left, and had nothing but zeroes, of which there is no copy: whoever asks for it gets zeroes.
+    Zero,
+    /// It was not there.
+    Absent,
+    /// The kernel did not let it go (pinned, locked, shared after a fork). It is there as before.
+    Refused,
+    /// The program was changing its mappings. It is there as before, or absent.
+    Changing,
+}
+
+/// An agent that has ended a batch, by what its program says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AgentSeen {
+    /// The process.
+    pub process: u32,
+    /// The thread's number, right if the program is in the pager's PID namespace.
+    pub thread: u32,
+    /// The CPU that it had when it began the batch, or the next one by now.
+    pub cpu: usize,
+}
+
+/// Takes pages out of a program, one batch after the other.
+pub trait Agent: Send {
+    /// Takes on `errands`, at most [`crate::limits::BATCH_PAGES`], for when it is done with the batch under way, if there is one; there may be
+    /// [`crate::limits::AGENT_BATCHES_MAX`] with this one. False: the program is gone, or has no agent now, or it has enough to do.
+    fn begin(&mut self, errands: &[Errand]) -> bool;
+
+    /// Makes the pages at `addresses` the program's own again, which a fork shared (rule 2), like a batch whose fates tell nothing.
+    /// They were never write-protected, or are not any more. False as for [`Agent::begin`], and while a batch is under way.
+    fn own(&mut self, addresses: &[u64]) -> bool;
+
+    /// Nothing begins any more, and the agent is told to end with `status` once no batch is under way: to be called until the program is gone.
+    fn end(&mut self, status: u8);
+
+    /// Whether the oldest batch ended; then `fates` has the fate of each of its errands. An agent that died with its program has ended:
+    /// every page is absent.
+    fn poll(&mut self, fates: &mut [Fate]) -> bool;
+
+    /// Ends the oldest batch under way without its agent, which is stopped, and fills `fates` as [`Agent::poll`] does; the others under way end at the next polls. False: it cannot
+    /// be done now, or is not needed.
+    fn withdraw(&mut self, _process: u32, _fates: &mut [Fate]) -> bool {
+        false
+    }
+
+    /// Sleeps until the oldest batch under way has ended, at most for `patience`.
+    fn wait(&self, patience: Duration) {
+        std::thread::sleep(patience);
+    }
+
+    /// The CPU that it had when it began its last batch, if that is known. Any number: the program can say what it likes.
+    fn cpu(&self) -> Option<usize> {
+        None
+    }
+
+    /// Whether it ended in the middle of a batch while its program lives: nobody knows which pages it has taken out.
+    fn is_broken(&self) -> bool;
+}
+
+impl ProgramMemory for Userfaultfd {
+    fn copy(
+        &self,
+        target: u64,
+        source: &Mapping,
+        offset: usize,
+        length: usize,
+        protect: bool,
+    ) -> Result<u64, PageError> {
+        self.copy(target, source, offset, length, protect, Wake::Waiters)
+    }
+
+    fn zero(&self, range: Range<u64>) -> Result<u64, PageError> {
+        self.zero_page(range, Wake::Waiters)
+    }
+
+    fn unprotect(&self, range: Range<u64>) -> Result<(), PageError> {
+        self.write_protect(range, false, Wake::Waiters)
+    }
+
+    fn wake(&self, range: Range<u64>) {
+        // Nobody may be left to wake.
+        let _ = self.wake(range);
+    }
+
+    fn poison(&self, range: Range<u64>) -> Result<u64, PageError> {
+        self.poison(range, Wake::Waiters)
+    }
+
+    fn register(&self, range: Range<u64>) -> Result<(), PageError> {
+        self.register(range, RegisterMode::MISSING | RegisterMode::WRITE_PROTECT)
+    }
+
+    fn unregister(&self, range: Range<u64>) -> Result<(), PageError> {
+        self.unregister(range)
+    }
+
+    fn mark(&self, range: Range<u64>, is_set: bool) -> Result<(), PageError> {
+        if is_set { self.register(range, RegisterMode::MISSING) } else { self.unregister(range) }
+    }
+
+    fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {
+        self.covers(range)
+    }
+
+    fn is_changing(&self) -> bool {
+        self.is_changing()
+    }
+
+    fn read_event(&self) -> std::io::Result<Option<Event>> {
+        Ok(match self.read_message()? {
+            None => None,
+            Some(Message::Fault(fault)) => Some(Event::Fault(fault)),
+            Some(Message::Fork(child)) => Some(Event::Fork(Box::new(child))),
+            Some(Message::Remap { from, to, length }) => Some(Event::Remap { from, to, length }),
+            Some(Message::Remove(range)) => Some(Event::Remove(range)),
+            Some(Message::Unmap(range)) => Some(Event::Unmap(range)),
+            Some(Message::Unknown(kind)) => {
+                return Err(std::io::Error::other(format!("a message of kind {kind}, which was not agreed on")));
+            }
+        })
+    }
+
+    fn event(&self) -> BorrowedFd<'_> {
+        self.as_fd()
+    }
+}

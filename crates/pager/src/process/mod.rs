@@ -1,0 +1,381 @@
+//! Knows the programs: who says hello, how much memory each has, which of it may be paged, and who has ended.
+//!
+//! Nothing is asked of a program until the budget is nearly reached; then its mappings are registered as a whole and probed
+//! (rules 1 and 3 of docs/pager.md), and what is resident in them is told to the policy. All of /proc is read here, never on the
+//! fault thread (rule 13).
+//!
+//! - `greeting`: programs and agents that say hello; `proof`: that they are of the run; `newcomers`: programs that did not wait for an answer; `children`: whose processes are found; `agents` that start late.
+//! - `common`: pages that a fork shared, which count once; `calls`: system calls that wait until the pager is ready for them.
+//! - `registering`: what of a program may be paged; `sharing` and `staying`: memory that may not, of which the user is told; `unpaged`: programs that never said hello, too; `pausing`: programs that leave no moment for it; `traced`: programs that a debugger has stopped.
+
+mod calls;
+mod children;
+mod common;
+mod evictors;
+mod greeting;
+pub mod memory;
+mod newcomers;
+mod pausing;
+pub mod proc_files;
+mod proof;
+mod register;
+mod sharing;
+mod staying;
+mod traced;
+mod unpaged;
+
+use std::collections::HashSet;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_stub::greeting::{Listener, Notes};
+use spillway_stub::head::Head;
+use spillway_stub::late_start::ProgramPlaces;
+use spillway_stub::seat::Seat;
+use spillway_sys::guardian::{Guardian, Place};
+use spillway_sys::pagemap::Region;
+use spillway_sys::tracee::give_back_rest;
+use spillway_sys::userfaultfd::PageError;
+
+use self::calls::Calls;
+use self::children::Search;
+use self::common::Common;
+use self::greeting::Caller;
+use self::pausing::{Respite, Restless};
+use self::proof::Proof;
+use self::register::Registered;
+use self::staying::StayingLook;
+use self::traced::Traced;
+use self::unpaged::Unpaged;
+use crate::address_space::{Tenant, Wanted};
+use crate::budget::Budget;
+use crate::limits::{
+    ALERT_BYTES_MAX, ALERT_SHARE, GREETINGS_MAX, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX,
+    LOOK_INTERVAL_MIN, PROGRAMS_MAX, REGIONS_MAX,
+};
+use crate::page_table::ranges::Ranges;
+use crate::process::proc_files::Process;
+use crate::shared::Shared;
+use crate::threads::lock::lock;
+
+/// An address space, as the survey sees it.
+struct Resident {
+    tenant: Arc<Tenant>,
+    /// Not known yet of a child that was just forked; none any more of one that runs another program while a child of vfork(2) has this memory.
+    process: Option<Process>,
+    /// It has one of the places that the run has for programs.
+    has_place: bool,
+    /// Which attempt to start an agent is under way, or brought one; 0 for none.
+    attempt: u32,
+    /// Why it can have no agent.
+    agent_failure: Option<String>,
+    /// What its agent shares with the pager; none before the agent has come.
+    seat: Option<Seat>,
+    /// Where the guardian has it.
+    place: Option<Place>,
+    /// The stub's own memory (rule 7).
+    excluded: Vec<Range<u64>>,
+    /// What is left to the program: nothing of it is registered.
+    left_alone: Ranges,
+    /// Where the stub is; its process is the parent's as long as its own is not known.
+    places: ProgramPlaces,
+    registered: Registered,
+    /// Mappings that were prepared for pages and had none yet when it was last looked at.
+    prepared: HashSet<Range<u64>>,
+    /// When an agent may be started.
+    agent_at: Instant,
+    /// Where among its threads the next one is that an agent may be started on.
+    threads_tried: usize,
+    /// For its process, of a child that was just forked.
+    search: Search,
+    /// When it may be held for a moment.
+    respite: Respite,
+    /// The user was told that it has much memory that is not paged.
+    is_sharing_told: bool,
+    /// Memory that cannot leave, as its user was told last.
+    staying_told_bytes: u64,
+    /// Its pages in memory, as they were last counted.
+    pages: i64,
+}
+
+impl Resident {
+    fn new(tenant: Arc<Tenant>, excluded: Vec<Range<u64>>, places: ProgramPlaces) -> Self {
+        let agent_at = Instant::now();
+        Self {
+            tenant,
+            process: None,
+            has_place: false,
+            attempt: 0,
+            agent_failure: None,
+            seat: None,
+            place: None,
+            excluded,
+            left_alone: Ranges::default(),
+            places,
+            registered: Registered::default(),
+            prepared: HashSet::new(),
+            agent_at,
+            search: Search::new(agent_at),
+            respite: Respite::new(agent_at),
+            threads_tried: 0,
+            is_sharing_told: false,
+            staying_told_bytes: 0,
+            pages: 0,
+        }
+    }
+
+    /// Its fork, which has everything at the same addresses.
+    fn child(&self, tenant: Arc<Tenant>) -> Self {
+        Self { left_alone: self.left_alone.clone(), ..Self::new(tenant, self.excluded.clone(), self.places) }
+    }
+}
+
+/// What makes a run, for its programs.
+pub struct RunOfPrograms {
+    /// What all of them map.
+    pub head: Head,
+    /// See [`PagerConfig::token`](crate::config::PagerConfig::token).
+    pub token: u64,
+    /// What names the pager in its programs' environment.
+    pub variable: String,
+    /// See [`PagerConfig::programs_fork`](crate::config::PagerConfig::programs_fork).
+    pub programs_fork: bool,
+    /// Where evicted pages go.
+    pub pool: Arc<BufferPool>,
+}
+
+/// See the module text.
+pub struct Survey {
+    shared: Arc<Shared>,
+    listener: Listener,
+    /// See [`Survey::let_in`].
+    notes: Option<Notes>,
+    /// Programs and agents whose greeting is under way.
+    callers: Vec<Caller>,
+    run: RunOfPrograms,
+    proof: Proof,
+    /// How many programs more can be paged.
+    places_free: u32,
+    /// Attempts to start agents so far; their numbers begin with 1.
+    attempts: u32,
+    residents: Vec<Resident>,
+    /// Programs that did not wait for an answer, until the next look.
+    newcomers: Vec<Resident>,
+    regions: Vec<Region>,
+    /// Kills programs if this process dies.
+    guardian: Guardian,
+    /// How often it was killed.
+    guardians_lost: u32,
+    /// The user was told that there are more programs than seats.
+    is_fullness_told: bool,
+    /// The budget was nearly reached once: mappings are registered from now on.
+    is_paging: bool,
+    calls: Calls,
+    /// Programs of which the user was told that they have a userfaultfd of their own.
+    own_userfaultfds_told: HashSet<u32>,
+    /// When memory that is not paged was looked for.
+    sharing_looked_at: Option<Instant>,
+    staying: StayingLook,
+    unpaged: Unpaged,
+    traced: Traced,
+    /// Pages that the kernel counts more than once.
+    common: Common,
+    restless: Restless,
+}
+
+impl Survey {
+    /// Programs of `run` say hello at `listener`.
+    pub fn new(shared: Arc<Shared>, listener: Listener, run: RunOfPrograms, guardian: Guardian) -> io::Result<Self> {
+        let regions = vec![Region::default(); REGIONS_MAX];
+        let calls = Calls::new(run.head.address().fork_probe());
+        let proof = Proof::new(&run)?;
+        Ok(Self {
+            shared,
+            listener,
+            notes: None,
+            callers: Vec::new(),
+            run,
+            proof,
+            places_free: PROGRAMS_MAX,
+            attempts: 0,
+            residents: Vec::new(),
+            newcomers: Vec::new(),
+            regions,
+            guardian,
+            guardians_lost: 0,
+            is_fullness_told: false,
+            is_paging: false,
+            calls,
+            own_userfaultfds_told: HashSet::new(),
+            sharing_looked_at: None,
+            staying: StayingLook::default(),
+            unpaged: Unpaged::default(),
+            traced: Traced::default(),
+            common: Common::default(),
+            restless: Restless::default(),
+        })
+    }
+
+    /// Where programs say hello, and go on with that.
+    pub fn visitors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        // Those beyond the bound wait to be accepted.
+        let listener = (self.callers.len() < GREETINGS_MAX).then(|| self.listener.as_fd());
+        listener.into_iter().chain(self.callers.iter().map(Caller::descriptor))
+    }
+
+    /// Where programs say hello that do not wait.
+    pub fn notes(&self) -> Option<&Notes> {
+        self.notes.as_ref()
+    }
+
+    /// Where programs ask before they make a call (`calls`).
+    pub fn call_listeners(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.calls.listeners()
+    }
+
+    /// Who kills the programs if this process dies.
+    pub fn guardian(&self) -> &Guardian {
+        &self.guardian
+    }
+
+    /// Starts another guardian if somebody killed the one that there was. An error: there is none, and no program may go on without.
+    pub fn keep_guarded(&mut self) -> io::Result<()> {
+        if !self.guardian.has_ended() {
+            return Ok(());
+        }
+        self.guardians_lost += 1;
+        if self.guardians_lost > GUARDIANS_LOST_MAX {
+            return Err(io::Error::other(format!("its guardian was killed {} times", self.guardians_lost)));
+        }
+        self.shared.fail("the pager's guardian was killed, so another one was started".to_owned());
+        self.guardian.start_again()
+    }
+
+    /// Looks at everything once; how long to wait until the next look. Programs may wait outside only if it `has_visitors`.
+    pub fn look(&mut self, now: Instant, has_visitors: bool) -> Duration {
+        let is_someone_held = give_back_rest();
+        self.take_call_notices();
+        if has_visitors || !self.callers.is_empty() {
+            self.greet(now);
+        }
+        self.read_notes();
+        self.settle_newcomers();
+        self.follow_calls(now);
+        self.adopt_children(now);
+        let counted = self.count();
+        let resident = counted - self.common_pages(counted, now) + self.seats_pages();
+        self.shared.budget.set_resident(resident);
+        let counters = &self.shared.counters;
+        let local_bytes = resident.unsigned_abs() * PAGE_SIZE_BYTES as u64 + self.shared.budget.pool_bytes();
+        counters.local_bytes.set(local_bytes);
+        counters.local_bytes_peak.set_max(local_bytes);
+        counters.lent_pages.set(self.shared.books().slots.lent());
+        if resident > self.shared.budget.high_pages() - alert_pages(&self.shared.budget) {
+            self.is_paging = true;
+        }
+        if self.is_paging {
+            self.keep_pages();
+            self.register_all(now);
+            self.start_agents(now);
+            self.make_pause(now);
+            self.bring_back_for_debuggers(now);
+            self.tell_of_staying(now);
+        }
+        self.end_agents_left_alone();
+        self.tell_of_sharing(now);
+        self.tell_of_unpaged(now);
+        self.shared.call_eviction();
+        if self.calls.is_busy(now) || self.traced.is_busy() || is_someone_held {
+            return LOOK_INTERVAL_MIN;
+        }
+        interval(self.shared.budget.high_pages() - resident)
+    }
+
+    /// Hears of the calls that wait, and nothing else; how long to wait until the next look.
+    pub fn hear_calls(&mut self, now: Instant) -> Duration {
+        self.read_notes();
+        self.settle_newcomers();
+        self.follow_calls(now);
+        if self.calls.is_busy(now) { LOOK_INTERVAL_MIN } else { LOOK_INTERVAL_MAX }
+    }
+
+    /// Pages of all programs, by the kernel's count of each; programs that have ended are forgotten.
+    fn count(&mut self) -> i64 {
+        self.forget(is_memory_gone);
+        for resident in &mut self.residents {
+            resident.pages = resident.process.as_ref().and_then(Process::resident_pages).unwrap_or(0);
+        }
+        self.residents.iter().map(|resident| resident.pages).sum()
+    }
+
+    /// Pages of seats: what agents hand over lies there, beside the programs' own memory.
+    fn seats_pages(&self) -> i64 {
+        let seats = self.residents.iter().filter_map(|resident| resident.seat.as_ref());
+        let bytes: u64 = seats.map(|seat| seat.file().resident_bytes().unwrap_or(0)).sum();
+        (bytes / PAGE_SIZE_BYTES as u64).cast_signed()
+    }
+
+    fn forget(&mut self, mut is_over: impl FnMut(&Resident) -> bool) {
+        let over: Vec<Resident> =
+            self.residents.extract_if(.., |resident| is_over(resident) || resident.tenant.is_gone()).collect();
+        for resident in over {
+            self.shared.dismiss(&resident.tenant);
+            self.adopt_children_of(&resident);
+            self.places_free += u32::from(resident.has_place);
+            if let Some(place) = resident.place {
+                self.guardian.forget(place);
+            }
+        }
+    }
+
+    /// Rule 4.
+    fn keep_pages(&self) {
+        for resident in &self.residents {
+            // One that ends meanwhile is found by the next look.
+            let Some(Ok(kept)) = resident.process.as_ref().map(Process::kept_pages) else { continue };
+            let table = resident.tenant.lock();
+            let space = resident.tenant.id;
+            let away = kept.iter().filter(|address| table.space.is_away(**address));
+            self.shared.want(away.map(|address| Wanted { space, address: *address, is_writable: false }));
+            *lock(&resident.tenant.kept_pages) = kept;
+        }
+    }
+}
+
+/// Whether the address space has ended; what `/proc` says is about its process, which goes on after an exec, and about that
+/// process's first thread, which may end before the others. Of the head only the first page is registered, so one that exists refuses the page
+/// behind it.
+fn is_memory_gone(resident: &Resident) -> bool {
+    let page = PAGE_SIZE_BYTES as u64;
+    let second = resident.places.head + page;
+    matches!(resident.tenant.memory.zero(second..second + page), Err(PageError::Gone))
+}
+
+/// How far below the watermark mappings begin to be registered.
+fn alert_pages(budget: &Budget) -> i64 {
+    budget.limit_pages().min((ALERT_BYTES_MAX / PAGE_SIZE_BYTES as u64).cast_signed() * ALERT_SHARE) / ALERT_SHARE
+}
+
+/// How long programs can grow at full speed until `room_pages` are used up.
+fn interval(room_pages: i64) -> Duration {
+    let bytes = room_pages.max(0).unsigned_abs() * PAGE_SIZE_BYTES as u64;
+    Duration::from_secs_f64(bytes as f64 / GROWTH_BYTES_PER_SECOND as f64).clamp(LOOK_INTERVAL_MIN, LOOK_INTERVAL_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_looked_at_more_often_when_little_room_is_left() {
+        assert_eq!(interval(-5), LOOK_INTERVAL_MIN);
+        assert_eq!(interval(i64::from(u32::MAX)), LOOK_INTERVAL_MAX);
+        let pages = i64::try_from(GROWTH_BYTES_PER_SECOND / PAGE_SIZE_BYTES as u64 / 100).unwrap();
+        assert!((interval(pages).as_secs_f64() - 0.01).abs() < 0.001);
+    }
+}

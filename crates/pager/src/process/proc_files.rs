@@ -1,0 +1,278 @@
+//! What the survey asks `/proc` of one process.
+
+use std::cell::RefCell;
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_sys::machine_memory::bytes_of;
+use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
+use spillway_sys::process_memory::{read_exact, robust_list};
+use spillway_sys::process_stat::ProcessStat;
+use spillway_sys::threads::Threads;
+
+use crate::mappings::maps::{Staying, staying};
+
+/// Bytes before and behind a thread's robust list that stay in memory: the rest of its control block, and its rseq area, which
+/// lie in the same thousands of bytes (glibc: `struct pthread` has 2.3 KiB with both in it).
+const CONTROL_BLOCK_BYTES: u64 = PAGE_SIZE_BYTES as u64;
+
+/// Robust locks of one thread that are looked at; the kernel itself walks 2048 (`ROBUST_LIST_LIMIT`), programs hold one or two.
+const ROBUST_LOCKS_MAX: usize = 64;
+
+/// A process of the run.
+#[derive(Debug)]
+pub struct Process {
+    number: u32,
+    statm: File,
+    threads: RefCell<Threads>,
+    /// Threads of the last look at them.
+    known: RefCell<Vec<u32>>,
+    /// Its page table.
+    pub pagemap: Pagemap,
+}
+
+impl Process {
+    /// Process `number`.
+    pub fn open(number: u32) -> io::Result<Self> {
+        let statm = File::open(format!("/proc/{number}/statm"))?;
+        Ok(Self {
+            number,
+            statm,
+            threads: RefCell::new(Threads::of(number)?),
+            known: RefCell::default(),
+            pagemap: Pagemap::open(number)?,
+        })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Anonymous pages that it has in memory; `None` when it has ended.
+    pub fn resident_pages(&self) -> Option<i64> {
+        // Of a process whose first thread has ended the others know.
+        resident_of(&self.statm)
+            .or_else(|| self.threads().ok()?.into_iter().find_map(|thread| self.resident_by(thread)))
+    }
+
+    fn resident_by(&self, thread: u32) -> Option<i64> {
+        resident_of(&File::open(format!("/proc/{}/task/{thread}/statm", self.number)).ok()?)
+    }
+
+    /// How many of its anonymous pages are others' share, where one that two processes have is half of each (a walk of its page tables);
+    /// `None` when it has ended.
+    pub fn others_pages(&self) -> Option<i64> {
+        let number = self.number;
+        let of_thread = |thread: u32| fs::read_to_string(format!("/proc/{number}/task/{thread}/smaps_rollup")).ok();
+        // As for `resident_pages`.
+        let rollup = of_thread(number).or_else(|| self.threads().ok()?.into_iter().find_map(of_thread));
+        others_pages_of(&rollup?)
+    }
+
+    /// Faults since it began that needed no disk, of all its threads; `None` when it has ended.
+    pub fn minor_faults(&self) -> Option<u64> {
+        ProcessStat::of_process(self.number).ok()?.minor_faults()
+    }
+
+    /// Bytes of memory that it has in common with others, files left out; `None` when it has ended.
+    pub fn shared_bytes(&self) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.number)).ok()?;
+        bytes_of(&status, "RssShmem")
+    }
+
+    /// Bytes of `range` that are in memory and in its page table, as far as `regions` has room for them.
+    pub fn present_bytes(&self, range: Range<u64>, regions: &mut [Region]) -> u64 {
+        let present = Query { all_of: Categories::PRESENT, report: Categories::PRESENT, ..Query::default() };
+        let found = self.pagemap.scan(range, &present, regions).map_or(0, |scan| scan.regions);
+        regions.iter().take(found).map(|region| region.end - region.start).sum()
+    }
+
+    /// What it has in memory that cannot be paged (a walk of its page tables); `None` when it has ended.
+    pub fn staying(&self) -> Option<Staying> {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", self.number));
+        // Kernels without KSM have no such file.
+        Some(staying(&read("smaps").ok()?, &read("ksm_merging_pages").unwrap_or_default()))
+    }
+
+    /// Its mappings.
+    pub fn maps(&self) -> io::Result<String> {
+        maps_of(self.number)
+    }
+
+    /// Its threads.
+    pub fn threads(&self) -> io::Result<Vec<u32>> {
+        self.threads.borrow_mut().list()
+    }
+
+    /// Whether all its threads have ended but one, and with what status the first did, which stays in the list until the process is over.
+    /// With only its agent left it stays like that: nobody starts a thread any more.
+    pub fn left_alone(&self) -> Option<u8> {
+        // Asked often, and an answer for nearly all: the first thread has its memory.
+        if resident_of(&self.statm).is_some() {
+            return None;
+        }
+        // The kernel looks at the state before it counts the threads.
+        let stat = ProcessStat::of_process(self.number).ok()?;
+        let is_alone = stat.is_dead() && stat.threads() == Some(2);
+        // The second byte is the status (waitpid(2)).
+        is_alone.then(|| stat.exit_code().unwrap_or(0).to_le_bytes()[1])
+    }
+
+    /// Pages that the kernel itself touches when one of its threads ends (rule 4), in order.
+    pub fn kept_pages(&self) -> io::Result<Vec<u64>> {
+        let page = PAGE_SIZE_BYTES as u64;
+        let mut pages = Vec::new();
+        // A listing may leave threads out while others end (proc(5)), so those of the last look are asked for too.
+        let mut threads = self.known.borrow_mut();
+        threads.extend(self.threads()?);
+        threads.sort_unstable();
+        threads.dedup();
+        threads.retain(|thread| {
+            // A thread that ended meanwhile needs nothing.
+            let Ok(head) = robust_list(*thread) else { return false };
+            if let Some(head) = head {
+                let first = head.saturating_sub(CONTROL_BLOCK_BYTES) & !(page - 1);
+                pages.extend((first..=head + CONTROL_BLOCK_BYTES).step_by(PAGE_SIZE_BYTES));
+                pages.extend(robust_locks(self.number, head).into_iter().map(|address| address & !(page - 1)));
+            }
+            true
+        });
+        pages.sort_unstable();
+        pages.dedup();
+        Ok(pages)
+    }
+}
+
+/// Anonymous pages by a `statm` file (proc(5)); `None` when what it is about has ended and was not waited for.
+fn resident_of(statm: &File) -> Option<i64> {
+    let mut bytes = [0; 128];
+    let length = statm.read_at(&mut bytes, 0).ok()?;
+    let text = std::str::from_utf8(&bytes[..length]).ok()?;
+    let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<i64>().unwrap_or(0));
+    let (size, resident, shared) = (fields.next()?, fields.next()?, fields.next()?);
+    (size > 0).then_some((resident - shared).max(0))
+}
+
+/// Whether `thread` (a process's number is that of its first) has ended, or is ending: it has no memory any more. Files of `/proc`
+/// about such a one belong to root, and it cannot be traced, which looks as if that was forbidden.
+pub fn has_ended(thread: u32) -> bool {
+    File::open(format!("/proc/{thread}/statm")).ok().is_none_or(|statm| resident_of(&statm).is_none())
+}
+
+/// See [`Process::others_pages`]; both values are of the same walk, so what comes and goes meanwhile is in both or in none.
+fn others_pages_of(rollup: &str) -> Option<i64> {
+    let others_bytes = bytes_of(rollup, "Anonymous")?.saturating_sub(bytes_of(rollup, "Pss_Anon")?);
+    Some((others_bytes / PAGE_SIZE_BYTES as u64).cast_signed())
+}
+
+/// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the thread ends
+/// (`struct robust_list_head` in `linux/futex.h`: the first entry, the distance from entries to locks, the one being taken). Reading
+/// an entry that is away waits for it, so this is not for who serves faults.
+fn robust_locks(process: u32, head: u64) -> Vec<u64> {
+    let mut locks = Vec::new();
+    let mut words = [0; 3 * size_of::<u64>()];
+    if read_exact(process, head, &mut words).is_err() {
+        return locks;
+    }
+    let word = |index: usize| u64::from_ne_bytes(words[index * 8..][..8].try_into().expect("a word has eight bytes"));
+    let (mut entry, distance, taking) = (word(0), word(1), word(2));
+    let mut note = |entry: u64| {
+        // The lowest bit says of what kind the lock is.
+        let entry = entry & !1;
+        locks.extend([entry, entry.wrapping_add(distance)]);
+        entry
+    };
+    if taking != 0 {
+        note(taking);
+    }
+    for _ in 0..ROBUST_LOCKS_MAX {
+        let mut next = [0; size_of::<u64>()];
+        if entry & !1 == head || read_exact(process, note(entry), &mut next).is_err() {
+            break;
+        }
+        entry = u64::from_ne_bytes(next);
+    }
+    locks
+}
+
+/// The maps of process `number`.
+pub fn maps_of(number: u32) -> io::Result<String> {
+    fs::read_to_string(format!("/proc/{number}/maps"))
+}
+
+/// The maps with flags of process `number`.
+pub fn smaps(number: u32) -> io::Result<String> {
+    fs::read_to_string(format!("/proc/{number}/smaps"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_memory_maps_and_control_blocks() {
+        let process = Process::open(std::process::id()).unwrap();
+        assert!(process.resident_pages().unwrap() > 0);
+        assert!(process.maps().unwrap().contains("[stack]"));
+        assert!(process.shared_bytes().is_some());
+        assert!(process.others_pages().is_some() && process.minor_faults().unwrap() > 0);
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        let head = robust_list(thread).unwrap().unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        loop {
+            let kept = process.kept_pages().unwrap();
+            assert!(kept.windows(2).all(|pair| pair[0] < pair[1]));
+            // Other tests' threads end meanwhile, and a listing may leave this one out.
+            if kept.contains(&(head & !4095)) {
+                break;
+            }
+            assert!(std::time::Instant::now() < deadline, "this thread's control block is never found");
+        }
+    }
+
+    #[test]
+    fn fields_are_found_in_what_the_kernel_writes() {
+        let status = "RssFile:\t    16 kB\nRssShmem:\t    2048 kB\nVmData:\t 1 kB\n";
+        let rollup = "Pss_Anon:          36716 kB\nAnonymous:         72492 kB\n";
+        assert_eq!((others_pages_of(rollup), others_pages_of(status)), (Some((72492 - 36716) / 4), None));
+    }
+
+    #[test]
+    fn locks_are_found_through_their_list() {
+        // A list as a thread would have it: two locks at their distance, one being taken, and the way back to the head.
+        let mut list = Box::new([0_u64; 8]);
+        let base = list.as_ptr() as u64;
+        let at = |index: u64| base + index * 8;
+        *list = [at(4), 8, at(6) | 1, 0, at(5) | 1, base, 0, 0];
+        let own = std::process::id();
+        let mut found = robust_locks(own, base);
+        found.sort_unstable();
+        assert_eq!(found, [at(4), at(5), at(5), at(6), at(6), at(7)]);
+        // One that leads nowhere, or in a circle, comes to an end.
+        list[4] = 8;
+        assert_eq!(robust_locks(own, base).len(), 6);
+        list[4] = at(4);
+        assert!(robust_locks(own, base).len() <= 2 * ROBUST_LOCKS_MAX + 2);
+        assert!(robust_locks(own, 8).is_empty());
+    }
+
+    #[test]
+    fn a_process_that_ended_has_no_memory() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        child.kill().unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while process.resident_pages().is_some() {
+            assert!(std::time::Instant::now() < deadline, "a killed process loses its memory");
+            std::thread::yield_now();
+        }
+        assert!(has_ended(child.id()), "also before somebody waited for it");
+        child.wait().unwrap();
+        assert!(process.resident_pages().is_none() && has_ended(child.id()));
+        assert!(!has_ended(std::process::id()));
+    }
+}

@@ -1,0 +1,142 @@
+//! Who says hello is a process of the run, and what it says of its memory is true.
+//!
+//! The kernel vouches for the process and its user. The run's token, which stands in the environment of its programs, shows that the process was started in
+//! the run. That it maps the head where it says is seen in its maps, and that the userfaultfd is of its memory by a mark that is set through the
+//! userfaultfd and shows in the same maps (`children`).
+//!
+//! A process that executes another program has another memory from then on, maybe with more rights (a set-user-ID program), and does not map the head until
+//! it said hello anew, which such a program never does. So its maps are looked at again whenever one of its threads has stopped, before
+//! anything of that is changed; a stopped thread executes nothing.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::ops::Range;
+use std::os::fd::AsFd;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_stub::greeting::Peer;
+use spillway_stub::late_start::ProgramPlaces;
+use spillway_stub::protocol::{AGENT_STACK_END, Hello};
+
+use crate::limits::LIBRARY_BYTES_MAX;
+use crate::process::RunOfPrograms;
+
+/// What a process of the run is known by.
+#[derive(Debug)]
+pub(super) struct Proof {
+    token: u64,
+    /// The user of this process.
+    user: u32,
+    /// How the head looks in `/proc/PID/maps`: device and inode, with the spaces around them.
+    pattern: String,
+}
+
+impl Proof {
+    pub(super) fn new(run: &RunOfPrograms) -> io::Result<Self> {
+        let status = rustix::fs::fstat(run.head.file().as_fd())?;
+        let (major, minor) = (rustix::fs::major(status.st_dev), rustix::fs::minor(status.st_dev));
+        Ok(Self {
+            token: run.token,
+            user: rustix::process::geteuid().as_raw(),
+            pattern: format!(" {major:02x}:{minor:02x} {} ", status.st_ino),
+        })
+    }
+
+    /// Whether a process that says `hello` may be of the run: it has the token, and is of this user, unless that is root, whose programs become others.
+    pub(super) fn admits(&self, peer: Peer, hello: &Hello) -> bool {
+        let is_root = self.user == 0;
+        peer.process != 0 && hello.token == self.token && (is_root || peer.user == self.user) && is_sound(hello)
+    }
+
+    /// Whether thread `thread` has the memory of the program at `places`. What cannot be read is none.
+    pub(super) fn is_memory_of(&self, places: &ProgramPlaces, thread: u32) -> bool {
+        let maps = File::open(format!("/proc/{}/task/{thread}/maps", places.process));
+        maps.is_ok_and(|maps| self.has_head(BufReader::new(maps), places.head))
+    }
+
+    fn has_head(&self, maps: impl BufRead, head: u64) -> bool {
+        let begin = format!("{head:x}-");
+        let mut lines = maps.lines().map_while(Result::ok);
+        lines.any(|line| {
+            line.trim_start_matches('0').starts_with(&begin)
+                && line.contains(&self.pattern)
+                && line.split_ascii_whitespace().nth(2).is_some_and(|offset| offset.bytes().all(|digit| digit == b'0'))
+        })
+    }
+}
+
+/// Whether the addresses can be those of the stub: its function and its cell lie in its library, and everything at whole pages.
+fn is_sound(hello: &Hello) -> bool {
+    let library = hello.library_start..hello.library_end;
+    let has = |range: Range<u64>| library.start <= range.start && range.start < range.end && range.end <= library.end;
+    let cell = hello.cell.checked_add(AGENT_STACK_END as u64).map(|end| hello.cell..end);
+    let is_page = |address: u64| address.is_multiple_of(PAGE_SIZE_BYTES as u64);
+    library.start < library.end
+        && library.end - library.start <= LIBRARY_BYTES_MAX
+        && has(hello.start_agent..hello.start_agent.saturating_add(1))
+        && cell.is_some_and(has)
+        && [hello.library_start, hello.library_end, hello.cell, hello.head].into_iter().all(is_page)
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_stub::protocol::HelloKind;
+
+    use super::*;
+
+    const HELLO: Hello = Hello {
+        kind: HelloKind::Program,
+        process: 1,
+        attempt: 0,
+        status: 0,
+        token: 7,
+        start_agent: 0x1100,
+        library_start: 0x1000,
+        library_end: 0x2000 + AGENT_STACK_END as u64,
+        cell: 0x2000,
+        head: 0x10_0000,
+    };
+
+    fn proof(user: u32) -> Proof {
+        Proof { token: 7, user, pattern: " 00:01 8 ".to_owned() }
+    }
+
+    #[test]
+    fn strangers_are_not_admitted() {
+        let peer = Peer { process: 5, user: 1000 };
+        assert!(proof(1000).admits(peer, &HELLO) && proof(0).admits(peer, &HELLO));
+        assert!(!proof(1001).admits(peer, &HELLO), "another user");
+        assert!(!proof(1000).admits(peer, &Hello { token: 8, ..HELLO }), "another run");
+        assert!(!proof(0).admits(Peer { process: 0, ..peer }, &HELLO), "out of sight");
+    }
+
+    #[test]
+    fn addresses_outside_of_the_library_are_refused() {
+        assert!(is_sound(&HELLO));
+        for wrong in [
+            Hello { start_agent: 0x900, ..HELLO },
+            Hello { start_agent: HELLO.library_end, ..HELLO },
+            Hello { cell: 0x3000, ..HELLO },
+            Hello { cell: 0x0, ..HELLO },
+            Hello { cell: u64::MAX - 4095, ..HELLO },
+            Hello { library_end: u64::MAX, ..HELLO },
+            Hello { library_start: 0x1001, ..HELLO },
+            Hello { head: 1, ..HELLO },
+            Hello { library_end: HELLO.library_start, ..HELLO },
+        ] {
+            assert!(!is_sound(&wrong), "{wrong:x?}");
+        }
+    }
+
+    #[test]
+    fn the_head_is_known_by_its_file_and_its_place() {
+        let maps = "00100000-00101000 r--p 00000000 00:01 8 /memfd:spillway-head (deleted)\n\
+            00101000-00103000 r--p 00001000 00:01 8 /memfd:spillway-head (deleted)\n\
+            00200000-00201000 r--p 00000000 00:01 9 /memfd:spillway-head (deleted)\n";
+        let has = |head| proof(0).has_head(maps.as_bytes(), head);
+        assert!(has(0x10_0000));
+        assert!(!has(0x10_1000), "another part of it");
+        assert!(!has(0x20_0000), "another file");
+        assert!(!has(0x30_0000) && !has(0x10), "nothing");
+    }
+}

@@ -1,0 +1,146 @@
+//! Programs that a debugger has stopped: their pages come back, so that it can read and write them.
+//!
+//! `/proc/PID/mem` and ptrace cannot wait for a userfaultfd (`faultin_page` in mm/gup.c), so a page that is away is an error (EIO) there. Nobody tells of such an access;
+//! that a program is traced, and its first thread is stopped for it and has not run between two looks, is what can be seen. A program that is traced and runs (strace) is paged as
+//! ever.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use spillway_fabric::units::PAGE_SIZE_BYTES;
+
+use crate::address_space::Tenant;
+use crate::fork::page_in::{ALL, Gathered, Gathering};
+use crate::limits::TRACED_LOOK_INTERVAL;
+use crate::page_table::page_indexes::SpaceId;
+use crate::process::Survey;
+use crate::process::calls::room_bytes;
+use crate::shared::Shared;
+
+/// See the module text.
+#[derive(Default)]
+pub(super) struct Traced {
+    looked_at: Option<Instant>,
+    /// What was seen of programs that were stopped at the last look.
+    stopped: HashMap<SpaceId, Stop>,
+    held: HashMap<SpaceId, Held>,
+}
+
+/// A thread that is stopped for its tracer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stop {
+    tracer: u32,
+    /// How often it has left a CPU so far.
+    switches: u64,
+}
+
+struct Held {
+    gathering: Gathering,
+    /// It came to its end, good or bad.
+    is_settled: bool,
+}
+
+impl Traced {
+    /// Whether pages are coming back, or a program was seen stopped for the first time.
+    pub(super) fn is_busy(&self) -> bool {
+        self.held.values().any(|held| !held.is_settled) || self.is_unsure()
+    }
+
+    fn is_unsure(&self) -> bool {
+        self.stopped.keys().any(|id| !self.held.contains_key(id))
+    }
+}
+
+impl Survey {
+    /// Brings pages of programs back that a debugger has stopped, and lets them leave again when they go on.
+    pub(super) fn bring_back_for_debuggers(&mut self, now: Instant) {
+        let is_early = |at: Instant| now.saturating_duration_since(at) < TRACED_LOOK_INTERVAL;
+        if self.traced.is_unsure() || !self.traced.looked_at.is_some_and(is_early) {
+            self.traced.looked_at = Some(now);
+            self.look_for_debuggers(now);
+        }
+        for held in self.traced.held.values_mut().filter(|held| !held.is_settled) {
+            match held.gathering.look(now, &room_bytes) {
+                Gathered::NotYet => {}
+                Gathered::All => {
+                    held.is_settled = held.gathering.tenants().all(|tenant| unprotect(&self.shared, tenant));
+                }
+                Gathered::Never(reason) => {
+                    held.is_settled = true;
+                    self.shared.fail(format!(
+                        "a debugger cannot read all memory of the program that it stopped, because {reason}"
+                    ));
+                }
+            }
+        }
+    }
+
+    fn look_for_debuggers(&mut self, now: Instant) {
+        let before = std::mem::take(&mut self.traced.stopped);
+        let own = std::process::id();
+        for resident in &self.residents {
+            let Some(process) = &resident.process else { continue };
+            let seen = std::fs::read_to_string(format!("/proc/{}/status", process.number())).ok();
+            let Some(stop) = seen.and_then(|status| stop_of(&status)).filter(|stop| stop.tracer != own) else {
+                continue;
+            };
+            let id = resident.tenant.id;
+            self.traced.stopped.insert(id, stop);
+            if before.get(&id) == Some(&stop) && !self.traced.held.contains_key(&id) {
+                let held = self.hold_for(&resident.tenant, process.number(), stop.tracer, now);
+                self.traced.held.insert(id, held);
+            }
+        }
+        let stopped = &self.traced.stopped;
+        self.traced.held.retain(|id, _| stopped.contains_key(id));
+    }
+
+    fn hold_for(&self, tenant: &Arc<Tenant>, process: u32, tracer: u32, now: Instant) -> Held {
+        self.shared.fail(format!(
+            "process {process} is stopped by process {tracer}, a debugger: its memory comes back so that it can be read, beyond the budget if need be, and leaves when the program goes on"
+        ));
+        Held { gathering: Gathering::begin(&self.shared, vec![Arc::clone(tenant)], &ALL, now), is_settled: false }
+    }
+}
+
+/// Takes the write protection away from all pages that are there: a debugger's write cannot wait either. False: the program changes its mappings.
+fn unprotect(shared: &Shared, tenant: &Tenant) -> bool {
+    let mut table = tenant.lock();
+    if !shared.settle(tenant, &mut table) {
+        return false;
+    }
+    for address in table.space.clean(&ALL) {
+        if tenant.memory.unprotect(address..address + PAGE_SIZE_BYTES as u64).is_ok() {
+            table.space.written(address, &mut shared.books());
+        }
+    }
+    true
+}
+
+/// What `/proc/PID/status` says of a thread that is stopped for its tracer; `None` for any other.
+fn stop_of(status: &str) -> Option<Stop> {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
+    let number = |name: &str| field(name)?.parse::<u64>().ok();
+    let is_stopped = field("State")?.starts_with('t');
+    let tracer = u32::try_from(number("TracerPid")?).ok().filter(|tracer| *tracer != 0 && is_stopped)?;
+    Some(Stop { tracer, switches: number("voluntary_ctxt_switches")? + number("nonvoluntary_ctxt_switches")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_thread_that_is_stopped_for_its_tracer_counts() {
+        let status = |state: &str, tracer: u32| {
+            format!(
+                "Name:\tx\nState:\t{state}\nTracerPid:\t{tracer}\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t2\n"
+            )
+        };
+        assert_eq!(stop_of(&status("t (tracing stop)", 5)), Some(Stop { tracer: 5, switches: 9 }));
+        assert_eq!(stop_of(&status("T (stopped)", 0)), None);
+        assert_eq!(stop_of(&status("R (running)", 5)), None);
+        assert_eq!(stop_of(""), None);
+    }
+}

@@ -1,0 +1,355 @@
+//! The pager's threads: loops around the decisions in [`crate::fault`], [`crate::evict`] and [`crate::process`].
+
+pub mod bell;
+pub mod courteous_lock;
+mod cpus;
+pub(crate) mod lock;
+pub(crate) mod spin;
+pub(crate) mod waiting;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{JoinHandle, yield_now};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spillway_block::service::Waiting;
+use spillway_block::wakefulness::Wakefulness;
+use spillway_sys::epoll::{Epoll, Interest};
+use spillway_sys::paging_safety::give_up_real_time;
+
+use crate::address_space::Tenant;
+use crate::evict::Eviction;
+use crate::fault::Faults;
+use crate::fault::messages::Messages;
+use crate::limits::{GUESSES_MAX, IDLE_INTERVAL, RETRY_INTERVAL};
+use crate::page_table::page_indexes::SpaceId;
+use crate::process::Survey;
+use crate::shared::Shared;
+use crate::threads::cpus::Placement;
+use crate::threads::spin::{Company, EvictionPauses, Pause, Spin};
+use crate::threads::waiting::{has_events, wait};
+
+/// Starts a thread that runs until the pager stops; one that panics takes the programs down, whose pages it may have lost
+/// track of. None has a real-time policy, whatever the run was started with: it would keep agents and programs from the CPU that it
+/// waits for (rule 13).
+pub(crate) fn start(
+    name: &str,
+    shared: &Arc<Shared>,
+    run: impl FnOnce() -> io::Result<()> + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let shared = Arc::clone(shared);
+    let told = name.to_owned();
+    std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let run = || give_up_real_time().and_then(|()| run());
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        let reason = match result {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(payload) => {
+                let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+                text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
+            }
+        };
+        shared.fail(format!("the pager's thread {told} ended ({reason}); its programs are killed"));
+        shared.kill_programs();
+    })
+}
+
+/// The number of the fault thread's bell among the descriptors that it waits for; those of address spaces are smaller.
+const BELL: u64 = u64::MAX;
+
+/// Who is served by the fault thread, each under its number in the set of descriptors that it waits for ([`Shared::served`]).
+struct Served<'a> {
+    set: &'a Epoll,
+    tenants: HashMap<u32, (Arc<Tenant>, bool)>,
+    ready: Vec<u32>,
+    /// Who had something to tell last, or got a page that was read for it, and was not asked again in vain since.
+    last: Option<u32>,
+    guesses: u32,
+}
+
+impl<'a> Served<'a> {
+    fn new(shared: &'a Shared) -> io::Result<Self> {
+        let set = &shared.served;
+        set.add(&shared.faults, BELL, Interest::Readable)?;
+        Ok(Self { set, tenants: HashMap::with_capacity(64), ready: Vec::with_capacity(64), last: None, guesses: 0 })
+    }
+
+    /// Takes in who came, leaves out who went, and listens again to those whose batch has ended.
+    fn follow(&mut self, shared: &Shared) -> io::Result<()> {
+        let current = shared.tenants();
+        for tenant in &current {
+            let number = tenant.id.0;
+            let listens = || tenant.is_listened_to.load(Ordering::SeqCst);
+            let (_, listens) = self.tenants.entry(number).or_insert_with(|| (Arc::clone(tenant), listens()));
+            if *listens {
+                continue;
+            }
+            let mut table = tenant.lock_for_faults();
+            if table.may_read() {
+                self.set.add(tenant.memory.event(), number.into(), Interest::Readable)?;
+                *listens = true;
+                // Served once even if the message that it waited with is answered meanwhile, or it would count as waiting for ever.
+                self.ready.push(number);
+            } else {
+                // The end of the batch is signalled to whoever waits for it.
+                table.is_awaited |= table.batch;
+            }
+        }
+        if self.tenants.len() > current.len() {
+            self.tenants.retain(|number, _| current.iter().any(|tenant| tenant.id == SpaceId(*number)));
+        }
+        Ok(())
+    }
+
+    /// Finds out who has something to tell; sleeps up to `patience` if nobody has.
+    fn look(&mut self, patience: Duration) -> io::Result<()> {
+        let ready = &mut self.ready;
+        let note = |number: u64| ready.extend(u32::try_from(number));
+        self.set.wait(Some(patience), note).map(|_| ())
+    }
+
+    /// Asks the one who had something to tell last, or goes on since, without a look at who has. Whether that was right.
+    fn guess(&mut self, messages: &mut Messages, faults: &mut Faults, now: Instant) -> bool {
+        let asked = self.last.filter(|_| self.guesses < GUESSES_MAX).and_then(|number| self.tenants.get(&number));
+        let is_right =
+            asked.is_some_and(|(tenant, listens)| *listens && !tenant.is_gone() && messages.guess(tenant, faults, now));
+        if is_right && messages.was_alone() {
+            self.guesses += 1;
+        } else {
+            (self.last, self.guesses) = (None, 0);
+        }
+        is_right
+    }
+
+    /// Serves whoever has something to tell; how many did. Nobody is asked for this turn if it `is_quiet`: the end of a sleep has just told that nobody has.
+    fn serve(
+        &mut self,
+        shared: &Shared,
+        messages: &mut Messages,
+        faults: &mut Faults,
+        (is_quiet, now): (bool, Instant),
+    ) -> io::Result<usize> {
+        if self.ready.is_empty() && !is_quiet {
+            // While somebody waits for a page that is on its way, its thread has no other fault; those of others are found by the look.
+            if !faults.is_awaited() && self.guess(messages, faults, now) {
+                return Ok(1);
+            }
+            self.look(Duration::ZERO)?;
+        }
+        if self.ready.iter().any(|number| !self.tenants.contains_key(number)) {
+            // Somebody came quietly.
+            self.follow(shared)?;
+        }
+        let count = self.ready.len();
+        for number in self.ready.drain(..) {
+            // One that has waited is in the list twice, if its messages are still there.
+            let Some((tenant, listens)) = self.tenants.get_mut(&number).filter(|(_, listens)| *listens) else {
+                continue;
+            };
+            if tenant.is_gone() || !messages.serve(tenant, faults, Instant::now()) {
+                self.set.remove(tenant.memory.event())?;
+                *listens = false;
+            } else {
+                // Of many that come at once others wait long enough.
+                self.last = messages.was_alone().then_some(number);
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// How a fault thread spends the time in which it has nothing to do.
+struct Leisure {
+    spin: Spin,
+    company: Company,
+}
+
+impl Leisure {
+    fn new(now: Instant) -> Self {
+        Self { spin: Spin::new(now), company: Company::default() }
+    }
+
+    /// How long to sleep; `None`: look again instead.
+    fn patience(&mut self, waiting: Waiting, has_put_off: bool, now: Instant) -> Option<Duration> {
+        match waiting {
+            Waiting::Poll => None,
+            Waiting::Retry => Some(RETRY_INTERVAL),
+            _ if has_put_off => Some(RETRY_INTERVAL),
+            _ if self.spin.goes_on(now) && self.company.is_alone(now, Instant::now, yield_now) => None,
+            Waiting::Nothing | Waiting::Event => Some(IDLE_INTERVAL),
+        }
+    }
+}
+
+/// The first fault thread: reads all messages, and answers.
+pub(crate) fn serve_faults(
+    shared: &Shared,
+    (mut messages, mut faults): (Messages, Faults),
+    mut wakefulness: Wakefulness,
+) -> io::Result<()> {
+    let mut served = Served::new(shared)?;
+    let mut leisure = Leisure::new(Instant::now());
+    let mut is_quiet = false;
+    while !shared.is_stopping() {
+        // Once for all of a turn: a look at the clock is 30 ns, and a turn takes some microseconds.
+        let now = Instant::now();
+        if shared.faults.clear() {
+            served.follow(shared)?;
+            messages.fetch_wanted(&mut faults);
+        }
+        let has_served = served.serve(shared, &mut messages, &mut faults, (std::mem::take(&mut is_quiet), now))? > 0;
+        let has_answered = faults.answer_shared();
+        messages.settle(now);
+        let waiting = faults.poll(now);
+        let filled = faults.take_filled();
+        served.last = filled.map(|space| space.0).or(served.last);
+        // Not for messages alone: what is answered here waits for nobody's CPU.
+        (0..shared.crew.take_demands()).for_each(|_| wakefulness.asked(now));
+        if has_served || has_answered {
+            leisure.spin.worked(now);
+            continue;
+        }
+        if filled.is_some() {
+            // Whoever goes on may miss the next page at once. Whether it pays to wait for that is told by faults alone.
+            continue;
+        }
+        let has_put_off = faults.has_put_off() || messages.are_unsettled();
+        let Some(patience) = leisure.patience(waiting, has_put_off, now) else { continue };
+        let patience = wakefulness.rest(now).unwrap_or(patience).min(patience);
+        if has_events(faults.engine()) {
+            let slept = shared.faults.sleep(|| wait(&[served.set.as_fd()], faults.engine(), patience));
+            is_quiet = slept.transpose()? == Some(false);
+        } else {
+            shared.faults.sleep(|| served.look(patience)).transpose()?;
+        }
+    }
+    Ok(())
+}
+
+/// A fault thread besides the first, woken by the bell of that number: answers what is left to it.
+pub(crate) fn help_with_faults(shared: &Shared, bell: usize, mut faults: Faults) -> io::Result<()> {
+    let bell = &shared.crew.bells()[bell];
+    let mut leisure = Leisure::new(Instant::now());
+    while !shared.is_stopping() {
+        bell.clear();
+        let has_answered = faults.answer_shared();
+        let now = Instant::now();
+        let waiting = faults.poll(now);
+        if has_answered {
+            shared.counters.faults_helped.add(1);
+            leisure.spin.worked(now);
+            continue;
+        }
+        let Some(patience) = leisure.patience(waiting, faults.has_put_off(), now) else { continue };
+        bell.sleep(|| wait(&[bell.as_fd()], faults.engine(), patience)).transpose()?;
+    }
+    Ok(())
+}
+
+/// The eviction thread.
+pub(crate) fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
+    let (mut pauses, mut placement) = (EvictionPauses::default(), Placement::new(Instant::now()));
+    while !shared.is_stopping() {
+        shared.eviction.clear();
+        let now = Instant::now();
+        let waiting = eviction.turn(now);
+        if eviction.take_agent_seen().is_some_and(|agent| placement.batch_ended(agent, now)) {
+            pauses.moved();
+        }
+        let patience = match pauses.next(waiting, eviction.is_agent_at_work(), Instant::now, yield_now) {
+            Pause::None => continue,
+            Pause::Agent => {
+                eviction.await_agent(RETRY_INTERVAL);
+                // Its program may have been stopped.
+                placement.rests(Instant::now());
+                continue;
+            }
+            Pause::Sleep(patience) => patience.min(placement.rests(Instant::now())),
+        };
+        shared.eviction.sleep(|| wait(&[shared.eviction.as_fd()], eviction.engine(), patience)).transpose()?;
+    }
+    Ok(())
+}
+
+/// The survey thread.
+pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
+    let (mut has_visitors, mut looks_at) = (true, Instant::now());
+    while !shared.is_stopping() {
+        let now = Instant::now();
+        if shared.survey.clear() || has_visitors || looks_at <= now {
+            survey.keep_guarded()?;
+            looks_at = now + survey.look(now, has_visitors);
+        }
+        let patience = looks_at.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
+        let mut waits = vec![PollFd::new(&shared.survey, PollFlags::IN), PollFd::new(survey.guardian(), PollFlags::IN)];
+        let listeners = waits.len();
+        waits.extend(survey.call_listeners().map(|listener| PollFd::from_borrowed_fd(listener, PollFlags::IN)));
+        let visitors = waits.len();
+        waits.extend(survey.visitors().map(|visitor| PollFd::from_borrowed_fd(visitor, PollFlags::IN)));
+        let others = waits.len();
+        waits.extend(survey.notes().map(|notes| PollFd::new(notes, PollFlags::IN)));
+        let slept = shared.survey.sleep(|| poll(&mut waits, Some(&timeout)));
+        let is_ready = |wait: &PollFd<'_>| !wait.revents().is_empty();
+        has_visitors = match slept {
+            Some(Ok(_)) => waits[visitors..others].iter().any(is_ready),
+            // Nobody has looked.
+            None | Some(Err(rustix::io::Errno::INTR)) => true,
+            Some(Err(error)) => return Err(error.into()),
+        };
+        let is_called = waits[..listeners].iter().any(is_ready) || has_visitors;
+        let (has_calls, has_notes) =
+            (waits[listeners..visitors].iter().any(is_ready), waits[others..].iter().any(is_ready));
+        if is_called || has_notes && survey.read_notes() {
+            looks_at = Instant::now();
+        } else if has_calls {
+            // Their programs wait, and a look at everything takes longer than most of them.
+            let now = Instant::now();
+            looks_at = looks_at.min(now + survey.hear_calls(now));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_sys::paging_safety::use_memory_reserves;
+    use spillway_sys::process_stat::ProcessStat;
+    use spillway_sys::skipping::skip;
+
+    use super::*;
+    use crate::budget::Budget;
+    use crate::page_table::Books;
+    use crate::page_table::page_indexes::Directory;
+    use crate::page_table::volume_pages::Slots;
+
+    /// The policy of the calling thread (sched(7)).
+    fn policy() -> i32 {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        ProcessStat::of_thread(std::process::id(), thread).unwrap().policy().unwrap()
+    }
+
+    /// Rule 13.
+    #[test]
+    fn no_thread_inherits_a_real_time_policy() {
+        let books = Books { slots: Slots::new(1), directory: Directory::default() };
+        let shared = Arc::new(Shared::new(books, Budget::new(1 << 20, 0), 1).unwrap());
+        let (tell, told) = std::sync::mpsc::channel();
+        // A thread of its own, because it keeps the policy.
+        let starter = std::thread::spawn(move || {
+            let has_policy = use_memory_reserves().is_ok() && policy() != 0;
+            let run = move || tell.send(policy()).map_err(io::Error::other);
+            start("faults", &shared, run).unwrap().join().unwrap();
+            has_policy
+        });
+        assert_eq!(told.recv().unwrap(), 0, "SCHED_OTHER");
+        if !starter.join().unwrap() {
+            skip("the right to a real-time policy (CAP_SYS_NICE)");
+        }
+    }
+}
