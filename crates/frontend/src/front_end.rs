@@ -73,7 +73,7 @@ pub trait FrontEnd: Send {
     }
 }
 
-/// A block device that waits for another process, see [`choice::take_over`].
+/// A block device that waits for another process, see [`take_over`](crate::choice::take_over).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FrontEndIdentity {
