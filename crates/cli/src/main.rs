@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     let io_flusher = if serves_pages { spillway_sys::paging_safety::set_input_output_flusher() } else { Ok(()) };
     // A program file may have a capability (`doctor` names it) for one call of the pager; no process of ours that does more than this call keeps it.
     let is_needed = std::env::args_os().nth(1).is_some_and(|command| command == "run" || command == "doctor");
-    if let Err(error) = spillway_sys::tracing_right::give_up(is_needed) {
+    if let Err(error) = spillway_sys::userfaultfd::tracing_right::give_up(is_needed) {
         eprintln!(
             "spillway: CAP_SYS_PTRACE, which this program file has, cannot be given up: {error}; take it away with setcap -r"
         );
@@ -86,7 +86,7 @@ fn log_to_stderr() {
 fn execute(command: Command, io_flusher: std::io::Result<()>) -> Result<Ending, Failure> {
     match command {
         Command::Run(arguments) => return run::run(&arguments),
-        Command::BecomeProgram(arguments) => return Err(run::program::become_program(&arguments)),
+        Command::BecomeProgram(arguments) => return Err(run::become_program::become_program(&arguments)),
         Command::Swap(command) => swap_command::execute(&command)?,
         Command::Device(command) => device::command::execute(&command)?,
         Command::Donate(arguments) => donate::execute(&arguments)?,

@@ -14,7 +14,7 @@ use spillway_frontend::{fuse, nbd, ublk};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::cgroup::MemoryGroup;
-use crate::device::serve::{DeviceRecord, remove_backing};
+use crate::device::records::{DeviceRecord, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
 use crate::machine::reserve::Reserve;

@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 use spillway_fabric::address::DonorAddress;
 use spillway_volume::settings::redundancy::Redundancy;
 
-use crate::device::launch::{open_log, wait_for};
 use crate::failure::Failure;
 use crate::limits;
 use crate::machine::memory::Memory;
+use crate::machine::process::{open_log, wait_for};
 use crate::registry::{Kind, Registry};
 use crate::size::human;
 

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use crate::arguments::{NameArguments, SwapCommand, SwapOnArguments};
 use crate::device::command::{Purpose, chosen, start};
+use crate::device::records::DeviceRecord;
 use crate::device::revival::revive;
-use crate::device::serve::DeviceRecord;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::machine::reserve::Reserve;

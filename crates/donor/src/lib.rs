@@ -21,6 +21,7 @@ pub mod capacity;
 pub mod complaints;
 pub mod config;
 pub mod connections;
+mod conversation;
 pub mod donor;
 pub mod eviction;
 pub mod host_memory;

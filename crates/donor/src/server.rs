@@ -11,9 +11,10 @@ use spillway_fabric::tcp::{self, Greeting};
 use spillway_fabric::wire::preface::Role;
 
 use crate::connections::Place;
+use crate::conversation::{self, SessionEnd};
 use crate::limits::{ACCEPT_PAUSE, ROOM_PATIENCE};
 use crate::listen::{Listener, Peer};
-use crate::session::{self, Session, SessionEnd};
+use crate::session::Session;
 use crate::shared::Shared;
 
 /// Accepts until the donor stops.
@@ -57,7 +58,7 @@ fn serve_connection(shared: &Shared, stream: OwnedFd, peer: &Peer) {
         Err(error) => return refuse(shared, peer, &error),
     };
     match opening.role() {
-        Role::Control => match session::serve(shared, opening, peer, &place) {
+        Role::Control => match conversation::serve(shared, opening, peer, &place) {
             Ok(()) => {}
             Err(end @ (SessionEnd::Goodbye(_) | SessionEnd::Stopping)) => tracing::info!("{peer} left: {end}"),
             Err(end @ (SessionEnd::Handshake(_) | SessionEnd::Rejected(_))) => refuse(shared, peer, &end),

@@ -21,7 +21,7 @@ use spillway_fabric::tcp::{Greeting, SlabDirectory, TcpQueuePair, Traffic, serve
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle, Tag};
 use spillway_fabric::wire::SessionToken;
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES};
-use spillway_fabric::wire::preface::PREFACE_BYTES;
+use spillway_fabric::wire::foreign::PREFACE_BYTES;
 use spillway_sys::epoll::{Epoll, Interest};
 use spillway_sys::mapping::Mapping;
 

@@ -18,7 +18,7 @@ use spillway_fabric::queue_pair::{Completion, Operation, PostError, QueuePair, R
 use spillway_fabric::tcp::{Greeting, TcpQueuePair, introduce};
 use spillway_fabric::units::{SlabHandle, Tag};
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RequestHeader, ResponseHeader, Status};
-use spillway_fabric::wire::preface::PREFACE_BYTES;
+use spillway_fabric::wire::foreign::PREFACE_BYTES;
 use spillway_sys::epoll::{Epoll, Interest};
 
 use support::*;

@@ -14,7 +14,8 @@ use spillway_fabric::queue_pair::{Operation, QueuePair};
 use spillway_fabric::tcp::{TcpQueuePair, introduce};
 use spillway_fabric::units::{RemoteAddress, SlabHandle};
 use spillway_fabric::wire::data::{REQUEST_HEADER_BYTES, RequestHeader, ResponseHeader, Status};
-use spillway_fabric::wire::preface::{self, PREFACE_BYTES, Role};
+use spillway_fabric::wire::foreign::PREFACE_BYTES;
+use spillway_fabric::wire::preface::{self, Role};
 use spillway_fabric::wire::proof::{NONCE_BYTES, session_name};
 
 use support::*;

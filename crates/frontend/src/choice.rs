@@ -8,8 +8,9 @@ use std::str::FromStr;
 
 use spillway_block::channel::BlockChannel;
 
-use crate::front_end::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
+use crate::front_end::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::fuse::device::LoopFuse;
+use crate::identity::FrontEndIdentity;
 use crate::nbd::device::Nbd;
 use crate::ublk::device::Ublk;
 use crate::{fuse, nbd, ublk};
@@ -214,8 +215,8 @@ mod tests {
             directory: PathBuf::from("/run/spillway"),
         };
         let gone = [
-            FrontEndIdentity::Ublk(crate::ublk::identity::UblkIdentity { device_id: 4242 }),
-            FrontEndIdentity::Nbd(crate::nbd::identity::NbdIdentity {
+            FrontEndIdentity::Ublk(crate::identity::UblkIdentity { device_id: 4242 }),
+            FrontEndIdentity::Nbd(crate::identity::NbdIdentity {
                 index: 4242,
                 identifier: "x".to_owned(),
                 connections: 1,

@@ -3,12 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
+use crate::identity::FrontEndIdentity;
 use crate::limits::{SLOTS_PER_THREAD_MAX, THREADS_MAX};
-use crate::nbd::identity::NbdIdentity;
-use crate::ublk::identity::UblkIdentity;
 
 /// How to make a device, whichever the front end.
 #[derive(Clone, Debug)]
@@ -71,16 +69,6 @@ pub trait FrontEnd: Send {
     fn recovery(&self) -> Option<FrontEndIdentity> {
         None
     }
-}
-
-/// A block device that waits for another process, see [`take_over`](crate::choice::take_over).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FrontEndIdentity {
-    /// Of the ublk driver.
-    Ublk(UblkIdentity),
-    /// Of the NBD driver.
-    Nbd(NbdIdentity),
 }
 
 /// Why a front end could not be started or stopped. The text says what to do.

@@ -4,6 +4,7 @@
 //! - [`ublk`]: a device of the kernel's ublk driver.
 //! - [`nbd`]: a device of the kernel's NBD driver, and a server for ordinary NBD clients.
 //! - [`fuse`]: a loop device over a FUSE filesystem of one file, for kernels without ublk and NBD.
+//! - [`identity`]: which block device a dead process left.
 //! - [`ownership`]: the names by which mounts and loop devices tell who made them.
 //! - `block_queue`: settings of a block device's queue; `openers`: who has it open; [`limits`]: every bound.
 
@@ -13,6 +14,7 @@ mod block_queue;
 pub mod choice;
 pub mod front_end;
 pub mod fuse;
+pub mod identity;
 pub mod limits;
 pub mod nbd;
 mod openers;

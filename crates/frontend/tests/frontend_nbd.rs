@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use spillway_frontend::front_end::{FrontEnd, FrontEndConfig, FrontEndError};
+use spillway_frontend::identity::NbdIdentity;
 use spillway_frontend::limits::NBD_TIMEOUT_MARGIN;
 use spillway_frontend::nbd::device::Nbd;
-use spillway_frontend::nbd::identity::NbdIdentity;
 use spillway_frontend::nbd::remains;
 use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::mapping::Mapping;

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use spillway_block::channel::{BlockChannel, Received};
 use spillway_frontend::front_end::{FrontEnd, FrontEndError};
+use spillway_frontend::identity::UblkIdentity;
 use spillway_frontend::ublk::device::Ublk;
-use spillway_frontend::ublk::identity::UblkIdentity;
 use spillway_frontend::ublk::remains;
 use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::mapping::Mapping;

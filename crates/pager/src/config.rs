@@ -13,8 +13,8 @@ use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 
+use crate::error::PagerError;
 use crate::limits::{BUDGET_BYTES_MIN, FAULT_THREADS_MAX};
-use crate::pager::PagerError;
 
 /// How to start a pager.
 #[derive(Clone, Debug)]

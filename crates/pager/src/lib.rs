@@ -24,6 +24,7 @@
 pub mod address_space;
 pub mod budget;
 pub mod config;
+pub mod error;
 pub mod evict;
 pub mod fault;
 pub mod fork;

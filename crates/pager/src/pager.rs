@@ -18,7 +18,6 @@ use spillway_stub::greeting::{Address, Listener};
 use spillway_stub::head::Head;
 use spillway_stub::protocol::NOTES_SUFFIX;
 use spillway_sys::guardian::Guardian;
-use spillway_volume::error::VolumeError;
 use spillway_volume::health;
 use spillway_volume::running::{Prerequisites, RunningVolume};
 use spillway_volume::settings::VolumeConfig;
@@ -28,6 +27,7 @@ use spillway_volume::status::DeviceStatus;
 use crate::address_space::Tenant;
 use crate::budget::Budget;
 use crate::config::PagerConfig;
+use crate::error::PagerError;
 use crate::evict::Eviction;
 use crate::fault::Faults;
 use crate::fault::messages::Messages;
@@ -47,32 +47,6 @@ use crate::statistics::PagerStatistics;
 use crate::threads;
 use crate::threads::bell::Bell;
 use crate::threads::lock::lock;
-
-/// Why a pager could not be started. The text says what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum PagerError {
-    /// A setting is wrong.
-    #[error("{0}")]
-    Invalid(String),
-    /// The volume behind it could not be started.
-    #[error(transparent)]
-    Volume(#[from] VolumeError),
-    /// A system call failed.
-    #[error("{context}: {source}")]
-    System {
-        /// What was being done.
-        context: String,
-        /// The error.
-        source: std::io::Error,
-    },
-}
-
-impl PagerError {
-    pub(crate) fn system(context: &str) -> impl FnOnce(std::io::Error) -> Self + use<> {
-        let context = context.to_owned();
-        move |source| Self::System { context, source }
-    }
-}
 
 /// A running pager. Dropping it stops it; programs must have ended by then.
 pub struct Pager {

@@ -5,12 +5,10 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
-use crate::builder::Builder;
 use crate::failure::Failure;
-use crate::image::{Image, cache_directory};
-use crate::{limits, tools};
+use crate::image::cache_directory;
+use crate::tools;
 
 /// How a guest's instructions run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +35,8 @@ impl Acceleration {
         }
     }
 
-    /// The best that works here, tried with `image`. The caller has its [`Turn`](crate::turn::Turn).
-    pub fn choose(image: &Image) -> Result<Self, Failure> {
+    /// The best that works here; `boots` tries whether a guest boots by hardware. The caller has its [`Turn`](crate::turn::Turn).
+    pub fn choose(boots: impl FnOnce() -> bool) -> Result<Self, Failure> {
         // Whoever cannot open it cannot use it.
         if fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
             return Ok(Self::Emulation);
@@ -48,7 +46,7 @@ impl Acceleration {
         if let Some(known) = Self::kept(&file, &host) {
             return Ok(known);
         }
-        let chosen = if boots(image) { Self::Hardware } else { Self::Emulation };
+        let chosen = if boots() { Self::Hardware } else { Self::Emulation };
         fs::write(&file, format!("{}\n{host}", chosen.word())).map_err(Failure::file(&file))?;
         Ok(chosen)
     }
@@ -67,13 +65,6 @@ fn host() -> Result<String, Failure> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let version = tools::output(tools::QEMU.command()?.arg("--version"))?;
     Ok(format!("{release}{}", String::from_utf8_lossy(&version)))
-}
-
-/// Whether a guest boots with the hardware's help and runs a program.
-fn boots(image: &Image) -> bool {
-    let trial = Builder::default().acceleration(Acceleration::Hardware).boot_deadline(limits::TRIAL_DEADLINE);
-    let said = trial.boot(image, None).and_then(|machine| machine.run("true", Duration::from_secs(10)));
-    said.is_ok_and(|said| said.status == 0)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::acceleration::Acceleration;
 use crate::attempts;
@@ -72,6 +72,13 @@ impl Default for Builder {
             acceleration: None,
             network: None,
         }
+    }
+}
+
+impl VirtualMachine {
+    /// Describes a machine.
+    pub fn builder() -> Builder {
+        Builder::default()
     }
 }
 
@@ -160,7 +167,7 @@ impl Builder {
 
     fn accelerated(mut self, image: &Image) -> Result<Self, Failure> {
         if self.acceleration.is_none() {
-            self.acceleration = Some(Acceleration::choose(image)?);
+            self.acceleration = Some(Acceleration::choose(|| boots(image))?);
         }
         Ok(self)
     }
@@ -263,9 +270,11 @@ pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// When something that may take `duration` must be done.
-pub(crate) fn deadline(duration: Duration) -> Instant {
-    Instant::now() + duration
+/// Whether a guest boots with the hardware's help and runs a program.
+fn boots(image: &Image) -> bool {
+    let trial = Builder::default().acceleration(Acceleration::Hardware).boot_deadline(limits::TRIAL_DEADLINE);
+    let said = trial.boot(image, None).and_then(|machine| machine.run("true", Duration::from_secs(10)));
+    said.is_ok_and(|said| said.status == 0)
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use spillway_sys::child::{self, ChildProcess, ChildSteps};
 
-use crate::builder::{Builder, deadline};
 use crate::command_line::{END_STATUS, Plan};
 use crate::control::{Control, Said, Waited};
 use crate::directory::MachineDirectory;
@@ -43,11 +42,6 @@ fn qemu(plan: &Plan) -> Result<Command, Failure> {
 }
 
 impl VirtualMachine {
-    /// Describes a machine.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
     /// Starts QEMU.
     pub(crate) fn launch(
         plan: &Plan,
@@ -226,4 +220,9 @@ impl Drop for VirtualMachine {
     fn drop(&mut self) {
         self.kill_now();
     }
+}
+
+/// When something that may take `duration` must be done.
+pub(crate) fn deadline(duration: Duration) -> Instant {
+    Instant::now() + duration
 }

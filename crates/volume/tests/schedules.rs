@@ -1,4 +1,4 @@
-//! What threads share, under a scheduler that explores interleavings: `cargo test -p spillway-borrower --features schedules`.
+//! What threads share, under a scheduler that explores interleavings: `cargo test -p spillway-volume --features schedules`.
 //!
 //! Each test states the promise that the path of a page rests on, and lets shuttle try thousands of orders of the atomic
 //! steps. A failure prints the schedule that replays it.

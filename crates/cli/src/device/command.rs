@@ -3,7 +3,8 @@
 use serde_json::json;
 use spillway_volume::settings::redundancy::Redundancy;
 
-use super::launch::{LaunchedDevice, RunningDevice, launch};
+use super::launch::{RunningDevice, launch};
+use super::records::LaunchedDevice;
 use super::storage;
 use crate::arguments::{DeviceCommand, DeviceOnArguments, NameArguments, NewDeviceArguments, ServingArguments};
 use crate::failure::Failure;

@@ -17,15 +17,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Signal;
-use serde::{Deserialize, Serialize};
 use spillway_sys::child::{self, ChildProcess, ChildSteps};
 use spillway_sys::memory_hierarchy::Hierarchy;
 use spillway_sys::paging_safety;
 use spillway_volume::state::keeping::KeptMemory;
 use spillway_volume::status::DeviceStatus;
 
-use super::launch::LaunchedDevice;
-use super::serve::{self, DeviceRecord, DeviceReport};
+use super::records::{DeviceRecord, DeviceReport, Handed, LaunchedDevice, Readiness};
+use super::serve;
 use crate::cgroup::OwnGroup;
 use crate::failure::Failure;
 use crate::limits::{RESTART_PAUSE_MAX, RESTART_PAUSE_MIN, RESTART_WINDOW, RESTARTS_MAX};
@@ -38,17 +37,6 @@ use crate::status_socket::{Answer, Question, StatusServer};
 /// How often the keeper looks at its signals.
 const TURN: Duration = Duration::from_millis(100);
 
-/// What a keeper hands to the process that serves.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Handed {
-    /// Where the memory is opened; none for a device without pages that could outlive it.
-    pub(crate) memory: Option<PathBuf>,
-    /// What is less safe than it should be, in words.
-    pub(crate) notes: Vec<String>,
-    /// Whether the launcher let the device live on without it.
-    pub(crate) released: bool,
-}
-
 /// Runs until the device is stopped, or cannot be served any more.
 pub(crate) fn keep(launched_text: &str) -> Result<(), Failure> {
     let launched: LaunchedDevice = serde_json::from_str(launched_text).map_err(Failure::usage)?;
@@ -56,7 +44,7 @@ pub(crate) fn keep(launched_text: &str) -> Result<(), Failure> {
     match Keeper::prepare(&launched) {
         Ok(keeper) => keeper.run(&signals),
         Err(failure) => {
-            serve::announce(&super::launch::Readiness::Failed(failure.to_string()));
+            serve::announce(&Readiness::Failed(failure.to_string()));
             Err(failure)
         }
     }

@@ -4,85 +4,18 @@
 //! with it; so nothing stays half attached. The answer comes as one JSON line on the process's standard output.
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
+use super::records::{LaunchedDevice, Readiness};
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;
-use crate::machine::waiting::wait_until;
-use crate::own_donors::OwnDonorsPlan;
+use crate::machine::process::{open_log, wait_for};
 use crate::registry::{Kind, Registry};
 use crate::status_socket::{self, Question};
-
-/// Everything the device's process needs to know, checked by the launcher.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct LaunchedDevice {
-    /// Its name.
-    pub(crate) name: String,
-    /// Bytes of the device.
-    pub(crate) size_bytes: u64,
-    /// Bytes of a slab.
-    pub(crate) slab_size_bytes: u64,
-    /// Donors' addresses.
-    pub(crate) donors: Vec<String>,
-    /// Donors of its own that its keeper starts.
-    #[serde(default)]
-    pub(crate) own_donors: Option<OwnDonorsPlan>,
-    /// The cluster key file.
-    pub(crate) key_file: Option<PathBuf>,
-    /// The setting for copies.
-    pub(crate) redundancy: String,
-    /// The backing file.
-    pub(crate) backing: Option<PathBuf>,
-    /// Whether the backing file is removed with the device.
-    pub(crate) backing_temporary: bool,
-    /// When slabs get their donor.
-    pub(crate) mapping: String,
-    /// How pages travel.
-    pub(crate) transport: String,
-    /// When idle CPUs are kept awake.
-    pub(crate) keep_awake: String,
-    /// How the kernel reaches it.
-    pub(crate) frontend: String,
-    /// Where it serves NBD clients, instead of being a block device; empty for none.
-    pub(crate) listen: Vec<String>,
-    /// Also where other machines may connect.
-    pub(crate) insecure_listen: bool,
-    /// Clients at a time.
-    pub(crate) connections: Option<usize>,
-    /// Whether the whole machine swaps to it.
-    pub(crate) machine_swap: bool,
-    /// Whether it serves from its own memory.
-    pub(crate) local_memory: bool,
-    /// Whether its pages are served again, through a new block device, when its process and with it the block device died: for
-    /// disks, which can be plugged in again, and not for swap. A front end whose block device stays needs no such leave.
-    pub(crate) outlives_block_device: bool,
-    /// The run that it belongs to.
-    pub(crate) run: Option<String>,
-}
-
-/// The line that the process answers with.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Readiness {
-    /// The device is there.
-    Ready {
-        /// Its path.
-        path: PathBuf,
-        /// What is less safe than it should be, in words.
-        notes: Vec<String>,
-        /// Donors that could not be reached, with the reason.
-        donors_missing: Vec<String>,
-    },
-    /// It could not be started.
-    Failed(String),
-}
 
 /// A device whose process was started here. Dropped before [`RunningDevice::keep`], it is stopped.
 #[derive(Debug)]
@@ -142,11 +75,6 @@ impl Drop for RunningDevice {
             let _ = self.stop_now();
         }
     }
-}
-
-/// Waits for a child to end; false if it has not by the deadline.
-pub(crate) fn wait_for(child: &mut Child, deadline: Instant) -> bool {
-    wait_until(deadline, || !matches!(child.try_wait(), Ok(None)))
 }
 
 /// Starts the process and waits for its answer.
@@ -211,14 +139,6 @@ impl Failure {
             other => other,
         }
     }
-}
-
-/// The log of a process of ours, which tells of donors and programs, so that it is for its user only.
-pub(crate) fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
-    let log = std::fs::File::options().create(true).append(true).mode(0o600).open(path)?;
-    // One that an older version made.
-    log.set_permissions(std::fs::Permissions::from_mode(0o600))?;
-    Ok(log)
 }
 
 fn spawn(launched: &LaunchedDevice, log_path: &Path) -> std::io::Result<Child> {

@@ -2,6 +2,7 @@
 //!
 //! - [`launch`]: starts the process and waits until the device is there.
 //! - [`keeper`]: the process, which keeps the device's memory; [`serve`]: its child, which serves the device and may die.
+//! - [`records`]: what these processes tell one another and write down.
 //! - [`revival`]: one that was given up, when its pages are wanted back.
 //! - [`storage`]: where pages go: donors, key and backing file, checked before anything starts.
 //! - [`command`]: `spillway device on`, `off` and `status`.
@@ -9,6 +10,7 @@
 pub(crate) mod command;
 pub(crate) mod keeper;
 pub(crate) mod launch;
+pub(crate) mod records;
 pub(crate) mod revival;
 pub(crate) mod serve;
 pub(crate) mod storage;

@@ -8,7 +8,7 @@
 use std::fs;
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use serde::{Deserialize, Serialize};
 use spillway_device::config::DeviceConfig;
 use spillway_device::device::{Device, DeviceError, Kept};
 use spillway_frontend::fuse;
@@ -25,10 +24,8 @@ use spillway_sys::paging_safety;
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::state::records::Records;
 use spillway_volume::state::{DeviceState, keeping};
-use spillway_volume::status::DeviceStatus;
 
-use super::keeper::Handed;
-use super::launch::{LaunchedDevice, Readiness};
+use super::records::{DeviceRecord, DeviceReport, Handed, LaunchedDevice, Readiness, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
 use crate::registry::{Kind, Registry};
@@ -36,44 +33,6 @@ use crate::status_socket::{Answer, Question, StatusServer};
 
 /// How often the process looks at its owner and its signals.
 const TURN: Duration = Duration::from_millis(100);
-
-/// The status of a device's process: the device's own and the process's.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct DeviceReport {
-    /// The run that it belongs to.
-    pub(crate) run: Option<String>,
-    /// What is less safe than it should be, in words.
-    pub(crate) notes: Vec<String>,
-    /// Its process died too often, and is not started again unless it is asked for.
-    pub(crate) given_up: bool,
-    /// The device.
-    pub(crate) device: DeviceStatus,
-}
-
-/// What the entry of a device, or of a run by the pager, says to whoever mends it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct DeviceRecord {
-    /// The block device, once there is one.
-    pub(crate) path: Option<PathBuf>,
-    /// A backing file that goes with the device.
-    pub(crate) temporary_backing: Option<PathBuf>,
-    /// The run that it belongs to.
-    pub(crate) run: Option<String>,
-    /// Whether its launcher let it live on.
-    #[serde(default)]
-    pub(crate) released: bool,
-}
-
-impl DeviceRecord {
-    /// The record in an entry.
-    pub(crate) fn read(entry: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(entry.join("device.json")).ok()?).ok()
-    }
-
-    pub(crate) fn write(&self, entry: &Path) -> std::io::Result<()> {
-        fs::write(entry.join("device.json"), serde_json::to_vec(self)?)
-    }
-}
 
 /// What the owner's pipe says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -321,13 +280,6 @@ fn look_at_owner() -> Owner {
     }
 }
 
-pub(crate) fn remove_backing(record: &DeviceRecord) {
-    if let Some(path) = &record.temporary_backing {
-        // It may never have been made.
-        let _ = fs::remove_file(path);
-    }
-}
-
 /// Everything that keeps paging from waiting for paging, see the module text; what is refused becomes a note. The memory group
 /// and its place in the order of out-of-memory kills are the keeper's, and inherited.
 fn make_safe(launched: &LaunchedDevice, notes: &mut Vec<String>) {
@@ -462,24 +414,5 @@ mod tests {
         let bad_place = LaunchedDevice { listen: vec!["x".to_owned()], ..launched() };
         assert!(matches!(config(&bad_place), Err(Failure::Usage(_))));
         assert!(matches!(serve("{", "{}", Ok(())), Err(Failure::Usage(_))));
-    }
-
-    #[test]
-    fn the_record_of_an_entry_survives_and_its_backing_file_goes() {
-        let directory = tempfile::tempdir().unwrap();
-        let backing = directory.path().join("backing");
-        fs::write(&backing, "x").unwrap();
-        let record = DeviceRecord {
-            path: Some("/dev/loop9".into()),
-            temporary_backing: Some(backing.clone()),
-            run: None,
-            released: true,
-        };
-        record.write(directory.path()).unwrap();
-        let read = DeviceRecord::read(directory.path()).unwrap();
-        assert_eq!((read.path.as_ref(), read.released), (record.path.as_ref(), true));
-        remove_backing(&read);
-        assert!(!backing.exists());
-        assert!(DeviceRecord::read(&directory.path().join("none")).is_none());
     }
 }

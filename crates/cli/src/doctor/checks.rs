@@ -3,53 +3,16 @@
 use std::fs;
 
 use rustix::fs::Access;
-use serde::Serialize;
 use spillway_block::wakefulness::{self, AsleepReason};
 use spillway_frontend::choice::{self, FrontEndKind};
 use spillway_frontend::ublk::bad_kernels;
 use spillway_sys::cpu_latency::{DEVICE, IdleCpus};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
+use super::check::{Check, State, Way};
 use super::pager_checks;
 use crate::machine::swap_list;
 use crate::machine::system::System;
-
-/// How a capability stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum State {
-    /// It is there.
-    Good,
-    /// It is not there, and what it gives is done otherwise or not needed.
-    Optional,
-    /// It is not there, and the way that needs it cannot be gone.
-    Bad,
-}
-
-/// The ways in which memory reaches a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Way {
-    /// A swap device.
-    Swap,
-    /// The pager.
-    Pager,
-}
-
-/// One capability.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Check {
-    /// Its name.
-    pub(crate) name: &'static str,
-    /// What it is for.
-    pub(crate) needed_for: Way,
-    /// How it stands.
-    pub(crate) state: State,
-    /// What was found.
-    pub(crate) detail: String,
-    /// The one command that mends it.
-    pub(crate) mend: Option<String>,
-}
 
 fn good(name: &'static str, detail: impl Into<String>) -> Check {
     Check { name, needed_for: Way::Swap, state: State::Good, detail: detail.into(), mend: None }

@@ -3,6 +3,7 @@
 //!
 //! - [`checks`]: one function for each capability; [`pager_checks`]: those of the pager.
 
+pub(crate) mod check;
 pub(crate) mod checks;
 pub(crate) mod pager_checks;
 
@@ -10,7 +11,8 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use self::checks::{Check, State, Way, hindrance};
+use self::check::{Check, State, Way};
+use self::checks::hindrance;
 use crate::arguments::DoctorArguments;
 use crate::failure::Failure;
 use crate::machine::system::System;

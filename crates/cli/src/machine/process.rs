@@ -4,6 +4,9 @@
 //! started (in clock ticks since boot) it names one process for good. Everything that kills or cleans compares both.
 
 use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::process::Child;
 use std::time::Instant;
 
 use rustix::process::{Pid, Signal};
@@ -52,6 +55,19 @@ impl ProcessIdentity {
     pub(crate) fn wait_gone(&self, deadline: Instant) -> bool {
         wait_until(deadline, || !self.is_alive())
     }
+}
+
+/// Waits for a child to end; false if it has not by the deadline.
+pub(crate) fn wait_for(child: &mut Child, deadline: Instant) -> bool {
+    wait_until(deadline, || !matches!(child.try_wait(), Ok(None)))
+}
+
+/// The log of a process of ours, which tells of donors and programs, so that it is for its user only.
+pub(crate) fn open_log(path: &Path) -> std::io::Result<std::fs::File> {
+    let log = std::fs::File::options().create(true).append(true).mode(0o600).open(path)?;
+    // One that an older version made.
+    log.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+    Ok(log)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 //! A run that is killed is taken down by the first that notices: its device's process or its donors, the next run, or
 //! `doctor --mend`.
 
+pub(crate) mod become_program;
 pub(crate) mod calls;
 pub(crate) mod descriptors;
 pub(crate) mod plan;
@@ -27,7 +28,7 @@ use spillway_pager::limits::BUDGET_BYTES_MIN;
 
 use self::program::Ending;
 use crate::arguments::RunArguments;
-use crate::doctor::checks::Way;
+use crate::doctor::check::Way;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;

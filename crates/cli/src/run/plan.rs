@@ -13,7 +13,7 @@ use spillway_volume::settings::transport::TransportChoice;
 
 use super::take_down::{device_name, donor_prefix};
 use crate::arguments::RunArguments;
-use crate::device::launch::LaunchedDevice;
+use crate::device::records::LaunchedDevice;
 use crate::device::storage::{self, BackingChoice};
 use crate::failure::Failure;
 use crate::interruption::Interruption;

@@ -6,9 +6,8 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -24,9 +23,6 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 
-use super::calls;
-use super::descriptors::restore_limit;
-use crate::arguments::BecomeArguments;
 use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 use crate::interruption::Interruption;
 
@@ -252,42 +248,10 @@ fn pass_on(target: &Mutex<Option<Pid>>, signal: i32) {
     }
 }
 
-/// The hidden command: moves itself into the memory group and becomes the program. Returns only on failure.
-pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
-    // Without `run` nobody adjusts its budget or brings its pages back: it goes with it.
-    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    if let Some(file) = &arguments.procs_file
-        && let Err(error) = fs::write(file, "0")
-    {
-        return Failure::during(file.display(), error);
-    }
-    if let Some(count) = arguments.open_files_max
-        && let Err(error) = restore_limit(count)
-    {
-        return Failure::during("the program's limit of open files", error);
-    }
-    if let Some(socket) = &arguments.tells_calls
-        && let Err(failure) = calls::tell(socket, arguments.tells_forks)
-    {
-        return failure;
-    }
-    let Some((name, rest)) = arguments.program.split_first() else { return Failure::usage("no program") };
-    let error =
-        Command::new(&arguments.file).arg0(name).args(rest).envs(arguments.set.iter().filter_map(setting)).exec();
-    let status = if error.kind() == std::io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE };
-    Failure::Program { text: format!("{}: {error}", arguments.file.display()), status }
-}
-
-/// `NAME=VALUE`, split.
-fn setting(text: &OsString) -> Option<(&OsStr, &OsStr)> {
-    let bytes = text.as_bytes();
-    let middle = bytes.iter().position(|byte| *byte == b'=')?;
-    Some((OsStr::from_bytes(&bytes[..middle]), OsStr::from_bytes(&bytes[middle + 1..])))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::become_program::setting;
 
     fn status(text: &str) -> u8 {
         find(&[text.into()]).unwrap_err().exit_status()

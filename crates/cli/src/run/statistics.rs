@@ -151,7 +151,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::doctor::checks::Way;
+    use crate::doctor::check::Way;
     use crate::run::via::Choice;
 
     fn statistics(device: Value) -> Statistics {

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use spillway_sys::memory_hierarchy::Hierarchy;
 
 use crate::cgroup::MemoryGroup;
-use crate::device::serve::{DeviceRecord, remove_backing};
+use crate::device::records::{DeviceRecord, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
 use crate::registry::{Found, Kind, Registry};

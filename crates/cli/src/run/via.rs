@@ -11,7 +11,8 @@ use spillway_frontend::choice::FrontEndChoice;
 use spillway_volume::settings::mapping::MappingPolicy;
 
 use crate::arguments::{RunArguments, Via};
-use crate::doctor::checks::{self, Check, Way, hindrance};
+use crate::doctor::check::{Check, Way};
+use crate::doctor::checks::{self, hindrance};
 use crate::failure::Failure;
 use crate::machine::executable::{self, Unpageable};
 use crate::machine::system::System;
@@ -121,7 +122,7 @@ mod tests {
 
     use super::*;
     use crate::arguments::{Arguments, Command};
-    use crate::doctor::checks::State;
+    use crate::doctor::check::State;
 
     fn checked(way: Way, options: &str) -> Result<(), Failure> {
         let arguments = Arguments::try_parse_from(format!("spillway run {options} -- true").split(' ')).unwrap();

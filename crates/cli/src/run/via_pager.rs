@@ -25,7 +25,7 @@ use crate::arguments::RunArguments;
 use crate::budget::Budget;
 use crate::cgroup::usage::GroupUsage;
 use crate::device::launch::tell_missing;
-use crate::device::serve::DeviceRecord;
+use crate::device::records::DeviceRecord;
 use crate::failure::Failure;
 use crate::interruption::Interruption;
 use crate::limits;

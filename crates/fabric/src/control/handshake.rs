@@ -21,7 +21,8 @@ use super::socket::Socket;
 use crate::key::{ClusterKey, KEY_BYTES};
 use crate::limits::HANDSHAKE_DEADLINE;
 use crate::wire::foreign::ForeignProtocol;
-use crate::wire::preface::{self, PREFACE_BYTES, PrefaceError, Role};
+use crate::wire::foreign::PREFACE_BYTES;
+use crate::wire::preface::{self, PrefaceError, Role};
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 

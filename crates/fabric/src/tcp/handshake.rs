@@ -20,7 +20,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 
 use crate::limits::{HANDSHAKE_DEADLINE, SOCKET_BUFFER_BYTES};
-use crate::wire::preface::{self, PREFACE_BYTES, Role};
+use crate::wire::foreign::PREFACE_BYTES;
+use crate::wire::preface::{self, Role};
 use crate::wire::proof::{
     Challenge, NONCE_BYTES, Nonce, PROOF_BYTES, Proof, Prover, SESSION_NAME_BYTES, SessionName, session_name,
 };

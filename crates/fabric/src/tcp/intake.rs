@@ -13,7 +13,7 @@ use spillway_sys::mapping::Mapping;
 use spillway_sys::vectored::{ReceiveList, Wait};
 
 use super::replies::Replies;
-use super::serve::SlabDirectory;
+use super::slab_directory::SlabDirectory;
 use super::traffic::Traffic;
 use crate::limits::STAGING_BYTES;
 use crate::queue_pair::Operation;

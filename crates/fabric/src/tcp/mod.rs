@@ -14,9 +14,11 @@ mod progress;
 mod queue_pair;
 mod replies;
 mod serve;
+mod slab_directory;
 mod traffic;
 
 pub use self::handshake::{Greeting, introduce};
 pub use self::queue_pair::TcpQueuePair;
-pub use self::serve::{SlabDirectory, serve};
+pub use self::serve::serve;
+pub use self::slab_directory::SlabDirectory;
 pub use self::traffic::Traffic;

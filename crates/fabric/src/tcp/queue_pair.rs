@@ -389,7 +389,7 @@ mod tests {
     use super::*;
     use crate::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
     use crate::wire::data::Status;
-    use crate::wire::preface::PREFACE_BYTES;
+    use crate::wire::foreign::PREFACE_BYTES;
 
     const TOKEN: SessionToken = SessionToken([3; 32]);
     const COUNT: usize = 4;

@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::vectored::{SendList, Wait};
 
-use super::serve::SlabDirectory;
+use super::slab_directory::SlabDirectory;
 use super::traffic::Traffic;
 use crate::limits::{QUEUE_DEPTH_MAX, REQUEST_SIZE_BYTES_MAX};
 use crate::units::{RemoteAddress, SlabHandle};

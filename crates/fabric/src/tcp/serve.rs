@@ -11,23 +11,15 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 use rustix::net::sockopt;
-use spillway_sys::mapping::Mapping;
 use spillway_sys::vectored::Wait;
 
 use super::handshake;
 use super::intake::Intake;
 use super::replies::Replies;
+use super::slab_directory::SlabDirectory;
 use super::traffic::Traffic;
 use crate::completion::{HybridWait, Step};
 use crate::limits::STOP_CHECK_INTERVAL;
-use crate::units::SlabHandle;
-
-/// The slabs that one session may use.
-pub trait SlabDirectory: Send + Sync {
-    /// Calls `use_memory` once with the memory of `slab`, which stays lent during the call, and returns true; false,
-    /// without a call, if it is not lent. The call is short: it never waits for the peer.
-    fn with_slab(&self, slab: SlabHandle, use_memory: &mut dyn FnMut(&Mapping)) -> bool;
-}
 
 /// Serves a data connection that was [admitted](super::Greeting::admit), until the borrower closes it or `stop` is set. A
 /// broken or lost connection is an error; its socket is closed in any case.

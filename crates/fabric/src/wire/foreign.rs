@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::preface::PREFACE_BYTES;
+/// Bytes of a preface.
+pub const PREFACE_BYTES: usize = 8;
 
 /// A protocol that is not ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,11 +9,8 @@
 //!
 //! The layout of this message is the same in every version, so that any two versions can tell each other apart.
 
-use super::foreign::ForeignProtocol;
+use super::foreign::{ForeignProtocol, PREFACE_BYTES};
 use super::{WIRE_VERSION, array_at};
-
-/// Bytes of a preface.
-pub const PREFACE_BYTES: usize = 8;
 
 const MAGIC: [u8; 4] = *b"SPLW";
 

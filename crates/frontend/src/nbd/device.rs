@@ -27,13 +27,15 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::nbd::{NbdControl, NbdDevice};
 
 use crate::block_queue;
-use crate::front_end::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
+use crate::front_end::{FrontEnd, FrontEndConfig, FrontEndError};
+use crate::identity::FrontEndIdentity;
+use crate::identity::NbdIdentity;
 use crate::limits::{
     DETACH_RETRY_INTERVAL, DROP_DEADLINE, NBD_RECONNECT_DEADLINE, NBD_RECOVERY_WAIT, NBD_REQUEST_BYTES_MAX,
     NBD_TIMEOUT_MARGIN,
 };
 use crate::nbd::channel::NbdChannel;
-use crate::nbd::identity::{self, NbdIdentity};
+use crate::nbd::identity;
 use crate::nbd::protocol::KERNEL_FLAGS;
 use crate::openers;
 use crate::ownership::Ownership;

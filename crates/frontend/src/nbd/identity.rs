@@ -8,31 +8,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
 use spillway_sys::process::ProcessIdentity;
 
 use crate::ownership::Ownership;
 
 /// Where it is written who serves which device: one for the machine, as the devices are.
 const SERVERS_DIRECTORY: &str = "/run/spillway/nbd";
-
-/// What a process must know to serve the device of another that died; to be stored where it survives.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NbdIdentity {
-    /// The device's number: `/dev/nbdN`.
-    pub index: u32,
-    /// The text that the kernel keeps.
-    pub identifier: String,
-    /// Its connections, one for each I/O thread.
-    pub connections: usize,
-}
-
-impl NbdIdentity {
-    /// The block device.
-    pub fn path(&self) -> PathBuf {
-        path_of(self.index)
-    }
-}
 
 /// The block device with that number.
 pub(super) fn path_of(index: u32) -> PathBuf {
@@ -81,6 +62,7 @@ fn examine_in(directory: &Path, index: u32, identifier: &str) -> io::Result<Opti
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::NbdIdentity;
 
     #[test]
     fn a_device_is_abandoned_when_neither_its_maker_nor_another_serves_it() {

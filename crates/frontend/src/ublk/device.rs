@@ -30,7 +30,9 @@ use spillway_sys::ublk::control::{CONTROL_PATH, Control};
 use spillway_sys::ublk::queue::UblkDevice;
 
 use crate::block_queue;
-use crate::front_end::{FrontEnd, FrontEndConfig, FrontEndError, FrontEndIdentity};
+use crate::front_end::{FrontEnd, FrontEndConfig, FrontEndError};
+use crate::identity::FrontEndIdentity;
+use crate::identity::UblkIdentity;
 use crate::limits::{
     DETACH_RETRY_INTERVAL, DROP_DEADLINE, SLOTS_PER_THREAD_MAX, THREADS_MAX, UBLK_COMMAND_DEADLINE,
     UBLK_DELETE_DEADLINE, UBLK_DISCARD_SIZE_BYTES_MAX, UBLK_RECOVERY_DEADLINE, UBLK_REQUEST_TIMEOUT,
@@ -39,7 +41,7 @@ use crate::limits::{
 use crate::openers;
 use crate::ublk::bad_kernels;
 use crate::ublk::channel::UblkChannel;
-use crate::ublk::identity::{self, UblkIdentity};
+use crate::ublk::identity;
 
 /// What a recoverable device needs of the driver.
 const RECOVERY: Features = Features::USER_RECOVERY.and(Features::USER_RECOVERY_REISSUE);

@@ -3,22 +3,7 @@
 //! The kernel keeps 64 bits for the server of each device (`ublksrv_flags`). Ours hold a mark and the process that added the
 //! device, so that another process can tell a device of ours, and whether its maker still lives.
 
-use serde::{Deserialize, Serialize};
 use spillway_sys::process::ProcessIdentity;
-
-/// What a process must know to serve the device of another that died; to be stored where it survives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UblkIdentity {
-    /// The device's number: `/dev/ublkbN`.
-    pub device_id: u32,
-}
-
-impl UblkIdentity {
-    /// The block device.
-    pub fn path(self) -> std::path::PathBuf {
-        format!("/dev/ublkb{}", self.device_id).into()
-    }
-}
 
 /// "Sw": the public servers (ublksrv, libublk, SPDK) use low bits of the field only.
 const MARK: u64 = 0x5377;
@@ -70,11 +55,5 @@ mod tests {
         for tag in [0, 1, u64::MAX, 0x5378 << 48, 0x5377] {
             assert_eq!(maker(tag), None, "{tag:#x}");
         }
-    }
-
-    #[test]
-    fn an_identity_is_one_number() {
-        let identity = UblkIdentity { device_id: 7 };
-        assert_eq!(identity.path(), std::path::Path::new("/dev/ublkb7"));
     }
 }

@@ -11,9 +11,10 @@ use spillway_sys::ublk::abi::{DeviceInfo, DeviceState};
 use spillway_sys::ublk::control::{CONTROL_PATH, Control};
 
 use crate::front_end::FrontEndError;
+use crate::identity::UblkIdentity;
 use crate::limits::{UBLK_COMMAND_DEADLINE, UBLK_DELETE_DEADLINE, UBLK_STOP_DEADLINE};
 use crate::ublk::device::open_driver;
-use crate::ublk::identity::{self, UblkIdentity};
+use crate::ublk::identity;
 
 /// A ublk device of ours whose process is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

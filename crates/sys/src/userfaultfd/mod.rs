@@ -17,6 +17,7 @@ mod message;
 pub mod served;
 #[cfg(test)]
 mod tests;
+pub mod tracing_right;
 
 use std::fmt;
 use std::io;
@@ -99,9 +100,10 @@ impl Userfaultfd {
     }
 
     /// Agrees on `wanted` with the kernel, which is done once, and before anything else. Fails with `EINVAL` when the
-    /// kernel lacks one of them, and with `EPERM` for [`Features::FORK`] without `CAP_SYS_PTRACE` (see [`crate::tracing_right`]).
+    /// kernel lacks one of them, and with `EPERM` for [`Features::FORK`] without `CAP_SYS_PTRACE` (see [`crate::userfaultfd::tracing_right`]).
     pub fn agree(&self, wanted: Features) -> io::Result<Features> {
-        let keepers = wanted.contains(Features::FORK).then(|| crate::tracing_right::agree(self.as_fd(), wanted));
+        let keepers =
+            wanted.contains(Features::FORK).then(|| crate::userfaultfd::tracing_right::agree(self.as_fd(), wanted));
         keepers.flatten().unwrap_or_else(|| self.agree_here(wanted))
     }
 

@@ -13,9 +13,8 @@ use super::donors::{DonorEntry, Phase};
 use super::heat::Heat;
 use super::mapping::drop_covered_copy;
 use super::mover::Work;
-use super::survey::rest_after;
 use super::{Shared, link};
-use crate::limits::{CARE_INTERVAL, COPIES_MAX, EMPTY_SLAB_INTERVAL};
+use crate::limits::{CARE_INTERVAL, CARE_SHARE, COPIES_MAX, EMPTY_SLAB_INTERVAL};
 use crate::settings::mapping::MappingPolicy;
 use crate::slab_map::slab_entry::Location;
 
@@ -182,5 +181,23 @@ fn give_back(shared: &Shared, slab: SlabIndex) {
     // A page written since the look keeps its copy; one written from here on finds none, and asks.
     for place in 0..COPIES_MAX {
         drop_covered_copy(shared, slab, place);
+    }
+}
+
+/// How long to rest after a look that took `took`.
+pub fn rest_after(took: Duration) -> Duration {
+    CARE_INTERVAL.max(took * (CARE_SHARE - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_look_is_followed_by_a_long_rest() {
+        assert_eq!(rest_after(Duration::ZERO), CARE_INTERVAL);
+        assert_eq!(rest_after(Duration::from_millis(1)), CARE_INTERVAL);
+        let took = Duration::from_millis(500);
+        assert_eq!((took + rest_after(took)) / CARE_SHARE, took);
     }
 }

@@ -9,7 +9,6 @@
 //! A donor that is silent while its connection is open is given up after two seconds, unless it has the only copy of some page: then
 //! giving up would lose the page for certain, and it is waited for much longer ([`Patience`](spillway_fabric::patience::Patience)).
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,15 +16,14 @@ use std::time::{Duration, Instant};
 use spillway_fabric::control::ControlError;
 use spillway_fabric::control::message::Message;
 use spillway_fabric::control::silence::Silence;
-use spillway_fabric::limits::{
-    CONNECT_DEADLINE, HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX, SOLE_COPY_PATIENCE,
-};
+use spillway_fabric::limits::{HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX, SOLE_COPY_PATIENCE};
 use spillway_fabric::shm::ShmWindow;
 
 use super::Shared;
 use super::activity;
-use super::dialing::{DialError, Resolver};
+use super::dialing::Resolver;
 use super::donors::{DonorEntry, Session};
+use super::link_error::LinkError;
 use super::mapping::forget_donor;
 use super::mover::Work;
 use super::opening::{Attempt, Transport};
@@ -36,49 +34,6 @@ use crate::limits::{
 };
 use crate::slab_map::slab_entry::DonorSlot;
 use crate::state::records::DonorRecord;
-
-/// Why a session could not be opened, or ended.
-#[derive(Debug, thiserror::Error)]
-pub enum LinkError {
-    /// There is no connection to the address.
-    #[error(transparent)]
-    Unreachable(DialError),
-    /// The peer at the address accepted the connection and said nothing.
-    #[error(
-        "the connection was accepted, and then nothing came within {} s: another program listens there (an HTTP server waits for a \
-         whole request), or the donor is stopped",
-        CONNECT_DEADLINE.as_secs()
-    )]
-    Speechless,
-    /// The control channel failed: key, version, silence.
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    /// The donor wants no session.
-    #[error("the donor rejected this borrower: {0}")]
-    Rejected(String),
-    /// It said something that makes no sense here.
-    #[error("the donor spoke out of turn: {0}")]
-    Protocol(String),
-    /// A data connection or the window for shared memory could not be made.
-    #[error("cannot make data connections: {0}")]
-    Data(io::Error),
-    /// The donor was reached, and its port for data was not.
-    #[error("the donor was reached, but not for data: {0}")]
-    DataUnreachable(DialError),
-    /// The user wants nothing else.
-    #[error("no shared memory with it: it runs on another host, or for another user; use --transport auto")]
-    NoSharedMemory,
-    /// The donor leaves.
-    #[error("the donor said goodbye: {0}")]
-    Goodbye(String),
-}
-
-impl LinkError {
-    /// Whether trying again cannot help before somebody changes something.
-    fn is_final(&self) -> bool {
-        matches!(self, Self::Control(ControlError::Preface(_) | ControlError::WrongKey) | Self::NoSharedMemory)
-    }
-}
 
 /// Keeps the donor in `slot` connected until the device stops.
 pub fn run(shared: &Shared, slot: usize) {

@@ -18,6 +18,7 @@ pub mod dialing;
 pub mod donors;
 pub mod heat;
 pub mod link;
+pub mod link_error;
 pub mod mapping;
 pub mod mover;
 mod opening;

@@ -23,7 +23,7 @@ use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 use super::Shared;
 use super::dialing::{DialError, Resolver, dial_address, dial_tcp, dial_unix};
 use super::donors::DonorEntry;
-use super::link::LinkError;
+use super::link_error::LinkError;
 use super::reunion::HeldSlab;
 use crate::engine::lanes::LaneChange;
 use crate::settings::transport::TransportChoice;

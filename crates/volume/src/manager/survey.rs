@@ -6,11 +6,11 @@
 //! at most [`CARE_SHARE`] of a CPU.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Shared;
 use super::care::{Finding, examine};
-use crate::limits::{CARE_INTERVAL, CARE_SHARE};
+use crate::limits::CARE_INTERVAL;
 
 /// The findings of one look, by slab, and its end.
 #[derive(Debug, Default)]
@@ -42,13 +42,10 @@ impl Survey {
     }
 }
 
-/// How long to rest after a look that took `took`.
-pub fn rest_after(took: Duration) -> Duration {
-    CARE_INTERVAL.max(took * (CARE_SHARE - 1))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn finding(stored: u64) -> Finding {
@@ -66,13 +63,5 @@ mod tests {
         assert_eq!(survey.taken_since(Some(start)), None, "used already");
         survey.remember(vec![finding(8)], later);
         assert_eq!(survey.taken_since(None), None, "the clock began a moment ago: nothing counts as fresh");
-    }
-
-    #[test]
-    fn a_long_look_is_followed_by_a_long_rest() {
-        assert_eq!(rest_after(Duration::ZERO), CARE_INTERVAL);
-        assert_eq!(rest_after(Duration::from_millis(1)), CARE_INTERVAL);
-        let took = Duration::from_millis(500);
-        assert_eq!((took + rest_after(took)) / CARE_SHARE, took);
     }
 }

@@ -1,0 +1,157 @@
+//! What processes of a device tell one another, and write down for later ones.
+//!
+//! - [`LaunchedDevice`]: from the launcher to the keeper; [`Readiness`]: the answer. [`Handed`]: from the keeper to the process that serves.
+//! - [`DeviceReport`]: what that process answers on its status socket.
+//! - [`DeviceRecord`]: what the entry of a device says to later processes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use spillway_volume::status::DeviceStatus;
+
+use crate::own_donors::OwnDonorsPlan;
+
+/// Everything the device's process needs to know, checked by the launcher.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LaunchedDevice {
+    /// Its name.
+    pub(crate) name: String,
+    /// Bytes of the device.
+    pub(crate) size_bytes: u64,
+    /// Bytes of a slab.
+    pub(crate) slab_size_bytes: u64,
+    /// Donors' addresses.
+    pub(crate) donors: Vec<String>,
+    /// Donors of its own that its keeper starts.
+    #[serde(default)]
+    pub(crate) own_donors: Option<OwnDonorsPlan>,
+    /// The cluster key file.
+    pub(crate) key_file: Option<PathBuf>,
+    /// The setting for copies.
+    pub(crate) redundancy: String,
+    /// The backing file.
+    pub(crate) backing: Option<PathBuf>,
+    /// Whether the backing file is removed with the device.
+    pub(crate) backing_temporary: bool,
+    /// When slabs get their donor.
+    pub(crate) mapping: String,
+    /// How pages travel.
+    pub(crate) transport: String,
+    /// When idle CPUs are kept awake.
+    pub(crate) keep_awake: String,
+    /// How the kernel reaches it.
+    pub(crate) frontend: String,
+    /// Where it serves NBD clients, instead of being a block device; empty for none.
+    pub(crate) listen: Vec<String>,
+    /// Also where other machines may connect.
+    pub(crate) insecure_listen: bool,
+    /// Clients at a time.
+    pub(crate) connections: Option<usize>,
+    /// Whether the whole machine swaps to it.
+    pub(crate) machine_swap: bool,
+    /// Whether it serves from its own memory.
+    pub(crate) local_memory: bool,
+    /// Whether its pages are served again, through a new block device, when its process and with it the block device died: for
+    /// disks, which can be plugged in again, and not for swap. A front end whose block device stays needs no such leave.
+    pub(crate) outlives_block_device: bool,
+    /// The run that it belongs to.
+    pub(crate) run: Option<String>,
+}
+
+/// The line that the process answers with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Readiness {
+    /// The device is there.
+    Ready {
+        /// Its path.
+        path: PathBuf,
+        /// What is less safe than it should be, in words.
+        notes: Vec<String>,
+        /// Donors that could not be reached, with the reason.
+        donors_missing: Vec<String>,
+    },
+    /// It could not be started.
+    Failed(String),
+}
+
+/// What a keeper hands to the process that serves.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Handed {
+    /// Where the memory is opened; none for a device without pages that could outlive it.
+    pub(crate) memory: Option<PathBuf>,
+    /// What is less safe than it should be, in words.
+    pub(crate) notes: Vec<String>,
+    /// Whether the launcher let the device live on without it.
+    pub(crate) released: bool,
+}
+
+/// The status of a device's process: the device's own and the process's.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DeviceReport {
+    /// The run that it belongs to.
+    pub(crate) run: Option<String>,
+    /// What is less safe than it should be, in words.
+    pub(crate) notes: Vec<String>,
+    /// Its process died too often, and is not started again unless it is asked for.
+    pub(crate) given_up: bool,
+    /// The device.
+    pub(crate) device: DeviceStatus,
+}
+
+/// What the entry of a device, or of a run by the pager, says to whoever mends it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DeviceRecord {
+    /// The block device, once there is one.
+    pub(crate) path: Option<PathBuf>,
+    /// A backing file that goes with the device.
+    pub(crate) temporary_backing: Option<PathBuf>,
+    /// The run that it belongs to.
+    pub(crate) run: Option<String>,
+    /// Whether its launcher let it live on.
+    #[serde(default)]
+    pub(crate) released: bool,
+}
+
+impl DeviceRecord {
+    /// The record in an entry.
+    pub(crate) fn read(entry: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(entry.join("device.json")).ok()?).ok()
+    }
+
+    pub(crate) fn write(&self, entry: &Path) -> std::io::Result<()> {
+        fs::write(entry.join("device.json"), serde_json::to_vec(self)?)
+    }
+}
+
+pub(crate) fn remove_backing(record: &DeviceRecord) {
+    if let Some(path) = &record.temporary_backing {
+        // It may never have been made.
+        let _ = fs::remove_file(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_record_of_an_entry_survives_and_its_backing_file_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let backing = directory.path().join("backing");
+        fs::write(&backing, "x").unwrap();
+        let record = DeviceRecord {
+            path: Some("/dev/loop9".into()),
+            temporary_backing: Some(backing.clone()),
+            run: None,
+            released: true,
+        };
+        record.write(directory.path()).unwrap();
+        let read = DeviceRecord::read(directory.path()).unwrap();
+        assert_eq!((read.path.as_ref(), read.released), (record.path.as_ref(), true));
+        remove_backing(&read);
+        assert!(!backing.exists());
+        assert!(DeviceRecord::read(&directory.path().join("none")).is_none());
+    }
+}

@@ -1,0 +1,40 @@
+//! One capability, and how it stands.
+
+use serde::Serialize;
+
+/// The ways in which memory reaches a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Way {
+    /// A swap device.
+    Swap,
+    /// The pager.
+    Pager,
+}
+
+/// How a capability stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    /// It is there.
+    Good,
+    /// It is not there, and what it gives is done otherwise or not needed.
+    Optional,
+    /// It is not there, and the way that needs it cannot be gone.
+    Bad,
+}
+
+/// One capability.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Check {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// What it is for.
+    pub(crate) needed_for: Way,
+    /// How it stands.
+    pub(crate) state: State,
+    /// What was found.
+    pub(crate) detail: String,
+    /// The one command that mends it.
+    pub(crate) mend: Option<String>,
+}

@@ -1,0 +1,208 @@
+//! The tree is the path of a page: crates import each other in one direction, and no modules of a crate import each other in a
+//! circle.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Every crate, the floor first. A crate imports only crates before it.
+const ORDER: [&str; 13] = [
+    "sys",
+    "fabric",
+    "block",
+    "policy",
+    "donor",
+    "volume",
+    "frontend",
+    "device",
+    "stub",
+    "pager",
+    "virtual_machine",
+    "testing",
+    "cli",
+];
+
+/// Crates that tests use and that no shipped crate may import.
+const NEVER_SHIPPED: [&str; 2] = ["virtual_machine", "testing"];
+
+fn crates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// The crates of this workspace that a manifest names under `[dependencies]`.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let section = manifest.split("\n[dependencies]\n").nth(1).unwrap_or_default();
+    let section = section.split("\n[").next().unwrap_or_default();
+    let names = section.lines().filter_map(|line| line.strip_prefix("spillway-")?.split(['.', ' ', '=']).next());
+    names.map(|name| name.replace('-', "_")).collect()
+}
+
+#[test]
+fn crates_import_in_one_direction() {
+    let found: BTreeSet<_> = fs::read_dir(crates()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let known: BTreeSet<_> = ORDER.into_iter().map(Into::into).collect();
+    assert_eq!(found, known, "every crate has a place in the order");
+    let mut count = 0;
+    for (place, name) in ORDER.into_iter().enumerate() {
+        let manifest = fs::read_to_string(crates().join(name).join("Cargo.toml")).unwrap();
+        for dependency in dependencies(&manifest) {
+            count += 1;
+            assert!(ORDER[..place].contains(&dependency.as_str()), "{name} imports {dependency}, which comes after it");
+            assert!(
+                !NEVER_SHIPPED.contains(&dependency.as_str()) || NEVER_SHIPPED.contains(&name),
+                "{name} is shipped"
+            );
+        }
+    }
+    assert!(count > 20, "only {count} imports were found: the test looks in the wrong place");
+}
+
+/// Modules of a crate by their path, such as `tcp::replies`, and what each imports of the others.
+type Imports = BTreeMap<String, BTreeSet<String>>;
+
+/// Source files below `directory`, each with its module path.
+fn modules(root: &Path, directory: &Path, found: &mut BTreeMap<String, PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            modules(root, &path, found);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            let name = path.strip_prefix(root).unwrap().with_extension("");
+            let parts: Vec<_> = name.iter().map(|part| part.to_str().unwrap()).filter(|part| *part != "mod").collect();
+            found.insert(parts.join("::"), path);
+        }
+    }
+}
+
+/// Whether a module is compiled for tests only, by its name.
+fn is_test(module: &str) -> bool {
+    module.split("::").any(|part| ["tests", "simulation"].contains(&part) || part.ends_with("_tests"))
+}
+
+/// `source` without comments, and without what is compiled for tests or documentation only.
+fn shipped_code(source: &str) -> String {
+    let code: Vec<&str> = source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
+    let code = code.join("\n");
+    let inline_tests = code.match_indices("#[cfg(test)]\n").find(|(at, mark)| {
+        let mut rest = code[at + mark.len()..].lines().skip_while(|line| line.starts_with("#["));
+        rest.next().is_some_and(|line| line.contains("mod ") && line.ends_with('{'))
+    });
+    let code = inline_tests.map_or(code.as_str(), |(at, _)| &code[..at]);
+    let mut kept = String::new();
+    let mut parts = code.split("#[cfg(doc)]\nuse ").flat_map(|part| part.split("#[cfg(test)]\nuse "));
+    kept.push_str(parts.next().unwrap_or_default());
+    parts.for_each(|part| kept.push_str(part.split_once(';').map_or("", |(_, rest)| rest)));
+    kept
+}
+
+/// The paths that `code` of `module` names in its own crate, one for each item of a group in braces.
+fn own_paths(module: &str, code: &str) -> Vec<String> {
+    let mut paths = Vec::new();
+    for (keyword, base) in [("crate::", ""), ("self::", module), ("super::", parent(module))] {
+        for (at, _) in code.match_indices(keyword) {
+            let is_inside_word = code[..at].ends_with(|before: char| before.is_alphanumeric() || ":_".contains(before));
+            if is_inside_word {
+                continue;
+            }
+            let (mut base, mut rest) = (base.to_owned(), &code[at + keyword.len()..]);
+            while let Some(further) = rest.strip_prefix("super::") {
+                (base, rest) = (parent(&base).to_owned(), further);
+            }
+            let end = rest.find(|next: char| !next.is_alphanumeric() && !":_".contains(next)).unwrap_or(rest.len());
+            let (path, after) = rest.split_at(end);
+            let group = after.strip_prefix('{').and_then(|group| group.split('}').next());
+            let items = group.filter(|_| path.is_empty() || path.ends_with("::")).unwrap_or_default();
+            for item in items.split(',') {
+                let item = item.trim().split("::").next().unwrap_or_default();
+                paths.push(join(&base, &join(path.trim_end_matches("::"), item)));
+            }
+        }
+    }
+    paths
+}
+
+fn parent(module: &str) -> &str {
+    module.rsplit_once("::").map_or("", |(parent, _)| parent)
+}
+
+fn join(base: &str, name: &str) -> String {
+    [base, name].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("::")
+}
+
+/// The module of `all` that `path` leads into.
+fn module_of<'a>(all: &Imports, mut path: &'a str) -> Option<&'a str> {
+    while !path.is_empty() && !all.contains_key(path) {
+        path = parent(path);
+    }
+    (!path.is_empty()).then_some(path)
+}
+
+/// What modules import of each other. A folder and what lies in it are one: a parent introduces its children.
+fn imports(sources: &BTreeMap<String, String>) -> Imports {
+    let all: Imports = sources.keys().map(|module| (module.clone(), BTreeSet::new())).collect();
+    let mut imports = all.clone();
+    let is_within = |inner: &str, outer: &str| inner == outer || inner.starts_with(&format!("{outer}::"));
+    for (module, source) in sources {
+        for path in own_paths(module, &shipped_code(source)) {
+            let Some(target) = module_of(&all, &path) else { continue };
+            if !is_within(module, target) && !is_within(target, module) {
+                imports.get_mut(module).unwrap().insert(target.to_owned());
+            }
+        }
+    }
+    imports
+}
+
+/// A module from which imports lead back to it, if there is one, by what is left when modules that import nothing left are taken away.
+fn circle(mut imports: Imports) -> Option<Vec<String>> {
+    loop {
+        let leaves: BTreeSet<_> =
+            imports.iter().filter(|(_, of)| of.is_empty()).map(|(name, _)| name.clone()).collect();
+        if leaves.is_empty() {
+            return (!imports.is_empty()).then(|| imports.into_keys().collect());
+        }
+        imports.retain(|name, _| !leaves.contains(name));
+        imports.values_mut().for_each(|of| of.retain(|name| !leaves.contains(name)));
+    }
+}
+
+#[test]
+fn no_modules_of_a_crate_import_each_other_in_a_circle() {
+    let mut count = 0;
+    for name in ORDER {
+        let root = crates().join(name).join("src");
+        let mut files = BTreeMap::new();
+        modules(&root, &root, &mut files);
+        files.retain(|module, _| !is_test(module) && !["lib", "main"].contains(&module.as_str()));
+        let sources = files.into_iter().map(|(module, path)| (module, fs::read_to_string(path).unwrap())).collect();
+        let imports = imports(&sources);
+        count += imports.values().map(BTreeSet::len).sum::<usize>();
+        assert_eq!(circle(imports), None, "{name} has an import circle; these modules are in it, or import one of it");
+    }
+    assert!(count > 300, "only {count} imports were found: the test looks in the wrong place");
+}
+
+#[test]
+fn circles_are_found_and_what_is_none_is_left() {
+    let found = |sources: &[(&str, &str)]| {
+        circle(imports(&sources.iter().map(|(name, source)| ((*name).to_owned(), (*source).to_owned())).collect()))
+    };
+    assert_eq!(found(&[("a", "use crate::b::B;"), ("b", "use crate::c::{C, d};"), ("c", "")]), None);
+    assert!(
+        found(&[("a", "use crate::b::B;"), ("b", "use crate::c::{C, d};"), ("c", "fn f() { crate::a::g() }")])
+            .is_some()
+    );
+    assert!(found(&[("f::a", "use super::b::B;"), ("f::b", "use crate::f::{\n    a,\n    c};"), ("f", "")]).is_some());
+    assert_eq!(found(&[("f::a", "use super::F;"), ("f", "use self::a::A;")]), None, "a folder and what lies in it");
+    let for_tests = "// crate::a\n#[cfg(test)]\nmod tests {\n    use crate::a::A;\n}";
+    assert_eq!(found(&[("a", "use crate::b::B;"), ("b", for_tests)]), None);
+    assert_eq!(found(&[("a", "use crate::b::B;"), ("b", "#[cfg(doc)]\nuse crate::a::A;\nuse std::fs;")]), None);
+    assert_eq!(
+        dependencies(
+            "[package]\n\n[dependencies]\nspillway-virtual-machine.workspace = true\nx = \"1\"\n\n[dev]\nspillway-a = 1"
+        ),
+        ["virtual_machine"]
+    );
+}
