@@ -13,8 +13,10 @@
 use std::collections::VecDeque;
 
 use spillway_policy::prefetch::streams::{Faulter, Streams};
-use spillway_policy::prefetch::{AnyPrefetcher, Candidates, VirtualPage};
-use spillway_policy::replacement::{Arrival, CachePage, Evidence, Policy, Replacement, Shadows};
+use spillway_policy::prefetch::{Candidates, VirtualPage};
+use spillway_policy::replacement::{Arrival, CachePage, Evidence, Replacement, Shadows};
+use spillway_testing::prefetch::AnyPrefetcher;
+use spillway_testing::replacement::Policy;
 
 use super::accesses::{Access, Accesses};
 use super::counts::{Counts, EXCHANGE_NS, LOCAL_FAULT_NS, MAPPING_NS, TICK_NS, TRANSFER_NS};
@@ -290,9 +292,9 @@ fn faulter(access: &Access) -> Faulter {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use spillway_policy::prefetch::next_n::NextN;
-    use spillway_policy::prefetch::none::NoPrefetch;
     use spillway_policy::prefetch::read_ahead::ReadAhead;
+    use spillway_testing::prefetch::next_n::NextN;
+    use spillway_testing::prefetch::none::NoPrefetch;
 
     use super::*;
     use crate::replay::accesses::tests::accesses;

@@ -4,9 +4,10 @@
 //! needed from afar, the part that had been brought along. *Timeliness*: of those, the part that was there in time. *Pollution*: by
 //! how much more pages were needed from afar than without.
 
-use spillway_policy::prefetch::none::NoPrefetch;
-use spillway_policy::prefetch::{AnyPrefetcher, Prefetcher};
-use spillway_policy::replacement::Policy;
+use spillway_policy::prefetch::Prefetcher;
+use spillway_testing::prefetch::AnyPrefetcher;
+use spillway_testing::prefetch::none::NoPrefetch;
+use spillway_testing::replacement::Policy;
 
 use super::replacement::{LOCAL_PER_CENT, STAGING_THOUSANDTHS, budget, case, trace_size};
 use super::{Context, Study};

@@ -4,10 +4,10 @@
 //! lost weighs both (`crate::replay::counts`). The default policy and its staging follow from this
 //! (docs/decisions/replacement.md).
 
-use spillway_policy::prefetch::AnyPrefetcher;
-use spillway_policy::prefetch::none::NoPrefetch;
 use spillway_policy::prefetch::read_ahead::ReadAhead;
-use spillway_policy::replacement::Policy;
+use spillway_testing::prefetch::AnyPrefetcher;
+use spillway_testing::prefetch::none::NoPrefetch;
+use spillway_testing::replacement::Policy;
 
 use super::{Context, Study};
 use crate::harness::HarnessError;

@@ -8,8 +8,9 @@ mod replacement_support;
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use spillway_policy::replacement::{Arrival, CachePage, Evidence, LEAVING_MAX, Policy, Replacement, Shadows};
+use spillway_policy::replacement::{Arrival, CachePage, Evidence, LEAVING_MAX, Replacement, Shadows};
 use spillway_sys::allocation_guard::{GuardedAllocator, forbid_allocation};
+use spillway_testing::replacement::Policy;
 
 use replacement_support::Model;
 

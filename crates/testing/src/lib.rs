@@ -1,7 +1,10 @@
-//! What tests of several crates share; never shipped.
+//! What tests of several crates and benches share; never shipped.
 //!
-//! [`block_devices`]: block devices of this machine, and direct I/O with them.
+//! - [`block_devices`]: block devices of this machine, and direct I/O with them.
+//! - [`replacement`], [`prefetch`]: policies that no command can choose, and all of them by name.
 
 #![forbid(unsafe_code)]
 
 pub mod block_devices;
+pub mod prefetch;
+pub mod replacement;

@@ -26,10 +26,10 @@ use rustix::thread::sched_getcpu;
 use spillway_block::request::BlockRequest;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_policy::replacement::fifo::Fifo;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
+use spillway_testing::replacement::fifo::Fifo;
 
 use self::engine::SimulatedEngine;
 use crate::address_space::{Tenant, Wanted};

@@ -2,14 +2,11 @@
 //!
 //! | file | policy |
 //! |---|---|
-//! | [`none`] | the demanded page alone |
-//! | [`next_n`] | the next pages, always |
-//! | [`stride`] | along a stride, once seen twice |
 //! | [`read_ahead`] | along a stride, in windows that grow with use and shrink with waste |
 //! | [`read_around`] | the same, and the neighbours of pages in no trend, where those are needed soon after; [`runs`]: how many of them are |
 //! | [`streams`] | one prefetcher for each thread and region, so that concurrent streams do not hide one another |
 //!
-//! Leap's majority vote over deltas (`leap.rs`) is to stand beside them.
+//! Simpler ones that these were compared with (none, next-N, a fixed stride) live with the tests (docs/decisions/prefetching.md).
 //!
 //! A page that is brought along can be shown to the program at once (mapped), and then the pager never learns whether it
 //! was used; or be kept local and unmapped, and then its use costs a cheap fault. As the kernel's read-ahead does, one
@@ -27,19 +24,10 @@
 //! construction. Whether a candidate exists, is remote, and is worth a read is for the pager to say: it drops the others
 //! ([`Candidates::retain`]).
 
-pub mod next_n;
-pub mod none;
 pub mod read_ahead;
 pub mod read_around;
 pub mod runs;
 pub mod streams;
-pub mod stride;
-
-use self::next_n::NextN;
-use self::none::NoPrefetch;
-use self::read_ahead::ReadAhead;
-use self::read_around::ReadAround;
-use self::stride::Stride;
 
 /// A page of a program's address space: its address over the page size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -209,87 +197,6 @@ pub trait Prefetcher: Send {
     }
 }
 
-/// Any of the policies, chosen at run time. An enum and not a box, as streams begin on the fault path.
-#[derive(Clone, Copy, Debug)]
-#[expect(clippy::large_enum_variant, reason = "whoever chooses has few of them, and the largest is the one in use")]
-pub enum AnyPrefetcher {
-    /// [`none`].
-    None(NoPrefetch),
-    /// [`next_n`].
-    NextN(NextN),
-    /// [`stride`].
-    Stride(Stride),
-    /// [`read_ahead`].
-    ReadAhead(ReadAhead),
-    /// [`read_around`].
-    ReadAround(ReadAround),
-}
-
-impl AnyPrefetcher {
-    /// All of them, without a past.
-    pub fn all() -> [Self; 5] {
-        [
-            Self::None(NoPrefetch),
-            Self::NextN(NextN::default()),
-            Self::Stride(Stride::default()),
-            Self::ReadAhead(ReadAhead::default()),
-            Self::ReadAround(ReadAround::default()),
-        ]
-    }
-
-    fn policy(&self) -> &dyn Prefetcher {
-        match self {
-            Self::None(policy) => policy,
-            Self::NextN(policy) => policy,
-            Self::Stride(policy) => policy,
-            Self::ReadAhead(policy) => policy,
-            Self::ReadAround(policy) => policy,
-        }
-    }
-
-    fn policy_mut(&mut self) -> &mut dyn Prefetcher {
-        match self {
-            Self::None(policy) => policy,
-            Self::NextN(policy) => policy,
-            Self::Stride(policy) => policy,
-            Self::ReadAhead(policy) => policy,
-            Self::ReadAround(policy) => policy,
-        }
-    }
-}
-
-impl Prefetcher for AnyPrefetcher {
-    fn name(&self) -> &'static str {
-        self.policy().name()
-    }
-
-    fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates) {
-        self.policy_mut().on_fault(page, candidates);
-    }
-
-    fn around(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
-        self.policy_mut().around(page, is_away, candidates);
-    }
-
-    fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {
-        self.policy_mut().on_hit(page, candidates);
-    }
-
-    fn go_on(&mut self, page: VirtualPage, candidates: &mut Candidates) {
-        self.policy_mut().go_on(page, candidates);
-    }
-
-    fn on_unused(&mut self, page: VirtualPage) {
-        self.policy_mut().on_unused(page);
-    }
-
-    fn learn_from(&mut self, other: &Self) {
-        if let (Self::ReadAround(policy), Self::ReadAround(other)) = (self, other) {
-            policy.learn_from(other);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -331,25 +238,5 @@ mod tests {
         assert_eq!(retained(2, &[10, 13, 15]), Some(13), "the next one");
         assert_eq!(retained(4, &[10, 12]), Some(12), "none is left behind it: the last one");
         assert_eq!(retained(0, &[]), None);
-    }
-
-    #[test]
-    fn policies_have_distinct_names_and_do_what_they_are_called_after() {
-        let names = AnyPrefetcher::all().map(|policy| policy.name());
-        assert_eq!(names, ["none", "next-n", "stride", "read-ahead", "read-around"]);
-        let brought = AnyPrefetcher::all().map(|mut policy| {
-            let mut candidates = Candidates::default();
-            for page in [10, 11, 12] {
-                candidates.clear();
-                policy.on_fault(VirtualPage(page), &mut candidates);
-                policy.on_unused(VirtualPage(10_000));
-            }
-            let first = candidates.pages().len();
-            let marker = candidates.marker();
-            candidates.clear();
-            marker.into_iter().for_each(|marker| policy.on_hit(marker, &mut candidates));
-            (first, candidates.pages().len())
-        });
-        assert_eq!(brought, [(0, 0), (31, 31), (8, 8), (8, 16), (8, 16)]);
     }
 }

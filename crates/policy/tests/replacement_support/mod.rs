@@ -4,7 +4,8 @@
 
 use std::collections::HashMap;
 
-use spillway_policy::replacement::{Arrival, Policy};
+use spillway_policy::replacement::Arrival;
+use spillway_testing::replacement::Policy;
 
 /// A policy by the book.
 pub(crate) struct Model {

@@ -2,7 +2,7 @@
 //!
 //! One fault out of line ends a stride, which is what Leap's majority is for.
 
-use super::{Candidates, Prefetcher, VirtualPage};
+use spillway_policy::prefetch::{Candidates, Prefetcher, VirtualPage};
 
 /// Pages along the stride: Leap's largest window.
 pub const STRIDE_WINDOW: usize = 8;

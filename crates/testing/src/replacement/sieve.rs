@@ -3,8 +3,8 @@
 //!
 //! Evidence is what a pager has instead of hits: a touch while staged, a near refault, a first write.
 
-use super::listed::{Listed, NEW, Order, OrderLists};
-use super::{CachePage, LEAVING_MAX};
+use spillway_policy::replacement::listed::{Listed, NEW, Order, OrderLists};
+use spillway_policy::replacement::{CachePage, LEAVING_MAX};
 
 /// See the module text.
 #[derive(Clone, Debug)]

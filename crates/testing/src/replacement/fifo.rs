@@ -3,8 +3,8 @@
 //! With staging behind it (every policy has that) it is FIFO with a second chance: a page that is touched while staged
 //! comes back as new.
 
-use super::CachePage;
-use super::listed::{Listed, NEW, Order, OrderLists};
+use spillway_policy::replacement::CachePage;
+use spillway_policy::replacement::listed::{Listed, NEW, Order, OrderLists};
 
 /// See the module text.
 #[derive(Clone, Debug)]

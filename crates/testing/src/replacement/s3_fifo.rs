@@ -5,9 +5,9 @@
 //! for two hits, as its first hits come in a burst; a pager sees no bursts). The memory of what left is the pager's
 //! [`Shadows`](super::Shadows): a refault within the budget is what the paper calls a hit in the ghost queue.
 
-use super::CachePage;
-use super::listed::{APART, Listed, NEW, Order, OrderLists};
-use super::lists::List;
+use spillway_policy::replacement::CachePage;
+use spillway_policy::replacement::listed::{APART, Listed, NEW, Order, OrderLists};
+use spillway_policy::replacement::lists::List;
 
 /// The small queue.
 const SMALL: List = NEW;

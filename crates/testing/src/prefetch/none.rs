@@ -1,6 +1,6 @@
 //! No prefetching: the baseline.
 
-use super::{Candidates, Prefetcher, VirtualPage};
+use spillway_policy::prefetch::{Candidates, Prefetcher, VirtualPage};
 
 /// Brings nothing along.
 #[derive(Clone, Copy, Debug, Default)]

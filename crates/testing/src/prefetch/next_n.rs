@@ -1,6 +1,6 @@
 //! The next N pages, whatever the faults say: the rival that shows what adapting is worth.
 
-use super::{Candidates, Prefetcher, VirtualPage};
+use spillway_policy::prefetch::{Candidates, Prefetcher, VirtualPage};
 
 /// Pages after the demanded one: together 128 KiB, HPBD's largest request. A trial of the pager with this fixed read-ahead served
 /// sequential scans in 2.2 to 3.2 us a page, but strided ones in 36 and random ones in 50.

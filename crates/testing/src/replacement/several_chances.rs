@@ -8,9 +8,9 @@
 //! The shares are those of DCM's lineage (EMP: 37.5 % proactive, 50 % active, 12.5 % inactive, which is staging here). What differs:
 //! DCM sees referenced bits in the guest's page tables and moves pages by them; a pager has only evidence.
 
-use super::CachePage;
-use super::listed::{APART, Listed, NEW, Order, OrderLists};
-use super::lists::List;
+use spillway_policy::replacement::CachePage;
+use spillway_policy::replacement::listed::{APART, Listed, NEW, Order, OrderLists};
+use spillway_policy::replacement::lists::List;
 
 /// The pages that proved themselves.
 const ACTIVE: List = APART;
