@@ -36,6 +36,3 @@ pub mod process;
 pub mod shared;
 pub mod statistics;
 pub mod threads;
-
-#[cfg(test)]
-mod simulation;

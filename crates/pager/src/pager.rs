@@ -218,7 +218,7 @@ impl Pager {
 
     /// What was done so far.
     pub fn statistics(&self) -> PagerStatistics {
-        self.shared.counters.report(self.shared.budget.bytes(), self.shared.failures())
+        self.shared.report()
     }
 
     /// What is going on, with the volume behind the pager.

@@ -24,7 +24,7 @@ use crate::limits::FAILURES_MAX;
 use crate::mappings::events::{Change, Evidence};
 use crate::page_table::Books;
 use crate::page_table::page_indexes::SpaceId;
-use crate::statistics::Counters;
+use crate::statistics::{Counters, PagerStatistics};
 use crate::threads::bell::Bell;
 use crate::threads::lock::lock;
 
@@ -244,6 +244,11 @@ impl Shared {
         if failures.len() < FAILURES_MAX {
             failures.push_back(text);
         }
+    }
+
+    /// Everything that was counted so far.
+    pub fn report(&self) -> PagerStatistics {
+        self.counters.report(self.budget.bytes(), self.failures())
     }
 
     /// What went wrong so far.

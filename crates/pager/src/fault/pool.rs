@@ -102,8 +102,7 @@ impl Crew {
     }
 
     /// How many faults nobody took so far.
-    #[cfg(test)]
-    pub(crate) fn pending_count(&self) -> usize {
+    pub fn pending_count(&self) -> usize {
         lock(&self.pending).len()
     }
 

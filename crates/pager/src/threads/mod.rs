@@ -3,7 +3,7 @@
 pub mod bell;
 pub mod courteous_lock;
 mod cpus;
-pub(crate) mod lock;
+pub mod lock;
 pub(crate) mod spin;
 pub(crate) mod waiting;
 
@@ -252,7 +252,7 @@ pub(crate) fn help_with_faults(shared: &Shared, bell: usize, mut faults: Faults)
 }
 
 /// The eviction thread.
-pub(crate) fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
+pub fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
     let (mut pauses, mut placement) = (EvictionPauses::default(), Placement::new(Instant::now()));
     while !shared.is_stopping() {
         shared.eviction.clear();

@@ -3,7 +3,7 @@
 //! A look reads every page bit: 14 MB for a device of 64 GiB. Status has to be exact, so it always looks, and leaves what it
 //! found here; the manager, which looks all the time and checks again before it acts, takes that instead of looking once more
 //! while it is fresh. And it rests after each look in proportion to what the look took, so that a device of any size costs
-//! at most [`CARE_SHARE`] of a CPU.
+//! at most [`CARE_SHARE`](crate::limits::CARE_SHARE) of a CPU.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;

@@ -8,6 +8,8 @@
 //! done before it is told (unmap, remap, fork) or after it was read (remove), pages that are not registered are not moved, and nothing is filled
 //! where nothing is mapped.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod apart;
 mod delays;
 mod engine;
@@ -26,25 +28,25 @@ use rustix::thread::sched_getcpu;
 use spillway_block::request::BlockRequest;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_pager::address_space::{Tenant, Wanted};
+use spillway_pager::budget::Budget;
+use spillway_pager::evict::Eviction;
+use spillway_pager::fault::Faults;
+use spillway_pager::fault::messages::Messages;
+use spillway_pager::limits;
+use spillway_pager::page_table::page_indexes::Directory;
+use spillway_pager::page_table::ranges::Ranges;
+use spillway_pager::page_table::volume_pages::Slots;
+use spillway_pager::page_table::{Books, Space};
+use spillway_pager::process::memory::{Agent, Errand, Event, Fate, ProgramMemory};
+use spillway_pager::shared::Shared;
+use spillway_pager::threads::lock::lock;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
 use spillway_testing::replacement::fifo::Fifo;
 
 use self::engine::SimulatedEngine;
-use crate::address_space::{Tenant, Wanted};
-use crate::budget::Budget;
-use crate::evict::Eviction;
-use crate::fault::Faults;
-use crate::fault::messages::Messages;
-use crate::limits;
-use crate::page_table::page_indexes::Directory;
-use crate::page_table::ranges::Ranges;
-use crate::page_table::volume_pages::Slots;
-use crate::page_table::{Books, Space};
-use crate::process::memory::{Agent, Errand, Event, Fate, ProgramMemory};
-use crate::shared::Shared;
-use crate::threads::lock::lock;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 const PAGES: u64 = 320;

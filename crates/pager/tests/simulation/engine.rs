@@ -10,10 +10,10 @@ use spillway_block::metrics::Metrics;
 use spillway_block::request::BlockRequest;
 use spillway_block::service::{BlockService, Completed, UseMemory, Waiting};
 use spillway_fabric::buffer_pool::BufferPool;
+use spillway_pager::threads::lock::lock;
 use spillway_sys::mapping::Mapping;
 
-use crate::simulation::{PAGE, roll};
-use crate::threads::lock::lock;
+use crate::{PAGE, roll};
 
 /// The volume's pages as the pager's threads read and write them: some can be read in place.
 pub(super) struct SimulatedEngine {

@@ -1,9 +1,9 @@
 //! Rules 11 and 15: what is put off, who is not, and that nobody asks again and again meanwhile.
 
 use spillway_block::service::Waiting;
+use spillway_pager::fork::page_in::ALL;
 
 use super::*;
-use crate::fork::page_in::ALL;
 
 #[test]
 fn a_fault_that_meets_a_change_is_answered_later() {
@@ -71,7 +71,7 @@ fn batches_that_meet_a_change_become_rare() {
     world.settle();
     let memory = world.programs[0].memory.clone();
     memory.lock().agains = u32::MAX;
-    let batches = |world: &World| world.shared.counters.report(0, Vec::new()).batches;
+    let batches = |world: &World| world.shared.report().batches;
     let before = batches(&world);
     for _ in 0..300 {
         world.shared.budget.set_resident(world.shared.budget.limit_pages());

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
+use spillway_pager::fork::page_in::{ALL, Gathered, Gathering};
+
 use super::*;
-use crate::fork::page_in::{ALL, Gathered, Gathering};
 
 const PLENTY: u64 = 1 << 40;
 

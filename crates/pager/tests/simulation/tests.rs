@@ -2,10 +2,10 @@
 
 use proptest::prelude::*;
 use spillway_block::service::Waiting;
+use spillway_pager::fork::page_in::ALL;
 use spillway_policy::prefetch::WINDOW_MAX;
 
 use super::*;
-use crate::fork::page_in::ALL;
 
 #[test]
 fn a_program_four_times_its_budget_reads_what_it_wrote() {
@@ -16,7 +16,7 @@ fn a_program_four_times_its_budget_reads_what_it_wrote() {
             assert!(world.count() <= 96, "rule 15: round {round}, page {page}: {} pages", world.count());
         }
     }
-    let report = world.shared.counters.report(0, Vec::new());
+    let report = world.shared.report();
     assert!(report.pages_out_dirty > 2 * PAGES && report.fill.count > PAGES, "{report:?}");
     world.end();
 }
@@ -25,14 +25,10 @@ fn a_program_four_times_its_budget_reads_what_it_wrote() {
 fn memory_that_is_touched_page_by_page_comes_by_stretches() {
     let mut world = World::new(256);
     (0..128).for_each(|page| world.touch(0, page, true));
-    let report = world.shared.counters.report(0, Vec::new());
+    let report = world.shared.report();
     assert!(report.zero.count <= 16, "each stretch is twice as long as the one before: {report:?}");
     (200..232).rev().for_each(|page| world.touch(0, page, true));
-    assert_eq!(
-        world.shared.counters.report(0, Vec::new()).zero.count,
-        report.zero.count + 32,
-        "and backwards one by one"
-    );
+    assert_eq!(world.shared.report().zero.count, report.zero.count + 32, "and backwards one by one");
     world.end();
 }
 
@@ -51,9 +47,9 @@ fn clean_pages_leave_without_a_write() {
     let mut world = World::new(96);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     (0..PAGES).for_each(|page| world.touch(0, page, false));
-    let before = world.shared.counters.report(0, Vec::new());
+    let before = world.shared.report();
     (0..2).for_each(|_| (0..PAGES).for_each(|page| world.touch(0, page, false)));
-    let after = world.shared.counters.report(0, Vec::new());
+    let after = world.shared.report();
     assert_eq!(after.pages_out_dirty, before.pages_out_dirty);
     assert!(after.pages_out_clean >= before.pages_out_clean + PAGES, "{after:?}");
     world.end();
@@ -67,13 +63,13 @@ fn pages_that_are_read_and_then_written_come_writable_until_they_are_only_read()
         world.touch(0, page, false);
         world.touch(0, page, true);
     }
-    let report = world.shared.counters.report(0, Vec::new());
+    let report = world.shared.report();
     assert!(report.write.count > 0 && report.write.count < 8 * PAGES / 2, "{report:?}");
     let read_all = |world: &mut World| (0..PAGES).for_each(|page| world.touch(0, page, false));
     (0..30).for_each(|_| read_all(&mut world));
-    let before = world.shared.counters.report(0, Vec::new());
+    let before = world.shared.report();
     (0..4).for_each(|_| read_all(&mut world));
-    let after = world.shared.counters.report(0, Vec::new());
+    let after = world.shared.report();
     assert_eq!(after.pages_out_dirty, before.pages_out_dirty, "what is not written leaves without a write");
     world.end();
 }
@@ -86,7 +82,7 @@ fn a_page_that_left_a_moment_ago_comes_back_from_the_pool() {
     let youngest_gone =
         (0..160).rev().find(|page| !world.programs[0].memory.lock().resident.contains_key(&address(*page)));
     world.touch(0, youngest_gone.unwrap(), false);
-    let report = world.shared.counters.report(0, Vec::new());
+    let report = world.shared.report();
     assert_eq!((report.staged.count, report.fill.count), (1, 0));
     world.end();
 }
@@ -112,7 +108,7 @@ fn only_pages_from_elsewhere_that_a_thread_waits_for_are_demands() {
     assert!(comes);
     assert_eq!(world.shared.crew.take_demands(), 0, "nobody waits for what is only wanted");
     world.touch(0, far[1], false);
-    let fills = world.shared.counters.report(0, Vec::new()).fill.count;
+    let fills = world.shared.report().fill.count;
     assert!(fills > 0);
     assert_eq!((world.shared.crew.take_demands(), world.shared.crew.take_demands()), (1, 0));
     world.end();
@@ -124,7 +120,7 @@ fn nobody_waits_when_nothing_can_leave() {
     world.programs[0].memory.lock().pinned = (0..PAGES).map(address).collect();
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     assert_eq!(world.count(), PAGES as i64, "the program goes on beyond its budget");
-    let refused = world.shared.counters.report(0, Vec::new()).refused;
+    let refused = world.shared.report().refused;
     // 88 when this was written, and 13,000 without a pause between the attempts.
     assert!(refused < PAGES, "rule 2: {refused} refusals for {PAGES} pages");
     world.end();
@@ -269,7 +265,7 @@ fn pages_that_move_to_addresses_whose_end_is_told_late_are_kept() {
     let mut world = World::new(96);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.reuse(0, 0, 200, 40);
-    assert_eq!(world.shared.counters.doubts.get(), 1);
+    assert_eq!(world.shared.report().doubts, 1);
     world.reuse(0, 200, 20, 40);
     world.end();
 }
@@ -367,7 +363,7 @@ fn faults_of_a_scan(pages_of_a_mapping: u64, mapped_quarters: u64) -> (u64, u64)
         world.shared.budget.set_resident(10);
         world.touch(0, page, false);
     }
-    let report = world.shared.counters.report(0, Vec::new());
+    let report = world.shared.report();
     world.shared.budget.set_resident(world.count());
     world.end();
     (report.fill.count, report.zero.count)
@@ -504,7 +500,7 @@ fn pages_that_lie_in_mapped_memory_come_without_a_request_and_count_the_same() {
             assert_eq!(world.shared.budget.resident_pages() - 10, world.count() - before);
         }
         world.shared.budget.set_resident(world.count());
-        let report = world.shared.counters.report(0, Vec::new());
+        let report = world.shared.report();
         let submitted = lock(&world.submitted).len();
         world.end();
         (submitted, report.fill.count, report.pages_prefetched)
@@ -537,7 +533,7 @@ fn what_comes_along_is_counted_before_the_next_page_asks() {
     }
     let next = |first: u64| (first..).find(|page| !is_there(&world, page)).unwrap();
     let markers: Vec<(u32, u64)> = (1..).zip(streams.map(next)).collect();
-    let prefetched = |world: &World| world.shared.counters.report(0, Vec::new()).pages_prefetched;
+    let prefetched = |world: &World| world.shared.report().pages_prefetched;
     let before = prefetched(&world);
     assert!(before > 0 && !world.has_put_off());
     let limit = world.shared.budget.limit_pages();
@@ -672,7 +668,7 @@ fn an_unreadable_page_is_poisoned_and_never_filled() {
     assert_eq!(memory.poisoned, [address(gone)]);
     assert!(!memory.resident.contains_key(&address(gone)));
     drop(memory);
-    assert_eq!(world.shared.counters.pages_lost.get(), 1);
+    assert_eq!(world.shared.report().pages_lost, 1);
     assert!(world.shared.failures()[0].contains("SIGBUS"), "{:?}", world.shared.failures());
     assert!(world.volume.length() > 0);
 }

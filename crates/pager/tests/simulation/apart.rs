@@ -4,11 +4,11 @@ use std::sync::mpsc::channel;
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, gettid, sched_getaffinity};
+use spillway_pager::threads::evict;
 use spillway_sys::skipping::skip;
 use spillway_sys::thread_times::ThreadTimes;
 
 use super::*;
-use crate::threads::evict;
 
 /// Far beyond what a busy machine needs.
 const PATIENCE: Duration = Duration::from_secs(60);
