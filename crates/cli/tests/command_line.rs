@@ -3,7 +3,6 @@
 // In a test a panic is the report.
 #![allow(clippy::unwrap_used)]
 
-#[path = "support/mod.rs"]
 #[allow(dead_code)]
 mod support;
 

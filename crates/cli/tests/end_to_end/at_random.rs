@@ -1,6 +1,6 @@
 //! Stress over a swap device.
 
-use crate::stress::stress;
+use crate::both_ways::stress::stress;
 
 #[test]
 fn stress_with_few_threads_finds_no_wrong_word() {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use serde_json::Value;
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support::{self, wait_until};
 
 const PAGE: usize = 4096;

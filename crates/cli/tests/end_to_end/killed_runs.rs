@@ -3,9 +3,9 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use crate::manners::SMALL;
-use crate::programs::{self, Kind};
-use crate::stage::Stage;
+use crate::both_ways::manners::SMALL;
+use crate::both_ways::programs::{self, Kind};
+use crate::both_ways::stage::Stage;
 use crate::support::{self, Running, wait_until};
 
 /// So much of the verifiers' memory is lent before anything happens.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support::{self, Running, UNTIL_TOLD, wait_until};
 
 fn swap_on(stage: &mut Stage) {

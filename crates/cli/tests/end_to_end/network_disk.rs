@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support;
 
 /// Serves a device on two donors at a UNIX socket and on loopback; the addresses that it prints.

@@ -1,6 +1,6 @@
 //! Memory that cannot leave does not get its program killed: the limit makes room for it, and the user is told where nothing said how much.
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support;
 
 #[test]

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use crate::shares::assert_share;
-use crate::stress::{self, stress};
+use crate::both_ways::shares::assert_share;
+use crate::both_ways::stress::{self, stress};
 use crate::support::soak_seconds;
 
 #[test]

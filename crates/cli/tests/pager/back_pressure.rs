@@ -1,7 +1,7 @@
 //! Rule 15: answers wait while the budget is used up, so that nobody who writes faster than pages leave goes beyond it.
 
-use crate::shares::{assert_held, assert_left};
-use crate::stage::Stage;
+use crate::both_ways::shares::{assert_held, assert_left};
+use crate::both_ways::stage::Stage;
 use crate::support;
 
 #[test]

@@ -1,6 +1,6 @@
 //! Programs whose threads end by bare system calls: no library hears that the last of them has, and an agent is left.
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support;
 
 /// Runs the program in one of its modes, twice beyond its budget.

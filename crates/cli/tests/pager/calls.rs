@@ -6,9 +6,9 @@ use std::process::Command;
 use spillway_sys::call_filter::Asked;
 
 use crate::VIA;
-use crate::ordinary_user::{Place, program};
-use crate::programs::PAGED_BY;
-use crate::stage::Stage;
+use crate::both_ways::programs::PAGED_BY;
+use crate::both_ways::stage::Stage;
+use crate::pager::ordinary_user::{Place, program};
 use crate::support::{self, skip};
 
 const OPTIONS: [&str; 6] = ["--local", "24M", "--lend", "256M", "--slab-size", "4M"];

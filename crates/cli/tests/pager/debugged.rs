@@ -1,9 +1,9 @@
 //! Programs that a debugger stops: what it reads and writes cannot wait for a page that is away.
 
 use crate::VIA;
-use crate::ordinary_user::{Place, program};
-use crate::programs::PAGED_BY;
-use crate::stage::Stage;
+use crate::both_ways::programs::PAGED_BY;
+use crate::both_ways::stage::Stage;
+use crate::pager::ordinary_user::{Place, program};
 use crate::support;
 
 const OPTIONS: [&str; 6] = ["--local", "24M", "--lend", "256M", "--slab-size", "4M"];

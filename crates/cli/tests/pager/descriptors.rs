@@ -4,7 +4,7 @@ use std::process::Command;
 
 use spillway_pager::limits::PROGRAMS_MAX;
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support::{self, Running, skip};
 
 /// A limit that a pager of [`PROGRAMS`] programs does not get by with, and one that it does.

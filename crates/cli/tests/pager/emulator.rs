@@ -12,8 +12,8 @@ use spillway_virtual_machine::command_line::counter_khz;
 use spillway_virtual_machine::image::Image;
 use spillway_virtual_machine::{Failure, Kernel, console, emulated, initramfs, tools};
 
-use crate::shares::assert_share;
-use crate::stage::Stage;
+use crate::both_ways::shares::assert_share;
+use crate::both_ways::stage::Stage;
 use crate::support::{DEADLINE, Running, skip};
 
 /// Memory of the guest.

@@ -4,10 +4,10 @@
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
+use crate::pager::violence::guardian_of;
 use crate::support::processes::{EndedAtLast, executing, pages_away};
 use crate::support::{self, Running, UNTIL_TOLD, wait_until};
-use crate::violence::guardian_of;
 
 /// Memory of the program and of each child.
 const PROGRAM_MIB: u64 = 32;

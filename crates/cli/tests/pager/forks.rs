@@ -1,6 +1,6 @@
 //! What a fork shares is in memory once, and counts once.
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support;
 
 /// Memory of the program; it and three children have it, so that the kernel counts four times that.

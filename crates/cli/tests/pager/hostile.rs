@@ -10,8 +10,8 @@ use std::process::Command;
 
 use spillway_stub::protocol::{HEAD_BYTES, MAGIC, MESSAGE_WORDS, VERSION};
 
-use crate::ordinary_user::{self, Place};
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
+use crate::pager::ordinary_user::{self, Place};
 use crate::support::{self, skip, soak_seconds};
 
 /// The bait, its addresses, and the directory for marks; all can be reached by everybody.

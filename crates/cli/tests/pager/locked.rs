@@ -1,6 +1,6 @@
 //! Memory that programs lock.
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support;
 
 /// Fills memory beyond the budget, looks at every page of it, gives it up, and locks all that is left for a moment: the agent's staging area

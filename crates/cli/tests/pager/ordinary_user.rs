@@ -11,9 +11,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::programs::MIB;
-use crate::shares::{assert_held, assert_share};
-use crate::stage::Stage;
+use crate::both_ways::programs::MIB;
+use crate::both_ways::shares::{assert_held, assert_share};
+use crate::both_ways::stage::Stage;
 use crate::support::{self, skip};
 
 /// `nobody`, by convention.

@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support;
 
 #[test]
@@ -64,7 +64,7 @@ fn programs_that_are_not_paged_are_told_of() {
         Command::new("gcc")
             .args(["-O2", "-static", "-pthread", "-o"])
             .arg(&fixed)
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/end_to_end/programs/exerciser.c")),
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/both_ways/programs/exerciser.c")),
     );
     linked.done("a static program");
     let [exerciser, fixed] = [&exerciser, &fixed].map(|path| path.to_str().unwrap());

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support::{self, skip};
 
 /// Keeps words in three times its budget.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::lost_copies::SCRIPT;
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
+use crate::pager::lost_copies::SCRIPT;
 use crate::support::Running;
 
 /// How late each piece of an answer is.

@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use crate::peculiarities::peculiarity;
-use crate::programs::Kind;
-use crate::stage::Stage;
+use crate::both_ways::peculiarities::peculiarity;
+use crate::both_ways::programs::Kind;
+use crate::both_ways::stage::Stage;
 use crate::support;
 
 /// Fills so many MiB, goes through them until it has as many threads as it is to wait for, or for a while, and tells of its threads

@@ -1,6 +1,6 @@
 //! What a run tells of its faults.
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support;
 
 /// Touches its memory for the first time, writes all of it twice, reads it three times, and gives a part up and reads zeroes there.

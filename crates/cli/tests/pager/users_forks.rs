@@ -9,10 +9,10 @@ use std::process::Command;
 use spillway_sys::memory_hierarchy::{Hierarchy, Version};
 
 use crate::VIA;
-use crate::ordinary_user::{Place, program};
-use crate::programs::{MIB, PAGED_BY};
-use crate::servers::{fill_redis, redis, redis_client, redis_server, write_while_saving};
-use crate::stage::Stage;
+use crate::both_ways::programs::{MIB, PAGED_BY};
+use crate::both_ways::servers::{fill_redis, redis, redis_client, redis_server, write_while_saving};
+use crate::both_ways::stage::Stage;
+use crate::pager::ordinary_user::{Place, program};
 use crate::support::processes::{EndedAtLast, children, executing, pages_away};
 use crate::support::{self, Running, UNTIL_TOLD, wait_until};
 

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use crate::ordinary_user::Place;
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
+use crate::pager::ordinary_user::Place;
 use crate::support;
 
 /// Fork, by threads at once, of a child that is stopped and killed meanwhile, and in a storm of signals; a terminal; a daemon.

@@ -3,10 +3,10 @@
 use std::fs;
 
 use crate::VIA;
-use crate::ordinary_user::{Place, program};
-use crate::programs::{DICTIONARIES, Kind, MIB, PAGED_BY, SORT, sort_input};
-use crate::shares::{all_local, assert_footprint, assert_share};
-use crate::stage::Stage;
+use crate::both_ways::programs::{DICTIONARIES, Kind, MIB, PAGED_BY, SORT, sort_input};
+use crate::both_ways::shares::{all_local, assert_footprint, assert_share};
+use crate::both_ways::stage::Stage;
+use crate::pager::ordinary_user::{Place, program};
 use crate::support;
 
 /// Says which capabilities the program has that it becomes.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support::processes::{children, is_gone, with_argument};
 use crate::support::{self, Running, UNTIL_TOLD, wait_until};
 

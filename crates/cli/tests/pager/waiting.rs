@@ -1,6 +1,6 @@
 //! Programs that wait in a system call from before memory gets short: their pages leave as others' do.
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support;
 
 /// Fills its memory, starts a program that does the same until its parent has an agent, or for two minutes, and waits for it as it is told

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use spillway_virtual_machine::machine::Job;
 
-use crate::crash::kill_the_server;
-use crate::front_ends::FrontEnd;
-use crate::guest::{Guest, builder};
-use crate::overcommit::{assert_exact, verifiers, wait_swapped};
+use crate::virtual_machine::crash::kill_the_server;
+use crate::virtual_machine::front_ends::FrontEnd;
+use crate::virtual_machine::guest::{Guest, builder};
+use crate::virtual_machine::overcommit::{assert_exact, verifiers, wait_swapped};
 
 on_front_end!(ublk, UBLK, an_agent_that_is_stopped_killed_and_told_to_end_costs_programs_no_page);
 on_front_end!(

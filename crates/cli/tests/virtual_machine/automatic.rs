@@ -1,6 +1,6 @@
 //! `--frontend auto`: the best way into the kernel that is there, and why, in words.
 
-use crate::guest::{Guest, SLABS};
+use crate::virtual_machine::guest::{Guest, SLABS};
 
 /// Starts a device without a word about front ends; what it says of its own, to people too.
 fn chosen(guest: &Guest) -> String {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use spillway_virtual_machine::emulated;
 
-use crate::agent::{end_paging, start_paging};
-use crate::front_ends::{FrontEnd, NBD, UBLK};
-use crate::guest::{Guest, SLABS, builder};
+use crate::virtual_machine::agent::{end_paging, start_paging};
+use crate::virtual_machine::front_ends::{FrontEnd, NBD, UBLK};
+use crate::virtual_machine::guest::{Guest, SLABS, builder};
 
 /// How often.
 const KILLS: u64 = 3;

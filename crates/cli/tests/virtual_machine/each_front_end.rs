@@ -1,8 +1,8 @@
 //! What every front end must do, one after the other in one guest: none of it disturbs the next, and booting takes longer than some.
 
-use crate::front_ends::FrontEnd;
-use crate::guest::{Guest, builder};
-use crate::{automatic, network_disk, pager, plain_device, programs, swap_off};
+use crate::virtual_machine::front_ends::FrontEnd;
+use crate::virtual_machine::guest::{Guest, builder};
+use crate::virtual_machine::{automatic, network_disk, pager, plain_device, programs, swap_off};
 
 on_front_end!(ublk, UBLK, devices_and_programs_are_exact);
 on_front_end!(nbd, NBD, devices_and_programs_are_exact);

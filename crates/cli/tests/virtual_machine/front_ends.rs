@@ -34,7 +34,7 @@ macro_rules! on_front_end {
             $(#[test]
             $(#[$attribute])*
             fn $test() {
-                spillway_virtual_machine::emulated(|| super::$test($crate::front_ends::$front_end));
+                spillway_virtual_machine::emulated(|| super::$test($crate::virtual_machine::front_ends::$front_end));
             })*
         }
     };

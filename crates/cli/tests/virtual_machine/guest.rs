@@ -10,8 +10,8 @@ use spillway_virtual_machine::builder::quoted;
 use spillway_virtual_machine::machine::Job;
 use spillway_virtual_machine::{Builder, Disk, Failure, Said, VirtualMachine};
 
-use crate::front_ends::FrontEnd;
 use crate::support::{self, has_program, is_root, skip};
+use crate::virtual_machine::front_ends::FrontEnd;
 
 /// How long one command may take: Redis in half its memory took 208 s, emulated on a host with ten times as much to do as it can.
 pub(crate) const WITHIN: Duration = Duration::from_secs(900);
@@ -44,7 +44,7 @@ impl Programs {
         }
         for name in ["verifier", "exerciser"] {
             let source =
-                Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/end_to_end/programs").join(format!("{name}.c"));
+                Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/both_ways/programs").join(format!("{name}.c"));
             let binary = directory.path().join(name);
             support::run(Command::new("gcc").args(["-O2", "-o"]).arg(binary).arg(source)).done("gcc");
         }

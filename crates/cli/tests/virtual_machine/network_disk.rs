@@ -1,6 +1,6 @@
 //! A device that serves NBD clients, under the one that the kernel is: the same bytes as over a block device of our own.
 
-use crate::guest::{Guest, SLABS};
+use crate::virtual_machine::guest::{Guest, SLABS};
 
 /// The kernel's client, set up by `nbd-client`.
 pub(crate) fn the_kernels_nbd_client_reads_what_it_wrote(guest: &Guest) {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::front_ends::FrontEnd;
-use crate::guest::{Guest, SLABS, builder};
 use crate::support::soak_seconds;
+use crate::virtual_machine::front_ends::FrontEnd;
+use crate::virtual_machine::guest::{Guest, SLABS, builder};
 
 /// How long programs may take that fill a machine twice and then go on for `seconds`: to fill it took four minutes, emulated on a loaded host.
 pub(crate) fn overcommit_within(seconds: u64) -> Duration {

@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::Value;
 use spillway_virtual_machine::emulated;
 
-use crate::front_ends::UBLK;
-use crate::guest::{Guest, SLABS, builder};
 use crate::support::wait_until;
+use crate::virtual_machine::front_ends::UBLK;
+use crate::virtual_machine::guest::{Guest, SLABS, builder};
 
 /// Programs of root that have hardly more than [`SMALLEST`], because each page costs a millisecond in emulation. The kernel tells of root's forks.
 const PROGRAMS: [&str; 2] = [

@@ -1,8 +1,8 @@
 //! A plain device under fio, which verifies what it wrote. With a copy on disk: in an emulated guest a donor may get no processor for
 //! two seconds, and is given up. Sizes are small, because every request costs a millisecond there.
 
-use crate::front_ends::FrontEnd;
-use crate::guest::{Guest, SLABS};
+use crate::virtual_machine::front_ends::FrontEnd;
+use crate::virtual_machine::guest::{Guest, SLABS};
 
 pub(crate) fn fio_finds_what_it_wrote_on_a_plain_device(guest: &Guest, front_end: FrontEnd) {
     let donors: Vec<_> =

@@ -3,8 +3,8 @@
 use serde_json::Value;
 use spillway_virtual_machine::builder::quoted;
 
-use crate::front_ends::FrontEnd;
-use crate::guest::{Guest, SLABS};
+use crate::virtual_machine::front_ends::FrontEnd;
+use crate::virtual_machine::guest::{Guest, SLABS};
 
 /// Working sets are above [the smallest budget](crate) twice over, and what one more refault costs in emulation keeps them small.
 const PROGRAMS: [&str; 4] = [

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use spillway_virtual_machine::emulated;
 
-use crate::front_ends::UBLK;
-use crate::guest::{Guest, SLABS, builder};
-use crate::overcommit::{assert_exact, verifiers, wait_swapped};
+use crate::virtual_machine::front_ends::UBLK;
+use crate::virtual_machine::guest::{Guest, SLABS, builder};
+use crate::virtual_machine::overcommit::{assert_exact, verifiers, wait_swapped};
 
 /// Puts everything where its first lines say, with the built program as `/usr/bin/spillway`, and lets systemd read it.
 fn install(guest: &Guest) {

@@ -3,9 +3,9 @@
 use spillway_virtual_machine::emulated;
 use spillway_virtual_machine::machine::Job;
 
-use crate::agent::{end_paging, lift_limit, start_paging};
-use crate::front_ends::{FrontEnd, LOOP_FUSE, NBD, UBLK};
-use crate::guest::{Guest, SLABS, builder};
+use crate::virtual_machine::agent::{end_paging, lift_limit, start_paging};
+use crate::virtual_machine::front_ends::{FrontEnd, LOOP_FUSE, NBD, UBLK};
+use crate::virtual_machine::guest::{Guest, SLABS, builder};
 
 /// What the kernel keeps back, in KiB.
 fn reserve(guest: &Guest) -> String {

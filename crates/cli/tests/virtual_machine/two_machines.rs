@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use spillway_virtual_machine::builder::ADDRESSES;
 
-use crate::front_ends::FrontEnd;
-use crate::guest::{Guest, SLABS, builder};
-use crate::overcommit::{assert_exact, overcommit_within, verifiers, wait_filled, wait_swapped};
 use crate::support::soak_seconds;
+use crate::virtual_machine::front_ends::FrontEnd;
+use crate::virtual_machine::guest::{Guest, SLABS, builder};
+use crate::virtual_machine::overcommit::{assert_exact, overcommit_within, verifiers, wait_filled, wait_swapped};
 
 on_front_end!(ublk, UBLK, a_machine_pages_to_another_through_cut_cables_and_a_killed_donor);
 on_front_end!(

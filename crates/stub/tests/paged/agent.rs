@@ -9,7 +9,7 @@ use spillway_stub::protocol::{AGENT_STACK_END, AgentState, BATCH_ENTRIES_MAX, CA
 use spillway_stub::seat::Task;
 use spillway_sys::userfaultfd::Message;
 
-use crate::scene::{PAGES, Scene};
+use crate::paged::scene::{PAGES, Scene};
 use crate::support::{PAGE, Paged, far};
 
 #[test]

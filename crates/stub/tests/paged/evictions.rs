@@ -6,7 +6,7 @@ use spillway_stub::seat::Task;
 use spillway_sys::skipping::skip;
 use spillway_sys::userfaultfd::Wake;
 
-use crate::scene::{HUGE_PAGES, PAGES, Scene};
+use crate::paged::scene::{HUGE_PAGES, PAGES, Scene};
 use crate::support::{PAGE, far};
 
 #[test]

@@ -6,7 +6,7 @@ use spillway_stub::late_start::ProgramPlaces;
 use spillway_stub::protocol::outcome;
 use spillway_stub::seat::Task;
 
-use crate::scene::{PAGES, Scene};
+use crate::paged::scene::{PAGES, Scene};
 use crate::support::{PAGE, Paged, far, wait_readable};
 
 /// Forks the program; the child talks from now on.

@@ -8,7 +8,7 @@ use spillway_stub::greeting::Address;
 use spillway_stub::head::Head;
 use spillway_stub::protocol::{HEAD_SUFFIX, outcome};
 
-use crate::scene::PAGES;
+use crate::paged::scene::PAGES;
 use crate::support::{Conversation, FEATURES, PAGE, TinyPager, compile};
 
 /// The program of the tests, with so many pages.

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_stub::protocol::outcome;
 use spillway_sys::guardian::Guardian;
 
-use crate::scene::PAGES;
+use crate::paged::scene::PAGES;
 use crate::support::{self, Conversation, PAGE, TinyPager, compile};
 
 /// The tests of pagers without rights, once more, as a user who has none: only `/dev/userfaultfd` is his.

@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::VIA;
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support::{self, Said};
 
 /// The budget follows the footprint in steps, and is to be no larger than its share by more than this part of the footprint.

@@ -6,8 +6,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::VIA;
-use crate::shares::{all_local, assert_footprint, assert_held, assert_share};
-use crate::stage::Stage;
+use crate::both_ways::shares::{all_local, assert_footprint, assert_held, assert_share};
+use crate::both_ways::stage::Stage;
 use crate::support::{self, skip};
 
 /// How much these tests borrow: all of their programs stay below it.

@@ -3,8 +3,8 @@
 use std::fs;
 use std::process::Command;
 
-use crate::programs::{Kind, same_output};
-use crate::stage::Stage;
+use crate::both_ways::programs::{Kind, same_output};
+use crate::both_ways::stage::Stage;
 use crate::support;
 
 /// It ends with another status than 0 unless the collector ran, nine times at least, and left the live set as it was.

@@ -1,7 +1,7 @@
 //! What the kernel does with memory on the side: spawned children, signal stacks, locks that outlive threads, advice.
 
-use crate::programs::{Kind, MIB, same_output};
-use crate::stage::Stage;
+use crate::both_ways::programs::{Kind, MIB, same_output};
+use crate::both_ways::stage::Stage;
 
 /// One mode of the program `peculiarities`, with the same output at every budget.
 pub(crate) fn peculiarity(kind: Kind, mode: &str) {

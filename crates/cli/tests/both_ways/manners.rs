@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support::{self, Running, wait_until};
 
 /// Enough for a shell.

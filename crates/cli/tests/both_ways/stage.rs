@@ -144,7 +144,7 @@ impl Stage {
 
     /// Compiles one of the C programs.
     pub(crate) fn compile(&self, name: &str, options: &[&str]) -> PathBuf {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/end_to_end/programs").join(format!("{name}.c"));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/both_ways/programs").join(format!("{name}.c"));
         let binary = self.disk().join(name);
         support::run(Command::new("gcc").args(["-O2", "-o"]).arg(&binary).arg(source).args(options)).done("gcc");
         binary

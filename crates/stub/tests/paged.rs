@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod agent;
-mod evictions;
-mod forks;
-mod newcomers;
-mod roles;
-mod scene;
-#[path = "../support/mod.rs"]
 mod support;
+
+mod paged {
+    mod agent;
+    mod evictions;
+    mod forks;
+    mod newcomers;
+    mod roles;
+    mod scene;
+}

@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support::processes::{EndedAtLast, executing, pages_away};
 use crate::support::{self, UNTIL_TOLD};
 

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::VIA;
-use crate::programs::{Kind, MIB, same_output};
-use crate::shares::assert_share;
-use crate::stage::Stage;
+use crate::both_ways::programs::{Kind, MIB, same_output};
+use crate::both_ways::shares::assert_share;
+use crate::both_ways::stage::Stage;
 use crate::support::{self, skip};
 
 /// The signal of abort(3).

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::shares::{assert_footprint, assert_held, assert_share};
-use crate::stage::Stage;
+use crate::both_ways::shares::{assert_footprint, assert_held, assert_share};
+use crate::both_ways::stage::Stage;
 use crate::support::processes::peak_bytes;
 use crate::support::{DEADLINE, Running, wait_until};
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate};
 use spillway_fabric::key::ClusterKey;
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support::{Running, UNTIL_TOLD, is_root, run, skip, soak_seconds};
 
 fn ip(arguments: &[&str]) {

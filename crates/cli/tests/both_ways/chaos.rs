@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support::{Running, UNTIL_TOLD, soak_seconds};
 
 /// What happens to donors in turn.

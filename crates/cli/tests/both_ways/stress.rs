@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::shares::assert_share;
-use crate::stage::Stage;
+use crate::both_ways::shares::assert_share;
+use crate::both_ways::stage::Stage;
 use crate::support::{self, soak_seconds};
 
 /// Runs the stress program for some seconds with a budget.

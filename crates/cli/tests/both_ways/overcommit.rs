@@ -1,6 +1,6 @@
 //! Several processes fill far more than their memory group may have: no deadlock, no lost page.
 
-use crate::stage::Stage;
+use crate::both_ways::stage::Stage;
 use crate::support::{self, soak_seconds};
 
 #[test]
