@@ -12,7 +12,7 @@ use crate::fault::recheck::Rechecked;
 use crate::limits::YIELD_QUICK;
 use crate::mappings::events::Unsettled;
 use crate::mappings::late_event::Doubt;
-use crate::page_table::Space;
+use crate::page_table::PageTable;
 use crate::page_table::page_indexes::SpaceId;
 use crate::process::memory::{Agent, ProgramMemory};
 use crate::threads::courteous_lock::CourteousLock;
@@ -25,7 +25,7 @@ pub struct Tenant {
     /// Its memory.
     pub memory: Box<dyn ProgramMemory>,
     /// What is known of its pages.
-    pub table: CourteousLock<Table>,
+    pub state: CourteousLock<SpaceState>,
     /// Who takes pages out of it; the eviction thread's.
     pub agent: Mutex<Option<Box<dyn Agent>>>,
     /// Whose fork it is.
@@ -65,9 +65,9 @@ pub struct Wanted {
 
 /// The page table, and who may use it.
 #[derive(Debug)]
-pub struct Table {
+pub struct SpaceState {
     /// The pages.
-    pub space: Space,
+    pub page_table: PageTable,
     /// Changes of mappings that are not in the table yet: nothing is answered or taken out before they are ([`Shared::settle`](crate::shared::Shared::settle)).
     pub unsettled: Unsettled,
     /// A batch is with the agent: events wait.
@@ -87,7 +87,7 @@ pub struct Table {
     pub rechecked: Rechecked,
 }
 
-impl Table {
+impl SpaceState {
     /// Whether events may be read now.
     pub fn may_read(&self) -> bool {
         !self.batch && self.doubt.is_none()
@@ -96,12 +96,12 @@ impl Table {
 
 impl Tenant {
     /// An address space with `space` as its table; a fork of `parent`, if of any.
-    pub fn new(space: Space, memory: Box<dyn ProgramMemory>, parent: Option<SpaceId>) -> Self {
+    pub fn new(page_table: PageTable, memory: Box<dyn ProgramMemory>, parent: Option<SpaceId>) -> Self {
         Self {
-            id: space.id(),
+            id: page_table.id(),
             memory,
-            table: CourteousLock::new(Table {
-                space,
+            state: CourteousLock::new(SpaceState {
+                page_table,
                 unsettled: Unsettled::default(),
                 batch: false,
                 is_awaited: false,
@@ -127,13 +127,13 @@ impl Tenant {
     }
 
     /// The table, for this moment; fault threads let whoever asks for it so go first.
-    pub fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock()
+    pub fn lock(&self) -> MutexGuard<'_, SpaceState> {
+        self.state.lock()
     }
 
     /// The same for fault threads, which have it nearly all the time.
-    pub fn lock_for_faults(&self) -> MutexGuard<'_, Table> {
-        self.table.lock_last(|| {
+    pub fn lock_for_faults(&self) -> MutexGuard<'_, SpaceState> {
+        self.state.lock_last(|| {
             let begin = Instant::now();
             yield_now();
             begin.elapsed() < YIELD_QUICK

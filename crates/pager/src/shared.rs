@@ -3,7 +3,7 @@
 //! Locks, in the order in which they are taken: an address space's table, then read-ahead ([`crate::fault::pool`]), then the books. All are
 //! held for microseconds, and never across a wait; whoever holds a table may change what is known of that address space.
 //!
-//! A batch of evictions is under way without the table's lock, so [`Table::batch`] says so: nobody reads the program's events
+//! A batch of evictions is under way without the table's lock, so [`SpaceState::batch`] says so: nobody reads the program's events
 //! then (rule 14 of docs/pager.md). That keeps every fault and event out of the batch: the kernel lets no page be moved while an
 //! event waits to be read. Nor does a batch begin while events that were read are not settled ([`crate::mappings::events`]).
 
@@ -16,7 +16,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::epoll::{Epoll, Interest};
 use spillway_sys::userfaultfd::PageError;
 
-use crate::address_space::{Table, Tenant, Wanted};
+use crate::address_space::{SpaceState, Tenant, Wanted};
 use crate::budget::Budget;
 use crate::fault::pool::Crew;
 use crate::fork::reservations::Claims;
@@ -132,11 +132,11 @@ impl Shared {
         tenants.retain(|other| other.id != tenant.id);
         self.counters.programs_now.set(tenants.len() as u64);
         drop(tenants);
-        let mut table = tenant.lock();
+        let mut state = tenant.lock();
         // A child that it made last lives on.
-        self.take_over_changes(tenant, &mut table);
-        table.space.end(&mut self.books());
-        drop(table);
+        self.take_over_changes(tenant, &mut state);
+        state.page_table.end(&mut self.books());
+        drop(state);
         self.faults.signal();
     }
 
@@ -167,18 +167,18 @@ impl Shared {
 
     /// Brings the table of `tenant` up to date with what was told of its mappings. False: it is changing them, and what was told
     /// may not be all.
-    pub fn settle(&self, tenant: &Tenant, table: &mut Table) -> bool {
-        if table.unsettled.is_empty() {
+    pub fn settle(&self, tenant: &Tenant, state: &mut SpaceState) -> bool {
+        if state.unsettled.is_empty() {
             return true;
         }
         if tenant.memory.is_changing() {
             return false;
         }
-        self.take_over_changes(tenant, table)
+        self.take_over_changes(tenant, state)
     }
 
-    fn take_over_changes(&self, tenant: &Tenant, table: &mut Table) -> bool {
-        let Table { space, unsettled, .. } = table;
+    fn take_over_changes(&self, tenant: &Tenant, state: &mut SpaceState) -> bool {
+        let SpaceState { page_table, unsettled, .. } = state;
         // Of memory that is gone nothing matters but its children.
         let page = PAGE_SIZE_BYTES as u64;
         let covers = |range| match tenant.memory.covers(&range) {
@@ -192,15 +192,15 @@ impl Shared {
                 (true, true) => Evidence::None,
             })
         };
-        let Some(changes) = unsettled.settle(|range| space.known_mapped(range), is_mapped) else { return false };
+        let Some(changes) = unsettled.settle(|range| page_table.known_mapped(range), is_mapped) else { return false };
         for change in changes {
             let books = &mut self.books();
             match change {
-                Change::Remove(range) => space.remove(&range, books),
-                Change::Unmap(range) => space.unmap(&range, books),
-                Change::Remap { from, to, length } => space.remap(from, to, length, books),
+                Change::Remove(range) => page_table.remove(&range, books),
+                Change::Unmap(range) => page_table.unmap(&range, books),
+                Change::Remap { from, to, length } => page_table.remap(from, to, length, books),
                 Change::Fork(memory, wiped) => {
-                    let child = space.fork(self.next_space(), &wiped, books);
+                    let child = page_table.fork(self.next_space(), &wiped, books);
                     self.admit(Arc::new(Tenant::new(child, memory, Some(tenant.id))));
                 }
             }

@@ -52,8 +52,8 @@ impl Eviction {
             let Some(tenant) = self.shared.tenant(of_one[0].0).filter(|tenant| !tenant.is_gone()) else { continue };
             // The fault thread has waited for the batch before: its turn comes first, or faults would wait forever.
             let is_ready = {
-                let table = &mut *tenant.lock();
-                !table.is_awaited && self.shared.settle(&tenant, table)
+                let state = &mut *tenant.lock();
+                !state.is_awaited && self.shared.settle(&tenant, state)
             };
             let is_owning = self.owning.iter().any(|owning| owning.id == tenant.id);
             if !is_ready || is_owning || !self.start_batch(&tenant, of_one, now) {
@@ -67,7 +67,7 @@ impl Eviction {
         }
     }
 
-    /// False: faults come first, see [`Table::untried`](crate::address_space::Table::untried).
+    /// False: faults come first, see [`SpaceState::untried`](crate::address_space::SpaceState::untried).
     fn start_batch(&mut self, tenant: &Arc<Tenant>, candidates: &[Candidate], now: Instant) -> bool {
         let mut batch = self.spare.pop().unwrap_or_else(|| Batch {
             tenant: Arc::clone(tenant),
@@ -96,7 +96,7 @@ impl Eviction {
     }
 
     /// Takes batches over that agents are done with. Where nobody waits for a batch to end, the agent gets the next one before the
-    /// table hears of this one; [`Table::batch`](crate::address_space::Table::batch) stays set meanwhile, so nothing is done by what the
+    /// table hears of this one; [`SpaceState::batch`](crate::address_space::SpaceState::batch) stays set meanwhile, so nothing is done by what the
     /// table does not know yet.
     pub(super) fn collect(&mut self, now: Instant) {
         let fates = &mut self.own_fates;
@@ -168,7 +168,7 @@ impl Eviction {
         let gone = batch.gone();
         let is_last = !self.is_under_way(batch.tenant.id);
         {
-            let mut table = batch.tenant.lock();
+            let mut state = batch.tenant.lock();
             if batch.tenant.is_gone() {
                 // Its space has ended, or will: nothing may come into it any more.
                 batch.fates.fill(Fate::Absent);
@@ -186,21 +186,21 @@ impl Eviction {
                             Target::Pool(id, index) => self.staging.filled(*id, *index, &mut books.slots),
                         };
                         self.count_out(*target);
-                        table.space.left(*address, slot, books);
+                        state.page_table.left(*address, slot, books);
                     }
                     // Its place in the pool and its slot are given back with the run. It is the program's own again when asked for, and new then.
                     Fate::Zero => self.shared.counters.pages_out_zero.add(1),
                     Fate::Absent if !may_have_moved => {
                         // The kernel took a page back that MADV_FREE had given up, without a message; its copy is one of its contents.
                         if let Target::Copy(slot) = target
-                            && table.space.state(*address) == PageState::Clean(*slot)
+                            && state.page_table.state(*address) == PageState::Clean(*slot)
                         {
-                            table.space.left(*address, *slot, books);
+                            state.page_table.left(*address, *slot, books);
                         }
                     }
                     Fate::Refused | Fate::Changing | Fate::Absent => {
                         self.shared.counters.refused.add(1);
-                        table.space.listed_again(*address);
+                        state.page_table.listed_again(*address);
                         self.policy.refused(*page);
                     }
                 }
@@ -208,11 +208,11 @@ impl Eviction {
             for (place, id) in to_write.iter_mut().zip(&batch.runs) {
                 *place = self.staging.agent_ended(*id, &mut books.slots).map(|run| (*id, run));
             }
-            table.batch = !is_last;
-            if is_last && table.is_awaited {
+            state.batch = !is_last;
+            if is_last && state.is_awaited {
                 self.shared.faults.signal();
             }
-            if is_last && std::mem::take(&mut table.is_hurried) {
+            if is_last && std::mem::take(&mut state.is_hurried) {
                 // They ring when a page has come.
                 self.shared.call_fault_threads();
                 self.start_at = self.start_at.max(now + HURRY_PAUSE);
@@ -258,15 +258,15 @@ impl Eviction {
         if !tenant.has_forked_untold.load(Ordering::Relaxed) {
             return false;
         }
-        let mut table = tenant.lock();
-        if !table.unsettled.is_empty() {
+        let mut state = tenant.lock();
+        if !state.unsettled.is_empty() {
             return false;
         }
-        let is_clean = matches!(table.space.victim(address), Some(Victim::Clean(_)));
+        let is_clean = matches!(state.page_table.victim(address), Some(Victim::Clean(_)));
         if is_clean && tenant.memory.unprotect(address..address + PAGE).is_ok() {
-            table.space.written(address, &mut self.shared.books());
+            state.page_table.written(address, &mut self.shared.books());
         }
-        matches!(table.space.victim(address), Some(Victim::Dirty))
+        matches!(state.page_table.victim(address), Some(Victim::Dirty))
     }
 
     fn count_out(&self, target: Target) {
@@ -280,8 +280,8 @@ impl Eviction {
 impl Batch {
     /// Whether somebody waits for its end: a fault of its program, or who brings all its pages back.
     fn is_waited_for(&self) -> bool {
-        let table = self.tenant.lock();
-        table.is_awaited || table.is_hurried || self.tenant.is_held()
+        let state = self.tenant.lock();
+        state.is_awaited || state.is_hurried || self.tenant.is_held()
     }
 
     /// How many pages left.
@@ -306,29 +306,29 @@ impl Batch {
     ) -> bool {
         let tenant = Arc::clone(&self.tenant);
         let mut guard = tenant.lock();
-        let table = &mut *guard;
-        table.is_batch_due = table.untried > 0;
-        if table.is_batch_due {
+        let state = &mut *guard;
+        state.is_batch_due = state.untried > 0;
+        if state.is_batch_due {
             return false;
         }
         let kept = lock(&tenant.kept_pages);
         let books = &mut *shared.books();
         let mut dirty: Vec<(CachePage, u64)> = Vec::with_capacity(candidates.len());
         for (_, address, page) in candidates {
-            if table.space.number(*address) != Some(*page) {
+            if state.page_table.number(*address) != Some(*page) {
                 // Its program gave it up since it was chosen, and may have something else there by now.
                 continue;
             }
             // A page of a program that changes its mappings or is to fork, or that the kernel itself needs (rule 4), stays.
-            if !table.unsettled.is_empty() || tenant.is_held() || kept.binary_search(address).is_ok() {
-                table.space.listed_again(*address);
+            if !state.unsettled.is_empty() || tenant.is_held() || kept.binary_search(address).is_ok() {
+                state.page_table.listed_again(*address);
                 policy.refused(*page);
                 continue;
             }
-            table.space.unlisted(*address);
+            state.page_table.unlisted(*address);
             // Given up and come back since it was chosen, it may be listed again, and would be in two batches.
             policy.removed(*page);
-            match table.space.victim(*address) {
+            match state.page_table.victim(*address) {
                 Some(Victim::Dirty) => dirty.push((*page, *address)),
                 Some(Victim::Clean(slot)) => self.push(*page, *address, Target::Copy(slot)),
                 // Away already, being removed, or in memory that is not known to be registered.
@@ -336,10 +336,10 @@ impl Batch {
             }
         }
         self.place(&dirty, staging, books, |page, address| {
-            table.space.listed_again(address);
+            state.page_table.listed_again(address);
             policy.refused(page);
         });
-        table.batch |= !self.errands.is_empty();
+        state.batch |= !self.errands.is_empty();
         true
     }
 

@@ -8,18 +8,18 @@ use spillway_sys::userfaultfd::{Fault, PageError};
 
 use super::fill::fill_staging;
 use super::{Faults, Outcome, PAGE};
-use crate::address_space::{Table, Tenant};
+use crate::address_space::{SpaceState, Tenant};
 use crate::fault::pool::Pending;
 use crate::page_table::Answer;
 #[cfg(doc)]
-use crate::page_table::Space;
+use crate::page_table::PageTable;
 use crate::page_table::page_indexes::Coming;
 use crate::statistics::FaultKind;
 
 impl Faults {
     /// Answers one fault, now or later.
-    pub(super) fn answer(&mut self, tenant: &Arc<Tenant>, table: &mut Table, fault: Fault, arrived: Instant) {
-        let outcome = self.fault(tenant, table, fault, arrived);
+    pub(super) fn answer(&mut self, tenant: &Arc<Tenant>, state: &mut SpaceState, fault: Fault, arrived: Instant) {
+        let outcome = self.fault(tenant, state, fault, arrived);
         if outcome != Outcome::Done {
             let is_held_back = outcome == Outcome::HeldBack;
             self.put_off(Pending { tenant: Arc::clone(tenant), fault, arrived, is_held_back });
@@ -38,21 +38,27 @@ impl Faults {
     }
 
     /// Answers one fault, if that can be done now.
-    pub(super) fn fault(&mut self, tenant: &Arc<Tenant>, table: &mut Table, fault: Fault, arrived: Instant) -> Outcome {
-        if !self.shared.settle(tenant, table) {
+    pub(super) fn fault(
+        &mut self,
+        tenant: &Arc<Tenant>,
+        state: &mut SpaceState,
+        fault: Fault,
+        arrived: Instant,
+    ) -> Outcome {
+        if !self.shared.settle(tenant, state) {
             return Outcome::PutOff;
         }
         let address = fault.address & !(PAGE - 1);
-        let answer = table.space.answer(address, fault.is_write_protected, &self.shared.books().slots);
+        let answer = state.page_table.answer(address, fault.is_write_protected, &self.shared.books().slots);
         let page = address..address + PAGE;
         match answer {
             Answer::Wait => Outcome::Done,
             // What is still to be told may be where the page went (mremap with MREMAP_DONTUNMAP), and nothing is filled here that the kernel would refuse.
             Answer::Recheck(_) if tenant.memory.is_changing() => Outcome::PutOff,
-            Answer::Recheck(slot) if table.rechecked.is_gone(fault) => {
-                table.space.taken_back(address, &mut self.shared.books());
-                table.rechecked.took(address, slot);
-                self.fault(tenant, table, fault, arrived)
+            Answer::Recheck(slot) if state.rechecked.is_gone(fault) => {
+                state.page_table.taken_back(address, &mut self.shared.books());
+                state.rechecked.took(address, slot);
+                self.fault(tenant, state, fault, arrived)
             }
             Answer::Wake | Answer::Recheck(_) => {
                 tenant.memory.wake(page);
@@ -67,7 +73,7 @@ impl Faults {
                     // The mapping was replaced: whoever waits finds the new one.
                     tenant.memory.wake(page);
                 }
-                table.space.written(address, &mut self.shared.books());
+                state.page_table.written(address, &mut self.shared.books());
                 self.shared.counters.fault(FaultKind::Write, arrived.elapsed());
                 Outcome::Done
             }
@@ -78,34 +84,34 @@ impl Faults {
             }
             Answer::Zero if tenant.staging().is_some_and(|area| area.contains(&address)) => fill_staging(tenant, page),
             Answer::Zero => {
-                // Where there are guards the one call that leaves them alone ([`Space::guard`]).
-                let is_guarded = table.space.is_guarded(address);
+                // Where there are guards the one call that leaves them alone ([`PageTable::guard`]).
+                let is_guarded = state.page_table.is_guarded(address);
                 let result = if fault.is_write && !is_guarded {
                     tenant.memory.copy(address, &self.zeroes, 0, PAGE_SIZE_BYTES, false)
                 } else {
                     tenant.memory.zero(page)
                 };
                 let outcome =
-                    self.filled(tenant, table, address, false, (Coming::New, FaultKind::Zero, arrived), result);
+                    self.filled(tenant, state, address, false, (Coming::New, FaultKind::Zero, arrived), result);
                 if outcome == Outcome::Done && fault.is_write {
-                    self.zero_along(tenant, table, address);
+                    self.zero_along(tenant, state, address);
                 }
                 outcome
             }
             Answer::Staged(_, pool_page) => {
                 // The books stay locked, so that the pool page is not used for another meanwhile.
                 let books = self.shared.books();
-                let Answer::Staged(slot, again) = table.space.answer(address, false, &books.slots) else {
+                let Answer::Staged(slot, again) = state.page_table.answer(address, false, &books.slots) else {
                     return Outcome::PutOff;
                 };
                 debug_assert!(slot.0 < u32::MAX && again == pool_page);
                 let offset = again.0 as usize * PAGE_SIZE_BYTES;
-                let protect = !fault.is_write && !table.space.comes_writable(address);
+                let protect = !fault.is_write && !state.page_table.comes_writable(address);
                 let result = tenant.memory.copy(address, self.pool.memory(), offset, PAGE_SIZE_BYTES, protect);
                 drop(books);
-                self.filled(tenant, table, address, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
+                self.filled(tenant, state, address, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
             }
-            Answer::Read(slot) => self.begin_read(tenant, table, fault, slot, arrived),
+            Answer::Read(slot) => self.begin_read(tenant, state, fault, slot, arrived),
         }
     }
 }

@@ -8,18 +8,18 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::PageError;
 
 use super::{Faults, Outcome, PAGE};
-use crate::address_space::{Table, Tenant};
+use crate::address_space::{SpaceState, Tenant};
 use crate::limits::ZEROES_AHEAD_MAX;
 #[cfg(doc)]
-use crate::page_table::Space;
+use crate::page_table::PageTable;
 use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::Coming;
 use crate::statistics::FaultKind;
 
 impl Faults {
     /// Gives a program that touches fresh memory page by page the next pages too.
-    pub(super) fn zero_along(&self, tenant: &Tenant, table: &mut Table, address: u64) {
-        let range = table.space.first_touches_ahead(address);
+    pub(super) fn zero_along(&self, tenant: &Tenant, state: &mut SpaceState, address: u64) {
+        let range = state.page_table.first_touches_ahead(address);
         if range.is_empty() || !self.shared.budget.has_room(2 * ZEROES_AHEAD_MAX as i64) {
             return;
         }
@@ -37,7 +37,7 @@ impl Faults {
         if let Ok(bytes) = filled {
             let books = &mut self.shared.books();
             let pages = (range.start..range.start + bytes).step_by(PAGE_SIZE_BYTES);
-            pages.for_each(|page| table.space.filled(page, false, Coming::New, books));
+            pages.for_each(|page| state.page_table.filled(page, false, Coming::New, books));
             self.shared.budget.count((bytes / PAGE).cast_signed());
         }
     }
@@ -46,7 +46,7 @@ impl Faults {
     pub(super) fn filled(
         &mut self,
         tenant: &Tenant,
-        table: &mut Table,
+        state: &mut SpaceState,
         address: u64,
         clean: bool,
         (coming, kind, arrived): (Coming, FaultKind, Instant),
@@ -54,8 +54,8 @@ impl Faults {
     ) -> Outcome {
         match result {
             Ok(_) => {
-                table.space.filled(address, clean, coming, &mut self.shared.books());
-                table.rechecked.came(address);
+                state.page_table.filled(address, clean, coming, &mut self.shared.books());
+                state.rechecked.came(address);
                 self.shared.budget.count(1);
                 self.shared.counters.fault(kind, arrived.elapsed());
                 self.shared.call_eviction();
@@ -63,24 +63,24 @@ impl Faults {
             }
             Err(PageError::TryAgain) => Outcome::PutOff,
             Err(error) => {
-                self.not_filled(tenant, table, address, &error);
+                self.not_filled(tenant, state, address, &error);
                 Outcome::Done
             }
         }
     }
 
-    pub(super) fn not_filled(&mut self, tenant: &Tenant, table: &mut Table, address: u64, error: &PageError) {
+    pub(super) fn not_filled(&mut self, tenant: &Tenant, state: &mut SpaceState, address: u64, error: &PageError) {
         match error {
             PageError::Exists => {
                 // Its own page, found there by an old message; or, if it was thought to be away, what the program sees counts.
                 let books = &mut self.shared.books();
-                if let PageState::Away(slot) | PageState::Coming(slot) = table.space.state(address)
-                    && table.rechecked.was_taken(address, slot)
+                if let PageState::Away(slot) | PageState::Coming(slot) = state.page_table.state(address)
+                    && state.rechecked.was_taken(address, slot)
                 {
-                    table.space.filled(address, true, Coming::New, books);
-                } else if table.space.is_away(address) {
+                    state.page_table.filled(address, true, Coming::New, books);
+                } else if state.page_table.is_away(address) {
                     self.shared.fail(format!("a page at {address:#x} was there that had been taken out"));
-                    table.space.filled(address, false, Coming::New, books);
+                    state.page_table.filled(address, false, Coming::New, books);
                 }
             }
             PageError::Gone => {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use spillway_sys::userfaultfd::Fault;
 
-use crate::address_space::{Table, Tenant, Wanted};
+use crate::address_space::{SpaceState, Tenant, Wanted};
 use crate::fault::pool::Pending;
 use crate::fault::{Faults, NOBODY};
 use crate::limits::MESSAGES_MAX;
@@ -56,39 +56,39 @@ impl Messages {
 
     /// Reads what `tenant` has to tell, and has it answered by `faults`. False: that has to wait, and its end will be signalled.
     pub fn serve(&mut self, tenant: &Arc<Tenant>, faults: &mut Faults, now: Instant) -> bool {
-        let mut table = tenant.lock_for_faults();
-        table.is_awaited = table.batch;
-        let may_read = table.may_read();
+        let mut state = tenant.lock_for_faults();
+        state.is_awaited = state.batch;
+        let may_read = state.may_read();
         if may_read {
-            self.read_and_answer(tenant, table, faults, now);
+            self.read_and_answer(tenant, state, faults, now);
         }
         may_read
     }
 
     /// Does the same where nobody has said that `tenant` has something to tell: most who had a fault have the next. Whether there was something.
     pub fn guess(&mut self, tenant: &Arc<Tenant>, faults: &mut Faults, now: Instant) -> bool {
-        let table = tenant.lock_for_faults();
-        table.may_read() && self.read_and_answer(tenant, table, faults, now)
+        let state = tenant.lock_for_faults();
+        state.may_read() && self.read_and_answer(tenant, state, faults, now)
     }
 
     /// Whether there was something to read.
     fn read_and_answer(
         &mut self,
         tenant: &Arc<Tenant>,
-        mut guard: MutexGuard<'_, Table>,
+        mut guard: MutexGuard<'_, SpaceState>,
         faults: &mut Faults,
         now: Instant,
     ) -> bool {
-        let table = &mut *guard;
+        let state = &mut *guard;
         let mut arrived = std::mem::take(&mut self.arrived);
-        let has_read = self.read_events(tenant, table, &mut arrived, now);
+        let has_read = self.read_events(tenant, state, &mut arrived, now);
         // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
         // belongs to the mapping that is there now, so what changes mappings goes first, as far as it was read; while something is not, the kernel
         // refuses to fill. A fault that is old by then does no harm.
-        let own = self.own_part(table, &arrived, now);
-        table.untried += (arrived.len() - own) as u32;
+        let own = self.own_part(state, &arrived, now);
+        state.untried += (arrived.len() - own) as u32;
         for fault in &arrived[..own] {
-            faults.answer(tenant, table, *fault, now);
+            faults.answer(tenant, state, *fault, now);
         }
         drop(guard);
         if own < arrived.len() {
@@ -101,8 +101,8 @@ impl Messages {
     }
 
     /// How many of the faults that arrived this thread answers itself: one if they come in crowds and others can take the rest.
-    fn own_part(&mut self, table: &Table, arrived: &[Fault], now: Instant) -> usize {
-        if arrived.len() < 2 || table.is_batch_due || !self.shared.crew.has_helpers() {
+    fn own_part(&mut self, state: &SpaceState, arrived: &[Fault], now: Instant) -> usize {
+        if arrived.len() < 2 || state.is_batch_due || !self.shared.crew.has_helpers() {
             return arrived.len();
         }
         self.crowds.worked(now);
@@ -110,7 +110,13 @@ impl Messages {
     }
 
     /// One by one, so that nobody goes on whose change is in doubt. Whether there was something to read.
-    fn read_events(&mut self, tenant: &Arc<Tenant>, table: &mut Table, arrived: &mut Vec<Fault>, now: Instant) -> bool {
+    fn read_events(
+        &mut self,
+        tenant: &Arc<Tenant>,
+        state: &mut SpaceState,
+        arrived: &mut Vec<Fault>,
+        now: Instant,
+    ) -> bool {
         self.was_alone = false;
         for count in 0..MESSAGES_MAX {
             match tenant.memory.read_event() {
@@ -120,9 +126,9 @@ impl Messages {
                 }
                 Ok(Some(Event::Fault(fault))) => arrived.push(fault),
                 Ok(Some(change)) => {
-                    if self.changed(tenant, table, change) {
+                    if self.changed(tenant, state, change) {
                         let process = tenant.process.load(Ordering::Relaxed);
-                        table.doubt = Some(Doubt::begin(process, now));
+                        state.doubt = Some(Doubt::begin(process, now));
                         self.shared.counters.doubts.add(1);
                         return true;
                     }
@@ -147,11 +153,11 @@ impl Messages {
     }
 
     /// Notes a change of mappings. True: another one must precede it and is still to be told.
-    fn changed(&mut self, tenant: &Arc<Tenant>, table: &mut Table, change: Event) -> bool {
+    fn changed(&mut self, tenant: &Arc<Tenant>, state: &mut SpaceState, change: Event) -> bool {
         if self.unsettled.iter().all(|other| other.id != tenant.id) {
             self.unsettled.push(Arc::clone(tenant));
         }
-        let Table { space, unsettled, .. } = table;
+        let SpaceState { page_table, unsettled, .. } = state;
         match change {
             Event::Fault(_) => unreachable!("faults are answered elsewhere"),
             Event::Remove(range) => unsettled.remove(range),
@@ -160,23 +166,23 @@ impl Messages {
             Event::Fork(memory) => {
                 tenant.has_forked.store(true, Ordering::Relaxed);
                 // A program none of whose pages is known has none away or clean, and most fork to execute another.
-                let wiped = if space.is_empty() { Ranges::default() } else { (self.wiped)(tenant) };
+                let wiped = if page_table.is_empty() { Ranges::default() } else { (self.wiped)(tenant) };
                 unsettled.fork(memory, wiped);
             }
         }
-        unsettled.is_in_doubt(|range| space.known_mapped(range))
+        unsettled.is_in_doubt(|range| page_table.known_mapped(range))
     }
 
     /// Takes over what is settled by now.
     pub fn settle(&mut self, now: Instant) {
         let shared = &self.shared;
         self.unsettled.retain(|tenant| {
-            let table = &mut *tenant.lock_for_faults();
-            if let Some(doubt) = table.doubt.take_if(|doubt| doubt.is_over(now)) {
-                table.unsettled.seen_under_way(&doubt.moves_under_way());
+            let state = &mut *tenant.lock_for_faults();
+            if let Some(doubt) = state.doubt.take_if(|doubt| doubt.is_over(now)) {
+                state.unsettled.seen_under_way(&doubt.moves_under_way());
                 shared.faults.signal();
             }
-            !(shared.settle(tenant, table) && table.doubt.is_none())
+            !(shared.settle(tenant, state) && state.doubt.is_none())
         });
     }
 

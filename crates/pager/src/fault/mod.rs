@@ -38,7 +38,7 @@ use self::pool::Pending;
 use self::read::{Ask, ReadUnderWay};
 use crate::limits::{FAULT_READS_MAX, ZEROES_AHEAD_MAX};
 #[cfg(doc)]
-use crate::page_table::Space;
+use crate::page_table::PageTable;
 use crate::page_table::page_indexes::SpaceId;
 use crate::shared::Shared;
 
@@ -136,10 +136,10 @@ impl Faults {
     /// Answers the next fault that was left to whoever is free. Whether there was one.
     pub fn answer_shared(&mut self) -> bool {
         let Some(Pending { tenant, fault, arrived, .. }) = self.shared.crew.take() else { return false };
-        let mut table = tenant.lock_for_faults();
-        table.untried -= 1;
+        let mut state = tenant.lock_for_faults();
+        state.untried -= 1;
         if !tenant.is_gone() {
-            self.answer(&tenant, &mut table, fault, arrived);
+            self.answer(&tenant, &mut state, fault, arrived);
         }
         true
     }
@@ -206,13 +206,13 @@ impl Faults {
         if *is_held_back && self.holds_back(tenant, *fault) {
             return self.put_off(pending);
         }
-        let mut table = tenant.lock_for_faults();
-        if table.batch {
-            table.is_hurried = true;
-            drop(table);
+        let mut state = tenant.lock_for_faults();
+        if state.batch {
+            state.is_hurried = true;
+            drop(state);
             return self.put_off(pending);
         }
-        self.answer(tenant, &mut table, *fault, pending.arrived);
+        self.answer(tenant, &mut state, *fault, pending.arrived);
     }
 
     fn put_off(&mut self, pending: Pending) {

@@ -4,7 +4,7 @@
 //! pages at once would be served by one CPU, however many idle ones its waiting threads left. The first thread reads all messages
 //! ([`crate::fault::messages`]); where faults come in crowds it answers one of each crowd, and leaves the others to whichever thread is free
 //! first: to itself too, so that none waits for a thread to wake up. They are tried before the next batch of evictions
-//! ([`Table::untried`](crate::address_space::Table::untried)), as all faults of one reading are; from then on they are like any that was put off.
+//! ([`SpaceState::untried`](crate::address_space::SpaceState::untried)), as all faults of one reading are; from then on they are like any that was put off.
 //!
 //! Read-ahead follows the streams of all programs wherever their faults are answered, so there is one [`Ahead`].
 //!

@@ -14,12 +14,12 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_policy::prefetch::WINDOW_MAX;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
-use crate::address_space::{Table, Tenant};
+use crate::address_space::{SpaceState, Tenant};
 use crate::fault::fill::as_far_as_mapped;
 use crate::fault::read_ahead::Along;
 use crate::fault::{Faults, NOBODY, Outcome, PAGE};
 use crate::limits::{ASK_PATIENCE, FAULT_READS_MAX, GROUP_PAGES, READ_ATTEMPTS_MAX};
-use crate::page_table::Space;
+use crate::page_table::PageTable;
 use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::Coming;
 use crate::page_table::volume_pages::Slot;
@@ -62,16 +62,16 @@ impl Faults {
     pub(super) fn begin_read(
         &mut self,
         tenant: &Arc<Tenant>,
-        table: &mut Table,
+        state: &mut SpaceState,
         fault: Fault,
         slot: Slot,
         arrived: Instant,
     ) -> Outcome {
         let address = fault.address & !(PAGE - 1);
-        let filled = self.fill_in_place(tenant, table, fault, slot, arrived);
+        let filled = self.fill_in_place(tenant, state, fault, slot, arrived);
         let is_near = filled.is_some();
         let outcome = filled.unwrap_or_else(|| {
-            let has_begun = self.read(tenant, table, &Along::one(address, slot, Coming::Back), Some(fault), arrived);
+            let has_begun = self.read(tenant, state, &Along::one(address, slot, Coming::Back), Some(fault), arrived);
             if has_begun { Outcome::Done } else { Outcome::PutOff }
         });
         if outcome != Outcome::Done || fault.thread == NOBODY {
@@ -89,13 +89,13 @@ impl Faults {
     fn fill_in_place(
         &mut self,
         tenant: &Tenant,
-        table: &mut Table,
+        state: &mut SpaceState,
         fault: Fault,
         slot: Slot,
         arrived: Instant,
     ) -> Option<Outcome> {
         let address = fault.address & !(PAGE - 1);
-        let (protect, result) = self.copy_in_place(tenant, table, (address, slot), 1, fault.is_write)?;
+        let (protect, result) = self.copy_in_place(tenant, state, (address, slot), 1, fault.is_write)?;
         if result.as_ref().is_err_and(PageError::is_unreadable) {
             let page = address..address + PAGE;
             self.lost(tenant, fault, page.clone(), BlockError::InputOutput);
@@ -103,7 +103,7 @@ impl Faults {
             return Some(Outcome::Done);
         }
         let told = (Coming::Back, FaultKind::Fill, arrived);
-        Some(self.filled(tenant, table, address, protect, told, result))
+        Some(self.filled(tenant, state, address, protect, told, result))
     }
 
     /// Fills `count` neighbours from where they lie, the first of which is the one at `address` with its content in `slot`: whether write-protected, and what
@@ -111,14 +111,14 @@ impl Faults {
     fn copy_in_place(
         &mut self,
         tenant: &Tenant,
-        table: &mut Table,
+        state: &mut SpaceState,
         (address, slot): (u64, Slot),
         count: usize,
         is_for_write: bool,
     ) -> Option<(bool, Result<u64, PageError>)> {
         let mut copied = None;
         self.engine.read_in_place(u64::from(slot.0) * PAGE, count as u64 * PAGE, &mut |memory, offset| {
-            let protect = !is_for_write && !table.space.comes_writable(address);
+            let protect = !is_for_write && !state.page_table.comes_writable(address);
             let result = as_far_as_mapped(count, |count| {
                 tenant.memory.copy(address, memory, offset, count * PAGE_SIZE_BYTES, protect)
             });
@@ -138,15 +138,15 @@ impl Faults {
         asks.retain_mut(|ask| {
             let Ask { tenant, waits_since, .. } = ask;
             let tenant = Arc::clone(tenant);
-            let table = &mut *tenant.lock_for_faults();
+            let state = &mut *tenant.lock_for_faults();
             // What came along with the one before is counted by now, if it was filled in place.
             let has_room = self.has_room_for_window();
             is_short |= !has_room;
-            let is_ready = has_room && self.shared.settle(&tenant, table);
+            let is_ready = has_room && self.shared.settle(&tenant, state);
             if !is_ready {
                 return now.saturating_duration_since(*waits_since.get_or_insert(now)) < ASK_PATIENCE;
             }
-            self.bring_along(table, ask, now);
+            self.bring_along(state, ask, now);
             false
         });
         self.asks = asks;
@@ -165,7 +165,7 @@ impl Faults {
     }
 
     /// Asks for what comes along with a page, and begins with it.
-    fn bring_along(&mut self, table: &mut Table, ask: &Ask, now: Instant) {
+    fn bring_along(&mut self, state: &mut SpaceState, ask: &Ask, now: Instant) {
         let Ask { tenant, thread, address, is_near, .. } = ask;
         let budget = &self.shared.budget;
         let reads = self.reads.iter().flatten().take(self.busy.count_ones() as usize);
@@ -177,13 +177,13 @@ impl Faults {
         if *is_near {
             ahead.read_took(Duration::ZERO);
         }
-        ahead.ask(&mut table.space, *thread, *address, room, &mut self.shared.books());
+        ahead.ask(&mut state.page_table, *thread, *address, room, &mut self.shared.books());
         if !ahead.has_found() {
             return;
         }
         // What is to be read is copied out, since reading changes the table.
         let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
-        ahead.reads(&table.space, &self.shared.books(), |run| {
+        ahead.reads(&state.page_table, &self.shared.books(), |run| {
             if let Some(place) = runs.get_mut(count) {
                 *place = Some(run.clone());
                 count += 1;
@@ -191,24 +191,25 @@ impl Faults {
         });
         drop(ahead);
         for run in runs.iter().flatten() {
-            let done = self.bring_in_place(tenant, table, run);
+            let done = self.bring_in_place(tenant, state, run);
             if let Some(rest) = run.behind(done) {
-                self.read(tenant, table, &rest, None, now);
+                self.read(tenant, state, &rest, None, now);
             }
         }
     }
 
     /// Fills the first pages of a run from where they lie, and says how many.
-    fn bring_in_place(&mut self, tenant: &Tenant, table: &mut Table, run: &Along) -> usize {
+    fn bring_in_place(&mut self, tenant: &Tenant, state: &mut SpaceState, run: &Along) -> usize {
         let mut done = 0;
         while let Some((address, slot)) = run.pages().get(done).copied() {
             let rest = &run.pages()[done..];
-            let count =
-                neighbours(rest, &table.space, |(address, slot)| table.space.state(address) == PageState::Away(slot));
-            let Some((protect, result)) = self.copy_in_place(tenant, table, (address, slot), count, false) else {
+            let count = neighbours(rest, &state.page_table, |(address, slot)| {
+                state.page_table.state(address) == PageState::Away(slot)
+            });
+            let Some((protect, result)) = self.copy_in_place(tenant, state, (address, slot), count, false) else {
                 break;
             };
-            match self.came_along(tenant, table, rest, (run.coming(), protect), result) {
+            match self.came_along(tenant, state, rest, (run.coming(), protect), result) {
                 0 => break,
                 count => done += count,
             }
@@ -224,7 +225,7 @@ impl Faults {
     fn read(
         &mut self,
         tenant: &Arc<Tenant>,
-        table: &mut Table,
+        state: &mut SpaceState,
         along: &Along,
         fault: Option<Fault>,
         arrived: Instant,
@@ -238,7 +239,7 @@ impl Faults {
         self.busy |= 1 << buffer;
         {
             let books = &mut self.shared.books();
-            along.pages().iter().for_each(|(address, slot)| table.space.reading(*address, *slot, books));
+            along.pages().iter().for_each(|(address, slot)| state.page_table.reading(*address, *slot, books));
         }
         self.reads[buffer] = Some(ReadUnderWay {
             tenant: Arc::clone(tenant),
@@ -297,10 +298,10 @@ impl Faults {
         let mut read = self.reads[buffer].take().expect("a read that is here");
         let tenant = Arc::clone(&read.tenant);
         let mut guard = tenant.lock_for_faults();
-        let table = &mut *guard;
+        let state = &mut *guard;
         while read.done < read.along.pages().len() {
-            let is_settled = self.shared.settle(&tenant, table);
-            let count = if is_settled { self.fill_neighbours(buffer, &read, table) } else { 0 };
+            let is_settled = self.shared.settle(&tenant, state);
+            let count = if is_settled { self.fill_neighbours(buffer, &read, state) } else { 0 };
             if count == 0 {
                 // The program changes its mappings; its events come first.
                 drop(guard);
@@ -309,7 +310,7 @@ impl Faults {
             }
             let books = &mut self.shared.books();
             for (address, slot) in &read.along.pages()[read.done..read.done + count] {
-                table.space.read_ended(*address, *slot, books);
+                state.page_table.read_ended(*address, *slot, books);
             }
             read.done += count;
         }
@@ -323,18 +324,18 @@ impl Faults {
     }
 
     /// Fills the next pages of a read that are neighbours. How many are done with; none if it is to be tried again.
-    fn fill_neighbours(&mut self, buffer: usize, read: &ReadUnderWay, table: &mut Table) -> usize {
+    fn fill_neighbours(&mut self, buffer: usize, read: &ReadUnderWay, state: &mut SpaceState) -> usize {
         let (tenant, rest) = (&read.tenant, &read.along.pages()[read.done..]);
         let (address, slot) = rest[0];
-        if tenant.is_gone() || !table.space.awaits(address, slot) {
+        if tenant.is_gone() || !state.page_table.awaits(address, slot) {
             // Removed, moved or unmapped meanwhile: whoever still waits looks again.
             tenant.memory.wake(address..address + PAGE);
             return 1;
         }
-        let count = neighbours(rest, &table.space, |(address, slot)| table.space.awaits(address, slot));
+        let count = neighbours(rest, &state.page_table, |(address, slot)| state.page_table.awaits(address, slot));
         let offset = self.buffers.slot(buffer).offset_bytes as usize + read.done * PAGE_SIZE_BYTES;
         let is_for_write = read.fault.is_some_and(|fault| fault.is_write);
-        let protect = !is_for_write && !table.space.comes_writable(address);
+        let protect = !is_for_write && !state.page_table.comes_writable(address);
         let result = as_far_as_mapped(count, |count| {
             tenant.memory.copy(address, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect)
         });
@@ -342,9 +343,9 @@ impl Faults {
             let told = (read.along.coming(), FaultKind::Fill, read.arrived);
             let goes_on = result.is_ok() && read.is_awaited();
             self.filled = goes_on.then_some(tenant.id).or(self.filled);
-            return usize::from(self.filled(tenant, table, address, protect, told, result) == Outcome::Done);
+            return usize::from(self.filled(tenant, state, address, protect, told, result) == Outcome::Done);
         }
-        self.came_along(tenant, table, rest, (read.along.coming(), protect), result)
+        self.came_along(tenant, state, rest, (read.along.coming(), protect), result)
     }
 
     /// Says in the table what filling pages, of which the first are `pages`, came to that nobody waits for. How many are done with; none if they are
@@ -352,7 +353,7 @@ impl Faults {
     fn came_along(
         &mut self,
         tenant: &Tenant,
-        table: &mut Table,
+        state: &mut SpaceState,
         pages: &[(u64, Slot)],
         (coming, protect): (Coming, bool),
         result: Result<u64, PageError>,
@@ -361,7 +362,9 @@ impl Faults {
             Ok(bytes) => {
                 let count = (bytes / PAGE) as usize;
                 let books = &mut self.shared.books();
-                pages[..count].iter().for_each(|(address, _)| table.space.filled(*address, protect, coming, books));
+                pages[..count]
+                    .iter()
+                    .for_each(|(address, _)| state.page_table.filled(*address, protect, coming, books));
                 self.shared.budget.count(count as i64);
                 self.shared.counters.pages_prefetched.add(count as u64);
                 self.shared.call_eviction();
@@ -369,7 +372,7 @@ impl Faults {
             }
             Err(PageError::TryAgain) => 0,
             Err(error) => {
-                self.not_filled(tenant, table, pages[0].0, &error);
+                self.not_filled(tenant, state, pages[0].0, &error);
                 1
             }
         }
@@ -380,15 +383,15 @@ impl Faults {
     fn not_read(&mut self, buffer: usize, error: BlockError) {
         let ReadUnderWay { tenant, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
         self.is_over(buffer);
-        let mut table = tenant.lock_for_faults();
+        let mut state = tenant.lock_for_faults();
         for (address, slot) in along.pages() {
             let page = *address..address + PAGE;
             if let Some(fault) = fault
-                && table.space.awaits(*address, *slot)
+                && state.page_table.awaits(*address, *slot)
             {
                 self.lost(&tenant, fault, page.clone(), error);
             }
-            table.space.read_ended(*address, *slot, &mut self.shared.books());
+            state.page_table.read_ended(*address, *slot, &mut self.shared.books());
             tenant.memory.wake(page);
         }
     }
@@ -409,11 +412,11 @@ impl Faults {
 }
 
 /// How many of these pages are neighbours of the first that come like it, as far as `waits` says that they are still to come.
-fn neighbours(pages: &[(u64, Slot)], space: &Space, waits: impl Fn((u64, Slot)) -> bool) -> usize {
+fn neighbours(pages: &[(u64, Slot)], page_table: &PageTable, waits: impl Fn((u64, Slot)) -> bool) -> usize {
     let first = pages[0].0;
-    let expects_write = space.expects_write(first);
+    let expects_write = page_table.expects_write(first);
     let follows = |(index, page): &(usize, &(u64, Slot))| {
-        page.0 == first + *index as u64 * PAGE && waits(**page) && space.expects_write(page.0) == expects_write
+        page.0 == first + *index as u64 * PAGE && waits(**page) && page_table.expects_write(page.0) == expects_write
     };
     pages.iter().enumerate().take_while(follows).count()
 }

@@ -20,7 +20,7 @@ use crate::limits::{DISTANCE_READS, GROUP_PAGES, MARKERS_MAX, WINDOW_PAGE, WINDO
 use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::Coming;
 use crate::page_table::volume_pages::Slot;
-use crate::page_table::{Books, Space};
+use crate::page_table::{Books, PageTable};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -126,23 +126,26 @@ impl Ahead {
 
     /// Thread `thread` waits for the page at `address`: asks the prefetcher what of that which is away comes along. There is `room`
     /// for so many pages, a window at least.
-    pub fn ask(&mut self, space: &mut Space, thread: u32, address: u64, room: usize, books: &mut Books) {
-        let faulter = Faulter { space: space.id().0, thread };
-        space.take_unused(|address| self.streams.on_unused(faulter.space, VirtualPage(address / PAGE)));
+    pub fn ask(&mut self, page_table: &mut PageTable, thread: u32, address: u64, room: usize, books: &mut Books) {
+        let faulter = Faulter { space: page_table.id().0, thread };
+        page_table.take_unused(|address| self.streams.on_unused(faulter.space, VirtualPage(address / PAGE)));
         self.window.set_window_max(self.distance.window_max().min(room / 2).max(WINDOW_MAX));
         let page = VirtualPage(address / PAGE);
         let marker = self.markers.iter_mut().find(|marker| **marker == (faulter.space, address));
         if let Some(marker) = marker {
             *marker = (u32::MAX, 0);
             self.streams.on_hit(faulter, page, &mut self.window);
-            self.streams.passed().iter().for_each(|page| space.learnt(page.0 * PAGE, Evidence::PrefetchUsed, books));
+            self.streams
+                .passed()
+                .iter()
+                .for_each(|page| page_table.learnt(page.0 * PAGE, Evidence::PrefetchUsed, books));
             if let Some(page) = self.streams.marker_passed() {
-                space.learnt(page.0 * PAGE, Evidence::Passed, books);
+                page_table.learnt(page.0 * PAGE, Evidence::Passed, books);
             }
         } else {
-            self.streams.on_fault(faulter, page, &|page| is_away(space, page), &mut self.window);
+            self.streams.on_fault(faulter, page, &|page| is_away(page_table, page), &mut self.window);
         }
-        self.gather(faulter, space, room);
+        self.gather(faulter, page_table, room);
         if let Some(marker) = self.candidates.marker() {
             self.markers[self.next_marker] = (faulter.space, marker.0 * PAGE);
             self.next_marker = (self.next_marker + 1) % MARKERS_MAX;
@@ -150,13 +153,13 @@ impl Ahead {
     }
 
     /// Takes what is away of the window; a stream that has come to full windows gets one in pages that are away.
-    fn gather(&mut self, faulter: Faulter, space: &Space, room: usize) {
+    fn gather(&mut self, faulter: Faulter, page_table: &PageTable, room: usize) {
         self.candidates.clear();
         for _ in 0..WINDOWS_MAX {
             let last = self.window.pages().last().copied();
             let length = self.window.pages().len();
             let is_full = length >= WINDOW_MAX;
-            self.window.retain(|page| is_away(space, page));
+            self.window.retain(|page| is_away(page_table, page));
             self.candidates.append(&self.window);
             let count = self.candidates.pages().len();
             match last.filter(|_| is_full && count < WINDOW_MAX && count + length <= room) {
@@ -182,12 +185,12 @@ impl Ahead {
 
     /// The candidates of the last question, as runs of neighbouring slots. What is staged is read like the rest, which costs a run no
     /// more; only what is still being written cannot be.
-    pub fn reads(&self, space: &Space, books: &Books, mut read: impl FnMut(&Along)) {
+    pub fn reads(&self, page_table: &PageTable, books: &Books, mut read: impl FnMut(&Along)) {
         // No marker will tell whether neighbours are used: they are taken for needed, as the kernel takes what it reads around a fault.
         let coming = if self.candidates.comes_around() { Coming::New } else { Coming::Ahead };
         let mut run: Option<Along> = None;
         for address in self.wanted() {
-            let PageState::Away(slot) = space.state(address) else { continue };
+            let PageState::Away(slot) = page_table.state(address) else { continue };
             if books.slots.is_busy(slot) || run.as_mut().is_some_and(|run| run.add(address, slot)) {
                 continue;
             }
@@ -201,13 +204,13 @@ impl Ahead {
     }
 
     /// An address space has ended.
-    pub fn forget(&mut self, space: u32) {
-        self.streams.forget(space);
+    pub fn forget(&mut self, page_table: u32) {
+        self.streams.forget(page_table);
     }
 }
 
-fn is_away(space: &Space, page: VirtualPage) -> bool {
-    matches!(space.state(page.0.saturating_mul(PAGE)), PageState::Away(_))
+fn is_away(page_table: &PageTable, page: VirtualPage) -> bool {
+    matches!(page_table.state(page.0.saturating_mul(PAGE)), PageState::Away(_))
 }
 
 #[cfg(test)]
@@ -218,31 +221,31 @@ mod tests {
     use spillway_policy::prefetch::CANDIDATES_MAX;
 
     /// A space whose first `pages` pages are away, in neighbouring slots, and a mapping of twice as many.
-    fn away(pages: u64) -> (Space, Books) {
+    fn away(pages: u64) -> (PageTable, Books) {
         let mut books = Books { slots: Slots::new(4096), directory: Directory::default() };
-        let mut space = Space::new(SpaceId(1));
-        space.surveyed.insert(PAGE..PAGE * (2 * pages + 1));
+        let mut page_table = PageTable::new(SpaceId(1));
+        page_table.surveyed.insert(PAGE..PAGE * (2 * pages + 1));
         let run: Vec<Slot> = (0..pages).flat_map(|_| books.slots.take(1).unwrap().slots()).collect();
         for (index, slot) in run.into_iter().enumerate() {
             let address = PAGE * (index as u64 + 1);
-            space.filled(address, false, Coming::New, &mut books);
-            space.unlisted(address);
-            space.left(address, slot, &mut books);
+            page_table.filled(address, false, Coming::New, &mut books);
+            page_table.unlisted(address);
+            page_table.left(address, slot, &mut books);
         }
-        (space, books)
+        (page_table, books)
     }
 
-    fn faults(ahead: &mut Ahead, space: &mut Space, books: &mut Books, pages: &[u64]) {
-        pages.iter().for_each(|page| ahead.ask(space, 7, PAGE * page, CANDIDATES_MAX, books));
+    fn faults(ahead: &mut Ahead, page_table: &mut PageTable, books: &mut Books, pages: &[u64]) {
+        pages.iter().for_each(|page| ahead.ask(page_table, 7, PAGE * page, CANDIDATES_MAX, books));
     }
 
     #[test]
     fn a_stream_brings_neighbouring_slots_in_one_read_without_its_marker() {
-        let (mut space, mut books) = away(64);
+        let (mut page_table, mut books) = away(64);
         let mut ahead = Ahead::default();
-        faults(&mut ahead, &mut space, &mut books, &[1, 2, 3]);
+        faults(&mut ahead, &mut page_table, &mut books, &[1, 2, 3]);
         let mut found = Vec::new();
-        ahead.reads(&space, &books, |run| found.push(run.pages().to_vec()));
+        ahead.reads(&page_table, &books, |run| found.push(run.pages().to_vec()));
         let pages: Vec<u64> = found.iter().flatten().map(|(address, _)| address / PAGE).collect();
         let marker = ahead.candidates.marker().unwrap().0;
         assert!(!pages.is_empty() && !pages.contains(&marker) && pages.iter().all(|page| *page > 3), "{pages:?}");
@@ -253,14 +256,14 @@ mod tests {
 
     #[test]
     fn neighbours_of_pages_without_a_trend_come_once_probes_were_needed() {
-        let (mut space, mut books) = away(2048);
+        let (mut page_table, mut books) = away(2048);
         let mut ahead = Ahead::default();
         let mut found = Vec::new();
         for block in [90, 30, 150, 10, 200, 70, 120, 40, 180, 60_u64] {
             // In no trend: three pages of a block, and then all others.
             for place in [4, 1, 6, 2, 7, 0, 5, 3] {
-                faults(&mut ahead, &mut space, &mut books, &[8 * block + place]);
-                ahead.reads(&space, &books, |run| found.push(run.clone()));
+                faults(&mut ahead, &mut page_table, &mut books, &[8 * block + place]);
+                ahead.reads(&page_table, &books, |run| found.push(run.clone()));
             }
         }
         assert!(!found.is_empty() && found.iter().all(|run| run.coming() == Coming::New), "{found:?}");
@@ -268,47 +271,47 @@ mod tests {
 
     #[test]
     fn pages_that_left_unused_make_windows_smaller() {
-        let (mut space, mut books) = away(10 * WINDOW_MAX as u64);
+        let (mut page_table, mut books) = away(10 * WINDOW_MAX as u64);
         let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &mut space, &mut books);
+        let last = full_stream(&mut ahead, &mut page_table, &mut books);
         let marker = ahead.candidates.marker().unwrap().0;
         let first = last - WINDOW_MAX as u64 + 1;
         for page in (first..=last).filter(|page| *page != marker).take(WINDOW_MAX * 3 / 4) {
-            let slot = slot_of(&space, page);
-            space.filled(PAGE * page, true, Coming::Ahead, &mut books);
-            space.left(PAGE * page, slot, &mut books);
+            let slot = slot_of(&page_table, page);
+            page_table.filled(PAGE * page, true, Coming::Ahead, &mut books);
+            page_table.left(PAGE * page, slot, &mut books);
         }
-        faults(&mut ahead, &mut space, &mut books, &[marker]);
+        faults(&mut ahead, &mut page_table, &mut books, &[marker]);
         assert_eq!(ahead.candidates.pages().len(), WINDOW_MAX / 2, "a quarter was used, and that doubled");
     }
 
     #[test]
     fn what_is_staged_is_read_unless_it_is_being_written() {
-        let (mut space, mut books) = away(8);
+        let (mut page_table, mut books) = away(8);
         let mut ahead = Ahead::default();
-        faults(&mut ahead, &mut space, &mut books, &[1, 2, 3]);
-        let slots: Vec<Slot> = (1..9).map(|page| slot_of(&space, page)).collect();
+        faults(&mut ahead, &mut page_table, &mut books, &[1, 2, 3]);
+        let slots: Vec<Slot> = (1..9).map(|page| slot_of(&page_table, page)).collect();
         for slot in &slots {
             books.slots.stage(*slot, PoolPage(slot.0));
         }
         let mut count = 0;
-        ahead.reads(&space, &books, |run| count += run.pages().len());
+        ahead.reads(&page_table, &books, |run| count += run.pages().len());
         assert_eq!(count, ahead.candidates.pages().len() - 1, "all but the marker");
         slots.iter().for_each(|slot| books.slots.begin_write(*slot));
-        ahead.reads(&space, &books, |run| panic!("{run:?}"));
+        ahead.reads(&page_table, &books, |run| panic!("{run:?}"));
     }
 
-    fn slot_of(space: &Space, page: u64) -> Slot {
-        let PageState::Away(slot) = space.state(PAGE * page) else { panic!("page {page} is there") };
+    fn slot_of(page_table: &PageTable, page: u64) -> Slot {
+        let PageState::Away(slot) = page_table.state(PAGE * page) else { panic!("page {page} is there") };
         slot
     }
 
     /// A stream that has come to full windows, and its last page.
-    fn full_stream(ahead: &mut Ahead, space: &mut Space, books: &mut Books) -> u64 {
-        faults(ahead, space, books, &[1, 2]);
+    fn full_stream(ahead: &mut Ahead, page_table: &mut PageTable, books: &mut Books) -> u64 {
+        faults(ahead, page_table, books, &[1, 2]);
         while ahead.candidates.pages().len() < WINDOW_MAX {
             let marker = ahead.candidates.marker().unwrap().0;
-            faults(ahead, space, books, &[marker]);
+            faults(ahead, page_table, books, &[marker]);
         }
         ahead.candidates.pages().last().unwrap().0
     }
@@ -316,58 +319,58 @@ mod tests {
     #[test]
     fn a_stream_looks_beyond_pages_that_are_there() {
         let window = WINDOW_MAX as u64;
-        let (mut space, mut books) = away(10 * window);
+        let (mut page_table, mut books) = away(10 * window);
         let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &mut space, &mut books);
+        let last = full_stream(&mut ahead, &mut page_table, &mut books);
         let marker = ahead.candidates.marker().unwrap().0;
         // The next window is there, and so are two pages of the one behind it.
         for page in last + 1..=last + window + 2 {
-            space.filled(PAGE * page, true, Coming::Ahead, &mut books);
+            page_table.filled(PAGE * page, true, Coming::Ahead, &mut books);
         }
-        faults(&mut ahead, &mut space, &mut books, &[marker]);
+        faults(&mut ahead, &mut page_table, &mut books, &[marker]);
         let expected: Vec<_> = (last + window + 3..=last + 3 * window).map(VirtualPage).collect();
         assert_eq!(ahead.candidates.pages(), expected);
         assert_eq!(ahead.candidates.marker(), Some(expected[0]), "nobody faults on what is there");
         let (found, end) = (ahead.candidates.pages().len(), last + 3 * window);
-        faults(&mut ahead, &mut space, &mut books, &[last + window + 3]);
+        faults(&mut ahead, &mut page_table, &mut books, &[last + window + 3]);
         assert_eq!(ahead.candidates.pages()[0], VirtualPage(end + 1), "behind the {found} pages");
     }
 
     #[test]
     fn a_window_without_room_for_the_next_comes_alone() {
-        let (mut space, mut books) = away(10 * WINDOW_MAX as u64);
+        let (mut page_table, mut books) = away(10 * WINDOW_MAX as u64);
         let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &mut space, &mut books);
+        let last = full_stream(&mut ahead, &mut page_table, &mut books);
         let marker = ahead.candidates.marker().unwrap().0;
-        (last + 1..last + 3).for_each(|page| space.filled(PAGE * page, true, Coming::Ahead, &mut books));
-        ahead.ask(&mut space, 7, PAGE * marker, 2 * WINDOW_MAX - 3, &mut books);
+        (last + 1..last + 3).for_each(|page| page_table.filled(PAGE * page, true, Coming::Ahead, &mut books));
+        ahead.ask(&mut page_table, 7, PAGE * marker, 2 * WINDOW_MAX - 3, &mut books);
         assert_eq!(ahead.candidates.pages().len(), WINDOW_MAX - 2);
     }
 
     #[test]
     fn a_stream_does_not_look_for_ever() {
-        let (mut space, mut books) = away(20 * WINDOW_MAX as u64);
+        let (mut page_table, mut books) = away(20 * WINDOW_MAX as u64);
         let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &mut space, &mut books);
+        let last = full_stream(&mut ahead, &mut page_table, &mut books);
         let marker = ahead.candidates.marker().unwrap().0;
         for page in last + 1..=last + (WINDOWS_MAX * WINDOW_MAX) as u64 {
-            space.filled(PAGE * page, true, Coming::Ahead, &mut books);
+            page_table.filled(PAGE * page, true, Coming::Ahead, &mut books);
         }
-        faults(&mut ahead, &mut space, &mut books, &[marker]);
+        faults(&mut ahead, &mut page_table, &mut books, &[marker]);
         assert!(!ahead.has_found() && ahead.candidates.marker().is_none());
     }
 
     /// The windows of a stream that comes to its markers one after the other.
     fn windows(read_took: Duration, room: usize) -> Vec<usize> {
-        let (mut space, mut books) = away(4000);
+        let (mut page_table, mut books) = away(4000);
         let mut ahead = Ahead::default();
         (0..DISTANCE_READS).for_each(|_| ahead.read_took(read_took + Duration::from_millis(7)));
         (0..DISTANCE_READS).for_each(|read| ahead.read_took(read_took + Duration::from_millis(u64::from(read % 7))));
-        faults(&mut ahead, &mut space, &mut books, &[1, 2]);
+        faults(&mut ahead, &mut page_table, &mut books, &[1, 2]);
         let mut lengths = Vec::new();
         for _ in 0..9 {
             let marker = ahead.candidates.marker().unwrap().0;
-            ahead.ask(&mut space, 7, PAGE * marker, room, &mut books);
+            ahead.ask(&mut page_table, 7, PAGE * marker, room, &mut books);
             lengths.push(ahead.candidates.pages().len());
         }
         lengths
@@ -384,29 +387,29 @@ mod tests {
 
     #[test]
     fn a_marker_that_is_reached_is_told_as_a_hit_once() {
-        let (mut space, mut books) = away(64);
+        let (mut page_table, mut books) = away(64);
         let mut ahead = Ahead::default();
-        faults(&mut ahead, &mut space, &mut books, &[1, 2, 3]);
+        faults(&mut ahead, &mut page_table, &mut books, &[1, 2, 3]);
         let marker = ahead.candidates.marker().unwrap().0;
-        faults(&mut ahead, &mut space, &mut books, &[marker]);
+        faults(&mut ahead, &mut page_table, &mut books, &[marker]);
         assert!(ahead.candidates.pages().iter().all(|page| page.0 > marker), "the next window");
         assert!(!ahead.markers.contains(&(1, marker * PAGE)));
     }
 
     #[test]
     fn a_marker_that_was_waited_for_is_told_as_passed_when_the_next_is_reached() {
-        let (mut space, mut books) = away(64);
+        let (mut page_table, mut books) = away(64);
         let mut ahead = Ahead::default();
-        faults(&mut ahead, &mut space, &mut books, &[1, 2, 3]);
+        faults(&mut ahead, &mut page_table, &mut books, &[1, 2, 3]);
         let mut news = Vec::new();
         let markers = [(); 3].map(|()| {
             let marker = ahead.candidates.marker().unwrap().0;
-            space.filled(PAGE * marker, true, Coming::Back, &mut books);
-            faults(&mut ahead, &mut space, &mut books, &[marker]);
+            page_table.filled(PAGE * marker, true, Coming::Back, &mut books);
+            faults(&mut ahead, &mut page_table, &mut books, &[marker]);
             marker
         });
         books.directory.take_news(&mut news);
-        let number = |marker| space.number(PAGE * marker).unwrap();
+        let number = |marker| page_table.number(PAGE * marker).unwrap();
         let passed = news.iter().filter(|news| matches!(news, News::Learnt(_, Evidence::Passed)));
         let expected = [markers[0], markers[1]].map(|marker| News::Learnt(number(marker), Evidence::Passed));
         assert!(passed.eq(&expected), "{news:?}");

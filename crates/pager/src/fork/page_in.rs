@@ -167,9 +167,9 @@ impl Part {
             self.missing.clear();
             return true;
         }
-        let table = self.tenant.lock();
-        self.missing = table.space.away(&self.range);
-        !table.batch
+        let state = self.tenant.lock();
+        self.missing = state.page_table.away(&self.range);
+        !state.batch
     }
 
     fn look(&mut self, shared: &Shared, now: Instant) -> Gathered {
@@ -182,20 +182,20 @@ impl Part {
             return Gathered::Never("a page of it cannot be read".to_owned());
         }
         let tenant = Arc::clone(&self.tenant);
-        let table = tenant.lock();
+        let state = tenant.lock();
         let asked_before = self.asked.len();
-        self.asked.retain(|address| table.space.is_away(*address));
+        self.asked.retain(|address| state.page_table.is_away(*address));
         if self.asked.len() < asked_before {
             self.progress_at = now;
         }
-        if table.batch || !self.asked.is_empty() {
-            drop(table);
+        if state.batch || !self.asked.is_empty() {
+            drop(state);
             return self.wait(shared, now);
         }
         if self.missing.is_empty() {
-            self.missing = table.space.away(&self.range);
+            self.missing = state.page_table.away(&self.range);
         }
-        drop(table);
+        drop(state);
         if self.missing.is_empty() {
             return Gathered::All;
         }

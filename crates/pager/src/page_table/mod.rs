@@ -1,7 +1,7 @@
 //! The page table of an address space: where the content of each page is, when it is not in the program's memory.
 //!
-//! A state machine without I/O. Who answers a fault asks [`Space::answer`], does what it says, and tells the space what came of
-//! it ([`Space::filled`], ...); who evicts asks [`Space::victim`] and tells [`Space::left`]. The kernel's events are told as
+//! A state machine without I/O. Who answers a fault asks [`PageTable::answer`], does what it says, and tells the space what came of
+//! it ([`PageTable::filled`], ...); who evicts asks [`PageTable::victim`] and tells [`PageTable::left`]. The kernel's events are told as
 //! they are read.
 //!
 //! - [`ranges`]: sets of addresses; [`group`]: 32 neighbours.
@@ -45,20 +45,20 @@ pub struct Books {
 /// How a fault is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// With a page of zeroes; then [`Space::filled`].
+    /// With a page of zeroes; then [`PageTable::filled`].
     Zero,
-    /// With the content of a page of the write-back pool, which `slot` has too; then [`Space::filled`].
+    /// With the content of a page of the write-back pool, which `slot` has too; then [`PageTable::filled`].
     Staged(Slot, PoolPage),
-    /// With the content of `slot`; [`Space::reading`], and [`Space::filled`] when it is there.
+    /// With the content of `slot`; [`PageTable::reading`], and [`PageTable::filled`] when it is there.
     Read(Slot),
     /// A read is under way, whose end wakes everyone.
     Wait,
-    /// By taking the write protection away; then [`Space::written`].
+    /// By taking the write protection away; then [`PageTable::written`].
     Unprotect,
     /// It was answered already; whoever still waits looks again.
     Wake,
     /// As `Wake`; but if somebody misses it again, the kernel has taken it back: it may take pages that MADV_FREE gave up, and
-    /// tells nobody. Then [`Space::taken_back`].
+    /// tells nobody. Then [`PageTable::taken_back`].
     Recheck(Slot),
 }
 
@@ -73,7 +73,7 @@ pub enum Victim {
 
 /// See the module text.
 #[derive(Debug)]
-pub struct Space {
+pub struct PageTable {
     id: SpaceId,
     groups: HashMap<u64, Group, BuildHasherDefault<AddressHasher>>,
     /// Registered, and seen to be (rule 1).
@@ -82,11 +82,11 @@ pub struct Space {
     pub surveyed: Ranges,
     /// A child whose memory nobody has looked through: it has resident pages that have no group.
     unscanned: bool,
-    /// Pages where the program has guards, or may be about to change them ([`Space::guard`]).
+    /// Pages where the program has guards, or may be about to change them ([`PageTable::guard`]).
     guarded: Ranges,
     /// What an unscanned child removed: a look may find pages there that are about to go.
     shunned: Ranges,
-    /// Addresses of pages that came along for nothing, see [`Space::take_unused`].
+    /// Addresses of pages that came along for nothing, see [`PageTable::take_unused`].
     unused: Vec<u64>,
 }
 
@@ -115,7 +115,7 @@ impl Hasher for AddressHasher {
 /// Groups that an address space has room for without allocating, once it has one: 128 MiB of memory that was paged.
 const GROUPS_EXPECTED: usize = 1024;
 
-impl Space {
+impl PageTable {
     /// An address space of which nothing is known yet.
     pub fn new(id: SpaceId) -> Self {
         Self {
@@ -140,7 +140,7 @@ impl Space {
         self.unscanned
     }
 
-    /// All of the registered memory was looked through ([`Space::found`]).
+    /// All of the registered memory was looked through ([`PageTable::found`]).
     pub fn scanned(&mut self) {
         self.unscanned = false;
     }
@@ -277,7 +277,7 @@ impl Space {
         books.slots.release(slot);
     }
 
-    /// The page at `address` was filled as [`Space::answer`] said: `clean` if it is write-protected, so that its slot stays
+    /// The page at `address` was filled as [`PageTable::answer`] said: `clean` if it is write-protected, so that its slot stays
     /// its copy. Filling it proved that it is registered.
     pub fn filled(&mut self, address: u64, clean: bool, coming: Coming, books: &mut Books) {
         let page = address..address + PAGE;

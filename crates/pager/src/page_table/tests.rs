@@ -27,7 +27,7 @@ fn range(page: u64, pages: u64) -> Range<u64> {
 
 /// One program: what its memory holds, and what it must hold.
 struct Program {
-    space: Space,
+    page_table: PageTable,
     /// Content and write protection of resident pages.
     resident: BTreeMap<u64, (u32, bool)>,
     /// What the program wrote; absent: zeroes.
@@ -47,10 +47,10 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let mut space = Space::new(SpaceId(0));
-        space.registered.insert(range(0, PAGES));
+        let mut page_table = PageTable::new(SpaceId(0));
+        page_table.registered.insert(range(0, PAGES));
         let first =
-            Program { space, resident: BTreeMap::new(), truth: BTreeMap::new(), going: None, reads: Vec::new() };
+            Program { page_table, resident: BTreeMap::new(), truth: BTreeMap::new(), going: None, reads: Vec::new() };
         Self { books: books(), volume: BTreeMap::new(), programs: vec![first], clock: 0 }
     }
 
@@ -84,24 +84,24 @@ impl World {
 
     fn fault(&mut self, program: usize, page: u64, is_write: bool, is_write_protected: bool) {
         let (books, one, at) = (&mut self.books, &mut self.programs[program], address(page));
-        match one.space.answer(at, is_write_protected, &books.slots) {
+        match one.page_table.answer(at, is_write_protected, &books.slots) {
             Answer::Zero => {
                 one.resident.insert(page, (0, false));
-                one.space.filled(at, false, Coming::New, books);
+                one.page_table.filled(at, false, Coming::New, books);
             }
             Answer::Staged(slot, _) => {
                 one.resident.insert(page, (self.volume[&slot], !is_write));
-                one.space.filled(at, !is_write, Coming::Staged, books);
+                one.page_table.filled(at, !is_write, Coming::Staged, books);
             }
             Answer::Read(slot) => {
-                one.space.reading(at, slot, books);
+                one.page_table.reading(at, slot, books);
                 one.reads.push((at, slot));
                 self.finish_reads(program);
             }
             Answer::Wait => self.finish_reads(program),
             Answer::Unprotect => {
                 one.resident.get_mut(&page).expect("protected pages are there").1 = false;
-                one.space.written(at, books);
+                one.page_table.written(at, books);
             }
             Answer::Wake | Answer::Recheck(_) => panic!("nothing is stale here"),
         }
@@ -110,28 +110,28 @@ impl World {
     fn finish_reads(&mut self, program: usize) {
         let (books, one) = (&mut self.books, &mut self.programs[program]);
         for (at, slot) in std::mem::take(&mut one.reads) {
-            if one.space.awaits(at, slot) {
+            if one.page_table.awaits(at, slot) {
                 one.resident.insert((at - BASE) / PAGE, (self.volume[&slot], true));
-                one.space.filled(at, true, Coming::Back, books);
+                one.page_table.filled(at, true, Coming::Back, books);
             }
-            one.space.read_ended(at, slot, books);
+            one.page_table.read_ended(at, slot, books);
         }
     }
 
     /// Begins a read that ends later.
     fn begin_read(&mut self, program: usize, page: u64) {
         let (books, one, at) = (&mut self.books, &mut self.programs[program], address(page));
-        if let Answer::Read(slot) = one.space.answer(at, false, &books.slots)
+        if let Answer::Read(slot) = one.page_table.answer(at, false, &books.slots)
             && !one.resident.contains_key(&page)
         {
-            one.space.reading(at, slot, books);
+            one.page_table.reading(at, slot, books);
             one.reads.push((at, slot));
         }
     }
 
     fn evict(&mut self, program: usize, page: u64, stays_staged: bool) {
         let (books, one, at) = (&mut self.books, &mut self.programs[program], address(page));
-        let Some(victim) = one.space.victim(at) else { return };
+        let Some(victim) = one.page_table.victim(at) else { return };
         let Some((content, _)) = one.resident.get(&page).copied() else { return };
         let slot = match victim {
             Victim::Clean(slot) => {
@@ -144,18 +144,18 @@ impl World {
                 first
             }
         };
-        if let (Some(number), Victim::Dirty, true) = (one.space.number(at), victim, stays_staged) {
+        if let (Some(number), Victim::Dirty, true) = (one.page_table.number(at), victim, stays_staged) {
             books.slots.stage(slot, PoolPage(number.0));
         }
         one.resident.remove(&page);
-        one.space.unlisted(at);
-        one.space.left(at, slot, books);
+        one.page_table.unlisted(at);
+        one.page_table.left(at, slot, books);
     }
 
     fn begin_remove(&mut self, program: usize, page: u64, pages: u64) {
         let one = &mut self.programs[program];
         if one.going.is_none() {
-            one.space.remove(&range(page, pages), &mut self.books);
+            one.page_table.remove(&range(page, pages), &mut self.books);
             one.going = Some(page..page + pages);
         }
     }
@@ -171,13 +171,13 @@ impl World {
     fn unmap(&mut self, program: usize, page: u64, pages: u64) {
         self.end_remove(program);
         let one = &mut self.programs[program];
-        one.space.unmap(&range(page, pages), &mut self.books);
+        one.page_table.unmap(&range(page, pages), &mut self.books);
         for page in page..page + pages {
             one.resident.remove(&page);
             one.truth.remove(&page);
         }
         // A new mapping takes its place, and is registered again.
-        one.space.registered.insert(range(page, pages));
+        one.page_table.registered.insert(range(page, pages));
     }
 
     fn remap(&mut self, program: usize, from: u64, to: u64, pages: u64) {
@@ -186,8 +186,8 @@ impl World {
         }
         self.end_remove(program);
         let one = &mut self.programs[program];
-        one.space.remap(address(from), address(to), pages * PAGE, &mut self.books);
-        one.space.registered.insert(range(from, pages));
+        one.page_table.remap(address(from), address(to), pages * PAGE, &mut self.books);
+        one.page_table.registered.insert(range(from, pages));
         for page in 0..pages {
             let moved = one.truth.remove(&(from + page));
             one.truth.remove(&(to + page));
@@ -209,14 +209,14 @@ impl World {
         let parent = &self.programs[program];
         let id = SpaceId(self.programs.len() as u32);
         let mut child = Program {
-            space: parent.space.fork(id, &wiped_ranges, &mut self.books),
+            page_table: parent.page_table.fork(id, &wiped_ranges, &mut self.books),
             resident: parent.resident.iter().filter(|(page, _)| !is_wiped(**page)).map(|(a, b)| (*a, *b)).collect(),
             truth: parent.truth.iter().filter(|(page, _)| !is_wiped(**page)).map(|(a, b)| (*a, *b)).collect(),
             going: None,
             reads: Vec::new(),
         };
-        child.resident.keys().for_each(|page| child.space.found(address(*page), &mut self.books));
-        child.space.scanned();
+        child.resident.keys().for_each(|page| child.page_table.found(address(*page), &mut self.books));
+        child.page_table.scanned();
         self.programs.push(child);
     }
 
@@ -226,13 +226,13 @@ impl World {
         for program in &self.programs {
             for page in 0..PAGES {
                 if let PageState::Clean(slot) | PageState::Away(slot) | PageState::Coming(slot) =
-                    program.space.state(address(page))
+                    program.page_table.state(address(page))
                 {
                     *counts.entry(slot).or_default() += 1;
                 }
             }
             program.reads.iter().for_each(|(_, slot)| *counts.entry(*slot).or_default() += 1);
-            let states = (0..PAGES).map(|page| program.space.state(address(page)));
+            let states = (0..PAGES).map(|page| program.page_table.state(address(page)));
             copies += states.filter(|state| matches!(state, PageState::Clean(_))).count() as u64;
         }
         assert_eq!(self.books.slots.copies(), copies);
@@ -249,7 +249,7 @@ impl World {
         }
         self.check_counts();
         for program in &mut self.programs {
-            program.space.end(&mut self.books);
+            program.page_table.end(&mut self.books);
         }
         assert_eq!(self.books.slots.in_use(), 0, "every slot came back");
         assert_eq!(self.books.slots.copies(), 0, "every copy ended");
@@ -274,19 +274,19 @@ fn listed(books: &mut Books) -> std::collections::BTreeSet<CachePage> {
 #[test]
 fn pages_that_are_away_are_listed_in_order() {
     let mut books = books();
-    let mut space = Space::new(SpaceId(1));
-    assert!(space.away(&ALL).is_empty());
+    let mut page_table = PageTable::new(SpaceId(1));
+    assert!(page_table.away(&ALL).is_empty());
     for address in [9 * GROUP_SIZE_BYTES + PAGE, 3 * PAGE, PAGE] {
         let slot = books.slots.take(1).unwrap().first;
-        space.found(address, &mut books);
-        space.left(address, slot, &mut books);
+        page_table.found(address, &mut books);
+        page_table.left(address, slot, &mut books);
     }
-    assert_eq!(space.away(&ALL), [PAGE, 3 * PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
-    let PageState::Away(slot) = space.state(PAGE) else { panic!("it left") };
-    space.reading(PAGE, slot, &mut books);
-    assert_eq!(space.away(&ALL).len(), 3, "what is still to come is away");
-    space.filled(3 * PAGE, false, Coming::Back, &mut books);
-    assert_eq!(space.away(&ALL), [PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
+    assert_eq!(page_table.away(&ALL), [PAGE, 3 * PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
+    let PageState::Away(slot) = page_table.state(PAGE) else { panic!("it left") };
+    page_table.reading(PAGE, slot, &mut books);
+    assert_eq!(page_table.away(&ALL).len(), 3, "what is still to come is away");
+    page_table.filled(3 * PAGE, false, Coming::Back, &mut books);
+    assert_eq!(page_table.away(&ALL), [PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
 }
 
 proptest! {
@@ -334,7 +334,7 @@ proptest! {
             }
         }
         let resident: std::collections::BTreeSet<_> =
-            world.programs[0].resident.keys().map(|page| world.programs[0].space.number(address(*page)).unwrap()).collect();
+            world.programs[0].resident.keys().map(|page| world.programs[0].page_table.number(address(*page)).unwrap()).collect();
         prop_assert_eq!(listed(&mut world.books), resident);
     }
 }
@@ -344,21 +344,21 @@ fn a_page_that_is_being_removed_is_no_victim_until_it_was_seen_absent() {
     // Rule 10 of docs/pager.md.
     let mut world = World::new();
     world.touch(0, 3, true);
-    assert_eq!(world.programs[0].space.victim(address(3)), Some(Victim::Dirty));
+    assert_eq!(world.programs[0].page_table.victim(address(3)), Some(Victim::Dirty));
     world.begin_remove(0, 3, 1);
-    assert_eq!(world.programs[0].space.victim(address(3)), None);
-    world.programs[0].space.found(address(3), &mut world.books);
+    assert_eq!(world.programs[0].page_table.victim(address(3)), None);
+    world.programs[0].page_table.found(address(3), &mut world.books);
     assert!(listed(&mut world.books).is_empty(), "a look that still finds it proves nothing");
     world.end_remove(0);
     world.touch(0, 3, false);
-    assert_eq!(world.programs[0].space.victim(address(3)), Some(Victim::Dirty));
+    assert_eq!(world.programs[0].page_table.victim(address(3)), Some(Victim::Dirty));
 }
 
 #[test]
 fn what_an_unscanned_child_removes_is_not_listed_by_a_later_look() {
     let mut world = World::new();
     (0..4).for_each(|page| world.touch(0, page, true));
-    let mut child = world.programs[0].space.fork(SpaceId(1), &Ranges::default(), &mut world.books);
+    let mut child = world.programs[0].page_table.fork(SpaceId(1), &Ranges::default(), &mut world.books);
     listed(&mut world.books);
     child.remove(&range(1, 2), &mut world.books);
     (0..4).for_each(|page| child.found(address(page), &mut world.books));
@@ -371,11 +371,11 @@ fn a_page_outside_probed_memory_is_no_victim() {
     // Rule 1: what is registered cannot be known from the maps.
     let mut world = World::new();
     world.touch(0, 3, true);
-    world.programs[0].space.registered.remove(&range(0, PAGES));
-    assert_eq!(world.programs[0].space.victim(address(3)), None);
+    world.programs[0].page_table.registered.remove(&range(0, PAGES));
+    assert_eq!(world.programs[0].page_table.victim(address(3)), None);
     // A fault that could be answered is a proof as good as a probe.
-    world.programs[0].space.filled(address(3), false, Coming::New, &mut world.books);
-    assert_eq!(world.programs[0].space.victim(address(3)), Some(Victim::Dirty));
+    world.programs[0].page_table.filled(address(3), false, Coming::New, &mut world.books);
+    assert_eq!(world.programs[0].page_table.victim(address(3)), Some(Victim::Dirty));
 }
 
 #[test]
@@ -384,35 +384,35 @@ fn stale_messages_only_wake() {
     world.touch(0, 1, true);
     world.evict(0, 1, false);
     world.touch(0, 1, false);
-    let space = &world.programs[0].space;
-    let answer = space.answer(address(1), false, &world.books.slots);
+    let page_table = &world.programs[0].page_table;
+    let answer = page_table.answer(address(1), false, &world.books.slots);
     assert!(
-        matches!(answer, Answer::Recheck(slot) if space.state(address(1)) == PageState::Clean(slot)),
+        matches!(answer, Answer::Recheck(slot) if page_table.state(address(1)) == PageState::Clean(slot)),
         "answered already"
     );
-    assert_eq!(space.answer(address(1), true, &world.books.slots), Answer::Unprotect);
+    assert_eq!(page_table.answer(address(1), true, &world.books.slots), Answer::Unprotect);
     world.evict(0, 1, false);
-    let space = &world.programs[0].space;
-    assert_eq!(space.answer(address(1), true, &world.books.slots), Answer::Wake, "it left meanwhile");
+    let page_table = &world.programs[0].page_table;
+    assert_eq!(page_table.answer(address(1), true, &world.books.slots), Answer::Wake, "it left meanwhile");
 }
 
 #[test]
 fn as_many_pages_come_along_as_were_touched_before_as_far_as_they_are_known_and_untouched() {
-    let (mut space, mut books) = (Space::new(SpaceId(0)), books());
-    space.surveyed.insert(range(0, 100));
-    let mut fill = |space: &mut Space, pages: Range<u64>| {
-        pages.for_each(|page| space.filled(address(page), false, Coming::New, &mut books));
+    let (mut page_table, mut books) = (PageTable::new(SpaceId(0)), books());
+    page_table.surveyed.insert(range(0, 100));
+    let mut fill = |page_table: &mut PageTable, pages: Range<u64>| {
+        pages.for_each(|page| page_table.filled(address(page), false, Coming::New, &mut books));
     };
-    fill(&mut space, 10..11);
-    assert_eq!(space.first_touches_ahead(address(10)), range(11, 0), "the first page of all");
-    fill(&mut space, 11..12);
-    assert_eq!(space.first_touches_ahead(address(11)), range(12, 1));
-    fill(&mut space, 12..60);
-    assert_eq!(space.first_touches_ahead(address(59)), range(60, 32));
-    fill(&mut space, 70..71);
-    assert_eq!(space.first_touches_ahead(address(59)), range(60, 10), "up to the next one that was touched");
-    fill(&mut space, 71..99);
-    assert_eq!(space.first_touches_ahead(address(98)), range(99, 1), "up to the end of the mapping");
+    fill(&mut page_table, 10..11);
+    assert_eq!(page_table.first_touches_ahead(address(10)), range(11, 0), "the first page of all");
+    fill(&mut page_table, 11..12);
+    assert_eq!(page_table.first_touches_ahead(address(11)), range(12, 1));
+    fill(&mut page_table, 12..60);
+    assert_eq!(page_table.first_touches_ahead(address(59)), range(60, 32));
+    fill(&mut page_table, 70..71);
+    assert_eq!(page_table.first_touches_ahead(address(59)), range(60, 10), "up to the next one that was touched");
+    fill(&mut page_table, 71..99);
+    assert_eq!(page_table.first_touches_ahead(address(98)), range(99, 1), "up to the end of the mapping");
 }
 
 #[test]
@@ -420,40 +420,48 @@ fn where_guards_may_be_nothing_leaves_and_nothing_comes_along() {
     let mut world = World::new();
     (0..8).for_each(|page| world.touch(0, page, true));
     world.evict(0, 2, false);
-    let (space, books) = (&mut world.programs[0].space, &mut world.books);
-    space.surveyed.insert(range(0, PAGES));
-    assert!(!space.guard(&range(1, 3), books), "a page of it is away: its content would be lost");
-    assert!(!space.is_guarded(address(1)));
+    let (page_table, books) = (&mut world.programs[0].page_table, &mut world.books);
+    page_table.surveyed.insert(range(0, PAGES));
+    assert!(!page_table.guard(&range(1, 3), books), "a page of it is away: its content would be lost");
+    assert!(!page_table.is_guarded(address(1)));
     world.touch(0, 2, false);
-    let (space, books) = (&mut world.programs[0].space, &mut world.books);
-    assert!(matches!(space.state(address(2)), PageState::Clean(_)));
-    assert!(space.guard(&range(1, 3), books));
-    assert_eq!(space.victim(address(2)), None);
-    assert_eq!(space.victim(address(4)), Some(Victim::Dirty));
+    let (page_table, books) = (&mut world.programs[0].page_table, &mut world.books);
+    assert!(matches!(page_table.state(address(2)), PageState::Clean(_)));
+    assert!(page_table.guard(&range(1, 3), books));
+    assert_eq!(page_table.victim(address(2)), None);
+    assert_eq!(page_table.victim(address(4)), Some(Victim::Dirty));
     assert_eq!(
-        space.answer(address(2), false, &books.slots),
+        page_table.answer(address(2), false, &books.slots),
         Answer::Zero,
         "what a guard took away comes back as zeroes"
     );
-    assert_eq!(space.answer(address(2), true, &books.slots), Answer::Unprotect, "it was protected and is still there");
+    assert_eq!(
+        page_table.answer(address(2), true, &books.slots),
+        Answer::Unprotect,
+        "it was protected and is still there"
+    );
     // Pages before and behind it were touched one after the other.
-    space.guard(&range(9, 1), books);
-    assert_eq!(space.first_touches_ahead(address(7)), range(8, 1), "not into a guard");
-    let mut child = space.fork(SpaceId(1), &Ranges::default(), books);
+    page_table.guard(&range(9, 1), books);
+    assert_eq!(page_table.first_touches_ahead(address(7)), range(8, 1), "not into a guard");
+    let mut child = page_table.fork(SpaceId(1), &Ranges::default(), books);
     assert!(child.is_guarded(address(3)));
     child.end(books);
-    space.remap(address(1), address(20), 3 * PAGE, books);
-    assert!(space.is_guarded(address(20)) && !space.is_guarded(address(1)));
+    page_table.remap(address(1), address(20), 3 * PAGE, books);
+    assert!(page_table.is_guarded(address(20)) && !page_table.is_guarded(address(1)));
     // Only the middle of it has a guard when the call is over.
     let mut guards = Ranges::default();
     guards.insert(range(21, 1));
-    space.guards_are(&range(20, 3), &guards);
-    assert!(space.is_guarded(address(21)) && !space.is_guarded(address(20)) && !space.is_guarded(address(22)));
-    assert!(!space.surveyed.contain(&range(20, 1)), "what is there is looked for again");
-    space.found(address(20), books);
-    space.found(address(21), books);
-    assert!(space.number(address(20)).is_some() && space.victim(address(20)) == Some(Victim::Dirty));
-    assert_eq!(space.victim(address(21)), None);
-    space.unmap(&range(20, 3), books);
-    assert!(!space.is_guarded(address(21)), "another mapping has none");
+    page_table.guards_are(&range(20, 3), &guards);
+    assert!(
+        page_table.is_guarded(address(21))
+            && !page_table.is_guarded(address(20))
+            && !page_table.is_guarded(address(22))
+    );
+    assert!(!page_table.surveyed.contain(&range(20, 1)), "what is there is looked for again");
+    page_table.found(address(20), books);
+    page_table.found(address(21), books);
+    assert!(page_table.number(address(20)).is_some() && page_table.victim(address(20)) == Some(Victim::Dirty));
+    assert_eq!(page_table.victim(address(21)), None);
+    page_table.unmap(&range(20, 3), books);
+    assert!(!page_table.is_guarded(address(21)), "another mapping has none");
 }

@@ -4,7 +4,7 @@
 //! - A fork, where the kernel does not tell this user of forks, is allowed when every page of its program is there ([`Gathering`]), and pages may
 //!   leave again when it is over. The child has all of them; its memory is registered nowhere, so it is not paged until it executes another program.
 //! - Guard pages: what the program has in the range (in all from the first to the last of several) comes back and stays there, and nothing is brought there; when the call is over, the kernel says
-//!   where guards are ([`Space::guard`](crate::page_table::Space::guard)).
+//!   where guards are ([`PageTable::guard`](crate::page_table::PageTable::guard)).
 //! - Memory that the program registers with a userfaultfd of its own comes back and is left alone from then on.
 //! - A move of several mappings: they come back, and are left alone until it is over.
 
@@ -222,9 +222,10 @@ impl Survey {
                 waiting.gathering.share();
                 true
             }
-            Called::Guard(_) | Called::Guards { .. } => {
-                waiting.gathering.tenants().all(|tenant| tenant.lock().space.guard(range, &mut self.shared.books()))
-            }
+            Called::Guard(_) | Called::Guards { .. } => waiting
+                .gathering
+                .tenants()
+                .all(|tenant| tenant.lock().page_table.guard(range, &mut self.shared.books())),
             Called::RegisterUserfaultfd { .. } | Called::Move(_) => {
                 waiting.gathering.tenants().all(|tenant| self.leave_alone(tenant, range))
             }
@@ -233,9 +234,9 @@ impl Survey {
 
     /// Registers nothing in `range` from now on, and nothing is registered there any more; false while a page is away.
     fn leave_alone(&mut self, tenant: &Tenant, range: &Range<u64>) -> bool {
-        let mut table = tenant.lock();
+        let mut state = tenant.lock();
         // As for guards: nothing of it is away, and nothing leaves.
-        if !table.space.guard(range, &mut self.shared.books()) {
+        if !state.page_table.guard(range, &mut self.shared.books()) {
             return false;
         }
         let resident = self.residents.iter_mut().find(|resident| resident.tenant.id == tenant.id);
@@ -257,8 +258,8 @@ impl Survey {
                 ));
             }
         }
-        table.space.unmap(range, &mut self.shared.books());
-        drop(table);
+        state.page_table.unmap(range, &mut self.shared.books());
+        drop(state);
         resident.into_iter().for_each(|resident| resident.left_alone.insert(range.clone()));
         true
     }
@@ -316,7 +317,7 @@ impl Survey {
                     let process = resident.and_then(|resident| resident.process.as_ref());
                     // Kernels before 6.15 have guards and do not say where: all of it stays as it is then.
                     if let Some(guards) = process.and_then(|process| guards(process, &range, &mut self.regions)) {
-                        tenant.lock().space.guards_are(&range, &guards);
+                        tenant.lock().page_table.guards_are(&range, &guards);
                     }
                 }
             }

@@ -47,7 +47,7 @@ impl Survey {
         let mut orphans = self.orphans();
         orphans.sort_unstable_by_key(|(_, parent)| *parent);
         for family in orphans.chunk_by(|(_, one), (_, other)| one == other) {
-            let spaces = family.iter().map(|(space, _)| *space);
+            let spaces = family.iter().map(|(page_table, _)| *page_table);
             match family[0].1 {
                 Some(parent) => self.find_children(parent, spaces),
                 None => self.find_anybodys(spaces, now),
@@ -76,7 +76,7 @@ impl Survey {
         });
         let known = parents.filter(|(_, parent)| !parent.is_some_and(is_orphan));
         let process = |parent: &Resident| parent.process.as_ref().map(Process::number);
-        known.map(|(space, parent)| (space, parent.and_then(process))).collect()
+        known.map(|(page_table, parent)| (page_table, parent.and_then(process))).collect()
     }
 
     /// Finds the processes of `orphans`, whose parent is process `parent`.

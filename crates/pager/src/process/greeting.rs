@@ -19,7 +19,7 @@ use spillway_sys::userfaultfd::{Features, RegisterMode, Userfaultfd};
 use crate::address_space::Tenant;
 use crate::evict::evictor::SeatAgent;
 use crate::limits::{GREETING_DEADLINE, GREETINGS_MAX, PROGRAMS_MAX};
-use crate::page_table::Space;
+use crate::page_table::PageTable;
 use crate::process::children::find_process;
 use crate::process::proc_files::{Process, has_ended};
 use crate::process::{Resident, Survey, is_memory_gone};
@@ -211,7 +211,7 @@ impl Survey {
 
     /// A program that has mapped the head.
     pub(super) fn resident(&self, number: u32, hello: &Hello, memory: Userfaultfd) -> Resident {
-        let tenant = Tenant::new(Space::new(self.shared.next_space()), Box::new(memory), None);
+        let tenant = Tenant::new(PageTable::new(self.shared.next_space()), Box::new(memory), None);
         let excluded = own_ranges(hello);
         let places =
             ProgramPlaces { process: number, start_agent: hello.start_agent, cell: hello.cell, head: hello.head };

@@ -338,9 +338,9 @@ impl Survey {
         for resident in &self.residents {
             // One that ends meanwhile is found by the next look.
             let Some(Ok(kept)) = resident.process.as_ref().map(Process::kept_pages) else { continue };
-            let table = resident.tenant.lock();
+            let state = resident.tenant.lock();
             let space = resident.tenant.id;
-            let away = kept.iter().filter(|address| table.space.is_away(**address));
+            let away = kept.iter().filter(|address| state.page_table.is_away(**address));
             self.shared.want(away.map(|address| Wanted { space, address: *address, is_writable: false }));
             *lock(&resident.tenant.kept_pages) = kept;
         }

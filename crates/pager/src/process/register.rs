@@ -13,7 +13,7 @@ use crate::address_space::Tenant;
 use crate::limits::{BATCH_PAGES, REGISTER_INTERVAL, REGISTER_REST_TIMES};
 use crate::mappings::maps;
 use crate::mappings::maps::Span;
-use crate::page_table::Space;
+use crate::page_table::PageTable;
 use crate::page_table::ranges::Ranges;
 use crate::process::proc_files::Process;
 use crate::process::{Resident, Survey};
@@ -87,7 +87,7 @@ impl Survey {
             }
         }
         if is_complete {
-            resident.tenant.lock().space.scanned();
+            resident.tenant.lock().page_table.scanned();
         }
     }
 
@@ -101,15 +101,15 @@ impl Survey {
         span: &Span,
         prepared: &mut Option<&mut HashSet<Range<u64>>>,
     ) -> bool {
-        let mut table = tenant.lock();
-        if table.batch || !self.shared.settle(tenant, &mut table) {
+        let mut state = tenant.lock();
+        if state.batch || !self.shared.settle(tenant, &mut state) {
             return false;
         }
-        if table.space.surveyed.contain(range) && !table.space.is_unscanned() {
+        if state.page_table.surveyed.contain(range) && !state.page_table.is_unscanned() {
             return true;
         }
         let may_be_registered = |part: &Range<u64>| !matches!(tenant.memory.covers(part), Ok(false));
-        table.space.forget_strays(range, may_be_registered, &mut self.shared.books());
+        state.page_table.forget_strays(range, may_be_registered, &mut self.shared.books());
         let present = Query {
             all_of: Categories::PRESENT,
             none_of: Categories::FILE,
@@ -118,14 +118,14 @@ impl Survey {
         };
         // Of what was only read nothing need leave.
         let own = Query { none_of: Categories::FILE | Categories::ZERO, ..present };
-        let may_be_prepared = span.has_whole(range) || table.space.surveyed.contain(range);
+        let may_be_prepared = span.has_whole(range) || state.page_table.surveyed.contain(range);
         let (mut start, mut is_probed) = (range.start, false);
         while start < range.end {
             let query = if may_be_prepared || is_probed { &present } else { &own };
             let Ok(scan) = process.pagemap.scan(start..range.end, query, &mut self.regions) else { return false };
             let regions = &self.regions[..scan.regions];
             if !is_probed && !regions.is_empty() {
-                if !note_if_registered(tenant, &mut table.space, span, prepared, range) {
+                if !note_if_registered(tenant, &mut state.page_table, span, prepared, range) {
                     return false;
                 }
                 is_probed = true;
@@ -137,7 +137,7 @@ impl Survey {
             for region in regions {
                 (region.start..region.end)
                     .step_by(PAGE_SIZE_BYTES)
-                    .for_each(|address| table.space.found(address, books));
+                    .for_each(|address| state.page_table.found(address, books));
             }
             start = scan.end.max(start + PAGE_SIZE_BYTES as u64);
         }
@@ -172,15 +172,15 @@ fn pageable(maps: &str, own: &[Range<u64>], agents: impl IntoIterator<Item = Ran
 /// Registers `range`, and notes it only once that is proved: what is noted is moved, and what is moved without being registered is lost (rule 1).
 fn note_if_registered(
     tenant: &Tenant,
-    space: &mut Space,
+    page_table: &mut PageTable,
     span: &Span,
     prepared: &mut Option<&mut HashSet<Range<u64>>>,
     range: &Range<u64>,
 ) -> bool {
-    let is_proved = is_registered(tenant, space, span, prepared, range);
+    let is_proved = is_registered(tenant, page_table, span, prepared, range);
     if is_proved {
-        space.registered.insert(range.clone());
-        space.surveyed.insert(range.clone());
+        page_table.registered.insert(range.clone());
+        page_table.surveyed.insert(range.clone());
     }
     is_proved
 }
@@ -190,7 +190,7 @@ fn note_if_registered(
 /// mappings, or the end of what was not registered when a change began would be told among those of others.
 fn is_registered(
     tenant: &Tenant,
-    space: &Space,
+    page_table: &PageTable,
     span: &Span,
     prepared: &mut Option<&mut HashSet<Range<u64>>>,
     range: &Range<u64>,
@@ -201,7 +201,7 @@ fn is_registered(
     }
     if memory.register(span.range.clone()).is_ok() {
         if let Some(prepared) = prepared.take() {
-            prepare(tenant, space, span, prepared);
+            prepare(tenant, page_table, span, prepared);
         }
     } else if memory.register(range.clone()).is_err() {
         return false;
@@ -215,8 +215,8 @@ fn is_registered(
 /// (`find_vma_and_prepare_anon` in mm/userfaultfd.c); without us writes alone would do it. A program that protects a part of a mapping (mprotect(2))
 /// makes three of it: if two of them are prepared apart, the three are never one again, and the program can neither move nor grow
 /// them as one. So mappings are prepared before that, and parts beside protected memory by writes alone.
-fn prepare(tenant: &Tenant, space: &Space, span: &Span, prepared: &mut HashSet<Range<u64>>) {
-    for whole in span.wholes.iter().filter(|whole| !space.surveyed.contain(whole)) {
+fn prepare(tenant: &Tenant, page_table: &PageTable, span: &Span, prepared: &mut HashSet<Range<u64>>) {
+    for whole in span.wholes.iter().filter(|whole| !page_table.surveyed.contain(whole)) {
         if !prepared.contains(whole) && tenant.memory.covers(whole).is_ok() {
             prepared.insert(whole.clone());
         }
@@ -333,12 +333,12 @@ mod tests {
     /// Looks at [`MAPPING`] once: whether it was taken for registered, and what was asked for that. What is noted must be the same.
     fn look(kernel: Kernel) -> (bool, Asked) {
         let asked = kernel.asked.clone();
-        let tenant = Tenant::new(Space::new(SpaceId(1)), Box::new(kernel), None);
+        let tenant = Tenant::new(PageTable::new(SpaceId(1)), Box::new(kernel), None);
         let span = Span { range: SPAN, mappings: vec![MAPPING], wholes: Vec::new() };
-        let mut table = tenant.lock();
-        let is_noted = note_if_registered(&tenant, &mut table.space, &span, &mut None, &MAPPING);
-        let space = &table.space;
-        let noted: Vec<Range<u64>> = space.registered.iter().chain(space.surveyed.iter()).collect();
+        let mut state = tenant.lock();
+        let is_noted = note_if_registered(&tenant, &mut state.page_table, &span, &mut None, &MAPPING);
+        let page_table = &state.page_table;
+        let noted: Vec<Range<u64>> = page_table.registered.iter().chain(page_table.surveyed.iter()).collect();
         assert_eq!(noted, if is_noted { vec![MAPPING; 2] } else { Vec::new() });
         (is_noted, asked)
     }

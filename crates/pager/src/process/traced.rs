@@ -106,13 +106,13 @@ impl Survey {
 
 /// Takes the write protection away from all pages that are there: a debugger's write cannot wait either. False: the program changes its mappings.
 fn unprotect(shared: &Shared, tenant: &Tenant) -> bool {
-    let mut table = tenant.lock();
-    if !shared.settle(tenant, &mut table) {
+    let mut state = tenant.lock();
+    if !shared.settle(tenant, &mut state) {
         return false;
     }
-    for address in table.space.clean(&ALL) {
+    for address in state.page_table.clean(&ALL) {
         if tenant.memory.unprotect(address..address + PAGE_SIZE_BYTES as u64).is_ok() {
-            table.space.written(address, &mut shared.books());
+            state.page_table.written(address, &mut shared.books());
         }
     }
     true

@@ -89,15 +89,15 @@ impl<'a> Served<'a> {
             if *listens {
                 continue;
             }
-            let mut table = tenant.lock_for_faults();
-            if table.may_read() {
+            let mut state = tenant.lock_for_faults();
+            if state.may_read() {
                 self.set.add(tenant.memory.event(), number.into(), Interest::Readable)?;
                 *listens = true;
                 // Served once even if the message that it waited with is answered meanwhile, or it would count as waiting for ever.
                 self.ready.push(number);
             } else {
                 // The end of the batch is signalled to whoever waits for it.
-                table.is_awaited |= table.batch;
+                state.is_awaited |= state.batch;
             }
         }
         if self.tenants.len() > current.len() {
@@ -207,7 +207,7 @@ pub(crate) fn serve_faults(
         messages.settle(now);
         let waiting = faults.poll(now);
         let filled = faults.take_filled();
-        served.last = filled.map(|space| space.0).or(served.last);
+        served.last = filled.map(|page_table| page_table.0).or(served.last);
         // Not for messages alone: what is answered here waits for nobody's CPU.
         (0..shared.crew.take_demands()).for_each(|_| wakefulness.asked(now));
         if has_served || has_answered {

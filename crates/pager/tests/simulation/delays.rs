@@ -26,7 +26,7 @@ fn faults_meet_a_change(mapped_quarters: u64, is_told: bool) {
     world.settle();
     world.shared.budget.set_resident(10);
     let (tenant, memory) = (Arc::clone(&world.programs[0].tenant), world.programs[0].memory.clone());
-    let missing = tenant.lock().space.away(&ALL)[..limits::MESSAGES_MAX - 1].to_vec();
+    let missing = tenant.lock().page_table.away(&ALL)[..limits::MESSAGES_MAX - 1].to_vec();
     assert!(missing.len() > limits::FAULT_READS_MAX, "more than are answered at one look");
     memory.lock().agains = u32::MAX;
     memory.lock().events.extend(is_told.then(|| Event::Remove(address(PAGES)..address(PAGES + 1))));
@@ -102,7 +102,7 @@ fn the_agents_own_faults_do_not_wait_for_the_budget() {
         world.settle();
         let (tenant, memory) = (Arc::clone(&world.programs[0].tenant), world.programs[0].memory.clone());
         tenant.agent_thread.store(AGENT, Ordering::Relaxed);
-        let away = tenant.lock().space.away(&ALL);
+        let away = tenant.lock().page_table.away(&ALL);
         let [others, agents] = [away[0], away[away.len() / 2]];
         world.shared.budget.set_resident(world.shared.budget.limit_pages());
         memory.lock().events.extend([missed(others, 1), missed(agents, AGENT)]);

@@ -15,7 +15,7 @@ impl World {
 
     /// Two forks at once, of which the first was granted all the room that there is; and how much that is.
     fn two_with_room_for_one(&self) -> (Gathering, Gathering, u64) {
-        let away = self.programs[0].tenant.lock().space.away(&ALL).len();
+        let away = self.programs[0].tenant.lock().page_table.away(&ALL).len();
         let room_bytes = limits::FORK_RESERVE_BYTES + (away * PAGE_SIZE_BYTES) as u64;
         let [mut first, mut second] = [self.gathering(0), self.gathering(0)];
         assert_eq!(first.look(self.now, &|_| room_bytes), Gathered::NotYet);
@@ -137,7 +137,7 @@ fn the_tightest_room_of_whoever_forks_decides() {
 #[test]
 fn a_fork_waits_for_room_that_another_was_granted() {
     let mut world = paged_world();
-    let away = world.programs[0].tenant.lock().space.away(&ALL).len();
+    let away = world.programs[0].tenant.lock().page_table.away(&ALL).len();
     let (first, mut second, room_bytes) = world.two_with_room_for_one();
     assert_eq!(world.shared.take_wanted().len(), limits::FORK_PAGES_ASKED_MAX.min(away), "one of them asks for pages");
     // The first ends, and room may come for a while.

@@ -37,7 +37,7 @@ use spillway_pager::limits;
 use spillway_pager::page_table::page_indexes::Directory;
 use spillway_pager::page_table::ranges::Ranges;
 use spillway_pager::page_table::volume_pages::Slots;
-use spillway_pager::page_table::{Books, Space};
+use spillway_pager::page_table::{Books, PageTable};
 use spillway_pager::process::memory::{Agent, Errand, Event, Fate, ProgramMemory};
 use spillway_pager::shared::Shared;
 use spillway_pager::threads::lock::lock;
@@ -372,16 +372,16 @@ impl World {
             now,
         };
         world.faults = (0..threads).map(|_| world.fault_thread(&world.volume, 4)).collect();
-        let mut space = Space::new(world.shared.next_space());
-        space.registered.insert(address(0)..address(PAGES));
-        space.surveyed.insert(address(0)..address(PAGES));
+        let mut page_table = PageTable::new(world.shared.next_space());
+        page_table.registered.insert(address(0)..address(PAGES));
+        page_table.surveyed.insert(address(0)..address(PAGES));
         let memory = Simulated::new(&world.pool);
-        world.admit(space, memory, BTreeMap::new());
+        world.admit(page_table, memory, BTreeMap::new());
         world
     }
 
-    fn admit(&mut self, space: Space, memory: Simulated, truth: BTreeMap<u64, u64>) {
-        let tenant = Arc::new(Tenant::new(space, Box::new(memory.clone()), None));
+    fn admit(&mut self, page_table: PageTable, memory: Simulated, truth: BTreeMap<u64, u64>) {
+        let tenant = Arc::new(Tenant::new(page_table, Box::new(memory.clone()), None));
         *lock(&tenant.agent) = Some(Box::new(memory.clone()));
         self.shared.admit(Arc::clone(&tenant));
         self.programs.push(Program { memory, tenant, truth });
@@ -497,8 +497,8 @@ impl World {
         let tenant = Arc::clone(&self.programs[program].tenant);
         for part in [page..page + pages / 2, page + pages / 2..page + pages] {
             let mut memory = self.programs[program].memory.lock();
-            let (space, missing) = (part.clone(), |page: &u64| !memory.resident.contains_key(&address(*page)));
-            let missing: Vec<u64> = space.filter(missing).collect();
+            let (page_table, missing) = (part.clone(), |page: &u64| !memory.resident.contains_key(&address(*page)));
+            let missing: Vec<u64> = page_table.filter(missing).collect();
             memory.events.extend(missing.into_iter().map(|page| {
                 let thread = 100 + page as u32;
                 Event::Fault(Fault { address: address(page), is_write, is_write_protected: false, thread })
@@ -564,14 +564,14 @@ impl World {
         }
         let range = address(to)..address(to + pages);
         let tenant = Arc::clone(&self.programs[program].tenant);
-        let mut table = tenant.lock();
-        if !self.shared.settle(&tenant, &mut table) {
+        let mut state = tenant.lock();
+        if !self.shared.settle(&tenant, &mut state) {
             // Nor does the survey register anything while changes are not settled.
             return;
         }
         // The kernel tells only of what is registered, and the survey had done that.
-        table.space.surveyed.insert(range.clone());
-        drop(table);
+        state.page_table.surveyed.insert(range.clone());
+        drop(state);
         let one = &mut self.programs[program];
         one.truth.retain(|address, _| !range.contains(address));
         let mut memory = one.memory.lock();
@@ -620,10 +620,10 @@ impl World {
         let tenant = Arc::clone(tenants.last().unwrap());
         *lock(&tenant.agent) = Some(Box::new(child.clone()));
         {
-            let mut table = tenant.lock();
+            let mut state = tenant.lock();
             let resident: Vec<u64> = child.lock().resident.keys().copied().collect();
-            resident.iter().for_each(|address| table.space.found(*address, &mut self.shared.books()));
-            table.space.scanned();
+            resident.iter().for_each(|address| state.page_table.found(*address, &mut self.shared.books()));
+            state.page_table.scanned();
         }
         self.shared.budget.set_resident(self.count());
         self.programs.push(Program { memory: child, tenant, truth });

@@ -299,8 +299,8 @@ fn world_after_a_batch() -> (World, Arc<Tenant>, u64) {
 }
 
 fn away(tenant: &Tenant) -> u64 {
-    let table = tenant.lock();
-    (0..PAGES).filter(|page| table.space.is_away(address(*page))).count() as u64
+    let state = tenant.lock();
+    (0..PAGES).filter(|page| state.page_table.is_away(address(*page))).count() as u64
 }
 
 #[test]
@@ -407,7 +407,7 @@ fn with_batch_under_way() -> (World, Arc<Tenant>, u64) {
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.settle();
     let tenant = Arc::clone(&world.programs[0].tenant);
-    let away = tenant.lock().space.away(&ALL)[0];
+    let away = tenant.lock().page_table.away(&ALL)[0];
     let has_begun = (0..1000).any(|_| {
         exceed(&world);
         world.turn();
@@ -443,7 +443,7 @@ fn a_fault_that_was_put_off_is_answered_between_two_batches() {
     });
     assert!(!tenant.lock().batch && !tenant.lock().is_hurried, "the next one waits");
     world.poll(0);
-    assert!(!tenant.lock().space.away(&ALL).contains(&away));
+    assert!(!tenant.lock().page_table.away(&ALL).contains(&away));
     exceed(&world);
     world.eviction.turn(world.now + limits::HURRY_PAUSE);
     assert!(tenant.lock().batch, "and not for long");
@@ -474,7 +474,7 @@ fn pages_that_leave_ring_for_a_fault_that_waits_for_room() {
     world.eviction.turn(world.now + limits::HURRY_PAUSE);
     assert!(tenant.lock().batch && end(&mut world), "what leaves rings");
     world.poll(0);
-    assert!(!world.has_put_off() && !tenant.lock().space.away(&ALL).contains(&away));
+    assert!(!world.has_put_off() && !tenant.lock().page_table.away(&ALL).contains(&away));
     world.eviction.turn(world.now + limits::HURRY_PAUSE);
     assert!(!end(&mut world), "nobody waits any more");
     world.shared.budget.set_resident(world.count());
@@ -558,7 +558,7 @@ fn pages_that_nobody_waits_for_come_a_few_at_a_time() {
     world.settle();
     world.shared.budget.set_resident(10);
     let tenant = Arc::clone(&world.programs[0].tenant);
-    let away = tenant.lock().space.away(&ALL);
+    let away = tenant.lock().page_table.away(&ALL);
     let wanted = away.iter().map(|address| Wanted { space: tenant.id, address: *address, is_writable: false });
     world.shared.want(wanted);
     world.fetch_wanted();
@@ -567,7 +567,7 @@ fn pages_that_nobody_waits_for_come_a_few_at_a_time() {
     while left > 0 {
         assert!(world.has_put_off());
         let waiting = world.faults[0].poll(world.now);
-        let now_left = tenant.lock().space.away(&ALL).len();
+        let now_left = tenant.lock().page_table.away(&ALL).len();
         assert!(now_left < left && left - now_left <= limits::FAULT_READS_MAX, "{left}, then {now_left}");
         assert_eq!(waiting == Waiting::Poll, now_left > 0, "the next few come at once");
         left = now_left;
