@@ -19,7 +19,7 @@ use crate::threads::courteous_lock::CourteousLock;
 use crate::threads::lock::lock;
 
 /// An address space that is served.
-pub struct Tenant {
+pub struct AddressSpace {
     /// Its number.
     pub id: SpaceId,
     /// Its memory.
@@ -94,7 +94,7 @@ impl SpaceState {
     }
 }
 
-impl Tenant {
+impl AddressSpace {
     /// An address space with `space` as its table; a fork of `parent`, if of any.
     pub fn new(page_table: PageTable, memory: Box<dyn ProgramMemory>, parent: Option<SpaceId>) -> Self {
         Self {
@@ -163,7 +163,7 @@ impl Tenant {
         self.holds.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The end of one [`Tenant::hold`].
+    /// The end of one [`AddressSpace::hold`].
     pub fn release(&self) {
         let before = self.holds.fetch_sub(1, Ordering::SeqCst);
         assert!(before > 0, "a hold ends once");

@@ -24,7 +24,7 @@ use spillway_volume::settings::VolumeConfig;
 use spillway_volume::state::DeviceState;
 use spillway_volume::status::DeviceStatus;
 
-use crate::address_space::Tenant;
+use crate::address_space::AddressSpace;
 use crate::budget::Budget;
 use crate::config::PagerConfig;
 use crate::error::PagerError;
@@ -265,7 +265,7 @@ impl Drop for Pager {
 }
 
 /// Rule 5 of docs/pager.md: the ranges that a child of this program reads as zeroes. The program waits in its fork meanwhile.
-fn wiped_ranges(tenant: &Tenant) -> Ranges {
-    let number = tenant.process.load(Ordering::Relaxed);
+fn wiped_ranges(space: &AddressSpace) -> Ranges {
+    let number = space.process.load(Ordering::Relaxed);
     proc_files::smaps(number).map(|text| maps::wiped_on_fork(&text)).unwrap_or_default()
 }

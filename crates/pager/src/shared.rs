@@ -16,7 +16,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::epoll::{Epoll, Interest};
 use spillway_sys::userfaultfd::PageError;
 
-use crate::address_space::{SpaceState, Tenant, Wanted};
+use crate::address_space::{AddressSpace, SpaceState, Wanted};
 use crate::budget::Budget;
 use crate::fault::pool::Crew;
 use crate::fork::reservations::Claims;
@@ -33,7 +33,7 @@ pub struct Shared {
     /// Slots and numbers of all address spaces.
     pub books: Mutex<Books>,
     /// Every address space that is served.
-    pub tenants: Mutex<Vec<Arc<Tenant>>>,
+    pub spaces: Mutex<Vec<Arc<AddressSpace>>>,
     /// The budget.
     pub budget: Budget,
     /// Memory that forks may fill.
@@ -70,7 +70,7 @@ impl Shared {
         counters.budget_bytes_peak.set(budget.bytes());
         Ok(Self {
             books: Mutex::new(books),
-            tenants: Mutex::default(),
+            spaces: Mutex::default(),
             budget,
             claims: Claims::default(),
             counters,
@@ -99,42 +99,42 @@ impl Shared {
     }
 
     /// Serves `tenant` from now on.
-    pub fn admit(&self, tenant: Arc<Tenant>) {
-        self.push(tenant);
+    pub fn admit(&self, space: Arc<AddressSpace>) {
+        self.push(space);
         self.faults.signal();
         self.survey.signal();
     }
 
     /// As [`Shared::admit`], and wakes nobody: the fault thread gets to know it by its first message.
-    pub fn admit_quietly(&self, tenant: &Arc<Tenant>) {
-        tenant.is_listened_to.store(true, Ordering::SeqCst);
-        self.push(Arc::clone(tenant));
+    pub fn admit_quietly(&self, space: &Arc<AddressSpace>) {
+        space.is_listened_to.store(true, Ordering::SeqCst);
+        self.push(Arc::clone(space));
         // It is known by now to whoever looks for whose message it is.
-        if self.served.add(tenant.memory.event(), tenant.id.0.into(), Interest::Readable).is_err() {
+        if self.served.add(space.memory.event(), space.id.0.into(), Interest::Readable).is_err() {
             // The fault thread tries again, and says what is wrong.
-            tenant.is_listened_to.store(false, Ordering::SeqCst);
+            space.is_listened_to.store(false, Ordering::SeqCst);
             self.faults.signal();
         }
     }
 
-    fn push(&self, tenant: Arc<Tenant>) {
-        let mut tenants = lock(&self.tenants);
-        tenants.push(tenant);
+    fn push(&self, space: Arc<AddressSpace>) {
+        let mut spaces = lock(&self.spaces);
+        spaces.push(space);
         self.counters.programs.add(1);
-        self.counters.programs_now.set(tenants.len() as u64);
+        self.counters.programs_now.set(spaces.len() as u64);
     }
 
     /// `tenant` is gone; its slots come back. Its agent's seat goes with it.
-    pub fn dismiss(&self, tenant: &Tenant) {
-        tenant.is_gone.store(true, Ordering::SeqCst);
-        *lock(&tenant.agent) = None;
-        let mut tenants = lock(&self.tenants);
-        tenants.retain(|other| other.id != tenant.id);
-        self.counters.programs_now.set(tenants.len() as u64);
-        drop(tenants);
-        let mut state = tenant.lock();
+    pub fn dismiss(&self, space: &AddressSpace) {
+        space.is_gone.store(true, Ordering::SeqCst);
+        *lock(&space.agent) = None;
+        let mut spaces = lock(&self.spaces);
+        spaces.retain(|other| other.id != space.id);
+        self.counters.programs_now.set(spaces.len() as u64);
+        drop(spaces);
+        let mut state = space.lock();
         // A child that it made last lives on.
-        self.take_over_changes(tenant, &mut state);
+        self.take_over_changes(space, &mut state);
         state.page_table.end(&mut self.books());
         drop(state);
         self.faults.signal();
@@ -167,22 +167,22 @@ impl Shared {
 
     /// Brings the table of `tenant` up to date with what was told of its mappings. False: it is changing them, and what was told
     /// may not be all.
-    pub fn settle(&self, tenant: &Tenant, state: &mut SpaceState) -> bool {
+    pub fn settle(&self, space: &AddressSpace, state: &mut SpaceState) -> bool {
         if state.unsettled.is_empty() {
             return true;
         }
-        if tenant.memory.is_changing() {
+        if space.memory.is_changing() {
             return false;
         }
-        self.take_over_changes(tenant, state)
+        self.take_over_changes(space, state)
     }
 
-    fn take_over_changes(&self, tenant: &Tenant, state: &mut SpaceState) -> bool {
+    fn take_over_changes(&self, space: &AddressSpace, state: &mut SpaceState) -> bool {
         let SpaceState { page_table, unsettled, .. } = state;
         // Of memory that is gone nothing matters but its children.
         let page = PAGE_SIZE_BYTES as u64;
-        let covers = |range| match tenant.memory.covers(&range) {
-            Err(PageError::TryAgain) if !tenant.is_gone() => None,
+        let covers = |range| match space.memory.covers(&range) {
+            Err(PageError::TryAgain) if !space.is_gone() => None,
             answer => Some(matches!(answer, Ok(true))),
         };
         let is_mapped = |to: u64, address: u64| {
@@ -201,7 +201,7 @@ impl Shared {
                 Change::Remap { from, to, length } => page_table.remap(from, to, length, books),
                 Change::Fork(memory, wiped) => {
                     let child = page_table.fork(self.next_space(), &wiped, books);
-                    self.admit(Arc::new(Tenant::new(child, memory, Some(tenant.id))));
+                    self.admit(Arc::new(AddressSpace::new(child, memory, Some(space.id))));
                 }
             }
         }
@@ -209,13 +209,13 @@ impl Shared {
     }
 
     /// Every address space that is served now.
-    pub fn tenants(&self) -> Vec<Arc<Tenant>> {
-        lock(&self.tenants).clone()
+    pub fn spaces(&self) -> Vec<Arc<AddressSpace>> {
+        lock(&self.spaces).clone()
     }
 
     /// The address space with number `id`, if it is still served.
-    pub fn tenant(&self, id: SpaceId) -> Option<Arc<Tenant>> {
-        lock(&self.tenants).iter().find(|tenant| tenant.id == id).cloned()
+    pub fn space(&self, id: SpaceId) -> Option<Arc<AddressSpace>> {
+        lock(&self.spaces).iter().find(|space| space.id == id).cloned()
     }
 
     /// The fault thread shall bring `pages` back.
@@ -258,7 +258,7 @@ impl Shared {
 
     /// Kills every program whose process is known: nobody serves their pages any more.
     pub fn kill_programs(&self) {
-        self.tenants().iter().for_each(|tenant| tenant.kill());
+        self.spaces().iter().for_each(|space| space.kill());
     }
 
     /// Whether everybody is to end.

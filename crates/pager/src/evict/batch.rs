@@ -7,7 +7,7 @@ use std::time::Instant;
 use spillway_policy::replacement::{CachePage, Replacement};
 
 use super::{Candidate, Eviction, PAGE};
-use crate::address_space::Tenant;
+use crate::address_space::AddressSpace;
 use crate::evict::staging::{RunId, Staging};
 use crate::limits::{
     BATCH_PAGES, BATCH_PATIENCE, BATCHES_IN_A_ROW_MAX, FRUITLESS_SHARE, GROUP_PAGES, HURRY_PAUSE, STAGED_SHARE,
@@ -32,7 +32,7 @@ pub(super) enum Target {
 
 /// Pages that an agent takes out of one program.
 pub(super) struct Batch {
-    pub(super) tenant: Arc<Tenant>,
+    pub(super) space: Arc<AddressSpace>,
     pub(super) pages: Vec<(CachePage, u64, Target)>,
     errands: Vec<Errand>,
     fates: Vec<Fate>,
@@ -49,14 +49,14 @@ impl Eviction {
         let mut candidates = std::mem::take(&mut self.candidates);
         let mut put_off = std::mem::take(&mut self.put_off);
         for of_one in candidates.chunk_by(|one, next| one.0 == next.0) {
-            let Some(tenant) = self.shared.tenant(of_one[0].0).filter(|tenant| !tenant.is_gone()) else { continue };
+            let Some(space) = self.shared.space(of_one[0].0).filter(|space| !space.is_gone()) else { continue };
             // The fault thread has waited for the batch before: its turn comes first, or faults would wait forever.
             let is_ready = {
-                let state = &mut *tenant.lock();
-                !state.is_awaited && self.shared.settle(&tenant, state)
+                let state = &mut *space.lock();
+                !state.is_awaited && self.shared.settle(&space, state)
             };
-            let is_owning = self.owning.iter().any(|owning| owning.id == tenant.id);
-            if !is_ready || is_owning || !self.start_batch(&tenant, of_one, now) {
+            let is_owning = self.owning.iter().any(|owning| owning.id == space.id);
+            if !is_ready || is_owning || !self.start_batch(&space, of_one, now) {
                 put_off.extend_from_slice(of_one);
             }
         }
@@ -68,16 +68,16 @@ impl Eviction {
     }
 
     /// False: faults come first, see [`SpaceState::untried`](crate::address_space::SpaceState::untried).
-    fn start_batch(&mut self, tenant: &Arc<Tenant>, candidates: &[Candidate], now: Instant) -> bool {
+    fn start_batch(&mut self, space: &Arc<AddressSpace>, candidates: &[Candidate], now: Instant) -> bool {
         let mut batch = self.spare.pop().unwrap_or_else(|| Batch {
-            tenant: Arc::clone(tenant),
+            space: Arc::clone(space),
             pages: Vec::with_capacity(BATCH_PAGES),
             errands: Vec::with_capacity(BATCH_PAGES),
             fates: Vec::with_capacity(BATCH_PAGES),
             runs: Vec::with_capacity(BATCH_PAGES),
             begun: now,
         });
-        (batch.tenant, batch.begun) = (Arc::clone(tenant), now);
+        (batch.space, batch.begun) = (Arc::clone(space), now);
         self.staging.keep(u32::try_from(self.shared.budget.limit_pages() / STAGED_SHARE).unwrap_or(u32::MAX));
         let may_begin = batch.fill(candidates, &mut self.staging, &self.shared, &mut *self.policy);
         self.shared.budget.set_pool_pages(self.staging.used_pages());
@@ -85,7 +85,7 @@ impl Eviction {
             self.spare.push(batch);
             return may_begin;
         }
-        let started = lock(&tenant.agent).as_mut().is_some_and(|agent| agent.begin(&batch.errands));
+        let started = lock(&space.agent).as_mut().is_some_and(|agent| agent.begin(&batch.errands));
         batch.fates.resize(batch.errands.len(), Fate::Refused);
         if started {
             self.batches.push(batch);
@@ -100,37 +100,37 @@ impl Eviction {
     /// table does not know yet.
     pub(super) fn collect(&mut self, now: Instant) {
         let fates = &mut self.own_fates;
-        self.owning.retain(|tenant| !lock(&tenant.agent).as_mut().is_none_or(|agent| agent.poll(fates)));
+        self.owning.retain(|space| !lock(&space.agent).as_mut().is_none_or(|agent| agent.poll(fates)));
         let mut index = 0;
         while index < self.batches.len() {
             let (before, rest) = self.batches.split_at_mut(index);
             let batch = &mut rest[0];
-            if before.iter().any(|other| other.tenant.id == batch.tenant.id) {
+            if before.iter().any(|other| other.space.id == batch.space.id) {
                 // Its agent is not done with the one before.
                 index += 1;
                 continue;
             }
-            let mut agent = lock(&batch.tenant.agent);
+            let mut agent = lock(&batch.space.agent);
             let mut ended = agent.as_mut().is_none_or(|agent| agent.poll(&mut batch.fates));
             if !ended && now.saturating_duration_since(batch.begun) > WITHDRAW_PATIENCE && batch.is_waited_for() {
                 // All threads of the program may be stopped by somebody who waits for a page of it.
-                let process = batch.tenant.process.load(Ordering::Relaxed);
+                let process = batch.space.process.load(Ordering::Relaxed);
                 ended = agent.as_mut().is_some_and(|agent| agent.withdraw(process, &mut batch.fates));
                 self.shared.counters.batches_withdrawn.add(u64::from(ended));
             }
             let is_broken = !ended && agent.as_ref().is_some_and(|agent| agent.is_broken());
             if let Some(cpu) = agent.as_ref().filter(|_| ended).and_then(|agent| agent.cpu()) {
-                let process = batch.tenant.process.load(Ordering::Relaxed);
-                let thread = batch.tenant.agent_thread.load(Ordering::Relaxed);
+                let process = batch.space.process.load(Ordering::Relaxed);
+                let thread = batch.space.agent_thread.load(Ordering::Relaxed);
                 self.agent_seen = Some(AgentSeen { process, thread, cpu });
             }
             drop(agent);
-            if is_broken && !batch.tenant.is_gone() {
-                let process = batch.tenant.process.load(Ordering::Relaxed);
+            if is_broken && !batch.space.is_gone() {
+                let process = batch.space.process.load(Ordering::Relaxed);
                 self.shared.fail(format!("process {process}: its agent ended while it held pages, so it is killed"));
                 // Its batch ends when its memory is gone; nobody is told of pages until then.
-                batch.tenant.kill();
-                batch.tenant.is_gone.store(true, Ordering::SeqCst);
+                batch.space.kill();
+                batch.space.is_gone.store(true, Ordering::SeqCst);
             }
             if !ended {
                 // Its program may have been stopped; the others do not wait for that.
@@ -143,7 +143,7 @@ impl Eviction {
             let batch = self.batches.remove(index);
             self.shared.budget.count(-batch.gone());
             // A program that has forked may need its agent for something else first (`own_again`).
-            let is_hurried = batch.tenant.has_forked.load(Ordering::Relaxed) || batch.is_waited_for();
+            let is_hurried = batch.space.has_forked.load(Ordering::Relaxed) || batch.is_waited_for();
             self.is_undisturbed = !is_hurried;
             self.in_a_row += 1;
             if is_hurried || self.in_a_row >= BATCHES_IN_A_ROW_MAX {
@@ -159,23 +159,23 @@ impl Eviction {
 
     /// Whether a batch of `id` has not come to its end yet.
     fn is_under_way(&self, id: SpaceId) -> bool {
-        self.batches.iter().chain(&self.moved).any(|batch| batch.tenant.id == id)
+        self.batches.iter().chain(&self.moved).any(|batch| batch.space.id == id)
     }
 
     /// The agent is done: the page table hears what became of each page, and what left is written.
     pub(super) fn finish(&mut self, mut batch: Batch, now: Instant) {
         let mut to_write = [None; BATCH_PAGES];
         let gone = batch.gone();
-        let is_last = !self.is_under_way(batch.tenant.id);
+        let is_last = !self.is_under_way(batch.space.id);
         {
-            let mut state = batch.tenant.lock();
-            if batch.tenant.is_gone() {
+            let mut state = batch.space.lock();
+            if batch.space.is_gone() {
                 // Its space has ended, or will: nothing may come into it any more.
                 batch.fates.fill(Fate::Absent);
             }
             // Nobody has read the program's messages since the batch began. If there are none, what was not there is gone; else it may
             // be at another place.
-            let may_have_moved = batch.fates.contains(&Fate::Absent) && batch.tenant.memory.is_changing();
+            let may_have_moved = batch.fates.contains(&Fate::Absent) && batch.space.memory.is_changing();
             let books = &mut *self.shared.books();
             for ((page, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
                 match fate {
@@ -236,34 +236,34 @@ impl Eviction {
     /// them any more, the program's own again. A page that is write-protected stays so, since its copy is worth more; but where
     /// nobody hears of forks it gives that up, or it would never leave: no fault for it tells that the child is gone.
     fn own_again(&mut self, batch: &Batch) {
-        if !batch.tenant.has_forked.load(Ordering::Relaxed) {
+        if !batch.space.has_forked.load(Ordering::Relaxed) {
             return;
         }
         let (mut addresses, mut count) = ([0; BATCH_PAGES], 0);
         for ((_, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
             let is_its_own = matches!(target, Target::Pool(..));
-            if *fate == Fate::Refused && (is_its_own || self.give_copy_up(&batch.tenant, *address)) {
+            if *fate == Fate::Refused && (is_its_own || self.give_copy_up(&batch.space, *address)) {
                 addresses[count] = *address;
                 count += 1;
             }
         }
-        let begun = count > 0 && lock(&batch.tenant.agent).as_mut().is_some_and(|agent| agent.own(&addresses[..count]));
+        let begun = count > 0 && lock(&batch.space.agent).as_mut().is_some_and(|agent| agent.own(&addresses[..count]));
         if begun {
-            self.owning.push(Arc::clone(&batch.tenant));
+            self.owning.push(Arc::clone(&batch.space));
         }
     }
 
     /// The page at `address` is without write protection from now on, and its slot no copy of it any more. False if it cannot be.
-    fn give_copy_up(&self, tenant: &Tenant, address: u64) -> bool {
-        if !tenant.has_forked_untold.load(Ordering::Relaxed) {
+    fn give_copy_up(&self, space: &AddressSpace, address: u64) -> bool {
+        if !space.has_forked_untold.load(Ordering::Relaxed) {
             return false;
         }
-        let mut state = tenant.lock();
+        let mut state = space.lock();
         if !state.unsettled.is_empty() {
             return false;
         }
         let is_clean = matches!(state.page_table.victim(address), Some(Victim::Clean(_)));
-        if is_clean && tenant.memory.unprotect(address..address + PAGE).is_ok() {
+        if is_clean && space.memory.unprotect(address..address + PAGE).is_ok() {
             state.page_table.written(address, &mut self.shared.books());
         }
         matches!(state.page_table.victim(address), Some(Victim::Dirty))
@@ -280,8 +280,8 @@ impl Eviction {
 impl Batch {
     /// Whether somebody waits for its end: a fault of its program, or who brings all its pages back.
     fn is_waited_for(&self) -> bool {
-        let state = self.tenant.lock();
-        state.is_awaited || state.is_hurried || self.tenant.is_held()
+        let state = self.space.lock();
+        state.is_awaited || state.is_hurried || self.space.is_held()
     }
 
     /// How many pages left.
@@ -304,14 +304,14 @@ impl Batch {
         shared: &Shared,
         policy: &mut dyn Replacement,
     ) -> bool {
-        let tenant = Arc::clone(&self.tenant);
-        let mut guard = tenant.lock();
+        let space = Arc::clone(&self.space);
+        let mut guard = space.lock();
         let state = &mut *guard;
         state.is_batch_due = state.untried > 0;
         if state.is_batch_due {
             return false;
         }
-        let kept = lock(&tenant.kept_pages);
+        let kept = lock(&space.kept_pages);
         let books = &mut *shared.books();
         let mut dirty: Vec<(CachePage, u64)> = Vec::with_capacity(candidates.len());
         for (_, address, page) in candidates {
@@ -320,7 +320,7 @@ impl Batch {
                 continue;
             }
             // A page of a program that changes its mappings or is to fork, or that the kernel itself needs (rule 4), stays.
-            if !state.unsettled.is_empty() || tenant.is_held() || kept.binary_search(address).is_ok() {
+            if !state.unsettled.is_empty() || space.is_held() || kept.binary_search(address).is_ok() {
                 state.page_table.listed_again(*address);
                 policy.refused(*page);
                 continue;

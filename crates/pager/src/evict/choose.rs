@@ -53,7 +53,7 @@ impl Eviction {
     pub(super) fn may_follow(&self) -> bool {
         let [batch] = &self.batches[..] else { return false };
         let is_free = self.is_undisturbed && self.in_a_row < BATCHES_IN_A_ROW_MAX;
-        is_free && !self.candidates.is_empty() && !batch.tenant.has_forked.load(Ordering::Relaxed)
+        is_free && !self.candidates.is_empty() && !batch.space.has_forked.load(Ordering::Relaxed)
     }
 
     /// Chooses the next victims while agents work, if they will be needed.

@@ -25,7 +25,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_policy::replacement::{CachePage, Replacement, Shadows};
 
 use self::batch::Batch;
-use crate::address_space::Tenant;
+use crate::address_space::AddressSpace;
 use crate::evict::staging::{RunId, Staging};
 use crate::limits::{BATCH_PAGES, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE};
 use crate::page_table::page_indexes::{News, SpaceId};
@@ -71,7 +71,7 @@ pub struct Eviction {
     put_off: Vec<Candidate>,
     ended: Vec<(usize, Result<(), BlockError>)>,
     /// Programs whose agents make pages their own again (rule 2), and room for the fates of that.
-    owning: Vec<Arc<Tenant>>,
+    owning: Vec<Arc<AddressSpace>>,
     own_fates: Vec<Fate>,
     /// Batches in a row that took little or nothing out, and when the next may begin.
     fruitless: u32,
@@ -158,9 +158,9 @@ impl Eviction {
 
     /// Sleeps until an agent that works is done, at most for `patience`.
     pub fn await_agent(&self, patience: Duration) {
-        let mut tenants = self.batches.iter().map(|batch| &batch.tenant).chain(&self.owning);
-        let Some(tenant) = tenants.next() else { return };
-        if let Some(agent) = lock(&tenant.agent).as_ref() {
+        let mut spaces = self.batches.iter().map(|batch| &batch.space).chain(&self.owning);
+        let Some(space) = spaces.next() else { return };
+        if let Some(agent) = lock(&space.agent).as_ref() {
             agent.wait(patience);
         }
     }

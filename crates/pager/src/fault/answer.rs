@@ -8,7 +8,7 @@ use spillway_sys::userfaultfd::{Fault, PageError};
 
 use super::fill::fill_staging;
 use super::{Faults, Outcome, PAGE};
-use crate::address_space::{SpaceState, Tenant};
+use crate::address_space::{AddressSpace, SpaceState};
 use crate::fault::pool::Pending;
 use crate::page_table::Answer;
 #[cfg(doc)]
@@ -18,18 +18,18 @@ use crate::statistics::FaultKind;
 
 impl Faults {
     /// Answers one fault, now or later.
-    pub(super) fn answer(&mut self, tenant: &Arc<Tenant>, state: &mut SpaceState, fault: Fault, arrived: Instant) {
-        let outcome = self.fault(tenant, state, fault, arrived);
+    pub(super) fn answer(&mut self, space: &Arc<AddressSpace>, state: &mut SpaceState, fault: Fault, arrived: Instant) {
+        let outcome = self.fault(space, state, fault, arrived);
         if outcome != Outcome::Done {
             let is_held_back = outcome == Outcome::HeldBack;
-            self.put_off(Pending { tenant: Arc::clone(tenant), fault, arrived, is_held_back });
+            self.put_off(Pending { space: Arc::clone(space), fault, arrived, is_held_back });
         }
     }
 
     /// Whether a fault has to wait for the budget (rule 15), until pages have left; those of a program that is to fork do not.
-    pub(super) fn holds_back(&self, tenant: &Tenant, fault: Fault) -> bool {
+    pub(super) fn holds_back(&self, space: &AddressSpace, fault: Fault) -> bool {
         let budget = &self.shared.budget;
-        let may_wait = budget.holds_back() && !tenant.is_agent(fault.thread) && !tenant.is_held();
+        let may_wait = budget.holds_back() && !space.is_agent(fault.thread) && !space.is_held();
         if may_wait {
             self.shared.put_off_for_room();
         }
@@ -40,12 +40,12 @@ impl Faults {
     /// Answers one fault, if that can be done now.
     pub(super) fn fault(
         &mut self,
-        tenant: &Arc<Tenant>,
+        space: &Arc<AddressSpace>,
         state: &mut SpaceState,
         fault: Fault,
         arrived: Instant,
     ) -> Outcome {
-        if !self.shared.settle(tenant, state) {
+        if !self.shared.settle(space, state) {
             return Outcome::PutOff;
         }
         let address = fault.address & !(PAGE - 1);
@@ -54,47 +54,47 @@ impl Faults {
         match answer {
             Answer::Wait => Outcome::Done,
             // What is still to be told may be where the page went (mremap with MREMAP_DONTUNMAP), and nothing is filled here that the kernel would refuse.
-            Answer::Recheck(_) if tenant.memory.is_changing() => Outcome::PutOff,
+            Answer::Recheck(_) if space.memory.is_changing() => Outcome::PutOff,
             Answer::Recheck(slot) if state.rechecked.is_gone(fault) => {
                 state.page_table.taken_back(address, &mut self.shared.books());
                 state.rechecked.took(address, slot);
-                self.fault(tenant, state, fault, arrived)
+                self.fault(space, state, fault, arrived)
             }
             Answer::Wake | Answer::Recheck(_) => {
-                tenant.memory.wake(page);
+                space.memory.wake(page);
                 Outcome::Done
             }
             Answer::Unprotect => {
-                let result = tenant.memory.unprotect(page.clone());
+                let result = space.memory.unprotect(page.clone());
                 if matches!(result, Err(PageError::TryAgain)) {
                     return Outcome::PutOff;
                 }
                 if result.is_err() {
                     // The mapping was replaced: whoever waits finds the new one.
-                    tenant.memory.wake(page);
+                    space.memory.wake(page);
                 }
                 state.page_table.written(address, &mut self.shared.books());
                 self.shared.counters.fault(FaultKind::Write, arrived.elapsed());
                 Outcome::Done
             }
-            _ if self.holds_back(tenant, fault) => {
+            _ if self.holds_back(space, fault) => {
                 self.shared.eviction.signal();
                 self.shared.counters.held_back.add(1);
                 Outcome::HeldBack
             }
-            Answer::Zero if tenant.staging().is_some_and(|area| area.contains(&address)) => fill_staging(tenant, page),
+            Answer::Zero if space.staging().is_some_and(|area| area.contains(&address)) => fill_staging(space, page),
             Answer::Zero => {
                 // Where there are guards the one call that leaves them alone ([`PageTable::guard`]).
                 let is_guarded = state.page_table.is_guarded(address);
                 let result = if fault.is_write && !is_guarded {
-                    tenant.memory.copy(address, &self.zeroes, 0, PAGE_SIZE_BYTES, false)
+                    space.memory.copy(address, &self.zeroes, 0, PAGE_SIZE_BYTES, false)
                 } else {
-                    tenant.memory.zero(page)
+                    space.memory.zero(page)
                 };
                 let outcome =
-                    self.filled(tenant, state, address, false, (Coming::New, FaultKind::Zero, arrived), result);
+                    self.filled(space, state, address, false, (Coming::New, FaultKind::Zero, arrived), result);
                 if outcome == Outcome::Done && fault.is_write {
-                    self.zero_along(tenant, state, address);
+                    self.zero_along(space, state, address);
                 }
                 outcome
             }
@@ -107,11 +107,11 @@ impl Faults {
                 debug_assert!(slot.0 < u32::MAX && again == pool_page);
                 let offset = again.0 as usize * PAGE_SIZE_BYTES;
                 let protect = !fault.is_write && !state.page_table.comes_writable(address);
-                let result = tenant.memory.copy(address, self.pool.memory(), offset, PAGE_SIZE_BYTES, protect);
+                let result = space.memory.copy(address, self.pool.memory(), offset, PAGE_SIZE_BYTES, protect);
                 drop(books);
-                self.filled(tenant, state, address, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
+                self.filled(space, state, address, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
             }
-            Answer::Read(slot) => self.begin_read(tenant, state, fault, slot, arrived),
+            Answer::Read(slot) => self.begin_read(space, state, fault, slot, arrived),
         }
     }
 }

@@ -8,7 +8,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::PageError;
 
 use super::{Faults, Outcome, PAGE};
-use crate::address_space::{SpaceState, Tenant};
+use crate::address_space::{AddressSpace, SpaceState};
 use crate::limits::ZEROES_AHEAD_MAX;
 #[cfg(doc)]
 use crate::page_table::PageTable;
@@ -18,7 +18,7 @@ use crate::statistics::FaultKind;
 
 impl Faults {
     /// Gives a program that touches fresh memory page by page the next pages too.
-    pub(super) fn zero_along(&self, tenant: &Tenant, state: &mut SpaceState, address: u64) {
+    pub(super) fn zero_along(&self, space: &AddressSpace, state: &mut SpaceState, address: u64) {
         let range = state.page_table.first_touches_ahead(address);
         if range.is_empty() || !self.shared.budget.has_room(2 * ZEROES_AHEAD_MAX as i64) {
             return;
@@ -28,11 +28,11 @@ impl Faults {
         let count = ((range.end - range.start) / PAGE) as usize;
         let filled = as_far_as_mapped(count, |count| {
             let end = range.start + count as u64 * PAGE;
-            let is_one_mapping = tenant.memory.covers(&(address..end))?;
+            let is_one_mapping = space.memory.covers(&(address..end))?;
             if !is_one_mapping {
                 return Err(PageError::NotMapped);
             }
-            tenant.memory.copy(range.start, &self.zeroes, 0, (end - range.start) as usize, false)
+            space.memory.copy(range.start, &self.zeroes, 0, (end - range.start) as usize, false)
         });
         if let Ok(bytes) = filled {
             let books = &mut self.shared.books();
@@ -45,7 +45,7 @@ impl Faults {
     /// Says in the table what filling a page came to.
     pub(super) fn filled(
         &mut self,
-        tenant: &Tenant,
+        space: &AddressSpace,
         state: &mut SpaceState,
         address: u64,
         clean: bool,
@@ -63,13 +63,13 @@ impl Faults {
             }
             Err(PageError::TryAgain) => Outcome::PutOff,
             Err(error) => {
-                self.not_filled(tenant, state, address, &error);
+                self.not_filled(space, state, address, &error);
                 Outcome::Done
             }
         }
     }
 
-    pub(super) fn not_filled(&mut self, tenant: &Tenant, state: &mut SpaceState, address: u64, error: &PageError) {
+    pub(super) fn not_filled(&mut self, space: &AddressSpace, state: &mut SpaceState, address: u64, error: &PageError) {
         match error {
             PageError::Exists => {
                 // Its own page, found there by an old message; or, if it was thought to be away, what the program sees counts.
@@ -84,22 +84,22 @@ impl Faults {
                 }
             }
             PageError::Gone => {
-                tenant.is_gone.store(true, Ordering::SeqCst);
+                space.is_gone.store(true, Ordering::SeqCst);
                 self.shared.survey.signal();
             }
             // The mapping changed since: an event will tell, and the thread finds out when it looks again.
             _ => {}
         }
-        tenant.memory.wake(address..address + PAGE);
+        space.memory.wake(address..address + PAGE);
     }
 }
 
 /// Fills a page of the staging area, which a program that locks all its memory waits for. It is nothing of the program's, so nobody takes note of it.
-pub(super) fn fill_staging(tenant: &Tenant, page: Range<u64>) -> Outcome {
-    if matches!(tenant.memory.zero(page.clone()), Err(PageError::TryAgain)) {
+pub(super) fn fill_staging(space: &AddressSpace, page: Range<u64>) -> Outcome {
+    if matches!(space.memory.zero(page.clone()), Err(PageError::TryAgain)) {
         return Outcome::PutOff;
     }
-    tenant.memory.wake(page);
+    space.memory.wake(page);
     Outcome::Done
 }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use spillway_sys::userfaultfd::Fault;
 
-use crate::address_space::{SpaceState, Tenant, Wanted};
+use crate::address_space::{AddressSpace, SpaceState, Wanted};
 use crate::fault::pool::Pending;
 use crate::fault::{Faults, NOBODY};
 use crate::limits::MESSAGES_MAX;
@@ -20,7 +20,7 @@ use crate::shared::Shared;
 use crate::threads::spin::Spin;
 
 /// Finds the ranges of a process that read as zeroes in a child (MADV_WIPEONFORK, rule 5).
-pub type WipedRanges = Box<dyn FnMut(&Tenant) -> Ranges + Send>;
+pub type WipedRanges = Box<dyn FnMut(&AddressSpace) -> Ranges + Send>;
 
 /// See the module text.
 pub struct Messages {
@@ -28,7 +28,7 @@ pub struct Messages {
     /// Faults of one reading.
     arrived: Vec<Fault>,
     /// Programs with changes that are not settled yet.
-    unsettled: Vec<Arc<Tenant>>,
+    unsettled: Vec<Arc<AddressSpace>>,
     wiped: WipedRanges,
     /// Whether several faults come at once again and again.
     crowds: Spin,
@@ -55,44 +55,44 @@ impl Messages {
     }
 
     /// Reads what `tenant` has to tell, and has it answered by `faults`. False: that has to wait, and its end will be signalled.
-    pub fn serve(&mut self, tenant: &Arc<Tenant>, faults: &mut Faults, now: Instant) -> bool {
-        let mut state = tenant.lock_for_faults();
+    pub fn serve(&mut self, space: &Arc<AddressSpace>, faults: &mut Faults, now: Instant) -> bool {
+        let mut state = space.lock_for_faults();
         state.is_awaited = state.batch;
         let may_read = state.may_read();
         if may_read {
-            self.read_and_answer(tenant, state, faults, now);
+            self.read_and_answer(space, state, faults, now);
         }
         may_read
     }
 
     /// Does the same where nobody has said that `tenant` has something to tell: most who had a fault have the next. Whether there was something.
-    pub fn guess(&mut self, tenant: &Arc<Tenant>, faults: &mut Faults, now: Instant) -> bool {
-        let state = tenant.lock_for_faults();
-        state.may_read() && self.read_and_answer(tenant, state, faults, now)
+    pub fn guess(&mut self, space: &Arc<AddressSpace>, faults: &mut Faults, now: Instant) -> bool {
+        let state = space.lock_for_faults();
+        state.may_read() && self.read_and_answer(space, state, faults, now)
     }
 
     /// Whether there was something to read.
     fn read_and_answer(
         &mut self,
-        tenant: &Arc<Tenant>,
+        space: &Arc<AddressSpace>,
         mut guard: MutexGuard<'_, SpaceState>,
         faults: &mut Faults,
         now: Instant,
     ) -> bool {
         let state = &mut *guard;
         let mut arrived = std::mem::take(&mut self.arrived);
-        let has_read = self.read_events(tenant, state, &mut arrived, now);
+        let has_read = self.read_events(space, state, &mut arrived, now);
         // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
         // belongs to the mapping that is there now, so what changes mappings goes first, as far as it was read; while something is not, the kernel
         // refuses to fill. A fault that is old by then does no harm.
         let own = self.own_part(state, &arrived, now);
         state.untried += (arrived.len() - own) as u32;
         for fault in &arrived[..own] {
-            faults.answer(tenant, state, *fault, now);
+            faults.answer(space, state, *fault, now);
         }
         drop(guard);
         if own < arrived.len() {
-            let pending = |fault: &Fault| Pending::new(Arc::clone(tenant), *fault, now);
+            let pending = |fault: &Fault| Pending::new(Arc::clone(space), *fault, now);
             self.shared.crew.share(arrived[own..].iter().map(pending));
         }
         arrived.clear();
@@ -112,22 +112,22 @@ impl Messages {
     /// One by one, so that nobody goes on whose change is in doubt. Whether there was something to read.
     fn read_events(
         &mut self,
-        tenant: &Arc<Tenant>,
+        space: &Arc<AddressSpace>,
         state: &mut SpaceState,
         arrived: &mut Vec<Fault>,
         now: Instant,
     ) -> bool {
         self.was_alone = false;
         for count in 0..MESSAGES_MAX {
-            match tenant.memory.read_event() {
+            match space.memory.read_event() {
                 Ok(None) => {
                     self.was_alone = count == 1 && arrived.len() == 1;
                     return count > 0;
                 }
                 Ok(Some(Event::Fault(fault))) => arrived.push(fault),
                 Ok(Some(change)) => {
-                    if self.changed(tenant, state, change) {
-                        let process = tenant.process.load(Ordering::Relaxed);
+                    if self.changed(space, state, change) {
+                        let process = space.process.load(Ordering::Relaxed);
                         state.doubt = Some(Doubt::begin(process, now));
                         self.shared.counters.doubts.add(1);
                         return true;
@@ -135,11 +135,11 @@ impl Messages {
                 }
                 Err(error) => {
                     // A child's memory that cannot be taken over (no descriptor is free) would read as zeroes.
-                    let process = tenant.process.load(Ordering::Relaxed);
+                    let process = space.process.load(Ordering::Relaxed);
                     self.shared.fail(format!(
                         "process {process}: its memory's messages cannot be read ({error}), so it is killed"
                     ));
-                    tenant.kill();
+                    space.kill();
                     return true;
                 }
             }
@@ -153,9 +153,9 @@ impl Messages {
     }
 
     /// Notes a change of mappings. True: another one must precede it and is still to be told.
-    fn changed(&mut self, tenant: &Arc<Tenant>, state: &mut SpaceState, change: Event) -> bool {
-        if self.unsettled.iter().all(|other| other.id != tenant.id) {
-            self.unsettled.push(Arc::clone(tenant));
+    fn changed(&mut self, space: &Arc<AddressSpace>, state: &mut SpaceState, change: Event) -> bool {
+        if self.unsettled.iter().all(|other| other.id != space.id) {
+            self.unsettled.push(Arc::clone(space));
         }
         let SpaceState { page_table, unsettled, .. } = state;
         match change {
@@ -164,9 +164,9 @@ impl Messages {
             Event::Unmap(range) => unsettled.unmap(range),
             Event::Remap { from, to, length } => unsettled.remap(from, to, length),
             Event::Fork(memory) => {
-                tenant.has_forked.store(true, Ordering::Relaxed);
+                space.has_forked.store(true, Ordering::Relaxed);
                 // A program none of whose pages is known has none away or clean, and most fork to execute another.
-                let wiped = if page_table.is_empty() { Ranges::default() } else { (self.wiped)(tenant) };
+                let wiped = if page_table.is_empty() { Ranges::default() } else { (self.wiped)(space) };
                 unsettled.fork(memory, wiped);
             }
         }
@@ -176,13 +176,13 @@ impl Messages {
     /// Takes over what is settled by now.
     pub fn settle(&mut self, now: Instant) {
         let shared = &self.shared;
-        self.unsettled.retain(|tenant| {
-            let state = &mut *tenant.lock_for_faults();
+        self.unsettled.retain(|space| {
+            let state = &mut *space.lock_for_faults();
             if let Some(doubt) = state.doubt.take_if(|doubt| doubt.is_over(now)) {
                 state.unsettled.seen_under_way(&doubt.moves_under_way());
                 shared.faults.signal();
             }
-            !(shared.settle(tenant, state) && state.doubt.is_none())
+            !(shared.settle(space, state) && state.doubt.is_none())
         });
     }
 
@@ -190,9 +190,9 @@ impl Messages {
     pub fn fetch_wanted(&mut self, faults: &mut Faults) {
         let now = Instant::now();
         for Wanted { space, address, is_writable } in self.shared.take_wanted() {
-            if let Some(tenant) = self.shared.tenant(space) {
+            if let Some(space) = self.shared.space(space) {
                 let fault = Fault { address, is_write: is_writable, is_write_protected: false, thread: NOBODY };
-                faults.put_off(Pending::new(tenant, fault, now));
+                faults.put_off(Pending::new(space, fault, now));
             }
         }
     }

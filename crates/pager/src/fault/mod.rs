@@ -135,11 +135,11 @@ impl Faults {
 
     /// Answers the next fault that was left to whoever is free. Whether there was one.
     pub fn answer_shared(&mut self) -> bool {
-        let Some(Pending { tenant, fault, arrived, .. }) = self.shared.crew.take() else { return false };
-        let mut state = tenant.lock_for_faults();
+        let Some(Pending { space, fault, arrived, .. }) = self.shared.crew.take() else { return false };
+        let mut state = space.lock_for_faults();
         state.untried -= 1;
-        if !tenant.is_gone() {
-            self.answer(&tenant, &mut state, fault, arrived);
+        if !space.is_gone() {
+            self.answer(&space, &mut state, fault, arrived);
         }
         true
     }
@@ -199,20 +199,20 @@ impl Faults {
     }
 
     fn try_again(&mut self, pending: Pending) {
-        let Pending { tenant, fault, is_held_back, .. } = &pending;
-        if tenant.is_gone() {
+        let Pending { space, fault, is_held_back, .. } = &pending;
+        if space.is_gone() {
             return;
         }
-        if *is_held_back && self.holds_back(tenant, *fault) {
+        if *is_held_back && self.holds_back(space, *fault) {
             return self.put_off(pending);
         }
-        let mut state = tenant.lock_for_faults();
+        let mut state = space.lock_for_faults();
         if state.batch {
             state.is_hurried = true;
             drop(state);
             return self.put_off(pending);
         }
-        self.answer(tenant, &mut state, *fault, pending.arrived);
+        self.answer(space, &mut state, *fault, pending.arrived);
     }
 
     fn put_off(&mut self, pending: Pending) {

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use spillway_sys::userfaultfd::Fault;
 
-use crate::address_space::Tenant;
+use crate::address_space::AddressSpace;
 use crate::fault::read_ahead::Ahead;
 use crate::limits::MESSAGES_MAX;
 use crate::threads::bell::Bell;
@@ -25,7 +25,7 @@ use crate::threads::lock::lock;
 
 /// A fault that is not answered yet.
 pub(super) struct Pending {
-    pub(super) tenant: Arc<Tenant>,
+    pub(super) space: Arc<AddressSpace>,
     pub(super) fault: Fault,
     pub(super) arrived: Instant,
     /// It waits for the budget (rule 15).
@@ -33,8 +33,8 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    pub(super) fn new(tenant: Arc<Tenant>, fault: Fault, arrived: Instant) -> Self {
-        Self { tenant, fault, arrived, is_held_back: false }
+    pub(super) fn new(space: Arc<AddressSpace>, fault: Fault, arrived: Instant) -> Self {
+        Self { space, fault, arrived, is_held_back: false }
     }
 }
 

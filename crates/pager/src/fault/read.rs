@@ -14,7 +14,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_policy::prefetch::WINDOW_MAX;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
-use crate::address_space::{SpaceState, Tenant};
+use crate::address_space::{AddressSpace, SpaceState};
 use crate::fault::fill::as_far_as_mapped;
 use crate::fault::read_ahead::Along;
 use crate::fault::{Faults, NOBODY, Outcome, PAGE};
@@ -27,7 +27,7 @@ use crate::statistics::FaultKind;
 
 /// A read under way.
 pub(super) struct ReadUnderWay {
-    tenant: Arc<Tenant>,
+    space: Arc<AddressSpace>,
     along: Along,
     /// The fault that waits for it; `None` for pages that only come along.
     fault: Option<Fault>,
@@ -49,7 +49,7 @@ impl ReadUnderWay {
 
 /// A page that was read for a fault: others come along with it.
 pub(super) struct Ask {
-    tenant: Arc<Tenant>,
+    space: Arc<AddressSpace>,
     thread: u32,
     address: u64,
     /// The page was read where it lies.
@@ -61,17 +61,17 @@ pub(super) struct Ask {
 impl Faults {
     pub(super) fn begin_read(
         &mut self,
-        tenant: &Arc<Tenant>,
+        space: &Arc<AddressSpace>,
         state: &mut SpaceState,
         fault: Fault,
         slot: Slot,
         arrived: Instant,
     ) -> Outcome {
         let address = fault.address & !(PAGE - 1);
-        let filled = self.fill_in_place(tenant, state, fault, slot, arrived);
+        let filled = self.fill_in_place(space, state, fault, slot, arrived);
         let is_near = filled.is_some();
         let outcome = filled.unwrap_or_else(|| {
-            let has_begun = self.read(tenant, state, &Along::one(address, slot, Coming::Back), Some(fault), arrived);
+            let has_begun = self.read(space, state, &Along::one(address, slot, Coming::Back), Some(fault), arrived);
             if has_begun { Outcome::Done } else { Outcome::PutOff }
         });
         if outcome != Outcome::Done || fault.thread == NOBODY {
@@ -79,8 +79,8 @@ impl Faults {
         }
         self.shared.crew.demanded();
         if self.asks.len() < FAULT_READS_MAX {
-            let tenant = Arc::clone(tenant);
-            self.asks.push(Ask { tenant, thread: fault.thread, address, is_near, waits_since: None });
+            let space = Arc::clone(space);
+            self.asks.push(Ask { space, thread: fault.thread, address, is_near, waits_since: None });
         }
         Outcome::Done
     }
@@ -88,29 +88,29 @@ impl Faults {
     /// Fills the page that somebody waits for from where it lies; `None` if it has to be read.
     fn fill_in_place(
         &mut self,
-        tenant: &Tenant,
+        space: &AddressSpace,
         state: &mut SpaceState,
         fault: Fault,
         slot: Slot,
         arrived: Instant,
     ) -> Option<Outcome> {
         let address = fault.address & !(PAGE - 1);
-        let (protect, result) = self.copy_in_place(tenant, state, (address, slot), 1, fault.is_write)?;
+        let (protect, result) = self.copy_in_place(space, state, (address, slot), 1, fault.is_write)?;
         if result.as_ref().is_err_and(PageError::is_unreadable) {
             let page = address..address + PAGE;
-            self.lost(tenant, fault, page.clone(), BlockError::InputOutput);
-            tenant.memory.wake(page);
+            self.lost(space, fault, page.clone(), BlockError::InputOutput);
+            space.memory.wake(page);
             return Some(Outcome::Done);
         }
         let told = (Coming::Back, FaultKind::Fill, arrived);
-        Some(self.filled(tenant, state, address, protect, told, result))
+        Some(self.filled(space, state, address, protect, told, result))
     }
 
     /// Fills `count` neighbours from where they lie, the first of which is the one at `address` with its content in `slot`: whether write-protected, and what
     /// came of it. `None` if they have to be read.
     fn copy_in_place(
         &mut self,
-        tenant: &Tenant,
+        space: &AddressSpace,
         state: &mut SpaceState,
         (address, slot): (u64, Slot),
         count: usize,
@@ -120,7 +120,7 @@ impl Faults {
         self.engine.read_in_place(u64::from(slot.0) * PAGE, count as u64 * PAGE, &mut |memory, offset| {
             let protect = !is_for_write && !state.page_table.comes_writable(address);
             let result = as_far_as_mapped(count, |count| {
-                tenant.memory.copy(address, memory, offset, count * PAGE_SIZE_BYTES, protect)
+                space.memory.copy(address, memory, offset, count * PAGE_SIZE_BYTES, protect)
             });
             let used_bytes = *result.as_ref().unwrap_or(&0);
             copied = Some((protect, result));
@@ -136,13 +136,13 @@ impl Faults {
         let mut is_short = false;
         let mut asks = std::mem::take(&mut self.asks);
         asks.retain_mut(|ask| {
-            let Ask { tenant, waits_since, .. } = ask;
-            let tenant = Arc::clone(tenant);
-            let state = &mut *tenant.lock_for_faults();
+            let Ask { space, waits_since, .. } = ask;
+            let space = Arc::clone(space);
+            let state = &mut *space.lock_for_faults();
             // What came along with the one before is counted by now, if it was filled in place.
             let has_room = self.has_room_for_window();
             is_short |= !has_room;
-            let is_ready = has_room && self.shared.settle(&tenant, state);
+            let is_ready = has_room && self.shared.settle(&space, state);
             if !is_ready {
                 return now.saturating_duration_since(*waits_since.get_or_insert(now)) < ASK_PATIENCE;
             }
@@ -166,7 +166,7 @@ impl Faults {
 
     /// Asks for what comes along with a page, and begins with it.
     fn bring_along(&mut self, state: &mut SpaceState, ask: &Ask, now: Instant) {
-        let Ask { tenant, thread, address, is_near, .. } = ask;
+        let Ask { space, thread, address, is_near, .. } = ask;
         let budget = &self.shared.budget;
         let reads = self.reads.iter().flatten().take(self.busy.count_ones() as usize);
         let coming: usize = reads.map(|read| read.along.pages().len()).sum();
@@ -191,25 +191,25 @@ impl Faults {
         });
         drop(ahead);
         for run in runs.iter().flatten() {
-            let done = self.bring_in_place(tenant, state, run);
+            let done = self.bring_in_place(space, state, run);
             if let Some(rest) = run.behind(done) {
-                self.read(tenant, state, &rest, None, now);
+                self.read(space, state, &rest, None, now);
             }
         }
     }
 
     /// Fills the first pages of a run from where they lie, and says how many.
-    fn bring_in_place(&mut self, tenant: &Tenant, state: &mut SpaceState, run: &Along) -> usize {
+    fn bring_in_place(&mut self, space: &AddressSpace, state: &mut SpaceState, run: &Along) -> usize {
         let mut done = 0;
         while let Some((address, slot)) = run.pages().get(done).copied() {
             let rest = &run.pages()[done..];
             let count = neighbours(rest, &state.page_table, |(address, slot)| {
                 state.page_table.state(address) == PageState::Away(slot)
             });
-            let Some((protect, result)) = self.copy_in_place(tenant, state, (address, slot), count, false) else {
+            let Some((protect, result)) = self.copy_in_place(space, state, (address, slot), count, false) else {
                 break;
             };
-            match self.came_along(tenant, state, rest, (run.coming(), protect), result) {
+            match self.came_along(space, state, rest, (run.coming(), protect), result) {
                 0 => break,
                 count => done += count,
             }
@@ -224,7 +224,7 @@ impl Faults {
     /// Begins a read; false when all buffers are in use.
     fn read(
         &mut self,
-        tenant: &Arc<Tenant>,
+        space: &Arc<AddressSpace>,
         state: &mut SpaceState,
         along: &Along,
         fault: Option<Fault>,
@@ -242,7 +242,7 @@ impl Faults {
             along.pages().iter().for_each(|(address, slot)| state.page_table.reading(*address, *slot, books));
         }
         self.reads[buffer] = Some(ReadUnderWay {
-            tenant: Arc::clone(tenant),
+            space: Arc::clone(space),
             along: along.clone(),
             fault,
             arrived,
@@ -283,8 +283,8 @@ impl Faults {
                 self.submit_read(buffer, &along);
             }
             Err(error) => {
-                let (tenant, along) = (Arc::clone(&read.tenant), read.along.clone());
-                if self.shared.settle(&tenant, &mut tenant.lock_for_faults()) {
+                let (space, along) = (Arc::clone(&read.space), read.along.clone());
+                if self.shared.settle(&space, &mut space.lock_for_faults()) {
                     self.not_read(buffer, error);
                 } else {
                     self.submit_read(buffer, &along);
@@ -296,11 +296,11 @@ impl Faults {
     /// Gives the program the pages that lie in `buffer`, neighbours together.
     pub(super) fn fill_from(&mut self, buffer: usize) {
         let mut read = self.reads[buffer].take().expect("a read that is here");
-        let tenant = Arc::clone(&read.tenant);
-        let mut guard = tenant.lock_for_faults();
+        let space = Arc::clone(&read.space);
+        let mut guard = space.lock_for_faults();
         let state = &mut *guard;
         while read.done < read.along.pages().len() {
-            let is_settled = self.shared.settle(&tenant, state);
+            let is_settled = self.shared.settle(&space, state);
             let count = if is_settled { self.fill_neighbours(buffer, &read, state) } else { 0 };
             if count == 0 {
                 // The program changes its mappings; its events come first.
@@ -325,11 +325,11 @@ impl Faults {
 
     /// Fills the next pages of a read that are neighbours. How many are done with; none if it is to be tried again.
     fn fill_neighbours(&mut self, buffer: usize, read: &ReadUnderWay, state: &mut SpaceState) -> usize {
-        let (tenant, rest) = (&read.tenant, &read.along.pages()[read.done..]);
+        let (space, rest) = (&read.space, &read.along.pages()[read.done..]);
         let (address, slot) = rest[0];
-        if tenant.is_gone() || !state.page_table.awaits(address, slot) {
+        if space.is_gone() || !state.page_table.awaits(address, slot) {
             // Removed, moved or unmapped meanwhile: whoever still waits looks again.
-            tenant.memory.wake(address..address + PAGE);
+            space.memory.wake(address..address + PAGE);
             return 1;
         }
         let count = neighbours(rest, &state.page_table, |(address, slot)| state.page_table.awaits(address, slot));
@@ -337,22 +337,22 @@ impl Faults {
         let is_for_write = read.fault.is_some_and(|fault| fault.is_write);
         let protect = !is_for_write && !state.page_table.comes_writable(address);
         let result = as_far_as_mapped(count, |count| {
-            tenant.memory.copy(address, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect)
+            space.memory.copy(address, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect)
         });
         if read.fault.is_some() {
             let told = (read.along.coming(), FaultKind::Fill, read.arrived);
             let goes_on = result.is_ok() && read.is_awaited();
-            self.filled = goes_on.then_some(tenant.id).or(self.filled);
-            return usize::from(self.filled(tenant, state, address, protect, told, result) == Outcome::Done);
+            self.filled = goes_on.then_some(space.id).or(self.filled);
+            return usize::from(self.filled(space, state, address, protect, told, result) == Outcome::Done);
         }
-        self.came_along(tenant, state, rest, (read.along.coming(), protect), result)
+        self.came_along(space, state, rest, (read.along.coming(), protect), result)
     }
 
     /// Says in the table what filling pages, of which the first are `pages`, came to that nobody waits for. How many are done with; none if they are
     /// to be filled later.
     fn came_along(
         &mut self,
-        tenant: &Tenant,
+        space: &AddressSpace,
         state: &mut SpaceState,
         pages: &[(u64, Slot)],
         (coming, protect): (Coming, bool),
@@ -372,7 +372,7 @@ impl Faults {
             }
             Err(PageError::TryAgain) => 0,
             Err(error) => {
-                self.not_filled(tenant, state, pages[0].0, &error);
+                self.not_filled(space, state, pages[0].0, &error);
                 1
             }
         }
@@ -381,31 +381,31 @@ impl Faults {
     /// The pages could not be read. If somebody waits for one its content is lost: its program gets SIGBUS when it touches it,
     /// never another content. Pages that were to come along are asked for again by whoever needs them.
     fn not_read(&mut self, buffer: usize, error: BlockError) {
-        let ReadUnderWay { tenant, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
+        let ReadUnderWay { space, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
         self.is_over(buffer);
-        let mut state = tenant.lock_for_faults();
+        let mut state = space.lock_for_faults();
         for (address, slot) in along.pages() {
             let page = *address..address + PAGE;
             if let Some(fault) = fault
                 && state.page_table.awaits(*address, *slot)
             {
-                self.lost(&tenant, fault, page.clone(), error);
+                self.lost(&space, fault, page.clone(), error);
             }
             state.page_table.read_ended(*address, *slot, &mut self.shared.books());
-            tenant.memory.wake(page);
+            space.memory.wake(page);
         }
     }
 
-    fn lost(&self, tenant: &Tenant, fault: Fault, page: Range<u64>, error: BlockError) {
+    fn lost(&self, space: &AddressSpace, fault: Fault, page: Range<u64>, error: BlockError) {
         if fault.thread == NOBODY {
             // Whoever touches it finds out whether it is.
-            tenant.unread.fetch_add(1, Ordering::SeqCst);
+            space.unread.fetch_add(1, Ordering::SeqCst);
             return;
         }
         self.shared.counters.pages_lost.add(1);
-        let (process, address) = (tenant.process.load(Ordering::Relaxed), page.start);
+        let (process, address) = (space.process.load(Ordering::Relaxed), page.start);
         self.shared.fail(format!("process {process}: the page at {address:#x} is lost ({error}); it gets SIGBUS"));
-        if let Err(error) = tenant.memory.poison(page) {
+        if let Err(error) = space.memory.poison(page) {
             self.shared.fail(format!("process {process}: the lost page at {address:#x} stays missing: {error}"));
         }
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crate::address_space::{Tenant, Wanted};
+use crate::address_space::{AddressSpace, Wanted};
 use crate::fork::reservations::{Answer, ClaimId};
 use crate::limits::{FORK_ASK_AGAIN, FORK_PAGES_ASKED_MAX, FORK_PATIENCE, FORK_ROOM_PATIENCE, FORK_ROOM_PAUSE};
 use crate::shared::Shared;
@@ -45,7 +45,7 @@ pub struct Gathering {
 
 /// One program of a gathering.
 struct Part {
-    tenant: Arc<Tenant>,
+    space: Arc<AddressSpace>,
     range: Range<u64>,
     /// Pages of it that nobody could read, before.
     unread_before: u64,
@@ -59,8 +59,8 @@ struct Part {
 
 impl Gathering {
     /// Holds `tenants` from now on, and brings back what they have in `range`.
-    pub fn begin(shared: &Arc<Shared>, tenants: Vec<Arc<Tenant>>, range: &Range<u64>, now: Instant) -> Self {
-        let parts = tenants.into_iter().map(|tenant| Part::begin(tenant, range, now)).collect();
+    pub fn begin(shared: &Arc<Shared>, spaces: Vec<Arc<AddressSpace>>, range: &Range<u64>, now: Instant) -> Self {
+        let parts = spaces.into_iter().map(|space| Part::begin(space, range, now)).collect();
         Self {
             shared: Arc::clone(shared),
             claim: shared.claims.name(),
@@ -106,9 +106,9 @@ impl Gathering {
         if pages == 0 {
             return Gathered::All;
         }
-        let tenants = self.parts.iter().map(|part| &part.tenant);
+        let spaces = self.parts.iter().map(|part| &part.space);
         self.room_asked_at = Some(now);
-        let room = tenants.map(|tenant| room_bytes(tenant.process.load(Ordering::Relaxed))).min().unwrap_or(0);
+        let room = spaces.map(|space| room_bytes(space.process.load(Ordering::Relaxed))).min().unwrap_or(0);
         match self.shared.claims.ask(self.claim, pages, room) {
             Answer::Granted => {
                 self.parts.iter_mut().for_each(|part| part.progress_at = now);
@@ -127,15 +127,15 @@ impl Gathering {
     }
 
     /// Whose pages they are.
-    pub fn tenants(&self) -> impl Iterator<Item = &Arc<Tenant>> {
-        self.parts.iter().map(|part| &part.tenant)
+    pub fn spaces(&self) -> impl Iterator<Item = &Arc<AddressSpace>> {
+        self.parts.iter().map(|part| &part.space)
     }
 
     /// The programs fork from now on: their pages may be shared (rule 2).
     pub fn share(&self) {
         for part in &self.parts {
-            part.tenant.has_forked.store(true, Ordering::Relaxed);
-            part.tenant.has_forked_untold.store(true, Ordering::Relaxed);
+            part.space.has_forked.store(true, Ordering::Relaxed);
+            part.space.has_forked_untold.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -143,17 +143,17 @@ impl Gathering {
 impl Drop for Gathering {
     fn drop(&mut self) {
         self.shared.claims.release(self.claim);
-        self.parts.iter().for_each(|part| part.tenant.release());
+        self.parts.iter().for_each(|part| part.space.release());
         self.shared.eviction.signal();
     }
 }
 
 impl Part {
-    fn begin(tenant: Arc<Tenant>, range: &Range<u64>, now: Instant) -> Self {
-        tenant.hold();
-        let unread_before = tenant.unread.load(Ordering::SeqCst);
+    fn begin(space: Arc<AddressSpace>, range: &Range<u64>, now: Instant) -> Self {
+        space.hold();
+        let unread_before = space.unread.load(Ordering::SeqCst);
         let range = range.clone();
-        Self { tenant, range, unread_before, missing: Vec::new(), asked: Vec::new(), asked_at: now, progress_at: now }
+        Self { space, range, unread_before, missing: Vec::new(), asked: Vec::new(), asked_at: now, progress_at: now }
     }
 
     /// Pages that are not known to be there.
@@ -163,26 +163,26 @@ impl Part {
 
     /// Finds out what is away; false while a batch is under way, which may take more.
     fn knows_missing(&mut self) -> bool {
-        if self.tenant.is_gone() {
+        if self.space.is_gone() {
             self.missing.clear();
             return true;
         }
-        let state = self.tenant.lock();
+        let state = self.space.lock();
         self.missing = state.page_table.away(&self.range);
         !state.batch
     }
 
     fn look(&mut self, shared: &Shared, now: Instant) -> Gathered {
-        if self.tenant.is_gone() {
+        if self.space.is_gone() {
             self.missing.clear();
             self.asked.clear();
             return Gathered::All;
         }
-        if self.tenant.unread.load(Ordering::SeqCst) > self.unread_before {
+        if self.space.unread.load(Ordering::SeqCst) > self.unread_before {
             return Gathered::Never("a page of it cannot be read".to_owned());
         }
-        let tenant = Arc::clone(&self.tenant);
-        let state = tenant.lock();
+        let space = Arc::clone(&self.space);
+        let state = space.lock();
         let asked_before = self.asked.len();
         self.asked.retain(|address| state.page_table.is_away(*address));
         if self.asked.len() < asked_before {
@@ -221,7 +221,7 @@ impl Part {
 
     fn ask(&mut self, shared: &Shared, now: Instant) {
         shared.want(self.asked.iter().map(|address| Wanted {
-            space: self.tenant.id,
+            space: self.space.id,
             address: *address,
             is_writable: true,
         }));

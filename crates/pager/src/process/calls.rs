@@ -23,7 +23,7 @@ use spillway_sys::pagemap::{Categories, Query, Region};
 use spillway_sys::process::share_memory;
 use spillway_sys::process_memory::read_exact;
 
-use crate::address_space::Tenant;
+use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, Gathered, Gathering};
 use crate::limits::{CALL_PATIENCE, MOVE_PATIENCE};
 use crate::mappings::maps;
@@ -79,7 +79,7 @@ enum Effect {
         _gathering: Gathering,
     },
     /// The kernel says where in this range guards are.
-    Guards(Vec<Arc<Tenant>>, Range<u64>),
+    Guards(Vec<Arc<AddressSpace>>, Range<u64>),
     /// What is there then may be paged.
     Move(Vec<SpaceId>, Range<u64>),
 }
@@ -197,12 +197,12 @@ impl Survey {
 
     /// Whose memory is meant when `process` makes a call: its own, or that of a process which it shares memory with, and of all that
     /// cannot be told apart from these. Nobody's for a process that is not paged.
-    fn who_calls(&self, process: u32) -> Vec<Arc<Tenant>> {
+    fn who_calls(&self, process: u32) -> Vec<Arc<AddressSpace>> {
         let concerned = self.residents.iter().filter(|resident| {
-            let other = resident.tenant.process.load(Ordering::Relaxed);
+            let other = resident.space.process.load(Ordering::Relaxed);
             other == process || !matches!(share_memory(other, process), Ok(false))
         });
-        concerned.map(|resident| Arc::clone(&resident.tenant)).collect()
+        concerned.map(|resident| Arc::clone(&resident.space)).collect()
     }
 
     fn answer_call(&mut self, mut waiting: Waiting, now: Instant) {
@@ -222,24 +222,23 @@ impl Survey {
                 waiting.gathering.share();
                 true
             }
-            Called::Guard(_) | Called::Guards { .. } => waiting
-                .gathering
-                .tenants()
-                .all(|tenant| tenant.lock().page_table.guard(range, &mut self.shared.books())),
+            Called::Guard(_) | Called::Guards { .. } => {
+                waiting.gathering.spaces().all(|space| space.lock().page_table.guard(range, &mut self.shared.books()))
+            }
             Called::RegisterUserfaultfd { .. } | Called::Move(_) => {
-                waiting.gathering.tenants().all(|tenant| self.leave_alone(tenant, range))
+                waiting.gathering.spaces().all(|space| self.leave_alone(space, range))
             }
         }
     }
 
     /// Registers nothing in `range` from now on, and nothing is registered there any more; false while a page is away.
-    fn leave_alone(&mut self, tenant: &Tenant, range: &Range<u64>) -> bool {
-        let mut state = tenant.lock();
+    fn leave_alone(&mut self, space: &AddressSpace, range: &Range<u64>) -> bool {
+        let mut state = space.lock();
         // As for guards: nothing of it is away, and nothing leaves.
         if !state.page_table.guard(range, &mut self.shared.books()) {
             return false;
         }
-        let resident = self.residents.iter_mut().find(|resident| resident.tenant.id == tenant.id);
+        let resident = self.residents.iter_mut().find(|resident| resident.space.id == space.id);
         // Also what was registered with its neighbours, and is not known to be: nobody's but ours, or left to the program already.
         let mut mapped = Ranges::default();
         let text = resident.as_ref().and_then(|resident| resident.process.as_ref()?.maps().ok()).unwrap_or_default();
@@ -250,8 +249,8 @@ impl Survey {
             mapped.remove(&part);
         }
         for part in mapped.within(range) {
-            if let Err(error) = tenant.memory.unregister(part.clone()) {
-                let process = tenant.process.load(Ordering::Relaxed);
+            if let Err(error) = space.memory.unregister(part.clone()) {
+                let process = space.process.load(Ordering::Relaxed);
                 self.shared.fail(format!(
                     "process {process}: memory at {:#x} cannot be left to the program: {error}; a call of it will fail",
                     part.start
@@ -268,8 +267,8 @@ impl Survey {
         let Waiting { listener, notice, range, gathering } = waiting;
         let CallNotice { process, thread, .. } = notice;
         let called = notice.called.clone();
-        let tenants: Vec<Arc<Tenant>> = gathering.tenants().map(Arc::clone).collect();
-        if matches!(called, Called::RegisterUserfaultfd { .. }) && !tenants.is_empty() {
+        let spaces: Vec<Arc<AddressSpace>> = gathering.spaces().map(Arc::clone).collect();
+        if matches!(called, Called::RegisterUserfaultfd { .. }) && !spaces.is_empty() {
             self.tell_of_own_userfaultfd(process, &range);
         }
         let call = match listener.notices.allow(notice) {
@@ -278,7 +277,7 @@ impl Survey {
                 // Nobody knows whether it forks: rather no program than one with wrong bytes.
                 self.shared
                     .fail(format!("process {process} cannot be told that it may fork, so it is killed: {error}"));
-                tenants.iter().for_each(|tenant| tenant.kill());
+                spaces.iter().for_each(|space| space.kill());
                 return;
             }
             Err(error) => {
@@ -289,10 +288,8 @@ impl Survey {
         };
         let effect = match called {
             Called::Fork => Effect::Fork { _gathering: gathering },
-            Called::Guard(_) | Called::Guards { .. } if !tenants.is_empty() => Effect::Guards(tenants, range),
-            Called::Move(_) if !tenants.is_empty() => {
-                Effect::Move(tenants.iter().map(|tenant| tenant.id).collect(), range)
-            }
+            Called::Guard(_) | Called::Guards { .. } if !spaces.is_empty() => Effect::Guards(spaces, range),
+            Called::Move(_) if !spaces.is_empty() => Effect::Move(spaces.iter().map(|space| space.id).collect(), range),
             _ => return,
         };
         self.calls.under_way.push(UnderWay { thread, since: now, call, effect });
@@ -311,18 +308,18 @@ impl Survey {
     fn end_call(&mut self, effect: Effect) {
         match effect {
             Effect::Fork { .. } => {}
-            Effect::Guards(tenants, range) => {
-                for tenant in tenants {
-                    let resident = self.residents.iter().find(|resident| resident.tenant.id == tenant.id);
+            Effect::Guards(spaces, range) => {
+                for space in spaces {
+                    let resident = self.residents.iter().find(|resident| resident.space.id == space.id);
                     let process = resident.and_then(|resident| resident.process.as_ref());
                     // Kernels before 6.15 have guards and do not say where: all of it stays as it is then.
                     if let Some(guards) = process.and_then(|process| guards(process, &range, &mut self.regions)) {
-                        tenant.lock().page_table.guards_are(&range, &guards);
+                        space.lock().page_table.guards_are(&range, &guards);
                     }
                 }
             }
             Effect::Move(spaces, range) => {
-                let residents = self.residents.iter_mut().filter(|resident| spaces.contains(&resident.tenant.id));
+                let residents = self.residents.iter_mut().filter(|resident| spaces.contains(&resident.space.id));
                 residents.for_each(|resident| resident.left_alone.remove(&range));
             }
         }

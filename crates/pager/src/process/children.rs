@@ -14,7 +14,7 @@ use std::time::Instant;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::process::{children, every_process, share_memory};
 
-use crate::address_space::Tenant;
+use crate::address_space::AddressSpace;
 use crate::limits::SEARCH_INTERVAL;
 use crate::mappings::maps;
 use crate::page_table::page_indexes::SpaceId;
@@ -38,9 +38,9 @@ impl Search {
 impl Survey {
     /// Takes in address spaces that came by a fork, and finds their processes.
     pub(super) fn adopt_children(&mut self, now: Instant) {
-        for tenant in self.strangers() {
-            let parent = self.residents.iter().find(|other| Some(other.tenant.id) == tenant.parent);
-            if let Some(child) = parent.map(|parent| parent.child(tenant)) {
+        for space in self.strangers() {
+            let parent = self.residents.iter().find(|other| Some(other.space.id) == space.parent);
+            if let Some(child) = parent.map(|parent| parent.child(space)) {
                 self.residents.push(child);
             }
         }
@@ -57,22 +57,22 @@ impl Survey {
 
     /// Takes in children of `parent` that nobody has looked at yet: nobody finds them once their parent is forgotten.
     pub(super) fn adopt_children_of(&mut self, parent: &Resident) {
-        let children = self.strangers().into_iter().filter(|tenant| tenant.parent == Some(parent.tenant.id));
-        self.residents.extend(children.map(|tenant| parent.child(tenant)));
+        let children = self.strangers().into_iter().filter(|space| space.parent == Some(parent.space.id));
+        self.residents.extend(children.map(|space| parent.child(space)));
     }
 
     /// Address spaces that are served and were not taken in.
-    fn strangers(&self) -> Vec<Arc<Tenant>> {
-        let is_known = |tenant: &Tenant| self.residents.iter().any(|resident| resident.tenant.id == tenant.id);
-        self.shared.tenants().into_iter().filter(|tenant| !is_known(tenant)).collect()
+    fn strangers(&self) -> Vec<Arc<AddressSpace>> {
+        let is_known = |space: &AddressSpace| self.residents.iter().any(|resident| resident.space.id == space.id);
+        self.shared.spaces().into_iter().filter(|space| !is_known(space)).collect()
     }
 
     /// Residents that never had a process, with their parent's, or none once that has ended. Those whose parent's is still looked for come after it.
     fn orphans(&self) -> Vec<(SpaceId, Option<u32>)> {
         let without = self.residents.iter().filter(|resident| is_orphan(resident));
         let parents = without.map(|resident| {
-            let parent = self.residents.iter().find(|other| Some(other.tenant.id) == resident.tenant.parent);
-            (resident.tenant.id, parent)
+            let parent = self.residents.iter().find(|other| Some(other.space.id) == resident.space.parent);
+            (resident.space.id, parent)
         });
         let known = parents.filter(|(_, parent)| !parent.is_some_and(is_orphan));
         let process = |parent: &Resident| parent.process.as_ref().map(Process::number);
@@ -95,7 +95,7 @@ impl Survey {
     /// Finds those whose parent has ended: they are children of whoever takes such in.
     fn find_anybodys(&mut self, orphans: impl Iterator<Item = SpaceId>, now: Instant) {
         for orphan in orphans {
-            let resident = self.residents.iter_mut().find(|resident| resident.tenant.id == orphan);
+            let resident = self.residents.iter_mut().find(|resident| resident.space.id == orphan);
             if let Some(resident) = resident.filter(|resident| resident.search.next_at <= now) {
                 resident.search.next_at = now + SEARCH_INTERVAL;
                 let mut candidates = every_process().unwrap_or_default();
@@ -107,7 +107,7 @@ impl Survey {
 
     /// Finds the process of `orphan` among `candidates`, and gives it a place.
     fn find(&mut self, orphan: SpaceId, candidates: &[u32]) -> Option<u32> {
-        let index = self.residents.iter().position(|resident| resident.tenant.id == orphan)?;
+        let index = self.residents.iter().position(|resident| resident.space.id == orphan)?;
         let number = find_process(&mut self.residents[index], candidates)?;
         if self.places_free == 0 {
             self.tell_of_fullness();
@@ -129,7 +129,7 @@ impl Survey {
         self.forget(|resident| has_left(resident) && is_memory_gone(resident));
         for resident in self.residents.iter_mut().filter(|resident| has_left(resident)) {
             resident.process = None;
-            resident.tenant.process.store(0, std::sync::atomic::Ordering::Relaxed);
+            resident.space.process.store(0, std::sync::atomic::Ordering::Relaxed);
         }
     }
 }
@@ -141,7 +141,7 @@ fn is_orphan(resident: &Resident) -> bool {
 /// Which of `candidates` has the address space of `orphan`.
 pub(super) fn find_process(orphan: &mut Resident, candidates: &[u32]) -> Option<u32> {
     let fresh: Vec<u32> = candidates.iter().copied().filter(|number| !orphan.search.others.contains(number)).collect();
-    let memory = &orphan.tenant.memory;
+    let memory = &orphan.space.memory;
     let page = mark(orphan);
     if fresh.is_empty() || memory.mark(page.clone(), true).is_err() {
         return None;

@@ -53,7 +53,7 @@ impl Common {
         let known = || of(process.number(), &self.members).map(|known| known.faults);
         Some(Member {
             process: process.number(),
-            is_fork: resident.tenant.parent.is_some(),
+            is_fork: resident.space.parent.is_some(),
             faults: process.minor_faults().or_else(known).unwrap_or(0),
             resident: resident.pages,
         })
@@ -134,8 +134,8 @@ impl Survey {
         }
         // A child that is not paged is not counted either, so what is shared with one counts in full.
         let is_relative = |resident: &&Resident| {
-            let tenant = &resident.tenant;
-            tenant.has_forked.load(Ordering::Relaxed) && !tenant.has_forked_untold.load(Ordering::Relaxed)
+            let space = &resident.space;
+            space.has_forked.load(Ordering::Relaxed) && !space.has_forked_untold.load(Ordering::Relaxed)
         };
         let relatives = self.residents.iter().filter(is_relative).filter(|resident| resident.process.is_some());
         if !(2..=FAMILY_MAX).contains(&relatives.clone().count()) {

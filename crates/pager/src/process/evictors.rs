@@ -41,7 +41,7 @@ impl Survey {
                 continue;
             }
             if let Some(status) = process.left_alone()
-                && let Some(agent) = lock(&resident.tenant.agent).as_mut()
+                && let Some(agent) = lock(&resident.space.agent).as_mut()
             {
                 agent.end(status);
             }

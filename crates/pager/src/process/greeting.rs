@@ -16,7 +16,7 @@ use spillway_stub::protocol::{HEAD_BYTES, Hello, HelloKind, Ready, Verdict, Welc
 use spillway_stub::seat::Seat;
 use spillway_sys::userfaultfd::{Features, RegisterMode, Userfaultfd};
 
-use crate::address_space::Tenant;
+use crate::address_space::AddressSpace;
 use crate::evict::evictor::SeatAgent;
 use crate::limits::{GREETING_DEADLINE, GREETINGS_MAX, PROGRAMS_MAX};
 use crate::page_table::PageTable;
@@ -193,7 +193,7 @@ impl Survey {
         if !self.is_proved(&mut resident) || (!self.run.programs_fork && !self.asks_before_forks(number, listener)) {
             return;
         }
-        self.shared.admit(Arc::clone(&resident.tenant));
+        self.shared.admit(Arc::clone(&resident.space));
         self.residents.push(resident);
         self.settle(self.residents.len() - 1, number);
     }
@@ -211,11 +211,11 @@ impl Survey {
 
     /// A program that has mapped the head.
     pub(super) fn resident(&self, number: u32, hello: &Hello, memory: Userfaultfd) -> Resident {
-        let tenant = Tenant::new(PageTable::new(self.shared.next_space()), Box::new(memory), None);
+        let space = AddressSpace::new(PageTable::new(self.shared.next_space()), Box::new(memory), None);
         let excluded = own_ranges(hello);
         let places =
             ProgramPlaces { process: number, start_agent: hello.start_agent, cell: hello.cell, head: hello.head };
-        Resident::new(Arc::new(tenant), excluded, places)
+        Resident::new(Arc::new(space), excluded, places)
     }
 
     /// Says once that there are more programs than places.
@@ -252,7 +252,7 @@ impl Survey {
     pub(super) fn settle(&mut self, index: usize, number: u32) {
         self.places_free = self.places_free.checked_sub(1).expect("the caller saw a place");
         let resident = &mut self.residents[index];
-        resident.tenant.process.store(number, Ordering::Relaxed);
+        resident.space.process.store(number, Ordering::Relaxed);
         resident.has_place = true;
         resident.places.process = number;
         resident.place = Pid::from_raw(number.cast_signed())
@@ -284,13 +284,13 @@ impl Survey {
     pub(super) fn give_seat(&mut self, index: usize, agent: &Visitor) -> Result<(), GreetingError> {
         let seat = Seat::create()?;
         let resident = &mut self.residents[index];
-        let tenant = &resident.tenant;
-        agent.welcome(&answer(Verdict::Page, 0), Some(tenant.memory.event()))?;
+        let space = &resident.space;
+        agent.welcome(&answer(Verdict::Page, 0), Some(space.memory.event()))?;
         agent.welcome(&answer(Verdict::Page, 0), Some(seat.file().as_fd()))?;
         let pool = Arc::clone(&self.run.pool);
-        let by_seat = SeatAgent::new(seat.clone(), pool, Arc::clone(&tenant.is_gone), Arc::clone(&tenant.agent_thread));
-        *lock(&tenant.agent) = Some(Box::new(by_seat));
-        *lock(&tenant.seat) = Some(seat.clone());
+        let by_seat = SeatAgent::new(seat.clone(), pool, Arc::clone(&space.is_gone), Arc::clone(&space.agent_thread));
+        *lock(&space.agent) = Some(Box::new(by_seat));
+        *lock(&space.seat) = Some(seat.clone());
         resident.seat = Some(seat);
         Ok(())
     }

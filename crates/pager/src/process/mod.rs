@@ -52,7 +52,7 @@ use self::register::Registered;
 use self::staying::StayingLook;
 use self::traced::Traced;
 use self::unpaged::Unpaged;
-use crate::address_space::{Tenant, Wanted};
+use crate::address_space::{AddressSpace, Wanted};
 use crate::budget::Budget;
 use crate::limits::{
     ALERT_BYTES_MAX, ALERT_SHARE, GREETINGS_MAX, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX,
@@ -65,7 +65,7 @@ use crate::threads::lock::lock;
 
 /// An address space, as the survey sees it.
 struct Resident {
-    tenant: Arc<Tenant>,
+    space: Arc<AddressSpace>,
     /// Not known yet of a child that was just forked; none any more of one that runs another program while a child of vfork(2) has this memory.
     process: Option<Process>,
     /// It has one of the places that the run has for programs.
@@ -104,10 +104,10 @@ struct Resident {
 }
 
 impl Resident {
-    fn new(tenant: Arc<Tenant>, excluded: Vec<Range<u64>>, places: ProgramPlaces) -> Self {
+    fn new(space: Arc<AddressSpace>, excluded: Vec<Range<u64>>, places: ProgramPlaces) -> Self {
         let agent_at = Instant::now();
         Self {
-            tenant,
+            space,
             process: None,
             has_place: false,
             attempt: 0,
@@ -130,8 +130,8 @@ impl Resident {
     }
 
     /// Its fork, which has everything at the same addresses.
-    fn child(&self, tenant: Arc<Tenant>) -> Self {
-        Self { left_alone: self.left_alone.clone(), ..Self::new(tenant, self.excluded.clone(), self.places) }
+    fn child(&self, space: Arc<AddressSpace>) -> Self {
+        Self { left_alone: self.left_alone.clone(), ..Self::new(space, self.excluded.clone(), self.places) }
     }
 }
 
@@ -322,9 +322,9 @@ impl Survey {
 
     fn forget(&mut self, mut is_over: impl FnMut(&Resident) -> bool) {
         let over: Vec<Resident> =
-            self.residents.extract_if(.., |resident| is_over(resident) || resident.tenant.is_gone()).collect();
+            self.residents.extract_if(.., |resident| is_over(resident) || resident.space.is_gone()).collect();
         for resident in over {
-            self.shared.dismiss(&resident.tenant);
+            self.shared.dismiss(&resident.space);
             self.adopt_children_of(&resident);
             self.places_free += u32::from(resident.has_place);
             if let Some(place) = resident.place {
@@ -338,11 +338,11 @@ impl Survey {
         for resident in &self.residents {
             // One that ends meanwhile is found by the next look.
             let Some(Ok(kept)) = resident.process.as_ref().map(Process::kept_pages) else { continue };
-            let state = resident.tenant.lock();
-            let space = resident.tenant.id;
+            let state = resident.space.lock();
+            let space = resident.space.id;
             let away = kept.iter().filter(|address| state.page_table.is_away(**address));
             self.shared.want(away.map(|address| Wanted { space, address: *address, is_writable: false }));
-            *lock(&resident.tenant.kept_pages) = kept;
+            *lock(&resident.space.kept_pages) = kept;
         }
     }
 }
@@ -353,7 +353,7 @@ impl Survey {
 fn is_memory_gone(resident: &Resident) -> bool {
     let page = PAGE_SIZE_BYTES as u64;
     let second = resident.places.head + page;
-    matches!(resident.tenant.memory.zero(second..second + page), Err(PageError::Gone))
+    matches!(resident.space.memory.zero(second..second + page), Err(PageError::Gone))
 }
 
 /// How far below the watermark mappings begin to be registered.

@@ -58,7 +58,7 @@ impl Survey {
         }
         let memory = Userfaultfd::from_descriptor(descriptor)?;
         let newcomer = self.resident(note.peer.process, &hello, memory);
-        self.shared.admit_quietly(&newcomer.tenant);
+        self.shared.admit_quietly(&newcomer.space);
         self.newcomers.push(newcomer);
         Ok(())
     }
@@ -86,7 +86,7 @@ impl Survey {
     }
 
     fn leave_out(&mut self, newcomer: &Resident) {
-        self.shared.dismiss(&newcomer.tenant);
+        self.shared.dismiss(&newcomer.space);
         self.adopt_children_of(newcomer);
     }
 }

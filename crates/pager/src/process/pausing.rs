@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use spillway_stub::protocol::AgentState;
 use spillway_sys::tracee::{Pause, TraceError};
 
-use crate::address_space::Tenant;
+use crate::address_space::AddressSpace;
 use crate::limits::{
     PAUSE_FAILED_PAUSE, PAUSE_LOOK_INTERVAL, PAUSE_MAX, PAUSE_STOP_MAX, RESTLESS_PAGES_MAX, RESTLESS_PATIENCE,
     RESTLESS_SHARE,
@@ -84,14 +84,14 @@ impl Survey {
         let Some((index, _)) = restless.max_by_key(|(_, resident)| resident.pages) else { return };
         let resident = &mut self.residents[index];
         let (Some(process), Some(seat)) = (&resident.process, &resident.seat) else { return };
-        let (tenant, process) = (Arc::clone(&resident.tenant), process.number());
+        let (space, process) = (Arc::clone(&resident.space), process.number());
         let places = resident.places;
         self.restless = Restless::default();
         // It may have become another program, which is none of this run's business.
         let mut is_ours = |thread| self.proof.is_memory_of(&places, thread);
         match Pause::begin(process, seat.agent_thread(), &mut is_ours, now + PAUSE_STOP_MAX) {
             Ok(pause) => {
-                let has_helped = self.use_pause(&pause, &tenant, excess_pages);
+                let has_helped = self.use_pause(&pause, &space, excess_pages);
                 drop(pause);
                 self.residents[index].respite.was_held(has_helped, Instant::now());
             }
@@ -107,27 +107,27 @@ impl Survey {
 
     /// Whether an agent of its could take pages out, but for its changes.
     fn may_be_paused(&self, resident: &Resident, now: Instant) -> bool {
-        let (tenant, Some(seat)) = (&resident.tenant, &resident.seat) else { return false };
-        let is_changing = || !tenant.lock().unsettled.is_empty() || tenant.memory.is_changing();
+        let (space, Some(seat)) = (&resident.space, &resident.seat) else { return false };
+        let is_changing = || !space.lock().unsettled.is_empty() || space.memory.is_changing();
         resident.respite.is_due(now)
             && resident.process.is_some()
             && seat.state() == AgentState::Running
-            && !tenant.is_gone()
-            && !tenant.is_held()
+            && !space.is_gone()
+            && !space.is_held()
             && is_changing()
     }
 
     /// Takes out what is too much while its threads are held, as long as something leaves. Whether it helped.
-    fn use_pause(&mut self, pause: &Pause, tenant: &Tenant, excess_pages: i64) -> bool {
+    fn use_pause(&mut self, pause: &Pause, space: &AddressSpace, excess_pages: i64) -> bool {
         self.shared.counters.pauses.add(1);
         let (before, deadline) = (pages_out(&self.shared), Instant::now() + PAUSE_MAX);
-        look_until(PAUSE_STOP_MAX, || pause.is_complete() && !tenant.memory.is_changing());
+        look_until(PAUSE_STOP_MAX, || pause.is_complete() && !space.memory.is_changing());
         let is_enough =
-            |shared: &Shared| shared.budget.resident_pages() <= shared.budget.low_pages() || tenant.is_gone();
+            |shared: &Shared| shared.budget.resident_pages() <= shared.budget.low_pages() || space.is_gone();
         let mut step_before = None;
         while !is_enough(&self.shared) && Instant::now() < deadline && step_before != Some(pages_out(&self.shared)) {
             step_before = Some(pages_out(&self.shared));
-            self.register_at_once(tenant);
+            self.register_at_once(space);
             self.shared.call_eviction();
             look_until(PAUSE_STOP_MAX, || is_enough(&self.shared));
         }

@@ -9,7 +9,7 @@ use spillway_stub::protocol::AgentState;
 use spillway_stub::seat::Seat;
 use spillway_sys::pagemap::{Categories, Query};
 
-use crate::address_space::Tenant;
+use crate::address_space::AddressSpace;
 use crate::limits::{BATCH_PAGES, REGISTER_INTERVAL, REGISTER_REST_TIMES};
 use crate::mappings::maps;
 use crate::mappings::maps::Span;
@@ -54,9 +54,9 @@ impl Survey {
     }
 
     /// Of one program, whenever that was done last.
-    pub(super) fn register_at_once(&mut self, tenant: &Tenant) {
+    pub(super) fn register_at_once(&mut self, space: &AddressSpace) {
         let mut residents = std::mem::take(&mut self.residents);
-        for resident in residents.iter_mut().filter(|resident| resident.tenant.id == tenant.id) {
+        for resident in residents.iter_mut().filter(|resident| resident.space.id == space.id) {
             self.look_for_mappings(resident);
         }
         self.residents = residents;
@@ -75,7 +75,7 @@ impl Survey {
         let Some(process) = &resident.process else { return };
         let Ok(text) = process.maps() else { return };
         let mut is_complete = true;
-        let agents = resident.tenant.agents_ranges();
+        let agents = resident.space.agents_ranges();
         let spans =
             pageable(&text, &resident.excluded, agents.into_iter().chain(left_alone(&mut resident.left_alone, &text)));
         resident.prepared.retain(|mapping| spans.iter().any(|span| span.has_whole(mapping)));
@@ -83,11 +83,11 @@ impl Survey {
             // Once a look is enough.
             let mut prepared = Some(&mut resident.prepared);
             for mapping in &span.mappings {
-                is_complete &= self.register_mapping(&resident.tenant, process, mapping, span, &mut prepared);
+                is_complete &= self.register_mapping(&resident.space, process, mapping, span, &mut prepared);
             }
         }
         if is_complete {
-            resident.tenant.lock().page_table.scanned();
+            resident.space.lock().page_table.scanned();
         }
     }
 
@@ -95,20 +95,20 @@ impl Survey {
     /// so are younger than what is found here. False: it is to be tried again.
     fn register_mapping(
         &mut self,
-        tenant: &Tenant,
+        space: &AddressSpace,
         process: &Process,
         range: &Range<u64>,
         span: &Span,
         prepared: &mut Option<&mut HashSet<Range<u64>>>,
     ) -> bool {
-        let mut state = tenant.lock();
-        if state.batch || !self.shared.settle(tenant, &mut state) {
+        let mut state = space.lock();
+        if state.batch || !self.shared.settle(space, &mut state) {
             return false;
         }
         if state.page_table.surveyed.contain(range) && !state.page_table.is_unscanned() {
             return true;
         }
-        let may_be_registered = |part: &Range<u64>| !matches!(tenant.memory.covers(part), Ok(false));
+        let may_be_registered = |part: &Range<u64>| !matches!(space.memory.covers(part), Ok(false));
         state.page_table.forget_strays(range, may_be_registered, &mut self.shared.books());
         let present = Query {
             all_of: Categories::PRESENT,
@@ -125,7 +125,7 @@ impl Survey {
             let Ok(scan) = process.pagemap.scan(start..range.end, query, &mut self.regions) else { return false };
             let regions = &self.regions[..scan.regions];
             if !is_probed && !regions.is_empty() {
-                if !note_if_registered(tenant, &mut state.page_table, span, prepared, range) {
+                if !note_if_registered(space, &mut state.page_table, span, prepared, range) {
                     return false;
                 }
                 is_probed = true;
@@ -171,13 +171,13 @@ fn pageable(maps: &str, own: &[Range<u64>], agents: impl IntoIterator<Item = Ran
 
 /// Registers `range`, and notes it only once that is proved: what is noted is moved, and what is moved without being registered is lost (rule 1).
 fn note_if_registered(
-    tenant: &Tenant,
+    space: &AddressSpace,
     page_table: &mut PageTable,
     span: &Span,
     prepared: &mut Option<&mut HashSet<Range<u64>>>,
     range: &Range<u64>,
 ) -> bool {
-    let is_proved = is_registered(tenant, page_table, span, prepared, range);
+    let is_proved = is_registered(space, page_table, span, prepared, range);
     if is_proved {
         page_table.registered.insert(range.clone());
         page_table.surveyed.insert(range.clone());
@@ -189,19 +189,19 @@ fn note_if_registered(
 /// covers all of `range` (rule 1): what the maps told may have changed since. Nothing becomes registered while the program changes its
 /// mappings, or the end of what was not registered when a change began would be told among those of others.
 fn is_registered(
-    tenant: &Tenant,
+    space: &AddressSpace,
     page_table: &PageTable,
     span: &Span,
     prepared: &mut Option<&mut HashSet<Range<u64>>>,
     range: &Range<u64>,
 ) -> bool {
-    let memory = &tenant.memory;
+    let memory = &space.memory;
     if memory.is_changing() {
         return false;
     }
     if memory.register(span.range.clone()).is_ok() {
         if let Some(prepared) = prepared.take() {
-            prepare(tenant, page_table, span, prepared);
+            prepare(space, page_table, span, prepared);
         }
     } else if memory.register(range.clone()).is_err() {
         return false;
@@ -215,9 +215,9 @@ fn is_registered(
 /// (`find_vma_and_prepare_anon` in mm/userfaultfd.c); without us writes alone would do it. A program that protects a part of a mapping (mprotect(2))
 /// makes three of it: if two of them are prepared apart, the three are never one again, and the program can neither move nor grow
 /// them as one. So mappings are prepared before that, and parts beside protected memory by writes alone.
-fn prepare(tenant: &Tenant, page_table: &PageTable, span: &Span, prepared: &mut HashSet<Range<u64>>) {
+fn prepare(space: &AddressSpace, page_table: &PageTable, span: &Span, prepared: &mut HashSet<Range<u64>>) {
     for whole in span.wholes.iter().filter(|whole| !page_table.surveyed.contain(whole)) {
-        if !prepared.contains(whole) && tenant.memory.covers(whole).is_ok() {
+        if !prepared.contains(whole) && space.memory.covers(whole).is_ok() {
             prepared.insert(whole.clone());
         }
     }
@@ -333,10 +333,10 @@ mod tests {
     /// Looks at [`MAPPING`] once: whether it was taken for registered, and what was asked for that. What is noted must be the same.
     fn look(kernel: Kernel) -> (bool, Asked) {
         let asked = kernel.asked.clone();
-        let tenant = Tenant::new(PageTable::new(SpaceId(1)), Box::new(kernel), None);
+        let space = AddressSpace::new(PageTable::new(SpaceId(1)), Box::new(kernel), None);
         let span = Span { range: SPAN, mappings: vec![MAPPING], wholes: Vec::new() };
-        let mut state = tenant.lock();
-        let is_noted = note_if_registered(&tenant, &mut state.page_table, &span, &mut None, &MAPPING);
+        let mut state = space.lock();
+        let is_noted = note_if_registered(&space, &mut state.page_table, &span, &mut None, &MAPPING);
         let page_table = &state.page_table;
         let noted: Vec<Range<u64>> = page_table.registered.iter().chain(page_table.surveyed.iter()).collect();
         assert_eq!(noted, if is_noted { vec![MAPPING; 2] } else { Vec::new() });

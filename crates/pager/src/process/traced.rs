@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
-use crate::address_space::Tenant;
+use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, Gathered, Gathering};
 use crate::limits::TRACED_LOOK_INTERVAL;
 use crate::page_table::page_indexes::SpaceId;
@@ -64,7 +64,7 @@ impl Survey {
             match held.gathering.look(now, &room_bytes) {
                 Gathered::NotYet => {}
                 Gathered::All => {
-                    held.is_settled = held.gathering.tenants().all(|tenant| unprotect(&self.shared, tenant));
+                    held.is_settled = held.gathering.spaces().all(|space| unprotect(&self.shared, space));
                 }
                 Gathered::Never(reason) => {
                     held.is_settled = true;
@@ -85,10 +85,10 @@ impl Survey {
             let Some(stop) = seen.and_then(|status| stop_of(&status)).filter(|stop| stop.tracer != own) else {
                 continue;
             };
-            let id = resident.tenant.id;
+            let id = resident.space.id;
             self.traced.stopped.insert(id, stop);
             if before.get(&id) == Some(&stop) && !self.traced.held.contains_key(&id) {
-                let held = self.hold_for(&resident.tenant, process.number(), stop.tracer, now);
+                let held = self.hold_for(&resident.space, process.number(), stop.tracer, now);
                 self.traced.held.insert(id, held);
             }
         }
@@ -96,22 +96,22 @@ impl Survey {
         self.traced.held.retain(|id, _| stopped.contains_key(id));
     }
 
-    fn hold_for(&self, tenant: &Arc<Tenant>, process: u32, tracer: u32, now: Instant) -> Held {
+    fn hold_for(&self, space: &Arc<AddressSpace>, process: u32, tracer: u32, now: Instant) -> Held {
         self.shared.fail(format!(
             "process {process} is stopped by process {tracer}, a debugger: its memory comes back so that it can be read, beyond the budget if need be, and leaves when the program goes on"
         ));
-        Held { gathering: Gathering::begin(&self.shared, vec![Arc::clone(tenant)], &ALL, now), is_settled: false }
+        Held { gathering: Gathering::begin(&self.shared, vec![Arc::clone(space)], &ALL, now), is_settled: false }
     }
 }
 
 /// Takes the write protection away from all pages that are there: a debugger's write cannot wait either. False: the program changes its mappings.
-fn unprotect(shared: &Shared, tenant: &Tenant) -> bool {
-    let mut state = tenant.lock();
-    if !shared.settle(tenant, &mut state) {
+fn unprotect(shared: &Shared, space: &AddressSpace) -> bool {
+    let mut state = space.lock();
+    if !shared.settle(space, &mut state) {
         return false;
     }
     for address in state.page_table.clean(&ALL) {
-        if tenant.memory.unprotect(address..address + PAGE_SIZE_BYTES as u64).is_ok() {
+        if space.memory.unprotect(address..address + PAGE_SIZE_BYTES as u64).is_ok() {
             state.page_table.written(address, &mut shared.books());
         }
     }

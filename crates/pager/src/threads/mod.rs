@@ -21,7 +21,7 @@ use spillway_block::wakefulness::Wakefulness;
 use spillway_sys::epoll::{Epoll, Interest};
 use spillway_sys::paging_safety::give_up_real_time;
 
-use crate::address_space::Tenant;
+use crate::address_space::AddressSpace;
 use crate::evict::Eviction;
 use crate::fault::Faults;
 use crate::fault::messages::Messages;
@@ -65,7 +65,7 @@ const BELL: u64 = u64::MAX;
 /// Who is served by the fault thread, each under its number in the set of descriptors that it waits for ([`Shared::served`]).
 struct Served<'a> {
     set: &'a Epoll,
-    tenants: HashMap<u32, (Arc<Tenant>, bool)>,
+    spaces: HashMap<u32, (Arc<AddressSpace>, bool)>,
     ready: Vec<u32>,
     /// Who had something to tell last, or got a page that was read for it, and was not asked again in vain since.
     last: Option<u32>,
@@ -76,22 +76,22 @@ impl<'a> Served<'a> {
     fn new(shared: &'a Shared) -> io::Result<Self> {
         let set = &shared.served;
         set.add(&shared.faults, BELL, Interest::Readable)?;
-        Ok(Self { set, tenants: HashMap::with_capacity(64), ready: Vec::with_capacity(64), last: None, guesses: 0 })
+        Ok(Self { set, spaces: HashMap::with_capacity(64), ready: Vec::with_capacity(64), last: None, guesses: 0 })
     }
 
     /// Takes in who came, leaves out who went, and listens again to those whose batch has ended.
     fn follow(&mut self, shared: &Shared) -> io::Result<()> {
-        let current = shared.tenants();
-        for tenant in &current {
-            let number = tenant.id.0;
-            let listens = || tenant.is_listened_to.load(Ordering::SeqCst);
-            let (_, listens) = self.tenants.entry(number).or_insert_with(|| (Arc::clone(tenant), listens()));
+        let current = shared.spaces();
+        for space in &current {
+            let number = space.id.0;
+            let listens = || space.is_listened_to.load(Ordering::SeqCst);
+            let (_, listens) = self.spaces.entry(number).or_insert_with(|| (Arc::clone(space), listens()));
             if *listens {
                 continue;
             }
-            let mut state = tenant.lock_for_faults();
+            let mut state = space.lock_for_faults();
             if state.may_read() {
-                self.set.add(tenant.memory.event(), number.into(), Interest::Readable)?;
+                self.set.add(space.memory.event(), number.into(), Interest::Readable)?;
                 *listens = true;
                 // Served once even if the message that it waited with is answered meanwhile, or it would count as waiting for ever.
                 self.ready.push(number);
@@ -100,8 +100,8 @@ impl<'a> Served<'a> {
                 state.is_awaited |= state.batch;
             }
         }
-        if self.tenants.len() > current.len() {
-            self.tenants.retain(|number, _| current.iter().any(|tenant| tenant.id == SpaceId(*number)));
+        if self.spaces.len() > current.len() {
+            self.spaces.retain(|number, _| current.iter().any(|space| space.id == SpaceId(*number)));
         }
         Ok(())
     }
@@ -115,9 +115,9 @@ impl<'a> Served<'a> {
 
     /// Asks the one who had something to tell last, or goes on since, without a look at who has. Whether that was right.
     fn guess(&mut self, messages: &mut Messages, faults: &mut Faults, now: Instant) -> bool {
-        let asked = self.last.filter(|_| self.guesses < GUESSES_MAX).and_then(|number| self.tenants.get(&number));
+        let asked = self.last.filter(|_| self.guesses < GUESSES_MAX).and_then(|number| self.spaces.get(&number));
         let is_right =
-            asked.is_some_and(|(tenant, listens)| *listens && !tenant.is_gone() && messages.guess(tenant, faults, now));
+            asked.is_some_and(|(space, listens)| *listens && !space.is_gone() && messages.guess(space, faults, now));
         if is_right && messages.was_alone() {
             self.guesses += 1;
         } else {
@@ -141,18 +141,18 @@ impl<'a> Served<'a> {
             }
             self.look(Duration::ZERO)?;
         }
-        if self.ready.iter().any(|number| !self.tenants.contains_key(number)) {
+        if self.ready.iter().any(|number| !self.spaces.contains_key(number)) {
             // Somebody came quietly.
             self.follow(shared)?;
         }
         let count = self.ready.len();
         for number in self.ready.drain(..) {
             // One that has waited is in the list twice, if its messages are still there.
-            let Some((tenant, listens)) = self.tenants.get_mut(&number).filter(|(_, listens)| *listens) else {
+            let Some((space, listens)) = self.spaces.get_mut(&number).filter(|(_, listens)| *listens) else {
                 continue;
             };
-            if tenant.is_gone() || !messages.serve(tenant, faults, Instant::now()) {
-                self.set.remove(tenant.memory.event())?;
+            if space.is_gone() || !messages.serve(space, faults, Instant::now()) {
+                self.set.remove(space.memory.event())?;
                 *listens = false;
             } else {
                 // Of many that come at once others wait long enough.

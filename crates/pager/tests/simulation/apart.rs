@@ -28,9 +28,9 @@ fn world_of(agent: Pid) -> World {
     let mut world = World::new(10_000);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.shared.budget.set_bytes(200 * PAGE);
-    let tenant = &world.programs[0].tenant;
-    tenant.process.store(std::process::id(), Ordering::Relaxed);
-    tenant.agent_thread.store(agent.as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
+    let space = &world.programs[0].space;
+    space.process.store(std::process::id(), Ordering::Relaxed);
+    space.agent_thread.store(agent.as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
     world.programs[0].memory.lock().shares_cpu = true;
     world
 }

@@ -25,8 +25,8 @@ fn faults_meet_a_change(mapped_quarters: u64, is_told: bool) {
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.settle();
     world.shared.budget.set_resident(10);
-    let (tenant, memory) = (Arc::clone(&world.programs[0].tenant), world.programs[0].memory.clone());
-    let missing = tenant.lock().page_table.away(&ALL)[..limits::MESSAGES_MAX - 1].to_vec();
+    let (space, memory) = (Arc::clone(&world.programs[0].space), world.programs[0].memory.clone());
+    let missing = space.lock().page_table.away(&ALL)[..limits::MESSAGES_MAX - 1].to_vec();
     assert!(missing.len() > limits::FAULT_READS_MAX, "more than are answered at one look");
     memory.lock().agains = u32::MAX;
     memory.lock().events.extend(is_told.then(|| Event::Remove(address(PAGES)..address(PAGES + 1))));
@@ -39,7 +39,7 @@ fn faults_meet_a_change(mapped_quarters: u64, is_told: bool) {
         assert!(all <= missing.len() as u64, "look {look}: {all} questions for {} faults", missing.len());
         all
     };
-    assert!(world.serve(&tenant));
+    assert!(world.serve(&space));
     asked(0);
     let mut all = 0;
     for look in 1..40 {
@@ -100,13 +100,13 @@ fn the_agents_own_faults_do_not_wait_for_the_budget() {
         world.map_quarters(mapped_quarters);
         (0..PAGES).for_each(|page| world.touch(0, page, true));
         world.settle();
-        let (tenant, memory) = (Arc::clone(&world.programs[0].tenant), world.programs[0].memory.clone());
-        tenant.agent_thread.store(AGENT, Ordering::Relaxed);
-        let away = tenant.lock().page_table.away(&ALL);
+        let (space, memory) = (Arc::clone(&world.programs[0].space), world.programs[0].memory.clone());
+        space.agent_thread.store(AGENT, Ordering::Relaxed);
+        let away = space.lock().page_table.away(&ALL);
         let [others, agents] = [away[0], away[away.len() / 2]];
         world.shared.budget.set_resident(world.shared.budget.limit_pages());
         memory.lock().events.extend([missed(others, 1), missed(agents, AGENT)]);
-        assert!(world.serve(&tenant));
+        assert!(world.serve(&space));
         // Nothing leaves meanwhile.
         (0..20).for_each(|_| world.poll(0));
         assert!(memory.lock().resident.contains_key(&agents), "the agent waits for the budget");

@@ -10,12 +10,12 @@ const PLENTY: u64 = 1 << 40;
 
 impl World {
     fn gathering(&self, program: usize) -> Gathering {
-        Gathering::begin(&self.shared, vec![Arc::clone(&self.programs[program].tenant)], &ALL, self.now)
+        Gathering::begin(&self.shared, vec![Arc::clone(&self.programs[program].space)], &ALL, self.now)
     }
 
     /// Two forks at once, of which the first was granted all the room that there is; and how much that is.
     fn two_with_room_for_one(&self) -> (Gathering, Gathering, u64) {
-        let away = self.programs[0].tenant.lock().page_table.away(&ALL).len();
+        let away = self.programs[0].space.lock().page_table.away(&ALL).len();
         let room_bytes = limits::FORK_RESERVE_BYTES + (away * PAGE_SIZE_BYTES) as u64;
         let [mut first, mut second] = [self.gathering(0), self.gathering(0)];
         assert_eq!(first.look(self.now, &|_| room_bytes), Gathered::NotYet);
@@ -88,11 +88,11 @@ fn a_batch_that_is_under_way_ends_before_a_fork() {
     (0..95).for_each(|page| world.touch(0, page, true));
     world.shared.budget.set_resident(96);
     world.turn();
-    assert!(world.programs[0].tenant.lock().batch);
+    assert!(world.programs[0].space.lock().batch);
     let mut gathering = world.gathering(0);
     assert_eq!(gathering.look(world.now, &|_| PLENTY), Gathered::NotYet);
     assert_eq!(world.gather(&mut gathering, PLENTY), Gathered::All);
-    assert!(!world.programs[0].tenant.lock().batch);
+    assert!(!world.programs[0].space.lock().batch);
     world.check_unpaged_child(0);
     drop(gathering);
     world.end();
@@ -125,7 +125,7 @@ fn a_fork_without_room_for_its_pages_is_refused_and_changes_nothing() {
 #[test]
 fn the_tightest_room_of_whoever_forks_decides() {
     let world = paged_world();
-    world.programs[0].tenant.process.store(7, Ordering::SeqCst);
+    world.programs[0].space.process.store(7, Ordering::SeqCst);
     let mut gathering = world.gathering(0);
     let room = |process| if process == 7 { limits::FORK_RESERVE_BYTES } else { PLENTY };
     assert!(matches!(gathering.look(world.now, &room), Gathered::Never(_)));
@@ -137,7 +137,7 @@ fn the_tightest_room_of_whoever_forks_decides() {
 #[test]
 fn a_fork_waits_for_room_that_another_was_granted() {
     let mut world = paged_world();
-    let away = world.programs[0].tenant.lock().page_table.away(&ALL).len();
+    let away = world.programs[0].space.lock().page_table.away(&ALL).len();
     let (first, mut second, room_bytes) = world.two_with_room_for_one();
     assert_eq!(world.shared.take_wanted().len(), limits::FORK_PAGES_ASKED_MAX.min(away), "one of them asks for pages");
     // The first ends, and room may come for a while.
@@ -174,7 +174,7 @@ fn a_fork_whose_pages_cannot_be_read_is_refused_and_nobody_else_is_harmed() {
     assert!(matches!(&end, Gathered::Never(reason) if reason.contains("cannot be read")), "{end:?}");
     drop(gathering);
     assert!(world.programs[0].memory.lock().poisoned.is_empty(), "nobody touched a page");
-    assert!(world.programs[0].tenant.unread.load(Ordering::SeqCst) > 0);
+    assert!(world.programs[0].space.unread.load(Ordering::SeqCst) > 0);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_fork_that_makes_no_progress_is_refused() {
 fn who_ended_needs_no_pages() {
     let world = paged_world();
     let mut gathering = world.gathering(0);
-    world.programs[0].tenant.is_gone.store(true, Ordering::SeqCst);
+    world.programs[0].space.is_gone.store(true, Ordering::SeqCst);
     assert_eq!(gathering.look(world.now, &|_| 0), Gathered::All);
 }
 

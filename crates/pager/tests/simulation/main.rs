@@ -28,7 +28,7 @@ use rustix::thread::sched_getcpu;
 use spillway_block::request::BlockRequest;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_pager::address_space::{Tenant, Wanted};
+use spillway_pager::address_space::{AddressSpace, Wanted};
 use spillway_pager::budget::Budget;
 use spillway_pager::evict::Eviction;
 use spillway_pager::fault::Faults;
@@ -300,7 +300,7 @@ fn roll(dice: &mut u64) -> u64 {
 /// A program as the test plays it.
 struct Program {
     memory: Simulated,
-    tenant: Arc<Tenant>,
+    space: Arc<AddressSpace>,
     truth: BTreeMap<u64, u64>,
 }
 
@@ -353,7 +353,7 @@ impl World {
             POOL_SLOTS,
             now,
         );
-        let wiped = Box::new(|_: &Tenant| Ranges::default());
+        let wiped = Box::new(|_: &AddressSpace| Ranges::default());
         let messages = Messages::new(Arc::clone(&shared), wiped, now);
         let mut world = Self {
             shared,
@@ -381,10 +381,10 @@ impl World {
     }
 
     fn admit(&mut self, page_table: PageTable, memory: Simulated, truth: BTreeMap<u64, u64>) {
-        let tenant = Arc::new(Tenant::new(page_table, Box::new(memory.clone()), None));
-        *lock(&tenant.agent) = Some(Box::new(memory.clone()));
-        self.shared.admit(Arc::clone(&tenant));
-        self.programs.push(Program { memory, tenant, truth });
+        let space = Arc::new(AddressSpace::new(page_table, Box::new(memory.clone()), None));
+        *lock(&space.agent) = Some(Box::new(memory.clone()));
+        self.shared.admit(Arc::clone(&space));
+        self.programs.push(Program { memory, space, truth });
     }
 
     /// What the kernel counts.
@@ -395,11 +395,11 @@ impl World {
     /// The pager's threads run for a moment; agents too.
     fn run(&mut self) {
         for program in 0..self.programs.len() {
-            let tenant = Arc::clone(&self.programs[program].tenant);
+            let space = Arc::clone(&self.programs[program].space);
             // Who had something to tell is asked first, whether there is something or not.
             let guesses = self.guesses && self.dice >> 63 == 0;
-            if !(guesses && self.messages.guess(&tenant, &mut self.faults[0], self.now)) {
-                self.serve(&tenant);
+            if !(guesses && self.messages.guess(&space, &mut self.faults[0], self.now)) {
+                self.serve(&space);
             }
             // What was announced goes, now that it was read.
             let mut memory = self.programs[program].memory.lock();
@@ -423,8 +423,8 @@ impl World {
     }
 
     /// The first fault thread reads what a program has to tell.
-    fn serve(&mut self, tenant: &Arc<Tenant>) -> bool {
-        self.messages.serve(tenant, &mut self.faults[0], self.now)
+    fn serve(&mut self, space: &Arc<AddressSpace>) -> bool {
+        self.messages.serve(space, &mut self.faults[0], self.now)
     }
 
     fn fetch_wanted(&mut self) {
@@ -494,7 +494,7 @@ impl World {
 
     /// Many threads of the program miss pages at once, twice one right after the other, and go on.
     fn crowd(&mut self, program: usize, page: u64, pages: u64, is_write: bool) {
-        let tenant = Arc::clone(&self.programs[program].tenant);
+        let space = Arc::clone(&self.programs[program].space);
         for part in [page..page + pages / 2, page + pages / 2..page + pages] {
             let mut memory = self.programs[program].memory.lock();
             let (page_table, missing) = (part.clone(), |page: &u64| !memory.resident.contains_key(&address(*page)));
@@ -504,7 +504,7 @@ impl World {
                 Event::Fault(Fault { address: address(page), is_write, is_write_protected: false, thread })
             }));
             drop(memory);
-            self.serve(&tenant);
+            self.serve(&space);
         }
         (page..page + pages).for_each(|page| self.touch(program, page, is_write));
     }
@@ -563,9 +563,9 @@ impl World {
             return;
         }
         let range = address(to)..address(to + pages);
-        let tenant = Arc::clone(&self.programs[program].tenant);
-        let mut state = tenant.lock();
-        if !self.shared.settle(&tenant, &mut state) {
+        let space = Arc::clone(&self.programs[program].space);
+        let mut state = space.lock();
+        if !self.shared.settle(&space, &mut state) {
             // Nor does the survey register anything while changes are not settled.
             return;
         }
@@ -612,21 +612,21 @@ impl World {
         child.lock().resident = one.memory.lock().resident.clone();
         let truth = one.truth.clone();
         one.memory.lock().events.push_back(Event::Fork(Box::new(child.clone())));
-        let before = self.shared.tenants().len();
+        let before = self.shared.spaces().len();
         self.await_events(program);
         self.settle();
-        let tenants = self.shared.tenants();
-        assert_eq!(tenants.len(), before + 1);
-        let tenant = Arc::clone(tenants.last().unwrap());
-        *lock(&tenant.agent) = Some(Box::new(child.clone()));
+        let spaces = self.shared.spaces();
+        assert_eq!(spaces.len(), before + 1);
+        let space = Arc::clone(spaces.last().unwrap());
+        *lock(&space.agent) = Some(Box::new(child.clone()));
         {
-            let mut state = tenant.lock();
+            let mut state = space.lock();
             let resident: Vec<u64> = child.lock().resident.keys().copied().collect();
             resident.iter().for_each(|address| state.page_table.found(*address, &mut self.shared.books()));
             state.page_table.scanned();
         }
         self.shared.budget.set_resident(self.count());
-        self.programs.push(Program { memory: child, tenant, truth });
+        self.programs.push(Program { memory: child, space, truth });
     }
 
     /// Whoever changes mappings waits until that was read.
@@ -658,7 +658,7 @@ impl World {
         }
         self.settle();
         for program in std::mem::take(&mut self.programs) {
-            self.shared.dismiss(&program.tenant);
+            self.shared.dismiss(&program.space);
         }
         // A discard has the slots that it is about for a turn, the last one too.
         let is_in_use = |world: &Self| world.shared.books().slots.in_use() > 0;

@@ -98,7 +98,7 @@ fn only_pages_from_elsewhere_that_a_thread_waits_for_are_demands() {
     world.touch(0, staged, false);
     assert_eq!(world.shared.crew.take_demands(), 0, "it was in the pool");
     let far = (0..PAGES).filter(|page| gone(&world, page)).step_by(40).take(2).collect::<Vec<u64>>();
-    let space = world.programs[0].tenant.id;
+    let space = world.programs[0].space.id;
     world.shared.want([Wanted { space, address: address(far[0]), is_writable: false }]);
     world.fetch_wanted();
     let comes = (0..10_000).any(|_| {
@@ -130,7 +130,7 @@ fn nobody_waits_when_nothing_can_leave() {
 fn pages_that_a_fork_shared_leave_after_the_agent_made_them_the_programs_own() {
     // Rule 2.
     let mut world = World::new(96);
-    world.programs[0].tenant.has_forked.store(true, std::sync::atomic::Ordering::Relaxed);
+    world.programs[0].space.has_forked.store(true, std::sync::atomic::Ordering::Relaxed);
     (0..80).for_each(|page| world.touch(0, page, true));
     world.programs[0].memory.lock().pinned = (0..80).map(address).collect();
     (80..PAGES).for_each(|page| world.touch(0, page, true));
@@ -145,10 +145,10 @@ fn a_program_whose_agent_ends_in_the_middle_of_a_batch_is_not_served_any_more() 
     (0..95).for_each(|page| world.touch(0, page, true));
     world.shared.budget.set_resident(96);
     world.turn();
-    assert!(world.programs[0].tenant.lock().batch);
+    assert!(world.programs[0].space.lock().batch);
     world.programs[0].memory.lock().is_broken = true;
     world.turn();
-    assert!(world.programs[0].tenant.is_gone());
+    assert!(world.programs[0].space.is_gone());
     assert!(world.shared.failures()[0].contains("killed"), "{:?}", world.shared.failures());
 }
 
@@ -158,7 +158,7 @@ fn nobody_waits_for_the_agent_of_a_program_that_was_stopped() {
     (0..95).for_each(|page| world.touch(0, page, true));
     world.shared.budget.set_resident(96);
     world.turn();
-    assert!(world.programs[0].tenant.lock().batch && world.shared.budget.holds_back());
+    assert!(world.programs[0].space.lock().batch && world.shared.budget.holds_back());
     world.now += limits::BATCH_PATIENCE;
     world.turn();
     assert!(!world.shared.budget.holds_back());
@@ -172,7 +172,7 @@ fn kept_pages_never_leave() {
     // Rule 4.
     let mut world = World::new(96);
     let kept: Vec<u64> = [3, 17, 200].map(address).to_vec();
-    *lock(&world.programs[0].tenant.kept_pages) = kept.clone();
+    *lock(&world.programs[0].space.kept_pages) = kept.clone();
     for page in 0..PAGES {
         world.touch(0, page, true);
         let memory = world.programs[0].memory.lock();
@@ -188,20 +188,20 @@ fn nothing_is_read_from_a_program_while_its_batch_is_under_way() {
     (0..95).for_each(|page| world.touch(0, page, true));
     world.shared.budget.set_resident(96);
     world.turn();
-    let tenant = Arc::clone(&world.programs[0].tenant);
-    assert!(tenant.lock().batch);
+    let space = Arc::clone(&world.programs[0].space);
+    assert!(space.lock().batch);
     world.programs[0].memory.lock().events.push_back(Event::Unmap(address(0)..address(4)));
-    assert!(!world.messages.guess(&tenant, &mut world.faults[0], world.now) && !tenant.lock().is_awaited);
-    assert!(!world.serve(&tenant), "not before the batch has ended");
+    assert!(!world.messages.guess(&space, &mut world.faults[0], world.now) && !space.lock().is_awaited);
+    assert!(!world.serve(&space), "not before the batch has ended");
     assert_eq!(world.programs[0].memory.lock().events.len(), 1);
-    assert!(tenant.lock().is_awaited && !world.has_put_off());
+    assert!(space.lock().is_awaited && !world.has_put_off());
     world.shared.faults.clear();
-    while tenant.lock().batch {
+    while space.lock().batch {
         world.programs[0].memory.step();
         world.turn();
     }
     assert!(world.shared.faults.clear(), "its end is signalled");
-    assert!(world.serve(&tenant));
+    assert!(world.serve(&space));
     world.programs[0].memory.lock().resident.retain(|at, _| *at >= address(4));
     world.programs[0].truth.retain(|at, _| *at >= address(4));
     world.end();
@@ -277,73 +277,73 @@ fn a_child_of_a_program_that_ends_before_it_goes_on_is_served() {
     let memory = &world.programs[0].memory;
     memory.lock().events.push_back(Event::Fork(Box::new(child)));
     memory.lock().agains = u32::MAX;
-    world.serve(&Arc::clone(&world.programs[0].tenant));
-    assert_eq!(world.shared.tenants().len(), 1, "the fork is not settled");
-    world.shared.dismiss(&world.programs[0].tenant);
-    assert_eq!(world.shared.tenants().len(), 1);
-    assert_eq!(world.shared.tenants()[0].parent, Some(world.programs[0].tenant.id));
+    world.serve(&Arc::clone(&world.programs[0].space));
+    assert_eq!(world.shared.spaces().len(), 1, "the fork is not settled");
+    world.shared.dismiss(&world.programs[0].space);
+    assert_eq!(world.shared.spaces().len(), 1);
+    assert_eq!(world.shared.spaces()[0].parent, Some(world.programs[0].space.id));
 }
 
 /// A program at rest, beyond its budget, whose agent is done with a batch that left half of the pool free.
-fn world_after_a_batch() -> (World, Arc<Tenant>, u64) {
+fn world_after_a_batch() -> (World, Arc<AddressSpace>, u64) {
     let mut world = World::new(10_000);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.shared.budget.set_bytes(280 * PAGE);
     world.shared.budget.set_resident(world.count());
     world.turn();
-    let (memory, tenant) = (world.programs[0].memory.clone(), Arc::clone(&world.programs[0].tenant));
+    let (memory, space) = (world.programs[0].memory.clone(), Arc::clone(&world.programs[0].space));
     let pages = memory.lock().batches[0].len() as u64;
     (0..pages).for_each(|_| memory.step());
     world.shared.budget.set_resident(world.count() + 200);
-    (world, tenant, pages)
+    (world, space, pages)
 }
 
-fn away(tenant: &Tenant) -> u64 {
-    let state = tenant.lock();
+fn away(space: &AddressSpace) -> u64 {
+    let state = space.lock();
     (0..PAGES).filter(|page| state.page_table.is_away(address(*page))).count() as u64
 }
 
 #[test]
 fn an_agent_has_its_next_batch_when_the_table_hears_of_the_last() {
-    let (mut world, tenant, pages) = world_after_a_batch();
-    assert_eq!(away(&tenant), 0);
+    let (mut world, space, pages) = world_after_a_batch();
+    assert_eq!(away(&space), 0);
     world.turn();
-    assert_eq!(away(&tenant), pages);
+    assert_eq!(away(&space), pages);
     assert!(!world.programs[0].memory.lock().batches.is_empty(), "the agent works on");
-    assert!(tenant.lock().batch, "and messages stay unread");
+    assert!(space.lock().batch, "and messages stay unread");
     world.settle();
     world.end();
 }
 
 #[test]
 fn a_fault_that_waits_for_a_batch_comes_before_the_next_one() {
-    let (mut world, tenant, pages) = world_after_a_batch();
-    assert!(!world.serve(&tenant));
+    let (mut world, space, pages) = world_after_a_batch();
+    assert!(!world.serve(&space));
     world.turn();
-    assert_eq!(away(&tenant), pages);
-    assert!(!tenant.lock().batch && world.programs[0].memory.lock().batches.is_empty());
-    assert!(world.serve(&tenant));
+    assert_eq!(away(&space), pages);
+    assert!(!space.lock().batch && world.programs[0].memory.lock().batches.is_empty());
+    assert!(world.serve(&space));
     world.turn();
-    assert!(tenant.lock().batch, "then it goes on");
+    assert!(space.lock().batch, "then it goes on");
     world.settle();
     world.end();
 }
 
 #[test]
 fn an_agent_has_two_batches_only_while_no_fault_waits_for_them() {
-    let (mut world, tenant, _) = world_after_a_batch();
+    let (mut world, space, _) = world_after_a_batch();
     let memory = world.programs[0].memory.clone();
     (0..3).for_each(|_| world.turn());
     assert_eq!(memory.lock().batches.len(), 2, "nothing disturbed the first one");
-    assert!(!world.serve(&tenant), "a fault comes");
+    assert!(!world.serve(&space), "a fault comes");
     let pages: usize = memory.lock().batches.iter().map(Vec::len).sum();
     for _ in 0..pages {
-        assert!(tenant.lock().batch, "rule 14 holds until both have ended");
+        assert!(space.lock().batch, "rule 14 holds until both have ended");
         memory.step();
         world.turn();
     }
-    assert!(!tenant.lock().batch && memory.lock().batches.is_empty(), "and no other one begins");
-    assert!(world.serve(&tenant));
+    assert!(!space.lock().batch && memory.lock().batches.is_empty(), "and no other one begins");
+    assert!(world.serve(&space));
     (0..3).for_each(|_| world.turn());
     assert_eq!(memory.lock().batches.len(), 1, "the next fault may come as soon");
     world.settle();
@@ -389,8 +389,8 @@ fn what_comes_along_waits_for_room() {
     let first = (0..PAGES - 3).find(|page| (*page..page + 3).all(|page| !is_there(&world, page))).unwrap();
     world.shared.budget.set_resident(world.shared.budget.limit_pages() - 2);
     (first..first + 2).for_each(|page| world.programs[0].memory.lock().events.push_back(fault_at(page)));
-    let tenant = Arc::clone(&world.programs[0].tenant);
-    world.serve(&tenant);
+    let space = Arc::clone(&world.programs[0].space);
+    world.serve(&space);
     (0..3).for_each(|_| world.poll(0));
     assert!(is_there(&world, first + 1) && !is_there(&world, first + 2), "what was waited for is there");
     assert!(world.has_put_off());
@@ -402,19 +402,19 @@ fn what_comes_along_waits_for_room() {
 }
 
 /// A batch under way, more to leave after it, and a page that is away and that nobody has asked for.
-fn with_batch_under_way() -> (World, Arc<Tenant>, u64) {
+fn with_batch_under_way() -> (World, Arc<AddressSpace>, u64) {
     let mut world = World::new(200);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.settle();
-    let tenant = Arc::clone(&world.programs[0].tenant);
-    let away = tenant.lock().page_table.away(&ALL)[0];
+    let space = Arc::clone(&world.programs[0].space);
+    let away = space.lock().page_table.away(&ALL)[0];
     let has_begun = (0..1000).any(|_| {
         exceed(&world);
         world.turn();
-        tenant.lock().batch
+        space.lock().batch
     });
     assert!(has_begun);
-    (world, tenant, away)
+    (world, space, away)
 }
 
 /// There is always something to leave, and no fault has to wait for that.
@@ -424,13 +424,13 @@ fn exceed(world: &World) {
 
 #[test]
 fn a_fault_that_was_put_off_is_answered_between_two_batches() {
-    let (mut world, tenant, away) = with_batch_under_way();
-    world.shared.want([Wanted { space: tenant.id, address: away, is_writable: false }]);
+    let (mut world, space, away) = with_batch_under_way();
+    world.shared.want([Wanted { space: space.id, address: away, is_writable: false }]);
     world.fetch_wanted();
     world.poll(0);
-    assert!(tenant.lock().is_hurried && world.has_put_off());
+    assert!(space.lock().is_hurried && world.has_put_off());
     world.shared.faults.clear();
-    while tenant.lock().batch {
+    while space.lock().batch {
         assert!(!world.shared.faults.clear(), "not before the batch has ended");
         exceed(&world);
         world.programs[0].memory.step();
@@ -441,12 +441,12 @@ fn a_fault_that_was_put_off_is_answered_between_two_batches() {
         exceed(&world);
         world.eviction.turn(world.now);
     });
-    assert!(!tenant.lock().batch && !tenant.lock().is_hurried, "the next one waits");
+    assert!(!space.lock().batch && !space.lock().is_hurried, "the next one waits");
     world.poll(0);
-    assert!(!tenant.lock().page_table.away(&ALL).contains(&away));
+    assert!(!space.lock().page_table.away(&ALL).contains(&away));
     exceed(&world);
     world.eviction.turn(world.now + limits::HURRY_PAUSE);
-    assert!(tenant.lock().batch, "and not for long");
+    assert!(space.lock().batch, "and not for long");
     world.shared.budget.set_resident(world.count());
     world.settle();
     world.end();
@@ -454,16 +454,16 @@ fn a_fault_that_was_put_off_is_answered_between_two_batches() {
 
 #[test]
 fn pages_that_leave_ring_for_a_fault_that_waits_for_room() {
-    let (mut world, tenant, away) = with_batch_under_way();
+    let (mut world, space, away) = with_batch_under_way();
     let end = |world: &mut World| {
-        while tenant.lock().batch {
+        while space.lock().batch {
             world.programs[0].memory.step();
             world.eviction.turn(world.now);
         }
         world.shared.faults.clear()
     };
     world.shared.budget.set_resident(world.shared.budget.limit_pages());
-    world.shared.want([Wanted { space: tenant.id, address: away, is_writable: false }]);
+    world.shared.want([Wanted { space: space.id, address: away, is_writable: false }]);
     world.fetch_wanted();
     // The first look finds the batch; while it is there, room is not asked for.
     world.poll(0);
@@ -472,9 +472,9 @@ fn pages_that_leave_ring_for_a_fault_that_waits_for_room() {
     world.poll(0);
     assert!(world.has_put_off(), "there is no room");
     world.eviction.turn(world.now + limits::HURRY_PAUSE);
-    assert!(tenant.lock().batch && end(&mut world), "what leaves rings");
+    assert!(space.lock().batch && end(&mut world), "what leaves rings");
     world.poll(0);
-    assert!(!world.has_put_off() && !tenant.lock().page_table.away(&ALL).contains(&away));
+    assert!(!world.has_put_off() && !space.lock().page_table.away(&ALL).contains(&away));
     world.eviction.turn(world.now + limits::HURRY_PAUSE);
     assert!(!end(&mut world), "nobody waits any more");
     world.shared.budget.set_resident(world.count());
@@ -516,14 +516,14 @@ fn what_comes_along_is_counted_before_the_next_page_asks() {
     world.map_quarters(4);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.settle();
-    let tenant = Arc::clone(&world.programs[0].tenant);
+    let space = Arc::clone(&world.programs[0].space);
     let is_there = |world: &World, page: &u64| world.programs[0].memory.lock().resident.contains_key(&address(*page));
     let miss = |world: &mut World, pages: &[(u32, u64)]| {
         let fault = |(thread, page): &(u32, u64)| {
             Event::Fault(Fault { address: address(*page), is_write: false, is_write_protected: false, thread: *thread })
         };
         world.programs[0].memory.lock().events.extend(pages.iter().map(fault));
-        assert!(world.serve(&tenant));
+        assert!(world.serve(&space));
         world.poll(0);
     };
     let streams = [0, 24, 48, 72];
@@ -557,9 +557,9 @@ fn pages_that_nobody_waits_for_come_a_few_at_a_time() {
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.settle();
     world.shared.budget.set_resident(10);
-    let tenant = Arc::clone(&world.programs[0].tenant);
-    let away = tenant.lock().page_table.away(&ALL);
-    let wanted = away.iter().map(|address| Wanted { space: tenant.id, address: *address, is_writable: false });
+    let space = Arc::clone(&world.programs[0].space);
+    let away = space.lock().page_table.away(&ALL);
+    let wanted = away.iter().map(|address| Wanted { space: space.id, address: *address, is_writable: false });
     world.shared.want(wanted);
     world.fetch_wanted();
     let mut left = away.len();
@@ -567,7 +567,7 @@ fn pages_that_nobody_waits_for_come_a_few_at_a_time() {
     while left > 0 {
         assert!(world.has_put_off());
         let waiting = world.faults[0].poll(world.now);
-        let now_left = tenant.lock().page_table.away(&ALL).len();
+        let now_left = space.lock().page_table.away(&ALL).len();
         assert!(now_left < left && left - now_left <= limits::FAULT_READS_MAX, "{left}, then {now_left}");
         assert_eq!(waiting == Waiting::Poll, now_left > 0, "the next few come at once");
         left = now_left;
@@ -583,19 +583,19 @@ fn who_gets_a_page_that_was_read_for_it_is_known_once() {
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.settle();
     world.shared.budget.set_resident(10);
-    let tenant = Arc::clone(&world.programs[0].tenant);
+    let space = Arc::clone(&world.programs[0].space);
     let mut reads = 0;
     for page in 0..PAGES {
         if world.programs[0].memory.lock().resident.contains_key(&address(page)) {
             continue;
         }
         world.programs[0].memory.lock().events.push_back(fault_at(page));
-        assert!(world.serve(&tenant));
+        assert!(world.serve(&space));
         // Others are staged.
         let has_begun = world.faults[0].is_awaited();
         (0..100).for_each(|_| _ = world.faults[0].poll(world.now));
         assert!(!world.faults[0].is_awaited(), "page {page} is there");
-        assert_eq!(world.faults[0].take_filled(), has_begun.then_some(tenant.id), "page {page}");
+        assert_eq!(world.faults[0].take_filled(), has_begun.then_some(space.id), "page {page}");
         assert_eq!(world.faults[0].take_filled(), None);
         reads += usize::from(has_begun);
     }
@@ -610,13 +610,13 @@ fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.settle();
     world.shared.budget.set_resident(10);
-    let tenant = Arc::clone(&world.programs[0].tenant);
+    let space = Arc::clone(&world.programs[0].space);
     let is_there = |world: &World, page: &u64| world.programs[0].memory.lock().resident.contains_key(&address(*page));
     let away: Vec<u64> = (0..PAGES).filter(|page| !is_there(&world, page)).step_by(3).collect();
     let (first, second) = (&away[..8], &away[8..16]);
     let come = |world: &mut World, pages: &[u64]| {
         world.programs[0].memory.lock().events.extend(pages.iter().map(|page| fault_at(*page)));
-        assert!(world.serve(&tenant));
+        assert!(world.serve(&space));
         world.shared.crew.pending_count()
     };
     assert_eq!(come(&mut world, first), 0, "one crowd may be the last");
@@ -625,7 +625,7 @@ fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
     world.shared.budget.set_resident(200);
     world.now += Duration::from_secs(1);
     world.eviction.turn(world.now);
-    assert!(!tenant.lock().batch && tenant.lock().is_batch_due);
+    assert!(!space.lock().batch && space.lock().is_batch_due);
     assert_eq!((come(&mut world, &away[17..20]), come(&mut world, &away[20..23])), (7, 7));
     world.shared.budget.set_resident(10);
     for _ in 0..40 {
@@ -639,7 +639,7 @@ fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
     world.shared.budget.set_resident(200);
     world.now += Duration::from_secs(1);
     world.eviction.turn(world.now);
-    assert!(tenant.lock().batch && !tenant.lock().is_batch_due, "its turn has come");
+    assert!(space.lock().batch && !space.lock().is_batch_due, "its turn has come");
     world.shared.budget.set_resident(10);
     world.settle();
     assert_eq!(come(&mut world, &away[16..17]), 0, "one alone wakes nobody");
