@@ -36,10 +36,10 @@ use crate::limits::{
     fault_threads,
 };
 use crate::mappings::maps;
-use crate::page_table::Books;
-use crate::page_table::page_indexes::Directory;
+use crate::page_table::PageIndexes;
+use crate::page_table::page_indexes::CachePages;
 use crate::page_table::ranges::Ranges;
-use crate::page_table::volume_pages::Slots;
+use crate::page_table::volume_pages::VolumePages;
 use crate::process::proc_files;
 use crate::process::{RunOfPrograms, Survey};
 use crate::shared::Shared;
@@ -123,11 +123,11 @@ impl Pager {
         )?;
         let budget = Budget::new(config.budget_bytes, slots as u64 * GROUP_SIZE_BYTES);
         let volume_pages = remote.page_count();
-        let books = Books {
-            slots: Slots::new(u32::try_from(volume_pages).unwrap_or(u32::MAX)),
-            directory: Directory::default(),
+        let page_indexes = PageIndexes {
+            volume_pages: VolumePages::new(u32::try_from(volume_pages).unwrap_or(u32::MAX)),
+            cache_pages: CachePages::default(),
         };
-        let shared = Arc::new(Shared::new(books, budget, fault_threads).map_err(system())?);
+        let shared = Arc::new(Shared::new(page_indexes, budget, fault_threads).map_err(system())?);
         let donors_missing = Vec::new();
         let mut pager =
             Self { config, volume_config, metrics, shared, threads: Vec::new(), remote: Some(remote), donors_missing };

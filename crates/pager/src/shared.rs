@@ -1,6 +1,6 @@
 //! What the threads of a pager share.
 //!
-//! Locks, in the order in which they are taken: an address space's table, then read-ahead ([`crate::fault::pool`]), then the books. All are
+//! Locks, in the order in which they are taken: an address space's table, then read-ahead ([`crate::fault::pool`]), then the page indexes. All are
 //! held for microseconds, and never across a wait; whoever holds a table may change what is known of that address space.
 //!
 //! A batch of evictions is under way without the table's lock, so [`SpaceState::batch`] says so: nobody reads the program's events
@@ -22,7 +22,7 @@ use crate::fault::pool::Crew;
 use crate::fork::reservations::Claims;
 use crate::limits::FAILURES_MAX;
 use crate::mappings::events::{Change, Evidence};
-use crate::page_table::Books;
+use crate::page_table::PageIndexes;
 use crate::page_table::page_indexes::SpaceId;
 use crate::statistics::{Counters, PagerStatistics};
 use crate::threads::bell::Bell;
@@ -31,7 +31,7 @@ use crate::threads::lock::lock;
 /// See the module text.
 pub struct Shared {
     /// Slots and numbers of all address spaces.
-    pub books: Mutex<Books>,
+    pub page_indexes: Mutex<PageIndexes>,
     /// Every address space that is served.
     pub spaces: Mutex<Vec<Arc<AddressSpace>>>,
     /// The budget.
@@ -65,11 +65,11 @@ pub struct Shared {
 
 impl Shared {
     /// For a volume and a budget, with so many fault threads.
-    pub fn new(books: Books, budget: Budget, fault_threads: usize) -> std::io::Result<Self> {
+    pub fn new(page_indexes: PageIndexes, budget: Budget, fault_threads: usize) -> std::io::Result<Self> {
         let counters = Counters::default();
         counters.budget_bytes_peak.set(budget.bytes());
         Ok(Self {
-            books: Mutex::new(books),
+            page_indexes: Mutex::new(page_indexes),
             spaces: Mutex::default(),
             budget,
             claims: Claims::default(),
@@ -93,12 +93,12 @@ impl Shared {
         SpaceId(self.next_space.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The books, for this moment.
-    pub fn books(&self) -> MutexGuard<'_, Books> {
-        lock(&self.books)
+    /// The page indexes, for this moment.
+    pub fn page_indexes(&self) -> MutexGuard<'_, PageIndexes> {
+        lock(&self.page_indexes)
     }
 
-    /// Serves `tenant` from now on.
+    /// Serves `space` from now on.
     pub fn admit(&self, space: Arc<AddressSpace>) {
         self.push(space);
         self.faults.signal();
@@ -124,7 +124,7 @@ impl Shared {
         self.counters.programs_now.set(spaces.len() as u64);
     }
 
-    /// `tenant` is gone; its slots come back. Its agent's seat goes with it.
+    /// `space` is gone; its slots come back. Its agent's seat goes with it.
     pub fn dismiss(&self, space: &AddressSpace) {
         space.is_gone.store(true, Ordering::SeqCst);
         *lock(&space.agent) = None;
@@ -135,7 +135,7 @@ impl Shared {
         let mut state = space.lock();
         // A child that it made last lives on.
         self.take_over_changes(space, &mut state);
-        state.page_table.end(&mut self.books());
+        state.page_table.end(&mut self.page_indexes());
         drop(state);
         self.faults.signal();
     }
@@ -165,7 +165,7 @@ impl Shared {
         }
     }
 
-    /// Brings the table of `tenant` up to date with what was told of its mappings. False: it is changing them, and what was told
+    /// Brings the table of `space` up to date with what was told of its mappings. False: it is changing them, and what was told
     /// may not be all.
     pub fn settle(&self, space: &AddressSpace, state: &mut SpaceState) -> bool {
         if state.unsettled.is_empty() {
@@ -194,13 +194,13 @@ impl Shared {
         };
         let Some(changes) = unsettled.settle(|range| page_table.known_mapped(range), is_mapped) else { return false };
         for change in changes {
-            let books = &mut self.books();
+            let page_indexes = &mut self.page_indexes();
             match change {
-                Change::Remove(range) => page_table.remove(&range, books),
-                Change::Unmap(range) => page_table.unmap(&range, books),
-                Change::Remap { from, to, length } => page_table.remap(from, to, length, books),
+                Change::Remove(range) => page_table.remove(&range, page_indexes),
+                Change::Unmap(range) => page_table.unmap(&range, page_indexes),
+                Change::Remap { from, to, length } => page_table.remap(from, to, length, page_indexes),
                 Change::Fork(memory, wiped) => {
-                    let child = page_table.fork(self.next_space(), &wiped, books);
+                    let child = page_table.fork(self.next_space(), &wiped, page_indexes);
                     self.admit(Arc::new(AddressSpace::new(child, memory, Some(space.id))));
                 }
             }

@@ -15,8 +15,8 @@ use crate::limits::{
 };
 use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::SpaceId;
-use crate::page_table::volume_pages::Slot;
-use crate::page_table::{Books, Victim};
+use crate::page_table::volume_pages::VolumePage;
+use crate::page_table::{PageIndexes, Victim};
 use crate::process::memory::{AgentSeen, Errand, Fate};
 use crate::shared::Shared;
 use crate::threads::lock::lock;
@@ -27,7 +27,7 @@ pub(super) enum Target {
     /// To a page of a pool slot, and from there to the volume.
     Pool(RunId, usize),
     /// Nowhere: the slot is a copy.
-    Copy(Slot),
+    Copy(VolumePage),
 }
 
 /// Pages that an agent takes out of one program.
@@ -176,17 +176,17 @@ impl Eviction {
             // Nobody has read the program's messages since the batch began. If there are none, what was not there is gone; else it may
             // be at another place.
             let may_have_moved = batch.fates.contains(&Fate::Absent) && batch.space.memory.is_changing();
-            let books = &mut *self.shared.books();
+            let page_indexes = &mut *self.shared.page_indexes();
             for ((page, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
                 match fate {
                     Fate::Moved => {
                         self.shadows.left(*page);
                         let slot = match target {
                             Target::Copy(slot) => *slot,
-                            Target::Pool(id, index) => self.staging.filled(*id, *index, &mut books.slots),
+                            Target::Pool(id, index) => self.staging.filled(*id, *index, &mut page_indexes.volume_pages),
                         };
                         self.count_out(*target);
-                        state.page_table.left(*address, slot, books);
+                        state.page_table.left(*address, slot, page_indexes);
                     }
                     // Its place in the pool and its slot are given back with the run. It is the program's own again when asked for, and new then.
                     Fate::Zero => self.shared.counters.pages_out_zero.add(1),
@@ -195,7 +195,7 @@ impl Eviction {
                         if let Target::Copy(slot) = target
                             && state.page_table.state(*address) == PageState::Clean(*slot)
                         {
-                            state.page_table.left(*address, *slot, books);
+                            state.page_table.left(*address, *slot, page_indexes);
                         }
                     }
                     Fate::Refused | Fate::Changing | Fate::Absent => {
@@ -206,7 +206,7 @@ impl Eviction {
                 }
             }
             for (place, id) in to_write.iter_mut().zip(&batch.runs) {
-                *place = self.staging.agent_ended(*id, &mut books.slots).map(|run| (*id, run));
+                *place = self.staging.agent_ended(*id, &mut page_indexes.volume_pages).map(|run| (*id, run));
             }
             state.batch = !is_last;
             if is_last && state.is_awaited {
@@ -264,7 +264,7 @@ impl Eviction {
         }
         let is_clean = matches!(state.page_table.victim(address), Some(Victim::Clean(_)));
         if is_clean && space.memory.unprotect(address..address + PAGE).is_ok() {
-            state.page_table.written(address, &mut self.shared.books());
+            state.page_table.written(address, &mut self.shared.page_indexes());
         }
         matches!(state.page_table.victim(address), Some(Victim::Dirty))
     }
@@ -312,7 +312,7 @@ impl Batch {
             return false;
         }
         let kept = lock(&space.kept_pages);
-        let books = &mut *shared.books();
+        let page_indexes = &mut *shared.page_indexes();
         let mut dirty: Vec<(CachePage, u64)> = Vec::with_capacity(candidates.len());
         for (_, address, page) in candidates {
             if state.page_table.number(*address) != Some(*page) {
@@ -335,7 +335,7 @@ impl Batch {
                 None => {}
             }
         }
-        self.place(&dirty, staging, books, |page, address| {
+        self.place(&dirty, staging, page_indexes, |page, address| {
             state.page_table.listed_again(address);
             policy.refused(page);
         });
@@ -348,13 +348,13 @@ impl Batch {
         &mut self,
         mut dirty: &[(CachePage, u64)],
         staging: &mut Staging,
-        books: &mut Books,
+        page_indexes: &mut PageIndexes,
         mut refuse: impl FnMut(CachePage, u64),
     ) {
         while !dirty.is_empty() {
-            let Some(run) = books.slots.take(dirty.len().min(GROUP_PAGES)) else { break };
-            let Some(id) = staging.take(run, &mut books.slots) else {
-                run.slots().for_each(|slot| books.slots.give_back(slot));
+            let Some(run) = page_indexes.volume_pages.take(dirty.len().min(GROUP_PAGES)) else { break };
+            let Some(id) = staging.take(run, &mut page_indexes.volume_pages) else {
+                run.slots().for_each(|slot| page_indexes.volume_pages.give_back(slot));
                 break;
             };
             self.runs.push(id);

@@ -13,9 +13,9 @@ impl Eviction {
     pub(super) fn hear(&mut self) {
         let mut news = std::mem::take(&mut self.news);
         let pages = {
-            let mut books = self.shared.books();
-            books.directory.take_news(&mut news);
-            books.directory.pages()
+            let mut page_indexes = self.shared.page_indexes();
+            page_indexes.cache_pages.take_news(&mut news);
+            page_indexes.cache_pages.pages()
         };
         self.policy.grow(pages);
         self.shadows.grow(pages);
@@ -78,8 +78,8 @@ impl Eviction {
         }
         let mut victims = [CachePage(0); BATCH_PAGES];
         let count = self.policy.victims(&mut victims[..wanted]);
-        let books = self.shared.books();
-        let homes = victims[..count].iter().filter_map(|page| Some((books.directory.home(*page)?, *page)));
+        let page_indexes = self.shared.page_indexes();
+        let homes = victims[..count].iter().filter_map(|page| Some((page_indexes.cache_pages.home(*page)?, *page)));
         self.candidates.extend(homes.map(|(home, page)| (home.space, home.base, page)));
         self.candidates.sort_unstable();
         true

@@ -29,7 +29,7 @@ use crate::address_space::AddressSpace;
 use crate::evict::staging::{RunId, Staging};
 use crate::limits::{BATCH_PAGES, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE};
 use crate::page_table::page_indexes::{News, SpaceId};
-use crate::page_table::volume_pages::SlotRun;
+use crate::page_table::volume_pages::VolumePageRun;
 use crate::process::memory::{AgentSeen, Fate};
 use crate::shared::Shared;
 use crate::threads::lock::lock;
@@ -48,7 +48,7 @@ pub struct Eviction {
     staging: Staging,
     /// The engine's slot for discards, behind those of the pool.
     discard_slot: usize,
-    discarding: Option<SlotRun>,
+    discarding: Option<VolumePageRun>,
     discard_at: Instant,
     /// Writes that the engine has.
     writes: u32,

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use crate::limits::GROUP_PAGES;
-use crate::page_table::volume_pages::{PoolPage, Slot, SlotRun, Slots};
+use crate::page_table::volume_pages::{PoolPage, VolumePage, VolumePageRun, VolumePages};
 
 /// A slot of the pool, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,9 +25,9 @@ impl RunId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
-    WithAgent(SlotRun),
-    Writing(SlotRun),
-    Written(SlotRun),
+    WithAgent(VolumePageRun),
+    Writing(VolumePageRun),
+    Written(VolumePageRun),
 }
 
 /// See the module text.
@@ -75,7 +75,7 @@ impl Staging {
     }
 
     /// Takes a pool slot for pages that go to `slots`; what was staged in it is not any more.
-    pub fn take(&mut self, run: SlotRun, slots: &mut Slots) -> Option<RunId> {
+    pub fn take(&mut self, run: VolumePageRun, slots: &mut VolumePages) -> Option<RunId> {
         assert!((1..=GROUP_PAGES as u32).contains(&run.count), "a run has room for its pages");
         // What is given back unfilled lies on top, and was used before.
         let is_fresh = self.free.last().is_some_and(|id| self.used[id.0 as usize] == 0);
@@ -88,7 +88,7 @@ impl Staging {
         Some(id)
     }
 
-    fn reuse(&mut self, slots: &mut Slots) -> Option<RunId> {
+    fn reuse(&mut self, slots: &mut VolumePages) -> Option<RunId> {
         let id = self.written.pop_front()?;
         let State::Written(run) = self.runs[id.0 as usize] else { unreachable!("listed as written") };
         for (index, slot) in run.slots().enumerate() {
@@ -98,7 +98,7 @@ impl Staging {
     }
 
     /// The agent gave page `index` of `id` its content: `slot` is referred to, staged here and to be written.
-    pub fn filled(&mut self, id: RunId, index: usize, slots: &mut Slots) -> Slot {
+    pub fn filled(&mut self, id: RunId, index: usize, slots: &mut VolumePages) -> VolumePage {
         let State::WithAgent(run) = self.runs[id.0 as usize] else { unreachable!("an agent fills only its runs") };
         let slot = run.slots().nth(index).expect("a page of the run");
         slots.stage(slot, id.page(index));
@@ -106,9 +106,10 @@ impl Staging {
     }
 
     /// The agent is done with `id`; pages that it did not fill are given back. What is to be written now, if anything.
-    pub fn agent_ended(&mut self, id: RunId, slots: &mut Slots) -> Option<SlotRun> {
+    pub fn agent_ended(&mut self, id: RunId, slots: &mut VolumePages) -> Option<VolumePageRun> {
         let State::WithAgent(run) = self.runs[id.0 as usize] else { unreachable!("an agent ends only its runs") };
-        let is_filled = |index: usize, slot: Slot, slots: &Slots| slots.staged(slot) == Some(id.page(index));
+        let is_filled =
+            |index: usize, slot: VolumePage, slots: &VolumePages| slots.staged(slot) == Some(id.page(index));
         let used = run.slots().enumerate().filter(|(index, slot)| is_filled(*index, *slot, slots));
         let Some(count) = used.map(|(index, _)| index as u32 + 1).last() else {
             run.slots().for_each(|slot| slots.give_back(slot));
@@ -127,18 +128,18 @@ impl Staging {
                 slots.release(slot);
             }
         }
-        let run = SlotRun { first: run.first, count };
+        let run = VolumePageRun { first: run.first, count };
         self.runs[id.0 as usize] = State::Writing(run);
         Some(run)
     }
 
     /// What `id` is being written to.
-    pub fn writing(&self, id: RunId) -> Option<SlotRun> {
+    pub fn writing(&self, id: RunId) -> Option<VolumePageRun> {
         if let State::Writing(run) = self.runs[id.0 as usize] { Some(run) } else { None }
     }
 
     /// `id` was written: its pages are copies, and may be replaced.
-    pub fn written(&mut self, id: RunId, slots: &mut Slots) {
+    pub fn written(&mut self, id: RunId, slots: &mut VolumePages) {
         let State::Writing(run) = self.runs[id.0 as usize] else { unreachable!("only what is being written ends") };
         run.slots().for_each(|slot| slots.end_write(slot));
         self.runs[id.0 as usize] = State::Written(run);
@@ -150,7 +151,7 @@ impl Staging {
 mod tests {
     use super::*;
 
-    fn staged(slots: &mut Slots, staging: &mut Staging, filled: &[usize]) -> (RunId, SlotRun) {
+    fn staged(slots: &mut VolumePages, staging: &mut Staging, filled: &[usize]) -> (RunId, VolumePageRun) {
         let run = slots.take(4).unwrap();
         let id = staging.take(run, slots).unwrap();
         for index in filled {
@@ -161,22 +162,22 @@ mod tests {
 
     #[test]
     fn a_page_stays_staged_until_its_pool_slot_is_needed() {
-        let (mut slots, mut staging) = (Slots::new(64), Staging::new(1));
+        let (mut slots, mut staging) = (VolumePages::new(64), Staging::new(1));
         let (id, run) = staged(&mut slots, &mut staging, &[0, 1, 2, 3]);
         assert_eq!(staging.agent_ended(id, &mut slots), Some(run));
         assert_eq!(staging.available(), 0, "not while it is written");
         let other = slots.take(1).unwrap();
         assert_eq!(staging.take(other, &mut slots), None);
         staging.written(id, &mut slots);
-        assert_eq!(slots.staged(Slot(2)), Some(id.page(2)));
+        assert_eq!(slots.staged(VolumePage(2)), Some(id.page(2)));
         assert_eq!(staging.take(other, &mut slots), Some(id));
-        assert_eq!(slots.staged(Slot(2)), None);
-        assert_eq!(slots.references(Slot(2)), 1, "it is in its slot");
+        assert_eq!(slots.staged(VolumePage(2)), None);
+        assert_eq!(slots.references(VolumePage(2)), 1, "it is in its slot");
     }
 
     #[test]
     fn slots_that_were_used_are_used_again_once_enough_is_kept() {
-        let (mut slots, mut staging) = (Slots::new(256), Staging::new(4));
+        let (mut slots, mut staging) = (VolumePages::new(256), Staging::new(4));
         staging.keep(8);
         let mut write = |staging: &mut Staging| {
             let (id, run) = staged(&mut slots, staging, &[0, 1, 2, 3]);
@@ -197,18 +198,18 @@ mod tests {
 
     #[test]
     fn holes_are_written_and_go_and_what_lies_behind_the_last_page_is_not_written() {
-        let (mut slots, mut staging) = (Slots::new(64), Staging::new(2));
+        let (mut slots, mut staging) = (VolumePages::new(64), Staging::new(2));
         let (id, run) = staged(&mut slots, &mut staging, &[0, 2]);
-        assert_eq!(staging.agent_ended(id, &mut slots), Some(SlotRun { count: 3, ..run }));
-        assert_eq!(slots.take(1).unwrap().first, Slot(3), "given back");
-        assert_eq!(slots.take(1).unwrap().first, Slot(4), "the hole is being written");
+        assert_eq!(staging.agent_ended(id, &mut slots), Some(VolumePageRun { count: 3, ..run }));
+        assert_eq!(slots.take(1).unwrap().first, VolumePage(3), "given back");
+        assert_eq!(slots.take(1).unwrap().first, VolumePage(4), "the hole is being written");
         staging.written(id, &mut slots);
-        assert_eq!(slots.take(1).unwrap().first, Slot(1));
+        assert_eq!(slots.take(1).unwrap().first, VolumePage(1));
     }
 
     #[test]
     fn a_run_that_nothing_came_to_is_free_at_once() {
-        let (mut slots, mut staging) = (Slots::new(4), Staging::new(1));
+        let (mut slots, mut staging) = (VolumePages::new(4), Staging::new(1));
         let (id, _) = staged(&mut slots, &mut staging, &[]);
         assert_eq!(staging.agent_ended(id, &mut slots), None);
         assert_eq!((slots.free(), staging.available()), (4, 1));
@@ -216,17 +217,17 @@ mod tests {
 
     #[test]
     fn a_page_given_up_while_it_is_written_is_not_staged_any_more() {
-        let (mut slots, mut staging) = (Slots::new(4), Staging::new(1));
+        let (mut slots, mut staging) = (VolumePages::new(4), Staging::new(1));
         let (id, _) = staged(&mut slots, &mut staging, &[0, 1, 2, 3]);
         staging.agent_ended(id, &mut slots);
-        slots.release(Slot(1));
-        assert_eq!(slots.staged(Slot(1)), None);
+        slots.release(VolumePage(1));
+        assert_eq!(slots.staged(VolumePage(1)), None);
         assert!(slots.take(1).is_none());
         staging.written(id, &mut slots);
         // The slot has another owner when the pool slot is used again.
         let again = slots.take(1).unwrap();
         slots.stage(again.first, PoolPage(77));
-        let other = Slots::new(1).take(1).unwrap();
+        let other = VolumePages::new(1).take(1).unwrap();
         staging.take(other, &mut slots).unwrap();
         assert_eq!(slots.staged(again.first), Some(PoolPage(77)));
     }

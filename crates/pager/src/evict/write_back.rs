@@ -8,7 +8,7 @@ use spillway_block::service::Waiting;
 use super::{Eviction, PAGE};
 use crate::evict::staging::RunId;
 use crate::limits::{DISCARD_PAUSE, WRITE_RETRY_PAUSE};
-use crate::page_table::volume_pages::SlotRun;
+use crate::page_table::volume_pages::VolumePageRun;
 
 impl Eviction {
     pub(super) fn poll_engine(&mut self, now: Instant) -> Waiting {
@@ -31,13 +31,13 @@ impl Eviction {
         if slot == self.discard_slot {
             let run = self.discarding.take().expect("one discard was under way");
             // Donors that cannot be reached forget by themselves.
-            self.shared.books().slots.end_discard(run);
+            self.shared.page_indexes().volume_pages.end_discard(run);
             return;
         }
         self.writes -= 1;
         let id = RunId(slot as u32);
         match result {
-            Ok(()) => self.staging.written(id, &mut self.shared.books().slots),
+            Ok(()) => self.staging.written(id, &mut self.shared.page_indexes().volume_pages),
             Err(error) => {
                 self.shared.fail(format!("pages cannot be stored: {error}; they stay in local memory meanwhile"));
                 self.retries.push((id, now + WRITE_RETRY_PAUSE));
@@ -45,7 +45,7 @@ impl Eviction {
         }
     }
 
-    pub(super) fn write(&mut self, id: RunId, run: SlotRun, now: Instant) {
+    pub(super) fn write(&mut self, id: RunId, run: VolumePageRun, now: Instant) {
         let request = BlockRequest {
             slot: id.0 as usize,
             operation: BlockOperation::Write,
@@ -60,7 +60,7 @@ impl Eviction {
         if self.discarding.is_some() || now < self.discard_at {
             return;
         }
-        let Some(run) = self.shared.books().slots.begin_discard() else {
+        let Some(run) = self.shared.page_indexes().volume_pages.begin_discard() else {
             self.discard_at = now + DISCARD_PAUSE;
             return;
         };

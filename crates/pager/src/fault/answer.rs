@@ -49,14 +49,15 @@ impl Faults {
             return Outcome::PutOff;
         }
         let address = fault.address & !(PAGE - 1);
-        let answer = state.page_table.answer(address, fault.is_write_protected, &self.shared.books().slots);
+        let answer =
+            state.page_table.answer(address, fault.is_write_protected, &self.shared.page_indexes().volume_pages);
         let page = address..address + PAGE;
         match answer {
             Answer::Wait => Outcome::Done,
             // What is still to be told may be where the page went (mremap with MREMAP_DONTUNMAP), and nothing is filled here that the kernel would refuse.
             Answer::Recheck(_) if space.memory.is_changing() => Outcome::PutOff,
             Answer::Recheck(slot) if state.rechecked.is_gone(fault) => {
-                state.page_table.taken_back(address, &mut self.shared.books());
+                state.page_table.taken_back(address, &mut self.shared.page_indexes());
                 state.rechecked.took(address, slot);
                 self.fault(space, state, fault, arrived)
             }
@@ -73,7 +74,7 @@ impl Faults {
                     // The mapping was replaced: whoever waits finds the new one.
                     space.memory.wake(page);
                 }
-                state.page_table.written(address, &mut self.shared.books());
+                state.page_table.written(address, &mut self.shared.page_indexes());
                 self.shared.counters.fault(FaultKind::Write, arrived.elapsed());
                 Outcome::Done
             }
@@ -99,16 +100,17 @@ impl Faults {
                 outcome
             }
             Answer::Staged(_, pool_page) => {
-                // The books stay locked, so that the pool page is not used for another meanwhile.
-                let books = self.shared.books();
-                let Answer::Staged(slot, again) = state.page_table.answer(address, false, &books.slots) else {
+                // The page indexes stay locked, so that the pool page is not used for another meanwhile.
+                let page_indexes = self.shared.page_indexes();
+                let Answer::Staged(slot, again) = state.page_table.answer(address, false, &page_indexes.volume_pages)
+                else {
                     return Outcome::PutOff;
                 };
                 debug_assert!(slot.0 < u32::MAX && again == pool_page);
                 let offset = again.0 as usize * PAGE_SIZE_BYTES;
                 let protect = !fault.is_write && !state.page_table.comes_writable(address);
                 let result = space.memory.copy(address, self.pool.memory(), offset, PAGE_SIZE_BYTES, protect);
-                drop(books);
+                drop(page_indexes);
                 self.filled(space, state, address, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
             }
             Answer::Read(slot) => self.begin_read(space, state, fault, slot, arrived),

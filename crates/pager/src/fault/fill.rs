@@ -35,9 +35,9 @@ impl Faults {
             space.memory.copy(range.start, &self.zeroes, 0, (end - range.start) as usize, false)
         });
         if let Ok(bytes) = filled {
-            let books = &mut self.shared.books();
+            let page_indexes = &mut self.shared.page_indexes();
             let pages = (range.start..range.start + bytes).step_by(PAGE_SIZE_BYTES);
-            pages.for_each(|page| state.page_table.filled(page, false, Coming::New, books));
+            pages.for_each(|page| state.page_table.filled(page, false, Coming::New, page_indexes));
             self.shared.budget.count((bytes / PAGE).cast_signed());
         }
     }
@@ -54,7 +54,7 @@ impl Faults {
     ) -> Outcome {
         match result {
             Ok(_) => {
-                state.page_table.filled(address, clean, coming, &mut self.shared.books());
+                state.page_table.filled(address, clean, coming, &mut self.shared.page_indexes());
                 state.rechecked.came(address);
                 self.shared.budget.count(1);
                 self.shared.counters.fault(kind, arrived.elapsed());
@@ -73,14 +73,14 @@ impl Faults {
         match error {
             PageError::Exists => {
                 // Its own page, found there by an old message; or, if it was thought to be away, what the program sees counts.
-                let books = &mut self.shared.books();
+                let page_indexes = &mut self.shared.page_indexes();
                 if let PageState::Away(slot) | PageState::Coming(slot) = state.page_table.state(address)
                     && state.rechecked.was_taken(address, slot)
                 {
-                    state.page_table.filled(address, true, Coming::New, books);
+                    state.page_table.filled(address, true, Coming::New, page_indexes);
                 } else if state.page_table.is_away(address) {
                     self.shared.fail(format!("a page at {address:#x} was there that had been taken out"));
-                    state.page_table.filled(address, false, Coming::New, books);
+                    state.page_table.filled(address, false, Coming::New, page_indexes);
                 }
             }
             PageError::Gone => {

@@ -54,7 +54,7 @@ impl Messages {
         !self.unsettled.is_empty()
     }
 
-    /// Reads what `tenant` has to tell, and has it answered by `faults`. False: that has to wait, and its end will be signalled.
+    /// Reads what `space` has to tell, and has it answered by `faults`. False: that has to wait, and its end will be signalled.
     pub fn serve(&mut self, space: &Arc<AddressSpace>, faults: &mut Faults, now: Instant) -> bool {
         let mut state = space.lock_for_faults();
         state.is_awaited = state.batch;
@@ -65,7 +65,7 @@ impl Messages {
         may_read
     }
 
-    /// Does the same where nobody has said that `tenant` has something to tell: most who had a fault have the next. Whether there was something.
+    /// Does the same where nobody has said that `space` has something to tell: most who had a fault have the next. Whether there was something.
     pub fn guess(&mut self, space: &Arc<AddressSpace>, faults: &mut Faults, now: Instant) -> bool {
         let state = space.lock_for_faults();
         state.may_read() && self.read_and_answer(space, state, faults, now)

@@ -8,7 +8,7 @@
 //!
 //! Read-ahead follows the streams of all programs wherever their faults are answered, so there is one [`Ahead`].
 //!
-//! Locks: a program's table, then the one for read-ahead, then the books; under the one for pending faults none is taken.
+//! Locks: a program's table, then the one for read-ahead, then the page indexes; under the one for pending faults none is taken.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};

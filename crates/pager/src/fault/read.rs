@@ -22,7 +22,7 @@ use crate::limits::{ASK_PATIENCE, FAULT_READS_MAX, GROUP_PAGES, READ_ATTEMPTS_MA
 use crate::page_table::PageTable;
 use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::Coming;
-use crate::page_table::volume_pages::Slot;
+use crate::page_table::volume_pages::VolumePage;
 use crate::statistics::FaultKind;
 
 /// A read under way.
@@ -64,7 +64,7 @@ impl Faults {
         space: &Arc<AddressSpace>,
         state: &mut SpaceState,
         fault: Fault,
-        slot: Slot,
+        slot: VolumePage,
         arrived: Instant,
     ) -> Outcome {
         let address = fault.address & !(PAGE - 1);
@@ -91,7 +91,7 @@ impl Faults {
         space: &AddressSpace,
         state: &mut SpaceState,
         fault: Fault,
-        slot: Slot,
+        slot: VolumePage,
         arrived: Instant,
     ) -> Option<Outcome> {
         let address = fault.address & !(PAGE - 1);
@@ -112,7 +112,7 @@ impl Faults {
         &mut self,
         space: &AddressSpace,
         state: &mut SpaceState,
-        (address, slot): (u64, Slot),
+        (address, slot): (u64, VolumePage),
         count: usize,
         is_for_write: bool,
     ) -> Option<(bool, Result<u64, PageError>)> {
@@ -177,13 +177,13 @@ impl Faults {
         if *is_near {
             ahead.read_took(Duration::ZERO);
         }
-        ahead.ask(&mut state.page_table, *thread, *address, room, &mut self.shared.books());
+        ahead.ask(&mut state.page_table, *thread, *address, room, &mut self.shared.page_indexes());
         if !ahead.has_found() {
             return;
         }
         // What is to be read is copied out, since reading changes the table.
         let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
-        ahead.reads(&state.page_table, &self.shared.books(), |run| {
+        ahead.reads(&state.page_table, &self.shared.page_indexes(), |run| {
             if let Some(place) = runs.get_mut(count) {
                 *place = Some(run.clone());
                 count += 1;
@@ -238,8 +238,8 @@ impl Faults {
         let buffer = (!self.busy).trailing_zeros() as usize;
         self.busy |= 1 << buffer;
         {
-            let books = &mut self.shared.books();
-            along.pages().iter().for_each(|(address, slot)| state.page_table.reading(*address, *slot, books));
+            let page_indexes = &mut self.shared.page_indexes();
+            along.pages().iter().for_each(|(address, slot)| state.page_table.reading(*address, *slot, page_indexes));
         }
         self.reads[buffer] = Some(ReadUnderWay {
             space: Arc::clone(space),
@@ -308,9 +308,9 @@ impl Faults {
                 self.reads[buffer] = Some(read);
                 return;
             }
-            let books = &mut self.shared.books();
+            let page_indexes = &mut self.shared.page_indexes();
             for (address, slot) in &read.along.pages()[read.done..read.done + count] {
-                state.page_table.read_ended(*address, *slot, books);
+                state.page_table.read_ended(*address, *slot, page_indexes);
             }
             read.done += count;
         }
@@ -354,17 +354,17 @@ impl Faults {
         &mut self,
         space: &AddressSpace,
         state: &mut SpaceState,
-        pages: &[(u64, Slot)],
+        pages: &[(u64, VolumePage)],
         (coming, protect): (Coming, bool),
         result: Result<u64, PageError>,
     ) -> usize {
         match result {
             Ok(bytes) => {
                 let count = (bytes / PAGE) as usize;
-                let books = &mut self.shared.books();
+                let page_indexes = &mut self.shared.page_indexes();
                 pages[..count]
                     .iter()
-                    .for_each(|(address, _)| state.page_table.filled(*address, protect, coming, books));
+                    .for_each(|(address, _)| state.page_table.filled(*address, protect, coming, page_indexes));
                 self.shared.budget.count(count as i64);
                 self.shared.counters.pages_prefetched.add(count as u64);
                 self.shared.call_eviction();
@@ -391,7 +391,7 @@ impl Faults {
             {
                 self.lost(&space, fault, page.clone(), error);
             }
-            state.page_table.read_ended(*address, *slot, &mut self.shared.books());
+            state.page_table.read_ended(*address, *slot, &mut self.shared.page_indexes());
             space.memory.wake(page);
         }
     }
@@ -412,10 +412,10 @@ impl Faults {
 }
 
 /// How many of these pages are neighbours of the first that come like it, as far as `waits` says that they are still to come.
-fn neighbours(pages: &[(u64, Slot)], page_table: &PageTable, waits: impl Fn((u64, Slot)) -> bool) -> usize {
+fn neighbours(pages: &[(u64, VolumePage)], page_table: &PageTable, waits: impl Fn((u64, VolumePage)) -> bool) -> usize {
     let first = pages[0].0;
     let expects_write = page_table.expects_write(first);
-    let follows = |(index, page): &(usize, &(u64, Slot))| {
+    let follows = |(index, page): &(usize, &(u64, VolumePage))| {
         page.0 == first + *index as u64 * PAGE && waits(**page) && page_table.expects_write(page.0) == expects_write
     };
     pages.iter().enumerate().take_while(follows).count()

@@ -19,22 +19,22 @@ use spillway_policy::replacement::Evidence;
 use crate::limits::{DISTANCE_READS, GROUP_PAGES, MARKERS_MAX, WINDOW_PAGE, WINDOWS_MAX};
 use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::Coming;
-use crate::page_table::volume_pages::Slot;
-use crate::page_table::{Books, PageTable};
+use crate::page_table::volume_pages::VolumePage;
+use crate::page_table::{PageIndexes, PageTable};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
 /// Neighbouring slots that are read at once, whose content they are, and why they come.
 #[derive(Clone, Debug)]
 pub struct Along {
-    pages: [(u64, Slot); GROUP_PAGES],
+    pages: [(u64, VolumePage); GROUP_PAGES],
     count: usize,
     coming: Coming,
 }
 
 impl Along {
     /// One page.
-    pub fn one(address: u64, slot: Slot, coming: Coming) -> Self {
+    pub fn one(address: u64, slot: VolumePage, coming: Coming) -> Self {
         Self { pages: [(address, slot); GROUP_PAGES], count: 1, coming }
     }
 
@@ -44,7 +44,7 @@ impl Along {
     }
 
     /// The pages' addresses and slots, in order of slots.
-    pub fn pages(&self) -> &[(u64, Slot)] {
+    pub fn pages(&self) -> &[(u64, VolumePage)] {
         &self.pages[..self.count]
     }
 
@@ -57,7 +57,7 @@ impl Along {
     }
 
     /// Adds a page whose slot is the next one, if there is room.
-    fn add(&mut self, address: u64, slot: Slot) -> bool {
+    fn add(&mut self, address: u64, slot: VolumePage) -> bool {
         let last = self.pages[self.count - 1].1;
         let fits = self.count < GROUP_PAGES && slot.0 == last.0 + 1;
         if fits {
@@ -126,7 +126,14 @@ impl Ahead {
 
     /// Thread `thread` waits for the page at `address`: asks the prefetcher what of that which is away comes along. There is `room`
     /// for so many pages, a window at least.
-    pub fn ask(&mut self, page_table: &mut PageTable, thread: u32, address: u64, room: usize, books: &mut Books) {
+    pub fn ask(
+        &mut self,
+        page_table: &mut PageTable,
+        thread: u32,
+        address: u64,
+        room: usize,
+        page_indexes: &mut PageIndexes,
+    ) {
         let faulter = Faulter { space: page_table.id().0, thread };
         page_table.take_unused(|address| self.streams.on_unused(faulter.space, VirtualPage(address / PAGE)));
         self.window.set_window_max(self.distance.window_max().min(room / 2).max(WINDOW_MAX));
@@ -138,9 +145,9 @@ impl Ahead {
             self.streams
                 .passed()
                 .iter()
-                .for_each(|page| page_table.learnt(page.0 * PAGE, Evidence::PrefetchUsed, books));
+                .for_each(|page| page_table.learnt(page.0 * PAGE, Evidence::PrefetchUsed, page_indexes));
             if let Some(page) = self.streams.marker_passed() {
-                page_table.learnt(page.0 * PAGE, Evidence::Passed, books);
+                page_table.learnt(page.0 * PAGE, Evidence::Passed, page_indexes);
             }
         } else {
             self.streams.on_fault(faulter, page, &|page| is_away(page_table, page), &mut self.window);
@@ -185,13 +192,13 @@ impl Ahead {
 
     /// The candidates of the last question, as runs of neighbouring slots. What is staged is read like the rest, which costs a run no
     /// more; only what is still being written cannot be.
-    pub fn reads(&self, page_table: &PageTable, books: &Books, mut read: impl FnMut(&Along)) {
+    pub fn reads(&self, page_table: &PageTable, page_indexes: &PageIndexes, mut read: impl FnMut(&Along)) {
         // No marker will tell whether neighbours are used: they are taken for needed, as the kernel takes what it reads around a fault.
         let coming = if self.candidates.comes_around() { Coming::New } else { Coming::Ahead };
         let mut run: Option<Along> = None;
         for address in self.wanted() {
             let PageState::Away(slot) = page_table.state(address) else { continue };
-            if books.slots.is_busy(slot) || run.as_mut().is_some_and(|run| run.add(address, slot)) {
+            if page_indexes.volume_pages.is_busy(slot) || run.as_mut().is_some_and(|run| run.add(address, slot)) {
                 continue;
             }
             if let Some(run) = run.replace(Along::one(address, slot, coming)) {
@@ -216,36 +223,37 @@ fn is_away(page_table: &PageTable, page: VirtualPage) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page_table::page_indexes::{Directory, News, SpaceId};
-    use crate::page_table::volume_pages::{PoolPage, Slots};
+    use crate::page_table::page_indexes::{CachePages, News, SpaceId};
+    use crate::page_table::volume_pages::{PoolPage, VolumePages};
     use spillway_policy::prefetch::CANDIDATES_MAX;
 
     /// A space whose first `pages` pages are away, in neighbouring slots, and a mapping of twice as many.
-    fn away(pages: u64) -> (PageTable, Books) {
-        let mut books = Books { slots: Slots::new(4096), directory: Directory::default() };
+    fn away(pages: u64) -> (PageTable, PageIndexes) {
+        let mut page_indexes = PageIndexes { volume_pages: VolumePages::new(4096), cache_pages: CachePages::default() };
         let mut page_table = PageTable::new(SpaceId(1));
         page_table.surveyed.insert(PAGE..PAGE * (2 * pages + 1));
-        let run: Vec<Slot> = (0..pages).flat_map(|_| books.slots.take(1).unwrap().slots()).collect();
+        let run: Vec<VolumePage> =
+            (0..pages).flat_map(|_| page_indexes.volume_pages.take(1).unwrap().slots()).collect();
         for (index, slot) in run.into_iter().enumerate() {
             let address = PAGE * (index as u64 + 1);
-            page_table.filled(address, false, Coming::New, &mut books);
+            page_table.filled(address, false, Coming::New, &mut page_indexes);
             page_table.unlisted(address);
-            page_table.left(address, slot, &mut books);
+            page_table.left(address, slot, &mut page_indexes);
         }
-        (page_table, books)
+        (page_table, page_indexes)
     }
 
-    fn faults(ahead: &mut Ahead, page_table: &mut PageTable, books: &mut Books, pages: &[u64]) {
-        pages.iter().for_each(|page| ahead.ask(page_table, 7, PAGE * page, CANDIDATES_MAX, books));
+    fn faults(ahead: &mut Ahead, page_table: &mut PageTable, page_indexes: &mut PageIndexes, pages: &[u64]) {
+        pages.iter().for_each(|page| ahead.ask(page_table, 7, PAGE * page, CANDIDATES_MAX, page_indexes));
     }
 
     #[test]
     fn a_stream_brings_neighbouring_slots_in_one_read_without_its_marker() {
-        let (mut page_table, mut books) = away(64);
+        let (mut page_table, mut page_indexes) = away(64);
         let mut ahead = Ahead::default();
-        faults(&mut ahead, &mut page_table, &mut books, &[1, 2, 3]);
+        faults(&mut ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
         let mut found = Vec::new();
-        ahead.reads(&page_table, &books, |run| found.push(run.pages().to_vec()));
+        ahead.reads(&page_table, &page_indexes, |run| found.push(run.pages().to_vec()));
         let pages: Vec<u64> = found.iter().flatten().map(|(address, _)| address / PAGE).collect();
         let marker = ahead.candidates.marker().unwrap().0;
         assert!(!pages.is_empty() && !pages.contains(&marker) && pages.iter().all(|page| *page > 3), "{pages:?}");
@@ -256,14 +264,14 @@ mod tests {
 
     #[test]
     fn neighbours_of_pages_without_a_trend_come_once_probes_were_needed() {
-        let (mut page_table, mut books) = away(2048);
+        let (mut page_table, mut page_indexes) = away(2048);
         let mut ahead = Ahead::default();
         let mut found = Vec::new();
         for block in [90, 30, 150, 10, 200, 70, 120, 40, 180, 60_u64] {
             // In no trend: three pages of a block, and then all others.
             for place in [4, 1, 6, 2, 7, 0, 5, 3] {
-                faults(&mut ahead, &mut page_table, &mut books, &[8 * block + place]);
-                ahead.reads(&page_table, &books, |run| found.push(run.clone()));
+                faults(&mut ahead, &mut page_table, &mut page_indexes, &[8 * block + place]);
+                ahead.reads(&page_table, &page_indexes, |run| found.push(run.clone()));
             }
         }
         assert!(!found.is_empty() && found.iter().all(|run| run.coming() == Coming::New), "{found:?}");
@@ -271,47 +279,47 @@ mod tests {
 
     #[test]
     fn pages_that_left_unused_make_windows_smaller() {
-        let (mut page_table, mut books) = away(10 * WINDOW_MAX as u64);
+        let (mut page_table, mut page_indexes) = away(10 * WINDOW_MAX as u64);
         let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &mut page_table, &mut books);
+        let last = full_stream(&mut ahead, &mut page_table, &mut page_indexes);
         let marker = ahead.candidates.marker().unwrap().0;
         let first = last - WINDOW_MAX as u64 + 1;
         for page in (first..=last).filter(|page| *page != marker).take(WINDOW_MAX * 3 / 4) {
             let slot = slot_of(&page_table, page);
-            page_table.filled(PAGE * page, true, Coming::Ahead, &mut books);
-            page_table.left(PAGE * page, slot, &mut books);
+            page_table.filled(PAGE * page, true, Coming::Ahead, &mut page_indexes);
+            page_table.left(PAGE * page, slot, &mut page_indexes);
         }
-        faults(&mut ahead, &mut page_table, &mut books, &[marker]);
+        faults(&mut ahead, &mut page_table, &mut page_indexes, &[marker]);
         assert_eq!(ahead.candidates.pages().len(), WINDOW_MAX / 2, "a quarter was used, and that doubled");
     }
 
     #[test]
     fn what_is_staged_is_read_unless_it_is_being_written() {
-        let (mut page_table, mut books) = away(8);
+        let (mut page_table, mut page_indexes) = away(8);
         let mut ahead = Ahead::default();
-        faults(&mut ahead, &mut page_table, &mut books, &[1, 2, 3]);
-        let slots: Vec<Slot> = (1..9).map(|page| slot_of(&page_table, page)).collect();
+        faults(&mut ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
+        let slots: Vec<VolumePage> = (1..9).map(|page| slot_of(&page_table, page)).collect();
         for slot in &slots {
-            books.slots.stage(*slot, PoolPage(slot.0));
+            page_indexes.volume_pages.stage(*slot, PoolPage(slot.0));
         }
         let mut count = 0;
-        ahead.reads(&page_table, &books, |run| count += run.pages().len());
+        ahead.reads(&page_table, &page_indexes, |run| count += run.pages().len());
         assert_eq!(count, ahead.candidates.pages().len() - 1, "all but the marker");
-        slots.iter().for_each(|slot| books.slots.begin_write(*slot));
-        ahead.reads(&page_table, &books, |run| panic!("{run:?}"));
+        slots.iter().for_each(|slot| page_indexes.volume_pages.begin_write(*slot));
+        ahead.reads(&page_table, &page_indexes, |run| panic!("{run:?}"));
     }
 
-    fn slot_of(page_table: &PageTable, page: u64) -> Slot {
+    fn slot_of(page_table: &PageTable, page: u64) -> VolumePage {
         let PageState::Away(slot) = page_table.state(PAGE * page) else { panic!("page {page} is there") };
         slot
     }
 
     /// A stream that has come to full windows, and its last page.
-    fn full_stream(ahead: &mut Ahead, page_table: &mut PageTable, books: &mut Books) -> u64 {
-        faults(ahead, page_table, books, &[1, 2]);
+    fn full_stream(ahead: &mut Ahead, page_table: &mut PageTable, page_indexes: &mut PageIndexes) -> u64 {
+        faults(ahead, page_table, page_indexes, &[1, 2]);
         while ahead.candidates.pages().len() < WINDOW_MAX {
             let marker = ahead.candidates.marker().unwrap().0;
-            faults(ahead, page_table, books, &[marker]);
+            faults(ahead, page_table, page_indexes, &[marker]);
         }
         ahead.candidates.pages().last().unwrap().0
     }
@@ -319,58 +327,58 @@ mod tests {
     #[test]
     fn a_stream_looks_beyond_pages_that_are_there() {
         let window = WINDOW_MAX as u64;
-        let (mut page_table, mut books) = away(10 * window);
+        let (mut page_table, mut page_indexes) = away(10 * window);
         let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &mut page_table, &mut books);
+        let last = full_stream(&mut ahead, &mut page_table, &mut page_indexes);
         let marker = ahead.candidates.marker().unwrap().0;
         // The next window is there, and so are two pages of the one behind it.
         for page in last + 1..=last + window + 2 {
-            page_table.filled(PAGE * page, true, Coming::Ahead, &mut books);
+            page_table.filled(PAGE * page, true, Coming::Ahead, &mut page_indexes);
         }
-        faults(&mut ahead, &mut page_table, &mut books, &[marker]);
+        faults(&mut ahead, &mut page_table, &mut page_indexes, &[marker]);
         let expected: Vec<_> = (last + window + 3..=last + 3 * window).map(VirtualPage).collect();
         assert_eq!(ahead.candidates.pages(), expected);
         assert_eq!(ahead.candidates.marker(), Some(expected[0]), "nobody faults on what is there");
         let (found, end) = (ahead.candidates.pages().len(), last + 3 * window);
-        faults(&mut ahead, &mut page_table, &mut books, &[last + window + 3]);
+        faults(&mut ahead, &mut page_table, &mut page_indexes, &[last + window + 3]);
         assert_eq!(ahead.candidates.pages()[0], VirtualPage(end + 1), "behind the {found} pages");
     }
 
     #[test]
     fn a_window_without_room_for_the_next_comes_alone() {
-        let (mut page_table, mut books) = away(10 * WINDOW_MAX as u64);
+        let (mut page_table, mut page_indexes) = away(10 * WINDOW_MAX as u64);
         let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &mut page_table, &mut books);
+        let last = full_stream(&mut ahead, &mut page_table, &mut page_indexes);
         let marker = ahead.candidates.marker().unwrap().0;
-        (last + 1..last + 3).for_each(|page| page_table.filled(PAGE * page, true, Coming::Ahead, &mut books));
-        ahead.ask(&mut page_table, 7, PAGE * marker, 2 * WINDOW_MAX - 3, &mut books);
+        (last + 1..last + 3).for_each(|page| page_table.filled(PAGE * page, true, Coming::Ahead, &mut page_indexes));
+        ahead.ask(&mut page_table, 7, PAGE * marker, 2 * WINDOW_MAX - 3, &mut page_indexes);
         assert_eq!(ahead.candidates.pages().len(), WINDOW_MAX - 2);
     }
 
     #[test]
     fn a_stream_does_not_look_for_ever() {
-        let (mut page_table, mut books) = away(20 * WINDOW_MAX as u64);
+        let (mut page_table, mut page_indexes) = away(20 * WINDOW_MAX as u64);
         let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &mut page_table, &mut books);
+        let last = full_stream(&mut ahead, &mut page_table, &mut page_indexes);
         let marker = ahead.candidates.marker().unwrap().0;
         for page in last + 1..=last + (WINDOWS_MAX * WINDOW_MAX) as u64 {
-            page_table.filled(PAGE * page, true, Coming::Ahead, &mut books);
+            page_table.filled(PAGE * page, true, Coming::Ahead, &mut page_indexes);
         }
-        faults(&mut ahead, &mut page_table, &mut books, &[marker]);
+        faults(&mut ahead, &mut page_table, &mut page_indexes, &[marker]);
         assert!(!ahead.has_found() && ahead.candidates.marker().is_none());
     }
 
     /// The windows of a stream that comes to its markers one after the other.
     fn windows(read_took: Duration, room: usize) -> Vec<usize> {
-        let (mut page_table, mut books) = away(4000);
+        let (mut page_table, mut page_indexes) = away(4000);
         let mut ahead = Ahead::default();
         (0..DISTANCE_READS).for_each(|_| ahead.read_took(read_took + Duration::from_millis(7)));
         (0..DISTANCE_READS).for_each(|read| ahead.read_took(read_took + Duration::from_millis(u64::from(read % 7))));
-        faults(&mut ahead, &mut page_table, &mut books, &[1, 2]);
+        faults(&mut ahead, &mut page_table, &mut page_indexes, &[1, 2]);
         let mut lengths = Vec::new();
         for _ in 0..9 {
             let marker = ahead.candidates.marker().unwrap().0;
-            ahead.ask(&mut page_table, 7, PAGE * marker, room, &mut books);
+            ahead.ask(&mut page_table, 7, PAGE * marker, room, &mut page_indexes);
             lengths.push(ahead.candidates.pages().len());
         }
         lengths
@@ -387,28 +395,28 @@ mod tests {
 
     #[test]
     fn a_marker_that_is_reached_is_told_as_a_hit_once() {
-        let (mut page_table, mut books) = away(64);
+        let (mut page_table, mut page_indexes) = away(64);
         let mut ahead = Ahead::default();
-        faults(&mut ahead, &mut page_table, &mut books, &[1, 2, 3]);
+        faults(&mut ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
         let marker = ahead.candidates.marker().unwrap().0;
-        faults(&mut ahead, &mut page_table, &mut books, &[marker]);
+        faults(&mut ahead, &mut page_table, &mut page_indexes, &[marker]);
         assert!(ahead.candidates.pages().iter().all(|page| page.0 > marker), "the next window");
         assert!(!ahead.markers.contains(&(1, marker * PAGE)));
     }
 
     #[test]
     fn a_marker_that_was_waited_for_is_told_as_passed_when_the_next_is_reached() {
-        let (mut page_table, mut books) = away(64);
+        let (mut page_table, mut page_indexes) = away(64);
         let mut ahead = Ahead::default();
-        faults(&mut ahead, &mut page_table, &mut books, &[1, 2, 3]);
+        faults(&mut ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
         let mut news = Vec::new();
         let markers = [(); 3].map(|()| {
             let marker = ahead.candidates.marker().unwrap().0;
-            page_table.filled(PAGE * marker, true, Coming::Back, &mut books);
-            faults(&mut ahead, &mut page_table, &mut books, &[marker]);
+            page_table.filled(PAGE * marker, true, Coming::Back, &mut page_indexes);
+            faults(&mut ahead, &mut page_table, &mut page_indexes, &[marker]);
             marker
         });
-        books.directory.take_news(&mut news);
+        page_indexes.cache_pages.take_news(&mut news);
         let number = |marker| page_table.number(PAGE * marker).unwrap();
         let passed = news.iter().filter(|news| matches!(news, News::Learnt(_, Evidence::Passed)));
         let expected = [markers[0], markers[1]].map(|marker| News::Learnt(number(marker), Evidence::Passed));

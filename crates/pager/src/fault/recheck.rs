@@ -10,7 +10,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::Fault;
 
 use crate::limits::FAULT_READS_MAX;
-use crate::page_table::volume_pages::Slot;
+use crate::page_table::volume_pages::VolumePage;
 
 /// Faults of one program that are remembered: so many threads can miss such pages at one time and none is forgotten.
 const REMEMBERED: usize = 256;
@@ -31,7 +31,7 @@ pub struct Rechecked {
     missed: Vec<(Missed, u32)>,
     next_missed: usize,
     /// The oldest first.
-    taken: VecDeque<(u64, Slot)>,
+    taken: VecDeque<(u64, VolumePage)>,
 }
 
 impl Rechecked {
@@ -62,7 +62,7 @@ impl Rechecked {
     }
 
     /// The page at `address` is held for gone; `slot` has its content.
-    pub fn took(&mut self, address: u64, slot: Slot) {
+    pub fn took(&mut self, address: u64, slot: VolumePage) {
         if self.taken.len() == TAKEN_REMEMBERED {
             self.taken.pop_front();
         }
@@ -70,7 +70,7 @@ impl Rechecked {
     }
 
     /// Whether the page at `address`, with its content in `slot`, was held for gone a while ago.
-    pub fn was_taken(&mut self, address: u64, slot: Slot) -> bool {
+    pub fn was_taken(&mut self, address: u64, slot: VolumePage) -> bool {
         let index = self.taken.iter().position(|taken| *taken == (address, slot));
         index.is_some_and(|index| self.taken.remove(index).is_some())
     }
@@ -101,11 +101,14 @@ mod tests {
     #[test]
     fn what_was_held_for_gone_is_known_once() {
         let mut rechecked = Rechecked::default();
-        rechecked.took(4096, Slot(5));
-        assert!(!rechecked.was_taken(4096, Slot(6)) && !rechecked.was_taken(8192, Slot(5)));
-        assert!(rechecked.was_taken(4096, Slot(5)));
-        assert!(!rechecked.was_taken(4096, Slot(5)));
-        (0..=TAKEN_REMEMBERED as u64).for_each(|page| rechecked.took(page, Slot(1)));
-        assert!(!rechecked.was_taken(0, Slot(1)) && rechecked.was_taken(1, Slot(1)), "the oldest is forgotten");
+        rechecked.took(4096, VolumePage(5));
+        assert!(!rechecked.was_taken(4096, VolumePage(6)) && !rechecked.was_taken(8192, VolumePage(5)));
+        assert!(rechecked.was_taken(4096, VolumePage(5)));
+        assert!(!rechecked.was_taken(4096, VolumePage(5)));
+        (0..=TAKEN_REMEMBERED as u64).for_each(|page| rechecked.took(page, VolumePage(1)));
+        assert!(
+            !rechecked.was_taken(0, VolumePage(1)) && rechecked.was_taken(1, VolumePage(1)),
+            "the oldest is forgotten"
+        );
     }
 }

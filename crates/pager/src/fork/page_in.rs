@@ -58,7 +58,7 @@ struct Part {
 }
 
 impl Gathering {
-    /// Holds `tenants` from now on, and brings back what they have in `range`.
+    /// Holds `spaces` from now on, and brings back what they have in `range`.
     pub fn begin(shared: &Arc<Shared>, spaces: Vec<Arc<AddressSpace>>, range: &Range<u64>, now: Instant) -> Self {
         let parts = spaces.into_iter().map(|space| Part::begin(space, range, now)).collect();
         Self {

@@ -3,9 +3,9 @@
 use spillway_policy::replacement::{CachePage, Evidence};
 
 use crate::limits::{GROUP_PAGES, WRITE_PROBE_INTERVAL, WRITE_PROBE_INTERVAL_IN_DOUBT, WRITE_SCORE_MAX, WRITE_WEIGHT};
-use crate::page_table::Books;
-use crate::page_table::page_indexes::{Coming, Directory, News};
-use crate::page_table::volume_pages::Slot;
+use crate::page_table::PageIndexes;
+use crate::page_table::page_indexes::{CachePages, Coming, News};
+use crate::page_table::volume_pages::VolumePage;
 
 /// Where the content of a page is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,11 +16,11 @@ pub enum PageState {
     /// As `Own`, but the program is taking it away, and the kernel does not tell when it is gone (rule 10).
     Leaving,
     /// Resident and write-protected; the slot is a copy.
-    Clean(Slot),
+    Clean(VolumePage),
     /// Not resident; in the slot, or staged in the write-back pool.
-    Away(Slot),
+    Away(VolumePage),
     /// As `Away`, and a read is under way.
-    Coming(Slot),
+    Coming(VolumePage),
 }
 
 /// Whether pages that come for reading are written before they leave.
@@ -97,7 +97,7 @@ impl Group {
         self.listed == 0 && self.pages == [PageState::Own; GROUP_PAGES]
     }
 
-    pub(super) fn list(&mut self, index: usize, coming: Coming, directory: &mut Directory) {
+    pub(super) fn list(&mut self, index: usize, coming: Coming, directory: &mut CachePages) {
         self.listed |= 1 << index;
         self.unproven &= !(1 << index);
         self.unproven |= u32::from(coming == Coming::Ahead) << index;
@@ -105,7 +105,7 @@ impl Group {
     }
 
     /// Something was learnt of a page that is there.
-    pub(super) fn learnt(&mut self, index: usize, evidence: Evidence, directory: &mut Directory) {
+    pub(super) fn learnt(&mut self, index: usize, evidence: Evidence, directory: &mut CachePages) {
         if self.is_listed(index) {
             self.unproven &= !(1 << index);
             directory.tell(News::Learnt(self.page(index), evidence));
@@ -119,7 +119,7 @@ impl Group {
         was_unproven
     }
 
-    pub(super) fn unlist(&mut self, index: usize, directory: &mut Directory) {
+    pub(super) fn unlist(&mut self, index: usize, directory: &mut CachePages) {
         if self.is_listed(index) {
             self.listed &= !(1 << index);
             directory.tell(News::Gone(self.page(index)));
@@ -127,36 +127,36 @@ impl Group {
     }
 
     /// The program takes the page away, at some time from now on.
-    pub(super) fn remove(&mut self, index: usize, books: &mut Books) {
+    pub(super) fn remove(&mut self, index: usize, page_indexes: &mut PageIndexes) {
         let state = self.pages[index];
-        self.forget(index, books);
+        self.forget(index, page_indexes);
         if matches!(state, PageState::Own | PageState::Leaving | PageState::Clean(_)) {
             self.pages[index] = PageState::Leaving;
         }
     }
 
-    fn end_copy(&self, index: usize, books: &mut Books) {
+    fn end_copy(&self, index: usize, page_indexes: &mut PageIndexes) {
         if let PageState::Clean(_) = self.pages[index] {
-            books.slots.copy_ended();
+            page_indexes.volume_pages.copy_ended();
         }
     }
 
     /// The page is not there any more.
-    pub(super) fn forget(&mut self, index: usize, books: &mut Books) {
+    pub(super) fn forget(&mut self, index: usize, page_indexes: &mut PageIndexes) {
         if let PageState::Clean(slot) | PageState::Away(slot) | PageState::Coming(slot) = self.pages[index] {
-            books.slots.release(slot);
+            page_indexes.volume_pages.release(slot);
         }
-        self.end_copy(index, books);
+        self.end_copy(index, page_indexes);
         self.pages[index] = PageState::Own;
-        self.unlist(index, &mut books.directory);
+        self.unlist(index, &mut page_indexes.cache_pages);
     }
 
     /// Takes the page's state out, with its reference, and whether it was listed. A read does not follow it.
-    pub(super) fn take(&mut self, index: usize, books: &mut Books) -> (PageState, bool) {
+    pub(super) fn take(&mut self, index: usize, page_indexes: &mut PageIndexes) -> (PageState, bool) {
         let was_listed = self.is_listed(index);
-        self.end_copy(index, books);
+        self.end_copy(index, page_indexes);
         let state = std::mem::take(&mut self.pages[index]);
-        self.unlist(index, &mut books.directory);
+        self.unlist(index, &mut page_indexes.cache_pages);
         (if let PageState::Coming(slot) = state { PageState::Away(slot) } else { state }, was_listed)
     }
 }

@@ -28,18 +28,18 @@ use spillway_policy::replacement::{CachePage, Evidence};
 use self::group::{Group, PageState};
 use self::ranges::Ranges;
 use crate::limits::{GROUP_PAGES, GROUP_SIZE_BYTES, UNUSED_MAX, ZEROES_AHEAD_MAX};
-use crate::page_table::page_indexes::{Coming, Directory, Home, SpaceId};
-use crate::page_table::volume_pages::{PoolPage, Slot, Slots};
+use crate::page_table::page_indexes::{CachePages, Coming, Home, SpaceId};
+use crate::page_table::volume_pages::{PoolPage, VolumePage, VolumePages};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
 /// What all address spaces of a pager share.
 #[derive(Debug)]
-pub struct Books {
+pub struct PageIndexes {
     /// The volume's pages.
-    pub slots: Slots,
+    pub volume_pages: VolumePages,
     /// Numbers of pages, and news for the policy.
-    pub directory: Directory,
+    pub cache_pages: CachePages,
 }
 
 /// How a fault is answered.
@@ -48,9 +48,9 @@ pub enum Answer {
     /// With a page of zeroes; then [`PageTable::filled`].
     Zero,
     /// With the content of a page of the write-back pool, which `slot` has too; then [`PageTable::filled`].
-    Staged(Slot, PoolPage),
+    Staged(VolumePage, PoolPage),
     /// With the content of `slot`; [`PageTable::reading`], and [`PageTable::filled`] when it is there.
-    Read(Slot),
+    Read(VolumePage),
     /// A read is under way, whose end wakes everyone.
     Wait,
     /// By taking the write protection away; then [`PageTable::written`].
@@ -59,7 +59,7 @@ pub enum Answer {
     Wake,
     /// As `Wake`; but if somebody misses it again, the kernel has taken it back: it may take pages that MADV_FREE gave up, and
     /// tells nobody. Then [`PageTable::taken_back`].
-    Recheck(Slot),
+    Recheck(VolumePage),
 }
 
 /// What leaves, if a page may.
@@ -68,7 +68,7 @@ pub enum Victim {
     /// Its content is to be written to a slot.
     Dirty,
     /// Its content is in this slot already.
-    Clean(Slot),
+    Clean(VolumePage),
 }
 
 /// See the module text.
@@ -218,10 +218,10 @@ impl PageTable {
     }
 
     /// A stream shows something of the page at `address`.
-    pub fn learnt(&mut self, address: u64, evidence: Evidence, books: &mut Books) {
+    pub fn learnt(&mut self, address: u64, evidence: Evidence, page_indexes: &mut PageIndexes) {
         let (base, index) = place(address);
         if let Some(group) = self.groups.get_mut(&base) {
-            group.learnt(index, evidence, &mut books.directory);
+            group.learnt(index, evidence, &mut page_indexes.cache_pages);
         }
     }
 
@@ -230,19 +230,19 @@ impl PageTable {
         self.unused.drain(..).for_each(unused);
     }
 
-    fn group(&mut self, address: u64, books: &mut Books) -> (&mut Group, usize) {
+    fn group(&mut self, address: u64, page_indexes: &mut PageIndexes) -> (&mut Group, usize) {
         let (base, index) = place(address);
         let home = Home { space: self.id, base };
         if self.groups.capacity() == 0 {
             // Most small programs end before any page of theirs is looked at.
             self.groups.reserve(GROUPS_EXPECTED);
         }
-        let group = self.groups.entry(base).or_insert_with(|| Group::new(books.directory.open_group(home)));
+        let group = self.groups.entry(base).or_insert_with(|| Group::new(page_indexes.cache_pages.open_group(home)));
         (group, index)
     }
 
     /// How a fault at `address` is answered now.
-    pub fn answer(&self, address: u64, is_write_protected: bool, slots: &Slots) -> Answer {
+    pub fn answer(&self, address: u64, is_write_protected: bool, slots: &VolumePages) -> Answer {
         match (self.state(address), is_write_protected) {
             (PageState::Own | PageState::Leaving | PageState::Clean(_), true) => Answer::Unprotect,
             (PageState::Away(_) | PageState::Coming(_), true) => Answer::Wake,
@@ -257,42 +257,42 @@ impl PageTable {
     }
 
     /// A read of `slot` for the page at `address` begins; the read has a reference of its own.
-    pub fn reading(&mut self, address: u64, slot: Slot, books: &mut Books) {
-        books.slots.retain(slot);
-        let (group, index) = self.group(address, books);
+    pub fn reading(&mut self, address: u64, slot: VolumePage, page_indexes: &mut PageIndexes) {
+        page_indexes.volume_pages.retain(slot);
+        let (group, index) = self.group(address, page_indexes);
         assert!(group.pages[index] == PageState::Away(slot), "only what is away is read");
         group.pages[index] = PageState::Coming(slot);
     }
 
     /// Whether the page at `address` still waits for the read of `slot`.
-    pub fn awaits(&self, address: u64, slot: Slot) -> bool {
+    pub fn awaits(&self, address: u64, slot: VolumePage) -> bool {
         self.state(address) == PageState::Coming(slot)
     }
 
     /// A read of `slot` for the page at `address` ended; if the page was not filled by it, it is away as before.
-    pub fn read_ended(&mut self, address: u64, slot: Slot, books: &mut Books) {
+    pub fn read_ended(&mut self, address: u64, slot: VolumePage, page_indexes: &mut PageIndexes) {
         if self.awaits(address, slot) {
-            self.group(address, books).0.pages[place(address).1] = PageState::Away(slot);
+            self.group(address, page_indexes).0.pages[place(address).1] = PageState::Away(slot);
         }
-        books.slots.release(slot);
+        page_indexes.volume_pages.release(slot);
     }
 
     /// The page at `address` was filled as [`PageTable::answer`] said: `clean` if it is write-protected, so that its slot stays
     /// its copy. Filling it proved that it is registered.
-    pub fn filled(&mut self, address: u64, clean: bool, coming: Coming, books: &mut Books) {
+    pub fn filled(&mut self, address: u64, clean: bool, coming: Coming, page_indexes: &mut PageIndexes) {
         let page = address..address + PAGE;
         if !self.registered.contain(&page) {
             self.registered.insert(page.clone());
         }
-        let (group, index) = self.group(address, books);
+        let (group, index) = self.group(address, page_indexes);
         match group.pages[index] {
             PageState::Away(slot) | PageState::Coming(slot) if clean => {
                 group.pages[index] = PageState::Clean(slot);
-                books.slots.copy_made();
+                page_indexes.volume_pages.copy_made();
             }
             PageState::Away(slot) | PageState::Coming(slot) => {
                 group.pages[index] = PageState::Own;
-                books.slots.release(slot);
+                page_indexes.volume_pages.release(slot);
             }
             PageState::Own | PageState::Leaving => group.pages[index] = PageState::Own,
             PageState::Clean(_) => unreachable!("a page that is there is not filled"),
@@ -300,31 +300,31 @@ impl PageTable {
         if self.guarded.contain(&page) {
             return;
         }
-        let (group, index) = self.group(address, books);
-        group.list(index, coming, &mut books.directory);
+        let (group, index) = self.group(address, page_indexes);
+        group.list(index, coming, &mut page_indexes.cache_pages);
     }
 
     /// The page at `address` may be written from now on: its slot is no copy of it any more.
-    pub fn written(&mut self, address: u64, books: &mut Books) {
+    pub fn written(&mut self, address: u64, page_indexes: &mut PageIndexes) {
         let (base, index) = place(address);
         let Some(group) = self.groups.get_mut(&base) else { return };
         if let PageState::Clean(slot) = group.pages[index] {
             group.pages[index] = PageState::Own;
             group.writes.written();
-            books.slots.copy_ended();
-            books.slots.release(slot);
-            group.learnt(index, Evidence::Written, &mut books.directory);
+            page_indexes.volume_pages.copy_ended();
+            page_indexes.volume_pages.release(slot);
+            group.learnt(index, Evidence::Written, &mut page_indexes.cache_pages);
         }
     }
 
     /// A look at the program's memory found the page at `address` resident. A page that is being removed may still be there.
-    pub fn found(&mut self, address: u64, books: &mut Books) {
+    pub fn found(&mut self, address: u64, page_indexes: &mut PageIndexes) {
         if self.shunned.contain(&(address..address + PAGE)) || self.is_guarded(address) {
             return;
         }
-        let (group, index) = self.group(address, books);
+        let (group, index) = self.group(address, page_indexes);
         if matches!(group.pages[index], PageState::Own | PageState::Clean(_)) && !group.is_listed(index) {
-            group.list(index, Coming::New, &mut books.directory);
+            group.list(index, Coming::New, &mut page_indexes.cache_pages);
         }
     }
 
@@ -358,15 +358,15 @@ impl PageTable {
 
     /// The page at `address` left the program's memory; its content is that of `slot`, whose reference it takes (a clean page
     /// has that reference already).
-    pub fn left(&mut self, address: u64, slot: Slot, books: &mut Books) {
-        let (group, index) = self.group(address, books);
+    pub fn left(&mut self, address: u64, slot: VolumePage, page_indexes: &mut PageIndexes) {
+        let (group, index) = self.group(address, page_indexes);
         assert!(
             matches!(group.pages[index], PageState::Own) || group.pages[index] == PageState::Clean(slot),
             "only a resident page leaves"
         );
         if let PageState::Clean(_) = group.pages[index] {
             group.writes.left_clean();
-            books.slots.copy_ended();
+            page_indexes.volume_pages.copy_ended();
         }
         group.pages[index] = PageState::Away(slot);
         if group.leaves_unproven(index) && self.unused.len() < UNUSED_MAX {
@@ -385,31 +385,31 @@ impl PageTable {
     }
 
     /// The clean page at `address` is not there: its slot has one of the contents that it may have after MADV_FREE.
-    pub fn taken_back(&mut self, address: u64, books: &mut Books) {
+    pub fn taken_back(&mut self, address: u64, page_indexes: &mut PageIndexes) {
         let PageState::Clean(slot) = self.state(address) else { return };
-        let (group, index) = self.group(address, books);
-        group.unlist(index, &mut books.directory);
-        self.left(address, slot, books);
+        let (group, index) = self.group(address, page_indexes);
+        group.unlist(index, &mut page_indexes.cache_pages);
+        self.left(address, slot, page_indexes);
     }
 
     /// The program removes `range` (MADV_DONTNEED): what is away is forgotten, what is there is left alone until it is gone.
-    pub fn remove(&mut self, range: &Range<u64>, books: &mut Books) {
+    pub fn remove(&mut self, range: &Range<u64>, page_indexes: &mut PageIndexes) {
         if self.unscanned {
             self.shunned.insert(range.clone());
         }
-        self.each_page(range, |group, index| group.remove(index, books));
+        self.each_page(range, |group, index| group.remove(index, page_indexes));
     }
 
     /// `range` is not mapped any more, or by something else.
-    pub fn unmap(&mut self, range: &Range<u64>, books: &mut Books) {
+    pub fn unmap(&mut self, range: &Range<u64>, page_indexes: &mut PageIndexes) {
         for set in [&mut self.registered, &mut self.surveyed, &mut self.guarded, &mut self.shunned] {
             set.remove(range);
         }
-        self.each_page(range, |group, index| group.forget(index, books));
+        self.each_page(range, |group, index| group.forget(index, page_indexes));
         let empty: Vec<u64> = self.bases(range).filter(|base| self.groups[base].is_blank()).collect();
         for base in empty {
             let group = self.groups.remove(&base).expect("just listed");
-            books.directory.close_group(group.number);
+            page_indexes.cache_pages.close_group(group.number);
         }
     }
 
@@ -419,32 +419,32 @@ impl PageTable {
         &mut self,
         range: &Range<u64>,
         is_registered: impl Fn(&Range<u64>) -> bool,
-        books: &mut Books,
+        page_indexes: &mut PageIndexes,
     ) {
         let mut away = Ranges::default();
         self.each_page(range, |group, index| {
             if matches!(group.pages[index], PageState::Away(_) | PageState::Coming(_)) {
-                let address = group_address(group, index, books);
+                let address = group_address(group, index, page_indexes);
                 away.insert(address..address + PAGE);
             }
         });
         for run in away.iter().filter(|run| !is_registered(run)) {
             // More than one mapping may have parts of it.
             let pages = run.step_by(PAGE_SIZE_BYTES).map(|address| address..address + PAGE);
-            pages.filter(|page| !is_registered(page)).for_each(|page| self.unmap(&page, books));
+            pages.filter(|page| !is_registered(page)).for_each(|page| self.unmap(&page, page_indexes));
         }
     }
 
     /// The program may install or remove guard pages in `range` from now on (madvise(2), Linux 6.13): what it has there stays, and nothing is brought
     /// there, since a page that the kernel copies takes a guard's place (`pte_none_mostly` in mm/userfaultfd.c). False, and nothing changed, while a
     /// page of it is away: its content would be lost or come back behind a guard.
-    pub fn guard(&mut self, range: &Range<u64>, books: &mut Books) -> bool {
+    pub fn guard(&mut self, range: &Range<u64>, page_indexes: &mut PageIndexes) -> bool {
         let mut is_away = false;
         self.each_page(range, |group, index| {
             is_away |= matches!(group.pages[index], PageState::Away(_) | PageState::Coming(_));
         });
         if !is_away {
-            self.each_page(range, |group, index| group.forget(index, books));
+            self.each_page(range, |group, index| group.forget(index, page_indexes));
             self.guarded.insert(range.clone());
         }
         !is_away
@@ -469,8 +469,8 @@ impl PageTable {
     }
 
     /// `length` bytes moved from `from` to `to` with their pages (mremap). Reads under way do not follow them.
-    pub fn remap(&mut self, from: u64, to: u64, length: u64, books: &mut Books) {
-        self.unmap(&(to..to + length), books);
+    pub fn remap(&mut self, from: u64, to: u64, length: u64, page_indexes: &mut PageIndexes) {
+        self.unmap(&(to..to + length), page_indexes);
         let source = from..from + length;
         for set in [&mut self.registered, &mut self.surveyed, &mut self.guarded, &mut self.shunned] {
             for part in set.within(&source) {
@@ -479,27 +479,27 @@ impl PageTable {
         }
         let mut moved = Vec::new();
         self.each_page(&source, |group, index| {
-            let address = group_address(group, index, books);
-            moved.push((address - from + to, group.take(index, books)));
+            let address = group_address(group, index, page_indexes);
+            moved.push((address - from + to, group.take(index, page_indexes)));
         });
-        self.unmap(&source, books);
+        self.unmap(&source, page_indexes);
         for (address, (state, was_listed)) in moved {
             if state == PageState::Own && !was_listed {
                 continue;
             }
             if let PageState::Clean(_) = state {
-                books.slots.copy_made();
+                page_indexes.volume_pages.copy_made();
             }
-            let (group, index) = self.group(address, books);
+            let (group, index) = self.group(address, page_indexes);
             group.pages[index] = state;
             if was_listed {
-                group.list(index, Coming::New, &mut books.directory);
+                group.list(index, Coming::New, &mut page_indexes.cache_pages);
             }
         }
     }
 
     /// The address space of a child, as of the fork; what lies in `wiped` reads as zeroes there (MADV_WIPEONFORK, rule 5).
-    pub fn fork(&self, id: SpaceId, wiped: &Ranges, books: &mut Books) -> Self {
+    pub fn fork(&self, id: SpaceId, wiped: &Ranges, page_indexes: &mut PageIndexes) -> Self {
         let mut child = Self::new(id);
         child.registered = self.registered.clone();
         child.surveyed = self.surveyed.clone();
@@ -515,12 +515,12 @@ impl PageTable {
                 if wiped.contain(&(address..address + PAGE)) {
                     continue;
                 }
-                books.slots.retain(slot);
+                page_indexes.volume_pages.retain(slot);
                 let is_clean = matches!(state, PageState::Clean(_));
                 if is_clean {
-                    books.slots.copy_made();
+                    page_indexes.volume_pages.copy_made();
                 }
-                let (group, index) = child.group(address, books);
+                let (group, index) = child.group(address, page_indexes);
                 group.pages[index] = if is_clean { PageState::Clean(slot) } else { PageState::Away(slot) };
             }
         }
@@ -528,8 +528,8 @@ impl PageTable {
     }
 
     /// The address space is gone.
-    pub fn end(&mut self, books: &mut Books) {
-        self.unmap(&(0..u64::MAX), books);
+    pub fn end(&mut self, page_indexes: &mut PageIndexes) {
+        self.unmap(&(0..u64::MAX), page_indexes);
     }
 
     /// The addresses of groups in `range`, in no order.
@@ -556,8 +556,8 @@ impl PageTable {
     }
 }
 
-fn group_address(group: &Group, index: usize, books: &Books) -> u64 {
-    books.directory.home(group.page(index)).expect("an open group has a home").base
+fn group_address(group: &Group, index: usize, page_indexes: &PageIndexes) -> u64 {
+    page_indexes.cache_pages.home(group.page(index)).expect("an open group has a home").base
 }
 
 /// The group's address and the index in it.

@@ -51,19 +51,19 @@ const NEWS_EXPECTED: usize = 1 << 16;
 
 /// See the module text.
 #[derive(Debug)]
-pub struct Directory {
+pub struct CachePages {
     homes: Vec<Option<Home>>,
     free: Vec<u32>,
     news: Vec<News>,
 }
 
-impl Default for Directory {
+impl Default for CachePages {
     fn default() -> Self {
         Self { homes: Vec::new(), free: Vec::new(), news: Vec::with_capacity(NEWS_EXPECTED) }
     }
 }
 
-impl Directory {
+impl CachePages {
     /// A number for the group at `home`.
     pub fn open_group(&mut self, home: Home) -> u32 {
         if let Some(number) = self.free.pop() {
@@ -74,7 +74,7 @@ impl Directory {
         u32::try_from(self.homes.len() - 1).expect("2^32 groups are 512 TiB")
     }
 
-    /// The group is gone; its pages were [told](Directory::tell) to be gone before.
+    /// The group is gone; its pages were [told](CachePages::tell) to be gone before.
     pub fn close_group(&mut self, number: u32) {
         assert!(self.homes[number as usize].take().is_some(), "a group is closed once");
         self.free.push(number);
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn numbers_lead_home_and_are_given_again() {
-        let mut directory = Directory::default();
+        let mut directory = CachePages::default();
         let home = |base| Home { space: SpaceId(3), base };
         assert_eq!(directory.open_group(home(0x20_0000)), 0);
         assert_eq!(directory.open_group(home(0x40_0000)), 1);
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn news_keep_their_order() {
-        let mut directory = Directory::default();
+        let mut directory = CachePages::default();
         let mut room = Vec::new();
         directory.tell(News::Gone(CachePage(1)));
         directory.tell(News::Came(CachePage(1), Coming::New));

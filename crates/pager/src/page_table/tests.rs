@@ -8,13 +8,13 @@ use proptest::prelude::*;
 use super::*;
 use crate::fork::page_in::ALL;
 use crate::page_table::page_indexes::News;
-use crate::page_table::volume_pages::SlotRun;
+use crate::page_table::volume_pages::VolumePageRun;
 
 const PAGES: u64 = 96;
 const BASE: u64 = 7 * PAGE;
 
-fn books() -> Books {
-    Books { slots: Slots::new(4096), directory: Directory::default() }
+fn page_indexes() -> PageIndexes {
+    PageIndexes { volume_pages: VolumePages::new(4096), cache_pages: CachePages::default() }
 }
 
 fn address(page: u64) -> u64 {
@@ -35,12 +35,12 @@ struct Program {
     /// Removed by the program, not gone yet.
     going: Option<Range<u64>>,
     /// Reads under way.
-    reads: Vec<(u64, Slot)>,
+    reads: Vec<(u64, VolumePage)>,
 }
 
 struct World {
-    books: Books,
-    volume: BTreeMap<Slot, u32>,
+    page_indexes: PageIndexes,
+    volume: BTreeMap<VolumePage, u32>,
     programs: Vec<Program>,
     clock: u32,
 }
@@ -51,7 +51,7 @@ impl World {
         page_table.registered.insert(range(0, PAGES));
         let first =
             Program { page_table, resident: BTreeMap::new(), truth: BTreeMap::new(), going: None, reads: Vec::new() };
-        Self { books: books(), volume: BTreeMap::new(), programs: vec![first], clock: 0 }
+        Self { page_indexes: page_indexes(), volume: BTreeMap::new(), programs: vec![first], clock: 0 }
     }
 
     fn is_going(&self, program: usize, page: u64) -> bool {
@@ -83,54 +83,54 @@ impl World {
     }
 
     fn fault(&mut self, program: usize, page: u64, is_write: bool, is_write_protected: bool) {
-        let (books, one, at) = (&mut self.books, &mut self.programs[program], address(page));
-        match one.page_table.answer(at, is_write_protected, &books.slots) {
+        let (page_indexes, one, at) = (&mut self.page_indexes, &mut self.programs[program], address(page));
+        match one.page_table.answer(at, is_write_protected, &page_indexes.volume_pages) {
             Answer::Zero => {
                 one.resident.insert(page, (0, false));
-                one.page_table.filled(at, false, Coming::New, books);
+                one.page_table.filled(at, false, Coming::New, page_indexes);
             }
             Answer::Staged(slot, _) => {
                 one.resident.insert(page, (self.volume[&slot], !is_write));
-                one.page_table.filled(at, !is_write, Coming::Staged, books);
+                one.page_table.filled(at, !is_write, Coming::Staged, page_indexes);
             }
             Answer::Read(slot) => {
-                one.page_table.reading(at, slot, books);
+                one.page_table.reading(at, slot, page_indexes);
                 one.reads.push((at, slot));
                 self.finish_reads(program);
             }
             Answer::Wait => self.finish_reads(program),
             Answer::Unprotect => {
                 one.resident.get_mut(&page).expect("protected pages are there").1 = false;
-                one.page_table.written(at, books);
+                one.page_table.written(at, page_indexes);
             }
             Answer::Wake | Answer::Recheck(_) => panic!("nothing is stale here"),
         }
     }
 
     fn finish_reads(&mut self, program: usize) {
-        let (books, one) = (&mut self.books, &mut self.programs[program]);
+        let (page_indexes, one) = (&mut self.page_indexes, &mut self.programs[program]);
         for (at, slot) in std::mem::take(&mut one.reads) {
             if one.page_table.awaits(at, slot) {
                 one.resident.insert((at - BASE) / PAGE, (self.volume[&slot], true));
-                one.page_table.filled(at, true, Coming::Back, books);
+                one.page_table.filled(at, true, Coming::Back, page_indexes);
             }
-            one.page_table.read_ended(at, slot, books);
+            one.page_table.read_ended(at, slot, page_indexes);
         }
     }
 
     /// Begins a read that ends later.
     fn begin_read(&mut self, program: usize, page: u64) {
-        let (books, one, at) = (&mut self.books, &mut self.programs[program], address(page));
-        if let Answer::Read(slot) = one.page_table.answer(at, false, &books.slots)
+        let (page_indexes, one, at) = (&mut self.page_indexes, &mut self.programs[program], address(page));
+        if let Answer::Read(slot) = one.page_table.answer(at, false, &page_indexes.volume_pages)
             && !one.resident.contains_key(&page)
         {
-            one.page_table.reading(at, slot, books);
+            one.page_table.reading(at, slot, page_indexes);
             one.reads.push((at, slot));
         }
     }
 
     fn evict(&mut self, program: usize, page: u64, stays_staged: bool) {
-        let (books, one, at) = (&mut self.books, &mut self.programs[program], address(page));
+        let (page_indexes, one, at) = (&mut self.page_indexes, &mut self.programs[program], address(page));
         let Some(victim) = one.page_table.victim(at) else { return };
         let Some((content, _)) = one.resident.get(&page).copied() else { return };
         let slot = match victim {
@@ -139,23 +139,24 @@ impl World {
                 slot
             }
             Victim::Dirty => {
-                let SlotRun { first, .. } = books.slots.take(1).expect("the volume is large enough");
+                let VolumePageRun { first, .. } =
+                    page_indexes.volume_pages.take(1).expect("the volume is large enough");
                 self.volume.insert(first, content);
                 first
             }
         };
         if let (Some(number), Victim::Dirty, true) = (one.page_table.number(at), victim, stays_staged) {
-            books.slots.stage(slot, PoolPage(number.0));
+            page_indexes.volume_pages.stage(slot, PoolPage(number.0));
         }
         one.resident.remove(&page);
         one.page_table.unlisted(at);
-        one.page_table.left(at, slot, books);
+        one.page_table.left(at, slot, page_indexes);
     }
 
     fn begin_remove(&mut self, program: usize, page: u64, pages: u64) {
         let one = &mut self.programs[program];
         if one.going.is_none() {
-            one.page_table.remove(&range(page, pages), &mut self.books);
+            one.page_table.remove(&range(page, pages), &mut self.page_indexes);
             one.going = Some(page..page + pages);
         }
     }
@@ -171,7 +172,7 @@ impl World {
     fn unmap(&mut self, program: usize, page: u64, pages: u64) {
         self.end_remove(program);
         let one = &mut self.programs[program];
-        one.page_table.unmap(&range(page, pages), &mut self.books);
+        one.page_table.unmap(&range(page, pages), &mut self.page_indexes);
         for page in page..page + pages {
             one.resident.remove(&page);
             one.truth.remove(&page);
@@ -186,7 +187,7 @@ impl World {
         }
         self.end_remove(program);
         let one = &mut self.programs[program];
-        one.page_table.remap(address(from), address(to), pages * PAGE, &mut self.books);
+        one.page_table.remap(address(from), address(to), pages * PAGE, &mut self.page_indexes);
         one.page_table.registered.insert(range(from, pages));
         for page in 0..pages {
             let moved = one.truth.remove(&(from + page));
@@ -209,20 +210,20 @@ impl World {
         let parent = &self.programs[program];
         let id = SpaceId(self.programs.len() as u32);
         let mut child = Program {
-            page_table: parent.page_table.fork(id, &wiped_ranges, &mut self.books),
+            page_table: parent.page_table.fork(id, &wiped_ranges, &mut self.page_indexes),
             resident: parent.resident.iter().filter(|(page, _)| !is_wiped(**page)).map(|(a, b)| (*a, *b)).collect(),
             truth: parent.truth.iter().filter(|(page, _)| !is_wiped(**page)).map(|(a, b)| (*a, *b)).collect(),
             going: None,
             reads: Vec::new(),
         };
-        child.resident.keys().for_each(|page| child.page_table.found(address(*page), &mut self.books));
+        child.resident.keys().for_each(|page| child.page_table.found(address(*page), &mut self.page_indexes));
         child.page_table.scanned();
         self.programs.push(child);
     }
 
     /// Slots are referred to by exactly the pages and reads that there are.
     fn check_counts(&self) {
-        let (mut counts, mut copies) = (BTreeMap::<Slot, u64>::new(), 0);
+        let (mut counts, mut copies) = (BTreeMap::<VolumePage, u64>::new(), 0);
         for program in &self.programs {
             for page in 0..PAGES {
                 if let PageState::Clean(slot) | PageState::Away(slot) | PageState::Coming(slot) =
@@ -235,9 +236,13 @@ impl World {
             let states = (0..PAGES).map(|page| program.page_table.state(address(page)));
             copies += states.filter(|state| matches!(state, PageState::Clean(_))).count() as u64;
         }
-        assert_eq!(self.books.slots.copies(), copies);
-        for slot in (0..4096).map(Slot) {
-            assert_eq!(self.books.slots.references(slot), counts.get(&slot).copied().unwrap_or(0), "{slot:?}");
+        assert_eq!(self.page_indexes.volume_pages.copies(), copies);
+        for slot in (0..4096).map(VolumePage) {
+            assert_eq!(
+                self.page_indexes.volume_pages.references(slot),
+                counts.get(&slot).copied().unwrap_or(0),
+                "{slot:?}"
+            );
         }
     }
 
@@ -249,18 +254,18 @@ impl World {
         }
         self.check_counts();
         for program in &mut self.programs {
-            program.page_table.end(&mut self.books);
+            program.page_table.end(&mut self.page_indexes);
         }
-        assert_eq!(self.books.slots.in_use(), 0, "every slot came back");
-        assert_eq!(self.books.slots.copies(), 0, "every copy ended");
-        assert_eq!(self.books.directory.groups_open(), 0, "every group was closed");
+        assert_eq!(self.page_indexes.volume_pages.in_use(), 0, "every slot came back");
+        assert_eq!(self.page_indexes.volume_pages.copies(), 0, "every copy ended");
+        assert_eq!(self.page_indexes.cache_pages.groups_open(), 0, "every group was closed");
     }
 }
 
 /// What the policy would list after `news`.
-fn listed(books: &mut Books) -> std::collections::BTreeSet<CachePage> {
+fn listed(page_indexes: &mut PageIndexes) -> std::collections::BTreeSet<CachePage> {
     let (mut news, mut listed) = (Vec::new(), std::collections::BTreeSet::new());
-    books.directory.take_news(&mut news);
+    page_indexes.cache_pages.take_news(&mut news);
     for news in news {
         match news {
             News::Came(page, _) => assert!(listed.insert(page), "{page:?} came twice"),
@@ -273,19 +278,19 @@ fn listed(books: &mut Books) -> std::collections::BTreeSet<CachePage> {
 
 #[test]
 fn pages_that_are_away_are_listed_in_order() {
-    let mut books = books();
+    let mut page_indexes = page_indexes();
     let mut page_table = PageTable::new(SpaceId(1));
     assert!(page_table.away(&ALL).is_empty());
     for address in [9 * GROUP_SIZE_BYTES + PAGE, 3 * PAGE, PAGE] {
-        let slot = books.slots.take(1).unwrap().first;
-        page_table.found(address, &mut books);
-        page_table.left(address, slot, &mut books);
+        let slot = page_indexes.volume_pages.take(1).unwrap().first;
+        page_table.found(address, &mut page_indexes);
+        page_table.left(address, slot, &mut page_indexes);
     }
     assert_eq!(page_table.away(&ALL), [PAGE, 3 * PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
     let PageState::Away(slot) = page_table.state(PAGE) else { panic!("it left") };
-    page_table.reading(PAGE, slot, &mut books);
+    page_table.reading(PAGE, slot, &mut page_indexes);
     assert_eq!(page_table.away(&ALL).len(), 3, "what is still to come is away");
-    page_table.filled(3 * PAGE, false, Coming::Back, &mut books);
+    page_table.filled(3 * PAGE, false, Coming::Back, &mut page_indexes);
     assert_eq!(page_table.away(&ALL), [PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
 }
 
@@ -335,7 +340,7 @@ proptest! {
         }
         let resident: std::collections::BTreeSet<_> =
             world.programs[0].resident.keys().map(|page| world.programs[0].page_table.number(address(*page)).unwrap()).collect();
-        prop_assert_eq!(listed(&mut world.books), resident);
+        prop_assert_eq!(listed(&mut world.page_indexes), resident);
     }
 }
 
@@ -347,8 +352,8 @@ fn a_page_that_is_being_removed_is_no_victim_until_it_was_seen_absent() {
     assert_eq!(world.programs[0].page_table.victim(address(3)), Some(Victim::Dirty));
     world.begin_remove(0, 3, 1);
     assert_eq!(world.programs[0].page_table.victim(address(3)), None);
-    world.programs[0].page_table.found(address(3), &mut world.books);
-    assert!(listed(&mut world.books).is_empty(), "a look that still finds it proves nothing");
+    world.programs[0].page_table.found(address(3), &mut world.page_indexes);
+    assert!(listed(&mut world.page_indexes).is_empty(), "a look that still finds it proves nothing");
     world.end_remove(0);
     world.touch(0, 3, false);
     assert_eq!(world.programs[0].page_table.victim(address(3)), Some(Victim::Dirty));
@@ -358,12 +363,12 @@ fn a_page_that_is_being_removed_is_no_victim_until_it_was_seen_absent() {
 fn what_an_unscanned_child_removes_is_not_listed_by_a_later_look() {
     let mut world = World::new();
     (0..4).for_each(|page| world.touch(0, page, true));
-    let mut child = world.programs[0].page_table.fork(SpaceId(1), &Ranges::default(), &mut world.books);
-    listed(&mut world.books);
-    child.remove(&range(1, 2), &mut world.books);
-    (0..4).for_each(|page| child.found(address(page), &mut world.books));
-    assert_eq!(listed(&mut world.books).len(), 2);
-    child.end(&mut world.books);
+    let mut child = world.programs[0].page_table.fork(SpaceId(1), &Ranges::default(), &mut world.page_indexes);
+    listed(&mut world.page_indexes);
+    child.remove(&range(1, 2), &mut world.page_indexes);
+    (0..4).for_each(|page| child.found(address(page), &mut world.page_indexes));
+    assert_eq!(listed(&mut world.page_indexes).len(), 2);
+    child.end(&mut world.page_indexes);
 }
 
 #[test]
@@ -374,7 +379,7 @@ fn a_page_outside_probed_memory_is_no_victim() {
     world.programs[0].page_table.registered.remove(&range(0, PAGES));
     assert_eq!(world.programs[0].page_table.victim(address(3)), None);
     // A fault that could be answered is a proof as good as a probe.
-    world.programs[0].page_table.filled(address(3), false, Coming::New, &mut world.books);
+    world.programs[0].page_table.filled(address(3), false, Coming::New, &mut world.page_indexes);
     assert_eq!(world.programs[0].page_table.victim(address(3)), Some(Victim::Dirty));
 }
 
@@ -385,23 +390,27 @@ fn stale_messages_only_wake() {
     world.evict(0, 1, false);
     world.touch(0, 1, false);
     let page_table = &world.programs[0].page_table;
-    let answer = page_table.answer(address(1), false, &world.books.slots);
+    let answer = page_table.answer(address(1), false, &world.page_indexes.volume_pages);
     assert!(
         matches!(answer, Answer::Recheck(slot) if page_table.state(address(1)) == PageState::Clean(slot)),
         "answered already"
     );
-    assert_eq!(page_table.answer(address(1), true, &world.books.slots), Answer::Unprotect);
+    assert_eq!(page_table.answer(address(1), true, &world.page_indexes.volume_pages), Answer::Unprotect);
     world.evict(0, 1, false);
     let page_table = &world.programs[0].page_table;
-    assert_eq!(page_table.answer(address(1), true, &world.books.slots), Answer::Wake, "it left meanwhile");
+    assert_eq!(
+        page_table.answer(address(1), true, &world.page_indexes.volume_pages),
+        Answer::Wake,
+        "it left meanwhile"
+    );
 }
 
 #[test]
 fn as_many_pages_come_along_as_were_touched_before_as_far_as_they_are_known_and_untouched() {
-    let (mut page_table, mut books) = (PageTable::new(SpaceId(0)), books());
+    let (mut page_table, mut page_indexes) = (PageTable::new(SpaceId(0)), page_indexes());
     page_table.surveyed.insert(range(0, 100));
     let mut fill = |page_table: &mut PageTable, pages: Range<u64>| {
-        pages.for_each(|page| page_table.filled(address(page), false, Coming::New, &mut books));
+        pages.for_each(|page| page_table.filled(address(page), false, Coming::New, &mut page_indexes));
     };
     fill(&mut page_table, 10..11);
     assert_eq!(page_table.first_touches_ahead(address(10)), range(11, 0), "the first page of all");
@@ -420,33 +429,33 @@ fn where_guards_may_be_nothing_leaves_and_nothing_comes_along() {
     let mut world = World::new();
     (0..8).for_each(|page| world.touch(0, page, true));
     world.evict(0, 2, false);
-    let (page_table, books) = (&mut world.programs[0].page_table, &mut world.books);
+    let (page_table, page_indexes) = (&mut world.programs[0].page_table, &mut world.page_indexes);
     page_table.surveyed.insert(range(0, PAGES));
-    assert!(!page_table.guard(&range(1, 3), books), "a page of it is away: its content would be lost");
+    assert!(!page_table.guard(&range(1, 3), page_indexes), "a page of it is away: its content would be lost");
     assert!(!page_table.is_guarded(address(1)));
     world.touch(0, 2, false);
-    let (page_table, books) = (&mut world.programs[0].page_table, &mut world.books);
+    let (page_table, page_indexes) = (&mut world.programs[0].page_table, &mut world.page_indexes);
     assert!(matches!(page_table.state(address(2)), PageState::Clean(_)));
-    assert!(page_table.guard(&range(1, 3), books));
+    assert!(page_table.guard(&range(1, 3), page_indexes));
     assert_eq!(page_table.victim(address(2)), None);
     assert_eq!(page_table.victim(address(4)), Some(Victim::Dirty));
     assert_eq!(
-        page_table.answer(address(2), false, &books.slots),
+        page_table.answer(address(2), false, &page_indexes.volume_pages),
         Answer::Zero,
         "what a guard took away comes back as zeroes"
     );
     assert_eq!(
-        page_table.answer(address(2), true, &books.slots),
+        page_table.answer(address(2), true, &page_indexes.volume_pages),
         Answer::Unprotect,
         "it was protected and is still there"
     );
     // Pages before and behind it were touched one after the other.
-    page_table.guard(&range(9, 1), books);
+    page_table.guard(&range(9, 1), page_indexes);
     assert_eq!(page_table.first_touches_ahead(address(7)), range(8, 1), "not into a guard");
-    let mut child = page_table.fork(SpaceId(1), &Ranges::default(), books);
+    let mut child = page_table.fork(SpaceId(1), &Ranges::default(), page_indexes);
     assert!(child.is_guarded(address(3)));
-    child.end(books);
-    page_table.remap(address(1), address(20), 3 * PAGE, books);
+    child.end(page_indexes);
+    page_table.remap(address(1), address(20), 3 * PAGE, page_indexes);
     assert!(page_table.is_guarded(address(20)) && !page_table.is_guarded(address(1)));
     // Only the middle of it has a guard when the call is over.
     let mut guards = Ranges::default();
@@ -458,10 +467,10 @@ fn where_guards_may_be_nothing_leaves_and_nothing_comes_along() {
             && !page_table.is_guarded(address(22))
     );
     assert!(!page_table.surveyed.contain(&range(20, 1)), "what is there is looked for again");
-    page_table.found(address(20), books);
-    page_table.found(address(21), books);
+    page_table.found(address(20), page_indexes);
+    page_table.found(address(21), page_indexes);
     assert!(page_table.number(address(20)).is_some() && page_table.victim(address(20)) == Some(Victim::Dirty));
     assert_eq!(page_table.victim(address(21)), None);
-    page_table.unmap(&range(20, 3), books);
+    page_table.unmap(&range(20, 3), page_indexes);
     assert!(!page_table.is_guarded(address(21)), "another mapping has none");
 }

@@ -15,7 +15,7 @@ use crate::limits::{DISCARD_AFTER_LOOKS, GROUP_PAGES};
 
 /// A page of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(pub u32);
+pub struct VolumePage(pub u32);
 
 /// A page of the write-back pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,17 +23,17 @@ pub struct PoolPage(pub u32);
 
 /// Neighbouring slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotRun {
+pub struct VolumePageRun {
     /// The first.
-    pub first: Slot,
+    pub first: VolumePage,
     /// How many.
     pub count: u32,
 }
 
-impl SlotRun {
+impl VolumePageRun {
     /// Each of them.
-    pub fn slots(self) -> impl Iterator<Item = Slot> {
-        (self.first.0..self.first.0 + self.count).map(Slot)
+    pub fn slots(self) -> impl Iterator<Item = VolumePage> {
+        (self.first.0..self.first.0 + self.count).map(VolumePage)
     }
 }
 
@@ -46,7 +46,7 @@ const STAGED_SHIFT: u32 = 32;
 
 /// All slots of a volume, see the module text.
 #[derive(Debug)]
-pub struct Slots {
+pub struct VolumePages {
     /// By slot: references (24 bits), busy, pool page + 1 (32 bits). Zeroes that are never touched take no memory.
     entries: Vec<u64>,
     /// A bit for each slot: taken. Slots behind the last are taken for good.
@@ -69,7 +69,7 @@ pub struct Slots {
 /// Words of slots in one discard at most: 16 MiB.
 const DISCARD_WORDS_MAX: usize = 64;
 
-impl Slots {
+impl VolumePages {
     /// `count` free slots.
     pub fn new(count: u32) -> Self {
         let words = count.div_ceil(u64::BITS) as usize;
@@ -127,7 +127,7 @@ impl Slots {
 
     /// Takes up to `wanted` neighbouring slots, each with one reference: the whole number if there is such a run near, a
     /// shorter run otherwise, none if the volume is full.
-    pub fn take(&mut self, wanted: usize) -> Option<SlotRun> {
+    pub fn take(&mut self, wanted: usize) -> Option<VolumePageRun> {
         assert!((1..=GROUP_PAGES).contains(&wanted), "a run is at most a group");
         let mut length = wanted as u32;
         loop {
@@ -141,7 +141,7 @@ impl Slots {
         }
     }
 
-    fn find(&mut self, length: u32) -> Option<Slot> {
+    fn find(&mut self, length: u32) -> Option<VolumePage> {
         while self.taken.get(self.lowest) == Some(&u64::MAX) {
             self.lowest += 1;
         }
@@ -149,12 +149,12 @@ impl Slots {
         let looked_at = if length == 1 { usize::MAX } else { WORDS_LOOKED_AT_MAX };
         self.taken.iter().enumerate().skip(self.lowest).take(looked_at).find_map(|(index, taken)| {
             let fits = starts_of_runs(!taken, length);
-            (fits != 0).then(|| Slot(index as u32 * u64::BITS + fits.trailing_zeros()))
+            (fits != 0).then(|| VolumePage(index as u32 * u64::BITS + fits.trailing_zeros()))
         })
     }
 
-    fn occupy(&mut self, first: Slot, count: u32) -> SlotRun {
-        let run = SlotRun { first, count };
+    fn occupy(&mut self, first: VolumePage, count: u32) -> VolumePageRun {
+        let run = VolumePageRun { first, count };
         for slot in run.slots() {
             let (word, bit) = place(slot);
             assert!(self.taken[word] & bit == 0 && self.entries[slot.0 as usize] == 0, "a slot taken was free");
@@ -166,17 +166,17 @@ impl Slots {
         run
     }
 
-    fn entry(&mut self, slot: Slot) -> &mut u64 {
+    fn entry(&mut self, slot: VolumePage) -> &mut u64 {
         &mut self.entries[slot.0 as usize]
     }
 
     /// References of `slot`.
-    pub fn references(&self, slot: Slot) -> u64 {
+    pub fn references(&self, slot: VolumePage) -> u64 {
         self.entries[slot.0 as usize] & REFERENCES
     }
 
     /// One more page refers to `slot`.
-    pub fn retain(&mut self, slot: Slot) {
+    pub fn retain(&mut self, slot: VolumePage) {
         let entry = self.entry(slot);
         assert!(*entry & REFERENCES != 0, "only a slot that is referred to can be shared");
         assert!(*entry & REFERENCES != REFERENCES, "fewer address spaces than references");
@@ -184,7 +184,7 @@ impl Slots {
     }
 
     /// One page fewer refers to `slot`; without any left its content is gone.
-    pub fn release(&mut self, slot: Slot) {
+    pub fn release(&mut self, slot: VolumePage) {
         let entry = self.entry(slot);
         assert!(*entry & REFERENCES != 0, "a reference that is given up existed");
         *entry -= 1;
@@ -197,20 +197,20 @@ impl Slots {
     }
 
     /// Gives back a slot that was taken and never written. A donor may hold what was in it before.
-    pub fn give_back(&mut self, slot: Slot) {
+    pub fn give_back(&mut self, slot: VolumePage) {
         assert!(*self.entry(slot) == 1, "a slot given back is as it was taken");
         *self.entry(slot) = 0;
         self.set_stale(slot);
     }
 
-    fn set_stale(&mut self, slot: Slot) {
+    fn set_stale(&mut self, slot: VolumePage) {
         let (word, bit) = place(slot);
         self.stale[word] |= bit;
         self.stale_at[word] = self.looks;
         self.set_free(slot);
     }
 
-    fn set_free(&mut self, slot: Slot) {
+    fn set_free(&mut self, slot: VolumePage) {
         let (word, bit) = place(slot);
         assert!(self.taken[word] & bit != 0, "only a taken slot becomes free");
         self.taken[word] &= !bit;
@@ -219,19 +219,19 @@ impl Slots {
     }
 
     /// A write of `slot` begins.
-    pub fn begin_write(&mut self, slot: Slot) {
+    pub fn begin_write(&mut self, slot: VolumePage) {
         let entry = self.entry(slot);
         assert!(*entry & BUSY == 0, "one request for a slot at a time");
         *entry |= BUSY;
     }
 
     /// Whether a write of `slot` is under way.
-    pub fn is_busy(&self, slot: Slot) -> bool {
+    pub fn is_busy(&self, slot: VolumePage) -> bool {
         self.entries[slot.0 as usize] & BUSY != 0
     }
 
     /// The write of `slot` ended. If nothing refers to it any more it goes now.
-    pub fn end_write(&mut self, slot: Slot) {
+    pub fn end_write(&mut self, slot: VolumePage) {
         let entry = self.entry(slot);
         assert!(*entry & BUSY != 0, "what ends has begun");
         *entry &= !BUSY;
@@ -241,8 +241,8 @@ impl Slots {
     }
 
     /// Takes free slots, whole words of neighbours, whose old content donors may still hold and that were left alone for
-    /// [`DISCARD_AFTER_LOOKS`] looks that found none; then [`Slots::end_discard`].
-    pub fn begin_discard(&mut self) -> Option<SlotRun> {
+    /// [`DISCARD_AFTER_LOOKS`] looks that found none; then [`VolumePages::end_discard`].
+    pub fn begin_discard(&mut self) -> Option<VolumePageRun> {
         let is_stale = |index: usize, slots: &Self| {
             let is_old = slots.looks.wrapping_sub(slots.stale_at[index]) >= DISCARD_AFTER_LOOKS;
             slots.taken[index] == 0 && slots.stale[index] != 0 && is_old
@@ -261,11 +261,11 @@ impl Slots {
         self.discard_from = last;
         let count = ((last - first) * u64::BITS as usize) as u32;
         self.free -= u64::from(count);
-        Some(SlotRun { first: Slot(first as u32 * u64::BITS), count })
+        Some(VolumePageRun { first: VolumePage(first as u32 * u64::BITS), count })
     }
 
     /// The slots of `run` are free again.
-    pub fn end_discard(&mut self, run: SlotRun) {
+    pub fn end_discard(&mut self, run: VolumePageRun) {
         for slot in run.slots() {
             assert!(*self.entry(slot) == 0, "nobody refers to a slot that is discarded");
             self.set_free(slot);
@@ -273,19 +273,19 @@ impl Slots {
     }
 
     /// Where in the write-back pool the content of `slot` lies too.
-    pub fn staged(&self, slot: Slot) -> Option<PoolPage> {
+    pub fn staged(&self, slot: VolumePage) -> Option<PoolPage> {
         ((self.entries[slot.0 as usize] >> STAGED_SHIFT) as u32).checked_sub(1).map(PoolPage)
     }
 
     /// The content of `slot`, which is referred to, lies in `page` too.
-    pub fn stage(&mut self, slot: Slot, page: PoolPage) {
+    pub fn stage(&mut self, slot: VolumePage, page: PoolPage) {
         let entry = self.entry(slot);
         assert!(*entry >> STAGED_SHIFT == 0 && *entry & REFERENCES != 0, "staged once, and for somebody");
         *entry |= u64::from(page.0 + 1) << STAGED_SHIFT;
     }
 
     /// `page` of the pool is used for something else now.
-    pub fn unstage(&mut self, slot: Slot, page: PoolPage) {
+    pub fn unstage(&mut self, slot: VolumePage, page: PoolPage) {
         // The slot may have changed its owner since.
         if self.staged(slot) == Some(page) {
             *self.entry(slot) &= (1 << STAGED_SHIFT) - 1;
@@ -293,7 +293,7 @@ impl Slots {
     }
 }
 
-fn place(slot: Slot) -> (usize, u64) {
+fn place(slot: VolumePage) -> (usize, u64) {
     ((slot.0 / u64::BITS) as usize, 1 << (slot.0 % u64::BITS))
 }
 
@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     /// Discards what waits for it.
-    fn discard_all(slots: &mut Slots) {
+    fn discard_all(slots: &mut VolumePages) {
         for _ in 0..=DISCARD_AFTER_LOOKS {
             while let Some(run) = slots.begin_discard() {
                 slots.end_discard(run);
@@ -324,25 +324,25 @@ mod tests {
     }
 
     /// Looks for slots to discard until the next look may take what is stale now.
-    fn wait(slots: &mut Slots) {
+    fn wait(slots: &mut VolumePages) {
         (0..DISCARD_AFTER_LOOKS).for_each(|_| assert_eq!(slots.begin_discard(), None, "so early"));
     }
 
     #[test]
     fn runs_are_neighbours_and_become_shorter_when_there_is_no_room() {
-        let mut slots = Slots::new(100);
+        let mut slots = VolumePages::new(100);
         let first = slots.take(32).unwrap();
-        assert_eq!((first.first, first.count), (Slot(0), 32));
-        assert_eq!(slots.take(32).unwrap().first, Slot(32));
+        assert_eq!((first.first, first.count), (VolumePage(0), 32));
+        assert_eq!(slots.take(32).unwrap().first, VolumePage(32));
         let rest: u32 = std::iter::from_fn(|| slots.take(32)).map(|run| run.count).sum();
         assert_eq!((rest, slots.free()), (36, 0));
-        slots.release(Slot(7));
-        assert_eq!(slots.take(5).unwrap(), SlotRun { first: Slot(7), count: 1 });
+        slots.release(VolumePage(7));
+        assert_eq!(slots.take(5).unwrap(), VolumePageRun { first: VolumePage(7), count: 1 });
     }
 
     #[test]
     fn a_slot_that_is_being_written_is_not_given_out_again() {
-        let mut slots = Slots::new(1);
+        let mut slots = VolumePages::new(1);
         let slot = slots.take(1).unwrap().first;
         slots.begin_write(slot);
         slots.release(slot);
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn staging_ends_with_the_last_reference_and_only_for_its_own_page() {
-        let mut slots = Slots::new(2);
+        let mut slots = VolumePages::new(2);
         let slot = slots.take(1).unwrap().first;
         slots.stage(slot, PoolPage(9));
         slots.retain(slot);
@@ -366,27 +366,28 @@ mod tests {
 
     #[test]
     fn whole_words_that_are_free_are_discarded_and_not_given_out_meanwhile() {
-        let mut slots = Slots::new(192);
-        let taken: Vec<Slot> = std::iter::from_fn(|| slots.take(32)).take(4).flat_map(SlotRun::slots).collect();
+        let mut slots = VolumePages::new(192);
+        let taken: Vec<VolumePage> =
+            std::iter::from_fn(|| slots.take(32)).take(4).flat_map(VolumePageRun::slots).collect();
         taken.iter().skip(1).for_each(|slot| slots.release(*slot));
         wait(&mut slots);
-        assert_eq!(slots.begin_discard(), Some(SlotRun { first: Slot(64), count: 64 }), "slot 0 is in use");
+        assert_eq!(slots.begin_discard(), Some(VolumePageRun { first: VolumePage(64), count: 64 }), "slot 0 is in use");
         assert_eq!(slots.begin_discard(), None, "the third word was never used");
         assert_eq!(slots.free(), 127);
-        slots.end_discard(SlotRun { first: Slot(64), count: 64 });
+        slots.end_discard(VolumePageRun { first: VolumePage(64), count: 64 });
         assert_eq!((slots.free(), slots.begin_discard()), (191, None));
     }
 
     #[test]
     fn slots_that_were_used_again_are_not_discarded_soon() {
-        let mut slots = Slots::new(64);
+        let mut slots = VolumePages::new(64);
         let run = slots.take(32).unwrap();
         run.slots().for_each(|slot| slots.release(slot));
         wait(&mut slots);
         let again = slots.take(1).unwrap();
         slots.release(again.first);
         wait(&mut slots);
-        assert_eq!(slots.begin_discard(), Some(SlotRun { first: Slot(0), count: 64 }));
+        assert_eq!(slots.begin_discard(), Some(VolumePageRun { first: VolumePage(0), count: 64 }));
     }
 
     proptest! {
@@ -401,20 +402,20 @@ mod tests {
         /// Against plain counts: no slot is given out while somebody refers to it, and none is ever forgotten.
         #[test]
         fn counts_are_exact(steps in proptest::collection::vec((0_u8..4, any::<u16>()), 1..200)) {
-            let mut slots = Slots::new(130);
+            let mut slots = VolumePages::new(130);
             let mut model = std::collections::BTreeMap::<u32, u64>::new();
             for (step, choice) in steps {
                 let held = model.keys().copied().nth(usize::from(choice) % model.len().max(1));
                 match (step, held) {
-                    (0, _) => for slot in slots.take(usize::from(choice) % 32 + 1).into_iter().flat_map(SlotRun::slots) {
+                    (0, _) => for slot in slots.take(usize::from(choice) % 32 + 1).into_iter().flat_map(VolumePageRun::slots) {
                         prop_assert_eq!(model.insert(slot.0, 1), None);
                     },
                     (1, Some(slot)) => {
-                        slots.retain(Slot(slot));
+                        slots.retain(VolumePage(slot));
                         *model.get_mut(&slot).unwrap() += 1;
                     }
                     (2, Some(slot)) => {
-                        slots.release(Slot(slot));
+                        slots.release(VolumePage(slot));
                         let count = model.get_mut(&slot).unwrap();
                         *count -= 1;
                         if *count == 0 {
@@ -424,7 +425,7 @@ mod tests {
                     _ => discard_all(&mut slots),
                 }
                 for (slot, count) in &model {
-                    prop_assert_eq!(slots.references(Slot(*slot)), *count);
+                    prop_assert_eq!(slots.references(VolumePage(*slot)), *count);
                 }
             }
             discard_all(&mut slots);

@@ -222,9 +222,10 @@ impl Survey {
                 waiting.gathering.share();
                 true
             }
-            Called::Guard(_) | Called::Guards { .. } => {
-                waiting.gathering.spaces().all(|space| space.lock().page_table.guard(range, &mut self.shared.books()))
-            }
+            Called::Guard(_) | Called::Guards { .. } => waiting
+                .gathering
+                .spaces()
+                .all(|space| space.lock().page_table.guard(range, &mut self.shared.page_indexes())),
             Called::RegisterUserfaultfd { .. } | Called::Move(_) => {
                 waiting.gathering.spaces().all(|space| self.leave_alone(space, range))
             }
@@ -235,7 +236,7 @@ impl Survey {
     fn leave_alone(&mut self, space: &AddressSpace, range: &Range<u64>) -> bool {
         let mut state = space.lock();
         // As for guards: nothing of it is away, and nothing leaves.
-        if !state.page_table.guard(range, &mut self.shared.books()) {
+        if !state.page_table.guard(range, &mut self.shared.page_indexes()) {
             return false;
         }
         let resident = self.residents.iter_mut().find(|resident| resident.space.id == space.id);
@@ -257,7 +258,7 @@ impl Survey {
                 ));
             }
         }
-        state.page_table.unmap(range, &mut self.shared.books());
+        state.page_table.unmap(range, &mut self.shared.page_indexes());
         drop(state);
         resident.into_iter().for_each(|resident| resident.left_alone.insert(range.clone()));
         true

@@ -274,7 +274,7 @@ impl Survey {
         let local_bytes = resident.unsigned_abs() * PAGE_SIZE_BYTES as u64 + self.shared.budget.pool_bytes();
         counters.local_bytes.set(local_bytes);
         counters.local_bytes_peak.set_max(local_bytes);
-        counters.lent_pages.set(self.shared.books().slots.lent());
+        counters.lent_pages.set(self.shared.page_indexes().volume_pages.lent());
         if resident > self.shared.budget.high_pages() - alert_pages(&self.shared.budget) {
             self.is_paging = true;
         }

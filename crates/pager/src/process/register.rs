@@ -109,7 +109,7 @@ impl Survey {
             return true;
         }
         let may_be_registered = |part: &Range<u64>| !matches!(space.memory.covers(part), Ok(false));
-        state.page_table.forget_strays(range, may_be_registered, &mut self.shared.books());
+        state.page_table.forget_strays(range, may_be_registered, &mut self.shared.page_indexes());
         let present = Query {
             all_of: Categories::PRESENT,
             none_of: Categories::FILE,
@@ -133,11 +133,11 @@ impl Survey {
                 start = range.start;
                 continue;
             }
-            let books = &mut self.shared.books();
+            let page_indexes = &mut self.shared.page_indexes();
             for region in regions {
                 (region.start..region.end)
                     .step_by(PAGE_SIZE_BYTES)
-                    .for_each(|address| state.page_table.found(address, books));
+                    .for_each(|address| state.page_table.found(address, page_indexes));
             }
             start = scan.end.max(start + PAGE_SIZE_BYTES as u64);
         }

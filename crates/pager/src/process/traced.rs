@@ -112,7 +112,7 @@ fn unprotect(shared: &Shared, space: &AddressSpace) -> bool {
     }
     for address in state.page_table.clean(&ALL) {
         if space.memory.unprotect(address..address + PAGE_SIZE_BYTES as u64).is_ok() {
-            state.page_table.written(address, &mut shared.books());
+            state.page_table.written(address, &mut shared.page_indexes());
         }
     }
     true

@@ -324,9 +324,9 @@ mod tests {
 
     use super::*;
     use crate::budget::Budget;
-    use crate::page_table::Books;
-    use crate::page_table::page_indexes::Directory;
-    use crate::page_table::volume_pages::Slots;
+    use crate::page_table::PageIndexes;
+    use crate::page_table::page_indexes::CachePages;
+    use crate::page_table::volume_pages::VolumePages;
 
     /// The policy of the calling thread (sched(7)).
     fn policy() -> i32 {
@@ -337,8 +337,8 @@ mod tests {
     /// Rule 13.
     #[test]
     fn no_thread_inherits_a_real_time_policy() {
-        let books = Books { slots: Slots::new(1), directory: Directory::default() };
-        let shared = Arc::new(Shared::new(books, Budget::new(1 << 20, 0), 1).unwrap());
+        let page_indexes = PageIndexes { volume_pages: VolumePages::new(1), cache_pages: CachePages::default() };
+        let shared = Arc::new(Shared::new(page_indexes, Budget::new(1 << 20, 0), 1).unwrap());
         let (tell, told) = std::sync::mpsc::channel();
         // A thread of its own, because it keeps the policy.
         let starter = std::thread::spawn(move || {

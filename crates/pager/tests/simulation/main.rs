@@ -34,10 +34,10 @@ use spillway_pager::evict::Eviction;
 use spillway_pager::fault::Faults;
 use spillway_pager::fault::messages::Messages;
 use spillway_pager::limits;
-use spillway_pager::page_table::page_indexes::Directory;
+use spillway_pager::page_table::page_indexes::CachePages;
 use spillway_pager::page_table::ranges::Ranges;
-use spillway_pager::page_table::volume_pages::Slots;
-use spillway_pager::page_table::{Books, PageTable};
+use spillway_pager::page_table::volume_pages::VolumePages;
+use spillway_pager::page_table::{PageIndexes, PageTable};
 use spillway_pager::process::memory::{Agent, Errand, Event, Fate, ProgramMemory};
 use spillway_pager::shared::Shared;
 use spillway_pager::threads::lock::lock;
@@ -339,8 +339,9 @@ impl World {
 
     fn with_fault_threads(budget_pages: u64, threads: usize) -> Self {
         let pool = BufferPool::new(POOL_SLOTS + 1, limits::GROUP_SIZE_BYTES as usize).unwrap();
-        let books = Books { slots: Slots::new(VOLUME_PAGES), directory: Directory::default() };
-        let shared = Arc::new(Shared::new(books, Budget::new(budget_pages * PAGE, 0), threads).unwrap());
+        let page_indexes =
+            PageIndexes { volume_pages: VolumePages::new(VOLUME_PAGES), cache_pages: CachePages::default() };
+        let shared = Arc::new(Shared::new(page_indexes, Budget::new(budget_pages * PAGE, 0), threads).unwrap());
         let volume = Arc::new(Mapping::anonymous(VOLUME_PAGES as usize * PAGE_SIZE_BYTES).unwrap());
         let mapped_quarters = Arc::new(AtomicU64::new(0));
         let (submitted, written) = (Arc::default(), Arc::default());
@@ -622,7 +623,7 @@ impl World {
         {
             let mut state = space.lock();
             let resident: Vec<u64> = child.lock().resident.keys().copied().collect();
-            resident.iter().for_each(|address| state.page_table.found(*address, &mut self.shared.books()));
+            resident.iter().for_each(|address| state.page_table.found(*address, &mut self.shared.page_indexes()));
             state.page_table.scanned();
         }
         self.shared.budget.set_resident(self.count());
@@ -661,15 +662,15 @@ impl World {
             self.shared.dismiss(&program.space);
         }
         // A discard has the slots that it is about for a turn, the last one too.
-        let is_in_use = |world: &Self| world.shared.books().slots.in_use() > 0;
+        let is_in_use = |world: &Self| world.shared.page_indexes().volume_pages.in_use() > 0;
         for turn in 0..200 {
             if turn >= 100 && !is_in_use(&self) {
                 break;
             }
             self.turn();
         }
-        let books = self.shared.books();
-        assert_eq!((books.slots.in_use(), books.directory.groups_open()), (0, 0));
+        let page_indexes = self.shared.page_indexes();
+        assert_eq!((page_indexes.volume_pages.in_use(), page_indexes.cache_pages.groups_open()), (0, 0));
     }
 }
 
