@@ -17,7 +17,7 @@ use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::volume_pages::VolumePage;
 use crate::page_table::{PageIndexes, Victim};
-use crate::process::memory::{AgentSeen, Errand, Fate};
+use crate::process::memory::{AgentSeen, EvictOutcome, EvictRequest};
 use crate::shared::Shared;
 use crate::threads::lock::lock;
 
@@ -34,8 +34,8 @@ pub(super) enum Target {
 pub(super) struct Batch {
     pub(super) space: Arc<AddressSpace>,
     pub(super) pages: Vec<(CachePage, u64, Target)>,
-    errands: Vec<Errand>,
-    fates: Vec<Fate>,
+    requests: Vec<EvictRequest>,
+    outcomes: Vec<EvictOutcome>,
     runs: Vec<RunId>,
     begun: Instant,
 }
@@ -72,8 +72,8 @@ impl Eviction {
         let mut batch = self.spare.pop().unwrap_or_else(|| Batch {
             space: Arc::clone(space),
             pages: Vec::with_capacity(BATCH_PAGES),
-            errands: Vec::with_capacity(BATCH_PAGES),
-            fates: Vec::with_capacity(BATCH_PAGES),
+            requests: Vec::with_capacity(BATCH_PAGES),
+            outcomes: Vec::with_capacity(BATCH_PAGES),
             runs: Vec::with_capacity(BATCH_PAGES),
             begun: now,
         });
@@ -81,12 +81,12 @@ impl Eviction {
         self.staging.keep(u32::try_from(self.shared.budget.limit_pages() / STAGED_SHARE).unwrap_or(u32::MAX));
         let may_begin = batch.fill(candidates, &mut self.staging, &self.shared, &mut *self.policy);
         self.shared.budget.set_pool_pages(self.staging.used_pages());
-        if batch.errands.is_empty() {
+        if batch.requests.is_empty() {
             self.spare.push(batch);
             return may_begin;
         }
-        let started = lock(&space.agent).as_mut().is_some_and(|agent| agent.begin(&batch.errands));
-        batch.fates.resize(batch.errands.len(), Fate::Refused);
+        let started = lock(&space.agent).as_mut().is_some_and(|agent| agent.begin(&batch.requests));
+        batch.outcomes.resize(batch.requests.len(), EvictOutcome::Refused);
         if started {
             self.batches.push(batch);
         } else {
@@ -99,8 +99,8 @@ impl Eviction {
     /// table hears of this one; [`SpaceState::batch`](crate::address_space::SpaceState::batch) stays set meanwhile, so nothing is done by what the
     /// table does not know yet.
     pub(super) fn collect(&mut self, now: Instant) {
-        let fates = &mut self.own_fates;
-        self.owning.retain(|space| !lock(&space.agent).as_mut().is_none_or(|agent| agent.poll(fates)));
+        let outcomes = &mut self.own_outcomes;
+        self.owning.retain(|space| !lock(&space.agent).as_mut().is_none_or(|agent| agent.poll(outcomes)));
         let mut index = 0;
         while index < self.batches.len() {
             let (before, rest) = self.batches.split_at_mut(index);
@@ -111,11 +111,11 @@ impl Eviction {
                 continue;
             }
             let mut agent = lock(&batch.space.agent);
-            let mut ended = agent.as_mut().is_none_or(|agent| agent.poll(&mut batch.fates));
+            let mut ended = agent.as_mut().is_none_or(|agent| agent.poll(&mut batch.outcomes));
             if !ended && now.saturating_duration_since(batch.begun) > WITHDRAW_PATIENCE && batch.is_waited_for() {
                 // All threads of the program may be stopped by somebody who waits for a page of it.
                 let process = batch.space.process.load(Ordering::Relaxed);
-                ended = agent.as_mut().is_some_and(|agent| agent.withdraw(process, &mut batch.fates));
+                ended = agent.as_mut().is_some_and(|agent| agent.withdraw(process, &mut batch.outcomes));
                 self.shared.counters.batches_withdrawn.add(u64::from(ended));
             }
             let is_broken = !ended && agent.as_ref().is_some_and(|agent| agent.is_broken());
@@ -171,15 +171,15 @@ impl Eviction {
             let mut state = batch.space.lock();
             if batch.space.is_gone() {
                 // Its space has ended, or will: nothing may come into it any more.
-                batch.fates.fill(Fate::Absent);
+                batch.outcomes.fill(EvictOutcome::Absent);
             }
             // Nobody has read the program's messages since the batch began. If there are none, what was not there is gone; else it may
             // be at another place.
-            let may_have_moved = batch.fates.contains(&Fate::Absent) && batch.space.memory.is_changing();
+            let may_have_moved = batch.outcomes.contains(&EvictOutcome::Absent) && batch.space.memory.is_changing();
             let page_indexes = &mut *self.shared.page_indexes();
-            for ((page, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
-                match fate {
-                    Fate::Moved => {
+            for ((page, address, target), outcome) in batch.pages.iter().zip(&batch.outcomes) {
+                match outcome {
+                    EvictOutcome::Moved => {
                         self.shadows.left(*page);
                         let slot = match target {
                             Target::Copy(slot) => *slot,
@@ -189,8 +189,8 @@ impl Eviction {
                         state.page_table.left(*address, slot, page_indexes);
                     }
                     // Its place in the pool and its slot are given back with the run. It is the program's own again when asked for, and new then.
-                    Fate::Zero => self.shared.counters.pages_out_zero.add(1),
-                    Fate::Absent if !may_have_moved => {
+                    EvictOutcome::Zero => self.shared.counters.pages_out_zero.add(1),
+                    EvictOutcome::Absent if !may_have_moved => {
                         // The kernel took a page back that MADV_FREE had given up, without a message; its copy is one of its contents.
                         if let Target::Copy(slot) = target
                             && state.page_table.state(*address) == PageState::Clean(*slot)
@@ -198,7 +198,7 @@ impl Eviction {
                             state.page_table.left(*address, *slot, page_indexes);
                         }
                     }
-                    Fate::Refused | Fate::Changing | Fate::Absent => {
+                    EvictOutcome::Refused | EvictOutcome::Changing | EvictOutcome::Absent => {
                         self.shared.counters.refused.add(1);
                         state.page_table.listed_again(*address);
                         self.policy.refused(*page);
@@ -240,9 +240,9 @@ impl Eviction {
             return;
         }
         let (mut addresses, mut count) = ([0; BATCH_PAGES], 0);
-        for ((_, address, target), fate) in batch.pages.iter().zip(&batch.fates) {
+        for ((_, address, target), outcome) in batch.pages.iter().zip(&batch.outcomes) {
             let is_its_own = matches!(target, Target::Pool(..));
-            if *fate == Fate::Refused && (is_its_own || self.give_copy_up(&batch.space, *address)) {
+            if *outcome == EvictOutcome::Refused && (is_its_own || self.give_copy_up(&batch.space, *address)) {
                 addresses[count] = *address;
                 count += 1;
             }
@@ -286,13 +286,14 @@ impl Batch {
 
     /// How many pages left.
     fn gone(&self) -> i64 {
-        self.fates.iter().filter(|fate| matches!(fate, Fate::Moved | Fate::Zero)).count() as i64
+        self.outcomes.iter().filter(|outcome| matches!(outcome, EvictOutcome::Moved | EvictOutcome::Zero)).count()
+            as i64
     }
 
     fn clear(&mut self) {
         self.pages.clear();
-        self.errands.clear();
-        self.fates.clear();
+        self.requests.clear();
+        self.outcomes.clear();
         self.runs.clear();
     }
 
@@ -339,7 +340,7 @@ impl Batch {
             state.page_table.listed_again(address);
             policy.refused(page);
         });
-        state.batch |= !self.errands.is_empty();
+        state.batch |= !self.requests.is_empty();
         true
     }
 
@@ -370,6 +371,6 @@ impl Batch {
     fn push(&mut self, page: CachePage, address: u64, target: Target) {
         self.pages.push((page, address, target));
         let target = if let Target::Pool(id, index) = target { Some(id.page(index)) } else { None };
-        self.errands.push(Errand { address, target });
+        self.requests.push(EvictRequest { address, target });
     }
 }

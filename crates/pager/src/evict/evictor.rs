@@ -13,7 +13,7 @@ use spillway_stub::seat::{Seat, Task};
 
 use crate::evict::take_over::{Rescue, is_stopped, thread_of_agent};
 use crate::limits::{AGENT_BATCHES_MAX, BATCH_PAGES};
-use crate::process::memory::{Agent, Errand, Fate};
+use crate::process::memory::{Agent, EvictOutcome, EvictRequest};
 
 /// See the module text.
 pub struct SeatAgent {
@@ -21,7 +21,7 @@ pub struct SeatAgent {
     /// The write-back pool.
     pool: Arc<BufferPool>,
     /// What each batch evicts.
-    errands: [Vec<Errand>; BATCHES],
+    requests: [Vec<EvictRequest>; BATCHES],
     /// The batch that ends next, or that is posted next if none is under way.
     batch: usize,
     /// How many were posted and not taken back, from that one on.
@@ -47,11 +47,11 @@ impl SeatAgent {
     /// The agent in `seat`, of a program that sets `is_gone` when it ends; its pages go to `pool`.
     pub fn new(seat: Seat, pool: Arc<BufferPool>, is_gone: Arc<AtomicBool>, thread: Arc<AtomicU32>) -> Self {
         let tasks = Vec::with_capacity(BATCH_PAGES);
-        let errands = std::array::from_fn(|_| Vec::with_capacity(BATCH_PAGES));
+        let requests = std::array::from_fn(|_| Vec::with_capacity(BATCH_PAGES));
         Self {
             seat,
             pool,
-            errands,
+            requests,
             batch: 0,
             under_way: 0,
             withdrawn: 0,
@@ -100,18 +100,18 @@ impl SeatAgent {
 }
 
 impl Agent for SeatAgent {
-    fn begin(&mut self, errands: &[Errand]) -> bool {
+    fn begin(&mut self, requests: &[EvictRequest]) -> bool {
         if !self.is_ready(AGENT_BATCHES_MAX - 1) {
             return false;
         }
         self.tasks.clear();
-        self.tasks.extend(errands.iter().map(|errand| match errand.target {
-            Some(_) => Task::evict_copy(errand.address),
-            None => Task::evict_drop(errand.address),
+        self.tasks.extend(requests.iter().map(|request| match request.target {
+            Some(_) => Task::evict_copy(request.address),
+            None => Task::evict_drop(request.address),
         }));
         let next = self.next();
-        self.errands[next].clear();
-        self.errands[next].extend_from_slice(errands);
+        self.requests[next].clear();
+        self.requests[next].extend_from_slice(requests);
         self.post()
     }
 
@@ -122,7 +122,7 @@ impl Agent for SeatAgent {
         self.tasks.clear();
         self.tasks.extend(addresses.iter().map(|address| Task::populate(*address, PAGE_SIZE_BYTES as u64)));
         let next = self.next();
-        self.errands[next].clear();
+        self.requests[next].clear();
         self.post()
     }
 
@@ -135,9 +135,9 @@ impl Agent for SeatAgent {
         }
     }
 
-    fn poll(&mut self, fates: &mut [Fate]) -> bool {
+    fn poll(&mut self, outcomes: &mut [EvictOutcome]) -> bool {
         if self.withdrawn > 0 && self.withdrawn == self.under_way {
-            fates.fill(Fate::Refused);
+            outcomes.fill(EvictOutcome::Refused);
             self.withdrawn -= 1;
             self.under_way -= 1;
             return true;
@@ -146,14 +146,14 @@ impl Agent for SeatAgent {
             // What was moved of a program that is gone is gone too, and no batch begins any more.
             let is_gone = self.is_gone.load(Ordering::SeqCst);
             if is_gone {
-                fates.fill(Fate::Absent);
+                outcomes.fill(EvictOutcome::Absent);
             }
             return is_gone;
         }
-        for (index, fate) in fates.iter_mut().enumerate() {
-            *fate = fate_of(self.seat.result(self.batch, index));
-            let target = self.errands[self.batch].get(index).and_then(|errand| errand.target);
-            if let Some(page) = target.filter(|_| *fate == Fate::Moved) {
+        for (index, outcome) in outcomes.iter_mut().enumerate() {
+            *outcome = fate_of(self.seat.result(self.batch, index));
+            let target = self.requests[self.batch].get(index).and_then(|request| request.target);
+            if let Some(page) = target.filter(|_| *outcome == EvictOutcome::Moved) {
                 self.seat.read_page(self.batch, index, self.pool.memory(), page.0 as usize * PAGE_SIZE_BYTES);
             }
         }
@@ -165,7 +165,7 @@ impl Agent for SeatAgent {
         true
     }
 
-    fn withdraw(&mut self, process: u32, fates: &mut [Fate]) -> bool {
+    fn withdraw(&mut self, process: u32, outcomes: &mut [EvictOutcome]) -> bool {
         let Some(thread) = thread_of_agent(process).filter(|thread| is_stopped(process, *thread)) else { return false };
         self.stopped = Some((process, thread));
         if self.under_way - self.withdrawn == 2 && self.seat.withdraw((self.batch + 1) % BATCHES) {
@@ -176,12 +176,12 @@ impl Agent for SeatAgent {
             return false;
         }
         if self.seat.withdraw(self.batch) {
-            fates.fill(Fate::Refused);
+            outcomes.fill(EvictOutcome::Refused);
         } else {
-            let errands = &self.errands[self.batch];
+            let requests = &self.requests[self.batch];
             let (seat, pool) = (&self.seat, self.pool.memory());
-            let rescue = Rescue { seat, batch: self.batch, process, thread, errands, pool };
-            if errands.is_empty() || !rescue.run(fates).unwrap_or(false) {
+            let rescue = Rescue { seat, batch: self.batch, process, thread, requests, pool };
+            if requests.is_empty() || !rescue.run(outcomes).unwrap_or(false) {
                 return false;
             }
             self.is_rescued = true;
@@ -207,13 +207,13 @@ impl Agent for SeatAgent {
     }
 }
 
-fn fate_of(result: i32) -> Fate {
+fn fate_of(result: i32) -> EvictOutcome {
     match result {
-        outcome::DONE => Fate::Moved,
-        outcome::ZERO => Fate::Zero,
-        outcome::ABSENT => Fate::Absent,
-        outcome::TRY_LATER => Fate::Changing,
-        _ => Fate::Refused,
+        outcome::DONE => EvictOutcome::Moved,
+        outcome::ZERO => EvictOutcome::Zero,
+        outcome::ABSENT => EvictOutcome::Absent,
+        outcome::TRY_LATER => EvictOutcome::Changing,
+        _ => EvictOutcome::Refused,
     }
 }
 
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn without_a_running_agent_nothing_begins() {
         let mut agent = agent();
-        assert!(!agent.begin(&[Errand { address: 4096, target: Some(PoolPage(0)) }]));
+        assert!(!agent.begin(&[EvictRequest { address: 4096, target: Some(PoolPage(0)) }]));
     }
 
     #[test]
@@ -249,9 +249,19 @@ mod tests {
 
     #[test]
     fn results_say_what_is_next() {
-        let fates =
+        let outcomes =
             [outcome::DONE, outcome::ZERO, outcome::ABSENT, outcome::TRY_LATER, outcome::BUSY, outcome::REFUSED]
                 .map(fate_of);
-        assert_eq!(fates, [Fate::Moved, Fate::Zero, Fate::Absent, Fate::Changing, Fate::Refused, Fate::Refused]);
+        assert_eq!(
+            outcomes,
+            [
+                EvictOutcome::Moved,
+                EvictOutcome::Zero,
+                EvictOutcome::Absent,
+                EvictOutcome::Changing,
+                EvictOutcome::Refused,
+                EvictOutcome::Refused
+            ]
+        );
     }
 }

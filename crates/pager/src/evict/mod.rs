@@ -30,7 +30,7 @@ use crate::evict::staging::{RunId, Staging};
 use crate::limits::{BATCH_PAGES, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE};
 use crate::page_table::page_indexes::{News, SpaceId};
 use crate::page_table::volume_pages::VolumePageRun;
-use crate::process::memory::{AgentSeen, Fate};
+use crate::process::memory::{AgentSeen, EvictOutcome};
 use crate::shared::Shared;
 use crate::threads::lock::lock;
 
@@ -72,7 +72,7 @@ pub struct Eviction {
     ended: Vec<(usize, Result<(), BlockError>)>,
     /// Programs whose agents make pages their own again (rule 2), and room for the fates of that.
     owning: Vec<Arc<AddressSpace>>,
-    own_fates: Vec<Fate>,
+    own_outcomes: Vec<EvictOutcome>,
     /// Batches in a row that took little or nothing out, and when the next may begin.
     fruitless: u32,
     start_at: Instant,
@@ -109,7 +109,7 @@ impl Eviction {
             put_off: Vec::with_capacity(BATCH_PAGES),
             ended: Vec::with_capacity(pool_slots),
             owning: Vec::new(),
-            own_fates: vec![Fate::Refused; BATCH_PAGES],
+            own_outcomes: vec![EvictOutcome::Refused; BATCH_PAGES],
             fruitless: 0,
             start_at: now,
         }

@@ -22,7 +22,7 @@ use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
 use spillway_sys::whereabouts::instruction_of;
 
-use crate::process::memory::{Errand, Fate};
+use crate::process::memory::{EvictOutcome, EvictRequest};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -62,14 +62,14 @@ pub struct Rescue<'a> {
     /// The agent's thread.
     pub thread: u32,
     /// What the agent was to do.
-    pub errands: &'a [Errand],
+    pub requests: &'a [EvictRequest],
     /// The write-back pool.
     pub pool: &'a Mapping,
 }
 
 impl Rescue<'_> {
     /// Fills `fates`, and brings what left to where it was to go. False: not now; the batch is as it was, and the agent may end it early.
-    pub fn run(&self, fates: &mut [Fate]) -> io::Result<bool> {
+    pub fn run(&self, outcomes: &mut [EvictOutcome]) -> io::Result<bool> {
         self.seat.hold(true);
         let window = self.seat.move_window();
         let stops_at = instruction_of(self.process, self.thread)?;
@@ -78,42 +78,42 @@ impl Rescue<'_> {
             return Ok(false);
         };
         let pagemap = Pagemap::open(self.process)?;
-        let mut seen = vec![Seen::default(); self.errands.len()];
-        for (one, errand) in seen.iter_mut().zip(self.errands) {
-            one.in_place = is_there(&pagemap, errand.address)?;
+        let mut seen = vec![Seen::default(); self.requests.len()];
+        for (one, request) in seen.iter_mut().zip(self.requests) {
+            one.in_place = is_there(&pagemap, request.address)?;
         }
-        let mut contents = vec![0; self.errands.len() * PAGE_SIZE_BYTES];
+        let mut contents = vec![0; self.requests.len() * PAGE_SIZE_BYTES];
         let place = |index: usize| staging.start + index as u64 * PAGE;
         for (index, content) in contents.chunks_exact_mut(PAGE_SIZE_BYTES).enumerate() {
             let is_read = is_there(&pagemap, place(index))? && read_exact(self.process, place(index), content).is_ok();
             // Nothing is moved any more, so a page that is still there was there all the time.
             seen[index].staged = is_read && is_there(&pagemap, place(index))?;
         }
-        for (index, fate) in fates.iter_mut().enumerate().take(self.errands.len()) {
-            *fate = self.fate(index, seen[index], &contents[index * PAGE_SIZE_BYTES..][..PAGE_SIZE_BYTES]);
+        for (index, outcome) in outcomes.iter_mut().enumerate().take(self.requests.len()) {
+            *outcome = self.outcome(index, seen[index], &contents[index * PAGE_SIZE_BYTES..][..PAGE_SIZE_BYTES]);
         }
         Ok(true)
     }
 
-    fn fate(&self, index: usize, seen: Seen, content: &[u8]) -> Fate {
-        let target = self.errands[index].target.map(|page| page.0 as usize * PAGE_SIZE_BYTES);
+    fn outcome(&self, index: usize, seen: Seen, content: &[u8]) -> EvictOutcome {
+        let target = self.requests[index].target.map(|page| page.0 as usize * PAGE_SIZE_BYTES);
         match (seen, target) {
-            (Seen { in_place: true, .. }, _) => Fate::Refused,
-            (Seen { staged: true, .. }, None) => Fate::Moved,
-            (Seen { staged: true, .. }, Some(_)) if content.iter().all(|byte| *byte == 0) => Fate::Zero,
+            (Seen { in_place: true, .. }, _) => EvictOutcome::Refused,
+            (Seen { staged: true, .. }, None) => EvictOutcome::Moved,
+            (Seen { staged: true, .. }, Some(_)) if content.iter().all(|byte| *byte == 0) => EvictOutcome::Zero,
             (Seen { staged: true, .. }, Some(target)) => {
                 self.pool.write(target, content);
-                Fate::Moved
+                EvictOutcome::Moved
             }
             // The agent has copied and dropped it, or it was never there.
             (_, target) => match (self.seat.result(self.batch, index), target) {
                 (outcome::DONE, Some(target)) => {
                     self.seat.read_page(self.batch, index, self.pool, target);
-                    Fate::Moved
+                    EvictOutcome::Moved
                 }
-                (outcome::DONE, None) => Fate::Moved,
-                (outcome::ZERO, _) => Fate::Zero,
-                _ => Fate::Absent,
+                (outcome::DONE, None) => EvictOutcome::Moved,
+                (outcome::ZERO, _) => EvictOutcome::Zero,
+                _ => EvictOutcome::Absent,
             },
         }
     }
@@ -135,32 +135,32 @@ mod tests {
     #[test]
     fn a_page_is_where_it_is_seen_and_else_where_the_agent_says() {
         let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(4 * PAGE_SIZE_BYTES).unwrap());
-        let errand = |target| Errand { address: 0x1000, target };
-        let errands = [errand(Some(PoolPage(2))), errand(None)];
-        let rescue = Rescue { seat: &seat, batch: 0, process: 0, thread: 0, errands: &errands, pool: &pool };
+        let request = |target| EvictRequest { address: 0x1000, target };
+        let requests = [request(Some(PoolPage(2))), request(None)];
+        let rescue = Rescue { seat: &seat, batch: 0, process: 0, thread: 0, requests: &requests, pool: &pool };
         let (content, zeroes) = ([7; PAGE_SIZE_BYTES], [0; PAGE_SIZE_BYTES]);
         let seen = |in_place, staged| Seen { in_place, staged };
-        assert_eq!(rescue.fate(0, seen(true, false), &zeroes), Fate::Refused);
+        assert_eq!(rescue.outcome(0, seen(true, false), &zeroes), EvictOutcome::Refused);
         assert_eq!(
-            rescue.fate(0, seen(true, true), &zeroes),
-            Fate::Refused,
+            rescue.outcome(0, seen(true, true), &zeroes),
+            EvictOutcome::Refused,
             "a staging area that is locked has zeroes in it"
         );
-        assert_eq!(rescue.fate(0, seen(false, true), &zeroes), Fate::Zero);
-        assert_eq!(rescue.fate(1, seen(false, true), &content), Fate::Moved);
-        assert_eq!(rescue.fate(0, seen(false, true), &content), Fate::Moved);
+        assert_eq!(rescue.outcome(0, seen(false, true), &zeroes), EvictOutcome::Zero);
+        assert_eq!(rescue.outcome(1, seen(false, true), &content), EvictOutcome::Moved);
+        assert_eq!(rescue.outcome(0, seen(false, true), &content), EvictOutcome::Moved);
         let mut bytes = [0; 2];
         pool.read(3 * PAGE_SIZE_BYTES - 1, &mut bytes);
         assert_eq!(bytes, [7, 0], "it is where it was to go");
         // Results of the agent: none is 0, which is done.
-        assert_eq!(rescue.fate(1, seen(false, false), &zeroes), Fate::Moved);
+        assert_eq!(rescue.outcome(1, seen(false, false), &zeroes), EvictOutcome::Moved);
     }
 
     #[test]
     fn nothing_is_taken_over_from_an_agent_that_runs() {
         let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
         let process = std::process::id();
-        let rescue = Rescue { seat: &seat, batch: 0, process, thread: process, errands: &[], pool: &pool };
+        let rescue = Rescue { seat: &seat, batch: 0, process, thread: process, requests: &[], pool: &pool };
         assert!(!rescue.run(&mut []).unwrap());
         assert!(!is_stopped(process, process) && thread_of_agent(process).is_none());
     }

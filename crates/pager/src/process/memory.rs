@@ -82,7 +82,7 @@ pub trait ProgramMemory: Send + Sync {
 
 /// One page that an agent is to take out of its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Errand {
+pub struct EvictRequest {
     /// The page.
     pub address: u64,
     /// Where its content goes; `None`: nowhere, there is a copy.
@@ -91,7 +91,7 @@ pub struct Errand {
 
 /// What became of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum EvictOutcome {
     /// It left; its content is where it was to go.
     Moved,
     /// It left, and had nothing but zeroes, of which there is no copy: whoever asks for it gets zeroes.
@@ -119,7 +119,7 @@ pub struct AgentSeen {
 pub trait Agent: Send {
     /// Takes on `errands`, at most [`crate::limits::BATCH_PAGES`], for when it is done with the batch under way, if there is one; there may be
     /// [`crate::limits::AGENT_BATCHES_MAX`] with this one. False: the program is gone, or has no agent now, or it has enough to do.
-    fn begin(&mut self, errands: &[Errand]) -> bool;
+    fn begin(&mut self, requests: &[EvictRequest]) -> bool;
 
     /// Makes the pages at `addresses` the program's own again, which a fork shared (rule 2), like a batch whose fates tell nothing.
     /// They were never write-protected, or are not any more. False as for [`Agent::begin`], and while a batch is under way.
@@ -130,11 +130,11 @@ pub trait Agent: Send {
 
     /// Whether the oldest batch ended; then `fates` has the fate of each of its errands. An agent that died with its program has ended:
     /// every page is absent.
-    fn poll(&mut self, fates: &mut [Fate]) -> bool;
+    fn poll(&mut self, outcomes: &mut [EvictOutcome]) -> bool;
 
     /// Ends the oldest batch under way without its agent, which is stopped, and fills `fates` as [`Agent::poll`] does; the others under way end at the next polls. False: it cannot
     /// be done now, or is not needed.
-    fn withdraw(&mut self, _process: u32, _fates: &mut [Fate]) -> bool {
+    fn withdraw(&mut self, _process: u32, _fates: &mut [EvictOutcome]) -> bool {
         false
     }
 

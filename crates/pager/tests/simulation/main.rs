@@ -38,7 +38,7 @@ use spillway_pager::page_table::page_indexes::CachePages;
 use spillway_pager::page_table::ranges::Ranges;
 use spillway_pager::page_table::volume_pages::VolumePages;
 use spillway_pager::page_table::{PageIndexes, PageTable};
-use spillway_pager::process::memory::{Agent, Errand, Event, Fate, ProgramMemory};
+use spillway_pager::process::memory::{Agent, Event, EvictOutcome, EvictRequest, ProgramMemory};
 use spillway_pager::shared::Shared;
 use spillway_pager::threads::lock::lock;
 use spillway_sys::event::EventFd;
@@ -80,7 +80,7 @@ struct Memory {
     /// And how often each page was one that was to be filled.
     refused_fills: BTreeMap<u64, u64>,
     /// What the agent has to do, the oldest batch first.
-    batches: VecDeque<Vec<(Errand, Fate)>>,
+    batches: VecDeque<Vec<(EvictRequest, EvictOutcome)>>,
     /// How many it had at most.
     batches_max: usize,
     /// Steps of the oldest batch that were done.
@@ -142,21 +142,21 @@ impl Simulated {
         let waits = self.changing().is_err();
         let mut memory = self.lock();
         let next = memory.batches.front().and_then(|batch| batch.get(memory.steps)).copied();
-        let Some((errand, _)) = next else { return };
-        let fate = match memory.resident.get(&errand.address).copied() {
-            _ if waits => Fate::Changing,
-            None => Fate::Absent,
-            Some(_) if memory.pinned.contains(&errand.address) => Fate::Refused,
+        let Some((request, _)) = next else { return };
+        let outcome = match memory.resident.get(&request.address).copied() {
+            _ if waits => EvictOutcome::Changing,
+            None => EvictOutcome::Absent,
+            Some(_) if memory.pinned.contains(&request.address) => EvictOutcome::Refused,
             Some((content, _)) => {
-                memory.resident.remove(&errand.address);
-                if let (Some(target), Some(pool)) = (errand.target, &memory.pool) {
+                memory.resident.remove(&request.address);
+                if let (Some(target), Some(pool)) = (request.target, &memory.pool) {
                     pool.memory().write(target.0 as usize * PAGE_SIZE_BYTES, &content.to_ne_bytes());
                 }
-                Fate::Moved
+                EvictOutcome::Moved
             }
         };
         let step = memory.steps;
-        memory.batches[0][step].1 = fate;
+        memory.batches[0][step].1 = outcome;
         memory.steps += 1;
     }
 }
@@ -246,12 +246,12 @@ impl ProgramMemory for Simulated {
 }
 
 impl Agent for Simulated {
-    fn begin(&mut self, errands: &[Errand]) -> bool {
+    fn begin(&mut self, requests: &[EvictRequest]) -> bool {
         let mut memory = self.lock();
-        assert!(errands.len() <= limits::BATCH_PAGES && !errands.is_empty());
+        assert!(requests.len() <= limits::BATCH_PAGES && !requests.is_empty());
         let has_room = memory.batches.len() < limits::AGENT_BATCHES_MAX;
         if has_room {
-            memory.batches.push_back(errands.iter().map(|errand| (*errand, Fate::Changing)).collect());
+            memory.batches.push_back(requests.iter().map(|request| (*request, EvictOutcome::Changing)).collect());
             memory.batches_max = memory.batches_max.max(memory.batches.len());
         }
         has_room
@@ -277,14 +277,14 @@ impl Agent for Simulated {
         self.lock().shares_cpu.then(sched_getcpu)
     }
 
-    fn poll(&mut self, fates: &mut [Fate]) -> bool {
+    fn poll(&mut self, outcomes: &mut [EvictOutcome]) -> bool {
         let mut memory = self.lock();
         if memory.batches.front().is_some_and(|batch| memory.steps < batch.len()) {
             return false;
         }
         let batch = memory.batches.pop_front().unwrap_or_default();
-        for (fate, (_, result)) in fates.iter_mut().zip(batch) {
-            *fate = result;
+        for (outcome, (_, result)) in outcomes.iter_mut().zip(batch) {
+            *outcome = result;
         }
         memory.steps = 0;
         true

@@ -239,7 +239,7 @@ fn a_page_that_moved_away_from_a_batch_is_not_taken_for_gone() {
     world.turn();
     let memory = world.programs[0].memory.clone();
     let clean =
-        memory.lock().batches[0].iter().position(|(errand, _)| errand.target.is_none()).expect("a clean page leaves");
+        memory.lock().batches[0].iter().position(|(request, _)| request.target.is_none()).expect("a clean page leaves");
     (0..clean).for_each(|_| memory.step());
     let page = (memory.lock().batches[0][clean].0.address - BASE) / PAGE;
     let to = (page + PAGES / 2) % PAGES;
@@ -248,7 +248,7 @@ fn a_page_that_moved_away_from_a_batch_is_not_taken_for_gone() {
     {
         let mut memory = memory.lock();
         memory.resident.remove(&gone.start);
-        memory.batches[0][clean].1 = Fate::Absent;
+        memory.batches[0][clean].1 = EvictOutcome::Absent;
         memory.steps += 1;
         memory.events.push_back(Event::Unmap(gone));
     }
