@@ -10,8 +10,8 @@ use spillway_stub::seat::Seat;
 
 use crate::fault::recheck::Rechecked;
 use crate::limits::YIELD_QUICK;
-use crate::mappings::events::Unsettled;
-use crate::mappings::late_event::Doubt;
+use crate::mappings::events::MappingEvents;
+use crate::mappings::late_event::LateEvent;
 use crate::page_table::PageTable;
 use crate::page_table::page_indexes::SpaceId;
 use crate::process::memory::{Agent, ProgramMemory};
@@ -68,8 +68,8 @@ pub struct Wanted {
 pub struct SpaceState {
     /// The pages.
     pub page_table: PageTable,
-    /// Changes of mappings that are not in the table yet: nothing is answered or taken out before they are ([`Shared::settle`](crate::shared::Shared::settle)).
-    pub unsettled: Unsettled,
+    /// Changes of mappings that are not in the table yet: nothing is answered or taken out before they are ([`Shared::apply_events`](crate::shared::Shared::apply_events)).
+    pub mapping_events: MappingEvents,
     /// A batch is with the agent: events wait.
     pub batch: bool,
     /// The fault thread wants to know when the batch has ended.
@@ -82,7 +82,7 @@ pub struct SpaceState {
     /// A batch waits for that: no more faults are left to others before it has begun.
     pub is_batch_due: bool,
     /// A change is still to be told that is needed to understand another: nothing is read until then.
-    pub doubt: Option<Doubt>,
+    pub late_event: Option<LateEvent>,
     /// Faults on pages that are there by all that is known.
     pub rechecked: Rechecked,
 }
@@ -90,7 +90,7 @@ pub struct SpaceState {
 impl SpaceState {
     /// Whether events may be read now.
     pub fn may_read(&self) -> bool {
-        !self.batch && self.doubt.is_none()
+        !self.batch && self.late_event.is_none()
     }
 }
 
@@ -102,13 +102,13 @@ impl AddressSpace {
             memory,
             state: CourteousLock::new(SpaceState {
                 page_table,
-                unsettled: Unsettled::default(),
+                mapping_events: MappingEvents::default(),
                 batch: false,
                 is_awaited: false,
                 is_hurried: false,
                 untried: 0,
                 is_batch_due: false,
-                doubt: None,
+                late_event: None,
                 rechecked: Rechecked::default(),
             }),
             agent: Mutex::new(None),

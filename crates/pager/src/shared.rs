@@ -5,7 +5,7 @@
 //!
 //! A batch of evictions is under way without the table's lock, so [`SpaceState::batch`] says so: nobody reads the program's events
 //! then (rule 14 of docs/pager.md). That keeps every fault and event out of the batch: the kernel lets no page be moved while an
-//! event waits to be read. Nor does a batch begin while events that were read are not settled ([`crate::mappings::events`]).
+//! event waits to be read. Nor does a batch begin while events that were read are not applied ([`crate::mappings::events`]).
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -167,8 +167,8 @@ impl Shared {
 
     /// Brings the table of `space` up to date with what was told of its mappings. False: it is changing them, and what was told
     /// may not be all.
-    pub fn settle(&self, space: &AddressSpace, state: &mut SpaceState) -> bool {
-        if state.unsettled.is_empty() {
+    pub fn apply_events(&self, space: &AddressSpace, state: &mut SpaceState) -> bool {
+        if state.mapping_events.is_empty() {
             return true;
         }
         if space.memory.is_changing() {
@@ -178,7 +178,7 @@ impl Shared {
     }
 
     fn take_over_changes(&self, space: &AddressSpace, state: &mut SpaceState) -> bool {
-        let SpaceState { page_table, unsettled, .. } = state;
+        let SpaceState { page_table, mapping_events, .. } = state;
         // Of memory that is gone nothing matters but its children.
         let page = PAGE_SIZE_BYTES as u64;
         let covers = |range| match space.memory.covers(&range) {
@@ -192,7 +192,9 @@ impl Shared {
                 (true, true) => Evidence::None,
             })
         };
-        let Some(changes) = unsettled.settle(|range| page_table.known_mapped(range), is_mapped) else { return false };
+        let Some(changes) = mapping_events.apply_events(|range| page_table.known_mapped(range), is_mapped) else {
+            return false;
+        };
         for change in changes {
             let page_indexes = &mut self.page_indexes();
             match change {

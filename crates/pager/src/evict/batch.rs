@@ -53,7 +53,7 @@ impl Eviction {
             // The fault thread has waited for the batch before: its turn comes first, or faults would wait forever.
             let is_ready = {
                 let state = &mut *space.lock();
-                !state.is_awaited && self.shared.settle(&space, state)
+                !state.is_awaited && self.shared.apply_events(&space, state)
             };
             let is_owning = self.owning.iter().any(|owning| owning.id == space.id);
             if !is_ready || is_owning || !self.start_batch(&space, of_one, now) {
@@ -259,7 +259,7 @@ impl Eviction {
             return false;
         }
         let mut state = space.lock();
-        if !state.unsettled.is_empty() {
+        if !state.mapping_events.is_empty() {
             return false;
         }
         let is_clean = matches!(state.page_table.victim(address), Some(Victim::Clean(_)));
@@ -321,7 +321,7 @@ impl Batch {
                 continue;
             }
             // A page of a program that changes its mappings or is to fork, or that the kernel itself needs (rule 4), stays.
-            if !state.unsettled.is_empty() || space.is_held() || kept.binary_search(address).is_ok() {
+            if !state.mapping_events.is_empty() || space.is_held() || kept.binary_search(address).is_ok() {
                 state.page_table.listed_again(*address);
                 policy.refused(*page);
                 continue;

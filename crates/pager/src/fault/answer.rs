@@ -45,7 +45,7 @@ impl Faults {
         fault: Fault,
         arrived: Instant,
     ) -> Outcome {
-        if !self.shared.settle(space, state) {
+        if !self.shared.apply_events(space, state) {
             return Outcome::PutOff;
         }
         let address = fault.address & !(PAGE - 1);

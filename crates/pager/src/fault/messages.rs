@@ -13,7 +13,7 @@ use crate::address_space::{AddressSpace, SpaceState, Wanted};
 use crate::fault::pool::Pending;
 use crate::fault::{Faults, NOBODY};
 use crate::limits::MESSAGES_MAX;
-use crate::mappings::late_event::Doubt;
+use crate::mappings::late_event::LateEvent;
 use crate::page_table::ranges::Ranges;
 use crate::process::memory::Event;
 use crate::shared::Shared;
@@ -27,8 +27,8 @@ pub struct Messages {
     shared: Arc<Shared>,
     /// Faults of one reading.
     arrived: Vec<Fault>,
-    /// Programs with changes that are not settled yet.
-    unsettled: Vec<Arc<AddressSpace>>,
+    /// Programs with changes that are not applied yet.
+    mapping_events: Vec<Arc<AddressSpace>>,
     wiped: WipedRanges,
     /// Whether several faults come at once again and again.
     crowds: Spin,
@@ -42,7 +42,7 @@ impl Messages {
         Self {
             shared,
             arrived: Vec::with_capacity(MESSAGES_MAX),
-            unsettled: Vec::with_capacity(64),
+            mapping_events: Vec::with_capacity(64),
             wiped,
             crowds: Spin::new(now),
             was_alone: false,
@@ -51,7 +51,7 @@ impl Messages {
 
     /// Whether something is to be looked at again soon.
     pub fn are_unsettled(&self) -> bool {
-        !self.unsettled.is_empty()
+        !self.mapping_events.is_empty()
     }
 
     /// Reads what `space` has to tell, and has it answered by `faults`. False: that has to wait, and its end will be signalled.
@@ -109,7 +109,7 @@ impl Messages {
         if self.crowds.goes_on(now) { 1 } else { arrived.len() }
     }
 
-    /// One by one, so that nobody goes on whose change is in doubt. Whether there was something to read.
+    /// One by one, so that nobody goes on whose change may be told late. Whether there was something to read.
     fn read_events(
         &mut self,
         space: &Arc<AddressSpace>,
@@ -128,7 +128,7 @@ impl Messages {
                 Ok(Some(change)) => {
                     if self.changed(space, state, change) {
                         let process = space.process.load(Ordering::Relaxed);
-                        state.doubt = Some(Doubt::begin(process, now));
+                        state.late_event = Some(LateEvent::begin(process, now));
                         self.shared.counters.doubts.add(1);
                         return true;
                     }
@@ -154,35 +154,35 @@ impl Messages {
 
     /// Notes a change of mappings. True: another one must precede it and is still to be told.
     fn changed(&mut self, space: &Arc<AddressSpace>, state: &mut SpaceState, change: Event) -> bool {
-        if self.unsettled.iter().all(|other| other.id != space.id) {
-            self.unsettled.push(Arc::clone(space));
+        if self.mapping_events.iter().all(|other| other.id != space.id) {
+            self.mapping_events.push(Arc::clone(space));
         }
-        let SpaceState { page_table, unsettled, .. } = state;
+        let SpaceState { page_table, mapping_events, .. } = state;
         match change {
             Event::Fault(_) => unreachable!("faults are answered elsewhere"),
-            Event::Remove(range) => unsettled.remove(range),
-            Event::Unmap(range) => unsettled.unmap(range),
-            Event::Remap { from, to, length } => unsettled.remap(from, to, length),
+            Event::Remove(range) => mapping_events.remove(range),
+            Event::Unmap(range) => mapping_events.unmap(range),
+            Event::Remap { from, to, length } => mapping_events.remap(from, to, length),
             Event::Fork(memory) => {
                 space.has_forked.store(true, Ordering::Relaxed);
                 // A program none of whose pages is known has none away or clean, and most fork to execute another.
                 let wiped = if page_table.is_empty() { Ranges::default() } else { (self.wiped)(space) };
-                unsettled.fork(memory, wiped);
+                mapping_events.fork(memory, wiped);
             }
         }
-        unsettled.is_in_doubt(|range| page_table.known_mapped(range))
+        mapping_events.is_in_doubt(|range| page_table.known_mapped(range))
     }
 
-    /// Takes over what is settled by now.
-    pub fn settle(&mut self, now: Instant) {
+    /// Takes over what is applied by now.
+    pub fn apply_events(&mut self, now: Instant) {
         let shared = &self.shared;
-        self.unsettled.retain(|space| {
+        self.mapping_events.retain(|space| {
             let state = &mut *space.lock_for_faults();
-            if let Some(doubt) = state.doubt.take_if(|doubt| doubt.is_over(now)) {
-                state.unsettled.seen_under_way(&doubt.moves_under_way());
+            if let Some(late_event) = state.late_event.take_if(|late_event| late_event.is_over(now)) {
+                state.mapping_events.seen_under_way(&late_event.moves_under_way());
                 shared.faults.signal();
             }
-            !(shared.settle(space, state) && state.doubt.is_none())
+            !(shared.apply_events(space, state) && state.late_event.is_none())
         });
     }
 

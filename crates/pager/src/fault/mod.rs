@@ -8,7 +8,7 @@
 //! Pages come write-protected for faults that read, so that they can leave without a write, and writable for faults that write.
 //!
 //! Nothing here allocates once the lists have grown to what the programs need, except a fork (a table for the child), a page
-//! table that grows, events of ranges, a doubt, and a page that the kernel took back.
+//! table that grows, events of ranges, a late event, and a page that the kernel took back.
 //!
 //! - [`messages`]: what programs tell; `answer`: what one fault takes; `fill`: pages into programs' memory.
 //! - `read`: reads from the volume; [`read_ahead`]: what comes along; [`recheck`]: faults on pages that are there.

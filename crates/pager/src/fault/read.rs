@@ -142,7 +142,7 @@ impl Faults {
             // What came along with the one before is counted by now, if it was filled in place.
             let has_room = self.has_room_for_window();
             is_short |= !has_room;
-            let is_ready = has_room && self.shared.settle(&space, state);
+            let is_ready = has_room && self.shared.apply_events(&space, state);
             if !is_ready {
                 return now.saturating_duration_since(*waits_since.get_or_insert(now)) < ASK_PATIENCE;
             }
@@ -284,7 +284,7 @@ impl Faults {
             }
             Err(error) => {
                 let (space, along) = (Arc::clone(&read.space), read.along.clone());
-                if self.shared.settle(&space, &mut space.lock_for_faults()) {
+                if self.shared.apply_events(&space, &mut space.lock_for_faults()) {
                     self.not_read(buffer, error);
                 } else {
                     self.submit_read(buffer, &along);
@@ -300,7 +300,7 @@ impl Faults {
         let mut guard = space.lock_for_faults();
         let state = &mut *guard;
         while read.done < read.along.pages().len() {
-            let is_settled = self.shared.settle(&space, state);
+            let is_settled = self.shared.apply_events(&space, state);
             let count = if is_settled { self.fill_neighbours(buffer, &read, state) } else { 0 };
             if count == 0 {
                 // The program changes its mappings; its events come first.

@@ -56,7 +56,7 @@ pub enum Evidence {
 
 /// See the module text.
 #[derive(Default)]
-pub struct Unsettled {
+pub struct MappingEvents {
     /// In the order in which they were read.
     told: Vec<Change>,
     /// Old places of moves: the kernel unmaps them too, and tells of it separately.
@@ -69,16 +69,16 @@ pub struct Unsettled {
     proved: Vec<Proved>,
 }
 
-impl Unsettled {
-    /// Whether all changes are settled.
+impl MappingEvents {
+    /// Whether all changes are applied.
     pub fn is_empty(&self) -> bool {
         self.told.is_empty() && self.ends_expected.is_empty()
     }
 
     /// Takes all changes, in the order in which they happened; nothing may be under way. `mapped` gives the parts of a range that
-    /// were known to be mapped and registered when the last changes were settled, `is_mapped` what can be said now of the place of a
+    /// were known to be mapped and registered when the last changes were applied, `is_mapped` what can be said now of the place of a
     /// move and a page in it. `None` if nothing can be said now.
-    pub fn settle(
+    pub fn apply_events(
         &mut self,
         mapped: impl Fn(&Range<u64>) -> Vec<Range<u64>>,
         is_mapped: impl Fn(u64, u64) -> Option<Evidence>,
@@ -129,7 +129,7 @@ impl Unsettled {
         self.ends_expected.push(from..from + length);
     }
 
-    /// `moves` are under way while the last change is in doubt. One that was not told yet, and takes something away from where that change
+    /// `moves` are under way while the event of the last change may be late. One that was not told yet, and takes something away from where that change
     /// moved pages to, was made before it: so it is known when it is told, also if whoever moved those pages moved them on meanwhile.
     pub fn seen_under_way(&mut self, moves: &[Move]) {
         let Some(moving) = self.told.len().checked_sub(1) else { return };
@@ -150,7 +150,7 @@ impl Unsettled {
     }
 
     /// Whether to wait before more is read: an end is still to be told that belongs before a move, and whoever moved those pages
-    /// still waits. `mapped` as for [`Unsettled::settle`].
+    /// still waits. `mapped` as for [`MappingEvents::apply_events`].
     pub fn is_in_doubt(&mut self, mapped: impl Fn(&Range<u64>) -> Vec<Range<u64>>) -> bool {
         if self.ends_expected.is_empty() || self.doubts >= DOUBTS_MAX {
             return false;
@@ -336,7 +336,7 @@ impl Change {
     }
 }
 
-impl std::fmt::Debug for Unsettled {
+impl std::fmt::Debug for MappingEvents {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Unsettled").field("told", &self.told.len()).finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! Tests of [`Unsettled`]: single orders, and a kernel whose threads tell late.
+//! Tests of [`MappingEvents`]: single orders, and a kernel whose threads tell late.
 
 use std::collections::VecDeque;
 
@@ -27,9 +27,9 @@ fn apply(content: &mut Content, message: &Message) {
     }
 }
 
-fn settle(unsettled: &mut Unsettled, content: &mut Content, is_mapped: impl Fn(u64) -> Evidence) {
+fn apply_events(mapping_events: &mut MappingEvents, content: &mut Content, is_mapped: impl Fn(u64) -> Evidence) {
     let known = content.clone();
-    for change in unsettled.settle(|range| mapped(&known, range), |_, page| Some(is_mapped(page))).unwrap() {
+    for change in mapping_events.apply_events(|range| mapped(&known, range), |_, page| Some(is_mapped(page))).unwrap() {
         match change {
             Change::Unmap(range) => apply(content, &Message::Unmap(range)),
             Change::Remap { from, to, length } => apply(content, &Message::Remap { from, to, length }),
@@ -52,9 +52,9 @@ fn told(known: &[Range<u64>], messages: &[Message], now: &[Range<u64>]) -> (Cont
     for range in known {
         range.clone().for_each(|page| content[page as usize] = Some(page as u32));
     }
-    let mut unsettled = Unsettled::default();
-    let in_debt = messages.iter().map(|message| tell(&mut unsettled, message, &content)).collect();
-    settle(&mut unsettled, &mut content, |page| evidence(now.iter().any(|range| range.contains(&page))));
+    let mut mapping_events = MappingEvents::default();
+    let in_debt = messages.iter().map(|message| tell(&mut mapping_events, message, &content)).collect();
+    apply_events(&mut mapping_events, &mut content, |page| evidence(now.iter().any(|range| range.contains(&page))));
     (content, in_debt)
 }
 
@@ -63,12 +63,12 @@ fn evidence(is_mapped: bool) -> Evidence {
 }
 
 /// Whether more is to be waited for.
-fn tell(unsettled: &mut Unsettled, message: &Message, content: &Content) -> bool {
+fn tell(mapping_events: &mut MappingEvents, message: &Message, content: &Content) -> bool {
     match message {
-        Message::Unmap(range) => unsettled.unmap(range.clone()),
-        Message::Remap { from, to, length } => unsettled.remap(*from, *to, *length),
+        Message::Unmap(range) => mapping_events.unmap(range.clone()),
+        Message::Remap { from, to, length } => mapping_events.remap(*from, *to, *length),
     }
-    unsettled.is_in_doubt(|range| mapped(content, range))
+    mapping_events.is_in_doubt(|range| mapped(content, range))
 }
 
 fn pages(content: &Content, range: Range<u64>) -> Vec<Option<u32>> {
@@ -162,33 +162,33 @@ fn a_move_onto_other_memory_of_its_thread_that_is_told_late_goes_with_its_end() 
 #[test]
 fn a_neighbour_that_grew_over_the_place_of_a_move_proves_nothing() {
     let mut content: Content = (0..100).map(|page| (30..40).contains(&page).then_some(page)).collect();
-    let mut unsettled = Unsettled::default();
+    let mut mapping_events = MappingEvents::default();
     for message in [remap(30, 10, 10), Message::Unmap(30..40), remap(10, 50, 10), Message::Unmap(10..20)] {
-        tell(&mut unsettled, &message, &content);
+        tell(&mut mapping_events, &message, &content);
     }
-    settle(&mut unsettled, &mut content, |_| Evidence::None);
+    apply_events(&mut mapping_events, &mut content, |_| Evidence::None);
     assert_eq!((pages(&content, 10..20), pages(&content, 50..60)), (vec![None; 10], numbers(30..40)));
 }
 
 #[test]
 fn nothing_is_settled_while_it_cannot_be_said_what_is_mapped() {
-    let mut unsettled = Unsettled::default();
-    unsettled.remap(30, 10, 10);
-    unsettled.unmap(10..20);
-    assert!(unsettled.settle(|_| Vec::new(), |_, _| None).is_none());
-    assert_eq!(unsettled.settle(|_| Vec::new(), |_, _| Some(Evidence::Hole)).unwrap().len(), 2);
+    let mut mapping_events = MappingEvents::default();
+    mapping_events.remap(30, 10, 10);
+    mapping_events.unmap(10..20);
+    assert!(mapping_events.apply_events(|_| Vec::new(), |_, _| None).is_none());
+    assert_eq!(mapping_events.apply_events(|_| Vec::new(), |_, _| Some(Evidence::Hole)).unwrap().len(), 2);
 }
 
 #[test]
 fn without_a_message_about_its_end_an_old_place_is_not_waited_for() {
     // MREMAP_DONTUNMAP.
-    let mut unsettled = Unsettled::default();
-    unsettled.remap(10, 50, 10);
-    assert!(!unsettled.is_empty());
-    unsettled.settle(|_| Vec::new(), |_, _| None).expect("nothing is in doubt");
-    assert!(unsettled.is_empty());
-    unsettled.unmap(10..20);
-    assert_eq!(unsettled.settle(|_| Vec::new(), |_, _| None).unwrap().len(), 1, "this end is real");
+    let mut mapping_events = MappingEvents::default();
+    mapping_events.remap(10, 50, 10);
+    assert!(!mapping_events.is_empty());
+    mapping_events.apply_events(|_| Vec::new(), |_, _| None).expect("no event is late");
+    assert!(mapping_events.is_empty());
+    mapping_events.unmap(10..20);
+    assert_eq!(mapping_events.apply_events(|_| Vec::new(), |_, _| None).unwrap().len(), 1, "this end is real");
 }
 
 const SPACE: u64 = 48;
@@ -343,7 +343,7 @@ impl Kernel {
 
 /// Who reads: holds back after a doubtful move, until everybody who changed something before has told it or waits to be read.
 struct Reader {
-    unsettled: Unsettled,
+    mapping_events: MappingEvents,
     known: Content,
     awaited: Vec<usize>,
     in_doubt: bool,
@@ -358,20 +358,20 @@ impl Reader {
         if std::mem::take(&mut self.in_doubt) {
             let calls = kernel.threads.iter().filter(|thread| thread.is_in_a_call());
             let moves: Vec<Move> = calls.filter_map(|thread| thread.moves).collect();
-            self.unsettled.seen_under_way(&moves);
+            self.mapping_events.seen_under_way(&moves);
         }
         let Some((thread, message)) = kernel.queue.pop_front() else { return };
         kernel.threads[thread].waits = false;
-        if tell(&mut self.unsettled, &message, &self.known) {
+        if tell(&mut self.mapping_events, &message, &self.known) {
             self.in_doubt = true;
             self.awaited = (0..THREADS).filter(|other| kernel.threads[*other].is_in_a_call()).collect();
         }
-        self.settle(kernel);
+        self.apply_events(kernel);
     }
 
-    fn settle(&mut self, kernel: &Kernel) {
+    fn apply_events(&mut self, kernel: &Kernel) {
         if !kernel.is_changing() {
-            settle(&mut self.unsettled, &mut self.known, |page| evidence(kernel.is_registered(page)));
+            apply_events(&mut self.mapping_events, &mut self.known, |page| evidence(kernel.is_registered(page)));
             assert_eq!(self.known, kernel.known());
         }
     }
@@ -388,8 +388,12 @@ impl Reader {
 /// Runs steps and compares what is known; `is_all_known` without memory that is registered and has no pages.
 fn run(is_all_known: bool, steps: Vec<(u8, usize, usize)>) {
     let mut kernel = Kernel::new();
-    let mut reader =
-        Reader { unsettled: Unsettled::default(), known: kernel.known(), awaited: Vec::new(), in_doubt: false };
+    let mut reader = Reader {
+        mapping_events: MappingEvents::default(),
+        known: kernel.known(),
+        awaited: Vec::new(),
+        in_doubt: false,
+    };
     for (step, thread, choice) in steps {
         let is_free = !kernel.threads[thread].is_in_a_call();
         let length = 2 + choice as u64 % 3;

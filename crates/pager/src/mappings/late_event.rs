@@ -2,7 +2,7 @@
 //!
 //! That thread has given up the lock of its address space and lost its CPU before it could tell. It needs a microsecond of CPU time, and
 //! on a busy machine it may wait for that much longer than any fixed pause. So the wait lasts until every thread of the program
-//! that could be the late one, because it wanted to run when the doubt came up, has run or sleeps; but not less than
+//! that could be the late one, because it wanted to run when the wait began, has run or sleeps; but not less than
 //! [`DOUBT_PAUSE`], and not more than [`DOUBT_PAUSE_MAX`].
 //!
 //! What a thread does is told by its state ([`ProcessStat`]) and its time on a CPU ([`ThreadTimes`]).
@@ -27,14 +27,14 @@ pub struct Runnable {
 
 /// A wait, see the module text.
 #[derive(Debug)]
-pub struct Doubt {
+pub struct LateEvent {
     process: u32,
     since: Instant,
     /// Those that have not run since.
     waiting: Vec<Runnable>,
 }
 
-impl Doubt {
+impl LateEvent {
     /// A change of `process` (0: nobody knows which) is not understood yet.
     pub fn begin(process: u32, now: Instant) -> Self {
         Self {
@@ -84,34 +84,34 @@ mod tests {
         Runnable { thread, run: Duration::from_nanos(run_ns) }
     }
 
-    fn doubt(waiting: &[(u32, u64)], since: Instant) -> Doubt {
-        Doubt { process: 1, since, waiting: waiting.iter().copied().map(has_run).collect() }
+    fn late_event(waiting: &[(u32, u64)], since: Instant) -> LateEvent {
+        LateEvent { process: 1, since, waiting: waiting.iter().copied().map(has_run).collect() }
     }
 
     #[test]
     fn it_lasts_until_each_thread_has_run_or_sleeps() {
         let start = Instant::now();
-        let mut doubt = doubt(&[(7, 100), (8, 100), (9, 100)], start);
+        let mut late_event = late_event(&[(7, 100), (8, 100), (9, 100)], start);
         let still =
             |runs: &'static [(u32, u64)]| move |thread| runs.iter().copied().find(|run| run.0 == thread).map(has_run);
-        assert!(!doubt.is_over_with(start, still(&[])), "others may be late to sleep");
+        assert!(!late_event.is_over_with(start, still(&[])), "others may be late to sleep");
         let later = start + DOUBT_PAUSE;
-        assert!(!doubt.is_over_with(later, still(&[(7, 100), (8, 100), (9, 100)])));
+        assert!(!late_event.is_over_with(later, still(&[(7, 100), (8, 100), (9, 100)])));
         assert!(
-            !doubt.is_over_with(later, still(&[(7, 101), (8, 100)])),
+            !late_event.is_over_with(later, still(&[(7, 101), (8, 100)])),
             "one has run, one sleeps, one waits for a CPU"
         );
-        assert!(!doubt.is_over_with(later, still(&[(7, 101), (8, 100), (9, 100)])), "who slept has told");
-        assert!(doubt.is_over_with(later, still(&[(7, 101), (8, 102), (9, 100)])));
+        assert!(!late_event.is_over_with(later, still(&[(7, 101), (8, 100), (9, 100)])), "who slept has told");
+        assert!(late_event.is_over_with(later, still(&[(7, 101), (8, 102), (9, 100)])));
     }
 
     #[test]
     fn a_thread_that_never_runs_is_not_waited_for_for_ever() {
         let start = Instant::now();
-        let mut doubt = doubt(&[(7, 100)], start);
+        let mut late_event = late_event(&[(7, 100)], start);
         let runnable = |thread| Some(has_run((thread, 100)));
-        assert!(!doubt.is_over_with(start + DOUBT_PAUSE_MAX - Duration::from_millis(1), runnable));
-        assert!(doubt.is_over_with(start + DOUBT_PAUSE_MAX, runnable));
+        assert!(!late_event.is_over_with(start + DOUBT_PAUSE_MAX - Duration::from_millis(1), runnable));
+        assert!(late_event.is_over_with(start + DOUBT_PAUSE_MAX, runnable));
     }
 
     #[test]

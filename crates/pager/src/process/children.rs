@@ -112,7 +112,7 @@ impl Survey {
         if self.places_free == 0 {
             self.tell_of_fullness();
         } else {
-            self.settle(index, number);
+            self.found_process(index, number);
         }
         Some(number)
     }

@@ -195,7 +195,7 @@ impl Survey {
         }
         self.shared.admit(Arc::clone(&resident.space));
         self.residents.push(resident);
-        self.settle(self.residents.len() - 1, number);
+        self.found_process(self.residents.len() - 1, number);
     }
 
     /// Whether what a program said of its memory is true: it maps the head there, and the userfaultfd is of this memory. The user is told if not.
@@ -249,7 +249,7 @@ impl Survey {
     }
 
     /// The process of a resident becomes known, and gets a place: from now on it may have an agent. There is a place.
-    pub(super) fn settle(&mut self, index: usize, number: u32) {
+    pub(super) fn found_process(&mut self, index: usize, number: u32) {
         self.places_free = self.places_free.checked_sub(1).expect("the caller saw a place");
         let resident = &mut self.residents[index];
         resident.space.process.store(number, Ordering::Relaxed);

@@ -81,7 +81,7 @@ impl Survey {
                 continue;
             }
             self.residents.push(newcomer);
-            self.settle(self.residents.len() - 1, number);
+            self.found_process(self.residents.len() - 1, number);
         }
     }
 

@@ -108,7 +108,7 @@ impl Survey {
     /// Whether an agent of its could take pages out, but for its changes.
     fn may_be_paused(&self, resident: &Resident, now: Instant) -> bool {
         let (space, Some(seat)) = (&resident.space, &resident.seat) else { return false };
-        let is_changing = || !space.lock().unsettled.is_empty() || space.memory.is_changing();
+        let is_changing = || !space.lock().mapping_events.is_empty() || space.memory.is_changing();
         resident.respite.is_due(now)
             && resident.process.is_some()
             && seat.state() == AgentState::Running

@@ -102,7 +102,7 @@ impl Survey {
         prepared: &mut Option<&mut HashSet<Range<u64>>>,
     ) -> bool {
         let mut state = space.lock();
-        if state.batch || !self.shared.settle(space, &mut state) {
+        if state.batch || !self.shared.apply_events(space, &mut state) {
             return false;
         }
         if state.page_table.surveyed.contain(range) && !state.page_table.is_unscanned() {

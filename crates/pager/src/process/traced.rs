@@ -107,7 +107,7 @@ impl Survey {
 /// Takes the write protection away from all pages that are there: a debugger's write cannot wait either. False: the program changes its mappings.
 fn unprotect(shared: &Shared, space: &AddressSpace) -> bool {
     let mut state = space.lock();
-    if !shared.settle(space, &mut state) {
+    if !shared.apply_events(space, &mut state) {
         return false;
     }
     for address in state.page_table.clean(&ALL) {

@@ -204,7 +204,7 @@ pub(crate) fn serve_faults(
         }
         let has_served = served.serve(shared, &mut messages, &mut faults, (std::mem::take(&mut is_quiet), now))? > 0;
         let has_answered = faults.answer_shared();
-        messages.settle(now);
+        messages.apply_events(now);
         let waiting = faults.poll(now);
         let filled = faults.take_filled();
         served.last = filled.map(|page_table| page_table.0).or(served.last);

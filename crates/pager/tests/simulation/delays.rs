@@ -23,7 +23,7 @@ fn faults_meet_a_change(mapped_quarters: u64, is_told: bool) {
     let mut world = World::new(200);
     world.map_quarters(mapped_quarters);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     world.shared.budget.set_resident(10);
     let (space, memory) = (Arc::clone(&world.programs[0].space), world.programs[0].memory.clone());
     let missing = space.lock().page_table.away(&ALL)[..limits::MESSAGES_MAX - 1].to_vec();
@@ -49,7 +49,7 @@ fn faults_meet_a_change(mapped_quarters: u64, is_told: bool) {
     assert!(all > 40 && world.has_put_off(), "they are tried again: {all}");
     assert!(missing.iter().all(|address| !memory.lock().resident.contains_key(address)));
     memory.lock().agains = 0;
-    world.settle();
+    world.apply_events();
     assert!(missing.iter().all(|address| memory.lock().resident.contains_key(address)));
     world.shared.budget.set_resident(world.count());
     world.end();
@@ -68,7 +68,7 @@ fn faults_that_meet_a_change_are_tried_once_at_each_look() {
 fn batches_that_meet_a_change_become_rare() {
     let mut world = World::new(200);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     let memory = world.programs[0].memory.clone();
     memory.lock().agains = u32::MAX;
     let batches = |world: &World| world.shared.report().batches;
@@ -82,7 +82,7 @@ fn batches_that_meet_a_change_become_rare() {
     assert!((2..20).contains(&begun), "{begun} batches in 300 looks");
     memory.lock().agains = 0;
     world.shared.budget.set_resident(world.count());
-    world.settle();
+    world.apply_events();
     world.end();
 }
 
@@ -99,7 +99,7 @@ fn the_agents_own_faults_do_not_wait_for_the_budget() {
         let mut world = World::new(200);
         world.map_quarters(mapped_quarters);
         (0..PAGES).for_each(|page| world.touch(0, page, true));
-        world.settle();
+        world.apply_events();
         let (space, memory) = (Arc::clone(&world.programs[0].space), world.programs[0].memory.clone());
         space.agent_thread.store(AGENT, Ordering::Relaxed);
         let away = space.lock().page_table.away(&ALL);
@@ -115,7 +115,7 @@ fn the_agents_own_faults_do_not_wait_for_the_budget() {
         (0..20).for_each(|_| world.poll(0));
         assert!(memory.lock().resident.contains_key(&others));
         world.shared.budget.set_resident(world.count());
-        world.settle();
+        world.apply_events();
         world.end();
     }
 }

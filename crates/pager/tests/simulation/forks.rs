@@ -59,7 +59,7 @@ impl World {
 fn paged_world() -> World {
     let mut world = World::new(96);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     assert!(world.count() < 100);
     world
 }

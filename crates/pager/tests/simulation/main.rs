@@ -440,7 +440,7 @@ impl World {
         let faults = &mut self.faults[index];
         faults.answer_shared();
         if index == 0 {
-            self.messages.settle(self.now);
+            self.messages.apply_events(self.now);
         }
         faults.poll(self.now);
     }
@@ -449,7 +449,7 @@ impl World {
         self.messages.are_unsettled() || self.faults.iter().any(Faults::has_put_off)
     }
 
-    fn settle(&mut self) {
+    fn apply_events(&mut self) {
         for _ in 0..10_000 {
             self.run();
             let is_working = self.programs.iter().any(|program| {
@@ -566,8 +566,8 @@ impl World {
         let range = address(to)..address(to + pages);
         let space = Arc::clone(&self.programs[program].space);
         let mut state = space.lock();
-        if !self.shared.settle(&space, &mut state) {
-            // Nor does the survey register anything while changes are not settled.
+        if !self.shared.apply_events(&space, &mut state) {
+            // Nor does the survey register anything while changes are not applied.
             return;
         }
         // The kernel tells only of what is registered, and the survey had done that.
@@ -615,7 +615,7 @@ impl World {
         one.memory.lock().events.push_back(Event::Fork(Box::new(child.clone())));
         let before = self.shared.spaces().len();
         self.await_events(program);
-        self.settle();
+        self.apply_events();
         let spaces = self.shared.spaces();
         assert_eq!(spaces.len(), before + 1);
         let space = Arc::clone(spaces.last().unwrap());
@@ -657,7 +657,7 @@ impl World {
         for program in &self.programs {
             program.memory.lock().pinned.clear();
         }
-        self.settle();
+        self.apply_events();
         for program in std::mem::take(&mut self.programs) {
             self.shared.dismiss(&program.space);
         }

@@ -18,7 +18,7 @@ fn evict_everything(world: &mut World) {
     for _ in 0..10_000 {
         if world.count() == 0 {
             world.shared.budget.set_resident(0);
-            return world.settle();
+            return world.apply_events();
         }
         world.shared.budget.set_resident(world.shared.budget.limit_pages() + PAGES as i64);
         world.run();

@@ -78,7 +78,7 @@ fn pages_that_are_read_and_then_written_come_writable_until_they_are_only_read()
 fn a_page_that_left_a_moment_ago_comes_back_from_the_pool() {
     let mut world = World::new(128);
     (0..160).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     let youngest_gone =
         (0..160).rev().find(|page| !world.programs[0].memory.lock().resident.contains_key(&address(*page)));
     world.touch(0, youngest_gone.unwrap(), false);
@@ -91,7 +91,7 @@ fn a_page_that_left_a_moment_ago_comes_back_from_the_pool() {
 fn only_pages_from_elsewhere_that_a_thread_waits_for_are_demands() {
     let mut world = World::new(128);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     assert_eq!(world.shared.crew.take_demands(), 0, "new memory, changes and evictions are none");
     let gone = |world: &World, page: &u64| !world.programs[0].memory.lock().resident.contains_key(&address(*page));
     let staged = (0..PAGES).rev().find(|page| gone(&world, page)).unwrap();
@@ -134,7 +134,7 @@ fn pages_that_a_fork_shared_leave_after_the_agent_made_them_the_programs_own() {
     (0..80).for_each(|page| world.touch(0, page, true));
     world.programs[0].memory.lock().pinned = (0..80).map(address).collect();
     (80..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     assert!(world.programs[0].memory.lock().pinned.len() < 40, "the agent was asked");
     world.end();
 }
@@ -163,7 +163,7 @@ fn nobody_waits_for_the_agent_of_a_program_that_was_stopped() {
     world.turn();
     assert!(!world.shared.budget.holds_back());
     // It goes on.
-    world.settle();
+    world.apply_events();
     world.end();
 }
 
@@ -213,7 +213,7 @@ fn a_clean_page_that_the_kernel_took_back_comes_from_its_copy() {
     let mut world = World::new(96);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     (0..PAGES).for_each(|page| world.touch(0, page, false));
-    world.settle();
+    world.apply_events();
     let taken: Vec<u64> = {
         let mut memory = world.programs[0].memory.lock();
         let clean = memory.resident.iter().filter(|(_, (_, is_protected))| *is_protected).map(|(at, _)| *at);
@@ -233,7 +233,7 @@ fn a_page_that_moved_away_from_a_batch_is_not_taken_for_gone() {
     let mut world = World::new(96);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     (0..PAGES).for_each(|page| world.touch(0, page, false));
-    world.settle();
+    world.apply_events();
     // A batch begins, and the program moves a clean page that it is to take out before the agent comes to it.
     world.shared.budget.set_resident(96);
     world.turn();
@@ -278,7 +278,7 @@ fn a_child_of_a_program_that_ends_before_it_goes_on_is_served() {
     memory.lock().events.push_back(Event::Fork(Box::new(child)));
     memory.lock().agains = u32::MAX;
     world.serve(&Arc::clone(&world.programs[0].space));
-    assert_eq!(world.shared.spaces().len(), 1, "the fork is not settled");
+    assert_eq!(world.shared.spaces().len(), 1, "the fork is not applied");
     world.shared.dismiss(&world.programs[0].space);
     assert_eq!(world.shared.spaces().len(), 1);
     assert_eq!(world.shared.spaces()[0].parent, Some(world.programs[0].space.id));
@@ -311,7 +311,7 @@ fn an_agent_has_its_next_batch_when_the_table_hears_of_the_last() {
     assert_eq!(away(&space), pages);
     assert!(!world.programs[0].memory.lock().batches.is_empty(), "the agent works on");
     assert!(space.lock().batch, "and messages stay unread");
-    world.settle();
+    world.apply_events();
     world.end();
 }
 
@@ -325,7 +325,7 @@ fn a_fault_that_waits_for_a_batch_comes_before_the_next_one() {
     assert!(world.serve(&space));
     world.turn();
     assert!(space.lock().batch, "then it goes on");
-    world.settle();
+    world.apply_events();
     world.end();
 }
 
@@ -346,7 +346,7 @@ fn an_agent_has_two_batches_only_while_no_fault_waits_for_them() {
     assert!(world.serve(&space));
     (0..3).for_each(|_| world.turn());
     assert_eq!(memory.lock().batches.len(), 1, "the next fault may come as soon");
-    world.settle();
+    world.apply_events();
     world.end();
 }
 
@@ -358,7 +358,7 @@ fn faults_of_a_scan(pages_of_a_mapping: u64, mapped_quarters: u64) -> (u64, u64)
     let boundaries = (0..PAGES).step_by(pages_of_a_mapping as usize).map(address).collect();
     world.programs[0].memory.lock().boundaries = boundaries;
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     for page in 0..PAGES {
         world.shared.budget.set_resident(10);
         world.touch(0, page, false);
@@ -384,7 +384,7 @@ fn what_comes_along_comes_from_beyond_the_end_of_a_mapping() {
 fn what_comes_along_waits_for_room() {
     let mut world = World::new(200);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     let is_there = |world: &World, page: u64| world.programs[0].memory.lock().resident.contains_key(&address(page));
     let first = (0..PAGES - 3).find(|page| (*page..page + 3).all(|page| !is_there(&world, page))).unwrap();
     world.shared.budget.set_resident(world.shared.budget.limit_pages() - 2);
@@ -405,7 +405,7 @@ fn what_comes_along_waits_for_room() {
 fn with_batch_under_way() -> (World, Arc<AddressSpace>, u64) {
     let mut world = World::new(200);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     let space = Arc::clone(&world.programs[0].space);
     let away = space.lock().page_table.away(&ALL)[0];
     let has_begun = (0..1000).any(|_| {
@@ -448,7 +448,7 @@ fn a_fault_that_was_put_off_is_answered_between_two_batches() {
     world.eviction.turn(world.now + limits::HURRY_PAUSE);
     assert!(space.lock().batch, "and not for long");
     world.shared.budget.set_resident(world.count());
-    world.settle();
+    world.apply_events();
     world.end();
 }
 
@@ -478,7 +478,7 @@ fn pages_that_leave_ring_for_a_fault_that_waits_for_room() {
     world.eviction.turn(world.now + limits::HURRY_PAUSE);
     assert!(!end(&mut world), "nobody waits any more");
     world.shared.budget.set_resident(world.count());
-    world.settle();
+    world.apply_events();
     world.end();
 }
 
@@ -492,7 +492,7 @@ fn pages_that_lie_in_mapped_memory_come_without_a_request_and_count_the_same() {
         let mut world = World::new(200);
         world.map_quarters(mapped_quarters);
         (0..PAGES).for_each(|page| world.touch(0, page, true));
-        world.settle();
+        world.apply_events();
         for page in 0..PAGES {
             let before = world.count();
             world.shared.budget.set_resident(10);
@@ -515,7 +515,7 @@ fn what_comes_along_is_counted_before_the_next_page_asks() {
     let mut world = World::new(96);
     world.map_quarters(4);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     let space = Arc::clone(&world.programs[0].space);
     let is_there = |world: &World, page: &u64| world.programs[0].memory.lock().resident.contains_key(&address(*page));
     let miss = |world: &mut World, pages: &[(u32, u64)]| {
@@ -555,7 +555,7 @@ fn pages_that_nobody_waits_for_come_a_few_at_a_time() {
     let mut world = World::new(200);
     world.map_quarters(4);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     world.shared.budget.set_resident(10);
     let space = Arc::clone(&world.programs[0].space);
     let away = space.lock().page_table.away(&ALL);
@@ -581,7 +581,7 @@ fn pages_that_nobody_waits_for_come_a_few_at_a_time() {
 fn who_gets_a_page_that_was_read_for_it_is_known_once() {
     let mut world = World::new(200);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     world.shared.budget.set_resident(10);
     let space = Arc::clone(&world.programs[0].space);
     let mut reads = 0;
@@ -608,7 +608,7 @@ fn who_gets_a_page_that_was_read_for_it_is_known_once() {
 fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
     let mut world = World::with_fault_threads(200, 3);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     world.shared.budget.set_resident(10);
     let space = Arc::clone(&world.programs[0].space);
     let is_there = |world: &World, page: &u64| world.programs[0].memory.lock().resident.contains_key(&address(*page));
@@ -641,7 +641,7 @@ fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
     world.eviction.turn(world.now);
     assert!(space.lock().batch && !space.lock().is_batch_due, "its turn has come");
     world.shared.budget.set_resident(10);
-    world.settle();
+    world.apply_events();
     assert_eq!(come(&mut world, &away[16..17]), 0, "one alone wakes nobody");
     world.shared.budget.set_resident(world.count());
     world.end();
@@ -651,7 +651,7 @@ fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
 fn an_unreadable_page_is_poisoned_and_never_filled() {
     let mut world = World::new(96);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
-    world.settle();
+    world.apply_events();
     let gone = {
         let memory = world.programs[0].memory.lock();
         (0..PAGES).find(|page| !memory.resident.contains_key(&address(*page))).unwrap()
