@@ -247,7 +247,7 @@ impl Pager {
         self.shared.kill_programs();
         self.shared.is_stopping.store(true, Ordering::SeqCst);
         let bells = [&self.shared.faults, &self.shared.eviction, &self.shared.survey];
-        bells.into_iter().chain(self.shared.crew.bells()).for_each(Bell::signal);
+        bells.into_iter().chain(self.shared.fault_pool.bells()).for_each(Bell::signal);
         for thread in self.threads.drain(..) {
             // A panic inside it is caught and told there.
             let _ = thread.join();

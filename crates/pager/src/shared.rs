@@ -18,8 +18,8 @@ use spillway_sys::userfaultfd::PageError;
 
 use crate::address_space::{AddressSpace, SpaceState, Wanted};
 use crate::budget::Budget;
-use crate::fault::pool::Crew;
-use crate::fork::reservations::Claims;
+use crate::fault::pool::FaultPool;
+use crate::fork::reservations::ForkReservations;
 use crate::limits::FAILURES_MAX;
 use crate::mappings::events::{Change, Evidence};
 use crate::page_table::PageIndexes;
@@ -37,13 +37,13 @@ pub struct Shared {
     /// The budget.
     pub budget: Budget,
     /// Memory that forks may fill.
-    pub claims: Claims,
+    pub fork_reservations: ForkReservations,
     /// The counters.
     pub(crate) counters: Counters,
     /// Wakes the first fault thread: a batch ended, a program came or went.
     pub faults: Bell,
     /// What it shares with the others.
-    pub crew: Crew,
+    pub fault_pool: FaultPool,
     /// What the first fault thread waits for: the messages of each address space under its number, and its bell.
     pub served: Epoll,
     /// Wakes the eviction thread: the budget is exceeded.
@@ -72,10 +72,10 @@ impl Shared {
             page_indexes: Mutex::new(page_indexes),
             spaces: Mutex::default(),
             budget,
-            claims: Claims::default(),
+            fork_reservations: ForkReservations::default(),
             counters,
             faults: Bell::new()?,
-            crew: Crew::new(fault_threads)?,
+            fault_pool: FaultPool::new(fault_threads)?,
             served: Epoll::new()?,
             eviction: Bell::new()?,
             waits_for_room: AtomicBool::new(false),
@@ -155,7 +155,7 @@ impl Shared {
     /// Wakes all fault threads: any of them may have put a fault off.
     pub fn call_fault_threads(&self) {
         self.faults.signal();
-        self.crew.bells().iter().for_each(Bell::signal);
+        self.fault_pool.bells().iter().for_each(Bell::signal);
     }
 
     /// Wakes the eviction thread if pages are to leave.

@@ -39,7 +39,7 @@ impl Eviction {
         match coming {
             Coming::New => Arrival::New,
             Coming::Staged => Arrival::Staged,
-            Coming::Ahead => Arrival::Prefetched,
+            Coming::ReadAhead => Arrival::Prefetched,
             Coming::Back => {
                 let distance = self.shadows.distance(page).unwrap_or(u32::MAX);
                 self.shared.counters.refault(distance);

@@ -93,7 +93,7 @@ impl Messages {
         drop(guard);
         if own < arrived.len() {
             let pending = |fault: &Fault| Pending::new(Arc::clone(space), *fault, now);
-            self.shared.crew.share(arrived[own..].iter().map(pending));
+            self.shared.fault_pool.share(arrived[own..].iter().map(pending));
         }
         arrived.clear();
         self.arrived = arrived;
@@ -102,7 +102,7 @@ impl Messages {
 
     /// How many of the faults that arrived this thread answers itself: one if they come in crowds and others can take the rest.
     fn own_part(&mut self, state: &SpaceState, arrived: &[Fault], now: Instant) -> usize {
-        if arrived.len() < 2 || state.is_batch_due || !self.shared.crew.has_helpers() {
+        if arrived.len() < 2 || state.is_batch_due || !self.shared.fault_pool.has_helpers() {
             return arrived.len();
         }
         self.crowds.worked(now);

@@ -135,7 +135,7 @@ impl Faults {
 
     /// Answers the next fault that was left to whoever is free. Whether there was one.
     pub fn answer_shared(&mut self) -> bool {
-        let Some(Pending { space, fault, arrived, .. }) = self.shared.crew.take() else { return false };
+        let Some(Pending { space, fault, arrived, .. }) = self.shared.fault_pool.take() else { return false };
         let mut state = space.lock_for_faults();
         state.untried -= 1;
         if !space.is_gone() {

@@ -6,7 +6,7 @@
 //! first: to itself too, so that none waits for a thread to wake up. They are tried before the next batch of evictions
 //! ([`SpaceState::untried`](crate::address_space::SpaceState::untried)), as all faults of one reading are; from then on they are like any that was put off.
 //!
-//! Read-ahead follows the streams of all programs wherever their faults are answered, so there is one [`Ahead`].
+//! Read-ahead follows the streams of all programs wherever their faults are answered, so there is one [`ReadAheadState`].
 //!
 //! Locks: a program's table, then the one for read-ahead, then the page indexes; under the one for pending faults none is taken.
 
@@ -18,7 +18,7 @@ use std::time::Instant;
 use spillway_sys::userfaultfd::Fault;
 
 use crate::address_space::AddressSpace;
-use crate::fault::read_ahead::Ahead;
+use crate::fault::read_ahead::ReadAheadState;
 use crate::limits::MESSAGES_MAX;
 use crate::threads::bell::Bell;
 use crate::threads::lock::lock;
@@ -39,8 +39,8 @@ impl Pending {
 }
 
 /// See the module text.
-pub struct Crew {
-    ahead: Mutex<Ahead>,
+pub struct FaultPool {
+    read_ahead: Mutex<ReadAheadState>,
     pending: Mutex<VecDeque<Pending>>,
     /// How many there are, for who looks and finds none.
     pending_count: AtomicUsize,
@@ -50,11 +50,11 @@ pub struct Crew {
     demands: AtomicU32,
 }
 
-impl Crew {
+impl FaultPool {
     /// Of so many threads.
     pub fn new(threads: usize) -> std::io::Result<Self> {
         Ok(Self {
-            ahead: Mutex::default(),
+            read_ahead: Mutex::default(),
             pending: Mutex::new(VecDeque::with_capacity(2 * MESSAGES_MAX)),
             pending_count: AtomicUsize::new(0),
             bells: (1..threads).map(|_| Bell::new()).collect::<Result<_, _>>()?,
@@ -106,7 +106,7 @@ impl Crew {
         lock(&self.pending).len()
     }
 
-    pub(super) fn ahead(&self) -> MutexGuard<'_, Ahead> {
-        lock(&self.ahead)
+    pub(super) fn read_ahead(&self) -> MutexGuard<'_, ReadAheadState> {
+        lock(&self.read_ahead)
     }
 }

@@ -16,7 +16,7 @@ use spillway_sys::userfaultfd::{Fault, PageError};
 
 use crate::address_space::{AddressSpace, SpaceState};
 use crate::fault::fill::as_far_as_mapped;
-use crate::fault::read_ahead::Along;
+use crate::fault::read_ahead::ReadAheadRun;
 use crate::fault::{Faults, NOBODY, Outcome, PAGE};
 use crate::limits::{ASK_PATIENCE, FAULT_READS_MAX, GROUP_PAGES, READ_ATTEMPTS_MAX};
 use crate::page_table::PageTable;
@@ -28,7 +28,7 @@ use crate::statistics::FaultKind;
 /// A read under way.
 pub(super) struct ReadUnderWay {
     space: Arc<AddressSpace>,
-    along: Along,
+    along: ReadAheadRun,
     /// The fault that waits for it; `None` for pages that only come along.
     fault: Option<Fault>,
     arrived: Instant,
@@ -71,13 +71,14 @@ impl Faults {
         let filled = self.fill_in_place(space, state, fault, slot, arrived);
         let is_near = filled.is_some();
         let outcome = filled.unwrap_or_else(|| {
-            let has_begun = self.read(space, state, &Along::one(address, slot, Coming::Back), Some(fault), arrived);
+            let has_begun =
+                self.read(space, state, &ReadAheadRun::one(address, slot, Coming::Back), Some(fault), arrived);
             if has_begun { Outcome::Done } else { Outcome::PutOff }
         });
         if outcome != Outcome::Done || fault.thread == NOBODY {
             return outcome;
         }
-        self.shared.crew.demanded();
+        self.shared.fault_pool.demanded();
         if self.asks.len() < FAULT_READS_MAX {
             let space = Arc::clone(space);
             self.asks.push(Ask { space, thread: fault.thread, address, is_near, waits_since: None });
@@ -173,23 +174,23 @@ impl Faults {
         let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0).saturating_sub(coming);
         // A run takes a buffer, unless it is read in place.
         let room = room.min(self.buffers_free() * GROUP_PAGES);
-        let mut ahead = self.shared.crew.ahead();
+        let mut read_ahead = self.shared.fault_pool.read_ahead();
         if *is_near {
-            ahead.read_took(Duration::ZERO);
+            read_ahead.read_took(Duration::ZERO);
         }
-        ahead.ask(&mut state.page_table, *thread, *address, room, &mut self.shared.page_indexes());
-        if !ahead.has_found() {
+        read_ahead.ask(&mut state.page_table, *thread, *address, room, &mut self.shared.page_indexes());
+        if !read_ahead.has_found() {
             return;
         }
         // What is to be read is copied out, since reading changes the table.
         let (mut runs, mut count) = ([const { None }; FAULT_READS_MAX], 0);
-        ahead.reads(&state.page_table, &self.shared.page_indexes(), |run| {
+        read_ahead.reads(&state.page_table, &self.shared.page_indexes(), |run| {
             if let Some(place) = runs.get_mut(count) {
                 *place = Some(run.clone());
                 count += 1;
             }
         });
-        drop(ahead);
+        drop(read_ahead);
         for run in runs.iter().flatten() {
             let done = self.bring_in_place(space, state, run);
             if let Some(rest) = run.behind(done) {
@@ -199,7 +200,7 @@ impl Faults {
     }
 
     /// Fills the first pages of a run from where they lie, and says how many.
-    fn bring_in_place(&mut self, space: &AddressSpace, state: &mut SpaceState, run: &Along) -> usize {
+    fn bring_in_place(&mut self, space: &AddressSpace, state: &mut SpaceState, run: &ReadAheadRun) -> usize {
         let mut done = 0;
         while let Some((address, slot)) = run.pages().get(done).copied() {
             let rest = &run.pages()[done..];
@@ -226,7 +227,7 @@ impl Faults {
         &mut self,
         space: &Arc<AddressSpace>,
         state: &mut SpaceState,
-        along: &Along,
+        along: &ReadAheadRun,
         fault: Option<Fault>,
         arrived: Instant,
     ) -> bool {
@@ -255,7 +256,7 @@ impl Faults {
         true
     }
 
-    fn submit_read(&mut self, buffer: usize, along: &Along) {
+    fn submit_read(&mut self, buffer: usize, along: &ReadAheadRun) {
         let (_, first) = along.pages()[0];
         let request = BlockRequest {
             slot: buffer,
@@ -272,7 +273,7 @@ impl Faults {
         match result {
             Ok(()) => {
                 if read.is_alone && read.attempts == 1 {
-                    self.shared.crew.ahead().read_took(read.begun.elapsed());
+                    self.shared.fault_pool.read_ahead().read_took(read.begun.elapsed());
                 }
                 self.here |= 1 << buffer;
                 self.fill_from(buffer);

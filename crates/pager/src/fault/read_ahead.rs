@@ -26,13 +26,13 @@ const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
 /// Neighbouring slots that are read at once, whose content they are, and why they come.
 #[derive(Clone, Debug)]
-pub struct Along {
+pub struct ReadAheadRun {
     pages: [(u64, VolumePage); GROUP_PAGES],
     count: usize,
     coming: Coming,
 }
 
-impl Along {
+impl ReadAheadRun {
     /// One page.
     pub fn one(address: u64, slot: VolumePage, coming: Coming) -> Self {
         Self { pages: [(address, slot); GROUP_PAGES], count: 1, coming }
@@ -97,7 +97,7 @@ impl Distance {
 }
 
 /// See the module text.
-pub struct Ahead {
+pub struct ReadAheadState {
     streams: Streams<ReadAround>,
     /// What is away of the windows that the last question was answered with.
     candidates: Candidates,
@@ -109,7 +109,7 @@ pub struct Ahead {
     distance: Distance,
 }
 
-impl Default for Ahead {
+impl Default for ReadAheadState {
     fn default() -> Self {
         let streams = Streams::new(ReadAround::default());
         let (candidates, window) = (Candidates::default(), Candidates::default());
@@ -118,7 +118,7 @@ impl Default for Ahead {
     }
 }
 
-impl Ahead {
+impl ReadAheadState {
     /// A page was read in this time, while this thread had no other read under way; in none, if it was filled from where it lies.
     pub fn read_took(&mut self, time: Duration) {
         self.distance.read_took(time);
@@ -192,16 +192,16 @@ impl Ahead {
 
     /// The candidates of the last question, as runs of neighbouring slots. What is staged is read like the rest, which costs a run no
     /// more; only what is still being written cannot be.
-    pub fn reads(&self, page_table: &PageTable, page_indexes: &PageIndexes, mut read: impl FnMut(&Along)) {
+    pub fn reads(&self, page_table: &PageTable, page_indexes: &PageIndexes, mut read: impl FnMut(&ReadAheadRun)) {
         // No marker will tell whether neighbours are used: they are taken for needed, as the kernel takes what it reads around a fault.
-        let coming = if self.candidates.comes_around() { Coming::New } else { Coming::Ahead };
-        let mut run: Option<Along> = None;
+        let coming = if self.candidates.comes_around() { Coming::New } else { Coming::ReadAhead };
+        let mut run: Option<ReadAheadRun> = None;
         for address in self.wanted() {
             let PageState::Away(slot) = page_table.state(address) else { continue };
             if page_indexes.volume_pages.is_busy(slot) || run.as_mut().is_some_and(|run| run.add(address, slot)) {
                 continue;
             }
-            if let Some(run) = run.replace(Along::one(address, slot, coming)) {
+            if let Some(run) = run.replace(ReadAheadRun::one(address, slot, coming)) {
                 read(&run);
             }
         }
@@ -243,19 +243,24 @@ mod tests {
         (page_table, page_indexes)
     }
 
-    fn faults(ahead: &mut Ahead, page_table: &mut PageTable, page_indexes: &mut PageIndexes, pages: &[u64]) {
-        pages.iter().for_each(|page| ahead.ask(page_table, 7, PAGE * page, CANDIDATES_MAX, page_indexes));
+    fn faults(
+        read_ahead: &mut ReadAheadState,
+        page_table: &mut PageTable,
+        page_indexes: &mut PageIndexes,
+        pages: &[u64],
+    ) {
+        pages.iter().for_each(|page| read_ahead.ask(page_table, 7, PAGE * page, CANDIDATES_MAX, page_indexes));
     }
 
     #[test]
     fn a_stream_brings_neighbouring_slots_in_one_read_without_its_marker() {
         let (mut page_table, mut page_indexes) = away(64);
-        let mut ahead = Ahead::default();
-        faults(&mut ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
+        let mut read_ahead = ReadAheadState::default();
+        faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
         let mut found = Vec::new();
-        ahead.reads(&page_table, &page_indexes, |run| found.push(run.pages().to_vec()));
+        read_ahead.reads(&page_table, &page_indexes, |run| found.push(run.pages().to_vec()));
         let pages: Vec<u64> = found.iter().flatten().map(|(address, _)| address / PAGE).collect();
-        let marker = ahead.candidates.marker().unwrap().0;
+        let marker = read_ahead.candidates.marker().unwrap().0;
         assert!(!pages.is_empty() && !pages.contains(&marker) && pages.iter().all(|page| *page > 3), "{pages:?}");
         for run in &found {
             assert!(run.windows(2).all(|pair| pair[1].1.0 == pair[0].1.0 + 1), "{run:?}");
@@ -265,13 +270,13 @@ mod tests {
     #[test]
     fn neighbours_of_pages_without_a_trend_come_once_probes_were_needed() {
         let (mut page_table, mut page_indexes) = away(2048);
-        let mut ahead = Ahead::default();
+        let mut read_ahead = ReadAheadState::default();
         let mut found = Vec::new();
         for block in [90, 30, 150, 10, 200, 70, 120, 40, 180, 60_u64] {
             // In no trend: three pages of a block, and then all others.
             for place in [4, 1, 6, 2, 7, 0, 5, 3] {
-                faults(&mut ahead, &mut page_table, &mut page_indexes, &[8 * block + place]);
-                ahead.reads(&page_table, &page_indexes, |run| found.push(run.clone()));
+                faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[8 * block + place]);
+                read_ahead.reads(&page_table, &page_indexes, |run| found.push(run.clone()));
             }
         }
         assert!(!found.is_empty() && found.iter().all(|run| run.coming() == Coming::New), "{found:?}");
@@ -280,33 +285,33 @@ mod tests {
     #[test]
     fn pages_that_left_unused_make_windows_smaller() {
         let (mut page_table, mut page_indexes) = away(10 * WINDOW_MAX as u64);
-        let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &mut page_table, &mut page_indexes);
-        let marker = ahead.candidates.marker().unwrap().0;
+        let mut read_ahead = ReadAheadState::default();
+        let last = full_stream(&mut read_ahead, &mut page_table, &mut page_indexes);
+        let marker = read_ahead.candidates.marker().unwrap().0;
         let first = last - WINDOW_MAX as u64 + 1;
         for page in (first..=last).filter(|page| *page != marker).take(WINDOW_MAX * 3 / 4) {
             let slot = slot_of(&page_table, page);
-            page_table.filled(PAGE * page, true, Coming::Ahead, &mut page_indexes);
+            page_table.filled(PAGE * page, true, Coming::ReadAhead, &mut page_indexes);
             page_table.left(PAGE * page, slot, &mut page_indexes);
         }
-        faults(&mut ahead, &mut page_table, &mut page_indexes, &[marker]);
-        assert_eq!(ahead.candidates.pages().len(), WINDOW_MAX / 2, "a quarter was used, and that doubled");
+        faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[marker]);
+        assert_eq!(read_ahead.candidates.pages().len(), WINDOW_MAX / 2, "a quarter was used, and that doubled");
     }
 
     #[test]
     fn what_is_staged_is_read_unless_it_is_being_written() {
         let (mut page_table, mut page_indexes) = away(8);
-        let mut ahead = Ahead::default();
-        faults(&mut ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
+        let mut read_ahead = ReadAheadState::default();
+        faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
         let slots: Vec<VolumePage> = (1..9).map(|page| slot_of(&page_table, page)).collect();
         for slot in &slots {
             page_indexes.volume_pages.stage(*slot, PoolPage(slot.0));
         }
         let mut count = 0;
-        ahead.reads(&page_table, &page_indexes, |run| count += run.pages().len());
-        assert_eq!(count, ahead.candidates.pages().len() - 1, "all but the marker");
+        read_ahead.reads(&page_table, &page_indexes, |run| count += run.pages().len());
+        assert_eq!(count, read_ahead.candidates.pages().len() - 1, "all but the marker");
         slots.iter().for_each(|slot| page_indexes.volume_pages.begin_write(*slot));
-        ahead.reads(&page_table, &page_indexes, |run| panic!("{run:?}"));
+        read_ahead.reads(&page_table, &page_indexes, |run| panic!("{run:?}"));
     }
 
     fn slot_of(page_table: &PageTable, page: u64) -> VolumePage {
@@ -315,71 +320,73 @@ mod tests {
     }
 
     /// A stream that has come to full windows, and its last page.
-    fn full_stream(ahead: &mut Ahead, page_table: &mut PageTable, page_indexes: &mut PageIndexes) -> u64 {
-        faults(ahead, page_table, page_indexes, &[1, 2]);
-        while ahead.candidates.pages().len() < WINDOW_MAX {
-            let marker = ahead.candidates.marker().unwrap().0;
-            faults(ahead, page_table, page_indexes, &[marker]);
+    fn full_stream(read_ahead: &mut ReadAheadState, page_table: &mut PageTable, page_indexes: &mut PageIndexes) -> u64 {
+        faults(read_ahead, page_table, page_indexes, &[1, 2]);
+        while read_ahead.candidates.pages().len() < WINDOW_MAX {
+            let marker = read_ahead.candidates.marker().unwrap().0;
+            faults(read_ahead, page_table, page_indexes, &[marker]);
         }
-        ahead.candidates.pages().last().unwrap().0
+        read_ahead.candidates.pages().last().unwrap().0
     }
 
     #[test]
     fn a_stream_looks_beyond_pages_that_are_there() {
         let window = WINDOW_MAX as u64;
         let (mut page_table, mut page_indexes) = away(10 * window);
-        let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &mut page_table, &mut page_indexes);
-        let marker = ahead.candidates.marker().unwrap().0;
+        let mut read_ahead = ReadAheadState::default();
+        let last = full_stream(&mut read_ahead, &mut page_table, &mut page_indexes);
+        let marker = read_ahead.candidates.marker().unwrap().0;
         // The next window is there, and so are two pages of the one behind it.
         for page in last + 1..=last + window + 2 {
-            page_table.filled(PAGE * page, true, Coming::Ahead, &mut page_indexes);
+            page_table.filled(PAGE * page, true, Coming::ReadAhead, &mut page_indexes);
         }
-        faults(&mut ahead, &mut page_table, &mut page_indexes, &[marker]);
+        faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[marker]);
         let expected: Vec<_> = (last + window + 3..=last + 3 * window).map(VirtualPage).collect();
-        assert_eq!(ahead.candidates.pages(), expected);
-        assert_eq!(ahead.candidates.marker(), Some(expected[0]), "nobody faults on what is there");
-        let (found, end) = (ahead.candidates.pages().len(), last + 3 * window);
-        faults(&mut ahead, &mut page_table, &mut page_indexes, &[last + window + 3]);
-        assert_eq!(ahead.candidates.pages()[0], VirtualPage(end + 1), "behind the {found} pages");
+        assert_eq!(read_ahead.candidates.pages(), expected);
+        assert_eq!(read_ahead.candidates.marker(), Some(expected[0]), "nobody faults on what is there");
+        let (found, end) = (read_ahead.candidates.pages().len(), last + 3 * window);
+        faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[last + window + 3]);
+        assert_eq!(read_ahead.candidates.pages()[0], VirtualPage(end + 1), "behind the {found} pages");
     }
 
     #[test]
     fn a_window_without_room_for_the_next_comes_alone() {
         let (mut page_table, mut page_indexes) = away(10 * WINDOW_MAX as u64);
-        let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &mut page_table, &mut page_indexes);
-        let marker = ahead.candidates.marker().unwrap().0;
-        (last + 1..last + 3).for_each(|page| page_table.filled(PAGE * page, true, Coming::Ahead, &mut page_indexes));
-        ahead.ask(&mut page_table, 7, PAGE * marker, 2 * WINDOW_MAX - 3, &mut page_indexes);
-        assert_eq!(ahead.candidates.pages().len(), WINDOW_MAX - 2);
+        let mut read_ahead = ReadAheadState::default();
+        let last = full_stream(&mut read_ahead, &mut page_table, &mut page_indexes);
+        let marker = read_ahead.candidates.marker().unwrap().0;
+        (last + 1..last + 3)
+            .for_each(|page| page_table.filled(PAGE * page, true, Coming::ReadAhead, &mut page_indexes));
+        read_ahead.ask(&mut page_table, 7, PAGE * marker, 2 * WINDOW_MAX - 3, &mut page_indexes);
+        assert_eq!(read_ahead.candidates.pages().len(), WINDOW_MAX - 2);
     }
 
     #[test]
     fn a_stream_does_not_look_for_ever() {
         let (mut page_table, mut page_indexes) = away(20 * WINDOW_MAX as u64);
-        let mut ahead = Ahead::default();
-        let last = full_stream(&mut ahead, &mut page_table, &mut page_indexes);
-        let marker = ahead.candidates.marker().unwrap().0;
+        let mut read_ahead = ReadAheadState::default();
+        let last = full_stream(&mut read_ahead, &mut page_table, &mut page_indexes);
+        let marker = read_ahead.candidates.marker().unwrap().0;
         for page in last + 1..=last + (WINDOWS_MAX * WINDOW_MAX) as u64 {
-            page_table.filled(PAGE * page, true, Coming::Ahead, &mut page_indexes);
+            page_table.filled(PAGE * page, true, Coming::ReadAhead, &mut page_indexes);
         }
-        faults(&mut ahead, &mut page_table, &mut page_indexes, &[marker]);
-        assert!(!ahead.has_found() && ahead.candidates.marker().is_none());
+        faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[marker]);
+        assert!(!read_ahead.has_found() && read_ahead.candidates.marker().is_none());
     }
 
     /// The windows of a stream that comes to its markers one after the other.
     fn windows(read_took: Duration, room: usize) -> Vec<usize> {
         let (mut page_table, mut page_indexes) = away(4000);
-        let mut ahead = Ahead::default();
-        (0..DISTANCE_READS).for_each(|_| ahead.read_took(read_took + Duration::from_millis(7)));
-        (0..DISTANCE_READS).for_each(|read| ahead.read_took(read_took + Duration::from_millis(u64::from(read % 7))));
-        faults(&mut ahead, &mut page_table, &mut page_indexes, &[1, 2]);
+        let mut read_ahead = ReadAheadState::default();
+        (0..DISTANCE_READS).for_each(|_| read_ahead.read_took(read_took + Duration::from_millis(7)));
+        (0..DISTANCE_READS)
+            .for_each(|read| read_ahead.read_took(read_took + Duration::from_millis(u64::from(read % 7))));
+        faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[1, 2]);
         let mut lengths = Vec::new();
         for _ in 0..9 {
-            let marker = ahead.candidates.marker().unwrap().0;
-            ahead.ask(&mut page_table, 7, PAGE * marker, room, &mut page_indexes);
-            lengths.push(ahead.candidates.pages().len());
+            let marker = read_ahead.candidates.marker().unwrap().0;
+            read_ahead.ask(&mut page_table, 7, PAGE * marker, room, &mut page_indexes);
+            lengths.push(read_ahead.candidates.pages().len());
         }
         lengths
     }
@@ -396,24 +403,24 @@ mod tests {
     #[test]
     fn a_marker_that_is_reached_is_told_as_a_hit_once() {
         let (mut page_table, mut page_indexes) = away(64);
-        let mut ahead = Ahead::default();
-        faults(&mut ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
-        let marker = ahead.candidates.marker().unwrap().0;
-        faults(&mut ahead, &mut page_table, &mut page_indexes, &[marker]);
-        assert!(ahead.candidates.pages().iter().all(|page| page.0 > marker), "the next window");
-        assert!(!ahead.markers.contains(&(1, marker * PAGE)));
+        let mut read_ahead = ReadAheadState::default();
+        faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
+        let marker = read_ahead.candidates.marker().unwrap().0;
+        faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[marker]);
+        assert!(read_ahead.candidates.pages().iter().all(|page| page.0 > marker), "the next window");
+        assert!(!read_ahead.markers.contains(&(1, marker * PAGE)));
     }
 
     #[test]
     fn a_marker_that_was_waited_for_is_told_as_passed_when_the_next_is_reached() {
         let (mut page_table, mut page_indexes) = away(64);
-        let mut ahead = Ahead::default();
-        faults(&mut ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
+        let mut read_ahead = ReadAheadState::default();
+        faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
         let mut news = Vec::new();
         let markers = [(); 3].map(|()| {
-            let marker = ahead.candidates.marker().unwrap().0;
+            let marker = read_ahead.candidates.marker().unwrap().0;
             page_table.filled(PAGE * marker, true, Coming::Back, &mut page_indexes);
-            faults(&mut ahead, &mut page_table, &mut page_indexes, &[marker]);
+            faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[marker]);
             marker
         });
         page_indexes.cache_pages.take_news(&mut news);

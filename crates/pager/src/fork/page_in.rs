@@ -1,11 +1,11 @@
 //! Brings all pages of programs back before a fork that the kernel tells nobody of ("Forks without messages" in docs/pager.md),
 //! and keeps them until it is over.
 //!
-//! While there is a gathering its programs are *held*: no batch of evictions begins for them, and their faults wait for no budget.
+//! While a fork page-in is under way, its programs are *held*: no batch of evictions begins for them, and their faults wait for no budget.
 //! Pages are asked of the fault thread, some hundred at a time, until the page table knows of none that is away. Nothing can be
 //! away then: what the program does meanwhile (moves, removes, unmaps) takes no page out of its memory.
 //!
-//! They come back only if there is memory for all of them, beside those of other gatherings ([`crate::fork::reservations`]).
+//! They come back only if there is memory for all of them, beside those of other forks ([`crate::fork::reservations`]).
 //!
 //! No I/O here: time and the room for a process are told.
 
@@ -15,13 +15,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crate::address_space::{AddressSpace, Wanted};
-use crate::fork::reservations::{Answer, ClaimId};
+use crate::fork::reservations::{Answer, ReservationId};
 use crate::limits::{FORK_ASK_AGAIN, FORK_PAGES_ASKED_MAX, FORK_PATIENCE, FORK_ROOM_PATIENCE, FORK_ROOM_PAUSE};
 use crate::shared::Shared;
 
-/// How far a gathering is.
+/// How far a fork page-in is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Gathered {
+pub enum PageInProgress {
     /// Pages are still away.
     NotYet,
     /// Every page is there, and stays.
@@ -31,9 +31,9 @@ pub enum Gathered {
 }
 
 /// See the module text. Dropping it lets pages leave again.
-pub struct Gathering {
+pub struct ForkPageIn {
     shared: Arc<Shared>,
-    claim: ClaimId,
+    reservation: ReservationId,
     /// There is memory for all pages.
     has_room: bool,
     /// When there was none last time, beside other forks.
@@ -43,7 +43,7 @@ pub struct Gathering {
     parts: Vec<Part>,
 }
 
-/// One program of a gathering.
+/// One program of a fork page-in.
 struct Part {
     space: Arc<AddressSpace>,
     range: Range<u64>,
@@ -57,13 +57,13 @@ struct Part {
     progress_at: Instant,
 }
 
-impl Gathering {
+impl ForkPageIn {
     /// Holds `spaces` from now on, and brings back what they have in `range`.
     pub fn begin(shared: &Arc<Shared>, spaces: Vec<Arc<AddressSpace>>, range: &Range<u64>, now: Instant) -> Self {
         let parts = spaces.into_iter().map(|space| Part::begin(space, range, now)).collect();
         Self {
             shared: Arc::clone(shared),
-            claim: shared.claims.name(),
+            reservation: shared.fork_reservations.name(),
             has_room: false,
             crowded_at: None,
             room_asked_at: None,
@@ -72,30 +72,30 @@ impl Gathering {
     }
 
     /// Does what can be done now. `room_bytes` is the memory that a process could still have.
-    pub fn look(&mut self, now: Instant, room_bytes: &dyn Fn(u32) -> u64) -> Gathered {
-        let mut gathered = Gathered::All;
+    pub fn look(&mut self, now: Instant, room_bytes: &dyn Fn(u32) -> u64) -> PageInProgress {
+        let mut progress = PageInProgress::All;
         if !self.has_room {
             match self.find_room(now, room_bytes) {
-                Gathered::All => self.has_room = true,
+                PageInProgress::All => self.has_room = true,
                 end => return end,
             }
         }
         for part in &mut self.parts {
             match part.look(&self.shared, now) {
-                Gathered::All => {}
-                Gathered::NotYet => gathered = Gathered::NotYet,
-                never @ Gathered::Never(_) => return never,
+                PageInProgress::All => {}
+                PageInProgress::NotYet => progress = PageInProgress::NotYet,
+                never @ PageInProgress::Never(_) => return never,
             }
         }
-        self.shared.claims.set(self.claim, self.parts.iter().map(Part::pages_away).sum());
-        gathered
+        self.shared.fork_reservations.set(self.reservation, self.parts.iter().map(Part::pages_away).sum());
+        progress
     }
 
     /// Asks for memory for all that is away, once that is known.
-    fn find_room(&mut self, now: Instant, room_bytes: &dyn Fn(u32) -> u64) -> Gathered {
+    fn find_room(&mut self, now: Instant, room_bytes: &dyn Fn(u32) -> u64) -> PageInProgress {
         let is_soon = |at: Instant| now.saturating_duration_since(at) < FORK_ROOM_PAUSE;
         if self.room_asked_at.is_some_and(is_soon) {
-            return Gathered::NotYet;
+            return PageInProgress::NotYet;
         }
         for part in &mut self.parts {
             if !part.knows_missing() {
@@ -104,15 +104,15 @@ impl Gathering {
         }
         let pages = self.parts.iter().map(Part::pages_away).sum();
         if pages == 0 {
-            return Gathered::All;
+            return PageInProgress::All;
         }
         let spaces = self.parts.iter().map(|part| &part.space);
         self.room_asked_at = Some(now);
         let room = spaces.map(|space| room_bytes(space.process.load(Ordering::Relaxed))).min().unwrap_or(0);
-        match self.shared.claims.ask(self.claim, pages, room) {
+        match self.shared.fork_reservations.ask(self.reservation, pages, room) {
             Answer::Granted => {
                 self.parts.iter_mut().for_each(|part| part.progress_at = now);
-                return Gathered::All;
+                return PageInProgress::All;
             }
             Answer::Crowded => self.crowded_at = Some(now),
             Answer::Full => {}
@@ -121,9 +121,11 @@ impl Gathering {
         let is_patient = self.parts.iter().all(|part| part.is_patient(now));
         if is_patient && self.crowded_at.is_some_and(is_early) {
             // Others' pages leave again.
-            return Gathered::NotYet;
+            return PageInProgress::NotYet;
         }
-        Gathered::Never("neither the machine nor its memory cgroups have memory left for all of its pages".to_owned())
+        PageInProgress::Never(
+            "neither the machine nor its memory cgroups have memory left for all of its pages".to_owned(),
+        )
     }
 
     /// Whose pages they are.
@@ -140,9 +142,9 @@ impl Gathering {
     }
 }
 
-impl Drop for Gathering {
+impl Drop for ForkPageIn {
     fn drop(&mut self) {
-        self.shared.claims.release(self.claim);
+        self.shared.fork_reservations.release(self.reservation);
         self.parts.iter().for_each(|part| part.space.release());
         self.shared.eviction.signal();
     }
@@ -172,14 +174,14 @@ impl Part {
         !state.batch
     }
 
-    fn look(&mut self, shared: &Shared, now: Instant) -> Gathered {
+    fn look(&mut self, shared: &Shared, now: Instant) -> PageInProgress {
         if self.space.is_gone() {
             self.missing.clear();
             self.asked.clear();
-            return Gathered::All;
+            return PageInProgress::All;
         }
         if self.space.unread.load(Ordering::SeqCst) > self.unread_before {
-            return Gathered::Never("a page of it cannot be read".to_owned());
+            return PageInProgress::Never("a page of it cannot be read".to_owned());
         }
         let space = Arc::clone(&self.space);
         let state = space.lock();
@@ -197,26 +199,26 @@ impl Part {
         }
         drop(state);
         if self.missing.is_empty() {
-            return Gathered::All;
+            return PageInProgress::All;
         }
         let first = self.missing.len().saturating_sub(FORK_PAGES_ASKED_MAX);
         self.asked = self.missing.split_off(first);
         self.ask(shared, now);
-        Gathered::NotYet
+        PageInProgress::NotYet
     }
 
     fn is_patient(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.progress_at) < FORK_PATIENCE
     }
 
-    fn wait(&mut self, shared: &Shared, now: Instant) -> Gathered {
+    fn wait(&mut self, shared: &Shared, now: Instant) -> PageInProgress {
         if !self.is_patient(now) {
-            return Gathered::Never(format!("its pages do not come back within {} s", FORK_PATIENCE.as_secs()));
+            return PageInProgress::Never(format!("its pages do not come back within {} s", FORK_PATIENCE.as_secs()));
         }
         if now.saturating_duration_since(self.asked_at) >= FORK_ASK_AGAIN {
             self.ask(shared, now);
         }
-        Gathered::NotYet
+        PageInProgress::NotYet
     }
 
     fn ask(&mut self, shared: &Shared, now: Instant) {

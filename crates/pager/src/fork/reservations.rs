@@ -1,6 +1,6 @@
 //! Memory that forks may fill with pages that come back: one account for all of them, or each would take the same room for its own.
 //!
-//! A claim is for pages that are still away, so it becomes less as the machine's room does. One that is over may have filled memory
+//! A reservation is for pages that are still away, so it becomes less as the machine's room does. One that is over may have filled memory
 //! that its program gives up again soon, so whoever finds no room beside others is told to ask again.
 
 use std::sync::{Mutex, PoisonError};
@@ -9,24 +9,24 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use crate::limits::FORK_RESERVE_BYTES;
 
-/// Who claims.
+/// Whose reservation it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClaimId(u64);
+pub struct ReservationId(u64);
 
-/// What becomes of a claim.
+/// What becomes of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// There is room.
     Granted,
-    /// There is none beside the claims of others.
+    /// There is none beside the reservations of others.
     Crowded,
-    /// There is none, and nobody else has a claim.
+    /// There is none, and no other fork has a reservation.
     Full,
 }
 
 /// See the module text.
 #[derive(Debug, Default)]
-pub struct Claims {
+pub struct ForkReservations {
     account: Mutex<Account>,
 }
 
@@ -34,19 +34,19 @@ pub struct Claims {
 struct Account {
     next: u64,
     /// Who was granted something, and pages of it that are still away.
-    granted: Vec<(ClaimId, usize)>,
+    granted: Vec<(ReservationId, usize)>,
 }
 
-impl Claims {
+impl ForkReservations {
     /// A new name to claim by.
-    pub fn name(&self) -> ClaimId {
+    pub fn name(&self) -> ReservationId {
         let mut account = self.account();
         account.next += 1;
-        ClaimId(account.next)
+        ReservationId(account.next)
     }
 
     /// Asks for room for `pages`, where `room_bytes` are left.
-    pub fn ask(&self, who: ClaimId, pages: usize, room_bytes: u64) -> Answer {
+    pub fn ask(&self, who: ReservationId, pages: usize, room_bytes: u64) -> Answer {
         let mut account = self.account();
         let others: usize = account.granted.iter().map(|(_, away)| away).sum();
         let wanted_bytes = ((others + pages) * PAGE_SIZE_BYTES) as u64;
@@ -61,12 +61,12 @@ impl Claims {
     }
 
     /// Of what was granted `pages` are still away.
-    pub fn set(&self, who: ClaimId, pages: usize) {
+    pub fn set(&self, who: ReservationId, pages: usize) {
         self.account().granted.iter_mut().filter(|(other, _)| *other == who).for_each(|(_, away)| *away = pages);
     }
 
     /// The end of a claim, if there was one.
-    pub fn release(&self, who: ClaimId) {
+    pub fn release(&self, who: ReservationId) {
         self.account().granted.retain(|(other, _)| *other != who);
     }
 
@@ -83,27 +83,31 @@ mod tests {
 
     #[test]
     fn the_same_room_is_granted_once() {
-        let claims = Claims::default();
-        let [first, second] = [claims.name(), claims.name()];
+        let fork_reservations = ForkReservations::default();
+        let [first, second] = [fork_reservations.name(), fork_reservations.name()];
         let room_bytes = FORK_RESERVE_BYTES + 100 * PAGE;
-        assert_eq!(claims.ask(first, 101, room_bytes), Answer::Full, "what is to stay free does");
-        assert_eq!(claims.ask(first, 100, room_bytes), Answer::Granted);
-        assert_eq!(claims.ask(second, 1, room_bytes), Answer::Crowded);
-        assert_eq!(claims.ask(second, 1, room_bytes + PAGE), Answer::Granted);
+        assert_eq!(fork_reservations.ask(first, 101, room_bytes), Answer::Full, "what is to stay free does");
+        assert_eq!(fork_reservations.ask(first, 100, room_bytes), Answer::Granted);
+        assert_eq!(fork_reservations.ask(second, 1, room_bytes), Answer::Crowded);
+        assert_eq!(fork_reservations.ask(second, 1, room_bytes + PAGE), Answer::Granted);
     }
 
     #[test]
     fn what_came_back_is_in_the_machines_figure_and_no_claim_any_more() {
-        let claims = Claims::default();
-        let [first, second] = [claims.name(), claims.name()];
-        assert_eq!(claims.ask(first, 80, FORK_RESERVE_BYTES + 100 * PAGE), Answer::Granted);
-        claims.set(first, 20);
-        assert_eq!(claims.ask(second, 20, FORK_RESERVE_BYTES + 40 * PAGE), Answer::Granted);
-        claims.release(second);
-        claims.set(second, 7);
-        assert_eq!(claims.ask(second, 21, FORK_RESERVE_BYTES + 40 * PAGE), Answer::Crowded);
-        claims.release(first);
-        assert_eq!(claims.ask(second, 41, FORK_RESERVE_BYTES + 40 * PAGE), Answer::Full, "there is nobody to wait for");
-        assert_eq!(claims.ask(second, 40, FORK_RESERVE_BYTES + 40 * PAGE), Answer::Granted);
+        let fork_reservations = ForkReservations::default();
+        let [first, second] = [fork_reservations.name(), fork_reservations.name()];
+        assert_eq!(fork_reservations.ask(first, 80, FORK_RESERVE_BYTES + 100 * PAGE), Answer::Granted);
+        fork_reservations.set(first, 20);
+        assert_eq!(fork_reservations.ask(second, 20, FORK_RESERVE_BYTES + 40 * PAGE), Answer::Granted);
+        fork_reservations.release(second);
+        fork_reservations.set(second, 7);
+        assert_eq!(fork_reservations.ask(second, 21, FORK_RESERVE_BYTES + 40 * PAGE), Answer::Crowded);
+        fork_reservations.release(first);
+        assert_eq!(
+            fork_reservations.ask(second, 41, FORK_RESERVE_BYTES + 40 * PAGE),
+            Answer::Full,
+            "there is nobody to wait for"
+        );
+        assert_eq!(fork_reservations.ask(second, 40, FORK_RESERVE_BYTES + 40 * PAGE), Answer::Granted);
     }
 }

@@ -100,7 +100,7 @@ impl Group {
     pub(super) fn list(&mut self, index: usize, coming: Coming, directory: &mut CachePages) {
         self.listed |= 1 << index;
         self.unproven &= !(1 << index);
-        self.unproven |= u32::from(coming == Coming::Ahead) << index;
+        self.unproven |= u32::from(coming == Coming::ReadAhead) << index;
         directory.tell(News::Came(self.page(index), coming));
     }
 

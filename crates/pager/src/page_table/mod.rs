@@ -179,9 +179,9 @@ impl PageTable {
             pages(ZEROES_AHEAD_MAX).take_while(|back| address.checked_sub(*back).is_some_and(is_listed)).count();
         let start = address + PAGE;
         let is_known = |page: u64| self.surveyed.contain(&(page..page + PAGE)) && !self.is_guarded(page);
-        let ahead =
+        let read_ahead =
             pages(touched).map(|forth| address + forth).take_while(|page| was_untouched(*page) && is_known(*page));
-        start..start + ahead.count() as u64 * PAGE
+        start..start + read_ahead.count() as u64 * PAGE
     }
 
     /// Whether the content of the page at `address` is not in the program's memory.

@@ -32,7 +32,7 @@ pub enum Coming {
     /// From the write-back pool.
     Staged,
     /// With another page.
-    Ahead,
+    ReadAhead,
 }
 
 /// What the policy is told.

@@ -1,7 +1,7 @@
 //! System calls that wait for the pager: of what they do the kernel tells nobody, or it refuses them because memory is registered
 //! ([`Called`]; "Calls that wait" in docs/pager.md).
 //!
-//! - A fork, where the kernel does not tell this user of forks, is allowed when every page of its program is there ([`Gathering`]), and pages may
+//! - A fork, where the kernel does not tell this user of forks, is allowed when every page of its program is there ([`ForkPageIn`]), and pages may
 //!   leave again when it is over. The child has all of them; its memory is registered nowhere, so it is not paged until it executes another program.
 //! - Guard pages: what the program has in the range (in all from the first to the last of several) comes back and stays there, and nothing is brought there; when the call is over, the kernel says
 //!   where guards are ([`PageTable::guard`](crate::page_table::PageTable::guard)).
@@ -24,7 +24,7 @@ use spillway_sys::process::share_memory;
 use spillway_sys::process_memory::read_exact;
 
 use crate::address_space::AddressSpace;
-use crate::fork::page_in::{ALL, Gathered, Gathering};
+use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
 use crate::limits::{CALL_PATIENCE, MOVE_PATIENCE};
 use crate::mappings::maps;
 use crate::page_table::page_indexes::SpaceId;
@@ -60,7 +60,7 @@ struct Waiting {
     notice: CallNotice,
     /// What it is about.
     range: Range<u64>,
-    gathering: Gathering,
+    page_in: ForkPageIn,
 }
 
 /// A call that was allowed.
@@ -76,7 +76,7 @@ enum Effect {
     /// The program's pages may leave again.
     Fork {
         /// Holds them.
-        _gathering: Gathering,
+        _gathering: ForkPageIn,
     },
     /// The kernel says where in this range guards are.
     Guards(Vec<Arc<AddressSpace>>, Range<u64>),
@@ -189,8 +189,8 @@ impl Survey {
             Some(range) => (range, self.who_calls(notice.process)),
             None => (0..0, Vec::new()),
         };
-        let gathering = Gathering::begin(&self.shared, concerned, &range, now);
-        let waiting = Waiting { listener: Arc::clone(listener), notice, range, gathering };
+        let page_in = ForkPageIn::begin(&self.shared, concerned, &range, now);
+        let waiting = Waiting { listener: Arc::clone(listener), notice, range, page_in };
         // Most have nothing away, and their program waits.
         self.answer_call(waiting, now);
     }
@@ -198,19 +198,19 @@ impl Survey {
     /// Whose memory is meant when `process` makes a call: its own, or that of a process which it shares memory with, and of all that
     /// cannot be told apart from these. Nobody's for a process that is not paged.
     fn who_calls(&self, process: u32) -> Vec<Arc<AddressSpace>> {
-        let concerned = self.residents.iter().filter(|resident| {
-            let other = resident.space.process.load(Ordering::Relaxed);
+        let concerned = self.tracked.iter().filter(|tracked| {
+            let other = tracked.space.process.load(Ordering::Relaxed);
             other == process || !matches!(share_memory(other, process), Ok(false))
         });
-        concerned.map(|resident| Arc::clone(&resident.space)).collect()
+        concerned.map(|tracked| Arc::clone(&tracked.space)).collect()
     }
 
     fn answer_call(&mut self, mut waiting: Waiting, now: Instant) {
-        match waiting.gathering.look(now, &room_bytes) {
-            Gathered::NotYet => self.calls.waiting.push(waiting),
-            Gathered::All if !self.prepare_call(&waiting) => self.calls.waiting.push(waiting),
-            Gathered::All => self.allow_call(waiting, now),
-            Gathered::Never(reason) => self.refuse_call(waiting, &reason),
+        match waiting.page_in.look(now, &room_bytes) {
+            PageInProgress::NotYet => self.calls.waiting.push(waiting),
+            PageInProgress::All if !self.prepare_call(&waiting) => self.calls.waiting.push(waiting),
+            PageInProgress::All => self.allow_call(waiting, now),
+            PageInProgress::Never(reason) => self.refuse_call(waiting, &reason),
         }
     }
 
@@ -219,15 +219,15 @@ impl Survey {
         let range = &waiting.range;
         match waiting.notice.called {
             Called::Fork => {
-                waiting.gathering.share();
+                waiting.page_in.share();
                 true
             }
             Called::Guard(_) | Called::Guards { .. } => waiting
-                .gathering
+                .page_in
                 .spaces()
                 .all(|space| space.lock().page_table.guard(range, &mut self.shared.page_indexes())),
             Called::RegisterUserfaultfd { .. } | Called::Move(_) => {
-                waiting.gathering.spaces().all(|space| self.leave_alone(space, range))
+                waiting.page_in.spaces().all(|space| self.leave_alone(space, range))
             }
         }
     }
@@ -239,14 +239,14 @@ impl Survey {
         if !state.page_table.guard(range, &mut self.shared.page_indexes()) {
             return false;
         }
-        let resident = self.residents.iter_mut().find(|resident| resident.space.id == space.id);
+        let tracked = self.tracked.iter_mut().find(|tracked| tracked.space.id == space.id);
         // Also what was registered with its neighbours, and is not known to be: nobody's but ours, or left to the program already.
         let mut mapped = Ranges::default();
-        let text = resident.as_ref().and_then(|resident| resident.process.as_ref()?.maps().ok()).unwrap_or_default();
+        let text = tracked.as_ref().and_then(|tracked| tracked.process.as_ref()?.maps().ok()).unwrap_or_default();
         for one in maps::parse(&text).iter().filter(|one| one.is_anonymous) {
             mapped.insert(one.range.clone());
         }
-        for part in resident.iter().flat_map(|resident| resident.left_alone.iter()) {
+        for part in tracked.iter().flat_map(|tracked| tracked.left_alone.iter()) {
             mapped.remove(&part);
         }
         for part in mapped.within(range) {
@@ -260,15 +260,15 @@ impl Survey {
         }
         state.page_table.unmap(range, &mut self.shared.page_indexes());
         drop(state);
-        resident.into_iter().for_each(|resident| resident.left_alone.insert(range.clone()));
+        tracked.into_iter().for_each(|tracked| tracked.left_alone.insert(range.clone()));
         true
     }
 
     fn allow_call(&mut self, waiting: Waiting, now: Instant) {
-        let Waiting { listener, notice, range, gathering } = waiting;
+        let Waiting { listener, notice, range, page_in } = waiting;
         let CallNotice { process, thread, .. } = notice;
         let called = notice.called.clone();
-        let spaces: Vec<Arc<AddressSpace>> = gathering.spaces().map(Arc::clone).collect();
+        let spaces: Vec<Arc<AddressSpace>> = page_in.spaces().map(Arc::clone).collect();
         if matches!(called, Called::RegisterUserfaultfd { .. }) && !spaces.is_empty() {
             self.tell_of_own_userfaultfd(process, &range);
         }
@@ -288,7 +288,7 @@ impl Survey {
             }
         };
         let effect = match called {
-            Called::Fork => Effect::Fork { _gathering: gathering },
+            Called::Fork => Effect::Fork { _gathering: page_in },
             Called::Guard(_) | Called::Guards { .. } if !spaces.is_empty() => Effect::Guards(spaces, range),
             Called::Move(_) if !spaces.is_empty() => Effect::Move(spaces.iter().map(|space| space.id).collect(), range),
             _ => return,
@@ -311,8 +311,8 @@ impl Survey {
             Effect::Fork { .. } => {}
             Effect::Guards(spaces, range) => {
                 for space in spaces {
-                    let resident = self.residents.iter().find(|resident| resident.space.id == space.id);
-                    let process = resident.and_then(|resident| resident.process.as_ref());
+                    let tracked = self.tracked.iter().find(|tracked| tracked.space.id == space.id);
+                    let process = tracked.and_then(|tracked| tracked.process.as_ref());
                     // Kernels before 6.15 have guards and do not say where: all of it stays as it is then.
                     if let Some(guards) = process.and_then(|process| guards(process, &range, &mut self.regions)) {
                         space.lock().page_table.guards_are(&range, &guards);
@@ -320,8 +320,8 @@ impl Survey {
                 }
             }
             Effect::Move(spaces, range) => {
-                let residents = self.residents.iter_mut().filter(|resident| spaces.contains(&resident.space.id));
-                residents.for_each(|resident| resident.left_alone.remove(&range));
+                let tracked = self.tracked.iter_mut().filter(|tracked| spaces.contains(&tracked.space.id));
+                tracked.for_each(|tracked| tracked.left_alone.remove(&range));
             }
         }
     }

@@ -19,7 +19,7 @@ use crate::limits::SEARCH_INTERVAL;
 use crate::mappings::maps;
 use crate::page_table::page_indexes::SpaceId;
 use crate::process::proc_files::{Process, maps_of};
-use crate::process::{Resident, Survey, is_memory_gone};
+use crate::process::{Survey, TrackedProcess, is_memory_gone};
 
 /// What is known of an address space whose process is looked for.
 pub(super) struct Search {
@@ -39,9 +39,9 @@ impl Survey {
     /// Takes in address spaces that came by a fork, and finds their processes.
     pub(super) fn adopt_children(&mut self, now: Instant) {
         for space in self.strangers() {
-            let parent = self.residents.iter().find(|other| Some(other.space.id) == space.parent);
+            let parent = self.tracked.iter().find(|other| Some(other.space.id) == space.parent);
             if let Some(child) = parent.map(|parent| parent.child(space)) {
-                self.residents.push(child);
+                self.tracked.push(child);
             }
         }
         let mut orphans = self.orphans();
@@ -56,26 +56,26 @@ impl Survey {
     }
 
     /// Takes in children of `parent` that nobody has looked at yet: nobody finds them once their parent is forgotten.
-    pub(super) fn adopt_children_of(&mut self, parent: &Resident) {
+    pub(super) fn adopt_children_of(&mut self, parent: &TrackedProcess) {
         let children = self.strangers().into_iter().filter(|space| space.parent == Some(parent.space.id));
-        self.residents.extend(children.map(|space| parent.child(space)));
+        self.tracked.extend(children.map(|space| parent.child(space)));
     }
 
     /// Address spaces that are served and were not taken in.
     fn strangers(&self) -> Vec<Arc<AddressSpace>> {
-        let is_known = |space: &AddressSpace| self.residents.iter().any(|resident| resident.space.id == space.id);
+        let is_known = |space: &AddressSpace| self.tracked.iter().any(|tracked| tracked.space.id == space.id);
         self.shared.spaces().into_iter().filter(|space| !is_known(space)).collect()
     }
 
     /// Residents that never had a process, with their parent's, or none once that has ended. Those whose parent's is still looked for come after it.
     fn orphans(&self) -> Vec<(SpaceId, Option<u32>)> {
-        let without = self.residents.iter().filter(|resident| is_orphan(resident));
-        let parents = without.map(|resident| {
-            let parent = self.residents.iter().find(|other| Some(other.space.id) == resident.space.parent);
-            (resident.space.id, parent)
+        let without = self.tracked.iter().filter(|tracked| is_orphan(tracked));
+        let parents = without.map(|tracked| {
+            let parent = self.tracked.iter().find(|other| Some(other.space.id) == tracked.space.parent);
+            (tracked.space.id, parent)
         });
         let known = parents.filter(|(_, parent)| !parent.is_some_and(is_orphan));
-        let process = |parent: &Resident| parent.process.as_ref().map(Process::number);
+        let process = |parent: &TrackedProcess| parent.process.as_ref().map(Process::number);
         known.map(|(page_table, parent)| (page_table, parent.and_then(process))).collect()
     }
 
@@ -95,9 +95,9 @@ impl Survey {
     /// Finds those whose parent has ended: they are children of whoever takes such in.
     fn find_anybodys(&mut self, orphans: impl Iterator<Item = SpaceId>, now: Instant) {
         for orphan in orphans {
-            let resident = self.residents.iter_mut().find(|resident| resident.space.id == orphan);
-            if let Some(resident) = resident.filter(|resident| resident.search.next_at <= now) {
-                resident.search.next_at = now + SEARCH_INTERVAL;
+            let tracked = self.tracked.iter_mut().find(|tracked| tracked.space.id == orphan);
+            if let Some(tracked) = tracked.filter(|tracked| tracked.search.next_at <= now) {
+                tracked.search.next_at = now + SEARCH_INTERVAL;
                 let mut candidates = every_process().unwrap_or_default();
                 candidates.retain(|number| !self.is_known(*number));
                 self.find(orphan, &candidates);
@@ -107,8 +107,8 @@ impl Survey {
 
     /// Finds the process of `orphan` among `candidates`, and gives it a place.
     fn find(&mut self, orphan: SpaceId, candidates: &[u32]) -> Option<u32> {
-        let index = self.residents.iter().position(|resident| resident.space.id == orphan)?;
-        let number = find_process(&mut self.residents[index], candidates)?;
+        let index = self.tracked.iter().position(|tracked| tracked.space.id == orphan)?;
+        let number = find_process(&mut self.tracked[index], candidates)?;
         if self.places_free == 0 {
             self.tell_of_fullness();
         } else {
@@ -118,28 +118,28 @@ impl Survey {
     }
 
     fn is_known(&self, number: u32) -> bool {
-        let mut processes = self.residents.iter().filter_map(|resident| resident.process.as_ref());
+        let mut processes = self.tracked.iter().filter_map(|tracked| tracked.process.as_ref());
         processes.any(|process| process.number() == number)
     }
 
     /// Process `number` runs another program: what it was is gone, unless a child of vfork(2) still has it, which is served until it has ended.
     pub(super) fn leave_process(&mut self, number: u32) {
         let has_left =
-            |resident: &Resident| resident.process.as_ref().is_some_and(|process| process.number() == number);
-        self.forget(|resident| has_left(resident) && is_memory_gone(resident));
-        for resident in self.residents.iter_mut().filter(|resident| has_left(resident)) {
-            resident.process = None;
-            resident.space.process.store(0, std::sync::atomic::Ordering::Relaxed);
+            |tracked: &TrackedProcess| tracked.process.as_ref().is_some_and(|process| process.number() == number);
+        self.forget(|tracked| has_left(tracked) && is_memory_gone(tracked));
+        for tracked in self.tracked.iter_mut().filter(|tracked| has_left(tracked)) {
+            tracked.process = None;
+            tracked.space.process.store(0, std::sync::atomic::Ordering::Relaxed);
         }
     }
 }
 
-fn is_orphan(resident: &Resident) -> bool {
-    resident.process.is_none() && !resident.has_place
+fn is_orphan(tracked: &TrackedProcess) -> bool {
+    tracked.process.is_none() && !tracked.has_place
 }
 
 /// Which of `candidates` has the address space of `orphan`.
-pub(super) fn find_process(orphan: &mut Resident, candidates: &[u32]) -> Option<u32> {
+pub(super) fn find_process(orphan: &mut TrackedProcess, candidates: &[u32]) -> Option<u32> {
     let fresh: Vec<u32> = candidates.iter().copied().filter(|number| !orphan.search.others.contains(number)).collect();
     let memory = &orphan.space.memory;
     let page = mark(orphan);
@@ -169,9 +169,9 @@ pub(super) fn find_process(orphan: &mut Resident, candidates: &[u32]) -> Option<
 }
 
 /// The page behind the head's first, which is registered always.
-fn mark(resident: &Resident) -> Range<u64> {
+fn mark(tracked: &TrackedProcess) -> Range<u64> {
     let page = PAGE_SIZE_BYTES as u64;
-    resident.places.head + page..resident.places.head + 2 * page
+    tracked.places.head + page..tracked.places.head + 2 * page
 }
 
 /// Whether a mapping of a process ends there.

@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::limits::{COMMON_LOOK_INTERVAL, COMMON_LOOK_SHARE, COMMON_WALK_MAX, COMMON_WALK_NS_PER_PAGE, FAMILY_MAX};
 use crate::process::proc_files::Process;
-use crate::process::{Resident, Survey, alert_pages};
+use crate::process::{Survey, TrackedProcess, alert_pages};
 
 /// A program that has forked or is a fork, at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,14 +48,14 @@ pub(super) struct Common {
 
 impl Common {
     /// `resident` as it was counted: one that ended since has its pages in that count, and no more faults than before.
-    fn member(&self, resident: &Resident) -> Option<Member> {
-        let process = resident.process.as_ref()?;
+    fn member(&self, tracked: &TrackedProcess) -> Option<Member> {
+        let process = tracked.process.as_ref()?;
         let known = || of(process.number(), &self.members).map(|known| known.faults);
         Some(Member {
             process: process.number(),
-            is_fork: resident.space.parent.is_some(),
+            is_fork: tracked.space.parent.is_some(),
             faults: process.minor_faults().or_else(known).unwrap_or(0),
-            resident: resident.pages,
+            resident: tracked.pages,
         })
     }
 
@@ -133,18 +133,18 @@ impl Survey {
             return 0;
         }
         // A child that is not paged is not counted either, so what is shared with one counts in full.
-        let is_relative = |resident: &&Resident| {
-            let space = &resident.space;
+        let is_relative = |tracked: &&TrackedProcess| {
+            let space = &tracked.space;
             space.has_forked.load(Ordering::Relaxed) && !space.has_forked_untold.load(Ordering::Relaxed)
         };
-        let relatives = self.residents.iter().filter(is_relative).filter(|resident| resident.process.is_some());
+        let relatives = self.tracked.iter().filter(is_relative).filter(|tracked| tracked.process.is_some());
         if !(2..=FAMILY_MAX).contains(&relatives.clone().count()) {
             return 0;
         }
-        let family: Vec<Member> = relatives.filter_map(|resident| self.common.member(resident)).collect();
+        let family: Vec<Member> = relatives.filter_map(|tracked| self.common.member(tracked)).collect();
         if let Some(number) = self.common.next_walk(&family, now) {
             let begun = cpu_time();
-            let mut processes = self.residents.iter().filter_map(|resident| resident.process.as_ref());
+            let mut processes = self.tracked.iter().filter_map(|tracked| tracked.process.as_ref());
             let walked = processes.find(|process| process.number() == number).and_then(Process::others_pages);
             // One that ended meanwhile is not counted at the next look, and no member.
             if let (Some(others), Some(member)) = (walked, of(number, &family)) {

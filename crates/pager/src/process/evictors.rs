@@ -15,7 +15,7 @@ use crate::limits::{
     AGENT_FAILED_PAUSE, AGENT_MISSING_SHARE, AGENT_START_DEADLINE, AGENT_START_PAUSE, AGENT_THREADS_TRIED_MAX,
 };
 use crate::process::proc_files::has_ended;
-use crate::process::{Resident, Survey};
+use crate::process::{Survey, TrackedProcess};
 use crate::threads::lock::lock;
 
 /// How an agent comes to be.
@@ -35,13 +35,13 @@ enum Coming {
 impl Survey {
     /// Tells agents to end that are all that is left of their programs, which ended their threads by bare system calls.
     pub(super) fn end_agents_left_alone(&self) {
-        for resident in &self.residents {
-            let (Some(process), Some(seat)) = (&resident.process, &resident.seat) else { continue };
+        for tracked in &self.tracked {
+            let (Some(process), Some(seat)) = (&tracked.process, &tracked.seat) else { continue };
             if seat.state() != AgentState::Running {
                 continue;
             }
             if let Some(status) = process.left_alone()
-                && let Some(agent) = lock(&resident.space.agent).as_mut()
+                && let Some(agent) = lock(&tracked.space.agent).as_mut()
             {
                 agent.end(status);
             }
@@ -50,10 +50,10 @@ impl Survey {
 
     /// Starts agents of programs that have none, now that pages are to leave (rule 12).
     pub(super) fn start_agents(&mut self, now: Instant) {
-        for index in 0..self.residents.len() {
-            let resident = &mut self.residents[index];
-            tell_of_failure(resident);
-            let outcome = match coming(resident, now) {
+        for index in 0..self.tracked.len() {
+            let tracked = &mut self.tracked[index];
+            tell_of_failure(tracked);
+            let outcome = match coming(tracked, now) {
                 Coming::Due => {
                     self.start_agent_of(index, now);
                     Ok(())
@@ -62,13 +62,13 @@ impl Survey {
                 Coming::Failed(error) => Err(error),
                 Coming::UnderWay | Coming::Settled => Ok(()),
             };
-            let resident = &mut self.residents[index];
+            let tracked = &mut self.tracked[index];
             if let Err(error) = outcome {
-                resident.agent_failure = Some(why_no_agent(&error));
+                tracked.agent_failure = Some(why_no_agent(&error));
             }
-            let is_much = resident.pages > self.shared.budget.limit_pages() / AGENT_MISSING_SHARE;
-            if let Some(why) = resident.agent_failure.as_ref().filter(|_| is_much) {
-                let number = resident.places.process;
+            let is_much = tracked.pages > self.shared.budget.limit_pages() / AGENT_MISSING_SHARE;
+            if let Some(why) = tracked.agent_failure.as_ref().filter(|_| is_much) {
+                let number = tracked.places.process;
                 self.shared
                     .fail(format!("process {number} has no agent, so its pages stay: {why}; --via swap needs none"));
             }
@@ -77,21 +77,21 @@ impl Survey {
 
     fn start_agent_of(&mut self, index: usize, now: Instant) {
         let attempt = self.next_attempt();
-        let resident = &mut self.residents[index];
-        let Some(process) = &resident.process else { return };
-        resident.agent_at = now + AGENT_START_PAUSE;
+        let tracked = &mut self.tracked[index];
+        let Some(process) = &tracked.process else { return };
+        tracked.agent_at = now + AGENT_START_PAUSE;
         let threads = process.threads().unwrap_or_default();
         // The others are tried at the next look.
-        let first = resident.threads_tried.checked_rem(threads.len()).unwrap_or(0);
-        resident.threads_tried = first + AGENT_THREADS_TRIED_MAX;
+        let first = tracked.threads_tried.checked_rem(threads.len()).unwrap_or(0);
+        tracked.threads_tried = first + AGENT_THREADS_TRIED_MAX;
         let tried = threads.iter().cycle().skip(first).take(threads.len().min(AGENT_THREADS_TRIED_MAX));
-        let places = resident.places;
+        let places = tracked.places;
         for thread in tried.copied() {
             let mut is_ours = || self.proof.is_memory_of(&places, thread);
             match start_agent(&places, thread, attempt, &mut is_ours, Instant::now() + AGENT_START_DEADLINE) {
                 // One that did not say that it is done may be done a moment later.
                 Ok(()) | Err(TraceError::TimedOut) => {
-                    resident.attempt = attempt;
+                    tracked.attempt = attempt;
                     break;
                 }
                 Err(TraceError::Unsuitable(_) | TraceError::Gone) => {}
@@ -99,7 +99,7 @@ impl Survey {
                 Err(TraceError::NotStopped | TraceError::Another) => break,
                 Err(error) => {
                     if matches!(error, TraceError::Failed) {
-                        resident.agent_at = now + AGENT_FAILED_PAUSE;
+                        tracked.agent_at = now + AGENT_FAILED_PAUSE;
                     }
                     self.shared.fail(format!("process {} gets no agent yet: {error}", process.number()));
                     break;
@@ -110,7 +110,7 @@ impl Survey {
 
     /// Goes on with an agent that cannot connect, by its own socket.
     fn take_agents_socket(&mut self, index: usize, number: i32) -> io::Result<()> {
-        let process = self.residents[index].places.process;
+        let process = self.tracked[index].places.process;
         let Some(thread) = thread_of_agent(process) else { return Ok(()) };
         let socket = take_descriptor(thread, number)?;
         let visitor = Visitor::from_socket(socket, Peer { process, user: 0 });
@@ -118,22 +118,22 @@ impl Survey {
     }
 }
 
-fn tell_of_failure(resident: &mut Resident) {
-    let failed = resident.seat.as_ref().filter(|seat| seat.state() == AgentState::Failed).map(Seat::failure);
+fn tell_of_failure(tracked: &mut TrackedProcess) {
+    let failed = tracked.seat.as_ref().filter(|seat| seat.state() == AgentState::Failed).map(Seat::failure);
     if let Some(error) = failed {
-        resident.agent_failure = Some(why_no_agent(&error));
+        tracked.agent_failure = Some(why_no_agent(&error));
     }
 }
 
-fn coming(resident: &Resident, now: Instant) -> Coming {
-    if resident.process.is_none() || resident.seat.is_some() || resident.agent_failure.is_some() {
+fn coming(tracked: &TrackedProcess, now: Instant) -> Coming {
+    if tracked.process.is_none() || tracked.seat.is_some() || tracked.agent_failure.is_some() {
         return Coming::Settled;
     }
-    if resident.attempt == 0 {
-        return if resident.agent_at <= now { Coming::Due } else { Coming::Settled };
+    if tracked.attempt == 0 {
+        return if tracked.agent_at <= now { Coming::Due } else { Coming::Settled };
     }
-    match read_cell(&resident.places) {
-        Ok(cell) if cell.attempt != resident.attempt => Coming::UnderWay,
+    match read_cell(&tracked.places) {
+        Ok(cell) if cell.attempt != tracked.attempt => Coming::UnderWay,
         Ok(cell) if cell.failure != 0 => Coming::Failed(io::Error::from_raw_os_error(cell.failure.wrapping_abs())),
         Ok(cell) => cell.offered.map_or(Coming::UnderWay, Coming::Waits),
         // It ended, became another program, or may not be looked into.

@@ -22,7 +22,7 @@ use crate::limits::{GREETING_DEADLINE, GREETINGS_MAX, PROGRAMS_MAX};
 use crate::page_table::PageTable;
 use crate::process::children::find_process;
 use crate::process::proc_files::{Process, has_ended};
-use crate::process::{Resident, Survey, is_memory_gone};
+use crate::process::{Survey, TrackedProcess, is_memory_gone};
 use crate::threads::lock::lock;
 
 /// What a userfaultfd must tell for its program to be paged; forks too, if there are any.
@@ -87,7 +87,7 @@ impl Survey {
 
     /// Strangers can make this happen as often as they like, so their processes are not named.
     fn tell_of_caller(&self, process: u32, error: &GreetingError) {
-        let is_known = self.residents.iter().any(|resident| resident.places.process == process);
+        let is_known = self.tracked.iter().any(|tracked| tracked.places.process == process);
         self.shared.fail(if is_known { format!("process {process}: {error}") } else { error.to_string() });
     }
 
@@ -188,34 +188,34 @@ impl Survey {
         }
         // Forks come as messages only while something is registered, so a page is that is never missing. It fails for a program that has ended.
         let _ = memory.register(hello.head..hello.head.saturating_add(PAGE_SIZE_BYTES as u64), RegisterMode::MISSING);
-        let mut resident = self.resident(number, hello, memory);
-        resident.attempt = attempt;
-        if !self.is_proved(&mut resident) || (!self.run.programs_fork && !self.asks_before_forks(number, listener)) {
+        let mut tracked = self.tracked_process(number, hello, memory);
+        tracked.attempt = attempt;
+        if !self.is_proved(&mut tracked) || (!self.run.programs_fork && !self.asks_before_forks(number, listener)) {
             return;
         }
-        self.shared.admit(Arc::clone(&resident.space));
-        self.residents.push(resident);
-        self.found_process(self.residents.len() - 1, number);
+        self.shared.admit(Arc::clone(&tracked.space));
+        self.tracked.push(tracked);
+        self.found_process(self.tracked.len() - 1, number);
     }
 
     /// Whether what a program said of its memory is true: it maps the head there, and the userfaultfd is of this memory. The user is told if not.
-    pub(super) fn is_proved(&self, resident: &mut Resident) -> bool {
-        let number = resident.places.process;
+    pub(super) fn is_proved(&self, tracked: &mut TrackedProcess) -> bool {
+        let number = tracked.places.process;
         let is_proved =
-            self.proof.is_memory_of(&resident.places, number) && find_process(resident, &[number]) == Some(number);
-        if !is_proved && !has_ended(number) && !is_memory_gone(resident) {
+            self.proof.is_memory_of(&tracked.places, number) && find_process(tracked, &[number]) == Some(number);
+        if !is_proved && !has_ended(number) && !is_memory_gone(tracked) {
             self.shared.fail(format!("process {number} is not paged: what it says of its memory is not true"));
         }
         is_proved
     }
 
     /// A program that has mapped the head.
-    pub(super) fn resident(&self, number: u32, hello: &Hello, memory: Userfaultfd) -> Resident {
+    pub(super) fn tracked_process(&self, number: u32, hello: &Hello, memory: Userfaultfd) -> TrackedProcess {
         let space = AddressSpace::new(PageTable::new(self.shared.next_space()), Box::new(memory), None);
         let excluded = own_ranges(hello);
         let places =
             ProgramPlaces { process: number, start_agent: hello.start_agent, cell: hello.cell, head: hello.head };
-        Resident::new(Arc::new(space), excluded, places)
+        TrackedProcess::new(Arc::new(space), excluded, places)
     }
 
     /// Says once that there are more programs than places.
@@ -248,18 +248,18 @@ impl Survey {
         false
     }
 
-    /// The process of a resident becomes known, and gets a place: from now on it may have an agent. There is a place.
+    /// The process of a tracked becomes known, and gets a place: from now on it may have an agent. There is a place.
     pub(super) fn found_process(&mut self, index: usize, number: u32) {
         self.places_free = self.places_free.checked_sub(1).expect("the caller saw a place");
-        let resident = &mut self.residents[index];
-        resident.space.process.store(number, Ordering::Relaxed);
-        resident.has_place = true;
-        resident.places.process = number;
-        resident.place = Pid::from_raw(number.cast_signed())
+        let tracked = &mut self.tracked[index];
+        tracked.space.process.store(number, Ordering::Relaxed);
+        tracked.has_place = true;
+        tracked.places.process = number;
+        tracked.place = Pid::from_raw(number.cast_signed())
             .and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok())
             .and_then(|process| self.guardian.watch(process));
         match Process::open(number) {
-            Ok(process) => resident.process = Some(process),
+            Ok(process) => tracked.process = Some(process),
             // It ended just now, as programs do.
             Err(error) if error.kind() == io::ErrorKind::NotFound || is_no_process(&error) || has_ended(number) => {}
             Err(error) => self.shared.fail(format!("process {number} cannot be looked at: {error}")),
@@ -268,11 +268,11 @@ impl Survey {
 
     /// An agent wants the userfaultfd of its program, and a seat.
     fn meet_agent(&mut self, visitor: &Visitor, hello: &Hello) -> Result<Awaited, GreetingError> {
-        let is_its_own = |resident: &Resident| {
-            let process = resident.process.as_ref().map(Process::number);
-            process == Some(visitor.process()) && resident.attempt != 0 && resident.attempt == hello.attempt
+        let is_its_own = |tracked: &TrackedProcess| {
+            let process = tracked.process.as_ref().map(Process::number);
+            process == Some(visitor.process()) && tracked.attempt != 0 && tracked.attempt == hello.attempt
         };
-        let found = self.residents.iter().position(|resident| resident.seat.is_none() && is_its_own(resident));
+        let found = self.tracked.iter().position(|tracked| tracked.seat.is_none() && is_its_own(tracked));
         match found {
             Some(index) => self.give_seat(index, visitor)?,
             None => visitor.welcome(&answer(Verdict::Refuse, 0), None)?,
@@ -280,18 +280,18 @@ impl Survey {
         Ok(Awaited::Nothing)
     }
 
-    /// Gives the agent of a resident what it needs: from now on its pages can be taken out.
+    /// Gives the agent of a tracked what it needs: from now on its pages can be taken out.
     pub(super) fn give_seat(&mut self, index: usize, agent: &Visitor) -> Result<(), GreetingError> {
         let seat = Seat::create()?;
-        let resident = &mut self.residents[index];
-        let space = &resident.space;
+        let tracked = &mut self.tracked[index];
+        let space = &tracked.space;
         agent.welcome(&answer(Verdict::Page, 0), Some(space.memory.event()))?;
         agent.welcome(&answer(Verdict::Page, 0), Some(seat.file().as_fd()))?;
         let pool = Arc::clone(&self.run.pool);
         let by_seat = SeatAgent::new(seat.clone(), pool, Arc::clone(&space.is_gone), Arc::clone(&space.agent_thread));
         *lock(&space.agent) = Some(Box::new(by_seat));
         *lock(&space.seat) = Some(seat.clone());
-        resident.seat = Some(seat);
+        tracked.seat = Some(seat);
         Ok(())
     }
 }

@@ -64,7 +64,7 @@ use crate::shared::Shared;
 use crate::threads::lock::lock;
 
 /// An address space, as the survey sees it.
-struct Resident {
+struct TrackedProcess {
     space: Arc<AddressSpace>,
     /// Not known yet of a child that was just forked; none any more of one that runs another program while a child of vfork(2) has this memory.
     process: Option<Process>,
@@ -103,7 +103,7 @@ struct Resident {
     pages: i64,
 }
 
-impl Resident {
+impl TrackedProcess {
     fn new(space: Arc<AddressSpace>, excluded: Vec<Range<u64>>, places: ProgramPlaces) -> Self {
         let agent_at = Instant::now();
         Self {
@@ -163,9 +163,9 @@ pub struct Survey {
     places_free: u32,
     /// Attempts to start agents so far; their numbers begin with 1.
     attempts: u32,
-    residents: Vec<Resident>,
+    tracked: Vec<TrackedProcess>,
     /// Programs that did not wait for an answer, until the next look.
-    newcomers: Vec<Resident>,
+    newcomers: Vec<TrackedProcess>,
     regions: Vec<Region>,
     /// Kills programs if this process dies.
     guardian: Guardian,
@@ -203,7 +203,7 @@ impl Survey {
             proof,
             places_free: PROGRAMS_MAX,
             attempts: 0,
-            residents: Vec::new(),
+            tracked: Vec::new(),
             newcomers: Vec::new(),
             regions,
             guardian,
@@ -307,27 +307,27 @@ impl Survey {
     /// Pages of all programs, by the kernel's count of each; programs that have ended are forgotten.
     fn count(&mut self) -> i64 {
         self.forget(is_memory_gone);
-        for resident in &mut self.residents {
-            resident.pages = resident.process.as_ref().and_then(Process::resident_pages).unwrap_or(0);
+        for tracked in &mut self.tracked {
+            tracked.pages = tracked.process.as_ref().and_then(Process::resident_pages).unwrap_or(0);
         }
-        self.residents.iter().map(|resident| resident.pages).sum()
+        self.tracked.iter().map(|tracked| tracked.pages).sum()
     }
 
     /// Pages of seats: what agents hand over lies there, beside the programs' own memory.
     fn seats_pages(&self) -> i64 {
-        let seats = self.residents.iter().filter_map(|resident| resident.seat.as_ref());
+        let seats = self.tracked.iter().filter_map(|tracked| tracked.seat.as_ref());
         let bytes: u64 = seats.map(|seat| seat.file().resident_bytes().unwrap_or(0)).sum();
         (bytes / PAGE_SIZE_BYTES as u64).cast_signed()
     }
 
-    fn forget(&mut self, mut is_over: impl FnMut(&Resident) -> bool) {
-        let over: Vec<Resident> =
-            self.residents.extract_if(.., |resident| is_over(resident) || resident.space.is_gone()).collect();
-        for resident in over {
-            self.shared.dismiss(&resident.space);
-            self.adopt_children_of(&resident);
-            self.places_free += u32::from(resident.has_place);
-            if let Some(place) = resident.place {
+    fn forget(&mut self, mut is_over: impl FnMut(&TrackedProcess) -> bool) {
+        let over: Vec<TrackedProcess> =
+            self.tracked.extract_if(.., |tracked| is_over(tracked) || tracked.space.is_gone()).collect();
+        for tracked in over {
+            self.shared.dismiss(&tracked.space);
+            self.adopt_children_of(&tracked);
+            self.places_free += u32::from(tracked.has_place);
+            if let Some(place) = tracked.place {
                 self.guardian.forget(place);
             }
         }
@@ -335,14 +335,14 @@ impl Survey {
 
     /// Rule 4.
     fn keep_pages(&self) {
-        for resident in &self.residents {
+        for tracked in &self.tracked {
             // One that ends meanwhile is found by the next look.
-            let Some(Ok(kept)) = resident.process.as_ref().map(Process::kept_pages) else { continue };
-            let state = resident.space.lock();
-            let space = resident.space.id;
+            let Some(Ok(kept)) = tracked.process.as_ref().map(Process::kept_pages) else { continue };
+            let state = tracked.space.lock();
+            let space = tracked.space.id;
             let away = kept.iter().filter(|address| state.page_table.is_away(**address));
             self.shared.want(away.map(|address| Wanted { space, address: *address, is_writable: false }));
-            *lock(&resident.space.kept_pages) = kept;
+            *lock(&tracked.space.kept_pages) = kept;
         }
     }
 }
@@ -350,10 +350,10 @@ impl Survey {
 /// Whether the address space has ended; what `/proc` says is about its process, which goes on after an exec, and about that
 /// process's first thread, which may end before the others. Of the head only the first page is registered, so one that exists refuses the page
 /// behind it.
-fn is_memory_gone(resident: &Resident) -> bool {
+fn is_memory_gone(tracked: &TrackedProcess) -> bool {
     let page = PAGE_SIZE_BYTES as u64;
-    let second = resident.places.head + page;
-    matches!(resident.space.memory.zero(second..second + page), Err(PageError::Gone))
+    let second = tracked.places.head + page;
+    matches!(tracked.space.memory.zero(second..second + page), Err(PageError::Gone))
 }
 
 /// How far below the watermark mappings begin to be registered.

@@ -8,7 +8,7 @@ use spillway_stub::protocol::HelloKind;
 use spillway_sys::userfaultfd::{Features, Userfaultfd};
 
 use crate::process::greeting::{FEATURES, may_trace};
-use crate::process::{Resident, Survey, is_memory_gone};
+use crate::process::{Survey, TrackedProcess, is_memory_gone};
 
 impl Survey {
     /// What programs' userfaultfds agree on that do not ask; `None`: all ask.
@@ -38,7 +38,7 @@ impl Survey {
                 self.shared.fail(format!("process {process} is not paged: {error}"));
             }
         }
-        self.newcomers.len() > known && (self.is_paging || self.residents.is_empty())
+        self.newcomers.len() > known && (self.is_paging || self.tracked.is_empty())
     }
 
     fn next_note(&self) -> Option<Note> {
@@ -57,7 +57,7 @@ impl Survey {
             return Err(GreetingError::NotOurs);
         }
         let memory = Userfaultfd::from_descriptor(descriptor)?;
-        let newcomer = self.resident(note.peer.process, &hello, memory);
+        let newcomer = self.tracked_process(note.peer.process, &hello, memory);
         self.shared.admit_quietly(&newcomer.space);
         self.newcomers.push(newcomer);
         Ok(())
@@ -80,12 +80,12 @@ impl Survey {
                 self.leave_out(&newcomer);
                 continue;
             }
-            self.residents.push(newcomer);
-            self.found_process(self.residents.len() - 1, number);
+            self.tracked.push(newcomer);
+            self.found_process(self.tracked.len() - 1, number);
         }
     }
 
-    fn leave_out(&mut self, newcomer: &Resident) {
+    fn leave_out(&mut self, newcomer: &TrackedProcess) {
         self.shared.dismiss(&newcomer.space);
         self.adopt_children_of(newcomer);
     }

@@ -18,7 +18,7 @@ use crate::limits::{
     RESTLESS_SHARE,
 };
 use crate::process::proc_files::has_ended;
-use crate::process::{Resident, Survey};
+use crate::process::{Survey, TrackedProcess};
 use crate::shared::Shared;
 
 /// Whether `pages` are next to nothing where `excess_pages` should leave.
@@ -80,12 +80,12 @@ impl Survey {
         if !self.restless.is_over(excess_pages, pages_out(&self.shared), now) {
             return;
         }
-        let restless = self.residents.iter().enumerate().filter(|(_, resident)| self.may_be_paused(resident, now));
-        let Some((index, _)) = restless.max_by_key(|(_, resident)| resident.pages) else { return };
-        let resident = &mut self.residents[index];
-        let (Some(process), Some(seat)) = (&resident.process, &resident.seat) else { return };
-        let (space, process) = (Arc::clone(&resident.space), process.number());
-        let places = resident.places;
+        let restless = self.tracked.iter().enumerate().filter(|(_, tracked)| self.may_be_paused(tracked, now));
+        let Some((index, _)) = restless.max_by_key(|(_, tracked)| tracked.pages) else { return };
+        let tracked = &mut self.tracked[index];
+        let (Some(process), Some(seat)) = (&tracked.process, &tracked.seat) else { return };
+        let (space, process) = (Arc::clone(&tracked.space), process.number());
+        let places = tracked.places;
         self.restless = Restless::default();
         // It may have become another program, which is none of this run's business.
         let mut is_ours = |thread| self.proof.is_memory_of(&places, thread);
@@ -93,12 +93,12 @@ impl Survey {
             Ok(pause) => {
                 let has_helped = self.use_pause(&pause, &space, excess_pages);
                 drop(pause);
-                self.residents[index].respite.was_held(has_helped, Instant::now());
+                self.tracked[index].respite.was_held(has_helped, Instant::now());
             }
             Err(TraceError::Gone | TraceError::Another) => {}
             Err(_) if has_ended(process) => {}
             Err(error) => {
-                resident.respite.has_failed(now);
+                tracked.respite.has_failed(now);
                 let text = "changes its mappings without a pause, so that its pages stay, and cannot be given one";
                 self.shared.fail(format!("process {process} {text}: {error}"));
             }
@@ -106,11 +106,11 @@ impl Survey {
     }
 
     /// Whether an agent of its could take pages out, but for its changes.
-    fn may_be_paused(&self, resident: &Resident, now: Instant) -> bool {
-        let (space, Some(seat)) = (&resident.space, &resident.seat) else { return false };
+    fn may_be_paused(&self, tracked: &TrackedProcess, now: Instant) -> bool {
+        let (space, Some(seat)) = (&tracked.space, &tracked.seat) else { return false };
         let is_changing = || !space.lock().mapping_events.is_empty() || space.memory.is_changing();
-        resident.respite.is_due(now)
-            && resident.process.is_some()
+        tracked.respite.is_due(now)
+            && tracked.process.is_some()
             && seat.state() == AgentState::Running
             && !space.is_gone()
             && !space.is_held()

@@ -16,7 +16,7 @@ use crate::mappings::maps::Span;
 use crate::page_table::PageTable;
 use crate::page_table::ranges::Ranges;
 use crate::process::proc_files::Process;
-use crate::process::{Resident, Survey};
+use crate::process::{Survey, TrackedProcess};
 
 /// When a program's new mappings are to be looked for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,50 +44,50 @@ impl Survey {
         // By more than what may be on its way out: the fault threads fill nothing then.
         let budget = &self.shared.budget;
         let is_exceeded = budget.resident_pages() - budget.limit_pages() > BATCH_PAGES as i64;
-        let mut residents = std::mem::take(&mut self.residents);
-        let programs = residents.len() as u32;
+        let mut tracked = std::mem::take(&mut self.tracked);
+        let programs = tracked.len() as u32;
         let rest_times = is_exceeded.then_some(REGISTER_REST_TIMES.saturating_mul(programs));
-        for resident in residents.iter_mut().filter(|resident| resident.registered.is_due(rest_times, now)) {
-            self.look_for_mappings(resident);
+        for tracked in tracked.iter_mut().filter(|tracked| tracked.registered.is_due(rest_times, now)) {
+            self.look_for_mappings(tracked);
         }
-        self.residents = residents;
+        self.tracked = tracked;
     }
 
     /// Of one program, whenever that was done last.
     pub(super) fn register_at_once(&mut self, space: &AddressSpace) {
-        let mut residents = std::mem::take(&mut self.residents);
-        for resident in residents.iter_mut().filter(|resident| resident.space.id == space.id) {
-            self.look_for_mappings(resident);
+        let mut tracked = std::mem::take(&mut self.tracked);
+        for tracked in tracked.iter_mut().filter(|tracked| tracked.space.id == space.id) {
+            self.look_for_mappings(tracked);
         }
-        self.residents = residents;
+        self.tracked = tracked;
     }
 
-    fn look_for_mappings(&mut self, resident: &mut Resident) {
+    fn look_for_mappings(&mut self, tracked: &mut TrackedProcess) {
         let begin = Instant::now();
-        self.register(resident);
-        resident.registered.looked(begin, Instant::now());
+        self.register(tracked);
+        tracked.registered.looked(begin, Instant::now());
     }
 
-    fn register(&mut self, resident: &mut Resident) {
-        if is_agent_settling(resident.seat.as_ref()) {
+    fn register(&mut self, tracked: &mut TrackedProcess) {
+        if is_agent_settling(tracked.seat.as_ref()) {
             return;
         }
-        let Some(process) = &resident.process else { return };
+        let Some(process) = &tracked.process else { return };
         let Ok(text) = process.maps() else { return };
         let mut is_complete = true;
-        let agents = resident.space.agents_ranges();
+        let agents = tracked.space.agents_ranges();
         let spans =
-            pageable(&text, &resident.excluded, agents.into_iter().chain(left_alone(&mut resident.left_alone, &text)));
-        resident.prepared.retain(|mapping| spans.iter().any(|span| span.has_whole(mapping)));
+            pageable(&text, &tracked.excluded, agents.into_iter().chain(left_alone(&mut tracked.left_alone, &text)));
+        tracked.prepared.retain(|mapping| spans.iter().any(|span| span.has_whole(mapping)));
         for span in &spans {
             // Once a look is enough.
-            let mut prepared = Some(&mut resident.prepared);
+            let mut prepared = Some(&mut tracked.prepared);
             for mapping in &span.mappings {
-                is_complete &= self.register_mapping(&resident.space, process, mapping, span, &mut prepared);
+                is_complete &= self.register_mapping(&tracked.space, process, mapping, span, &mut prepared);
             }
         }
         if is_complete {
-            resident.space.lock().page_table.scanned();
+            tracked.space.lock().page_table.scanned();
         }
     }
 

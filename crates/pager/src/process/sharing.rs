@@ -19,16 +19,16 @@ impl Survey {
         }
         self.sharing_looked_at = Some(now);
         let most = harmless_bytes(&self.shared.budget);
-        for resident in self.residents.iter_mut().filter(|resident| !resident.is_sharing_told) {
-            let Some(process) = &resident.process else { continue };
+        for tracked in self.tracked.iter_mut().filter(|tracked| !tracked.is_sharing_told) {
+            let Some(process) = &tracked.process else { continue };
             let Some(bytes) = process.shared_bytes().filter(|bytes| *bytes > most) else { continue };
             // A program that locks all its memory has all of its seat too, which is ours.
-            let seat = resident.seat.as_ref().and_then(Seat::mapped).unwrap_or_default();
+            let seat = tracked.seat.as_ref().and_then(Seat::mapped).unwrap_or_default();
             let Some(bytes) = bytes.checked_sub(process.present_bytes(seat, &mut self.regions)) else { continue };
             if bytes <= budget_part(&self.shared.budget) {
                 continue;
             }
-            resident.is_sharing_told = true;
+            tracked.is_sharing_told = true;
             self.shared.fail(advice(process, bytes));
         }
     }

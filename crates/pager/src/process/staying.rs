@@ -25,15 +25,15 @@ impl Survey {
             return;
         }
         let started = Instant::now();
-        for resident in &mut self.residents {
-            let Some(process) = resident.process.as_ref().filter(|_| resident.pages > pages_of(most_bytes)) else {
+        for tracked in &mut self.tracked {
+            let Some(process) = tracked.process.as_ref().filter(|_| tracked.pages > pages_of(most_bytes)) else {
                 continue;
             };
             let Some(staying) = process.staying() else { continue };
             let bytes = staying.total_bytes();
             self.shared.counters.staying_bytes_peak.set_max(bytes);
-            if bytes > most_bytes && bytes >= resident.staying_told_bytes * 2 {
-                resident.staying_told_bytes = bytes;
+            if bytes > most_bytes && bytes >= tracked.staying_told_bytes * 2 {
+                tracked.staying_told_bytes = bytes;
                 self.shared.fail(advice(process, &staying, budget.bytes()));
             }
         }

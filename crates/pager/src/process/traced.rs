@@ -11,7 +11,7 @@ use std::time::Instant;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use crate::address_space::AddressSpace;
-use crate::fork::page_in::{ALL, Gathered, Gathering};
+use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
 use crate::limits::TRACED_LOOK_INTERVAL;
 use crate::page_table::page_indexes::SpaceId;
 use crate::process::Survey;
@@ -36,7 +36,7 @@ struct Stop {
 }
 
 struct Held {
-    gathering: Gathering,
+    page_in: ForkPageIn,
     /// It came to its end, good or bad.
     is_settled: bool,
 }
@@ -61,12 +61,12 @@ impl Survey {
             self.look_for_debuggers(now);
         }
         for held in self.traced.held.values_mut().filter(|held| !held.is_settled) {
-            match held.gathering.look(now, &room_bytes) {
-                Gathered::NotYet => {}
-                Gathered::All => {
-                    held.is_settled = held.gathering.spaces().all(|space| unprotect(&self.shared, space));
+            match held.page_in.look(now, &room_bytes) {
+                PageInProgress::NotYet => {}
+                PageInProgress::All => {
+                    held.is_settled = held.page_in.spaces().all(|space| unprotect(&self.shared, space));
                 }
-                Gathered::Never(reason) => {
+                PageInProgress::Never(reason) => {
                     held.is_settled = true;
                     self.shared.fail(format!(
                         "a debugger cannot read all memory of the program that it stopped, because {reason}"
@@ -79,16 +79,16 @@ impl Survey {
     fn look_for_debuggers(&mut self, now: Instant) {
         let before = std::mem::take(&mut self.traced.stopped);
         let own = std::process::id();
-        for resident in &self.residents {
-            let Some(process) = &resident.process else { continue };
+        for tracked in &self.tracked {
+            let Some(process) = &tracked.process else { continue };
             let seen = std::fs::read_to_string(format!("/proc/{}/status", process.number())).ok();
             let Some(stop) = seen.and_then(|status| stop_of(&status)).filter(|stop| stop.tracer != own) else {
                 continue;
             };
-            let id = resident.space.id;
+            let id = tracked.space.id;
             self.traced.stopped.insert(id, stop);
             if before.get(&id) == Some(&stop) && !self.traced.held.contains_key(&id) {
-                let held = self.hold_for(&resident.space, process.number(), stop.tracer, now);
+                let held = self.hold_for(&tracked.space, process.number(), stop.tracer, now);
                 self.traced.held.insert(id, held);
             }
         }
@@ -100,7 +100,7 @@ impl Survey {
         self.shared.fail(format!(
             "process {process} is stopped by process {tracer}, a debugger: its memory comes back so that it can be read, beyond the budget if need be, and leaves when the program goes on"
         ));
-        Held { gathering: Gathering::begin(&self.shared, vec![Arc::clone(space)], &ALL, now), is_settled: false }
+        Held { page_in: ForkPageIn::begin(&self.shared, vec![Arc::clone(space)], &ALL, now), is_settled: false }
     }
 }
 

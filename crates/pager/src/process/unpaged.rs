@@ -54,8 +54,8 @@ impl Survey {
     }
 
     fn is_met(&self, process: u32) -> bool {
-        let all = self.residents.iter().chain(&self.newcomers);
-        all.into_iter().any(|resident| resident.places.process == process)
+        let all = self.tracked.iter().chain(&self.newcomers);
+        all.into_iter().any(|tracked| tracked.places.process == process)
     }
 }
 

@@ -209,7 +209,7 @@ pub(crate) fn serve_faults(
         let filled = faults.take_filled();
         served.last = filled.map(|page_table| page_table.0).or(served.last);
         // Not for messages alone: what is answered here waits for nobody's CPU.
-        (0..shared.crew.take_demands()).for_each(|_| wakefulness.asked(now));
+        (0..shared.fault_pool.take_demands()).for_each(|_| wakefulness.asked(now));
         if has_served || has_answered {
             leisure.spin.worked(now);
             continue;
@@ -233,7 +233,7 @@ pub(crate) fn serve_faults(
 
 /// A fault thread besides the first, woken by the bell of that number: answers what is left to it.
 pub(crate) fn help_with_faults(shared: &Shared, bell: usize, mut faults: Faults) -> io::Result<()> {
-    let bell = &shared.crew.bells()[bell];
+    let bell = &shared.fault_pool.bells()[bell];
     let mut leisure = Leisure::new(Instant::now());
     while !shared.is_stopping() {
         bell.clear();

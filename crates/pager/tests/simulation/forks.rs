@@ -2,32 +2,32 @@
 
 use std::sync::atomic::Ordering;
 
-use spillway_pager::fork::page_in::{ALL, Gathered, Gathering};
+use spillway_pager::fork::page_in::{ALL, ForkPageIn, PageInProgress};
 
 use super::*;
 
 const PLENTY: u64 = 1 << 40;
 
 impl World {
-    fn gathering(&self, program: usize) -> Gathering {
-        Gathering::begin(&self.shared, vec![Arc::clone(&self.programs[program].space)], &ALL, self.now)
+    fn page_in(&self, program: usize) -> ForkPageIn {
+        ForkPageIn::begin(&self.shared, vec![Arc::clone(&self.programs[program].space)], &ALL, self.now)
     }
 
     /// Two forks at once, of which the first was granted all the room that there is; and how much that is.
-    fn two_with_room_for_one(&self) -> (Gathering, Gathering, u64) {
+    fn two_with_room_for_one(&self) -> (ForkPageIn, ForkPageIn, u64) {
         let away = self.programs[0].space.lock().page_table.away(&ALL).len();
         let room_bytes = limits::FORK_RESERVE_BYTES + (away * PAGE_SIZE_BYTES) as u64;
-        let [mut first, mut second] = [self.gathering(0), self.gathering(0)];
-        assert_eq!(first.look(self.now, &|_| room_bytes), Gathered::NotYet);
-        assert_eq!(second.look(self.now, &|_| room_bytes), Gathered::NotYet);
+        let [mut first, mut second] = [self.page_in(0), self.page_in(0)];
+        assert_eq!(first.look(self.now, &|_| room_bytes), PageInProgress::NotYet);
+        assert_eq!(second.look(self.now, &|_| room_bytes), PageInProgress::NotYet);
         (first, second, room_bytes)
     }
 
-    /// The pager's threads run until a gathering came to an end.
-    fn gather(&mut self, gathering: &mut Gathering, available_bytes: u64) -> Gathered {
+    /// The pager's threads run until a fork page-in has ended.
+    fn gather(&mut self, page_in: &mut ForkPageIn, available_bytes: u64) -> PageInProgress {
         for _ in 0..100_000 {
-            match gathering.look(self.now, &|_| available_bytes) {
-                Gathered::NotYet => {}
+            match page_in.look(self.now, &|_| available_bytes) {
+                PageInProgress::NotYet => {}
                 end => return end,
             }
             self.fetch_wanted();
@@ -47,10 +47,10 @@ impl World {
 
     /// Forks while the program goes on.
     pub(super) fn fork_untold(&mut self, program: usize) {
-        let mut gathering = self.gathering(program);
-        assert_eq!(self.gather(&mut gathering, PLENTY), Gathered::All);
+        let mut page_in = self.page_in(program);
+        assert_eq!(self.gather(&mut page_in, PLENTY), PageInProgress::All);
         self.check_unpaged_child(program);
-        gathering.share();
+        page_in.share();
         self.shared.budget.set_resident(self.count());
     }
 }
@@ -67,16 +67,16 @@ fn paged_world() -> World {
 #[test]
 fn every_page_comes_back_before_a_fork_and_stays_until_it_is_over() {
     let mut world = paged_world();
-    let mut gathering = world.gathering(0);
-    assert_eq!(world.gather(&mut gathering, PLENTY), Gathered::All);
+    let mut page_in = world.page_in(0);
+    assert_eq!(world.gather(&mut page_in, PLENTY), PageInProgress::All);
     assert_eq!(world.count(), PAGES as i64, "beyond the budget, and nothing waited for it");
     world.check_unpaged_child(0);
     for _ in 0..1000 {
         world.run();
-        assert_eq!(gathering.look(world.now, &|_| 0), Gathered::All);
+        assert_eq!(page_in.look(world.now, &|_| 0), PageInProgress::All);
     }
     assert_eq!(world.count(), PAGES as i64);
-    drop(gathering);
+    drop(page_in);
     (0..1000).for_each(|_| world.run());
     assert!(world.count() <= 96, "they leave again: {}", world.count());
     world.end();
@@ -89,22 +89,22 @@ fn a_batch_that_is_under_way_ends_before_a_fork() {
     world.shared.budget.set_resident(96);
     world.turn();
     assert!(world.programs[0].space.lock().batch);
-    let mut gathering = world.gathering(0);
-    assert_eq!(gathering.look(world.now, &|_| PLENTY), Gathered::NotYet);
-    assert_eq!(world.gather(&mut gathering, PLENTY), Gathered::All);
+    let mut page_in = world.page_in(0);
+    assert_eq!(page_in.look(world.now, &|_| PLENTY), PageInProgress::NotYet);
+    assert_eq!(world.gather(&mut page_in, PLENTY), PageInProgress::All);
     assert!(!world.programs[0].space.lock().batch);
     world.check_unpaged_child(0);
-    drop(gathering);
+    drop(page_in);
     world.end();
 }
 
 #[test]
 fn forks_of_two_threads_are_both_over_before_a_page_leaves() {
     let mut world = paged_world();
-    let [mut first, mut second] = [world.gathering(0), world.gathering(0)];
-    assert_eq!(world.gather(&mut first, PLENTY), Gathered::All);
+    let [mut first, mut second] = [world.page_in(0), world.page_in(0)];
+    assert_eq!(world.gather(&mut first, PLENTY), PageInProgress::All);
     drop(first);
-    assert_eq!(world.gather(&mut second, PLENTY), Gathered::All);
+    assert_eq!(world.gather(&mut second, PLENTY), PageInProgress::All);
     (0..1000).for_each(|_| world.run());
     assert_eq!(world.count(), PAGES as i64);
     drop(second);
@@ -114,10 +114,10 @@ fn forks_of_two_threads_are_both_over_before_a_page_leaves() {
 #[test]
 fn a_fork_without_room_for_its_pages_is_refused_and_changes_nothing() {
     let mut world = paged_world();
-    let mut gathering = world.gathering(0);
-    let end = world.gather(&mut gathering, limits::FORK_RESERVE_BYTES);
-    assert!(matches!(&end, Gathered::Never(reason) if reason.contains("memory")), "{end:?}");
-    drop(gathering);
+    let mut page_in = world.page_in(0);
+    let end = world.gather(&mut page_in, limits::FORK_RESERVE_BYTES);
+    assert!(matches!(&end, PageInProgress::Never(reason) if reason.contains("memory")), "{end:?}");
+    drop(page_in);
     assert!(world.count() < 100);
     world.end();
 }
@@ -126,10 +126,10 @@ fn a_fork_without_room_for_its_pages_is_refused_and_changes_nothing() {
 fn the_tightest_room_of_whoever_forks_decides() {
     let world = paged_world();
     world.programs[0].space.process.store(7, Ordering::SeqCst);
-    let mut gathering = world.gathering(0);
+    let mut page_in = world.page_in(0);
     let room = |process| if process == 7 { limits::FORK_RESERVE_BYTES } else { PLENTY };
-    assert!(matches!(gathering.look(world.now, &room), Gathered::Never(_)));
-    drop(gathering);
+    assert!(matches!(page_in.look(world.now, &room), PageInProgress::Never(_)));
+    drop(page_in);
     world.end();
 }
 
@@ -143,12 +143,12 @@ fn a_fork_waits_for_room_that_another_was_granted() {
     // The first ends, and room may come for a while.
     drop(first);
     world.now += limits::FORK_ROOM_PAUSE;
-    assert_eq!(second.look(world.now, &|_| room_bytes - 1), Gathered::NotYet);
-    let mut third = world.gathering(0);
-    assert!(matches!(third.look(world.now, &|_| room_bytes - 1), Gathered::Never(_)), "who never had to wait");
+    assert_eq!(second.look(world.now, &|_| room_bytes - 1), PageInProgress::NotYet);
+    let mut third = world.page_in(0);
+    assert!(matches!(third.look(world.now, &|_| room_bytes - 1), PageInProgress::Never(_)), "who never had to wait");
     drop(third);
     world.now += limits::FORK_ROOM_PAUSE;
-    assert_eq!(world.gather(&mut second, room_bytes), Gathered::All);
+    assert_eq!(world.gather(&mut second, room_bytes), PageInProgress::All);
     drop(second);
     world.end();
 }
@@ -158,7 +158,7 @@ fn a_fork_that_is_never_granted_room_beside_others_is_refused() {
     let mut world = paged_world();
     let (first, mut second, room_bytes) = world.two_with_room_for_one();
     world.now += limits::FORK_PATIENCE;
-    assert!(matches!(second.look(world.now, &|_| room_bytes), Gathered::Never(_)));
+    assert!(matches!(second.look(world.now, &|_| room_bytes), PageInProgress::Never(_)));
     drop((first, second));
     world.end();
 }
@@ -169,10 +169,10 @@ fn a_fork_whose_pages_cannot_be_read_is_refused_and_nobody_else_is_harmed() {
     // Another volume, which ends before most of the pages.
     let short = Arc::new(Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
     world.read_from(&short, 4);
-    let mut gathering = world.gathering(0);
-    let end = world.gather(&mut gathering, PLENTY);
-    assert!(matches!(&end, Gathered::Never(reason) if reason.contains("cannot be read")), "{end:?}");
-    drop(gathering);
+    let mut page_in = world.page_in(0);
+    let end = world.gather(&mut page_in, PLENTY);
+    assert!(matches!(&end, PageInProgress::Never(reason) if reason.contains("cannot be read")), "{end:?}");
+    drop(page_in);
     assert!(world.programs[0].memory.lock().poisoned.is_empty(), "nobody touched a page");
     assert!(world.programs[0].space.unread.load(Ordering::SeqCst) > 0);
 }
@@ -180,26 +180,26 @@ fn a_fork_whose_pages_cannot_be_read_is_refused_and_nobody_else_is_harmed() {
 #[test]
 fn a_fork_that_makes_no_progress_is_refused() {
     let mut world = paged_world();
-    let mut gathering = world.gathering(0);
+    let mut page_in = world.page_in(0);
     // Nobody runs the fault thread.
-    assert_eq!(gathering.look(world.now, &|_| PLENTY), Gathered::NotYet);
+    assert_eq!(page_in.look(world.now, &|_| PLENTY), PageInProgress::NotYet);
     let asked = world.shared.take_wanted();
     assert_eq!(asked.len(), limits::FORK_PAGES_ASKED_MAX.min(PAGES as usize - world.count() as usize));
     world.now += limits::FORK_ASK_AGAIN;
-    assert_eq!(gathering.look(world.now, &|_| PLENTY), Gathered::NotYet);
+    assert_eq!(page_in.look(world.now, &|_| PLENTY), PageInProgress::NotYet);
     assert_eq!(world.shared.take_wanted(), asked, "once more");
     world.now += limits::FORK_PATIENCE;
-    assert!(matches!(gathering.look(world.now, &|_| PLENTY), Gathered::Never(_)));
-    drop(gathering);
+    assert!(matches!(page_in.look(world.now, &|_| PLENTY), PageInProgress::Never(_)));
+    drop(page_in);
     world.end();
 }
 
 #[test]
 fn who_ended_needs_no_pages() {
     let world = paged_world();
-    let mut gathering = world.gathering(0);
+    let mut page_in = world.page_in(0);
     world.programs[0].space.is_gone.store(true, Ordering::SeqCst);
-    assert_eq!(gathering.look(world.now, &|_| 0), Gathered::All);
+    assert_eq!(page_in.look(world.now, &|_| 0), PageInProgress::All);
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn pages_with_a_copy_leave_too_after_a_fork_shared_them() {
     // Rule 2.
     let mut world = paged_world();
     (0..PAGES).for_each(|page| world.touch(0, page, false));
-    world.gathering(0).share();
+    world.page_in(0).share();
     world.programs[0].memory.lock().pinned = (0..PAGES).map(address).collect();
     (0..PAGES).for_each(|page| world.touch(0, page, false));
     (0..10_000).for_each(|_| world.run());

@@ -92,11 +92,11 @@ fn only_pages_from_elsewhere_that_a_thread_waits_for_are_demands() {
     let mut world = World::new(128);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.apply_events();
-    assert_eq!(world.shared.crew.take_demands(), 0, "new memory, changes and evictions are none");
+    assert_eq!(world.shared.fault_pool.take_demands(), 0, "new memory, changes and evictions are none");
     let gone = |world: &World, page: &u64| !world.programs[0].memory.lock().resident.contains_key(&address(*page));
     let staged = (0..PAGES).rev().find(|page| gone(&world, page)).unwrap();
     world.touch(0, staged, false);
-    assert_eq!(world.shared.crew.take_demands(), 0, "it was in the pool");
+    assert_eq!(world.shared.fault_pool.take_demands(), 0, "it was in the pool");
     let far = (0..PAGES).filter(|page| gone(&world, page)).step_by(40).take(2).collect::<Vec<u64>>();
     let space = world.programs[0].space.id;
     world.shared.want([Wanted { space, address: address(far[0]), is_writable: false }]);
@@ -106,11 +106,11 @@ fn only_pages_from_elsewhere_that_a_thread_waits_for_are_demands() {
         !gone(&world, &far[0])
     });
     assert!(comes);
-    assert_eq!(world.shared.crew.take_demands(), 0, "nobody waits for what is only wanted");
+    assert_eq!(world.shared.fault_pool.take_demands(), 0, "nobody waits for what is only wanted");
     world.touch(0, far[1], false);
     let fills = world.shared.report().fill.count;
     assert!(fills > 0);
-    assert_eq!((world.shared.crew.take_demands(), world.shared.crew.take_demands()), (1, 0));
+    assert_eq!((world.shared.fault_pool.take_demands(), world.shared.fault_pool.take_demands()), (1, 0));
     world.end();
 }
 
@@ -617,7 +617,7 @@ fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
     let come = |world: &mut World, pages: &[u64]| {
         world.programs[0].memory.lock().events.extend(pages.iter().map(|page| fault_at(*page)));
         assert!(world.serve(&space));
-        world.shared.crew.pending_count()
+        world.shared.fault_pool.pending_count()
     };
     assert_eq!(come(&mut world, first), 0, "one crowd may be the last");
     assert_eq!(come(&mut world, second), 7, "the first thread answers one");
@@ -632,7 +632,7 @@ fn faults_that_come_in_crowds_are_left_to_whoever_is_free() {
         // It has no CPU for the others meanwhile.
         (1..3).for_each(|index| world.poll(index));
     }
-    assert_eq!(world.shared.crew.pending_count(), 0);
+    assert_eq!(world.shared.fault_pool.pending_count(), 0);
     assert!(second[1..].iter().all(|page| is_there(&world, page)) && !is_there(&world, &second[0]));
     (0..40).for_each(|_| world.poll(0));
     assert!(first.iter().chain(second).all(|page| is_there(&world, page)));
