@@ -24,7 +24,7 @@ use super::counts::{Counts, EXCHANGE_NS, LOCAL_FAULT_NS, MAPPING_NS, TICK_NS, TR
 /// Pages that leave at once, as part of what is resident: between the watermarks.
 const BATCH_SHARE: u32 = 64;
 
-/// Largest batch: that of the agent (docs/pager.md).
+/// Largest batch: that of the evictor (docs/pager.md).
 const BATCH_MAX: u32 = 512;
 
 /// What is replayed.

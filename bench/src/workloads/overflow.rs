@@ -12,7 +12,7 @@
 //! would see the begin and the end of the eviction only.
 //!
 //! Invariants: the pager goes on whatever happens here; the time is that of the middle of the eviction, without its beginning
-//! (the pager looks at the program, and starts its agent on a thread that must not sleep) and its end.
+//! (the pager looks at the program, and starts its evictor on a thread that must not sleep) and its end.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

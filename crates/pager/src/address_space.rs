@@ -14,7 +14,7 @@ use crate::mappings::events::MappingEvents;
 use crate::mappings::late_event::LateEvent;
 use crate::page_table::PageTable;
 use crate::page_table::page_indexes::SpaceId;
-use crate::process::memory::{Agent, ProgramMemory};
+use crate::process::memory::{Evictor, ProgramMemory};
 use crate::threads::courteous_lock::CourteousLock;
 use crate::threads::lock::lock;
 
@@ -27,17 +27,17 @@ pub struct AddressSpace {
     /// What is known of its pages.
     pub state: CourteousLock<SpaceState>,
     /// Who takes pages out of it; the eviction thread's.
-    pub agent: Mutex<Option<Box<dyn Agent>>>,
+    pub evictor: Mutex<Option<Box<dyn Evictor>>>,
     /// Whose fork it is.
     pub parent: Option<SpaceId>,
     /// The process; 0 as long as that is not known.
     pub process: AtomicU32,
     /// Its memory is gone: nothing of it is answered any more.
     pub is_gone: Arc<AtomicBool>,
-    /// Where its agent says where its staging area is; not known yet of a child that was just forked.
+    /// Where its evictor says where its staging area is; not known yet of a child that was just forked.
     pub seat: Mutex<Option<Seat>>,
-    /// The thread of its agent; 0 before there is one.
-    pub agent_thread: Arc<AtomicU32>,
+    /// The thread of its evictor; 0 before there is one.
+    pub evictor_thread: Arc<AtomicU32>,
     /// It has forked, or is a fork: the kernel may refuse pages that are shared (rule 2).
     pub has_forked: AtomicBool,
     /// It has forked and the child is not paged: nothing tells when its pages are its own again.
@@ -70,7 +70,7 @@ pub struct SpaceState {
     pub page_table: PageTable,
     /// Changes of mappings that are not in the table yet: nothing is answered or taken out before they are ([`Shared::apply_events`](crate::shared::Shared::apply_events)).
     pub mapping_events: MappingEvents,
-    /// A batch is with the agent: events wait.
+    /// A batch is with the evictor: events wait.
     pub batch: bool,
     /// The fault thread wants to know when the batch has ended.
     pub is_awaited: bool,
@@ -111,12 +111,12 @@ impl AddressSpace {
                 late_event: None,
                 rechecked: Rechecked::default(),
             }),
-            agent: Mutex::new(None),
+            evictor: Mutex::new(None),
             parent,
             process: AtomicU32::new(0),
             is_gone: Arc::default(),
             seat: Mutex::new(None),
-            agent_thread: Arc::default(),
+            evictor_thread: Arc::default(),
             has_forked: AtomicBool::new(parent.is_some()),
             has_forked_untold: AtomicBool::new(false),
             holds: AtomicU32::new(0),
@@ -140,19 +140,19 @@ impl AddressSpace {
         })
     }
 
-    /// Whether `thread` is its agent, which nobody may keep waiting.
-    pub fn is_agent(&self, thread: u32) -> bool {
-        thread != 0 && thread == self.agent_thread.load(Ordering::Relaxed)
+    /// Whether `thread` is its evictor, which nobody may keep waiting.
+    pub fn is_evictor(&self, thread: u32) -> bool {
+        thread != 0 && thread == self.evictor_thread.load(Ordering::Relaxed)
     }
 
-    /// What its agent has in its memory, once there is one: never to be registered, listed or taken out.
-    pub fn agents_ranges(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+    /// What its evictor has in its memory, once there is one: never to be registered, listed or taken out.
+    pub fn evictors_ranges(&self) -> impl Iterator<Item = Range<u64>> + use<> {
         let seat = lock(&self.seat);
         let ranges = seat.as_ref().map(|seat| [seat.mapped(), seat.staging()]);
         ranges.into_iter().flatten().flatten()
     }
 
-    /// Its agent's staging area, once it has one: never to be registered, listed or taken out, since what is taken out goes there.
+    /// Its evictor's staging area, once it has one: never to be registered, listed or taken out, since what is taken out goes there.
     pub fn staging(&self) -> Option<Range<u64>> {
         lock(&self.seat).as_ref().and_then(Seat::staging)
     }

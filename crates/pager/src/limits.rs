@@ -29,23 +29,23 @@ pub const WRITE_PROBE_INTERVAL: u8 = 8;
 /// ... and so many where the last ones were not all written.
 pub const WRITE_PROBE_INTERVAL_IN_DOUBT: u8 = 2;
 
-/// Pages of one batch for an agent. Faults of its program wait meanwhile (rule 14), about 0.7 us a page (measured), so a fault
+/// Pages of one batch for an evictor. Faults of its program wait meanwhile (rule 14), about 0.7 us a page (measured), so a fault
 /// waits at most 90 us.
 pub const BATCH_PAGES: usize = 128;
 
-/// Batches that an agent gets one right behind the other; then the table is free for a moment, for whoever does not wait as faults
+/// Batches that an evictor gets one right behind the other; then the table is free for a moment, for whoever does not wait as faults
 /// do: the survey, which registers new mappings. Half a millisecond of batches: it looks every millisecond.
 pub const BATCHES_IN_A_ROW_MAX: u32 = 4;
 
-/// Batches that an agent has at a time where nobody waits for its program's messages: it need not sleep between them, and a fault
+/// Batches that an evictor has at a time where nobody waits for its program's messages: it need not sleep between them, and a fault
 /// that comes waits for both, 180 us.
-pub const AGENT_BATCHES_MAX: usize = BATCHES;
+pub const EVICTOR_BATCHES_MAX: usize = BATCHES;
 
-/// A batch that takes longer is with an agent that does not run, because its program was stopped: others are not held back for it. Ten
+/// A batch that takes longer is with an evictor that does not run, because its program was stopped: others are not held back for it. Ten
 /// thousand times what a batch takes, since its thread may wait for a CPU that many want.
 pub const BATCH_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A batch that takes longer while a fault waits for its end: it is looked whether its agent is stopped. A hundred times what a batch takes.
+/// A batch that takes longer while a fault waits for its end: it is looked whether its evictor is stopped. A hundred times what a batch takes.
 pub const WITHDRAW_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Reads that a fault thread has under way: more threads than that wait for their turn.
@@ -56,7 +56,7 @@ pub const FAULT_READS_MAX: usize = 32;
 pub const FAULT_THREADS_MAX: usize = 4;
 
 /// Fault threads on a machine of so many CPUs, if nobody says how many. Beside the threads that wait for their pages the eviction
-/// thread, the agent and the survey want CPUs too, so that a second one has nothing to run on with fewer than four.
+/// thread, the evictor and the survey want CPUs too, so that a second one has nothing to run on with fewer than four.
 pub fn fault_threads(cpus: usize) -> usize {
     (1 + cpus / 4).min(FAULT_THREADS_MAX)
 }
@@ -99,8 +99,8 @@ pub const ALERT_SHARE: i64 = 4;
 /// See [`ALERT_SHARE`].
 pub const ALERT_BYTES_MAX: u64 = 64 << 20;
 
-/// How long borrowing a thread of a program for starting its agent may take, before another one is tried.
-pub const AGENT_START_DEADLINE: Duration = Duration::from_millis(100);
+/// How long borrowing a thread of a program for starting its evictor may take, before another one is tried.
+pub const EVICTOR_START_DEADLINE: Duration = Duration::from_millis(100);
 /// Between two looks at all processes of the machine for one whose parent has ended before it was found.
 pub const SEARCH_INTERVAL: Duration = Duration::from_millis(200);
 /// How long next to nothing may leave, though the budget is exceeded, before a program that changes its mappings all the time is given a pause: far longer
@@ -120,13 +120,13 @@ pub const PAUSE_FAILED_PAUSE: Duration = Duration::from_secs(60);
 pub const PAUSE_LOOK_INTERVAL: Duration = Duration::from_micros(100);
 
 /// How long to wait before trying again when no thread could be borrowed: all were in system calls that a stop would end.
-pub const AGENT_START_PAUSE: Duration = Duration::from_millis(5);
-/// How long to wait after an agent could not start in its program (a filter of system calls forbids it, say).
-pub const AGENT_FAILED_PAUSE: Duration = Duration::from_secs(60);
-/// A program that can have no agent is told of when it has more than this part of the budget: a launcher that becomes nothing larger is no news.
-pub const AGENT_MISSING_SHARE: i64 = 16;
+pub const EVICTOR_START_PAUSE: Duration = Duration::from_millis(5);
+/// How long to wait after an evictor could not start in its program (a filter of system calls forbids it, say).
+pub const EVICTOR_FAILED_PAUSE: Duration = Duration::from_secs(60);
+/// A program that can have no evictor is told of when it has more than this part of the budget: a launcher that becomes nothing larger is no news.
+pub const EVICTOR_MISSING_SHARE: i64 = 16;
 /// Threads of a program that are tried at one look.
-pub const AGENT_THREADS_TRIED_MAX: usize = 16;
+pub const EVICTOR_THREADS_TRIED_MAX: usize = 16;
 
 /// How long a thread with something to retry sleeps at most.
 pub const RETRY_INTERVAL: Duration = Duration::from_micros(200);
@@ -259,7 +259,7 @@ pub const COMMON_LOOK_SHARE: u32 = 20;
 /// Runs of pages that one scan of a page table brings: 12 KiB of them.
 pub const REGIONS_MAX: usize = 512;
 
-/// Processes that are paged at a time; each takes descriptors (4 and those of its files in `/proc`), and a seat of 4 MiB of address space once it has an agent.
+/// Processes that are paged at a time; each takes descriptors (4 and those of its files in `/proc`), and a seat of 4 MiB of address space once it has an evictor.
 pub const PROGRAMS_MAX: u32 = 256;
 
 /// Programs whose greeting is under way at a time; others wait to be accepted.
@@ -271,7 +271,7 @@ pub const LIBRARY_BYTES_MAX: u64 = 1 << 20;
 /// Guardians that are started anew: one is killed by mistake, or by the kernel for its memory; many in a row by something that will not stop.
 pub const GUARDIANS_LOST_MAX: u32 = 16;
 
-/// Batches in a row for which the eviction thread and the agent had the same CPU, after which it leaves: half a millisecond of work.
+/// Batches in a row for which the eviction thread and the evictor had the same CPU, after which it leaves: half a millisecond of work.
 pub const SHARED_BATCHES_MAX: u32 = 4;
 
 /// How often it looks, after it has left, how long the two had to wait for a CPU: some turns of the scheduler (3 ms at most each), so that one
@@ -291,14 +291,14 @@ pub const APART_REST: Duration = Duration::from_millis(20);
 /// CPU is 0.3 us, and who sleeps on another CPU takes about 3 to come.
 pub const GIVE_WAY_LOOKS_MAX: u32 = 32;
 
-/// How often the eviction thread looks whether an agent or its engine is done before it sleeps; a batch takes 100 us, a look with an offer
+/// How often the eviction thread looks whether an evictor or its engine is done before it sleeps; a batch takes 100 us, a look with an offer
 /// of the CPU less than one.
 pub const LOOKS_MAX: u32 = 1000;
 
 /// An offer of the CPU that nobody took is over within less (measured: below 1 us).
 pub const YIELD_QUICK: Duration = Duration::from_micros(5);
 
-/// Who takes the CPU for so long has used a turn of the scheduler (1 to 3 ms); the survey takes 0.05 ms, an agent up to 0.3 ms.
+/// Who takes the CPU for so long has used a turn of the scheduler (1 to 3 ms); the survey takes 0.05 ms, an evictor up to 0.3 ms.
 pub const COMPANY_TURN: Duration = Duration::from_micros(500);
 
 /// So long the CPU is not offered again after that, and its thread sleeps instead of looking: who sleeps is back as soon as he is woken.

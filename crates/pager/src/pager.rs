@@ -76,7 +76,7 @@ fn pool_slots(budget_bytes: u64) -> usize {
     ((budget_bytes / POOL_SHARE / GROUP_SIZE_BYTES) as usize).clamp(POOL_SLOTS_MIN, POOL_SLOTS_MAX)
 }
 
-/// The write-back pool as buffers of an engine, with one slot more, for discards; and how many slots agents have.
+/// The write-back pool as buffers of an engine, with one slot more, for discards; and how many slots evictors have.
 fn make_write_back_pool(budget_bytes: u64) -> io::Result<(Arc<BufferPool>, usize)> {
     let slots = pool_slots(budget_bytes);
     Ok((BufferPool::unlocked(slots + 1, GROUP_SIZE_BYTES as usize)?, slots))

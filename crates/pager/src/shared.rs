@@ -124,10 +124,10 @@ impl Shared {
         self.counters.programs_now.set(spaces.len() as u64);
     }
 
-    /// `space` is gone; its slots come back. Its agent's seat goes with it.
+    /// `space` is gone; its slots come back. Its evictor's seat goes with it.
     pub fn dismiss(&self, space: &AddressSpace) {
         space.is_gone.store(true, Ordering::SeqCst);
-        *lock(&space.agent) = None;
+        *lock(&space.evictor) = None;
         let mut spaces = lock(&self.spaces);
         spaces.retain(|other| other.id != space.id);
         self.counters.programs_now.set(spaces.len() as u64);

@@ -60,7 +60,7 @@ pub struct PagerStatistics {
     pub budget_bytes_peak: u64,
     /// Batches of evictions.
     pub batches: u64,
-    /// Of these, batches that were taken back from an agent that was stopped.
+    /// Of these, batches that were taken back from an evictor that was stopped.
     pub batches_withdrawn: u64,
     /// Pages that left and were written.
     pub pages_out_dirty: u64,

@@ -1,4 +1,4 @@
-//! Programs and agents that say hello to the pager, over a UNIX socket that keeps messages apart.
+//! Programs and evictors that say hello to the pager, over a UNIX socket that keeps messages apart.
 //!
 //! Who connects is any process that can reach the address, so [`Visitor::peer`], which the kernel vouches for, must be a process of the run
 //! before its hello is believed.
@@ -231,7 +231,7 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// A program or an agent that connected.
+/// A program or an evictor that connected.
 #[derive(Debug)]
 pub struct Visitor {
     socket: OwnedFd,
@@ -275,7 +275,7 @@ impl Visitor {
         Ok((Hello::decode(&words)?, descriptor))
     }
 
-    /// Answers a hello; `passed` is the head's file for a program; for an agent the userfaultfd, and with another welcome its seat's file.
+    /// Answers a hello; `passed` is the head's file for a program; for an evictor the userfaultfd, and with another welcome its seat's file.
     pub fn welcome(&self, welcome: &Welcome, passed: Option<BorrowedFd<'_>>) -> Result<(), GreetingError> {
         self.send(&welcome.encode(), passed)
     }
@@ -399,7 +399,7 @@ mod tests {
         attempt: 0,
         status: 0,
         token: 7,
-        start_agent: 4096,
+        start_evictor: 4096,
         library_start: 0,
         library_end: 8192,
         cell: 0,
@@ -415,7 +415,7 @@ mod tests {
         let (hello, passed) = pager.hello(far()).unwrap();
         assert_eq!(hello, HELLO);
         assert!(passed.is_some());
-        let welcome = Welcome { verdict: Verdict::Page, attempt: 2, start_agent: false };
+        let welcome = Welcome { verdict: Verdict::Page, attempt: 2, start_evictor: false };
         pager.welcome(&welcome, None).unwrap();
         let (words, passed) = program.receive(far()).unwrap();
         assert_eq!(Welcome::decode(&words).unwrap(), welcome);

@@ -1,4 +1,4 @@
-//! Starting a program's agent when memory gets short: one of its threads is borrowed for the moment that it takes.
+//! Starting a program's evictor when memory gets short: one of its threads is borrowed for the moment that it takes.
 
 #![allow(unsafe_code, reason = "a call into another process")]
 
@@ -11,7 +11,7 @@ use spillway_sys::tracee::{self, Call, TraceError};
 use crate::protocol::{CALL_STACK_END, CELL_WORDS};
 
 /// The function needs a hundred microseconds of a CPU, which a busy machine may not give for long. To give it up half way would leave
-/// a program that never gets an agent.
+/// a program that never gets an evictor.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Where a program has what the pager needs, from its [`Hello`](crate::protocol::Hello) and [`Ready`](crate::protocol::Ready);
@@ -20,24 +20,24 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 pub struct ProgramPlaces {
     /// The process, in this process's PID namespace.
     pub process: u32,
-    /// The stub's `start_agent`.
-    pub start_agent: u64,
-    /// The stub's [`AgentCell`](crate::protocol::AgentCell).
+    /// The stub's `start_evictor`.
+    pub start_evictor: u64,
+    /// The stub's [`EvictorCell`](crate::protocol::EvictorCell).
     pub cell: u64,
     /// Where the head is mapped.
     pub head: u64,
 }
 
-/// What stands in a program's [`AgentCell`](crate::protocol::AgentCell).
+/// What stands in a program's [`EvictorCell`](crate::protocol::EvictorCell).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CellContent {
     /// Which attempt the rest is about.
     pub attempt: u32,
     /// The starting call has returned.
     pub has_returned: bool,
-    /// The error number with which the agent failed, or 0.
+    /// The error number with which the evictor failed, or 0.
     pub failure: i32,
-    /// The agent's number of the socket that the pager is to take, if it waits for that.
+    /// The evictor's number of the socket that the pager is to take, if it waits for that.
     pub offered: Option<i32>,
 }
 
@@ -54,20 +54,20 @@ pub fn read_cell(places: &ProgramPlaces) -> io::Result<CellContent> {
     })
 }
 
-/// Lets thread `thread` start an agent, as attempt number `attempt`, which is new to the program, and gives the thread back; begins by `deadline`. The agent
+/// Lets thread `thread` start an evictor, as attempt number `attempt`, which is new to the program, and gives the thread back; begins by `deadline`. The evictor
 /// then says hello by itself, or offers a socket (see [`CellContent`]). `is_ours` is asked of the stopped thread's memory, and nothing happens to a thread of which it denies
 /// that: between any look at a process and a stop of its thread, the process may become another program, with more rights.
 /// With [`TraceError::Unsuitable`], try another thread, or later.
-pub fn start_agent(
+pub fn start_evictor(
     places: &ProgramPlaces,
     thread: u32,
     attempt: u32,
     is_ours: &mut dyn FnMut() -> bool,
     deadline: Instant,
 ) -> Result<(), TraceError> {
-    assert_ne!(places.process, std::process::id(), "an agent is started in another process");
+    assert_ne!(places.process, std::process::id(), "an evictor is started in another process");
     let call = Call {
-        function: places.start_agent,
+        function: places.start_evictor,
         argument: u64::from(attempt),
         stack_end: places.cell + CALL_STACK_END as u64,
         patience: START_PATIENCE,

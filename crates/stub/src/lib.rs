@@ -6,9 +6,9 @@
 //! The pager's side, safe code:
 //!
 //! - [`head`]: what all programs of a run see.
-//! - [`seat`]: memory shared with one agent: batches, their results, and the pages that it takes out.
-//! - [`greeting`]: programs and agents that say hello.
-//! - [`late_start`]: an agent for a program that runs already.
+//! - [`seat`]: memory shared with one evictor: batches, their results, and the pages that it takes out.
+//! - [`greeting`]: programs and evictors that say hello.
+//! - [`late_start`]: an evictor for a program that runs already.
 
 #![deny(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! What one agent shares with the pager, as the pager sees it: batches, their results, and the pages that the agent takes out. Nobody else has
+//! What one evictor shares with the pager, as the pager sees it: batches, their results, and the pages that the evictor takes out. Nobody else has
 //! this memory, and forks do not inherit it.
 //!
-//! The two batches are used in turn: post 0, post 1, post 0 again, because the agent looks for them in that order. A batch is
-//! written while its phase is `Idle`, and read while it is `Done`; in between it belongs to the agent. Nothing here
+//! The two batches are used in turn: post 0, post 1, post 0 again, because the evictor looks for them in that order. A batch is
+//! written while its phase is `Idle`, and read while it is `Done`; in between it belongs to the evictor. Nothing here
 //! allocates.
 
 use std::hint;
@@ -18,11 +18,11 @@ use spillway_sys::memfd::Memfd;
 use spillway_sys::shared_futex;
 
 use crate::protocol::{
-    AgentState, BATCH_ENTRIES_MAX, BATCHES, Operation, PAGE_BYTES, Phase, SEAT_BYTES, STAGING_BYTES, batch_offset,
+    BATCH_ENTRIES_MAX, BATCHES, EvictorState, Operation, PAGE_BYTES, Phase, SEAT_BYTES, STAGING_BYTES, batch_offset,
     batch_word, entry_word, seat_word, transfer_offset,
 };
 
-/// One thing for the agent to do; see [`Operation`].
+/// One thing for the evictor to do; see [`Operation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
     /// What.
@@ -70,14 +70,14 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// A new one, for an agent that starts. The first batch to be posted is 0.
+    /// A new one, for an evictor that starts. The first batch to be posted is 0.
     pub fn create() -> io::Result<Self> {
         let file = Memfd::create("spillway-seat", SEAT_BYTES as u64)?;
         let memory = Arc::new(Mapping::shared(&file, SEAT_BYTES)?);
         Ok(Self { memory, file: Arc::new(file) })
     }
 
-    /// The file, to be sent to the agent.
+    /// The file, to be sent to the evictor.
     pub fn file(&self) -> &Memfd {
         &self.file
     }
@@ -88,24 +88,24 @@ impl Seat {
         target.copy_from(offset, &self.memory, transfer_offset(batch, index), PAGE_BYTES);
     }
 
-    /// How its agent is.
-    pub fn state(&self) -> AgentState {
-        // A program can write anything here; one that does is treated as one whose agent failed.
-        AgentState::from_number(self.state_word().load(Acquire)).unwrap_or(AgentState::Failed)
+    /// How its evictor is.
+    pub fn state(&self) -> EvictorState {
+        // A program can write anything here; one that does is treated as one whose evictor failed.
+        EvictorState::from_number(self.state_word().load(Acquire)).unwrap_or(EvictorState::Failed)
     }
 
-    /// Why the agent failed.
+    /// Why the evictor failed.
     pub fn failure(&self) -> io::Error {
         let number = shared_futex::signed_word(&self.memory, seat_word::FAILURE).load(Relaxed);
         io::Error::from_raw_os_error(number.wrapping_abs())
     }
 
-    /// The agent's thread number, as the program sees it; 0 before there is one.
-    pub fn agent_thread(&self) -> u32 {
+    /// The evictor's thread number, as the program sees it; 0 before there is one.
+    pub fn evictor_thread(&self) -> u32 {
         self.word(seat_word::THREAD).load(Relaxed)
     }
 
-    /// The agent's staging area in the program: never to be registered or evicted.
+    /// The evictor's staging area in the program: never to be registered or evicted.
     pub fn staging(&self) -> Option<Range<u64>> {
         let start = shared_futex::long_word(&self.memory, seat_word::STAGING).load(Acquire);
         // The program may write anything there.
@@ -118,16 +118,16 @@ impl Seat {
         start.checked_add(SEAT_BYTES as u64).filter(|_| start != 0).map(|end| start..end)
     }
 
-    /// How often the agent looks for its next batch before it sleeps.
+    /// How often the evictor looks for its next batch before it sleeps.
     pub fn set_spin_rounds(&self, rounds: u32) {
         self.word(seat_word::SPIN_ROUNDS).store(rounds, Relaxed);
     }
 
-    /// Waits until the agent runs, or has failed or ended. `false` at the deadline.
-    pub fn wait_for_agent(&self, deadline: Instant) -> io::Result<bool> {
+    /// Waits until the evictor runs, or has failed or ended. `false` at the deadline.
+    pub fn wait_for_evictor(&self, deadline: Instant) -> io::Result<bool> {
         loop {
             let state = self.state();
-            if !matches!(state, AgentState::Absent | AgentState::Starting) {
+            if !matches!(state, EvictorState::Absent | EvictorState::Starting) {
                 return Ok(true);
             }
             if !shared_futex::wait(self.state_word(), state as u32, Some(deadline))? {
@@ -136,12 +136,12 @@ impl Seat {
         }
     }
 
-    /// The CPU that the agent began its last batch on, if it knows; any number, as a program can write what it likes.
-    pub fn agent_cpu(&self) -> Option<usize> {
-        (self.word(seat_word::AGENT_CPU).load(Relaxed) as usize).checked_sub(1)
+    /// The CPU that the evictor began its last batch on, if it knows; any number, as a program can write what it likes.
+    pub fn evictor_cpu(&self) -> Option<usize> {
+        (self.word(seat_word::EVICTOR_CPU).load(Relaxed) as usize).checked_sub(1)
     }
 
-    /// Gives `tasks` to the agent in batch `batch`, and wakes it if it sleeps.
+    /// Gives `tasks` to the evictor in batch `batch`, and wakes it if it sleeps.
     pub fn post(&self, batch: usize, tasks: &[Task]) {
         assert_eq!(self.phase(batch), Phase::Idle, "a batch is posted when the one before was taken");
         assert!(tasks.len() <= BATCH_ENTRIES_MAX, "{} tasks in one batch", tasks.len());
@@ -155,9 +155,9 @@ impl Seat {
         }
         shared_futex::word(&self.memory, base + batch_word::COUNT).store(tasks.len() as u32, Relaxed);
         self.phase_word(batch).store(Phase::Posted as u32, Release);
-        // Either this sees that the agent sleeps, or the agent, which says so first and looks again then, sees the phase.
+        // Either this sees that the evictor sleeps, or the evictor, which says so first and looks again then, sees the phase.
         fence(SeqCst);
-        if self.word(seat_word::AGENT_SLEEPS).load(Relaxed) != 0 {
+        if self.word(seat_word::EVICTOR_SLEEPS).load(Relaxed) != 0 {
             shared_futex::wake(self.phase_word(batch));
         }
     }
@@ -200,18 +200,18 @@ impl Seat {
         shared_futex::signed_word(&self.memory, entry + entry_word::RESULT).load(Relaxed)
     }
 
-    /// Takes batch `batch` back that was posted; false if the agent has it already.
+    /// Takes batch `batch` back that was posted; false if the evictor has it already.
     pub fn withdraw(&self, batch: usize) -> bool {
         let (posted, idle) = (Phase::Posted as u32, Phase::Idle as u32);
         self.phase_word(batch).compare_exchange(posted, idle, Relaxed, Relaxed).is_ok()
     }
 
-    /// Whether the agent is to move no page more in the batch that it has. One that is stopped outside of [`Seat::move_window`] heeds that before it moves.
+    /// Whether the evictor is to move no page more in the batch that it has. One that is stopped outside of [`Seat::move_window`] heeds that before it moves.
     pub fn hold(&self, is_held: bool) {
         self.word(seat_word::IS_HELD).store(u32::from(is_held), SeqCst);
     }
 
-    /// The addresses of the instructions with which the agent looks whether it is held, and moves.
+    /// The addresses of the instructions with which the evictor looks whether it is held, and moves.
     pub fn move_window(&self) -> Range<u64> {
         let word = |place| shared_futex::long_word(&self.memory, place).load(Relaxed);
         word(seat_word::MOVE_START)..word(seat_word::MOVE_END)
@@ -251,8 +251,8 @@ mod tests {
         Instant::now() + Duration::from_secs(60)
     }
 
-    /// What an agent does with a batch, here in a thread of the test.
-    fn play_agent(seat: &Seat, batch: usize, phase: Phase) {
+    /// What an evictor does with a batch, here in a thread of the test.
+    fn play_evictor(seat: &Seat, batch: usize, phase: Phase) {
         let entry = batch_offset(batch) + batch_word::entry(0);
         shared_futex::signed_word(&seat.memory, entry + entry_word::RESULT).store(-16, Relaxed);
         seat.phase_word(batch).store(phase as u32, Release);
@@ -263,16 +263,16 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_goes_to_the_agent_and_comes_back() {
+    fn a_batch_goes_to_the_evictor_and_comes_back() {
         let seat = seat();
         seat.post(1, &[Task::evict_copy(0x7000), Task::exit(0)]);
         assert_eq!((seat.phase(0), seat.phase(1)), (Phase::Idle, Phase::Posted));
         assert!(!seat.wait(1, Phase::Moved, 10, Instant::now() + Duration::from_millis(1)).unwrap());
-        let agent = seat.clone();
-        let thread = std::thread::spawn(move || play_agent(&agent, 1, Phase::Moved));
+        let evictor = seat.clone();
+        let thread = std::thread::spawn(move || play_evictor(&evictor, 1, Phase::Moved));
         assert!(seat.wait(1, Phase::Moved, 10, far()).unwrap());
         thread.join().unwrap();
-        play_agent(&seat, 1, Phase::Done);
+        play_evictor(&seat, 1, Phase::Done);
         assert!(seat.wait(1, Phase::Moved, 0, far()).unwrap(), "done is more than moved");
         assert_eq!(seat.result(1, 0), -16);
         seat.take(1);
@@ -288,27 +288,27 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_taken_back_until_the_agent_has_it() {
+    fn a_batch_is_taken_back_until_the_evictor_has_it() {
         let seat = seat();
         seat.post(0, &[Task::exit(0)]);
         assert!(seat.withdraw(0) && !seat.withdraw(0));
         seat.post(0, &[Task::exit(0)]);
-        play_agent(&seat, 0, Phase::Claimed);
+        play_evictor(&seat, 0, Phase::Claimed);
         assert!(!seat.withdraw(0));
-        assert!(seat.move_window().is_empty(), "no agent has come");
+        assert!(seat.move_window().is_empty(), "no evictor has come");
     }
 
     #[test]
-    fn the_agent_is_waited_for_until_it_runs_or_fails() {
+    fn the_evictor_is_waited_for_until_it_runs_or_fails() {
         let seat = seat();
-        assert_eq!(seat.state(), AgentState::Absent);
-        assert!(!seat.wait_for_agent(Instant::now()).unwrap());
+        assert_eq!(seat.state(), EvictorState::Absent);
+        assert!(!seat.wait_for_evictor(Instant::now()).unwrap());
         shared_futex::signed_word(&seat.memory, seat_word::FAILURE).store(-13, Relaxed);
-        seat.state_word().store(AgentState::Failed as u32, Release);
-        assert!(seat.wait_for_agent(far()).unwrap());
+        seat.state_word().store(EvictorState::Failed as u32, Release);
+        assert!(seat.wait_for_evictor(far()).unwrap());
         assert_eq!(seat.failure().kind(), io::ErrorKind::PermissionDenied);
         seat.state_word().store(77, Release);
-        assert_eq!(seat.state(), AgentState::Failed, "nonsense is a failure");
+        assert_eq!(seat.state(), EvictorState::Failed, "nonsense is a failure");
         assert_eq!((seat.staging(), seat.mapped()), (None, None));
     }
 

@@ -5,8 +5,8 @@
 mod support;
 
 mod paged {
-    mod agent;
     mod evictions;
+    mod evictor;
     mod forks;
     mod newcomers;
     mod roles;

@@ -104,7 +104,7 @@ fn assert_exact(guest: &Guest, who: Who, options: &str, program: &str) {
     assert_eq!(number("/pages_lost"), 0, "{paging:#}");
     // An agent that a busy machine kept from starting is started again.
     let failures = paging["failures"].as_array().expect("failures are a list");
-    assert!(failures.iter().all(|failure| failure.to_string().contains("gets no agent yet")), "{paging:#}");
+    assert!(failures.iter().all(|failure| failure.to_string().contains("gets no evictor yet")), "{paging:#}");
     // 2 MiB.
     assert!(number("/pages_out_dirty") > 512, "few pages left: {paging:#}");
     // Whether a page is still in the pool, and how many come with it, is a matter of time.

@@ -1,4 +1,4 @@
-//! Batches: victims of one program go to its agent, and the page table hears what became of each.
+//! Batches: victims of one program go to its evictor, and the page table hears what became of each.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::volume_pages::VolumePage;
 use crate::page_table::{PageIndexes, Victim};
-use crate::process::memory::{AgentSeen, EvictOutcome, EvictRequest};
+use crate::process::memory::{EvictOutcome, EvictRequest, EvictorSeen};
 use crate::shared::Shared;
 use crate::threads::lock::lock;
 
@@ -30,7 +30,7 @@ pub(super) enum Target {
     Copy(VolumePage),
 }
 
-/// Pages that an agent takes out of one program.
+/// Pages that an evictor takes out of one program.
 pub(super) struct Batch {
     pub(super) space: Arc<AddressSpace>,
     pub(super) pages: Vec<(CachePage, u64, Target)>,
@@ -41,7 +41,7 @@ pub(super) struct Batch {
 }
 
 impl Eviction {
-    /// Chooses victims and hands them to agents.
+    /// Chooses victims and hands them to evictors.
     pub(super) fn start(&mut self, now: Instant) {
         if self.candidates.is_empty() && !self.choose(0) {
             return;
@@ -85,7 +85,7 @@ impl Eviction {
             self.spare.push(batch);
             return may_begin;
         }
-        let started = lock(&space.agent).as_mut().is_some_and(|agent| agent.begin(&batch.requests));
+        let started = lock(&space.evictor).as_mut().is_some_and(|evictor| evictor.begin(&batch.requests));
         batch.outcomes.resize(batch.requests.len(), EvictOutcome::Refused);
         if started {
             self.batches.push(batch);
@@ -95,39 +95,39 @@ impl Eviction {
         true
     }
 
-    /// Takes batches over that agents are done with. Where nobody waits for a batch to end, the agent gets the next one before the
+    /// Takes batches over that evictors are done with. Where nobody waits for a batch to end, the evictor gets the next one before the
     /// table hears of this one; [`SpaceState::batch`](crate::address_space::SpaceState::batch) stays set meanwhile, so nothing is done by what the
     /// table does not know yet.
     pub(super) fn collect(&mut self, now: Instant) {
         let outcomes = &mut self.own_outcomes;
-        self.owning.retain(|space| !lock(&space.agent).as_mut().is_none_or(|agent| agent.poll(outcomes)));
+        self.owning.retain(|space| !lock(&space.evictor).as_mut().is_none_or(|evictor| evictor.poll(outcomes)));
         let mut index = 0;
         while index < self.batches.len() {
             let (before, rest) = self.batches.split_at_mut(index);
             let batch = &mut rest[0];
             if before.iter().any(|other| other.space.id == batch.space.id) {
-                // Its agent is not done with the one before.
+                // Its evictor is not done with the one before.
                 index += 1;
                 continue;
             }
-            let mut agent = lock(&batch.space.agent);
-            let mut ended = agent.as_mut().is_none_or(|agent| agent.poll(&mut batch.outcomes));
+            let mut evictor = lock(&batch.space.evictor);
+            let mut ended = evictor.as_mut().is_none_or(|evictor| evictor.poll(&mut batch.outcomes));
             if !ended && now.saturating_duration_since(batch.begun) > WITHDRAW_PATIENCE && batch.is_waited_for() {
                 // All threads of the program may be stopped by somebody who waits for a page of it.
                 let process = batch.space.process.load(Ordering::Relaxed);
-                ended = agent.as_mut().is_some_and(|agent| agent.withdraw(process, &mut batch.outcomes));
+                ended = evictor.as_mut().is_some_and(|evictor| evictor.withdraw(process, &mut batch.outcomes));
                 self.shared.counters.batches_withdrawn.add(u64::from(ended));
             }
-            let is_broken = !ended && agent.as_ref().is_some_and(|agent| agent.is_broken());
-            if let Some(cpu) = agent.as_ref().filter(|_| ended).and_then(|agent| agent.cpu()) {
+            let is_broken = !ended && evictor.as_ref().is_some_and(|evictor| evictor.is_broken());
+            if let Some(cpu) = evictor.as_ref().filter(|_| ended).and_then(|evictor| evictor.cpu()) {
                 let process = batch.space.process.load(Ordering::Relaxed);
-                let thread = batch.space.agent_thread.load(Ordering::Relaxed);
-                self.agent_seen = Some(AgentSeen { process, thread, cpu });
+                let thread = batch.space.evictor_thread.load(Ordering::Relaxed);
+                self.evictor_seen = Some(EvictorSeen { process, thread, cpu });
             }
-            drop(agent);
+            drop(evictor);
             if is_broken && !batch.space.is_gone() {
                 let process = batch.space.process.load(Ordering::Relaxed);
-                self.shared.fail(format!("process {process}: its agent ended while it held pages, so it is killed"));
+                self.shared.fail(format!("process {process}: its evictor ended while it held pages, so it is killed"));
                 // Its batch ends when its memory is gone; nobody is told of pages until then.
                 batch.space.kill();
                 batch.space.is_gone.store(true, Ordering::SeqCst);
@@ -142,7 +142,7 @@ impl Eviction {
             }
             let batch = self.batches.remove(index);
             self.shared.budget.count(-batch.gone());
-            // A program that has forked may need its agent for something else first (`own_again`).
+            // A program that has forked may need its evictor for something else first (`own_again`).
             let is_hurried = batch.space.has_forked.load(Ordering::Relaxed) || batch.is_waited_for();
             self.is_undisturbed = !is_hurried;
             self.in_a_row += 1;
@@ -162,7 +162,7 @@ impl Eviction {
         self.batches.iter().chain(&self.moved).any(|batch| batch.space.id == id)
     }
 
-    /// The agent is done: the page table hears what became of each page, and what left is written.
+    /// The evictor is done: the page table hears what became of each page, and what left is written.
     pub(super) fn finish(&mut self, mut batch: Batch, now: Instant) {
         let mut to_write = [None; BATCH_PAGES];
         let gone = batch.gone();
@@ -206,7 +206,7 @@ impl Eviction {
                 }
             }
             for (place, id) in to_write.iter_mut().zip(&batch.runs) {
-                *place = self.staging.agent_ended(*id, &mut page_indexes.volume_pages).map(|run| (*id, run));
+                *place = self.staging.evictor_ended(*id, &mut page_indexes.volume_pages).map(|run| (*id, run));
             }
             state.batch = !is_last;
             if is_last && state.is_awaited {
@@ -247,7 +247,8 @@ impl Eviction {
                 count += 1;
             }
         }
-        let begun = count > 0 && lock(&batch.space.agent).as_mut().is_some_and(|agent| agent.own(&addresses[..count]));
+        let begun =
+            count > 0 && lock(&batch.space.evictor).as_mut().is_some_and(|evictor| evictor.own(&addresses[..count]));
         if begun {
             self.owning.push(Arc::clone(&batch.space));
         }

@@ -48,7 +48,7 @@ impl Eviction {
         }
     }
 
-    /// Whether an agent gets another batch behind the one that it has. Only what was [looked ahead for](Self::look_ahead) is given to it,
+    /// Whether an evictor gets another batch behind the one that it has. Only what was [looked ahead for](Self::look_ahead) is given to it,
     /// and to none whose program has forked: it may be needed for something else first (`own_again`).
     pub(super) fn may_follow(&self) -> bool {
         let [batch] = &self.batches[..] else { return false };
@@ -56,7 +56,7 @@ impl Eviction {
         is_free && !self.candidates.is_empty() && !batch.space.has_forked.load(Ordering::Relaxed)
     }
 
-    /// Chooses the next victims while agents work, if they will be needed.
+    /// Chooses the next victims while evictors work, if they will be needed.
     pub(super) fn look_ahead(&mut self) {
         let leaving: usize = self.batches.iter().map(|batch| batch.pages.len()).sum();
         let budget = &self.shared.budget;

@@ -1,4 +1,4 @@
-//! The agent inside a program, reached through its seat.
+//! The evictor inside a program, reached through its seat.
 //!
 //! What it evicts lies in the seat, which its program can write to, and is copied to the write-back pool, which no program sees.
 
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_stub::protocol::{AgentState, BATCHES, Phase, outcome};
+use spillway_stub::protocol::{BATCHES, EvictorState, Phase, outcome};
 use spillway_stub::seat::{Seat, Task};
 
-use crate::evict::take_over::{Rescue, is_stopped, thread_of_agent};
-use crate::limits::{AGENT_BATCHES_MAX, BATCH_PAGES};
-use crate::process::memory::{Agent, EvictOutcome, EvictRequest};
+use crate::evict::take_over::{Rescue, is_stopped, thread_of_evictor};
+use crate::limits::{BATCH_PAGES, EVICTOR_BATCHES_MAX};
+use crate::process::memory::{EvictOutcome, EvictRequest, Evictor};
 
 /// See the module text.
-pub struct SeatAgent {
+pub struct SeatEvictor {
     seat: Seat,
     /// The write-back pool.
     pool: Arc<BufferPool>,
@@ -26,9 +26,9 @@ pub struct SeatAgent {
     batch: usize,
     /// How many were posted and not taken back, from that one on.
     under_way: usize,
-    /// The last of these were withdrawn before the agent had them.
+    /// The last of these were withdrawn before the evictor had them.
     withdrawn: usize,
-    /// The next batch is still with the agent, which was stopped in the middle of it: nobody waits for its results.
+    /// The next batch is still with the evictor, which was stopped in the middle of it: nobody waits for its results.
     is_rescued: bool,
     /// The process and the thread, while that was stopped when it was looked at last.
     stopped: Option<(u32, u32)>,
@@ -36,15 +36,15 @@ pub struct SeatAgent {
     is_over: bool,
     /// And was told so.
     is_told: bool,
-    /// The program's memory is gone, and its agent with it.
+    /// The program's memory is gone, and its evictor with it.
     is_gone: Arc<AtomicBool>,
     /// Where its thread's number is told: its faults are never held back (rule 15).
     thread: Arc<AtomicU32>,
     tasks: Vec<Task>,
 }
 
-impl SeatAgent {
-    /// The agent in `seat`, of a program that sets `is_gone` when it ends; its pages go to `pool`.
+impl SeatEvictor {
+    /// The evictor in `seat`, of a program that sets `is_gone` when it ends; its pages go to `pool`.
     pub fn new(seat: Seat, pool: Arc<BufferPool>, is_gone: Arc<AtomicBool>, thread: Arc<AtomicU32>) -> Self {
         let tasks = Vec::with_capacity(BATCH_PAGES);
         let requests = std::array::from_fn(|_| Vec::with_capacity(BATCH_PAGES));
@@ -72,11 +72,11 @@ impl SeatAgent {
         if self.stopped.is_some() || self.is_rescued || self.withdrawn > 0 {
             return false;
         }
-        let is_running = self.seat.state() == AgentState::Running && !self.is_gone.load(Ordering::SeqCst);
+        let is_running = self.seat.state() == EvictorState::Running && !self.is_gone.load(Ordering::SeqCst);
         !self.is_over && self.under_way <= under_way_max && is_running
     }
 
-    /// An agent that goes on ends the batch that it was stopped in, and looks for the next one.
+    /// An evictor that goes on ends the batch that it was stopped in, and looks for the next one.
     fn take_rescued(&mut self) {
         if self.is_rescued && self.seat.phase(self.batch) == Phase::Done {
             self.seat.hold(false);
@@ -92,16 +92,16 @@ impl SeatAgent {
     }
 
     fn post(&mut self) -> bool {
-        self.thread.store(self.seat.agent_thread(), Ordering::Relaxed);
+        self.thread.store(self.seat.evictor_thread(), Ordering::Relaxed);
         self.seat.post(self.next(), &self.tasks);
         self.under_way += 1;
         true
     }
 }
 
-impl Agent for SeatAgent {
+impl Evictor for SeatEvictor {
     fn begin(&mut self, requests: &[EvictRequest]) -> bool {
-        if !self.is_ready(AGENT_BATCHES_MAX - 1) {
+        if !self.is_ready(EVICTOR_BATCHES_MAX - 1) {
             return false;
         }
         self.tasks.clear();
@@ -166,7 +166,9 @@ impl Agent for SeatAgent {
     }
 
     fn withdraw(&mut self, process: u32, outcomes: &mut [EvictOutcome]) -> bool {
-        let Some(thread) = thread_of_agent(process).filter(|thread| is_stopped(process, *thread)) else { return false };
+        let Some(thread) = thread_of_evictor(process).filter(|thread| is_stopped(process, *thread)) else {
+            return false;
+        };
         self.stopped = Some((process, thread));
         if self.under_way - self.withdrawn == 2 && self.seat.withdraw((self.batch + 1) % BATCHES) {
             self.withdrawn = 1;
@@ -198,11 +200,11 @@ impl Agent for SeatAgent {
     }
 
     fn cpu(&self) -> Option<usize> {
-        self.seat.agent_cpu()
+        self.seat.evictor_cpu()
     }
 
     fn is_broken(&self) -> bool {
-        let has_ended = matches!(self.seat.state(), AgentState::Failed | AgentState::Ended | AgentState::Absent);
+        let has_ended = matches!(self.seat.state(), EvictorState::Failed | EvictorState::Ended | EvictorState::Absent);
         self.under_way > 0 && has_ended && self.seat.phase(self.batch) != Phase::Done
     }
 }
@@ -222,29 +224,29 @@ mod tests {
     use super::*;
     use crate::page_table::volume_pages::PoolPage;
 
-    fn agent() -> SeatAgent {
+    fn evictor() -> SeatEvictor {
         let pool = BufferPool::unlocked(1, PAGE_SIZE_BYTES).unwrap();
-        SeatAgent::new(Seat::create().unwrap(), pool, Arc::default(), Arc::default())
+        SeatEvictor::new(Seat::create().unwrap(), pool, Arc::default(), Arc::default())
     }
 
     #[test]
-    fn without_a_running_agent_nothing_begins() {
-        let mut agent = agent();
-        assert!(!agent.begin(&[EvictRequest { address: 4096, target: Some(PoolPage(0)) }]));
+    fn without_a_running_evictor_nothing_begins() {
+        let mut evictor = evictor();
+        assert!(!evictor.begin(&[EvictRequest { address: 4096, target: Some(PoolPage(0)) }]));
     }
 
     #[test]
-    fn an_agent_is_told_to_end_once_when_its_batch_is_over() {
-        let mut agent = agent();
-        agent.under_way = 1;
-        agent.end(3);
-        assert_eq!(agent.seat.phase(0), Phase::Idle, "the batch under way comes first");
-        agent.under_way = 0;
-        agent.end(3);
-        assert_eq!(agent.seat.phase(0), Phase::Posted);
+    fn an_evictor_is_told_to_end_once_when_its_batch_is_over() {
+        let mut evictor = evictor();
+        evictor.under_way = 1;
+        evictor.end(3);
+        assert_eq!(evictor.seat.phase(0), Phase::Idle, "the batch under way comes first");
+        evictor.under_way = 0;
+        evictor.end(3);
+        assert_eq!(evictor.seat.phase(0), Phase::Posted);
         // A second one would find its batch in use.
-        agent.end(3);
-        assert!(!agent.is_ready(0), "and nothing follows");
+        evictor.end(3);
+        assert!(!evictor.is_ready(0), "and nothing follows");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Keeps programs within their budget: the decisions of the eviction thread.
 //!
 //! One batch: the policy names victims; they are taken in order of address, up to 32 neighbours to a slot of the write-back
-//! pool and to neighbouring slots of the volume (`start`); the agent takes them out; the page table hears what became of each
-//! (`finish`), and what left dirty is written (`poll_engine`). Unless a fault waited for the last batch, the agent has its next one
+//! pool and to neighbouring slots of the volume (`start`); the evictor takes them out; the page table hears what became of each
+//! (`finish`), and what left dirty is written (`poll_engine`). Unless a fault waited for the last batch, the evictor has its next one
 //! before it is done with this one (`may_follow`), or gets it before anything else is done about this one (`collect`): so it works while
 //! this thread puts down and writes, and victims are chosen meanwhile.
 //! A page that left is staged until its pool slot is used again. Clean pages leave without a write.
@@ -30,7 +30,7 @@ use crate::evict::staging::{RunId, Staging};
 use crate::limits::{BATCH_PAGES, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE};
 use crate::page_table::page_indexes::{News, SpaceId};
 use crate::page_table::volume_pages::VolumePageRun;
-use crate::process::memory::{AgentSeen, EvictOutcome};
+use crate::process::memory::{EvictOutcome, EvictorSeen};
 use crate::shared::Shared;
 use crate::threads::lock::lock;
 
@@ -55,12 +55,12 @@ pub struct Eviction {
     /// Writes that failed and are tried again.
     retries: Vec<(RunId, Instant)>,
     batches: Vec<Batch>,
-    /// Batches that agents are done with and that the page table has not heard of.
+    /// Batches that evictors are done with and that the page table has not heard of.
     moved: Vec<Batch>,
     /// Batches that followed one another without the table being free in between.
     in_a_row: u32,
-    /// An agent whose batch has ended, until somebody asks.
-    agent_seen: Option<AgentSeen>,
+    /// An evictor whose batch has ended, until somebody asks.
+    evictor_seen: Option<EvictorSeen>,
     /// No fault waited for the last batch.
     is_undisturbed: bool,
     /// Room of batches that ended.
@@ -70,7 +70,7 @@ pub struct Eviction {
     candidates: Vec<Candidate>,
     put_off: Vec<Candidate>,
     ended: Vec<(usize, Result<(), BlockError>)>,
-    /// Programs whose agents make pages their own again (rule 2), and room for the fates of that.
+    /// Programs whose evictors make pages their own again (rule 2), and room for the fates of that.
     owning: Vec<Arc<AddressSpace>>,
     own_outcomes: Vec<EvictOutcome>,
     /// Batches in a row that took little or nothing out, and when the next may begin.
@@ -101,7 +101,7 @@ impl Eviction {
             batches: Vec::new(),
             moved: Vec::new(),
             in_a_row: 0,
-            agent_seen: None,
+            evictor_seen: None,
             is_undisturbed: false,
             spare: Vec::new(),
             news: Vec::new(),
@@ -120,7 +120,7 @@ impl Eviction {
         &*self.engine
     }
 
-    /// Does what can be done now, and says what to wait for: [`Waiting::Poll`] while an agent works, or while the engine wants to be asked
+    /// Does what can be done now, and says what to wait for: [`Waiting::Poll`] while an evictor works, or while the engine wants to be asked
     /// again at once.
     pub fn turn(&mut self, now: Instant) -> Waiting {
         self.hear();
@@ -145,29 +145,29 @@ impl Eviction {
         if self.may_follow() {
             self.start(now);
         }
-        if self.is_agent_at_work() {
+        if self.is_evictor_at_work() {
             return Waiting::Poll;
         }
         if self.retries.is_empty() { waiting } else { waiting.max(Waiting::Retry) }
     }
 
-    /// Whether an agent was given something that it is not done with.
-    pub fn is_agent_at_work(&self) -> bool {
+    /// Whether an evictor was given something that it is not done with.
+    pub fn is_evictor_at_work(&self) -> bool {
         !self.batches.is_empty() || !self.owning.is_empty()
     }
 
-    /// Sleeps until an agent that works is done, at most for `patience`.
-    pub fn await_agent(&self, patience: Duration) {
+    /// Sleeps until an evictor that works is done, at most for `patience`.
+    pub fn await_evictor(&self, patience: Duration) {
         let mut spaces = self.batches.iter().map(|batch| &batch.space).chain(&self.owning);
         let Some(space) = spaces.next() else { return };
-        if let Some(agent) = lock(&space.agent).as_ref() {
-            agent.wait(patience);
+        if let Some(evictor) = lock(&space.evictor).as_ref() {
+            evictor.wait(patience);
         }
     }
 
-    /// An agent that has ended a batch since this was asked last, if one has and knows its CPU.
-    pub fn take_agent_seen(&mut self) -> Option<AgentSeen> {
-        self.agent_seen.take()
+    /// An evictor that has ended a batch since this was asked last, if one has and knows its CPU.
+    pub fn take_evictor_seen(&mut self) -> Option<EvictorSeen> {
+        self.evictor_seen.take()
     }
 
     /// Backs off: what the kernel refuses now it refuses at once again (rule 2).

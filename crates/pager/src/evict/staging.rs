@@ -1,9 +1,9 @@
-//! The write-back pool: slots of 32 pages that agents copy victims to, and that are written to the volume from there.
+//! The write-back pool: slots of 32 pages that evictors copy victims to, and that are written to the volume from there.
 //!
 //! A page that was written stays *staged* until its pool slot is needed again, the oldest first: a fault on it costs no network. A slot that
 //! was never used takes no memory; so those that were are used again first, once there are enough of them ([`Staging::keep`]).
 //!
-//! Invariants: a run is free, with an agent, being written, or written; the pages of a run lie at neighbouring slots of the
+//! Invariants: a run is free, with an evictor, being written, or written; the pages of a run lie at neighbouring slots of the
 //! volume in the same order; a slot of the volume names a pool page as its staging place only while that page holds its content.
 
 use std::collections::VecDeque;
@@ -25,7 +25,7 @@ impl RunId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
-    WithAgent(VolumePageRun),
+    WithEvictor(VolumePageRun),
     Writing(VolumePageRun),
     Written(VolumePageRun),
 }
@@ -84,7 +84,7 @@ impl Staging {
         let used = &mut self.used[id.0 as usize];
         self.used_pages += run.count.saturating_sub(*used);
         *used = run.count.max(*used);
-        self.runs[id.0 as usize] = State::WithAgent(run);
+        self.runs[id.0 as usize] = State::WithEvictor(run);
         Some(id)
     }
 
@@ -97,17 +97,17 @@ impl Staging {
         Some(id)
     }
 
-    /// The agent gave page `index` of `id` its content: `slot` is referred to, staged here and to be written.
+    /// The evictor gave page `index` of `id` its content: `slot` is referred to, staged here and to be written.
     pub fn filled(&mut self, id: RunId, index: usize, slots: &mut VolumePages) -> VolumePage {
-        let State::WithAgent(run) = self.runs[id.0 as usize] else { unreachable!("an agent fills only its runs") };
+        let State::WithEvictor(run) = self.runs[id.0 as usize] else { unreachable!("an evictor fills only its runs") };
         let slot = run.slots().nth(index).expect("a page of the run");
         slots.stage(slot, id.page(index));
         slot
     }
 
-    /// The agent is done with `id`; pages that it did not fill are given back. What is to be written now, if anything.
-    pub fn agent_ended(&mut self, id: RunId, slots: &mut VolumePages) -> Option<VolumePageRun> {
-        let State::WithAgent(run) = self.runs[id.0 as usize] else { unreachable!("an agent ends only its runs") };
+    /// The evictor is done with `id`; pages that it did not fill are given back. What is to be written now, if anything.
+    pub fn evictor_ended(&mut self, id: RunId, slots: &mut VolumePages) -> Option<VolumePageRun> {
+        let State::WithEvictor(run) = self.runs[id.0 as usize] else { unreachable!("an evictor ends only its runs") };
         let is_filled =
             |index: usize, slot: VolumePage, slots: &VolumePages| slots.staged(slot) == Some(id.page(index));
         let used = run.slots().enumerate().filter(|(index, slot)| is_filled(*index, *slot, slots));
@@ -164,7 +164,7 @@ mod tests {
     fn a_page_stays_staged_until_its_pool_slot_is_needed() {
         let (mut slots, mut staging) = (VolumePages::new(64), Staging::new(1));
         let (id, run) = staged(&mut slots, &mut staging, &[0, 1, 2, 3]);
-        assert_eq!(staging.agent_ended(id, &mut slots), Some(run));
+        assert_eq!(staging.evictor_ended(id, &mut slots), Some(run));
         assert_eq!(staging.available(), 0, "not while it is written");
         let other = slots.take(1).unwrap();
         assert_eq!(staging.take(other, &mut slots), None);
@@ -181,7 +181,7 @@ mod tests {
         staging.keep(8);
         let mut write = |staging: &mut Staging| {
             let (id, run) = staged(&mut slots, staging, &[0, 1, 2, 3]);
-            assert_eq!(staging.agent_ended(id, &mut slots), Some(run));
+            assert_eq!(staging.evictor_ended(id, &mut slots), Some(run));
             staging.written(id, &mut slots);
             id
         };
@@ -200,7 +200,7 @@ mod tests {
     fn holes_are_written_and_go_and_what_lies_behind_the_last_page_is_not_written() {
         let (mut slots, mut staging) = (VolumePages::new(64), Staging::new(2));
         let (id, run) = staged(&mut slots, &mut staging, &[0, 2]);
-        assert_eq!(staging.agent_ended(id, &mut slots), Some(VolumePageRun { count: 3, ..run }));
+        assert_eq!(staging.evictor_ended(id, &mut slots), Some(VolumePageRun { count: 3, ..run }));
         assert_eq!(slots.take(1).unwrap().first, VolumePage(3), "given back");
         assert_eq!(slots.take(1).unwrap().first, VolumePage(4), "the hole is being written");
         staging.written(id, &mut slots);
@@ -211,7 +211,7 @@ mod tests {
     fn a_run_that_nothing_came_to_is_free_at_once() {
         let (mut slots, mut staging) = (VolumePages::new(4), Staging::new(1));
         let (id, _) = staged(&mut slots, &mut staging, &[]);
-        assert_eq!(staging.agent_ended(id, &mut slots), None);
+        assert_eq!(staging.evictor_ended(id, &mut slots), None);
         assert_eq!((slots.free(), staging.available()), (4, 1));
     }
 
@@ -219,7 +219,7 @@ mod tests {
     fn a_page_given_up_while_it_is_written_is_not_staged_any_more() {
         let (mut slots, mut staging) = (VolumePages::new(4), Staging::new(1));
         let (id, _) = staged(&mut slots, &mut staging, &[0, 1, 2, 3]);
-        staging.agent_ended(id, &mut slots);
+        staging.evictor_ended(id, &mut slots);
         slots.release(VolumePage(1));
         assert_eq!(slots.staged(VolumePage(1)), None);
         assert!(slots.take(1).is_none());

@@ -1,19 +1,19 @@
-//! Takes a batch over from an agent that is stopped in the middle of it, so that faults of its program can be served.
+//! Takes a batch over from an evictor that is stopped in the middle of it, so that faults of its program can be served.
 //!
-//! A debugger, or a leak check at a program's end, stops all threads of a program, the agent too, and then reads the program's memory by a task that
-//! shares it. While a batch is under way nobody may read the program's messages (rule 14 of docs/pager.md), so the reader would wait for the agent, and
-//! the agent for the reader.
+//! A debugger, or a leak check at a program's end, stops all threads of a program, the evictor too, and then reads the program's memory by a task that
+//! shares it. While a batch is under way nobody may read the program's messages (rule 14 of docs/pager.md), so the reader would wait for the evictor, and
+//! the evictor for the reader.
 //!
-//! The agent is held ([`Seat::hold`]): it moves nothing more when it goes on, and that is sure if it is stopped at an instruction outside of the few
-//! with which it looks and moves. So each page stays where it is now: in the program, in the staging area, or in the seat when the agent has copied and dropped it
-//! already. The agent may go on at any moment and do that with the rest, so the staging area is looked at before and after it is read. What it does then is right, and
+//! The evictor is held ([`Seat::hold`]): it moves nothing more when it goes on, and that is sure if it is stopped at an instruction outside of the few
+//! with which it looks and moves. So each page stays where it is now: in the program, in the staging area, or in the seat when the evictor has copied and dropped it
+//! already. The evictor may go on at any moment and do that with the rest, so the staging area is looked at before and after it is read. What it does then is right, and
 //! nobody reads its results.
 
 use std::io;
 use std::ops::Range;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_stub::protocol::{AGENT_NAME, outcome};
+use spillway_stub::protocol::{EVICTOR_NAME, outcome};
 use spillway_stub::seat::Seat;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
@@ -26,14 +26,14 @@ use crate::process::memory::{EvictOutcome, EvictRequest};
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
-/// The agent's thread of `process`, by its name: the number that it knows is another one in a PID namespace.
-pub fn thread_of_agent(process: u32) -> Option<u32> {
-    let name = AGENT_NAME.split(|byte| *byte == 0).next()?;
-    let is_agent = |thread: &u32| {
+/// The evictor's thread of `process`, by its name: the number that it knows is another one in a PID namespace.
+pub fn thread_of_evictor(process: u32) -> Option<u32> {
+    let name = EVICTOR_NAME.split(|byte| *byte == 0).next()?;
+    let is_evictor = |thread: &u32| {
         let comm = std::fs::read(format!("/proc/{process}/task/{thread}/comm"));
         comm.is_ok_and(|comm| comm.trim_ascii_end() == name)
     };
-    Threads::of(process).ok()?.list().ok()?.into_iter().find(is_agent)
+    Threads::of(process).ok()?.list().ok()?.into_iter().find(is_evictor)
 }
 
 /// Whether a thread is stopped, by a signal or by whoever traces it.
@@ -53,22 +53,22 @@ struct Seen {
 
 /// A batch as it lies there.
 pub struct Rescue<'a> {
-    /// The agent's.
+    /// The evictor's.
     pub seat: &'a Seat,
     /// Which of the seat's batches.
     pub batch: usize,
     /// The program.
     pub process: u32,
-    /// The agent's thread.
+    /// The evictor's thread.
     pub thread: u32,
-    /// What the agent was to do.
+    /// What the evictor was to do.
     pub requests: &'a [EvictRequest],
     /// The write-back pool.
     pub pool: &'a Mapping,
 }
 
 impl Rescue<'_> {
-    /// Fills `fates`, and brings what left to where it was to go. False: not now; the batch is as it was, and the agent may end it early.
+    /// Fills `fates`, and brings what left to where it was to go. False: not now; the batch is as it was, and the evictor may end it early.
     pub fn run(&self, outcomes: &mut [EvictOutcome]) -> io::Result<bool> {
         self.seat.hold(true);
         let window = self.seat.move_window();
@@ -105,7 +105,7 @@ impl Rescue<'_> {
                 self.pool.write(target, content);
                 EvictOutcome::Moved
             }
-            // The agent has copied and dropped it, or it was never there.
+            // The evictor has copied and dropped it, or it was never there.
             (_, target) => match (self.seat.result(self.batch, index), target) {
                 (outcome::DONE, Some(target)) => {
                     self.seat.read_page(self.batch, index, self.pool, target);
@@ -133,7 +133,7 @@ mod tests {
     use crate::page_table::volume_pages::PoolPage;
 
     #[test]
-    fn a_page_is_where_it_is_seen_and_else_where_the_agent_says() {
+    fn a_page_is_where_it_is_seen_and_else_where_the_evictor_says() {
         let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(4 * PAGE_SIZE_BYTES).unwrap());
         let request = |target| EvictRequest { address: 0x1000, target };
         let requests = [request(Some(PoolPage(2))), request(None)];
@@ -152,16 +152,16 @@ mod tests {
         let mut bytes = [0; 2];
         pool.read(3 * PAGE_SIZE_BYTES - 1, &mut bytes);
         assert_eq!(bytes, [7, 0], "it is where it was to go");
-        // Results of the agent: none is 0, which is done.
+        // Results of the evictor: none is 0, which is done.
         assert_eq!(rescue.outcome(1, seen(false, false), &zeroes), EvictOutcome::Moved);
     }
 
     #[test]
-    fn nothing_is_taken_over_from_an_agent_that_runs() {
+    fn nothing_is_taken_over_from_an_evictor_that_runs() {
         let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(PAGE_SIZE_BYTES).unwrap());
         let process = std::process::id();
         let rescue = Rescue { seat: &seat, batch: 0, process, thread: process, requests: &[], pool: &pool };
         assert!(!rescue.run(&mut []).unwrap());
-        assert!(!is_stopped(process, process) && thread_of_agent(process).is_none());
+        assert!(!is_stopped(process, process) && thread_of_evictor(process).is_none());
     }
 }

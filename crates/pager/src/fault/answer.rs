@@ -29,7 +29,7 @@ impl Faults {
     /// Whether a fault has to wait for the budget (rule 15), until pages have left; those of a program that is to fork do not.
     pub(super) fn holds_back(&self, space: &AddressSpace, fault: Fault) -> bool {
         let budget = &self.shared.budget;
-        let may_wait = budget.holds_back() && !space.is_agent(fault.thread) && !space.is_held();
+        let may_wait = budget.holds_back() && !space.is_evictor(fault.thread) && !space.is_held();
         if may_wait {
             self.shared.put_off_for_room();
         }

@@ -1,24 +1,24 @@
-//! Agents that are started when memory gets short.
+//! Evictors that are started when memory gets short.
 
 use std::io;
 use std::time::Instant;
 
 use spillway_stub::greeting::{Peer, Visitor};
-use spillway_stub::late_start::{read_cell, start_agent};
-use spillway_stub::protocol::AgentState;
+use spillway_stub::late_start::{read_cell, start_evictor};
+use spillway_stub::protocol::EvictorState;
 use spillway_stub::seat::Seat;
 use spillway_sys::taken_descriptor::take_descriptor;
 use spillway_sys::tracee::TraceError;
 
-use crate::evict::take_over::thread_of_agent;
+use crate::evict::take_over::thread_of_evictor;
 use crate::limits::{
-    AGENT_FAILED_PAUSE, AGENT_MISSING_SHARE, AGENT_START_DEADLINE, AGENT_START_PAUSE, AGENT_THREADS_TRIED_MAX,
+    EVICTOR_FAILED_PAUSE, EVICTOR_MISSING_SHARE, EVICTOR_START_DEADLINE, EVICTOR_START_PAUSE, EVICTOR_THREADS_TRIED_MAX,
 };
 use crate::process::proc_files::has_ended;
 use crate::process::{Survey, TrackedProcess};
 use crate::threads::lock::lock;
 
-/// How an agent comes to be.
+/// How an evictor comes to be.
 enum Coming {
     /// It was not started, and may be now.
     Due,
@@ -33,62 +33,62 @@ enum Coming {
 }
 
 impl Survey {
-    /// Tells agents to end that are all that is left of their programs, which ended their threads by bare system calls.
-    pub(super) fn end_agents_left_alone(&self) {
+    /// Tells evictors to end that are all that is left of their programs, which ended their threads by bare system calls.
+    pub(super) fn end_evictors_left_alone(&self) {
         for tracked in &self.tracked {
             let (Some(process), Some(seat)) = (&tracked.process, &tracked.seat) else { continue };
-            if seat.state() != AgentState::Running {
+            if seat.state() != EvictorState::Running {
                 continue;
             }
             if let Some(status) = process.left_alone()
-                && let Some(agent) = lock(&tracked.space.agent).as_mut()
+                && let Some(evictor) = lock(&tracked.space.evictor).as_mut()
             {
-                agent.end(status);
+                evictor.end(status);
             }
         }
     }
 
-    /// Starts agents of programs that have none, now that pages are to leave (rule 12).
-    pub(super) fn start_agents(&mut self, now: Instant) {
+    /// Starts evictors of programs that have none, now that pages are to leave (rule 12).
+    pub(super) fn start_evictors(&mut self, now: Instant) {
         for index in 0..self.tracked.len() {
             let tracked = &mut self.tracked[index];
             tell_of_failure(tracked);
             let outcome = match coming(tracked, now) {
                 Coming::Due => {
-                    self.start_agent_of(index, now);
+                    self.start_evictor_of(index, now);
                     Ok(())
                 }
-                Coming::Waits(number) => self.take_agents_socket(index, number),
+                Coming::Waits(number) => self.take_evictors_socket(index, number),
                 Coming::Failed(error) => Err(error),
                 Coming::UnderWay | Coming::Settled => Ok(()),
             };
             let tracked = &mut self.tracked[index];
             if let Err(error) = outcome {
-                tracked.agent_failure = Some(why_no_agent(&error));
+                tracked.evictor_failure = Some(why_no_evictor(&error));
             }
-            let is_much = tracked.pages > self.shared.budget.limit_pages() / AGENT_MISSING_SHARE;
-            if let Some(why) = tracked.agent_failure.as_ref().filter(|_| is_much) {
+            let is_much = tracked.pages > self.shared.budget.limit_pages() / EVICTOR_MISSING_SHARE;
+            if let Some(why) = tracked.evictor_failure.as_ref().filter(|_| is_much) {
                 let number = tracked.places.process;
                 self.shared
-                    .fail(format!("process {number} has no agent, so its pages stay: {why}; --via swap needs none"));
+                    .fail(format!("process {number} has no evictor, so its pages stay: {why}; --via swap needs none"));
             }
         }
     }
 
-    fn start_agent_of(&mut self, index: usize, now: Instant) {
+    fn start_evictor_of(&mut self, index: usize, now: Instant) {
         let attempt = self.next_attempt();
         let tracked = &mut self.tracked[index];
         let Some(process) = &tracked.process else { return };
-        tracked.agent_at = now + AGENT_START_PAUSE;
+        tracked.evictor_at = now + EVICTOR_START_PAUSE;
         let threads = process.threads().unwrap_or_default();
         // The others are tried at the next look.
         let first = tracked.threads_tried.checked_rem(threads.len()).unwrap_or(0);
-        tracked.threads_tried = first + AGENT_THREADS_TRIED_MAX;
-        let tried = threads.iter().cycle().skip(first).take(threads.len().min(AGENT_THREADS_TRIED_MAX));
+        tracked.threads_tried = first + EVICTOR_THREADS_TRIED_MAX;
+        let tried = threads.iter().cycle().skip(first).take(threads.len().min(EVICTOR_THREADS_TRIED_MAX));
         let places = tracked.places;
         for thread in tried.copied() {
             let mut is_ours = || self.proof.is_memory_of(&places, thread);
-            match start_agent(&places, thread, attempt, &mut is_ours, Instant::now() + AGENT_START_DEADLINE) {
+            match start_evictor(&places, thread, attempt, &mut is_ours, Instant::now() + EVICTOR_START_DEADLINE) {
                 // One that did not say that it is done may be done a moment later.
                 Ok(()) | Err(TraceError::TimedOut) => {
                     tracked.attempt = attempt;
@@ -99,19 +99,19 @@ impl Survey {
                 Err(TraceError::NotStopped | TraceError::Another) => break,
                 Err(error) => {
                     if matches!(error, TraceError::Failed) {
-                        tracked.agent_at = now + AGENT_FAILED_PAUSE;
+                        tracked.evictor_at = now + EVICTOR_FAILED_PAUSE;
                     }
-                    self.shared.fail(format!("process {} gets no agent yet: {error}", process.number()));
+                    self.shared.fail(format!("process {} gets no evictor yet: {error}", process.number()));
                     break;
                 }
             }
         }
     }
 
-    /// Goes on with an agent that cannot connect, by its own socket.
-    fn take_agents_socket(&mut self, index: usize, number: i32) -> io::Result<()> {
+    /// Goes on with an evictor that cannot connect, by its own socket.
+    fn take_evictors_socket(&mut self, index: usize, number: i32) -> io::Result<()> {
         let process = self.tracked[index].places.process;
-        let Some(thread) = thread_of_agent(process) else { return Ok(()) };
+        let Some(thread) = thread_of_evictor(process) else { return Ok(()) };
         let socket = take_descriptor(thread, number)?;
         let visitor = Visitor::from_socket(socket, Peer { process, user: 0 });
         self.give_seat(index, &visitor).map_err(io::Error::other)
@@ -119,18 +119,18 @@ impl Survey {
 }
 
 fn tell_of_failure(tracked: &mut TrackedProcess) {
-    let failed = tracked.seat.as_ref().filter(|seat| seat.state() == AgentState::Failed).map(Seat::failure);
+    let failed = tracked.seat.as_ref().filter(|seat| seat.state() == EvictorState::Failed).map(Seat::failure);
     if let Some(error) = failed {
-        tracked.agent_failure = Some(why_no_agent(&error));
+        tracked.evictor_failure = Some(why_no_evictor(&error));
     }
 }
 
 fn coming(tracked: &TrackedProcess, now: Instant) -> Coming {
-    if tracked.process.is_none() || tracked.seat.is_some() || tracked.agent_failure.is_some() {
+    if tracked.process.is_none() || tracked.seat.is_some() || tracked.evictor_failure.is_some() {
         return Coming::Settled;
     }
     if tracked.attempt == 0 {
-        return if tracked.agent_at <= now { Coming::Due } else { Coming::Settled };
+        return if tracked.evictor_at <= now { Coming::Due } else { Coming::Settled };
     }
     match read_cell(&tracked.places) {
         Ok(cell) if cell.attempt != tracked.attempt => Coming::UnderWay,
@@ -141,8 +141,8 @@ fn coming(tracked: &TrackedProcess, now: Instant) -> Coming {
     }
 }
 
-/// What an agent's error means, and what to do.
-fn why_no_agent(error: &io::Error) -> String {
+/// What an evictor's error means, and what to do.
+fn why_no_evictor(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc_numbers::INVALID) => "it has called unshare(CLONE_NEWPID), after which Linux starts no thread in a process, or Linux is older than 6.9 and the \
              program has changed its root directory or its user; start `spillway run` after that call, or inside of that directory"

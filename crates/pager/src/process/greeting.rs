@@ -1,4 +1,4 @@
-//! Programs that say hello, and agents.
+//! Programs that say hello, and evictors.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use spillway_stub::seat::Seat;
 use spillway_sys::userfaultfd::{Features, RegisterMode, Userfaultfd};
 
 use crate::address_space::AddressSpace;
-use crate::evict::evictor::SeatAgent;
+use crate::evict::evictor::SeatEvictor;
 use crate::limits::{GREETING_DEADLINE, GREETINGS_MAX, PROGRAMS_MAX};
 use crate::page_table::PageTable;
 use crate::process::children::find_process;
@@ -35,7 +35,7 @@ pub(super) const FEATURES: Features = Features(
         | Features::MOVE.0,
 );
 
-/// A program or an agent whose greeting is under way.
+/// A program or an evictor whose greeting is under way.
 pub(super) struct Caller {
     visitor: Visitor,
     /// When it is left alone.
@@ -100,7 +100,7 @@ impl Survey {
                     caller.visitor.hello(now).inspect_err(|_| caller.awaited = Awaited::Hello { has_device })?;
                 caller.awaited = match hello.kind {
                     HelloKind::Program => self.meet_program(&caller.visitor, hello, descriptor, has_device)?,
-                    HelloKind::Agent => self.meet_agent(&caller.visitor, &hello)?,
+                    HelloKind::Evictor => self.meet_evictor(&caller.visitor, &hello)?,
                 };
                 Ok(())
             }
@@ -161,13 +161,13 @@ impl Survey {
             return Ok(Awaited::Nothing);
         }
         let verdict = if self.run.programs_fork { Verdict::Page } else { Verdict::PageTellingForks };
-        // Where it may not be traced, it starts its agent now.
+        // Where it may not be traced, it starts its evictor now.
         let attempt = if may_trace() { 0 } else { self.next_attempt() };
         visitor.welcome(&answer(verdict, attempt), Some(self.run.head.file().as_fd()))?;
         Ok(Awaited::Ready { hello, memory: Box::new(memory), attempt })
     }
 
-    /// A number that no attempt to start an agent had before.
+    /// A number that no attempt to start an evictor had before.
     pub(super) fn next_attempt(&mut self) -> u32 {
         self.attempts += 1;
         self.attempts
@@ -214,7 +214,7 @@ impl Survey {
         let space = AddressSpace::new(PageTable::new(self.shared.next_space()), Box::new(memory), None);
         let excluded = own_ranges(hello);
         let places =
-            ProgramPlaces { process: number, start_agent: hello.start_agent, cell: hello.cell, head: hello.head };
+            ProgramPlaces { process: number, start_evictor: hello.start_evictor, cell: hello.cell, head: hello.head };
         TrackedProcess::new(Arc::new(space), excluded, places)
     }
 
@@ -248,7 +248,7 @@ impl Survey {
         false
     }
 
-    /// The process of a tracked becomes known, and gets a place: from now on it may have an agent. There is a place.
+    /// The process of a tracked becomes known, and gets a place: from now on it may have an evictor. There is a place.
     pub(super) fn found_process(&mut self, index: usize, number: u32) {
         self.places_free = self.places_free.checked_sub(1).expect("the caller saw a place");
         let tracked = &mut self.tracked[index];
@@ -266,8 +266,8 @@ impl Survey {
         }
     }
 
-    /// An agent wants the userfaultfd of its program, and a seat.
-    fn meet_agent(&mut self, visitor: &Visitor, hello: &Hello) -> Result<Awaited, GreetingError> {
+    /// An evictor wants the userfaultfd of its program, and a seat.
+    fn meet_evictor(&mut self, visitor: &Visitor, hello: &Hello) -> Result<Awaited, GreetingError> {
         let is_its_own = |tracked: &TrackedProcess| {
             let process = tracked.process.as_ref().map(Process::number);
             process == Some(visitor.process()) && tracked.attempt != 0 && tracked.attempt == hello.attempt
@@ -280,23 +280,24 @@ impl Survey {
         Ok(Awaited::Nothing)
     }
 
-    /// Gives the agent of a tracked what it needs: from now on its pages can be taken out.
-    pub(super) fn give_seat(&mut self, index: usize, agent: &Visitor) -> Result<(), GreetingError> {
+    /// Gives the evictor of a tracked what it needs: from now on its pages can be taken out.
+    pub(super) fn give_seat(&mut self, index: usize, evictor: &Visitor) -> Result<(), GreetingError> {
         let seat = Seat::create()?;
         let tracked = &mut self.tracked[index];
         let space = &tracked.space;
-        agent.welcome(&answer(Verdict::Page, 0), Some(space.memory.event()))?;
-        agent.welcome(&answer(Verdict::Page, 0), Some(seat.file().as_fd()))?;
+        evictor.welcome(&answer(Verdict::Page, 0), Some(space.memory.event()))?;
+        evictor.welcome(&answer(Verdict::Page, 0), Some(seat.file().as_fd()))?;
         let pool = Arc::clone(&self.run.pool);
-        let by_seat = SeatAgent::new(seat.clone(), pool, Arc::clone(&space.is_gone), Arc::clone(&space.agent_thread));
-        *lock(&space.agent) = Some(Box::new(by_seat));
+        let by_seat =
+            SeatEvictor::new(seat.clone(), pool, Arc::clone(&space.is_gone), Arc::clone(&space.evictor_thread));
+        *lock(&space.evictor) = Some(Box::new(by_seat));
         *lock(&space.seat) = Some(seat.clone());
         tracked.seat = Some(seat);
         Ok(())
     }
 }
 
-/// What is ours in a program from its start (rule 7): the library, which has the agent's stack in it, and the head.
+/// What is ours in a program from its start (rule 7): the library, which has the evictor's stack in it, and the head.
 pub(super) fn own_ranges(hello: &Hello) -> Vec<Range<u64>> {
     vec![hello.library_start..hello.library_end, hello.head..hello.head.saturating_add(HEAD_BYTES as u64)]
 }
@@ -306,9 +307,9 @@ fn is_no_process(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
-/// With `attempt` 0 the program starts no agent now.
+/// With `attempt` 0 the program starts no evictor now.
 fn answer(verdict: Verdict, attempt: u32) -> Welcome {
-    Welcome { verdict, attempt, start_agent: attempt != 0 }
+    Welcome { verdict, attempt, start_evictor: attempt != 0 }
 }
 
 /// The device that makes userfaultfds, for a program that may not open it: one of another user, or in a user namespace. Whoever has it open may use it.
@@ -322,7 +323,7 @@ fn agree(descriptor: OwnedFd, programs_fork: bool) -> io::Result<Userfaultfd> {
     Ok(memory)
 }
 
-/// Whether programs may be traced, so that their agents can start late (`kernel.yama.ptrace_scope`; 2 and more are for
+/// Whether programs may be traced, so that their evictors can start late (`kernel.yama.ptrace_scope`; 2 and more are for
 /// administrators, and 1 lets the parent do it).
 pub(super) fn may_trace() -> bool {
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A program's memory as the pager gets at it: filled through its userfaultfd, emptied by its agent.
+//! A program's memory as the pager gets at it: filled through its userfaultfd, emptied by its evictor.
 //!
 //! Both are traits, so that tests run the real decisions against a simulated memory.
 
@@ -80,7 +80,7 @@ pub trait ProgramMemory: Send + Sync {
     fn event(&self) -> BorrowedFd<'_>;
 }
 
-/// One page that an agent is to take out of its program.
+/// One page that an evictor is to take out of its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvictRequest {
     /// The page.
@@ -104,9 +104,9 @@ pub enum EvictOutcome {
     Changing,
 }
 
-/// An agent that has ended a batch, by what its program says.
+/// An evictor that has ended a batch, by what its program says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AgentSeen {
+pub struct EvictorSeen {
     /// The process.
     pub process: u32,
     /// The thread's number, right if the program is in the pager's PID namespace.
@@ -116,23 +116,23 @@ pub struct AgentSeen {
 }
 
 /// Takes pages out of a program, one batch after the other.
-pub trait Agent: Send {
+pub trait Evictor: Send {
     /// Takes on `errands`, at most [`crate::limits::BATCH_PAGES`], for when it is done with the batch under way, if there is one; there may be
-    /// [`crate::limits::AGENT_BATCHES_MAX`] with this one. False: the program is gone, or has no agent now, or it has enough to do.
+    /// [`crate::limits::EVICTOR_BATCHES_MAX`] with this one. False: the program is gone, or has no evictor now, or it has enough to do.
     fn begin(&mut self, requests: &[EvictRequest]) -> bool;
 
     /// Makes the pages at `addresses` the program's own again, which a fork shared (rule 2), like a batch whose fates tell nothing.
-    /// They were never write-protected, or are not any more. False as for [`Agent::begin`], and while a batch is under way.
+    /// They were never write-protected, or are not any more. False as for [`Evictor::begin`], and while a batch is under way.
     fn own(&mut self, addresses: &[u64]) -> bool;
 
-    /// Nothing begins any more, and the agent is told to end with `status` once no batch is under way: to be called until the program is gone.
+    /// Nothing begins any more, and the evictor is told to end with `status` once no batch is under way: to be called until the program is gone.
     fn end(&mut self, status: u8);
 
-    /// Whether the oldest batch ended; then `fates` has the fate of each of its errands. An agent that died with its program has ended:
+    /// Whether the oldest batch ended; then `fates` has the fate of each of its errands. An evictor that died with its program has ended:
     /// every page is absent.
     fn poll(&mut self, outcomes: &mut [EvictOutcome]) -> bool;
 
-    /// Ends the oldest batch under way without its agent, which is stopped, and fills `fates` as [`Agent::poll`] does; the others under way end at the next polls. False: it cannot
+    /// Ends the oldest batch under way without its evictor, which is stopped, and fills `fates` as [`Evictor::poll`] does; the others under way end at the next polls. False: it cannot
     /// be done now, or is not needed.
     fn withdraw(&mut self, _process: u32, _fates: &mut [EvictOutcome]) -> bool {
         false

@@ -4,7 +4,7 @@
 //! (rules 1 and 3 of docs/pager.md), and what is resident in them is told to the policy. All of /proc is read here, never on the
 //! fault thread (rule 13).
 //!
-//! - `greeting`: programs and agents that say hello; `proof`: that they are of the run; `newcomers`: programs that did not wait for an answer; `children`: whose processes are found; `agents` that start late.
+//! - `greeting`: programs and evictors that say hello; `proof`: that they are of the run; `newcomers`: programs that did not wait for an answer; `children`: whose processes are found; `evictors` that start late.
 //! - `common`: pages that a fork shared, which count once; `calls`: system calls that wait until the pager is ready for them.
 //! - `registering`: what of a program may be paged; `sharing` and `staying`: memory that may not, of which the user is told; `unpaged`: programs that never said hello, too; `pausing`: programs that leave no moment for it; `traced`: programs that a debugger has stopped.
 
@@ -70,11 +70,11 @@ struct TrackedProcess {
     process: Option<Process>,
     /// It has one of the places that the run has for programs.
     has_place: bool,
-    /// Which attempt to start an agent is under way, or brought one; 0 for none.
+    /// Which attempt to start an evictor is under way, or brought one; 0 for none.
     attempt: u32,
-    /// Why it can have no agent.
-    agent_failure: Option<String>,
-    /// What its agent shares with the pager; none before the agent has come.
+    /// Why it can have no evictor.
+    evictor_failure: Option<String>,
+    /// What its evictor shares with the pager; none before the evictor has come.
     seat: Option<Seat>,
     /// Where the guardian has it.
     place: Option<Place>,
@@ -87,9 +87,9 @@ struct TrackedProcess {
     registered: Registered,
     /// Mappings that were prepared for pages and had none yet when it was last looked at.
     prepared: HashSet<Range<u64>>,
-    /// When an agent may be started.
-    agent_at: Instant,
-    /// Where among its threads the next one is that an agent may be started on.
+    /// When an evictor may be started.
+    evictor_at: Instant,
+    /// Where among its threads the next one is that an evictor may be started on.
     threads_tried: usize,
     /// For its process, of a child that was just forked.
     search: Search,
@@ -105,13 +105,13 @@ struct TrackedProcess {
 
 impl TrackedProcess {
     fn new(space: Arc<AddressSpace>, excluded: Vec<Range<u64>>, places: ProgramPlaces) -> Self {
-        let agent_at = Instant::now();
+        let evictor_at = Instant::now();
         Self {
             space,
             process: None,
             has_place: false,
             attempt: 0,
-            agent_failure: None,
+            evictor_failure: None,
             seat: None,
             place: None,
             excluded,
@@ -119,9 +119,9 @@ impl TrackedProcess {
             places,
             registered: Registered::default(),
             prepared: HashSet::new(),
-            agent_at,
-            search: Search::new(agent_at),
-            respite: Respite::new(agent_at),
+            evictor_at,
+            search: Search::new(evictor_at),
+            respite: Respite::new(evictor_at),
             threads_tried: 0,
             is_sharing_told: false,
             staying_told_bytes: 0,
@@ -155,13 +155,13 @@ pub struct Survey {
     listener: Listener,
     /// See [`Survey::let_in`].
     notes: Option<Notes>,
-    /// Programs and agents whose greeting is under way.
+    /// Programs and evictors whose greeting is under way.
     callers: Vec<Caller>,
     run: RunOfPrograms,
     proof: Proof,
     /// How many programs more can be paged.
     places_free: u32,
-    /// Attempts to start agents so far; their numbers begin with 1.
+    /// Attempts to start evictors so far; their numbers begin with 1.
     attempts: u32,
     tracked: Vec<TrackedProcess>,
     /// Programs that did not wait for an answer, until the next look.
@@ -281,12 +281,12 @@ impl Survey {
         if self.is_paging {
             self.keep_pages();
             self.register_all(now);
-            self.start_agents(now);
+            self.start_evictors(now);
             self.make_pause(now);
             self.bring_back_for_debuggers(now);
             self.tell_of_staying(now);
         }
-        self.end_agents_left_alone();
+        self.end_evictors_left_alone();
         self.tell_of_sharing(now);
         self.tell_of_unpaged(now);
         self.shared.call_eviction();
@@ -313,7 +313,7 @@ impl Survey {
         self.tracked.iter().map(|tracked| tracked.pages).sum()
     }
 
-    /// Pages of seats: what agents hand over lies there, beside the programs' own memory.
+    /// Pages of seats: what evictors hand over lies there, beside the programs' own memory.
     fn seats_pages(&self) -> i64 {
         let seats = self.tracked.iter().filter_map(|tracked| tracked.seat.as_ref());
         let bytes: u64 = seats.map(|seat| seat.file().resident_bytes().unwrap_or(0)).sum();

@@ -2,14 +2,14 @@
 //! the middle of a change, and with more threads than CPUs one nearly always is.
 //!
 //! That it is so is seen by what does not happen: the budget is exceeded, nothing leaves, and a program is changing its mappings. Then its threads are
-//! held for as long as it takes to take out what is too much, by the tracer that starts agents (`spillway_sys::tracee`). What they are in the middle of they end, as
+//! held for as long as it takes to take out what is too much, by the tracer that starts evictors (`spillway_sys::tracee`). What they are in the middle of they end, as
 //! the fault threads go on reading what they tell.
 
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use spillway_stub::protocol::AgentState;
+use spillway_stub::protocol::EvictorState;
 use spillway_sys::tracee::{Pause, TraceError};
 
 use crate::address_space::AddressSpace;
@@ -89,7 +89,7 @@ impl Survey {
         self.restless = Restless::default();
         // It may have become another program, which is none of this run's business.
         let mut is_ours = |thread| self.proof.is_memory_of(&places, thread);
-        match Pause::begin(process, seat.agent_thread(), &mut is_ours, now + PAUSE_STOP_MAX) {
+        match Pause::begin(process, seat.evictor_thread(), &mut is_ours, now + PAUSE_STOP_MAX) {
             Ok(pause) => {
                 let has_helped = self.use_pause(&pause, &space, excess_pages);
                 drop(pause);
@@ -105,13 +105,13 @@ impl Survey {
         }
     }
 
-    /// Whether an agent of its could take pages out, but for its changes.
+    /// Whether an evictor of its could take pages out, but for its changes.
     fn may_be_paused(&self, tracked: &TrackedProcess, now: Instant) -> bool {
         let (space, Some(seat)) = (&tracked.space, &tracked.seat) else { return false };
         let is_changing = || !space.lock().mapping_events.is_empty() || space.memory.is_changing();
         tracked.respite.is_due(now)
             && tracked.process.is_some()
-            && seat.state() == AgentState::Running
+            && seat.state() == EvictorState::Running
             && !space.is_gone()
             && !space.is_held()
             && is_changing()

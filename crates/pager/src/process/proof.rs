@@ -16,7 +16,7 @@ use std::os::fd::AsFd;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::greeting::Peer;
 use spillway_stub::late_start::ProgramPlaces;
-use spillway_stub::protocol::{AGENT_STACK_END, Hello};
+use spillway_stub::protocol::{EVICTOR_STACK_END, Hello};
 
 use crate::limits::LIBRARY_BYTES_MAX;
 use crate::process::RunOfPrograms;
@@ -69,11 +69,11 @@ impl Proof {
 fn is_sound(hello: &Hello) -> bool {
     let library = hello.library_start..hello.library_end;
     let has = |range: Range<u64>| library.start <= range.start && range.start < range.end && range.end <= library.end;
-    let cell = hello.cell.checked_add(AGENT_STACK_END as u64).map(|end| hello.cell..end);
+    let cell = hello.cell.checked_add(EVICTOR_STACK_END as u64).map(|end| hello.cell..end);
     let is_page = |address: u64| address.is_multiple_of(PAGE_SIZE_BYTES as u64);
     library.start < library.end
         && library.end - library.start <= LIBRARY_BYTES_MAX
-        && has(hello.start_agent..hello.start_agent.saturating_add(1))
+        && has(hello.start_evictor..hello.start_evictor.saturating_add(1))
         && cell.is_some_and(has)
         && [hello.library_start, hello.library_end, hello.cell, hello.head].into_iter().all(is_page)
 }
@@ -90,9 +90,9 @@ mod tests {
         attempt: 0,
         status: 0,
         token: 7,
-        start_agent: 0x1100,
+        start_evictor: 0x1100,
         library_start: 0x1000,
-        library_end: 0x2000 + AGENT_STACK_END as u64,
+        library_end: 0x2000 + EVICTOR_STACK_END as u64,
         cell: 0x2000,
         head: 0x10_0000,
     };
@@ -114,8 +114,8 @@ mod tests {
     fn addresses_outside_of_the_library_are_refused() {
         assert!(is_sound(&HELLO));
         for wrong in [
-            Hello { start_agent: 0x900, ..HELLO },
-            Hello { start_agent: HELLO.library_end, ..HELLO },
+            Hello { start_evictor: 0x900, ..HELLO },
+            Hello { start_evictor: HELLO.library_end, ..HELLO },
             Hello { cell: 0x3000, ..HELLO },
             Hello { cell: 0x0, ..HELLO },
             Hello { cell: u64::MAX - 4095, ..HELLO },

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
-use spillway_stub::protocol::AgentState;
+use spillway_stub::protocol::EvictorState;
 use spillway_stub::seat::Seat;
 use spillway_sys::pagemap::{Categories, Query};
 
@@ -69,15 +69,15 @@ impl Survey {
     }
 
     fn register(&mut self, tracked: &mut TrackedProcess) {
-        if is_agent_settling(tracked.seat.as_ref()) {
+        if is_evictor_settling(tracked.seat.as_ref()) {
             return;
         }
         let Some(process) = &tracked.process else { return };
         let Ok(text) = process.maps() else { return };
         let mut is_complete = true;
-        let agents = tracked.space.agents_ranges();
+        let evictors = tracked.space.evictors_ranges();
         let spans =
-            pageable(&text, &tracked.excluded, agents.into_iter().chain(left_alone(&mut tracked.left_alone, &text)));
+            pageable(&text, &tracked.excluded, evictors.into_iter().chain(left_alone(&mut tracked.left_alone, &text)));
         tracked.prepared.retain(|mapping| spans.iter().any(|span| span.has_whole(mapping)));
         for span in &spans {
             // Once a look is enough.
@@ -145,10 +145,10 @@ impl Survey {
     }
 }
 
-/// Whether an agent was given a seat and has not said yet where it has mapped that, and where its staging area is: they may come into a hole of what would be registered
-/// just now, and the agent would wait for a page of them, which nobody gives it while its batch is under way (rules 7 and 14).
-fn is_agent_settling(seat: Option<&Seat>) -> bool {
-    seat.is_some_and(|seat| matches!(seat.state(), AgentState::Absent | AgentState::Starting))
+/// Whether an evictor was given a seat and has not said yet where it has mapped that, and where its staging area is: they may come into a hole of what would be registered
+/// just now, and the evictor would wait for a page of them, which nobody gives it while its batch is under way (rules 7 and 14).
+fn is_evictor_settling(seat: Option<&Seat>) -> bool {
+    seat.is_some_and(|seat| matches!(seat.state(), EvictorState::Absent | EvictorState::Starting))
 }
 
 /// What is left to the program, as far as it is still mapped: another mapping in its place may be paged again.
@@ -163,9 +163,9 @@ fn left_alone(all: &mut Ranges, maps: &str) -> Vec<Range<u64>> {
     all.iter().collect()
 }
 
-/// What of a program may be paged by its maps, but for what is ours in it (rule 7), to which an agent adds its seat and its staging area.
-fn pageable(maps: &str, own: &[Range<u64>], agents: impl IntoIterator<Item = Range<u64>>) -> Vec<Span> {
-    let excluded: Vec<Range<u64>> = own.iter().cloned().chain(agents).collect();
+/// What of a program may be paged by its maps, but for what is ours in it (rule 7), to which an evictor adds its seat and its staging area.
+fn pageable(maps: &str, own: &[Range<u64>], evictors: impl IntoIterator<Item = Range<u64>>) -> Vec<Span> {
+    let excluded: Vec<Range<u64>> = own.iter().cloned().chain(evictors).collect();
     maps::spans(&maps::parse(maps), &excluded)
 }
 
@@ -244,7 +244,7 @@ mod tests {
         attempt: 0,
         status: 0,
         token: 0,
-        start_agent: 0x3100,
+        start_evictor: 0x3100,
         library_start: 0,
         library_end: 0,
         cell: 0,
@@ -344,9 +344,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_registered_while_an_agent_maps_its_seat() {
-        assert!(!is_agent_settling(None));
-        assert!(is_agent_settling(Some(&Seat::create().unwrap())), "it has not said where");
+    fn nothing_is_registered_while_an_evictor_maps_its_seat() {
+        assert!(!is_evictor_settling(None));
+        assert!(is_evictor_settling(Some(&Seat::create().unwrap())), "it has not said where");
     }
 
     #[test]

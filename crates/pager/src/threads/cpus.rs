@@ -1,4 +1,4 @@
-//! Which CPUs the eviction thread and an agent run on: not on the same one, as long as another one is free.
+//! Which CPUs the eviction thread and an evictor run on: not on the same one, as long as another one is free.
 //!
 //! The two work at the same time: one takes pages out while the other writes those before. But who sleeps is woken by the other, and the
 //! scheduler may put it on the waker's CPU though another one is idle (docs/decisions/pager-speed.md). Then both take turns on one. So if that was so for some batches, the eviction thread leaves that CPU, and neither may run where
@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
-use spillway_stub::protocol::AGENT_NAME;
+use spillway_stub::protocol::EVICTOR_NAME;
 use spillway_sys::thread_times::ThreadTimes;
 
 use crate::limits::{APART_CHECK_INTERVAL, APART_PAUSE, APART_REST, APART_WAIT_SHARE, SHARED_BATCHES_MAX};
-use crate::process::memory::AgentSeen;
+use crate::process::memory::EvictorSeen;
 
 /// What the thread is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,14 +30,14 @@ enum Order {
     Anywhere,
 }
 
-/// An agent: its process and its thread.
+/// An evictor: its process and its thread.
 type Whose = (u32, u32);
 
-/// When a thread and an agent stay away from one another's CPU.
+/// When a thread and an evictor stay away from one another's CPU.
 #[derive(Debug)]
 struct Apart {
-    /// The agent of the last batch.
-    agent: Option<Whose>,
+    /// The evictor of the last batch.
+    evictor: Option<Whose>,
     /// Batches in a row in which it had this thread's CPU.
     shared: u32,
     away: Option<Away>,
@@ -53,24 +53,24 @@ struct Away {
 
 impl Apart {
     fn new(now: Instant) -> Self {
-        Self { agent: None, shared: 0, away: None, batch_at: now, try_at: now }
+        Self { evictor: None, shared: 0, away: None, batch_at: now, try_at: now }
     }
 
-    /// A batch of `agent` has ended, which ran on `agent_cpu`, and this thread runs on `own_cpu`; `waited` says how long both have waited for a CPU since
+    /// A batch of `evictor` has ended, which ran on `evictor_cpu`, and this thread runs on `own_cpu`; `waited` says how long both have waited for a CPU since
     /// they began.
     fn batch_ended(
         &mut self,
-        agent: Whose,
-        (agent_cpu, own_cpu): (usize, usize),
+        evictor: Whose,
+        (evictor_cpu, own_cpu): (usize, usize),
         waited: impl FnOnce() -> Option<Duration>,
         now: Instant,
     ) -> Option<Order> {
         self.batch_at = now;
-        if self.agent.replace(agent) != Some(agent) {
+        if self.evictor.replace(evictor) != Some(evictor) {
             self.shared = 0;
             return self.come_back();
         }
-        self.shared = if agent_cpu == own_cpu { self.shared + 1 } else { 0 };
+        self.shared = if evictor_cpu == own_cpu { self.shared + 1 } else { 0 };
         let is_due = |away: &Away| now.saturating_duration_since(away.checked_at) >= APART_CHECK_INTERVAL;
         if let Some(away) = self.away.filter(is_due) {
             return self.check(away, waited()?, now);
@@ -124,8 +124,8 @@ pub(super) struct Placement {
     apart: Apart,
     /// `None`: the kernel does not tell how long threads wait, and they stay where they are.
     own_times: Option<ThreadTimes>,
-    /// The same of the agent that was asked about last, if it is one.
-    agent_times: Option<(Whose, Option<ThreadTimes>)>,
+    /// The same of the evictor that was asked about last, if it is one.
+    evictor_times: Option<(Whose, Option<ThreadTimes>)>,
     bounds: Vec<Bound>,
 }
 
@@ -133,18 +133,18 @@ impl Placement {
     /// Of the calling thread.
     pub(super) fn new(now: Instant) -> Self {
         let own_times = ThreadTimes::own().ok();
-        Self { apart: Apart::new(now), own_times, agent_times: None, bounds: Vec::with_capacity(2) }
+        Self { apart: Apart::new(now), own_times, evictor_times: None, bounds: Vec::with_capacity(2) }
     }
 
-    /// A batch of `agent` has ended. Whether the calling thread was given other CPUs.
-    pub(super) fn batch_ended(&mut self, agent: AgentSeen, now: Instant) -> bool {
-        let AgentSeen { process, thread, cpu } = agent;
-        let (own, times) = (&self.own_times, &mut self.agent_times);
+    /// A batch of `evictor` has ended. Whether the calling thread was given other CPUs.
+    pub(super) fn batch_ended(&mut self, evictor: EvictorSeen, now: Instant) -> bool {
+        let EvictorSeen { process, thread, cpu } = evictor;
+        let (own, times) = (&self.own_times, &mut self.evictor_times);
         let waited_by = |times: &ThreadTimes| times.read().ok().map(|times| times.waited);
         let waited = || Some(waited_by(own.as_ref()?)? + waited_by(times_of(times, (process, thread))?)?);
         let order = self.apart.batch_ended((process, thread), (cpu, sched_getcpu()), waited, now);
-        let agent = Pid::from_raw(thread.cast_signed());
-        order.is_some_and(|order| self.obey(order, agent, now))
+        let evictor = Pid::from_raw(thread.cast_signed());
+        order.is_some_and(|order| self.obey(order, evictor, now))
     }
 
     /// The thread is about to sleep; how long it may at most.
@@ -157,12 +157,12 @@ impl Placement {
     }
 
     /// Whether that was possible.
-    fn obey(&mut self, order: Order, agent: Option<Pid>, now: Instant) -> bool {
+    fn obey(&mut self, order: Order, evictor: Option<Pid>, now: Instant) -> bool {
         self.bounds.drain(..).for_each(Bound::undo);
         let Order::Avoid(cpu) = order else { return true };
         let both = Bound::new(None, cpu).and_then(|own| {
             // Where this thread has gone.
-            let theirs = agent.and_then(|agent| Bound::new(Some(agent), sched_getcpu()));
+            let theirs = evictor.and_then(|evictor| Bound::new(Some(evictor), sched_getcpu()));
             if theirs.is_none() {
                 own.undo();
             }
@@ -214,18 +214,19 @@ impl Bound {
     }
 }
 
-/// Where the kernel tells how long `agent` has waited for a CPU, if that is an agent; looked up once for each.
-fn times_of(known: &mut Option<(Whose, Option<ThreadTimes>)>, agent: Whose) -> Option<&ThreadTimes> {
-    if known.as_ref().is_none_or(|(whose, _)| *whose != agent) {
-        *known = Some((agent, open_times(agent)));
+/// Where the kernel tells how long `evictor` has waited for a CPU, if that is an evictor; looked up once for each.
+fn times_of(known: &mut Option<(Whose, Option<ThreadTimes>)>, evictor: Whose) -> Option<&ThreadTimes> {
+    if known.as_ref().is_none_or(|(whose, _)| *whose != evictor) {
+        *known = Some((evictor, open_times(evictor)));
     }
     known.as_ref()?.1.as_ref()
 }
 
 fn open_times((process, thread): Whose) -> Option<ThreadTimes> {
     let name = fs::read(format!("/proc/{process}/task/{thread}/comm")).ok()?;
-    let is_agent = CStr::from_bytes_until_nul(AGENT_NAME).is_ok_and(|agent| name.trim_ascii_end() == agent.to_bytes());
-    if is_agent { ThreadTimes::of_thread(process, thread).ok() } else { None }
+    let is_evictor =
+        CStr::from_bytes_until_nul(EVICTOR_NAME).is_ok_and(|evictor| name.trim_ascii_end() == evictor.to_bytes());
+    if is_evictor { ThreadTimes::of_thread(process, thread).ok() } else { None }
 }
 
 #[cfg(test)]
@@ -236,13 +237,13 @@ mod tests {
 
     use super::*;
 
-    const AGENT: Whose = (1, 2);
+    const EVICTOR: Whose = (1, 2);
     const NONE: fn() -> Option<Duration> = || Some(Duration::ZERO);
 
-    /// One of which a batch of [`AGENT`] has ended.
+    /// One of which a batch of [`EVICTOR`] has ended.
     fn begun(now: Instant) -> Apart {
         let mut apart = Apart::new(now);
-        assert_eq!(apart.batch_ended(AGENT, (3, 3), NONE, now), None, "the first of an agent");
+        assert_eq!(apart.batch_ended(EVICTOR, (3, 3), NONE, now), None, "the first of an evictor");
         apart
     }
 
@@ -251,9 +252,9 @@ mod tests {
         let now = Instant::now();
         let mut apart = begun(now);
         for _ in 1..SHARED_BATCHES_MAX {
-            assert_eq!(apart.batch_ended(AGENT, (3, 3), NONE, now), None);
+            assert_eq!(apart.batch_ended(EVICTOR, (3, 3), NONE, now), None);
         }
-        assert_eq!(apart.batch_ended(AGENT, (3, 3), NONE, now), Some(Order::Avoid(3)));
+        assert_eq!(apart.batch_ended(EVICTOR, (3, 3), NONE, now), Some(Order::Avoid(3)));
         (apart, now)
     }
 
@@ -263,7 +264,7 @@ mod tests {
         let mut apart = begun(now);
         for batch in 0..4 * SHARED_BATCHES_MAX {
             let own_cpu = if (batch + 1).is_multiple_of(SHARED_BATCHES_MAX) { 4 } else { 3 };
-            assert_eq!(apart.batch_ended(AGENT, (3, own_cpu), NONE, now), None, "not again and again the same one");
+            assert_eq!(apart.batch_ended(EVICTOR, (3, own_cpu), NONE, now), None, "not again and again the same one");
         }
         away();
     }
@@ -272,12 +273,12 @@ mod tests {
     fn it_leaves_again_when_they_meet_and_knows_since_when_it_waits() {
         let (mut apart, begin) = away();
         for _ in 1..SHARED_BATCHES_MAX {
-            assert_eq!(apart.batch_ended(AGENT, (5, 5), NONE, begin), None);
+            assert_eq!(apart.batch_ended(EVICTOR, (5, 5), NONE, begin), None);
         }
         let later = begin + APART_CHECK_INTERVAL / 2;
-        assert_eq!(apart.batch_ended(AGENT, (5, 5), || Some(APART_CHECK_INTERVAL), later), Some(Order::Avoid(5)));
+        assert_eq!(apart.batch_ended(EVICTOR, (5, 5), || Some(APART_CHECK_INTERVAL), later), Some(Order::Avoid(5)));
         let due = begin + APART_CHECK_INTERVAL;
-        assert_eq!(apart.batch_ended(AGENT, (5, 5), || Some(APART_CHECK_INTERVAL), due), Some(Order::Anywhere));
+        assert_eq!(apart.batch_ended(EVICTOR, (5, 5), || Some(APART_CHECK_INTERVAL), due), Some(Order::Anywhere));
     }
 
     #[test]
@@ -285,14 +286,14 @@ mod tests {
         let (mut apart, begin) = away();
         let late = begin + APART_CHECK_INTERVAL;
         let little = APART_CHECK_INTERVAL / APART_WAIT_SHARE;
-        assert_eq!(apart.batch_ended(AGENT, (3, 4), || Some(little), late), None, "it waited no more than others do");
+        assert_eq!(apart.batch_ended(EVICTOR, (3, 4), || Some(little), late), None, "it waited no more than others do");
         let later = late + APART_CHECK_INTERVAL;
         let much = 2 * little + Duration::from_nanos(1);
-        assert_eq!(apart.batch_ended(AGENT, (3, 4), || Some(much), later), Some(Order::Anywhere));
+        assert_eq!(apart.batch_ended(EVICTOR, (3, 4), || Some(much), later), Some(Order::Anywhere));
         for _ in 0..2 * SHARED_BATCHES_MAX {
-            assert_eq!(apart.batch_ended(AGENT, (3, 3), NONE, later), None, "not soon");
+            assert_eq!(apart.batch_ended(EVICTOR, (3, 3), NONE, later), None, "not soon");
         }
-        assert_eq!(apart.batch_ended(AGENT, (3, 3), NONE, later + APART_PAUSE), Some(Order::Avoid(3)));
+        assert_eq!(apart.batch_ended(EVICTOR, (3, 3), NONE, later + APART_PAUSE), Some(Order::Avoid(3)));
     }
 
     #[test]
@@ -300,7 +301,7 @@ mod tests {
         let (mut apart, begin) = away();
         apart.failed(begin);
         for _ in 0..4 * SHARED_BATCHES_MAX {
-            assert_eq!(apart.batch_ended(AGENT, (3, 3), NONE, begin), None);
+            assert_eq!(apart.batch_ended(EVICTOR, (3, 3), NONE, begin), None);
         }
         assert_eq!(apart.rests(begin + 2 * APART_REST), (Duration::MAX, None), "there is nothing to undo");
     }
@@ -326,7 +327,7 @@ mod tests {
     fn where_the_kernel_does_not_tell_nothing_is_tried() {
         let now = Instant::now();
         let mut apart = Apart::new(now);
-        assert!((0..4 * SHARED_BATCHES_MAX).all(|_| apart.batch_ended(AGENT, (3, 3), || None, now).is_none()));
+        assert!((0..4 * SHARED_BATCHES_MAX).all(|_| apart.batch_ended(EVICTOR, (3, 3), || None, now).is_none()));
     }
 
     /// Runs `test` on a thread of its own, because it is bound, with what it may run on, and another thread of that name beside it.
@@ -355,23 +356,23 @@ mod tests {
         sched_getaffinity(thread).unwrap()
     }
 
-    /// A batch of `agent` has ended that had the calling thread's CPU.
-    fn shared_batch(placement: &mut Placement, agent: Pid) -> bool {
-        let thread = agent.as_raw_nonzero().get().cast_unsigned();
-        let seen = AgentSeen { process: std::process::id(), thread, cpu: sched_getcpu() };
+    /// A batch of `evictor` has ended that had the calling thread's CPU.
+    fn shared_batch(placement: &mut Placement, evictor: Pid) -> bool {
+        let thread = evictor.as_raw_nonzero().get().cast_unsigned();
+        let seen = EvictorSeen { process: std::process::id(), thread, cpu: sched_getcpu() };
         placement.batch_ended(seen, Instant::now())
     }
 
     #[test]
     fn two_threads_leave_each_other_and_get_back_what_they_had() {
-        with_thread("spillway-agent", |all, agent| {
+        with_thread("spillway-evict", |all, evictor| {
             let mut placement = Placement::new(Instant::now());
             if placement.own_times.is_none() {
                 return skip("schedstat of threads");
             }
-            let both = || [mask(None), mask(Some(agent))];
+            let both = || [mask(None), mask(Some(evictor))];
             // This thread may change its CPU in between, and then they start again.
-            assert!((0..1000).any(|_| shared_batch(&mut placement, agent)), "they are never kept apart");
+            assert!((0..1000).any(|_| shared_batch(&mut placement, evictor)), "they are never kept apart");
             assert!(both().iter().all(|mask| mask.count() + 1 == all.count()));
             assert_ne!(both()[0], both()[1], "each leaves the other's");
             assert!(placement.rests(Instant::now()) <= APART_REST);
@@ -379,14 +380,14 @@ mod tests {
             assert_eq!(placement.rests(Instant::now() + APART_REST), Duration::MAX);
             assert_eq!(both(), [all, all]);
             let now = Instant::now();
-            assert!(placement.obey(Order::Avoid(sched_getcpu()), Some(agent), now));
+            assert!(placement.obey(Order::Avoid(sched_getcpu()), Some(evictor), now));
             drop(placement);
             assert_eq!(both(), [all, all]);
         });
     }
 
     #[test]
-    fn only_agents_are_bound() {
+    fn only_evictors_are_bound() {
         with_thread("somebody-else", |all, other| {
             let mut placement = Placement::new(Instant::now());
             assert!((0..1000).all(|_| !shared_batch(&mut placement, other)), "it has another name");
@@ -397,26 +398,26 @@ mod tests {
 
     #[test]
     fn what_somebody_else_has_bound_stays_so() {
-        with_thread("spillway-agent", |_, agent| {
+        with_thread("spillway-evict", |_, evictor| {
             let (mut placement, mut foreign, now) = (Placement::new(Instant::now()), CpuSet::new(), Instant::now());
             let cpu = sched_getcpu();
-            assert!(placement.obey(Order::Avoid(cpu), Some(agent), now));
+            assert!(placement.obey(Order::Avoid(cpu), Some(evictor), now));
             foreign.set(cpu);
             sched_setaffinity(None, &foreign).unwrap();
             placement.obey(Order::Anywhere, None, now);
             assert_eq!(mask(None), foreign);
-            // There is no other one left, and none of such a number; nor is the agent bound then.
-            let theirs = mask(Some(agent));
+            // There is no other one left, and none of such a number; nor is the evictor bound then.
+            let theirs = mask(Some(evictor));
             for cpu in [sched_getcpu(), usize::MAX] {
-                assert!(!placement.obey(Order::Avoid(cpu), Some(agent), now));
-                assert_eq!((mask(None), mask(Some(agent))), (foreign, theirs));
+                assert!(!placement.obey(Order::Avoid(cpu), Some(evictor), now));
+                assert_eq!((mask(None), mask(Some(evictor))), (foreign, theirs));
             }
         });
     }
 
     #[test]
     fn both_are_bound_or_none_is() {
-        with_thread("spillway-agent", |all, _| {
+        with_thread("spillway-evict", |all, _| {
             let mut placement = Placement::new(Instant::now());
             assert!(!placement.obey(Order::Avoid(sched_getcpu()), None, Instant::now()));
             assert_eq!(mask(None), all);

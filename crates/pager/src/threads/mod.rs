@@ -34,7 +34,7 @@ use crate::threads::spin::{Company, EvictionPauses, Pause, Spin};
 use crate::threads::waiting::{has_events, wait};
 
 /// Starts a thread that runs until the pager stops; one that panics takes the programs down, whose pages it may have lost
-/// track of. None has a real-time policy, whatever the run was started with: it would keep agents and programs from the CPU that it
+/// track of. None has a real-time policy, whatever the run was started with: it would keep evictors and programs from the CPU that it
 /// waits for (rule 13).
 pub(crate) fn start(
     name: &str,
@@ -258,13 +258,13 @@ pub fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
         shared.eviction.clear();
         let now = Instant::now();
         let waiting = eviction.turn(now);
-        if eviction.take_agent_seen().is_some_and(|agent| placement.batch_ended(agent, now)) {
+        if eviction.take_evictor_seen().is_some_and(|evictor| placement.batch_ended(evictor, now)) {
             pauses.moved();
         }
-        let patience = match pauses.next(waiting, eviction.is_agent_at_work(), Instant::now, yield_now) {
+        let patience = match pauses.next(waiting, eviction.is_evictor_at_work(), Instant::now, yield_now) {
             Pause::None => continue,
-            Pause::Agent => {
-                eviction.await_agent(RETRY_INTERVAL);
+            Pause::Evictor => {
+                eviction.await_evictor(RETRY_INTERVAL);
                 // Its program may have been stopped.
                 placement.rests(Instant::now());
                 continue;

@@ -69,15 +69,15 @@ impl Company {
 pub(crate) enum Pause {
     /// Nothing.
     None,
-    /// It sleeps until an agent is done.
-    Agent,
+    /// It sleeps until an evictor is done.
+    Evictor,
     /// It sleeps until something happens, at most so long.
     Sleep(Duration),
 }
 
 /// Which pauses the eviction thread makes.
 ///
-/// While an agent works it looks, as long as nobody wants its CPU: the agent may need this very one. What it looks for may also be its own
+/// While an evictor works it looks, as long as nobody wants its CPU: the evictor may need this very one. What it looks for may also be its own
 /// engine, which goes on when it is asked again (over shared memory) and by nobody else's work: then it never sleeps because others want its
 /// CPU, or that would be idle once they are done.
 #[derive(Debug, Default)]
@@ -96,18 +96,18 @@ impl EvictionPauses {
     pub(crate) fn next(
         &mut self,
         waiting: Waiting,
-        is_agent_at_work: bool,
+        is_evictor_at_work: bool,
         now: impl Fn() -> Instant,
         offer: impl FnOnce(),
     ) -> Pause {
         let goes_on = waiting == Waiting::Poll && self.looks < LOOKS_MAX;
-        if goes_on && (self.company.is_alone(now(), now, offer) || !is_agent_at_work) {
+        if goes_on && (self.company.is_alone(now(), now, offer) || !is_evictor_at_work) {
             self.looks += 1;
             return Pause::None;
         }
         self.looks = 0;
         match waiting {
-            Waiting::Poll if is_agent_at_work => Pause::Agent,
+            Waiting::Poll if is_evictor_at_work => Pause::Evictor,
             Waiting::Poll | Waiting::Retry => Pause::Sleep(RETRY_INTERVAL),
             Waiting::Nothing | Waiting::Event => Pause::Sleep(IDLE_INTERVAL),
         }
@@ -151,15 +151,15 @@ mod tests {
     }
 
     #[test]
-    fn the_eviction_thread_sleeps_for_an_agent_and_not_for_its_own_engine() {
+    fn the_eviction_thread_sleeps_for_an_evictor_and_not_for_its_own_engine() {
         let begin = Instant::now();
         let time = Cell::new(begin);
         let now = || time.get();
         let lose = || time.set(time.get() + COMPANY_TURN);
         let mut pauses = EvictionPauses::default();
         assert_eq!(pauses.next(Waiting::Poll, true, now, || ()), Pause::None, "nobody wants the CPU");
-        assert_eq!(pauses.next(Waiting::Poll, true, now, lose), Pause::Agent, "somebody took it for a turn");
-        assert_eq!(pauses.next(Waiting::Poll, true, now, || panic!("no second offer")), Pause::Agent);
+        assert_eq!(pauses.next(Waiting::Poll, true, now, lose), Pause::Evictor, "somebody took it for a turn");
+        assert_eq!(pauses.next(Waiting::Poll, true, now, || panic!("no second offer")), Pause::Evictor);
         // Others may want the CPU, but nobody else moves what it waits for.
         for _ in 0..LOOKS_MAX {
             assert_eq!(pauses.next(Waiting::Poll, false, now, || panic!("no second offer")), Pause::None);

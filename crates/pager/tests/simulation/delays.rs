@@ -63,7 +63,7 @@ fn faults_that_meet_a_change_are_tried_once_at_each_look() {
     }
 }
 
-/// Nor is the agent sent again and again to take out what the kernel does not let go.
+/// Nor is the evictor sent again and again to take out what the kernel does not let go.
 #[test]
 fn batches_that_meet_a_change_become_rare() {
     let mut world = World::new(200);
@@ -91,25 +91,25 @@ fn missed(address: u64, thread: u32) -> Event {
     Event::Fault(Fault { address, is_write: false, is_write_protected: false, thread })
 }
 
-/// Rule 15: the program's threads wait for room, and the agent, which makes it, never does.
+/// Rule 15: the program's threads wait for room, and the evictor, which makes it, never does.
 #[test]
-fn the_agents_own_faults_do_not_wait_for_the_budget() {
-    const AGENT: u32 = 77;
+fn the_evictors_own_faults_do_not_wait_for_the_budget() {
+    const EVICTOR: u32 = 77;
     for mapped_quarters in [0, 4] {
         let mut world = World::new(200);
         world.map_quarters(mapped_quarters);
         (0..PAGES).for_each(|page| world.touch(0, page, true));
         world.apply_events();
         let (space, memory) = (Arc::clone(&world.programs[0].space), world.programs[0].memory.clone());
-        space.agent_thread.store(AGENT, Ordering::Relaxed);
+        space.evictor_thread.store(EVICTOR, Ordering::Relaxed);
         let away = space.lock().page_table.away(&ALL);
-        let [others, agents] = [away[0], away[away.len() / 2]];
+        let [others, evictors] = [away[0], away[away.len() / 2]];
         world.shared.budget.set_resident(world.shared.budget.limit_pages());
-        memory.lock().events.extend([missed(others, 1), missed(agents, AGENT)]);
+        memory.lock().events.extend([missed(others, 1), missed(evictors, EVICTOR)]);
         assert!(world.serve(&space));
         // Nothing leaves meanwhile.
         (0..20).for_each(|_| world.poll(0));
-        assert!(memory.lock().resident.contains_key(&agents), "the agent waits for the budget");
+        assert!(memory.lock().resident.contains_key(&evictors), "the evictor waits for the budget");
         assert!(!memory.lock().resident.contains_key(&others) && world.has_put_off(), "nobody waits for it");
         world.shared.budget.set_resident(10);
         (0..20).for_each(|_| world.poll(0));

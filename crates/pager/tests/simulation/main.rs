@@ -1,4 +1,4 @@
-//! Tests of the real fault and eviction decisions against simulated programs: their memory is a map here, their agent takes
+//! Tests of the real fault and eviction decisions against simulated programs: their memory is a map here, their evictor takes
 //! pages out of it page by page, and the volume is memory of this process.
 //!
 //! - `engine`: the volume, `neighbours`: and that pages go there and come back together; `forks`: forks that the kernel tells nobody of; `delays`: who waits, and for how long nobody asks again;
@@ -38,7 +38,7 @@ use spillway_pager::page_table::page_indexes::CachePages;
 use spillway_pager::page_table::ranges::Ranges;
 use spillway_pager::page_table::volume_pages::VolumePages;
 use spillway_pager::page_table::{PageIndexes, PageTable};
-use spillway_pager::process::memory::{Agent, Event, EvictOutcome, EvictRequest, ProgramMemory};
+use spillway_pager::process::memory::{Event, EvictOutcome, EvictRequest, Evictor, ProgramMemory};
 use spillway_pager::shared::Shared;
 use spillway_pager::threads::lock::lock;
 use spillway_sys::event::EventFd;
@@ -79,15 +79,15 @@ struct Memory {
     refusals: u64,
     /// And how often each page was one that was to be filled.
     refused_fills: BTreeMap<u64, u64>,
-    /// What the agent has to do, the oldest batch first.
+    /// What the evictor has to do, the oldest batch first.
     batches: VecDeque<Vec<(EvictRequest, EvictOutcome)>>,
     /// How many it had at most.
     batches_max: usize,
     /// Steps of the oldest batch that were done.
     steps: usize,
-    /// The agent ended in the middle of a batch.
+    /// The evictor ended in the middle of a batch.
     is_broken: bool,
-    /// The agent had the CPU of whoever asks.
+    /// The evictor had the CPU of whoever asks.
     shares_cpu: bool,
 }
 
@@ -245,11 +245,11 @@ impl ProgramMemory for Simulated {
     }
 }
 
-impl Agent for Simulated {
+impl Evictor for Simulated {
     fn begin(&mut self, requests: &[EvictRequest]) -> bool {
         let mut memory = self.lock();
         assert!(requests.len() <= limits::BATCH_PAGES && !requests.is_empty());
-        let has_room = memory.batches.len() < limits::AGENT_BATCHES_MAX;
+        let has_room = memory.batches.len() < limits::EVICTOR_BATCHES_MAX;
         if has_room {
             memory.batches.push_back(requests.iter().map(|request| (*request, EvictOutcome::Changing)).collect());
             memory.batches_max = memory.batches_max.max(memory.batches.len());
@@ -383,7 +383,7 @@ impl World {
 
     fn admit(&mut self, page_table: PageTable, memory: Simulated, truth: BTreeMap<u64, u64>) {
         let space = Arc::new(AddressSpace::new(page_table, Box::new(memory.clone()), None));
-        *lock(&space.agent) = Some(Box::new(memory.clone()));
+        *lock(&space.evictor) = Some(Box::new(memory.clone()));
         self.shared.admit(Arc::clone(&space));
         self.programs.push(Program { memory, space, truth });
     }
@@ -393,7 +393,7 @@ impl World {
         self.programs.iter().map(|program| program.memory.lock().resident.len() as i64).sum()
     }
 
-    /// The pager's threads run for a moment; agents too.
+    /// The pager's threads run for a moment; evictors too.
     fn run(&mut self) {
         for program in 0..self.programs.len() {
             let space = Arc::clone(&self.programs[program].space);
@@ -619,7 +619,7 @@ impl World {
         let spaces = self.shared.spaces();
         assert_eq!(spaces.len(), before + 1);
         let space = Arc::clone(spaces.last().unwrap());
-        *lock(&space.agent) = Some(Box::new(child.clone()));
+        *lock(&space.evictor) = Some(Box::new(child.clone()));
         {
             let mut state = space.lock();
             let resident: Vec<u64> = child.lock().resident.keys().copied().collect();

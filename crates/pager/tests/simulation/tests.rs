@@ -127,7 +127,7 @@ fn nobody_waits_when_nothing_can_leave() {
 }
 
 #[test]
-fn pages_that_a_fork_shared_leave_after_the_agent_made_them_the_programs_own() {
+fn pages_that_a_fork_shared_leave_after_the_evictor_made_them_the_programs_own() {
     // Rule 2.
     let mut world = World::new(96);
     world.programs[0].space.has_forked.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -135,12 +135,12 @@ fn pages_that_a_fork_shared_leave_after_the_agent_made_them_the_programs_own() {
     world.programs[0].memory.lock().pinned = (0..80).map(address).collect();
     (80..PAGES).for_each(|page| world.touch(0, page, true));
     world.apply_events();
-    assert!(world.programs[0].memory.lock().pinned.len() < 40, "the agent was asked");
+    assert!(world.programs[0].memory.lock().pinned.len() < 40, "the evictor was asked");
     world.end();
 }
 
 #[test]
-fn a_program_whose_agent_ends_in_the_middle_of_a_batch_is_not_served_any_more() {
+fn a_program_whose_evictor_ends_in_the_middle_of_a_batch_is_not_served_any_more() {
     let mut world = World::new(96);
     (0..95).for_each(|page| world.touch(0, page, true));
     world.shared.budget.set_resident(96);
@@ -153,7 +153,7 @@ fn a_program_whose_agent_ends_in_the_middle_of_a_batch_is_not_served_any_more() 
 }
 
 #[test]
-fn nobody_waits_for_the_agent_of_a_program_that_was_stopped() {
+fn nobody_waits_for_the_evictor_of_a_program_that_was_stopped() {
     let mut world = World::new(96);
     (0..95).for_each(|page| world.touch(0, page, true));
     world.shared.budget.set_resident(96);
@@ -234,7 +234,7 @@ fn a_page_that_moved_away_from_a_batch_is_not_taken_for_gone() {
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     (0..PAGES).for_each(|page| world.touch(0, page, false));
     world.apply_events();
-    // A batch begins, and the program moves a clean page that it is to take out before the agent comes to it.
+    // A batch begins, and the program moves a clean page that it is to take out before the evictor comes to it.
     world.shared.budget.set_resident(96);
     world.turn();
     let memory = world.programs[0].memory.clone();
@@ -284,7 +284,7 @@ fn a_child_of_a_program_that_ends_before_it_goes_on_is_served() {
     assert_eq!(world.shared.spaces()[0].parent, Some(world.programs[0].space.id));
 }
 
-/// A program at rest, beyond its budget, whose agent is done with a batch that left half of the pool free.
+/// A program at rest, beyond its budget, whose evictor is done with a batch that left half of the pool free.
 fn world_after_a_batch() -> (World, Arc<AddressSpace>, u64) {
     let mut world = World::new(10_000);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
@@ -304,12 +304,12 @@ fn away(space: &AddressSpace) -> u64 {
 }
 
 #[test]
-fn an_agent_has_its_next_batch_when_the_table_hears_of_the_last() {
+fn an_evictor_has_its_next_batch_when_the_table_hears_of_the_last() {
     let (mut world, space, pages) = world_after_a_batch();
     assert_eq!(away(&space), 0);
     world.turn();
     assert_eq!(away(&space), pages);
-    assert!(!world.programs[0].memory.lock().batches.is_empty(), "the agent works on");
+    assert!(!world.programs[0].memory.lock().batches.is_empty(), "the evictor works on");
     assert!(space.lock().batch, "and messages stay unread");
     world.apply_events();
     world.end();
@@ -330,7 +330,7 @@ fn a_fault_that_waits_for_a_batch_comes_before_the_next_one() {
 }
 
 #[test]
-fn an_agent_has_two_batches_only_while_no_fault_waits_for_them() {
+fn an_evictor_has_two_batches_only_while_no_fault_waits_for_them() {
     let (mut world, space, _) = world_after_a_batch();
     let memory = world.programs[0].memory.clone();
     (0..3).for_each(|_| world.turn());

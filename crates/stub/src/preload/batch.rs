@@ -2,7 +2,7 @@
 //!
 //! Moving is atomic for the program, which waits at its next touch. It is done with the program's main userfaultfd, because
 //! only then does the kernel refuse it while a message about changed mappings was not read; so the staging area is registered
-//! there too. Dropping registered pages would raise a message that the agent has to wait for, so the area is unregistered for
+//! there too. Dropping registered pages would raise a message that the evictor has to wait for, so the area is unregistered for
 //! that moment (rule 9; docs/pager.md has the figures).
 //!
 //! Linux 6.18 moves pages and does not say so (rule 16): when the program changes a page in the middle of a move (its first write where a page
@@ -15,8 +15,8 @@
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
-use crate::agent::{Place, Userfaultfd, set_phase};
 use crate::calls::{self, AGAIN, EXISTS, INVALID};
+use crate::evictor::{Place, Userfaultfd, set_phase};
 use crate::memory;
 use crate::protocol::{
     BATCH_ENTRIES_MAX, Batch, Entry, Operation, PAGE_BYTES, Phase, STAGING_BYTES, SeatHead, outcome, transfer_offset,
@@ -30,7 +30,7 @@ const EXECUTE: usize = 4;
 const RESERVED: usize = 0x2 | 0x20 | 0x4000;
 /// `MADV_DONTNEED`.
 const DROP: u32 = 4;
-/// `MADV_DONTFORK`: a forked child has an agent and an area of its own.
+/// `MADV_DONTFORK`: a forked child has an evictor and an area of its own.
 const NOT_IN_CHILDREN: u32 = 10;
 /// `MADV_NOHUGEPAGE`: pages come one by one.
 const NO_HUGE_PAGES: u32 = 15;

@@ -1,4 +1,4 @@
-//! The library that programs carry: it says hello to the pager when they start, and holds the agent that moves pages out.
+//! The library that programs carry: it says hello to the pager when they start, and holds the evictor that moves pages out.
 //!
 //! It lives in other people's programs, so it brings nothing and touches nothing: no standard library, no libc, no symbols to
 //! see or to bind, no thread-local storage, no variables, no descriptor that stays open, and no memory from the program's
@@ -6,7 +6,7 @@
 //! [`protocol::ADDRESS_VARIABLE`] it does nothing at all.
 //!
 //! - [`start`]: what runs before the program's first instruction.
-//! - [`agent`]: the thread that carries out batches, and how it is started.
+//! - [`evictor`]: the thread that carries out batches, and how it is started.
 //! - [`batch`]: what it does with one.
 //! - [`forks`]: forks that wait for the pager, where the kernel does not tell it of them.
 //! - `whole_fork`: no signal interrupts such forks; in the library for such programs only, which alone has a symbol to see (`_Fork`),
@@ -19,9 +19,9 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("programs can be paged on Linux on x86_64 only: this library makes system calls of that machine");
 
-mod agent;
 mod batch;
 mod calls;
+mod evictor;
 mod forks;
 mod memory;
 // Each side uses its half of what is agreed on.

@@ -11,8 +11,8 @@
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
 
-use crate::agent;
 use crate::calls::{self, Descriptor, INVALID, NO_ENTRY};
+use crate::evictor;
 use crate::forks;
 use crate::protocol::{
     ADDRESS_BYTES_MAX, ADDRESS_VARIABLE, HEAD_BYTES, HEAD_SUFFIX, Hello, HelloKind, MAGIC, PAGE_BYTES, Ready, RunHead,
@@ -90,7 +90,7 @@ fn go_on_at_once(pager: Pager<'_>) -> Result<(), i32> {
     let told = tell(pager, head, features);
     if told.is_err() {
         let _ = calls::unmap(head, HEAD_BYTES);
-        agent::keep_head(0);
+        evictor::keep_head(0);
     }
     told
 }
@@ -112,10 +112,10 @@ fn map_open_head(address: &[u8]) -> Result<(usize, u64), i32> {
     Ok((map_head(&file)?, head.features))
 }
 
-/// Maps the head, and keeps its place for agents.
+/// Maps the head, and keeps its place for evictors.
 fn map_head(file: &Descriptor) -> Result<usize, i32> {
     let head = calls::map(HEAD_BYTES, READ, PRIVATE, file.0)?;
-    agent::keep_head(head);
+    evictor::keep_head(head);
     Ok(head)
 }
 
@@ -150,10 +150,10 @@ fn hello(pager: Pager<'_>, status: i32, head: u64) -> Hello {
         attempt: 0,
         status,
         token: pager.token,
-        start_agent: agent::start_on_borrowed_thread as *const () as u64,
+        start_evictor: evictor::start_on_borrowed_thread as *const () as u64,
         library_start,
         library_end,
-        cell: agent::cell_address(),
+        cell: evictor::cell_address(),
         head,
     }
 }
@@ -210,8 +210,8 @@ fn join(socket: &Descriptor, pager: Pager<'_>, welcome: &Welcome, file: &Descrip
     if head.magic != MAGIC || head.version != VERSION {
         return Err((b"the pager's memory is of another version", 0));
     }
-    if welcome.start_agent {
-        agent::start(welcome.attempt);
+    if welcome.start_evictor {
+        evictor::start(welcome.attempt);
     }
     Ok(())
 }

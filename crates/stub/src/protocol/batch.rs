@@ -1,4 +1,4 @@
-//! Batches: what the agent is asked, and what it answers.
+//! Batches: what the evictor is asked, and what it answers.
 //!
 //! A batch belongs to one side at a time, as its [`Phase`] says; the words of its entries need no order of their own.
 
@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use super::BATCH_ENTRIES_MAX;
 
-/// Up to [`BATCH_ENTRIES_MAX`] things for the agent to do.
+/// Up to [`BATCH_ENTRIES_MAX`] things for the evictor to do.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Batch {
@@ -74,11 +74,11 @@ pub mod entry_word {
 pub enum Phase {
     /// The pager's: nothing asked, or all results taken.
     Idle = 0,
-    /// Whoever takes it: the agent, or the pager back again, if the agent is stopped. From now on nobody may read the userfaultfd's messages (rule 14).
+    /// Whoever takes it: the evictor, or the pager back again, if the evictor is stopped. From now on nobody may read the userfaultfd's messages (rule 14).
     Posted = 1,
-    /// The agent's: it moves pages.
+    /// The evictor's: it moves pages.
     Claimed = 2,
-    /// The agent's: pages are moved, which cannot be undone; it copies and drops them. Messages may be read again.
+    /// The evictor's: pages are moved, which cannot be undone; it copies and drops them. Messages may be read again.
     Moved = 3,
     /// The pager's: all results are there.
     Done = 4,
@@ -115,7 +115,7 @@ pub mod outcome {
     pub const BUSY: i32 = -16;
     /// `-EINVAL`: not memory that can be moved: locked, not both readable and writable, or not private and anonymous.
     pub const REFUSED: i32 = -22;
-    /// `-ENOSYS`: an operation that this agent does not know.
+    /// `-ENOSYS`: an operation that this evictor does not know.
     pub const UNKNOWN: i32 = -38;
 }
 

@@ -8,15 +8,15 @@ use super::{MAGIC, VERSION};
 pub enum HelloKind {
     /// A program that starts; a userfaultfd comes along unless `status` says why not.
     Program = 1,
-    /// An agent that starts, and wants its userfaultfd.
-    Agent = 2,
+    /// An evictor that starts, and wants its userfaultfd.
+    Evictor = 2,
 }
 
 /// What the pager says to a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Verdict {
-    /// The program is paged; the head comes along (for an agent: the userfaultfd; its seat follows in another such message).
+    /// The program is paged; the head comes along (for an evictor: the userfaultfd; its seat follows in another such message).
     Page = 1,
     /// The program runs without being paged.
     RunUnpaged = 2,
@@ -29,26 +29,26 @@ pub enum Verdict {
     TakeDevice = 5,
 }
 
-/// What a program or an agent says first.
+/// What a program or an evictor says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Who speaks.
     pub kind: HelloKind,
     /// The process as it sees itself; the socket's credentials tell the pager's view.
     pub process: u32,
-    /// An agent's: which attempt it comes of ([`AgentCell::attempt`](super::AgentCell)).
+    /// An evictor's: which attempt it comes of ([`EvictorCell::attempt`](super::EvictorCell)).
     pub attempt: u32,
     /// 0, or the negative error number with which making a userfaultfd failed.
     pub status: i32,
-    /// The run's token: what proves that the program was started in the run. 0 of an agent.
+    /// The run's token: what proves that the program was started in the run. 0 of an evictor.
     pub token: u64,
-    /// The address of the stub's `start_agent`, see there.
-    pub start_agent: u64,
+    /// The address of the stub's `start_evictor`, see there.
+    pub start_evictor: u64,
     /// Where the stub's library is mapped.
     pub library_start: u64,
     /// Its end.
     pub library_end: u64,
-    /// Where its [`AgentCell`](super::AgentCell) is.
+    /// Where its [`EvictorCell`](super::EvictorCell) is.
     pub cell: u64,
     /// Where a program has mapped the head that goes on without waiting: it has agreed on what [`RunHead::features`](super::RunHead)
     /// says, and registered the head's first page. 0 if it waits for an answer.
@@ -60,10 +60,10 @@ pub struct Hello {
 pub struct Welcome {
     /// What shall happen.
     pub verdict: Verdict,
-    /// Of a program that starts its agent now: which attempt that is.
+    /// Of a program that starts its evictor now: which attempt that is.
     pub attempt: u32,
-    /// Whether the program starts its agent now, because the pager may not start it later by ptrace.
-    pub start_agent: bool,
+    /// Whether the program starts its evictor now, because the pager may not start it later by ptrace.
+    pub start_evictor: bool,
 }
 
 /// The program's last word: from now on it runs.
@@ -127,19 +127,19 @@ impl Hello {
     pub fn encode(&self) -> Words {
         let who = pack(self.kind as u32, self.process);
         let how = pack(self.attempt, self.status.cast_unsigned());
-        frame(&[who, how, self.token, self.start_agent, self.library_start, self.library_end, self.cell, self.head])
+        frame(&[who, how, self.token, self.start_evictor, self.library_start, self.library_end, self.cell, self.head])
     }
 
     /// Takes apart what came.
     pub fn decode(words: &Words) -> Result<Self, Mismatch> {
-        let [who, how, token, start_agent, library_start, library_end, cell, head] = unframe(words)?;
+        let [who, how, token, start_evictor, library_start, library_end, cell, head] = unframe(words)?;
         Ok(Self {
             kind: HelloKind::from_number(who as u32).ok_or(Mismatch::NotOurs)?,
             process: (who >> 32) as u32,
             attempt: how as u32,
             status: ((how >> 32) as u32).cast_signed(),
             token,
-            start_agent,
+            start_evictor,
             library_start,
             library_end,
             cell,
@@ -151,16 +151,16 @@ impl Hello {
 impl Welcome {
     /// As it travels.
     pub fn encode(&self) -> Words {
-        frame(&[pack(self.verdict as u32, self.attempt), u64::from(self.start_agent)])
+        frame(&[pack(self.verdict as u32, self.attempt), u64::from(self.start_evictor)])
     }
 
     /// Takes apart what came.
     pub fn decode(words: &Words) -> Result<Self, Mismatch> {
-        let [verdict, start_agent, ..] = unframe(words)?;
+        let [verdict, start_evictor, ..] = unframe(words)?;
         Ok(Self {
             verdict: Verdict::from_number(verdict as u32).ok_or(Mismatch::NotOurs)?,
             attempt: (verdict >> 32) as u32,
-            start_agent: start_agent != 0,
+            start_evictor: start_evictor != 0,
         })
     }
 }
@@ -179,4 +179,4 @@ impl Ready {
 }
 
 number_of!(Verdict: Page, RunUnpaged, Refuse, PageTellingForks, TakeDevice);
-number_of!(HelloKind: Program, Agent);
+number_of!(HelloKind: Program, Evictor);

@@ -6,15 +6,15 @@
 //! *Head*: one memfd per run that nobody can write to ([`RunHead`]), mapped by all programs and inherited by their forks. A process that
 //! maps it is of the run. Its first page is registered with the program's userfaultfd, so that forks are told.
 //!
-//! *Seat*: one memfd per address space, shared by its agent and the pager alone, and not inherited by forks: [`SeatHead`], two
+//! *Seat*: one memfd per address space, shared by its evictor and the pager alone, and not inherited by forks: [`SeatHead`], two
 //! [`Batch`]es, and a page for each entry of both, through which evicted pages go to the pager. Words in shared memory are atomics; a batch
 //! belongs to one side at a time, by its [`Phase`].
 //!
-//! *Cell*: [`AgentCell`], in the memory of the stub's library: what the pager reads from outside while there is no seat yet.
+//! *Cell*: [`EvictorCell`], in the memory of the stub's library: what the pager reads from outside while there is no seat yet.
 //!
 //! *Greeting* (a `SOCK_SEQPACKET` UNIX socket): the program sends [`Hello`] with its userfaultfd, gets [`Welcome`] with the
 //! head's memfd, maps it, and sends [`Ready`]. A program that may not make a userfaultfd gets the device that makes one
-//! ([`Verdict::TakeDevice`]), and says hello again. An agent sends `Hello` of its own kind and gets the userfaultfd, then its seat's memfd.
+//! ([`Verdict::TakeDevice`]), and says hello again. An evictor sends `Hello` of its own kind and gets the userfaultfd, then its seat's memfd.
 //!
 //! Where the pager would say the same to every program, it says so in advance ([`RunHead::features`]): the program opens the head by
 //! its link ([`HEAD_SUFFIX`]), does what it would do after `Welcome`, sends a `Hello` that is complete to a datagram socket
@@ -76,8 +76,8 @@ pub const HEAD_SUFFIX: &str = ".head";
 /// Behind the pager's address: the datagram socket for the hellos of such programs.
 pub const NOTES_SUFFIX: &str = ".notes";
 
-/// What agents are called in `/proc`; ends with a zero byte, as `PR_SET_NAME` demands.
-pub const AGENT_NAME: &[u8; 16] = b"spillway-agent\0\0";
+/// What evictors are called in `/proc`; ends with a zero byte, as `PR_SET_NAME` demands.
+pub const EVICTOR_NAME: &[u8; 16] = b"spillway-evict\0\0";
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
@@ -99,16 +99,16 @@ pub const ADDRESS_BYTES_MAX: usize = 107;
 /// little more than 100 us.
 pub const BATCH_ENTRIES_MAX: usize = 512;
 
-/// Batches of a seat: one with the agent, one with the engine.
+/// Batches of a seat: one with the evictor, one with the engine.
 pub const BATCHES: usize = 2;
 
 /// Bytes of a slot of the write-back pool: 32 neighbouring pages.
 pub const POOL_SLOT_BYTES: usize = 128 << 10;
 
-/// Bytes of the agent's stack, in the stub's library; the agent calls few functions, and has no large variables.
-pub const AGENT_STACK_BYTES: usize = 32 << 10;
+/// Bytes of the evictor's stack, in the stub's library; the evictor calls few functions, and has no large variables.
+pub const EVICTOR_STACK_BYTES: usize = 32 << 10;
 
-/// Bytes of the stack of the call that starts the agent, in the stub's library.
+/// Bytes of the stack of the call that starts the evictor, in the stub's library.
 pub const CALL_STACK_BYTES: usize = 16 << 10;
 
 const BATCH_STRIDE_BYTES: usize = size_of::<Batch>().next_multiple_of(PAGE_BYTES);
@@ -134,7 +134,7 @@ pub struct RunHead {
     pub address_length: u32,
     /// What the userfaultfd of a program agrees on that goes on without waiting for the pager; 0: every program asks.
     pub features: u64,
-    /// Where the pager is; agents that start late connect to it. As in [`ADDRESS_VARIABLE`], without the token.
+    /// Where the pager is; evictors that start late connect to it. As in [`ADDRESS_VARIABLE`], without the token.
     pub address: [u8; ADDRESS_BYTES_MAX],
 }
 
@@ -152,20 +152,20 @@ const _: () =
     assert!(transfer_offset(BATCHES - 1, BATCH_ENTRIES_MAX) == SEAT_BYTES && SEAT_BYTES.is_multiple_of(PAGE_BYTES));
 const _: () = assert!(size_of::<RunHead>() <= PAGE_BYTES && size_of::<SeatHead>() <= PAGE_BYTES);
 
-/// What the pager reads in the stub's library while an agent starts. It is private memory: a forked child has a copy of its own, in which
-/// [`AgentCell::attempt`] is that of its parent.
+/// What the pager reads in the stub's library while an evictor starts. It is private memory: a forked child has a copy of its own, in which
+/// [`EvictorCell::attempt`] is that of its parent.
 #[repr(C)]
 #[derive(Debug)]
-pub struct AgentCell {
+pub struct EvictorCell {
     /// Which of the pager's attempts the rest is about; 0 before the first.
     pub attempt: AtomicU32,
-    /// 1 when the starting call has returned into its final loop; see `start_agent` of the stub.
+    /// 1 when the starting call has returned into its final loop; see `start_evictor` of the stub.
     pub call_returned: AtomicU32,
-    /// The negative error number with which the agent failed; 0 while it has not.
+    /// The negative error number with which the evictor failed; 0 while it has not.
     pub failure: AtomicI32,
-    /// The agent's thread number as the program sees it.
+    /// The evictor's thread number as the program sees it.
     pub thread: AtomicU32,
-    /// One more than the agent's descriptor of a socket that it waits at, because it cannot connect: the pager takes the other end, whose
+    /// One more than the evictor's descriptor of a socket that it waits at, because it cannot connect: the pager takes the other end, whose
     /// descriptor is the next word. 0 if there is none.
     pub offered: AtomicU32,
 }
@@ -173,43 +173,43 @@ pub struct AgentCell {
 /// Where the stack of the starting call ends, from the cell on (stacks grow down).
 pub const CALL_STACK_END: usize = PAGE_BYTES + CALL_STACK_BYTES;
 
-/// Where the agent's stack ends, from the cell on.
-pub const AGENT_STACK_END: usize = CALL_STACK_END + AGENT_STACK_BYTES;
+/// Where the evictor's stack ends, from the cell on.
+pub const EVICTOR_STACK_END: usize = CALL_STACK_END + EVICTOR_STACK_BYTES;
 
 /// Words of a cell, in their order.
-pub const CELL_WORDS: usize = size_of::<AgentCell>() / 4;
+pub const CELL_WORDS: usize = size_of::<EvictorCell>() / 4;
 
 /// The start of a seat.
 #[repr(C)]
 #[derive(Debug)]
 pub struct SeatHead {
-    /// An [`AgentState`]; a futex.
+    /// An [`EvictorState`]; a futex.
     pub state: AtomicU32,
-    /// The error number with which the agent failed.
+    /// The error number with which the evictor failed.
     pub failure: AtomicI32,
-    /// 1 while the agent sleeps on the phase of its next batch, so that whoever posts it must wake it.
-    pub agent_sleeps: AtomicU32,
+    /// 1 while the evictor sleeps on the phase of its next batch, so that whoever posts it must wake it.
+    pub evictor_sleeps: AtomicU32,
     /// The [`Phase`] that the pager sleeps for; 0 while it does not sleep.
     pub pager_awaits: AtomicU32,
-    /// How often the agent looks at its next batch before it sleeps.
+    /// How often the evictor looks at its next batch before it sleeps.
     pub spin_rounds: AtomicU32,
-    /// The agent's thread number, as the program sees it.
+    /// The evictor's thread number, as the program sees it.
     pub thread: AtomicU32,
-    /// The CPU that the agent began its last batch on, counted from 1; 0 if it does not know.
-    pub agent_cpu: AtomicU32,
-    /// Where the agent's staging area begins in the program; its length is [`STAGING_BYTES`]. 0 before there is one.
+    /// The CPU that the evictor began its last batch on, counted from 1; 0 if it does not know.
+    pub evictor_cpu: AtomicU32,
+    /// Where the evictor's staging area begins in the program; its length is [`STAGING_BYTES`]. 0 before there is one.
     pub staging: AtomicU64,
     /// Where the program has this memory. 0 before.
     pub mapped: AtomicU64,
-    /// 1: the agent moves no page more in the batch that it has, and ends it as if the program changed its mappings.
+    /// 1: the evictor moves no page more in the batch that it has, and ends it as if the program changed its mappings.
     pub is_held: AtomicU32,
     /// Where the instructions begin that look at [`SeatHead::is_held`] and then move pages.
     pub move_start: AtomicU64,
-    /// And where they end: an agent that is stopped anywhere else looks again before it moves.
+    /// And where they end: an evictor that is stopped anywhere else looks again before it moves.
     pub move_end: AtomicU64,
 }
 
-/// Bytes of the agent's staging area.
+/// Bytes of the evictor's staging area.
 pub const STAGING_BYTES: usize = BATCH_ENTRIES_MAX * PAGE_BYTES;
 
 /// Where a seat's word is, for the side that sees the seat as a range of bytes.
@@ -220,16 +220,16 @@ pub mod seat_word {
     pub const STATE: usize = offset_of!(SeatHead, state);
     /// [`SeatHead::failure`].
     pub const FAILURE: usize = offset_of!(SeatHead, failure);
-    /// [`SeatHead::agent_sleeps`].
-    pub const AGENT_SLEEPS: usize = offset_of!(SeatHead, agent_sleeps);
+    /// [`SeatHead::evictor_sleeps`].
+    pub const EVICTOR_SLEEPS: usize = offset_of!(SeatHead, evictor_sleeps);
     /// [`SeatHead::pager_awaits`].
     pub const PAGER_AWAITS: usize = offset_of!(SeatHead, pager_awaits);
     /// [`SeatHead::spin_rounds`].
     pub const SPIN_ROUNDS: usize = offset_of!(SeatHead, spin_rounds);
     /// [`SeatHead::thread`].
     pub const THREAD: usize = offset_of!(SeatHead, thread);
-    /// [`SeatHead::agent_cpu`].
-    pub const AGENT_CPU: usize = offset_of!(SeatHead, agent_cpu);
+    /// [`SeatHead::evictor_cpu`].
+    pub const EVICTOR_CPU: usize = offset_of!(SeatHead, evictor_cpu);
     /// [`SeatHead::staging`].
     pub const STAGING: usize = offset_of!(SeatHead, staging);
     /// [`SeatHead::mapped`].
@@ -242,10 +242,10 @@ pub mod seat_word {
     pub const MOVE_END: usize = offset_of!(SeatHead, move_end);
 }
 
-/// How an agent is.
+/// How an evictor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum AgentState {
+pub enum EvictorState {
     /// There is none.
     Absent = 0,
     /// It was started and has no userfaultfd yet.
@@ -258,4 +258,4 @@ pub enum AgentState {
     Failed = 4,
 }
 
-number_of!(AgentState: Absent, Starting, Running, Ended, Failed);
+number_of!(EvictorState: Absent, Starting, Running, Ended, Failed);

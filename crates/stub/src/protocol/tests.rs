@@ -4,12 +4,12 @@ use super::*;
 
 fn hello() -> Hello {
     Hello {
-        kind: HelloKind::Agent,
+        kind: HelloKind::Evictor,
         process: u32::MAX,
         attempt: 7,
         status: -13,
         token: u64::MAX - 7,
-        start_agent: u64::MAX - 1,
+        start_evictor: u64::MAX - 1,
         library_start: 0x7000_0000_1000,
         library_end: 0x7000_0000_2000,
         cell: 0x7000_0000_1800,
@@ -25,10 +25,10 @@ fn the_filter_lets_these_calls_pass() {
 #[test]
 fn messages_survive_their_journey() {
     assert_eq!(Hello::decode(&hello().encode()), Ok(hello()));
-    for (verdict, start_agent) in
+    for (verdict, start_evictor) in
         [(Verdict::Page, true), (Verdict::RunUnpaged, false), (Verdict::PageTellingForks, false)]
     {
-        let welcome = Welcome { verdict, attempt: 3, start_agent };
+        let welcome = Welcome { verdict, attempt: 3, start_evictor };
         assert_eq!(Welcome::decode(&welcome.encode()), Ok(welcome));
     }
     let ready = Ready { head: 0x7fff_0000_0000, status: -12 };
@@ -65,5 +65,5 @@ fn numbers_stand_for_what_they_were_made_from() {
     }
     assert_eq!(Phase::from_number(5), None);
     assert_eq!(Operation::from_number(Operation::Exit as u32), Some(Operation::Exit));
-    assert_eq!(AgentState::from_number(5), None);
+    assert_eq!(EvictorState::from_number(5), None);
 }

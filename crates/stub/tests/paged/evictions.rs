@@ -50,7 +50,7 @@ fn a_clean_page_is_dropped_without_a_copy() {
 
 #[test]
 fn nothing_is_moved_while_a_message_about_mappings_waits() {
-    // Rules 11 and 14: the kernel refuses, the agent asks once, and says so of the whole batch.
+    // Rules 11 and 14: the kernel refuses, the evictor asks once, and says so of the whole batch.
     let mut scene = Scene::new(true);
     scene.conversation.tell("drop");
     let timeout = Timespec { tv_sec: 60, tv_nsec: 0 };
@@ -168,7 +168,7 @@ fn zeroes_that_are_written_while_they_leave_keep_what_is_written() {
 }
 
 #[test]
-fn a_program_that_locks_all_its_memory_keeps_it_and_its_agent() {
+fn a_program_that_locks_all_its_memory_keeps_it_and_its_evictor() {
     // The staging area is locked, and filled with zeroes, like all that the program has.
     let mut scene = Scene::new(true);
     scene.evict(0..PAGES);

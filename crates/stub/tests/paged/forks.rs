@@ -19,7 +19,7 @@ fn fork(scene: &mut Scene) -> (u32, Paged) {
 }
 
 #[test]
-fn a_forked_child_has_an_agent_of_its_own() {
+fn a_forked_child_has_an_evictor_of_its_own() {
     let mut scene = Scene::new(true);
     scene.evict(0..PAGES / 2);
     let (_, mut child) = fork(&mut scene);

@@ -24,8 +24,8 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    pub(crate) fn new(start_agent_early: bool) -> Self {
-        Self::with(TinyPager::new(), PAGES, &[], |pager| (pager.greet(start_agent_early), None))
+    pub(crate) fn new(start_evictor_early: bool) -> Self {
+        Self::with(TinyPager::new(), PAGES, &[], |pager| (pager.greet(start_evictor_early), None))
     }
 
     /// With huge pages, where the kernel has them.
@@ -34,9 +34,9 @@ impl Scene {
     }
 
     /// With a pager to whom the kernel tells nothing about forks.
-    pub(crate) fn without_rights(start_agent_early: bool) -> Self {
+    pub(crate) fn without_rights(start_evictor_early: bool) -> Self {
         Self::with(TinyPager::without_rights(), PAGES, &[], |pager| {
-            let (paged, notices) = pager.greet_without_rights(start_agent_early);
+            let (paged, notices) = pager.greet_without_rights(start_evictor_early);
             (paged, Some(notices))
         })
     }

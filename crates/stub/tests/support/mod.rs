@@ -1,4 +1,4 @@
-//! A pager in miniature: greets programs, evicts what it is told through their agents, and serves faults from a table.
+//! A pager in miniature: greets programs, evicts what it is told through their evictors, and serves faults from a table.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_stub::greeting::{Address, Listener, Notes, Visitor};
 use spillway_stub::head::Head;
 use spillway_stub::late_start::{self, ProgramPlaces};
-use spillway_stub::protocol::{AgentState, Hello, HelloKind, Phase, Verdict, Welcome, outcome};
+use spillway_stub::protocol::{EvictorState, Hello, HelloKind, Phase, Verdict, Welcome, outcome};
 use spillway_stub::seat::{Seat, Task};
 use spillway_sys::call_notices::CallNotices;
 use spillway_sys::mapping::{Mapping, PAGE_SIZE_BYTES};
@@ -138,7 +138,7 @@ pub(crate) struct Paged {
     pub(crate) places: ProgramPlaces,
     pub(crate) hello: Hello,
     pub(crate) userfaultfd: Userfaultfd,
-    /// None before there is an agent.
+    /// None before there is an evictor.
     pub(crate) seat: Option<Seat>,
     attempt: u32,
     pub(crate) children: Vec<Userfaultfd>,
@@ -238,20 +238,20 @@ impl TinyPager {
         }
     }
 
-    /// A number for an attempt to start an agent.
+    /// A number for an attempt to start an evictor.
     fn next_attempt(&mut self) -> u32 {
         self.attempts += 1;
         self.attempts
     }
 
     /// Greets the next program.
-    pub(crate) fn greet(&mut self, start_agent: bool) -> Paged {
-        self.greet_with(Verdict::Page, Features::FORK, start_agent, None).0
+    pub(crate) fn greet(&mut self, start_evictor: bool) -> Paged {
+        self.greet_with(Verdict::Page, Features::FORK, start_evictor, None).0
     }
 
     /// Greets the next program as the pager of a user without rights does.
-    pub(crate) fn greet_without_rights(&mut self, start_agent: bool) -> (Paged, CallNotices) {
-        let (paged, listener) = self.greet_with(Verdict::PageTellingForks, Features::default(), start_agent, None);
+    pub(crate) fn greet_without_rights(&mut self, start_evictor: bool) -> (Paged, CallNotices) {
+        let (paged, listener) = self.greet_with(Verdict::PageTellingForks, Features::default(), start_evictor, None);
         let listener = listener.expect("a program brings a descriptor");
         (paged, CallNotices::from_descriptor(listener, self.address.fork_probe()).unwrap())
     }
@@ -267,7 +267,7 @@ impl TinyPager {
         &mut self,
         verdict: Verdict,
         more: Features,
-        start_agent: bool,
+        start_evictor: bool,
         asked: Option<&CallNotices>,
     ) -> (Paged, Option<OwnedFd>) {
         let visitor = self.visitor();
@@ -276,7 +276,7 @@ impl TinyPager {
         let userfaultfd = Userfaultfd::from_descriptor(descriptor.expect("a program brings one")).unwrap();
         userfaultfd.agree(FEATURES | more).unwrap();
         let attempt = self.next_attempt();
-        visitor.welcome(&Welcome { verdict, attempt, start_agent }, Some(self.head.file().as_fd())).unwrap();
+        visitor.welcome(&Welcome { verdict, attempt, start_evictor }, Some(self.head.file().as_fd())).unwrap();
         let (ready, listener) = visitor.ready_with_descriptor(far()).unwrap();
         assert_eq!(ready.status, 0);
         let places = places(visitor.process(), &hello, ready.head);
@@ -285,31 +285,31 @@ impl TinyPager {
             assert!(notices.next().unwrap().is_none(), "that is no fork");
         }
         let mut paged = Paged { attempt, ..Paged::new(places, hello, userfaultfd) };
-        if start_agent {
-            self.greet_agent(&mut paged);
+        if start_evictor {
+            self.greet_evictor(&mut paged);
         }
         (paged, listener)
     }
 
-    /// Gives an agent that starts its userfaultfd, and a seat.
-    pub(crate) fn greet_agent(&self, paged: &mut Paged) {
+    /// Gives an evictor that starts its userfaultfd, and a seat.
+    pub(crate) fn greet_evictor(&self, paged: &mut Paged) {
         let visitor = self.visitor();
         assert_eq!(visitor.process(), paged.places.process);
-        paged.welcome_agent(&visitor);
+        paged.welcome_evictor(&visitor);
     }
 
-    /// Starts an agent on thread `thread`, which is in user code most of the time.
+    /// Starts an evictor on thread `thread`, which is in user code most of the time.
     pub(crate) fn start_late(&mut self, paged: &mut Paged, thread: u32) {
         self.call_late(paged, thread);
-        self.greet_agent(paged);
+        self.greet_evictor(paged);
     }
 
-    /// As [`TinyPager::start_late`], but that the agent is not greeted.
+    /// As [`TinyPager::start_late`], but that the evictor is not greeted.
     pub(crate) fn call_late(&mut self, paged: &mut Paged, thread: u32) {
         let deadline = far();
         paged.attempt = self.next_attempt();
         loop {
-            match late_start::start_agent(&paged.places, thread, paged.attempt, &mut || true, deadline) {
+            match late_start::start_evictor(&paged.places, thread, paged.attempt, &mut || true, deadline) {
                 Ok(()) => return,
                 Err(TraceError::Unsuitable(why)) => assert!(Instant::now() < deadline, "{why}"),
                 Err(error) => panic!("{error}"),
@@ -322,7 +322,7 @@ impl TinyPager {
 const TOKEN: u64 = 0x1234_5678_9abc_def0;
 
 fn places(process: u32, hello: &Hello, head: u64) -> ProgramPlaces {
-    ProgramPlaces { process, start_agent: hello.start_agent, cell: hello.cell, head }
+    ProgramPlaces { process, start_evictor: hello.start_evictor, cell: hello.cell, head }
 }
 
 impl Paged {
@@ -349,21 +349,21 @@ impl Paged {
         Self { store: self.store.clone(), ..Self::new(places, self.hello, userfaultfd) }
     }
 
-    /// What it shares with its agent, which has come.
+    /// What it shares with its evictor, which has come.
     pub(crate) fn seat(&self) -> &Seat {
-        self.seat.as_ref().expect("the agent was greeted")
+        self.seat.as_ref().expect("the evictor was greeted")
     }
 
-    /// Answers the agent's hello.
-    pub(crate) fn welcome_agent(&mut self, agent: &Visitor) {
-        let (hello, _) = agent.hello(far()).unwrap();
-        assert_eq!((hello.kind, hello.attempt), (HelloKind::Agent, self.attempt));
+    /// Answers the evictor's hello.
+    pub(crate) fn welcome_evictor(&mut self, evictor: &Visitor) {
+        let (hello, _) = evictor.hello(far()).unwrap();
+        assert_eq!((hello.kind, hello.attempt), (HelloKind::Evictor, self.attempt));
         let seat = Seat::create().unwrap();
-        let welcome = Welcome { verdict: Verdict::Page, attempt: hello.attempt, start_agent: false };
-        agent.welcome(&welcome, Some(self.userfaultfd.as_fd())).unwrap();
-        agent.welcome(&welcome, Some(seat.file().as_fd())).unwrap();
-        assert!(seat.wait_for_agent(far()).unwrap());
-        assert_eq!(seat.state(), AgentState::Running, "{}", seat.failure());
+        let welcome = Welcome { verdict: Verdict::Page, attempt: hello.attempt, start_evictor: false };
+        evictor.welcome(&welcome, Some(self.userfaultfd.as_fd())).unwrap();
+        evictor.welcome(&welcome, Some(seat.file().as_fd())).unwrap();
+        assert!(seat.wait_for_evictor(far()).unwrap());
+        assert_eq!(seat.state(), EvictorState::Running, "{}", seat.failure());
         self.seat = Some(seat);
         self.batch = 0;
     }
@@ -377,13 +377,13 @@ impl Paged {
         self.store.len()
     }
 
-    /// Has the agent carry out `tasks`, and returns the results.
+    /// Has the evictor carry out `tasks`, and returns the results.
     pub(crate) fn run(&mut self, tasks: &[Task]) -> Vec<i32> {
         self.seat().post(self.batch, tasks);
         let deadline = far();
-        assert!(self.seat().wait(self.batch, Phase::Moved, 0, deadline).unwrap(), "the agent does not move");
+        assert!(self.seat().wait(self.batch, Phase::Moved, 0, deadline).unwrap(), "the evictor does not move");
         // Nobody is served meanwhile: a page that leaves is in no table yet.
-        assert!(self.seat().wait(self.batch, Phase::Done, 0, deadline).unwrap(), "the agent does not finish");
+        assert!(self.seat().wait(self.batch, Phase::Done, 0, deadline).unwrap(), "the evictor does not finish");
         let results = (0..tasks.len()).map(|index| self.seat().result(self.batch, index)).collect();
         self.taken_batch = self.next_batch();
         self.seat().take(self.taken_batch);

@@ -1,6 +1,6 @@
-//! What an eviction costs per page: batches of 512 through an agent, without anything behind it.
+//! What an eviction costs per page: batches of 512 through an evictor, without anything behind it.
 //!
-//! `cargo run --release -p spillway-stub --example agent_cost`. Figures in docs/pager.md.
+//! `cargo run --release -p spillway-stub --example evictor_cost`. Figures in docs/pager.md.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that fails may panic")]
 

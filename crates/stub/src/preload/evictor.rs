@@ -1,4 +1,4 @@
-//! The agent: a thread with a descriptor table of its own that carries out batches.
+//! The evictor: a thread with a descriptor table of its own that carries out batches.
 //!
 //! It blocks all signals, has no thread-local storage, its stack is in this library, and it touches only its seat, its staging
 //! area and this library, none of which is ever paged: so it never waits for a page of its own program.
@@ -11,8 +11,8 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, fence};
 use crate::batch::{self, Staging};
 use crate::calls::{self, Descriptor, INVALID};
 use crate::protocol::{
-    AGENT_NAME, AGENT_STACK_BYTES, AGENT_STACK_END, AgentCell, AgentState, BATCHES, Batch, CALL_STACK_BYTES, Hello,
-    HelloKind, PAGE_BYTES, Phase, RunHead, SEAT_BYTES, SeatHead, Verdict, Welcome, batch_offset,
+    BATCHES, Batch, CALL_STACK_BYTES, EVICTOR_NAME, EVICTOR_STACK_BYTES, EVICTOR_STACK_END, EvictorCell, EvictorState,
+    Hello, HelloKind, PAGE_BYTES, Phase, RunHead, SEAT_BYTES, SeatHead, Verdict, Welcome, batch_offset,
 };
 use crate::socket;
 use crate::start::store_and_wake;
@@ -26,12 +26,12 @@ const NOT_IN_CHILDREN: u32 = 10;
 /// memory of the program beside it.
 #[repr(C, align(4096))]
 struct Own {
-    cell: AgentCell,
+    cell: EvictorCell,
     /// Where the head is mapped; the same in forked children, which inherit both.
     head: AtomicUsize,
-    rest: [u8; PAGE_BYTES - size_of::<AgentCell>().next_multiple_of(8) - 8],
+    rest: [u8; PAGE_BYTES - size_of::<EvictorCell>().next_multiple_of(8) - 8],
     call_stack: UnsafeCell<[u8; CALL_STACK_BYTES]>,
-    agent_stack: UnsafeCell<[u8; AGENT_STACK_BYTES]>,
+    evictor_stack: UnsafeCell<[u8; EVICTOR_STACK_BYTES]>,
 }
 
 // SAFETY: the first two are atomics, and the stacks are used by the kernel's threads, never through a reference.
@@ -39,7 +39,7 @@ unsafe impl Sync for Own {}
 
 #[unsafe(link_section = ".data.spillway")]
 static OWN: Own = Own {
-    cell: AgentCell {
+    cell: EvictorCell {
         attempt: AtomicU32::new(0),
         call_returned: AtomicU32::new(0),
         failure: AtomicI32::new(0),
@@ -49,17 +49,17 @@ static OWN: Own = Own {
     head: AtomicUsize::new(0),
     rest: [0; _],
     call_stack: UnsafeCell::new([0; _]),
-    agent_stack: UnsafeCell::new([0; _]),
+    evictor_stack: UnsafeCell::new([0; _]),
 };
 
-const _: () = assert!(size_of::<Own>() == AGENT_STACK_END);
+const _: () = assert!(size_of::<Own>() == EVICTOR_STACK_END);
 
 /// Where the cell is.
 pub(crate) fn cell_address() -> u64 {
     &raw const OWN.cell as u64
 }
 
-/// Says where the head is mapped, for agents that start late.
+/// Says where the head is mapped, for evictors that start late.
 pub(crate) fn keep_head(head: usize) {
     OWN.head.store(head, Release);
 }
@@ -101,12 +101,12 @@ impl Place {
 
     fn fail(self, error: i32) -> ! {
         self.seat.failure.store(error, Relaxed);
-        store_and_wake(&self.seat.state, AgentState::Failed as u32);
+        store_and_wake(&self.seat.state, EvictorState::Failed as u32);
         calls::end_thread(0)
     }
 }
 
-/// Runs on a thread of the program that was stopped by ptrace, on the call stack of this library: starts the agent, says that this is
+/// Runs on a thread of the program that was stopped by ptrace, on the call stack of this library: starts the evictor, says that this is
 /// done, and stays in a loop of two instructions until the thread's registers are put back. No breakpoint is needed, whose
 /// signal the program could have been told of.
 pub(crate) extern "C" fn start_on_borrowed_thread(attempt: usize) -> ! {
@@ -117,7 +117,7 @@ pub(crate) extern "C" fn start_on_borrowed_thread(attempt: usize) -> ! {
     }
 }
 
-/// Starts an agent as attempt number `attempt`; whether that worked stands in the cell until there is a seat.
+/// Starts an evictor as attempt number `attempt`; whether that worked stands in the cell until there is a seat.
 pub(crate) fn start(attempt: u32) {
     let cell = &OWN.cell;
     cell.call_returned.store(0, Relaxed);
@@ -125,8 +125,8 @@ pub(crate) fn start(attempt: u32) {
     cell.offered.store(0, Relaxed);
     cell.attempt.store(attempt, Release);
     let before = calls::block_signals(u64::MAX);
-    let stack_end = &raw const OWN as usize + AGENT_STACK_END;
-    // SAFETY: the flags make a thread, and the stack is the agent's, of which a program has one.
+    let stack_end = &raw const OWN as usize + EVICTOR_STACK_END;
+    // SAFETY: the flags make a thread, and the stack is the evictor's, of which a program has one.
     let result = unsafe { calls::clone_thread(THREAD_FLAGS, stack_end, run_thread, 0) };
     calls::block_signals(before);
     if result < 0 {
@@ -135,7 +135,7 @@ pub(crate) fn start(attempt: u32) {
 }
 
 extern "C" fn run_thread(_: usize) -> ! {
-    calls::detach_thread(AGENT_NAME);
+    calls::detach_thread(EVICTOR_NAME);
     OWN.cell.thread.store(calls::thread(), Relaxed);
     let (place, userfaultfd) = match meet_pager() {
         Ok(met) => met,
@@ -149,11 +149,11 @@ extern "C" fn run_thread(_: usize) -> ! {
         Ok(staging) => staging,
         Err(error) => place.fail(error),
     };
-    store_and_wake(&place.seat.state, AgentState::Running as u32);
+    store_and_wake(&place.seat.state, EvictorState::Running as u32);
     match serve(place, &staging) {
         Ok(status) => {
             staging.give_back();
-            store_and_wake(&place.seat.state, AgentState::Ended as u32);
+            store_and_wake(&place.seat.state, EvictorState::Ended as u32);
             calls::end_thread(status)
         }
         Err(error) => place.fail(error),
@@ -162,17 +162,17 @@ extern "C" fn run_thread(_: usize) -> ! {
 
 /// Gets the userfaultfd and a seat from the pager.
 fn meet_pager() -> Result<(Place, Userfaultfd), i32> {
-    // SAFETY: the head is mapped before an agent can start, and is never unmapped.
+    // SAFETY: the head is mapped before an evictor can start, and is never unmapped.
     let head = unsafe { &*(OWN.head.load(Acquire) as *const RunHead) };
     let address = head.address.get(..head.address_length as usize).ok_or(INVALID)?;
     let socket = socket::connect(address).or_else(|_| offer())?;
     let hello = Hello {
-        kind: HelloKind::Agent,
+        kind: HelloKind::Evictor,
         process: calls::process(),
         attempt: OWN.cell.attempt.load(Relaxed),
         status: 0,
         token: 0,
-        start_agent: 0,
+        start_evictor: 0,
         library_start: 0,
         library_end: 0,
         cell: 0,
@@ -207,7 +207,7 @@ fn serve(place: Place, staging: &Staging) -> Result<u8, i32> {
     loop {
         let batch = place.batch(next);
         wait_for(place, &batch.phase);
-        place.seat.agent_cpu.store(calls::cpu().map_or(0, |cpu| cpu + 1), Relaxed);
+        place.seat.evictor_cpu.store(calls::cpu().map_or(0, |cpu| cpu + 1), Relaxed);
         let exit = batch::run(place, next, batch, staging)?;
         set_phase(place, &batch.phase, Phase::Done);
         if let Some(status) = exit {
@@ -227,7 +227,7 @@ fn wait_for(place: Place, phase: &AtomicU32) {
         }
         hint::spin_loop();
     }
-    place.seat.agent_sleeps.store(1, Relaxed);
+    place.seat.evictor_sleeps.store(1, Relaxed);
     // Either the pager sees that we sleep, or we see what it posted.
     fence(SeqCst);
     while !is_posted() {
@@ -236,7 +236,7 @@ fn wait_for(place: Place, phase: &AtomicU32) {
             calls::sleep_on(phase, seen);
         }
     }
-    place.seat.agent_sleeps.store(0, Relaxed);
+    place.seat.evictor_sleeps.store(0, Relaxed);
 }
 
 /// Says how far a batch is, and wakes the pager if it sleeps for that.
@@ -248,5 +248,5 @@ pub(crate) fn set_phase(place: Place, word: &AtomicU32, phase: Phase) {
     }
 }
 
-/// The userfaultfd that an agent got; it is in no other table of this program.
+/// The userfaultfd that an evictor got; it is in no other table of this program.
 pub(crate) type Userfaultfd = Descriptor;
