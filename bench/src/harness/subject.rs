@@ -13,7 +13,7 @@
 
 use std::path::{Path, PathBuf};
 
-use spillway_block::wakefulness;
+use spillway_block::cpu_idle;
 
 use super::cleanup::Cleanup;
 use super::interrupt::Interrupt;
@@ -208,7 +208,7 @@ impl Workshop {
     }
 
     fn nbdkit_awake(&self, size: Size, cpu: Option<usize>) -> Result<Attached, HarnessError> {
-        let (request, latency_us) = wakefulness::probe().map_err(|reason| HarnessError::Missing(reason.to_string()))?;
+        let (request, latency_us) = cpu_idle::probe().map_err(|reason| HarnessError::Missing(reason.to_string()))?;
         request.demand(latency_us).map_err(HarnessError::system("keeping CPUs awake"))?;
         let mut attached = self.nbdkit(size, cpu)?;
         if let Some(cleanup) = &mut attached.cleanup {

@@ -3,10 +3,10 @@
 //! A page-in on shared memory goes once around: woken by the channel's event -> `receive` -> `submit` -> `poll` brings the
 //! answer at once -> `complete` -> back to sleep. With pieces in flight on a socket the thread waits for that too.
 //!
-//! A thread that just worked looks again for a while before it sleeps ([`Attention`]); between two looks it lets others have the
+//! A thread that just worked looks again for a while before it sleeps ([`AdaptivePolling`]); between two looks it lets others have the
 //! CPU. Sleeping threads wait for the channel with an exclusive epoll, so that a request wakes one of them and not all.
 //!
-//! A service that panics takes its device down, and the loop goes on with errors: see [`crate::downfall`].
+//! A service that panics takes its device down, and the loop goes on with errors: see [`crate::device_failure`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use spillway_sys::event::EventFd;
 
-use crate::attention::Attention;
+use crate::adaptive_polling::AdaptivePolling;
 use crate::channel::{BlockChannel, Interest, Received};
-use crate::downfall::{Downfall, FailedService};
+use crate::device_failure::{DeviceFailure, FailedService};
 use crate::limits::{EVENT_WAIT_MAX, EVENTS_MAX, PARKED_RETRY_INTERVAL};
 use crate::request::{BlockError, BlockRequest};
 use crate::service::{BlockService, Waiting};
@@ -38,16 +38,16 @@ impl IoThread {
         channel: Box<dyn BlockChannel>,
         service: Box<dyn BlockService>,
         stop: Arc<EventFd>,
-        attention: Attention,
-        downfall: Arc<Downfall>,
+        adaptive_polling: AdaptivePolling,
+        device_failure: Arc<DeviceFailure>,
     ) -> io::Result<Self> {
-        let mut request_loop = RequestLoop::new(channel, service, stop, attention, Arc::clone(&downfall))?;
+        let mut request_loop = RequestLoop::new(channel, service, stop, adaptive_polling, Arc::clone(&device_failure))?;
         let handle = std::thread::Builder::new().name(name).spawn(move || {
             // The channel itself panicked: it is closed by the end of this thread.
             match catch_unwind(AssertUnwindSafe(move || request_loop.run())) {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::error!("an I/O thread ended: {error}"),
-                Err(payload) => downfall.come(&*payload),
+                Err(payload) => device_failure.come(&*payload),
             }
         })?;
         Ok(Self { handle: Some(handle) })
@@ -70,8 +70,8 @@ pub struct RequestLoop {
     /// Watches `channel`, for what was last its `interest`, and `stop`.
     idle: OwnedFd,
     interest: Interest,
-    attention: Attention,
-    downfall: Arc<Downfall>,
+    adaptive_polling: AdaptivePolling,
+    device_failure: Arc<DeviceFailure>,
     /// By slot: a request that was not answered.
     in_flight: Box<[bool]>,
     /// What takes the service's place when the device ends by a panic; made ahead, since memory may be short then.
@@ -87,8 +87,8 @@ impl RequestLoop {
         channel: Box<dyn BlockChannel>,
         service: Box<dyn BlockService>,
         stop: Arc<EventFd>,
-        attention: Attention,
-        downfall: Arc<Downfall>,
+        adaptive_polling: AdaptivePolling,
+        device_failure: Arc<DeviceFailure>,
     ) -> io::Result<Self> {
         let idle = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let interest = channel.interest();
@@ -97,7 +97,7 @@ impl RequestLoop {
         let slot_count = channel.pool().slot_count();
         let substitute = Some(Box::new(FailedService::new(slot_count)));
         let in_flight = vec![false; slot_count].into();
-        Ok(Self { channel, service, stop, idle, interest, attention, downfall, in_flight, substitute })
+        Ok(Self { channel, service, stop, idle, interest, adaptive_polling, device_failure, in_flight, substitute })
     }
 
     /// Serves until the channel closes, or a stop is asked for and nothing is in flight.
@@ -108,7 +108,7 @@ impl RequestLoop {
             let now = Instant::now();
             match received {
                 Received::Request(request) => {
-                    self.attention.asked(&request, now);
+                    self.adaptive_polling.asked(&request, now);
                     self.submit(request, now);
                 }
                 Received::Nothing => {}
@@ -116,16 +116,16 @@ impl RequestLoop {
             }
             let (waiting, answered) = self.serve(now);
             if answered || matches!(received, Received::Request(_)) {
-                self.attention.worked(now);
+                self.adaptive_polling.worked(now);
                 continue;
             }
-            if open && matches!(waiting, Waiting::Nothing | Waiting::Event) && self.attention.spins(now) {
+            if open && matches!(waiting, Waiting::Nothing | Waiting::Event) && self.adaptive_polling.spins(now) {
                 // Whoever waits for this CPU goes first: often the very work that brings the next request (the kernel's end
                 // of the last one, the program itself). On a CPU that nobody wants this returns at once.
                 std::thread::yield_now();
                 continue;
             }
-            let rest = self.attention.rest(now);
+            let rest = self.adaptive_polling.rest(now);
             let stopped = match waiting {
                 Waiting::Nothing if !open => return Ok(()),
                 Waiting::Nothing => self.wait_for_request(rest)?,
@@ -149,13 +149,13 @@ impl RequestLoop {
         self.in_flight[request.slot] = true;
         let service = &mut self.service;
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| service.submit(request, now))) {
-            self.downfall.come(&*payload);
+            self.device_failure.come(&*payload);
         }
     }
 
     /// Moves everything as far as it goes; what the service waits for, and whether a request was answered.
     fn serve(&mut self, now: Instant) -> (Waiting, bool) {
-        if self.downfall.has_come()
+        if self.device_failure.has_come()
             && let Some(substitute) = self.substitute.take()
         {
             return self.fail_over(substitute);
@@ -179,7 +179,7 @@ impl RequestLoop {
                 (waiting, answered)
             }
             Err(payload) => {
-                self.downfall.come(&*payload);
+                self.device_failure.come(&*payload);
                 // The next turn fails over.
                 (Waiting::Poll, answered)
             }

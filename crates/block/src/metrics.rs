@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
+use crate::cpu_idle::AwakeFigures;
 use crate::request::{BlockOperation, BlockRequest};
-use crate::wakefulness::AwakeFigures;
 
 /// Buckets per power of two: a figure is exact to 1/16.
 const BUCKETS_PER_OCTAVE: usize = 16;

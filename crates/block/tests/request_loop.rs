@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use spillway_block::attention::Attention;
+use spillway_block::adaptive_polling::AdaptivePolling;
 use spillway_block::channel::{BlockChannel, Received};
-use spillway_block::downfall::Downfall;
+use spillway_block::device_failure::DeviceFailure;
 use spillway_block::io_thread::IoThread;
 use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_block::service::{BlockService, Completed, Waiting};
@@ -154,7 +154,7 @@ fn start() -> Rig {
     Rig { event, ..start_with(service, &Arc::default()) }
 }
 
-fn start_with(service: impl BlockService + 'static, downfall: &Arc<Downfall>) -> Rig {
+fn start_with(service: impl BlockService + 'static, device_failure: &Arc<DeviceFailure>) -> Rig {
     let (desk, stop) = (Desk::new(), Arc::new(EventFd::new().unwrap()));
     let event = Arc::new(EventFd::new().unwrap());
     let channel = DeskChannel(Arc::clone(&desk), BufferPool::new(4, 4096).unwrap());
@@ -163,8 +163,8 @@ fn start_with(service: impl BlockService + 'static, downfall: &Arc<Downfall>) ->
         Box::new(channel),
         Box::new(service),
         Arc::clone(&stop),
-        Attention::default(),
-        Arc::clone(downfall),
+        AdaptivePolling::default(),
+        Arc::clone(device_failure),
     )
     .unwrap();
     Rig { desk, event, stop, thread }
@@ -213,9 +213,9 @@ const FAILED: Result<(), BlockError> = Err(BlockError::InputOutput);
 #[test]
 fn a_panic_ends_every_request_of_the_device_with_an_error() {
     for fatal in [BlockOperation::Discard, BlockOperation::Flush] {
-        let downfall = Arc::default();
-        let mut one = start_with(PanickingService::default(), &downfall);
-        let mut other = start_with(PanickingService::default(), &downfall);
+        let device_failure = Arc::default();
+        let mut one = start_with(PanickingService::default(), &device_failure);
+        let mut other = start_with(PanickingService::default(), &device_failure);
         // These would wait for ever: one at the thread that panics, one at the other.
         one.desk.hand_in(0, BlockOperation::Read);
         other.desk.hand_in(1, BlockOperation::Read);
@@ -224,7 +224,7 @@ fn a_panic_ends_every_request_of_the_device_with_an_error() {
         answers.sort_by_key(|(slot, _)| *slot);
         assert_eq!(answers, [(0, FAILED), (2, FAILED)]);
         assert_eq!(other.desk.await_answers(1), [(1, FAILED)]);
-        assert_eq!(downfall.reason().unwrap(), "a panic that was asked for");
+        assert_eq!(device_failure.reason().unwrap(), "a panic that was asked for");
         // What comes later fails too, and is not left waiting.
         for rig in [&one, &other] {
             let before = rig.desk.await_answers(1).len();
@@ -261,15 +261,16 @@ impl BlockChannel for PanickingChannel {
 
 #[test]
 fn a_front_end_that_panics_ends_the_thread_and_the_device() {
-    let (desk, downfall) = (Desk::new(), Arc::<Downfall>::default());
+    let (desk, device_failure) = (Desk::new(), Arc::<DeviceFailure>::default());
     let channel = PanickingChannel(DeskChannel(Arc::clone(&desk), BufferPool::new(4, 4096).unwrap()));
     let service = SlowService { waiting: Vec::new(), event: Arc::new(EventFd::new().unwrap()) };
     let stop = Arc::new(EventFd::new().unwrap());
-    let (attention, shared) = (Attention::default(), Arc::clone(&downfall));
+    let (adaptive_polling, shared) = (AdaptivePolling::default(), Arc::clone(&device_failure));
     let mut thread =
-        IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), stop, attention, shared).unwrap();
+        IoThread::start("test-io".to_owned(), Box::new(channel), Box::new(service), stop, adaptive_polling, shared)
+            .unwrap();
     desk.hand_in(0, BlockOperation::Read);
     thread.join();
-    assert_eq!(downfall.reason().unwrap(), "a broken front end");
+    assert_eq!(device_failure.reason().unwrap(), "a broken front end");
     assert_eq!(Arc::strong_count(&desk), 1, "the channel is closed");
 }

@@ -1,6 +1,6 @@
 //! How a device is started: a volume, and how the kernel reaches it.
 
-use spillway_block::wakefulness::KeepAwake;
+use spillway_block::cpu_idle::KeepAwake;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_frontend::nbd::server::NbdListen;
 use spillway_volume::settings::{SettingsError, VolumeConfig};

@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_block::attention::{Attention, SpinPermit};
+use spillway_block::adaptive_polling::{AdaptivePolling, SpinPermit};
 use spillway_block::channel::BlockChannel;
-use spillway_block::downfall::Downfall;
+use spillway_block::cpu_idle::CpuIdleLimit;
+use spillway_block::device_failure::DeviceFailure;
 use spillway_block::io_thread::IoThread;
 use spillway_block::limits::SLOTS_PER_THREAD;
 use spillway_block::local_memory::LocalMemory;
 use spillway_block::metrics::Metrics;
 use spillway_block::service::BlockService;
-use spillway_block::wakefulness::Wakefulness;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_frontend::choice::{self, Opened};
@@ -76,7 +76,7 @@ pub struct Device {
     stop: Arc<EventFd>,
     io_threads: Vec<IoThread>,
     remote: Option<RunningVolume>,
-    downfall: Arc<Downfall>,
+    device_failure: Arc<DeviceFailure>,
     state: Option<Arc<Kept>>,
     donors_missing: Vec<String>,
     stopped: bool,
@@ -134,7 +134,7 @@ impl Device {
             metrics,
             stop: Arc::new(EventFd::new().map_err(DeviceError::system("cannot make an event"))?),
             io_threads: Vec::new(),
-            downfall: remote.as_ref().map(|remote| Arc::clone(remote.downfall())).unwrap_or_default(),
+            device_failure: remote.as_ref().map(|remote| Arc::clone(remote.device_failure())).unwrap_or_default(),
             remote,
             state: state.map(Arc::new),
             config,
@@ -148,10 +148,10 @@ impl Device {
         let permit = SpinPermit::default();
         for (number, (channel, service)) in channels.into_iter().zip(services).enumerate() {
             let stop = Arc::clone(&device.stop);
-            let (name, downfall) = (format!("io-{number}"), Arc::clone(&device.downfall));
-            let awake = Wakefulness::new(device.config.keep_awake, device.metrics.awake());
-            let attention = Attention::new(permit.clone(), awake);
-            let thread = IoThread::start(name, channel, service, stop, attention, downfall);
+            let (name, device_failure) = (format!("io-{number}"), Arc::clone(&device.device_failure));
+            let awake = CpuIdleLimit::new(device.config.keep_awake, device.metrics.awake());
+            let adaptive_polling = AdaptivePolling::new(permit.clone(), awake);
+            let thread = IoThread::start(name, channel, service, stop, adaptive_polling, device_failure);
             device.io_threads.push(thread.map_err(DeviceError::system("cannot start an I/O thread"))?);
         }
         device.note_front_end();
@@ -208,7 +208,7 @@ impl Device {
             redundancy: self.config.volume.redundancy.to_string(),
             mapping: self.config.volume.mapping.to_string(),
             traffic: self.metrics.status(),
-            failure: self.downfall.reason(),
+            failure: self.device_failure.reason(),
             ..DeviceStatus::default()
         };
         if let Some(remote) = &self.remote {

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use spillway_block::wakefulness::KeepAwake;
+use spillway_block::cpu_idle::KeepAwake;
 use spillway_device::config::DeviceConfig;
 use spillway_device::device::{Device, DeviceError};
 use spillway_frontend::choice::FrontEndChoice;

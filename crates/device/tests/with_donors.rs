@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
-use spillway_block::wakefulness::KeepAwake;
+use spillway_block::cpu_idle::KeepAwake;
 use spillway_device::config::DeviceConfig;
 use spillway_device::device::Device;
 use spillway_donor::{Donor, DonorConfig};

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use spillway_block::wakefulness::KeepAwake;
+use spillway_block::cpu_idle::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_stub::protocol::TOKEN_MARK;
 use spillway_sys::guardian::Successor;

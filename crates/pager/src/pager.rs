@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use spillway_block::cpu_idle::CpuIdleLimit;
 use spillway_block::metrics::Metrics;
-use spillway_block::wakefulness::Wakefulness;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_policy::replacement::sampled::Sampled;
 use spillway_stub::greeting::{Address, Listener};
@@ -171,11 +171,11 @@ impl Pager {
     }
 
     fn start_threads(&mut self, mut faults: Vec<Faults>, eviction: Eviction, survey: Survey) -> io::Result<()> {
-        let wakefulness = Wakefulness::new(self.config.keep_awake, self.metrics.awake());
+        let cpu_idle = CpuIdleLimit::new(self.config.keep_awake, self.metrics.awake());
         let all = Arc::clone(&self.shared);
         let messages = Messages::new(Arc::clone(&all), Box::new(wiped_ranges), Instant::now());
         let first = (messages, faults.remove(0));
-        self.start_thread("faults", move |shared| threads::serve_faults(shared, first, wakefulness))?;
+        self.start_thread("faults", move |shared| threads::serve_faults(shared, first, cpu_idle))?;
         for (bell, faults) in faults.into_iter().enumerate() {
             self.start_thread("faults", move |shared| threads::help_with_faults(shared, bell, faults))?;
         }
@@ -235,7 +235,7 @@ impl Pager {
             ..DeviceStatus::default()
         };
         if let Some(remote) = &self.remote {
-            device.failure = remote.downfall().reason();
+            device.failure = remote.device_failure().reason();
             remote.describe(&self.volume_config, &mut device);
             device.health = health::summarise(&device, usize::from(self.volume_config.redundancy.replicas));
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use spillway_block::wakefulness::KeepAwake;
+use spillway_block::cpu_idle::KeepAwake;
 use spillway_donor::{Donor, DonorConfig};
 use spillway_pager::config::PagerConfig;
 use spillway_pager::pager::Pager;

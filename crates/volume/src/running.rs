@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spillway_block::downfall::Downfall;
+use spillway_block::device_failure::DeviceFailure;
 use spillway_block::metrics::Metrics;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::file::{BackingFile, FileQueuePair};
@@ -134,8 +134,8 @@ impl RunningVolume {
     }
 
     /// Where a panic of any thread is told, and whether there was one.
-    pub fn downfall(&self) -> &Arc<Downfall> {
-        &self.volume.downfall
+    pub fn device_failure(&self) -> &Arc<DeviceFailure> {
+        &self.volume.device_failure
     }
 
     /// Gives pages that a dead process was writing one content, now that it is known which donors are there; how many they were.

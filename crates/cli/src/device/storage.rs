@@ -126,7 +126,7 @@ pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use spillway_block::wakefulness::KeepAwake;
+    use spillway_block::cpu_idle::KeepAwake;
     use spillway_frontend::choice::FrontEndChoice;
     use spillway_volume::settings::mapping::MappingPolicy;
     use spillway_volume::settings::transport::TransportChoice;

@@ -3,7 +3,7 @@
 use std::fs;
 
 use rustix::fs::Access;
-use spillway_block::wakefulness::{self, AsleepReason};
+use spillway_block::cpu_idle::{self, AsleepReason};
 use spillway_frontend::choice::{self, FrontEndKind};
 use spillway_frontend::ublk::bad_kernels;
 use spillway_sys::cpu_latency::{DEVICE, IdleCpus};
@@ -203,7 +203,7 @@ fn idle_cpus(system: &System) -> Check {
     );
     let name = "idle CPUs";
     let device = system.path(DEVICE);
-    match wakefulness::latency_us(&found) {
+    match cpu_idle::latency_us(&found) {
         Ok(_) if rustix::fs::access(&device, Access::WRITE_OK).is_err() => lacking(
             name,
             State::Optional,

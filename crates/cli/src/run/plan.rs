@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use spillway_block::wakefulness::KeepAwake;
+use spillway_block::cpu_idle::KeepAwake;
 use spillway_fabric::address::DonorAddress;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_pager::config::PagerConfig;

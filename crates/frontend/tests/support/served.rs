@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_block::attention::{Attention, SpinPermit};
+use spillway_block::adaptive_polling::{AdaptivePolling, SpinPermit};
 use spillway_block::channel::BlockChannel;
+use spillway_block::cpu_idle::CpuIdleLimit;
 use spillway_block::io_thread::IoThread;
 use spillway_block::local_memory::LocalMemory;
 use spillway_block::metrics::Metrics;
-use spillway_block::wakefulness::Wakefulness;
 use spillway_frontend::front_end::{FrontEnd, FrontEndError};
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
@@ -37,8 +37,8 @@ impl<F: FrontEnd> Served<F> {
         let start = |channel: Box<dyn BlockChannel>| {
             let pool = Arc::clone(channel.pool());
             let service = Box::new(LocalMemory::new(Arc::clone(memory), Arc::new(Metrics::default()), pool));
-            let attention = Attention::new(permit.clone(), Wakefulness::default());
-            IoThread::start("test-io".to_owned(), channel, service, Arc::clone(&stop), attention, Arc::default())
+            let adaptive_polling = AdaptivePolling::new(permit.clone(), CpuIdleLimit::default());
+            IoThread::start("test-io".to_owned(), channel, service, Arc::clone(&stop), adaptive_polling, Arc::default())
                 .unwrap()
         };
         let threads = channels.into_iter().map(|channel| start(Box::new(channel))).collect();

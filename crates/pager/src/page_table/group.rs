@@ -14,7 +14,7 @@ pub enum PageState {
     #[default]
     Own,
     /// As `Own`, but the program is taking it away, and the kernel does not tell when it is gone (rule 10).
-    Leaving,
+    Discarding,
     /// Resident and write-protected; the slot is a copy.
     Clean(VolumePage),
     /// Not resident; in the slot, or staged in the write-back pool.
@@ -130,8 +130,8 @@ impl Group {
     pub(super) fn remove(&mut self, index: usize, page_indexes: &mut PageIndexes) {
         let state = self.pages[index];
         self.forget(index, page_indexes);
-        if matches!(state, PageState::Own | PageState::Leaving | PageState::Clean(_)) {
-            self.pages[index] = PageState::Leaving;
+        if matches!(state, PageState::Own | PageState::Discarding | PageState::Clean(_)) {
+            self.pages[index] = PageState::Discarding;
         }
     }
 

@@ -10,7 +10,7 @@
 //! - Every reference of a slot is a page that is [`PageState::Clean`], [`PageState::Away`] or [`PageState::Coming`] (and reads
 //!   under way have one of their own).
 //! - The policy has heard that a page came exactly when its `listed` bit is set.
-//! - A page that the program removes is not evicted before it was seen absent (rule 10): it is [`PageState::Leaving`], and not
+//! - A page that the program removes is not evicted before it was seen absent (rule 10): it is [`PageState::Discarding`], and not
 //!   listed.
 
 pub mod group;
@@ -244,9 +244,9 @@ impl PageTable {
     /// How a fault at `address` is answered now.
     pub fn answer(&self, address: u64, is_write_protected: bool, slots: &VolumePages) -> Answer {
         match (self.state(address), is_write_protected) {
-            (PageState::Own | PageState::Leaving | PageState::Clean(_), true) => Answer::Unprotect,
+            (PageState::Own | PageState::Discarding | PageState::Clean(_), true) => Answer::Unprotect,
             (PageState::Away(_) | PageState::Coming(_), true) => Answer::Wake,
-            (PageState::Own | PageState::Leaving, false) => Answer::Zero,
+            (PageState::Own | PageState::Discarding, false) => Answer::Zero,
             (PageState::Clean(slot), false) => Answer::Recheck(slot),
             (PageState::Coming(_), false) => Answer::Wait,
             (PageState::Away(slot), false) => match slots.staged(slot) {
@@ -294,7 +294,7 @@ impl PageTable {
                 group.pages[index] = PageState::Own;
                 page_indexes.volume_pages.release(slot);
             }
-            PageState::Own | PageState::Leaving => group.pages[index] = PageState::Own,
+            PageState::Own | PageState::Discarding => group.pages[index] = PageState::Own,
             PageState::Clean(_) => unreachable!("a page that is there is not filled"),
         }
         if self.guarded.contain(&page) {
@@ -336,7 +336,7 @@ impl PageTable {
         match self.state(address) {
             PageState::Own => Some(Victim::Dirty),
             PageState::Clean(slot) => Some(Victim::Clean(slot)),
-            PageState::Leaving | PageState::Away(_) | PageState::Coming(_) => None,
+            PageState::Discarding | PageState::Away(_) | PageState::Coming(_) => None,
         }
     }
 

@@ -16,8 +16,8 @@ use std::thread::{JoinHandle, yield_now};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spillway_block::cpu_idle::CpuIdleLimit;
 use spillway_block::service::Waiting;
-use spillway_block::wakefulness::Wakefulness;
 use spillway_sys::epoll::{Epoll, Interest};
 use spillway_sys::paging_safety::give_up_real_time;
 
@@ -190,7 +190,7 @@ impl Leisure {
 pub(crate) fn serve_faults(
     shared: &Shared,
     (mut messages, mut faults): (Messages, Faults),
-    mut wakefulness: Wakefulness,
+    mut cpu_idle: CpuIdleLimit,
 ) -> io::Result<()> {
     let mut served = Served::new(shared)?;
     let mut leisure = Leisure::new(Instant::now());
@@ -209,7 +209,7 @@ pub(crate) fn serve_faults(
         let filled = faults.take_filled();
         served.last = filled.map(|page_table| page_table.0).or(served.last);
         // Not for messages alone: what is answered here waits for nobody's CPU.
-        (0..shared.fault_pool.take_demands()).for_each(|_| wakefulness.asked(now));
+        (0..shared.fault_pool.take_demands()).for_each(|_| cpu_idle.asked(now));
         if has_served || has_answered {
             leisure.spin.worked(now);
             continue;
@@ -220,7 +220,7 @@ pub(crate) fn serve_faults(
         }
         let has_put_off = faults.has_put_off() || messages.are_unsettled();
         let Some(patience) = leisure.patience(waiting, has_put_off, now) else { continue };
-        let patience = wakefulness.rest(now).unwrap_or(patience).min(patience);
+        let patience = cpu_idle.rest(now).unwrap_or(patience).min(patience);
         if has_events(faults.engine()) {
             let slept = shared.faults.sleep(|| wait(&[served.set.as_fd()], faults.engine(), patience));
             is_quiet = slept.transpose()? == Some(false);

@@ -31,7 +31,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use spillway_block::downfall::Downfall;
+use spillway_block::device_failure::DeviceFailure;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabIndex};
 use spillway_sys::event::EventFd;
@@ -114,7 +114,7 @@ pub struct Volume {
     /// Wakes the manager: a slab wants a donor.
     pub manager_event: EventFd,
     /// Whether an I/O thread panicked, which ends all of this.
-    pub downfall: Arc<Downfall>,
+    pub device_failure: Arc<DeviceFailure>,
     /// No engine is used any more: what one of them had under way ends never.
     is_abandoned: AtomicBool,
     slabs: Box<[SlabEntry]>,
@@ -138,7 +138,7 @@ impl Volume {
 
     /// Whether whoever uses pages or slabs may still give them back.
     fn has_owners(&self) -> bool {
-        !self.downfall.has_come() && !self.is_abandoned.load(Ordering::SeqCst)
+        !self.device_failure.has_come() && !self.is_abandoned.load(Ordering::SeqCst)
     }
 
     /// An empty volume, in memory of this process: every page reads as zeroes.
@@ -170,7 +170,7 @@ impl Volume {
             disk,
             keeps_disk_blocks: false,
             manager_event: EventFd::new()?,
-            downfall: Arc::default(),
+            device_failure: Arc::default(),
             is_abandoned: AtomicBool::new(false),
             slabs: (0..geometry.slab_count as usize).map(|slab| SlabEntry::over(places(slab))).collect(),
             assignment: Mutex::new(()),

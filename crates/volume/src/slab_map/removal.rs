@@ -8,7 +8,7 @@
 //!
 //! Until step 3 reached a page its bit says "valid" for an empty place; readers look at the place first and wait.
 //!
-//! Every wait ends when the device does by a panic ([`spillway_block::downfall`]): the thread that is waited for is gone, and nobody
+//! Every wait ends when the device does by a panic ([`spillway_block::device_failure`]): the thread that is waited for is gone, and nobody
 //! reads these pages any more.
 
 use spillway_fabric::units::SlabIndex;
@@ -146,12 +146,12 @@ mod tests {
     }
 
     /// Without an end to the wait, each of these would hang: the looks are counted, and a later one fails the test.
-    fn ends_by_downfall(volume: &Volume) -> impl FnMut() + use<'_> {
+    fn ends_by_device_failure(volume: &Volume) -> impl FnMut() + use<'_> {
         let mut looks = 0;
         move || {
             looks += 1;
             assert!(looks < 5, "still waiting for a thread that is gone");
-            volume.downfall.come(&"a panic");
+            volume.device_failure.come(&"a panic");
         }
     }
 
@@ -159,7 +159,7 @@ mod tests {
     fn nobody_waits_at_the_gate_for_a_thread_that_panicked_inside() {
         let volume = volume();
         let _inside = volume.slab(SLAB).gate.enter();
-        let removed = volume.remove_copy(SLAB, 0, ends_by_downfall(&volume));
+        let removed = volume.remove_copy(SLAB, 0, ends_by_device_failure(&volume));
         assert!(removed.is_some() && volume.slab(SLAB).is_unmapped());
     }
 
@@ -168,7 +168,7 @@ mod tests {
         let volume = volume();
         volume.bits.clear(Bit::Copy(0), 0, 256);
         let _inside = volume.slab(SLAB).gate.enter();
-        assert_eq!(volume.remove_covered_copy(SLAB, 0, &|_| true, ends_by_downfall(&volume)), None);
+        assert_eq!(volume.remove_covered_copy(SLAB, 0, &|_| true, ends_by_device_failure(&volume)), None);
         assert!(!volume.slab(SLAB).is_unmapped());
     }
 
@@ -206,7 +206,7 @@ mod tests {
     fn nobody_waits_for_pages_of_a_thread_that_panicked() {
         let volume = volume();
         assert!(volume.bits.try_acquire(100, 1));
-        let removed = volume.remove_copy(SLAB, 0, ends_by_downfall(&volume)).unwrap();
+        let removed = volume.remove_copy(SLAB, 0, ends_by_device_failure(&volume)).unwrap();
         assert_eq!(removed.pages_lost, 64, "the pages before it");
         volume.disk_write_failed(100, || panic!("it has come already"));
     }

@@ -16,12 +16,12 @@ use crate::service::{BlockService, Completed, Waiting};
 
 /// Whether the device has ended this way; all of its threads share it.
 #[derive(Debug, Default)]
-pub struct Downfall {
+pub struct DeviceFailure {
     has_come: AtomicBool,
     reason: Mutex<String>,
 }
 
-impl Downfall {
+impl DeviceFailure {
     /// A thread panicked with `payload`. The first reason stays.
     pub fn come(&self, payload: &(dyn Any + Send)) {
         let text = payload.downcast_ref::<&str>().copied();
@@ -78,12 +78,15 @@ mod tests {
 
     #[test]
     fn the_first_reason_is_kept() {
-        let downfall = Downfall::default();
-        assert_eq!((downfall.has_come(), downfall.reason()), (false, None));
-        downfall.come(&"index out of bounds");
-        downfall.come(&String::from("a later one"));
-        assert_eq!((downfall.has_come(), downfall.reason()), (true, Some("index out of bounds".to_owned())));
-        let silent = Downfall::default();
+        let device_failure = DeviceFailure::default();
+        assert_eq!((device_failure.has_come(), device_failure.reason()), (false, None));
+        device_failure.come(&"index out of bounds");
+        device_failure.come(&String::from("a later one"));
+        assert_eq!(
+            (device_failure.has_come(), device_failure.reason()),
+            (true, Some("index out of bounds".to_owned()))
+        );
+        let silent = DeviceFailure::default();
         silent.come(&7_u32);
         assert_eq!(silent.reason().unwrap(), "without a message");
     }

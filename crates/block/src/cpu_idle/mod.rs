@@ -110,15 +110,15 @@ impl AwakeFigures {
     }
 }
 
-/// One thread's wakefulness, see the module text.
+/// How deeply idle CPUs may sleep for one thread, see the module text.
 #[derive(Debug, Default)]
-pub struct Wakefulness {
+pub struct CpuIdleLimit {
     burst: Burst,
     request: Option<(CpuLatencyRequest, u16)>,
     figures: Arc<AwakeFigures>,
 }
 
-impl Wakefulness {
+impl CpuIdleLimit {
     /// Opens a request, if that is wanted and possible; counts in `figures`.
     pub fn new(choice: KeepAwake, figures: Arc<AwakeFigures>) -> Self {
         let request = match choice {
@@ -178,29 +178,29 @@ mod tests {
     #[test]
     fn a_burst_is_counted_and_its_request_withdrawn() {
         let figures = Arc::new(AwakeFigures::default());
-        let mut wakefulness = Wakefulness::new(KeepAwake::Bursts, Arc::clone(&figures));
-        let (mut now, here) = (Instant::now(), wakefulness.request.is_some());
+        let mut cpu_idle = CpuIdleLimit::new(KeepAwake::Bursts, Arc::clone(&figures));
+        let (mut now, here) = (Instant::now(), cpu_idle.request.is_some());
         for _ in 0..BURST_REQUESTS_MIN {
-            assert_eq!(wakefulness.rest(now), None);
-            wakefulness.asked(now);
+            assert_eq!(cpu_idle.rest(now), None);
+            cpu_idle.asked(now);
         }
         assert_eq!(figures.bursts(), u64::from(here));
-        if let Some((request, latency_us)) = &wakefulness.request {
+        if let Some((request, latency_us)) = &cpu_idle.request {
             assert!(request.in_force_us().unwrap() <= i32::from(*latency_us));
         }
-        assert_eq!(wakefulness.rest(now).is_some(), here, "a thread that keeps CPUs awake looks when it may stop");
+        assert_eq!(cpu_idle.rest(now).is_some(), here, "a thread that keeps CPUs awake looks when it may stop");
         now += BURST_GAP_MAX;
-        assert_eq!(wakefulness.rest(now), None);
+        assert_eq!(cpu_idle.rest(now), None);
         assert_eq!(figures.awake(), if here { BURST_GAP_MAX } else { Duration::ZERO });
     }
 
     #[test]
     fn whoever_wants_none_asks_for_nothing() {
         let figures = Arc::new(AwakeFigures::default());
-        let mut wakefulness = Wakefulness::new(KeepAwake::Never, Arc::clone(&figures));
+        let mut cpu_idle = CpuIdleLimit::new(KeepAwake::Never, Arc::clone(&figures));
         let now = Instant::now();
-        (0..BURST_REQUESTS_MIN * 2).for_each(|_| wakefulness.asked(now));
-        assert_eq!((wakefulness.rest(now), figures.bursts()), (None, 0));
+        (0..BURST_REQUESTS_MIN * 2).for_each(|_| cpu_idle.asked(now));
+        assert_eq!((cpu_idle.rest(now), figures.bursts()), (None, 0));
     }
 
     #[test]

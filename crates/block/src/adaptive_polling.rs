@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use spillway_fabric::completion::{HybridWait, Step};
 
+use crate::cpu_idle::CpuIdleLimit;
 use crate::request::{BlockOperation, BlockRequest};
-use crate::wakefulness::Wakefulness;
 
 /// Who of a device's I/O threads may spin: two that spin take two CPUs from the programs that they serve.
 #[derive(Clone, Debug, Default)]
@@ -32,24 +32,24 @@ impl SpinPermit {
 
 /// How a thread waits for its next request.
 #[derive(Debug, Default)]
-pub struct Attention {
+pub struct AdaptivePolling {
     permit: SpinPermit,
-    wakefulness: Wakefulness,
+    cpu_idle: CpuIdleLimit,
     hybrid: HybridWait,
     is_spinning: bool,
 }
 
-impl Attention {
-    /// Spins with `permit`, and keeps CPUs awake as `wakefulness` can.
-    pub fn new(permit: SpinPermit, wakefulness: Wakefulness) -> Self {
-        Self { permit, wakefulness, hybrid: HybridWait::new(), is_spinning: false }
+impl AdaptivePolling {
+    /// Spins with `permit`, and keeps CPUs awake as `cpu_idle` can.
+    pub fn new(permit: SpinPermit, cpu_idle: CpuIdleLimit) -> Self {
+        Self { permit, cpu_idle, hybrid: HybridWait::new(), is_spinning: false }
     }
 
     /// A request came.
     pub fn asked(&mut self, request: &BlockRequest, now: Instant) {
         // Pages that go out count too: programs wait for room, and for writes of their own to a plain device.
         if matches!(request.operation, BlockOperation::Read | BlockOperation::Write) {
-            self.wakefulness.asked(now);
+            self.cpu_idle.asked(now);
         }
     }
 
@@ -79,7 +79,7 @@ impl Attention {
 
     /// There is nothing to do: how long the thread may sleep before it asks again; `None` for ever.
     pub fn rest(&mut self, now: Instant) -> Option<Duration> {
-        self.wakefulness.rest(now)
+        self.cpu_idle.rest(now)
     }
 
     fn stop_spinning(&mut self) {
@@ -88,7 +88,7 @@ impl Attention {
     }
 }
 
-impl Drop for Attention {
+impl Drop for AdaptivePolling {
     fn drop(&mut self) {
         // One that ends while it spins leaves the permit to the device's other threads.
         if self.is_spinning {
@@ -105,8 +105,8 @@ mod tests {
     #[test]
     fn one_thread_of_a_device_spins_and_leaves_its_permit_when_it_ends() {
         let (permit, now) = (SpinPermit::default(), Instant::now());
-        let mut first = Attention::new(permit.clone(), Wakefulness::default());
-        let mut second = Attention::new(permit, Wakefulness::default());
+        let mut first = AdaptivePolling::new(permit.clone(), CpuIdleLimit::default());
+        let mut second = AdaptivePolling::new(permit, CpuIdleLimit::default());
         assert!(first.spins(now));
         assert!(!second.spins(now), "two would take two CPUs from the programs that they serve");
         drop(first);
@@ -118,13 +118,13 @@ mod tests {
     #[test]
     fn discards_and_flushes_make_no_burst() {
         let figures = Arc::default();
-        let wakefulness = Wakefulness::new(crate::wakefulness::KeepAwake::Bursts, Arc::clone(&figures));
-        let mut attention = Attention::new(SpinPermit::default(), wakefulness);
+        let cpu_idle = CpuIdleLimit::new(crate::cpu_idle::KeepAwake::Bursts, Arc::clone(&figures));
+        let mut adaptive_polling = AdaptivePolling::new(SpinPermit::default(), cpu_idle);
         let now = Instant::now();
         for operation in [BlockOperation::Discard, BlockOperation::Flush] {
             let request = BlockRequest { operation, slot: 0, offset_bytes: 0, length_bytes: 4096 };
-            (0..BURST_REQUESTS_MIN).for_each(|_| attention.asked(&request, now));
+            (0..BURST_REQUESTS_MIN).for_each(|_| adaptive_polling.asked(&request, now));
         }
-        assert_eq!((figures.bursts(), attention.rest(now)), (0, None));
+        assert_eq!((figures.bursts(), adaptive_polling.rest(now)), (0, None));
     }
 }
