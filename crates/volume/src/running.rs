@@ -15,11 +15,11 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use crate::disk_writer::{DiskCounters, DiskThread};
 use crate::engine::Engine;
-use crate::engine::lanes::{LaneMailbox, Lanes};
+use crate::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use crate::error::VolumeError;
 use crate::limits::{BACKING_HANDOVER_DEADLINE, BACKING_RELEASE_DEADLINE, DISK_WRITES_MAX, MOVE_BATCH_PAGES};
 use crate::manager::donors::{DonorEntry, Phase};
-use crate::manager::{Lane, Manager, ManagerParts, Ties, care};
+use crate::manager::{Manager, ManagerParts, QueuePairHolder, Ties, care};
 use crate::settings::VolumeConfig;
 use crate::settings::mapping::MappingPolicy;
 use crate::slab_map::Volume;
@@ -60,25 +60,25 @@ impl RunningVolume {
         if state.is_resumed() {
             tracing::warn!("going on with the device of a process that died: {:?}", volume.recover(Instant::now()));
         }
-        let make_lanes = |lane: &Lane| -> std::io::Result<Lanes> {
+        let make_queue_pairs = |holder: &QueuePairHolder| -> std::io::Result<QueuePairSet> {
             let file = backing
                 .as_ref()
-                .map(|file| FileQueuePair::open(file, geometry.slab_size_bytes(), Arc::clone(&lane.pool)));
+                .map(|file| FileQueuePair::open(file, geometry.slab_size_bytes(), Arc::clone(&holder.pool)));
             let file = file.transpose()?.map(|file| Box::new(file) as Box<dyn QueuePair>);
-            Ok(Lanes::new(Arc::clone(&lane.mailbox), file))
+            Ok(QueuePairSet::new(Arc::clone(&holder.mailbox), file))
         };
         let mut engines = Vec::new();
-        let mut io_lanes = Vec::new();
+        let mut io_holders = Vec::new();
         for pool in pools {
-            let lane = Lane { mailbox: LaneMailbox::new(), pool: Arc::clone(pool) };
+            let holder = QueuePairHolder { mailbox: QueuePairMailbox::new(), pool: Arc::clone(pool) };
             // Not the mover's: its reads have many pages, take longer, and hold no fault up.
-            let lanes = make_lanes(&lane).map_err(system())?.watched_by(&volume.latencies);
-            let pool = Arc::clone(&lane.pool);
-            engines.push(Engine::new(Arc::clone(&volume), Arc::clone(metrics), pool, lanes, Instant::now()));
-            io_lanes.push(lane);
+            let queue_pairs = make_queue_pairs(&holder).map_err(system())?.watched_by(&volume.latencies);
+            let pool = Arc::clone(&holder.pool);
+            engines.push(Engine::new(Arc::clone(&volume), Arc::clone(metrics), pool, queue_pairs, Instant::now()));
+            io_holders.push(holder);
         }
         let mover_pool = BufferPool::new(1, MOVE_BATCH_PAGES * PAGE_SIZE_BYTES).map_err(system())?;
-        let mover_lane = Lane { mailbox: LaneMailbox::new(), pool: mover_pool };
+        let mover_holder = QueuePairHolder { mailbox: QueuePairMailbox::new(), pool: mover_pool };
         let disk = match (&backing, &volume.disk) {
             (Some(file), Some(copy)) => {
                 let writer = file.writer(Arc::clone(&copy.pool), DISK_WRITES_MAX).map_err(system())?;
@@ -93,9 +93,9 @@ impl RunningVolume {
         let manager = Manager::start(ManagerParts {
             volume: Arc::clone(&volume),
             addresses: config.donors.clone(),
-            io_lanes,
-            mover_lanes: make_lanes(&mover_lane).map_err(system())?,
-            mover_lane,
+            io_holders,
+            mover_queue_pairs: make_queue_pairs(&mover_holder).map_err(system())?,
+            mover_holder,
             borrower: state.borrower(),
             ties: Ties { records: state.records(), linger },
             name: config.name.clone(),

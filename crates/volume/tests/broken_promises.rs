@@ -19,7 +19,7 @@ use spillway_fabric::control::ControlChannel;
 use spillway_fabric::control::message::Message;
 use spillway_fabric::units::{BorrowerId, DonorId, PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
 use spillway_volume::engine::Engine;
-use spillway_volume::engine::lanes::{LaneChange, LaneMailbox, Lanes};
+use spillway_volume::engine::queue_pairs::{QueuePairChange, QueuePairMailbox, QueuePairSet};
 use spillway_volume::manager::Shared as Managed;
 use spillway_volume::manager::Ties;
 use spillway_volume::manager::care;
@@ -45,7 +45,7 @@ const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 struct One {
     volume: Arc<Volume>,
     engine: Engine,
-    mailbox: Arc<LaneMailbox>,
+    mailbox: Arc<QueuePairMailbox>,
     pool: Arc<BufferPool>,
     answers: [Option<Result<(), BlockError>>; 2],
 }
@@ -57,11 +57,16 @@ impl One {
             .then(|| DiskCopy { backlog: Backlog::new(64), pool: BufferPool::new(64, PAGE_SIZE_BYTES).unwrap() });
         let volume = Arc::new(Volume::new(GEOMETRY, redundancy, disk).unwrap());
         let pool = BufferPool::new(2, 4 * PAGE_SIZE_BYTES).unwrap();
-        let mailbox = LaneMailbox::new();
+        let mailbox = QueuePairMailbox::new();
         let file = redundancy.disk.then(|| StoreQueuePair::boxed(&store(SLAB_BYTES), &pool, 4));
-        let lanes = Lanes::new(Arc::clone(&mailbox), file);
-        let engine =
-            Engine::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(&pool), lanes, Instant::now());
+        let queue_pairs = QueuePairSet::new(Arc::clone(&mailbox), file);
+        let engine = Engine::new(
+            Arc::clone(&volume),
+            Arc::new(Metrics::default()),
+            Arc::clone(&pool),
+            queue_pairs,
+            Instant::now(),
+        );
         Self { volume, engine, mailbox, pool, answers: [None; 2] }
     }
 
@@ -166,7 +171,7 @@ fn what_a_silent_donor_has_is_read_from_others_that_have_it() {
     for (donor, store) in (0..).zip(&stores) {
         let handle = store.lock().unwrap().lend();
         let queue_pair = Some(StoreQueuePair::boxed(store, &one.pool, 4));
-        one.mailbox.leave(LaneChange { donor: DonorSlot(donor), queue_pair });
+        one.mailbox.leave(QueuePairChange { donor: DonorSlot(donor), queue_pair });
         one.volume.slab(SlabIndex(0)).fill(donor.into(), Location { donor: DonorSlot(donor), handle });
     }
     one.volume.bits.set(Bit::Copy(0), 5, 2);
@@ -190,7 +195,7 @@ fn a_write_that_failed_goes_to_the_fresh_copy_of_the_same_name() {
     let location = Location { donor: DonorSlot(0), handle: SlabHandle(0) };
     let connect = |one: &One, store: &support::Shared| {
         let queue_pair = Some(StoreQueuePair::boxed(store, &one.pool, 4));
-        one.mailbox.leave(LaneChange { donor: DonorSlot(0), queue_pair });
+        one.mailbox.leave(QueuePairChange { donor: DonorSlot(0), queue_pair });
     };
     let first = store(SLAB_BYTES);
     assert_eq!(first.lock().unwrap().lend(), SlabHandle(0));
@@ -200,7 +205,7 @@ fn a_write_that_failed_goes_to_the_fresh_copy_of_the_same_name() {
     one.submit(0, BlockOperation::Write, 5);
     one.poll();
     // As the link thread does when the session ends.
-    one.mailbox.leave(LaneChange { donor: DonorSlot(0), queue_pair: None });
+    one.mailbox.leave(QueuePairChange { donor: DonorSlot(0), queue_pair: None });
     let volume = Arc::clone(&one.volume);
     volume.remove_copy(SlabIndex(0), 0, || one.poll()).unwrap();
     (0..10).for_each(|_| one.poll());
@@ -222,7 +227,7 @@ fn managed(donors: usize) -> Managed {
         donors: (0..donors)
             .map(|slot| DonorEntry::new(DonorSlot(slot as u16), format!("unix:/test{slot}").parse().unwrap()))
             .collect(),
-        lanes: Vec::new(),
+        queue_pairs: Vec::new(),
         borrower: BorrowerId(1),
         ties: Ties { records: Records::of_this_process(), linger: Duration::ZERO },
         reunion_until: Instant::now(),
@@ -324,7 +329,7 @@ fn trouble_with_the_last_session_does_not_end_the_next() {
 /// A write whose bytes have not arrived: slab, offset, content.
 type LateWrite = (SlabHandle, usize, Vec<u8>);
 
-/// A lane as TCP is when the donor's thread for it is held up (reclaim, a long discard) beyond the deadline: the borrower
+/// A queue pair as TCP is when the donor's thread for it is held up (reclaim, a long discard) beyond the deadline: the borrower
 /// gives the request up, and the donor's thread carries it out later, from its socket's buffer.
 struct HeldUp {
     store: support::Shared,
@@ -374,7 +379,7 @@ impl spillway_fabric::queue_pair::QueuePair for HeldUp {
     }
 }
 
-/// After one lane of a donor failed, another lane must not make a copy valid that the first may still write to.
+/// After one queue pair to a donor failed, another must not make a copy valid that the first may still write to.
 #[test]
 fn a_write_that_was_given_up_does_not_overwrite_a_later_one() {
     let volume = Arc::new(Volume::new(GEOMETRY, Redundancy { replicas: 2, disk: false }, None).unwrap());
@@ -384,30 +389,30 @@ fn a_write_that_was_given_up_does_not_overwrite_a_later_one() {
         volume.slab(SlabIndex(0)).fill(place, Location { donor: DonorSlot(place as u16), handle });
     }
     let buffered = Arc::default();
-    let mut lanes = Vec::new();
-    for lane in 0..2 {
+    let mut queue_pairs = Vec::new();
+    for holder in 0..2 {
         let pool = BufferPool::new(1, PAGE_SIZE_BYTES).unwrap();
-        let mailbox = LaneMailbox::new();
+        let mailbox = QueuePairMailbox::new();
         for (slot, donor) in donors.iter().enumerate() {
-            let queue_pair: Box<dyn spillway_fabric::queue_pair::QueuePair> = if lane == 0 && slot == 0 {
+            let queue_pair: Box<dyn spillway_fabric::queue_pair::QueuePair> = if holder == 0 && slot == 0 {
                 let (store, pool, buffered) = (Arc::clone(donor), Arc::clone(&pool), Arc::clone(&buffered));
                 Box::new(HeldUp { store, pool, buffered, waiting: Vec::new(), down: false })
             } else {
                 StoreQueuePair::boxed(donor, &pool, 4)
             };
-            mailbox.leave(LaneChange { donor: DonorSlot(slot as u16), queue_pair: Some(queue_pair) });
+            mailbox.leave(QueuePairChange { donor: DonorSlot(slot as u16), queue_pair: Some(queue_pair) });
         }
         let engine = Engine::new(
             Arc::clone(&volume),
             Arc::new(Metrics::default()),
             Arc::clone(&pool),
-            Lanes::new(mailbox, None),
+            QueuePairSet::new(mailbox, None),
             Instant::now(),
         );
-        lanes.push((engine, pool));
+        queue_pairs.push((engine, pool));
     }
-    let mut run = |lane: usize, operation: BlockOperation, byte: u8| {
-        let (engine, pool) = &mut lanes[lane];
+    let mut run = |holder: usize, operation: BlockOperation, byte: u8| {
+        let (engine, pool) = &mut queue_pairs[holder];
         pool.memory().write(0, &[byte; PAGE_SIZE_BYTES]);
         engine.submit(BlockRequest { slot: 0, operation, offset_bytes: 0, length_bytes: PAGE }, Instant::now());
         let mut answer = None;

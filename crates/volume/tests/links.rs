@@ -95,7 +95,7 @@ impl Linked {
         let shared = Arc::new(Shared {
             volume,
             donors: vec![DonorEntry::new(DonorSlot(0), donor.address.parse().unwrap())],
-            lanes: Vec::new(),
+            queue_pairs: Vec::new(),
             borrower: BorrowerId(1),
             ties: Ties { records: Records::of_this_process(), linger: Duration::ZERO },
             reunion_until: Instant::now(),

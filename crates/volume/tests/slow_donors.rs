@@ -14,7 +14,7 @@ use spillway_block::service::{BlockService, Waiting};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
 use spillway_volume::engine::Engine;
-use spillway_volume::engine::lanes::{LaneChange, LaneMailbox, Lanes};
+use spillway_volume::engine::queue_pairs::{QueuePairChange, QueuePairMailbox, QueuePairSet};
 use spillway_volume::limits::{AVOIDANCE_MIN, READ_PATIENCE_DEFAULT};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::slab_map::backlog::Backlog;
@@ -39,7 +39,7 @@ struct World {
     engine: Engine,
     pool: Arc<BufferPool>,
     donors: [support::Shared; 2],
-    mailbox: Arc<LaneMailbox>,
+    mailbox: Arc<QueuePairMailbox>,
     now: Instant,
     answer: Option<Result<(), BlockError>>,
 }
@@ -52,15 +52,16 @@ impl World {
             .then(|| DiskCopy { backlog: Backlog::new(64), pool: BufferPool::new(64, PAGE_SIZE_BYTES).unwrap() });
         let volume = Arc::new(Volume::new(GEOMETRY, redundancy, disk).unwrap());
         let pool = BufferPool::new(1, 4 * PAGE_SIZE_BYTES).unwrap();
-        let mailbox = LaneMailbox::new();
+        let mailbox = QueuePairMailbox::new();
         let file = redundancy.disk.then(|| {
             let disk = store(SLAB_BYTES);
             disk.lock().unwrap().slab(SlabHandle(0)).fill(DISK);
             StoreQueuePair::boxed(&disk, &pool, 4)
         });
-        let lanes = Lanes::new(Arc::clone(&mailbox), file).watched_by(&volume.latencies);
+        let queue_pairs = QueuePairSet::new(Arc::clone(&mailbox), file).watched_by(&volume.latencies);
         let now = Instant::now();
-        let engine = Engine::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(&pool), lanes, now);
+        let engine =
+            Engine::new(Arc::clone(&volume), Arc::new(Metrics::default()), Arc::clone(&pool), queue_pairs, now);
         let donors = [FIRST, SECOND].map(|content| {
             let donor = store(SLAB_BYTES);
             let handle = donor.lock().unwrap().lend();
@@ -71,7 +72,7 @@ impl World {
         for (slot, donor) in (0..).zip(&donors) {
             volume.begin_session(DonorSlot(slot));
             let queue_pair = Some(StoreQueuePair::over_socket(donor, &pool, 8));
-            mailbox.leave(LaneChange { donor: DonorSlot(slot), queue_pair });
+            mailbox.leave(QueuePairChange { donor: DonorSlot(slot), queue_pair });
             volume.slab(SlabIndex(0)).fill(slot.into(), Location { donor: DonorSlot(slot), handle: SlabHandle(0) });
         }
         Self { volume, engine, pool, donors, mailbox, now, answer: None }

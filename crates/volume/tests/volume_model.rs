@@ -21,7 +21,7 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
 use spillway_sys::allocation_guard::{GuardedAllocator, forbid_allocation};
 use spillway_volume::engine::Engine;
-use spillway_volume::engine::lanes::{LaneMailbox, Lanes};
+use spillway_volume::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use spillway_volume::limits::MOVE_BATCH_PAGES;
 use spillway_volume::manager::refill::Refill;
 use spillway_volume::settings::redundancy::Redundancy;
@@ -29,7 +29,7 @@ use spillway_volume::slab_map::backlog::Backlog;
 use spillway_volume::slab_map::page_bits::Bit;
 use spillway_volume::slab_map::{DiskCopy, Geometry, Volume};
 
-use support::model::{self, AT_ONCE, LaneEnds, Move, content};
+use support::model::{self, AT_ONCE, Move, QueuePairEnds, content};
 use support::{Shared, StoreQueuePair, store};
 
 #[global_allocator]
@@ -49,7 +49,7 @@ struct World {
     volume: Arc<Volume>,
     donors: Vec<Shared>,
     disk: Shared,
-    mailboxes: Vec<Arc<LaneMailbox>>,
+    mailboxes: Vec<Arc<QueuePairMailbox>>,
     pools: Vec<Arc<BufferPool>>,
     engines: Vec<Engine>,
     answers: Vec<[Answer; SLOTS]>,
@@ -72,17 +72,17 @@ impl World {
         let mut pools: Vec<_> =
             (0..ENGINES).map(|_| BufferPool::new(SLOTS, SLOT_PAGES as usize * PAGE_SIZE_BYTES).unwrap()).collect();
         pools.push(BufferPool::new(1, MOVE_BATCH_PAGES * PAGE_SIZE_BYTES).unwrap());
-        let mailboxes: Vec<_> = pools.iter().map(|_| LaneMailbox::new()).collect();
-        let lanes = |index: usize| {
+        let mailboxes: Vec<_> = pools.iter().map(|_| QueuePairMailbox::new()).collect();
+        let queue_pairs = |index: usize| {
             let file = redundancy.disk.then(|| StoreQueuePair::boxed(&disk, &pools[index], DEPTH));
-            Lanes::new(Arc::clone(&mailboxes[index]), file)
+            QueuePairSet::new(Arc::clone(&mailboxes[index]), file)
         };
         let engine = |index: usize| {
             let pool = Arc::clone(&pools[index]);
-            Engine::new(Arc::clone(&volume), Arc::new(Metrics::default()), pool, lanes(index), Instant::now())
+            Engine::new(Arc::clone(&volume), Arc::new(Metrics::default()), pool, queue_pairs(index), Instant::now())
         };
         let engines = (0..ENGINES).map(engine).collect();
-        let refill = Refill::new(Arc::clone(&volume), lanes(ENGINES), Arc::clone(&pools[ENGINES]));
+        let refill = Refill::new(Arc::clone(&volume), queue_pairs(ENGINES), Arc::clone(&pools[ENGINES]));
         let mut world = Self {
             volume,
             donors: Vec::new(),
@@ -99,14 +99,14 @@ impl World {
         world
     }
 
-    fn lane_ends(&self) -> LaneEnds<'_> {
-        LaneEnds { mailboxes: &self.mailboxes, pools: &self.pools }
+    fn queue_pair_ends(&self) -> QueuePairEnds<'_> {
+        QueuePairEnds { mailboxes: &self.mailboxes, pools: &self.pools }
     }
 
     /// A new donor in slot `donor`.
     fn connect(&mut self, donor: usize) {
         let fresh = store(SLAB_BYTES);
-        self.lane_ends().connect(&self.volume, donor, &fresh, DEPTH);
+        self.queue_pair_ends().connect(&self.volume, donor, &fresh, DEPTH);
         if donor < self.donors.len() {
             self.donors[donor] = fresh;
         } else {
@@ -117,7 +117,7 @@ impl World {
     /// What the manager does when a donor is lost, after `engines` had their chance to notice.
     fn lose(&mut self, donor: usize) -> u64 {
         self.donors[donor].lock().unwrap().down = true;
-        self.lane_ends().disconnect(donor);
+        self.queue_pair_ends().disconnect(donor);
         let volume = Arc::clone(&self.volume);
         let mut lost = 0;
         for (slab, place) in model::copies_at(&volume, donor) {

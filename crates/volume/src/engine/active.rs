@@ -10,7 +10,7 @@ use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, RemoteAddress, SlabIndex};
 
-use super::lanes::Lanes;
+use super::queue_pairs::QueuePairSet;
 use crate::limits::COPIES_MAX;
 use crate::slab_map::admission::Ticket;
 use crate::slab_map::gate::Pass;
@@ -20,7 +20,7 @@ use crate::slab_map::{Geometry, Volume};
 /// What a step of a request needs from its surroundings.
 pub(super) struct Context<'a> {
     pub(super) volume: &'a Volume,
-    pub(super) lanes: &'a mut Lanes,
+    pub(super) queue_pairs: &'a mut QueuePairSet,
     pub(super) pool: &'a BufferPool,
     pub(super) now: Instant,
 }
@@ -187,9 +187,9 @@ impl Active {
     }
 
     /// The copy in `place`, unless it failed this segment before or cannot be reached.
-    pub(super) fn usable(&self, place: usize, lanes: &Lanes) -> Option<Location> {
+    pub(super) fn usable(&self, place: usize, queue_pairs: &QueuePairSet) -> Option<Location> {
         let location = self.places[place]?;
-        (self.excluded[place] != Some(location) && lanes.is_usable(location.donor)).then_some(location)
+        (self.excluded[place] != Some(location) && queue_pairs.is_usable(location.donor)).then_some(location)
     }
 
     /// Where page `page` of the segment lies in the slot's buffer, for `count` pages.

@@ -7,7 +7,7 @@ use spillway_fabric::queue_pair::{Operation, PostError};
 use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
 
 use super::active::{Active, Context, Stage, Step};
-use super::lanes::{Piece, Target};
+use super::queue_pairs::{Piece, Target};
 use crate::limits::COPIES_MAX;
 use crate::slab_map::page_bits::Bit;
 
@@ -27,7 +27,7 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     active.enter(volume);
     for place in 0..COPIES_MAX {
         let stored = volume.bits.any(Bit::Copy(place), first, count);
-        active.unposted[place] = stored && active.usable(place, context.lanes).is_some();
+        active.unposted[place] = stored && active.usable(place, context.queue_pairs).is_some();
         volume.bits.clear(Bit::Copy(place), first, count);
     }
     if let Some(disk) = &volume.disk {
@@ -57,7 +57,7 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
         };
         let remote = RemoteAddress { slab, offset_bytes: context.volume.geometry.offset_in_slab_bytes(first) };
         let piece = Piece { owner: active.slot, place, target, priority: Priority::WriteBack };
-        match context.lanes.post(piece, Operation::Discard, remote, buffer, context.now) {
+        match context.queue_pairs.post(piece, Operation::Discard, remote, buffer, context.now) {
             Ok(()) => active.outstanding += 1,
             Err(PostError::Busy) => continue,
             Err(PostError::Down) => {}

@@ -15,7 +15,7 @@ use spillway_fabric::units::{PAGE_SIZE_BYTES, RemoteAddress};
 use spillway_sys::mapping::Mapping;
 
 use super::Engine;
-use super::lanes::Lanes;
+use super::queue_pairs::QueuePairSet;
 use crate::limits::COPIES_MAX;
 use crate::slab_map::Volume;
 use crate::slab_map::page_bits::Bit;
@@ -32,11 +32,15 @@ impl Engine {
             return false;
         }
         let begun = Instant::now();
-        self.lanes.adopt();
+        self.queue_pairs.adopt();
         let entry = self.volume.slab(slab);
         let pass = entry.gate.enter();
         let places = entry.places();
-        let found = if self.lanes.has_news() { None } else { find(&self.volume, &self.lanes, places, first, count) };
+        let found = if self.queue_pairs.has_news() {
+            None
+        } else {
+            find(&self.volume, &self.queue_pairs, places, first, count)
+        };
         let used_bytes = found.map(|(memory, offset)| use_memory(memory, offset));
         entry.gate.leave(pass);
         if let Some(length_bytes @ 1..) = used_bytes {
@@ -48,12 +52,18 @@ impl Engine {
 }
 
 /// Where these pages of one slab lie in the first of its copies that has them all and is mapped here.
-fn find<'a>(volume: &Volume, lanes: &'a Lanes, places: Places, first: u64, count: u64) -> Option<(&'a Mapping, usize)> {
+fn find<'a>(
+    volume: &Volume,
+    queue_pairs: &'a QueuePairSet,
+    places: Places,
+    first: u64,
+    count: u64,
+) -> Option<(&'a Mapping, usize)> {
     let offset_bytes = volume.geometry.offset_in_slab_bytes(first);
     (0..COPIES_MAX).find_map(|place| {
         let location = places[place].filter(|location| !volume.is_silent(location.donor))?;
         let remote = RemoteAddress { slab: location.handle, offset_bytes };
-        let mapped = lanes.mapped(location.donor, remote, count as usize * PAGE_SIZE_BYTES)?;
+        let mapped = queue_pairs.mapped(location.donor, remote, count as usize * PAGE_SIZE_BYTES)?;
         volume.bits.all(Bit::Copy(place), first, count).then_some(mapped)
     })
 }
@@ -68,7 +78,7 @@ mod tests {
     use spillway_sys::memfd::Memfd;
 
     use super::*;
-    use crate::engine::lanes::{LaneChange, LaneMailbox};
+    use crate::engine::queue_pairs::{QueuePairChange, QueuePairMailbox};
     use crate::settings::redundancy::Redundancy;
     use crate::slab_map::Geometry;
     use crate::slab_map::slab_entry::{DonorSlot, Location};
@@ -82,7 +92,7 @@ mod tests {
 
     struct World {
         volume: Arc<Volume>,
-        mailbox: Arc<LaneMailbox>,
+        mailbox: Arc<QueuePairMailbox>,
         pool: Arc<BufferPool>,
         window: Arc<ShmWindow>,
         engine: Engine,
@@ -92,12 +102,12 @@ mod tests {
     fn world() -> World {
         let volume = Arc::new(Volume::new(GEOMETRY, Redundancy::NONE, None).unwrap());
         let pool = BufferPool::new(1, 64 * PAGE_SIZE_BYTES).unwrap();
-        let mailbox = LaneMailbox::new();
+        let mailbox = QueuePairMailbox::new();
         let window = ShmWindow::new(GEOMETRY.slab_size_bytes(), 8).unwrap();
         window.attach(HANDLE, &Memfd::create("slab", GEOMETRY.slab_size_bytes()).unwrap()).unwrap();
-        let lanes = Lanes::new(Arc::clone(&mailbox), None);
+        let queue_pairs = QueuePairSet::new(Arc::clone(&mailbox), None);
         let metrics = Arc::new(Metrics::default());
-        let engine = Engine::new(Arc::clone(&volume), metrics, Arc::clone(&pool), lanes, Instant::now());
+        let engine = Engine::new(Arc::clone(&volume), metrics, Arc::clone(&pool), queue_pairs, Instant::now());
         let mut world = World { volume, mailbox, pool, window, engine };
         world.connect();
         world.volume.slab(SlabIndex(0)).fill(0, Location { donor: DONOR, handle: HANDLE });
@@ -119,7 +129,7 @@ mod tests {
     impl World {
         fn connect(&self) {
             let queue_pair = Box::new(ShmQueuePair::new(Arc::clone(&self.window), Arc::clone(&self.pool)));
-            self.mailbox.leave(LaneChange { donor: DONOR, queue_pair: Some(queue_pair) });
+            self.mailbox.leave(QueuePairChange { donor: DONOR, queue_pair: Some(queue_pair) });
         }
 
         /// Pages and requests that were read, and accesses of the first slab.
@@ -197,7 +207,7 @@ mod tests {
         entry.fill(1, Location { donor: DONOR, handle: HANDLE });
         (0..2).for_each(|place| world.volume.bits.set(Bit::Copy(place), 0, 40));
         assert_eq!(world.read(8, 1), Some(vec![9]));
-        world.mailbox.leave(LaneChange { donor: DONOR, queue_pair: None });
+        world.mailbox.leave(QueuePairChange { donor: DONOR, queue_pair: None });
         assert_eq!(world.read(8, 1), None, "nobody lends it any more");
         world.connect();
         assert_eq!(world.read(8, 1), Some(vec![9]));

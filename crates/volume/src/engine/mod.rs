@@ -1,16 +1,16 @@
 //! Decides what happens to a block request: one engine per I/O thread, a state machine that never blocks or allocates.
 //!
 //! One page on its way in: [`Engine::submit`] puts the request into the slot that its buffer has; [`Engine::poll`] starts it:
-//! `read` passes the slab's gate, looks where the page's valid copies are, posts a piece to a queue pair ([`lanes`]), and at
+//! `read` passes the slab's gate, looks where the page's valid copies are, posts a piece to a queue pair ([`queue_pairs`]), and at
 //! the poll that brings the completion leaves the gate and answers. `write` and `discard` own their pages meanwhile.
 //!
 //! - `active`: the state of one request; `in_place`: no request at all.
-//! - [`lanes`]: this thread's queue pairs.
+//! - [`queue_pairs`]: this thread's queue pairs.
 
 mod active;
 mod discard;
 mod in_place;
-pub mod lanes;
+pub mod queue_pairs;
 mod read;
 mod write;
 
@@ -28,7 +28,7 @@ use spillway_fabric::queue_pair::RequestError;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use self::active::{Active, Context, Stage, Step};
-use self::lanes::{Lanes, Piece, Target};
+use self::queue_pairs::{Piece, QueuePairSet, Target};
 use crate::settings::redundancy::Redundancy;
 use crate::slab_map::Volume;
 
@@ -37,7 +37,7 @@ pub struct Engine {
     volume: Arc<Volume>,
     metrics: Arc<Metrics>,
     pool: Arc<BufferPool>,
-    lanes: Lanes,
+    queue_pairs: QueuePairSet,
     requests: Box<[Active]>,
     /// Requests that are not answered yet.
     under_way: usize,
@@ -45,9 +45,15 @@ pub struct Engine {
 
 impl Engine {
     /// For requests whose data lies in `pool`: the request in slot `i` uses buffer `i`.
-    pub fn new(volume: Arc<Volume>, metrics: Arc<Metrics>, pool: Arc<BufferPool>, lanes: Lanes, now: Instant) -> Self {
+    pub fn new(
+        volume: Arc<Volume>,
+        metrics: Arc<Metrics>,
+        pool: Arc<BufferPool>,
+        queue_pairs: QueuePairSet,
+        now: Instant,
+    ) -> Self {
         let requests = (0..pool.slot_count()).map(|slot| Active::free(slot, now)).collect();
-        Self { volume, metrics, pool, lanes, requests, under_way: 0 }
+        Self { volume, metrics, pool, queue_pairs, requests, under_way: 0 }
     }
 
     fn is_valid(&self, request: &BlockRequest) -> bool {
@@ -73,12 +79,12 @@ impl BlockService for Engine {
     }
 
     fn poll(&mut self, now: Instant, completed: Completed<'_>) -> Waiting {
-        self.lanes.adopt();
-        if self.under_way == 0 && self.lanes.in_flight() == 0 {
+        self.queue_pairs.adopt();
+        if self.under_way == 0 && self.queue_pairs.in_flight() == 0 {
             return Waiting::Nothing;
         }
         let (requests, volume) = (&mut self.requests, &self.volume);
-        self.lanes.poll(now, &mut |piece, result| piece_ended(requests, volume, piece, result));
+        self.queue_pairs.poll(now, &mut |piece, result| piece_ended(requests, volume, piece, result));
         let mut waiting = Waiting::Nothing;
         for slot in 0..self.requests.len() {
             if self.requests[slot].stage == Stage::Free {
@@ -91,14 +97,14 @@ impl BlockService for Engine {
                 waiting = waiting.max(wait_of(&self.requests[slot]));
             }
         }
-        if self.lanes.needs_polling() {
+        if self.queue_pairs.needs_polling() {
             waiting = Waiting::Poll;
         }
         waiting
     }
 
     fn for_each_event<'a>(&'a self, visit: &mut dyn FnMut(BorrowedFd<'a>, bool)) {
-        self.lanes.for_each_event(visit);
+        self.queue_pairs.for_each_event(visit);
     }
 }
 
@@ -114,7 +120,8 @@ impl Engine {
         }
         loop {
             let active = &mut self.requests[slot];
-            let mut context = Context { volume: &self.volume, lanes: &mut self.lanes, pool: &self.pool, now };
+            let mut context =
+                Context { volume: &self.volume, queue_pairs: &mut self.queue_pairs, pool: &self.pool, now };
             match advance(active, &mut context) {
                 Step::Pending => return expired(active, &self.volume, now),
                 Step::Park => {

@@ -13,7 +13,7 @@ use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
 
 use super::active::{Active, Context, Stage, Step};
-use super::lanes::{Piece, Target};
+use super::queue_pairs::{Piece, Target};
 use crate::limits::COPIES_MAX;
 use crate::slab_map::page_bits::PageWord;
 use crate::slab_map::slab_entry::Location;
@@ -33,7 +33,7 @@ enum Source {
 /// Starts the segment.
 pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     active.enter(context.volume);
-    if context.lanes.has_news() {
+    if context.queue_pairs.has_news() {
         active.leave(context.volume);
         return Step::Park;
     }
@@ -59,14 +59,14 @@ fn is_taken_elsewhere(active: &mut Active, context: &mut Context<'_>) -> bool {
         match source_of(active, context, &word, 1 << (page % 64)) {
             // Another slow donor, or a silent one, is no better.
             Source::Place(place) => {
-                let location = active.usable(place, context.lanes);
+                let location = active.usable(place, context.queue_pairs);
                 location.is_some_and(|location| !is_last_choice(active, context, place, location))
             }
             Source::Disk | Source::Zeroes => true,
             Source::Wait | Source::Lost => false,
         }
     });
-    if !has_others || !context.lanes.abandon(active.slot) {
+    if !has_others || !context.queue_pairs.abandon(active.slot) {
         (active.in_use, active.late) = (used, late);
         // Others may have it later; looking at all pages is not for every poll.
         active.entered = context.now;
@@ -150,7 +150,7 @@ fn next_run(active: &Active, context: &Context<'_>, end: u64) -> (Source, u64) {
 
 fn source_of(active: &Active, context: &Context<'_>, word: &PageWord, mask: u64) -> Source {
     let valid = |place: &usize| word.copies[*place] & mask != 0;
-    let usable = |place: &usize| active.usable(*place, context.lanes);
+    let usable = |place: &usize| active.usable(*place, context.queue_pairs);
     let mut silent = None;
     for place in (0..COPIES_MAX).filter(valid) {
         match usable(&place) {
@@ -187,7 +187,7 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
     let buffer = active.buffer(context.pool, page, count);
     let (target, place, remote) = match source {
         Source::Place(place) => {
-            let location = active.usable(place, context.lanes).ok_or(PostError::Down)?;
+            let location = active.usable(place, context.queue_pairs).ok_or(PostError::Down)?;
             (Target::Donor(location.donor), place, active.remote(geometry, location, page))
         }
         Source::Disk => {
@@ -212,7 +212,7 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
         }
     };
     let piece = Piece { owner: active.slot, place, target, priority: Priority::Demand };
-    context.lanes.post(piece, Operation::Read, remote, buffer, context.now)?;
+    context.queue_pairs.post(piece, Operation::Read, remote, buffer, context.now)?;
     active.outstanding += 1;
     if matches!(target, Target::Donor(_)) {
         active.in_use[place] = true;

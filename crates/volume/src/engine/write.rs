@@ -14,7 +14,7 @@ use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
 
 use super::active::{Active, Context, Stage, Step};
-use super::lanes::{Piece, Target};
+use super::queue_pairs::{Piece, Target};
 use crate::limits::{COPIES_MAX, MAPPING_WAIT};
 use crate::settings::mapping::MappingPolicy;
 use crate::slab_map::backlog::BacklogSlot;
@@ -30,12 +30,12 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     }
     active.enter(volume);
     let waited = context.now.saturating_duration_since(active.segment_since);
-    if context.lanes.has_news() || (!active.settled && waited < MAPPING_WAIT) {
+    if context.queue_pairs.has_news() || (!active.settled && waited < MAPPING_WAIT) {
         return give_up(active, volume);
     }
     let mut targets = 0;
     for place in 0..COPIES_MAX {
-        let usable = active.usable(place, context.lanes);
+        let usable = active.usable(place, context.queue_pairs);
         active.unposted[place] = usable.is_some_and(|location| !volume.is_suspect(location.donor));
         targets += usize::from(active.unposted[place]);
     }
@@ -96,7 +96,7 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
             Piece { owner: active.slot, place, target: Target::Donor(location.donor), priority: Priority::Demand };
         let remote = active.remote(context.volume.geometry, location, first);
         let buffer = active.buffer(context.pool, first, count);
-        match context.lanes.post(piece, Operation::Write, remote, buffer, context.now) {
+        match context.queue_pairs.post(piece, Operation::Write, remote, buffer, context.now) {
             Ok(()) => active.outstanding += 1,
             Err(PostError::Busy) => continue,
             Err(PostError::Down) => active.excluded[place] = Some(location),

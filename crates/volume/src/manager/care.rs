@@ -131,8 +131,8 @@ fn refresh_donors(shared: &Shared) {
         }
     }
     shared.volume.set_mapping_possible(has_room(shared));
-    for lane in &shared.lanes {
-        lane.mailbox.sweep();
+    for holder in &shared.queue_pairs {
+        holder.mailbox.sweep();
     }
 }
 

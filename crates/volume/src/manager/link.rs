@@ -28,7 +28,7 @@ use super::mapping::forget_donor;
 use super::mover::Work;
 use super::opening::{Attempt, Transport};
 use super::reunion;
-use crate::engine::lanes::LaneChange;
+use crate::engine::queue_pairs::QueuePairChange;
 use crate::limits::{
     RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN, SILENCE_NOTICED, SOLE_COPY_LOOK_INTERVAL, SOLE_COPY_PATIENCE_WITH_DISK,
 };
@@ -218,8 +218,8 @@ fn clean_up(shared: &Shared, donor: &DonorEntry, error: &LinkError) {
         return;
     };
     session.sender.close();
-    for lane in &shared.lanes {
-        lane.mailbox.leave(LaneChange { donor: donor.slot, queue_pair: None });
+    for holder in &shared.queue_pairs {
+        holder.mailbox.leave(QueuePairChange { donor: donor.slot, queue_pair: None });
     }
     let pages_lost = forget_donor(shared, donor.slot);
     if let Some(window) = &session.window {

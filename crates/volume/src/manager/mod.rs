@@ -42,7 +42,7 @@ use self::donors::DonorEntry;
 use self::mapping::Mapper;
 use self::mover::WorkQueue;
 use self::survey::Survey;
-use crate::engine::lanes::{LaneMailbox, Lanes};
+use crate::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use crate::limits::LINGER;
 use crate::settings::transport::TransportChoice;
 use crate::slab_map::Volume;
@@ -51,9 +51,9 @@ use crate::state::records::Records;
 
 /// One thread's end of the fabric: where its new queue pairs are left, and the buffers that they use.
 #[derive(Clone)]
-pub struct Lane {
+pub struct QueuePairHolder {
     /// Where changes are left.
-    pub mailbox: Arc<LaneMailbox>,
+    pub mailbox: Arc<QueuePairMailbox>,
     /// Registered with its queue pairs.
     pub pool: Arc<BufferPool>,
 }
@@ -64,8 +64,8 @@ pub struct Shared {
     pub volume: Arc<Volume>,
     /// The donors, by slot.
     pub donors: Vec<DonorEntry>,
-    /// Every I/O thread's lane, and the mover's.
-    pub lanes: Vec<Lane>,
+    /// Every I/O thread's queue pairs, and the mover's.
+    pub queue_pairs: Vec<QueuePairHolder>,
     /// Who borrows.
     pub borrower: BorrowerId,
     /// What outlives this process, of donors.
@@ -102,12 +102,12 @@ pub struct ManagerParts {
     pub volume: Arc<Volume>,
     /// Where donors listen.
     pub addresses: Vec<DonorAddress>,
-    /// Every I/O thread's lane.
-    pub io_lanes: Vec<Lane>,
-    /// The mover's lane.
-    pub mover_lane: Lane,
+    /// Every I/O thread's queue pairs.
+    pub io_holders: Vec<QueuePairHolder>,
     /// The mover's queue pairs.
-    pub mover_lanes: Lanes,
+    pub mover_holder: QueuePairHolder,
+    /// The mover's queue pairs.
+    pub mover_queue_pairs: QueuePairSet,
     /// Who borrows.
     pub borrower: BorrowerId,
     /// What outlives this process, of donors.
@@ -130,14 +130,14 @@ pub struct Manager {
 impl Manager {
     /// Starts every thread; donors are reached in the background.
     pub fn start(parts: ManagerParts) -> io::Result<Self> {
-        let mover_pool = Arc::clone(&parts.mover_lane.pool);
-        let mut lanes = parts.io_lanes;
-        lanes.push(parts.mover_lane);
+        let mover_pool = Arc::clone(&parts.mover_holder.pool);
+        let mut queue_pairs = parts.io_holders;
+        queue_pairs.push(parts.mover_holder);
         let donors = parts.addresses.into_iter().enumerate();
         let shared = Arc::new(Shared {
             volume: parts.volume,
             donors: donors.map(|(slot, address)| DonorEntry::new(DonorSlot(slot as u16), address)).collect(),
-            lanes,
+            queue_pairs,
             borrower: parts.borrower,
             ties: parts.ties,
             reunion_until: Instant::now() + LINGER,
@@ -154,7 +154,7 @@ impl Manager {
             manager.spawn(format!("donor-{slot}"), move |shared| link::run(shared, slot))?;
         }
         manager.spawn("manager".to_owned(), care::run)?;
-        let refill = refill::Refill::new(Arc::clone(&shared.volume), parts.mover_lanes, mover_pool);
+        let refill = refill::Refill::new(Arc::clone(&shared.volume), parts.mover_queue_pairs, mover_pool);
         manager.spawn("mover".to_owned(), move |shared| mover::run(shared, refill))?;
         Ok(manager)
     }

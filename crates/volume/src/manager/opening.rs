@@ -1,4 +1,4 @@
-//! Opens a session with a donor: connects, says hello, and makes the queue pairs of all lanes, before one deadline.
+//! Opens a session with a donor: connects, says hello, and makes the queue pairs of all threads, before one deadline.
 //!
 //! A donor that keeps slabs of a process before this one ([`super::reunion`]) is given a handshake's time more for handing them
 //! over: only a session that is resumed has them.
@@ -25,7 +25,7 @@ use super::dialing::{DialError, Resolver, dial_address, dial_tcp, dial_unix};
 use super::donors::DonorEntry;
 use super::link_error::LinkError;
 use super::reunion::HeldSlab;
-use crate::engine::lanes::LaneChange;
+use crate::engine::queue_pairs::QueuePairChange;
 use crate::settings::transport::TransportChoice;
 
 /// An open control channel, and what the donor said.
@@ -153,15 +153,15 @@ impl<'a> Attempt<'a> {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Gives every lane a queue pair to the donor. They see it before any place at the donor is filled.
+    /// Gives every thread a queue pair to the donor. They see it before any place at the donor is filled.
     pub(super) fn install_queue_pairs(
         &self,
         opened: &Opened,
         window: Option<&Arc<ShmWindow>>,
     ) -> Result<(), LinkError> {
-        let mut queue_pairs: Vec<Box<dyn QueuePair>> = Vec::with_capacity(self.shared.lanes.len());
-        for lane in &self.shared.lanes {
-            let (pool, patience) = (Arc::clone(&lane.pool), Arc::clone(self.donor.patience()));
+        let mut queue_pairs: Vec<Box<dyn QueuePair>> = Vec::with_capacity(self.shared.queue_pairs.len());
+        for holder in &self.shared.queue_pairs {
+            let (pool, patience) = (Arc::clone(&holder.pool), Arc::clone(self.donor.patience()));
             let over_stream = |stream: OwnedFd| {
                 TcpQueuePair::connect_until(stream, &opened.welcome.token, pool.clone(), patience, self.deadline)
                     .map_err(LinkError::Data)
@@ -178,8 +178,8 @@ impl<'a> Attempt<'a> {
                 (None, Transport::Shm) => unreachable!("shared memory has a window"),
             });
         }
-        for (lane, queue_pair) in self.shared.lanes.iter().zip(queue_pairs) {
-            lane.mailbox.leave(LaneChange { donor: self.donor.slot, queue_pair: Some(queue_pair) });
+        for (holder, queue_pair) in self.shared.queue_pairs.iter().zip(queue_pairs) {
+            holder.mailbox.leave(QueuePairChange { donor: self.donor.slot, queue_pair: Some(queue_pair) });
         }
         Ok(())
     }

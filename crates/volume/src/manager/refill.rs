@@ -12,7 +12,7 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::queue_pair::{Operation, PostError};
 use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle, SlabIndex};
 
-use crate::engine::lanes::{Lanes, Piece, Target};
+use crate::engine::queue_pairs::{Piece, QueuePairSet, Target};
 use crate::limits::{COPIES_MAX, MOVE_BATCH_PAGES};
 use crate::slab_map::Volume;
 use crate::slab_map::page_bits::{Bit, PageWord};
@@ -27,10 +27,10 @@ pub struct Pass {
     pub missing: u64,
 }
 
-/// The mover's own lane, see the module text.
+/// The mover's own queue pairs, see the module text.
 pub struct Refill {
     volume: Arc<Volume>,
-    lanes: Lanes,
+    queue_pairs: QueuePairSet,
     pool: Arc<BufferPool>,
 }
 
@@ -38,10 +38,10 @@ pub struct Refill {
 const OWNER_PATIENCE: Duration = Duration::from_millis(50);
 
 impl Refill {
-    /// `lanes` are this thread's; their queue pairs use `pool`, which has one slot of [`MOVE_BATCH_PAGES`].
-    pub fn new(volume: Arc<Volume>, lanes: Lanes, pool: Arc<BufferPool>) -> Self {
+    /// `queue_pairs` are this thread's; their queue pairs use `pool`, which has one slot of [`MOVE_BATCH_PAGES`].
+    pub fn new(volume: Arc<Volume>, queue_pairs: QueuePairSet, pool: Arc<BufferPool>) -> Self {
         assert!(pool.slot_size_bytes() == MOVE_BATCH_PAGES * PAGE_SIZE_BYTES, "a batch fills the buffer");
-        Self { volume, lanes, pool }
+        Self { volume, queue_pairs, pool }
     }
 
     /// Brings the copy at `target` in `place` of `slab` up to date with the others. Stops early, with pages missing, when
@@ -65,7 +65,7 @@ impl Refill {
         if !self.acquire(first) {
             return 0;
         }
-        self.lanes.adopt();
+        self.queue_pairs.adopt();
         let entry = volume.slab(slab);
         let gate = entry.gate.enter();
         let places = entry.places();
@@ -132,7 +132,8 @@ impl Refill {
         places: &Places,
         word: &PageWord,
     ) -> Option<((Target, SlabHandle), u64)> {
-        let reachable = |place: &usize| places[*place].is_some_and(|location| self.lanes.is_usable(location.donor));
+        let reachable =
+            |place: &usize| places[*place].is_some_and(|location| self.queue_pairs.is_usable(location.donor));
         let sources = (0..COPIES_MAX).filter(reachable).map(|place| (word.copies[place], places[place]));
         let donor = sources.filter_map(|(valid, location)| {
             let location = location?;
@@ -147,15 +148,15 @@ impl Refill {
     fn exchange(&mut self, target: Target, operation: Operation, remote: RemoteAddress, buffer: BufferRange) -> bool {
         let piece = Piece { owner: 0, place: 0, target, priority: Priority::WriteBack };
         loop {
-            match self.lanes.post(piece, operation, remote, buffer, Instant::now()) {
+            match self.queue_pairs.post(piece, operation, remote, buffer, Instant::now()) {
                 Ok(()) => break,
                 Err(PostError::Down) => return false,
-                Err(PostError::Busy) => self.lanes.poll(Instant::now(), &mut |_, _| {}),
+                Err(PostError::Busy) => self.queue_pairs.poll(Instant::now(), &mut |_, _| {}),
             }
         }
         let mut result = None;
         loop {
-            self.lanes.poll(Instant::now(), &mut |_, ended| result = Some(ended));
+            self.queue_pairs.poll(Instant::now(), &mut |_, ended| result = Some(ended));
             match result {
                 Some(Ok(())) => return true,
                 Some(Err(_)) => {
@@ -167,16 +168,16 @@ impl Refill {
                 None => self.sleep(),
             }
             // The manager may have taken the donor away: its pieces end as orphans.
-            self.lanes.adopt();
+            self.queue_pairs.adopt();
         }
     }
 
     fn sleep(&self) {
-        if self.lanes.needs_polling() {
+        if self.queue_pairs.needs_polling() {
             return;
         }
         let mut waits = Vec::new();
-        self.lanes.for_each_event(&mut |event, wants_write| {
+        self.queue_pairs.for_each_event(&mut |event, wants_write| {
             let write = if wants_write { rustix::event::PollFlags::OUT } else { rustix::event::PollFlags::empty() };
             waits.push(PollFd::from_borrowed_fd(event, rustix::event::PollFlags::IN | write));
         });

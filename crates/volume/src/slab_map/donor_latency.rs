@@ -34,7 +34,7 @@ pub struct DonorLatencies {
     /// The half of each donor's histograms that is written now.
     current: AtomicUsize,
     next_turn_ns: AtomicU64,
-    lanes: Mutex<Vec<Arc<LaneWaits>>>,
+    queue_pairs: Mutex<Vec<Arc<QueuePairWaits>>>,
 }
 
 #[derive(Debug, Default)]
@@ -48,12 +48,12 @@ struct Donor {
 
 /// For each donor, since when a thread's connection has owed an answer; zero when it owes none.
 #[derive(Debug)]
-pub struct LaneWaits {
+pub struct QueuePairWaits {
     begun: Instant,
     since_ns: Box<[AtomicU64]>,
 }
 
-impl LaneWaits {
+impl QueuePairWaits {
     /// The connection to `donor` was posted to, or brought an answer, and owes more.
     pub fn owes(&self, donor: DonorSlot, now: Instant) {
         // Zero would be nothing.
@@ -83,7 +83,7 @@ impl Default for DonorLatencies {
             donors: (0..DONORS_MAX).map(|_| Donor::default()).collect(),
             current: AtomicUsize::new(0),
             next_turn_ns: AtomicU64::new(nanoseconds(LATENCY_WINDOW)),
-            lanes: Mutex::default(),
+            queue_pairs: Mutex::default(),
         }
     }
 }
@@ -98,11 +98,11 @@ impl DonorLatencies {
     }
 
     /// Where a thread's queue pairs say what they wait for.
-    pub fn new_lane(&self) -> Arc<LaneWaits> {
+    pub fn new_holder(&self) -> Arc<QueuePairWaits> {
         let since_ns = (0..DONORS_MAX).map(|_| AtomicU64::new(0)).collect();
-        let lane = Arc::new(LaneWaits { begun: self.begun, since_ns });
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&lane));
-        lane
+        let holder = Arc::new(QueuePairWaits { begun: self.begun, since_ns });
+        self.queue_pairs.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&holder));
+        holder
     }
 
     /// `donor` answered a read after `latency`.
@@ -185,8 +185,8 @@ impl DonorLatencies {
         let known = &self.donors[usize::from(donor.0)];
         let (reads, _) = known.recent.get().map(|recent| LatencyHistogram::merged(recent.iter())).unwrap_or_default();
         let now_ns = moment(self.begun, now);
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        let owed = lanes.iter().map(|lane| lane.since_ns[usize::from(donor.0)].load(Ordering::Relaxed));
+        let queue_pairs = self.queue_pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        let owed = queue_pairs.iter().map(|holder| holder.since_ns[usize::from(donor.0)].load(Ordering::Relaxed));
         let oldest_ns = owed.filter(|since_ns| *since_ns > 0).min();
         let is_told = known.pause_ns.load(Ordering::Relaxed) >= nanoseconds(AVOIDANCE_TOLD);
         DonorLatencyStatus {
@@ -272,13 +272,13 @@ mod tests {
     #[test]
     fn the_oldest_wait_of_all_threads_is_told() {
         let (latencies, begun) = with_sessions();
-        let lanes = [latencies.new_lane(), latencies.new_lane()];
+        let queue_pairs = [latencies.new_holder(), latencies.new_holder()];
         let at = |milliseconds| begun + Duration::from_millis(milliseconds);
         assert_eq!(latencies.status(SLOW, at(9)).waiting_us, 0.0);
-        lanes[0].owes(SLOW, at(3));
-        lanes[1].owes(SLOW, at(5));
+        queue_pairs[0].owes(SLOW, at(3));
+        queue_pairs[1].owes(SLOW, at(5));
         assert_eq!(latencies.status(SLOW, at(9)).waiting_us, 6000.0);
-        lanes[0].owes_nothing(SLOW);
+        queue_pairs[0].owes_nothing(SLOW);
         assert_eq!(latencies.status(SLOW, at(9)).waiting_us, 4000.0);
     }
 

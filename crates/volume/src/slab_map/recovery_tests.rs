@@ -20,7 +20,7 @@ use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
 use spillway_sys::atomic_words::AtomicWords;
 
 use crate::engine::Engine;
-use crate::engine::lanes::{LaneMailbox, Lanes};
+use crate::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use crate::limits::MOVE_BATCH_PAGES;
 use crate::manager::refill::Refill;
 use crate::settings::redundancy::Redundancy;
@@ -32,7 +32,7 @@ use crate::slab_map::{DiskCopy, Geometry, Volume};
 
 #[path = "../../tests/support/mod.rs"]
 mod support;
-use support::model::{self, AT_ONCE, LaneEnds, Move, content};
+use support::model::{self, AT_ONCE, Move, QueuePairEnds, content};
 use support::{Shared, Store, StoreQueuePair, store};
 
 const GEOMETRY: Geometry = Geometry { slab_pages: 64, slab_count: 3 };
@@ -88,7 +88,7 @@ struct World {
     /// Who is there now; a lost donor's place is taken by a new one.
     donors: Rc<RefCell<Vec<Shared>>>,
     disk: Shared,
-    mailboxes: Vec<Arc<LaneMailbox>>,
+    mailboxes: Vec<Arc<QueuePairMailbox>>,
     pools: Vec<Arc<BufferPool>>,
     engine: Engine,
     refill: Refill,
@@ -128,14 +128,14 @@ impl World {
             BufferPool::new(SLOTS, SLOT_PAGES as usize * PAGE_SIZE_BYTES).unwrap(),
             BufferPool::new(1, MOVE_BATCH_PAGES * PAGE_SIZE_BYTES).unwrap(),
         ];
-        let mailboxes: Vec<_> = pools.iter().map(|_| LaneMailbox::new()).collect();
-        let lanes = |index: usize| {
+        let mailboxes: Vec<_> = pools.iter().map(|_| QueuePairMailbox::new()).collect();
+        let queue_pairs = |index: usize| {
             let file = redundancy.disk.then(|| StoreQueuePair::boxed(&disk, &pools[index], DEPTH));
-            Lanes::new(Arc::clone(&mailboxes[index]), file)
+            QueuePairSet::new(Arc::clone(&mailboxes[index]), file)
         };
         let metrics = Arc::new(Metrics::default());
-        let engine = Engine::new(Arc::clone(&volume), metrics, Arc::clone(&pools[0]), lanes(0), Instant::now());
-        let refill = Refill::new(Arc::clone(&volume), lanes(1), Arc::clone(&pools[1]));
+        let engine = Engine::new(Arc::clone(&volume), metrics, Arc::clone(&pools[0]), queue_pairs(0), Instant::now());
+        let refill = Refill::new(Arc::clone(&volume), queue_pairs(1), Arc::clone(&pools[1]));
         let clock = remains.promises.acknowledged.values().max().map_or(0, |newest| newest + 100);
         let promises = Rc::new(RefCell::new(remains.promises));
         let donors = Rc::new(RefCell::new(donors));
@@ -149,12 +149,12 @@ impl World {
         Arc::clone(&self.donors.borrow()[donor])
     }
 
-    fn lane_ends(&self) -> LaneEnds<'_> {
-        LaneEnds { mailboxes: &self.mailboxes, pools: &self.pools }
+    fn queue_pair_ends(&self) -> QueuePairEnds<'_> {
+        QueuePairEnds { mailboxes: &self.mailboxes, pools: &self.pools }
     }
 
     fn connect(&self, donor: usize) {
-        self.lane_ends().connect(&self.volume, donor, &self.donor(donor), DEPTH);
+        self.queue_pair_ends().connect(&self.volume, donor, &self.donor(donor), DEPTH);
     }
 
     /// Copies everything before store `number` from now on.
@@ -190,7 +190,7 @@ impl World {
     /// The donor in `donor` dies, and another one is there in its place.
     fn lose(&mut self, donor: usize) {
         self.donor(donor).lock().unwrap().down = true;
-        self.lane_ends().disconnect(donor);
+        self.queue_pair_ends().disconnect(donor);
         let volume = Arc::clone(&self.volume);
         for (slab, place) in model::copies_at(&volume, donor) {
             volume.remove_copy(slab, place, || self.poll()).unwrap();

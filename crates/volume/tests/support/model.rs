@@ -6,7 +6,7 @@ use std::time::Duration;
 use spillway_block::request::{BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
-use spillway_volume::engine::lanes::{LaneChange, LaneMailbox};
+use spillway_volume::engine::queue_pairs::{QueuePairChange, QueuePairMailbox};
 use spillway_volume::limits::COPIES_MAX;
 use spillway_volume::slab_map::backlog::{BacklogPage, TakePolicy};
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
@@ -31,28 +31,28 @@ pub(crate) fn content(page: u64, number: u32) -> Vec<u8> {
     bytes
 }
 
-/// Lanes to donors, each with the pool that its bytes are in.
+/// Queue pairs to donors, each with the pool that its bytes are in.
 #[derive(Clone, Copy)]
-pub(crate) struct LaneEnds<'world> {
-    pub(crate) mailboxes: &'world [Arc<LaneMailbox>],
+pub(crate) struct QueuePairEnds<'world> {
+    pub(crate) mailboxes: &'world [Arc<QueuePairMailbox>],
     pub(crate) pools: &'world [Arc<BufferPool>],
 }
 
-impl LaneEnds<'_> {
+impl QueuePairEnds<'_> {
     /// A new session with the donor in slot `donor`: over sockets with every second one.
     pub(crate) fn connect(self, volume: &Volume, donor: usize, store: &Shared, depth: usize) {
         let donor = DonorSlot(donor as u16);
         volume.begin_session(donor);
         for (mailbox, pool) in self.mailboxes.iter().zip(self.pools) {
             let make = if donor.0 % 2 == 1 { StoreQueuePair::over_socket } else { StoreQueuePair::boxed };
-            mailbox.leave(LaneChange { donor, queue_pair: Some(make(store, pool, depth)) });
+            mailbox.leave(QueuePairChange { donor, queue_pair: Some(make(store, pool, depth)) });
         }
     }
 
     /// The end of the session.
     pub(crate) fn disconnect(self, donor: usize) {
         let donor = DonorSlot(donor as u16);
-        self.mailboxes.iter().for_each(|mailbox| mailbox.leave(LaneChange { donor, queue_pair: None }));
+        self.mailboxes.iter().for_each(|mailbox| mailbox.leave(QueuePairChange { donor, queue_pair: None }));
     }
 }
 

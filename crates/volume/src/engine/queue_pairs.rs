@@ -2,7 +2,7 @@
 //!
 //! A piece is one posted request. Its number is the tag, so a completion finds its owner without a search. When a donor is
 //! replaced or lost, the pieces on the old queue pair are orphaned and end with [`RequestError::Down`] at the next poll:
-//! every posted piece ends exactly once, or is abandoned by its owner ([`Lanes::abandon`]) and never heard of again.
+//! every posted piece ends exactly once, or is abandoned by its owner ([`QueuePairSet::abandon`]) and never heard of again.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use spillway_fabric::units::{BufferRange, Priority, RemoteAddress, Tag};
 use spillway_sys::mapping::Mapping;
 
 use crate::limits::{DONORS_MAX, PIECES_MAX};
-use crate::slab_map::donor_latency::{DonorLatencies, LaneWaits};
+use crate::slab_map::donor_latency::{DonorLatencies, QueuePairWaits};
 use crate::slab_map::slab_entry::DonorSlot;
 
 /// Where a piece goes.
@@ -40,7 +40,7 @@ pub struct Piece {
 }
 
 /// A new queue pair for a donor, or none any more.
-pub struct LaneChange {
+pub struct QueuePairChange {
     /// The donor.
     pub donor: DonorSlot,
     /// What to use from now on.
@@ -49,13 +49,13 @@ pub struct LaneChange {
 
 /// Where the manager leaves changes for an I/O thread, and takes old queue pairs away: freeing is not for I/O threads.
 #[derive(Default)]
-pub struct LaneMailbox {
+pub struct QueuePairMailbox {
     changed: AtomicBool,
-    changes: Mutex<Vec<LaneChange>>,
+    changes: Mutex<Vec<QueuePairChange>>,
     retired: Mutex<Vec<Box<dyn QueuePair>>>,
 }
 
-impl LaneMailbox {
+impl QueuePairMailbox {
     /// An empty mailbox with room for a change of every donor.
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
@@ -66,7 +66,7 @@ impl LaneMailbox {
     }
 
     /// Leaves a change; the I/O thread sees it before it looks at any place filled later. Also frees what was retired.
-    pub fn leave(&self, change: LaneChange) {
+    pub fn leave(&self, change: QueuePairChange) {
         self.sweep();
         let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         // Only the last change of a donor counts, so an idle thread's mailbox stays small.
@@ -116,25 +116,25 @@ struct Entry {
 }
 
 /// The queue pairs of one I/O thread, see the module text.
-pub struct Lanes {
+pub struct QueuePairSet {
     donors: Box<[Option<Box<dyn QueuePair>>]>,
     disk: Option<Box<dyn QueuePair>>,
     entries: Box<[Entry]>,
     free: Vec<u32>,
     orphans: usize,
-    mailbox: Arc<LaneMailbox>,
+    mailbox: Arc<QueuePairMailbox>,
     watch: Option<Watch>,
 }
 
-/// Where the lanes tell how fast donors answer.
+/// Where the queue pairs tell how fast donors answer.
 struct Watch {
     latencies: Arc<DonorLatencies>,
-    waits: Arc<LaneWaits>,
+    waits: Arc<QueuePairWaits>,
 }
 
-impl Lanes {
+impl QueuePairSet {
     /// No donor yet; they come through `mailbox`.
-    pub fn new(mailbox: Arc<LaneMailbox>, disk: Option<Box<dyn QueuePair>>) -> Self {
+    pub fn new(mailbox: Arc<QueuePairMailbox>, disk: Option<Box<dyn QueuePair>>) -> Self {
         let piece = Piece { owner: 0, place: 0, target: Target::Disk, priority: Priority::Demand };
         Self {
             donors: (0..DONORS_MAX).map(|_| None).collect(),
@@ -148,9 +148,9 @@ impl Lanes {
         }
     }
 
-    /// The same lanes, which tell `latencies` how fast donors answer.
+    /// The same queue pairs, which tell `latencies` how fast donors answer.
     pub fn watched_by(self, latencies: &Arc<DonorLatencies>) -> Self {
-        let watch = Watch { latencies: Arc::clone(latencies), waits: latencies.new_lane() };
+        let watch = Watch { latencies: Arc::clone(latencies), waits: latencies.new_holder() };
         Self { watch: Some(watch), ..self }
     }
 
@@ -170,7 +170,7 @@ impl Lanes {
         }
     }
 
-    /// Whether the manager left something since the last [`Lanes::adopt`]: then places may name donors by queue pairs that this
+    /// Whether the manager left something since the last [`QueuePairSet::adopt`]: then places may name donors by queue pairs that this
     /// thread does not have yet.
     pub fn has_news(&self) -> bool {
         self.mailbox.changed.load(Ordering::SeqCst)
