@@ -1,7 +1,7 @@
 //! The loop of one I/O thread: requests from its channel to its service, answers back.
 //!
 //! A page-in on shared memory goes once around: woken by the channel's event -> `receive` -> `submit` -> `poll` brings the
-//! answer at once -> `complete` -> back to sleep. With pieces in flight on a socket the thread waits for that too.
+//! answer at once -> `complete` -> back to sleep. With sub-requests in flight on a socket the thread waits for that too.
 //!
 //! A thread that just worked looks again for a while before it sleeps ([`AdaptivePolling`]); between two looks it lets others have the
 //! CPU. Sleeping threads wait for the channel with an exclusive epoll, so that a request wakes one of them and not all.

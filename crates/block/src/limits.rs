@@ -29,7 +29,7 @@ pub const BLOCK_REQUEST_DEADLINE_SOLE: Duration =
 /// How often parked requests are tried again.
 pub const PARKED_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Longest sleep of an I/O thread with pieces in flight: it must notice that the manager took a donor away.
+/// Longest sleep of an I/O thread with sub-requests in flight: it must notice that the manager took a donor away.
 pub const EVENT_WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// Requests that make a burst of page-ins: one program that faults at random shows them within a millisecond or two, a single
@@ -48,7 +48,7 @@ pub const SHALLOW_SLEEP_US: u16 = 10;
 pub const POLLING_CPUS_MAX: usize = 16;
 
 const _: () = {
-    assert!(REQUEST_PAGES_MAX <= QUEUE_DEPTH_MAX, "the pieces of one request fit a queue pair");
+    assert!(REQUEST_PAGES_MAX <= QUEUE_DEPTH_MAX, "the sub-requests of one request fit a queue pair");
     assert!(BLOCK_REQUEST_DEADLINE.as_millis() > 2 * REQUEST_DEADLINE.as_millis());
     assert!(LOOK_INTERVAL_MAX.as_millis() >= 5 * EVENT_WAIT_MAX.as_millis(), "a thread that runs looks often enough");
 };

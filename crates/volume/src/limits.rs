@@ -29,7 +29,7 @@ pub const BACKING_RELEASE_DEADLINE: Duration = Duration::from_secs(20);
 pub const BACKING_HANDOVER_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Pieces in flight per I/O thread: what its queue pairs can hold together is more, but a thread has few requests at once.
-pub const PIECES_MAX: usize = 1024;
+pub const SUB_REQUESTS_MAX: usize = 1024;
 
 /// How long a silent donor is waited for that has the only copy of a page of a volume *with* a disk (the backing file failed): requests to
 /// such a volume have this much less time, and so does whoever waits for them (the kernel's NBD client).
@@ -132,7 +132,7 @@ pub const VOLUME_SIZE_BYTES_MAX: u64 = 1 << 44;
 
 const _: () = {
     assert!(COPIES_MAX == 4, "page_bits has room for four copies");
-    assert!(PIECES_MAX >= QUEUE_DEPTH_MAX);
+    assert!(SUB_REQUESTS_MAX >= QUEUE_DEPTH_MAX);
     assert!(SLAB_SIZE_BYTES_MIN.is_multiple_of(64 * PAGE_SIZE_BYTES as u64), "a word of page bits lies in one slab");
     assert!(SILENCE_NOTICED.as_millis() >= 2 * HEARTBEAT_INTERVAL.as_millis());
     assert!(2 * SILENCE_NOTICED.as_millis() <= SILENCE_DEADLINE.as_millis());

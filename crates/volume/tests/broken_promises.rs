@@ -311,7 +311,7 @@ fn trouble_with_the_last_session_does_not_end_the_next() {
         let first = open_session(scope, &shared.donors[0]);
         first.sender.close();
         shared.donors[0].disconnected("lost".to_owned(), false);
-        // An I/O thread's pieces end as orphans while the manager's thread is busy (it waits half a second for each silent
+        // An I/O thread's sub-requests end as orphans while the manager's thread is busy (it waits half a second for each silent
         // donor, and for a lease of each wanted slab).
         shared.volume.report_trouble(DonorSlot(0));
         // As the link thread does.

@@ -44,7 +44,7 @@ pub(super) enum Stage {
     Free,
     /// Waits to be started.
     Parked,
-    /// Inside the gate, pieces in flight or about to be posted.
+    /// Inside the gate, sub-requests in flight or about to be posted.
     Moving,
     /// Its pages are in the backlog only; waits until they are on disk.
     AwaitingDisk,
@@ -80,13 +80,13 @@ pub(super) struct Active {
     pub(super) late: Places,
     /// When the segment was started, or nothing else was found to have its pages (reads).
     pub(super) entered: Instant,
-    /// The places that pieces in flight read from (reads).
+    /// The places that sub-requests in flight read from (reads).
     pub(super) in_use: [bool; COPIES_MAX],
     /// The disk failed this segment.
     pub(super) disk_excluded: bool,
-    /// Pieces in flight.
+    /// Sub-requests in flight.
     pub(super) outstanding: u32,
-    /// Some piece failed.
+    /// Some sub-request failed.
     pub(super) failed: bool,
     /// A page cannot be read at all.
     pub(super) error: Option<BlockError>,
@@ -94,7 +94,7 @@ pub(super) struct Active {
     pub(super) next_page: u64,
     /// A page's only source is out of reach now (reads).
     pub(super) must_wait: bool,
-    /// Places whose piece is not posted (writes, discards); the last is the disk.
+    /// Places whose sub-request is not posted (writes, discards); the last is the disk.
     pub(super) unposted: [bool; COPIES_MAX + 1],
     /// Places that have the new content (writes).
     pub(super) succeeded: [bool; COPIES_MAX],
@@ -181,7 +181,7 @@ impl Active {
 
     /// Leaves the segment's gate.
     pub(super) fn leave(&mut self, volume: &Volume) {
-        assert!(self.outstanding == 0, "pieces in flight use the slab's copies");
+        assert!(self.outstanding == 0, "sub-requests in flight use the slab's copies");
         let pass = self.pass.take().expect("a segment leaves the gate that it entered");
         volume.slab(self.segment.slab).gate.leave(pass);
     }

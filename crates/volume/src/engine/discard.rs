@@ -7,14 +7,14 @@ use spillway_fabric::queue_pair::{Operation, PostError};
 use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
 
 use super::active::{Active, Context, Stage, Step};
-use super::queue_pairs::{Piece, Target};
+use super::queue_pairs::{SubRequest, Target};
 use crate::limits::COPIES_MAX;
 use crate::slab_map::page_bits::Bit;
 
 /// Shorter holes in the backing file cost more than they give back: 256 KiB.
 const DISK_DISCARD_PAGES_MIN: u64 = 64;
 
-/// The index of the disk among the pieces of a discard.
+/// The index of the disk among the sub-requests of a discard.
 const DISK: usize = COPIES_MAX;
 
 /// Starts the segment.
@@ -56,8 +56,8 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
             (Target::Donor(location.donor), location.handle)
         };
         let remote = RemoteAddress { slab, offset_bytes: context.volume.geometry.offset_in_slab_bytes(first) };
-        let piece = Piece { owner: active.slot, place, target, priority: Priority::WriteBack };
-        match context.queue_pairs.post(piece, Operation::Discard, remote, buffer, context.now) {
+        let sub_request = SubRequest { owner: active.slot, place, target, priority: Priority::WriteBack };
+        match context.queue_pairs.post(sub_request, Operation::Discard, remote, buffer, context.now) {
             Ok(()) => active.outstanding += 1,
             Err(PostError::Busy) => continue,
             Err(PostError::Down) => {}
@@ -72,7 +72,7 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
     Step::Finished(Ok(()))
 }
 
-/// A piece of this segment ended, one way or the other.
+/// A sub-request of this segment ended, one way or the other.
 pub(super) fn ended(active: &mut Active) {
     active.outstanding -= 1;
 }

@@ -1,7 +1,7 @@
 //! Decides what happens to a block request: one engine per I/O thread, a state machine that never blocks or allocates.
 //!
 //! One page on its way in: [`Engine::submit`] puts the request into the slot that its buffer has; [`Engine::poll`] starts it:
-//! `read` passes the slab's gate, looks where the page's valid copies are, posts a piece to a queue pair ([`queue_pairs`]), and at
+//! `read` passes the slab's gate, looks where the page's valid copies are, posts a sub-request to a queue pair ([`queue_pairs`]), and at
 //! the poll that brings the completion leaves the gate and answers. `write` and `discard` own their pages meanwhile.
 //!
 //! - `active`: the state of one request; `in_place`: no request at all.
@@ -28,7 +28,7 @@ use spillway_fabric::queue_pair::RequestError;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use self::active::{Active, Context, Stage, Step};
-use self::queue_pairs::{Piece, QueuePairSet, Target};
+use self::queue_pairs::{QueuePairSet, SubRequest, Target};
 use crate::settings::redundancy::Redundancy;
 use crate::slab_map::Volume;
 
@@ -84,7 +84,7 @@ impl BlockService for Engine {
             return Waiting::Nothing;
         }
         let (requests, volume) = (&mut self.requests, &self.volume);
-        self.queue_pairs.poll(now, &mut |piece, result| piece_ended(requests, volume, piece, result));
+        self.queue_pairs.poll(now, &mut |sub_request, result| piece_ended(requests, volume, sub_request, result));
         let mut waiting = Waiting::Nothing;
         for slot in 0..self.requests.len() {
             if self.requests[slot].stage == Stage::Free {
@@ -183,21 +183,21 @@ fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
     }
 }
 
-fn piece_ended(requests: &mut [Active], volume: &Volume, piece: Piece, result: Result<(), RequestError>) {
-    let active = &mut requests[piece.owner];
-    assert!(active.stage == Stage::Moving && active.outstanding > 0, "a piece ends while its owner waits for it");
-    if let (Target::Donor(donor), Err(RequestError::Down | RequestError::NotLent)) = (piece.target, result) {
+fn piece_ended(requests: &mut [Active], volume: &Volume, sub_request: SubRequest, result: Result<(), RequestError>) {
+    let active = &mut requests[sub_request.owner];
+    assert!(active.stage == Stage::Moving && active.outstanding > 0, "a sub-request ends while its owner waits for it");
+    if let (Target::Donor(donor), Err(RequestError::Down | RequestError::NotLent)) = (sub_request.target, result) {
         volume.report_trouble(donor);
     }
     match active.request.operation {
-        BlockOperation::Read => read::ended(active, piece, result),
-        BlockOperation::Write => write::ended(active, piece, result),
+        BlockOperation::Read => read::ended(active, sub_request, result),
+        BlockOperation::Write => write::ended(active, sub_request, result),
         BlockOperation::Discard => discard::ended(active),
         BlockOperation::Flush => unreachable!("a flush posts nothing"),
     }
 }
 
-/// Gives a request up that cannot go on; one whose pieces are in flight ends through them, each has a deadline.
+/// Gives a request up that cannot go on; one whose sub-requests are in flight ends through them, each has a deadline.
 fn expired(active: &Active, volume: &Volume, now: Instant) -> Option<Result<(), BlockError>> {
     let parked = matches!(active.stage, Stage::Parked | Stage::AwaitingDisk);
     let waited = now.saturating_duration_since(active.arrived);

@@ -1,8 +1,8 @@
-//! One I/O thread's queue pairs: one per donor, one to the backing file, and the pieces in flight on them.
+//! One I/O thread's queue pairs: one per donor, one to the backing file, and the sub-requests in flight on them.
 //!
-//! A piece is one posted request. Its number is the tag, so a completion finds its owner without a search. When a donor is
-//! replaced or lost, the pieces on the old queue pair are orphaned and end with [`RequestError::Down`] at the next poll:
-//! every posted piece ends exactly once, or is abandoned by its owner ([`QueuePairSet::abandon`]) and never heard of again.
+//! A sub-request is one posted request. Its number is the tag, so a completion finds its owner without a search. When a donor is
+//! replaced or lost, the sub-requests on the old queue pair are orphaned and end with [`RequestError::Down`] at the next poll:
+//! every posted sub-request ends exactly once, or is abandoned by its owner ([`QueuePairSet::abandon`]) and never heard of again.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +13,11 @@ use spillway_fabric::queue_pair::{Operation, PostError, QueuePair, Request, Requ
 use spillway_fabric::units::{BufferRange, Priority, RemoteAddress, Tag};
 use spillway_sys::mapping::Mapping;
 
-use crate::limits::{DONORS_MAX, PIECES_MAX};
+use crate::limits::{DONORS_MAX, SUB_REQUESTS_MAX};
 use crate::slab_map::donor_latency::{DonorLatencies, QueuePairWaits};
 use crate::slab_map::slab_entry::DonorSlot;
 
-/// Where a piece goes.
+/// Where a sub-request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A donor.
@@ -26,9 +26,9 @@ pub enum Target {
     Disk,
 }
 
-/// What a piece is to its owner.
+/// What a sub-request is to its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct SubRequest {
     /// The request slot that posted it.
     pub owner: usize,
     /// The copy's place in the slab entry; meaningless for the disk.
@@ -109,7 +109,7 @@ enum Flight {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    piece: Piece,
+    sub_request: SubRequest,
     flight: Flight,
     posted: Instant,
     is_read: bool,
@@ -135,13 +135,16 @@ struct Watch {
 impl QueuePairSet {
     /// No donor yet; they come through `mailbox`.
     pub fn new(mailbox: Arc<QueuePairMailbox>, disk: Option<Box<dyn QueuePair>>) -> Self {
-        let piece = Piece { owner: 0, place: 0, target: Target::Disk, priority: Priority::Demand };
+        let sub_request = SubRequest { owner: 0, place: 0, target: Target::Disk, priority: Priority::Demand };
         Self {
             donors: (0..DONORS_MAX).map(|_| None).collect(),
             disk,
-            entries: vec![Entry { piece, flight: Flight::Free, posted: Instant::now(), is_read: false }; PIECES_MAX]
-                .into_boxed_slice(),
-            free: (0..PIECES_MAX as u32).rev().collect(),
+            entries: vec![
+                Entry { sub_request, flight: Flight::Free, posted: Instant::now(), is_read: false };
+                SUB_REQUESTS_MAX
+            ]
+            .into_boxed_slice(),
+            free: (0..SUB_REQUESTS_MAX as u32).rev().collect(),
             orphans: 0,
             mailbox,
             watch: None,
@@ -179,7 +182,7 @@ impl QueuePairSet {
     fn orphan(&mut self, donor: DonorSlot) {
         for (number, entry) in self.entries.iter_mut().enumerate() {
             match entry.flight {
-                _ if entry.piece.target != Target::Donor(donor) => {}
+                _ if entry.sub_request.target != Target::Donor(donor) => {}
                 Flight::Posted => {
                     entry.flight = Flight::Orphaned;
                     self.orphans += 1;
@@ -199,9 +202,9 @@ impl QueuePairSet {
     /// Lets go of all that `owner` has in flight, which are reads from donors: what still comes touches nothing of it. False if that
     /// cannot be done with one of them; then `owner` still waits for all of them.
     pub fn abandon(&mut self, owner: usize) -> bool {
-        let is_owners = |entry: &Entry| entry.flight != Flight::Free && entry.piece.owner == owner;
+        let is_owners = |entry: &Entry| entry.flight != Flight::Free && entry.sub_request.owner == owner;
         let can_be_let_go = |entry: &Entry| {
-            let Target::Donor(donor) = entry.piece.target else { return false };
+            let Target::Donor(donor) = entry.sub_request.target else { return false };
             let over_socket = self.donors[usize::from(donor.0)].as_ref().is_some_and(|pair| pair.event().is_some());
             entry.flight == Flight::Abandoned || (entry.flight == Flight::Posted && entry.is_read && over_socket)
         };
@@ -209,8 +212,8 @@ impl QueuePairSet {
             return false;
         }
         for (number, entry) in self.entries.iter_mut().enumerate() {
-            let Target::Donor(donor) = entry.piece.target else { continue };
-            if entry.flight == Flight::Posted && entry.piece.owner == owner {
+            let Target::Donor(donor) = entry.sub_request.target else { continue };
+            if entry.flight == Flight::Posted && entry.sub_request.owner == owner {
                 let queue_pair = self.donors[usize::from(donor.0)].as_mut().expect("looked at above");
                 assert!(
                     queue_pair.abandon(Tag(number as u32)),
@@ -232,55 +235,55 @@ impl QueuePairSet {
         self.donors[usize::from(donor.0)].as_ref()?.mapped(remote, length_bytes)
     }
 
-    /// Posts one piece.
+    /// Posts one sub-request.
     pub fn post(
         &mut self,
-        piece: Piece,
+        sub_request: SubRequest,
         operation: Operation,
         remote: RemoteAddress,
         buffer: BufferRange,
         now: Instant,
     ) -> Result<(), PostError> {
-        let queue_pair = match piece.target {
+        let queue_pair = match sub_request.target {
             Target::Donor(donor) => self.donors[usize::from(donor.0)].as_mut(),
             Target::Disk => self.disk.as_mut(),
         };
         let queue_pair = queue_pair.ok_or(PostError::Down)?;
         let number = self.free.pop().ok_or(PostError::Busy)?;
         let was_idle = queue_pair.in_flight() == 0;
-        let request = Request { operation, remote, buffer, tag: Tag(number), priority: piece.priority };
+        let request = Request { operation, remote, buffer, tag: Tag(number), priority: sub_request.priority };
         if let Err(error) = queue_pair.post(request, now) {
             self.free.push(number);
             return Err(error);
         }
         let is_read = operation == Operation::Read;
-        self.entries[number as usize] = Entry { piece, flight: Flight::Posted, posted: now, is_read };
-        if let (true, Target::Donor(donor), Some(watch)) = (was_idle, piece.target, &self.watch) {
+        self.entries[number as usize] = Entry { sub_request, flight: Flight::Posted, posted: now, is_read };
+        if let (true, Target::Donor(donor), Some(watch)) = (was_idle, sub_request.target, &self.watch) {
             watch.waits.owes(donor, now);
         }
         Ok(())
     }
 
-    /// Moves bytes, and tells `ended` every piece that ended.
-    pub fn poll(&mut self, now: Instant, ended: &mut dyn FnMut(Piece, Result<(), RequestError>)) {
+    /// Moves bytes, and tells `ended` every sub-request that ended.
+    pub fn poll(&mut self, now: Instant, ended: &mut dyn FnMut(SubRequest, Result<(), RequestError>)) {
         if self.in_flight() == 0 {
             return;
         }
         let (entries, free, watch) = (&mut self.entries, &mut self.free, &self.watch);
         let mut complete = |completion: spillway_fabric::queue_pair::Completion, is_watched: bool| {
             let entry = &mut entries[completion.tag.0 as usize];
-            assert!(matches!(entry.flight, Flight::Posted | Flight::Abandoned), "a piece ends once");
+            assert!(matches!(entry.flight, Flight::Posted | Flight::Abandoned), "a sub-request ends once");
             let is_heard = entry.flight == Flight::Posted;
             entry.flight = Flight::Free;
             free.push(completion.tag.0);
             if let (true, true, Target::Donor(donor), Some(watch)) =
-                (is_watched, entry.is_read, entry.piece.target, watch)
+                (is_watched, entry.is_read, entry.sub_request.target, watch)
                 && completion.result.is_ok()
             {
                 watch.latencies.record_read(donor, now.saturating_duration_since(entry.posted), now);
             }
             if is_heard {
-                ended(entry.piece, completion.result);
+                ended(entry.sub_request, completion.result);
             }
         };
         for (slot, queue_pair) in self.donors.iter_mut().enumerate() {
@@ -301,7 +304,7 @@ impl QueuePairSet {
         self.end_orphans(ended);
     }
 
-    fn end_orphans(&mut self, ended: &mut dyn FnMut(Piece, Result<(), RequestError>)) {
+    fn end_orphans(&mut self, ended: &mut dyn FnMut(SubRequest, Result<(), RequestError>)) {
         if self.orphans == 0 {
             return;
         }
@@ -310,17 +313,17 @@ impl QueuePairSet {
             if entry.flight == Flight::Orphaned {
                 entry.flight = Flight::Free;
                 self.free.push(number as u32);
-                ended(entry.piece, Err(RequestError::Down));
+                ended(entry.sub_request, Err(RequestError::Down));
             }
         }
     }
 
-    /// Pieces posted and not ended, those that were abandoned among them.
+    /// Sub-requests posted and not ended, those that were abandoned among them.
     pub fn in_flight(&self) -> usize {
-        PIECES_MAX - self.free.len()
+        SUB_REQUESTS_MAX - self.free.len()
     }
 
-    /// Descriptors to wait on while pieces are in flight, and whether each waits to write.
+    /// Descriptors to wait on while sub-requests are in flight, and whether each waits to write.
     pub fn for_each_event<'a>(&'a self, visit: &mut dyn FnMut(BorrowedFd<'a>, bool)) {
         for queue_pair in self.donors.iter().flatten().chain(self.disk.as_ref()) {
             if queue_pair.in_flight() > 0
@@ -331,7 +334,7 @@ impl QueuePairSet {
         }
     }
 
-    /// Whether some piece in flight ends by polling alone.
+    /// Whether some sub-request in flight ends by polling alone.
     pub fn needs_polling(&self) -> bool {
         self.orphans > 0
             || self.donors.iter().flatten().any(|queue_pair| queue_pair.in_flight() > 0 && queue_pair.event().is_none())

@@ -1,10 +1,10 @@
 //! Reading: each page from the first copy that has it, then from the disk, else zeroes.
 //!
 //! The order of looks matters. Places are read first (in [`Active::enter`]), page bits second: a place that is filled anew
-//! had its bits cleared before, so a bit never vouches for a place's next tenant. When a piece fails, the whole segment is
+//! had its bits cleared before, so a bit never vouches for a place's next tenant. When a sub-request fails, the whole segment is
 //! read afresh without that location.
 //!
-//! A segment whose donors let it wait for too long ([`crate::slab_map::donor_latency`]) lets go of its pieces and is read afresh from what
+//! A segment whose donors let it wait for too long ([`crate::slab_map::donor_latency`]) lets go of its sub-requests and is read afresh from what
 //! else has its pages, if all of them are elsewhere too. What the slow donor still sends is thrown away: the segment's buffer
 //! belongs to somebody else by then (`docs/decisions/slow-donors.md`).
 
@@ -13,7 +13,7 @@ use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
 
 use super::active::{Active, Context, Stage, Step};
-use super::queue_pairs::{Piece, Target};
+use super::queue_pairs::{SubRequest, Target};
 use crate::limits::COPIES_MAX;
 use crate::slab_map::page_bits::PageWord;
 use crate::slab_map::slab_entry::Location;
@@ -42,7 +42,7 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     advance(active, context)
 }
 
-/// Whether the segment's donors let it wait for too long, all of it can be had elsewhere, and its pieces were let go.
+/// Whether the segment's donors let it wait for too long, all of it can be had elsewhere, and its sub-requests were let go.
 fn is_taken_elsewhere(active: &mut Active, context: &mut Context<'_>) -> bool {
     let waited = context.now.saturating_duration_since(active.entered);
     if active.outstanding == 0 || waited < context.volume.latencies.read_patience() {
@@ -91,7 +91,7 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
         match post_run(active, context, source, count) {
             Ok(()) => active.next_page += count,
             Err(PostError::Busy) if active.outstanding > 0 => return Step::Pending,
-            // Without a piece of ours in flight, those of others hold the credits: look again soon.
+            // Without a sub-request of ours in flight, those of others hold the credits: look again soon.
             Err(PostError::Busy) => active.must_wait = true,
             Err(PostError::Down) => exclude(active, source),
         }
@@ -99,12 +99,12 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
     conclude(active, context)
 }
 
-/// A piece of this segment ended.
-pub(super) fn ended(active: &mut Active, piece: Piece, result: Result<(), RequestError>) {
+/// A sub-request of this segment ended.
+pub(super) fn ended(active: &mut Active, sub_request: SubRequest, result: Result<(), RequestError>) {
     active.outstanding -= 1;
     if result.is_err() {
         active.failed = true;
-        let source = if piece.target == Target::Disk { Source::Disk } else { Source::Place(piece.place) };
+        let source = if sub_request.target == Target::Disk { Source::Disk } else { Source::Place(sub_request.place) };
         exclude(active, source);
     }
 }
@@ -211,8 +211,8 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
             return Ok(());
         }
     };
-    let piece = Piece { owner: active.slot, place, target, priority: Priority::Demand };
-    context.queue_pairs.post(piece, Operation::Read, remote, buffer, context.now)?;
+    let sub_request = SubRequest { owner: active.slot, place, target, priority: Priority::Demand };
+    context.queue_pairs.post(sub_request, Operation::Read, remote, buffer, context.now)?;
     active.outstanding += 1;
     if matches!(target, Target::Donor(_)) {
         active.in_use[place] = true;

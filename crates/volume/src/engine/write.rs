@@ -14,7 +14,7 @@ use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
 
 use super::active::{Active, Context, Stage, Step};
-use super::queue_pairs::{Piece, Target};
+use super::queue_pairs::{SubRequest, Target};
 use crate::limits::{COPIES_MAX, MAPPING_WAIT};
 use crate::settings::mapping::MappingPolicy;
 use crate::slab_map::backlog::BacklogSlot;
@@ -92,11 +92,11 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
             continue;
         }
         let location = active.places[place].expect("a write is posted to copies that exist");
-        let piece =
-            Piece { owner: active.slot, place, target: Target::Donor(location.donor), priority: Priority::Demand };
+        let sub_request =
+            SubRequest { owner: active.slot, place, target: Target::Donor(location.donor), priority: Priority::Demand };
         let remote = active.remote(context.volume.geometry, location, first);
         let buffer = active.buffer(context.pool, first, count);
-        match context.queue_pairs.post(piece, Operation::Write, remote, buffer, context.now) {
+        match context.queue_pairs.post(sub_request, Operation::Write, remote, buffer, context.now) {
             Ok(()) => active.outstanding += 1,
             Err(PostError::Busy) => continue,
             Err(PostError::Down) => active.excluded[place] = Some(location),
@@ -109,12 +109,12 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
     conclude(active, context.volume)
 }
 
-/// A piece of this segment ended.
-pub(super) fn ended(active: &mut Active, piece: Piece, result: Result<(), RequestError>) {
+/// A sub-request of this segment ended.
+pub(super) fn ended(active: &mut Active, sub_request: SubRequest, result: Result<(), RequestError>) {
     active.outstanding -= 1;
     match result {
-        Ok(()) => active.succeeded[piece.place] = true,
-        Err(_) => active.excluded[piece.place] = active.places[piece.place],
+        Ok(()) => active.succeeded[sub_request.place] = true,
+        Err(_) => active.excluded[sub_request.place] = active.places[sub_request.place],
     }
 }
 

@@ -12,7 +12,7 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::queue_pair::{Operation, PostError};
 use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle, SlabIndex};
 
-use crate::engine::queue_pairs::{Piece, QueuePairSet, Target};
+use crate::engine::queue_pairs::{QueuePairSet, SubRequest, Target};
 use crate::limits::{COPIES_MAX, MOVE_BATCH_PAGES};
 use crate::slab_map::Volume;
 use crate::slab_map::page_bits::{Bit, PageWord};
@@ -146,9 +146,9 @@ impl Refill {
 
     /// One request, waited for; false when it failed.
     fn exchange(&mut self, target: Target, operation: Operation, remote: RemoteAddress, buffer: BufferRange) -> bool {
-        let piece = Piece { owner: 0, place: 0, target, priority: Priority::WriteBack };
+        let sub_request = SubRequest { owner: 0, place: 0, target, priority: Priority::WriteBack };
         loop {
-            match self.queue_pairs.post(piece, operation, remote, buffer, Instant::now()) {
+            match self.queue_pairs.post(sub_request, operation, remote, buffer, Instant::now()) {
                 Ok(()) => break,
                 Err(PostError::Down) => return false,
                 Err(PostError::Busy) => self.queue_pairs.poll(Instant::now(), &mut |_, _| {}),
@@ -167,7 +167,7 @@ impl Refill {
                 }
                 None => self.sleep(),
             }
-            // The manager may have taken the donor away: its pieces end as orphans.
+            // The manager may have taken the donor away: its sub-requests end as orphans.
             self.queue_pairs.adopt();
         }
     }
