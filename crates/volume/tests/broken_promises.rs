@@ -384,9 +384,9 @@ impl spillway_fabric::queue_pair::QueuePair for HeldUp {
 fn a_write_that_was_given_up_does_not_overwrite_a_later_one() {
     let volume = Arc::new(Volume::new(GEOMETRY, Redundancy { replicas: 2, disk: false }, None).unwrap());
     let donors = [store(SLAB_BYTES), store(SLAB_BYTES)];
-    for (place, donor) in donors.iter().enumerate() {
+    for (copy_index, donor) in donors.iter().enumerate() {
         let handle = donor.lock().unwrap().lend();
-        volume.slab(SlabIndex(0)).fill(place, Location { donor: DonorSlot(place as u16), handle });
+        volume.slab(SlabIndex(0)).fill(copy_index, Location { donor: DonorSlot(copy_index as u16), handle });
     }
     let buffered = Arc::default();
     let mut queue_pairs = Vec::new();

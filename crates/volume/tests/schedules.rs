@@ -40,8 +40,8 @@ fn no_request_touches_memory_after_its_copy_was_drained() {
                     thread::spawn(move || {
                         for _ in 0..3 {
                             let pass = entry.gate.enter();
-                            for place in entry.places().into_iter().flatten() {
-                                let memory = &memories[place.handle.0 as usize];
+                            for copy_index in entry.locations().into_iter().flatten() {
+                                let memory = &memories[copy_index.handle.0 as usize];
                                 assert!(memory.ours.load(Ordering::SeqCst), "memory was given back while in use");
                             }
                             entry.gate.leave(pass);
@@ -50,8 +50,8 @@ fn no_request_touches_memory_after_its_copy_was_drained() {
                 })
                 .collect();
             // Two removals one after the other: a straggler of the first must not be missed by the second.
-            for place in 0..2 {
-                let removed = entry.empty(place).unwrap();
+            for copy_index in 0..2 {
+                let removed = entry.empty(copy_index).unwrap();
                 entry.gate.drain(|| {});
                 memories[removed.handle.0 as usize].ours.store(false, Ordering::SeqCst);
             }
@@ -127,9 +127,9 @@ fn a_page_that_is_being_lost_never_reads_as_zeroes() {
             volume.bits.set(Bit::Copy(0), 7, 1);
             let reader = Arc::clone(&volume);
             let reader = thread::spawn(move || {
-                // As `engine::read` does: the gate, then the places, then the bits.
+                // As `engine::read` does: the gate, then the copy indexes, then the bits.
                 let pass = reader.slab(SlabIndex(0)).gate.enter();
-                let _places = reader.slab(SlabIndex(0)).places();
+                let _places = reader.slab(SlabIndex(0)).locations();
                 let word = reader.bits.word(7);
                 reader.slab(SlabIndex(0)).gate.leave(pass);
                 assert_ne!((word.stored() | word.lost) & (1 << 7), 0, "the page reads as zeroes");

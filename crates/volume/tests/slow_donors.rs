@@ -88,7 +88,7 @@ impl World {
     }
 
     fn read(&mut self, pages: u64) {
-        (0..4 * PAGE_SIZE_BYTES).for_each(|place| self.pool.memory().write(place, &[UNTOUCHED]));
+        (0..4 * PAGE_SIZE_BYTES).for_each(|copy_index| self.pool.memory().write(copy_index, &[UNTOUCHED]));
         self.answer = None;
         self.engine.submit(model::request(0, BlockOperation::Read, 0, pages), self.now);
         self.poll();
@@ -120,7 +120,7 @@ impl World {
 #[test]
 fn a_read_that_waits_too_long_is_asked_of_the_other_copy_and_the_late_answer_touches_nothing() {
     let mut world = World::new(Redundancy::NONE);
-    (0..2).for_each(|place| world.set(Bit::Copy(place), 4));
+    (0..2).for_each(|copy_index| world.set(Bit::Copy(copy_index), 4));
     world.answers_at_once(1);
     world.read(4);
     world.pass(READ_PATIENCE_DEFAULT - Duration::from_millis(1));
@@ -141,7 +141,7 @@ fn a_read_that_waits_too_long_is_asked_of_the_other_copy_and_the_late_answer_tou
 #[test]
 fn a_late_answer_is_thrown_away_and_its_donor_tried_again_after_a_pause() {
     let mut world = World::new(Redundancy::NONE);
-    (0..2).for_each(|place| world.set(Bit::Copy(place), 4));
+    (0..2).for_each(|copy_index| world.set(Bit::Copy(copy_index), 4));
     world.answers_at_once(1);
     // Answers after some polls, of which the first read sees a few.
     world.donors[0].lock().unwrap().delay_polls = 14;
@@ -161,7 +161,7 @@ fn a_late_answer_is_thrown_away_and_its_donor_tried_again_after_a_pause() {
 #[test]
 fn a_donor_that_says_nothing_is_not_asked_in_place_of_a_slow_one() {
     let mut world = World::new(Redundancy::NONE);
-    (0..2).for_each(|place| world.set(Bit::Copy(place), 4));
+    (0..2).for_each(|copy_index| world.set(Bit::Copy(copy_index), 4));
     world.answers_at_once(1);
     world.volume.set_silent(DonorSlot(1), true);
     world.read(4);
@@ -201,7 +201,7 @@ fn a_page_that_nobody_else_has_is_waited_for() {
 #[test]
 fn when_all_are_slow_the_last_one_asked_is_waited_for() {
     let mut world = World::new(Redundancy::NONE);
-    (0..2).for_each(|place| world.set(Bit::Copy(place), 4));
+    (0..2).for_each(|copy_index| world.set(Bit::Copy(copy_index), 4));
     world.donors[1].lock().unwrap().delay_polls = 30;
     world.read(4);
     world.pass(READ_PATIENCE_DEFAULT);

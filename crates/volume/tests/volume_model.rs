@@ -120,9 +120,9 @@ impl World {
         self.queue_pair_ends().disconnect(donor);
         let volume = Arc::clone(&self.volume);
         let mut lost = 0;
-        for (slab, place) in model::copies_at(&volume, donor) {
+        for (slab, copy_index) in model::copies_at(&volume, donor) {
             let (engines, answers) = (&mut self.engines, &mut self.answers);
-            let removed = volume.remove_copy(slab, place, || poll_all(engines, answers));
+            let removed = volume.remove_copy(slab, copy_index, || poll_all(engines, answers));
             lost += removed.expect("the place was taken").pages_lost;
         }
         self.connect(donor);
@@ -302,8 +302,8 @@ impl World {
     fn refill_all(&mut self) {
         self.map(0);
         self.settle();
-        for (slab, place, location) in model::copies(&self.volume) {
-            self.refill.fill(slab, place, location);
+        for (slab, copy_index, location) in model::copies(&self.volume) {
+            self.refill.fill(slab, copy_index, location);
         }
     }
 
@@ -400,7 +400,7 @@ fn pages_lost_with_their_only_donor_fail_until_they_are_written_again() {
 }
 
 /// The bug behind this test: a read that waited because its copy was lost was later posted to the fresh copy in the same
-/// place, which did not have the page yet, and read zeroes.
+/// copy index, which did not have the page yet, and read zeroes.
 #[test]
 fn a_read_that_waits_for_a_lost_copy_does_not_take_the_next_copy_in_its_place_for_it() {
     let mut world = World::new(Redundancy::DISK);
@@ -418,7 +418,7 @@ fn a_read_that_waits_for_a_lost_copy_does_not_take_the_next_copy_in_its_place_fo
     world.engines[0].submit(model::request(2, BlockOperation::Read, 5, 3), Instant::now());
     (0..10).for_each(|_| poll_all(&mut world.engines, &mut world.answers));
     assert_eq!(world.answers[0][2], None, "the read waits");
-    // The copy is replaced by a fresh, empty one in the same place.
+    // The copy is replaced by a fresh, empty one in the same copy index.
     assert_eq!(world.lose(0), 0, "the backlog has the pages");
     world.map(0);
     (0..10).for_each(|_| poll_all(&mut world.engines, &mut world.answers));

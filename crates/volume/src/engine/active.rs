@@ -14,7 +14,7 @@ use super::queue_pairs::QueuePairSet;
 use crate::limits::COPIES_MAX;
 use crate::slab_map::admission::Ticket;
 use crate::slab_map::gate::Pass;
-use crate::slab_map::slab_entry::{Location, Places};
+use crate::slab_map::slab_entry::{CopyLocations, Location};
 use crate::slab_map::{Geometry, Volume};
 
 /// What a step of a request needs from its surroundings.
@@ -71,16 +71,16 @@ pub(super) struct Active {
     pub(super) segment: Segment,
     pub(super) segment_since: Instant,
     pub(super) pass: Option<Pass>,
-    pub(super) places: Places,
-    /// Whether `places` are all that the manager is about to put there.
+    pub(super) locations: CopyLocations,
+    /// Whether `locations` are all that the manager is about to put there.
     pub(super) settled: bool,
     /// Locations that failed this segment; not tried again.
-    pub(super) excluded: Places,
+    pub(super) excluded: CopyLocations,
     /// Locations that let this segment wait for too long: read from only if nothing else has the page.
-    pub(super) late: Places,
+    pub(super) late: CopyLocations,
     /// When the segment was started, or nothing else was found to have its pages (reads).
     pub(super) entered: Instant,
-    /// The places that sub-requests in flight read from (reads).
+    /// The copy indexes that sub-requests in flight read from (reads).
     pub(super) in_use: [bool; COPIES_MAX],
     /// The disk failed this segment.
     pub(super) disk_excluded: bool,
@@ -94,9 +94,9 @@ pub(super) struct Active {
     pub(super) next_page: u64,
     /// A page's only source is out of reach now (reads).
     pub(super) must_wait: bool,
-    /// Places whose sub-request is not posted (writes, discards); the last is the disk.
+    /// Copy indexes whose sub-request is not posted (writes, discards); the last is the disk.
     pub(super) unposted: [bool; COPIES_MAX + 1],
-    /// Places that have the new content (writes).
+    /// Copy indexes that have the new content (writes).
     pub(super) succeeded: [bool; COPIES_MAX],
     /// Pages that came from the disk.
     pub(super) disk_pages: u64,
@@ -115,7 +115,7 @@ impl Active {
             segment: Segment { slab: SlabIndex(0), first: 0, count: 0, buffer_offset_bytes: 0 },
             segment_since: now,
             pass: None,
-            places: [None; COPIES_MAX],
+            locations: [None; COPIES_MAX],
             settled: true,
             excluded: [None; COPIES_MAX],
             late: [None; COPIES_MAX],
@@ -162,10 +162,10 @@ impl Active {
         assert!(self.pass.is_none() && self.outstanding == 0, "a segment enters once");
         let entry = volume.slab(self.segment.slab);
         self.pass = Some(entry.gate.enter());
-        (self.places, self.settled) = entry.settled_places();
-        // An empty place's next tenant may have the name of the one that failed.
-        for (excluded, place) in self.excluded.iter_mut().zip(&self.places) {
-            if place.is_none() {
+        (self.locations, self.settled) = entry.settled_places();
+        // The next copy at an empty index may have the name of the one that failed.
+        for (excluded, copy_index) in self.excluded.iter_mut().zip(&self.locations) {
+            if copy_index.is_none() {
                 *excluded = None;
             }
         }
@@ -186,10 +186,10 @@ impl Active {
         volume.slab(self.segment.slab).gate.leave(pass);
     }
 
-    /// The copy in `place`, unless it failed this segment before or cannot be reached.
-    pub(super) fn usable(&self, place: usize, queue_pairs: &QueuePairSet) -> Option<Location> {
-        let location = self.places[place]?;
-        (self.excluded[place] != Some(location) && queue_pairs.is_usable(location.donor)).then_some(location)
+    /// The copy in `copy_index`, unless it failed this segment before or cannot be reached.
+    pub(super) fn usable(&self, copy_index: usize, queue_pairs: &QueuePairSet) -> Option<Location> {
+        let location = self.locations[copy_index]?;
+        (self.excluded[copy_index] != Some(location) && queue_pairs.is_usable(location.donor)).then_some(location)
     }
 
     /// Where page `page` of the segment lies in the slot's buffer, for `count` pages.

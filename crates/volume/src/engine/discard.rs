@@ -25,10 +25,10 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
         return Step::Park;
     }
     active.enter(volume);
-    for place in 0..COPIES_MAX {
-        let stored = volume.bits.any(Bit::Copy(place), first, count);
-        active.unposted[place] = stored && active.usable(place, context.queue_pairs).is_some();
-        volume.bits.clear(Bit::Copy(place), first, count);
+    for copy_index in 0..COPIES_MAX {
+        let stored = volume.bits.any(Bit::Copy(copy_index), first, count);
+        active.unposted[copy_index] = stored && active.usable(copy_index, context.queue_pairs).is_some();
+        volume.bits.clear(Bit::Copy(copy_index), first, count);
     }
     if let Some(disk) = &volume.disk {
         active.unposted[DISK] =
@@ -45,24 +45,24 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
     let (first, count) = (active.segment.first, active.segment.count);
     let length_bytes = (count * PAGE_SIZE_BYTES as u64) as u32;
     let buffer = BufferRange { offset_bytes: 0, length_bytes };
-    for place in 0..=DISK {
-        if !active.unposted[place] {
+    for copy_index in 0..=DISK {
+        if !active.unposted[copy_index] {
             continue;
         }
-        let (target, slab) = if place == DISK {
+        let (target, slab) = if copy_index == DISK {
             (Target::Disk, SlabHandle(active.segment.slab.0))
         } else {
-            let location = active.places[place].expect("a discard is posted to copies that exist");
+            let location = active.locations[copy_index].expect("a discard is posted to copies that exist");
             (Target::Donor(location.donor), location.handle)
         };
         let remote = RemoteAddress { slab, offset_bytes: context.volume.geometry.offset_in_slab_bytes(first) };
-        let sub_request = SubRequest { owner: active.slot, place, target, priority: Priority::WriteBack };
+        let sub_request = SubRequest { owner: active.slot, copy_index, target, priority: Priority::WriteBack };
         match context.queue_pairs.post(sub_request, Operation::Discard, remote, buffer, context.now) {
             Ok(()) => active.outstanding += 1,
             Err(PostError::Busy) => continue,
             Err(PostError::Down) => {}
         }
-        active.unposted[place] = false;
+        active.unposted[copy_index] = false;
     }
     if active.outstanding > 0 || active.unposted.contains(&true) {
         return Step::Pending;

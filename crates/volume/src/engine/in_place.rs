@@ -1,8 +1,8 @@
 //! Reading without a request: where a donor's memory is mapped here (shared memory), whoever needs pages takes them from there himself.
 //!
 //! A request copies them into a buffer first, and a page that is filled from that is copied twice. What makes the one copy safe is what makes
-//! requests safe: the slab's gate is passed before its places are read, and nothing is detached, nor lent to somebody else, before the gate was
-//! drained ([`crate::slab_map::gate`]); page bits are read after the places (`read`). A donor's file never becomes another slab, so what is
+//! requests safe: the slab's gate is passed before its copy indexes are read, and nothing is detached, nor lent to somebody else, before the gate was
+//! drained ([`crate::slab_map::gate`]); page bits are read after the copy indexes (`read`). A donor's file never becomes another slab, so what is
 //! read of a donor that has just ended is what it had.
 //!
 //! Only the plain case: all pages in one slab, and in one copy of it. Everything else is for a request.
@@ -19,7 +19,7 @@ use super::queue_pairs::QueuePairSet;
 use crate::limits::COPIES_MAX;
 use crate::slab_map::Volume;
 use crate::slab_map::page_bits::Bit;
-use crate::slab_map::slab_entry::Places;
+use crate::slab_map::slab_entry::CopyLocations;
 
 impl Engine {
     /// See [`spillway_block::service::BlockService::read_in_place`].
@@ -35,11 +35,11 @@ impl Engine {
         self.queue_pairs.adopt();
         let entry = self.volume.slab(slab);
         let pass = entry.gate.enter();
-        let places = entry.places();
+        let locations = entry.locations();
         let found = if self.queue_pairs.has_news() {
             None
         } else {
-            find(&self.volume, &self.queue_pairs, places, first, count)
+            find(&self.volume, &self.queue_pairs, locations, first, count)
         };
         let used_bytes = found.map(|(memory, offset)| use_memory(memory, offset));
         entry.gate.leave(pass);
@@ -55,16 +55,16 @@ impl Engine {
 fn find<'a>(
     volume: &Volume,
     queue_pairs: &'a QueuePairSet,
-    places: Places,
+    locations: CopyLocations,
     first: u64,
     count: u64,
 ) -> Option<(&'a Mapping, usize)> {
     let offset_bytes = volume.geometry.offset_in_slab_bytes(first);
-    (0..COPIES_MAX).find_map(|place| {
-        let location = places[place].filter(|location| !volume.is_silent(location.donor))?;
+    (0..COPIES_MAX).find_map(|copy_index| {
+        let location = locations[copy_index].filter(|location| !volume.is_silent(location.donor))?;
         let remote = RemoteAddress { slab: location.handle, offset_bytes };
         let mapped = queue_pairs.mapped(location.donor, remote, count as usize * PAGE_SIZE_BYTES)?;
-        volume.bits.all(Bit::Copy(place), first, count).then_some(mapped)
+        volume.bits.all(Bit::Copy(copy_index), first, count).then_some(mapped)
     })
 }
 
@@ -205,7 +205,7 @@ mod tests {
         entry.gone(0);
         entry.fill(0, Location { donor: DonorSlot(DONOR.0 + 1), handle: HANDLE });
         entry.fill(1, Location { donor: DONOR, handle: HANDLE });
-        (0..2).for_each(|place| world.volume.bits.set(Bit::Copy(place), 0, 40));
+        (0..2).for_each(|copy_index| world.volume.bits.set(Bit::Copy(copy_index), 0, 40));
         assert_eq!(world.read(8, 1), Some(vec![9]));
         world.mailbox.leave(QueuePairChange { donor: DONOR, queue_pair: None });
         assert_eq!(world.read(8, 1), None, "nobody lends it any more");

@@ -31,8 +31,8 @@ pub enum Target {
 pub struct SubRequest {
     /// The request slot that posted it.
     pub owner: usize,
-    /// The copy's place in the slab entry; meaningless for the disk.
-    pub place: usize,
+    /// The copy's index in the slab entry; meaningless for the disk.
+    pub copy_index: usize,
     /// Where it went.
     pub target: Target,
     /// Its class for credits.
@@ -65,7 +65,7 @@ impl QueuePairMailbox {
         })
     }
 
-    /// Leaves a change; the I/O thread sees it before it looks at any place filled later. Also frees what was retired.
+    /// Leaves a change; the I/O thread sees it before it looks at any copy index filled later. Also frees what was retired.
     pub fn leave(&self, change: QueuePairChange) {
         self.sweep();
         let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -135,7 +135,7 @@ struct Watch {
 impl QueuePairSet {
     /// No donor yet; they come through `mailbox`.
     pub fn new(mailbox: Arc<QueuePairMailbox>, disk: Option<Box<dyn QueuePair>>) -> Self {
-        let sub_request = SubRequest { owner: 0, place: 0, target: Target::Disk, priority: Priority::Demand };
+        let sub_request = SubRequest { owner: 0, copy_index: 0, target: Target::Disk, priority: Priority::Demand };
         Self {
             donors: (0..DONORS_MAX).map(|_| None).collect(),
             disk,
@@ -157,7 +157,7 @@ impl QueuePairSet {
         Self { watch: Some(watch), ..self }
     }
 
-    /// Takes what the manager left. Called before any place is looked at; costs one load when nothing changed.
+    /// Takes what the manager left. Called before any copy index is looked at; costs one load when nothing changed.
     pub fn adopt(&mut self) {
         if !self.mailbox.changed.swap(false, Ordering::SeqCst) {
             return;
@@ -173,7 +173,7 @@ impl QueuePairSet {
         }
     }
 
-    /// Whether the manager left something since the last [`QueuePairSet::adopt`]: then places may name donors by queue pairs that this
+    /// Whether the manager left something since the last [`QueuePairSet::adopt`]: then copy indexes may name donors by queue pairs that this
     /// thread does not have yet.
     pub fn has_news(&self) -> bool {
         self.mailbox.changed.load(Ordering::SeqCst)

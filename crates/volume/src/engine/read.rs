@@ -1,7 +1,7 @@
 //! Reading: each page from the first copy that has it, then from the disk, else zeroes.
 //!
-//! The order of looks matters. Places are read first (in [`Active::enter`]), page bits second: a place that is filled anew
-//! had its bits cleared before, so a bit never vouches for a place's next tenant. When a sub-request fails, the whole segment is
+//! The order of looks matters. Copy indexes are read first (in [`Active::enter`]), page bits second: a copy's valid
+//! bits are cleared before its index is used again, so that a valid bit is always of the copy that is there. When a sub-request fails, the whole segment is
 //! read afresh without that location.
 //!
 //! A segment whose donors let it wait for too long ([`crate::slab_map::donor_latency`]) lets go of its sub-requests and is read afresh from what
@@ -21,7 +21,7 @@ use crate::slab_map::slab_entry::Location;
 /// Where a page is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    Place(usize),
+    Copy(usize),
     Disk,
     Zeroes,
     /// A copy exists but cannot be reached now.
@@ -50,17 +50,17 @@ fn is_taken_elsewhere(active: &mut Active, context: &mut Context<'_>) -> bool {
     }
     let used = std::mem::take(&mut active.in_use);
     let late = active.late;
-    for place in (0..COPIES_MAX).filter(|place| used[*place]) {
-        active.late[place] = active.places[place];
+    for copy_index in (0..COPIES_MAX).filter(|copy_index| used[*copy_index]) {
+        active.late[copy_index] = active.locations[copy_index];
     }
     let end = active.segment.first + active.segment.count;
     let has_others = (active.segment.first..end).all(|page| {
         let word = context.volume.bits.word(page);
         match source_of(active, context, &word, 1 << (page % 64)) {
             // Another slow donor, or a silent one, is no better.
-            Source::Place(place) => {
-                let location = active.usable(place, context.queue_pairs);
-                location.is_some_and(|location| !is_last_choice(active, context, place, location))
+            Source::Copy(copy_index) => {
+                let location = active.usable(copy_index, context.queue_pairs);
+                location.is_some_and(|location| !is_last_choice(active, context, copy_index, location))
             }
             Source::Disk | Source::Zeroes => true,
             Source::Wait | Source::Lost => false,
@@ -72,7 +72,9 @@ fn is_taken_elsewhere(active: &mut Active, context: &mut Context<'_>) -> bool {
         active.entered = context.now;
         return false;
     }
-    for location in (0..COPIES_MAX).filter(|place| used[*place]).filter_map(|place| active.places[place]) {
+    for location in
+        (0..COPIES_MAX).filter(|copy_index| used[*copy_index]).filter_map(|copy_index| active.locations[copy_index])
+    {
         context.volume.latencies.taken_elsewhere(location.donor, context.now);
     }
     active.outstanding = 0;
@@ -104,14 +106,15 @@ pub(super) fn ended(active: &mut Active, sub_request: SubRequest, result: Result
     active.outstanding -= 1;
     if result.is_err() {
         active.failed = true;
-        let source = if sub_request.target == Target::Disk { Source::Disk } else { Source::Place(sub_request.place) };
+        let source =
+            if sub_request.target == Target::Disk { Source::Disk } else { Source::Copy(sub_request.copy_index) };
         exclude(active, source);
     }
 }
 
 fn exclude(active: &mut Active, source: Source) {
     match source {
-        Source::Place(place) => active.excluded[place] = active.places[place],
+        Source::Copy(copy_index) => active.excluded[copy_index] = active.locations[copy_index],
         _ => active.disk_excluded = true,
     }
 }
@@ -149,23 +152,25 @@ fn next_run(active: &Active, context: &Context<'_>, end: u64) -> (Source, u64) {
 }
 
 fn source_of(active: &Active, context: &Context<'_>, word: &PageWord, mask: u64) -> Source {
-    let valid = |place: &usize| word.copies[*place] & mask != 0;
-    let usable = |place: &usize| active.usable(*place, context.queue_pairs);
+    let valid = |copy_index: &usize| word.copies[*copy_index] & mask != 0;
+    let usable = |copy_index: &usize| active.usable(*copy_index, context.queue_pairs);
     let mut silent = None;
-    for place in (0..COPIES_MAX).filter(valid) {
-        match usable(&place) {
-            Some(location) if is_last_choice(active, context, place, location) => silent = silent.or(Some(place)),
-            Some(_) => return Source::Place(place),
+    for copy_index in (0..COPIES_MAX).filter(valid) {
+        match usable(&copy_index) {
+            Some(location) if is_last_choice(active, context, copy_index, location) => {
+                silent = silent.or(Some(copy_index))
+            }
+            Some(_) => return Source::Copy(copy_index),
             None => {}
         }
     }
     if word.disk & mask != 0 && !active.disk_excluded {
         return Source::Disk;
     }
-    if let Some(place) = silent {
-        return Source::Place(place);
+    if let Some(copy_index) = silent {
+        return Source::Copy(copy_index);
     }
-    if word.pending & mask != 0 || (0..COPIES_MAX).any(|place| valid(&place)) {
+    if word.pending & mask != 0 || (0..COPIES_MAX).any(|copy_index| valid(&copy_index)) {
         return Source::Wait;
     }
     if word.lost & mask != 0 || word.disk & mask != 0 {
@@ -174,10 +179,10 @@ fn source_of(active: &Active, context: &Context<'_>, word: &PageWord, mask: u64)
     Source::Zeroes
 }
 
-/// Whether the copy in `place` is read only if nothing else has the page.
-fn is_last_choice(active: &Active, context: &Context<'_>, place: usize, location: Location) -> bool {
+/// Whether the copy in `copy_index` is read only if nothing else has the page.
+fn is_last_choice(active: &Active, context: &Context<'_>, copy_index: usize, location: Location) -> bool {
     context.volume.is_silent(location.donor)
-        || active.late[place] == Some(location)
+        || active.late[copy_index] == Some(location)
         || context.volume.latencies.is_avoided(location.donor, context.now)
 }
 
@@ -185,10 +190,10 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
     let geometry = context.volume.geometry;
     let page = active.next_page;
     let buffer = active.buffer(context.pool, page, count);
-    let (target, place, remote) = match source {
-        Source::Place(place) => {
-            let location = active.usable(place, context.queue_pairs).ok_or(PostError::Down)?;
-            (Target::Donor(location.donor), place, active.remote(geometry, location, page))
+    let (target, copy_index, remote) = match source {
+        Source::Copy(copy_index) => {
+            let location = active.usable(copy_index, context.queue_pairs).ok_or(PostError::Down)?;
+            (Target::Donor(location.donor), copy_index, active.remote(geometry, location, page))
         }
         Source::Disk => {
             let slab = SlabHandle(active.segment.slab.0);
@@ -211,11 +216,11 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
             return Ok(());
         }
     };
-    let sub_request = SubRequest { owner: active.slot, place, target, priority: Priority::Demand };
+    let sub_request = SubRequest { owner: active.slot, copy_index, target, priority: Priority::Demand };
     context.queue_pairs.post(sub_request, Operation::Read, remote, buffer, context.now)?;
     active.outstanding += 1;
     if matches!(target, Target::Donor(_)) {
-        active.in_use[place] = true;
+        active.in_use[copy_index] = true;
     }
     if target == Target::Disk {
         active.disk_pages += count;

@@ -34,10 +34,10 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
         return give_up(active, volume);
     }
     let mut targets = 0;
-    for place in 0..COPIES_MAX {
-        let usable = active.usable(place, context.queue_pairs);
-        active.unposted[place] = usable.is_some_and(|location| !volume.is_suspect(location.donor));
-        targets += usize::from(active.unposted[place]);
+    for copy_index in 0..COPIES_MAX {
+        let usable = active.usable(copy_index, context.queue_pairs);
+        active.unposted[copy_index] = usable.is_some_and(|location| !volume.is_suspect(location.donor));
+        targets += usize::from(active.unposted[copy_index]);
     }
     if targets == 0 {
         let on_demand = volume.mapping == MappingPolicy::OnDemand;
@@ -87,21 +87,25 @@ fn to_backlog(active: &mut Active, context: &Context<'_>, disk: &DiskCopy) -> bo
 /// Posts what can be posted, and concludes when nothing is in flight any more.
 pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
     let (first, count) = (active.segment.first, active.segment.count);
-    for place in 0..COPIES_MAX {
-        if !active.unposted[place] {
+    for copy_index in 0..COPIES_MAX {
+        if !active.unposted[copy_index] {
             continue;
         }
-        let location = active.places[place].expect("a write is posted to copies that exist");
-        let sub_request =
-            SubRequest { owner: active.slot, place, target: Target::Donor(location.donor), priority: Priority::Demand };
+        let location = active.locations[copy_index].expect("a write is posted to copies that exist");
+        let sub_request = SubRequest {
+            owner: active.slot,
+            copy_index,
+            target: Target::Donor(location.donor),
+            priority: Priority::Demand,
+        };
         let remote = active.remote(context.volume.geometry, location, first);
         let buffer = active.buffer(context.pool, first, count);
         match context.queue_pairs.post(sub_request, Operation::Write, remote, buffer, context.now) {
             Ok(()) => active.outstanding += 1,
             Err(PostError::Busy) => continue,
-            Err(PostError::Down) => active.excluded[place] = Some(location),
+            Err(PostError::Down) => active.excluded[copy_index] = Some(location),
         }
-        active.unposted[place] = false;
+        active.unposted[copy_index] = false;
     }
     if active.outstanding > 0 || active.unposted.contains(&true) {
         return Step::Pending;
@@ -113,8 +117,8 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
 pub(super) fn ended(active: &mut Active, sub_request: SubRequest, result: Result<(), RequestError>) {
     active.outstanding -= 1;
     match result {
-        Ok(()) => active.succeeded[sub_request.place] = true,
-        Err(_) => active.excluded[sub_request.place] = active.places[sub_request.place],
+        Ok(()) => active.succeeded[sub_request.copy_index] = true,
+        Err(_) => active.excluded[sub_request.copy_index] = active.locations[sub_request.copy_index],
     }
 }
 
@@ -128,10 +132,12 @@ fn conclude(active: &mut Active, volume: &Volume) -> Step {
         bits.set(Bit::Lost, first, count);
     }
     // What is true is set before what is not is cleared: a reader must not find nothing.
-    (0..COPIES_MAX).filter(|place| active.succeeded[*place]).for_each(|place| bits.set(Bit::Copy(place), first, count));
     (0..COPIES_MAX)
-        .filter(|place| !active.succeeded[*place])
-        .for_each(|place| bits.clear(Bit::Copy(place), first, count));
+        .filter(|copy_index| active.succeeded[*copy_index])
+        .for_each(|copy_index| bits.set(Bit::Copy(copy_index), first, count));
+    (0..COPIES_MAX)
+        .filter(|copy_index| !active.succeeded[*copy_index])
+        .for_each(|copy_index| bits.clear(Bit::Copy(copy_index), first, count));
     if somewhere {
         bits.clear(Bit::Lost, first, count);
     }

@@ -13,8 +13,8 @@ use crate::slab_map::slab_entry::DonorSlot;
 pub fn of_slabs(volume: &Volume, donor: DonorSlot, handles: Vec<SlabHandle>) -> Vec<(SlabHandle, u64)> {
     let lent = volume.geometry.slabs().filter_map(|slab| {
         let entry = volume.slab(slab);
-        let place = entry.places().into_iter().flatten().find(|place| place.donor == donor)?;
-        Some((place.handle, entry.accesses()))
+        let copy_index = entry.locations().into_iter().flatten().find(|copy_index| copy_index.donor == donor)?;
+        Some((copy_index.handle, entry.accesses()))
     });
     look_up(lent, handles)
 }

@@ -31,17 +31,18 @@ pub struct Finding {
     pub lost: u64,
 }
 
-/// Looks at a slab. A copy whose donor's session ended does not count, though its place may not be emptied yet.
+/// Looks at a slab. A copy whose donor's session ended does not count, though its copy index may not be emptied yet.
 pub fn examine(shared: &Shared, slab: SlabIndex) -> Finding {
     let alive = |location: &Location| shared.donors[usize::from(location.donor.0)].phase() == Phase::Connected;
-    let places = shared.volume.slab(slab).places().map(|place| place.filter(alive));
-    let mut finding = Finding { copies: places.iter().flatten().count(), ..Finding::default() };
+    let locations = shared.volume.slab(slab).locations().map(|copy_index| copy_index.filter(alive));
+    let mut finding = Finding { copies: locations.iter().flatten().count(), ..Finding::default() };
     for first in shared.volume.geometry.pages(slab).step_by(64) {
         let word = shared.volume.bits.word(first);
         let stored = word.stored();
-        let missed = |place: usize| if places[place].is_some() { stored & !word.copies[place] } else { 0 };
+        let missed =
+            |copy_index: usize| if locations[copy_index].is_some() { stored & !word.copies[copy_index] } else { 0 };
         finding.stored += u64::from(stored.count_ones());
-        finding.missing += u64::from((0..COPIES_MAX).fold(0, |all, place| all | missed(place)).count_ones());
+        finding.missing += u64::from((0..COPIES_MAX).fold(0, |all, copy_index| all | missed(copy_index)).count_ones());
         finding.lost += u64::from((word.lost & !stored).count_ones());
     }
     finding
@@ -179,8 +180,8 @@ fn restore(shared: &Shared, slab: SlabIndex, finding: Finding) {
 
 fn give_back(shared: &Shared, slab: SlabIndex) {
     // A page written since the look keeps its copy; one written from here on finds none, and asks.
-    for place in 0..COPIES_MAX {
-        drop_covered_copy(shared, slab, place);
+    for copy_index in 0..COPIES_MAX {
+        drop_covered_copy(shared, slab, copy_index);
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A session on this host gets shared memory over the donor's UNIX socket, also when the donor was named by its TCP
 //! address; any other, and every one if the user says so, gets one connection per I/O thread. When it ends, in this order: the
-//! donor counts as disconnected (no new place is filled), I/O threads lose their queue pairs (requests in flight end), and
-//! every place at the donor is emptied. Only then is the donor tried again: a donor that comes back is a new one, with new slabs. Slabs that it kept for a
+//! donor counts as disconnected (no new copy index is filled), I/O threads lose their queue pairs (requests in flight end), and
+//! every copy index at the donor is emptied. Only then is the donor tried again: a donor that comes back is a new one, with new slabs. Slabs that it kept for a
 //! process that died are taken over at the beginning of the first session of the next one ([`reunion`]).
 //!
 //! A donor that is silent while its connection is open is given up after two seconds, unless it has the only copy of some page: then

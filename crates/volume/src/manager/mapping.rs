@@ -11,7 +11,7 @@ use super::placement::{self, Candidate, XorShift};
 use crate::limits::COPIES_MAX;
 use crate::slab_map::slab_entry::{DonorSlot, Location};
 
-/// Places and donors for slabs, see the module text.
+/// Copy indexes and donors for slabs, see the module text.
 pub struct Mapper {
     random: Mutex<XorShift>,
 }
@@ -61,11 +61,11 @@ impl Mapper {
 
     fn choose(&self, shared: &Shared, slab: SlabIndex, avoided: &[DonorSlot]) -> Option<DonorSlot> {
         let now = Instant::now();
-        let places = shared.volume.slab(slab).places();
+        let locations = shared.volume.slab(slab).locations();
         let identity = |donor: DonorSlot| shared.donors[usize::from(donor.0)].session().map(|session| session.donor);
         // Two addresses may lead to one donor, which would then hold both copies.
         let taken: Vec<_> =
-            places.iter().flatten().map(|location| location.donor).chain(avoided.iter().copied()).collect();
+            locations.iter().flatten().map(|location| location.donor).chain(avoided.iter().copied()).collect();
         let taken_identities: Vec<_> = taken.iter().filter_map(|donor| identity(*donor)).collect();
         let is_taken = |donor: DonorSlot| {
             taken.contains(&donor) || identity(donor).is_some_and(|identity| taken_identities.contains(&identity))
@@ -92,7 +92,7 @@ fn return_unused(donor: &DonorEntry, session: &Arc<Session>, location: Location)
     }
 }
 
-/// Puts a leased slab into an empty place, unless the donor was lost since. The caller holds the assignment lock.
+/// Puts a leased slab into an empty copy index, unless the donor was lost since. The caller holds the assignment lock.
 fn fill_place(
     shared: &Shared,
     slab: SlabIndex,
@@ -101,12 +101,12 @@ fn fill_place(
     location: Location,
 ) -> Option<(usize, Location)> {
     let entry = shared.volume.slab(slab);
-    let place = entry.places().iter().position(Option::is_none);
-    // The link thread empties all places of a lost donor under this lock, after it took the session away.
-    match (place, donor.session().filter(|now| Arc::ptr_eq(now, session))) {
-        (Some(place), Some(_)) => {
-            entry.fill(place, location);
-            Some((place, location))
+    let copy_index = entry.locations().iter().position(Option::is_none);
+    // The link thread empties all copy indexes of a lost donor under this lock, after it took the session away.
+    match (copy_index, donor.session().filter(|now| Arc::ptr_eq(now, session))) {
+        (Some(copy_index), Some(_)) => {
+            entry.fill(copy_index, location);
+            Some((copy_index, location))
         }
         _ => {
             return_unused(donor, session, location);
@@ -115,28 +115,30 @@ fn fill_place(
     }
 }
 
-/// Takes the copy in `place` of `slab` away and gives its memory back, if every page of it has another copy.
-pub fn drop_covered_copy(shared: &Shared, slab: SlabIndex, place: usize) -> bool {
-    // Held until the slab is given back: a lost donor is not reached again before its places were emptied under this lock,
+/// Takes the copy in `copy_index` of `slab` away and gives its memory back, if every page of it has another copy.
+pub fn drop_covered_copy(shared: &Shared, slab: SlabIndex, copy_index: usize) -> bool {
+    // Held until the slab is given back: a lost donor is not reached again before its copy indexes were emptied under this lock,
     // so the handle still means what it meant.
     let _assignment = shared.volume.assignment();
     let alive = |donor: DonorSlot| shared.is_within_reach(donor);
     let pause = || std::thread::sleep(Duration::from_micros(50));
-    let removed = shared.volume.remove_covered_copy(slab, place, &alive, pause);
+    let removed = shared.volume.remove_covered_copy(slab, copy_index, &alive, pause);
     let Some(removed) = removed else { return false };
     shared.donors[usize::from(removed.location.donor.0)].give_back(removed.location.handle);
     true
 }
 
-/// Empties every place at a lost donor, whose requests have all ended or will. Returns pages that were lost by it.
+/// Empties every copy index at a lost donor, whose requests have all ended or will. Returns pages that were lost by it.
 pub fn forget_donor(shared: &Shared, donor: DonorSlot) -> u64 {
     let _assignment = shared.volume.assignment();
     let mut pages_lost = 0;
     for slab in shared.volume.geometry.slabs() {
-        let places = shared.volume.slab(slab).places();
-        for place in (0..COPIES_MAX).filter(|place| places[*place].is_some_and(|location| location.donor == donor)) {
+        let locations = shared.volume.slab(slab).locations();
+        for copy_index in
+            (0..COPIES_MAX).filter(|copy_index| locations[*copy_index].is_some_and(|location| location.donor == donor))
+        {
             let pause = || std::thread::sleep(Duration::from_micros(50));
-            pages_lost += shared.volume.remove_copy(slab, place, pause).map_or(0, |removed| removed.pages_lost);
+            pages_lost += shared.volume.remove_copy(slab, copy_index, pause).map_or(0, |removed| removed.pages_lost);
         }
     }
     pages_lost

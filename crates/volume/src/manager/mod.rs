@@ -2,7 +2,7 @@
 //!
 //! Threads: one per donor ([`link`]: keeps a session, answers the donor, cleans up after it), the manager (maps slabs that
 //! I/O threads ask for, looks after every slab from time to time: [`care`]) and the mover (refills and moves copies:
-//! [`mover`]). They share [`Shared`]; slab places change under the volume's assignment lock only.
+//! [`mover`]). They share [`Shared`]; slab copy indexes change under the volume's assignment lock only.
 //!
 //! - [`donors`]: what is known of each donor, and asking it for memory.
 //! - [`activity`]: what donors ask before they want slabs back.
@@ -199,6 +199,6 @@ impl Shared {
 
     /// Copies of `slab` that exist.
     pub fn copies(&self, slab: SlabIndex) -> usize {
-        self.volume.slab(slab).places().iter().flatten().count()
+        self.volume.slab(slab).locations().iter().flatten().count()
     }
 }

@@ -82,9 +82,9 @@ pub fn run(shared: &Shared, mut refill: Refill) {
 }
 
 fn refill_slab(shared: &Shared, refill: &mut Refill, slab: SlabIndex) {
-    for (place, location) in shared.volume.slab(slab).places().into_iter().enumerate() {
+    for (copy_index, location) in shared.volume.slab(slab).locations().into_iter().enumerate() {
         if let Some(location) = location {
-            refill.fill(slab, place, location);
+            refill.fill(slab, copy_index, location);
         }
     }
 }
@@ -92,17 +92,17 @@ fn refill_slab(shared: &Shared, refill: &mut Refill, slab: SlabIndex) {
 fn recall(shared: &Shared, refill: &mut Refill, donor: DonorSlot, handle: SlabHandle) {
     let wanted = Location { donor, handle };
     let found = shared.volume.geometry.slabs().find_map(|slab| {
-        let places = shared.volume.slab(slab).places();
-        places.iter().position(|location| *location == Some(wanted)).map(|place| (slab, place))
+        let locations = shared.volume.slab(slab).locations();
+        locations.iter().position(|location| *location == Some(wanted)).map(|copy_index| (slab, copy_index))
     });
     // Released meanwhile, or recalled twice.
-    let Some((slab, place)) = found else { return };
+    let Some((slab, copy_index)) = found else { return };
     let entry = shared.volume.slab(slab);
     entry.set_migrating(true);
     if let Some((new_place, location)) = shared.mapper.add_copy(shared, slab, Some(donor), COPIES_MAX) {
         refill.fill(slab, new_place, location);
     }
-    if !drop_covered_copy(shared, slab, place) {
+    if !drop_covered_copy(shared, slab, copy_index) {
         if let Some(disk) = &shared.volume.disk {
             disk.backlog.hurry();
         }

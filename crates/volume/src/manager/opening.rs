@@ -153,7 +153,7 @@ impl<'a> Attempt<'a> {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Gives every thread a queue pair to the donor. They see it before any place at the donor is filled.
+    /// Gives every thread a queue pair to the donor. They see it before any copy index at the donor is filled.
     pub(super) fn install_queue_pairs(
         &self,
         opened: &Opened,

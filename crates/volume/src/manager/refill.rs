@@ -16,7 +16,7 @@ use crate::engine::queue_pairs::{QueuePairSet, SubRequest, Target};
 use crate::limits::{COPIES_MAX, MOVE_BATCH_PAGES};
 use crate::slab_map::Volume;
 use crate::slab_map::page_bits::{Bit, PageWord};
-use crate::slab_map::slab_entry::{Location, Places};
+use crate::slab_map::slab_entry::{CopyLocations, Location};
 
 /// What one pass over a slab achieved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,23 +44,23 @@ impl Refill {
         Self { volume, queue_pairs, pool }
     }
 
-    /// Brings the copy at `target` in `place` of `slab` up to date with the others. Stops early, with pages missing, when
+    /// Brings the copy at `target` in `copy_index` of `slab` up to date with the others. Stops early, with pages missing, when
     /// the copy was taken away meanwhile.
-    pub fn fill(&mut self, slab: SlabIndex, place: usize, target: Location) -> Pass {
+    pub fn fill(&mut self, slab: SlabIndex, copy_index: usize, target: Location) -> Pass {
         let mut pass = Pass::default();
         for first in self.volume.geometry.pages(slab).step_by(MOVE_BATCH_PAGES) {
             let word = self.volume.bits.word(first);
-            if word.stored() & !word.copies[place] == 0 {
+            if word.stored() & !word.copies[copy_index] == 0 {
                 continue;
             }
-            pass.copied += self.fill_batch(slab, first, place, target);
+            pass.copied += self.fill_batch(slab, first, copy_index, target);
             let word = self.volume.bits.word(first);
-            pass.missing += u64::from((word.stored() & !word.copies[place]).count_ones());
+            pass.missing += u64::from((word.stored() & !word.copies[copy_index]).count_ones());
         }
         pass
     }
 
-    fn fill_batch(&mut self, slab: SlabIndex, first: u64, place: usize, target: Location) -> u64 {
+    fn fill_batch(&mut self, slab: SlabIndex, first: u64, copy_index: usize, target: Location) -> u64 {
         let volume = Arc::clone(&self.volume);
         if !self.acquire(first) {
             return 0;
@@ -68,11 +68,11 @@ impl Refill {
         self.queue_pairs.adopt();
         let entry = volume.slab(slab);
         let gate = entry.gate.enter();
-        let places = entry.places();
+        let locations = entry.locations();
         let mut copied = 0;
-        if places[place] == Some(target) && !volume.is_suspect(target.donor) {
+        if locations[copy_index] == Some(target) && !volume.is_suspect(target.donor) {
             let word = volume.bits.word(first);
-            copied = self.move_runs(slab, first, place, target, &places, &word);
+            copied = self.move_runs(slab, first, copy_index, target, &locations, &word);
         }
         entry.gate.leave(gate);
         volume.bits.release(first, MOVE_BATCH_PAGES as u64);
@@ -95,16 +95,16 @@ impl Refill {
         &mut self,
         slab: SlabIndex,
         first: u64,
-        place: usize,
+        copy_index: usize,
         target: Location,
-        places: &Places,
+        locations: &CopyLocations,
         word: &PageWord,
     ) -> u64 {
-        let missing = word.stored() & !word.copies[place];
+        let missing = word.stored() & !word.copies[copy_index];
         let mut copied = 0;
         let mut page = 0;
         while page < MOVE_BATCH_PAGES as u64 {
-            let Some((source, count)) = self.run_at(page, missing, slab, places, word) else {
+            let Some((source, count)) = self.run_at(page, missing, slab, locations, word) else {
                 page += 1;
                 continue;
             };
@@ -115,7 +115,7 @@ impl Refill {
             let moved = self.exchange(source.0, Operation::Read, from, buffer)
                 && self.exchange(Target::Donor(target.donor), Operation::Write, to, buffer);
             if moved {
-                self.volume.bits.set(Bit::Copy(place), first + page, count);
+                self.volume.bits.set(Bit::Copy(copy_index), first + page, count);
                 copied += count;
             }
             page += count;
@@ -129,12 +129,14 @@ impl Refill {
         page: u64,
         missing: u64,
         slab: SlabIndex,
-        places: &Places,
+        locations: &CopyLocations,
         word: &PageWord,
     ) -> Option<((Target, SlabHandle), u64)> {
-        let reachable =
-            |place: &usize| places[*place].is_some_and(|location| self.queue_pairs.is_usable(location.donor));
-        let sources = (0..COPIES_MAX).filter(reachable).map(|place| (word.copies[place], places[place]));
+        let reachable = |copy_index: &usize| {
+            locations[*copy_index].is_some_and(|location| self.queue_pairs.is_usable(location.donor))
+        };
+        let sources =
+            (0..COPIES_MAX).filter(reachable).map(|copy_index| (word.copies[copy_index], locations[copy_index]));
         let donor = sources.filter_map(|(valid, location)| {
             let location = location?;
             Some((valid, (Target::Donor(location.donor), location.handle)))
@@ -146,7 +148,7 @@ impl Refill {
 
     /// One request, waited for; false when it failed.
     fn exchange(&mut self, target: Target, operation: Operation, remote: RemoteAddress, buffer: BufferRange) -> bool {
-        let sub_request = SubRequest { owner: 0, place: 0, target, priority: Priority::WriteBack };
+        let sub_request = SubRequest { owner: 0, copy_index: 0, target, priority: Priority::WriteBack };
         loop {
             match self.queue_pairs.post(sub_request, operation, remote, buffer, Instant::now()) {
                 Ok(()) => break,

@@ -1,8 +1,8 @@
 //! Taking over the slabs that a donor kept for a process that died.
 //!
-//! What the donor holds and what the volume's places say may differ by the last steps of the dead process: a slab that was
-//! leased and not yet put into a place goes back; a place whose slab the donor does not have is emptied, as when a donor is
-//! lost. This happens before I/O threads get queue pairs to the donor, so none of them uses a place that is not right.
+//! What the donor holds and what the volume's copy indexes say may differ by the last steps of the dead process: a slab that was
+//! leased and not yet put into a copy index goes back; a copy index whose slab the donor does not have is emptied, as when a donor is
+//! lost. This happens before I/O threads get queue pairs to the donor, so none of them uses a copy index that is not right.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -29,11 +29,11 @@ pub struct HeldSlab {
 pub struct Reunion {
     /// Slabs in use again.
     pub kept: u64,
-    /// Slabs that no place names, to be given back.
+    /// Slabs that no copy index names, to be given back.
     pub unused: Vec<SlabHandle>,
 }
 
-/// Makes the places at `donor` and the slabs that it kept agree; memory is mapped into `window`.
+/// Makes the copy indexes at `donor` and the slabs that it kept agree; memory is mapped into `window`.
 pub fn take_held(shared: &Shared, donor: DonorSlot, held: &[HeldSlab], window: Option<&ShmWindow>) -> Reunion {
     let _assignment = shared.volume.assignment();
     let named = named_slabs(shared, donor);
@@ -54,8 +54,8 @@ pub fn take_held(shared: &Shared, donor: DonorSlot, held: &[HeldSlab], window: O
 }
 
 fn named_slabs(shared: &Shared, donor: DonorSlot) -> BTreeSet<SlabHandle> {
-    let places = shared.volume.geometry.slabs().flat_map(|slab| shared.volume.slab(slab).places());
-    places.flatten().filter(|location| location.donor == donor).map(|location| location.handle).collect()
+    let locations = shared.volume.geometry.slabs().flat_map(|slab| shared.volume.slab(slab).locations());
+    locations.flatten().filter(|location| location.donor == donor).map(|location| location.handle).collect()
 }
 
 fn is_usable(held: &HeldSlab, window: Option<&ShmWindow>) -> bool {
@@ -66,16 +66,17 @@ fn is_usable(held: &HeldSlab, window: Option<&ShmWindow>) -> bool {
     mapped.inspect_err(|error| tracing::warn!("slab {} cannot be used again: {error}", held.slab)).is_ok()
 }
 
-/// Empties every place at `donor` whose slab is not `usable`. Returns pages that were lost by it.
+/// Empties every copy index at `donor` whose slab is not `usable`. Returns pages that were lost by it.
 fn empty_places(shared: &Shared, donor: DonorSlot, usable: &BTreeSet<SlabHandle>) -> u64 {
     let volume = &shared.volume;
     let mut pages_lost = 0;
     for slab in volume.geometry.slabs() {
-        let places = volume.slab(slab).places();
+        let locations = volume.slab(slab).locations();
         let gone = |location: &Location| location.donor == donor && !usable.contains(&location.handle);
-        for (place, _) in places.iter().enumerate().filter(|(_, location)| location.as_ref().is_some_and(gone)) {
+        for (copy_index, _) in locations.iter().enumerate().filter(|(_, location)| location.as_ref().is_some_and(gone))
+        {
             let pause = || std::thread::sleep(Duration::from_micros(50));
-            pages_lost += volume.remove_copy(slab, place, pause).map_or(0, |removed| removed.pages_lost);
+            pages_lost += volume.remove_copy(slab, copy_index, pause).map_or(0, |removed| removed.pages_lost);
         }
     }
     pages_lost

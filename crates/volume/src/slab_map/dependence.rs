@@ -5,18 +5,18 @@
 
 use super::Volume;
 use super::page_bits::PageWord;
-use super::slab_entry::{DonorSlot, Places};
+use super::slab_entry::{CopyLocations, DonorSlot};
 
 impl Volume {
     /// Whether some page has its only copy at `donor`: no other donor that is `within_reach` has it, nor the disk, nor the backlog, which
     /// brings it there.
     pub fn depends_on(&self, donor: DonorSlot, within_reach: &dyn Fn(DonorSlot) -> bool) -> bool {
         self.geometry.slabs().any(|slab| {
-            let places = self.slab(slab).places();
-            let is_there = places.iter().flatten().any(|location| location.donor == donor);
+            let locations = self.slab(slab).locations();
+            let is_there = locations.iter().flatten().any(|location| location.donor == donor);
             is_there
                 && self.geometry.pages(slab).step_by(64).any(|first| {
-                    let is_sole = || sole_pages(&self.bits.word(first), &places, donor, within_reach) != 0;
+                    let is_sole = || sole_pages(&self.bits.word(first), &locations, donor, within_reach) != 0;
                     is_sole() && is_sole()
                 })
         })
@@ -29,10 +29,15 @@ impl Volume {
 }
 
 /// The pages of a word that only `donor` has.
-fn sole_pages(word: &PageWord, places: &Places, donor: DonorSlot, within_reach: &dyn Fn(DonorSlot) -> bool) -> u64 {
+fn sole_pages(
+    word: &PageWord,
+    locations: &CopyLocations,
+    donor: DonorSlot,
+    within_reach: &dyn Fn(DonorSlot) -> bool,
+) -> u64 {
     let (mut there, mut elsewhere) = (0, word.disk | word.pending);
-    for (place, copies) in places.iter().zip(&word.copies) {
-        match place {
+    for (copy_index, copies) in locations.iter().zip(&word.copies) {
+        match copy_index {
             Some(location) if location.donor == donor => there |= copies,
             Some(location) if within_reach(location.donor) => elsewhere |= copies,
             _ => {}
@@ -56,9 +61,9 @@ mod tests {
 
     fn volume(copies: &[(u32, usize, u16)]) -> Volume {
         let volume = Volume::new(GEOMETRY, Redundancy::NONE, None).unwrap();
-        for (slab, place, donor) in copies {
+        for (slab, copy_index, donor) in copies {
             let location = Location { donor: DonorSlot(*donor), handle: SlabHandle(*slab) };
-            volume.slab(SlabIndex(*slab)).fill(*place, location);
+            volume.slab(SlabIndex(*slab)).fill(*copy_index, location);
         }
         volume
     }
@@ -109,7 +114,7 @@ mod tests {
                 let bit = [Bit::Copy(0), Bit::Copy(1), Bit::Copy(2), Bit::Disk, Bit::Pending][what];
                 volume.bits.set(bit, page, 1);
             }
-            let has = |page, place| volume.bits.any(Bit::Copy(place), page, 1);
+            let has = |page, copy_index| volume.bits.any(Bit::Copy(copy_index), page, 1);
             let safe = |page| volume.bits.any(Bit::Disk, page, 1) || volume.bits.any(Bit::Pending, page, 1);
             for donor in 0..3 {
                 let others = |page| (0..3).any(|other| other != donor && reachable[other] && has(page, other));

@@ -8,10 +8,10 @@
 //! - [`backlog`] (with [`page_table`], [`admission`] and [`journal`]): pages on their way to the backing file.
 //! - [`dependence`]: whether pages would be lost with a donor.
 //! - [`removal`]: taking a copy away without losing track of a page.
-//! - [`words`]: the memory that page bits, places and journal lie in; [`recovery`]: going on with what a process left there
+//! - [`words`]: the memory that page bits, copy indexes and journal lie in; [`recovery`]: going on with what a process left there
 //!   that died.
 //!
-//! Who may change what: the page bits of a page belong to the owner of its `Busy` bit; a slab's places belong to the holder
+//! Who may change what: the page bits of a page belong to the owner of its `Busy` bit; a slab's copy indexes belong to the holder
 //! of [`Volume::assignment`].
 
 pub mod admission;
@@ -159,7 +159,7 @@ impl Volume {
         surviving: &Words,
     ) -> std::io::Result<Self> {
         let bit_words = PageBits::surviving_words(geometry.page_count());
-        let places = |slab: usize| surviving.part(bit_words + slab * COPIES_MAX, COPIES_MAX);
+        let locations = |slab: usize| surviving.part(bit_words + slab * COPIES_MAX, COPIES_MAX);
         assert!(geometry.slab_pages.is_multiple_of(64), "a word of page bits lies in one slab");
         assert!(redundancy.disk == disk.is_some(), "a disk copy exists when it is asked for");
         Ok(Self {
@@ -172,7 +172,7 @@ impl Volume {
             manager_event: EventFd::new()?,
             device_failure: Arc::default(),
             is_abandoned: AtomicBool::new(false),
-            slabs: (0..geometry.slab_count as usize).map(|slab| SlabEntry::over(places(slab))).collect(),
+            slabs: (0..geometry.slab_count as usize).map(|slab| SlabEntry::over(locations(slab))).collect(),
             assignment: Mutex::new(()),
             wanted: AtomicBool::new(false),
             trouble: AtomicU64::new(0),
@@ -200,7 +200,7 @@ impl Volume {
         &self.slabs[slab.0 as usize]
     }
 
-    /// Held by whoever fills or empties places of slab entries. Never taken by an I/O thread, nor inside a gate.
+    /// Held by whoever fills or empties copy indexes of slab entries. Never taken by an I/O thread, nor inside a gate.
     pub fn assignment(&self) -> MutexGuard<'_, ()> {
         self.assignment.lock().unwrap_or_else(PoisonError::into_inner)
     }

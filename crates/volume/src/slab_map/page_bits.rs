@@ -6,7 +6,7 @@
 //!   the disk thread, see [`crate::slab_map::backlog`]. The only one that ends with the process, whose threads the owners are.
 //! - `Writing`: a write of the page is under way, so its copies may differ until it ends. Whoever finds it after a crash
 //!   chooses one of them, see [`crate::slab_map::recovery`].
-//! - `Copy0..Copy3`: the copy in that place of the slab entry holds the page's current content.
+//! - `Copy0..Copy3`: the copy in that copy index of the slab entry holds the page's current content.
 //! - `Disk`: the backing file does.
 //! - `Pending`: the backlog does, and will write it to the backing file.
 //! - `Lost`: the content existed and no copy of it is left; reading it is an error until it is written or discarded.
@@ -46,9 +46,9 @@ impl Bit {
             Self::Pending => 2,
             Self::Lost => 3,
             Self::Writing => 4,
-            Self::Copy(place) => {
-                assert!(place < COPIES_MAX, "copy {place} of {COPIES_MAX}");
-                5 + place
+            Self::Copy(copy_index) => {
+                assert!(copy_index < COPIES_MAX, "copy {copy_index} of {COPIES_MAX}");
+                5 + copy_index
             }
         }
     }
@@ -57,7 +57,7 @@ impl Bit {
 /// The bits of up to 64 neighbouring pages, read at one moment each. Bit `i` is page `first + i`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageWord {
-    /// Valid copies, by place.
+    /// Valid copies, by copy index.
     pub copies: [u64; COPIES_MAX],
     /// Valid on disk.
     pub disk: u64,
@@ -179,7 +179,7 @@ impl PageBits {
         let load = |bit: Bit| self.words[bit.index()].load(word);
         // `Pending` before `Disk`: the disk thread sets the second before it clears the first, so one of them is seen.
         let lost = load(Bit::Lost);
-        let copies = std::array::from_fn(|place| load(Bit::Copy(place)));
+        let copies = std::array::from_fn(|copy_index| load(Bit::Copy(copy_index)));
         let pending = load(Bit::Pending);
         let disk = load(Bit::Disk);
         // `Lost` before and after: a copy that is taken away is marked lost before its bit goes, a page that is written again

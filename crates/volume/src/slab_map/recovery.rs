@@ -1,8 +1,8 @@
 //! Going on with the volume of a process that died: what it left between two of its stores becomes whole again.
 //!
-//! Page bits, places, the backlog's contents and journal are as the last store of the dead process left them; who owned which
+//! Page bits, copy indexes, the backlog's contents and journal are as the last store of the dead process left them; who owned which
 //! page, what was in flight and where the queue stood are gone. Two steps bring the rest back:
-//! - [`Volume::recover`], before anything runs: copies that were being taken away stay; bits of places without a copy go; the
+//! - [`Volume::recover`], before anything runs: copies that were being taken away stay; bits of copy indexes without a copy go; the
 //!   backlog is queued again.
 //! - [`Volume::settle_writes`], once it is known which donors still have their slabs and before the first request: pages that
 //!   were being written keep one of their contents.
@@ -15,7 +15,7 @@ use spillway_fabric::units::SlabIndex;
 
 use super::Volume;
 use super::page_bits::Bit;
-use super::slab_entry::{DonorSlot, Places};
+use super::slab_entry::{CopyLocations, DonorSlot};
 use crate::limits::COPIES_MAX;
 
 /// What a dead process left.
@@ -34,7 +34,7 @@ impl Volume {
     pub fn recover(&self, now: Instant) -> Recovered {
         let mut recovered = Recovered::default();
         for slab in self.geometry.slabs() {
-            (0..COPIES_MAX).for_each(|place| self.slab(slab).stay(place));
+            (0..COPIES_MAX).for_each(|copy_index| self.slab(slab).stay(copy_index));
         }
         if let Some(disk) = &self.disk {
             for page in disk.backlog.recover(&self.bits, now) {
@@ -45,21 +45,21 @@ impl Volume {
             recovered.pages_queued = disk.backlog.length() as u64;
         }
         for slab in self.geometry.slabs() {
-            let places = self.slab(slab).places();
-            recovered.copies += places.iter().flatten().count() as u64;
-            recovered.pages_lost += self.forget_empty_places(slab, &places);
+            let locations = self.slab(slab).locations();
+            recovered.copies += locations.iter().flatten().count() as u64;
+            recovered.pages_lost += self.forget_empty_places(slab, &locations);
         }
         recovered
     }
 
-    /// Clears bits that vouch for an empty place.
-    fn forget_empty_places(&self, slab: SlabIndex, places: &Places) -> u64 {
+    /// Clears bits that vouch for an empty copy index.
+    fn forget_empty_places(&self, slab: SlabIndex, locations: &CopyLocations) -> u64 {
         let mut pages_lost = 0;
-        for place in (0..COPIES_MAX).filter(|place| places[*place].is_none()) {
+        for copy_index in (0..COPIES_MAX).filter(|copy_index| locations[*copy_index].is_none()) {
             for first in self.geometry.pages(slab).step_by(64) {
-                if self.bits.any(Bit::Copy(place), first, 64) {
+                if self.bits.any(Bit::Copy(copy_index), first, 64) {
                     self.own(first, 64);
-                    pages_lost += self.forget_copy(first, place);
+                    pages_lost += self.forget_copy(first, copy_index);
                     self.bits.release(first, 64);
                 }
             }
@@ -80,10 +80,10 @@ impl Volume {
                     crate::sync::yield_now();
                     pause();
                 }
-                let places = self.slab(slab).places();
+                let locations = self.slab(slab).locations();
                 for page in first..first + 64 {
                     if self.bits.any(Bit::Writing, page, 1) {
-                        self.settle_write(page, &places, alive);
+                        self.settle_write(page, &locations, alive);
                         settled += 1;
                     }
                 }
@@ -95,15 +95,16 @@ impl Volume {
 
     /// Keeps one content of an owned page. The backlog's is the newest, and the disk's came from the backlog; donors were
     /// written to after the page was in the backlog.
-    fn settle_write(&self, page: u64, places: &Places, alive: &dyn Fn(DonorSlot) -> bool) {
+    fn settle_write(&self, page: u64, locations: &CopyLocations, alive: &dyn Fn(DonorSlot) -> bool) {
         let valid = |bit| self.bits.any(bit, page, 1);
         let local = valid(Bit::Pending) || valid(Bit::Disk);
-        let copies = || (0..COPIES_MAX).filter(|place| places[*place].is_some() && valid(Bit::Copy(*place)));
-        let reachable = |place: &usize| places[*place].is_some_and(|location| alive(location.donor));
+        let copies =
+            || (0..COPIES_MAX).filter(|copy_index| locations[*copy_index].is_some() && valid(Bit::Copy(*copy_index)));
+        let reachable = |copy_index: &usize| locations[*copy_index].is_some_and(|location| alive(location.donor));
         let kept = if local { None } else { copies().find(reachable).or_else(|| copies().next()) };
         if local || kept.is_some() {
-            for place in (0..COPIES_MAX).filter(|place| Some(*place) != kept) {
-                self.bits.clear(Bit::Copy(place), page, 1);
+            for copy_index in (0..COPIES_MAX).filter(|copy_index| Some(*copy_index) != kept) {
+                self.bits.clear(Bit::Copy(copy_index), page, 1);
             }
         }
         self.bits.clear(Bit::Writing, page, 1);

@@ -192,8 +192,8 @@ impl World {
         self.donor(donor).lock().unwrap().down = true;
         self.queue_pair_ends().disconnect(donor);
         let volume = Arc::clone(&self.volume);
-        for (slab, place) in model::copies_at(&volume, donor) {
-            volume.remove_copy(slab, place, || self.poll()).unwrap();
+        for (slab, copy_index) in model::copies_at(&volume, donor) {
+            volume.remove_copy(slab, copy_index, || self.poll()).unwrap();
         }
         self.donors.borrow_mut()[donor] = store(SLAB_BYTES);
         self.connect(donor);
@@ -210,8 +210,8 @@ impl World {
 
     fn refill_all(&mut self) {
         self.map(0);
-        for (slab, place, location) in model::copies(&self.volume) {
-            self.refill.fill(slab, place, location);
+        for (slab, copy_index, location) in model::copies(&self.volume) {
+            self.refill.fill(slab, copy_index, location);
         }
     }
 

@@ -1,12 +1,12 @@
 //! Taking a copy of a slab away: its donor is lost, wants it back, or the slab is empty.
 //!
 //! In this order, so that no request uses the memory afterwards and no page is forgotten:
-//! 1. the place is emptied: requests that pass the gate from now on do not see the copy;
+//! 1. the copy index is emptied: requests that pass the gate from now on do not see the copy;
 //! 2. the gate is drained: requests that saw it have ended, and set no bit for it any more;
 //! 3. page by page, as their owner: the copy's bits are cleared, and a page with no other copy is marked lost;
-//! 4. the place forgets the copy. A process that dies before that finds it again.
+//! 4. the copy index forgets the copy. A process that dies before that finds it again.
 //!
-//! Until step 3 reached a page its bit says "valid" for an empty place; readers look at the place first and wait.
+//! Until step 3 reached a page its bit says "valid" for an empty copy index; readers look at the copy index first and wait.
 //!
 //! Every wait ends when the device does by a panic ([`spillway_block::device_failure`]): the thread that is waited for is gone, and nobody
 //! reads these pages any more.
@@ -22,64 +22,64 @@ use crate::sync::yield_now;
 /// What a removal found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removed {
-    /// What was in the place; the memory may be used for something else now.
+    /// What was in the copy index; the memory may be used for something else now.
     pub location: Location,
     /// Pages that have no copy left.
     pub pages_lost: u64,
 }
 
 impl Volume {
-    /// Empties `place` of `slab`, see the module text. `None` when it is empty already. The caller holds the assignment lock
+    /// Empties `copy_index` of `slab`, see the module text. `None` when it is empty already. The caller holds the assignment lock
     /// and is not inside the slab's gate; `pause` is called while it waits.
-    pub fn remove_copy(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> Option<Removed> {
-        let location = self.slab(slab).empty(place)?;
+    pub fn remove_copy(&self, slab: SlabIndex, copy_index: usize, mut pause: impl FnMut()) -> Option<Removed> {
+        let location = self.slab(slab).empty(copy_index)?;
         self.drain(slab, &mut pause, || true);
-        Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
+        Some(Removed { location, pages_lost: self.forget_copies(slab, copy_index, pause) })
     }
 
     /// As [`Volume::remove_copy`], but only when every page of the copy has another one; otherwise puts it back and says
     /// `None`. Looking after the drain is what makes it safe: a write that only this copy got has set its bit by then. Copies
-    /// at donors that are not `alive` do not count, though their places may not be emptied yet.
+    /// at donors that are not `alive` do not count, though their copy indexes may not be emptied yet.
     pub fn remove_covered_copy(
         &self,
         slab: SlabIndex,
-        place: usize,
+        copy_index: usize,
         alive: &dyn Fn(DonorSlot) -> bool,
         mut pause: impl FnMut(),
     ) -> Option<Removed> {
         let entry = self.slab(slab);
-        let places = entry.places();
-        let location = entry.empty(place)?;
+        let locations = entry.locations();
+        let location = entry.empty(copy_index)?;
         // The assignment lock is held: a request to a donor that says nothing may take as long as that is waited for.
-        let all_answer = || places.iter().flatten().all(|location| alive(location.donor));
-        if !self.drain(slab, &mut pause, all_answer) || !self.is_covered(slab, place, alive) {
-            entry.stay(place);
+        let all_answer = || locations.iter().flatten().all(|location| alive(location.donor));
+        if !self.drain(slab, &mut pause, all_answer) || !self.is_covered(slab, copy_index, alive) {
+            entry.stay(copy_index);
             return None;
         }
-        Some(Removed { location, pages_lost: self.forget_copies(slab, place, pause) })
+        Some(Removed { location, pages_lost: self.forget_copies(slab, copy_index, pause) })
     }
 
-    /// Whether every page of the copy in `place` has another copy, at a donor that is `alive` or on disk.
-    fn is_covered(&self, slab: SlabIndex, place: usize, alive: &dyn Fn(DonorSlot) -> bool) -> bool {
-        let places = self.slab(slab).places().map(|other| other.filter(|location| alive(location.donor)));
+    /// Whether every page of the copy in `copy_index` has another copy, at a donor that is `alive` or on disk.
+    fn is_covered(&self, slab: SlabIndex, copy_index: usize, alive: &dyn Fn(DonorSlot) -> bool) -> bool {
+        let locations = self.slab(slab).locations().map(|other| other.filter(|location| alive(location.donor)));
         self.geometry.pages(slab).step_by(64).all(|first| {
             let word = self.bits.word(first);
-            let others = (0..COPIES_MAX).filter(|other| *other != place && places[*other].is_some());
+            let others = (0..COPIES_MAX).filter(|other| *other != copy_index && locations[*other].is_some());
             let elsewhere = others.fold(word.disk, |all, other| all | word.copies[other]);
-            word.copies[place] & !elsewhere == 0
+            word.copies[copy_index] & !elsewhere == 0
         })
     }
 
-    fn forget_copies(&self, slab: SlabIndex, place: usize, mut pause: impl FnMut()) -> u64 {
+    fn forget_copies(&self, slab: SlabIndex, copy_index: usize, mut pause: impl FnMut()) -> u64 {
         let mut pages_lost = 0;
         for first in self.geometry.pages(slab).step_by(64) {
             if !self.acquire(first, 64, &mut pause) {
                 break;
             }
-            pages_lost += self.forget_copy(first, place);
+            pages_lost += self.forget_copy(first, copy_index);
             self.bits.release(first, 64);
         }
-        self.slab(slab).gone(place);
+        self.slab(slab).gone(copy_index);
         pages_lost
     }
 
@@ -103,17 +103,17 @@ impl Volume {
         true
     }
 
-    /// Clears the bits of `place` for the 64 owned pages from `first` on, and marks what is lost by it.
-    pub(super) fn forget_copy(&self, first: u64, place: usize) -> u64 {
+    /// Clears the bits of `copy_index` for the 64 owned pages from `first` on, and marks what is lost by it.
+    pub(super) fn forget_copy(&self, first: u64, copy_index: usize) -> u64 {
         let word = self.bits.word(first);
         let mut rest = word;
-        rest.copies[place] = 0;
-        let lost = word.copies[place] & !rest.stored();
+        rest.copies[copy_index] = 0;
+        let lost = word.copies[copy_index] & !rest.stored();
         // Lost before the copy's bit goes: a reader must find one of them.
         for page in (0..64).filter(|page| lost & (1 << page) != 0) {
             self.bits.set(Bit::Lost, first + page, 1);
         }
-        self.bits.clear(Bit::Copy(place), first, 64);
+        self.bits.clear(Bit::Copy(copy_index), first, 64);
         u64::from(lost.count_ones())
     }
 
@@ -186,7 +186,7 @@ mod tests {
             assert!(looks < 5, "still waiting for a donor that says nothing");
             silent.store(true, std::sync::atomic::Ordering::SeqCst);
         });
-        assert!(removed.is_none() && volume.slab(SLAB).places()[0].is_some(), "the copy stays");
+        assert!(removed.is_none() && volume.slab(SLAB).locations()[0].is_some(), "the copy stays");
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! Where the copies of one slab are.
 //!
-//! A slab has [`COPIES_MAX`] places for copies. A place is empty, or names a donor and the handle under which it lends the
-//! memory. I/O threads read places without locks, behind the slab's [`Gate`]; only the holder of the volume's assignment lock
+//! A slab has [`COPIES_MAX`] copy indexes. A copy index is empty, or names a donor and the handle under which it lends the
+//! memory. I/O threads read copy indexes without locks, behind the slab's [`Gate`]; only the holder of the volume's assignment lock
 //! changes them.
 //!
-//! A copy that is taken away leaves its place in two steps: it is *leaving* (empty for everybody who looks) while its page
-//! bits are cleared, and gone afterwards. A process that dies in between finds the copy's name in the place, so that no page is
-//! forgotten that only this copy has. Places outlive the process; gate, flags and counters do not.
+//! A copy that is taken away leaves its copy index in two steps: it is *leaving* (empty for everybody who looks) while its page
+//! bits are cleared, and gone afterwards. A process that dies in between finds the copy's name in the copy index, so that no page is
+//! forgotten that only this copy has. Copy indexes outlive the process; gate, flags and counters do not.
 
 use spillway_fabric::units::SlabHandle;
 
@@ -28,11 +28,11 @@ pub struct Location {
     pub handle: SlabHandle,
 }
 
-/// An empty place; fresh memory holds it.
+/// An empty copy index; fresh memory holds it.
 const EMPTY: u64 = 0;
-/// Marks a place that is taken, so that it differs from [`EMPTY`].
+/// Marks a copy index that is taken, so that it differs from [`EMPTY`].
 const TAKEN: u64 = 1 << 62;
-/// Marks a place whose copy is being taken away.
+/// Marks a copy index whose copy is being taken away.
 const LEAVING: u64 = 1 << 63;
 
 impl Location {
@@ -49,14 +49,14 @@ impl Location {
     }
 }
 
-/// The places of a slab at one moment.
-pub type Places = [Option<Location>; COPIES_MAX];
+/// The copy indexes of a slab at one moment.
+pub type CopyLocations = [Option<Location>; COPIES_MAX];
 
 /// The shared state of one slab.
 #[derive(Debug)]
 pub struct SlabEntry {
-    places: Words,
-    /// Passed by every request that uses a place.
+    locations: Words,
+    /// Passed by every request that uses a copy index.
     pub gate: Gate,
     accesses: AtomicU64,
     flags: AtomicU32,
@@ -76,11 +76,11 @@ impl Default for SlabEntry {
 }
 
 impl SlabEntry {
-    /// An entry whose places are these [`COPIES_MAX`] words.
-    pub fn over(places: Words) -> Self {
-        assert!(places.count() == COPIES_MAX, "a word holds a place");
+    /// An entry whose copy indexes are these [`COPIES_MAX`] words.
+    pub fn over(locations: Words) -> Self {
+        assert!(locations.count() == COPIES_MAX, "a word holds a place");
         Self {
-            places,
+            locations,
             gate: Gate::default(),
             accesses: AtomicU64::new(0),
             flags: AtomicU32::new(0),
@@ -88,51 +88,51 @@ impl SlabEntry {
         }
     }
 
-    /// All places. A request reads them after passing the gate, and the page bits after the places: a place that is filled
+    /// All copy indexes. A request reads them after passing the gate, and the page bits after the copy indexes: a copy index that is filled
     /// anew had its bits cleared before.
-    pub fn places(&self) -> Places {
-        std::array::from_fn(|place| Location::unpack(self.places.load(place)))
+    pub fn locations(&self) -> CopyLocations {
+        std::array::from_fn(|copy_index| Location::unpack(self.locations.load(copy_index)))
     }
 
-    /// Fills an empty place. The caller holds the assignment lock and has cleared the place's page bits.
-    pub fn fill(&self, place: usize, location: Location) {
-        let before = self.places.swap(place, location.pack());
+    /// Fills an empty copy index. The caller holds the assignment lock and has cleared the copy index's page bits.
+    pub fn fill(&self, copy_index: usize, location: Location) {
+        let before = self.locations.swap(copy_index, location.pack());
         assert!(before == EMPTY, "a copy was put in the place of another");
     }
 
-    /// Empties a place for everybody who looks and says what was there. The caller holds the assignment lock, drains the
+    /// Empties a copy index for everybody who looks and says what was there. The caller holds the assignment lock, drains the
     /// gate, and then either [puts the copy back](Self::stay) or clears its bits and lets it [go](Self::gone).
-    pub fn empty(&self, place: usize) -> Option<Location> {
-        let location = Location::unpack(self.places.load(place))?;
-        self.places.set_bits(place, LEAVING);
+    pub fn empty(&self, copy_index: usize) -> Option<Location> {
+        let location = Location::unpack(self.locations.load(copy_index))?;
+        self.locations.set_bits(copy_index, LEAVING);
         Some(location)
     }
 
     /// A copy that was leaving stays, if one was.
-    pub fn stay(&self, place: usize) {
-        if self.places.load(place) & LEAVING != 0 {
-            self.places.clear_bits(place, LEAVING);
+    pub fn stay(&self, copy_index: usize) {
+        if self.locations.load(copy_index) & LEAVING != 0 {
+            self.locations.clear_bits(copy_index, LEAVING);
         }
     }
 
     /// A copy that was leaving is gone; its memory may be used for something else once the caller knows the gate drained.
-    pub fn gone(&self, place: usize) {
-        let before = self.places.swap(place, EMPTY);
+    pub fn gone(&self, copy_index: usize) {
+        let before = self.locations.swap(copy_index, EMPTY);
         assert!(before & LEAVING != 0, "only a leaving copy goes");
     }
 
-    /// Whether no place is taken.
+    /// Whether no copy index is taken.
     pub fn is_unmapped(&self) -> bool {
-        self.places().iter().all(Option::is_none)
+        self.locations().iter().all(Option::is_none)
     }
 
     /// The places, and whether they were all there at one moment: not while the first copies of the slab are put in place one
     /// after another. A write that saw only some of them would be acknowledged with too few copies.
-    pub fn settled_places(&self) -> (Places, bool) {
+    pub fn settled_places(&self) -> (CopyLocations, bool) {
         let before = self.mapping_turns.load(Ordering::SeqCst);
-        let places = self.places();
+        let locations = self.locations();
         let after = self.mapping_turns.load(Ordering::SeqCst);
-        (places, before == after && before.is_multiple_of(2))
+        (locations, before == after && before.is_multiple_of(2))
     }
 
     /// The first copies are about to be put in place, or are.
@@ -183,13 +183,13 @@ mod tests {
     fn places_hold_what_was_put_there() {
         let entry = SlabEntry::default();
         let location = Location { donor: DonorSlot(63), handle: SlabHandle(u32::MAX) };
-        assert_eq!(entry.places(), [None; COPIES_MAX]);
+        assert_eq!(entry.locations(), [None; COPIES_MAX]);
         entry.fill(2, location);
-        assert_eq!(entry.places()[2], Some(location));
+        assert_eq!(entry.locations()[2], Some(location));
         assert_eq!(entry.empty(2), Some(location));
         assert_eq!(entry.empty(2), None);
         entry.stay(2);
-        assert_eq!(entry.places()[2], Some(location), "a copy that is leaving may stay");
+        assert_eq!(entry.locations()[2], Some(location), "a copy that is leaving may stay");
         entry.empty(2);
         entry.gone(2);
         entry.stay(2);

@@ -2,7 +2,7 @@
 //! docs/decisions/crash-recovery.md).
 //!
 //! In this order: the [`header`] (what this is, whose, and with which settings; donors and front end, [`records`]), page bits
-//! and places of the volume, the journal of the backlog, and the contents of the backlog's pages. Everything before the
+//! and copy indexes of the volume, the journal of the backlog, and the contents of the backlog's pages. Everything before the
 //! contents is words that change one at a time.
 //!
 //! A process that is given a memfd of zeroes begins a new device in it; one that is given the memfd of a process that died

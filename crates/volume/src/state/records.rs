@@ -2,7 +2,7 @@
 //! knows it.
 //!
 //! A donor's record counts from the store of its mark on, which comes last, and stops counting before it is changed. That is
-//! soon enough: a donor's slabs are put into places only after its record stands.
+//! soon enough: a donor's slabs are put into copy indexes only after its record stands.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -116,7 +116,7 @@ impl Records {
         Some(DonorRecord { donor: DonorId(half(0) | half(1) << 64), token: SessionToken(token) })
     }
 
-    /// Writes that down. No place names a slab of another donor in this slot.
+    /// Writes that down. No copy index names a slab of another donor in this slot.
     pub fn set_donor(&self, slot: DonorSlot, record: &DonorRecord) {
         if self.donor(slot).as_ref() == Some(record) {
             return;

@@ -68,7 +68,7 @@ fn what_a_process_left_is_there_for_the_next() {
     assert_eq!(state.records().donor(DonorSlot(63)), Some(record));
     let volume = state.volume(config().redundancy).unwrap();
     assert_eq!(volume.bits.count(Bit::Copy(2), 0, volume.geometry.page_count()), 5);
-    assert_eq!(volume.slab(SlabIndex(1)).places()[2], Some(location));
+    assert_eq!(volume.slab(SlabIndex(1)).locations()[2], Some(location));
     assert!(volume.slab(SlabIndex(0)).is_unmapped());
 }
 

@@ -56,19 +56,20 @@ impl QueuePairEnds<'_> {
     }
 }
 
-/// Every copy: its slab, its place, and where it is.
+/// Every copy: its slab, its copy index, and where it is.
 pub(crate) fn copies(volume: &Volume) -> Vec<(SlabIndex, usize, Location)> {
     let of_slab = |slab: SlabIndex| {
-        let places = volume.slab(slab).places();
-        (0..COPIES_MAX).filter_map(move |place| Some((slab, place, places[place]?)))
+        let locations = volume.slab(slab).locations();
+        (0..COPIES_MAX).filter_map(move |copy_index| Some((slab, copy_index, locations[copy_index]?)))
     };
     volume.geometry.slabs().flat_map(of_slab).collect()
 }
 
 /// Copies at the donor in slot `donor`.
 pub(crate) fn copies_at(volume: &Volume, donor: usize) -> Vec<(SlabIndex, usize)> {
-    let there =
-        |(slab, place, location): (_, _, Location)| (usize::from(location.donor.0) == donor).then_some((slab, place));
+    let there = |(slab, copy_index, location): (_, _, Location)| {
+        (usize::from(location.donor.0) == donor).then_some((slab, copy_index))
+    };
     copies(volume).into_iter().filter_map(there).collect()
 }
 
@@ -77,7 +78,7 @@ pub(crate) fn map(volume: &Volume, donors: &[Shared], first_choice: usize) {
     for slab in volume.geometry.slabs() {
         volume.slab(slab).take_want();
         for choice in 0..donors.len() {
-            let copies = volume.slab(slab).places().iter().flatten().count();
+            let copies = volume.slab(slab).locations().iter().flatten().count();
             if copies < usize::from(volume.redundancy.replicas) {
                 lend(volume, donors, slab, first_choice + choice);
             }
@@ -85,25 +86,25 @@ pub(crate) fn map(volume: &Volume, donors: &[Shared], first_choice: usize) {
     }
 }
 
-/// A new copy of `slab` at donor `choice`, if that holds none; gives its place.
+/// A new copy of `slab` at donor `choice`, if that holds none; gives its copy index.
 fn lend(volume: &Volume, donors: &[Shared], slab: SlabIndex, choice: usize) -> Option<(usize, Location)> {
-    let (donor, places) = (choice % donors.len(), volume.slab(slab).places());
+    let (donor, locations) = (choice % donors.len(), volume.slab(slab).locations());
     let slot = DonorSlot(donor as u16);
-    if places.iter().flatten().any(|location| location.donor == slot) {
+    if locations.iter().flatten().any(|location| location.donor == slot) {
         return None;
     }
-    let place = places.iter().position(Option::is_none)?;
+    let copy_index = locations.iter().position(Option::is_none)?;
     let target = Location { donor: slot, handle: donors[donor].lock().expect("no test thread panicked").lend() };
-    volume.slab(slab).fill(place, target);
-    Some((place, target))
+    volume.slab(slab).fill(copy_index, target);
+    Some((copy_index, target))
 }
 
 /// A copy that moves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
-    /// The place that it leaves.
+    /// The copy index that it leaves.
     pub(crate) old: usize,
-    /// The place that it gets, still to be filled.
+    /// The copy index that it gets, still to be filled.
     pub(crate) new: usize,
     /// Where that is.
     pub(crate) target: Location,
@@ -111,7 +112,7 @@ pub(crate) struct Move {
 
 /// Begins to move a copy of `slab`, as for a recall, to a donor that holds none, `choice` first; `None` if there is no such copy or donor.
 pub(crate) fn begin_move(volume: &Volume, donors: &[Shared], slab: SlabIndex, choice: usize) -> Option<Move> {
-    let old = volume.slab(slab).places().iter().position(Option::is_some)?;
+    let old = volume.slab(slab).locations().iter().position(Option::is_some)?;
     let (new, target) = (0..donors.len()).find_map(|offset| lend(volume, donors, slab, choice + offset))?;
     Some(Move { old, new, target })
 }
