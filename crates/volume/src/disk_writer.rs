@@ -16,7 +16,7 @@ use spillway_fabric::queue_pair::{Completion, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Tag};
 
 use crate::limits::{
-    BACKLOG_BATCH_PAGES, BACKLOG_DELAY, BACKLOG_EAGER_PAGES, CARE_INTERVAL, DISK_RUN_PAGES_MAX, DISK_WRITES_MAX,
+    BACKLOG_BATCH_PAGES, BACKLOG_DELAY, BACKLOG_EAGER_PAGES, DISK_RUN_PAGES_MAX, DISK_WRITES_MAX, SLAB_SCAN_INTERVAL,
 };
 use crate::slab_map::backlog::{BacklogPage, TakePolicy};
 use crate::slab_map::{DiskCopy, Volume};
@@ -165,7 +165,7 @@ impl DiskLoop<'_> {
     }
 
     fn policy(&self) -> TakePolicy {
-        let patience = if self.filler.is_some() { Duration::ZERO } else { CARE_INTERVAL };
+        let patience = if self.filler.is_some() { Duration::ZERO } else { SLAB_SCAN_INTERVAL };
         TakePolicy { eager_pages: BACKLOG_EAGER_PAGES, delay: BACKLOG_DELAY, patience }
     }
 

@@ -103,11 +103,11 @@ pub const DISK_WRITES_MAX: usize = 16;
 pub const MOVE_BATCH_PAGES: usize = 64;
 
 /// How often the manager looks after slabs without being asked.
-pub const CARE_INTERVAL: Duration = Duration::from_millis(200);
+pub const SLAB_SCAN_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The manager's looks at all slabs take at most one part in so many of a CPU (measured: a look takes 10 to 20 ms for a
-/// device of 64 GiB). Larger devices are looked after less often than every [`CARE_INTERVAL`].
-pub const CARE_SHARE: u32 = 20;
+/// device of 64 GiB). Larger devices are looked after less often than every [`SLAB_SCAN_INTERVAL`].
+pub const SLAB_SCAN_SHARE: u32 = 20;
 
 /// A mapped slab without a stored page is given back after two looks of this interval.
 pub const EMPTY_SLAB_INTERVAL: Duration = Duration::from_secs(1);
@@ -137,7 +137,7 @@ const _: () = {
     assert!(SILENCE_NOTICED.as_millis() >= 2 * HEARTBEAT_INTERVAL.as_millis());
     assert!(2 * SILENCE_NOTICED.as_millis() <= SILENCE_DEADLINE.as_millis());
     assert!(BACKLOG_EAGER_PAGES < BACKLOG_PAGES && BACKLOG_BATCH_PAGES <= BACKLOG_PAGES);
-    assert!(CARE_SHARE > 1);
+    assert!(SLAB_SCAN_SHARE > 1);
     assert!(DONORS_MAX <= EVENTS_MAX, "a thread waits for the answers of every donor");
     assert!(REQUEST_PAGES_MAX <= BACKLOG_PAGES);
     assert!(DISK_RUN_PAGES_MAX <= 1024);

@@ -19,7 +19,7 @@ use crate::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use crate::error::VolumeError;
 use crate::limits::{BACKING_HANDOVER_DEADLINE, BACKING_RELEASE_DEADLINE, DISK_WRITES_MAX, MOVE_BATCH_PAGES};
 use crate::manager::donors::{DonorEntry, Phase};
-use crate::manager::{Manager, ManagerParts, QueuePairHolder, Ties, care};
+use crate::manager::{Manager, ManagerParts, QueuePairHolder, SessionResumption, slab_scan};
 use crate::settings::VolumeConfig;
 use crate::settings::mapping::MappingPolicy;
 use crate::slab_map::Volume;
@@ -97,7 +97,7 @@ impl RunningVolume {
             mover_queue_pairs: make_queue_pairs(&mover_holder).map_err(system())?,
             mover_holder,
             borrower: state.borrower(),
-            ties: Ties { records: state.records(), linger },
+            resumption: SessionResumption { records: state.records(), linger },
             name: config.name.clone(),
             key,
             transport: config.transport,
@@ -164,7 +164,7 @@ impl RunningVolume {
         let latency = |donor: &DonorEntry| self.volume.latencies.status(donor.slot, now);
         status.donors =
             shared.donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..donor.status() }).collect();
-        for (slab, finding) in self.volume.geometry.slabs().zip(shared.survey.look(shared)) {
+        for (slab, finding) in self.volume.geometry.slabs().zip(shared.slab_findings.look(shared)) {
             status.pages_stored += finding.stored;
             status.pages_lost += finding.lost;
             let migrating = self.volume.slab(slab).is_migrating();
@@ -192,7 +192,7 @@ fn line_of_missing(donor: &DonorEntry, patience: Duration) -> String {
 
 /// The counter of the state that a slab is in.
 fn state_of<'a>(
-    finding: &care::Finding,
+    finding: &slab_scan::Finding,
     migrating: bool,
     config: &VolumeConfig,
     counts: &'a mut SlabCounts,

@@ -20,13 +20,13 @@ use spillway_fabric::control::message::Message;
 use spillway_fabric::units::{BorrowerId, DonorId, PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
 use spillway_volume::engine::Engine;
 use spillway_volume::engine::queue_pairs::{QueuePairChange, QueuePairMailbox, QueuePairSet};
+use spillway_volume::manager::SessionResumption;
 use spillway_volume::manager::Shared as Managed;
-use spillway_volume::manager::Ties;
-use spillway_volume::manager::care;
 use spillway_volume::manager::donors::{DonorEntry, Session};
 use spillway_volume::manager::mapping::Mapper;
 use spillway_volume::manager::mover::WorkQueue;
-use spillway_volume::manager::survey::Survey;
+use spillway_volume::manager::slab_scan;
+use spillway_volume::manager::slab_scan::findings::Findings;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::slab_map::backlog::Backlog;
@@ -229,14 +229,14 @@ fn managed(donors: usize) -> Managed {
             .collect(),
         queue_pairs: Vec::new(),
         borrower: BorrowerId(1),
-        ties: Ties { records: Records::of_this_process(), linger: Duration::ZERO },
+        resumption: SessionResumption { records: Records::of_this_process(), linger: Duration::ZERO },
         reunion_until: Instant::now(),
         name: "test".to_owned(),
         key: None,
         transport: TransportChoice::Auto,
         work: WorkQueue::default(),
         mapper: Mapper::new(1),
-        survey: Survey::default(),
+        slab_findings: Findings::default(),
         stopping: AtomicBool::new(false),
     }
 }
@@ -317,7 +317,7 @@ fn trouble_with_the_last_session_does_not_end_the_next() {
         // As the link thread does.
         shared.volume.begin_session(DonorSlot(0));
         let second = open_session(scope, &shared.donors[0]);
-        scope.spawn(|| care::run(shared));
+        scope.spawn(|| slab_scan::run(shared));
         std::thread::sleep(Duration::from_millis(300));
         shared.stopping.store(true, Ordering::SeqCst);
         let alive = second.sender.send(&Message::Ping, None);

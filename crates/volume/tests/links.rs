@@ -20,8 +20,8 @@ use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 use spillway_volume::manager::donors::{DonorEntry, Phase};
 use spillway_volume::manager::mapping::Mapper;
 use spillway_volume::manager::mover::WorkQueue;
-use spillway_volume::manager::survey::Survey;
-use spillway_volume::manager::{Shared, Ties, link};
+use spillway_volume::manager::slab_scan::findings::Findings;
+use spillway_volume::manager::{SessionResumption, Shared, link};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::slab_map::page_bits::Bit;
@@ -97,14 +97,14 @@ impl Linked {
             donors: vec![DonorEntry::new(DonorSlot(0), donor.address.parse().unwrap())],
             queue_pairs: Vec::new(),
             borrower: BorrowerId(1),
-            ties: Ties { records: Records::of_this_process(), linger: Duration::ZERO },
+            resumption: SessionResumption { records: Records::of_this_process(), linger: Duration::ZERO },
             reunion_until: Instant::now(),
             name: "links".to_owned(),
             key: None,
             transport,
             work: WorkQueue::default(),
             mapper: Mapper::new(1),
-            survey: Survey::default(),
+            slab_findings: Findings::default(),
             stopping: AtomicBool::new(false),
         });
         let for_thread = Arc::clone(&shared);

@@ -140,7 +140,7 @@ fn session(shared: &Shared, donor: &DonorEntry, resolver: &mut Resolver) -> Resu
     let held = reunion::take_held(shared, donor.slot, &opened.held, window.as_deref());
     attempt.install_queue_pairs(&opened, window.as_ref())?;
     let record = DonorRecord { donor: opened.welcome.donor, token: opened.welcome.resume };
-    shared.ties.records.set_donor(donor.slot, &record);
+    shared.resumption.records.set_donor(donor.slot, &record);
     let sender = opened.sender.with_patience(donor.patience().silence());
     let session = Arc::new(Session { donor: opened.welcome.donor, sender, window: window.clone() });
     let transport = if window.is_some() { "shm" } else { "tcp" };

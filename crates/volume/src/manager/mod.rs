@@ -1,7 +1,7 @@
 //! What happens away from the path of a page: connections to donors, mapping, moving, recovery.
 //!
 //! Threads: one per donor ([`link`]: keeps a session, answers the donor, cleans up after it), the manager (maps slabs that
-//! I/O threads ask for, looks after every slab from time to time: [`care`]) and the mover (refills and moves copies:
+//! I/O threads ask for, looks after every slab from time to time: [`slab_scan`]) and the mover (refills and moves copies:
 //! [`mover`]). They share [`Shared`]; slab copy indexes change under the volume's assignment lock only.
 //!
 //! - [`donors`]: what is known of each donor, and asking it for memory.
@@ -10,10 +10,9 @@
 //! - [`heat`]: which slabs deserve a donor, when mapping follows activity.
 //! - [`reunion`]: slabs that donors kept for a process that died.
 //! - [`placement`]: the power of two choices. - [`mapping`]: adding and dropping copies. - [`refill`]: copying pages.
-//! - [`survey`]: the last look at all slabs.
+//! - [`slab_scan::findings`]: the last look at all slabs.
 
 pub mod activity;
-pub mod care;
 pub mod dialing;
 pub mod donors;
 pub mod heat;
@@ -25,7 +24,7 @@ mod opening;
 pub mod placement;
 pub mod refill;
 pub mod reunion;
-pub mod survey;
+pub mod slab_scan;
 
 use std::io;
 use std::sync::Arc;
@@ -41,7 +40,7 @@ use spillway_fabric::units::{BorrowerId, SlabIndex};
 use self::donors::DonorEntry;
 use self::mapping::Mapper;
 use self::mover::WorkQueue;
-use self::survey::Survey;
+use self::slab_scan::findings::Findings;
 use crate::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use crate::limits::LINGER;
 use crate::settings::transport::TransportChoice;
@@ -69,7 +68,7 @@ pub struct Shared {
     /// Who borrows.
     pub borrower: BorrowerId,
     /// What outlives this process, of donors.
-    pub ties: Ties,
+    pub resumption: SessionResumption,
     /// When copies at donors that were not reached any more are given up.
     pub reunion_until: Instant,
     /// The volume's name.
@@ -83,13 +82,13 @@ pub struct Shared {
     /// Where copies go.
     pub mapper: Mapper,
     /// The last look at all slabs.
-    pub survey: Survey,
+    pub slab_findings: Findings,
     /// The device stops.
     pub stopping: AtomicBool,
 }
 
 /// How donors know this borrower, and whether they are to wait for its next process.
-pub struct Ties {
+pub struct SessionResumption {
     /// What they said.
     pub records: Records,
     /// How long they keep slabs should this process die; zero when no other goes on.
@@ -111,7 +110,7 @@ pub struct ManagerParts {
     /// Who borrows.
     pub borrower: BorrowerId,
     /// What outlives this process, of donors.
-    pub ties: Ties,
+    pub resumption: SessionResumption,
     /// The volume's name.
     pub name: String,
     /// The cluster key.
@@ -139,21 +138,21 @@ impl Manager {
             donors: donors.map(|(slot, address)| DonorEntry::new(DonorSlot(slot as u16), address)).collect(),
             queue_pairs,
             borrower: parts.borrower,
-            ties: parts.ties,
+            resumption: parts.resumption,
             reunion_until: Instant::now() + LINGER,
             name: parts.name,
             key: parts.key,
             transport: parts.transport,
             work: WorkQueue::default(),
             mapper: Mapper::new(parts.borrower.0 as u64),
-            survey: Survey::default(),
+            slab_findings: Findings::default(),
             stopping: AtomicBool::new(false),
         });
         let mut manager = Self { shared: Arc::clone(&shared), threads: Vec::new() };
         for slot in 0..shared.donors.len() {
             manager.spawn(format!("donor-{slot}"), move |shared| link::run(shared, slot))?;
         }
-        manager.spawn("manager".to_owned(), care::run)?;
+        manager.spawn("manager".to_owned(), slab_scan::run)?;
         let refill = refill::Refill::new(Arc::clone(&shared.volume), parts.mover_queue_pairs, mover_pool);
         manager.spawn("mover".to_owned(), move |shared| mover::run(shared, refill))?;
         Ok(manager)

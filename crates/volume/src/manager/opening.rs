@@ -72,7 +72,7 @@ pub(super) struct Attempt<'a> {
 impl<'a> Attempt<'a> {
     /// Its time begins now.
     pub(super) fn begin(shared: &'a Shared, donor: &'a DonorEntry) -> Self {
-        let resume = shared.ties.records.donor(donor.slot).map(|record| record.token);
+        let resume = shared.resumption.records.donor(donor.slot).map(|record| record.token);
         Self { shared, donor, resume, deadline: Instant::now() + CONNECT_DEADLINE }
     }
 
@@ -131,7 +131,7 @@ impl<'a> Attempt<'a> {
             volume: shared.name.clone(),
             slab_size_bytes: shared.volume.geometry.slab_size_bytes(),
             wants_shared_memory,
-            linger_seconds: shared.ties.linger.as_secs() as u16,
+            linger_seconds: shared.resumption.linger.as_secs() as u16,
             patience_seconds: donors_patience(shared).as_secs() as u16,
             resume,
         };

@@ -1,20 +1,22 @@
 //! The manager's thread: maps slabs that are wanted, and looks after all of them from time to time.
 //!
-//! Mapping is on demand (a write to an unmapped slab asks for it) or by activity ([`super::heat`]). A look finds slabs with too few copies or with copies that
+//! Mapping is on demand (a write to an unmapped slab asks for it) or by activity ([`crate::manager::heat`]). A look finds slabs with too few copies or with copies that
 //! miss pages (and asks the mover to refill them), mapped slabs without a page (and gives them back), and whether donors
 //! have room at all.
+
+pub mod findings;
 
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spillway_fabric::units::SlabIndex;
 
-use super::donors::{DonorEntry, Phase};
-use super::heat::Heat;
-use super::mapping::drop_covered_copy;
-use super::mover::Work;
-use super::{Shared, link};
-use crate::limits::{CARE_INTERVAL, CARE_SHARE, COPIES_MAX, EMPTY_SLAB_INTERVAL};
+use crate::limits::{COPIES_MAX, EMPTY_SLAB_INTERVAL, SLAB_SCAN_INTERVAL, SLAB_SCAN_SHARE};
+use crate::manager::donors::{DonorEntry, Phase};
+use crate::manager::heat::Heat;
+use crate::manager::mapping::drop_covered_copy;
+use crate::manager::mover::Work;
+use crate::manager::{Shared, link};
 use crate::settings::mapping::MappingPolicy;
 use crate::slab_map::slab_entry::Location;
 
@@ -66,7 +68,7 @@ pub fn run(shared: &Shared) {
         if Instant::now() >= next_look {
             refresh_donors(shared);
             let started = Instant::now();
-            let findings = shared.survey.recent(shared);
+            let findings = shared.slab_findings.recent(shared);
             let rest = rest_after(started.elapsed());
             look_after_slabs(shared, &findings, &mut empty_since);
             next_look = Instant::now() + rest;
@@ -75,7 +77,7 @@ pub fn run(shared: &Shared) {
 }
 
 fn wait(shared: &Shared, patience: Duration) {
-    let timeout = Timespec { tv_sec: 0, tv_nsec: patience.min(CARE_INTERVAL).subsec_nanos().into() };
+    let timeout = Timespec { tv_sec: 0, tv_nsec: patience.min(SLAB_SCAN_INTERVAL).subsec_nanos().into() };
     let mut waits = [PollFd::new(&shared.volume.manager_event, PollFlags::IN)];
     // An interrupted wait is a short one.
     let _ = poll(&mut waits, Some(&timeout));
@@ -187,7 +189,7 @@ fn give_back(shared: &Shared, slab: SlabIndex) {
 
 /// How long to rest after a look that took `took`.
 pub fn rest_after(took: Duration) -> Duration {
-    CARE_INTERVAL.max(took * (CARE_SHARE - 1))
+    SLAB_SCAN_INTERVAL.max(took * (SLAB_SCAN_SHARE - 1))
 }
 
 #[cfg(test)]
@@ -196,9 +198,9 @@ mod tests {
 
     #[test]
     fn a_long_look_is_followed_by_a_long_rest() {
-        assert_eq!(rest_after(Duration::ZERO), CARE_INTERVAL);
-        assert_eq!(rest_after(Duration::from_millis(1)), CARE_INTERVAL);
+        assert_eq!(rest_after(Duration::ZERO), SLAB_SCAN_INTERVAL);
+        assert_eq!(rest_after(Duration::from_millis(1)), SLAB_SCAN_INTERVAL);
         let took = Duration::from_millis(500);
-        assert_eq!((took + rest_after(took)) / CARE_SHARE, took);
+        assert_eq!((took + rest_after(took)) / SLAB_SCAN_SHARE, took);
     }
 }

@@ -3,30 +3,30 @@
 //! A look reads every page bit: 14 MB for a device of 64 GiB. Status has to be exact, so it always looks, and leaves what it
 //! found here; the manager, which looks all the time and checks again before it acts, takes that instead of looking once more
 //! while it is fresh. And it rests after each look in proportion to what the look took, so that a device of any size costs
-//! at most [`CARE_SHARE`](crate::limits::CARE_SHARE) of a CPU.
+//! at most [`SLAB_SCAN_SHARE`](crate::limits::SLAB_SCAN_SHARE) of a CPU.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use super::Shared;
-use super::care::{Finding, examine};
-use crate::limits::CARE_INTERVAL;
+use super::{Finding, examine};
+use crate::limits::SLAB_SCAN_INTERVAL;
+use crate::manager::Shared;
 
 /// The findings of one look, by slab, and its end.
 #[derive(Debug, Default)]
-pub struct Survey {
+pub struct Findings {
     last: Mutex<Option<(Instant, Vec<Finding>)>>,
 }
 
-impl Survey {
+impl Findings {
     /// Looks at every slab; the others may use what is found.
     pub fn look(&self, shared: &Shared) -> Vec<Finding> {
         self.remember(shared.volume.geometry.slabs().map(|slab| examine(shared, slab)).collect(), Instant::now())
     }
 
-    /// As [`Survey::look`], unless somebody else looked a moment ago.
+    /// As [`Findings::look`], unless somebody else looked a moment ago.
     pub fn recent(&self, shared: &Shared) -> Vec<Finding> {
-        self.taken_since(Instant::now().checked_sub(CARE_INTERVAL)).unwrap_or_else(|| self.look(shared))
+        self.taken_since(Instant::now().checked_sub(SLAB_SCAN_INTERVAL)).unwrap_or_else(|| self.look(shared))
     }
 
     fn remember(&self, findings: Vec<Finding>, now: Instant) -> Vec<Finding> {
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_fresh_look_is_used_once_and_an_old_one_never() {
-        let (survey, start) = (Survey::default(), Instant::now());
+        let (survey, start) = (Findings::default(), Instant::now());
         assert_eq!(survey.taken_since(Some(start)), None, "nobody looked yet");
         let later = start + Duration::from_secs(1);
         assert_eq!(survey.remember(vec![finding(7)], later), [finding(7)]);
