@@ -21,9 +21,9 @@ use spillway_sys::memfd::Memfd;
 
 use crate::config::is_slab_size;
 use crate::connections::Place;
+use crate::donor_state::{DonorState, Refusal};
 use crate::limits::{LINGER_MAX, PATIENCE_MAX};
 use crate::session::Session;
-use crate::shared::{Refusal, Shared};
 use crate::slab_memory::SessionSlabs;
 
 /// Why a session ended, or never began.
@@ -56,7 +56,7 @@ impl SessionEnd {
 }
 
 /// Serves a control connection until its session ends.
-pub(crate) fn serve(shared: &Shared, opening: Opening, peer: &str, place: &Place<'_>) -> Result<(), SessionEnd> {
+pub(crate) fn serve(shared: &DonorState, opening: Opening, peer: &str, place: &Place<'_>) -> Result<(), SessionEnd> {
     let channel = ControlChannel::accept_opened(opening, shared.key.as_ref()).map_err(SessionEnd::Handshake)?;
     let passes_descriptors = channel.passes_descriptors();
     let (sender, mut receiver) = channel.split();
@@ -85,7 +85,7 @@ pub(crate) fn serve(shared: &Shared, opening: Opening, peer: &str, place: &Place
 
 /// Opens the session that `hello` asks for, or says why not.
 fn admit(
-    shared: &Shared,
+    shared: &DonorState,
     hello: &Hello,
     passes_descriptors: bool,
     peer: &str,
@@ -141,7 +141,7 @@ fn patience(hello: &Hello) -> Option<Duration> {
 }
 
 /// Answers the borrower until the session ends.
-fn converse(shared: &Shared, session: &Session, receiver: &mut ControlReceiver) -> Result<(), SessionEnd> {
+fn converse(shared: &DonorState, session: &Session, receiver: &mut ControlReceiver) -> Result<(), SessionEnd> {
     greet(shared, session)?;
     let mut silence = Silence::default();
     while !session.ended.load(Ordering::Acquire) {
@@ -170,7 +170,7 @@ fn converse(shared: &Shared, session: &Session, receiver: &mut ControlReceiver) 
 }
 
 /// Welcomes the borrower, and hands it what it holds already.
-fn greet(shared: &Shared, session: &Session) -> Result<(), SessionEnd> {
+fn greet(shared: &DonorState, session: &Session) -> Result<(), SessionEnd> {
     let held = shared.lock().leases.handles(session.id);
     session.sender.send(&welcome(shared, session, held.len()), None)?;
     for slab in held {
@@ -180,7 +180,7 @@ fn greet(shared: &Shared, session: &Session) -> Result<(), SessionEnd> {
     Ok(())
 }
 
-fn welcome(shared: &Shared, session: &Session, held: usize) -> Message {
+fn welcome(shared: &DonorState, session: &Session, held: usize) -> Message {
     let unix_path = shared.unix_path.as_ref().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
     Message::Welcome(Welcome {
         version: WIRE_VERSION,
@@ -195,7 +195,7 @@ fn welcome(shared: &Shared, session: &Session, held: usize) -> Message {
     })
 }
 
-fn answer(shared: &Shared, session: &Session, message: Message) -> Result<(), SessionEnd> {
+fn answer(shared: &DonorState, session: &Session, message: Message) -> Result<(), SessionEnd> {
     match message {
         Message::Query { request } => {
             let state = shared.lock();
@@ -230,7 +230,7 @@ type Lending = Result<(SlabHandle, Option<Memfd>), Refusal>;
 
 /// Making a large slab takes longer than a borrower waits for a sign of life, so signs are sent meanwhile. One that is
 /// prepared is lent at once: a machine that is short of memory has none for a thread.
-fn lend_and_stay_alive(shared: &Shared, session: &Session) -> Result<Lending, SessionEnd> {
+fn lend_and_stay_alive(shared: &DonorState, session: &Session) -> Result<Lending, SessionEnd> {
     if shared.lock().prepared.has(session.slab_size_bytes) {
         return Ok(shared.lend(session));
     }
@@ -253,7 +253,7 @@ fn lend_and_stay_alive(shared: &Shared, session: &Session) -> Result<Lending, Se
     })
 }
 
-fn lend(shared: &Shared, session: &Session, request: u32) -> Result<(), SessionEnd> {
+fn lend(shared: &DonorState, session: &Session, request: u32) -> Result<(), SessionEnd> {
     match lend_and_stay_alive(shared, session)? {
         Ok((slab, file)) => {
             let passed = file.as_ref().map(AsFd::as_fd);

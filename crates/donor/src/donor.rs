@@ -13,6 +13,7 @@ use spillway_fabric::units::DonorId;
 
 use crate::capacity::Capacity;
 use crate::config::{DonorConfig, DonorError, ListenAddress};
+use crate::donor_state::{DonorState, State};
 use crate::host_memory;
 use crate::housekeeper::Housekeeper;
 use crate::leases::SessionId;
@@ -20,13 +21,12 @@ use crate::limits::{SAMPLE_INTERVAL, SLABS_PREPARED_MAX, STOP_DEADLINE};
 use crate::listen::Listener;
 use crate::server::accept_connections;
 use crate::session::Session;
-use crate::shared::{Shared, State};
 use crate::status::{DonorStatus, SessionStatus};
 
 /// Lends this machine's memory until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Donor {
-    shared: Arc<Shared>,
+    shared: Arc<DonorState>,
     listeners: Vec<Arc<Listener>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -41,7 +41,7 @@ impl Donor {
         let capacity = Capacity::new(config.memory_bytes, config.headroom_bytes, sample);
         let state = State::new(capacity, config.slab_size_hint_bytes);
         let id = DonorId(u128::from_le_bytes(random_bytes()?));
-        let shared = Arc::new(Shared::new(id, config.key, boot_id()?, unix_path, state));
+        let shared = Arc::new(DonorState::new(id, config.key, boot_id()?, unix_path, state));
         let mut donor = Self { shared, listeners, threads: Vec::new() };
         // On a failure, dropping `donor` stops what was started.
         donor.start_threads(config.slab_prepared_count.min(SLABS_PREPARED_MAX))?;

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use spillway_fabric::units::SlabHandle;
 
+use crate::donor_state::{DonorState, State};
 use crate::eviction::Eviction;
 use crate::host_memory;
 use crate::leases::{Lease, SessionId};
@@ -13,12 +14,11 @@ use crate::limits::{RECALL_DEADLINE, SAMPLE_INTERVAL};
 use crate::preparation::{Step, next};
 use crate::random::Random;
 use crate::session::Session;
-use crate::shared::{Shared, State};
 use crate::slab_memory::SlabMemory;
 
 /// What the thread keeps to itself.
 pub(crate) struct Housekeeper {
-    shared: Arc<Shared>,
+    shared: Arc<DonorState>,
     prepared_count: usize,
     random: Random,
     sampled: Instant,
@@ -35,7 +35,7 @@ enum Errand {
 }
 
 impl Housekeeper {
-    pub(crate) fn new(shared: Arc<Shared>, prepared_count: usize, seed: u64) -> Self {
+    pub(crate) fn new(shared: Arc<DonorState>, prepared_count: usize, seed: u64) -> Self {
         Self { shared, prepared_count, random: Random::new(seed), sampled: Instant::now(), exhausted: false }
     }
 

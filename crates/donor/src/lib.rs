@@ -23,6 +23,7 @@ pub mod config;
 pub mod connections;
 mod conversation;
 pub mod donor;
+mod donor_state;
 pub mod eviction;
 pub mod host_memory;
 mod housekeeper;
@@ -33,7 +34,6 @@ pub mod preparation;
 pub mod random;
 mod server;
 mod session;
-mod shared;
 pub mod slab_memory;
 pub mod status;
 

@@ -12,13 +12,13 @@ use spillway_fabric::wire::preface::Role;
 
 use crate::connections::Place;
 use crate::conversation::{self, SessionEnd};
+use crate::donor_state::DonorState;
 use crate::limits::{ACCEPT_PAUSE, ROOM_PATIENCE};
 use crate::listen::{Listener, Peer};
 use crate::session::Session;
-use crate::shared::Shared;
 
 /// Accepts until the donor stops.
-pub(crate) fn accept_connections(shared: &Arc<Shared>, listener: &Listener) {
+pub(crate) fn accept_connections(shared: &Arc<DonorState>, listener: &Listener) {
     while !shared.is_stopping() {
         match listener.accept() {
             Ok((stream, peer)) => start_connection(shared, stream, peer),
@@ -31,7 +31,7 @@ pub(crate) fn accept_connections(shared: &Arc<Shared>, listener: &Listener) {
     }
 }
 
-fn start_connection(shared: &Arc<Shared>, stream: OwnedFd, peer: Peer) {
+fn start_connection(shared: &Arc<DonorState>, stream: OwnedFd, peer: Peer) {
     // A thread for each that came, wherever it is in its life: strangers can come faster than threads leave.
     if !shared.connections.await_room(Instant::now() + ROOM_PATIENCE) {
         shared.connections_refused.fetch_add(1, Ordering::Relaxed);
@@ -47,7 +47,7 @@ fn start_connection(shared: &Arc<Shared>, stream: OwnedFd, peer: Peer) {
 }
 
 /// Finds out what the peer wants, and serves it to the end.
-fn serve_connection(shared: &Shared, stream: OwnedFd, peer: &Peer) {
+fn serve_connection(shared: &DonorState, stream: OwnedFd, peer: &Peer) {
     let (peer, source) = (peer.name.as_str(), peer.source);
     let Some(place) = shared.connections.enter(&stream, source) else {
         shared.connections_refused.fetch_add(1, Ordering::Relaxed);
@@ -69,13 +69,13 @@ fn serve_connection(shared: &Shared, stream: OwnedFd, peer: &Peer) {
     }
 }
 
-fn refuse(shared: &Shared, peer: &str, error: &dyn std::error::Error) {
+fn refuse(shared: &DonorState, peer: &str, error: &dyn std::error::Error) {
     shared.complain(&format!("{peer} is turned away: {error}"));
     shared.connections_refused.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Serves page data to the session whose token the peer proves to know.
-fn serve_data(shared: &Shared, opening: Opening, peer: &str, place: &Place<'_>) {
+fn serve_data(shared: &DonorState, opening: Opening, peer: &str, place: &Place<'_>) {
     let deadline = opening.deadline();
     let outcome = opening.into_stream().map_err(std::io::Error::other).and_then(|stream| {
         let Some(session) = admit_data(shared, &stream, deadline)? else { return Ok(()) };
@@ -93,7 +93,7 @@ fn serve_data(shared: &Shared, opening: Opening, peer: &str, place: &Place<'_>) 
 
 /// The session that a data connection belongs to; none if there is no such session. Whoever names one and cannot prove
 /// its token is an error.
-fn admit_data(shared: &Shared, stream: &OwnedFd, deadline: Instant) -> std::io::Result<Option<Arc<Session>>> {
+fn admit_data(shared: &DonorState, stream: &OwnedFd, deadline: Instant) -> std::io::Result<Option<Arc<Session>>> {
     let greeting = Greeting::receive(stream, deadline)?;
     let session = shared.find_session(greeting.session);
     let admitted = match &session {

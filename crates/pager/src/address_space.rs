@@ -44,7 +44,7 @@ pub struct AddressSpace {
     pub has_forked_untold: AtomicBool,
     /// Forks that are prepared or under way: no page may leave, and no fault waits for the budget ([`crate::fork::page_in`]).
     holds: AtomicU32,
-    /// The fault thread waits for its messages since it was admitted ([`Shared::admit_quietly`](crate::shared::Shared::admit_quietly)).
+    /// The fault thread waits for its messages since it was admitted ([`PagerState::admit_quietly`](crate::pager_state::PagerState::admit_quietly)).
     pub is_listened_to: AtomicBool,
     /// Pages that could not be read when nobody waited for them.
     pub unread: AtomicU64,
@@ -68,7 +68,7 @@ pub struct Wanted {
 pub struct SpaceState {
     /// The pages.
     pub page_table: PageTable,
-    /// Changes of mappings that are not in the table yet: nothing is answered or taken out before they are ([`Shared::apply_events`](crate::shared::Shared::apply_events)).
+    /// Changes of mappings that are not in the table yet: nothing is answered or taken out before they are ([`PagerState::apply_events`](crate::pager_state::PagerState::apply_events)).
     pub mapping_events: MappingEvents,
     /// A batch is with the evictor: events wait.
     pub batch: bool,

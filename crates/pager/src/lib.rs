@@ -16,7 +16,7 @@
 //! Beside the path:
 //! - [`mappings::events`]: changes of mappings whose order is not known yet.
 //! - [`fork`]: forks that the kernel tells nobody of.
-//! - [`shared`]: what the threads share, and the order of locks; [`address_space`]: what is known of one program's memory.
+//! - [`pager_state`]: what the threads share, and the order of locks; [`address_space`]: what is known of one program's memory.
 //! - [`pager`]: how everything starts and stops; [`config`], [`statistics`]; [`limits`]: every bound.
 
 #![forbid(unsafe_code)]
@@ -32,7 +32,7 @@ pub mod limits;
 pub mod mappings;
 pub mod page_table;
 pub mod pager;
+pub mod pager_state;
 pub mod process;
-pub mod shared;
 pub mod statistics;
 pub mod threads;

@@ -40,9 +40,9 @@ use crate::page_table::PageIndexes;
 use crate::page_table::page_indexes::CachePages;
 use crate::page_table::ranges::Ranges;
 use crate::page_table::volume_pages::VolumePages;
+use crate::pager_state::PagerState;
 use crate::process::proc_files;
 use crate::process::{RunOfPrograms, Survey};
-use crate::shared::Shared;
 use crate::statistics::PagerStatistics;
 use crate::threads;
 use crate::threads::bell::Bell;
@@ -53,7 +53,7 @@ pub struct Pager {
     config: PagerConfig,
     volume_config: VolumeConfig,
     metrics: Arc<Metrics>,
-    shared: Arc<Shared>,
+    shared: Arc<PagerState>,
     threads: Vec<JoinHandle<()>>,
     remote: Option<RunningVolume>,
     donors_missing: Vec<String>,
@@ -127,7 +127,7 @@ impl Pager {
             volume_pages: VolumePages::new(u32::try_from(volume_pages).unwrap_or(u32::MAX)),
             cache_pages: CachePages::default(),
         };
-        let shared = Arc::new(Shared::new(page_indexes, budget, fault_threads).map_err(system())?);
+        let shared = Arc::new(PagerState::new(page_indexes, budget, fault_threads).map_err(system())?);
         let donors_missing = Vec::new();
         let mut pager =
             Self { config, volume_config, metrics, shared, threads: Vec::new(), remote: Some(remote), donors_missing };
@@ -186,7 +186,7 @@ impl Pager {
     fn start_thread(
         &mut self,
         name: &str,
-        run: impl FnOnce(&Shared) -> io::Result<()> + Send + 'static,
+        run: impl FnOnce(&PagerState) -> io::Result<()> + Send + 'static,
     ) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         self.threads.push(threads::start(name, &self.shared, move || run(&shared))?);

@@ -20,8 +20,8 @@ use spillway_fabric::control::message::Message;
 use spillway_fabric::units::{BorrowerId, DonorId, PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
 use spillway_volume::engine::Engine;
 use spillway_volume::engine::queue_pairs::{QueuePairChange, QueuePairMailbox, QueuePairSet};
+use spillway_volume::manager::ManagerState as Managed;
 use spillway_volume::manager::SessionResumption;
-use spillway_volume::manager::Shared as Managed;
 use spillway_volume::manager::donors::{DonorEntry, Session};
 use spillway_volume::manager::mapping::Mapper;
 use spillway_volume::manager::mover::WorkQueue;
@@ -193,7 +193,7 @@ fn what_a_silent_donor_has_is_read_from_others_that_have_it() {
 fn a_write_that_failed_goes_to_the_fresh_copy_of_the_same_name() {
     let mut one = One::new(Redundancy::NONE);
     let location = Location { donor: DonorSlot(0), handle: SlabHandle(0) };
-    let connect = |one: &One, store: &support::Shared| {
+    let connect = |one: &One, store: &support::SharedStore| {
         let queue_pair = Some(StoreQueuePair::boxed(store, &one.pool, 4));
         one.mailbox.leave(QueuePairChange { donor: DonorSlot(0), queue_pair });
     };
@@ -332,7 +332,7 @@ type LateWrite = (SlabHandle, usize, Vec<u8>);
 /// A queue pair as TCP is when the donor's thread for it is held up (reclaim, a long discard) beyond the deadline: the borrower
 /// gives the request up, and the donor's thread carries it out later, from its socket's buffer.
 struct HeldUp {
-    store: support::Shared,
+    store: support::SharedStore,
     pool: Arc<BufferPool>,
     buffered: Arc<std::sync::Mutex<Vec<LateWrite>>>,
     waiting: Vec<spillway_fabric::units::Tag>,

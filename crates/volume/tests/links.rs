@@ -21,7 +21,7 @@ use spillway_volume::manager::donors::{DonorEntry, Phase};
 use spillway_volume::manager::mapping::Mapper;
 use spillway_volume::manager::mover::WorkQueue;
 use spillway_volume::manager::slab_scan::findings::Findings;
-use spillway_volume::manager::{SessionResumption, Shared, link};
+use spillway_volume::manager::{ManagerState, SessionResumption, link};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::slab_map::page_bits::Bit;
@@ -85,14 +85,14 @@ impl ScriptedDonor {
 
 /// The borrower's side: the link's thread, ended when dropped.
 struct Linked {
-    shared: Arc<Shared>,
+    shared: Arc<ManagerState>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Linked {
     fn to(donor: &ScriptedDonor, transport: TransportChoice) -> Self {
         let volume = Arc::new(Volume::new(GEOMETRY, Redundancy::NONE, None).unwrap());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ManagerState {
             volume,
             donors: vec![DonorEntry::new(DonorSlot(0), donor.address.parse().unwrap())],
             queue_pairs: Vec::new(),

@@ -38,7 +38,7 @@ struct World {
     volume: Arc<Volume>,
     engine: Engine,
     pool: Arc<BufferPool>,
-    donors: [support::Shared; 2],
+    donors: [support::SharedStore; 2],
     mailbox: Arc<QueuePairMailbox>,
     now: Instant,
     answer: Option<Result<(), BlockError>>,

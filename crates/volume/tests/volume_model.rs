@@ -30,7 +30,7 @@ use spillway_volume::slab_map::page_bits::Bit;
 use spillway_volume::slab_map::{DiskCopy, Geometry, Volume};
 
 use support::model::{self, AT_ONCE, Move, QueuePairEnds, content};
-use support::{Shared, StoreQueuePair, store};
+use support::{SharedStore, StoreQueuePair, store};
 
 #[global_allocator]
 static ALLOCATOR: GuardedAllocator = GuardedAllocator;
@@ -47,8 +47,8 @@ type Answer = Option<Result<(), BlockError>>;
 
 struct World {
     volume: Arc<Volume>,
-    donors: Vec<Shared>,
-    disk: Shared,
+    donors: Vec<SharedStore>,
+    disk: SharedStore,
     mailboxes: Vec<Arc<QueuePairMailbox>>,
     pools: Vec<Arc<BufferPool>>,
     engines: Vec<Engine>,

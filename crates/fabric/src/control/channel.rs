@@ -33,7 +33,7 @@ pub struct ControlChannel {
 /// The sending end; clones send on the same channel.
 #[derive(Clone)]
 pub struct ControlSender {
-    shared: Arc<Shared>,
+    shared: Arc<ChannelState>,
     /// The next message's number; `None` once the channel failed.
     next: Arc<Mutex<Option<u64>>>,
     /// How long a peer may not read.
@@ -42,7 +42,7 @@ pub struct ControlSender {
 
 /// The receiving end.
 pub struct ControlReceiver {
-    shared: Arc<Shared>,
+    shared: Arc<ChannelState>,
     next: u64,
     /// What came of the current message: its length, then its encrypted bytes. Kept between calls, so that a deadline
     /// in the middle of a message loses nothing.
@@ -51,7 +51,7 @@ pub struct ControlReceiver {
     passed: Option<OwnedFd>,
 }
 
-struct Shared {
+struct ChannelState {
     socket: Socket,
     cipher: StatelessTransportState,
 }
@@ -82,7 +82,7 @@ impl ControlChannel {
     }
 
     fn new((socket, cipher): (Socket, StatelessTransportState)) -> Self {
-        let shared = Arc::new(Shared { socket, cipher });
+        let shared = Arc::new(ChannelState { socket, cipher });
         let next = Arc::new(Mutex::new(Some(0)));
         let sender = ControlSender { shared: Arc::clone(&shared), next, patience: SILENCE_DEADLINE };
         let receiver = ControlReceiver { shared, next: 0, buffer: Vec::new(), filled: 0, passed: None };
@@ -168,7 +168,7 @@ impl AsFd for ControlReceiver {
     }
 }
 
-impl Shared {
+impl ChannelState {
     fn send(
         &self,
         number: u64,

@@ -42,11 +42,11 @@ pub struct NbdListen {
 /// The server; see the module text.
 #[derive(Debug)]
 pub struct NbdServer {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ServerState {
     export: Export,
     listeners: Vec<Listener>,
     gate: Gate,
@@ -92,7 +92,7 @@ impl NbdServer {
         check(config, listen)?;
         let listeners: Result<Vec<_>, _> =
             listen.addresses.iter().map(|address| Listener::open(address, listen.exposed)).collect();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerState {
             export: Export { name: config.name.clone(), size_bytes: config.size_bytes },
             listeners: listeners?.into_iter().flatten().collect(),
             gate: Gate::default(),
@@ -156,7 +156,7 @@ impl FrontEnd for NbdServer {
 /// One place for a client; see the module text.
 #[derive(Debug)]
 pub struct NbdServerChannel {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     channel: NbdChannel,
     stage: Stage,
     /// Whether the gate counts this channel's client: from before it learns that it is served.
@@ -192,7 +192,7 @@ enum Watches {
 }
 
 impl NbdServerChannel {
-    fn new(shared: Arc<Shared>, slot_count: usize) -> io::Result<Self> {
+    fn new(shared: Arc<ServerState>, slot_count: usize) -> io::Result<Self> {
         let watched = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let deadline = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;

@@ -17,8 +17,8 @@ use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::SpaceId;
 use crate::page_table::volume_pages::VolumePage;
 use crate::page_table::{PageIndexes, Victim};
+use crate::pager_state::PagerState;
 use crate::process::memory::{EvictOutcome, EvictRequest, EvictorSeen};
-use crate::shared::Shared;
 use crate::threads::lock::lock;
 
 /// Where a page of a batch goes.
@@ -303,7 +303,7 @@ impl Batch {
         &mut self,
         candidates: &[Candidate],
         staging: &mut Staging,
-        shared: &Shared,
+        shared: &PagerState,
         policy: &mut dyn Replacement,
     ) -> bool {
         let space = Arc::clone(&self.space);

@@ -30,8 +30,8 @@ use crate::evict::staging::{RunId, Staging};
 use crate::limits::{BATCH_PAGES, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE};
 use crate::page_table::page_indexes::{News, SpaceId};
 use crate::page_table::volume_pages::VolumePageRun;
+use crate::pager_state::PagerState;
 use crate::process::memory::{EvictOutcome, EvictorSeen};
-use crate::shared::Shared;
 use crate::threads::lock::lock;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
@@ -41,7 +41,7 @@ type Candidate = (SpaceId, u64, CachePage);
 
 /// See the module text.
 pub struct Eviction {
-    shared: Arc<Shared>,
+    shared: Arc<PagerState>,
     policy: Box<dyn Replacement>,
     shadows: Shadows,
     engine: Box<dyn BlockService>,
@@ -81,7 +81,7 @@ pub struct Eviction {
 impl Eviction {
     /// Writes through `engine`, whose buffers are the `pool_slots` slots of the write-back pool and one more for discards.
     pub fn new(
-        shared: Arc<Shared>,
+        shared: Arc<PagerState>,
         policy: Box<dyn Replacement>,
         engine: Box<dyn BlockService>,
         pool_slots: usize,

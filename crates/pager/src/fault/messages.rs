@@ -15,8 +15,8 @@ use crate::fault::{Faults, NOBODY};
 use crate::limits::MESSAGES_MAX;
 use crate::mappings::late_event::LateEvent;
 use crate::page_table::ranges::Ranges;
+use crate::pager_state::PagerState;
 use crate::process::memory::Event;
-use crate::shared::Shared;
 use crate::threads::spin::Spin;
 
 /// Finds the ranges of a process that read as zeroes in a child (MADV_WIPEONFORK, rule 5).
@@ -24,7 +24,7 @@ pub type WipedRanges = Box<dyn FnMut(&AddressSpace) -> Ranges + Send>;
 
 /// See the module text.
 pub struct Messages {
-    shared: Arc<Shared>,
+    shared: Arc<PagerState>,
     /// Faults of one reading.
     arrived: Vec<Fault>,
     /// Programs with changes that are not applied yet.
@@ -38,7 +38,7 @@ pub struct Messages {
 
 impl Messages {
     /// Of all programs of `shared`.
-    pub fn new(shared: Arc<Shared>, wiped: WipedRanges, now: Instant) -> Self {
+    pub fn new(shared: Arc<PagerState>, wiped: WipedRanges, now: Instant) -> Self {
         Self {
             shared,
             arrived: Vec::with_capacity(MESSAGES_MAX),

@@ -40,7 +40,7 @@ use crate::limits::{FAULT_READS_MAX, ZEROES_AHEAD_MAX};
 #[cfg(doc)]
 use crate::page_table::PageTable;
 use crate::page_table::page_indexes::SpaceId;
-use crate::shared::Shared;
+use crate::pager_state::PagerState;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -57,7 +57,7 @@ enum Outcome {
 
 /// One thread's part of them, see the module text.
 pub struct Faults {
-    shared: Arc<Shared>,
+    shared: Arc<PagerState>,
     engine: Box<dyn BlockService>,
     buffers: Arc<BufferPool>,
     /// The write-back pool.
@@ -83,7 +83,7 @@ pub struct Faults {
 impl Faults {
     /// Reads through `engine` into `buffers`; staged pages lie in `pool`.
     pub fn new(
-        shared: Arc<Shared>,
+        shared: Arc<PagerState>,
         engine: Box<dyn BlockService>,
         buffers: Arc<BufferPool>,
         pool: Arc<BufferPool>,

@@ -17,7 +17,7 @@ use std::time::Instant;
 use crate::address_space::{AddressSpace, Wanted};
 use crate::fork::reservations::{Answer, ReservationId};
 use crate::limits::{FORK_ASK_AGAIN, FORK_PAGES_ASKED_MAX, FORK_PATIENCE, FORK_ROOM_PATIENCE, FORK_ROOM_PAUSE};
-use crate::shared::Shared;
+use crate::pager_state::PagerState;
 
 /// How far a fork page-in is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum PageInProgress {
 
 /// See the module text. Dropping it lets pages leave again.
 pub struct ForkPageIn {
-    shared: Arc<Shared>,
+    shared: Arc<PagerState>,
     reservation: ReservationId,
     /// There is memory for all pages.
     has_room: bool,
@@ -59,7 +59,7 @@ struct Part {
 
 impl ForkPageIn {
     /// Holds `spaces` from now on, and brings back what they have in `range`.
-    pub fn begin(shared: &Arc<Shared>, spaces: Vec<Arc<AddressSpace>>, range: &Range<u64>, now: Instant) -> Self {
+    pub fn begin(shared: &Arc<PagerState>, spaces: Vec<Arc<AddressSpace>>, range: &Range<u64>, now: Instant) -> Self {
         let parts = spaces.into_iter().map(|space| Part::begin(space, range, now)).collect();
         Self {
             shared: Arc::clone(shared),
@@ -174,7 +174,7 @@ impl Part {
         !state.batch
     }
 
-    fn look(&mut self, shared: &Shared, now: Instant) -> PageInProgress {
+    fn look(&mut self, shared: &PagerState, now: Instant) -> PageInProgress {
         if self.space.is_gone() {
             self.missing.clear();
             self.asked.clear();
@@ -211,7 +211,7 @@ impl Part {
         now.saturating_duration_since(self.progress_at) < FORK_PATIENCE
     }
 
-    fn wait(&mut self, shared: &Shared, now: Instant) -> PageInProgress {
+    fn wait(&mut self, shared: &PagerState, now: Instant) -> PageInProgress {
         if !self.is_patient(now) {
             return PageInProgress::Never(format!("its pages do not come back within {} s", FORK_PATIENCE.as_secs()));
         }
@@ -221,7 +221,7 @@ impl Part {
         PageInProgress::NotYet
     }
 
-    fn ask(&mut self, shared: &Shared, now: Instant) {
+    fn ask(&mut self, shared: &PagerState, now: Instant) {
         shared.want(self.asked.iter().map(|address| Wanted {
             space: self.space.id,
             address: *address,

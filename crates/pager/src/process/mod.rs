@@ -59,8 +59,8 @@ use crate::limits::{
     LOOK_INTERVAL_MIN, PROGRAMS_MAX, REGIONS_MAX,
 };
 use crate::page_table::ranges::Ranges;
+use crate::pager_state::PagerState;
 use crate::process::proc_files::Process;
-use crate::shared::Shared;
 use crate::threads::lock::lock;
 
 /// An address space, as the survey sees it.
@@ -151,7 +151,7 @@ pub struct RunOfPrograms {
 
 /// See the module text.
 pub struct Survey {
-    shared: Arc<Shared>,
+    shared: Arc<PagerState>,
     listener: Listener,
     /// See [`Survey::let_in`].
     notes: Option<Notes>,
@@ -190,7 +190,12 @@ pub struct Survey {
 
 impl Survey {
     /// Programs of `run` say hello at `listener`.
-    pub fn new(shared: Arc<Shared>, listener: Listener, run: RunOfPrograms, guardian: Guardian) -> io::Result<Self> {
+    pub fn new(
+        shared: Arc<PagerState>,
+        listener: Listener,
+        run: RunOfPrograms,
+        guardian: Guardian,
+    ) -> io::Result<Self> {
         let regions = vec![Region::default(); REGIONS_MAX];
         let calls = Calls::new(run.head.address().fork_probe());
         let proof = Proof::new(&run)?;

@@ -17,9 +17,9 @@ use crate::limits::{
     PAUSE_FAILED_PAUSE, PAUSE_LOOK_INTERVAL, PAUSE_MAX, PAUSE_STOP_MAX, RESTLESS_PAGES_MAX, RESTLESS_PATIENCE,
     RESTLESS_SHARE,
 };
+use crate::pager_state::PagerState;
 use crate::process::proc_files::has_ended;
 use crate::process::{Survey, TrackedProcess};
-use crate::shared::Shared;
 
 /// Whether `pages` are next to nothing where `excess_pages` should leave.
 fn is_little(pages: u64, excess_pages: i64) -> bool {
@@ -123,7 +123,7 @@ impl Survey {
         let (before, deadline) = (pages_out(&self.shared), Instant::now() + PAUSE_MAX);
         look_until(PAUSE_STOP_MAX, || pause.is_complete() && !space.memory.is_changing());
         let is_enough =
-            |shared: &Shared| shared.budget.resident_pages() <= shared.budget.low_pages() || space.is_gone();
+            |shared: &PagerState| shared.budget.resident_pages() <= shared.budget.low_pages() || space.is_gone();
         let mut step_before = None;
         while !is_enough(&self.shared) && Instant::now() < deadline && step_before != Some(pages_out(&self.shared)) {
             step_before = Some(pages_out(&self.shared));
@@ -135,7 +135,7 @@ impl Survey {
     }
 }
 
-fn pages_out(shared: &Shared) -> u64 {
+fn pages_out(shared: &PagerState) -> u64 {
     let counters = &shared.counters;
     counters.pages_out_clean.get() + counters.pages_out_dirty.get() + counters.pages_out_zero.get()
 }

@@ -14,9 +14,9 @@ use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
 use crate::limits::TRACED_LOOK_INTERVAL;
 use crate::page_table::page_indexes::SpaceId;
+use crate::pager_state::PagerState;
 use crate::process::Survey;
 use crate::process::calls::room_bytes;
-use crate::shared::Shared;
 
 /// See the module text.
 #[derive(Default)]
@@ -105,7 +105,7 @@ impl Survey {
 }
 
 /// Takes the write protection away from all pages that are there: a debugger's write cannot wait either. False: the program changes its mappings.
-fn unprotect(shared: &Shared, space: &AddressSpace) -> bool {
+fn unprotect(shared: &PagerState, space: &AddressSpace) -> bool {
     let mut state = space.lock();
     if !shared.apply_events(space, &mut state) {
         return false;

@@ -27,8 +27,8 @@ use crate::fault::Faults;
 use crate::fault::messages::Messages;
 use crate::limits::{GUESSES_MAX, IDLE_INTERVAL, RETRY_INTERVAL};
 use crate::page_table::page_indexes::SpaceId;
+use crate::pager_state::PagerState;
 use crate::process::Survey;
-use crate::shared::Shared;
 use crate::threads::cpus::Placement;
 use crate::threads::spin::{Company, EvictionPauses, Pause, Spin};
 use crate::threads::waiting::{has_events, wait};
@@ -38,7 +38,7 @@ use crate::threads::waiting::{has_events, wait};
 /// waits for (rule 13).
 pub(crate) fn start(
     name: &str,
-    shared: &Arc<Shared>,
+    shared: &Arc<PagerState>,
     run: impl FnOnce() -> io::Result<()> + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     let shared = Arc::clone(shared);
@@ -62,7 +62,7 @@ pub(crate) fn start(
 /// The number of the fault thread's bell among the descriptors that it waits for; those of address spaces are smaller.
 const BELL: u64 = u64::MAX;
 
-/// Who is served by the fault thread, each under its number in the set of descriptors that it waits for ([`Shared::served`]).
+/// Who is served by the fault thread, each under its number in the set of descriptors that it waits for ([`PagerState::served`]).
 struct Served<'a> {
     set: &'a Epoll,
     spaces: HashMap<u32, (Arc<AddressSpace>, bool)>,
@@ -73,14 +73,14 @@ struct Served<'a> {
 }
 
 impl<'a> Served<'a> {
-    fn new(shared: &'a Shared) -> io::Result<Self> {
+    fn new(shared: &'a PagerState) -> io::Result<Self> {
         let set = &shared.served;
         set.add(&shared.faults, BELL, Interest::Readable)?;
         Ok(Self { set, spaces: HashMap::with_capacity(64), ready: Vec::with_capacity(64), last: None, guesses: 0 })
     }
 
     /// Takes in who came, leaves out who went, and listens again to those whose batch has ended.
-    fn follow(&mut self, shared: &Shared) -> io::Result<()> {
+    fn follow(&mut self, shared: &PagerState) -> io::Result<()> {
         let current = shared.spaces();
         for space in &current {
             let number = space.id.0;
@@ -129,7 +129,7 @@ impl<'a> Served<'a> {
     /// Serves whoever has something to tell; how many did. Nobody is asked for this turn if it `is_quiet`: the end of a sleep has just told that nobody has.
     fn serve(
         &mut self,
-        shared: &Shared,
+        shared: &PagerState,
         messages: &mut Messages,
         faults: &mut Faults,
         (is_quiet, now): (bool, Instant),
@@ -188,7 +188,7 @@ impl Leisure {
 
 /// The first fault thread: reads all messages, and answers.
 pub(crate) fn serve_faults(
-    shared: &Shared,
+    shared: &PagerState,
     (mut messages, mut faults): (Messages, Faults),
     mut cpu_idle: CpuIdleLimit,
 ) -> io::Result<()> {
@@ -232,7 +232,7 @@ pub(crate) fn serve_faults(
 }
 
 /// A fault thread besides the first, woken by the bell of that number: answers what is left to it.
-pub(crate) fn help_with_faults(shared: &Shared, bell: usize, mut faults: Faults) -> io::Result<()> {
+pub(crate) fn help_with_faults(shared: &PagerState, bell: usize, mut faults: Faults) -> io::Result<()> {
     let bell = &shared.fault_pool.bells()[bell];
     let mut leisure = Leisure::new(Instant::now());
     while !shared.is_stopping() {
@@ -252,7 +252,7 @@ pub(crate) fn help_with_faults(shared: &Shared, bell: usize, mut faults: Faults)
 }
 
 /// The eviction thread.
-pub fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
+pub fn evict(shared: &PagerState, mut eviction: Eviction) -> io::Result<()> {
     let (mut pauses, mut placement) = (EvictionPauses::default(), Placement::new(Instant::now()));
     while !shared.is_stopping() {
         shared.eviction.clear();
@@ -277,7 +277,7 @@ pub fn evict(shared: &Shared, mut eviction: Eviction) -> io::Result<()> {
 }
 
 /// The survey thread.
-pub(crate) fn survey(shared: &Shared, mut survey: Survey) -> io::Result<()> {
+pub(crate) fn survey(shared: &PagerState, mut survey: Survey) -> io::Result<()> {
     let (mut has_visitors, mut looks_at) = (true, Instant::now());
     while !shared.is_stopping() {
         let now = Instant::now();
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn no_thread_inherits_a_real_time_policy() {
         let page_indexes = PageIndexes { volume_pages: VolumePages::new(1), cache_pages: CachePages::default() };
-        let shared = Arc::new(Shared::new(page_indexes, Budget::new(1 << 20, 0), 1).unwrap());
+        let shared = Arc::new(PagerState::new(page_indexes, Budget::new(1 << 20, 0), 1).unwrap());
         let (tell, told) = std::sync::mpsc::channel();
         // A thread of its own, because it keeps the policy.
         let starter = std::thread::spawn(move || {

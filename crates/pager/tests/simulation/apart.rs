@@ -14,7 +14,7 @@ use super::*;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Ends the eviction thread, however the test ends.
-struct Ending<'a>(&'a Shared);
+struct Ending<'a>(&'a PagerState);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {

@@ -38,8 +38,8 @@ use spillway_pager::page_table::page_indexes::CachePages;
 use spillway_pager::page_table::ranges::Ranges;
 use spillway_pager::page_table::volume_pages::VolumePages;
 use spillway_pager::page_table::{PageIndexes, PageTable};
+use spillway_pager::pager_state::PagerState;
 use spillway_pager::process::memory::{Event, EvictOutcome, EvictRequest, Evictor, ProgramMemory};
-use spillway_pager::shared::Shared;
 use spillway_pager::threads::lock::lock;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
@@ -305,7 +305,7 @@ struct Program {
 }
 
 struct World {
-    shared: Arc<Shared>,
+    shared: Arc<PagerState>,
     messages: Messages,
     /// One for each fault thread.
     faults: Vec<Faults>,
@@ -341,7 +341,7 @@ impl World {
         let pool = BufferPool::new(POOL_SLOTS + 1, limits::GROUP_SIZE_BYTES as usize).unwrap();
         let page_indexes =
             PageIndexes { volume_pages: VolumePages::new(VOLUME_PAGES), cache_pages: CachePages::default() };
-        let shared = Arc::new(Shared::new(page_indexes, Budget::new(budget_pages * PAGE, 0), threads).unwrap());
+        let shared = Arc::new(PagerState::new(page_indexes, Budget::new(budget_pages * PAGE, 0), threads).unwrap());
         let volume = Arc::new(Mapping::anonymous(VOLUME_PAGES as usize * PAGE_SIZE_BYTES).unwrap());
         let mapped_quarters = Arc::new(AtomicU64::new(0));
         let (submitted, written) = (Arc::default(), Arc::default());

@@ -19,7 +19,7 @@ use spillway_fabric::control::silence::Silence;
 use spillway_fabric::limits::{HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SESSION_MAX, SOLE_COPY_PATIENCE};
 use spillway_fabric::shm::ShmWindow;
 
-use super::Shared;
+use super::ManagerState;
 use super::activity;
 use super::dialing::Resolver;
 use super::donors::{DonorEntry, Session};
@@ -36,7 +36,7 @@ use crate::slab_map::slab_entry::DonorSlot;
 use crate::state::records::DonorRecord;
 
 /// Keeps the donor in `slot` connected until the device stops.
-pub fn run(shared: &Shared, slot: usize) {
+pub fn run(shared: &ManagerState, slot: usize) {
     let donor = &shared.donors[slot];
     let mut pause = RECONNECT_PAUSE_MIN;
     let mut resolver = Resolver::default();
@@ -93,7 +93,7 @@ fn say_goodbye(donor: &DonorEntry) {
 }
 
 /// Whether `donor`, which said nothing for so long, is still waited for: soon not any more, unless pages would be lost with it.
-fn is_waited_for(shared: &Shared, donor: &DonorEntry, silence: Duration) -> bool {
+fn is_waited_for(shared: &ManagerState, donor: &DonorEntry, silence: Duration) -> bool {
     if silence < SILENCE_NOTICED {
         return true;
     }
@@ -110,7 +110,7 @@ fn is_waited_for(shared: &Shared, donor: &DonorEntry, silence: Duration) -> bool
 }
 
 /// Looks whether pages would be lost with `donor`, and sets how long it is waited for.
-fn look_for_sole_copies(shared: &Shared, donor: &DonorEntry) -> bool {
+fn look_for_sole_copies(shared: &ManagerState, donor: &DonorEntry) -> bool {
     let within_reach = |other: DonorSlot| shared.is_within_reach(other);
     // While it is heard pages come, and where they have no second copy nobody looks again before it is silent.
     let may_become_sole = !shared.volume.is_silent(donor.slot) && !shared.volume.keeps_several_copies();
@@ -125,7 +125,7 @@ fn look_for_sole_copies(shared: &Shared, donor: &DonorEntry) -> bool {
 }
 
 /// One session from its beginning to its end; `Ok` when the device stops.
-fn session(shared: &Shared, donor: &DonorEntry, resolver: &mut Resolver) -> Result<(), LinkError> {
+fn session(shared: &ManagerState, donor: &DonorEntry, resolver: &mut Resolver) -> Result<(), LinkError> {
     let mut attempt = Attempt::begin(shared, donor);
     let opened = attempt.open(resolver)?;
     let window = match opened.transport {
@@ -181,7 +181,7 @@ fn session(shared: &Shared, donor: &DonorEntry, resolver: &mut Resolver) -> Resu
 }
 
 fn handle(
-    shared: &Shared,
+    shared: &ManagerState,
     donor: &DonorEntry,
     session: &Session,
     message: Message,
@@ -206,7 +206,7 @@ fn handle(
     Ok(())
 }
 
-fn clean_up(shared: &Shared, donor: &DonorEntry, error: &LinkError) {
+fn clean_up(shared: &ManagerState, donor: &DonorEntry, error: &LinkError) {
     let session = donor.session();
     donor.disconnected(error.to_string(), error.is_final());
     let Some(session) = session else {

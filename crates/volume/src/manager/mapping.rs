@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use spillway_fabric::units::SlabIndex;
 
-use super::Shared;
+use super::ManagerState;
 use super::donors::{DonorEntry, Session};
 use super::placement::{self, Candidate, XorShift};
 use crate::limits::COPIES_MAX;
@@ -26,7 +26,7 @@ impl Mapper {
     /// `copies_max`. It starts empty: the mover fills it with what the slab holds already.
     pub fn add_copy(
         &self,
-        shared: &Shared,
+        shared: &ManagerState,
         slab: SlabIndex,
         avoid: Option<DonorSlot>,
         copies_max: usize,
@@ -59,7 +59,7 @@ impl Mapper {
         }
     }
 
-    fn choose(&self, shared: &Shared, slab: SlabIndex, avoided: &[DonorSlot]) -> Option<DonorSlot> {
+    fn choose(&self, shared: &ManagerState, slab: SlabIndex, avoided: &[DonorSlot]) -> Option<DonorSlot> {
         let now = Instant::now();
         let locations = shared.volume.slab(slab).locations();
         let identity = |donor: DonorSlot| shared.donors[usize::from(donor.0)].session().map(|session| session.donor);
@@ -94,7 +94,7 @@ fn return_unused(donor: &DonorEntry, session: &Arc<Session>, location: Location)
 
 /// Puts a leased slab into an empty copy index, unless the donor was lost since. The caller holds the assignment lock.
 fn fill_place(
-    shared: &Shared,
+    shared: &ManagerState,
     slab: SlabIndex,
     donor: &DonorEntry,
     session: &Arc<Session>,
@@ -116,7 +116,7 @@ fn fill_place(
 }
 
 /// Takes the copy in `copy_index` of `slab` away and gives its memory back, if every page of it has another copy.
-pub fn drop_covered_copy(shared: &Shared, slab: SlabIndex, copy_index: usize) -> bool {
+pub fn drop_covered_copy(shared: &ManagerState, slab: SlabIndex, copy_index: usize) -> bool {
     // Held until the slab is given back: a lost donor is not reached again before its copy indexes were emptied under this lock,
     // so the handle still means what it meant.
     let _assignment = shared.volume.assignment();
@@ -129,7 +129,7 @@ pub fn drop_covered_copy(shared: &Shared, slab: SlabIndex, copy_index: usize) ->
 }
 
 /// Empties every copy index at a lost donor, whose requests have all ended or will. Returns pages that were lost by it.
-pub fn forget_donor(shared: &Shared, donor: DonorSlot) -> u64 {
+pub fn forget_donor(shared: &ManagerState, donor: DonorSlot) -> u64 {
     let _assignment = shared.volume.assignment();
     let mut pages_lost = 0;
     for slab in shared.volume.geometry.slabs() {

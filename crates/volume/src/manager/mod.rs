@@ -2,7 +2,7 @@
 //!
 //! Threads: one per donor ([`link`]: keeps a session, answers the donor, cleans up after it), the manager (maps slabs that
 //! I/O threads ask for, looks after every slab from time to time: [`slab_scan`]) and the mover (refills and moves copies:
-//! [`mover`]). They share [`Shared`]; slab copy indexes change under the volume's assignment lock only.
+//! [`mover`]). They share [`ManagerState`]; slab copy indexes change under the volume's assignment lock only.
 //!
 //! - [`donors`]: what is known of each donor, and asking it for memory.
 //! - [`activity`]: what donors ask before they want slabs back.
@@ -58,7 +58,7 @@ pub struct QueuePairHolder {
 }
 
 /// What the threads of the manager share, see the module text.
-pub struct Shared {
+pub struct ManagerState {
     /// The pages.
     pub volume: Arc<Volume>,
     /// The donors, by slot.
@@ -122,7 +122,7 @@ pub struct ManagerParts {
 /// The running threads.
 pub struct Manager {
     /// What they share.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<ManagerState>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -133,7 +133,7 @@ impl Manager {
         let mut queue_pairs = parts.io_holders;
         queue_pairs.push(parts.mover_holder);
         let donors = parts.addresses.into_iter().enumerate();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ManagerState {
             volume: parts.volume,
             donors: donors.map(|(slot, address)| DonorEntry::new(DonorSlot(slot as u16), address)).collect(),
             queue_pairs,
@@ -158,7 +158,7 @@ impl Manager {
         Ok(manager)
     }
 
-    fn spawn(&mut self, name: String, body: impl FnOnce(&Shared) + Send + 'static) -> io::Result<()> {
+    fn spawn(&mut self, name: String, body: impl FnOnce(&ManagerState) + Send + 'static) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         self.threads.push(std::thread::Builder::new().name(name).spawn(move || body(&shared))?);
         Ok(())
@@ -185,7 +185,7 @@ impl Drop for Manager {
     }
 }
 
-impl Shared {
+impl ManagerState {
     /// Whether the device stops.
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use spillway_fabric::units::{SlabHandle, SlabIndex};
 
-use super::Shared;
+use super::ManagerState;
 use super::mapping::drop_covered_copy;
 use super::refill::Refill;
 use crate::limits::COPIES_MAX;
@@ -71,7 +71,7 @@ impl WorkQueue {
 }
 
 /// Works until the device stops.
-pub fn run(shared: &Shared, mut refill: Refill) {
+pub fn run(shared: &ManagerState, mut refill: Refill) {
     while !shared.is_stopping() {
         match shared.work.take(Duration::from_millis(100)) {
             Some(Work::Refill(slab)) => refill_slab(shared, &mut refill, slab),
@@ -81,7 +81,7 @@ pub fn run(shared: &Shared, mut refill: Refill) {
     }
 }
 
-fn refill_slab(shared: &Shared, refill: &mut Refill, slab: SlabIndex) {
+fn refill_slab(shared: &ManagerState, refill: &mut Refill, slab: SlabIndex) {
     for (copy_index, location) in shared.volume.slab(slab).locations().into_iter().enumerate() {
         if let Some(location) = location {
             refill.fill(slab, copy_index, location);
@@ -89,7 +89,7 @@ fn refill_slab(shared: &Shared, refill: &mut Refill, slab: SlabIndex) {
     }
 }
 
-fn recall(shared: &Shared, refill: &mut Refill, donor: DonorSlot, handle: SlabHandle) {
+fn recall(shared: &ManagerState, refill: &mut Refill, donor: DonorSlot, handle: SlabHandle) {
     let wanted = Location { donor, handle };
     let found = shared.volume.geometry.slabs().find_map(|slab| {
         let locations = shared.volume.slab(slab).locations();

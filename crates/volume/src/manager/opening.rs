@@ -20,7 +20,7 @@ use spillway_fabric::shm::{ShmQueuePair, ShmWindow};
 use spillway_fabric::tcp::TcpQueuePair;
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
 
-use super::Shared;
+use super::ManagerState;
 use super::dialing::{DialError, Resolver, dial_address, dial_tcp, dial_unix};
 use super::donors::DonorEntry;
 use super::link_error::LinkError;
@@ -62,7 +62,7 @@ pub(super) enum Transport {
 
 /// One attempt to open a session.
 pub(super) struct Attempt<'a> {
-    shared: &'a Shared,
+    shared: &'a ManagerState,
     donor: &'a DonorEntry,
     /// Of the session before, if the donor may hold slabs of it.
     resume: Option<SessionToken>,
@@ -71,7 +71,7 @@ pub(super) struct Attempt<'a> {
 
 impl<'a> Attempt<'a> {
     /// Its time begins now.
-    pub(super) fn begin(shared: &'a Shared, donor: &'a DonorEntry) -> Self {
+    pub(super) fn begin(shared: &'a ManagerState, donor: &'a DonorEntry) -> Self {
         let resume = shared.resumption.records.donor(donor.slot).map(|record| record.token);
         Self { shared, donor, resume, deadline: Instant::now() + CONNECT_DEADLINE }
     }
@@ -201,7 +201,7 @@ fn silence_in_handshake(error: ControlError) -> LinkError {
 
 /// How long donors are to wait for this process when it says nothing: all of them stop hearing it at the same moment, so other donors'
 /// copies do not help.
-fn donors_patience(shared: &Shared) -> Duration {
+fn donors_patience(shared: &ManagerState) -> Duration {
     if shared.volume.redundancy.disk { SILENCE_DEADLINE } else { SOLE_COPY_PATIENCE }
 }
 

@@ -12,7 +12,7 @@ use spillway_fabric::shm::ShmWindow;
 use spillway_fabric::units::SlabHandle;
 use spillway_sys::memfd::Memfd;
 
-use super::Shared;
+use super::ManagerState;
 use crate::slab_map::slab_entry::{DonorSlot, Location};
 
 /// A slab that the donor kept.
@@ -34,7 +34,7 @@ pub struct Reunion {
 }
 
 /// Makes the copy indexes at `donor` and the slabs that it kept agree; memory is mapped into `window`.
-pub fn take_held(shared: &Shared, donor: DonorSlot, held: &[HeldSlab], window: Option<&ShmWindow>) -> Reunion {
+pub fn take_held(shared: &ManagerState, donor: DonorSlot, held: &[HeldSlab], window: Option<&ShmWindow>) -> Reunion {
     let _assignment = shared.volume.assignment();
     let named = named_slabs(shared, donor);
     let (wanted, unused): (Vec<_>, Vec<_>) = held.iter().partition(|held| named.contains(&held.slab));
@@ -53,7 +53,7 @@ pub fn take_held(shared: &Shared, donor: DonorSlot, held: &[HeldSlab], window: O
     Reunion { kept: usable.len() as u64, unused: unused.iter().chain(spoilt).map(|held| held.slab).collect() }
 }
 
-fn named_slabs(shared: &Shared, donor: DonorSlot) -> BTreeSet<SlabHandle> {
+fn named_slabs(shared: &ManagerState, donor: DonorSlot) -> BTreeSet<SlabHandle> {
     let locations = shared.volume.geometry.slabs().flat_map(|slab| shared.volume.slab(slab).locations());
     locations.flatten().filter(|location| location.donor == donor).map(|location| location.handle).collect()
 }
@@ -67,7 +67,7 @@ fn is_usable(held: &HeldSlab, window: Option<&ShmWindow>) -> bool {
 }
 
 /// Empties every copy index at `donor` whose slab is not `usable`. Returns pages that were lost by it.
-fn empty_places(shared: &Shared, donor: DonorSlot, usable: &BTreeSet<SlabHandle>) -> u64 {
+fn empty_places(shared: &ManagerState, donor: DonorSlot, usable: &BTreeSet<SlabHandle>) -> u64 {
     let volume = &shared.volume;
     let mut pages_lost = 0;
     for slab in volume.geometry.slabs() {

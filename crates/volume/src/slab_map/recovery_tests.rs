@@ -33,7 +33,7 @@ use crate::slab_map::{DiskCopy, Geometry, Volume};
 #[path = "../../tests/support/mod.rs"]
 mod support;
 use support::model::{self, AT_ONCE, Move, QueuePairEnds, content};
-use support::{Shared, Store, StoreQueuePair, store};
+use support::{SharedStore, Store, StoreQueuePair, store};
 
 const GEOMETRY: Geometry = Geometry { slab_pages: 64, slab_count: 3 };
 const SLAB_BYTES: usize = 64 * PAGE_SIZE_BYTES;
@@ -86,8 +86,8 @@ struct World {
     words: Words,
     volume: Arc<Volume>,
     /// Who is there now; a lost donor's place is taken by a new one.
-    donors: Rc<RefCell<Vec<Shared>>>,
-    disk: Shared,
+    donors: Rc<RefCell<Vec<SharedStore>>>,
+    disk: SharedStore,
     mailboxes: Vec<Arc<QueuePairMailbox>>,
     pools: Vec<Arc<BufferPool>>,
     engine: Engine,
@@ -121,7 +121,7 @@ impl World {
             DiskCopy { backlog: Backlog::over(words.part(own, Journal::words(BACKLOG))), pool }
         });
         let volume = Arc::new(Volume::over(GEOMETRY, redundancy, disk_copy, &words.part(0, own)).unwrap());
-        let donors: Vec<Shared> =
+        let donors: Vec<SharedStore> =
             remains.donors.into_iter().map(|donor| Arc::new(std::sync::Mutex::new(donor))).collect();
         let disk = Arc::new(std::sync::Mutex::new(remains.disk));
         let pools = vec![
@@ -145,7 +145,7 @@ impl World {
         world
     }
 
-    fn donor(&self, donor: usize) -> Shared {
+    fn donor(&self, donor: usize) -> SharedStore {
         Arc::clone(&self.donors.borrow()[donor])
     }
 

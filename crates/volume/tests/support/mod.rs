@@ -26,9 +26,9 @@ pub(crate) struct Store {
     pub(crate) delay_polls: u32,
 }
 
-pub(crate) type Shared = Arc<Mutex<Store>>;
+pub(crate) type SharedStore = Arc<Mutex<Store>>;
 
-pub(crate) fn store(slab_size_bytes: usize) -> Shared {
+pub(crate) fn store(slab_size_bytes: usize) -> SharedStore {
     Arc::new(Mutex::new(Store { slab_size_bytes, ..Store::default() }))
 }
 
@@ -70,7 +70,7 @@ impl Store {
 
 /// A queue pair to a [`Store`]; requests are carried out in order, some polls after they were posted.
 pub(crate) struct StoreQueuePair {
-    store: Shared,
+    store: SharedStore,
     pool: Arc<BufferPool>,
     posted: VecDeque<(Request, u32)>,
     /// Tags of reads whose buffers were let go.
@@ -82,16 +82,16 @@ pub(crate) struct StoreQueuePair {
 }
 
 impl StoreQueuePair {
-    pub(crate) fn boxed(store: &Shared, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
+    pub(crate) fn boxed(store: &SharedStore, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
         Box::new(Self::new(store, pool, depth, None))
     }
 
     /// One like those over sockets, whose reads can be abandoned.
-    pub(crate) fn over_socket(store: &Shared, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
+    pub(crate) fn over_socket(store: &SharedStore, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
         Box::new(Self::new(store, pool, depth, Some(EventFd::new().expect("an event can be made"))))
     }
 
-    fn new(store: &Shared, pool: &Arc<BufferPool>, depth: usize, event: Option<EventFd>) -> Self {
+    fn new(store: &SharedStore, pool: &Arc<BufferPool>, depth: usize, event: Option<EventFd>) -> Self {
         Self {
             store: Arc::clone(store),
             pool: Arc::clone(pool),

@@ -12,7 +12,7 @@ use spillway_volume::slab_map::backlog::{BacklogPage, TakePolicy};
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
 use spillway_volume::slab_map::{DiskCopy, Volume};
 
-use super::{Shared, Store, StoreQueuePair};
+use super::{SharedStore, Store, StoreQueuePair};
 
 /// The disk thread takes what there is, and waits for nothing.
 pub(crate) const AT_ONCE: TakePolicy = TakePolicy { eager_pages: 1, delay: Duration::ZERO, patience: Duration::ZERO };
@@ -40,7 +40,7 @@ pub(crate) struct QueuePairEnds<'world> {
 
 impl QueuePairEnds<'_> {
     /// A new session with the donor in slot `donor`: over sockets with every second one.
-    pub(crate) fn connect(self, volume: &Volume, donor: usize, store: &Shared, depth: usize) {
+    pub(crate) fn connect(self, volume: &Volume, donor: usize, store: &SharedStore, depth: usize) {
         let donor = DonorSlot(donor as u16);
         volume.begin_session(donor);
         for (mailbox, pool) in self.mailboxes.iter().zip(self.pools) {
@@ -74,7 +74,7 @@ pub(crate) fn copies_at(volume: &Volume, donor: usize) -> Vec<(SlabIndex, usize)
 }
 
 /// Brings every slab to as many copies as asked for; donor `first_choice` is asked first.
-pub(crate) fn map(volume: &Volume, donors: &[Shared], first_choice: usize) {
+pub(crate) fn map(volume: &Volume, donors: &[SharedStore], first_choice: usize) {
     for slab in volume.geometry.slabs() {
         volume.slab(slab).take_want();
         for choice in 0..donors.len() {
@@ -87,7 +87,7 @@ pub(crate) fn map(volume: &Volume, donors: &[Shared], first_choice: usize) {
 }
 
 /// A new copy of `slab` at donor `choice`, if that holds none; gives its copy index.
-fn lend(volume: &Volume, donors: &[Shared], slab: SlabIndex, choice: usize) -> Option<(usize, Location)> {
+fn lend(volume: &Volume, donors: &[SharedStore], slab: SlabIndex, choice: usize) -> Option<(usize, Location)> {
     let (donor, locations) = (choice % donors.len(), volume.slab(slab).locations());
     let slot = DonorSlot(donor as u16);
     if locations.iter().flatten().any(|location| location.donor == slot) {
@@ -111,14 +111,14 @@ pub(crate) struct Move {
 }
 
 /// Begins to move a copy of `slab`, as for a recall, to a donor that holds none, `choice` first; `None` if there is no such copy or donor.
-pub(crate) fn begin_move(volume: &Volume, donors: &[Shared], slab: SlabIndex, choice: usize) -> Option<Move> {
+pub(crate) fn begin_move(volume: &Volume, donors: &[SharedStore], slab: SlabIndex, choice: usize) -> Option<Move> {
     let old = volume.slab(slab).locations().iter().position(Option::is_some)?;
     let (new, target) = (0..donors.len()).find_map(|offset| lend(volume, donors, slab, choice + offset))?;
     Some(Move { old, new, target })
 }
 
 /// A donor gets its memory back.
-pub(crate) fn give_back(donors: &[Shared], location: Location) {
+pub(crate) fn give_back(donors: &[SharedStore], location: Location) {
     donors[usize::from(location.donor.0)].lock().expect("no test thread panicked").take_back(location.handle);
 }
 

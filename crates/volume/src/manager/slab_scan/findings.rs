@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::{Finding, examine};
 use crate::limits::SLAB_SCAN_INTERVAL;
-use crate::manager::Shared;
+use crate::manager::ManagerState;
 
 /// The findings of one look, by slab, and its end.
 #[derive(Debug, Default)]
@@ -20,12 +20,12 @@ pub struct Findings {
 
 impl Findings {
     /// Looks at every slab; the others may use what is found.
-    pub fn look(&self, shared: &Shared) -> Vec<Finding> {
+    pub fn look(&self, shared: &ManagerState) -> Vec<Finding> {
         self.remember(shared.volume.geometry.slabs().map(|slab| examine(shared, slab)).collect(), Instant::now())
     }
 
     /// As [`Findings::look`], unless somebody else looked a moment ago.
-    pub fn recent(&self, shared: &Shared) -> Vec<Finding> {
+    pub fn recent(&self, shared: &ManagerState) -> Vec<Finding> {
         self.taken_since(Instant::now().checked_sub(SLAB_SCAN_INTERVAL)).unwrap_or_else(|| self.look(shared))
     }
 

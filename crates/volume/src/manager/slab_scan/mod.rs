@@ -16,7 +16,7 @@ use crate::manager::donors::{DonorEntry, Phase};
 use crate::manager::heat::Heat;
 use crate::manager::mapping::drop_covered_copy;
 use crate::manager::mover::Work;
-use crate::manager::{Shared, link};
+use crate::manager::{ManagerState, link};
 use crate::settings::mapping::MappingPolicy;
 use crate::slab_map::slab_entry::Location;
 
@@ -34,7 +34,7 @@ pub struct Finding {
 }
 
 /// Looks at a slab. A copy whose donor's session ended does not count, though its copy index may not be emptied yet.
-pub fn examine(shared: &Shared, slab: SlabIndex) -> Finding {
+pub fn examine(shared: &ManagerState, slab: SlabIndex) -> Finding {
     let alive = |location: &Location| shared.donors[usize::from(location.donor.0)].phase() == Phase::Connected;
     let locations = shared.volume.slab(slab).locations().map(|copy_index| copy_index.filter(alive));
     let mut finding = Finding { copies: locations.iter().flatten().count(), ..Finding::default() };
@@ -51,7 +51,7 @@ pub fn examine(shared: &Shared, slab: SlabIndex) -> Finding {
 }
 
 /// Works until the device stops.
-pub fn run(shared: &Shared) {
+pub fn run(shared: &ManagerState) {
     let mut empty_since: Vec<Option<Instant>> = vec![None; shared.volume.geometry.slab_count as usize];
     let mut heat = Heat::new(shared.volume.geometry.slab_count);
     let mut next_look = Instant::now();
@@ -76,7 +76,7 @@ pub fn run(shared: &Shared) {
     }
 }
 
-fn wait(shared: &Shared, patience: Duration) {
+fn wait(shared: &ManagerState, patience: Duration) {
     let timeout = Timespec { tv_sec: 0, tv_nsec: patience.min(SLAB_SCAN_INTERVAL).subsec_nanos().into() };
     let mut waits = [PollFd::new(&shared.volume.manager_event, PollFlags::IN)];
     // An interrupted wait is a short one.
@@ -84,7 +84,7 @@ fn wait(shared: &Shared, patience: Duration) {
     shared.volume.manager_event.clear();
 }
 
-fn want_hot_slabs(shared: &Shared, heat: &mut Heat) {
+fn want_hot_slabs(shared: &ManagerState, heat: &mut Heat) {
     let volume = &shared.volume;
     let want = |slab| {
         if volume.slab(slab).is_unmapped() {
@@ -94,7 +94,7 @@ fn want_hot_slabs(shared: &Shared, heat: &mut Heat) {
     heat.look(Instant::now(), |slab| volume.slab(slab).accesses(), want);
 }
 
-fn map_wanted(shared: &Shared) {
+fn map_wanted(shared: &ManagerState) {
     if !shared.volume.take_wanted() {
         return;
     }
@@ -114,7 +114,7 @@ fn map_wanted(shared: &Shared) {
     shared.volume.set_mapping_possible(has_room(shared));
 }
 
-fn add_missing_copies(shared: &Shared, slab: SlabIndex) -> bool {
+fn add_missing_copies(shared: &ManagerState, slab: SlabIndex) -> bool {
     let mut added = false;
     let wanted = usize::from(shared.volume.redundancy.replicas);
     while shared.copies(slab) < wanted {
@@ -126,7 +126,7 @@ fn add_missing_copies(shared: &Shared, slab: SlabIndex) -> bool {
     added
 }
 
-fn refresh_donors(shared: &Shared) {
+fn refresh_donors(shared: &ManagerState) {
     for donor in &shared.donors {
         // A silent donor is passed over for a while by `room`, so this waits for each at most once in a while.
         if donor.room(Instant::now()).is_some_and(|(_, refused)| !refused) {
@@ -139,7 +139,7 @@ fn refresh_donors(shared: &Shared) {
     }
 }
 
-fn has_room(shared: &Shared) -> bool {
+fn has_room(shared: &ManagerState) -> bool {
     let now = Instant::now();
     let slab_size_bytes = shared.volume.geometry.slab_size_bytes();
     // Without a disk a write can only wait for a donor that says nothing for a moment.
@@ -150,7 +150,7 @@ fn has_room(shared: &Shared) -> bool {
     shared.donors.iter().any(room)
 }
 
-fn look_after_slabs(shared: &Shared, findings: &[Finding], empty_since: &mut [Option<Instant>]) {
+fn look_after_slabs(shared: &ManagerState, findings: &[Finding], empty_since: &mut [Option<Instant>]) {
     let now = Instant::now();
     // The slab after one with pages was mapped ahead, and is kept.
     let mut ahead = false;
@@ -170,7 +170,7 @@ fn look_after_slabs(shared: &Shared, findings: &[Finding], empty_since: &mut [Op
     }
 }
 
-fn restore(shared: &Shared, slab: SlabIndex, finding: Finding) {
+fn restore(shared: &ManagerState, slab: SlabIndex, finding: Finding) {
     let wanted = usize::from(shared.volume.redundancy.replicas);
     let deserves = shared.volume.mapping == MappingPolicy::OnDemand || finding.copies > 0;
     let lacks = deserves && finding.copies < wanted;
@@ -180,7 +180,7 @@ fn restore(shared: &Shared, slab: SlabIndex, finding: Finding) {
     }
 }
 
-fn give_back(shared: &Shared, slab: SlabIndex) {
+fn give_back(shared: &ManagerState, slab: SlabIndex) {
     // A page written since the look keeps its copy; one written from here on finds none, and asks.
     for copy_index in 0..COPIES_MAX {
         drop_covered_copy(shared, slab, copy_index);

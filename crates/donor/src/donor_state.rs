@@ -26,7 +26,7 @@ use crate::status::Counters;
 
 /// See the module text.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct DonorState {
     pub(crate) id: DonorId,
     pub(crate) key: Option<ClusterKey>,
     /// This host's boot id.
@@ -140,7 +140,7 @@ impl From<LeaseError> for Refusal {
     }
 }
 
-impl Shared {
+impl DonorState {
     /// Writes into the log what a stranger caused, or keeps it back for a while.
     pub(crate) fn complain(&self, text: &str) {
         let mut complaints = self.complaints.lock().expect("no thread panics while it complains");

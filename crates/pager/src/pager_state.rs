@@ -29,7 +29,7 @@ use crate::threads::bell::Bell;
 use crate::threads::lock::lock;
 
 /// See the module text.
-pub struct Shared {
+pub struct PagerState {
     /// Slots and numbers of all address spaces.
     pub page_indexes: Mutex<PageIndexes>,
     /// Every address space that is served.
@@ -63,7 +63,7 @@ pub struct Shared {
     pub call_notices: Mutex<Vec<(OwnedFd, bool)>>,
 }
 
-impl Shared {
+impl PagerState {
     /// For a volume and a budget, with so many fault threads.
     pub fn new(page_indexes: PageIndexes, budget: Budget, fault_threads: usize) -> std::io::Result<Self> {
         let counters = Counters::default();
@@ -105,7 +105,7 @@ impl Shared {
         self.survey.signal();
     }
 
-    /// As [`Shared::admit`], and wakes nobody: the fault thread gets to know it by its first message.
+    /// As [`PagerState::admit`], and wakes nobody: the fault thread gets to know it by its first message.
     pub fn admit_quietly(&self, space: &Arc<AddressSpace>) {
         space.is_listened_to.store(true, Ordering::SeqCst);
         self.push(Arc::clone(space));
