@@ -7,9 +7,9 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use spillway_frontend::fuse::remains::{Remain, RemainKind};
-use spillway_frontend::nbd::remains::AbandonedNbd;
-use spillway_frontend::ublk::remains::AbandonedUblk;
+use spillway_frontend::fuse::leftovers::{Leftover, LeftoverKind};
+use spillway_frontend::nbd::leftovers::AbandonedNbd;
+use spillway_frontend::ublk::leftovers::AbandonedUblk;
 use spillway_frontend::{fuse, nbd, ublk};
 use spillway_sys::memory_hierarchy::Hierarchy;
 
@@ -20,7 +20,7 @@ use crate::limits;
 use crate::machine::reserve::Reserve;
 use crate::machine::waiting::wait_until;
 use crate::registry::{Found, Kind, Registry};
-use crate::run::take_down::{Remains, stop_device_process, take_down};
+use crate::run::take_down::{RunLeftovers, stop_device_process, take_down};
 use crate::swap_area;
 
 /// Everything of ours whose owner is dead, in words.
@@ -31,11 +31,11 @@ pub(crate) fn list(registry: &Registry) -> Result<Vec<String>, Failure> {
         return Ok(found);
     }
     found.extend(stray_groups(registry)?.iter().map(|group| format!("memory group {}", group.path().display())));
-    found.extend(fuse::remains::list().map_err(Failure::failed)?.iter().map(describe));
+    found.extend(fuse::leftovers::list().map_err(Failure::failed)?.iter().map(describe));
     let kept = kept_devices(registry)?;
-    let ublk_devices = ublk::remains::list().map_err(Failure::failed)?;
+    let ublk_devices = ublk::leftovers::list().map_err(Failure::failed)?;
     found.extend(ublk_devices.iter().filter(|left| !kept.contains(&left.identity.path())).map(describe_ublk));
-    let nbd_devices = nbd::remains::list().map_err(Failure::failed)?;
+    let nbd_devices = nbd::leftovers::list().map_err(Failure::failed)?;
     found.extend(nbd_devices.iter().filter(|left| !kept.contains(&left.path())).map(describe_nbd));
     Ok(found)
 }
@@ -90,30 +90,30 @@ fn mend_kernel(registry: &Registry, lines: &mut Vec<String>) -> Result<(), Failu
             Err(error) => lines.push(format!("the memory group {path} could not be removed: {error}")),
         }
     }
-    for mended in fuse::remains::mend().map_err(Failure::failed)? {
-        let what = describe(&mended.remain);
+    for mended in fuse::leftovers::mend().map_err(Failure::failed)? {
+        let what = describe(&mended.leftover);
         match mended.result {
             Ok(()) => lines.push(format!("removed {what}")),
             Err(error) => lines.push(format!("{what} could not be removed: {error}")),
         }
     }
     let kept = kept_devices(registry)?;
-    for abandoned in ublk::remains::list().map_err(Failure::failed)? {
+    for abandoned in ublk::leftovers::list().map_err(Failure::failed)? {
         if kept.contains(&abandoned.identity.path()) {
             continue;
         }
         let what = describe_ublk(&abandoned);
-        match ublk::remains::delete(abandoned.identity) {
+        match ublk::leftovers::delete(abandoned.identity) {
             Ok(()) => lines.push(format!("removed {what}")),
             Err(error) => lines.push(format!("{what} could not be removed: {error}")),
         }
     }
-    for abandoned in nbd::remains::list().map_err(Failure::failed)? {
+    for abandoned in nbd::leftovers::list().map_err(Failure::failed)? {
         if kept.contains(&abandoned.path()) {
             continue;
         }
         let what = describe_nbd(&abandoned);
-        match nbd::remains::end(&abandoned) {
+        match nbd::leftovers::end(&abandoned) {
             Ok(()) => lines.push(format!("removed {what}")),
             Err(error) => lines.push(format!("{what} could not be removed: {error}")),
         }
@@ -144,10 +144,12 @@ fn describe_ublk(abandoned: &AbandonedUblk) -> String {
     format!("the ublk device {} of process {}", abandoned.identity.path().display(), abandoned.maker_pid)
 }
 
-fn describe(remain: &Remain) -> String {
-    match &remain.kind {
-        RemainKind::LoopDevice(path) => format!("the loop device {} of '{}'", path.display(), remain.ownership.name),
-        RemainKind::Mount(path) => format!("the mount {} of '{}'", path.display(), remain.ownership.name),
+fn describe(leftover: &Leftover) -> String {
+    match &leftover.kind {
+        LeftoverKind::LoopDevice(path) => {
+            format!("the loop device {} of '{}'", path.display(), leftover.ownership.name)
+        }
+        LeftoverKind::Mount(path) => format!("the mount {} of '{}'", path.display(), leftover.ownership.name),
     }
 }
 
@@ -159,7 +161,7 @@ fn dead(registry: &Registry) -> Result<Vec<Found>, Failure> {
 
 fn mend(registry: &Registry, found: &Found) -> Vec<String> {
     let mut errors = match found.kind {
-        Kind::Run => take_down(&mut Remains::of_run(registry, &found.name)),
+        Kind::Run => take_down(&mut RunLeftovers::of_run(registry, &found.name)),
         Kind::Device => mend_device(found).err().into_iter().collect(),
         Kind::Donor | Kind::Agent => Vec::new(),
     };
@@ -185,7 +187,7 @@ fn mend_device(found: &Found) -> Result<(), String> {
     let Some(record) = DeviceRecord::read(&found.path) else { return Ok(()) };
     if let Some(path) = &record.path {
         let waits = |left: &AbandonedUblk| left.is_waited_for && left.identity.path() == *path;
-        let waiting = ublk::remains::list().map_err(|error| error.to_string())?.into_iter().find(waits);
+        let waiting = ublk::leftovers::list().map_err(|error| error.to_string())?.into_iter().find(waits);
         match waiting {
             Some(left) => give_up(path, &left)?,
             None => swap_area::off(path, true).map_err(|error| error.to_string())?,
@@ -203,7 +205,7 @@ fn give_up(path: &Path, left: &AbandonedUblk) -> Result<(), String> {
     std::thread::scope(|scope| {
         let off = scope.spawn(|| swap_area::off(path, false));
         if !wait_until(Instant::now() + limits::GIVE_UP_DEADLINE, || off.is_finished())
-            && let Err(error) = ublk::remains::delete(left.identity)
+            && let Err(error) = ublk::leftovers::delete(left.identity)
         {
             // Busy as long as it is being switched off; it goes with its last user.
             tracing::debug!("{error}");

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spillway_frontend::front_end::FrontEndError;
-use spillway_frontend::fuse::remains;
+use spillway_frontend::fuse::leftovers;
 use spillway_sys::child;
 use spillway_sys::skipping::skip;
 use spillway_sys::swap::{self, SwapDiscard};
@@ -97,7 +97,7 @@ fn a_device_in_use_is_not_detached_and_goes_on() {
     swap::off(&server.path).unwrap();
     assert!(open.unwrap(), "swap claims it");
     assert!(matches!(refused, Err(FrontEndError::Busy(_))));
-    assert_eq!(remains::list().unwrap().iter().filter(|remain| is_mine(remain, "busy")).count(), 0);
+    assert_eq!(leftovers::list().unwrap().iter().filter(|leftover| is_mine(leftover, "busy")).count(), 0);
     server.stop();
 }
 
@@ -188,8 +188,8 @@ fn a_filesystem_keeps_its_files() {
     server.stop();
 }
 
-fn is_mine(remain: &remains::Remain, name: &str) -> bool {
-    remain.ownership.name == name
+fn is_mine(leftover: &leftovers::Leftover, name: &str) -> bool {
+    leftover.ownership.name == name
 }
 
 /// The process that [`a_killed_server_leaves_errors_and_mendable_remains`] starts and kills.
@@ -232,16 +232,16 @@ fn a_killed_server_leaves_errors_and_mendable_remains() {
     while file.read_exact_at(buffer.bytes(), 0).is_ok() {
         assert!(Instant::now() < deadline, "a dead server's device answers with errors");
     }
-    let listed = remains::list().unwrap();
-    assert_eq!(listed.iter().filter(|remain| is_mine(remain, &name)).count(), 2, "{listed:?}");
+    let listed = leftovers::list().unwrap();
+    assert_eq!(listed.iter().filter(|leftover| is_mine(leftover, &name)).count(), 2, "{listed:?}");
     drop(file);
-    let failed: Vec<_> = remains::mend()
+    let failed: Vec<_> = leftovers::mend()
         .unwrap()
         .into_iter()
-        .filter(|mended| is_mine(&mended.remain, &name) && mended.result.is_err())
+        .filter(|mended| is_mine(&mended.leftover, &name) && mended.result.is_err())
         .collect();
     assert!(failed.is_empty(), "{failed:?}");
-    assert!(remains::list().unwrap().iter().all(|remain| !is_mine(remain, &name)));
+    assert!(leftovers::list().unwrap().iter().all(|leftover| !is_mine(leftover, &name)));
     assert!(!is_bound_to(&device, &directory));
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "the mount's directory is removed");
     std::fs::remove_dir(&directory).unwrap();

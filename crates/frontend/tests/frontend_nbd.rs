@@ -18,7 +18,7 @@ use spillway_frontend::front_end::{FrontEnd, FrontEndConfig, FrontEndError};
 use spillway_frontend::identity::NbdIdentity;
 use spillway_frontend::limits::NBD_TIMEOUT_MARGIN;
 use spillway_frontend::nbd::device::Nbd;
-use spillway_frontend::nbd::remains;
+use spillway_frontend::nbd::leftovers;
 use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
@@ -168,7 +168,7 @@ fn a_device_in_use_is_not_detached_and_goes_on() {
     let mut server = start(8 * MIB);
     busy::refusal_while_open(&mut server);
     busy::refusal_while_swapped_to(&mut server);
-    assert_eq!(remains::list().unwrap(), [], "it is served");
+    assert_eq!(leftovers::list().unwrap(), [], "it is served");
     busy::refusal_while_another_has_it(&mut server);
     stop(server);
 }
@@ -227,11 +227,11 @@ fn await_error(device: &Path, within: Duration) {
 
 /// One device of a dead server, which is ended; its number serves again.
 fn mend(identity: &NbdIdentity) {
-    let remains = remains::list().unwrap();
-    assert_eq!(remains.len(), 1, "{remains:?}");
-    assert_eq!((remains[0].index, remains[0].maker.to_string()), (identity.index, identity.identifier.clone()));
-    remains::end(&remains[0]).unwrap();
-    assert_eq!(remains::list().unwrap(), []);
+    let leftovers = leftovers::list().unwrap();
+    assert_eq!(leftovers.len(), 1, "{leftovers:?}");
+    assert_eq!((leftovers[0].index, leftovers[0].maker.to_string()), (identity.index, identity.identifier.clone()));
+    leftovers::end(&leftovers[0]).unwrap();
+    assert_eq!(leftovers::list().unwrap(), []);
     let server = start(4 * MIB);
     exercise(&server.path, 0, 4 << 20, 7, 20);
     stop(server);
@@ -261,7 +261,7 @@ fn a_stopped_server_means_errors_after_a_bounded_time() {
     Aligned::new(4096).write(&file, 0, &[3; 4096]);
     kill_process(Pid::from_child(&server.child), Signal::STOP).unwrap();
     await_error(&identity.path(), GIVEN_UP_WITHIN);
-    assert_eq!(remains::list().unwrap(), [], "its process lives");
+    assert_eq!(leftovers::list().unwrap(), [], "its process lives");
     server.kill();
     drop(file);
     mend(&identity);
@@ -278,7 +278,7 @@ fn a_killed_server_is_followed_by_another_under_load() {
             std::thread::sleep(Duration::from_millis(300));
             assert!(goes_on(), "the load goes on");
             server.follow(&memory);
-            assert_eq!(remains::list().unwrap(), [], "it is served again");
+            assert_eq!(leftovers::list().unwrap(), [], "it is served again");
         }
     });
     server.end();

@@ -17,7 +17,7 @@ use spillway_block::channel::{BlockChannel, Received};
 use spillway_frontend::front_end::{FrontEnd, FrontEndError};
 use spillway_frontend::identity::UblkIdentity;
 use spillway_frontend::ublk::device::Ublk;
-use spillway_frontend::ublk::remains;
+use spillway_frontend::ublk::leftovers;
 use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::memfd::Memfd;
@@ -102,7 +102,7 @@ fn a_device_in_use_is_not_detached_and_goes_on() {
     let said = busy::refusal_while_open(&mut server);
     assert!(said.contains("this process"), "{said}");
     busy::refusal_while_swapped_to(&mut server);
-    assert_eq!(remains::list().unwrap(), [], "it is served");
+    assert_eq!(leftovers::list().unwrap(), [], "it is served");
     let (said, other) = busy::refusal_while_another_has_it(&mut server);
     assert!(said.contains(&format!("process {other}")), "{said}");
     stop(server);
@@ -201,12 +201,12 @@ fn a_killed_server_leaves_errors_and_a_mendable_device() {
         assert!(Instant::now() < deadline, "a dead server's device answers with errors");
     }
     drop(file);
-    let remains = remains::list().unwrap();
-    assert_eq!(remains.len(), 1, "{remains:?}");
-    assert_eq!((remains[0].identity, remains[0].maker_pid), (identity, server.child.id()));
-    assert!(!remains[0].is_waited_for);
-    remains::delete(identity).unwrap();
-    assert_eq!(remains::list().unwrap(), []);
+    let leftovers = leftovers::list().unwrap();
+    assert_eq!(leftovers.len(), 1, "{leftovers:?}");
+    assert_eq!((leftovers[0].identity, leftovers[0].maker_pid), (identity, server.child.id()));
+    assert!(!leftovers[0].is_waited_for);
+    leftovers::delete(identity).unwrap();
+    assert_eq!(leftovers::list().unwrap(), []);
     await_devices(0);
 }
 
@@ -291,7 +291,7 @@ struct GivenUp(UblkIdentity);
 impl Drop for GivenUp {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let _ = remains::delete(self.0);
+            let _ = leftovers::delete(self.0);
         }
     }
 }
@@ -309,11 +309,11 @@ fn a_device_that_waits_in_vain_is_deleted() {
         move || open_direct(&path).read_exact_at(Aligned::new(4096).bytes(), 0).is_err()
     });
     let deadline = Instant::now() + PATIENCE;
-    while !remains::list().unwrap().iter().any(|remain| remain.is_waited_for) {
-        assert!(Instant::now() < deadline, "the kernel notices the death: {:?}", remains::list());
+    while !leftovers::list().unwrap().iter().any(|leftover| leftover.is_waited_for) {
+        assert!(Instant::now() < deadline, "the kernel notices the death: {:?}", leftovers::list());
         std::thread::sleep(Duration::from_millis(10));
     }
-    match remains::delete(identity) {
+    match leftovers::delete(identity) {
         // The reader may still have it open.
         Ok(()) | Err(FrontEndError::Busy(_)) => {}
         Err(error) => panic!("{error}"),

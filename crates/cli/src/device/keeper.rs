@@ -23,7 +23,7 @@ use spillway_sys::paging_safety;
 use spillway_volume::state::keeping::KeptMemory;
 use spillway_volume::status::DeviceStatus;
 
-use super::records::{DeviceRecord, DeviceReport, Handed, LaunchedDevice, Readiness};
+use super::records::{DeviceRecord, DeviceReport, KeeperHandover, LaunchedDevice, Readiness};
 use super::serve;
 use crate::cgroup::OwnGroup;
 use crate::failure::Failure;
@@ -180,7 +180,7 @@ impl Keeper {
 
     fn spawn(&self, again: bool) -> std::io::Result<ChildProcess> {
         let record = DeviceRecord::read(self.entry.path());
-        let handed = Handed {
+        let handed = KeeperHandover {
             memory: self.memory.as_ref().map(KeptMemory::path),
             notes: self.notes.clone(),
             released: record.is_some_and(|record| record.released),
@@ -342,8 +342,9 @@ mod tests {
 
     #[test]
     fn what_is_handed_over_arrives() {
-        let handed = Handed { memory: Some("/proc/7/fd/3".into()), notes: vec!["a".to_owned()], released: true };
+        let handed =
+            KeeperHandover { memory: Some("/proc/7/fd/3".into()), notes: vec!["a".to_owned()], released: true };
         let text = serde_json::to_string(&handed).unwrap();
-        assert_eq!(serde_json::from_str::<Handed>(&text).unwrap(), handed);
+        assert_eq!(serde_json::from_str::<KeeperHandover>(&text).unwrap(), handed);
     }
 }

@@ -1,6 +1,6 @@
 //! What processes of a device tell one another, and write down for later ones.
 //!
-//! - [`LaunchedDevice`]: from the launcher to the keeper; [`Readiness`]: the answer. [`Handed`]: from the keeper to the process that serves.
+//! - [`LaunchedDevice`]: from the launcher to the keeper; [`Readiness`]: the answer. [`KeeperHandover`]: from the keeper to the process that serves.
 //! - [`DeviceReport`]: what that process answers on its status socket.
 //! - [`DeviceRecord`]: what the entry of a device says to later processes.
 
@@ -78,7 +78,7 @@ pub(crate) enum Readiness {
 
 /// What a keeper hands to the process that serves.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Handed {
+pub(crate) struct KeeperHandover {
     /// Where the memory is opened; none for a device without pages that could outlive it.
     pub(crate) memory: Option<PathBuf>,
     /// What is less safe than it should be, in words.

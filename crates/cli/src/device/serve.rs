@@ -25,7 +25,7 @@ use spillway_volume::settings::VolumeConfig;
 use spillway_volume::state::records::Records;
 use spillway_volume::state::{DeviceState, keeping};
 
-use super::records::{DeviceRecord, DeviceReport, Handed, LaunchedDevice, Readiness, remove_backing};
+use super::records::{DeviceRecord, DeviceReport, KeeperHandover, LaunchedDevice, Readiness, remove_backing};
 use crate::failure::Failure;
 use crate::limits;
 use crate::registry::{Kind, Registry};
@@ -48,7 +48,7 @@ enum Owner {
 /// Runs the process until the device is stopped; `handed_text` is what its keeper hands over.
 pub(crate) fn serve(launched_text: &str, handed_text: &str, io_flusher: std::io::Result<()>) -> Result<(), Failure> {
     let launched: LaunchedDevice = serde_json::from_str(launched_text).map_err(Failure::usage)?;
-    let handed: Handed = serde_json::from_str(handed_text).map_err(Failure::usage)?;
+    let handed: KeeperHandover = serde_json::from_str(handed_text).map_err(Failure::usage)?;
     let mut notes = handed.notes.clone();
     if let Err(error) = io_flusher {
         notes.push(format!(
@@ -124,7 +124,7 @@ struct Server {
 impl Server {
     fn start(
         launched: &LaunchedDevice,
-        handed: &Handed,
+        handed: &KeeperHandover,
         mut notes: Vec<String>,
         terminate: Arc<AtomicBool>,
     ) -> Result<Self, Failure> {
@@ -149,7 +149,7 @@ impl Server {
         }
         if resumed {
             // What cannot outlive its process, and is in nobody's use. The rest waits for `doctor --mend`.
-            let _ = fuse::remains::mend();
+            let _ = fuse::leftovers::mend();
         }
         let device = match kept {
             Some(kept) => Device::start_kept(config(launched)?, kept),
@@ -307,7 +307,7 @@ fn make_safe(launched: &LaunchedDevice, notes: &mut Vec<String>) {
 }
 
 /// The memory that the keeper has for this device.
-fn kept(launched: &LaunchedDevice, handed: &Handed) -> Result<Option<Kept>, Failure> {
+fn kept(launched: &LaunchedDevice, handed: &KeeperHandover) -> Result<Option<Kept>, Failure> {
     let Some(path) = &handed.memory else { return Ok(None) };
     let memory = keeping::open(path).map_err(|error| Failure::during("the keeper's memory", error))?;
     let state = DeviceState::open(memory, &config(launched)?.volume).map_err(Failure::failed)?;

@@ -17,7 +17,7 @@ use crate::status_socket::{self, AskError, Question};
 use crate::swap_area;
 
 /// What may be left of a run, and how each thing goes.
-pub(crate) trait Remnants {
+pub(crate) trait Leftovers {
     /// Lifts the limit, and lets processes that the program left in the background live on outside.
     fn release_processes(&mut self) -> Result<(), String>;
     /// Brings every page back.
@@ -36,38 +36,38 @@ pub(crate) trait Remnants {
 
 /// Takes the run `name` down, by whichever way it went.
 pub(crate) fn take_down_run(registry: &Registry, name: &str) -> Result<(), Failure> {
-    let errors = take_down(&mut Remains::of_run(registry, name));
+    let errors = take_down(&mut RunLeftovers::of_run(registry, name));
     if errors.is_empty() { Ok(()) } else { Err(Failure::Failed(errors.join("; "))) }
 }
 
 /// Takes everything down in order; gives what could not be.
-pub(crate) fn take_down(remnants: &mut dyn Remnants) -> Vec<String> {
+pub(crate) fn take_down(leftovers: &mut dyn Leftovers) -> Vec<String> {
     let mut errors = Vec::new();
     let mut note = |result: Result<(), String>| {
         let done = result.is_ok();
         errors.extend(result.err());
         done
     };
-    note(remnants.release_processes());
-    let nothing_paged_out = note(remnants.swap_off());
-    if nothing_paged_out && note(remnants.stop_device()) {
-        note(remnants.stop_donors());
-        remnants.remove_backing();
+    note(leftovers.release_processes());
+    let nothing_paged_out = note(leftovers.swap_off());
+    if nothing_paged_out && note(leftovers.stop_device()) {
+        note(leftovers.stop_donors());
+        leftovers.remove_backing();
     }
-    remnants.remove_programs_directory();
-    note(remnants.remove_group());
+    leftovers.remove_programs_directory();
+    note(leftovers.remove_group());
     errors
 }
 
 /// The remains of one run, found by its name.
 #[derive(Debug)]
-pub(crate) struct Remains<'a> {
+pub(crate) struct RunLeftovers<'a> {
     registry: &'a Registry,
     run: String,
     hierarchy: Option<Hierarchy>,
 }
 
-impl<'a> Remains<'a> {
+impl<'a> RunLeftovers<'a> {
     /// Of the run `name`.
     pub(crate) fn of_run(registry: &'a Registry, name: &str) -> Self {
         Self { registry, run: name.to_owned(), hierarchy: Hierarchy::detect() }
@@ -132,7 +132,7 @@ pub(crate) fn stop_device_process(found: &Found) -> Result<(), String> {
     }
 }
 
-impl Remnants for Remains<'_> {
+impl Leftovers for RunLeftovers<'_> {
     fn release_processes(&mut self) -> Result<(), String> {
         let (Some(group), Some(hierarchy)) = (self.group(), &self.hierarchy) else { return Ok(()) };
         group.release_to(&hierarchy.root);
@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    impl Remnants for Recorder {
+    impl Leftovers for Recorder {
         fn release_processes(&mut self) -> Result<(), String> {
             self.step("release")
         }
@@ -256,8 +256,8 @@ mod tests {
     #[test]
     fn a_run_that_left_nothing_is_down() {
         let (_directory, registry) = Registry::temporary();
-        let mut remains = Remains::of_run(&registry, "no-such-run");
-        assert_eq!(take_down(&mut remains), Vec::<String>::new());
+        let mut leftovers = RunLeftovers::of_run(&registry, "no-such-run");
+        assert_eq!(take_down(&mut leftovers), Vec::<String>::new());
     }
 
     #[test]

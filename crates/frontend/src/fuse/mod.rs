@@ -4,9 +4,9 @@
 //! - [`device`]: the loop device over the file; how both are made and taken apart.
 //! - [`protocol`]: bytes of FUSE requests and replies, without I/O.
 //! - [`channel`]: one I/O thread's end of the filesystem.
-//! - [`remains`]: mounts and loop devices that a killed process left, and their removal.
+//! - [`leftovers`]: mounts and loop devices that a killed process left, and their removal.
 
 pub mod channel;
 pub mod device;
+pub mod leftovers;
 pub mod protocol;
-pub mod remains;

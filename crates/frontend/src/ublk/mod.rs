@@ -2,11 +2,11 @@
 //!
 //! - [`device`]: how it is made, started, recovered and stopped; [`identity`]: which one is meant, and whose it is.
 //! - [`channel`]: one I/O thread's end of it.
-//! - [`remains`]: devices that a killed process left, and their removal.
+//! - [`leftovers`]: devices that a killed process left, and their removal.
 //! - [`bad_kernels`]: kernels whose driver harms the machine.
 
 pub mod bad_kernels;
 pub mod channel;
 pub mod device;
 pub mod identity;
-pub mod remains;
+pub mod leftovers;

@@ -17,48 +17,48 @@ use crate::ownership::Ownership;
 
 /// One thing left behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remain {
+pub struct Leftover {
     /// Who left it.
     pub ownership: Ownership,
     /// What it is.
-    pub kind: RemainKind,
+    pub kind: LeftoverKind,
 }
 
-/// See [`Remain`].
+/// See [`Leftover`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RemainKind {
+pub enum LeftoverKind {
     /// A bound loop device.
     LoopDevice(PathBuf),
     /// A mounted filesystem.
     Mount(PathBuf),
 }
 
-/// What was done about one [`Remain`].
+/// What was done about one [`Leftover`].
 #[derive(Debug)]
 pub struct Mended {
     /// What it was.
-    pub remain: Remain,
+    pub leftover: Leftover,
     /// Whether it is gone.
     pub result: Result<(), FrontEndError>,
 }
 
 /// Everything of ours whose process is gone; loop devices first, because they hold their mounts.
-pub fn list() -> Result<Vec<Remain>, FrontEndError> {
-    let mut remains = loop_devices().map_err(FrontEndError::system("cannot list loop devices"))?;
-    remains.extend(mounts().map_err(FrontEndError::system("cannot list mounts"))?);
-    Ok(remains)
+pub fn list() -> Result<Vec<Leftover>, FrontEndError> {
+    let mut leftovers = loop_devices().map_err(FrontEndError::system("cannot list loop devices"))?;
+    leftovers.extend(mounts().map_err(FrontEndError::system("cannot list mounts"))?);
+    Ok(leftovers)
 }
 
 /// Removes what [`list`] names, and says what became of each. A loop device that is still in use (swap on it, mounted) is
 /// left, and freed by the kernel when its last user goes.
 pub fn mend() -> Result<Vec<Mended>, FrontEndError> {
-    Ok(list()?.into_iter().map(|remain| Mended { result: remove(&remain.kind), remain }).collect())
+    Ok(list()?.into_iter().map(|leftover| Mended { result: remove(&leftover.kind), leftover }).collect())
 }
 
-fn remove(kind: &RemainKind) -> Result<(), FrontEndError> {
+fn remove(kind: &LeftoverKind) -> Result<(), FrontEndError> {
     match kind {
-        RemainKind::LoopDevice(path) => remove_loop_device(path),
-        RemainKind::Mount(path) => {
+        LeftoverKind::LoopDevice(path) => remove_loop_device(path),
+        LeftoverKind::Mount(path) => {
             let result = unmount(path, Unmount::Abort).and_then(|()| fs::remove_dir(path));
             result.map_err(FrontEndError::system(format!("cannot unmount {}", path.display())))
         }
@@ -79,8 +79,8 @@ fn remove_loop_device(path: &Path) -> Result<(), FrontEndError> {
     }
 }
 
-fn loop_devices() -> io::Result<Vec<Remain>> {
-    let mut remains = Vec::new();
+fn loop_devices() -> io::Result<Vec<Leftover>> {
+    let mut leftovers = Vec::new();
     for entry in fs::read_dir("/sys/block")? {
         let entry = entry?;
         // Only bound loop devices have this folder; others are not opened.
@@ -91,14 +91,14 @@ fn loop_devices() -> io::Result<Vec<Remain>> {
         // A device may be freed while we look.
         let Ok(Some(status)) = loop_device::status(&path) else { continue };
         if let Some(ownership) = abandoned(&status.name)? {
-            remains.push(Remain { ownership, kind: RemainKind::LoopDevice(path) });
+            leftovers.push(Leftover { ownership, kind: LeftoverKind::LoopDevice(path) });
         }
     }
-    Ok(remains)
+    Ok(leftovers)
 }
 
-fn mounts() -> io::Result<Vec<Remain>> {
-    let mut remains = Vec::new();
+fn mounts() -> io::Result<Vec<Leftover>> {
+    let mut leftovers = Vec::new();
     for line in fs::read_to_string("/proc/self/mounts")?.lines() {
         let mut fields = line.split(' ');
         let (Some(source), Some(directory), Some(kind)) = (fields.next(), fields.next(), fields.next()) else {
@@ -108,10 +108,10 @@ fn mounts() -> io::Result<Vec<Remain>> {
             continue;
         }
         if let Some(ownership) = abandoned(source)? {
-            remains.push(Remain { ownership, kind: RemainKind::Mount(unescape(directory)) });
+            leftovers.push(Leftover { ownership, kind: LeftoverKind::Mount(unescape(directory)) });
         }
     }
-    Ok(remains)
+    Ok(leftovers)
 }
 
 fn abandoned(name: &str) -> io::Result<Option<Ownership>> {
