@@ -158,7 +158,7 @@ fn source_of(active: &Active, context: &Context<'_>, word: &PageWord, mask: u64)
     for copy_index in (0..COPIES_MAX).filter(valid) {
         match usable(&copy_index) {
             Some(location) if is_last_choice(active, context, copy_index, location) => {
-                silent = silent.or(Some(copy_index))
+                silent = silent.or(Some(copy_index));
             }
             Some(_) => return Source::Copy(copy_index),
             None => {}
