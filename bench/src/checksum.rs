@@ -1,7 +1,7 @@
 //! Checksums of what a workload computed, to be compared between runs.
 //!
-//! Two kinds: [`Ordered`] depends on the order of its words, [`Unordered`] does not, and so can be taken by several threads
-//! or in another order than that of the content. Neither is for secrets.
+//! Two kinds: [`Ordered`] depends on the order of its words, [`Unordered`] does not, and so can be taken by several
+//! threads or in another order than that of the content. Neither is for secrets.
 //!
 //! Invariant: a single changed word changes either checksum (each step is a bijection of the state or of the word).
 

@@ -29,8 +29,8 @@ pub const START_DEADLINE: Duration = Duration::from_secs(15);
 /// One measured program may take so long; the slowest, a sort over disk swap at 25 %, took a tenth of it.
 pub const PROGRAM_DEADLINE: Duration = Duration::from_secs(600);
 
-/// One run under a pager of somebody else may take so long: the slowest takes eight seconds on a quiet machine, and one that hangs must not
-/// cost the rest of the study.
+/// One run under a pager of somebody else may take so long: the slowest takes eight seconds on a quiet machine, and
+/// one that hangs must not cost the rest of the study.
 pub const PEER_DEADLINE: Duration = Duration::from_secs(120);
 
 /// One program may be recorded for so long: the slowest takes two minutes on a quiet machine.
@@ -42,8 +42,9 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How often a limited program's cgroup is looked at: as `spillway run` does for its own programs.
 pub const GUARD_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often when the program is at its limit. A program that pages at full speed makes some hundred pages active in that
-/// time, of thousands: the kernel's count of inactive ones is never wrong enough to stop its reclaim. As `spillway run`.
+/// How often when the program is at its limit. A program that pages at full speed makes some hundred pages active in
+/// that time, of thousands: the kernel's count of inactive ones is never wrong enough to stop its reclaim. As
+/// `spillway run`.
 pub const GUARD_INTERVAL_AT_LIMIT: Duration = Duration::from_millis(1);
 
 /// "At its limit" is within this part of it. As `spillway run`.
@@ -55,15 +56,15 @@ pub const OUTPUT_BYTES_MAX: usize = 4 << 20;
 /// Rounds of a paired comparison at most.
 pub const ROUNDS_MAX: usize = 100;
 
-/// Priority of our swap areas: above any that a system sets by default (negative) or by hand (usually 0 to 100), so that
-/// only ours is used.
+/// Priority of our swap areas: above any that a system sets by default (negative) or by hand (usually 0 to 100), so
+/// that only ours is used.
 pub const SWAP_PRIORITY: i32 = 30_000;
 
 /// The kernel's largest priority (`SWAP_FLAG_PRIO_MASK`).
 pub const SWAP_PRIORITY_MAX: i32 = 32_767;
 
-/// One part in so many is added to a working set that was seen by looking now and then: a limit that is a little too low
-/// makes a program that goes through its memory in turn page all of it, and L(100) would not be what it says.
+/// One part in so many is added to a working set that was seen by looking now and then: a limit that is a little too
+/// low makes a program that goes through its memory in turn page all of it, and L(100) would not be what it says.
 const WORKING_SET_SLACK: u64 = 32;
 
 /// A working set with what looking now and then may have missed.

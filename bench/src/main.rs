@@ -207,7 +207,8 @@ fn trace(name: &str, settings: &WorkloadSettings, file: &Path) -> Result<(), Box
     Ok(())
 }
 
-/// Standard output is the recorded program's. An error also when that failed: a trace of what it did until then is written all the same.
+/// Standard output is the recorded program's. An error also when that failed: a trace of what it did until then is
+/// written all the same.
 fn record(arguments: &RecordArguments) -> Result<(), Box<dyn std::error::Error>> {
     let (program, rest) = arguments.program.split_first().expect("the command line needs a program");
     let (recorder, status) = valgrind::record_here(program, rest, &Interrupt::on_signals()?)?;

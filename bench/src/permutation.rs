@@ -1,8 +1,8 @@
 //! A random order of `0..length` that needs no memory of its own.
 //!
-//! A shuffled table of page numbers would itself be paged out and so disturb what is measured. Here place `i` is computed:
-//! steps that are each a bijection on a power of two, repeated until the result is in range (cycle walking, Black and
-//! Rogaway 2002). A plain multiplication would be a constant stride, which prefetchers find.
+//! A shuffled table of page numbers would itself be paged out and so disturb what is measured. Here place `i` is
+//! computed: steps that are each a bijection on a power of two, repeated until the result is in range (cycle walking,
+//! Black and Rogaway 2002). A plain multiplication would be a constant stride, which prefetchers find.
 //!
 //! Invariant: `at` is a bijection of `0..length`.
 

@@ -1,8 +1,8 @@
 //! The benchmark's own random numbers: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 //! generators", 2014).
 //!
-//! A workload's checksum must be the same on every machine and after every upgrade of a dependency, so the generator lives
-//! here, with known answers in its tests. It is not for secrets.
+//! A workload's checksum must be the same on every machine and after every upgrade of a dependency, so the generator
+//! lives here, with known answers in its tests. It is not for secrets.
 //!
 //! Invariant: equal seeds give equal sequences, for ever.
 

@@ -1,8 +1,8 @@
 //! What a study found, as it is written to `bench/results/NAME.json` (schema: `bench/README.md`).
 //!
-//! A study records samples by case, subject and round. Ratios are formed from samples of the same round only. A goal is
-//! printed with the ratio that was reached and never asserted: a benchmark that fails on a busy machine teaches people to
-//! ignore it.
+//! A study records samples by case, subject and round. Ratios are formed from samples of the same round only. A goal
+//! is printed with the ratio that was reached and never asserted: a benchmark that fails on a busy machine teaches
+//! people to ignore it.
 //!
 //! Invariant: the samples of a measure stand in the order of rounds; a round in which a subject failed holds `null`.
 

@@ -1,5 +1,6 @@
-//! Runs studies and writes what they found: `NAME.json`, `NAME.md` and `NAME-*.svg` for each, as soon as it is over, and
-//! over all of them `summary.json`, `summary.md`, and `report.md`: the summary and every study's tables as one document.
+//! Runs studies and writes what they found: `NAME.json`, `NAME.md` and `NAME-*.svg` for each, as soon as it is over,
+//! and over all of them `summary.json`, `summary.md`, and `report.md`: the summary and every study's tables as one
+//! document.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};

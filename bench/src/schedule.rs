@@ -1,5 +1,5 @@
-//! How long a run still takes, about: what each study took on the development machine, stretched by how much slower this
-//! one has been so far.
+//! How long a run still takes, about: what each study took on the development machine, stretched by how much slower
+//! this one has been so far.
 //!
 //! No clock of its own: times are passed in.
 

@@ -1,7 +1,7 @@
 //! Medians, spread and paired ratios.
 //!
-//! Every claim is a ratio of two things measured in the same run, round by round, so that what disturbs a round disturbs
-//! both. A median and quartiles of few rounds say more than a mean, which one disturbed round moves.
+//! Every claim is a ratio of two things measured in the same run, round by round, so that what disturbs a round
+//! disturbs both. A median and quartiles of few rounds say more than a mean, which one disturbed round moves.
 
 use serde::{Deserialize, Serialize};
 

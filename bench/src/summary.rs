@@ -1,5 +1,5 @@
-//! What a whole run of the benchmarks comes to: each goal with how often it was met and where it was missed most. Written
-//! to `summary.json` after each study, so that an interrupted run has one too, and printed at the end.
+//! What a whole run of the benchmarks comes to: each goal with how often it was met and where it was missed most.
+//! Written to `summary.json` after each study, so that an interrupted run has one too, and printed at the end.
 
 use serde::{Deserialize, Serialize};
 

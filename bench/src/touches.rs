@@ -5,8 +5,8 @@
 //! those, so leaving them out changes results by little (stack deletion, Smith 1977) and makes a trace a hundred times
 //! smaller. A first write to a recent page is kept, as it makes the page dirty.
 //!
-//! Pages are those of the process's own addresses, so neighbours are neighbours; which ones they are differs from run to
-//! run. What the library does inside (sorting the bodies of Barnes-Hut, growing a vector) is not seen.
+//! Pages are those of the process's own addresses, so neighbours are neighbours; which ones they are differs from run
+//! to run. What the library does inside (sorting the bodies of Barnes-Hut, growing a vector) is not seen.
 
 use std::sync::Mutex;
 

@@ -1,8 +1,8 @@
-//! Ctrl-C at any moment of the demo leaves nothing behind: no process, no swap area, no cgroup, no file, no place for the
-//! kernel's events.
+//! Ctrl-C at any moment of the demo leaves nothing behind: no process, no swap area, no cgroup, no file, no place for
+//! the kernel's events.
 //!
-//! A script stands in for the product: `donate` says where it lends, `run` runs the program without a limit. So the test
-//! does not depend on the product, and what is left behind can only be the demo's.
+//! A script stands in for the product: `donate` says where it lends, `run` runs the program without a limit. So the
+//! test does not depend on the product, and what is left behind can only be the demo's.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -18,7 +18,8 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 /// The time a busy machine may take for any of the steps.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-/// The stand-in: notes its process id, then does what the subcommand asks. A run does not end while the file `hold` is there.
+/// The stand-in: notes its process id, then does what the subcommand asks. A run does not end while the file `hold`
+/// is there.
 const STAND_IN: &str = r#"#!/bin/sh
 echo $$ >> "$(dirname "$0")/pids"
 command=$1

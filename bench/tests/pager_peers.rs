@@ -1,5 +1,6 @@
-//! The study `pager-peers` with scripts that stand in for the product and for fltrace, and with its driver for umap over a header that stands in
-//! for umap's: pages of a file, mapped. So the runs, the checks and the driver's visits are tested without a pager.
+//! The study `pager-peers` with scripts that stand in for the product and for fltrace, and with its driver for umap
+//! over a header that stands in for umap's: pages of a file, mapped. So the runs, the checks and the driver's visits
+//! are tested without a pager.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 

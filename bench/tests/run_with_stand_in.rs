@@ -1,5 +1,5 @@
-//! Whole studies with a script that stands in for the product: its "devices" are loop devices over files on a disk. So the
-//! runner, its results and its cleaning up are tested without the product, and without heavy measurements.
+//! Whole studies with a script that stands in for the product: its "devices" are loop devices over files on a disk.
+//! So the runner, its results and its cleaning up are tested without the product, and without heavy measurements.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 

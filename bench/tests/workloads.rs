@@ -20,8 +20,8 @@ fn report(arguments: &[&str]) -> WorkloadReport {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A change here makes results of different versions incomparable, so it needs an entry in the changelog. `key-value` is
-/// not in the list: its popularity law takes powers from the system's library, which may round differently.
+/// A change here makes results of different versions incomparable, so it needs an entry in the changelog. `key-value`
+/// is not in the list: its popularity law takes powers from the system's library, which may round differently.
 #[test]
 fn checksums_are_the_same_everywhere() {
     for (name, checksum) in [

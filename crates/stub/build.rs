@@ -1,7 +1,8 @@
 //! Builds the library that programs carry (`src/preload/`), which is embedded into the pager.
 //!
-//! It cannot be an ordinary crate of the workspace: it has no standard library, aborts on panic, and links nothing. So the same
-//! compiler is called twice more (once with a `fork` for programs whose forks wait for the pager), without network and without other tools than the linker that it uses anyway.
+//! It cannot be an ordinary crate of the workspace: it has no standard library, aborts on panic, and links nothing.
+//! So the same compiler is called twice more (once with a `fork` for programs whose forks wait for the pager),
+//! without network and without other tools than the linker that it uses anyway.
 
 use std::env;
 use std::path::Path;

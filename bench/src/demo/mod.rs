@@ -1,9 +1,9 @@
 //! `make demo`: real programs and a server with part of their memory lent, in about three minutes.
 //!
-//! Three donors are started. Each program runs once with all memory local, which gives its working set, its time and the
-//! output that all later runs must repeat byte by byte. Then 100, 75, 50 and 25 % of the working set are local and the rest is
-//! with the donors, by the pager and over the swap device. Disk swap under the same limit follows. One donor is killed in the
-//! middle of one run.
+//! Three donors are started. Each program runs once with all memory local, which gives its working set, its time and
+//! the output that all later runs must repeat byte by byte. Then 100, 75, 50 and 25 % of the working set are local
+//! and the rest is with the donors, by the pager and over the swap device. Disk swap under the same limit follows.
+//! One donor is killed in the middle of one run.
 //!
 //! - [`programs`]: what runs; [`text`] makes its input from the machine's own documents, [`redis_job`] drives Redis,
 //!   [`resp`] speaks its protocol.
@@ -63,7 +63,8 @@ pub struct Scale {
     pub redis_value: Size,
     /// Integers to sort.
     pub quicksort: Size,
-    /// A run over disk swap is ended after so long, or after [`DISK_PATIENCE`] times what Spillway took if that is longer.
+    /// A run over disk swap is ended after so long, or after [`DISK_PATIENCE`] times what Spillway took if that is
+    /// longer.
     pub disk_seconds_min: u64,
 }
 
@@ -81,11 +82,12 @@ impl Scale {
         quicksort: Size(256 * MIB),
         disk_seconds_min: 4,
     };
-    /// For about three minutes in all: a page that was moved costs 10 to 40 us each way on the development machine, and each
-    /// program moves its pages several times at each of four shares, here and over disk swap. Time grows with the pages moved;
-    /// all else takes half a second a run. With a quarter local a sort of 200 MiB in such lines moved 386 MiB out and 742 MiB
-    /// in; one of 64 MiB in lines of one to three KiB 238 and 428. The sort of 256 MiB needs most: 1.1 GiB of memory
-    /// for all processes and their donors, and on disk text, output, and the copy of what is lent or the file for disk swap.
+    /// For about three minutes in all: a page that was moved costs 10 to 40 us each way on the development machine,
+    /// and each program moves its pages several times at each of four shares, here and over disk swap. Time grows
+    /// with the pages moved; all else takes half a second a run. With a quarter local a sort of 200 MiB in such lines
+    /// moved 386 MiB out and 742 MiB in; one of 64 MiB in lines of one to three KiB 238 and 428. The sort of 256 MiB
+    /// needs most: 1.1 GiB of memory for all processes and their donors, and on disk text, output, and the copy of
+    /// what is lent or the file for disk swap.
     pub const FULL: Self = Self {
         text: Size(256 * MIB),
         lines: Lines::Documents,
@@ -95,8 +97,8 @@ impl Scale {
         quicksort: Size(72 * MIB),
         disk_seconds_min: 2,
     };
-    /// To see in half a minute that all works. Less would not do: a quarter of it has to exceed the least local memory that
-    /// `spillway run` gives a program, 8 MiB.
+    /// To see in half a minute that all works. Less would not do: a quarter of it has to exceed the least local
+    /// memory that `spillway run` gives a program, 8 MiB.
     pub const QUICK: Self = Self {
         text: Size(40 * MIB),
         lines: Lines::Documents,

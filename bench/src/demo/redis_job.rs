@@ -1,5 +1,6 @@
-//! Redis under test, as one program: loads values that are known, runs `redis-benchmark`, saves in the background while
-//! values change (fork, and copies of what is written meanwhile), reads every value back, checks the saved file, and ends.
+//! Redis under test, as one program: loads values that are known, runs `redis-benchmark`, saves in the background
+//! while values change (fork, and copies of what is written meanwhile), reads every value back, checks the saved
+//! file, and ends.
 //!
 //! Being one program, it runs under `spillway run` like any other: the server is its child and shares its budget.
 //!
@@ -19,14 +20,16 @@ use crate::limits::{PROGRAM_DEADLINE, START_DEADLINE};
 use crate::random::word_at;
 use crate::size::Size;
 
-/// Small values, of records: four of them share a page, so that whatever goes through them at random comes by each page four times.
+/// Small values, of records: four of them share a page, so that whatever goes through them at random comes by each
+/// page four times.
 pub const SMALL_VALUE: Size = Size(1024);
 
-/// Values of about a page, of documents or pieces of pages in a web cache: with its head of six bytes such a one fills the
-/// allocator's class of 4096 bytes.
+/// Values of about a page, of documents or pieces of pages in a web cache: with its head of six bytes such a one
+/// fills the allocator's class of 4096 bytes.
 pub const PAGE_VALUE: Size = Size(4088);
 
-/// What Redis takes for a value besides the value, measured with `MEMORY USAGE`: 17 for the key, and entry, object and rounding.
+/// What Redis takes for a value besides the value, measured with `MEMORY USAGE`: 17 for the key, and entry, object
+/// and rounding.
 const ENTRY_BYTES: u64 = 128;
 
 /// Commands sent before their replies are read: `redis-cli --pipe` works alike.
@@ -75,8 +78,8 @@ pub struct Served {
 const SERVED: &str = "redis-benchmark: GET ";
 
 impl Served {
-    /// What `redis-benchmark --csv` printed: a line of names, and a line of values for the one test. Versions before 6.2 print no
-    /// percentiles.
+    /// What `redis-benchmark --csv` printed: a line of names, and a line of values for the one test. Versions before
+    /// 6.2 print no percentiles.
     fn read_csv(text: &str) -> Option<Self> {
         let fields = |line: &str| line.split(',').map(|field| field.trim_matches(['"', ' ']).to_owned()).collect();
         let mut lines = text.lines().map(str::trim).filter(|line| line.starts_with('"'));

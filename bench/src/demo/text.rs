@@ -1,7 +1,8 @@
 //! A text to sort, made of the machine's own documents: licences, manuals' sources, programs in Perl and Python.
 //!
-//! Lines are paragraphs of one to three KiB, or documents of four to twelve, one a line, as in a dump of articles. A sort then
-//! moves through its text in units of about a page or of a few, as one of records does, and its comparisons are decided early.
+//! Lines are paragraphs of one to three KiB, or documents of four to twelve, one a line, as in a dump of articles. A
+//! sort then moves through its text in units of about a page or of a few, as one of records does, and its comparisons
+//! are decided early.
 //!
 //! Invariant: the same documents, seed and size give the same text.
 

@@ -1,7 +1,7 @@
 //! One run of a program somewhere, its output compared with that of the all-local run.
 //!
-//! Invariants: the donors that a run begins with are all alive; a killed one is replaced before the next run; one swap area
-//! is on at a time.
+//! Invariants: the donors that a run begins with are all alive; a killed one is replaced before the next run; one
+//! swap area is on at a time.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
@@ -117,7 +117,8 @@ impl<'shop> Trials<'shop> {
         Ok(AllLocal { footprint, seconds: finished.elapsed.as_secs_f64(), served, output })
     }
 
-    /// Runs it with `local` in local memory (`percent` of its working set) and the rest with the donors, one of the two ways.
+    /// Runs it with `local` in local memory (`percent` of its working set) and the rest with the donors, one of the
+    /// two ways.
     pub fn lent(
         &mut self,
         via: Via,

@@ -1,5 +1,6 @@
-//! The bare floor of a page fault that is handled in user space: a thread touches pages, another one fills them with what lies elsewhere in
-//! memory, and nothing else is done. No pager can be faster, and one in another process has the switch of address spaces on top.
+//! The bare floor of a page fault that is handled in user space: a thread touches pages, another one fills them with
+//! what lies elsewhere in memory, and nothing else is done. No pager can be faster, and one in another process has
+//! the switch of address spaces on top.
 
 use std::io;
 use std::time::Instant;
@@ -11,8 +12,8 @@ use crate::harness::binding::pin;
 use crate::permutation::Permutation;
 use crate::size::PAGE_SIZE_BYTES;
 
-/// Microseconds of one fault, as the mean of `pages` at random addresses, between threads on the two CPUs, or anywhere: what touching them takes more than
-/// touching them again.
+/// Microseconds of one fault, as the mean of `pages` at random addresses, between threads on the two CPUs, or
+/// anywhere: what touching them takes more than touching them again.
 pub fn fault_us(pages: usize, idle: Idle, server_cpu: Option<usize>, client_cpu: Option<usize>) -> io::Result<f64> {
     let served = ServedMemory::new(pages)?;
     let source = Mapping::anonymous(pages * PAGE_SIZE_BYTES as usize)?;

@@ -2,15 +2,17 @@
 //! device's thread and back counts, and not only what the device's thread sees.
 //!
 //! Where the kernel can be asked to record events (tracefs), a sample of the requests is measured one by one
-//! ([`super::read_requests`]): true percentiles. What it records stays in its buffer until the program has ended, so that
-//! nobody reads while it is measured.
+//! ([`super::read_requests`]): true percentiles. What it records stays in its buffer until the program has ended, so
+//! that nobody reads while it is measured.
 //!
-//! Besides, the kernel gives sums (requests, and milliseconds that they took): the mean of all requests. Looked at every few
-//! hundredths of a second they give a mean for each such window, and where there are no events the distribution is that of the
-//! requests, each taken as long as its window's mean. So a single slow request shows as its part of a window only.
+//! Besides, the kernel gives sums (requests, and milliseconds that they took): the mean of all requests. Looked at
+//! every few hundredths of a second they give a mean for each such window, and where there are no events the
+//! distribution is that of the requests, each taken as long as its window's mean. So a single slow request shows as
+//! its part of a window only.
 //!
-//! A page fault waits for such a request, and for what the kernel does before and after it: it enters, looks for memory, maps
-//! the page, switches back to the program. Requests for pages that are read ahead, which nobody waits for yet, count too.
+//! A page fault waits for such a request, and for what the kernel does before and after it: it enters, looks for
+//! memory, maps the page, switches back to the program. Requests for pages that are read ahead, which nobody waits
+//! for yet, count too.
 
 use std::path::Path;
 
@@ -20,11 +22,12 @@ use super::read_requests::{self, ReadRequests};
 use super::spillway::Latency;
 use super::trace::{TraceSession, device_number};
 
-/// The kernel's sum has whole milliseconds: a window with fewer of them waits for more, so that its mean is good to a fifth.
+/// The kernel's sum has whole milliseconds: a window with fewer of them waits for more, so that its mean is good to a
+/// fifth.
 const WINDOW_MILLISECONDS_MIN: u64 = 5;
 
-/// Each CPU's buffer holds some sixty thousand events of some sixty bytes: both ends of one of sixteen of half a million
-/// requests. Of more the last ones count.
+/// Each CPU's buffer holds some sixty thousand events of some sixty bytes: both ends of one of sixteen of half a
+/// million requests. Of more the last ones count.
 const BUFFER_KIB: u32 = 4 * 1024;
 
 /// Reads of a block device since the machine started.

@@ -1,7 +1,7 @@
 //! A virtual machine with a stock kernel for studies: front ends that this host's kernel lacks, beside their peers.
 //!
-//! This very program runs in it (the guest sees the host's files), does one trial and prints its numbers as JSON. A trial
-//! that hangs takes its machine with it, and the next one gets another machine.
+//! This very program runs in it (the guest sees the host's files), does one trial and prints its numbers as JSON. A
+//! trial that hangs takes its machine with it, and the next one gets another machine.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -16,8 +16,9 @@ use crate::limits::GUEST_TRIALS_MAX;
 /// The guest's memory: room for a device several times a working set, and for the programs themselves.
 const MEMORY_MIB: u32 = 1024;
 
-/// The guest has one processor. Emulated ones that wait for each other wait for the host's scheduler, which costs several times
-/// what is measured, and on a busy host a hundred times; with one, a request costs its own instructions and switches.
+/// The guest has one processor. Emulated ones that wait for each other wait for the host's scheduler, which costs
+/// several times what is measured, and on a busy host a hundred times; with one, a request costs its own instructions
+/// and switches.
 pub const PROCESSORS: u32 = 1;
 
 /// The guest's disks: one for files, one to compare with.

@@ -1,7 +1,7 @@
 //! Memory cgroups, versions 1 and 2: a limit on local memory for a program and its children.
 //!
-//! A program enters by itself, through a shell that writes its own process id and then becomes the program; so no page is
-//! ever charged elsewhere. A limited group has a [`ReclaimGuard`], as programs under `spillway run` have.
+//! A program enters by itself, through a shell that writes its own process id and then becomes the program; so no
+//! page is ever charged elsewhere. A limited group has a [`ReclaimGuard`], as programs under `spillway run` have.
 //!
 //! Invariant: when the value is dropped, every process still in the group is ended (only what was started in it can be
 //! there) and the group is removed.
@@ -104,8 +104,8 @@ impl MemoryGroup {
         Ok(group)
     }
 
-    /// A new group that the kernel keeps within `limit_bytes` at the moment of each charge, on cgroup version 2, which needs
-    /// no guard for it: for measurements that nothing is to run beside.
+    /// A new group that the kernel keeps within `limit_bytes` at the moment of each charge, on cgroup version 2,
+    /// which needs no guard for it: for measurements that nothing is to run beside.
     pub fn strict(limit_bytes: u64) -> Result<Self, HarnessError> {
         let group = Self::create(None)?;
         match group.version {

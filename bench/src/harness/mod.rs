@@ -9,8 +9,8 @@
 //! - [`spillway`]: the product, driven as a user would; [`subject`]: the block devices that are compared; [`fio`]: the
 //!   program that exercises them; [`usage`]: CPU time and memory of processes; [`fault_latency`]: how
 //!   long the kernel waits for pages, [`read_requests`]: one by one.
-//! - [`trace`]: the kernel's record of events; [`fault_floor`], [`eviction_floor`]: what a fault handled in user space costs at
-//!   least, and a page that leaves; [`binding`]: their threads on one CPU.
+//! - [`trace`]: the kernel's record of events; [`fault_floor`], [`eviction_floor`]: what a fault handled in user
+//!   space costs at least, and a page that leaves; [`binding`]: their threads on one CPU.
 //! - [`guest`]: a virtual machine with a stock kernel; [`stock_subject`]: the block devices that such a kernel offers.
 //!
 //! Invariants: a process that was started here ends here, by its own id; nothing else is ever ended. An interrupt makes

@@ -4,8 +4,8 @@
 //! Each program gets a process group of its own: Ctrl-C at a terminal then reaches this program only, which ends the
 //! others in the right order. `setpriv --pdeathsig`, where present, ends them even if this program is killed outright.
 //!
-//! Invariant: signals go only to process groups whose leader was started here and is not yet reaped, so a process id that
-//! was reused can never be hit.
+//! Invariant: signals go only to process groups whose leader was started here and is not yet reaped, so a process id
+//! that was reused can never be hit.
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -182,7 +182,8 @@ impl Running {
     fn reap(&mut self) -> Result<ExitStatus, HarnessError> {
         let status = self.child.wait().map_err(HarnessError::system(format!("waiting for {}", self.name)))?;
         self.reaped = true;
-        // A background process that it left behind may hold the pipes open: only finished readers are waited for longer.
+        // A background process that it left behind may hold the pipes open: only finished readers are waited for
+        // longer.
         let end = Instant::now() + Duration::from_secs(1);
         while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));

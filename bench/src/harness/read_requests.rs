@@ -1,10 +1,11 @@
-//! How long each read request of a block device took, from the kernel's trace events: from the moment a page's bio reaches the
-//! block layer until the request that it became part of has ended. Waiting for a free request and being merged with neighbours
-//! lies in between. No I/O here: [`super::fault_latency`] records the events.
+//! How long each read request of a block device took, from the kernel's trace events: from the moment a page's bio
+//! reaches the block layer until the request that it became part of has ended. Waiting for a free request and being
+//! merged with neighbours lies in between. No I/O here: [`super::fault_latency`] records the events.
 //!
-//! Only requests that begin in one of sixteen runs of eight pages are recorded, so that recording costs nothing worth telling.
-//! The sector decides, because it is the same at the beginning and at the end. Runs, and not single pages, because on some
-//! devices the kernel reads ahead from multiples of eight pages (`vm.page-cluster`): single ones would be all or none of them.
+//! Only requests that begin in one of sixteen runs of eight pages are recorded, so that recording costs nothing worth
+//! telling. The sector decides, because it is the same at the beginning and at the end. Runs, and not single pages,
+//! because on some devices the kernel reads ahead from multiples of eight pages (`vm.page-cluster`): single ones
+//! would be all or none of them.
 //!
 //! Invariant: a page waits once at most, so an end never takes a beginning of an earlier request on the same sectors.
 
@@ -83,8 +84,8 @@ impl ReadRequests {
         pages.into_iter().filter_map(|sector| self.waiting.remove(&sector)).reduce(f64::min)
     }
 
-    /// The median and the 99th percentile in microseconds: each the time that this part of the requests did not exceed. `None`
-    /// when there were too few to tell.
+    /// The median and the 99th percentile in microseconds: each the time that this part of the requests did not
+    /// exceed. `None` when there were too few to tell.
     pub fn percentiles(&self) -> Option<(f64, f64)> {
         let mut sorted = self.latencies_us.clone();
         sorted.sort_by(f64::total_cmp);
@@ -104,8 +105,8 @@ mod tests {
 
     use super::*;
 
-    /// Of a quicksort whose pages come back over a loop device, Linux 6.18: one page is put behind the one before it, another one
-    /// before it, two go alone, and the last two are still waited for.
+    /// Of a quicksort whose pages come back over a loop device, Linux 6.18: one page is put behind the one before it,
+    /// another one before it, two go alone, and the last two are still waited for.
     const CAPTURED: &str = "\
   spillway-bench-20035   [001] .....  1861.019909: block_bio_queue: 7,0 R 4360 + 8 [spillway-bench]
   spillway-bench-20035   [001] .....  1861.019909: block_getrq: 7,0 R 4360 + 8 [spillway-bench]

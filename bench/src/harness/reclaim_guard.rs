@@ -1,14 +1,14 @@
 //! Keeps the kernel from killing a program at its limit while swap is free.
 //!
-//! At the limit of a memory cgroup the kernel decides by the group's statistics whether there are pages to move from the
-//! active to the inactive list, from which alone it reclaims. It brings those statistics up to date every two seconds
-//! (`FLUSH_TIME` in the kernel's `mm/memcontrol.c`). A program whose pages all became active since then has "enough"
-//! inactive ones by the old count and none in truth: reclaim finds nothing, sixteen times, and the program is killed. Seen
-//! on Linux 6.18, cgroup v1: two of three quicksorts of 64 MiB in 17 MiB over disk swap died, with `inactive_anon 0` in the
-//! kernel's report; with the statistics read meanwhile, none.
+//! At the limit of a memory cgroup the kernel decides by the group's statistics whether there are pages to move from
+//! the active to the inactive list, from which alone it reclaims. It brings those statistics up to date every two
+//! seconds (`FLUSH_TIME` in the kernel's `mm/memcontrol.c`). A program whose pages all became active since then has
+//! "enough" inactive ones by the old count and none in truth: reclaim finds nothing, sixteen times, and the program
+//! is killed. Seen on Linux 6.18, cgroup v1: two of three quicksorts of 64 MiB in 17 MiB over disk swap died, with
+//! `inactive_anon 0` in the kernel's report; with the statistics read meanwhile, none.
 //!
-//! Reading `memory.stat` brings them up to date. `spillway run` does so for its programs; the programs that it is compared
-//! with get the same here, at the same pace, so that both sides pay for it.
+//! Reading `memory.stat` brings them up to date. `spillway run` does so for its programs; the programs that it is
+//! compared with get the same here, at the same pace, so that both sides pay for it.
 
 use std::path::PathBuf;
 use std::sync::Arc;

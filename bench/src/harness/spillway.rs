@@ -192,8 +192,8 @@ pub struct Storage {
     pub front_end: Option<&'static str>,
     /// When idle CPUs are kept awake; `None` takes the default.
     pub keep_awake: Option<&'static str>,
-    /// For a run: memory to borrow at most. Without it the product takes a device as large as all memory, and its backing
-    /// file needs as much room.
+    /// For a run: memory to borrow at most. Without it the product takes a device as large as all memory, and its
+    /// backing file needs as much room.
     pub lend: Option<Size>,
 }
 
@@ -209,8 +209,8 @@ impl Places {
         serde_json::from_str(output.lines().next()?).ok()
     }
 
-    /// The address for a transport. A borrower takes shared memory whenever it can reach the donor's socket; so for TCP the
-    /// socket goes.
+    /// The address for a transport. A borrower takes shared memory whenever it can reach the donor's socket; so for
+    /// TCP the socket goes.
     fn address(&self, transport: Transport) -> Result<String, HarnessError> {
         match transport {
             Transport::SharedMemory => Ok(format!("unix:{}", self.unix.display())),

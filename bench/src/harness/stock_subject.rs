@@ -1,5 +1,5 @@
-//! The block devices that a stock kernel offers, ours and its peers', each with everything it stands on: ublk and NBD are
-//! kernel modules that few development machines have, so these are made inside a guest.
+//! The block devices that a stock kernel offers, ours and its peers', each with everything it stands on: ublk and NBD
+//! are kernel modules that few development machines have, so these are made inside a guest.
 //!
 //! | subject | what it is |
 //! |---|---|
@@ -30,7 +30,8 @@ pub const RAMDISK_VARIABLE: &str = "SPILLWAY_BENCH_UBLK_RAMDISK";
 /// A program in the search path that is taken as the libublk example.
 const RAMDISK_PROGRAM: &str = "ublk-ramdisk";
 
-/// The NBD device that `nbd-client` gets: the last of the sixteen that the module makes, so that ours are out of its way.
+/// The NBD device that `nbd-client` gets: the last of the sixteen that the module makes, so that ours are out of its
+/// way.
 const NBD_DEVICE: &str = "/dev/nbd15";
 
 /// The port of nbdkit on the guest's loopback interface, where nothing else listens.

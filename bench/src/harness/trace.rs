@@ -1,4 +1,5 @@
-//! The kernel's own record of what happened when (tracefs, Documentation/trace/events.rst), in an instance of this run's own.
+//! The kernel's own record of what happened when (tracefs, Documentation/trace/events.rst), in an instance of this
+//! run's own.
 //!
 //! Invariant: when a session is dropped its instance, and its mount of tracefs if it made one, are gone.
 

@@ -1,7 +1,7 @@
 //! Scales: from a number to a place on the picture, and where to put ticks.
 //!
-//! A scale is logarithmic when its numbers span more than a factor of `LOGARITHMIC_FROM`: paging costs span from one to a
-//! thousand microseconds, and on a linear scale only the slowest would be seen.
+//! A scale is logarithmic when its numbers span more than a factor of `LOGARITHMIC_FROM`: paging costs span from one
+//! to a thousand microseconds, and on a linear scale only the slowest would be seen.
 
 /// Spans from here on are shown on a logarithmic scale.
 const LOGARITHMIC_FROM: f64 = 30.0;

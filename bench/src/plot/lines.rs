@@ -1,5 +1,5 @@
-//! Lines: a number over another one. The horizontal scale has one step for each value that was measured, as sweeps double
-//! from step to step.
+//! Lines: a number over another one. The horizontal scale has one step for each value that was measured, as sweeps
+//! double from step to step.
 
 use super::axis::Axis;
 use super::bars::{draw_legend, draw_scale, height_of};

@@ -1,7 +1,7 @@
 //! Real programs for the study `recorded`: each does a fixed job, small enough that recording it takes about a minute.
 //!
-//! Values are large, so that there are few: the tool takes time for each instruction, not for each page. Left out for that reason: numpy, whose import
-//! alone is 280 million instructions, and Java, which compiles while it runs.
+//! Values are large, so that there are few: the tool takes time for each instruction, not for each page. Left out for
+//! that reason: numpy, whose import alone is 280 million instructions, and Java, which compiles while it runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,9 +1,10 @@
 //! Runs a program under valgrind's `lackey` and converts its log while it comes.
 //!
-//! The log comes through a pipe whose writing end the tool inherits by number (`--log-fd`), so that the program keeps its standard streams.
+//! The log comes through a pipe whose writing end the tool inherits by number (`--log-fd`), so that the program keeps
+//! its standard streams.
 //!
-//! Invariant: the tool ends with the value that stands for it here, and this program never waits for a log without looking whether
-//! its writer still runs.
+//! Invariant: the tool ends with the value that stands for it here, and this program never waits for a log without
+//! looking whether its writer still runs.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -23,14 +24,15 @@ use crate::replay::traces::ROOM_BYTES;
 /// Bytes of the log between the two: what the tool writes in some 50 ms.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// A piece of the log that is shorter is not worth being woken for, as the tool writes each line by itself: this program rests then.
+/// A piece of the log that is shorter is not worth being woken for, as the tool writes each line by itself: this
+/// program rests then.
 const PIECE_BYTES: usize = PIPE_BYTES / 8;
 
 /// For so long.
 const REST: Duration = Duration::from_millis(2);
 
-/// Copies by the processor's string instructions would be a line for each byte. The C library takes loops instead when told so, with the
-/// same pages in the same order; programs with another one are recorded too, more slowly.
+/// Copies by the processor's string instructions would be a line for each byte. The C library takes loops instead
+/// when told so, with the same pages in the same order; programs with another one are recorded too, more slowly.
 const LIBRARY_TUNABLES: (&str, &str) = (
     "GLIBC_TUNABLES",
     "glibc.cpu.x86_rep_movsb_threshold=1099511627776:glibc.cpu.x86_rep_stosb_threshold=1099511627776",
@@ -53,7 +55,8 @@ struct Prepared {
 
 fn prepare() -> Result<Prepared, HarnessError> {
     let failed = || HarnessError::system::<Errno>("making a pipe");
-    // Without CLOEXEC: the tool is to have it. The reading end is not for it, or nobody would notice when this program is gone.
+    // Without CLOEXEC: the tool is to have it. The reading end is not for it, or nobody would notice when this
+    // program is gone.
     let (reader, writer) = rustix::pipe::pipe().map_err(failed())?;
     rustix::io::fcntl_setfd(&reader, rustix::io::FdFlags::CLOEXEC).map_err(failed())?;
     rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK).map_err(failed())?;

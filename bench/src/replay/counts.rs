@@ -2,11 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A cheap fault, in nanoseconds: the bare userfaultfd floor with the handler on the faulting CPU was measured at 3.4 to 4 us.
+/// A cheap fault, in nanoseconds: the bare userfaultfd floor with the handler on the faulting CPU was measured at 3.4
+/// to 4 us.
 pub const LOCAL_FAULT_NS: u64 = 4000;
 
-/// What a fault that asks a donor costs beyond a cheap one: a raw exchange of 4 KiB over TCP on one host, waking included, was
-/// measured at 15 to 20 us; the network of the papers takes 4 to 10, a busy one more.
+/// What a fault that asks a donor costs beyond a cheap one: a raw exchange of 4 KiB over TCP on one host, waking
+/// included, was measured at 15 to 20 us; the network of the papers takes 4 to 10, a busy one more.
 pub const EXCHANGE_NS: u64 = 16_000;
 
 /// What each page after the first of one request adds to its time: 4 KiB at 4 GB/s.
@@ -63,8 +64,8 @@ impl Counts {
         part(self.prefetch_used - self.prefetch_late, self.prefetch_used)
     }
 
-    /// By how much more pages were needed from afar than `without` prefetching, as a part of those: they had made room for pages
-    /// that nobody asked for, or asked for later.
+    /// By how much more pages were needed from afar than `without` prefetching, as a part of those: they had made
+    /// room for pages that nobody asked for, or asked for later.
     pub fn pollution(&self, without: &Self) -> f64 {
         part((self.prefetch_used + self.refaults).saturating_sub(without.refaults), without.refaults)
     }

@@ -1,14 +1,15 @@
 //! The pager's local memory, as docs/pager.md describes it, in front of a recorded program.
 //!
-//! It keeps what the pager keeps (states of pages, staging, what is under way) and tells policies what the pager would learn: faults,
-//! first writes, markers. A hit on a mapped page tells nobody anything.
+//! It keeps what the pager keeps (states of pages, staging, what is under way) and tells policies what the pager
+//! would learn: faults, first writes, markers. A hit on a mapped page tells nobody anything.
 //!
-//! The budget holds resident pages and staging. When more than its part is resident, a batch of victims leaves: they are staged, and
-//! the oldest staged pages become remote. Pages that are brought along are counted from the moment when they are asked for; one that
-//! is touched before its time has come waits for the rest of it.
+//! The budget holds resident pages and staging. When more than its part is resident, a batch of victims leaves: they
+//! are staged, and the oldest staged pages become remote. Pages that are brought along are counted from the moment
+//! when they are asked for; one that is touched before its time has come waits for the rest of it.
 //!
-//! Simplifications: staging has room for pages, not for slots; a batch leaves at once; the network takes any number of requests at a time; a window's marker
-//! comes along with the others and is told as used like them, where the pager leaves it away until it comes by a fault, and tells of it later.
+//! Simplifications: staging has room for pages, not for slots; a batch leaves at once; the network takes any number
+//! of requests at a time; a window's marker comes along with the others and is told as used like them, where the
+//! pager leaves it away until it comes by a fault, and tells of it later.
 
 use std::collections::VecDeque;
 
@@ -372,7 +373,8 @@ mod tests {
 
     #[test]
     fn a_loop_that_fits_comes_to_stay_whatever_is_there() {
-        // Its pages leave for others, neighbours or scattered, of which none is needed again. Then it goes on, over half of the memory.
+        // Its pages leave for others, neighbours or scattered, of which none is needed again. Then it goes on, over
+        // half of the memory.
         for distance in [1, 2] {
             let others = (0..4000).map(|page| 1000 + distance * page);
             let trace = reads((0..1000).chain(others).chain((0..25).flat_map(|_| 0..1000)));

@@ -1,8 +1,8 @@
 //! The bound: how many faults a memory of so many pages costs at least (Belady 1966, "MIN": the page that is used last
 //! leaves).
 //!
-//! It counts one page at a time, all of the budget, and no staging, so no policy and no pager reaches it; it shows what is
-//! left to gain.
+//! It counts one page at a time, all of the budget, and no staging, so no policy and no pager reaches it; it shows
+//! what is left to gain.
 
 use std::collections::BinaryHeap;
 

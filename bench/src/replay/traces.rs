@@ -22,7 +22,8 @@ pub enum Source {
     Pattern(Pattern),
 }
 
-/// All sources of the studies. Without `touch` and the fills, each of which reads its pages once: the patterns do that better.
+/// All sources of the studies. Without `touch` and the fills, each of which reads its pages once: the patterns do
+/// that better.
 pub fn sources() -> Vec<Source> {
     let workloads = ["fill-modify", "key-value", "quicksort", "page-rank", "matrix", "barnes-hut"];
     Pattern::ALL.into_iter().map(Source::Pattern).chain(workloads.into_iter().map(Source::Workload)).collect()

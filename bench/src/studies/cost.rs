@@ -1,9 +1,9 @@
 //! What lending takes: CPU seconds of donor and borrower for each GiB moved, and memory beyond what is lent.
 //!
-//! Over shared memory the borrower copies and the donor does nothing, so its figure has to be zero, but for preparing slabs, which the
-//! first write shows. Memory is what the kernel says of the two processes: their own with their page tables, once with nothing stored
-//! (buffers, slab map, page bits of the whole device) and then what each GiB adds; and of the slabs what no page is stored in (slabs
-//! that are prepared ahead, and the rest of those in use).
+//! Over shared memory the borrower copies and the donor does nothing, so its figure has to be zero, but for preparing
+//! slabs, which the first write shows. Memory is what the kernel says of the two processes: their own with their page
+//! tables, once with nothing stored (buffers, slab map, page bits of the whole device) and then what each GiB adds;
+//! and of the slabs what no page is stored in (slabs that are prepared ahead, and the rest of those in use).
 
 use std::time::Duration;
 

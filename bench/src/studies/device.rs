@@ -1,8 +1,8 @@
-//! What a request to the block device costs: fio, 4 KiB at depth 1 and 16, and 128 KiB, with the client on the server's CPU
-//! and on another one.
+//! What a request to the block device costs: fio, 4 KiB at depth 1 and 16, and 128 KiB, with the client on the
+//! server's CPU and on another one.
 //!
-//! Each round builds a subject, fills it, and runs all jobs on it, so that no subject profits from another's presence. The
-//! raw exchange that TCP is measured by is made in the same round as the device over TCP.
+//! Each round builds a subject, fills it, and runs all jobs on it, so that no subject profits from another's
+//! presence. The raw exchange that TCP is measured by is made in the same round as the device over TCP.
 
 use std::time::Duration;
 

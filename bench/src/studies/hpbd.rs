@@ -1,5 +1,5 @@
-//! HPBD's own experiments: quicksort and Barnes-Hut with a quarter of their memory local, two quicksorts at once, and from
-//! 1 to 16 donors (HPBD saw no degradation up to 12).
+//! HPBD's own experiments: quicksort and Barnes-Hut with a quarter of their memory local, two quicksorts at once, and
+//! from 1 to 16 donors (HPBD saw no degradation up to 12).
 //!
 //! As in HPBD no copy goes to a disk; with one, as the product keeps by default, programs run in the study `programs`.
 

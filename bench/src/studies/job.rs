@@ -12,8 +12,8 @@ use crate::demo::programs::DemoProgram;
 use crate::harness::HarnessError;
 use crate::size::{MIB, Size};
 
-/// What a real program takes at most beside twice its data: interpreter and libraries, a client, a fork's copies. Too much costs
-/// nothing but room in files and at donors.
+/// What a real program takes at most beside twice its data: interpreter and libraries, a client, a fork's copies. Too
+/// much costs nothing but room in files and at donors.
 const ROOM_BESIDE_DATA: Size = Size(128 * MIB);
 
 /// What a program prints.

@@ -1,11 +1,13 @@
-//! A raw 4 KiB exchange over loopback TCP: a small request, a page back. The least that any protocol over TCP costs, and so
-//! the yardstick for the product's TCP transport.
+//! A raw 4 KiB exchange over loopback TCP: a small request, a page back. The least that any protocol over TCP costs,
+//! and so the yardstick for the product's TCP transport.
 //!
-//! It is made by two threads of one process, with one page that is always in the cache. A donor is another process, and its pages are not in any
-//! cache; who waits for several donors waits by poll(2). What that costs, and nothing else, is the exchange between processes.
+//! It is made by two threads of one process, with one page that is always in the cache. A donor is another process,
+//! and its pages are not in any cache; who waits for several donors waits by poll(2). What that costs, and nothing
+//! else, is the exchange between processes.
 //!
-//! Threads that sleep on different CPUs pay for waking one another at each exchange, several times what the exchange itself takes. Those that look again and
-//! again instead are the yardstick for whoever does so too: the exchange of which neither end sleeps.
+//! Threads that sleep on different CPUs pay for waking one another at each exchange, several times what the exchange
+//! itself takes. Those that look again and again instead are the yardstick for whoever does so too: the exchange of
+//! which neither end sleeps.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -41,7 +43,8 @@ fn serve(mut stream: TcpStream, cpu: Option<usize>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Microseconds for one exchange, as the mean of `count` after a first one; `wait` waits for the page before it is read.
+/// Microseconds for one exchange, as the mean of `count` after a first one; `wait` waits for the page before it is
+/// read.
 fn ask(mut stream: TcpStream, count: u32, wait: impl Fn(&TcpStream) -> std::io::Result<()>) -> std::io::Result<f64> {
     let (request, mut page) = ([1; REQUEST_BYTES], [0; PAGE_SIZE_BYTES as usize]);
     let mut exchange = || {
@@ -92,7 +95,8 @@ fn serve_awake(stream: TcpStream, cpu: Option<usize>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The median of blocks: where the scheduler has both ends on one CPU for a while, each waits for the other's whole turn.
+/// The median of blocks: where the scheduler has both ends on one CPU for a while, each waits for the other's whole
+/// turn.
 fn ask_awake(stream: TcpStream, count: u32) -> std::io::Result<f64> {
     let (request, mut page) = ([1; REQUEST_BYTES], [0; PAGE_SIZE_BYTES as usize]);
     let mut stream = Looking::new(stream)?;
@@ -155,7 +159,8 @@ fn between_threads(
     })
 }
 
-/// What the other process does: one page for each request, each from another place of its memory, until the connection ends.
+/// What the other process does: one page for each request, each from another place of its memory, until the
+/// connection ends.
 pub fn serve_scattered(mut stream: TcpStream, cpu: Option<usize>) -> std::io::Result<()> {
     pin(cpu)?;
     let memory = vec![7_u8; SCATTERED_BYTES as usize];
@@ -167,7 +172,8 @@ pub fn serve_scattered(mut stream: TcpStream, cpu: Option<usize>) -> std::io::Re
     Ok(())
 }
 
-/// As [`exchange_us`], with a process of `program`, which is this one, as the server (see the module text). It ends with the connection.
+/// As [`exchange_us`], with a process of `program`, which is this one, as the server (see the module text). It ends
+/// with the connection.
 pub fn exchange_between_processes_us(
     program: &Path,
     count: u32,

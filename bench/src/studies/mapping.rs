@@ -1,6 +1,7 @@
-//! When a slab gets its donor: with its first write (the default), or once it is used a lot (Infiniswap's way). What either
-//! costs in latency, and what it takes of donors' memory, under a skewed load: four fifths of the requests go to a tenth of
-//! the device, at a rate at which the rest stays below Infiniswap's bound of 20 page I/Os per slab and second.
+//! When a slab gets its donor: with its first write (the default), or once it is used a lot (Infiniswap's way). What
+//! either costs in latency, and what it takes of donors' memory, under a skewed load: four fifths of the requests go
+//! to a tenth of the device, at a rate at which the rest stays below Infiniswap's bound of 20 page I/Os per slab and
+//! second.
 //!
 //! The rate is the same for both, so the latencies compare, and no rate is reported.
 
@@ -16,7 +17,8 @@ use crate::size::{MIB, Size};
 /// Small slabs, so that a tenth of the device is several of them.
 const SLAB: Size = Size(4 * MIB);
 
-/// Four fifths of the requests to a tenth of the device; 64 slabs of 256 MiB then get 128 and 3.6 requests per second each.
+/// Four fifths of the requests to a tenth of the device; 64 slabs of 256 MiB then get 128 and 3.6 requests per second
+/// each.
 const LOAD: [&str; 2] = ["--random_distribution=zoned:80/10:20/90", "--rate_iops=1000"];
 
 const LENT: &str = "donors' memory in use at the end";

@@ -20,7 +20,8 @@
 //! | [`slab`] | the slab size (never published for Infiniswap) |
 //! | [`writes`] | sustained writes with a copy on disk, before and after its backlog is full |
 //!
-//! Invariant: a subject that cannot be had is left out with its reason in the result; only an interrupt ends a study early.
+//! Invariant: a subject that cannot be had is left out with its reason in the result; only an interrupt ends a study
+//! early.
 
 pub mod cost;
 pub mod dcm;

@@ -1,9 +1,11 @@
-//! The life of a page-in: where the time between a program's fault and its next instruction goes, stage by stage, from the
-//! kernel's own trace (compare Leap's figure of the same name, ATC '20: 34 us of 38 were spent above the network).
+//! The life of a page-in: where the time between a program's fault and its next instruction goes, stage by stage,
+//! from the kernel's own trace (compare Leap's figure of the same name, ATC '20: 34 us of 38 were spent above the
+//! network).
 //!
-//! The program is the workload `touch`: a random page, then a system call, which marks the fault's end. Stages are taken from
-//! events that every front end causes: the fault, the bio, the request's start, the I/O thread's system calls, the request's
-//! end, the switch back to the program. Tracing itself costs each stage a few tenths of a microsecond.
+//! The program is the workload `touch`: a random page, then a system call, which marks the fault's end. Stages are
+//! taken from events that every front end causes: the fault, the bio, the request's start, the I/O thread's system
+//! calls, the request's end, the switch back to the program. Tracing itself costs each stage a few tenths of a
+//! microsecond.
 //!
 //! [`Assembler`] turns events into lives and does no I/O.
 
@@ -42,8 +44,8 @@ pub const STAGES: [&str; 7] = [
 /// The case of the whole.
 const WHOLE: &str = "whole page-in";
 
-/// Numbers of system calls on x86-64 and, where they differ, none: by which an I/O thread takes a request or answers one.
-/// read, readv, recvfrom, recvmsg, io_uring_enter; write, writev, sendto, sendmsg, io_uring_enter.
+/// Numbers of system calls on x86-64 and, where they differ, none: by which an I/O thread takes a request or answers
+/// one. read, readv, recvfrom, recvmsg, io_uring_enter; write, writev, sendto, sendmsg, io_uring_enter.
 const ARRIVALS: [&str; 5] = ["0", "19", "45", "47", "426"];
 const ANSWERS: [&str; 5] = ["1", "20", "44", "46", "426"];
 
@@ -127,7 +129,8 @@ fn trace(context: &Context, subject: Subject, size: Size, pinning: Pinning) -> R
 pub struct Servers {
     /// The threads.
     pub threads: Vec<u32>,
-    /// Whether the kernel puts requests into a ring that they share (ublk): then they have one as they wake, without a call.
+    /// Whether the kernel puts requests into a ring that they share (ublk): then they have one as they wake, without
+    /// a call.
     pub by_ring: bool,
 }
 
@@ -262,7 +265,8 @@ fn is_read(event: &TraceEvent) -> bool {
     event.details.split(' ').nth(1).is_some_and(|flags| flags.starts_with('R'))
 }
 
-/// epoll_wait and epoll_pwait: on their way out the kernel puts requests into the ring, and the call says that it was interrupted.
+/// epoll_wait and epoll_pwait: on their way out the kernel puts requests into the ring, and the call says that it was
+/// interrupted.
 const WAKES: [&str; 2] = ["232", "281"];
 
 /// io_uring_enter: a look into the ring does not count what it brings.

@@ -1,8 +1,9 @@
 //! Which CPUs the two sides of a measurement run on.
 //!
-//! A fault whose server runs on the same CPU costs a context switch; on another CPU it also wakes a halted CPU, which took
-//! 71 to 80 us here against 11 to 19. An average over both says nothing, so they are reported apart. Without pinning the scheduler
-//! decides, and a measurement is some mixture of both: what users get, and nothing to understand a cost by.
+//! A fault whose server runs on the same CPU costs a context switch; on another CPU it also wakes a halted CPU, which
+//! took 71 to 80 us here against 11 to 19. An average over both says nothing, so they are reported apart. Without
+//! pinning the scheduler decides, and a measurement is some mixture of both: what users get, and nothing to
+//! understand a cost by.
 
 /// Where the server side runs, always.
 pub const SERVER_CPU: usize = 0;

@@ -1,8 +1,8 @@
 //! Which page comes along: each prefetcher on each trace, with the default policy of replacement.
 //!
-//! It replays; no pager runs. *Accuracy*: of the pages brought along, the part that was used. *Coverage*: of the pages that were
-//! needed from afar, the part that had been brought along. *Timeliness*: of those, the part that was there in time. *Pollution*: by
-//! how much more pages were needed from afar than without.
+//! It replays; no pager runs. *Accuracy*: of the pages brought along, the part that was used. *Coverage*: of the
+//! pages that were needed from afar, the part that had been brought along. *Timeliness*: of those, the part that was
+//! there in time. *Pollution*: by how much more pages were needed from afar than without.
 
 use spillway_policy::prefetch::Prefetcher;
 use spillway_testing::prefetch::AnyPrefetcher;

@@ -1,10 +1,10 @@
 //! Runs a program somewhere: with all memory local, over a swap device under a limit, or under `spillway run`.
 //!
-//! Programs that report their own time are believed, so that setting things up never counts; of others `spillway run` tells
-//! it, or it is that from start to end.
+//! Programs that report their own time are believed, so that setting things up never counts; of others `spillway run`
+//! tells it, or it is that from start to end.
 //!
-//! Invariant: the checksum or the output of every run of one program is compared with that of the first; a difference is a
-//! failure.
+//! Invariant: the checksum or the output of every run of one program is compared with that of the first; a difference
+//! is a failure.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -96,7 +96,8 @@ pub struct ProgramRunner<'context> {
     redundancy: &'static str,
     checksums: HashMap<(String, u64), String>,
     outputs: HashMap<&'static str, PathBuf>,
-    /// Those of the last run with donors: they serve the next one, so that none begins while memory is made ready to lend.
+    /// Those of the last run with donors: they serve the next one, so that none begins while memory is made ready to
+    /// lend.
     donors: Vec<Donor>,
     lent_by_donors: Size,
     /// What the pager of the last run did, if it had one.

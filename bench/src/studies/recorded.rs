@@ -1,6 +1,7 @@
 //! Which page leaves and which comes along, on traces of real programs, recorded in the same run (`crate::recording`).
 //!
-//! The cases are those of the study `replacement`, and with `ahead` in their names those of the study `prefetching`. Recording takes a minute or two a program.
+//! The cases are those of the study `replacement`, and with `ahead` in their names those of the study `prefetching`.
+//! Recording takes a minute or two a program.
 
 use super::{Context, Study, prefetching, replacement};
 use crate::harness::HarnessError;

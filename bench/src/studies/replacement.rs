@@ -1,4 +1,5 @@
-//! Which page leaves: each policy on each trace at L(75), L(50), L(25), against the fewest refaults that any order allows.
+//! Which page leaves: each policy on each trace at L(75), L(50), L(25), against the fewest refaults that any order
+//! allows.
 //!
 //! It replays; no pager runs. Refaults are those that ask a donor; a touch of a staged page is a cheap fault. The time
 //! lost weighs both (`crate::replay::counts`). The default policy and its staging follow from this
@@ -25,7 +26,8 @@ pub const LOCAL_PER_CENT: [u32; 3] = [75, 50, 25];
 /// The part of the budget that is staging, in thousandths: DCM's lineage (EMP: 12.5 %).
 pub const STAGING_THOUSANDTHS: u32 = 125;
 
-/// What the pager does: its write-back pool is the staging, a thirty-second of the budget (to 32 MiB), and clean pages are not in it.
+/// What the pager does: its write-back pool is the staging, a thirty-second of the budget (to 32 MiB), and clean
+/// pages are not in it.
 const POOL_THOUSANDTHS: u32 = 31;
 
 /// The optimal order; its column in the table of times.

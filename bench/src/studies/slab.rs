@@ -1,5 +1,6 @@
-//! The slab size, from 1 MiB to 256 MiB: what filling an empty device costs (slabs are mapped meanwhile), and what a read
-//! costs afterwards. Infiniswap used 1 GB and left this experiment to future work; the product's default comes from here.
+//! The slab size, from 1 MiB to 256 MiB: what filling an empty device costs (slabs are mapped meanwhile), and what a
+//! read costs afterwards. Infiniswap used 1 GB and left this experiment to future work; the product's default comes
+//! from here.
 
 use std::time::{Duration, Instant};
 

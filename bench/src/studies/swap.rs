@@ -1,5 +1,5 @@
-//! What a page costs when the kernel swaps to the device: a program fills twice its local memory and visits it, in sequence
-//! and at random, under a memory cgroup.
+//! What a page costs when the kernel swaps to the device: a program fills twice its local memory and visits it, in
+//! sequence and at random, under a memory cgroup.
 //!
 //! The numbers are those of the program: time over pages of each phase, the kernel's own work and read-ahead included.
 
@@ -30,7 +30,8 @@ const WORKLOADS: [(&str, &[(&str, &str)]); 2] = [
     ("fill-random", &[("read", "random swap-in")]),
 ];
 
-/// A case without anything below the kernel, to tell what no device can be faster than: pages that zram stores by noting one word.
+/// A case without anything below the kernel, to tell what no device can be faster than: pages that zram stores by
+/// noting one word.
 const KERNEL_ALONE: &str = "kernel alone";
 /// The workload of it, which is the first one's but for its pages.
 const ALIKE: (&str, &[(&str, &str)]) = ("fill-alike", WORKLOADS[0].1);

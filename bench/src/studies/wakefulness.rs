@@ -1,5 +1,5 @@
-//! What it brings that idle CPUs are kept awake while a burst of page-ins lasts, and what the same would bring a peer whose user
-//! thinks of it: so that one can tell the shorter path from the awake one.
+//! What it brings that idle CPUs are kept awake while a burst of page-ins lasts, and what the same would bring a peer
+//! whose user thinks of it: so that one can tell the shorter path from the awake one.
 
 use super::pinning::Pinning;
 use super::{Context, Study, swap};

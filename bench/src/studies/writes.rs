@@ -1,6 +1,6 @@
-//! Sustained writes: they run at fabric speed and stay there. With replicas, or without copies, always; with a copy on disk
-//! until the backlog reaches its bound, and not below the disk's speed afterwards. (In Infiniswap's code a write's context
-//! was freed only by the disk write, so that sustained writes ran at disk speed from the start.)
+//! Sustained writes: they run at fabric speed and stay there. With replicas, or without copies, always; with a copy
+//! on disk until the backlog reaches its bound, and not below the disk's speed afterwards. (In Infiniswap's code a
+//! write's context was freed only by the disk write, so that sustained writes ran at disk speed from the start.)
 //!
 //! The device is written in steps; after each, the backlog tells whether the step ran below the bound or at it.
 

@@ -1,12 +1,12 @@
 //! Barnes-Hut: HPBD's second program. Bodies attract one another; distant groups are taken as one body.
 //!
 //! Each step builds an octree, then walks it for each body. The bodies lie along a Morton curve, as the partitions of
-//! SPLASH-2's Barnes do, so that consecutive walks share most of what they visit; what is near along two axes and far along
-//! the curve is still visited, which is the poor locality that HPBD saw. (In random order nearly every visit to a leaf would
-//! fault under paging, and no swap device would tell from another.)
+//! SPLASH-2's Barnes do, so that consecutive walks share most of what they visit; what is near along two axes and far
+//! along the curve is still visited, which is the poor locality that HPBD saw. (In random order nearly every visit to
+//! a leaf would fault under paging, and no swap device would tell from another.)
 //!
-//! Invariants: each body is in exactly one leaf, so the root's mass is the sum of all; each body's acceleration is computed
-//! by one thread in one order, so the result does not depend on the number of threads.
+//! Invariants: each body is in exactly one leaf, so the root's mass is the sum of all; each body's acceleration is
+//! computed by one thread in one order, so the result does not depend on the number of threads.
 
 use super::phase::PhaseClock;
 use super::{Program, WorkloadError, WorkloadSettings, part_length, wrong};
@@ -37,9 +37,9 @@ const NODES_PER_BODY: f64 = 0.6;
 /// Bodies whose acceleration is checked against the direct sum.
 const CHECKED_BODIES: usize = 4;
 
-/// Largest deviation of an acceleration from the direct sum, relative to the sum of the forces' magnitudes. Measured at this
-/// opening angle: below 0.06 for nearly all bodies, 0.19 at most where one near group dominates. It finds a damaged tree;
-/// a damaged low bit is found by comparing checksums.
+/// Largest deviation of an acceleration from the direct sum, relative to the sum of the forces' magnitudes. Measured
+/// at this opening angle: below 0.06 for nearly all bodies, 0.19 at most where one near group dominates. It finds a
+/// damaged tree; a damaged low bit is found by comparing checksums.
 const DEVIATION_MAX: f64 = 0.5;
 
 /// Bits of each coordinate along the Morton curve: as many as three coordinates leave room for.

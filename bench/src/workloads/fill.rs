@@ -1,8 +1,9 @@
-//! Fill and checksum: writes every word of an array, then visits its pages in one of four orders, once or twice, and checks each word.
+//! Fill and checksum: writes every word of an array, then visits its pages in one of four orders, once or twice, and
+//! checks each word.
 //!
-//! Under a memory limit the filling costs swap-outs and the visiting swap-ins, so the phases give both per page. Word `i`
-//! under seed `s` is `word_at(s, i)`; read-modify-write replaces it by `modified` of it, in random order, and a sequential
-//! pass checks the result.
+//! Under a memory limit the filling costs swap-outs and the visiting swap-ins, so the phases give both per page. Word
+//! `i` under seed `s` is `word_at(s, i)`; read-modify-write replaces it by `modified` of it, in random order, and a
+//! sequential pass checks the result.
 //!
 //! Invariant: every word is checked at least once after it was last written.
 
@@ -45,8 +46,8 @@ pub struct Fill {
 /// Pages are visited once.
 const ONCE: &[&str] = &["read"];
 
-/// Pages are visited twice, in the same order. At the first visit pages leave that were only filled, so that whoever stores them makes room, on the
-/// same CPUs if it is a program here; the second is what goes on from there.
+/// Pages are visited twice, in the same order. At the first visit pages leave that were only filled, so that whoever
+/// stores them makes room, on the same CPUs if it is a program here; the second is what goes on from there.
 const TWICE: &[&str] = &["first read", "read"];
 
 impl Fill {
@@ -62,8 +63,8 @@ impl Fill {
     pub const RANDOM_TWICE: Self = Self { name: "fill-random-twice", visits: TWICE, ..Self::RANDOM };
     /// Reads and rewrites pages in random order.
     pub const MODIFY: Self = Self::mixed("fill-modify", Order::Random, true);
-    /// Visits pages one after the other, each of which is one word all over: zram keeps nothing of such a page but that word
-    /// (Documentation/admin-guide/blockdev/zram.rst, `same_pages`).
+    /// Visits pages one after the other, each of which is one word all over: zram keeps nothing of such a page but
+    /// that word (Documentation/admin-guide/blockdev/zram.rst, `same_pages`).
     pub const ALIKE: Self = Self { name: "fill-alike", is_alike: true, ..Self::SEQUENTIAL };
 
     const fn mixed(name: &'static str, order: Order, modifies: bool) -> Self {
@@ -133,7 +134,8 @@ fn place(order: Order, permutation: &Permutation, pages: u64, step: u64) -> u64 
     }
 }
 
-/// The strided order: lane 0 (pages 0, 10, 20..), then lane 1, and so forth. The first `pages % 10` lanes are one longer.
+/// The strided order: lane 0 (pages 0, 10, 20..), then lane 1, and so forth. The first `pages % 10` lanes are one
+/// longer.
 fn strided(pages: u64, step: u64) -> u64 {
     let (short, longer_lanes) = (pages / STRIDE_PAGES, pages % STRIDE_PAGES);
     let in_longer = longer_lanes * (short + 1);

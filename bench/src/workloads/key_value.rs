@@ -1,8 +1,8 @@
 //! A key-value store under Zipf's law: what memcached's and Redis's benchmarks do, without the network.
 //!
-//! An open-addressing hash table of entry numbers over an array of entries, each a key, a version and a value that follows
-//! from both. Nine in ten operations read, one writes the next version (YCSB's workload B has 95:5, A 50:50). Popular keys
-//! are scattered over all pages.
+//! An open-addressing hash table of entry numbers over an array of entries, each a key, a version and a value that
+//! follows from both. Nine in ten operations read, one writes the next version (YCSB's workload B has 95:5, A 50:50).
+//! Popular keys are scattered over all pages.
 //!
 //! Invariant: a read finds the key with its latest version and a value that belongs to both.
 

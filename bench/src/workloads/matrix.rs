@@ -1,8 +1,8 @@
 //! Matrix multiplication in blocks: much computation per page, and strided reads of the right factor.
 //!
-//! The entries are small integers, so every sum is exact in a double: blocks, threads and vector units cannot change the
-//! result. It is checked by Freivalds' method (1977): for a vector x, A(Bx) must equal (AB)x; a wrong entry goes unnoticed
-//! with a chance below 1/16 per check, and the checksum covers all entries.
+//! The entries are small integers, so every sum is exact in a double: blocks, threads and vector units cannot change
+//! the result. It is checked by Freivalds' method (1977): for a vector x, A(Bx) must equal (AB)x; a wrong entry goes
+//! unnoticed with a chance below 1/16 per check, and the checksum covers all entries.
 
 use super::phase::PhaseClock;
 use super::{Program, WorkloadError, WorkloadSettings, part_length, wrong};

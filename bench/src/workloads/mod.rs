@@ -12,8 +12,8 @@
 //! | [`touch`] | one word of each page at random, a system call after each: for tracing |
 //! | [`matrix`] | blocked multiplication: dense computation, strided reads |
 //!
-//! Invariants: the checksum depends on workload, size and seed only, never on the number of threads, so any two runs can be
-//! compared; a result that fails its check gives an error and no checksum.
+//! Invariants: the checksum depends on workload, size and seed only, never on the number of threads, so any two runs
+//! can be compared; a result that fails its check gives an error and no checksum.
 
 pub mod barnes_hut;
 pub mod fill;

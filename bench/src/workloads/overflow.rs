@@ -1,18 +1,19 @@
-//! Overflow: fills an array while its pager stands still, waits until that has brought its memory back to the budget, and checks
-//! every word.
+//! Overflow: fills an array while its pager stands still, waits until that has brought its memory back to the budget,
+//! and checks every word.
 //!
-//! A program that outgrows its budget faults for each new page, and takes more time for that than its pages take to leave. So the
-//! pager (the parent of this process, as `spillway run` is) is stopped while the array is filled, and finds all of it at once;
-//! what happens then is eviction and nothing else. Without a pager nothing leaves, and the phase counts one page.
+//! A program that outgrows its budget faults for each new page, and takes more time for that than its pages take to
+//! leave. So the pager (the parent of this process, as `spillway run` is) is stopped while the array is filled, and
+//! finds all of it at once; what happens then is eviction and nothing else. Without a pager nothing leaves, and the
+//! phase counts one page.
 //!
-//! All of that twice: in the first round donors allocate memory for the slabs, on the same CPU, which is not eviction's time; the second
-//! round's pages go where the first one's were.
+//! All of that twice: in the first round donors allocate memory for the slabs, on the same CPU, which is not
+//! eviction's time; the second round's pages go where the first one's were.
 //!
-//! What this process needs while it looks stays locked in memory: a fault of its own would be held back until the budget is met, and it
-//! would see the begin and the end of the eviction only.
+//! What this process needs while it looks stays locked in memory: a fault of its own would be held back until the
+//! budget is met, and it would see the begin and the end of the eviction only.
 //!
-//! Invariants: the pager goes on whatever happens here; the time is that of the middle of the eviction, without its beginning
-//! (the pager looks at the program, and starts its evictor on a thread that must not sleep) and its end.
+//! Invariants: the pager goes on whatever happens here; the time is that of the middle of the eviction, without its
+//! beginning (the pager looks at the program, and starts its evictor on a thread that must not sleep) and its end.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -44,8 +45,8 @@ const SECOND_ROUND: [&str; 3] = ["fill", "leave", "read"];
 /// How long to wait for the first page to leave.
 const FIRST_DEADLINE: Duration = Duration::from_secs(20);
 
-/// So long donors have, before the eviction begins, to prepare the slabs that it will ask for: several times what one of 32 MiB takes
-/// (20 to 40 ms). They allocate memory on the same CPU, and the time of that is not eviction's.
+/// So long donors have, before the eviction begins, to prepare the slabs that it will ask for: several times what one
+/// of 32 MiB takes (20 to 40 ms). They allocate memory on the same CPU, and the time of that is not eviction's.
 const DONOR_REST: Duration = Duration::from_millis(300);
 
 /// The eviction is over when nothing has left for so long.
@@ -83,8 +84,8 @@ impl Stopped {
         let Some(pager) = getppid().filter(|_| std::env::var_os(UNDER_PAGER).is_some()) else {
             return Ok(Self { pager: None });
         };
-        // What comes back for the lock makes others leave, and a batch that had begun before takes locked pages too (docs/pager.md,
-        // "What the kernel does"). After it nothing leaves behind a lock.
+        // What comes back for the lock makes others leave, and a batch that had begun before takes locked pages too
+        // (docs/pager.md, "What the kernel does"). After it nothing leaves behind a lock.
         for _ in 0..LOCKS {
             std::thread::sleep(REST);
             let unusable = |error| WorkloadError::Setting(format!("the program cannot be locked in memory: {error}"));
@@ -93,7 +94,8 @@ impl Stopped {
         let stopped = Self { pager: Some(pager) };
         kill_process(pager, Signal::STOP)
             .map_err(|error| WorkloadError::Setting(format!("the pager cannot be stopped: {error}")))?;
-        // A thread stops when it comes back from the kernel; until then it may register what this process maps, which nobody would fill.
+        // A thread stops when it comes back from the kernel; until then it may register what this process maps, which
+        // nobody would fill.
         let begin = Instant::now();
         while !is_stopped(pager) {
             if begin.elapsed() > STOP_DEADLINE {
@@ -173,7 +175,8 @@ fn watch(statm: &File, stopped: &Stopped, mut looks: Vec<Look>) -> Vec<Look> {
     }
 }
 
-/// Pages that left, and in what time, without the first and the last tenth of them; `None` if that was seen too rarely to tell.
+/// Pages that left, and in what time, without the first and the last tenth of them; `None` if that was seen too
+/// rarely to tell.
 fn middle(looks: &[Look]) -> Option<(u64, Duration)> {
     let (first, last) = (looks.first()?.pages, looks.last()?.pages);
     let gone = first.checked_sub(last).filter(|gone| *gone > JITTER_PAGES)?;

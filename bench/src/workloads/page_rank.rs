@@ -1,11 +1,11 @@
 //! PageRank on a generated power-law graph (the kind of PowerGraph's and GraphX's runs in the Infiniswap paper).
 //!
-//! Ranks are pulled along incoming edges: the edges are read in sequence, the ranks at random with few hot vertices, as the
-//! sources follow a power law. The graph is made vertex by vertex, so that making it under paging writes each page once:
-//! placing random edges instead would cost a fault for nearly every edge.
+//! Ranks are pulled along incoming edges: the edges are read in sequence, the ranks at random with few hot vertices,
+//! as the sources follow a power law. The graph is made vertex by vertex, so that making it under paging writes each
+//! page once: placing random edges instead would cost a fault for nearly every edge.
 //!
-//! Invariants: the ranks sum to one (vertices without outgoing edges share theirs among all); each vertex is computed by
-//! one thread in one order, so the result does not depend on the number of threads.
+//! Invariants: the ranks sum to one (vertices without outgoing edges share theirs among all); each vertex is computed
+//! by one thread in one order, so the result does not depend on the number of threads.
 
 use super::phase::PhaseClock;
 use super::{Program, WorkloadError, WorkloadSettings, part_length, wrong};
@@ -21,8 +21,8 @@ const DAMPING: f64 = 0.85;
 /// Rounds; the usual number of published comparisons.
 const ROUNDS: usize = 10;
 
-/// Edges for each vertex: that of the Twitter graph used by PowerGraph (1.5 billion edges, 42 million vertices) halved, so
-/// that the ranks weigh more.
+/// Edges for each vertex: that of the Twitter graph used by PowerGraph (1.5 billion edges, 42 million vertices)
+/// halved, so that the ranks weigh more.
 const EDGES_PER_VERTEX: usize = 16;
 
 /// Largest deviation of the ranks' sum from one, for rounding errors of 10^8 additions.
@@ -217,8 +217,8 @@ mod tests {
 
     #[test]
     fn the_textbook_graph_has_its_ranks() {
-        // Wikipedia's "PageRank" figure: A is a sink (here: shares with all), B 38.4 %, C 34.3 %, E 8.1 %, D and F 3.9 %,
-        // A 3.3 %, and 1.6 % for each of the five others.
+        // Wikipedia's "PageRank" figure: A is a sink (here: shares with all), B 38.4 %, C 34.3 %, E 8.1 %, D and F
+        // 3.9 %, A 3.3 %, and 1.6 % for each of the five others.
         let (a, b, c, d, e, f) = (0, 1, 2, 3, 4, 5);
         let mut list = vec![(b, c), (c, b), (d, a), (d, b), (e, b), (e, d), (e, f), (f, b), (f, e)];
         list.extend([6, 7, 8].iter().flat_map(|other| [(*other, b), (*other, e)]));

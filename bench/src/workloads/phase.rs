@@ -1,7 +1,7 @@
 //! The parts of a workload and what a page cost in each.
 //!
-//! A workload wraps each part into [`PhaseClock::measure`] and says how many pages the part touched, so that a part under
-//! paging can be compared page by page with the device below it.
+//! A workload wraps each part into [`PhaseClock::measure`] and says how many pages the part touched, so that a part
+//! under paging can be compared page by page with the device below it.
 
 use std::time::{Duration, Instant};
 
@@ -57,7 +57,8 @@ impl PhaseClock {
         result
     }
 
-    /// Runs `visit` for each number below `pages`; `major_faults` tells, before and after it, whether it waited for a device.
+    /// Runs `visit` for each number below `pages`; `major_faults` tells, before and after it, whether it waited for a
+    /// device.
     pub fn measure_visits(
         &mut self,
         phase: &str,

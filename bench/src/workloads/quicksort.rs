@@ -1,8 +1,8 @@
 //! Quicksort of random integers: HPBD's first program.
 //!
-//! Hoare's partition around the median of three, the smaller side by recursion and the larger by iteration, insertion sort
-//! for short pieces. Each level of partitions sweeps the array from both ends, so while pieces exceed local memory all of
-//! it is paged once per level; below that it runs from memory.
+//! Hoare's partition around the median of three, the smaller side by recursion and the larger by iteration, insertion
+//! sort for short pieces. Each level of partitions sweeps the array from both ends, so while pieces exceed local
+//! memory all of it is paged once per level; below that it runs from memory.
 //!
 //! Invariant: the result holds the same numbers as the input (an order-free checksum of both) in ascending order.
 

@@ -1,14 +1,16 @@
 //! Touch: fills an array, then reads one word of each page in random order, with a system call after each.
 //!
-//! The system call (`getppid`, which waits for nothing) marks in a trace where a fault ended: the kernel has no event for
-//! that. The study of a page-in's life reads it.
+//! The system call (`getppid`, which waits for nothing) marks in a trace where a fault ended: the kernel has no event
+//! for that. The study of a page-in's life reads it.
 //!
-//! All pages twice, each time in another order: the first time pages leave that nobody has yet, and donors make slabs for them on the same
-//! CPUs; the second time is what goes on from there, and for each page that comes one leaves. Then most of the array is given up, and what is left
-//! is touched once more: where half of it was local, pages come now and none need leave. And again in the same order: that is what the program takes
-//! for itself, a third of a microsecond a touch with its system call and what its caches miss.
+//! All pages twice, each time in another order: the first time pages leave that nobody has yet, and donors make slabs
+//! for them on the same CPUs; the second time is what goes on from there, and for each page that comes one leaves.
+//! Then most of the array is given up, and what is left is touched once more: where half of it was local, pages come
+//! now and none need leave. And again in the same order: that is what the program takes for itself, a third of a
+//! microsecond a touch with its system call and what its caches miss.
 //!
-//! A touch counts as a page if it was missing. (Where the kernel's swap maps what it has read ahead, that is a fault too.)
+//! A touch counts as a page if it was missing. (Where the kernel's swap maps what it has read ahead, that is a fault
+//! too.)
 //!
 //! Invariant: every page's word is checked, each time.
 
@@ -35,7 +37,8 @@ pub const WITH_ROOM: &str = "touch with room";
 /// The same without a page that is missing.
 pub const AGAIN: &str = "touch again";
 
-/// Of eight parts of the array so many are there in the last round: where half of it was local, and all parts alike, an eighth of the array is room then.
+/// Of eight parts of the array so many are there in the last round: where half of it was local, and all parts alike,
+/// an eighth of the array is room then.
 const KEPT_EIGHTHS: u64 = 3;
 
 /// Whoever pages this process hears of what was given up, and is at rest.

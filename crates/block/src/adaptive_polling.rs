@@ -1,9 +1,10 @@
 //! How an I/O thread waits for its next request.
 //!
-//! Hybrid, as in HPBD: a thread that just worked looks again for a while before it sleeps, since waking a halted CPU costs
-//! several times what serving a page does; where that brings nothing (the program needs this very CPU, the burst is over) it
-//! stops by itself ([`HybridWait`]). One thread of a device spins at a time ([`SpinPermit`]). While programs wait for one page
-//! after the other, idle CPUs are kept awake too ([`CpuIdleLimit`]): the program's and the kernel's own.
+//! Hybrid, as in HPBD: a thread that just worked looks again for a while before it sleeps, since waking a halted CPU
+//! costs several times what serving a page does; where that brings nothing (the program needs this very CPU, the
+//! burst is over) it stops by itself ([`HybridWait`]). One thread of a device spins at a time ([`SpinPermit`]). While
+//! programs wait for one page after the other, idle CPUs are kept awake too ([`CpuIdleLimit`]): the program's and the
+//! kernel's own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,8 +1,9 @@
 //! Where an I/O thread gets block requests from, whichever front end makes them (ublk, NBD, loop over FUSE).
 //!
 //! A [`BlockChannel`] belongs to one I/O thread. It owns a [`BufferPool`]; a request occupies one slot of it from
-//! [`BlockChannel::receive`] to [`BlockChannel::complete`], and its data (to write, or read) lies at the start of that slot.
-//! Nothing on this path blocks, allocates or logs: the thread serves page-outs of a machine without memory.
+//! [`BlockChannel::receive`] to [`BlockChannel::complete`], and its data (to write, or read) lies at the start of
+//! that slot. Nothing on this path blocks, allocates or logs: the thread serves page-outs of a machine without
+//! memory.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -48,8 +49,8 @@ pub trait BlockChannel: Send {
         Ok(())
     }
 
-    /// Becomes ready, for what [`BlockChannel::interest`] says, when `receive` may bring something. It stays the same as long as the
-    /// channel is open.
+    /// Becomes ready, for what [`BlockChannel::interest`] says, when `receive` may bring something. It stays the same
+    /// as long as the channel is open.
     fn event(&self) -> BorrowedFd<'_>;
 
     /// What to wait for on the event now.

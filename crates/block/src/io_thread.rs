@@ -1,10 +1,12 @@
 //! The loop of one I/O thread: requests from its channel to its service, answers back.
 //!
-//! A page-in on shared memory goes once around: woken by the channel's event -> `receive` -> `submit` -> `poll` brings the
-//! answer at once -> `complete` -> back to sleep. With sub-requests in flight on a socket the thread waits for that too.
+//! A page-in on shared memory goes once around: woken by the channel's event -> `receive` -> `submit` -> `poll`
+//! brings the answer at once -> `complete` -> back to sleep. With sub-requests in flight on a socket the thread waits
+//! for that too.
 //!
-//! A thread that just worked looks again for a while before it sleeps ([`AdaptivePolling`]); between two looks it lets others have the
-//! CPU. Sleeping threads wait for the channel with an exclusive epoll, so that a request wakes one of them and not all.
+//! A thread that just worked looks again for a while before it sleeps ([`AdaptivePolling`]); between two looks it
+//! lets others have the CPU. Sleeping threads wait for the channel with an exclusive epoll, so that a request wakes
+//! one of them and not all.
 //!
 //! A service that panics takes its device down, and the loop goes on with errors: see [`crate::device_failure`].
 
@@ -120,8 +122,8 @@ impl RequestLoop {
                 continue;
             }
             if open && matches!(waiting, Waiting::Nothing | Waiting::Event) && self.adaptive_polling.spins(now) {
-                // Whoever waits for this CPU goes first: often the very work that brings the next request (the kernel's end
-                // of the last one, the program itself). On a CPU that nobody wants this returns at once.
+                // Whoever waits for this CPU goes first: often the very work that brings the next request (the
+                // kernel's end of the last one, the program itself). On a CPU that nobody wants this returns at once.
                 std::thread::yield_now();
                 continue;
             }

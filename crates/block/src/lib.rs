@@ -3,7 +3,8 @@
 //! A request goes from a [`channel`] through the loop of an [`io_thread`] to a [`service`], and its answer back:
 //! - [`request`]: what the kernel asks for; [`channel`]: where an I/O thread gets requests from.
 //! - [`service`]: what answers them; [`local_memory`]: the simplest one, a yardstick.
-//! - [`io_thread`]: the loop between the two; [`adaptive_polling`]: how it waits; [`cpu_idle`]: how idle CPUs are kept from deep sleep.
+//! - [`io_thread`]: the loop between the two; [`adaptive_polling`]: how it waits; [`cpu_idle`]: how idle CPUs are
+//!   kept from deep sleep.
 //! - [`device_failure`]: when an I/O thread panics.
 //! - [`metrics`]: counters and latencies; [`limits`]: every bound.
 

@@ -10,7 +10,8 @@ use crate::request::{BlockError, BlockRequest};
 /// Called with the slot and result of each request that ended.
 pub type Completed<'a> = &'a mut dyn FnMut(usize, Result<(), BlockError>);
 
-/// Called with memory that is read in place, and the offset of what was asked for; says how many bytes were used, from the first on.
+/// Called with memory that is read in place, and the offset of what was asked for; says how many bytes were used,
+/// from the first on.
 pub type UseMemory<'a> = &'a mut dyn FnMut(&Mapping, usize) -> u64;
 
 /// What a service waits for; the strongest need comes last.
@@ -31,8 +32,8 @@ pub trait BlockService: Send {
     /// Takes a request; its slot was free.
     fn submit(&mut self, request: BlockRequest, now: Instant);
 
-    /// Lets `use_memory` have the memory in which the `length_bytes` at `offset_bytes` lie and their offset in it, if they can be had
-    /// without a request. False: they have to be read.
+    /// Lets `use_memory` have the memory in which the `length_bytes` at `offset_bytes` lie and their offset in it, if
+    /// they can be had without a request. False: they have to be read.
     fn read_in_place(&mut self, _offset_bytes: u64, _length_bytes: u64, _use_memory: UseMemory<'_>) -> bool {
         false
     }

@@ -73,22 +73,26 @@ pub(crate) struct StorageArguments {
     /// Where copies live: disk, none, replicas=N or disk+replicas=N [default: disk; none with donors of `run`'s own]
     #[arg(long, value_name = "COPIES")]
     pub(crate) redundancy: Option<Redundancy>,
-    /// The backing file of --redundancy disk [default: a file under /var/lib/spillway, or ~/.local/state/spillway without root]
+    /// The backing file of --redundancy disk [default: a file under /var/lib/spillway, or ~/.local/state/spillway
+    /// without root]
     #[arg(long, value_name = "FILE")]
     pub(crate) backing: Option<PathBuf>,
-    /// The cluster key, or 'none' [default: /etc/spillway/cluster.key, made on first use by root; without root ~/.config/spillway/cluster.key if it exists]
+    /// The cluster key, or 'none' [default: /etc/spillway/cluster.key, made on first use by root; without root
+    /// ~/.config/spillway/cluster.key if it exists]
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
     /// Unit of lending, a power of two
     #[arg(long, value_name = "SIZE", value_parser = slab_size, default_value = "32M")]
     pub(crate) slab_size: Size,
-    /// When slabs get a donor: demand, or activity (a slab that is used little stays on the disk; needs --redundancy disk)
+    /// When slabs get a donor: demand, or activity (a slab that is used little stays on the disk; needs --redundancy
+    /// disk)
     #[arg(long, value_name = "WHEN", default_value_t)]
     pub(crate) mapping: MappingPolicy,
     /// How pages travel: auto (shared memory with donors on this host), shm, or tcp (a socket, also on this host)
     #[arg(long, value_name = "KIND", default_value_t)]
     pub(crate) transport: TransportChoice,
-    /// When idle CPUs are kept from sleeping, which makes page-ins faster where CPUs halt: bursts (of page-ins), or never
+    /// When idle CPUs are kept from sleeping, which makes page-ins faster where CPUs halt: bursts (of page-ins), or
+    /// never
     #[arg(long, value_name = "WHEN", default_value_t)]
     pub(crate) keep_awake: KeepAwake,
     /// How the kernel reaches the device: auto takes the best one that it has, and `status` says why
@@ -126,7 +130,8 @@ pub(crate) struct RunArguments {
     /// Donors to start on this machine when none is named
     #[arg(long, value_name = "COUNT", default_value_t = limits::OWN_DONORS_DEFAULT, value_parser = own_donors)]
     pub(crate) own_donors: usize,
-    /// Threads of the pager that answer page faults; each has a connection to every donor [default: by the number of CPUs]
+    /// Threads of the pager that answer page faults; each has a connection to every donor [default: by the number of
+    /// CPUs]
     #[arg(long, value_name = "COUNT", value_parser = fault_threads)]
     pub(crate) fault_threads: Option<usize>,
     /// Page to this machine's own memory, without donors: the yardstick for measurements
@@ -196,7 +201,8 @@ pub(crate) struct DeviceOnArguments {
 /// Clients of a device that is no block device of this machine.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ServingArguments {
-    /// Instead of a block device, serve NBD clients (qemu, nbdcopy, nbd-client) at unix:/PATH or HOST:PORT; repeat it for more
+    /// Instead of a block device, serve NBD clients (qemu, nbdcopy, nbd-client) at unix:/PATH or HOST:PORT; repeat it
+    /// for more
     #[arg(long, value_name = "ADDRESS", conflicts_with = "frontend")]
     pub(crate) listen: Vec<NbdAddress>,
     /// Listen where other machines can connect, though whoever connects reads and writes everything
@@ -250,7 +256,8 @@ pub(crate) struct DonateArguments {
     /// Where to listen: HOST:PORT (port 0 takes a free one) or unix:/PATH; repeat it for more [default: 127.0.0.1:7070]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Vec<String>,
-    /// The cluster key, or 'none' [default: /etc/spillway/cluster.key, made on first use by root; without root ~/.config/spillway/cluster.key if it exists]
+    /// The cluster key, or 'none' [default: /etc/spillway/cluster.key, made on first use by root; without root
+    /// ~/.config/spillway/cluster.key if it exists]
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
     /// Slabs to prepare in advance are of this size

@@ -1,11 +1,11 @@
 //! The local budget of a program under `run`: how much memory its cgroup may have, moment by moment.
 //!
-//! A share follows the footprint (local plus lent, without cached files) as it grows and shrinks. The decision has no clock
-//! and no I/O of its own: [`run`](crate::run) samples the cgroup, asks here, and writes the limit.
+//! A share follows the footprint (local plus lent, without cached files) as it grows and shrinks. The decision has no
+//! clock and no I/O of its own: [`run`](crate::run) samples the cgroup, asks here, and writes the limit.
 //!
-//! Invariants: the limit is never below the floor, nor below what is locked plus the floor, because memory that cannot
-//! leave would get the program killed; it grows at once and shrinks in steps, so that the writer of the limit, who pages
-//! out what is above it, is never busy for long.
+//! Invariants: the limit is never below the floor, nor below what is locked plus the floor, because memory that
+//! cannot leave would get the program killed; it grows at once and shrinks in steps, so that the writer of the limit,
+//! who pages out what is above it, is never busy for long.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ const SHRINK_DIVISOR: u64 = 16;
 /// A change smaller than this part of the limit is not worth writing.
 const IGNORED_DIVISOR: u64 = 64;
 
-/// The kernel's memory counts as locked where it is more than this part of the share: page tables of a program that uses one page here and there are as large as its pages.
+/// The kernel's memory counts as locked where it is more than this part of the share: page tables of a program that
+/// uses one page here and there are as large as its pages.
 const KERNEL_SHARE: u64 = 4;
 
 /// Page tables, stacks and batches of the kernel that a limit must leave room for besides locked memory.

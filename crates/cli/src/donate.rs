@@ -1,7 +1,7 @@
 //! `spillway donate`: lends this machine's idle memory.
 //!
-//! It ends by a signal: first everything lent is asked back, so that borrowers can move their pages, then it stops. A second
-//! signal does not wait for them.
+//! It ends by a signal: first everything lent is asked back, so that borrowers can move their pages, then it stops. A
+//! second signal does not wait for them.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -57,8 +57,9 @@ impl DonorService {
         let config = config(arguments, &entry.path().join("donor.sock"))?;
         let group = protect(&arguments.name, arguments.owned);
         let donor = start_apart(config)?;
-        // Refused without the right to, where the kernel may swap parts of this process out; its slabs are locked or counted apart.
-        // Only now, because without the right a process that was still small enough to be locked could not grow any more.
+        // Refused without the right to, where the kernel may swap parts of this process out; its slabs are locked or
+        // counted apart. Only now, because without the right a process that was still small enough to be locked could
+        // not grow any more.
         let _ = paging_safety::lock_all_memory(true);
         Ok(Self { donor, _group: group })
     }
@@ -82,8 +83,9 @@ impl DonorService {
     }
 }
 
-/// Starts a donor whose threads never wait for a page-out: it may be one to this machine's swap, at a donor that waits for this
-/// one. Threads have that from their starter, which for the agent goes on to other work; so another one starts them.
+/// Starts a donor whose threads never wait for a page-out: it may be one to this machine's swap, at a donor that
+/// waits for this one. Threads have that from their starter, which for the agent goes on to other work; so another
+/// one starts them.
 fn start_apart(config: DonorConfig) -> Result<Donor, Failure> {
     let start = || {
         // Refused without the right to; then they wait as others do.
@@ -96,8 +98,9 @@ fn start_apart(config: DonorConfig) -> Result<Donor, Failure> {
 fn protect(name: &str, owned: bool) -> Option<OwnGroup> {
     // Refused without root, where the kernel's own choice stays.
     let _ = paging_safety::set_out_of_memory_adjustment(OUT_OF_MEMORY_ADJUSTMENT);
-    // Whoever limited the group that a donor is started in meant the donor. Not so for one that `run` starts for itself:
-    // slabs are charged to the group of whoever touches them first, so a limit on the program's shell would be theirs too.
+    // Whoever limited the group that a donor is started in meant the donor. Not so for one that `run` starts for
+    // itself: slabs are charged to the group of whoever touches them first, so a limit on the program's shell would
+    // be theirs too.
     if !owned && memory_group::available_bytes().is_some() {
         return None;
     }
@@ -165,7 +168,8 @@ fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfi
     let texts = if arguments.listen.is_empty() { vec![LISTEN_DEFAULT.to_owned()] } else { arguments.listen.clone() };
     let listen = texts.iter().map(|text| text.parse::<ListenAddress>()).collect::<Result<Vec<_>, _>>();
     let key = match storage::key_file(arguments.key.as_deref()) {
-        // A name that was written wrongly must not become a cluster of its own, so only the file that nobody named is made.
+        // A name that was written wrongly must not become a cluster of its own, so only the file that nobody named is
+        // made.
         Some(path) if arguments.key.is_some() => Some(ClusterKey::load(&path).map_err(Failure::failed)?),
         Some(path) => Some(ClusterKey::load_or_create(&path).map_err(Failure::failed)?),
         None => None,
@@ -206,7 +210,8 @@ pub(crate) fn execute(arguments: &DonateArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The run that this donor belonged to died without taking itself down. Whoever else notices may do the same: menders do not meet.
+/// The run that this donor belonged to died without taking itself down. Whoever else notices may do the same: menders
+/// do not meet.
 fn mend_for_dead_run() {
     let mender = std::env::current_exe().and_then(|binary| {
         let mut command = std::process::Command::new(binary);

@@ -1,7 +1,7 @@
 //! Signals that ask a command to end while it is setting things up or taking them down.
 //!
-//! They only set a flag; the command looks at it between steps, undoes what it did, and then ends by the same signal, so
-//! that a Ctrl-C at any moment leaves nothing attached.
+//! They only set a flag; the command looks at it between steps, undoes what it did, and then ends by the same signal,
+//! so that a Ctrl-C at any moment leaves nothing attached.
 
 use std::io;
 use std::sync::Arc;
@@ -47,8 +47,8 @@ impl Interruption {
     }
 }
 
-/// Ends this process as `signal` would have ended it, so that whoever waits for it sees the same. Returns only if the signal
-/// does not end processes.
+/// Ends this process as `signal` would have ended it, so that whoever waits for it sees the same. Returns only if the
+/// signal does not end processes.
 pub(crate) fn end_by(signal: i32) {
     // The program that died of it has left its core; another one of this process would replace it.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };

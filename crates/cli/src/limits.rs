@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Slabs when none is asked for: small enough that a device of a few hundred MiB spreads over three donors, large enough
-/// that a device of 1 TiB has 32 thousand of them; docs/decisions/slab-size.md has the measurement.
+/// Slabs when none is asked for: small enough that a device of a few hundred MiB spreads over three donors, large
+/// enough that a device of 1 TiB has 32 thousand of them; docs/decisions/slab-size.md has the measurement.
 pub(crate) const SLAB_SIZE_BYTES_DEFAULT: u64 = 32 << 20;
 
 /// Smallest device: the kernel's swap needs ten pages, a file system some megabytes; below this nothing is gained.
@@ -27,21 +27,22 @@ pub(crate) const HEADROOM_DIVISOR: u64 = 8;
 /// A program keeps at least so much local memory whatever its budget says: below this it only swaps its own code.
 pub(crate) const BUDGET_FLOOR_BYTES: u64 = 8 << 20;
 
-/// A group that cannot go on gets this part of its limit more, or [`RELIEF_BYTES_MIN`], whichever is more: after ten such steps it has three times as much, and
-/// each is there within a millisecond ([`BUDGET_INTERVAL_AT_LIMIT`]).
+/// A group that cannot go on gets this part of its limit more, or [`RELIEF_BYTES_MIN`], whichever is more: after ten
+/// such steps it has three times as much, and each is there within a millisecond ([`BUDGET_INTERVAL_AT_LIMIT`]).
 pub(crate) const RELIEF_DIVISOR: u64 = 8;
 /// See [`RELIEF_DIVISOR`].
 pub(crate) const RELIEF_BYTES_MIN: u64 = 4 << 20;
 /// What a group got so shrinks by this part of itself at each look, so that what can leave again does within a second.
 pub(crate) const RELIEF_DECAY_DIVISOR: u64 = 64;
-/// No group gets more while the machine has less than this available: then the kernel ends a process of the group, as it does without us.
+/// No group gets more while the machine has less than this available: then the kernel ends a process of the group, as
+/// it does without us.
 pub(crate) const RELIEF_RESERVE_BYTES: u64 = 256 << 20;
 
 /// How often the budget follows the footprint. The reclaim of a program that grows at 1 GiB/s is behind by 20 MiB then.
 pub(crate) const BUDGET_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Niceness of the thread that takes those looks: with fifteen others that want a CPU it came so late at 0 that the kernel killed a
-/// program at its limit.
+/// Niceness of the thread that takes those looks: with fifteen others that want a CPU it came so late at 0 that the
+/// kernel killed a program at its limit.
 pub(crate) const WATCH_NICENESS: i32 = -15;
 
 /// How often the statistics of a cgroup at its limit are read, which makes the kernel bring them up to date. With stale
@@ -60,8 +61,9 @@ pub(crate) const THRASH_BYTES_MIN: u64 = 256 << 20;
 /// Processes that a program leaves behind for a moment (a shell's, that are just ending) are not worth a word.
 pub(crate) const LEFT_BEHIND_NOTICE: Duration = Duration::from_secs(1);
 
-/// How long to wait for the first donor of a device: an attempt's [`CONNECT_DEADLINE`](spillway_fabric::limits::CONNECT_DEADLINE) and
-/// a little. A donor on a loaded machine answers within a second; a user is told what failed within five.
+/// How long to wait for the first donor of a device: an attempt's
+/// [`CONNECT_DEADLINE`](spillway_fabric::limits::CONNECT_DEADLINE) and a little. A donor on a loaded machine answers
+/// within a second; a user is told what failed within five.
 pub(crate) const DONOR_WAIT: Duration = Duration::from_millis(4200);
 
 /// A device or donor process that is not ready by then has failed: donors' deadline, mounting, and a loaded machine.
@@ -73,8 +75,8 @@ pub(crate) const STOP_DEADLINE: Duration = Duration::from_secs(20);
 /// A device's process whose launcher gave up while it was starting has so long to undo what it did.
 pub(crate) const GIVE_UP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A memory group of our own goes once the kernel has let go of the last thread in it, which takes milliseconds (seen to fail
-/// without a wait once in some hundred, cgroup v2).
+/// A memory group of our own goes once the kernel has let go of the last thread in it, which takes milliseconds (seen
+/// to fail without a wait once in some hundred, cgroup v2).
 pub(crate) const GROUP_REMOVAL_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How often a wait looks again.
@@ -86,7 +88,8 @@ pub(crate) const STATUS_DEADLINE: Duration = Duration::from_secs(5);
 /// Longest line on a status socket: a status with hundreds of donors is below 200 KiB.
 pub(crate) const STATUS_LINE_BYTES_MAX: u64 = 4 << 20;
 
-/// An empty memory group without an owner is removed when it is older than this: whoever made it moves in within moments.
+/// An empty memory group without an owner is removed when it is older than this: whoever made it moves in within
+/// moments.
 pub(crate) const STRAY_GROUP_AGE: Duration = Duration::from_secs(60);
 
 /// Longest device or donor name: it becomes part of socket paths, of which the kernel takes 107 bytes.
@@ -125,12 +128,13 @@ const _: () = {
     assert!(DONOR_WAIT.as_millis() > spillway_fabric::limits::CONNECT_DEADLINE.as_millis(), "an attempt ends in time");
 };
 
-/// Quick deaths of a device's process in a row after which it is not started again: what killed it so often will do it again.
-/// With the pauses they take some ten seconds, in which a machine that is short of memory gets over the worst.
+/// Quick deaths of a device's process in a row after which it is not started again: what killed it so often will do
+/// it again. With the pauses they take some ten seconds, in which a machine that is short of memory gets over the
+/// worst.
 pub(crate) const RESTARTS_MAX: u32 = 8;
 
-/// How long `swap off` waits for the process of a device that was given up: for all [`RESTARTS_MAX`] starts, whose pauses are
-/// 11 s together.
+/// How long `swap off` waits for the process of a device that was given up: for all [`RESTARTS_MAX`] starts, whose
+/// pauses are 11 s together.
 pub(crate) const REVIVAL_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A process that lived so long did not die of its start.

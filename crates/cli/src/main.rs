@@ -5,7 +5,8 @@
 //! - [`run`]: an unmodified program with part of its memory lent; [`budget`] and [`cgroup`]: its local part.
 //! - [`device`]: block devices, each in a process of its own; [`swap_area`] and [`swap_command`]: swapping to one.
 //! - [`donate`]: lending; [`agent`]: the daemon.
-//! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`], [`mend`].
+//! - [`registry`] and [`status_socket`]: how processes of ours find and ask each other; [`status`], [`doctor`],
+//!   [`mend`].
 
 #![forbid(unsafe_code)]
 
@@ -43,7 +44,8 @@ fn main() -> ExitCode {
     // Before any thread exists, because the kernel keeps it per thread and new threads inherit it.
     let serves_pages = std::env::args_os().nth(1).is_some_and(|command| command == "serve-device");
     let io_flusher = if serves_pages { spillway_sys::paging_safety::set_input_output_flusher() } else { Ok(()) };
-    // A program file may have a capability (`doctor` names it) for one call of the pager; no process of ours that does more than this call keeps it.
+    // A program file may have a capability (`doctor` names it) for one call of the pager; no process of ours that
+    // does more than this call keeps it.
     let is_needed = std::env::args_os().nth(1).is_some_and(|command| command == "run" || command == "doctor");
     if let Err(error) = spillway_sys::userfaultfd::tracing_right::give_up(is_needed) {
         eprintln!(
@@ -51,7 +53,8 @@ fn main() -> ExitCode {
         );
         return ExitCode::from(EXIT_FAILED);
     }
-    // The kernel hides a program with file capabilities from its own user, and so from itself: it could not open its `/proc/self/pagemap`.
+    // The kernel hides a program with file capabilities from its own user, and so from itself: it could not open its
+    // `/proc/self/pagemap`.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
     log_to_stderr();
     match execute(Arguments::parse().command, io_flusher) {

@@ -1,7 +1,8 @@
 //! What dead processes of ours left behind, and how it goes.
 //!
-//! Found by the registry: an entry whose owner is dead. Each is taken over before it is touched, so that two menders never meet
-//! and the living are left alone. Runs go first, because they know the order; then devices, donors, groups and mounts.
+//! Found by the registry: an entry whose owner is dead. Each is taken over before it is touched, so that two menders
+//! never meet and the living are left alone. Runs go first, because they know the order; then devices, donors, groups
+//! and mounts.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -53,8 +54,8 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
     Ok(lines)
 }
 
-/// Mends one that died, so that its name can be claimed: whoever supervises a process starts it again without a word. Others'
-/// remains are left alone.
+/// Mends one that died, so that its name can be claimed: whoever supervises a process starts it again without a word.
+/// Others' remains are left alone.
 pub(crate) fn mend_predecessor(registry: &Registry, kind: Kind, name: &str) -> Result<(), Failure> {
     let predecessor = registry.find(kind, name).filter(|found| !found.is_alive());
     let mended = predecessor.map(|found| mend_entry(registry, &found)).transpose()?.flatten();
@@ -199,8 +200,8 @@ fn mend_device(found: &Found) -> Result<(), String> {
     Ok(())
 }
 
-/// A device whose users wait for a process that will not come. Bringing its swap back would wait too; so that is begun, and the
-/// device then deleted under it: whatever is read from there on fails, and the kernel lets go.
+/// A device whose users wait for a process that will not come. Bringing its swap back would wait too; so that is
+/// begun, and the device then deleted under it: whatever is read from there on fails, and the kernel lets go.
 fn give_up(path: &Path, left: &AbandonedUblk) -> Result<(), String> {
     std::thread::scope(|scope| {
         let off = scope.spawn(|| swap_area::off(path, false));
@@ -214,8 +215,8 @@ fn give_up(path: &Path, left: &AbandonedUblk) -> Result<(), String> {
     })
 }
 
-/// Groups without an entry of their name and without processes. A young one may belong to a run that is just starting with
-/// a registry of its own.
+/// Groups without an entry of their name and without processes. A young one may belong to a run that is just starting
+/// with a registry of its own.
 fn stray_groups(registry: &Registry) -> Result<Vec<MemoryGroup>, Failure> {
     let Some(hierarchy) = Hierarchy::detect() else { return Ok(Vec::new()) };
     let entries = registry.entries().map_err(Failure::failed)?;

@@ -1,7 +1,7 @@
 //! Donors of a run's or a device's own, for a user who names no donor: processes of this machine that lend to it only.
 //!
-//! Each holds a pipe to its owner as standard input. If the owner dies, a donor lends on as long as anything is lent, so that the
-//! pages of a killed run can still be brought back, and then ends by itself.
+//! Each holds a pipe to its owner as standard input. If the owner dies, a donor lends on as long as anything is lent,
+//! so that the pages of a killed run can still be brought back, and then ends by itself.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -32,8 +32,8 @@ pub(crate) struct OwnDonorsPlan {
 }
 
 impl OwnDonorsPlan {
-    /// `count` donors that hold every copy of `size_bytes`, wherever its slabs are placed: slabs are placed whole, so each donor
-    /// gets its share rounded up and one more.
+    /// `count` donors that hold every copy of `size_bytes`, wherever its slabs are placed: slabs are placed whole, so
+    /// each donor gets its share rounded up and one more.
     pub(crate) fn new(count: usize, size_bytes: u64, slab_size_bytes: u64, redundancy: Redundancy) -> Self {
         let slabs = size_bytes.div_ceil(slab_size_bytes) * u64::from(redundancy.replicas);
         let memory_bytes = (slabs.div_ceil(count.max(1) as u64) + 1) * slab_size_bytes;
@@ -84,8 +84,8 @@ pub(crate) struct OwnDonors {
 }
 
 impl OwnDonors {
-    /// Starts donors whose names begin with `prefix` and whose sockets and logs lie in `directory`, and waits until each listens;
-    /// `check` fails when the owner wants to wait no more.
+    /// Starts donors whose names begin with `prefix` and whose sockets and logs lie in `directory`, and waits until
+    /// each listens; `check` fails when the owner wants to wait no more.
     pub(crate) fn start(
         plan: &OwnDonorsPlan,
         prefix: &str,

@@ -1,9 +1,10 @@
 //! What runs on this machine: one directory for each device, donor, run and agent.
 //!
-//! `/run/spillway` (for users without root `spillway` in `$XDG_RUNTIME_DIR`, or `spillway-UID` in `$TMPDIR`) holds `KIND-NAME` directories, each with
-//! `owner.json` (who it belongs to) and `status.sock` (where to ask it). An entry appears by one rename, so it is
-//! never seen half made, and a name has at most one living owner. What a dead owner left is taken over, under a lock, by
-//! whoever mends it, so that two menders never work on the same remains and a living owner's things are never touched.
+//! `/run/spillway` (for users without root `spillway` in `$XDG_RUNTIME_DIR`, or `spillway-UID` in `$TMPDIR`) holds
+//! `KIND-NAME` directories, each with `owner.json` (who it belongs to) and `status.sock` (where to ask it). An entry
+//! appears by one rename, so it is never seen half made, and a name has at most one living owner. What a dead owner
+//! left is taken over, under a lock, by whoever mends it, so that two menders never work on the same remains and a
+//! living owner's things are never touched.
 
 use std::fs::{self, File};
 use std::io;
@@ -222,8 +223,8 @@ impl Registry {
         self.root.join(format!("{}-{name}.log", kind.word()))
     }
 
-    /// Removes the oldest logs of what is not here any more, but for [`limits::LOGS_KEPT_MAX`]. Whoever has a log and no entry yet is
-    /// among the youngest.
+    /// Removes the oldest logs of what is not here any more, but for [`limits::LOGS_KEPT_MAX`]. Whoever has a log and
+    /// no entry yet is among the youngest.
     pub(crate) fn forget_old_logs(&self) -> Result<(), RegistryError> {
         let items = fs::read_dir(&self.root).map_err(system(&self.root))?;
         let mut orphans: Vec<_> = items
@@ -258,8 +259,8 @@ impl Registry {
         self.root.join(format!("{}-{name}", kind.word()))
     }
 
-    /// Where programs of run `name` find what they load and where they say hello. Root's lies where whoever they become can pass through, and nothing else
-    /// lies there; its name is none that an entry can have.
+    /// Where programs of run `name` find what they load and where they say hello. Root's lies where whoever they
+    /// become can pass through, and nothing else lies there; its name is none that an entry can have.
     pub(crate) fn programs_path(&self, name: &str) -> PathBuf {
         self.root.join(format!("programs.{name}"))
     }
@@ -277,7 +278,8 @@ impl Registry {
 
     /// Removes it.
     pub(crate) fn remove_programs_directory(&self, name: &str) {
-        // It is not there for runs by the swap device; what cannot be removed now is made anew by the next run of that name.
+        // It is not there for runs by the swap device; what cannot be removed now is made anew by the next run of
+        // that name.
         let _ = fs::remove_dir_all(self.programs_path(name));
     }
 

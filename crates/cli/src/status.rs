@@ -25,8 +25,8 @@ pub(crate) struct Item {
     name: String,
     /// Whose it is.
     pid: Option<u32>,
-    /// `running`, `silent` (its process does not answer), `orphaned` (a device whose keeper is gone, and which is served all the
-    /// same) or `dead` (its process is gone and left it).
+    /// `running`, `silent` (its process does not answer), `orphaned` (a device whose keeper is gone, and which is
+    /// served all the same) or `dead` (its process is gone and left it).
     state: &'static str,
     /// What it says of itself; null if it says nothing.
     report: Value,

@@ -71,7 +71,8 @@ pub(crate) fn on(path: &Path, priority: i32) -> Result<(), SwapError> {
     spillway_sys::swap::on(path, priority, SwapDiscard::Pages).map_err(|source| error("swapon", source))
 }
 
-/// Whether everything that was paged out to `path` fits into memory, of which so much will be free again when the area is off.
+/// Whether everything that was paged out to `path` fits into memory, of which so much will be free again when the
+/// area is off.
 pub(crate) fn check_room(path: &Path, kept_back_bytes: u64) -> Result<(), SwapError> {
     let error = |source| SwapError::System { action: "looking at", path: path.to_path_buf(), source, advice: "" };
     let used_bytes = swap_list::find(path).map_err(error)?.map_or(0, |area| area.used_bytes);
@@ -118,9 +119,10 @@ pub(crate) fn off(path: &Path, show_progress: bool) -> Result<(), SwapError> {
     })
 }
 
-/// The kernel refuses for a moment's lack of memory; its reclaim mends that. And it refuses what somebody else is switching off just
-/// now (systemd does so with every area at shutdown): its area is still listed then, with pages that are on their way, and is off when that
-/// one has done it, or ours to try again. `used_bytes` is nothing when the area is off.
+/// The kernel refuses for a moment's lack of memory; its reclaim mends that. And it refuses what somebody else is
+/// switching off just now (systemd does so with every area at shutdown): its area is still listed then, with pages
+/// that are on their way, and is off when that one has done it, or ours to try again. `used_bytes` is nothing when
+/// the area is off.
 fn off_with_patience(
     mut off: impl FnMut() -> io::Result<()>,
     used_bytes: impl Fn() -> io::Result<Option<u64>>,
@@ -181,7 +183,8 @@ mod tests {
         assert!(text.contains("1.1 GiB of memory are lacking") && text.contains("Nothing was changed"), "{text}");
     }
 
-    /// Switches off with these answers of the kernel, of whether it refuses and whether the area is still on; gives how often it was asked.
+    /// Switches off with these answers of the kernel, of whether it refuses and whether the area is still on; gives
+    /// how often it was asked.
     fn off_with(answers: &[(Option<Errno>, bool)]) -> (io::Result<()>, usize) {
         let asked = Cell::new(0);
         let off = || {

@@ -160,7 +160,8 @@ fn users_without_root_are_told_so() {
     // Where the tests were built, and where this user's temporary files go, another user may not look.
     let directory = tempfile::Builder::new().prefix("sw-").tempdir_in("/tmp").unwrap();
     let binary = directory.path().join("spillway");
-    // By another process: a program that this one has open for writing, be it in a child of another thread, cannot be run.
+    // By another process: a program that this one has open for writing, be it in a child of another thread, cannot be
+    // run.
     run(Command::new("cp").arg(env!("CARGO_BIN_EXE_spillway")).arg(&binary)).done("cp");
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     for arguments in [&["run", "--via", "swap", "--", "true"][..], &["device", "on", "--size", "64M", "--donor", "a:1"]]
@@ -214,8 +215,8 @@ fn a_donor_of_another_release_is_told_with_both_versions() {
     }
     let donor = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = donor.local_addr().unwrap().to_string();
-    // Hears a borrower's preface and first message, whose lengths are the same in every version, and answers with a preface of
-    // its own version. Ends with the test.
+    // Hears a borrower's preface and first message, whose lengths are the same in every version, and answers with a
+    // preface of its own version. Ends with the test.
     std::thread::spawn(move || {
         for mut stream in donor.incoming().flatten() {
             let mut heard = [0; 8 + 48];

@@ -52,8 +52,8 @@ fn every_path_in_the_documents_exists() {
     assert!(count > 40, "only {count} paths were found: the test looks in the wrong place");
 }
 
-/// Names in backquotes that a document says to be in a file: "`PATH` (`NAME`" or "(`PATH`, `NAME`", with more of them behind commas, and
-/// "`NAME` of `PATH`" or "in".
+/// Names in backquotes that a document says to be in a file: "`PATH` (`NAME`" or "(`PATH`, `NAME`", with more of them
+/// behind commas, and "`NAME` of `PATH`" or "in".
 fn names_in_files(document: &str) -> Vec<(&str, &str)> {
     let words: Vec<&str> = document.split('`').collect();
     let is_path = |at: usize| words[at].starts_with("crates/") && words[at].ends_with(".rs");

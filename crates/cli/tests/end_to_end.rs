@@ -1,16 +1,22 @@
 //! Real programs on the real kernel with part of their memory lent, and everything that can go wrong meanwhile.
 //!
-//! All tests share the kernel's swap, so each takes one lock (see `both_ways/stage.rs`) and takes everything down when it ends, also on
-//! failure. Nothing here depends on speed: every wait has a generous deadline.
+//! All tests share the kernel's swap, so each takes one lock (see `both_ways/stage.rs`) and takes everything down
+//! when it ends, also on failure. Nothing here depends on speed: every wait has a generous deadline.
 //!
-//! - `both_ways/programs.rs`: exact output at 50 and 25 % for programs of every kind; `both_ways/java.rs`: for collectors; `both_ways/servers.rs`: for servers with clients; `both_ways/shares.rs`: that they had so much and no more.
-//! - `both_ways/peculiarities.rs`: what the kernel does with memory on the side, and all of it at random; `both_ways/dumps.rs`: core dumps.
+//! - `both_ways/programs.rs`: exact output at 50 and 25 % for programs of every kind; `both_ways/java.rs`: for
+//!   collectors; `both_ways/servers.rs`: for servers with clients; `both_ways/shares.rs`: that they had so much and
+//!   no more.
+//! - `both_ways/peculiarities.rs`: what the kernel does with memory on the side, and all of it at random;
+//!   `both_ways/dumps.rs`: core dumps.
 //! - `end_to_end/unmovable.rs`: memory that cannot leave.
-//! - `both_ways/manners.rs`: exit status, signals and terminal; `end_to_end/killed_runs.rs`: what a killed run leaves; `both_ways/left_behind.rs`: what a killed program leaves.
-//! - `end_to_end/plain_device.rs`: file systems and fio on a plain device; `end_to_end/machine_swap.rs`: `swap on` and `off`.
+//! - `both_ways/manners.rs`: exit status, signals and terminal; `end_to_end/killed_runs.rs`: what a killed run
+//!   leaves; `both_ways/left_behind.rs`: what a killed program leaves.
+//! - `end_to_end/plain_device.rs`: file systems and fio on a plain device; `end_to_end/machine_swap.rs`: `swap on`
+//!   and `off`.
 //! - `end_to_end/network_disk.rs`: a device that NBD clients use.
 //! - `end_to_end/crash.rs`: the device's own process dies, and another one goes on.
-//! - `both_ways/chaos.rs`: donors die, stop and come back; `both_ways/cut_off.rs`: cables are pulled and disks are full; `both_ways/overcommit.rs`: many programs far beyond their budget.
+//! - `both_ways/chaos.rs`: donors die, stop and come back; `both_ways/cut_off.rs`: cables are pulled and disks are
+//!   full; `both_ways/overcommit.rs`: many programs far beyond their budget.
 
 // In a test a panic is the report.
 #![allow(clippy::unwrap_used)]

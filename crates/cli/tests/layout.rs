@@ -1,5 +1,5 @@
-//! The tree is the path of a page: crates import each other in one direction, and no modules of a crate import each other in a
-//! circle.
+//! The tree is the path of a page: crates import each other in one direction, and no modules of a crate import each
+//! other in a circle.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -155,7 +155,8 @@ fn imports(sources: &BTreeMap<String, String>) -> Imports {
     imports
 }
 
-/// A module from which imports lead back to it, if there is one, by what is left when modules that import nothing left are taken away.
+/// A module from which imports lead back to it, if there is one, by what is left when modules that import nothing
+/// left are taken away.
 fn circle(mut imports: Imports) -> Option<Vec<String>> {
     loop {
         let leaves: BTreeSet<_> =

@@ -87,22 +87,22 @@ pub struct Device {
 pub struct Kept {
     /// The memory.
     pub state: DeviceState,
-    /// Whether a process that comes after this one goes on with the pages even if the block device ended with this one: a
-    /// disk that is plugged in again. Swap cannot be.
+    /// Whether a process that comes after this one goes on with the pages even if the block device ended with this
+    /// one: a disk that is plugged in again. Swap cannot be.
     pub outlives_block_device: bool,
 }
 
 impl Device {
-    /// Connects to donors, starts the threads and attaches the block device. Nothing is left behind on an error. The pages
-    /// end with this process.
+    /// Connects to donors, starts the threads and attaches the block device. Nothing is left behind on an error. The
+    /// pages end with this process.
     pub fn start(config: DeviceConfig) -> Result<Self, DeviceError> {
         let state = if config.local_memory { None } else { Some(DeviceState::memory(&config.volume)?) };
         let state = state.map(|memory| DeviceState::open(memory, &config.volume)).transpose()?;
         Self::start_over(config, state.map(|state| Kept { state, outlives_block_device: false }), false)
     }
 
-    /// As [`Device::start`], with pages in memory that another process keeps too; goes on with the device of a process that
-    /// died, if that is what the memory holds.
+    /// As [`Device::start`], with pages in memory that another process keeps too; goes on with the device of a
+    /// process that died, if that is what the memory holds.
     pub fn start_kept(config: DeviceConfig, kept: Kept) -> Result<Self, DeviceError> {
         Self::start_over(config, Some(kept), true)
     }
@@ -111,7 +111,8 @@ impl Device {
         let geometry = config.check()?;
         let metrics = Arc::new(Metrics::default());
         let kept = state.as_ref().filter(|_| is_kept);
-        // Before a block device is taken over, which the kernel may allow once only: whoever fails after that has lost it.
+        // Before a block device is taken over, which the kernel may allow once only: whoever fails after that has
+        // lost it.
         let prerequisites = state.as_ref().map(|kept| Prerequisites::find(&config.volume, &kept.state)).transpose()?;
         let (front_end_text, front_end, channels) = open_front_end(&config, geometry, kept)?;
         let goes_on = kept.is_some_and(|kept| kept.outlives_block_device || front_end.outlives_process());
@@ -221,8 +222,8 @@ impl Device {
         status
     }
 
-    /// Detaches the block device, stops the threads and gives all slabs back. Fails with [`FrontEndError::Busy`], and leaves
-    /// everything as it was, while somebody has the device open (swap on, mounted).
+    /// Detaches the block device, stops the threads and gives all slabs back. Fails with [`FrontEndError::Busy`], and
+    /// leaves everything as it was, while somebody has the device open (swap on, mounted).
     pub fn stop(&mut self) -> Result<(), DeviceError> {
         self.stop_within(DETACH_DEADLINE)
     }

@@ -1,4 +1,5 @@
-//! What strangers can make a donor write into its log. A stranger can connect as often as it likes, so the log has a line now and then, with a sum.
+//! What strangers can make a donor write into its log. A stranger can connect as often as it likes, so the log has a
+//! line now and then, with a sum.
 //!
 //! No clock of its own: the caller passes the time.
 
@@ -14,7 +15,8 @@ pub struct Complaints {
 }
 
 impl Complaints {
-    /// What is to be written of a complaint that comes `now`, if anything: with how many were kept back since the last one.
+    /// What is to be written of a complaint that comes `now`, if anything: with how many were kept back since the
+    /// last one.
     pub fn take(&mut self, text: &str, now: Instant) -> Option<String> {
         let is_recent = self.said_at.is_some_and(|at| now.saturating_duration_since(at) < COMPLAINT_INTERVAL);
         if is_recent {

@@ -77,8 +77,9 @@ pub struct Place<'connections> {
 }
 
 impl Connections {
-    /// Waits until there is room for one more connection that has proven nothing, connections that gave way and did not leave yet included. False at the
-    /// deadline. The caller then enters, or [gives the room up](Connections::give_up_room).
+    /// Waits until there is room for one more connection that has proven nothing, connections that gave way and did
+    /// not leave yet included. False at the deadline. The caller then enters, or [gives the room
+    /// up](Connections::give_up_room).
     pub fn await_room(&self, deadline: Instant) -> bool {
         let mut open = self.lock();
         loop {
@@ -196,8 +197,8 @@ impl Entry {
 }
 
 impl Place<'_> {
-    /// This connection has proven that it belongs to `session`; it keeps its place and ends with the session. Not if there
-    /// are too many such connections, or it gave way to a newer one just before: it has to close then.
+    /// This connection has proven that it belongs to `session`; it keeps its place and ends with the session. Not if
+    /// there are too many such connections, or it gave way to a newer one just before: it has to close then.
     #[must_use]
     pub fn belongs_to(&self, session: SessionId) -> bool {
         let mut open = self.connections.lock();

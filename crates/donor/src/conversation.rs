@@ -1,9 +1,10 @@
 //! What a donor says to one borrower: the control thread of a session, from hello to the return of its slabs.
 //!
-//! The session ends when the borrower says goodbye, its connection closes, it is silent for longer than [`SILENCE_DEADLINE`] and than it
-//! asked to be waited for (see [`patience`]), or it breaks the protocol. Its slabs are back at once, unless the borrower asked for them to linger and
-//! then went away without a goodbye, as a process does that is killed: they are kept for so long, and its next process gets
-//! them by showing the secret of its last welcome.
+//! The session ends when the borrower says goodbye, its connection closes, it is silent for longer than
+//! [`SILENCE_DEADLINE`] and than it asked to be waited for (see [`patience`]), or it breaks the protocol. Its slabs
+//! are back at once, unless the borrower asked for them to linger and then went away without a goodbye, as a process
+//! does that is killed: they are kept for so long, and its next process gets them by showing the secret of its last
+//! welcome.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -131,9 +132,10 @@ fn admit(
     Ok(shared.open_session(make))
 }
 
-/// For how long a borrower is waited for that says nothing: as it asks, up to [`PATIENCE_MAX`]. One that maps slabs itself runs under the same
-/// kernel, which closes its connection when it ends; as long as it is open the borrower is there, stopped perhaps (Ctrl-Z), and if it
-/// said that pages have no other copy it is waited for until it goes on. Nothing can be asked back from it meanwhile.
+/// For how long a borrower is waited for that says nothing: as it asks, up to [`PATIENCE_MAX`]. One that maps slabs
+/// itself runs under the same kernel, which closes its connection when it ends; as long as it is open the borrower is
+/// there, stopped perhaps (Ctrl-Z), and if it said that pages have no other copy it is waited for until it goes on.
+/// Nothing can be asked back from it meanwhile.
 fn patience(hello: &Hello) -> Option<Duration> {
     let asked = Duration::from_secs(hello.patience_seconds.into());
     let is_here = hello.wants_shared_memory && asked >= SOLE_COPY_PATIENCE;

@@ -110,8 +110,8 @@ impl Donor {
         self.shared.notify();
     }
 
-    /// Lends nothing any more, asks for everything back, and waits for it at most `timeout`. Slabs that are not back then
-    /// stay lent, and are asked for again and again.
+    /// Lends nothing any more, asks for everything back, and waits for it at most `timeout`. Slabs that are not back
+    /// then stay lent, and are asked for again and again.
     pub fn drain(&self, timeout: Duration) -> Result<(), DonorError> {
         let deadline = Instant::now() + timeout;
         let mut state = self.shared.lock();

@@ -1,5 +1,5 @@
-//! What the donor's threads share: one lock over every decision, held briefly and never while memory is made or a peer is
-//! waited for.
+//! What the donor's threads share: one lock over every decision, held briefly and never while memory is made or a
+//! peer is waited for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -212,8 +212,8 @@ impl DonorState {
         Ok(session)
     }
 
-    /// The session ends, and its connections close. Its slabs come back at once, unless it `may_resume` and asked for that:
-    /// then they are kept for as long as it asked.
+    /// The session ends, and its connections close. Its slabs come back at once, unless it `may_resume` and asked for
+    /// that: then they are kept for as long as it asked.
     pub(crate) fn close_session(&self, session: &Arc<Session>, may_resume: bool) {
         session.end();
         let mut state = self.lock();
@@ -257,8 +257,8 @@ impl DonorState {
         self.notify();
     }
 
-    /// Finds the session of `borrower` that `token` resumes, if it has one. One that is open is ended first: its borrower
-    /// knows better. Nothing of the old session reaches a slab any more when this returns.
+    /// Finds the session of `borrower` that `token` resumes, if it has one. One that is open is ended first: its
+    /// borrower knows better. Nothing of the old session reaches a slab any more when this returns.
     pub(crate) fn find_resumable(&self, borrower: BorrowerId, token: &SessionToken) -> Option<SessionId> {
         let deadline = Instant::now() + RESUME_DEADLINE;
         let is_it = |session: &Session| session.borrower == borrower && session.resume == *token;
@@ -278,8 +278,8 @@ impl DonorState {
         self.connections.wait_session_gone(id, deadline).then_some(id)
     }
 
-    /// Opens a session anew, made by `make` for the id that it had, with the slabs that it had. `None` when they were taken
-    /// back meanwhile, or are of another size.
+    /// Opens a session anew, made by `make` for the id that it had, with the slabs that it had. `None` when they were
+    /// taken back meanwhile, or are of another size.
     pub(crate) fn resume_session(
         &self,
         id: SessionId,

@@ -1,7 +1,7 @@
 //! Who holds which slab, and what was asked back.
 //!
-//! Invariants: a handle belongs to one session and is not given out twice before its release; the byte counts are the sums
-//! over the leases. Nothing here touches memory or sockets.
+//! Invariants: a handle belongs to one session and is not given out twice before its release; the byte counts are the
+//! sums over the leases. Nothing here touches memory or sockets.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,13 +1,14 @@
 //! The donor: lends this machine's idle memory, slab by slab.
 //!
-//! Borrowers connect, prove the cluster key, and lease slabs. Over shared memory they map a slab themselves and the donor's
-//! CPU does nothing; over TCP a thread per data connection carries out their requests. Decisions (capacity, leases,
-//! eviction) are plain state machines; threads, sockets and memory stand around them.
+//! Borrowers connect, prove the cluster key, and lease slabs. Over shared memory they map a slab themselves and the
+//! donor's CPU does nothing; over TCP a thread per data connection carries out their requests. Decisions (capacity,
+//! leases, eviction) are plain state machines; threads, sockets and memory stand around them.
 //!
 //! In reading order:
 //! - [`config`]: what a donor is told.
 //! - [`donor`]: starting, stopping, draining.
-//! - [`listen`], `server`, [`connections`]: from a socket to a session. [`complaints`]: what strangers cause in the log.
+//! - [`listen`], `server`, [`connections`]: from a socket to a session. [`complaints`]: what strangers cause in the
+//!   log.
 //! - `session`: one borrower's conversation.
 //! - `shared`: lending a slab and taking it back.
 //! - [`leases`]: who holds what. [`capacity`]: how much may be lent. [`eviction`]: what to ask back.

@@ -14,11 +14,13 @@ pub const CONNECTIONS_MAX: usize = 1024;
 /// What strangers cause is written into the log once in so long: some hundred bytes, so 1 MB a day at most.
 pub const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long a new connection waits for one that gave way to leave; that has been shut down, and has only to be scheduled.
+/// How long a new connection waits for one that gave way to leave; that has been shut down, and has only to be
+/// scheduled.
 pub const ROOM_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Connections that have not proven themselves, at once: those of four borrowers with [`UNPROVEN_PER_SOURCE_MAX`]. Those
-/// on their way out count, as each is a thread. A handshake takes two round trips, so they make way faster than honest peers come.
+/// Connections that have not proven themselves, at once: those of four borrowers with [`UNPROVEN_PER_SOURCE_MAX`].
+/// Those on their way out count, as each is a thread. A handshake takes two round trips, so they make way faster than
+/// honest peers come.
 pub const UNPROVEN_MAX: usize = 64;
 
 /// Of those, from one source: what one borrower opens, if all of its connections started at once.
@@ -40,16 +42,16 @@ pub const RECALL_DEADLINE: Duration = Duration::from_secs(30);
 /// How long borrowers have to tell their slabs' activity before the least active of the known ones are recalled.
 pub const ACTIVITY_DEADLINE: Duration = Duration::from_millis(500);
 
-/// How many times the bytes wanted are sampled at random for an eviction: E + E' with E' = E, where Infiniswap's analysis
-/// finds enough lightly active slabs with a probability of 0.999 while 20 % are busy.
+/// How many times the bytes wanted are sampled at random for an eviction: E + E' with E' = E, where Infiniswap's
+/// analysis finds enough lightly active slabs with a probability of 0.999 while 20 % are busy.
 pub const EVICTION_SAMPLE_FACTOR: u64 = 2;
 
 /// Most slabs prepared ahead, of each size.
 pub const SLABS_PREPARED_MAX: usize = 256;
 
-/// Bytes of a slab that are allocated before others are offered the CPU, if it is made ahead: 0.1 ms. A slab of 32 MiB takes 20 ms
-/// and more, in turns of the scheduler of 1 to 2 ms, for which a pager on the same CPU waited in the middle of its evictions
-/// (docs/decisions/pager-speed.md).
+/// Bytes of a slab that are allocated before others are offered the CPU, if it is made ahead: 0.1 ms. A slab of 32
+/// MiB takes 20 ms and more, in turns of the scheduler of 1 to 2 ms, for which a pager on the same CPU waited in the
+/// middle of its evictions (docs/decisions/pager-speed.md).
 pub const PREPARE_STEP_BYTES: usize = 256 << 10;
 
 /// Slab sizes that slabs are prepared of at once: devices of one cluster rarely have more than two.
@@ -58,15 +60,17 @@ pub const PREPARED_SIZES_MAX: usize = 4;
 /// After a failed `accept` (no descriptors left) the listener rests so long instead of spinning.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Longest time for which slabs of a borrower that ended without a goodbye are kept, whatever it asks for: its process starts
-/// again within seconds, and others may need the memory.
+/// Longest time for which slabs of a borrower that ended without a goodbye are kept, whatever it asks for: its
+/// process starts again within seconds, and others may need the memory.
 pub const LINGER_MAX: Duration = Duration::from_secs(60);
 
-/// Longest time for which a borrower of another machine is waited for that says nothing while its connection stays open, whatever it asks for:
-/// the slabs of one whose machine vanished are nobody's until then. One of this machine is not told anything more after so long.
+/// Longest time for which a borrower of another machine is waited for that says nothing while its connection stays
+/// open, whatever it asks for: the slabs of one whose machine vanished are nobody's until then. One of this machine
+/// is not told anything more after so long.
 pub const PATIENCE_MAX: Duration = Duration::from_secs(60);
 
-/// How long a borrower that comes back waits until the threads of its old connections have left: they were woken before.
+/// How long a borrower that comes back waits until the threads of its old connections have left: they were woken
+/// before.
 pub const RESUME_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Stopping waits at most so long for connections' threads, which were woken before.

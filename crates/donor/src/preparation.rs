@@ -1,8 +1,8 @@
 //! Which slabs to make ahead, and which of those made to give up. Decisions only.
 //!
-//! Every slab size that a borrower uses has prepared slabs of its own. With those of the newest borrower alone, two devices
-//! of different sizes would make each other wait: each new lease of one would throw the other's away. The number of sizes is
-//! bounded; the ones of the newest sessions count.
+//! Every slab size that a borrower uses has prepared slabs of its own. With those of the newest borrower alone, two
+//! devices of different sizes would make each other wait: each new lease of one would throw the other's away. The
+//! number of sizes is bounded; the ones of the newest sessions count.
 
 use crate::limits::PREPARED_SIZES_MAX;
 

@@ -1,4 +1,5 @@
-//! One borrower's session, as all threads of a donor see it; [`conversation`](crate::conversation) is its control thread.
+//! One borrower's session, as all threads of a donor see it; [`conversation`](crate::conversation) is its control
+//! thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -1,11 +1,13 @@
 //! The memory of slabs: each in a sealed file of its own, present before it is lent.
 //!
-//! A slab is lent in a file that no other borrower ever had, so there is nothing to scrub and nothing to share. Making one
-//! takes a millisecond per few MiB; therefore some are prepared ahead. It is locked in memory: a borrower on the same
-//! machine may be the very swap device that the kernel would put it on, and then it could never be read again.
+//! A slab is lent in a file that no other borrower ever had, so there is nothing to scrub and nothing to share.
+//! Making one takes a millisecond per few MiB; therefore some are prepared ahead. It is locked in memory: a borrower
+//! on the same machine may be the very swap device that the kernel would put it on, and then it could never be read
+//! again.
 //!
-//! A returned slab's pages go back to the machine as soon as its borrower has unmapped it too; nothing is punched out under
-//! a borrower that may still read (one that was stopped for a while and does not know yet that its session has ended).
+//! A returned slab's pages go back to the machine as soon as its borrower has unmapped it too; nothing is punched out
+//! under a borrower that may still read (one that was stopped for a while and does not know yet that its session has
+//! ended).
 
 use std::collections::VecDeque;
 use std::io;
@@ -30,8 +32,8 @@ pub struct SlabMemory {
 }
 
 impl SlabMemory {
-    /// A new zeroed slab whose pages are all present and mapped. Fails when the machine has too little memory. Calls `pause` now and
-    /// then.
+    /// A new zeroed slab whose pages are all present and mapped. Fails when the machine has too little memory. Calls
+    /// `pause` now and then.
     pub fn prepare(size_bytes: u64, pause: impl Fn()) -> io::Result<Self> {
         let length = usize::try_from(size_bytes).map_err(io::Error::other)?;
         let file = Memfd::create(FILE_NAME, size_bytes)?;
@@ -109,8 +111,8 @@ impl PreparedSlabs {
 
 /// The slabs of one session, as its data connections see them.
 ///
-/// The lock is held to find a slab, never while its memory is used: a long discard must not hold up the other connections.
-/// A request that still runs when its slab is released ends on memory that nobody else ever gets.
+/// The lock is held to find a slab, never while its memory is used: a long discard must not hold up the other
+/// connections. A request that still runs when its slab is released ends on memory that nobody else ever gets.
 #[derive(Debug, Default)]
 pub struct SessionSlabs {
     lent: RwLock<Vec<Option<Arc<SlabMemory>>>>,

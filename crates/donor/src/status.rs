@@ -51,8 +51,8 @@ pub struct SessionStatus {
     pub slabs: usize,
     /// Bytes of those.
     pub lent_bytes: u64,
-    /// Bytes of pages it has read. `None` over shared memory, where the donor sees nothing of it: the borrower's own figures
-    /// tell.
+    /// Bytes of pages it has read. `None` over shared memory, where the donor sees nothing of it: the borrower's own
+    /// figures tell.
     pub read_bytes: Option<u64>,
     /// Bytes of pages it has written; like `read_bytes`.
     pub written_bytes: Option<u64>,

@@ -33,7 +33,8 @@ fn hear_recall(borrower: &mut Borrower) -> Vec<SlabHandle> {
 
 #[test]
 fn a_smaller_quota_recalls_the_least_active_of_a_sample() {
-    // Without answers the donor chooses after [`ACTIVITY_DEADLINE`], and a busy machine may hold up this borrower so long.
+    // Without answers the donor chooses after [`ACTIVITY_DEADLINE`], and a busy machine may hold up this borrower so
+    // long.
     let was_in_time = (0..20).any(|_| {
         let donor = TestDonor::start(12, None);
         let mut borrower = donor.borrower_unix();

@@ -1,8 +1,9 @@
-//! What the TCP transport adds to the network: a 4 KiB read through [`TcpQueuePair`] and [`serve`] against a bare blocking
-//! exchange of as many bytes over the same kind of socket.
+//! What the TCP transport adds to the network: a 4 KiB read through [`TcpQueuePair`] and [`serve`] against a bare
+//! blocking exchange of as many bytes over the same kind of socket.
 //!
-//! The two take turns in one run, so that both see the same machine; the printed ratio is the median over the rounds. With
-//! both ends on one CPU each exchange switches between them; on two CPUs a sleeping end must be woken, unless it spins.
+//! The two take turns in one run, so that both see the same machine; the printed ratio is the median over the rounds.
+//! With both ends on one CPU each exchange switches between them; on two CPUs a sleeping end must be woken, unless it
+//! spins.
 //!
 //! Run: `cargo run --release -p spillway-fabric --example tcp_round_trip`
 

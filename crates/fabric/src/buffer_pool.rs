@@ -1,8 +1,8 @@
 //! Pre-registered page buffers.
 //!
-//! HPBD found copying a page 12 times cheaper than registering it, so buffers are registered once and pages are copied in
-//! and out. A pool is one locked, prefaulted range cut into equal slots; a slot is named by its number, and a queue pair
-//! that was given the pool reads and writes any [`BufferRange`] of it.
+//! HPBD found copying a page 12 times cheaper than registering it, so buffers are registered once and pages are
+//! copied in and out. A pool is one locked, prefaulted range cut into equal slots; a slot is named by its number, and
+//! a queue pair that was given the pool reads and writes any [`BufferRange`] of it.
 
 use std::io;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ impl BufferPool {
         Ok(Self::cut(Mapping::locked(length)?, slot_count, slot_size_bytes))
     }
 
-    /// As [`BufferPool::new`], present and not locked: for those who serve single programs and not the whole machine, and may have
-    /// no right to lock much.
+    /// As [`BufferPool::new`], present and not locked: for those who serve single programs and not the whole machine,
+    /// and may have no right to lock much.
     pub fn unlocked(slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
         Self::unlocked_over(
             Mapping::anonymous(Self::length_bytes(slot_count, slot_size_bytes)?)?,

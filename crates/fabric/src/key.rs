@@ -161,7 +161,8 @@ impl Drop for ClusterKey {
     }
 }
 
-/// Refuses a file that another user than root and this one owns, or whose directory lets others put another file in its place.
+/// Refuses a file that another user than root and this one owns, or whose directory lets others put another file in
+/// its place.
 fn check_replaceable(path: &Path, file: &Metadata) -> Result<(), KeyError> {
     /// Who may write to a directory with this bit may replace their own files only.
     const STICKY: u32 = 0o1000;

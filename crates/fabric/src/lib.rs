@@ -1,8 +1,8 @@
 //! How pages reach a donor.
 //!
-//! Shaped like RDMA verbs: memory is registered once ([`buffer_pool`]), requests are posted to a queue pair with a tag, and
-//! completions are polled, or waited for on an event ([`queue_pair`]). One queue pair belongs to one I/O thread and one
-//! donor, so nothing on the path takes a lock or allocates.
+//! Shaped like RDMA verbs: memory is registered once ([`buffer_pool`]), requests are posted to a queue pair with a
+//! tag, and completions are polled, or waited for on an event ([`queue_pair`]). One queue pair belongs to one I/O
+//! thread and one donor, so nothing on the path takes a lock or allocates.
 //!
 //! In reading order:
 //! - [`units`]: the words of the field as types.

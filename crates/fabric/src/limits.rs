@@ -27,15 +27,16 @@ pub const SLAB_SIZE_BYTES_MIN: u64 = 1 << 20;
 /// See [`SLAB_SIZE_BYTES_MIN`].
 pub const SLAB_SIZE_BYTES_MAX: u64 = 1 << 30;
 
-/// A connection whose donor owes answers and sends nothing for so long is given up, with every request on it: if all its pages have
-/// other copies, else see [`SOLE_COPY_PATIENCE`].
+/// A connection whose donor owes answers and sends nothing for so long is given up, with every request on it: if all
+/// its pages have other copies, else see [`SOLE_COPY_PATIENCE`].
 pub const REQUEST_DEADLINE: Duration = Duration::from_secs(2);
 
 /// A whole handshake, control or data, takes at most so long.
 pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(3);
 
-/// A borrower reaches a donor within so long or tells why not: looking up its name, connecting, and both handshakes. The rest of
-/// five seconds, after which a user takes a command for stuck, is left to starting and stopping the process.
+/// A borrower reaches a donor within so long or tells why not: looking up its name, connecting, and both handshakes.
+/// The rest of five seconds, after which a user takes a command for stuck, is left to starting and stopping the
+/// process.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(4);
 
 /// Both ends send something on the control channel at least this often.
@@ -44,13 +45,15 @@ pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 /// A control channel that brought nothing for so long is lost, if no page is lost with it: four heartbeats.
 pub const SILENCE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a silent peer is waited for, on both channels, when giving it up loses pages for certain: as long as a donor keeps the slabs
-/// of a borrower that died. Donors on two CPUs that sixteen others wanted too were silent for more than two seconds in four of ten
-/// runs; a switch that restarts a port, or a virtual machine that is moved, is back within some ten seconds.
+/// How long a silent peer is waited for, on both channels, when giving it up loses pages for certain: as long as a
+/// donor keeps the slabs of a borrower that died. Donors on two CPUs that sixteen others wanted too were silent for
+/// more than two seconds in four of ten runs; a switch that restarts a port, or a virtual machine that is moved, is
+/// back within some ten seconds.
 pub const SOLE_COPY_PATIENCE: Duration = Duration::from_secs(30);
 
-/// A data connection's silence is counted from one look to the next, at most so much of it each time: five times as long as the
-/// longest sleep of a thread with requests in flight. Who looks more rarely did not get to run, which is no fault of the donor's.
+/// A data connection's silence is counted from one look to the next, at most so much of it each time: five times as
+/// long as the longest sleep of a thread with requests in flight. Who looks more rarely did not get to run, which is
+/// no fault of the donor's.
 pub const LOOK_INTERVAL_MAX: Duration = Duration::from_millis(100);
 
 /// Longest control message: a recall or an activity report of [`SLABS_PER_SESSION_MAX`] slabs fits in several.
@@ -65,23 +68,23 @@ pub const NAME_BYTES_MAX: usize = 256;
 /// Longest explanation in a control message; longer ones are cut.
 pub const REASON_BYTES_MAX: usize = 512;
 
-/// Shared memory is discarded in steps of so many bytes, between which other requests are served: 0.2 ms each (measured, see
-/// docs/decisions/shm-discards.md), against 18 ms for a slab of 32 MiB at once.
+/// Shared memory is discarded in steps of so many bytes, between which other requests are served: 0.2 ms each
+/// (measured, see docs/decisions/shm-discards.md), against 18 ms for a slab of 32 MiB at once.
 pub const DISCARD_STEP_BYTES: usize = 1 << 20;
 
-/// The kernel's buffers of a data connection, each way: two of the largest requests, so that one travels while the next is
-/// made ready.
+/// The kernel's buffers of a data connection, each way: two of the largest requests, so that one travels while the
+/// next is made ready.
 pub const SOCKET_BUFFER_BYTES: usize = 2 * REQUEST_SIZE_BYTES_MAX;
 
-/// What a donor receives ahead of knowing where it belongs: three pages with their headers. Copying so much costs less than
-/// the system call it saves; more would only be copied twice.
+/// What a donor receives ahead of knowing where it belongs: three pages with their headers. Copying so much costs
+/// less than the system call it saves; more would only be copied twice.
 pub const STAGING_BYTES: usize = 16 * 1024;
 
 /// A donor's thread that waits for requests looks so often whether it shall stop.
 pub const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A backing file is filled with zeroes in steps of this size: long enough for a disk's full speed, short enough that pages
-/// do not wait for it.
+/// A backing file is filled with zeroes in steps of this size: long enough for a disk's full speed, short enough that
+/// pages do not wait for it.
 pub const FILL_STEP_BYTES: usize = 1 << 20;
 
 /// Direct I/O moves whole blocks of this size, in the file and in memory: the largest logical block of disks is a page.
@@ -90,15 +93,15 @@ pub const DIRECT_ALIGNMENT_BYTES: usize = PAGE_SIZE_BYTES;
 /// Buffers in one run of the background writer: 1 MiB of single pages, which a disk writes at its full speed.
 pub const RUN_PIECES_MAX: usize = 256;
 
-/// A waiter spins at most so long before it sleeps. Between two page-ins of one program the kernel wakes up to two halted
-/// CPUs (its loop worker's and the program's; measured: 40 to 60 us each) and the program works 15 us: a waiter that gives
-/// up before that always spins in vain, and the next page-in wakes a third CPU, ours.
+/// A waiter spins at most so long before it sleeps. Between two page-ins of one program the kernel wakes up to two
+/// halted CPUs (its loop worker's and the program's; measured: 40 to 60 us each) and the program works 15 us: a
+/// waiter that gives up before that always spins in vain, and the next page-in wakes a third CPU, ours.
 pub const SPIN_DURATION_MAX: Duration = Duration::from_micros(150);
 /// A waiter that spins does so at least this long: a loopback round trip (measured: 5 to 10 us) with some slack.
 pub const SPIN_DURATION_MIN: Duration = Duration::from_micros(20);
 
-/// Two polls of a spinning waiter that lie further apart mean that other work took the CPU: many times what a poll takes
-/// (below 1 us), below a scheduler's slice (milliseconds).
+/// Two polls of a spinning waiter that lie further apart mean that other work took the CPU: many times what a poll
+/// takes (below 1 us), below a scheduler's slice (milliseconds).
 pub const SPIN_GAP_MAX: Duration = Duration::from_micros(200);
 
 /// Where spinning does not pay, one wait in so many tries it again: 150 us in 1024 waits is lost in the noise.

@@ -1,10 +1,12 @@
 //! How long a silent donor is waited for: decided by what giving it up would cost.
 //!
-//! Where every page has another copy within reach, a donor that says nothing is given up soon, and reads go on elsewhere. Where it
-//! holds the only copy of some page, giving up loses that page for certain, while a donor that is merely slow (its machine is busy, it
-//! was stopped for a moment) answers later: so it is waited for much longer. A connection that is closed is lost at once in every case.
+//! Where every page has another copy within reach, a donor that says nothing is given up soon, and reads go on
+//! elsewhere. Where it holds the only copy of some page, giving up loses that page for certain, while a donor that is
+//! merely slow (its machine is busy, it was stopped for a moment) answers later: so it is waited for much longer. A
+//! connection that is closed is lost at once in every case.
 //!
-//! One value for each donor: whoever knows where copies are sets it, the control channel and every data connection look at it.
+//! One value for each donor: whoever knows where copies are sets it, the control channel and every data connection
+//! look at it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,13 +1,14 @@
 //! The transport trait: what every way to a donor looks like to an I/O thread.
 //!
-//! The shape is that of RDMA verbs: one-sided READ and WRITE between a registered buffer and a remote slab, posted with a
-//! tag, completed in any order. Nothing blocks and nothing allocates after the queue pair was made. A queue pair belongs to
-//! one thread at a time (`Send`, not `Sync`).
+//! The shape is that of RDMA verbs: one-sided READ and WRITE between a registered buffer and a remote slab, posted
+//! with a tag, completed in any order. Nothing blocks and nothing allocates after the queue pair was made. A queue
+//! pair belongs to one thread at a time (`Send`, not `Sync`).
 //!
-//! Life of a request: `post` takes a credit (or says `Busy`) -> the transport moves the bytes -> `poll` yields exactly one
-//! [`Completion`] with the request's tag, at the latest when the connection made no progress for as
-//! long as its donor is waited for ([`Patience`](crate::patience::Patience)). Until then the buffer belongs to the transport; after it, the
-//! transport never touches the buffer again. When a connection fails, every request in flight completes with an error and every later `post` says `Down`.
+//! Life of a request: `post` takes a credit (or says `Busy`) -> the transport moves the bytes -> `poll` yields
+//! exactly one [`Completion`] with the request's tag, at the latest when the connection made no progress for as long
+//! as its donor is waited for ([`Patience`](crate::patience::Patience)). Until then the buffer belongs to the
+//! transport; after it, the transport never touches the buffer again. When a connection fails, every request in
+//! flight completes with an error and every later `post` says `Down`.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -85,8 +86,8 @@ pub trait QueuePair: Send {
     /// deadlines. Returns how many ended.
     fn poll(&mut self, now: Instant, complete: &mut dyn FnMut(Completion)) -> usize;
 
-    /// Lets go of the buffer of a read that was posted: what comes for it is thrown away, and its completion comes all the same. False
-    /// where that cannot be done, and then nothing has changed.
+    /// Lets go of the buffer of a read that was posted: what comes for it is thrown away, and its completion comes
+    /// all the same. False where that cannot be done, and then nothing has changed.
     fn abandon(&mut self, _tag: Tag) -> bool {
         false
     }
@@ -106,8 +107,8 @@ pub trait QueuePair: Send {
     /// Whether the connection is lost.
     fn is_down(&self) -> bool;
 
-    /// Where the `length_bytes` at `remote` lie, if this side has them mapped: they can be read there without a request. Whoever reads them
-    /// keeps the slab from being detached meanwhile.
+    /// Where the `length_bytes` at `remote` lie, if this side has them mapped: they can be read there without a
+    /// request. Whoever reads them keeps the slab from being detached meanwhile.
     fn mapped(&self, _remote: RemoteAddress, _length_bytes: usize) -> Option<(&Mapping, usize)> {
         None
     }

@@ -14,8 +14,8 @@ pub struct PageIndex(pub u64);
 pub struct SlabIndex(pub u32);
 
 /// What a donor calls a slab that it has lent to one borrower, within one control session. Small and dense: the shm
-/// transport uses it as the place of the slab in its window. A handle is not reused within a session until its release was
-/// acknowledged.
+/// transport uses it as the place of the slab in its window. A handle is not reused within a session until its
+/// release was acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlabHandle(pub u32);
 
@@ -49,7 +49,8 @@ pub struct BufferRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(pub u32);
 
-/// Which requests pass which when credits are short: a lower class never takes the last credits that a higher one may need.
+/// Which requests pass which when credits are short: a lower class never takes the last credits that a higher one may
+/// need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
     /// An application waits for this page.

@@ -1,4 +1,5 @@
-//! The background writer puts runs of scattered buffers where they belong in the backing file, a bounded number at a time.
+//! The background writer puts runs of scattered buffers where they belong in the backing file, a bounded number at a
+//! time.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -1,5 +1,5 @@
-//! A slab may be taken out of the window while an I/O thread copies from or to it: a copy that is reported as done met the
-//! slab's memory, whole.
+//! A slab may be taken out of the window while an I/O thread copies from or to it: a copy that is reported as done
+//! met the slab's memory, whole.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -88,7 +88,8 @@ fn an_idle_connection_notices_that_its_donor_went() {
     });
 }
 
-/// Polls as a thread with requests in flight does, from `start` on until something ended or `length` has passed, by its clock.
+/// Polls as a thread with requests in flight does, from `start` on until something ended or `length` has passed, by
+/// its clock.
 fn poll_for(pair: &mut TcpQueuePair, start: Instant, length: Duration) -> Option<Completion> {
     let step = Duration::from_millis(20);
     let mut ended = None;
@@ -472,7 +473,8 @@ fn an_unknown_session_makes_no_queue_pair() {
     donor.join().unwrap();
 }
 
-/// Whoever gave up waiting for a read uses its buffer for something else; the answer still comes, and must not land there.
+/// Whoever gave up waiting for a read uses its buffer for something else; the answer still comes, and must not land
+/// there.
 #[test]
 fn an_abandoned_read_touches_its_buffer_no_more() {
     const PAGES: usize = 9;

@@ -9,8 +9,8 @@ pub(super) fn settings(device: &Path) -> PathBuf {
     Path::new("/sys/block").join(device.file_name().unwrap_or_default()).join("queue")
 }
 
-/// Sets the queue up for paging. Whatever a kernel does not have needs no setting. Read-ahead comes last, because changing
-/// another limit resets it.
+/// Sets the queue up for paging. Whatever a kernel does not have needs no setting. Read-ahead comes last, because
+/// changing another limit resets it.
 pub(super) fn tune(device: &Path) {
     let queue = settings(device);
     for (setting, value) in [("scheduler", "none"), ("rotational", "0"), ("read_ahead_kb", "0")] {

@@ -1,7 +1,8 @@
 //! Which front end a device gets: the one that was asked for, or the best one that this kernel has.
 //!
-//! The order of [`FrontEndKind::BEST_FIRST`] is by the work of one request: ublk passes it through a shared ring, NBD through
-//! a socket, loop over FUSE through two drivers and a kernel worker (DESIGN.md, "Swap device", and the table in "Real kernels").
+//! The order of [`FrontEndKind::BEST_FIRST`] is by the work of one request: ublk passes it through a shared ring, NBD
+//! through a socket, loop over FUSE through two drivers and a kernel worker (DESIGN.md, "Swap device", and the table
+//! in "Real kernels").
 
 use std::fmt;
 use std::str::FromStr;
@@ -111,16 +112,16 @@ pub fn open(choice: FrontEndChoice, config: &FrontEndConfig) -> Result<Opened, F
     Ok(Opened { kind, reason, front_end, channels })
 }
 
-/// Which front end a choice that is left to [`open`] would take, and why: `works` tells of one whether it does, which is
-/// [`probe`] on this machine.
+/// Which front end a choice that is left to [`open`] would take, and why: `works` tells of one whether it does, which
+/// is [`probe`] on this machine.
 pub fn automatic(
     works: impl FnMut(FrontEndKind) -> Result<(), FrontEndError>,
 ) -> Result<(FrontEndKind, String), FrontEndError> {
     choose(FrontEndChoice::Auto, works).map(|(kind, reason, ())| (kind, reason))
 }
 
-/// Whether kernel and user have what this front end needs of its drivers to serve a device that outlives its process; makes
-/// nothing.
+/// Whether kernel and user have what this front end needs of its drivers to serve a device that outlives its process;
+/// makes nothing.
 pub fn probe(kind: FrontEndKind) -> Result<(), FrontEndError> {
     match kind {
         FrontEndKind::Ublk => ublk::device::driver_for(true).map(drop),

@@ -19,8 +19,8 @@ pub struct FrontEndConfig {
     pub threads: usize,
     /// Requests that one thread holds at most; each takes 1 MiB of locked memory.
     pub slots_per_thread: usize,
-    /// Whether the device outlives its process and waits for another one to serve it, where the front end can do that. To
-    /// be asked for only when the pages outlive the process too.
+    /// Whether the device outlives its process and waits for another one to serve it, where the front end can do
+    /// that. To be asked for only when the pages outlive the process too.
     pub recoverable: bool,
     /// How long the service takes for a request at most.
     pub answer_deadline: Duration,
@@ -49,9 +49,10 @@ impl FrontEndConfig {
     }
 }
 
-/// The block device of a front end. Order of life: opening gives the channels -> the caller starts its I/O threads, one for
-/// each channel -> [`FrontEnd::attach`], during which the kernel may already send requests -> [`FrontEnd::detach`] while the
-/// threads still run -> the channels say [`Closed`](spillway_block::channel::Received::Closed). Dropping detaches as far as possible.
+/// The block device of a front end. Order of life: opening gives the channels -> the caller starts its I/O threads,
+/// one for each channel -> [`FrontEnd::attach`], during which the kernel may already send requests ->
+/// [`FrontEnd::detach`] while the threads still run -> the channels say
+/// [`Closed`](spillway_block::channel::Received::Closed). Dropping detaches as far as possible.
 pub trait FrontEnd: Send {
     /// Makes the block device; returns its path. On an error there is none.
     fn attach(&mut self) -> Result<PathBuf, FrontEndError>;

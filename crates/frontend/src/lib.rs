@@ -1,4 +1,5 @@
-//! How the kernel reaches a device: front ends that turn its requests into [`BlockChannel`](spillway_block::channel::BlockChannel)s.
+//! How the kernel reaches a device: front ends that turn its requests into
+//! [`BlockChannel`](spillway_block::channel::BlockChannel)s.
 //!
 //! - [`front_end`]: what every front end does; [`choice`]: which one a device gets, and why.
 //! - [`ublk`]: a device of the kernel's ublk driver.

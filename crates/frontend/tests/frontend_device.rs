@@ -1,4 +1,5 @@
-//! The loop device over FUSE in a real kernel: content, concurrency, discard, use by others, and what a killed server leaves.
+//! The loop device over FUSE in a real kernel: content, concurrency, discard, use by others, and what a killed server
+//! leaves.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 

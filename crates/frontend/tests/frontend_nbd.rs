@@ -1,7 +1,7 @@
 //! The NBD front end in real kernels: stock Debian 6.12 and 6.1 in virtual machines, because few hosts have the driver.
 //!
-//! Tests named after a stock kernel boot a machine and run this very program in it, once for each test that is marked to run
-//! in a guest. On a machine with the driver they run without one: `cargo test -- --ignored --test-threads=1`.
+//! Tests named after a stock kernel boot a machine and run this very program in it, once for each test that is marked
+//! to run in a guest. On a machine with the driver they run without one: `cargo test -- --ignored --test-threads=1`.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -57,8 +57,8 @@ const WITH_TIMEOUTS: [&str; 3] = [
     "a_limited_program_swaps_and_survives_the_death_of_the_server",
 ];
 
-/// When the kernel must have given a dead server's requests up: each connection may be tried, and its timers are coarse; twice
-/// that for a guest that waits for its processors.
+/// When the kernel must have given a dead server's requests up: each connection may be tried, and its timers are
+/// coarse; twice that for a guest that waits for its processors.
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(8 * (12 + NBD_TIMEOUT_MARGIN.as_secs()));
 
 #[test]

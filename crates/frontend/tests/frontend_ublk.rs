@@ -1,7 +1,8 @@
 //! The ublk front end in a real kernel: a stock Debian 6.12 in a virtual machine, because few hosts have the driver.
 //!
-//! [`a_stock_kernel_pages_through_ublk`] boots the machine and runs this very program in it, once for each test that is
-//! marked to run in a guest. On a machine with the driver they run without one: `cargo test -- --ignored --test-threads=1`.
+//! [`a_stock_kernel_pages_through_ublk`] boots the machine and runs this very program in it, once for each test that
+//! is marked to run in a guest. On a machine with the driver they run without one: `cargo test -- --ignored
+//! --test-threads=1`.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -229,7 +230,8 @@ fn a_killed_server_is_followed_by_another_under_load() {
     await_devices(0);
 }
 
-/// The process that [`a_server_that_dies_with_every_slot_in_hand_is_followed`] kills: it takes requests and answers none.
+/// The process that [`a_server_that_dies_with_every_slot_in_hand_is_followed`] kills: it takes requests and answers
+/// none.
 #[test]
 #[ignore = "runs as a process of its own, until it is killed"]
 fn serve_nothing_until_killed() {

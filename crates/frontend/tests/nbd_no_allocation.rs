@@ -1,5 +1,5 @@
-//! Nothing that an I/O thread of an NBD server does allocates, from a client's first byte to its last: under an allocator that
-//! aborts.
+//! Nothing that an I/O thread of an NBD server does allocates, from a client's first byte to its last: under an
+//! allocator that aborts.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 

@@ -18,7 +18,8 @@ use support::nbd::{Client, Server, has_programs, noise};
 
 const MIB: u64 = 1 << 20;
 
-/// Runs a program to its end; what it said. (nbdinfo takes the export's bytes for a file, and its description may have some of them.)
+/// Runs a program to its end; what it said. (nbdinfo takes the export's bytes for a file, and its description may
+/// have some of them.)
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

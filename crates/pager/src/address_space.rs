@@ -42,9 +42,11 @@ pub struct AddressSpace {
     pub has_forked: AtomicBool,
     /// It has forked and the child is not paged: nothing tells when its pages are its own again.
     pub has_forked_untold: AtomicBool,
-    /// Forks that are prepared or under way: no page may leave, and no fault waits for the budget ([`crate::fork::page_in`]).
+    /// Forks that are prepared or under way: no page may leave, and no fault waits for the budget
+    /// ([`crate::fork::page_in`]).
     holds: AtomicU32,
-    /// The fault thread waits for its messages since it was admitted ([`PagerState::admit_quietly`](crate::pager_state::PagerState::admit_quietly)).
+    /// The fault thread waits for its messages since it was admitted
+    /// ([`PagerState::admit_quietly`](crate::pager_state::PagerState::admit_quietly)).
     pub is_listened_to: AtomicBool,
     /// Pages that could not be read when nobody waited for them.
     pub unread: AtomicU64,
@@ -68,16 +70,18 @@ pub struct Wanted {
 pub struct SpaceState {
     /// The pages.
     pub page_table: PageTable,
-    /// Changes of mappings that are not in the table yet: nothing is answered or taken out before they are ([`PagerState::apply_events`](crate::pager_state::PagerState::apply_events)).
+    /// Changes of mappings that are not in the table yet: nothing is answered or taken out before they are
+    /// ([`PagerState::apply_events`](crate::pager_state::PagerState::apply_events)).
     pub mapping_events: MappingEvents,
     /// A batch is with the evictor: events wait.
     pub batch: bool,
     /// The fault thread wants to know when the batch has ended.
     pub is_awaited: bool,
-    /// A fault that was read is put off until the batch has ended: all fault threads are woken then, and the next batch waits a moment.
+    /// A fault that was read is put off until the batch has ended: all fault threads are woken then, and the next
+    /// batch waits a moment.
     pub is_hurried: bool,
-    /// Faults that were read, were left to whichever thread is free, and were not tried yet: no batch begins before that, or they would have to
-    /// wait for it.
+    /// Faults that were read, were left to whichever thread is free, and were not tried yet: no batch begins before
+    /// that, or they would have to wait for it.
     pub untried: u32,
     /// A batch waits for that: no more faults are left to others before it has begun.
     pub is_batch_due: bool,
@@ -152,7 +156,8 @@ impl AddressSpace {
         ranges.into_iter().flatten().flatten()
     }
 
-    /// Its evictor's staging area, once it has one: never to be registered, listed or taken out, since what is taken out goes there.
+    /// Its evictor's staging area, once it has one: never to be registered, listed or taken out, since what is taken
+    /// out goes there.
     pub fn staging(&self) -> Option<Range<u64>> {
         lock(&self.seat).as_ref().and_then(Seat::staging)
     }

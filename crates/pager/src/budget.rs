@@ -109,8 +109,8 @@ impl Budget {
         self.resident_pages() + pages < self.limit_pages()
     }
 
-    /// Whether pages are to leave: above the watermark, once the budget was nearly used up. Until then programs may need no more than they
-    /// have, and what lies above the watermark is theirs.
+    /// Whether pages are to leave: above the watermark, once the budget was nearly used up. Until then programs may
+    /// need no more than they have, and what lies above the watermark is theirs.
     pub fn is_exceeded(&self) -> bool {
         let resident = self.resident_pages();
         if resident > self.high_pages() && resident > self.limit_pages() - LAST_PAGES {

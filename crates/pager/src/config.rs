@@ -39,21 +39,23 @@ pub struct PagerConfig {
     pub lent_bytes_max: u64,
     /// Bytes of local memory for all programs together.
     pub budget_bytes: u64,
-    /// A directory of this run alone; the sockets for hellos are made in it. Whoever a program becomes must be able to pass through it.
+    /// A directory of this run alone; the sockets for hellos are made in it. Whoever a program becomes must be able
+    /// to pass through it.
     pub directory: PathBuf,
-    /// What proves that a program was started in this run: it stands in its environment, which other users cannot read. Any number; random.
+    /// What proves that a program was started in this run: it stands in its environment, which other users cannot
+    /// read. Any number; random.
     pub token: u64,
     /// The library that programs load (`LD_PRELOAD`).
     pub preload: PathBuf,
     /// How long to wait at the start for the first donor.
     pub donor_wait: Duration,
-    /// Whether the kernel tells of forks, as it does with `CAP_SYS_PTRACE`. If not, programs ask before each, and wait until all of
-    /// their pages are back ([`spillway_sys::call_notices`]).
+    /// Whether the kernel tells of forks, as it does with `CAP_SYS_PTRACE`. If not, programs ask before each, and
+    /// wait until all of their pages are back ([`spillway_sys::call_notices`]).
     pub programs_fork: bool,
     /// Threads that answer faults, from 1 on; [`crate::limits::fault_threads`] if `None`.
     pub fault_threads: Option<usize>,
-    /// The name and arguments with which this very program (`/proc/self/exe`) removes what is left if this process is killed; its
-    /// guardian becomes that when no program of the run is left. None without any.
+    /// The name and arguments with which this very program (`/proc/self/exe`) removes what is left if this process is
+    /// killed; its guardian becomes that when no program of the run is left. None without any.
     pub mender: Vec<OsString>,
 }
 

@@ -16,7 +16,8 @@
 //! Beside the path:
 //! - [`mappings::events`]: changes of mappings whose order is not known yet.
 //! - [`fork`]: forks that the kernel tells nobody of.
-//! - [`pager_state`]: what the threads share, and the order of locks; [`address_space`]: what is known of one program's memory.
+//! - [`pager_state`]: what the threads share, and the order of locks; [`address_space`]: what is known of one
+//!   program's memory.
 //! - [`pager`]: how everything starts and stops; [`config`], [`statistics`]; [`limits`]: every bound.
 
 #![forbid(unsafe_code)]

@@ -9,7 +9,8 @@ use spillway_policy::prefetch::WINDOW_MAX;
 use spillway_policy::replacement::{LEAVING_MAX, NEIGHBOURS_MAX};
 use spillway_stub::protocol::BATCHES;
 
-/// The smallest budget: the write-back pool and the pages that must stay (stacks, thread control blocks) take a part of it.
+/// The smallest budget: the write-back pool and the pages that must stay (stacks, thread control blocks) take a part
+/// of it.
 pub const BUDGET_BYTES_MIN: u64 = 16 << 20;
 
 /// Pages of a group of neighbours: 128 KiB, HPBD's largest request; a slot of the write-back pool.
@@ -18,9 +19,9 @@ pub const GROUP_PAGES: usize = 32;
 /// Bytes of a group.
 pub const GROUP_SIZE_BYTES: u64 = (GROUP_PAGES * PAGE_SIZE_BYTES) as u64;
 
-/// A page that was written after it had come write-protected counts for so many that left as they had come. Its fault takes 5 us of the
-/// fault thread and the program's switch to it and back; a page that was not written takes 1 to 2 us to write back. So pages come writable
-/// where one in four is written.
+/// A page that was written after it had come write-protected counts for so many that left as they had come. Its fault
+/// takes 5 us of the fault thread and the program's switch to it and back; a page that was not written takes 1 to 2
+/// us to write back. So pages come writable where one in four is written.
 pub const WRITE_WEIGHT: u8 = 3;
 /// What is known of writes in a group is forgotten after so many pages that were not written.
 pub const WRITE_SCORE_MAX: u8 = 9;
@@ -29,50 +30,53 @@ pub const WRITE_PROBE_INTERVAL: u8 = 8;
 /// ... and so many where the last ones were not all written.
 pub const WRITE_PROBE_INTERVAL_IN_DOUBT: u8 = 2;
 
-/// Pages of one batch for an evictor. Faults of its program wait meanwhile (rule 14), about 0.7 us a page (measured), so a fault
-/// waits at most 90 us.
+/// Pages of one batch for an evictor. Faults of its program wait meanwhile (rule 14), about 0.7 us a page (measured),
+/// so a fault waits at most 90 us.
 pub const BATCH_PAGES: usize = 128;
 
-/// Batches that an evictor gets one right behind the other; then the table is free for a moment, for whoever does not wait as faults
-/// do: the survey, which registers new mappings. Half a millisecond of batches: it looks every millisecond.
+/// Batches that an evictor gets one right behind the other; then the table is free for a moment, for whoever does not
+/// wait as faults do: the survey, which registers new mappings. Half a millisecond of batches: it looks every
+/// millisecond.
 pub const BATCHES_IN_A_ROW_MAX: u32 = 4;
 
-/// Batches that an evictor has at a time where nobody waits for its program's messages: it need not sleep between them, and a fault
-/// that comes waits for both, 180 us.
+/// Batches that an evictor has at a time where nobody waits for its program's messages: it need not sleep between
+/// them, and a fault that comes waits for both, 180 us.
 pub const EVICTOR_BATCHES_MAX: usize = BATCHES;
 
-/// A batch that takes longer is with an evictor that does not run, because its program was stopped: others are not held back for it. Ten
-/// thousand times what a batch takes, since its thread may wait for a CPU that many want.
+/// A batch that takes longer is with an evictor that does not run, because its program was stopped: others are not
+/// held back for it. Ten thousand times what a batch takes, since its thread may wait for a CPU that many want.
 pub const BATCH_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A batch that takes longer while a fault waits for its end: it is looked whether its evictor is stopped. A hundred times what a batch takes.
+/// A batch that takes longer while a fault waits for its end: it is looked whether its evictor is stopped. A hundred
+/// times what a batch takes.
 pub const WITHDRAW_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Reads that a fault thread has under way: more threads than that wait for their turn.
 pub const FAULT_READS_MAX: usize = 32;
 
-/// Fault threads at most. Filling a page takes 3 of the 12 us of a fault, under the lock of its program's table, so more of them would wait for
-/// one another; each has a connection to every donor.
+/// Fault threads at most. Filling a page takes 3 of the 12 us of a fault, under the lock of its program's table, so
+/// more of them would wait for one another; each has a connection to every donor.
 pub const FAULT_THREADS_MAX: usize = 4;
 
-/// Fault threads on a machine of so many CPUs, if nobody says how many. Beside the threads that wait for their pages the eviction
-/// thread, the evictor and the survey want CPUs too, so that a second one has nothing to run on with fewer than four.
+/// Fault threads on a machine of so many CPUs, if nobody says how many. Beside the threads that wait for their pages
+/// the eviction thread, the evictor and the survey want CPUs too, so that a second one has nothing to run on with
+/// fewer than four.
 pub fn fault_threads(cpus: usize) -> usize {
     (1 + cpus / 4).min(FAULT_THREADS_MAX)
 }
 
 /// The write-back pool takes this part of the budget at most.
 pub const POOL_SHARE: u64 = 32;
-/// What was written is staged in so much of it, and replaced first once there is more: it is a second chance for its pages, but a page that
-/// stays needs none (docs/decisions/replacement.md).
+/// What was written is staged in so much of it, and replaced first once there is more: it is a second chance for its
+/// pages, but a page that stays needs none (docs/decisions/replacement.md).
 pub const STAGED_SHARE: i64 = 64;
 /// Slots of the write-back pool at least: two batches of scattered pages.
 pub const POOL_SLOTS_MIN: usize = 8;
 /// Slots of the write-back pool at most: 32 MiB; the engine looks through all of them at each poll.
 pub const POOL_SLOTS_MAX: usize = 256;
 
-/// Eviction begins so far below the budget (a part of it), and goes on for as much more: what lies between is memory that programs
-/// never have.
+/// Eviction begins so far below the budget (a part of it), and goes on for as much more: what lies between is memory
+/// that programs never have.
 pub const WATERMARK_SHARE: i64 = 64;
 /// But not less: a batch, two windows of read-ahead ...
 pub const WATERMARK_PAGES_MIN: i64 = BATCH_PAGES as i64;
@@ -81,20 +85,21 @@ pub const WATERMARK_SHARE_MAX: i64 = 32;
 /// And not more: what programs fill at full speed until the next look at them ([`GROWTH_BYTES_PER_SECOND`]).
 pub const WATERMARK_PAGES_MAX: i64 = 1024;
 
-/// The first time eviction begins only when so few pages of the budget are left: in the 0.3 ms that a batch takes a program has
-/// 30 faults. A program that needs its budget and no more never comes there.
+/// The first time eviction begins only when so few pages of the budget are left: in the 0.3 ms that a batch takes a
+/// program has 30 faults. A program that needs its budget and no more never comes there.
 pub const LAST_PAGES: i64 = 32;
 
-/// Programs that fill memory which is not registered yet, at this speed, shall not pass the watermark between two looks at
-/// them: what two CPUs zero and write (measured: 1 GB/s each), twice.
+/// Programs that fill memory which is not registered yet, at this speed, shall not pass the watermark between two
+/// looks at them: what two CPUs zero and write (measured: 1 GB/s each), twice.
 pub const GROWTH_BYTES_PER_SECOND: u64 = 4 << 30;
 /// Bounds of the time between two looks at the memory of programs.
 pub const LOOK_INTERVAL_MIN: Duration = Duration::from_millis(1);
 /// See [`LOOK_INTERVAL_MIN`].
 pub const LOOK_INTERVAL_MAX: Duration = Duration::from_millis(20);
 
-/// Mappings begin to be registered when so much of the budget is left, a part of it and at most so many bytes: from then on a
-/// program's growth is seen page by page. Below, a page touched for the first time costs what it costs without us.
+/// Mappings begin to be registered when so much of the budget is left, a part of it and at most so many bytes: from
+/// then on a program's growth is seen page by page. Below, a page touched for the first time costs what it costs
+/// without us.
 pub const ALERT_SHARE: i64 = 4;
 /// See [`ALERT_SHARE`].
 pub const ALERT_BYTES_MAX: u64 = 64 << 20;
@@ -103,8 +108,8 @@ pub const ALERT_BYTES_MAX: u64 = 64 << 20;
 pub const EVICTOR_START_DEADLINE: Duration = Duration::from_millis(100);
 /// Between two looks at all processes of the machine for one whose parent has ended before it was found.
 pub const SEARCH_INTERVAL: Duration = Duration::from_millis(200);
-/// How long next to nothing may leave, though the budget is exceeded, before a program that changes its mappings all the time is given a pause: far longer
-/// than any moment in which many changes come together.
+/// How long next to nothing may leave, though the budget is exceeded, before a program that changes its mappings all
+/// the time is given a pause: far longer than any moment in which many changes come together.
 pub const RESTLESS_PATIENCE: Duration = Duration::from_millis(200);
 /// Less than one in so many of the pages by which the budget is exceeded is next to nothing.
 pub const RESTLESS_SHARE: u64 = 8;
@@ -119,11 +124,13 @@ pub const PAUSE_FAILED_PAUSE: Duration = Duration::from_secs(60);
 /// Between two looks at them.
 pub const PAUSE_LOOK_INTERVAL: Duration = Duration::from_micros(100);
 
-/// How long to wait before trying again when no thread could be borrowed: all were in system calls that a stop would end.
+/// How long to wait before trying again when no thread could be borrowed: all were in system calls that a stop would
+/// end.
 pub const EVICTOR_START_PAUSE: Duration = Duration::from_millis(5);
 /// How long to wait after an evictor could not start in its program (a filter of system calls forbids it, say).
 pub const EVICTOR_FAILED_PAUSE: Duration = Duration::from_secs(60);
-/// A program that can have no evictor is told of when it has more than this part of the budget: a launcher that becomes nothing larger is no news.
+/// A program that can have no evictor is told of when it has more than this part of the budget: a launcher that
+/// becomes nothing larger is no news.
 pub const EVICTOR_MISSING_SHARE: i64 = 16;
 /// Threads of a program that are tried at one look.
 pub const EVICTOR_THREADS_TRIED_MAX: usize = 16;
@@ -134,28 +141,32 @@ pub const RETRY_INTERVAL: Duration = Duration::from_micros(200);
 /// How long a thread with nothing to do sleeps at most.
 pub const IDLE_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Pages of zeroes that come along at most with the first touch of a page behind a stretch of pages that were touched. They take memory, as they
-/// do in the budget: the kernel's shared page would have the program fault again, and interrupt all its CPUs, when it writes.
+/// Pages of zeroes that come along at most with the first touch of a page behind a stretch of pages that were
+/// touched. They take memory, as they do in the budget: the kernel's shared page would have the program fault again,
+/// and interrupt all its CPUs, when it writes.
 pub const ZEROES_AHEAD_MAX: usize = GROUP_PAGES;
 
-/// How long nothing is read of a program at least after a change that another one must precede ([`crate::mappings::events`]): the thread that
-/// is to tell of that runs or waits for a CPU, where all others of its program soon wait for us; several slices of the scheduler
-/// (2.8 ms on 2 CPUs).
+/// How long nothing is read of a program at least after a change that another one must precede
+/// ([`crate::mappings::events`]): the thread that is to tell of that runs or waits for a CPU, where all others of its
+/// program soon wait for us; several slices of the scheduler (2.8 ms on 2 CPUs).
 pub const DOUBT_PAUSE: Duration = Duration::from_millis(20);
-/// And at most, if a thread that wants to run does not get to ([`crate::mappings::late_event`]): twenty times what the turn of one of sixteen took on two
-/// CPUs; one that waits longer is taken for one that never told.
+/// And at most, if a thread that wants to run does not get to ([`crate::mappings::late_event`]): twenty times what
+/// the turn of one of sixteen took on two CPUs; one that waits longer is taken for one that never told.
 pub const DOUBT_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Such pauses in a row at most, if what is waited for never comes: several changes of two messages and more, one of them late.
+/// Such pauses in a row at most, if what is waited for never comes: several changes of two messages and more, one of
+/// them late.
 pub const DOUBTS_MAX: u32 = 16;
 
 /// Messages of one program that are read before others get their turn.
 pub const MESSAGES_MAX: usize = 64;
 
-/// A program that had something to tell is asked again so often before others are looked for, which is a system call more.
+/// A program that had something to tell is asked again so often before others are looked for, which is a system call
+/// more.
 pub const GUESSES_MAX: u32 = 8;
 
 /// A read that no donor answered in time is tried so often before its page is given up: each takes
-/// [`spillway_block::limits::BLOCK_REQUEST_DEADLINE`], or without a disk copy [`spillway_block::limits::BLOCK_REQUEST_DEADLINE_SOLE`], and an answer's time more.
+/// [`spillway_block::limits::BLOCK_REQUEST_DEADLINE`], or without a disk copy
+/// [`spillway_block::limits::BLOCK_REQUEST_DEADLINE_SOLE`], and an answer's time more.
 pub const READ_ATTEMPTS_MAX: u8 = 3;
 
 /// A write to the volume that failed is tried again after so long.
@@ -164,13 +175,13 @@ pub const WRITE_RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// How often free slots are looked through for what donors may forget.
 pub const DISCARD_PAUSE: Duration = Duration::from_millis(500);
 
-/// So many looks slots stay as they are before donors are told to forget them: five seconds, in which a program that frees memory and asks for
-/// some again finds them with their memory. Pages that took the place of discarded ones left at 5.8 to 7.0 us each instead of 1.4 to 2.8
-/// (docs/decisions/pager-speed.md).
+/// So many looks slots stay as they are before donors are told to forget them: five seconds, in which a program that
+/// frees memory and asks for some again finds them with their memory. Pages that took the place of discarded ones
+/// left at 5.8 to 7.0 us each instead of 1.4 to 2.8 (docs/decisions/pager-speed.md).
 pub const DISCARD_AFTER_LOOKS: u32 = 10;
 
-/// The next batch waits so long, or until a page has come, if a fault was put off for the one before: twice what a fault takes. Else it would find the
-/// next batch under way, and the one after that.
+/// The next batch waits so long, or until a page has come, if a fault was put off for the one before: twice what a
+/// fault takes. Else it would find the next batch under way, and the one after that.
 pub const HURRY_PAUSE: Duration = Duration::from_micros(20);
 
 /// A batch of which less than this part left is followed by a pause, twice as long each time.
@@ -180,11 +191,12 @@ pub const FRUITLESS_PAUSE: Duration = Duration::from_micros(100);
 /// Such batches in a row after which faults are not held back any more, since nothing can leave: 50 ms of pauses.
 pub const FRUITLESS_BATCHES_MAX: u32 = 8;
 
-/// A program that says hello finishes its greeting within so long, or is left alone: it may have been stopped. The others do not wait for it.
+/// A program that says hello finishes its greeting within so long, or is left alone: it may have been stopped. The
+/// others do not wait for it.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Pages that a fork asks the fault thread for at a time: eight times the reads that are under way, or what it fills in place between two readings of
-/// messages, so that it never waits for the next look.
+/// Pages that a fork asks the fault thread for at a time: eight times the reads that are under way, or what it fills
+/// in place between two readings of messages, so that it never waits for the next look.
 pub const FORK_PAGES_ASKED_MAX: usize = 8 * FAULT_READS_MAX;
 /// Pages that did not come (a read ahead of them failed, their mapping changed) are asked for again after so long.
 pub const FORK_ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -192,37 +204,43 @@ pub const FORK_ASK_AGAIN: Duration = Duration::from_secs(1);
 pub const FORK_PATIENCE: Duration = Duration::from_secs(
     READ_ATTEMPTS_MAX as u64 * (BLOCK_REQUEST_DEADLINE_SOLE.as_secs() + REQUEST_DEADLINE.as_secs()) + 1,
 );
-/// A fork that finds no room beside others is refused so long after the last of them was over: their pages leave again, 0.5 GB/s at
-/// least (measured; a busy machine).
+/// A fork that finds no room beside others is refused so long after the last of them was over: their pages leave
+/// again, 0.5 GB/s at least (measured; a busy machine).
 pub const FORK_ROOM_PATIENCE: Duration = Duration::from_secs(10);
 /// And asks again so often: it looks through its page table for that.
 pub const FORK_ROOM_PAUSE: Duration = Duration::from_millis(20);
 /// Memory that a fork leaves free, of the machine's and of what its memory cgroups allow, when pages come back for it.
 pub const FORK_RESERVE_BYTES: u64 = 64 << 20;
 
-/// How often new mappings of a program are looked for and registered once its budget is nearly reached: reading the maps of a
-/// large program takes a millisecond.
+/// How often new mappings of a program are looked for and registered once its budget is nearly reached: reading the
+/// maps of a large program takes a millisecond.
 pub const REGISTER_INTERVAL: Duration = Duration::from_millis(20);
-/// While the budget is exceeded new mappings are looked for as soon as so many times has passed what the last look took, up to [`REGISTER_INTERVAL`]: what is not
-/// registered is filled at full speed, and a tenth of one CPU is little beside that. With several programs as many times that, so that they take a tenth together.
+/// While the budget is exceeded new mappings are looked for as soon as so many times has passed what the last look
+/// took, up to [`REGISTER_INTERVAL`]: what is not registered is filled at full speed, and a tenth of one CPU is
+/// little beside that. With several programs as many times that, so that they take a tenth together.
 pub const REGISTER_REST_TIMES: u32 = 9;
 
 /// How often memory that is not paged is looked for: what is told is for the user, who reads no faster.
 pub const SHARING_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether a debugger has stopped a program: it needs some tenths of a second before it reads memory.
+/// How often it is looked whether a debugger has stopped a program: it needs some tenths of a second before it reads
+/// memory.
 pub const TRACED_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A call that was allowed is looked at for so long at every look, to see that it is over; after that when there is a look anyway.
+/// A call that was allowed is looked at for so long at every look, to see that it is over; after that when there is a
+/// look anyway.
 pub const CALL_PATIENCE: Duration = Duration::from_millis(50);
 
-/// A move of mappings that cannot be seen to be over is taken for that: the kernel needs a microsecond a page table. Were it not over, it would fail.
+/// A move of mappings that cannot be seen to be over is taken for that: the kernel needs a microsecond a page table.
+/// Were it not over, it would fail.
 pub const MOVE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often programs are looked for that never said hello: those that live for less are over before their memory hurts.
+/// How often programs are looked for that never said hello: those that live for less are over before their memory
+/// hurts.
 pub const UNPAGED_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What one of them may have without being told of: what a shell and its like have; or this part of the budget, if that is more.
+/// What one of them may have without being told of: what a shell and its like have; or this part of the budget, if
+/// that is more.
 pub const UNPAGED_BYTES_MIN: u64 = 8 << 20;
 /// See [`UNPAGED_BYTES_MIN`].
 pub const UNPAGED_SHARE: u64 = 16;
@@ -239,8 +257,8 @@ pub const DESCENDANTS_MAX: usize = 1024;
 /// Shared memory up to this part of the budget is nothing to tell of.
 pub const SHARING_SHARE: u64 = 8;
 
-/// Processes of a run that may have pages in common at most: with more, such pages count for each as the kernel says. Asking after one
-/// takes 35 us (measured), so these are asked in the time between two looks.
+/// Processes of a run that may have pages in common at most: with more, such pages count for each as the kernel says.
+/// Asking after one takes 35 us (measured), so these are asked in the time between two looks.
 pub const FAMILY_MAX: usize = 32;
 
 /// How often page tables are walked for pages in common while nobody comes or goes.
@@ -249,17 +267,19 @@ pub const COMMON_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// What a walk takes of a program that was never walked (measured).
 pub const COMMON_WALK_NS_PER_PAGE: u64 = 50;
 
-/// A program whose walk would take longer is not walked: as long as the survey may look away ([`LOOK_INTERVAL_MAX`]), in which 1.6 GB are
-/// walked.
+/// A program whose walk would take longer is not walked: as long as the survey may look away ([`LOOK_INTERVAL_MAX`]),
+/// in which 1.6 GB are walked.
 pub const COMMON_WALK_MAX: Duration = LOOK_INTERVAL_MAX;
 
-/// And not before this many times what the last walk took has passed: it takes 50 ns a page (measured), so they take 5 % of a CPU.
+/// And not before this many times what the last walk took has passed: it takes 50 ns a page (measured), so they take
+/// 5 % of a CPU.
 pub const COMMON_LOOK_SHARE: u32 = 20;
 
 /// Runs of pages that one scan of a page table brings: 12 KiB of them.
 pub const REGIONS_MAX: usize = 512;
 
-/// Processes that are paged at a time; each takes descriptors (4 and those of its files in `/proc`), and a seat of 4 MiB of address space once it has an evictor.
+/// Processes that are paged at a time; each takes descriptors (4 and those of its files in `/proc`), and a seat of 4
+/// MiB of address space once it has an evictor.
 pub const PROGRAMS_MAX: u32 = 256;
 
 /// Programs whose greeting is under way at a time; others wait to be accepted.
@@ -268,14 +288,16 @@ pub const GREETINGS_MAX: usize = 64;
 /// Bytes of the stub's library that a program may name; it has 70 KiB.
 pub const LIBRARY_BYTES_MAX: u64 = 1 << 20;
 
-/// Guardians that are started anew: one is killed by mistake, or by the kernel for its memory; many in a row by something that will not stop.
+/// Guardians that are started anew: one is killed by mistake, or by the kernel for its memory; many in a row by
+/// something that will not stop.
 pub const GUARDIANS_LOST_MAX: u32 = 16;
 
-/// Batches in a row for which the eviction thread and the evictor had the same CPU, after which it leaves: half a millisecond of work.
+/// Batches in a row for which the eviction thread and the evictor had the same CPU, after which it leaves: half a
+/// millisecond of work.
 pub const SHARED_BATCHES_MAX: u32 = 4;
 
-/// How often it looks, after it has left, how long the two had to wait for a CPU: some turns of the scheduler (3 ms at most each), so that one
-/// that was lost to somebody who is gone again is not what counts.
+/// How often it looks, after it has left, how long the two had to wait for a CPU: some turns of the scheduler (3 ms
+/// at most each), so that one that was lost to somebody who is gone again is not what counts.
 pub const APART_CHECK_INTERVAL: Duration = Duration::from_millis(16);
 
 /// It comes back if they had to wait more than this part of the time. Beside one busy thread it would be a half.
@@ -287,47 +309,50 @@ pub const APART_PAUSE: Duration = Duration::from_secs(1);
 /// It comes back when nothing has left for so long.
 pub const APART_REST: Duration = Duration::from_millis(20);
 
-/// How often a fault thread looks whether somebody who waits for a page table has it, before it takes the table itself. A look with an offer of the
-/// CPU is 0.3 us, and who sleeps on another CPU takes about 3 to come.
+/// How often a fault thread looks whether somebody who waits for a page table has it, before it takes the table
+/// itself. A look with an offer of the CPU is 0.3 us, and who sleeps on another CPU takes about 3 to come.
 pub const GIVE_WAY_LOOKS_MAX: u32 = 32;
 
-/// How often the eviction thread looks whether an evictor or its engine is done before it sleeps; a batch takes 100 us, a look with an offer
-/// of the CPU less than one.
+/// How often the eviction thread looks whether an evictor or its engine is done before it sleeps; a batch takes 100
+/// us, a look with an offer of the CPU less than one.
 pub const LOOKS_MAX: u32 = 1000;
 
 /// An offer of the CPU that nobody took is over within less (measured: below 1 us).
 pub const YIELD_QUICK: Duration = Duration::from_micros(5);
 
-/// Who takes the CPU for so long has used a turn of the scheduler (1 to 3 ms); the survey takes 0.05 ms, an evictor up to 0.3 ms.
+/// Who takes the CPU for so long has used a turn of the scheduler (1 to 3 ms); the survey takes 0.05 ms, an evictor
+/// up to 0.3 ms.
 pub const COMPANY_TURN: Duration = Duration::from_micros(500);
 
-/// So long the CPU is not offered again after that, and its thread sleeps instead of looking: who sleeps is back as soon as he is woken.
-/// (Measured beside one busy thread: each batch of an eviction, 0.2 ms, took 1.4 ms.)
+/// So long the CPU is not offered again after that, and its thread sleeps instead of looking: who sleeps is back as
+/// soon as he is woken. (Measured beside one busy thread: each batch of an eviction, 0.2 ms, took 1.4 ms.)
 pub const COMPANY_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long the fault thread looks for the next fault, if faults come so soon one after the other, before it sleeps: several times
-/// what a program needs between two.
+/// How long the fault thread looks for the next fault, if faults come so soon one after the other, before it sleeps:
+/// several times what a program needs between two.
 pub const FAULT_SPIN: Duration = Duration::from_micros(100);
 
-/// Windows that a stream looks at for one that is not all local: 256 pages at least, two groups of victims that left whole, more where they did not.
-/// (Measured with groups of 32, and the scan is as good since.)
+/// Windows that a stream looks at for one that is not all local: 256 pages at least, two groups of victims that left
+/// whole, more where they did not. (Measured with groups of 32, and the scan is as good since.)
 pub const WINDOWS_MAX: usize = 4;
 
-/// A window has a page for each microsecond that a read takes at least: a stream takes 4 us a page (measured), so it waits for the marker a fifth of its
-/// time, and a third where that is a millisecond.
+/// A window has a page for each microsecond that a read takes at least: a stream takes 4 us a page (measured), so it
+/// waits for the marker a fifth of its time, and a third where that is a millisecond.
 pub const WINDOW_PAGE: Duration = Duration::from_micros(1);
 
 /// The least time of so many reads is taken for the donors' distance.
 pub const DISTANCE_READS: u32 = 16;
 
-/// So long what comes along waits for the eviction to make room: some batches (0.2 ms each) and a turn of the scheduler.
+/// So long what comes along waits for the eviction to make room: some batches (0.2 ms each) and a turn of the
+/// scheduler.
 pub const ASK_PATIENCE: Duration = Duration::from_millis(5);
 
 /// Markers of read-ahead windows that were not reached yet: one for each stream that is followed
 /// ([`spillway_policy::prefetch::streams::STREAMS_MAX`]).
 pub const MARKERS_MAX: usize = 64;
 
-/// Pages that left unused and wait to be told to the prefetcher, at most: what two batches take out. It asks at each fault that reads.
+/// Pages that left unused and wait to be told to the prefetcher, at most: what two batches take out. It asks at each
+/// fault that reads.
 pub const UNUSED_MAX: usize = 2 * BATCH_PAGES;
 
 /// Failures that a pager remembers in words.

@@ -94,15 +94,16 @@ impl Pager {
         &self.donors_missing
     }
 
-    /// Connects to donors and starts the threads; programs that are started with [`Pager::environment`] are paged from now on.
+    /// Connects to donors and starts the threads; programs that are started with [`Pager::environment`] are paged
+    /// from now on.
     pub fn start(config: PagerConfig) -> Result<Self, PagerError> {
         config.check()?;
         let system = || PagerError::system("cannot set the pager up");
         let address = Address::parse(&config.socket().display().to_string()).map_err(system())?;
         let (pool, slots) = make_write_back_pool(config.budget_bytes).map_err(system())?;
         let head = Head::create(&address, Survey::features_in_advance(config.programs_fork)).map_err(system())?;
-        // Early, before there are threads, and while there is little that it would have a copy of. It finds programs by the head
-        // too: a child that was forked a moment ago is in no list.
+        // Early, before there are threads, and while there is little that it would have a copy of. It finds programs
+        // by the head too: a child that was forked a moment ago is in no list.
         let successor = config.successor().map_err(system())?;
         let guardian = Guardian::start_for_users(PROGRAMS_MAX as usize, head.file(), successor);
         let guardian = guardian.map_err(PagerError::system("cannot start the guardian"))?;
@@ -156,7 +157,8 @@ impl Pager {
         Ok(pager)
     }
 
-    /// Programs of root may become another user's before they start: what they say hello at is open to all, and who says it proves where it was started.
+    /// Programs of root may become another user's before they start: what they say hello at is open to all, and who
+    /// says it proves where it was started.
     fn open_to_all(&self) -> io::Result<()> {
         if !rustix::process::geteuid().is_root() {
             return Ok(());
@@ -201,8 +203,8 @@ impl Pager {
         ]
     }
 
-    /// Hears of the calls of programs by this descriptor ([`spillway_sys::call_filter`]) from now on; `has_forks`: of forks, too. To be called before
-    /// there is a program.
+    /// Hears of the calls of programs by this descriptor ([`spillway_sys::call_filter`]) from now on; `has_forks`: of
+    /// forks, too. To be called before there is a program.
     pub fn take_call_notices(&self, listener: OwnedFd, has_forks: bool) {
         lock(&self.shared.call_notices).push((listener, has_forks));
         self.shared.survey.signal();
@@ -242,7 +244,8 @@ impl Pager {
         PagerStatus { device, pager: self.statistics() }
     }
 
-    /// Ends the threads and gives all slabs back. Programs must have ended: whoever is left is killed, since its pages go.
+    /// Ends the threads and gives all slabs back. Programs must have ended: whoever is left is killed, since its
+    /// pages go.
     pub fn stop(&mut self) {
         self.shared.kill_programs();
         self.shared.is_stopping.store(true, Ordering::SeqCst);
@@ -264,7 +267,8 @@ impl Drop for Pager {
     }
 }
 
-/// Rule 5 of docs/pager.md: the ranges that a child of this program reads as zeroes. The program waits in its fork meanwhile.
+/// Rule 5 of docs/pager.md: the ranges that a child of this program reads as zeroes. The program waits in its fork
+/// meanwhile.
 fn wiped_ranges(space: &AddressSpace) -> Ranges {
     let number = space.process.load(Ordering::Relaxed);
     proc_files::smaps(number).map(|text| maps::wiped_on_fork(&text)).unwrap_or_default()

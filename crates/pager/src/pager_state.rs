@@ -1,11 +1,13 @@
 //! What the threads of a pager share.
 //!
-//! Locks, in the order in which they are taken: an address space's table, then read-ahead ([`crate::fault::pool`]), then the page indexes. All are
-//! held for microseconds, and never across a wait; whoever holds a table may change what is known of that address space.
+//! Locks, in the order in which they are taken: an address space's table, then read-ahead ([`crate::fault::pool`]),
+//! then the page indexes. All are held for microseconds, and never across a wait; whoever holds a table may change
+//! what is known of that address space.
 //!
-//! A batch of evictions is under way without the table's lock, so [`SpaceState::batch`] says so: nobody reads the program's events
-//! then (rule 14 of docs/pager.md). That keeps every fault and event out of the batch: the kernel lets no page be moved while an
-//! event waits to be read. Nor does a batch begin while events that were read are not applied ([`crate::mappings::events`]).
+//! A batch of evictions is under way without the table's lock, so [`SpaceState::batch`] says so: nobody reads the
+//! program's events then (rule 14 of docs/pager.md). That keeps every fault and event out of the batch: the kernel
+//! lets no page be moved while an event waits to be read. Nor does a batch begin while events that were read are not
+//! applied ([`crate::mappings::events`]).
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -165,8 +167,8 @@ impl PagerState {
         }
     }
 
-    /// Brings the table of `space` up to date with what was told of its mappings. False: it is changing them, and what was told
-    /// may not be all.
+    /// Brings the table of `space` up to date with what was told of its mappings. False: it is changing them, and
+    /// what was told may not be all.
     pub fn apply_events(&self, space: &AddressSpace, state: &mut SpaceState) -> bool {
         if state.mapping_events.is_empty() {
             return true;

@@ -40,16 +40,18 @@ pub struct PagerStatistics {
     pub zero: FaultStatistics,
     /// See [`FaultKind::Write`].
     pub write: FaultStatistics,
-    /// Pages that came back because they were asked for, by how many pages had left since they did: `refaults[i]` counts distances from 4^i on.
+    /// Pages that came back because they were asked for, by how many pages had left since they did: `refaults[i]`
+    /// counts distances from 4^i on.
     pub refaults: Vec<u64>,
-    /// Time from reading faults' messages to their answers, all together; what the kernel took before, and a fault thread's waking up, are not in it.
+    /// Time from reading faults' messages to their answers, all together; what the kernel took before, and a fault
+    /// thread's waking up, are not in it.
     pub lost_seconds: f64,
     /// Bytes of local memory that programs have now, by the kernel's count, and the write-back pool.
     pub local_bytes: u64,
     /// The largest [`PagerStatistics::local_bytes`] seen.
     pub local_bytes_peak: u64,
-    /// The most memory that one program had and that could not leave (protected, main stack, changed pages of files, locked, merged), as far as
-    /// anybody looked: while the programs had more than their budget.
+    /// The most memory that one program had and that could not leave (protected, main stack, changed pages of files,
+    /// locked, merged), as far as anybody looked: while the programs had more than their budget.
     #[serde(default)]
     pub staying_bytes_peak: u64,
     /// Bytes whose only copy is not in the programs' memory.

@@ -1,4 +1,5 @@
-//! Whole programs under the pager, with real donors in this process: exact output in a fraction of the memory they need.
+//! Whole programs under the pager, with real donors in this process: exact output in a fraction of the memory they
+//! need.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -99,7 +100,8 @@ impl World {
     /// Runs it to its end; one that hangs is killed, and that fails the test.
     fn run(&self, name: &str, arguments: &[&str]) -> Output {
         let mut running = self.start(name, arguments);
-        // Not by waiting for the child: the pager in this process traces it for a moment, and its stops would be taken for its end.
+        // Not by waiting for the child: the pager in this process traces it for a moment, and its stops would be
+        // taken for its end.
         assert!(running.ends_within(PATIENCE), "{name} hangs: {:#?}", self.pager.statistics());
         running.0.take().unwrap().wait_with_output().unwrap()
     }
@@ -193,7 +195,8 @@ fn a_program_four_times_its_budget_gives_exact_output() {
     assert!(report.pages_out_dirty > 40_000 && report.fill.count + report.pages_prefetched > 40_000, "{report:#?}");
 }
 
-/// A page of zeroes that is shared costs whoever writes to it another fault, and a program with threads on several CPUs an interrupt of each.
+/// A page of zeroes that is shared costs whoever writes to it another fault, and a program with threads on several
+/// CPUs an interrupt of each.
 #[test]
 fn fresh_memory_that_comes_along_is_the_programs_own() {
     let world = World::new(64);
@@ -275,7 +278,8 @@ fn callers_that_say_nothing_hold_nothing_up() {
             assert!(Instant::now() < deadline, "the survey hears of no program");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // A survey that waited for a silent caller has left it alone before it went on. (On a busy machine so has one that did not.)
+        // A survey that waited for a silent caller has left it alone before it went on. (On a busy machine so has one
+        // that did not.)
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         if poll(&mut [PollFd::new(&silent[0], PollFlags::IN)], Some(&now)).unwrap() == 0 {
             break;

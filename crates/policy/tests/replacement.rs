@@ -1,5 +1,5 @@
-//! Every policy of replacement: against plain models, and what all of them promise. Each call runs under an allocator that
-//! aborts, as the eviction thread must not allocate.
+//! Every policy of replacement: against plain models, and what all of them promise. Each call runs under an allocator
+//! that aborts, as the eviction thread must not allocate.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

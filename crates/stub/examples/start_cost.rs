@@ -1,11 +1,13 @@
-//! What starting and ending a small program takes: wall time and its own CPU time. Run it bare and under the pager, in turns:
+//! What starting and ending a small program takes: wall time and its own CPU time. Run it bare and under the pager,
+//! in turns:
 //!
 //!     cargo build --release --workspace --examples
 //!     target/release/examples/start_cost 300 /bin/true
-//!     target/release/spillway run --via pager --local 1G --lend 64M -- target/release/examples/start_cost 300 /bin/true
+//!     target/release/spillway run --via pager --local 1G --lend 64M -- \
+//!         target/release/examples/start_cost 300 /bin/true
 //!
-//! With `fork` behind the count programs are started by fork instead of vfork. The tenth part of the values that is smallest says most on
-//! a machine that others use too.
+//! With `fork` behind the count programs are started by fork instead of vfork. The tenth part of the values that is
+//! smallest says most on a machine that others use too.
 
 #![allow(unsafe_code, reason = "wait4 tells of one child")]
 #![allow(clippy::zombie_processes, reason = "they are waited for by wait4")]

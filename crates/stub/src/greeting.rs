@@ -1,7 +1,7 @@
 //! Programs and evictors that say hello to the pager, over a UNIX socket that keeps messages apart.
 //!
-//! Who connects is any process that can reach the address, so [`Visitor::peer`], which the kernel vouches for, must be a process of the run
-//! before its hello is believed.
+//! Who connects is any process that can reach the address, so [`Visitor::peer`], which the kernel vouches for, must
+//! be a process of the run before its hello is believed.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -275,7 +275,8 @@ impl Visitor {
         Ok((Hello::decode(&words)?, descriptor))
     }
 
-    /// Answers a hello; `passed` is the head's file for a program; for an evictor the userfaultfd, and with another welcome its seat's file.
+    /// Answers a hello; `passed` is the head's file for a program; for an evictor the userfaultfd, and with another
+    /// welcome its seat's file.
     pub fn welcome(&self, welcome: &Welcome, passed: Option<BorrowedFd<'_>>) -> Result<(), GreetingError> {
         self.send(&welcome.encode(), passed)
     }
@@ -285,7 +286,8 @@ impl Visitor {
         Ok(self.ready_with_descriptor(deadline)?.0)
     }
 
-    /// As [`Visitor::ready`], with the descriptor that comes along after [`Verdict::PageTellingForks`](crate::protocol::Verdict).
+    /// As [`Visitor::ready`], with the descriptor that comes along after
+    /// [`Verdict::PageTellingForks`](crate::protocol::Verdict).
     pub fn ready_with_descriptor(&self, deadline: Instant) -> Result<(Ready, Option<OwnedFd>), GreetingError> {
         let (words, descriptor) = self.receive(deadline)?;
         Ok((Ready::decode(&words)?, descriptor))

@@ -1,6 +1,8 @@
-//! What all programs of a run see: the head, made by the pager, mapped by every stub, and inherited by forks. Layout: [`crate::protocol`].
+//! What all programs of a run see: the head, made by the pager, mapped by every stub, and inherited by forks. Layout:
+//! [`crate::protocol`].
 //!
-//! Nobody can write to it, the pager included. So it carries nothing from one program to another, and whoever maps it is a process of the run.
+//! Nobody can write to it, the pager included. So it carries nothing from one program to another, and whoever maps it
+//! is a process of the run.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -19,16 +21,16 @@ pub struct Head {
 }
 
 impl Head {
-    /// A new one for programs that find their pager at `address`. With `features`, programs may go on without an answer: their userfaultfds
-    /// agree on these (see [`Head::let_in`]).
+    /// A new one for programs that find their pager at `address`. With `features`, programs may go on without an
+    /// answer: their userfaultfds agree on these (see [`Head::let_in`]).
     pub fn create(address: &Address, features: Option<Features>) -> io::Result<Self> {
         let content = content(address, features.unwrap_or_default());
         let file = Memfd::create_unchangeable("spillway-head", &content, HEAD_BYTES as u64)?;
         Ok(Self { file, address: address.clone() })
     }
 
-    /// Programs that may read this process's descriptors find the head from now on by a link beside its address, and need not wait. The link ends with
-    /// this process; whoever owns the directory removes it.
+    /// Programs that may read this process's descriptors find the head from now on by a link beside its address, and
+    /// need not wait. The link ends with this process; whoever owns the directory removes it.
     pub fn let_in(&self) -> io::Result<()> {
         let file = format!("/proc/{}/fd/{}", std::process::id(), self.file.as_fd().as_raw_fd());
         std::os::unix::fs::symlink(file, format!("{}{HEAD_SUFFIX}", self.address))

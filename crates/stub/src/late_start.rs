@@ -10,12 +10,13 @@ use spillway_sys::tracee::{self, Call, TraceError};
 
 use crate::protocol::{CALL_STACK_END, CELL_WORDS};
 
-/// The function needs a hundred microseconds of a CPU, which a busy machine may not give for long. To give it up half way would leave
-/// a program that never gets an evictor.
+/// The function needs a hundred microseconds of a CPU, which a busy machine may not give for long. To give it up half
+/// way would leave a program that never gets an evictor.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Where a program has what the pager needs, from its [`Hello`](crate::protocol::Hello) and [`Ready`](crate::protocol::Ready);
-/// a forked child has all at the same addresses. A program says what it likes, so all of this is checked before it is used.
+/// Where a program has what the pager needs, from its [`Hello`](crate::protocol::Hello) and
+/// [`Ready`](crate::protocol::Ready); a forked child has all at the same addresses. A program says what it likes, so
+/// all of this is checked before it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramPlaces {
     /// The process, in this process's PID namespace.
@@ -54,10 +55,11 @@ pub fn read_cell(places: &ProgramPlaces) -> io::Result<CellContent> {
     })
 }
 
-/// Lets thread `thread` start an evictor, as attempt number `attempt`, which is new to the program, and gives the thread back; begins by `deadline`. The evictor
-/// then says hello by itself, or offers a socket (see [`CellContent`]). `is_ours` is asked of the stopped thread's memory, and nothing happens to a thread of which it denies
-/// that: between any look at a process and a stop of its thread, the process may become another program, with more rights.
-/// With [`TraceError::Unsuitable`], try another thread, or later.
+/// Lets thread `thread` start an evictor, as attempt number `attempt`, which is new to the program, and gives the
+/// thread back; begins by `deadline`. The evictor then says hello by itself, or offers a socket (see
+/// [`CellContent`]). `is_ours` is asked of the stopped thread's memory, and nothing happens to a thread of which it
+/// denies that: between any look at a process and a stop of its thread, the process may become another program, with
+/// more rights. With [`TraceError::Unsuitable`], try another thread, or later.
 pub fn start_evictor(
     places: &ProgramPlaces,
     thread: u32,
@@ -73,7 +75,8 @@ pub fn start_evictor(
         patience: START_PATIENCE,
     };
     let is_finished = || read_cell(places).is_ok_and(|cell| cell.attempt == attempt && cell.has_returned);
-    // SAFETY: the process is another one (checked; the stub is in no program that shares our memory), and its memory is that of the
-    // program which said itself that its function for this is there, as `is_ours` finds. The stack is the stub's, for this call alone.
+    // SAFETY: the process is another one (checked; the stub is in no program that shares our memory), and its memory
+    // is that of the program which said itself that its function for this is there, as `is_ours` finds. The stack is
+    // the stub's, for this call alone.
     unsafe { tracee::call(places.process, thread, &call, is_ours, is_finished, deadline) }
 }

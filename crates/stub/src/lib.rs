@@ -19,11 +19,12 @@ pub mod late_start;
 pub mod protocol;
 pub mod seat;
 
-/// The library that programs carry, to be written to a file and named in `LD_PRELOAD`. Empty on machines whose programs cannot
-/// be paged ([`IS_SUPPORTED`]).
+/// The library that programs carry, to be written to a file and named in `LD_PRELOAD`. Empty on machines whose
+/// programs cannot be paged ([`IS_SUPPORTED`]).
 pub static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libspillway.so"));
 
-/// The same for programs whose forks wait for the pager: its `fork` takes the place of libc's, so that no signal interrupts one.
+/// The same for programs whose forks wait for the pager: its `fork` takes the place of libc's, so that no signal
+/// interrupts one.
 pub static LIBRARY_TELLING_FORKS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libspillway_telling_forks.so"));
 
 /// Whether programs can be paged on this kind of machine at all.

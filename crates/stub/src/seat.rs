@@ -1,9 +1,9 @@
-//! What one evictor shares with the pager, as the pager sees it: batches, their results, and the pages that the evictor takes out. Nobody else has
-//! this memory, and forks do not inherit it.
+//! What one evictor shares with the pager, as the pager sees it: batches, their results, and the pages that the
+//! evictor takes out. Nobody else has this memory, and forks do not inherit it.
 //!
-//! The two batches are used in turn: post 0, post 1, post 0 again, because the evictor looks for them in that order. A batch is
-//! written while its phase is `Idle`, and read while it is `Done`; in between it belongs to the evictor. Nothing here
-//! allocates.
+//! The two batches are used in turn: post 0, post 1, post 0 again, because the evictor looks for them in that order.
+//! A batch is written while its phase is `Idle`, and read while it is `Done`; in between it belongs to the evictor.
+//! Nothing here allocates.
 
 use std::hint;
 use std::io;
@@ -155,7 +155,8 @@ impl Seat {
         }
         shared_futex::word(&self.memory, base + batch_word::COUNT).store(tasks.len() as u32, Relaxed);
         self.phase_word(batch).store(Phase::Posted as u32, Release);
-        // Either this sees that the evictor sleeps, or the evictor, which says so first and looks again then, sees the phase.
+        // Either this sees that the evictor sleeps, or the evictor, which says so first and looks again then, sees
+        // the phase.
         fence(SeqCst);
         if self.word(seat_word::EVICTOR_SLEEPS).load(Relaxed) != 0 {
             shared_futex::wake(self.phase_word(batch));
@@ -167,8 +168,8 @@ impl Seat {
         Phase::from_number(self.phase_word(batch).load(Acquire)).unwrap_or(Phase::Posted)
     }
 
-    /// Waits until batch `batch` is at least at `phase`: looks `spin_rounds` times, then sleeps. `false` at the deadline:
-    /// the process may be stopped, or gone.
+    /// Waits until batch `batch` is at least at `phase`: looks `spin_rounds` times, then sleeps. `false` at the
+    /// deadline: the process may be stopped, or gone.
     pub fn wait(&self, batch: usize, phase: Phase, spin_rounds: u32, deadline: Instant) -> io::Result<bool> {
         for _ in 0..spin_rounds {
             if self.phase(batch) >= phase {
@@ -193,7 +194,8 @@ impl Seat {
         result
     }
 
-    /// What became of task `index` of batch `batch`, which is moved (for evictions) or done; see [`crate::protocol::outcome`].
+    /// What became of task `index` of batch `batch`, which is moved (for evictions) or done; see
+    /// [`crate::protocol::outcome`].
     pub fn result(&self, batch: usize, index: usize) -> i32 {
         assert!(index < BATCH_ENTRIES_MAX, "task {index} of a batch");
         let entry = batch_offset(batch) + batch_word::entry(index);
@@ -206,7 +208,8 @@ impl Seat {
         self.phase_word(batch).compare_exchange(posted, idle, Relaxed, Relaxed).is_ok()
     }
 
-    /// Whether the evictor is to move no page more in the batch that it has. One that is stopped outside of [`Seat::move_window`] heeds that before it moves.
+    /// Whether the evictor is to move no page more in the batch that it has. One that is stopped outside of
+    /// [`Seat::move_window`] heeds that before it moves.
     pub fn hold(&self, is_held: bool) {
         self.word(seat_word::IS_HELD).store(u32::from(is_held), SeqCst);
     }

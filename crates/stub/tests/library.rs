@@ -1,5 +1,5 @@
-//! The libraries that programs carry bring nothing and bind nothing; that of programs whose forks wait brings `_Fork`, and binds
-//! what libc tells of its forks by.
+//! The libraries that programs carry bring nothing and bind nothing; that of programs whose forks wait brings
+//! `_Fork`, and binds what libc tells of its forks by.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -71,8 +71,8 @@ impl Library {
         names
     }
 
-    /// Symbols that others can bind to. `DT_GNU_HASH` lists them: its second word is the first symbol listed, and a chain of hashes, the
-    /// last of which is odd, belongs to each bucket that has any.
+    /// Symbols that others can bind to. `DT_GNU_HASH` lists them: its second word is the first symbol listed, and a
+    /// chain of hashes, the last of which is odd, belongs to each bucket that has any.
     fn exported(&self) -> Vec<String> {
         const HASH: u64 = 0x6fff_fef5;
         const BUCKETS_OFFSET: u64 = 16;

@@ -1,8 +1,9 @@
 //! Proof that I/O threads do not allocate: an allocator for test binaries that aborts inside a guarded section.
 //!
-//! A thread that serves page-outs must never wait for memory, because the memory it would wait for is freed only by the
-//! page-out itself (DESIGN.md, "Paging must never wait for paging"). Test binaries install [`GuardedAllocator`] and wrap
-//! what I/O threads do in [`forbid_allocation`]; one allocation there ends the test with a message and a backtrace.
+//! A thread that serves page-outs must never wait for memory, because the memory it would wait for is freed only by
+//! the page-out itself (DESIGN.md, "Paging must never wait for paging"). Test binaries install [`GuardedAllocator`]
+//! and wrap what I/O threads do in [`forbid_allocation`]; one allocation there ends the test with a message and a
+//! backtrace.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -37,8 +38,8 @@ fn check(what: &str) {
     }
 }
 
-// SAFETY: every call is passed on unchanged to the system allocator, which upholds the contract; the check does not touch
-// the memory.
+// SAFETY: every call is passed on unchanged to the system allocator, which upholds the contract; the check does not
+// touch the memory.
 unsafe impl GlobalAlloc for GuardedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         check("allocation");

@@ -1,11 +1,11 @@
 //! Memory made of 64-bit words that threads, and processes one after the other, read and change one word at a time.
 //!
-//! A process that is killed between two instructions leaves the words as its last finished store left them, because the pages
-//! belong to a memfd that somebody else holds too. So whoever orders its stores well finds a consistent state again; no flush
-//! is needed for memory that outlives its writer.
+//! A process that is killed between two instructions leaves the words as its last finished store left them, because
+//! the pages belong to a memfd that somebody else holds too. So whoever orders its stores well finds a consistent
+//! state again; no flush is needed for memory that outlives its writer.
 //!
-//! Invariants: the range stays mapped, readable and writable, and belongs to this value alone within the process, so every
-//! access to it is atomic.
+//! Invariants: the range stays mapped, readable and writable, and belongs to this value alone within the process, so
+//! every access to it is atomic.
 
 use std::io;
 use std::ops::Deref;
@@ -50,8 +50,9 @@ impl Deref for AtomicWords {
 
     fn deref(&self) -> &[AtomicU64] {
         let first = self.mapping.address() as *const AtomicU64;
-        // SAFETY: the range is mapped for as long as `self` lives, is page aligned, holds `count` words (`mapped_bytes`), and is
-        // accessed through these atomics only: `mapping` is private to this value, and other processes use the same type.
+        // SAFETY: the range is mapped for as long as `self` lives, is page aligned, holds `count` words
+        // (`mapped_bytes`), and is accessed through these atomics only: `mapping` is private to this value, and other
+        // processes use the same type.
         unsafe { std::slice::from_raw_parts(first, self.count) }
     }
 }

@@ -1,15 +1,17 @@
 //! A filter of system calls that asks before a few of them (seccomp(2), user notification), and of nothing else.
 //!
-//! Whoever installs it gives the descriptor that asks to a pager ([`crate::call_notices`]) and becomes the program. The program, its children and all that
-//! they execute inherit it. A call that is never asked about costs what any filter costs: the kernel knows these by their numbers alone
-//! (`seccomp_cache_prepare` in kernel/seccomp.c), and runs the filter for `clone`, `ioctl`, `madvise`, `mremap` and `process_madvise` only.
+//! Whoever installs it gives the descriptor that asks to a pager ([`crate::call_notices`]) and becomes the program.
+//! The program, its children and all that they execute inherit it. A call that is never asked about costs what any
+//! filter costs: the kernel knows these by their numbers alone (`seccomp_cache_prepare` in kernel/seccomp.c), and
+//! runs the filter for `clone`, `ioctl`, `madvise`, `mremap` and `process_madvise` only.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use crate::call_notices::GUARD_ADVICES;
 
-/// What stands in the fourth argument of an `ioctl(UFFDIO_REGISTER)` that nobody is to be asked about: the pager's own. The kernel takes three.
+/// What stands in the fourth argument of an `ioctl(UFFDIO_REGISTER)` that nobody is to be asked about: the pager's
+/// own. The kernel takes three.
 pub const UNASKED: u32 = 0x5350_4c59;
 
 /// What a filter asks about.
@@ -171,10 +173,11 @@ fn instructions(asked: Asked) -> Vec<libc::sock_filter> {
     rules.iter().flat_map(|steps| rule(steps)).collect()
 }
 
-/// Makes such calls of this thread, and of all that it starts or becomes, wait for the holder of the descriptor that this gives.
+/// Makes such calls of this thread, and of all that it starts or becomes, wait for the holder of the descriptor that
+/// this gives.
 ///
-/// Without `CAP_SYS_ADMIN` no program gets more rights by being executed from then on (`no_new_privs`), which the kernel wants of whoever filters. `EBUSY`:
-/// somebody else asks already, and the kernel allows one.
+/// Without `CAP_SYS_ADMIN` no program gets more rights by being executed from then on (`no_new_privs`), which the
+/// kernel wants of whoever filters. `EBUSY`: somebody else asks already, and the kernel allows one.
 pub fn install(asked: Asked) -> io::Result<OwnedFd> {
     let filter = instructions(asked);
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };

@@ -1,11 +1,12 @@
 //! System calls of other processes that wait until they are allowed (seccomp_unotify(2)).
 //!
-//! - Forks, for pagers of users whom the kernel refuses messages about them: such a child's memory is registered nowhere, so every page
-//!   must be there when the fork happens, and none may be moved away until it has.
-//! - Calls of which the kernel sends no message to anybody, or which it refuses because memory is registered: [`Called`].
+//! - Forks, for pagers of users whom the kernel refuses messages about them: such a child's memory is registered
+//!   nowhere, so every page must be there when the fork happens, and none may be moved away until it has.
+//! - Calls of which the kernel sends no message to anybody, or which it refuses because memory is registered:
+//!   [`Called`].
 //!
-//! The filter that asks is [`crate::call_filter`], or for forks one that a program's stub installs. Every call is answered, whatever is missing
-//! here: a thread that waits for an answer cannot even be traced.
+//! The filter that asks is [`crate::call_filter`], or for forks one that a program's stub installs. Every call is
+//! answered, whatever is missing here: a thread that waits for an answer cannot even be traced.
 
 use std::collections::HashSet;
 use std::fs;
@@ -72,7 +73,8 @@ pub enum NoticeError {
 pub enum Called {
     /// `fork`, or `clone` with memory of the child's own.
     Fork,
-    /// `madvise` with one of [`GUARD_ADVICES`] on this range: guard pages come or go, and what was there before is lost. No message tells of that.
+    /// `madvise` with one of [`GUARD_ADVICES`] on this range: guard pages come or go, and what was there before is
+    /// lost. No message tells of that.
     Guard(Range<u64>),
     /// The same by `process_madvise`, which takes advice of this kind for the caller's own memory alone.
     Guards {
@@ -86,8 +88,8 @@ pub enum Called {
         /// Where its `struct uffdio_register` lies.
         argument: u64,
     },
-    /// `mremap` of this range to an address of the program's choice with its length as it was. From Linux 6.17 on the range may have several mappings,
-    /// but none that is registered (`EFAULT`).
+    /// `mremap` of this range to an address of the program's choice with its length as it was. From Linux 6.17 on the
+    /// range may have several mappings, but none that is registered (`EFAULT`).
     Move(Range<u64>),
 }
 
@@ -180,8 +182,8 @@ impl CallNotices {
         Ok(Self { listener, probe })
     }
 
-    /// The next call that waits. To be called when the descriptor is readable; `None` when the thread was killed meanwhile, or only
-    /// wanted to know who is asked.
+    /// The next call that waits. To be called when the descriptor is readable; `None` when the thread was killed
+    /// meanwhile, or only wanted to know who is asked.
     pub fn next(&self) -> Result<Option<CallNotice>, NoticeError> {
         let mut notification = Notification::default();
         match self.command(RECEIVE, &mut notification) {
@@ -253,8 +255,9 @@ impl AsFd for CallNotices {
 }
 
 impl AllowedCall {
-    /// Whether the call is over. It shows when the thread waits in another call or for a page, or when it ended; so a look may come late, not early.
-    /// A fork also shows by a new child, or by a thread that ran for much longer than any fork takes.
+    /// Whether the call is over. It shows when the thread waits in another call or for a page, or when it ended; so a
+    /// look may come late, not early. A fork also shows by a new child, or by a thread that ran for much longer than
+    /// any fork takes.
     pub fn is_over(&self) -> bool {
         let is_elsewhere = match Whereabouts::of_thread(self.process, self.thread) {
             Ok(Whereabouts::Call(number, _)) => !self.called.numbers().contains(&number),
@@ -272,8 +275,8 @@ impl AllowedCall {
         }
     }
 
-    /// Whether `child` was made by this fork: a child of a thread that ended may have become this thread's meanwhile. One that started
-    /// within the same tick as the fork was allowed is not known to be new.
+    /// Whether `child` was made by this fork: a child of a thread that ended may have become this thread's meanwhile.
+    /// One that started within the same tick as the fork was allowed is not known to be new.
     fn is_new(&self, child: &str) -> bool {
         let stat = child.parse().ok().and_then(|child| ProcessStat::of_process(child).ok());
         stat.and_then(|stat| stat.start_ticks()).is_some_and(|started_ticks| started_ticks > self.allowed_ticks)
@@ -285,9 +288,10 @@ fn is_end(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// More user time than that (5 s) no fork seems to take: the kernel divides a thread's time by the ticks that it saw, so while it copies
-/// memory a part of that, or all, counts as time in user code (`cputime_adjust` in kernel/sched/cputime.c). It is only for a fork that
-/// failed in a thread which then computes without a call; copying takes 20 ms a GiB.
+/// More user time than that (5 s) no fork seems to take: the kernel divides a thread's time by the ticks that it saw,
+/// so while it copies memory a part of that, or all, counts as time in user code (`cputime_adjust` in
+/// kernel/sched/cputime.c). It is only for a fork that failed in a thread which then computes without a call; copying
+/// takes 20 ms a GiB.
 const FORK_TICKS_MAX: u64 = 500;
 
 impl Traces {
@@ -309,8 +313,8 @@ impl Traces {
     }
 }
 
-/// Hundredths of a second since the machine's start: those are the ticks of `stat`, and of the same clock. It takes no descriptor, which
-/// `/proc/uptime` would.
+/// Hundredths of a second since the machine's start: those are the ticks of `stat`, and of the same clock. It takes
+/// no descriptor, which `/proc/uptime` would.
 fn uptime_ticks() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     (now.tv_sec.cast_unsigned() * 100) + now.tv_nsec.cast_unsigned() / 10_000_000

@@ -1,8 +1,8 @@
 //! Starting a program with steps that only the new process can take, before its first instruction runs.
 //!
-//! Between fork and exec a process of a threaded parent may only do what is async-signal-safe, so everything is prepared
-//! before: cgroups are entered by writing `0` ("whoever writes this") to a `cgroup.procs` that is open already. The program
-//! is inside its budget before it allocates anything.
+//! Between fork and exec a process of a threaded parent may only do what is async-signal-safe, so everything is
+//! prepared before: cgroups are entered by writing `0` ("whoever writes this") to a `cgroup.procs` that is open
+//! already. The program is inside its budget before it allocates anything.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -38,8 +38,8 @@ pub fn spawn(mut command: Command, steps: ChildSteps) -> io::Result<ChildProcess
         command.process_group(0);
     }
     let parent = rustix::process::getpid();
-    // SAFETY: the closure runs in the forked child and makes system calls only (write, open, prctl, getppid); it neither
-    // allocates nor takes locks, because all it uses was made before.
+    // SAFETY: the closure runs in the forked child and makes system calls only (write, open, prctl, getppid); it
+    // neither allocates nor takes locks, because all it uses was made before.
     unsafe { command.pre_exec(move || take_steps(&steps, parent)) };
     let mut child = command.spawn()?;
     // The child is not waited for yet, so its number is its own.

@@ -1,8 +1,8 @@
 //! How long idle CPUs may take to wake up: the kernel's quality-of-service request for CPU latency
 //! (Documentation/power/pm_qos_interface.rst), and what this machine's idle CPUs do.
 //!
-//! The kernel takes the least of all requests, and drops one when its file is closed: a process that dies leaves nothing
-//! behind. Changing a request allocates nothing, so I/O threads may do it.
+//! The kernel takes the least of all requests, and drops one when its file is closed: a process that dies leaves
+//! nothing behind. Changing a request allocates nothing, so I/O threads may do it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -29,7 +29,8 @@ impl CpuLatencyRequest {
         Ok(Self { file: OpenOptions::new().read(true).write(true).open(DEVICE)? })
     }
 
-    /// From now on idle CPUs wake up within `latency_us`: they take no sleep that is deeper. 0: they do not sleep at all.
+    /// From now on idle CPUs wake up within `latency_us`: they take no sleep that is deeper. 0: they do not sleep at
+    /// all.
     ///
     /// # Errors
     /// None that is known while the device is open.
@@ -65,8 +66,8 @@ impl CpuLatencyRequest {
 /// What idle CPUs of this machine do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdleCpus {
-    /// The driver that puts them to sleep (Documentation/admin-guide/pm/cpuidle.rst). Without one they only halt, and no request
-    /// changes that.
+    /// The driver that puts them to sleep (Documentation/admin-guide/pm/cpuidle.rst). Without one they only halt, and
+    /// no request changes that.
     pub driver: Option<String>,
     /// Whether they are a virtual machine's. To halt means to leave it then, whatever latency the driver tells.
     pub are_virtual: bool,

@@ -56,8 +56,8 @@ impl Epoll {
         Ok(epoll::delete(&self.descriptor, source)?)
     }
 
-    /// Sleeps until something is ready, `timeout` passed (`None`: no limit) or a signal came, and calls `ready` with each
-    /// ready source's number. Returns how many were ready.
+    /// Sleeps until something is ready, `timeout` passed (`None`: no limit) or a signal came, and calls `ready` with
+    /// each ready source's number. Returns how many were ready.
     pub fn wait(&self, timeout: Option<Duration>, mut ready: impl FnMut(u64)) -> io::Result<usize> {
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),

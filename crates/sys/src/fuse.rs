@@ -1,8 +1,9 @@
 //! The kernel's end of a filesystem in user space: `/dev/fuse`, its mount, and how requests and replies cross it.
 //!
-//! A request is read in two pieces: its header with the fixed argument into a small array ([`REQUEST_HEAD_BYTES`]), and
-//! whatever follows (for a write, the pages) straight into a [`Mapping`] at an offset that the caller chose, so that data
-//! land page-aligned without a second copy. A reply with data leaves straight from the mapping in the same way.
+//! A request is read in two pieces: its header with the fixed argument into a small array ([`REQUEST_HEAD_BYTES`]),
+//! and whatever follows (for a write, the pages) straight into a [`Mapping`] at an offset that the caller chose, so
+//! that data land page-aligned without a second copy. A reply with data leaves straight from the mapping in the same
+//! way.
 //!
 //! Invariant: descriptors are non-blocking, so nothing here ever waits.
 
@@ -16,8 +17,8 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::mapping::Mapping;
 
-/// `fuse_in_header` (40 bytes) and the fixed argument of a write (`fuse_write_in`, 40 bytes): what stands before the pages
-/// of a write (`linux/fuse.h`).
+/// `fuse_in_header` (40 bytes) and the fixed argument of a write (`fuse_write_in`, 40 bytes): what stands before the
+/// pages of a write (`linux/fuse.h`).
 pub const REQUEST_HEAD_BYTES: usize = 80;
 
 /// The filesystem type under which our mounts show in `/proc/mounts`.
@@ -50,8 +51,8 @@ impl FuseDevice {
         Ok(Self { descriptor: rustix::fs::open("/dev/fuse", flags, Mode::empty())? })
     }
 
-    /// Mounts the filesystem that this descriptor serves on `directory`, for this user only. `source` is the name it shows
-    /// in `/proc/mounts`. The kernel's first request (INIT) waits on the descriptor afterwards.
+    /// Mounts the filesystem that this descriptor serves on `directory`, for this user only. `source` is the name it
+    /// shows in `/proc/mounts`. The kernel's first request (INIT) waits on the descriptor afterwards.
     pub fn mount(&self, source: &str, directory: &Path) -> io::Result<()> {
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", self.descriptor.as_fd().as_raw_fd());
         let options = CString::new(options).map_err(io::Error::other)?;

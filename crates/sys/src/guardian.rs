@@ -1,12 +1,13 @@
 //! A process that outlives this one for a moment, to kill programs that must not go on without it.
 //!
-//! It shares this process's table of descriptors (`clone` with `CLONE_FILES`), so userfaultfds stay open when this process is
-//! killed, and programs wait for their pages instead of reading zeroes. It kills the programs that are listed in memory that
-//! both share, then whoever maps a file that all programs map (a child that was forked just now is in no list yet), waits for
-//! the ends of those listed, and only then ends itself, or becomes a program that clears up ([`Successor`]).
+//! It shares this process's table of descriptors (`clone` with `CLONE_FILES`), so userfaultfds stay open when this
+//! process is killed, and programs wait for their pages instead of reading zeroes. It kills the programs that are
+//! listed in memory that both share, then whoever maps a file that all programs map (a child that was forked just now
+//! is in no list yet), waits for the ends of those listed, and only then ends itself, or becomes a program that
+//! clears up ([`Successor`]).
 //!
-//! Invariants: after the clone it makes system calls only, on memory that was made before: a copy of a threaded process has
-//! its locks and its heap in whatever state they were.
+//! Invariants: after the clone it makes system calls only, on memory that was made before: a copy of a threaded
+//! process has its locks and its heap in whatever state they were.
 
 mod search;
 mod successor;
@@ -24,8 +25,8 @@ use crate::shared_futex;
 use search::MappedFile;
 pub use successor::Successor;
 
-/// How long the guardian waits for the end of one program that it killed. One in an uninterruptible wait ends later, and
-/// nothing else can be done about it.
+/// How long the guardian waits for the end of one program that it killed. One in an uninterruptible wait ends later,
+/// and nothing else can be done about it.
 const END_PATIENCE_MS: i32 = 10_000;
 
 /// How often it looks for processes that map the file, a millisecond apart, until there are none: in all about as long.
@@ -52,8 +53,8 @@ impl Guardian {
         Self::start_with(programs_max, None, None)
     }
 
-    /// As [`Guardian::start`], and also for whoever maps `programs_file`. When this process was killed and no program is left, the
-    /// guardian becomes `successor`.
+    /// As [`Guardian::start`], and also for whoever maps `programs_file`. When this process was killed and no program
+    /// is left, the guardian becomes `successor`.
     pub fn start_for_users(
         programs_max: usize,
         programs_file: &Memfd,
@@ -80,8 +81,9 @@ impl Guardian {
         unsafe { libc::poll(&raw mut wanted, 1, 0) == 1 }
     }
 
-    /// Starts another one in place of one that has ended. It has the same list, which lies in memory that all of them share. What this
-    /// process changes of its other memory from now on is there twice, so this is for a guardian that somebody killed.
+    /// Starts another one in place of one that has ended. It has the same list, which lies in memory that all of them
+    /// share. What this process changes of its other memory from now on is there twice, so this is for a guardian
+    /// that somebody killed.
     pub fn start_again(&mut self) -> io::Result<()> {
         let another = clone_with_descriptors(&self.programs, &self.parent)?;
         // It has ended, so this does not wait.
@@ -182,8 +184,8 @@ fn clone_with_descriptors(programs: &Programs, parent: &OwnedFd) -> io::Result<(
 
 /// The guardian's life.
 fn guard(programs: &Programs, parent: &OwnedFd) -> ! {
-    // SAFETY: system calls on memory of this process; the mask and the name live through them. Signals of the terminal are
-    // meant for the program, so the guardian leaves its group and blocks them.
+    // SAFETY: system calls on memory of this process; the mask and the name live through them. Signals of the
+    // terminal are meant for the program, so the guardian leaves its group and blocks them.
     unsafe {
         let mask = u64::MAX;
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, 0, size_of::<u64>());

@@ -1,14 +1,14 @@
 //! One io_uring for one file and one range of memory.
 //!
-//! The kernel reads and writes the memory while our code runs on, so two things must hold, and this type sees to both: the
-//! memory outlives every operation (the ring owns a share of it, and dropping the ring waits for what is in flight), and it
-//! is a [`Mapping`], whose bytes may change at any time. Where possible the memory is registered, so that the kernel need
-//! not look up its pages for each operation.
+//! The kernel reads and writes the memory while our code runs on, so two things must hold, and this type sees to
+//! both: the memory outlives every operation (the ring owns a share of it, and dropping the ring waits for what is in
+//! flight), and it is a [`Mapping`], whose bytes may change at any time. Where possible the memory is registered, so
+//! that the kernel need not look up its pages for each operation.
 //!
 //! Everything is allocated when the ring is made. Completions are taken from shared memory without a system call.
 //!
-//! Invariant: a slot is *busy* from its `push` to the [`IoRing::next_completion`] that names it, and is pushed only when it
-//! is not; so the queues, which have a place for every slot, never overflow.
+//! Invariant: a slot is *busy* from its `push` to the [`IoRing::next_completion`] that names it, and is pushed only
+//! when it is not; so the queues, which have a place for every slot, never overflow.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -75,8 +75,8 @@ pub struct IoRing {
     pieces_per_slot: usize,
 }
 
-// SAFETY: the raw pointers in `vectors` point into the mapping that `memory` keeps alive and are passed to the kernel only;
-// nothing is bound to the thread that made the ring.
+// SAFETY: the raw pointers in `vectors` point into the mapping that `memory` keeps alive and are passed to the kernel
+// only; nothing is bound to the thread that made the ring.
 unsafe impl Send for IoRing {}
 
 impl std::fmt::Debug for IoRing {
@@ -86,7 +86,8 @@ impl std::fmt::Debug for IoRing {
 }
 
 impl IoRing {
-    /// A ring with `slot_count` slots on `file` and `memory`; a slot's vectored write has up to `pieces_per_slot` pieces.
+    /// A ring with `slot_count` slots on `file` and `memory`; a slot's vectored write has up to `pieces_per_slot`
+    /// pieces.
     pub fn new(
         file: OwnedFd,
         memory: Arc<dyn RingMemory>,
@@ -154,8 +155,8 @@ impl IoRing {
         self.push_entry(slot, entry);
     }
 
-    /// Prepares, in the free slot `slot`, one write of several `(offset, length)` pieces of memory to adjacent places of
-    /// the file.
+    /// Prepares, in the free slot `slot`, one write of several `(offset, length)` pieces of memory to adjacent places
+    /// of the file.
     pub fn push_write_vectored(&mut self, slot: usize, file_offset: u64, pieces: impl Iterator<Item = (usize, usize)>) {
         assert!(!self.busy[slot], "slot {slot} is busy");
         let first = slot * self.pieces_per_slot;
@@ -176,8 +177,9 @@ impl IoRing {
         self.busy_count += 1;
         self.unsubmitted += 1;
         let entry = entry.user_data(slot as u64);
-        // SAFETY: the entry points into `memory`'s mapping (checked by `address`), which lives until `drop` has waited for
-        // every busy slot, or into the slot's own part of `vectors`, which is not written while the slot is busy.
+        // SAFETY: the entry points into `memory`'s mapping (checked by `address`), which lives until `drop` has
+        // waited for every busy slot, or into the slot's own part of `vectors`, which is not written while the slot
+        // is busy.
         unsafe { self.ring.submission().push(&entry) }.expect("the queue has a place for every slot");
     }
 
@@ -226,8 +228,9 @@ impl AsFd for IoRing {
 }
 
 impl Drop for IoRing {
-    /// Waits for the kernel to be done with the memory, and lets go of the file: a ring that is closed with a registered file keeps
-    /// it, and its lock (flock(2)), until the kernel has taken the ring apart in the background, 24 to 32 ms later on an idle machine.
+    /// Waits for the kernel to be done with the memory, and lets go of the file: a ring that is closed with a
+    /// registered file keeps it, and its lock (flock(2)), until the kernel has taken the ring apart in the
+    /// background, 24 to 32 ms later on an idle machine.
     fn drop(&mut self) {
         while self.busy_count > 0 {
             if self.submit_and_wait().is_err() {

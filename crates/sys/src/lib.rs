@@ -20,8 +20,10 @@
 //! - [`process_stat`], [`threads`], [`machine_memory`]: what `/proc` tells of processes and of the machine.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
 //! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
-//! - [`taken_descriptor`]: a copy of another process's descriptor; [`passed_descriptor`]: one that a message brings. [`userfaultfd::tracing_right`]: `CAP_SYS_PTRACE` for one call only.
-//! - [`whereabouts`], [`moves_under_way`]: system calls, and moves of memory, that other processes' threads wait in the middle of.
+//! - [`taken_descriptor`]: a copy of another process's descriptor; [`passed_descriptor`]: one that a message brings.
+//!   [`userfaultfd::tracing_right`]: `CAP_SYS_PTRACE` for one call only.
+//! - [`whereabouts`], [`moves_under_way`]: system calls, and moves of memory, that other processes' threads wait in
+//!   the middle of.
 //! - [`call_filter`], [`call_notices`]: system calls of other processes that wait to be allowed.
 //! - [`guardian`]: a process that kills programs when this one was killed.
 //! - [`shared_futex`]: words that processes share, and waiting for them.

@@ -1,8 +1,9 @@
 //! Loop devices: a file as a block device, read and written past the page cache.
 //!
-//! A device is bound without `LO_FLAGS_AUTOCLEAR` and no descriptor of it is kept: a process that died while it held the
-//! last descriptor would have to write the device's dirty pages back to its own, already dead, server inside `exit`.
-//! Instead each bound device carries a name (`lo_file_name`) that says who made it, so that another process can clean up.
+//! A device is bound without `LO_FLAGS_AUTOCLEAR` and no descriptor of it is kept: a process that died while it held
+//! the last descriptor would have to write the device's dirty pages back to its own, already dead, server inside
+//! `exit`. Instead each bound device carries a name (`lo_file_name`) that says who made it, so that another process
+//! can clean up.
 //!
 //! Others (udev and its like) open block devices for moments at any time; `EBUSY` is therefore retried, within bounds.
 
@@ -191,8 +192,8 @@ pub fn is_claimed(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Frees the device at `path` unless somebody else has it open. Dirty pages of the device's own cache are written first, so
-/// its server must be running, or be dead for good (then the writes fail).
+/// Frees the device at `path` unless somebody else has it open. Dirty pages of the device's own cache are written
+/// first, so its server must be running, or be dead for good (then the writes fail).
 pub fn detach(path: &Path) -> io::Result<Detached> {
     let device = match open(path, libc::O_EXCL) {
         Ok(device) => device,

@@ -1,9 +1,9 @@
 //! Memory that others may change at any time: shared with a donor, or lent to the kernel as an I/O buffer.
 //!
-//! A Rust reference promises that bytes do not change behind it, which shared memory cannot keep. A [`Mapping`] therefore
-//! never hands out references: bytes are copied in and out through raw pointers, bounds checked. A torn copy is possible
-//! when two sides race; it is never undefined behaviour that reaches a caller, only bytes that the protocol above must not
-//! use.
+//! A Rust reference promises that bytes do not change behind it, which shared memory cannot keep. A [`Mapping`]
+//! therefore never hands out references: bytes are copied in and out through raw pointers, bounds checked. A torn
+//! copy is possible when two sides race; it is never undefined behaviour that reaches a caller, only bytes that the
+//! protocol above must not use.
 //!
 //! Invariants: the address range `[base, base + length)` stays mapped readable and writable for as long as the value
 //! lives, also while parts of it are replaced by [`Mapping::attach`] and [`Mapping::detach`].
@@ -27,8 +27,8 @@ pub struct Mapping {
     length: usize,
 }
 
-// SAFETY: the range is plain memory owned by this value until `drop`; all access is by copying bytes through raw pointers,
-// so moving the value to another thread moves nothing that is bound to a thread.
+// SAFETY: the range is plain memory owned by this value until `drop`; all access is by copying bytes through raw
+// pointers, so moving the value to another thread moves nothing that is bound to a thread.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; concurrent copies may tear, which the type's contract allows, and no reference to the bytes exists.
 unsafe impl Sync for Mapping {}
@@ -39,8 +39,8 @@ impl Mapping {
         Self::map_anonymous(length, MapFlags::PRIVATE | MapFlags::NORESERVE)
     }
 
-    /// Private zeroed memory whose pages are all present and locked: what I/O threads may touch while the machine has no
-    /// memory left. As [`Mapping::lock`] where the lock limit forbids it.
+    /// Private zeroed memory whose pages are all present and locked: what I/O threads may touch while the machine has
+    /// no memory left. As [`Mapping::lock`] where the lock limit forbids it.
     pub fn locked(length: usize) -> io::Result<Self> {
         let mapping = Self::map_anonymous(length, MapFlags::PRIVATE)?;
         mapping.lock()?;
@@ -69,8 +69,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// The first `length` bytes of `file`, shared with everyone who maps it. `file` must not be able to shrink (a sealed
-    /// memfd), otherwise a copy can raise SIGBUS; [`Memfd::open`] checks the seals.
+    /// The first `length` bytes of `file`, shared with everyone who maps it. `file` must not be able to shrink (a
+    /// sealed memfd), otherwise a copy can raise SIGBUS; [`Memfd::open`] checks the seals.
     pub fn shared(file: &Memfd, length: usize) -> io::Result<Self> {
         Self::shared_at(file, 0, length)
     }
@@ -81,7 +81,8 @@ impl Mapping {
         if offset.checked_add(length as u64).is_none_or(|end| end > file.length_bytes()) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "mapping is longer than its memfd"));
         }
-        // SAFETY: a fresh mapping at an address the kernel chooses replaces nothing; the memfd is sealed against shrinking.
+        // SAFETY: a fresh mapping at an address the kernel chooses replaces nothing; the memfd is sealed against
+        // shrinking.
         let base = unsafe {
             mm::mmap(
                 std::ptr::null_mut(),
@@ -105,8 +106,8 @@ impl Mapping {
         self.base.as_ptr() as usize
     }
 
-    /// Replaces `[offset, offset + length)` by the first `length` bytes of `file`, and maps its pages at once. Copies that race see
-    /// either memory.
+    /// Replaces `[offset, offset + length)` by the first `length` bytes of `file`, and maps its pages at once. Copies
+    /// that race see either memory.
     pub fn attach(&self, offset: usize, file: &Memfd, length: usize) -> io::Result<()> {
         check_length(length)?;
         self.check(offset, length);
@@ -114,8 +115,8 @@ impl Mapping {
         if (length as u64) > file.length_bytes() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "attachment is longer than its memfd"));
         }
-        // SAFETY: the range lies inside this mapping (checked), which nobody refers to by reference; MAP_FIXED swaps the
-        // pages atomically, so the range stays mapped.
+        // SAFETY: the range lies inside this mapping (checked), which nobody refers to by reference; MAP_FIXED swaps
+        // the pages atomically, so the range stays mapped.
         unsafe {
             mm::mmap(
                 self.base.as_ptr().add(offset).cast(),
@@ -131,8 +132,9 @@ impl Mapping {
         Ok(())
     }
 
-    /// Reads a byte of each page of `[offset, offset + length)`, so that all are mapped. The kernel maps 16 neighbours of a file's
-    /// page with it if they were ever written, where `MAP_POPULATE` and mlock take them one by one: 3 ms instead of 22 for 32 MiB.
+    /// Reads a byte of each page of `[offset, offset + length)`, so that all are mapped. The kernel maps 16
+    /// neighbours of a file's page with it if they were ever written, where `MAP_POPULATE` and mlock take them one by
+    /// one: 3 ms instead of 22 for 32 MiB.
     fn touch(&self, offset: usize, length: usize) {
         for page in (offset..offset + length).step_by(PAGE_SIZE_BYTES) {
             // SAFETY: the page lies inside this mapping (the caller checked), and files in it cannot shrink.
@@ -157,9 +159,9 @@ impl Mapping {
         self.leave_out_of_dumps(offset, length)
     }
 
-    /// Makes every page present and locks it in memory. Where the lock limit (`ulimit -l`, 8 MiB on many systems) forbids it, this
-    /// is an error for root, whose devices the whole machine may page to. An ordinary user has no such devices: his pages are present
-    /// and not locked, as he is told for his whole process.
+    /// Makes every page present and locks it in memory. Where the lock limit (`ulimit -l`, 8 MiB on many systems)
+    /// forbids it, this is an error for root, whose devices the whole machine may page to. An ordinary user has no
+    /// such devices: his pages are present and not locked, as he is told for his whole process.
     pub fn lock(&self) -> io::Result<()> {
         // SAFETY: the range is mapped by this value.
         match unsafe { mm::mlock_with(self.base.as_ptr().cast(), self.length, MlockFlags::empty()) } {
@@ -208,7 +210,8 @@ impl Mapping {
     /// Copies `target.len()` bytes from `offset` of the mapping.
     pub fn read(&self, offset: usize, target: &mut [u8]) {
         self.check(offset, target.len());
-        // SAFETY: the source range is mapped (checked), the target is an exclusive slice of ours, and they cannot overlap.
+        // SAFETY: the source range is mapped (checked), the target is an exclusive slice of ours, and they cannot
+        // overlap.
         unsafe { std::ptr::copy_nonoverlapping(self.at(offset), target.as_mut_ptr(), target.len()) };
     }
 
@@ -227,9 +230,10 @@ impl Mapping {
         unsafe { std::ptr::copy(source.at(source_offset), self.at(offset), length) };
     }
 
-    /// As [`Mapping::copy_from`], for ranges that do not overlap and a target that nobody reads soon: whole pages at page boundaries go past the caches,
-    /// which are not read before for that, nor filled with it (`MOVNTDQ`, Intel 64 and IA-32 Architectures Optimization Reference Manual, 9.4.1.2). Elsewhere
-    /// than on `x86_64` it is an ordinary copy.
+    /// As [`Mapping::copy_from`], for ranges that do not overlap and a target that nobody reads soon: whole pages at
+    /// page boundaries go past the caches, which are not read before for that, nor filled with it (`MOVNTDQ`, Intel
+    /// 64 and IA-32 Architectures Optimization Reference Manual, 9.4.1.2). Elsewhere than on `x86_64` it is an
+    /// ordinary copy.
     pub fn stream_from(&self, offset: usize, source: &Mapping, source_offset: usize, length: usize) {
         self.check(offset, length);
         source.check(source_offset, length);

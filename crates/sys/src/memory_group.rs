@@ -1,9 +1,9 @@
 //! What the memory cgroups around a process leave it.
 //!
-//! Memory is charged to the process's own group, and through it to every group above: the tightest of them decides how much
-//! can still be had. A donor that lent more would make the kernel page its slabs out, or kill it, and pages of other
-//! machines' programs with it; a pager that brought more back would have the program killed. Both versions of the interface are
-//! understood; a group without a limit does not count.
+//! Memory is charged to the process's own group, and through it to every group above: the tightest of them decides
+//! how much can still be had. A donor that lent more would make the kernel page its slabs out, or kill it, and pages
+//! of other machines' programs with it; a pager that brought more back would have the program killed. Both versions
+//! of the interface are understood; a group without a limit does not count.
 
 use std::fs;
 use std::path::Path;

@@ -1,8 +1,9 @@
-//! The kernel's NBD driver, asked over generic netlink (`linux/nbd-netlink.h`): devices are made of sockets, given new ones, and
-//! ended.
+//! The kernel's NBD driver, asked over generic netlink (`linux/nbd-netlink.h`): devices are made of sockets, given
+//! new ones, and ended.
 //!
-//! Five messages with a handful of attributes are written here by hand: all are sent while a device is set up or taken down, none
-//! while it works. Each request waits for the kernel's answer, which comes at once or after what was asked is done.
+//! Five messages with a handful of attributes are written here by hand: all are sent while a device is set up or
+//! taken down, none while it works. Each request waits for the kernel's answer, which comes at once or after what was
+//! asked is done.
 //!
 //! Numbers in netlink messages are in the machine's own order; every attribute starts at a multiple of four bytes.
 
@@ -106,8 +107,8 @@ impl NbdControl {
         index.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel does not say which device it made"))
     }
 
-    /// Gives device `index` a socket in the place of one that is dead. Without a dead one the kernel leaves it, and says
-    /// nothing.
+    /// Gives device `index` a socket in the place of one that is dead. Without a dead one the kernel leaves it, and
+    /// says nothing.
     pub fn replace(&self, index: u32, identifier: &str, socket: BorrowedFd<'_>) -> io::Result<()> {
         let mut message = Message::new(self.family, COMMAND_RECONFIGURE);
         message.number32(ATTRIBUTE_INDEX, index);

@@ -122,14 +122,15 @@ impl Pagemap {
             regions: regions.as_mut_ptr() as u64,
             regions_length: regions.len() as u64,
             pages_max: 0,
-            // A page matches when (what it is, inverted) has all of the mask, so unwanted ones are inverted and required.
+            // A page matches when (what it is, inverted) has all of the mask, so unwanted ones are inverted and
+            // required.
             inverted: query.none_of.0,
             all_of: query.all_of.0 | query.none_of.0,
             any_of: query.any_of.0,
             report: query.report.0,
         };
-        // SAFETY: the number encodes the argument's size, and the argument says how many of `regions` (plain numbers in the
-        // kernel's layout) the kernel may write; both live through the call.
+        // SAFETY: the number encodes the argument's size, and the argument says how many of `regions` (plain numbers
+        // in the kernel's layout) the kernel may write; both live through the call.
         let found = unsafe { libc::ioctl(self.file.as_raw_fd(), u64::from(SCAN), &raw mut argument) };
         if found < 0 {
             return Err(io::Error::last_os_error());

@@ -1,7 +1,8 @@
 //! What a process that serves page-outs asks of the kernel, so that it never waits for the memory it frees.
 //!
-//! Each step reports what it achieved; whether a failure matters is the caller's decision. [`set_input_output_flusher`] must
-//! come before the first thread is started: threads inherit it, and it cannot be given to a thread that runs.
+//! Each step reports what it achieved; whether a failure matters is the caller's decision.
+//! [`set_input_output_flusher`] must come before the first thread is started: threads inherit it, and it cannot be
+//! given to a thread that runs.
 
 use std::fs;
 use std::hint::black_box;
@@ -30,9 +31,10 @@ pub fn lock_all_memory(on_fault: bool) -> io::Result<()> {
     })
 }
 
-/// Gives the heap `bytes` that are there before they are needed and are never given back, for all threads together. A thread
-/// that brings slabs from a donor then allocates without asking the kernel for a page, which a machine that waits for just
-/// these slabs does not have. Call it before other threads exist; [`lock_all_memory`] then keeps the pages.
+/// Gives the heap `bytes` that are there before they are needed and are never given back, for all threads together. A
+/// thread that brings slabs from a donor then allocates without asking the kernel for a page, which a machine that
+/// waits for just these slabs does not have. Call it before other threads exist; [`lock_all_memory`] then keeps the
+/// pages.
 pub fn reserve_heap(bytes: usize) -> io::Result<()> {
     // glibc's limit for a threshold (DEFAULT_MMAP_THRESHOLD_MAX).
     const MAPPING_THRESHOLD_BYTES: i32 = 32 << 20;
@@ -53,11 +55,13 @@ pub fn reserve_heap(bytes: usize) -> io::Result<()> {
 /// Heap is reserved in pieces of this size.
 const HEAP_PIECE_BYTES: usize = 1 << 20;
 
-/// Lets this thread, and those it starts from now on, take pages that the kernel keeps back: a real-time task may have half of
-/// `vm.min_free_kbytes` when every other one must wait for reclaim (`gfp_to_alloc_flags` in `mm/page_alloc.c`). Sending a page
-/// to a donor takes a page, and on a machine without a free one reclaim waits for just that page to be sent.
+/// Lets this thread, and those it starts from now on, take pages that the kernel keeps back: a real-time task may
+/// have half of `vm.min_free_kbytes` when every other one must wait for reclaim (`gfp_to_alloc_flags` in
+/// `mm/page_alloc.c`). Sending a page to a donor takes a page, and on a machine without a free one reclaim waits for
+/// just that page to be sent.
 ///
-/// Round robin at the lowest real-time priority: the kernel's throttling of real-time tasks leaves others their part of a CPU.
+/// Round robin at the lowest real-time priority: the kernel's throttling of real-time tasks leaves others their part
+/// of a CPU.
 pub fn use_memory_reserves() -> io::Result<()> {
     // SAFETY: the structure is plain data, for which zeroes are valid.
     let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
@@ -66,8 +70,8 @@ pub fn use_memory_reserves() -> io::Result<()> {
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) })
 }
 
-/// Takes a real-time policy away from this thread that it inherited. One that looks for work again and again would keep a CPU from the very threads
-/// that it waits for.
+/// Takes a real-time policy away from this thread that it inherited. One that looks for work again and again would
+/// keep a CPU from the very threads that it waits for.
 pub fn give_up_real_time() -> io::Result<()> {
     // SAFETY: a number only.
     let policy = unsafe { libc::sched_getscheduler(0) };
@@ -81,7 +85,8 @@ pub fn give_up_real_time() -> io::Result<()> {
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) })
 }
 
-/// Marks this thread, and those it starts from now on, as part of the block layer: their allocations never wait for I/O.
+/// Marks this thread, and those it starts from now on, as part of the block layer: their allocations never wait for
+/// I/O.
 pub fn set_input_output_flusher() -> io::Result<()> {
     // SAFETY: PR_SET_IO_FLUSHER takes one flag and three zeroes.
     check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1_u64, 0_u64, 0_u64, 0_u64) }).map_err(|error| {
@@ -108,8 +113,8 @@ pub fn set_out_of_memory_adjustment(adjustment: i32) -> io::Result<()> {
     fs::write("/proc/self/oom_score_adj", adjustment.to_string())
 }
 
-/// Makes `depth_bytes` (and some more, without optimisation up to twice as much) of the calling thread's stack present, so that
-/// no later call has to wait for a page. The caller makes sure that the stack is large enough.
+/// Makes `depth_bytes` (and some more, without optimisation up to twice as much) of the calling thread's stack
+/// present, so that no later call has to wait for a page. The caller makes sure that the stack is large enough.
 pub fn prefault_stack(depth_bytes: usize) {
     let mut step = [0_u8; STACK_STEP_BYTES];
     black_box(&mut step);

@@ -29,7 +29,8 @@ impl ProcessIdentity {
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "/proc does not show this process; mount it"))
     }
 
-    /// The process that has the number `pid` now; `None` without one, and for one that has ended and was not waited for.
+    /// The process that has the number `pid` now; `None` without one, and for one that has ended and was not waited
+    /// for.
     pub fn of(pid: u32) -> io::Result<Option<Self>> {
         match ProcessStat::of_process(pid) {
             Ok(stat) if stat.is_dead() => Ok(None),
@@ -66,8 +67,8 @@ pub fn children(parent: u32) -> io::Result<Vec<u32>> {
     every_child(parent)
 }
 
-/// By the kernel's lists, one for each thread; `None` if it has none (`CONFIG_PROC_CHILDREN`), or a thread ended meanwhile. Looking at
-/// every process of the machine takes a hundred times as long.
+/// By the kernel's lists, one for each thread; `None` if it has none (`CONFIG_PROC_CHILDREN`), or a thread ended
+/// meanwhile. Looking at every process of the machine takes a hundred times as long.
 fn listed_children(parent: u32) -> io::Result<Option<Vec<u32>>> {
     let mut listed = Vec::new();
     for thread in Threads::of(parent)?.list()? {

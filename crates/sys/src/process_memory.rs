@@ -1,14 +1,15 @@
-//! Another process's memory, read from outside (process_vm_readv(2)), and where a thread keeps what the kernel itself reads.
+//! Another process's memory, read from outside (process_vm_readv(2)), and where a thread keeps what the kernel itself
+//! reads.
 //!
-//! Reading a page that is missing and registered with a userfaultfd waits until that is served, so whoever serves it must not
-//! read. Only for processes that one may trace.
+//! Reading a page that is missing and registered with a userfaultfd waits until that is served, so whoever serves it
+//! must not read. Only for processes that one may trace.
 
 use std::io;
 
 use crate::mapping::Mapping;
 
-/// Copies `length` bytes at `address` of process `pid` to `offset` of `target`. Returns the bytes copied; fewer, when what
-/// follows cannot be read.
+/// Copies `length` bytes at `address` of process `pid` to `offset` of `target`. Returns the bytes copied; fewer, when
+/// what follows cannot be read.
 pub fn read(pid: u32, address: u64, target: &Mapping, offset: usize, length: usize) -> io::Result<usize> {
     assert!(
         offset.checked_add(length).is_some_and(|end| end <= target.length()),
@@ -29,15 +30,15 @@ pub fn read_exact(pid: u32, address: u64, target: &mut [u8]) -> io::Result<()> {
 fn read_to(pid: u32, address: u64, target: *mut libc::c_void, length: usize) -> io::Result<usize> {
     let local = libc::iovec { iov_base: target, iov_len: length };
     let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length };
-    // SAFETY: both callers pass memory of their own that is `length` long and writable; the other address is the kernel's to
-    // check.
+    // SAFETY: both callers pass memory of their own that is `length` long and writable; the other address is the
+    // kernel's to check.
     let read = unsafe { libc::process_vm_readv(pid.cast_signed(), &raw const local, 1, &raw const remote, 1, 0) };
     if read < 0 { Err(io::Error::last_os_error()) } else { Ok(read.unsigned_abs()) }
 }
 
-/// Where thread `thread` has the head of its list of robust futexes (get_robust_list(2)), which lies in its control block. The
-/// kernel walks the list when the thread ends, and gets no fault served then; so this page and its neighbours stay where
-/// they are. `None` for a thread without a list.
+/// Where thread `thread` has the head of its list of robust futexes (get_robust_list(2)), which lies in its control
+/// block. The kernel walks the list when the thread ends, and gets no fault served then; so this page and its
+/// neighbours stay where they are. `None` for a thread without a list.
 pub fn robust_list(thread: u32) -> io::Result<Option<u64>> {
     let (mut head, mut length) = (0_u64, 0_usize);
     // SAFETY: the kernel writes an address and a length into two words of ours.

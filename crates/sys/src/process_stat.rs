@@ -40,7 +40,8 @@ impl ProcessStat {
         Self::parse(text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path} has no name in it")))
     }
 
-    /// The name (field 2) may hold anything, spaces and parentheses too, so fields are counted from its last parenthesis.
+    /// The name (field 2) may hold anything, spaces and parentheses too, so fields are counted from its last
+    /// parenthesis.
     fn parse(text: String) -> Option<Self> {
         let state_at = text.rfind(')')? + 1;
         Some(Self { text, state_at })

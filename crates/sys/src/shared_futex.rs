@@ -1,7 +1,7 @@
 //! Words in memory that is shared between processes, and waiting for one to change (futex(2), not private).
 //!
-//! A [`Mapping`] never gives out references to its bytes. Single aligned words are the exception here: they are reached as
-//! atomics, which stay valid whatever others do to them.
+//! A [`Mapping`] never gives out references to its bytes. Single aligned words are the exception here: they are
+//! reached as atomics, which stay valid whatever others do to them.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
@@ -19,8 +19,8 @@ use crate::mapping::Mapping;
 /// If it lies outside or is not aligned.
 pub fn word(memory: &Mapping, offset: usize) -> &AtomicU32 {
     let address = place(memory, offset, size_of::<AtomicU32>());
-    // SAFETY: `place` checked alignment and bounds of memory that stays mapped as long as `memory` is borrowed; users of the
-    // word, in whatever process, access it as an atomic.
+    // SAFETY: `place` checked alignment and bounds of memory that stays mapped as long as `memory` is borrowed; users
+    // of the word, in whatever process, access it as an atomic.
     unsafe { AtomicU32::from_ptr(address as *mut u32) }
 }
 
@@ -47,7 +47,8 @@ fn place(memory: &Mapping, offset: usize, size_bytes: usize) -> usize {
     memory.address() + offset
 }
 
-/// Sleeps until `word` may no longer be `seen`, or until `deadline`; also returns for no reason. Whether there is time left.
+/// Sleeps until `word` may no longer be `seen`, or until `deadline`; also returns for no reason. Whether there is
+/// time left.
 pub fn wait(word: &AtomicU32, seen: u32, deadline: Option<Instant>) -> io::Result<bool> {
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     if left == Some(Duration::ZERO) {

@@ -1,6 +1,7 @@
 //! Tests that cannot run on this machine say so.
 //!
-//! The test harness shows what a test prints only if it fails, so a skipped one writes to standard error past it; the last lines of `make test` repeat it.
+//! The test harness shows what a test prints only if it fails, so a skipped one writes to standard error past it; the
+//! last lines of `make test` repeat it.
 
 use std::fmt::Display;
 use std::io::Write;

@@ -1,11 +1,14 @@
-//! A copy of a descriptor that another thread has open (pidfd_getfd(2)): what a program can hand over without any address.
+//! A copy of a descriptor that another thread has open (pidfd_getfd(2)): what a program can hand over without any
+//! address.
 //!
-//! The thread may have a table of descriptors of its own, so it is named by a descriptor of the thread (`PIDFD_THREAD`, Linux 6.9).
+//! The thread may have a table of descriptors of its own, so it is named by a descriptor of the thread
+//! (`PIDFD_THREAD`, Linux 6.9).
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Copies descriptor `number` of thread `thread`, which one must be allowed to trace. Fails with `EINVAL` before Linux 6.9.
+/// Copies descriptor `number` of thread `thread`, which one must be allowed to trace. Fails with `EINVAL` before
+/// Linux 6.9.
 pub fn take_descriptor(thread: u32, number: i32) -> io::Result<OwnedFd> {
     let target = call(libc::SYS_pidfd_open, i64::from(thread), i64::from(libc::PIDFD_THREAD))?;
     call(libc::SYS_pidfd_getfd, i64::from(target.as_raw_fd()), i64::from(number))

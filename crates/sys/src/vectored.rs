@@ -1,8 +1,8 @@
 //! Sending from, and receiving into, several pieces of memory with one system call.
 //!
-//! Pages leave straight from a slab or a buffer pool and land straight in one, with their headers before them. The pieces
-//! are borrowed for as long as the list lives, so they cannot go away before the call; the list lies on the stack and
-//! never allocates. Adjacent pieces are joined, since the kernel's cost is per piece.
+//! Pages leave straight from a slab or a buffer pool and land straight in one, with their headers before them. The
+//! pieces are borrowed for as long as the list lives, so they cannot go away before the call; the list lies on the
+//! stack and never allocates. Adjacent pieces are joined, since the kernel's cost is per piece.
 //!
 //! Every call leaves no SIGPIPE behind: a lost peer is an error value.
 
@@ -129,8 +129,8 @@ impl<'a> SendList<'a> {
             unsafe { libc::send(socket.as_raw_fd(), piece.iov_base, piece.iov_len, flags) }
         } else {
             let message = self.pieces.message();
-            // SAFETY: the message points to `count` initialised vectors, each inside memory that is borrowed for 'a (bytes)
-            // or mapped while its borrowed Mapping lives; sending only reads it.
+            // SAFETY: the message points to `count` initialised vectors, each inside memory that is borrowed for 'a
+            // (bytes) or mapped while its borrowed Mapping lives; sending only reads it.
             unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) }
         };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
@@ -160,8 +160,8 @@ impl<'a> ReceiveList<'a> {
             unsafe { libc::recv(socket.as_raw_fd(), piece.iov_base, piece.iov_len, wait.flags()) }
         } else {
             let mut message = self.pieces.message();
-            // SAFETY: the message points to `count` initialised vectors, each inside bytes that are borrowed exclusively for
-            // 'a, or inside a Mapping, which allows its bytes to change at any time.
+            // SAFETY: the message points to `count` initialised vectors, each inside bytes that are borrowed
+            // exclusively for 'a, or inside a Mapping, which allows its bytes to change at any time.
             unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, wait.flags()) }
         };
         usize::try_from(received).map_err(|_| io::Error::last_os_error())

@@ -40,7 +40,8 @@ impl Whereabouts {
     }
 }
 
-/// At which instruction a thread goes on in user code, when it does; `None` for one that runs. An error as for [`Whereabouts::of_thread`].
+/// At which instruction a thread goes on in user code, when it does; `None` for one that runs. An error as for
+/// [`Whereabouts::of_thread`].
 pub fn instruction_of(process: u32, thread: u32) -> io::Result<Option<u64>> {
     let text = fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall"))?;
     let last = text.split_ascii_whitespace().next_back().and_then(|field| field.strip_prefix("0x"));

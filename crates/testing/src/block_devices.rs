@@ -21,8 +21,8 @@ pub fn can_run() -> bool {
     false
 }
 
-/// Keeps swap areas of other tests and measurements of this machine away: the kernel would page to theirs too. Held by an
-/// open file, so it ends with its holder.
+/// Keeps swap areas of other tests and measurements of this machine away: the kernel would page to theirs too. Held
+/// by an open file, so it ends with its holder.
 pub fn swap_lock() -> File {
     let file = File::create("/tmp/spillway-end-to-end.lock").expect("the lock file can be made");
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("the lock can be taken");

@@ -1,7 +1,7 @@
 //! Hardware virtualisation where it really works, emulation elsewhere.
 //!
-//! A `/dev/kvm` proves little: inside of a virtual machine a stock guest may crash or hang with it. So one is booted, once; the
-//! answer is kept for this host's kernel and this QEMU.
+//! A `/dev/kvm` proves little: inside of a virtual machine a stock guest may crash or hang with it. So one is booted,
+//! once; the answer is kept for this host's kernel and this QEMU.
 
 use std::fs;
 use std::path::Path;
@@ -35,7 +35,8 @@ impl Acceleration {
         }
     }
 
-    /// The best that works here; `boots` tries whether a guest boots by hardware. The caller has its [`Turn`](crate::turn::Turn).
+    /// The best that works here; `boots` tries whether a guest boots by hardware. The caller has its
+    /// [`Turn`](crate::turn::Turn).
     pub fn choose(boots: impl FnOnce() -> bool) -> Result<Self, Failure> {
         // Whoever cannot open it cannot use it.
         if fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {

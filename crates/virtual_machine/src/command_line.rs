@@ -1,8 +1,8 @@
 //! How QEMU is started for a machine.
 //!
-//! The machine type `microvm` has no PCI and no firmware to speak of, and so boots fastest. What the kernel's command line says
-//! was found by measuring: without the frequency of the time stamp counter most boots hang on a loaded host, because the
-//! guest measures it against an emulated timer.
+//! The machine type `microvm` has no PCI and no firmware to speak of, and so boots fastest. What the kernel's command
+//! line says was found by measuring: without the frequency of the time stamp counter most boots hang on a loaded
+//! host, because the guest measures it against an emulated timer.
 
 use std::ffi::OsString;
 use std::fs;
@@ -104,7 +104,8 @@ impl Plan {
 
     fn kernel_command_line(&self) -> String {
         let counter = self.counter_khz.map(|khz| format!(" tsc_early_khz={khz} tsc=reliable")).unwrap_or_default();
-        // A panic ends the machine at once: restart by triple fault, the one way that this machine type has, and -no-reboot. The watchdogs take a starved emulator for a hung kernel.
+        // A panic ends the machine at once: restart by triple fault, the one way that this machine type has, and
+        // -no-reboot. The watchdogs take a starved emulator for a hung kernel.
         format!(
             "console=ttyS0 quiet panic=-1 oops=panic reboot=t{counter} nowatchdog rcupdate.rcu_cpu_stall_suppress=1 mitigations=off \
              random.trust_cpu=on cryptomgr.notests audit=0 nokaslr {}",
@@ -113,8 +114,8 @@ impl Plan {
     }
 }
 
-/// The frequency of this host's time stamp counter, which an emulated guest reads directly. The kernel's "bogomips" are twice
-/// that in MHz, because its delay loop counts with it.
+/// The frequency of this host's time stamp counter, which an emulated guest reads directly. The kernel's "bogomips"
+/// are twice that in MHz, because its delay loop counts with it.
 pub fn counter_khz() -> Option<u64> {
     bogus_frequency(&fs::read_to_string("/proc/cpuinfo").ok()?)
 }

@@ -1,7 +1,8 @@
 //! The channel through which commands go to a guest: lines over a virtio serial port, which QEMU joins to our pipes.
 //!
-//! We say `run NUMBER` and `end`; the guest says `ready` once, and `NUMBER STATUS` at the end of each command. Scripts and what
-//! they say are files in the shared folder, so that a hanging guest's output can be read up to where it hung.
+//! We say `run NUMBER` and `end`; the guest says `ready` once, and `NUMBER STATUS` at the end of each command.
+//! Scripts and what they say are files in the shared folder, so that a hanging guest's output can be read up to where
+//! it hung.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,7 +1,7 @@
 //! A kernel ready to boot: its image, its initramfs and its modules, made once and kept below `target/`.
 //!
-//! A lock file keeps processes from making the same thing at once. What was made carries its recipe (package, lists of modules,
-//! the first script); another recipe makes it anew. Without a network, what is there is used.
+//! A lock file keeps processes from making the same thing at once. What was made carries its recipe (package, lists
+//! of modules, the first script); another recipe makes it anew. Without a network, what is there is used.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -32,8 +32,8 @@ impl Kernel {
         }
     }
 
-    /// The newest of its packages among `names`. The unsigned ones hold the image itself; variants (`cloud`, `rt`, `dbg`)
-    /// have another word before the processor's name.
+    /// The newest of its packages among `names`. The unsigned ones hold the image itself; variants (`cloud`, `rt`,
+    /// `dbg`) have another word before the processor's name.
     pub(crate) fn newest_package<'a>(self, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
         let plain = |name: &&str| {
             let middle = name.strip_prefix(self.package_prefix()).and_then(|rest| rest.strip_suffix("-amd64-unsigned"));

@@ -1,14 +1,15 @@
 //! Virtual machines with stock Debian kernels, for tests and for a developer's shell. Never shipped.
 //!
 //! The product pages a whole machine through kernels that we did not build; this crate proves that on any development
-//! machine. A guest has the host's file system, read-only below a layer in its memory, so that programs built on the host run
-//! unchanged; it boots in some seconds, also without hardware virtualisation.
+//! machine. A guest has the host's file system, read-only below a layer in its memory, so that programs built on the
+//! host run unchanged; it boots in some seconds, also without hardware virtualisation.
 //!
 //! ```no_run
 //! use std::time::Duration;
 //! use spillway_virtual_machine::{Disk, Kernel, VirtualMachine};
 //!
-//! let builder = VirtualMachine::builder().kernel(Kernel::Debian612).memory_mib(512).modules(&["zram"]).disk(Disk::files(256));
+//! let builder = VirtualMachine::builder().kernel(Kernel::Debian612).memory_mib(512);
+//! let builder = builder.modules(&["zram"]).disk(Disk::files(256));
 //! let machine = builder.start()?;
 //! let said = machine.run("uname -r; df /disk", Duration::from_secs(60))?;
 //! assert_eq!(said.status, 0);
@@ -16,8 +17,10 @@
 //! # Ok::<(), spillway_virtual_machine::Failure>(())
 //! ```
 //!
-//! - [`kernel`], [`package`], [`module_tree`], [`initramfs`], [`image`]: what boots, made once and kept under `target/`.
-//! - [`builder`], [`command_line`], [`acceleration`], [`disk`], [`directory`]: one machine and how QEMU is started for it.
+//! - [`kernel`], [`package`], [`module_tree`], [`initramfs`], [`image`]: what boots, made once and kept under
+//!   `target/`.
+//! - [`builder`], [`command_line`], [`acceleration`], [`disk`], [`directory`]: one machine and how QEMU is started
+//!   for it.
 //! - [`machine`], [`control`], [`console`]: a running machine, commands in it, and what its kernel complained about.
 //! - [`attempts`]: once more where the emulator failed.
 //! - [`turn`]: machines boot one test at a time, because emulation takes all processors.

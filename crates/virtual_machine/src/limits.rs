@@ -8,8 +8,8 @@ pub const BOOT_DEADLINE: Duration = Duration::from_secs(180);
 /// Attempts where the emulator fails: with a fault in thirty machines, three failures in a row come once in 27,000.
 pub const ATTEMPTS_MAX: u32 = 3;
 
-/// How long a guest has to unmount its disks and end: it writes back at most what its memory holds, to a host whose disk others may
-/// keep busy.
+/// How long a guest has to unmount its disks and end: it writes back at most what its memory holds, to a host whose
+/// disk others may keep busy.
 pub const END_DEADLINE: Duration = Duration::from_secs(180);
 
 /// How long the trial with hardware virtualisation may take: one that works boots in about a second, one that does not

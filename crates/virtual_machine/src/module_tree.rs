@@ -1,7 +1,8 @@
 //! The modules that guests need, with all they depend on, out of the thousands of a kernel's package.
 //!
-//! Two sets: those that bring up the guest's root ([`BOOT`], in the initramfs, loaded in order), and those that machines ask
-//! for or the kernel loads by itself ([`MODULES`], in a tree of their own below the host's root, for `modprobe`).
+//! Two sets: those that bring up the guest's root ([`BOOT`], in the initramfs, loaded in order), and those that
+//! machines ask for or the kernel loads by itself ([`MODULES`], in a tree of their own below the host's root, for
+//! `modprobe`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -89,8 +90,8 @@ impl ModuleTree {
         Ok(Self { directory, dependencies: parse_dependencies(&text) })
     }
 
-    /// The files of `names` and of all they need, each after what it needs. Names that are not there are left out: they are
-    /// built in, or this kernel lacks them.
+    /// The files of `names` and of all they need, each after what it needs. Names that are not there are left out:
+    /// they are built in, or this kernel lacks them.
     pub fn closure(&self, names: &[&str]) -> Vec<String> {
         let mut known = BTreeSet::new();
         let wanted =

@@ -18,7 +18,8 @@ pub fn newest(kernel: Kernel) -> Result<String, Failure> {
     })
 }
 
-/// Downloads `package` and unpacks it into `directory`. An interrupted download goes on where it stopped, in `downloads`.
+/// Downloads `package` and unpacks it into `directory`. An interrupted download goes on where it stopped, in
+/// `downloads`.
 pub fn unpack(package: &str, downloads: &Path, directory: &Path) -> Result<(), Failure> {
     fs::create_dir_all(downloads).map_err(Failure::file(downloads))?;
     // Whole files only have the package's name and version; apt checks what it finds against the archive's signature.

@@ -1,5 +1,5 @@
-//! One test of a workspace at a time has machines: an emulated processor takes a whole real one, and starved guests miss
-//! deadlines.
+//! One test of a workspace at a time has machines: an emulated processor takes a whole real one, and starved guests
+//! miss deadlines.
 
 use std::fs::{self, File};
 use std::path::Path;

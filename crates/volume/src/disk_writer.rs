@@ -1,8 +1,9 @@
 //! The disk thread: brings pages from the backlog to the backing file.
 //!
-//! It takes many pages at once, sorted, and writes neighbours in one go, straight from the backlog's buffers (O_DIRECT,
-//! several writes in flight). A burst shorter than half the backlog is written after it is over, so that it does not share
-//! the CPU with the disk. When it has nothing to write, it fills the file, if that was asked for ([`FileFiller`]).
+//! It takes many pages at once, sorted, and writes neighbours in one go, straight from the backlog's buffers
+//! (O_DIRECT, several writes in flight). A burst shorter than half the backlog is written after it is over, so that
+//! it does not share the CPU with the disk. When it has nothing to write, it fills the file, if that was asked for
+//! ([`FileFiller`]).
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -21,7 +22,8 @@ use crate::limits::{
 use crate::slab_map::backlog::{BacklogPage, TakePolicy};
 use crate::slab_map::{DiskCopy, Volume};
 
-/// What [`DiskCounters::blocks`] says of a file that gets its blocks page by page: for a program or a disk, which can be told of an error.
+/// What [`DiskCounters::blocks`] says of a file that gets its blocks page by page: for a program or a disk, which can
+/// be told of an error.
 pub const NOT_RESERVED: &str = "not reserved";
 
 /// How [`DiskCounters::blocks`] begins when the file cannot be filled.
@@ -44,7 +46,8 @@ pub struct DiskCounters {
 }
 
 impl DiskCounters {
-    /// For a file that is written through the page cache for this reason, if it is, and that gets its blocks beforehand if it `is_filled`.
+    /// For a file that is written through the page cache for this reason, if it is, and that gets its blocks
+    /// beforehand if it `is_filled`.
     pub fn new(buffered_reason: Option<&str>, is_filled: bool) -> Self {
         Self { buffered_reason: buffered_reason.map(str::to_owned), is_filled, ..Self::default() }
     }

@@ -16,44 +16,50 @@ pub const COPIES_MAX: usize = REPLICAS_MAX + 1;
 /// Donors behind one device. HPBD measured up to 16 servers, Infiniswap 31.
 pub const DONORS_MAX: usize = 64;
 
-/// For how long donors are asked to keep slabs whose process died: it is started again within a second, and on a machine
-/// without free memory within some more.
+/// For how long donors are asked to keep slabs whose process died: it is started again within a second, and on a
+/// machine without free memory within some more.
 pub const LINGER: Duration = Duration::from_secs(30);
 
-/// How long a process that goes on with a device waits until the last write of the dead one to the backing file has ended:
-/// longer than any disk takes for the writes that can be in flight.
+/// How long a process that goes on with a device waits until the last write of the dead one to the backing file has
+/// ended: longer than any disk takes for the writes that can be in flight.
 pub const BACKING_RELEASE_DEADLINE: Duration = Duration::from_secs(20);
 
-/// How long a new device waits for a backing file that is in use, before it is refused: a process that was killed just now has it
-/// until its guardian has ended and the kernel has taken its rings apart, 24 to 32 ms later on an idle machine.
+/// How long a new device waits for a backing file that is in use, before it is refused: a process that was killed
+/// just now has it until its guardian has ended and the kernel has taken its rings apart, 24 to 32 ms later on an
+/// idle machine.
 pub const BACKING_HANDOVER_DEADLINE: Duration = Duration::from_secs(3);
 
-/// Pieces in flight per I/O thread: what its queue pairs can hold together is more, but a thread has few requests at once.
+/// Pieces in flight per I/O thread: what its queue pairs can hold together is more, but a thread has few requests at
+/// once.
 pub const SUB_REQUESTS_MAX: usize = 1024;
 
-/// How long a silent donor is waited for that has the only copy of a page of a volume *with* a disk (the backing file failed): requests to
-/// such a volume have this much less time, and so does whoever waits for them (the kernel's NBD client).
+/// How long a silent donor is waited for that has the only copy of a page of a volume *with* a disk (the backing file
+/// failed): requests to such a volume have this much less time, and so does whoever waits for them (the kernel's NBD
+/// client).
 pub const SOLE_COPY_PATIENCE_WITH_DISK: Duration =
     Duration::from_secs(BLOCK_REQUEST_DEADLINE.as_secs() - REQUEST_DEADLINE.as_secs());
 
-/// How often it is looked again whether a donor that was silent still has the only copy of some page. The first time so long after it
-/// spoke: over TCP its data connections speak up to some seconds later, as what was lost on the way is sent again at growing intervals.
+/// How often it is looked again whether a donor that was silent still has the only copy of some page. The first time
+/// so long after it spoke: over TCP its data connections speak up to some seconds later, as what was lost on the way
+/// is sent again at growing intervals.
 pub const SOLE_COPY_LOOK_INTERVAL: Duration = Duration::from_secs(15);
 
-/// A donor from which nothing came for so long is not counted on: two heartbeats, half of what gives it up, so that of two donors that
-/// fall silent together (the machine is busy) neither is given up because of the other's copies.
+/// A donor from which nothing came for so long is not counted on: two heartbeats, half of what gives it up, so that
+/// of two donors that fall silent together (the machine is busy) neither is given up because of the other's copies.
 pub const SILENCE_NOTICED: Duration = Duration::from_secs(1);
 
 /// How long a write to an unmapped slab waits for a donor before it goes to the disk alone.
 pub const MAPPING_WAIT: Duration = Duration::from_millis(500);
 
-/// A donor that has owed an answer for so long is told of: half a second is five thousand times what a page takes on a fast network.
+/// A donor that has owed an answer for so long is told of: half a second is five thousand times what a page takes on
+/// a fast network.
 pub const ANSWER_OWED_TOLD: Duration = Duration::from_millis(500);
 
 /// A read waits for so many times the usual 99th percentile before another copy is asked.
 pub const READ_PATIENCE_FACTOR: f64 = 10.0;
 
-/// It waits no less: a thread that sleeps looks no sooner, and a CPU that is wanted by others keeps a thread waiting as long.
+/// It waits no less: a thread that sleeps looks no sooner, and a CPU that is wanted by others keeps a thread waiting
+/// as long.
 pub const READ_PATIENCE_MIN: Duration = EVENT_WAIT_MAX;
 
 /// It waits no longer, whatever is usual.
@@ -83,8 +89,8 @@ pub const BACKLOG_PAGES: usize = 16 * 1024;
 /// Writers that keep their turn while the backlog is full: every request of 64 I/O threads.
 pub const WRITERS_WAITING_MAX: usize = 64 * SLOTS_PER_THREAD;
 
-/// Backlog from which the disk thread starts at once; below it, it waits [`BACKLOG_DELAY`] for more, so that a burst runs
-/// at the fabric's speed and neighbouring pages go out in one write.
+/// Backlog from which the disk thread starts at once; below it, it waits [`BACKLOG_DELAY`] for more, so that a burst
+/// runs at the fabric's speed and neighbouring pages go out in one write.
 pub const BACKLOG_EAGER_PAGES: usize = BACKLOG_PAGES / 2;
 
 /// See [`BACKLOG_EAGER_PAGES`].
@@ -115,8 +121,8 @@ pub const EMPTY_SLAB_INTERVAL: Duration = Duration::from_secs(1);
 /// A donor has so long to answer a request on the control channel before another one is asked.
 pub const CONTROL_REPLY_DEADLINE: Duration = Duration::from_millis(500);
 
-/// A lease may take longer than [`CONTROL_REPLY_DEADLINE`] by so much for each GiB of its slab: a donor without a prepared
-/// one makes it then (measured: 300 ms; a donor short of memory is slower).
+/// A lease may take longer than [`CONTROL_REPLY_DEADLINE`] by so much for each GiB of its slab: a donor without a
+/// prepared one makes it then (measured: 300 ms; a donor short of memory is slower).
 pub const LEASE_DEADLINE_PER_GIBIBYTE: Duration = Duration::from_secs(8);
 
 /// Pause between attempts to reach a donor; doubles up to [`RECONNECT_PAUSE_MAX`].

@@ -1,5 +1,5 @@
-//! A running volume, as a device or a pager has it behind its I/O threads: slab map, an engine for each thread, the manager and
-//! the disk thread.
+//! A running volume, as a device or a pager has it behind its I/O threads: slab map, an engine for each thread, the
+//! manager and the disk thread.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ pub struct RunningVolume {
 }
 
 impl RunningVolume {
-    /// Starts everything over `state`; an engine for each of `pools`, whose requests use that pool's buffers. Donors keep slabs
-    /// for `linger` if this process dies.
+    /// Starts everything over `state`; an engine for each of `pools`, whose requests use that pool's buffers. Donors
+    /// keep slabs for `linger` if this process dies.
     pub fn start(
         config: &VolumeConfig,
         state: &DeviceState,
@@ -105,8 +105,9 @@ impl RunningVolume {
         Ok((engines, Self { volume, manager: manager.map_err(system())?, disk }))
     }
 
-    /// Waits until every donor was reached or tried once, for the configured time; then one must be there. The donors that are not,
-    /// with why, unless this is a device that goes on: such a device has pages to serve, from the disk if need be.
+    /// Waits until every donor was reached or tried once, for the configured time; then one must be there. The donors
+    /// that are not, with why, unless this is a device that goes on: such a device has pages to serve, from the disk
+    /// if need be.
     pub fn await_donors(&self, patience: Duration, is_resumed: bool) -> Result<Vec<String>, VolumeError> {
         let donors = &self.manager.shared.donors;
         let give_up = Instant::now() + patience;
@@ -138,7 +139,8 @@ impl RunningVolume {
         &self.volume.device_failure
     }
 
-    /// Gives pages that a dead process was writing one content, now that it is known which donors are there; how many they were.
+    /// Gives pages that a dead process was writing one content, now that it is known which donors are there; how many
+    /// they were.
     pub fn settle_writes(&self) -> u64 {
         let donors = &self.manager.shared.donors;
         let alive = |donor: DonorSlot| donors[usize::from(donor.0)].phase() == Phase::Connected;
@@ -224,8 +226,8 @@ impl Prerequisites {
     }
 }
 
-/// The backing file. One that a dead process used stays locked until its last write has ended; from then on nothing of that
-/// process reaches the file any more.
+/// The backing file. One that a dead process used stays locked until its last write has ended; from then on nothing
+/// of that process reaches the file any more.
 fn open_backing(path: &Path, state: &DeviceState) -> Result<BackingFile, VolumeError> {
     let size_bytes = state.size_bytes();
     if !state.is_resumed() {

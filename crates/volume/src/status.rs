@@ -100,8 +100,9 @@ pub struct DiskStatus {
     pub backlog_pages_max: u64,
     /// Pages written since the start.
     pub pages_written: u64,
-    /// How far the file has all its blocks before they are needed: a percentage, `all`, why not, or `not reserved` (a device that is not
-    /// the machine's swap takes them as pages are written, so a disk that others fill may lack them).
+    /// How far the file has all its blocks before they are needed: a percentage, `all`, why not, or `not reserved` (a
+    /// device that is not the machine's swap takes them as pages are written, so a disk that others fill may lack
+    /// them).
     #[serde(default)]
     pub blocks: String,
     /// Why pages go through the page cache, if they do: that takes memory for each page that is to be freed.

@@ -1,5 +1,5 @@
-//! The primitives that threads of the volume share: the standard library's, or a scheduler's that explores interleavings
-//! (`cargo test -p spillway-volume --features schedules`).
+//! The primitives that threads of the volume share: the standard library's, or a scheduler's that explores
+//! interleavings (`cargo test -p spillway-volume --features schedules`).
 
 #[cfg(not(feature = "schedules"))]
 pub(crate) use std::{

@@ -272,8 +272,8 @@ fn open_session<'scope>(scope: &'scope std::thread::Scope<'scope, '_>, donor: &'
     session
 }
 
-/// Between `lease` and the assignment lock, the session may end and the next one begin. Its handles begin at 0 again: two
-/// slabs of the volume then share one slab of the donor.
+/// Between `lease` and the assignment lock, the session may end and the next one begin. Its handles begin at 0 again:
+/// two slabs of the volume then share one slab of the donor.
 #[test]
 fn a_slab_leased_in_a_lost_session_is_not_used_in_the_next() {
     let shared = managed(1);
@@ -311,8 +311,8 @@ fn trouble_with_the_last_session_does_not_end_the_next() {
         let first = open_session(scope, &shared.donors[0]);
         first.sender.close();
         shared.donors[0].disconnected("lost".to_owned(), false);
-        // An I/O thread's sub-requests end as orphans while the manager's thread is busy (it waits half a second for each silent
-        // donor, and for a lease of each wanted slab).
+        // An I/O thread's sub-requests end as orphans while the manager's thread is busy (it waits half a second for
+        // each silent donor, and for a lease of each wanted slab).
         shared.volume.report_trouble(DonorSlot(0));
         // As the link thread does.
         shared.volume.begin_session(DonorSlot(0));
@@ -329,8 +329,8 @@ fn trouble_with_the_last_session_does_not_end_the_next() {
 /// A write whose bytes have not arrived: slab, offset, content.
 type LateWrite = (SlabHandle, usize, Vec<u8>);
 
-/// A queue pair as TCP is when the donor's thread for it is held up (reclaim, a long discard) beyond the deadline: the borrower
-/// gives the request up, and the donor's thread carries it out later, from its socket's buffer.
+/// A queue pair as TCP is when the donor's thread for it is held up (reclaim, a long discard) beyond the deadline:
+/// the borrower gives the request up, and the donor's thread carries it out later, from its socket's buffer.
 struct HeldUp {
     store: support::SharedStore,
     pool: Arc<BufferPool>,

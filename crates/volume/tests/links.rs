@@ -1,4 +1,5 @@
-//! The thread that keeps a donor connected, against donors that follow a script: refusals, nonsense, silence, farewells.
+//! The thread that keeps a donor connected, against donors that follow a script: refusals, nonsense, silence,
+//! farewells.
 
 #![cfg(not(feature = "schedules"))]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]

@@ -1,7 +1,8 @@
-//! What threads share, under a scheduler that explores interleavings: `cargo test -p spillway-volume --features schedules`.
+//! What threads share, under a scheduler that explores interleavings: `cargo test -p spillway-volume --features
+//! schedules`.
 //!
-//! Each test states the promise that the path of a page rests on, and lets shuttle try thousands of orders of the atomic
-//! steps. A failure prints the schedule that replays it.
+//! Each test states the promise that the path of a page rests on, and lets shuttle try thousands of orders of the
+//! atomic steps. A failure prints the schedule that replays it.
 
 #![cfg(feature = "schedules")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]

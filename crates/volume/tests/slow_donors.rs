@@ -45,7 +45,8 @@ struct World {
 }
 
 impl World {
-    /// Two donors that are reached over sockets and have all pages, as has the disk if there is one. Neither answers yet.
+    /// Two donors that are reached over sockets and have all pages, as has the disk if there is one. Neither answers
+    /// yet.
     fn new(redundancy: Redundancy) -> Self {
         let disk = redundancy
             .disk

@@ -1,8 +1,8 @@
 //! The engine, the volume and the mover against a plain array, while donors and the disk fail.
 //!
 //! Two engines share a volume, as two I/O threads do. Random requests run interleaved with the deaths of donors, with
-//! removals, new mappings, refills and disk writes; every page read must be what was last written, as long as the redundancy
-//! promises it. Each call of an engine runs under an allocator that aborts.
+//! removals, new mappings, refills and disk writes; every page read must be what was last written, as long as the
+//! redundancy promises it. Each call of an engine runs under an allocator that aborts.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -66,7 +66,8 @@ impl World {
             .then(|| DiskCopy { backlog: Backlog::new(200), pool: BufferPool::new(200, PAGE_SIZE_BYTES).unwrap() });
         let volume = Arc::new(Volume::new(GEOMETRY, redundancy, disk_copy).unwrap());
         let disk = store(SLAB_BYTES);
-        // Every read that is not answered at once is asked of another copy, where there is one and the donor is reached over a socket.
+        // Every read that is not answered at once is asked of another copy, where there is one and the donor is
+        // reached over a socket.
         volume.latencies.set_read_patience(Duration::ZERO);
         GEOMETRY.slabs().for_each(|slab| assert_eq!(disk.lock().unwrap().slab(SlabHandle(slab.0)).len(), SLAB_BYTES));
         let mut pools: Vec<_> =
@@ -399,8 +400,8 @@ fn pages_lost_with_their_only_donor_fail_until_they_are_written_again() {
     world.check(0, 0, 10, 4).expect("discarded pages read as zeroes");
 }
 
-/// The bug behind this test: a read that waited because its copy was lost was later posted to the fresh copy in the same
-/// copy index, which did not have the page yet, and read zeroes.
+/// The bug behind this test: a read that waited because its copy was lost was later posted to the fresh copy in the
+/// same copy index, which did not have the page yet, and read zeroes.
 #[test]
 fn a_read_that_waits_for_a_lost_copy_does_not_take_the_next_copy_in_its_place_for_it() {
     let mut world = World::new(Redundancy::DISK);
@@ -442,8 +443,8 @@ fn a_full_backlog_holds_writers_up_and_loses_nothing() {
     world.check_everything(false);
 }
 
-/// Small writes that come one after the other took each page of room as soon as it was there, and a large one behind them
-/// failed at its deadline.
+/// Small writes that come one after the other took each page of room as soon as it was there, and a large one behind
+/// them failed at its deadline.
 #[test]
 fn a_large_write_at_a_full_backlog_gets_its_turn_among_small_ones() {
     let mut world = World::new(Redundancy::DISK);

@@ -1,8 +1,9 @@
 //! DCM's experiments again: Grep and GroupBy in a JVM with part of its memory away, and the collector's time split out.
 //!
-//! DCM reports Grep at L(60) 6 % slower than at L(100), and its choice of victims better than swap on a ramdisk from L(70) on. Spark
-//! itself is not run: the jobs are one program of ours (`Dcm.java`), with the data set as objects on the heap. The ramdisk is zram,
-//! which compresses; the data are random, so that it gains little (lines of 64 letters a quarter, values nothing).
+//! DCM reports Grep at L(60) 6 % slower than at L(100), and its choice of victims better than swap on a ramdisk from
+//! L(70) on. Spark itself is not run: the jobs are one program of ours (`Dcm.java`), with the data set as objects on
+//! the heap. The ramdisk is zram, which compresses; the data are random, so that it gains little (lines of 64 letters
+//! a quarter, values nothing).
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -167,7 +168,8 @@ pub fn heap(size: Size) -> Size {
 pub fn java_command(classes: &Path, job: &str, size: Size) -> Result<Command, HarnessError> {
     let heap_mib = heap(size).0 / MIB;
     let mut command = Command::new(tool::need("java")?);
-    // The collector that Spark had by default when DCM was measured; a fixed heap, so that memory is no matter of speed.
+    // The collector that Spark had by default when DCM was measured; a fixed heap, so that memory is no matter of
+    // speed.
     command.arg("-XX:+UseParallelGC").args([format!("-Xms{heap_mib}m"), format!("-Xmx{heap_mib}m")]);
     command.arg("-cp").arg(classes).args(["Dcm", job, &(size.0 / MIB).to_string(), &SEED.to_string()]);
     Ok(command)

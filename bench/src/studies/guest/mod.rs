@@ -1,5 +1,5 @@
-//! The front ends of stock kernels beside their peers, in one virtual machine: what a request costs, what a page costs when
-//! the kernel swaps to it, and the CPU time of both sides.
+//! The front ends of stock kernels beside their peers, in one virtual machine: what a request costs, what a page
+//! costs when the kernel swaps to it, and the CPU time of both sides.
 //!
 //! Guests are emulated where hardware virtualisation does not work, so only ratios count, and everything is small. Each
 //! subject's turn ([`trial`]) is this very program in the guest, for a bounded time.
@@ -128,8 +128,9 @@ fn merge(result: &mut StudyResult, round: usize, trial: StudyResult) {
     }
 }
 
-/// The goals of the front ends, and ratios that say something. Of swapping the median page-in is looked at: a busy host takes
-/// an emulated processor away for longer than a page takes, and that moves a phase's mean but not the median.
+/// The goals of the front ends, and ratios that say something. Of swapping the median page-in is looked at: a busy
+/// host takes an emulated processor away for longer than a page takes, and that moves a phase's mean but not the
+/// median.
 fn judge(result: &mut StudyResult) {
     use StockSubject::{LibublkRamdisk, LoopFuse, Nbd, NbdkitTcp, NbdkitUnix, Ublk};
     let page_ins = PAGE_CLUSTERS.map(|cluster| page_in_case(cluster, "p50"));

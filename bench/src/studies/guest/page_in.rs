@@ -1,5 +1,5 @@
-//! The life of a page-in over the front ends of a stock kernel, stage by stage, as [`crate::studies::page_in`] takes it apart
-//! on the host.
+//! The life of a page-in over the front ends of a stock kernel, stage by stage, as [`crate::studies::page_in`] takes
+//! it apart on the host.
 
 use std::time::Instant;
 

@@ -1,7 +1,7 @@
 //! One subject's turn, inside the guest: requests to the raw device, then a program that swaps to it.
 //!
-//! Its numbers are those of one round of a [`StudyResult`]; what failed is among what was left out, so that a trial tells
-//! what it could measure before.
+//! Its numbers are those of one round of a [`StudyResult`]; what failed is among what was left out, so that a trial
+//! tells what it could measure before.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use crate::size::{GIB, MIB, Size};
 use crate::studies::Context;
 use crate::studies::program_run::{run_workload, workload_command};
 
-/// The device is so many times the working set. A swap area more than half full gives a page's room back when the page is
-/// read, which makes every page-in a page-out as well (`vm_swap_full` in the kernel's mm/swap.h).
+/// The device is so many times the working set. A swap area more than half full gives a page's room back when the
+/// page is read, which makes every page-in a page-out as well (`vm_swap_full` in the kernel's mm/swap.h).
 const DEVICE_SHARE: u64 = 4;
 
 /// The program may hold this part of its working set,

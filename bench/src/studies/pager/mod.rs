@@ -1,14 +1,17 @@
-//! What a page costs when the pager brings it: against the bare floor of userfaultfd, all memory local, and our own swap device.
+//! What a page costs when the pager brings it: against the bare floor of userfaultfd, all memory local, and our own
+//! swap device.
 //!
-//! Programs go through their memory twice, and the second time counts: the first time donors make slabs for pages that had none yet, on the
-//! same CPUs, which is nobody's cost where donors are other machines. A fault's cost is the program's time over its faults while
-//! there is room, so that nothing leaves meanwhile, less its time for the same touches when no page is missing; the floor, a thread of one process that fills pages
-//! and does nothing else, is taken in the same way. At the budget a
-//! page leaves for each one that comes, and on one CPU both take their time from the program. The pager starts on one CPU and the program runs on the same or on another one; or the scheduler puts all
-//! threads where it likes, as in a run without this benchmark.
+//! Programs go through their memory twice, and the second time counts: the first time donors make slabs for pages
+//! that had none yet, on the same CPUs, which is nobody's cost where donors are other machines. A fault's cost is the
+//! program's time over its faults while there is room, so that nothing leaves meanwhile, less its time for the same
+//! touches when no page is missing; the floor, a thread of one process that fills pages and does nothing else, is
+//! taken in the same way. At the budget a page leaves for each one that comes, and on one CPU both take their time
+//! from the program. The pager starts on one CPU and the program runs on the same or on another one; or the scheduler
+//! puts all threads where it likes, as in a run without this benchmark.
 //!
-//! Pages that leave are measured in two ways: of a program at rest far beyond its budget (eviction alone; the floor is one thread that moves,
-//! copies and drops them), and of one that fills fresh memory, which waits for a fault at each page.
+//! Pages that leave are measured in two ways: of a program at rest far beyond its budget (eviction alone; the floor
+//! is one thread that moves, copies and drops them), and of one that fills fresh memory, which waits for a fault at
+//! each page.
 //!
 //! `within_budget` asks what the pager costs a program that needs no page of it.
 
@@ -50,8 +53,8 @@ const LOCAL_NAME: &str = "all local";
 const PAGER_NAME: &str = "pager shm";
 const FLOOR: &str = "userfaultfd floor";
 
-/// The same where the thread that fills pages never sleeps: ours does not while faults come one soon after the other. It needs a CPU of its own, which the scheduler
-/// gives it in most of an unpinned run.
+/// The same where the thread that fills pages never sleeps: ours does not while faults come one soon after the other.
+/// It needs a CPU of its own, which the scheduler gives it in most of an unpinned run.
 const FLOOR_AWAKE: &str = "userfaultfd floor, awake";
 /// See [`loopback`]: the exchange to the floor that never sleeps.
 const EXCHANGE_AWAKE: &str = "raw exchange, awake";
@@ -203,7 +206,8 @@ fn measure_floor(
     Ok(())
 }
 
-/// Runs a workload on the client's CPU with `local` of local memory, and what serves it from the server's CPU on, where they have one.
+/// Runs a workload on the client's CPU with `local` of local memory, and what serves it from the server's CPU on,
+/// where they have one.
 fn run(
     context: &Context,
     side: Side,

@@ -1,8 +1,9 @@
 //! What the pager costs a program that stays within its budget.
 //!
-//! A program runs bare and under the pager, with much more local memory than it uses, in pairs whose order alternates, and free to
-//! run on any CPU. Workloads tell their own time, so starting the pager does not count; a shell that starts one small program after
-//! the other tells what each of them takes, which is all starting and ending.
+//! A program runs bare and under the pager, with much more local memory than it uses, in pairs whose order
+//! alternates, and free to run on any CPU. Workloads tell their own time, so starting the pager does not count; a
+//! shell that starts one small program after the other tells what each of them takes, which is all starting and
+//! ending.
 //!
 //! Invariant: a run of which a page left or came did not stay within its budget, and fails.
 

@@ -6,12 +6,13 @@
 //! | fltrace | eden-farmem/fltrace, whose far memory is its own process's: `fltrace record` with the same workload |
 //! | umap | LLNL/umap over a file in memory: `umap_visit.c`, which makes the same visits in a region of umap |
 //!
-//! The workload is `visit`, half of whose memory is local; all of a side runs on one CPU, or nothing is bound to one (both peers serve pages from threads
-//! of the program's own process, so program and server are not told apart; umap's are as many as CPUs of the machine, on whichever they have to run). Neither peer is here: what they are is told by environment
-//! variables (`bench/README.md`, "Other pagers").
+//! The workload is `visit`, half of whose memory is local; all of a side runs on one CPU, or nothing is bound to one
+//! (both peers serve pages from threads of the program's own process, so program and server are not told apart;
+//! umap's are as many as CPUs of the machine, on whichever they have to run). Neither peer is here: what they are is
+//! told by environment variables (`bench/README.md`, "Other pagers").
 //!
-//! Invariant: all runs give the same checksum, and one of ours that had more than its budget for a while is no measurement: a program that is
-//! over before the pager's first look, beside much other work, was not paged at all.
+//! Invariant: all runs give the same checksum, and one of ours that had more than its budget for a while is no
+//! measurement: a program that is over before the pager's first look, beside much other work, was not paged at all.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

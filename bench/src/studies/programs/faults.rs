@@ -1,11 +1,13 @@
-//! How many pages come back to each program by the pager, and by how many faults, against the fewest that any order of replacement allows.
+//! How many pages come back to each program by the pager, and by how many faults, against the fewest that any order
+//! of replacement allows.
 //!
-//! The fewest are those of the optimal order (`crate::replay::optimal`) on the trace of the same run with the same budget. It knows the future, has
-//! the whole budget for the workload's data, where the pager has the program itself in it too, and keeps none of it free for pages on their way. Programs that are no
-//! workloads of ours have no trace of all they do: their counts stand alone.
+//! The fewest are those of the optimal order (`crate::replay::optimal`) on the trace of the same run with the same
+//! budget. It knows the future, has the whole budget for the workload's data, where the pager has the program itself
+//! in it too, and keeps none of it free for pages on their way. Programs that are no workloads of ours have no trace
+//! of all they do: their counts stand alone.
 //!
-//! A page that came along and was never used counts as one that came back, and so does one that had not gone yet. Faults are those on pages that had left, not
-//! those on fresh memory or on write-protected pages.
+//! A page that came along and was never used counts as one that came back, and so does one that had not gone yet.
+//! Faults are those on pages that had left, not those on fresh memory or on write-protected pages.
 
 use std::collections::HashMap;
 

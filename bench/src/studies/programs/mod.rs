@@ -1,9 +1,9 @@
-//! What whole programs cost at L(100), L(75), L(50) and L(25): by pager and by swap device, relative to all-local, and to disk
-//! swap and zram under the same limit.
+//! What whole programs cost at L(100), L(75), L(50) and L(25): by pager and by swap device, relative to all-local,
+//! and to disk swap and zram under the same limit.
 //!
-//! Six workloads of ours, and four programs as they are: a sort of text, Python with numpy, Redis with its benchmark and a
-//! BGSAVE, a job in a JVM. What is lent has a copy on disk, as is the product's default. L(N) is N % of what the program really
-//! uses, measured in a first run with all memory local.
+//! Six workloads of ours, and four programs as they are: a sort of text, Python with numpy, Redis with its benchmark
+//! and a BGSAVE, a job in a JVM. What is lent has a copy on disk, as is the product's default. L(N) is N % of what
+//! the program really uses, measured in a first run with all memory local.
 //!
 //! `faults` counts what the pager brought for each, against the optimal order.
 
@@ -88,7 +88,8 @@ fn names() -> Vec<&'static str> {
     REAL.map(|(name, _)| name).into_iter().chain([JAVA.0]).chain(WORKLOADS).collect()
 }
 
-/// The shares that `kind` is measured at. A quick run spends half of its time on what is not ours, unless it looks at that once only.
+/// The shares that `kind` is measured at. A quick run spends half of its time on what is not ours, unless it looks at
+/// that once only.
 fn shares(kind: Kind, quick: bool) -> &'static [u64] {
     match kind {
         Kind::Disk | Kind::Zram if quick => &SHARE_PERCENT_OF_PEERS,
@@ -176,8 +177,8 @@ impl Study for ProgramsStudy {
     }
 }
 
-/// Relative to all-local whatever was measured; the pager relative to the swap device, and both to the others under the same
-/// limit.
+/// Relative to all-local whatever was measured; the pager relative to the swap device, and both to the others under
+/// the same limit.
 fn compare(result: &mut StudyResult) {
     result.compare_with(&Kind::AllLocal.name());
     let [pager, device] = [Via::Pager, Via::Swap].map(Kind::Spillway);

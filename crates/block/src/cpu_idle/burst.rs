@@ -93,8 +93,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
-        /// Whatever comes, every beginning is followed by one end before the next one, and no burst outlives its requests by more
-        /// than the gap when its thread asks in time.
+        /// Whatever comes, every beginning is followed by one end before the next one, and no burst outlives its
+        /// requests by more than the gap when its thread asks in time.
         #[test]
         fn each_beginning_has_its_end(gaps in prop::collection::vec(0_u64..3000, 0..200)) {
             let (mut burst, mut now, mut on) = (Burst::default(), Instant::now(), false);

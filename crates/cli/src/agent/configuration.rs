@@ -1,7 +1,7 @@
 //! What `spillway.toml` and the files of `spillway.d` may say.
 //!
-//! Later files, in the order of their names, override single settings of earlier ones. A setting that does not exist is a
-//! mistake, and is named: a typing error must not become a default.
+//! Later files, in the order of their names, override single settings of earlier ones. A setting that does not exist
+//! is a mistake, and is named: a typing error must not become a default.
 
 use std::fmt::Display;
 use std::fs;

@@ -19,9 +19,10 @@ use crate::limits;
 /// The directory of all our groups.
 const PARENT: &str = "spillway";
 
-/// The group in a group of version 2 in which its processes are. No controller is enabled for it, so it has no files about memory: programs that
-/// take their group's limit for the machine's memory (Java, Node) find none. It is not theirs to keep, as they are paged and do not
-/// notice. Version 1 has such files in every group, and Java asks for the limits above it there.
+/// The group in a group of version 2 in which its processes are. No controller is enabled for it, so it has no files
+/// about memory: programs that take their group's limit for the machine's memory (Java, Node) find none. It is not
+/// theirs to keep, as they are paged and do not notice. Version 1 has such files in every group, and Java asks for
+/// the limits above it there.
 const MEMBERS: &str = "members";
 
 /// Memory cgroup v1's "no limit": the largest multiple of the page size in 63 bits.
@@ -100,10 +101,11 @@ impl MemoryGroup {
         write(&self.procs_file(), &pid.to_string())
     }
 
-    /// Limits local memory, or lifts the limit. Lowering it below what is used makes the kernel page out before this returns;
-    /// what cannot be had at once is not an error.
+    /// Limits local memory, or lifts the limit. Lowering it below what is used makes the kernel page out before this
+    /// returns; what cannot be had at once is not an error.
     ///
-    /// Version 2 throttles at the limit (`memory.high`), and kills only well above it: a hard limit kills on a short peak.
+    /// Version 2 throttles at the limit (`memory.high`), and kills only well above it: a hard limit kills on a short
+    /// peak.
     pub(crate) fn set_limit(&self, limit_bytes: Option<u64>) -> io::Result<()> {
         match (self.version, limit_bytes) {
             (Version::V1, None) => self.write("memory.limit_in_bytes", UNLIMITED_V1),
@@ -120,8 +122,9 @@ impl MemoryGroup {
         }
     }
 
-    /// Lets its processes wait where the kernel finds nothing to take from it, in place of killing one: whoever watches it raises the limit then
-    /// ([`GroupUsage::is_stalled`]). Version 2 throttles at the limit, and needs none of it.
+    /// Lets its processes wait where the kernel finds nothing to take from it, in place of killing one: whoever
+    /// watches it raises the limit then ([`GroupUsage::is_stalled`]). Version 2 throttles at the limit, and needs
+    /// none of it.
     pub(crate) fn wait_instead_of_kill(&self, waits: bool) -> io::Result<()> {
         match self.version {
             Version::V1 => self.write("memory.oom_control", if waits { "1" } else { "0" }),

@@ -13,8 +13,8 @@ pub(crate) struct GroupUsage {
     pub(crate) charged_bytes: u64,
     /// Of it, cached files, which leave without being paged out.
     pub(crate) file_bytes: u64,
-    /// Pages of files that were dropped and read again so soon that they had better stayed (`workingset_refault_file` of the kernel), since
-    /// the group was made.
+    /// Pages of files that were dropped and read again so soon that they had better stayed (`workingset_refault_file`
+    /// of the kernel), since the group was made.
     pub(crate) file_refaults: u64,
     /// Of it, memory that cannot leave (locked).
     pub(crate) locked_bytes: u64,
@@ -22,7 +22,8 @@ pub(crate) struct GroupUsage {
     pub(crate) kernel_bytes: u64,
     /// Memory that was paged out and is not local.
     pub(crate) swapped_bytes: u64,
-    /// Its processes wait for memory that the kernel cannot take from it: what there is of it is locked, page tables, or the kernel's.
+    /// Its processes wait for memory that the kernel cannot take from it: what there is of it is locked, page tables,
+    /// or the kernel's.
     pub(crate) is_stalled: bool,
 }
 

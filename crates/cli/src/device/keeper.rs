@@ -1,12 +1,12 @@
 //! The process that outlives the one that serves a device: keeps its memory, and starts it again when it dies.
 //!
-//! It owns the device's entry, and holds and locks the memory in which the device's state lies. The serving process is its
-//! child, of the same program. A child that ends well ends the keeper too. One that dies while it serves is started again,
-//! and goes on with the memory, after a pause that grows; one that dies too often is given up: the keeper then keeps the pages,
-//! says so in `status`, and waits for a SIGHUP (try again) or for `off`.
+//! It owns the device's entry, and holds and locks the memory in which the device's state lies. The serving process
+//! is its child, of the same program. A child that ends well ends the keeper too. One that dies while it serves is
+//! started again, and goes on with the memory, after a pause that grows; one that dies too often is given up: the
+//! keeper then keeps the pages, says so in `status`, and waits for a SIGHUP (try again) or for `off`.
 //!
-//! Whatever this process does could happen while the machine's swap is dead, so it does next to nothing: all its memory,
-//! its program included, is locked, and it never waits for I/O of its own.
+//! Whatever this process does could happen while the machine's swap is dead, so it does next to nothing: all its
+//! memory, its program included, is locked, and it never waits for I/O of its own.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;

@@ -1,7 +1,8 @@
 //! Starts a device's process and waits until the device is there.
 //!
-//! The process holds a pipe to its launcher as standard input. A launcher that dies before it said `keep` takes the device
-//! with it; so nothing stays half attached. The answer comes as one JSON line on the process's standard output.
+//! The process holds a pipe to its launcher as standard input. A launcher that dies before it said `keep` takes the
+//! device with it; so nothing stays half attached. The answer comes as one JSON line on the process's standard
+//! output.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,8 @@
 //! Block devices of ours, each in a process of its own.
 //!
 //! - [`launch`]: starts the process and waits until the device is there.
-//! - [`keeper`]: the process, which keeps the device's memory; [`serve`]: its child, which serves the device and may die.
+//! - [`keeper`]: the process, which keeps the device's memory; [`serve`]: its child, which serves the device and may
+//!   die.
 //! - [`records`]: what these processes tell one another and write down.
 //! - [`revival`]: one that was given up, when its pages are wanted back.
 //! - [`storage`]: where pages go: donors, key and backing file, checked before anything starts.

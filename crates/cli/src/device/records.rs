@@ -1,6 +1,7 @@
 //! What processes of a device tell one another, and write down for later ones.
 //!
-//! - [`LaunchedDevice`]: from the launcher to the keeper; [`Readiness`]: the answer. [`KeeperHandover`]: from the keeper to the process that serves.
+//! - [`LaunchedDevice`]: from the launcher to the keeper; [`Readiness`]: the answer. [`KeeperHandover`]: from the
+//!   keeper to the process that serves.
 //! - [`DeviceReport`]: what that process answers on its status socket.
 //! - [`DeviceRecord`]: what the entry of a device says to later processes.
 
@@ -52,8 +53,9 @@ pub(crate) struct LaunchedDevice {
     pub(crate) machine_swap: bool,
     /// Whether it serves from its own memory.
     pub(crate) local_memory: bool,
-    /// Whether its pages are served again, through a new block device, when its process and with it the block device died: for
-    /// disks, which can be plugged in again, and not for swap. A front end whose block device stays needs no such leave.
+    /// Whether its pages are served again, through a new block device, when its process and with it the block device
+    /// died: for disks, which can be plugged in again, and not for swap. A front end whose block device stays needs
+    /// no such leave.
     pub(crate) outlives_block_device: bool,
     /// The run that it belongs to.
     pub(crate) run: Option<String>,

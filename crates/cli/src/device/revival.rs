@@ -1,5 +1,5 @@
-//! A device that its keeper has given up, because its process died too often, is tried once more before its pages are brought
-//! back: without a process the kernel would wait for them for ever.
+//! A device that its keeper has given up, because its process died too often, is tried once more before its pages are
+//! brought back: without a process the kernel would wait for them for ever.
 
 use std::time::{Duration, Instant};
 

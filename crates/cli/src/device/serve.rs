@@ -1,9 +1,11 @@
-//! The process that serves one device: holds the [`Device`], answers on its status socket, and ends when told to. Its parent is
-//! the device's [keeper](super::keeper), which owns the entry and has the memory that outlives this process.
+//! The process that serves one device: holds the [`Device`], answers on its status socket, and ends when told to. Its
+//! parent is the device's [keeper](super::keeper), which owns the entry and has the memory that outlives this
+//! process.
 //!
-//! It serves page-outs of a machine without memory, so before the device starts it is made safe: it never waits for its own
-//! swap (`PR_SET_IO_FLUSHER`, set first thing in `main`), all its memory is locked, it is in a memory group of its own
-//! without a limit, and the kernel's out-of-memory killer passes it by. What could not be had is a note in the status.
+//! It serves page-outs of a machine without memory, so before the device starts it is made safe: it never waits for
+//! its own swap (`PR_SET_IO_FLUSHER`, set first thing in `main`), all its memory is locked, it is in a memory group
+//! of its own without a limit, and the kernel's out-of-memory killer passes it by. What could not be had is a note in
+//! the status.
 
 use std::fs;
 use std::io::Write;
@@ -280,8 +282,8 @@ fn look_at_owner() -> Owner {
     }
 }
 
-/// Everything that keeps paging from waiting for paging, see the module text; what is refused becomes a note. The memory group
-/// and its place in the order of out-of-memory kills are the keeper's, and inherited.
+/// Everything that keeps paging from waiting for paging, see the module text; what is refused becomes a note. The
+/// memory group and its place in the order of out-of-memory kills are the keeper's, and inherited.
 fn make_safe(launched: &LaunchedDevice, notes: &mut Vec<String>) {
     // A program under a limit leaves the machine its free pages; a machine that is full has only these.
     if launched.machine_swap
@@ -299,8 +301,8 @@ fn make_safe(launched: &LaunchedDevice, notes: &mut Vec<String>) {
     if let Err(error) = paging_safety::reserve_heap(limits::HEAP_RESERVE_BYTES) {
         notes.push(format!("the heap is not reserved ({error}): mapping slabs may wait for memory"));
     }
-    // When first touched: windows onto donors' slabs reserve far more address space than is ever used of it, and everything
-    // that the I/O threads use is touched before they start.
+    // When first touched: windows onto donors' slabs reserve far more address space than is ever used of it, and
+    // everything that the I/O threads use is touched before they start.
     if let Err(error) = paging_safety::lock_all_memory(true) {
         notes.push(format!("memory cannot be locked ({error}); run as root, or raise `ulimit -l`"));
     }
@@ -315,7 +317,8 @@ fn kept(launched: &LaunchedDevice, handed: &KeeperHandover) -> Result<Option<Kep
     Ok(Some(Kept { state, outlives_block_device: launched.outlives_block_device }))
 }
 
-/// A thread that panics leaves its requests unanswered. Where another process goes on with the device, it is better to end.
+/// A thread that panics leaves its requests unanswered. Where another process goes on with the device, it is better
+/// to end.
 fn end_on_panic(records: Records) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

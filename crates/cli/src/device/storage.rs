@@ -1,7 +1,7 @@
 //! Where the pages of a device go: donors, copies, key and backing file.
 //!
-//! Everything that can be known beforehand is checked here, in the foreground, so that a mistake gets its error at once and
-//! nothing has been started by then.
+//! Everything that can be known beforehand is checked here, in the foreground, so that a mistake gets its error at
+//! once and nothing has been started by then.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -109,8 +109,8 @@ fn check_backing(path: &Path, size_bytes: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The key file to use: the one named, none, or the default. Root's is made on first use; a user's must have been copied from a
-/// machine of the cluster, because a key that nobody else has would open nothing.
+/// The key file to use: the one named, none, or the default. Root's is made on first use; a user's must have been
+/// copied from a machine of the cluster, because a key that nobody else has would open nothing.
 pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
     match named {
         Some(path) if path == Path::new("none") => None,

@@ -1,4 +1,5 @@
-//! What the kernel and the user can do, one function for each capability. [`super::pager_checks`] has those of the pager.
+//! What the kernel and the user can do, one function for each capability. [`super::pager_checks`] has those of the
+//! pager.
 
 use std::fs;
 
@@ -107,7 +108,8 @@ fn device_file(system: &System, name: &'static str, path: &str, missing: State, 
     }
 }
 
-/// Since which kernel the ublk driver tells its features, without which it is not taken (docs/decisions/ublk-queue-loop.md).
+/// Since which kernel the ublk driver tells its features, without which it is not taken
+/// (docs/decisions/ublk-queue-loop.md).
 const UBLK_KERNEL_MIN: (u32, u32) = (6, 5);
 
 fn ublk(system: &System) -> Check {

@@ -1,5 +1,5 @@
-//! `spillway doctor`: what this kernel and user can do, the one command that mends each missing thing, and what dead processes
-//! of ours left behind.
+//! `spillway doctor`: what this kernel and user can do, the one command that mends each missing thing, and what dead
+//! processes of ours left behind.
 //!
 //! - [`checks`]: one function for each capability; [`pager_checks`]: those of the pager.
 

@@ -6,7 +6,8 @@ use spillway_sys::userfaultfd::access::{Access, Obstacle};
 use super::check::{Check, State, Way};
 use crate::machine::system::System;
 
-/// The command for what only another kernel has: the newest of Debian 12, whose `linux-image-amd64` is 6.1. Later releases have it.
+/// The command for what only another kernel has: the newest of Debian 12, whose `linux-image-amd64` is 6.1. Later
+/// releases have it.
 const NEWER_KERNEL: &str = "sudo apt-get install linux-image-6.12-amd64";
 
 fn good(name: &'static str, detail: impl Into<String>) -> Check {

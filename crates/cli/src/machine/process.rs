@@ -1,7 +1,8 @@
 //! Who is alive.
 //!
-//! A process id alone may have been given to somebody else since it was written down; together with the time the process
-//! started (in clock ticks since boot) it names one process for good. Everything that kills or cleans compares both.
+//! A process id alone may have been given to somebody else since it was written down; together with the time the
+//! process started (in clock ticks since boot) it names one process for good. Everything that kills or cleans
+//! compares both.
 
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};

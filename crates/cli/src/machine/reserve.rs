@@ -1,13 +1,16 @@
-//! Free pages that the kernel keeps back for whoever frees memory (`vm.min_free_kbytes`), while the machine swaps to us.
+//! Free pages that the kernel keeps back for whoever frees memory (`vm.min_free_kbytes`), while the machine swaps to
+//! us.
 //!
-//! Sending a page to a donor takes a page. On a machine without a free one all others wait at this reserve, and the process that
-//! serves the swap, real-time for that reason, may take half of it (`spillway_sys::paging_safety::use_memory_reserves`). The
-//! kernel's own choice, 4 * sqrt(memory in KiB), is 1.8 MiB on a machine of 256 MiB; with it that machine stopped, with 16 MiB it
-//! did not (crates/cli/tests/virtual_machine/two_machines.rs).
+//! Sending a page to a donor takes a page. On a machine without a free one all others wait at this reserve, and the
+//! process that serves the swap, real-time for that reason, may take half of it
+//! (`spillway_sys::paging_safety::use_memory_reserves`). The kernel's own choice, 4 * sqrt(memory in KiB), is 1.8 MiB
+//! on a machine of 256 MiB; with it that machine stopped, with 16 MiB it did not
+//! (crates/cli/tests/virtual_machine/two_machines.rs).
 //!
-//! Several devices share it: each writes down in its entry that it needs the reserve, and what was there before the first of them. The
-//! last one to go puts that back, unless somebody else has changed the setting meanwhile; for one that was killed its mender goes.
-//! Whoever finds that an administrator has lowered the setting since, and raises it again, tells the others what to put back now.
+//! Several devices share it: each writes down in its entry that it needs the reserve, and what was there before the
+//! first of them. The last one to go puts that back, unless somebody else has changed the setting meanwhile; for one
+//! that was killed its mender goes. Whoever finds that an administrator has lowered the setting since, and raises it
+//! again, tells the others what to put back now.
 
 use std::fs::{self, File};
 use std::io;
@@ -99,8 +102,8 @@ impl Reserve {
         Some(Self { entry: entry.to_owned(), record: Record::read(entry)? })
     }
 
-    /// Memory that is kept back for the owner of an entry alone, and will not be when it has gone. (More than that misses from what the
-    /// kernel calls available, which leaves out a half more.)
+    /// Memory that is kept back for the owner of an entry alone, and will not be when it has gone. (More than that
+    /// misses from what the kernel calls available, which leaves out a half more.)
     pub(crate) fn kept_back_bytes(entry: &Path) -> u64 {
         match Record::read(entry) {
             Some(record) if record.will_be_put_back(entry).unwrap_or(false) => {

@@ -1,7 +1,7 @@
 //! Which swap areas are on: `/proc/swaps`, and what their priorities mean for ours.
 //!
-//! The kernel fills the area with the highest priority first and shares between those of the same priority, so an area of
-//! ours beside an equal one gets only part of the pages that the user wants at donors.
+//! The kernel fills the area with the highest priority first and shares between those of the same priority, so an
+//! area of ours beside an equal one gets only part of the pages that the user wants at donors.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -49,8 +49,8 @@ pub(crate) fn priority_above(areas: &[SwapArea]) -> i32 {
     highest.max(-1).saturating_add(1).min(limits::SWAP_PRIORITY_MAX)
 }
 
-/// Areas that would take pages meant for one at `path` with `priority`: those of the same priority, which share with it,
-/// and those of a higher one, which are filled first.
+/// Areas that would take pages meant for one at `path` with `priority`: those of the same priority, which share with
+/// it, and those of a higher one, which are filled first.
 pub(crate) fn rivals<'a>(areas: &'a [SwapArea], path: &Path, priority: i32) -> Vec<&'a SwapArea> {
     areas.iter().filter(|area| area.path != path && area.priority >= priority).collect()
 }

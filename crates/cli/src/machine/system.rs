@@ -1,7 +1,7 @@
 //! Where facts about the machine and its user are read from.
 //!
-//! Files are read below a root directory, so that tests can show each answer on files of their own; what must be tried out is
-//! handed in.
+//! Files are read below a root directory, so that tests can show each answer on files of their own; what must be
+//! tried out is handed in.
 
 use std::fs;
 use std::path::PathBuf;

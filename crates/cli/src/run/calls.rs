@@ -1,5 +1,6 @@
-//! How the pager comes to hear of the calls that its programs make ([`spillway_sys::call_filter`]): the process that is to become the program installs the
-//! filter, hands over the descriptor that tells of calls, and goes on when the pager has it.
+//! How the pager comes to hear of the calls that its programs make ([`spillway_sys::call_filter`]): the process that
+//! is to become the program installs the filter, hands over the descriptor that tells of calls, and goes on when the
+//! pager has it.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};

@@ -134,7 +134,8 @@ impl Plan {
         }
     }
 
-    /// What the pager is told; its programs find it in `directory`, and `programs_fork` is as the library `preload` was chosen.
+    /// What the pager is told; its programs find it in `directory`, and `programs_fork` is as the library `preload`
+    /// was chosen.
     pub(crate) fn paged(
         &self,
         donors: &OwnDonors,

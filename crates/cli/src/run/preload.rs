@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// Writes the library into a run's directory, with which it goes; gives its path. `programs_fork`: the kernel tells of forks, so
-/// that the library need not.
+/// Writes the library into a run's directory, with which it goes; gives its path. `programs_fork`: the kernel tells
+/// of forks, so that the library need not.
 pub(crate) fn write(directory: &Path, programs_fork: bool) -> Result<PathBuf, Failure> {
     let path = directory.join("libspillway.so");
     let library = if programs_fork { spillway_stub::LIBRARY } else { spillway_stub::LIBRARY_TELLING_FORKS };

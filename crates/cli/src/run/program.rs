@@ -1,7 +1,8 @@
-//! The program of a run: found, started inside its memory group, given every signal that was meant for it, and waited for.
+//! The program of a run: found, started inside its memory group, given every signal that was meant for it, and waited
+//! for.
 //!
-//! The program stays in the process group and on the terminal of `run`, so what the terminal sends (Ctrl-C, a new window
-//! size) reaches it from the kernel; only signals that another process sent to `run` alone are passed on.
+//! The program stays in the process group and on the terminal of `run`, so what the terminal sends (Ctrl-C, a new
+//! window size) reaches it from the kernel; only signals that another process sent to `run` alone are passed on.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -57,7 +58,8 @@ pub(crate) struct Becoming {
 }
 
 impl Becoming {
-    /// As arguments of the hidden command. The variables are not set for that command itself: one of them may preload a library.
+    /// As arguments of the hidden command. The variables are not set for that command itself: one of them may preload
+    /// a library.
     fn arguments(&self) -> Vec<OsString> {
         let mut arguments = Vec::new();
         if let Some(file) = &self.procs_file {
@@ -220,8 +222,8 @@ impl Drop for Program {
     }
 }
 
-/// Waits until a child has ended, and no sooner: the pager stops threads of the program for a moment (ptrace), which a plain wait
-/// would take for news, and take it away from the pager.
+/// Waits until a child has ended, and no sooner: the pager stops threads of the program for a moment (ptrace), which
+/// a plain wait would take for news, and take it away from the pager.
 fn wait_for_end(child: &mut Child) -> std::io::Result<ExitStatus> {
     let pid = Pid::from_child(child);
     let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;

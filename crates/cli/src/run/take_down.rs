@@ -1,7 +1,7 @@
 //! The way out of a run, for one that ended, one that failed halfway, and one that was killed.
 //!
-//! Works from names alone, so that it needs nothing of the process that set things up. Invariant: nothing that holds pages is
-//! stopped before they are back in memory; if they cannot be brought back, device and donors stay.
+//! Works from names alone, so that it needs nothing of the process that set things up. Invariant: nothing that holds
+//! pages is stopped before they are back in memory; if they cannot be brought back, device and donors stay.
 
 use std::time::{Duration, Instant};
 

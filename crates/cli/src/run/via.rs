@@ -1,7 +1,7 @@
 //! How memory reaches the program of a run: over a swap device or by the pager, and why.
 //!
-//! A swap device takes any program but needs root; the pager needs no root, but a program into which it can load its library.
-//! The choice is made from facts that are handed in; nothing has been started when it fails.
+//! A swap device takes any program but needs root; the pager needs no root, but a program into which it can load its
+//! library. The choice is made from facts that are handed in; nothing has been started when it fails.
 
 use std::fmt;
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! A run by the pager: the program's page faults are handled by threads of this process, and its pages lie at donors. Needs no root.
+//! A run by the pager: the program's page faults are handled by threads of this process, and its pages lie at donors.
+//! Needs no root.
 //!
-//! The order is always the same: donors, pager, program; and back in the opposite order, on every way out. If this process is
-//! killed, the pager's guardian kills the program, and donors of the run's own end by themselves.
+//! The order is always the same: donors, pager, program; and back in the opposite order, on every way out. If this
+//! process is killed, the pager's guardian kills the program, and donors of the run's own end by themselves.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -200,11 +201,13 @@ impl Governed for Paged {
     }
 }
 
-/// The variable through which AddressSanitizer is told what to do (its `Flags` document), and what it is told: that it need not be the first library.
-/// It wants to be because libraries before it could take the place of functions that it replaces; ours has none.
+/// The variable through which AddressSanitizer is told what to do (its `Flags` document), and what it is told: that
+/// it need not be the first library. It wants to be because libraries before it could take the place of functions
+/// that it replaces; ours has none.
 const SANITIZER: (&str, &str) = ("ASAN_OPTIONS", "verify_asan_link_order=0");
 
-/// The program's variables, with what the user preloads after our library, and what the user tells sanitizers after what we do.
+/// The program's variables, with what the user preloads after our library, and what the user tells sanitizers after
+/// what we do.
 fn environment(wanted: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {
     let all = wanted.into_iter().chain([(SANITIZER.0.into(), SANITIZER.1.into())]);
     all.map(|(name, value)| {

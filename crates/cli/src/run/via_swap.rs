@@ -1,8 +1,8 @@
-//! A run over a swap device: the program in a memory group whose limit is its budget, and the kernel pages to a device of donors'
-//! memory.
+//! A run over a swap device: the program in a memory group whose limit is its budget, and the kernel pages to a
+//! device of donors' memory.
 //!
-//! The order is always the same: donors, device, swap, memory group, program; and back in the opposite order, on every way
-//! out.
+//! The order is always the same: donors, device, swap, memory group, program; and back in the opposite order, on
+//! every way out.
 
 use std::time::Instant;
 

@@ -79,8 +79,9 @@ pub(crate) struct RunReport {
 }
 
 impl RunReport {
-    /// What to tell the user, once, of a program whose files' pages go and come all the time: they count in the limit, leave before
-    /// memory is paged out, and are read from their files again. That looks like slow paging and is none.
+    /// What to tell the user, once, of a program whose files' pages go and come all the time: they count in the
+    /// limit, leave before memory is paged out, and are read from their files again. That looks like slow paging and
+    /// is none.
     fn thrash_of_files(&mut self) -> Option<String> {
         let limit_bytes = self.limit_bytes?;
         let read_again_bytes = self.usage.file_refaults * PAGE_SIZE_BYTES as u64;
@@ -107,7 +108,8 @@ impl RunReport {
     }
 }
 
-/// Adjusts the budget until the program has ended, and all whom it left behind if they cannot live without it; gives the last report.
+/// Adjusts the budget until the program has ended, and all whom it left behind if they cannot live without it; gives
+/// the last report.
 pub(crate) fn watch(
     program: &Program,
     governed: &dyn Governed,
@@ -117,8 +119,8 @@ pub(crate) fn watch(
     arguments: &RunArguments,
     interruption: &Interruption,
 ) -> RunReport {
-    // On a busy machine the looks must not come late (limits::BUDGET_INTERVAL_AT_LIMIT). This thread sleeps nearly always; a user
-    // who may not raise its priority keeps the ordinary one.
+    // On a busy machine the looks must not come late (limits::BUDGET_INTERVAL_AT_LIMIT). This thread sleeps nearly
+    // always; a user who may not raise its priority keeps the ordinary one.
     let _ = rustix::process::setpriority_process(None, limits::WATCH_NICENESS);
     let first = RunReport { via: Some(choice), local: arguments.local.to_string(), ..RunReport::default() };
     let report = Mutex::new(first);
@@ -140,7 +142,8 @@ pub(crate) fn watch(
     report.into_inner().expect("no holder panics")
 }
 
-/// Processes that the program left behind and that cannot live without this one go on like it, until a signal ends the run.
+/// Processes that the program left behind and that cannot live without this one go on like it, until a signal ends
+/// the run.
 fn wait_for_left_behind(
     governed: &dyn Governed,
     budget: &mut Budget,

@@ -24,7 +24,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 enum Family {
     /// One program.
     Alone,
-    /// A program and its child, which begin with the same pages, and each goes on with its own: as much together as one alone.
+    /// A program and its child, which begin with the same pages, and each goes on with its own: as much together as
+    /// one alone.
     Forked,
 }
 
@@ -148,8 +149,8 @@ fn chaos_while_a_forked_child_lives_loses_nothing_of_either() {
 /// More than twice as long as a silent donor is waited for whose pages have another copy.
 const STOPPED: Duration = Duration::from_secs(5);
 
-/// Every donor is stopped for a while, so nothing has a copy within reach: whoever needs a page waits. They go on one after the other, and
-/// of each the control channel before its data connections, or after them.
+/// Every donor is stopped for a while, so nothing has a copy within reach: whoever needs a page waits. They go on one
+/// after the other, and of each the control channel before its data connections, or after them.
 fn stop_all_for_a_while(redundancy: &str, transport: &str) {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start(&mut stage, &["--redundancy", redundancy, "--transport", transport], Family::Alone);
@@ -177,8 +178,8 @@ fn donors_over_tcp_that_are_stopped_for_a_while_lose_nothing_without_another_cop
     stop_all_for_a_while("none", "tcp");
 }
 
-/// Each must be found silent before its data connections are given up, half a second later: a machine that lets one thread wait for so long
-/// and not the other loses pages here.
+/// Each must be found silent before its data connections are given up, half a second later: a machine that lets one
+/// thread wait for so long and not the other loses pages here.
 #[test]
 #[ignore = "a machine without a free processor may fail it: `make soak` runs it"]
 fn replicas_that_are_all_stopped_for_a_while_lose_nothing() {
@@ -211,7 +212,8 @@ fn chaos_that_takes_every_donor_leaves_parent_and_child_the_disk() {
     chaos_that_takes_every_donor(Family::Forked);
 }
 
-/// Every donor is full, so that some pages have fewer copies than they should; then one donor after the other is killed.
+/// Every donor is full, so that some pages have fewer copies than they should; then one donor after the other is
+/// killed.
 fn chaos_with_full_donors(redundancy: &str, family: Family) {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let backing = backing(&stage);

@@ -238,7 +238,8 @@ impl SmallDisk {
         Self { mount }
     }
 
-    /// Leaves no room at all, within milliseconds: what the verifier writes meanwhile is a part of its backing file only.
+    /// Leaves no room at all, within milliseconds: what the verifier writes meanwhile is a part of its backing file
+    /// only.
     fn fill(&self) {
         let file = File::create(self.mount.join("filler")).expect("a file can be made");
         let mut end_bytes = 0;

@@ -54,7 +54,8 @@ fn dump(stage: &Stage, local: &str) {
     fs::create_dir(&cores).unwrap();
     let (dumper, record) = (binary.to_str().unwrap(), record.to_str().unwrap());
     let run = stage.run(&["--local", local, "--lend", "384M", "--slab-size", "4M"], &[dumper, "self", MIB, record]);
-    // `run` may leave a core as well: it ends by the same signal, in the same directory, and must not replace the program's.
+    // `run` may leave a core as well: it ends by the same signal, in the same directory, and must not replace the
+    // program's.
     let mut command = Command::new("prlimit");
     command.arg("--core=unlimited:unlimited").arg(run.get_program()).args(run.get_args()).current_dir(&cores);
     command.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));

@@ -16,7 +16,8 @@ fn churn(collector: &str) {
     fs::write(&path, CHURN).unwrap();
     support::run(Command::new("javac").arg("-d").arg(stage.disk()).arg(&path)).done("javac");
     let classes = stage.disk().to_str().unwrap();
-    // What is young is a part of the heap that is used again and again: with more of it, most of the time goes into fetching what is written anew.
+    // What is young is a part of the heap that is used again and again: with more of it, most of the time goes into
+    // fetching what is written anew.
     let heap = ["-Xms56m", "-Xmx56m", "-Xmn16m"];
     same_output(Kind::Steady, &stage, &[&["java"], &heap[..], &[collector, "-cp", classes, "Churn", "56"]].concat());
 }

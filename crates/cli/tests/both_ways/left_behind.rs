@@ -1,4 +1,5 @@
-//! A program is killed whose forked child lives on: the child's pages are those of the fork, and some of them are elsewhere.
+//! A program is killed whose forked child lives on: the child's pages are those of the fork, and some of them are
+//! elsewhere.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -12,7 +13,8 @@ const PROGRAM_MIB: u64 = 40;
 /// So many of the child's 10,240 pages are elsewhere when its parent is killed: the budget leaves room for 6,144.
 const CHILDS_PAGES_AWAY: usize = 2048;
 
-/// So many different pages of both are at the donor then: more than before the fork, so the parent has written some since.
+/// So many different pages of both are at the donor then: more than before the fork, so the parent has written some
+/// since.
 const PAGES_LENT: u64 = 5120;
 
 #[test]

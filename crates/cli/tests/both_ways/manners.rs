@@ -80,7 +80,8 @@ fn an_interruption_while_setting_up_leaves_nothing() {
     }
 }
 
-/// A shell that can set up its terminal is in that terminal's foreground: any other is stopped by the kernel for trying.
+/// A shell that can set up its terminal is in that terminal's foreground: any other is stopped by the kernel for
+/// trying.
 #[test]
 fn the_terminal_is_the_programs() {
     let Some(stage) = Stage::set(&["sh", "script", "stty"]) else { return };

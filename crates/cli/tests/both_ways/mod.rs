@@ -1,7 +1,8 @@
 //! Tests that run both ways, over a swap device and under the pager: `crate::VIA` says which.
 //!
 //! - [`stage`]: what a test stands on.
-//! - [`programs`], [`java`], [`servers`], [`peculiarities`], [`dumps`], [`overcommit`], [`stress`]: exact output at 50 and 25 %.
+//! - [`programs`], [`java`], [`servers`], [`peculiarities`], [`dumps`], [`overcommit`], [`stress`]: exact output at
+//!   50 and 25 %.
 //! - [`shares`]: that the programs had so much and no more.
 //! - [`manners`]: exit status, signals and terminal; [`left_behind`]: what a killed program leaves.
 //! - [`chaos`]: donors die, stop and come back; [`cut_off`]: cables are pulled and disks are full.

@@ -21,10 +21,12 @@ pub(crate) const PAGED_BY: &str = "PAGED_BY";
 pub(crate) enum Kind {
     /// One process that maps its memory, and then uses it: it is held to its budget.
     Steady,
-    /// One process that maps more while it is at its budget, and fills that at full speed: it goes beyond while the pager has not seen the new mapping yet.
+    /// One process that maps more while it is at its budget, and fills that at full speed: it goes beyond while the
+    /// pager has not seen the new mapping yet.
     Growing,
-    /// Processes that share pages, none of which leaves before it is somebody's own again (rule 2 of docs/pager.md), or threads that change their mappings all at
-    /// once, between which little can leave (rule 11): they go beyond their budget for a while, and what they have together is another in each run.
+    /// Processes that share pages, none of which leaves before it is somebody's own again (rule 2 of docs/pager.md),
+    /// or threads that change their mappings all at once, between which little can leave (rule 11): they go beyond
+    /// their budget for a while, and what they have together is another in each run.
     Several,
 }
 
@@ -38,8 +40,8 @@ impl Kind {
     }
 }
 
-/// Runs a program with all of its memory local and with two budgets; its output must be the same. Gives what each run said on standard error, that with
-/// all memory local first.
+/// Runs a program with all of its memory local and with two budgets; its output must be the same. Gives what each run
+/// said on standard error, that with all memory local first.
 pub(crate) fn same_output(kind: Kind, stage: &Stage, program: &[&str]) -> Vec<String> {
     same_output_at(&["50%", "25%"], kind, stage, program)
 }
@@ -231,7 +233,8 @@ fn a_compiler_writes_the_same_object() {
     same_output(Kind::Growing, &stage, &["gcc", "-O2", "-S", "-o", "/dev/stdout", source.to_str().unwrap()]);
 }
 
-/// Many small functions that an optimizer has something to do with, and a table, which takes much memory and little time.
+/// Many small functions that an optimizer has something to do with, and a table, which takes much memory and little
+/// time.
 fn large_source(functions: usize, numbers: usize) -> String {
     let table = (0..numbers).map(|number| format!("{}u,\n", number * 104_729 % 65_537));
     let mut text = format!("const unsigned table[] = {{\n{}}};\n", table.collect::<String>());
@@ -262,8 +265,8 @@ fn a_pipeline_of_programs_shares_one_budget() {
         input.display(),
         stage.disk().join("sorted").display()
     );
-    // A quarter would be the 8 MiB that every run has at least: five programs that read and write files in so little are killed now and then
-    // by a kernel with cgroups of version 1, beside others' work.
+    // A quarter would be the 8 MiB that every run has at least: five programs that read and write files in so little
+    // are killed now and then by a kernel with cgroups of version 1, beside others' work.
     same_output_at(&["50%"], Kind::Several, &stage, &["sh", "-c", &script]);
 }
 

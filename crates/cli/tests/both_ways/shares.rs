@@ -1,7 +1,7 @@
 //! Whether a program had the share of its memory that a test asked for, and no more.
 //!
-//! The budget is compared with the share of the footprint, what the program had at its peak with the budget, and the footprint with what the program has
-//! where all of its memory is local.
+//! The budget is compared with the share of the footprint, what the program had at its peak with the budget, and the
+//! footprint with what the program has where all of its memory is local.
 
 use std::fs;
 use std::process::Command;
@@ -12,22 +12,24 @@ use crate::VIA;
 use crate::both_ways::stage::Stage;
 use crate::support::{self, Said};
 
-/// The budget follows the footprint in steps, and is to be no larger than its share by more than this part of the footprint.
+/// The budget follows the footprint in steps, and is to be no larger than its share by more than this part of the
+/// footprint.
 const SHARE_TOLERANCE: f64 = 0.02;
 
-/// A footprint is larger than the peak without us by no more than this part of that: pages of zeroes that came along and were not used, the pool, and what
-/// differs from run to run. It was by 4 % at most.
+/// A footprint is larger than the peak without us by no more than this part of that: pages of zeroes that came along
+/// and were not used, the pool, and what differs from run to run. It was by 4 % at most.
 const FOOTPRINT_TOLERANCE: f64 = 0.1;
 
-/// The pager's programs are seen beyond their budget by no more than this part of it: batches under way (half a MiB, of budgets of 20 MiB and more). In 60
-/// runs it was 2.5 % at most.
+/// The pager's programs are seen beyond their budget by no more than this part of it: batches under way (half a MiB,
+/// of budgets of 20 MiB and more). In 60 runs it was 2.5 % at most.
 const BUDGET_SLACK: f64 = 1.0 / 16.0;
 
 /// At least this part of what does not fit must have left.
 const LEFT_SHARE: f64 = 0.5;
 
-/// Runs of which one is within its budget: until the pager has seen that its program grows, which a busy machine may keep it from, a program fills what it
-/// likes at 1 GB/s. Beside much other work one run of some twenty was beyond it.
+/// Runs of which one is within its budget: until the pager has seen that its program grows, which a busy machine may
+/// keep it from, a program fills what it likes at 1 GB/s. Beside much other work one run of some twenty was beyond
+/// it.
 const ATTEMPTS_MAX: usize = 6;
 
 /// Bytes of a page.
@@ -43,8 +45,9 @@ fn budget_bytes(statistics: &Value) -> f64 {
     number(statistics, pointer)
 }
 
-/// Something was lent, and the budget was never more than the share of the footprint's peak that was asked for: neither the pager nor a memory group has
-/// less than some MiB, which would be more of a small program than its share. Most of what did not fit left.
+/// Something was lent, and the budget was never more than the share of the footprint's peak that was asked for:
+/// neither the pager nor a memory group has less than some MiB, which would be more of a small program than its
+/// share. Most of what did not fit left.
 pub(crate) fn assert_share(statistics: &Value) {
     assert_lent(statistics);
     let percent = statistics["memory"]["local"].as_str().and_then(|local| local.strip_suffix('%'));
@@ -54,7 +57,8 @@ pub(crate) fn assert_share(statistics: &Value) {
     assert_left(statistics);
 }
 
-/// So many pages left that the program cannot have been beyond its budget all the time. A memory group's kernel counts no such pages of its own.
+/// So many pages left that the program cannot have been beyond its budget all the time. A memory group's kernel
+/// counts no such pages of its own.
 pub(crate) fn assert_left(statistics: &Value) {
     if VIA != "pager" {
         return;
@@ -84,7 +88,8 @@ pub(crate) fn assert_held(mut run: impl FnMut() -> Value) {
     assert!(was_held, "it was beyond its budget in each of {ATTEMPTS_MAX} runs");
 }
 
-/// Runs a program with all of its memory local; gives what it said, and the most that it, or any process that it waited for, had at a time.
+/// Runs a program with all of its memory local; gives what it said, and the most that it, or any process that it
+/// waited for, had at a time.
 pub(crate) fn all_local(stage: &Stage, program: &[&str]) -> (Said, u64) {
     let (peak, told) = (stage.compile("peak", &[]), stage.disk().join("peak_kib"));
     let said = support::run(Command::new(peak).arg(&told).args(program)).done("all local");
@@ -92,15 +97,16 @@ pub(crate) fn all_local(stage: &Stage, program: &[&str]) -> (Said, u64) {
     (said, kib << 10)
 }
 
-/// A share of the footprint is a share of what the program has without us. A memory group counts what its kernel has for the program besides.
+/// A share of the footprint is a share of what the program has without us. A memory group counts what its kernel has
+/// for the program besides.
 pub(crate) fn assert_footprint(statistics: &Value, peak_bytes: u64) {
     let footprint = number(statistics, "/memory/footprint_bytes_max");
     let is_as_without_us = footprint <= (1.0 + FOOTPRINT_TOLERANCE) * peak_bytes as f64;
     assert!(VIA != "pager" || is_as_without_us, "{footprint} bytes instead of {peak_bytes}: {statistics:#}");
 }
 
-/// Something was lent. What was seen in swap are samples, which miss what was there for a moment; the device counts, but a busy machine may have kept it
-/// from saying so in time.
+/// Something was lent. What was seen in swap are samples, which miss what was there for a moment; the device counts,
+/// but a busy machine may have kept it from saying so in time.
 fn assert_lent(statistics: &Value) {
     let seen = statistics["memory"]["swapped_bytes_max"].as_u64();
     let counted = statistics.pointer("/device/device/traffic/pages_out").and_then(Value::as_u64);

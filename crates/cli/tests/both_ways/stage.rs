@@ -77,7 +77,8 @@ impl Stage {
             return None;
         }
         let turn = take_turn();
-        // One path for everybody, wherever their temporary files go: the machine has one swap, which the pager does not use.
+        // One path for everybody, wherever their temporary files go: the machine has one swap, which the pager does
+        // not use.
         let file_lock = (VIA == "swap").then(|| {
             let file = File::create("/tmp/spillway-end-to-end.lock").expect("the lock file can be made");
             rustix::fs::flock(&file, file_turn).expect("the lock can be taken");
@@ -202,8 +203,8 @@ impl Stage {
         serde_json::from_slice(&said.output).expect("status is JSON")
     }
 
-    /// Bytes that the donors lend together, as soon as each of them tells: `status` says nothing of one that a busy machine keeps from
-    /// answering in time.
+    /// Bytes that the donors lend together, as soon as each of them tells: `status` says nothing of one that a busy
+    /// machine keeps from answering in time.
     pub(crate) fn lent_bytes(&self) -> Option<u64> {
         let donors = self.items("donor");
         let lent = |item: &Value| item.pointer("/report/donor/lent_bytes")?.as_u64();
@@ -230,8 +231,8 @@ impl Stage {
         });
     }
 
-    /// What lies under the program, as it tells of itself: a device of its own, or the pager's volume. Null while nothing answers:
-    /// `status` says nothing of a process that a busy machine keeps from answering in time.
+    /// What lies under the program, as it tells of itself: a device of its own, or the pager's volume. Null while
+    /// nothing answers: `status` says nothing of a process that a busy machine keeps from answering in time.
     pub(crate) fn device_now(&self) -> Value {
         // Other donors than the run's need not be asked for a device: one that is stopped does not answer for a while.
         let (question, kind, report) = match VIA {

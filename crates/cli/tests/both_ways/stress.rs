@@ -28,7 +28,8 @@ pub(crate) fn stress_with(options: &[&str], local: &str, threads: &str, seed: u6
 /// Kinds of operations of the stress program.
 const KINDS: usize = 24;
 
-/// Those that a machine may refuse (a file system without direct access, no io_uring, no huge page to be had, a limit of locked memory).
+/// Those that a machine may refuse (a file system without direct access, no io_uring, no huge page to be had, a limit
+/// of locked memory).
 const REFUSED: [&str; 6] = ["direct read", "direct write", "io_uring", "registered buffers", "collapse", "mlock"];
 
 /// Each kind was done at least once, or the machine refuses it.
@@ -43,8 +44,8 @@ fn assert_did_everything(said: &str) {
     }
 }
 
-/// Runs the program `name`, which says how many words were wrong, with a budget; its arguments may name files of a directory. Gives
-/// the run's statistics, and what it said besides, unless something is lacking here.
+/// Runs the program `name`, which says how many words were wrong, with a budget; its arguments may name files of a
+/// directory. Gives the run's statistics, and what it said besides, unless something is lacking here.
 pub(crate) fn exact(
     name: &str,
     options: &[&str],

@@ -1,4 +1,5 @@
-//! The process of a device is killed under load: its keeper starts another one, which has every byte that was acknowledged.
+//! The process of a device is killed under load: its keeper starts another one, which has every byte that was
+//! acknowledged.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

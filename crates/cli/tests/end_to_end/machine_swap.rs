@@ -120,7 +120,8 @@ fn an_agent_lends_and_swaps_until_it_is_told_to_end() {
     fs::write(&configuration, text).unwrap();
     let mut agent = Running::start(stage.spillway(&["agent", "--config"]).arg(&configuration));
     agent.wait_until("the agent's swap device", || used_bytes(&stage));
-    // The device lives in a process of its own: an agent that crashes leaves it at work, and the next one takes it over.
+    // The device lives in a process of its own: an agent that crashes leaves it at work, and the next one takes it
+    // over.
     let device = stage.items("device")[0]["pid"].clone();
     agent.signal("KILL");
     agent.end();

@@ -138,8 +138,8 @@ fn idle_cpus_are_kept_awake_during_bursts_unless_that_is_not_wanted() {
     }
 }
 
-/// Jobs of fio that discard what they write, as sections of one command, so that they run at the same time. (fio 3.33 fails to write
-/// after a random discard if a job begins elsewhere than at 0, so only the first one is at random.)
+/// Jobs of fio that discard what they write, as sections of one command, so that they run at the same time. (fio 3.33
+/// fails to write after a random discard if a job begins elsewhere than at 0, so only the first one is at random.)
 const DISCARDING_JOBS: [&[&str]; 3] = [
     &["--name=random", "--rw=randtrimwrite", "--bsrange=4k-1M", "--iodepth=8", "--size=64M"],
     &["--name=large", "--rw=trimwrite", "--bs=1M", "--iodepth=4", "--offset=64M", "--size=64M"],

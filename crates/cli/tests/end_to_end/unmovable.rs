@@ -1,4 +1,5 @@
-//! Memory that cannot leave does not get its program killed: the limit makes room for it, and the user is told where nothing said how much.
+//! Memory that cannot leave does not get its program killed: the limit makes room for it, and the user is told where
+//! nothing said how much.
 
 use crate::both_ways::stage::Stage;
 use crate::support;
@@ -35,7 +36,8 @@ with open(sys.argv[1], 'w+b') as file:
 print('wrong', wrong)
 ";
 
-/// Pages of files count in the limit of a memory group; where these are what is short, the run says so while the program runs.
+/// Pages of files count in the limit of a memory group; where these are what is short, the run says so while the
+/// program runs.
 #[test]
 fn files_that_do_not_fit_the_limit_are_told_of() {
     let Some(stage) = Stage::set(&["python3"]) else { return };

@@ -1,5 +1,5 @@
-//! System calls that the pager has to hear of before they are made: guard pages, a userfaultfd of the program's own, a move of several mappings.
-//! The kernel tells of none of these, or refuses them where memory is registered.
+//! System calls that the pager has to hear of before they are made: guard pages, a userfaultfd of the program's own,
+//! a move of several mappings. The kernel tells of none of these, or refuses them where memory is registered.
 
 use std::process::Command;
 

@@ -1,7 +1,8 @@
-//! QEMU under the pager: an unmodified guest in half and in a quarter of its memory boots and finds every word that it wrote.
+//! QEMU under the pager: an unmodified guest in half and in a quarter of its memory boots and finds every word that
+//! it wrote.
 //!
-//! Instructions are translated, so QEMU has all that is hard for a pager: memory for code that it makes, huge pages, threads that
-//! wait for each other, and guest memory that is written without any of QEMU's own calls.
+//! Instructions are translated, so QEMU has all that is hard for a pager: memory for code that it makes, huge pages,
+//! threads that wait for each other, and guest memory that is written without any of QEMU's own calls.
 
 use std::fs;
 use std::path::PathBuf;
@@ -97,7 +98,8 @@ fn boot(stage: &Stage, local: &str, memory: &[&str]) -> Option<Told> {
     Some(Told { console: console(), statistics: stage.statistics() })
 }
 
-/// A guest finds every word that it wrote, and what did not fit left and came back: it went through its memory six times.
+/// A guest finds every word that it wrote, and what did not fit left and came back: it went through its memory six
+/// times.
 fn assert_paged(told: &Told) {
     told.assert_right();
     let beyond = told.number("/memory/footprint_bytes_max") - told.number("/pager/budget_bytes_peak");
@@ -108,7 +110,8 @@ fn assert_paged(told: &Told) {
     }
 }
 
-/// A guest in a share of all that QEMU has at its peak: the guest's memory, as far as it is used, and what QEMU makes of its code.
+/// A guest in a share of all that QEMU has at its peak: the guest's memory, as far as it is used, and what QEMU makes
+/// of its code.
 fn check_share(local: &str) {
     emulated(|| {
         let Some(stage) = Stage::set(&["gcc"]) else { return };
@@ -129,7 +132,8 @@ fn a_guest_in_a_quarter_of_its_memory_finds_every_word() {
     check_share("25%");
 }
 
-/// All of its memory is touched before it starts, by a thread of QEMU's for that; two processors are two threads that write it.
+/// All of its memory is touched before it starts, by a thread of QEMU's for that; two processors are two threads that
+/// write it.
 #[test]
 fn a_guest_with_preallocated_memory_and_two_processors_finds_every_word() {
     let object = format!("memory-backend-ram,id=memory,size={GUEST_MIB}M,prealloc=on");

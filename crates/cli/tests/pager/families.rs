@@ -1,5 +1,5 @@
-//! A program has forked children, the youngest of which is replaced all the time, and each of them knows every word of its pages: the pager
-//! is killed, or its guardian, while all of them have pages elsewhere.
+//! A program has forked children, the youngest of which is replaced all the time, and each of them knows every word
+//! of its pages: the pager is killed, or its guardian, while all of them have pages elsewhere.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -15,7 +15,8 @@ const PROGRAM_MIB: u64 = 32;
 /// The program and at least two of its children.
 const MEMBERS_MIN: usize = 3;
 
-/// So many of each member's 8,192 pages are elsewhere, as far as its budget is kept: all members together have room for 6,144.
+/// So many of each member's 8,192 pages are elsewhere, as far as its budget is kept: all members together have room
+/// for 6,144.
 const PAGES_AWAY: usize = 1024;
 
 /// So many pages come back, to all members together, while nobody is killed.

@@ -9,7 +9,8 @@ const PROGRAM_MIB: u64 = 96;
 /// Enough for one of them, and by far not for four.
 const LOCAL_MIB: u64 = 144;
 
-/// The children wait until all are there and the program has closed its pipe, look at every page, and say whether it is right.
+/// The children wait until all are there and the program has closed its pipe, look at every page, and say whether it
+/// is right.
 const SCRIPT: &str = "
 import mmap, os, sys, time
 size = int(sys.argv[1]) << 20

@@ -1,7 +1,9 @@
-//! Programs that mean harm: a program of the run that says hello with addresses of another one, and becomes that one, which has more rights.
+//! Programs that mean harm: a program of the run that says hello with addresses of another one, and becomes that one,
+//! which has more rights.
 //!
-//! The other program (`bait`) has its set-user-ID bit, belongs to root, and leaves a mark if anything makes it execute a function that it never calls.
-//! Other programs are far beyond the budget meanwhile, so that the pager starts agents all the time.
+//! The other program (`bait`) has its set-user-ID bit, belongs to root, and leaves a mark if anything makes it
+//! execute a function that it never calls. Other programs are far beyond the budget meanwhile, so that the pager
+//! starts agents all the time.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -138,7 +140,8 @@ fn programs_that_become_another_user_are_paged() {
     let Some(place) = Place::new(&stage) else { return };
     let exerciser = ordinary_user::program(&stage, &place, "exerciser");
     let become_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    // Another user before the program starts, with a shell between, in another root directory, and in a user namespace without any right.
+    // Another user before the program starts, with a shell between, in another root directory, and in a user
+    // namespace without any right.
     let shell = format!("exec setpriv --reuid=65534 --regid=65534 --clear-groups {exerciser} mremap 16 /nonexistent");
     let starts: [Vec<&str>; 4] = [
         become_user.to_vec(),
@@ -186,7 +189,8 @@ fn programs_that_become_another_user_late_are_paged() {
     }
 }
 
-/// After this call Linux starts no thread in the process, so there can be no agent: the user is told, and children are paged.
+/// After this call Linux starts no thread in the process, so there can be no agent: the user is told, and children
+/// are paged.
 #[test]
 fn a_program_without_threads_of_its_pid_namespace_is_told_of() {
     let Some(stage) = Stage::set(&["/usr/bin/python3"]) else { return };

@@ -3,8 +3,8 @@
 use crate::both_ways::stage::Stage;
 use crate::support;
 
-/// Fills memory beyond the budget, looks at every page of it, gives it up, and locks all that is left for a moment: the agent's staging area
-/// too, which comes to be filled so. Again and again.
+/// Fills memory beyond the budget, looks at every page of it, gives it up, and locks all that is left for a moment:
+/// the agent's staging area too, which comes to be filled so. Again and again.
 const SCRIPT: &str = "
 import ctypes, mmap
 libc = ctypes.CDLL(None)
@@ -32,8 +32,8 @@ fn a_program_that_locks_all_its_memory_now_and_then_keeps_every_word() {
     stage.assert_clean();
 }
 
-/// Buffers that a program registers with io_uring are pinned for the device: the kernel does not let them go, and what it reads into them is there. The
-/// program does nothing else that pages could be refused for.
+/// Buffers that a program registers with io_uring are pinned for the device: the kernel does not let them go, and
+/// what it reads into them is there. The program does nothing else that pages could be refused for.
 #[test]
 fn pages_that_the_kernel_has_pinned_stay_and_have_what_it_reads_there() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };

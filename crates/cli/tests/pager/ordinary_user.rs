@@ -1,7 +1,8 @@
-//! The pager for a user without any right but that to `/dev/userfaultfd`, and with the one capability that `doctor` names to him.
+//! The pager for a user without any right but that to `/dev/userfaultfd`, and with the one capability that `doctor`
+//! names to him.
 //!
-//! The test makes a user's view of the machine: a mount namespace of its own, in which the device's node may be opened by everybody.
-//! Nothing of the machine itself is changed.
+//! The test makes a user's view of the machine: a mount namespace of its own, in which the device's node may be
+//! opened by everybody. Nothing of the machine itself is changed.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -80,7 +81,8 @@ impl Place {
         support::run(Command::new("sh").args(["-c", command]).env("PATH", path)).status.success()
     }
 
-    /// Whether a program whose file has `CAP_SYS_PTRACE` has it too, which file systems, mounts, containers and kernels may forbid.
+    /// Whether a program whose file has `CAP_SYS_PTRACE` has it too, which file systems, mounts, containers and
+    /// kernels may forbid.
     pub(crate) fn grants_capabilities(&self) -> bool {
         fs::copy("/bin/cat", self.path().join("cat")).unwrap();
         let granted = self.set_capabilities("setcap cap_sys_ptrace+ep $(command -v cat)");
@@ -173,8 +175,8 @@ fn a_user_who_may_not_is_told_the_command() {
     }
 }
 
-/// Installs a filter that answers userfaultfd(2) with an error, and becomes the program that is named behind it (seccomp(2), bpf(2):
-/// load the call's number; if it is 323, return the error; else allow it).
+/// Installs a filter that answers userfaultfd(2) with an error, and becomes the program that is named behind it
+/// (seccomp(2), bpf(2): load the call's number; if it is 323, return the error; else allow it).
 const SANDBOX: &str = "
 import ctypes, os, struct, sys
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 38, 22, 2

@@ -1,4 +1,5 @@
-//! Programs that were built with a sanitizer, whose library wants to be the first one, and that stop all their threads, the agent too, to read all memory.
+//! Programs that were built with a sanitizer, whose library wants to be the first one, and that stop all their
+//! threads, the agent too, to read all memory.
 
 use std::process::Command;
 
@@ -44,7 +45,8 @@ fn programs_with_an_address_sanitizer_start_and_are_paged() {
     assert!(stage.statistics()["pager"]["pages_out_dirty"].as_u64().unwrap() > 4096, "{}", said.errors);
 }
 
-/// What a check for leaks does at a program's end, 200 times while pages leave: the agent is stopped with a batch that it has not begun, or in the middle of one.
+/// What a check for leaks does at a program's end, 200 times while pages leave: the agent is stopped with a batch
+/// that it has not begun, or in the middle of one.
 #[test]
 fn who_stops_all_threads_and_reads_all_memory_waits_for_nobody() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };

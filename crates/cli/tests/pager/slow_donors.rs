@@ -17,8 +17,8 @@ const LATE: Duration = Duration::from_millis(300);
 /// The byte of a connection's first eight that tells what it is for, and its value for page data.
 const ROLE: (usize, u8) = (6, 2);
 
-/// Stands between borrowers and the donor at `socket`, and holds back the pages that the donor sends once it is told to. Its threads
-/// wait for connections and bytes until the test's process ends.
+/// Stands between borrowers and the donor at `socket`, and holds back the pages that the donor sends once it is told
+/// to. Its threads wait for connections and bytes until the test's process ends.
 fn stand_between(socket: PathBuf, place: &Path, is_slow: &Arc<AtomicBool>) {
     let listener = UnixListener::bind(place).unwrap();
     let is_slow = Arc::clone(is_slow);
@@ -52,8 +52,8 @@ fn carry(mut from: UnixStream, mut to: UnixStream, holds_back: &AtomicBool) {
     let _ = to.shutdown(std::net::Shutdown::Both);
 }
 
-/// With a copy elsewhere nobody waits for 20,000 answers that are 300 ms late each: the run ends, has the right bytes, and tells of
-/// the donor.
+/// With a copy elsewhere nobody waits for 20,000 answers that are 300 ms late each: the run ends, has the right
+/// bytes, and tells of the donor.
 #[test]
 fn what_a_slow_donor_has_is_read_from_the_other_copy_and_the_donor_is_told_of() {
     let Some(mut stage) = Stage::set(&["/usr/bin/python3"]) else { return };

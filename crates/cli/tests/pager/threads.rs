@@ -7,8 +7,8 @@ use crate::both_ways::programs::Kind;
 use crate::both_ways::stage::Stage;
 use crate::support;
 
-/// Fills so many MiB, goes through them until it has as many threads as it is to wait for, or for a while, and tells of its threads
-/// and descriptors.
+/// Fills so many MiB, goes through them until it has as many threads as it is to wait for, or for a while, and tells
+/// of its threads and descriptors.
 const SCRIPT: &str = "
 import os, sys, time
 memory = bytearray(b'x') * (int(sys.argv[1]) << 20)
@@ -52,7 +52,8 @@ fn a_program_beyond_its_budget_has_one_thread_more_and_no_descriptor() {
     stage.assert_clean();
 }
 
-/// Rule 4: the kernel needs robust lists and rseq areas when threads end and are switched, and gets no fault served for the former.
+/// Rule 4: the kernel needs robust lists and rseq areas when threads end and are switched, and gets no fault served
+/// for the former.
 #[test]
 fn control_blocks_of_sleeping_threads_never_leave() {
     peculiarity(Kind::Steady, "control");

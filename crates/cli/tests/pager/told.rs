@@ -3,7 +3,8 @@
 use crate::both_ways::stage::Stage;
 use crate::support;
 
-/// Touches its memory for the first time, writes all of it twice, reads it three times, and gives a part up and reads zeroes there.
+/// Touches its memory for the first time, writes all of it twice, reads it three times, and gives a part up and reads
+/// zeroes there.
 const SCRIPT: &str = "
 import mmap
 size, page = 64 << 20, 4096
@@ -47,7 +48,8 @@ fn faults_are_told_by_kind_with_what_they_took() {
     let refaults: Vec<f64> =
         pager["refaults"].as_array().unwrap().iter().filter_map(serde_json::Value::as_f64).collect();
     assert!(refaults.iter().sum::<f64>() <= number("/fill/count"), "{pager:#}");
-    // Who goes round finds a page after all that are away have come, in whose place others left: 4^6 = 4096, 4^7 = 16384.
+    // Who goes round finds a page after all that are away have come, in whose place others left: 4^6 = 4096, 4^7 =
+    // 16384.
     assert!(refaults[6] > 0.5 * number("/fill/count"), "{pager:#}");
     let line = said.errors.lines().find(|line| line.contains("faults:")).expect("a summary").to_owned();
     assert!(line.contains(&format!("{} fill", number("/fill/count"))) && line.contains("lost in them"), "{line}");

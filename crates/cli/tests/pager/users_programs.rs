@@ -6,7 +6,8 @@ use crate::both_ways::stage::Stage;
 use crate::pager::ordinary_user::Place;
 use crate::support;
 
-/// Fork, by threads at once, of a child that is stopped and killed meanwhile, and in a storm of signals; a terminal; a daemon.
+/// Fork, by threads at once, of a child that is stopped and killed meanwhile, and in a storm of signals; a terminal;
+/// a daemon.
 const FORKS: &str = "
 import os, pty, signal, threading, time
 data = [bytes([i]) * (1 << 20) for i in range(48)]
@@ -56,7 +57,8 @@ wait(fork(daemon))
 print(os.read(ends[0], 4), is_good())
 ";
 
-/// Children of all kinds of a shell that holds more than its budget: process substitution, a coprocess, namespaces, without environment.
+/// Children of all kinds of a shell that holds more than its budget: process substitution, a coprocess, namespaces,
+/// without environment.
 const SHELLS: &str = "
 declare -A map
 for i in $(seq 1 30000); do map[$i]=\"value $i of many\"; done

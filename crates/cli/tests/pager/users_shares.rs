@@ -1,4 +1,5 @@
-//! Programs of a user without any capability at half and at a quarter of their memory: they write what they always write.
+//! Programs of a user without any capability at half and at a quarter of their memory: they write what they always
+//! write.
 
 use std::fs;
 

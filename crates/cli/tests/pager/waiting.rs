@@ -3,8 +3,8 @@
 use crate::both_ways::stage::Stage;
 use crate::support;
 
-/// Fills its memory, starts a program that does the same until its parent has an agent, or for two minutes, and waits for it as it is told
-/// to; tells how many threads it had and whether its memory is right.
+/// Fills its memory, starts a program that does the same until its parent has an agent, or for two minutes, and waits
+/// for it as it is told to; tells how many threads it had and whether its memory is right.
 const SCRIPT: &str = "
 import mmap, os, select, subprocess, sys, time
 CHILD = '''

@@ -1,4 +1,5 @@
-//! What both test binaries need: commands with deadlines, scratch directories on a disk, and skips that say what is missing.
+//! What both test binaries need: commands with deadlines, scratch directories on a disk, and skips that say what is
+//! missing.
 
 pub(crate) mod processes;
 
@@ -174,7 +175,8 @@ pub(crate) fn spillway(registry: &Path) -> Command {
     command
 }
 
-/// Longest place of a registry: the names of entries and sockets take up to 60 of the 107 bytes that a socket's path may have.
+/// Longest place of a registry: the names of entries and sockets take up to 60 of the 107 bytes that a socket's path
+/// may have.
 const REGISTRY_PLACE_BYTES_MAX: usize = 40;
 
 /// A short path, because it becomes part of socket paths; sockets may lie in memory.

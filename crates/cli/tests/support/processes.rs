@@ -1,4 +1,5 @@
-//! Processes as `/proc` tells of them: whose children they are, what they execute, and how much of their memory is away.
+//! Processes as `/proc` tells of them: whose children they are, what they execute, and how much of their memory is
+//! away.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -67,7 +68,8 @@ impl Drop for EndedAtLast<'_> {
     }
 }
 
-/// Pages of a process's anonymous mappings of at least `least_bytes` that are not in its memory. `None` if it has no such mapping, or ends.
+/// Pages of a process's anonymous mappings of at least `least_bytes` that are not in its memory. `None` if it has no
+/// such mapping, or ends.
 pub(crate) fn pages_away(pid: u32, least_bytes: u64) -> Option<usize> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     let large: Vec<(u64, u64)> =

@@ -1,4 +1,5 @@
-//! The agent, and the process that serves its swap, are stopped, killed, started again and told to end, while programs page.
+//! The agent, and the process that serves its swap, are stopped, killed, started again and told to end, while
+//! programs page.
 
 use std::time::Duration;
 

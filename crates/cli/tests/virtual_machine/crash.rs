@@ -1,5 +1,6 @@
-//! The process that serves the machine's swap is killed, again and again, while programs page far beyond their memory: its
-//! keeper starts another one, the kernel gives that one every request without an answer, and no byte is wrong.
+//! The process that serves the machine's swap is killed, again and again, while programs page far beyond their
+//! memory: its keeper starts another one, the kernel gives that one every request without an answer, and no byte is
+//! wrong.
 
 use std::time::Duration;
 
@@ -22,8 +23,8 @@ pub(crate) fn kill_the_server(guest: &Guest, kill: u64) {
     ));
 }
 
-/// On front ends whose block devices outlive their processes. Every page has a second copy, because in an emulated guest a donor may
-/// get no processor for two seconds, and is given up.
+/// On front ends whose block devices outlive their processes. Every page has a second copy, because in an emulated
+/// guest a donor may get no processor for two seconds, and is given up.
 fn swap_goes_on(front_end: FrontEnd, redundancy: &str) {
     let Some(guest) = Guest::boot(builder(front_end, 768)) else { return };
     let start = |name: &str| guest.donor(name, "160M", &format!("unix:/run/{name}.sock"), "none");

@@ -1,4 +1,5 @@
-//! What every front end must do, one after the other in one guest: none of it disturbs the next, and booting takes longer than some.
+//! What every front end must do, one after the other in one guest: none of it disturbs the next, and booting takes
+//! longer than some.
 
 use crate::virtual_machine::front_ends::FrontEnd;
 use crate::virtual_machine::guest::{Guest, builder};

@@ -13,7 +13,8 @@ use spillway_virtual_machine::{Builder, Disk, Failure, Said, VirtualMachine};
 use crate::support::{self, has_program, is_root, skip};
 use crate::virtual_machine::front_ends::FrontEnd;
 
-/// How long one command may take: Redis in half its memory took 208 s, emulated on a host with ten times as much to do as it can.
+/// How long one command may take: Redis in half its memory took 208 s, emulated on a host with ten times as much to
+/// do as it can.
 pub(crate) const WITHIN: Duration = Duration::from_secs(900);
 
 /// Options that every device and donor of these tests has; slabs are small, like everything here.
@@ -123,7 +124,8 @@ impl Guest {
         said.output
     }
 
-    /// What a script writes on the host, where nothing is emulated. What is `/disk` in guests is a directory of its own there.
+    /// What a script writes on the host, where nothing is emulated. What is `/disk` in guests is a directory of its
+    /// own there.
     pub(crate) fn said_on_host(&self, script: &str) -> String {
         // Short, because a socket's path is.
         let disk = support::registry_directory();

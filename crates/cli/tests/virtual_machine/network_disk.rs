@@ -1,4 +1,5 @@
-//! A device that serves NBD clients, under the one that the kernel is: the same bytes as over a block device of our own.
+//! A device that serves NBD clients, under the one that the kernel is: the same bytes as over a block device of our
+//! own.
 
 use crate::virtual_machine::guest::{Guest, SLABS};
 

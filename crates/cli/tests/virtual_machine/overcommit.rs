@@ -6,7 +6,8 @@ use crate::support::soak_seconds;
 use crate::virtual_machine::front_ends::FrontEnd;
 use crate::virtual_machine::guest::{Guest, SLABS, builder};
 
-/// How long programs may take that fill a machine twice and then go on for `seconds`: to fill it took four minutes, emulated on a loaded host.
+/// How long programs may take that fill a machine twice and then go on for `seconds`: to fill it took four minutes,
+/// emulated on a loaded host.
 pub(crate) fn overcommit_within(seconds: u64) -> Duration {
     Duration::from_secs(1200 + 2 * seconds)
 }
@@ -37,7 +38,8 @@ pub(crate) fn assert_exact(output: &str) {
     assert_eq!(output.matches("wrong 0").count(), 4, "{output}");
 }
 
-/// Waits until the backing file has all its blocks: from then on writing pages to it changes no map of the file system's.
+/// Waits until the backing file has all its blocks: from then on writing pages to it changes no map of the file
+/// system's.
 pub(crate) fn wait_filled(guest: &Guest) {
     guest.wait_for("spillway status --json | grep -q '\"blocks\": *\"all\"'");
 }

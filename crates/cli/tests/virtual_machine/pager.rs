@@ -1,5 +1,5 @@
-//! The pager on stock kernels: Linux 6.12 has all that it needs, Linux 6.1 has not. As root, and as a user who has no right but the one that
-//! `vm.unprivileged_userfaultfd` gives to everybody.
+//! The pager on stock kernels: Linux 6.12 has all that it needs, Linux 6.1 has not. As root, and as a user who has no
+//! right but the one that `vm.unprivileged_userfaultfd` gives to everybody.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -10,7 +10,8 @@ use crate::support::wait_until;
 use crate::virtual_machine::front_ends::UBLK;
 use crate::virtual_machine::guest::{Guest, SLABS, builder};
 
-/// Programs of root that have hardly more than [`SMALLEST`], because each page costs a millisecond in emulation. The kernel tells of root's forks.
+/// Programs of root that have hardly more than [`SMALLEST`], because each page costs a millisecond in emulation. The
+/// kernel tells of root's forks.
 const PROGRAMS: [&str; 2] = [
     // Stock kernels give huge pages to whoever has room for them.
     "exerciser huge 20 /nonexistent",

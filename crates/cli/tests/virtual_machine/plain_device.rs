@@ -1,5 +1,5 @@
-//! A plain device under fio, which verifies what it wrote. With a copy on disk: in an emulated guest a donor may get no processor for
-//! two seconds, and is given up. Sizes are small, because every request costs a millisecond there.
+//! A plain device under fio, which verifies what it wrote. With a copy on disk: in an emulated guest a donor may get
+//! no processor for two seconds, and is given up. Sizes are small, because every request costs a millisecond there.
 
 use crate::virtual_machine::front_ends::FrontEnd;
 use crate::virtual_machine::guest::{Guest, SLABS};

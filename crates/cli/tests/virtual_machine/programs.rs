@@ -6,7 +6,8 @@ use spillway_virtual_machine::builder::quoted;
 use crate::virtual_machine::front_ends::FrontEnd;
 use crate::virtual_machine::guest::{Guest, SLABS};
 
-/// Working sets are above [the smallest budget](crate) twice over, and what one more refault costs in emulation keeps them small.
+/// Working sets are above [the smallest budget](crate) twice over, and what one more refault costs in emulation keeps
+/// them small.
 const PROGRAMS: [&str; 4] = [
     "spillway-bench workload quicksort --size 16M",
     "spillway-bench workload fill-sequential --size 20M",

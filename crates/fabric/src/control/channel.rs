@@ -1,8 +1,8 @@
 //! An open control channel: a sender that many threads may share, and a receiver that one thread owns.
 //!
-//! A message travels as a two-byte length and so many encrypted bytes. Each direction counts its messages, and the count
-//! is the cipher's nonce, so a message that is lost, repeated or moved ends the channel. A channel that failed once stays
-//! closed: half a message may have been sent.
+//! A message travels as a two-byte length and so many encrypted bytes. Each direction counts its messages, and the
+//! count is the cipher's nonce, so a message that is lost, repeated or moved ends the channel. A channel that failed
+//! once stays closed: half a message may have been sent.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -106,8 +106,8 @@ impl ControlSender {
         Self { patience, ..self }
     }
 
-    /// Sends one message, `passed` with it (UNIX sockets only). Waits for a peer that does not read, but not for ever; a failure
-    /// closes the channel.
+    /// Sends one message, `passed` with it (UNIX sockets only). Waits for a peer that does not read, but not for
+    /// ever; a failure closes the channel.
     pub fn send(&self, message: &Message, passed: Option<BorrowedFd<'_>>) -> Result<(), ControlError> {
         let plain = codec::encode(message)?;
         let mut next = self.next.lock().expect("no thread panics while it sends");
@@ -127,8 +127,8 @@ impl ControlSender {
 }
 
 impl ControlReceiver {
-    /// The next message, and the descriptor that came with it. [`ControlError::TimedOut`] when it was not there, whole, within
-    /// `timeout` (call again); every other error is final.
+    /// The next message, and the descriptor that came with it. [`ControlError::TimedOut`] when it was not there,
+    /// whole, within `timeout` (call again); every other error is final.
     pub fn receive(&mut self, timeout: Duration) -> Result<(Message, Option<OwnedFd>), ControlError> {
         let deadline = Instant::now() + timeout;
         self.fill(LENGTH_BYTES, deadline)?;

@@ -19,11 +19,11 @@ pub struct Hello {
     pub slab_size_bytes: u64,
     /// Whether slabs should come as memfds (UNIX sockets only).
     pub wants_shared_memory: bool,
-    /// For how long the donor should keep the slabs of this session if it ends without a goodbye; 0: not at all. The donor
-    /// has a limit of its own.
+    /// For how long the donor should keep the slabs of this session if it ends without a goodbye; 0: not at all. The
+    /// donor has a limit of its own.
     pub linger_seconds: u16,
-    /// For how long the donor should wait for this borrower when it says nothing and its connection stays open; what it gives up then,
-    /// no other copy may replace. The donor has a limit of its own, and a least.
+    /// For how long the donor should wait for this borrower when it says nothing and its connection stays open; what
+    /// it gives up then, no other copy may replace. The donor has a limit of its own, and a least.
     pub patience_seconds: u16,
     /// What [`Welcome::resume`] of a session said that ended so: its slabs are wanted back.
     pub resume: Option<SessionToken>,

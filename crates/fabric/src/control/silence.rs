@@ -1,8 +1,8 @@
 //! When a peer that says nothing is given up.
 //!
-//! Silence is counted in waits, not read from a clock: whoever was stopped itself (its virtual machine was paused, or others had
-//! its processor) finds the peer silent for as long, although nobody listened. That counts as one wait, and only after what came
-//! meanwhile was looked for.
+//! Silence is counted in waits, not read from a clock: whoever was stopped itself (its virtual machine was paused, or
+//! others had its processor) finds the peer silent for as long, although nobody listened. That counts as one wait,
+//! and only after what came meanwhile was looked for.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! A stream socket with deadlines, which can also pass descriptors.
 //!
-//! The socket is non-blocking and waited for with `poll`, so a peer that stops reading or writing costs its deadline and no
-//! more. A descriptor is attached to the first byte of what is sent with it; the kernel never merges bytes with
-//! descriptors into an earlier read, so a receiver that reads a message's first bytes by themselves gets its descriptor
-//! with them.
+//! The socket is non-blocking and waited for with `poll`, so a peer that stops reading or writing costs its deadline
+//! and no more. A descriptor is attached to the first byte of what is sent with it; the kernel never merges bytes
+//! with descriptors into an earlier read, so a receiver that reads a message's first bytes by themselves gets its
+//! descriptor with them.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -81,8 +81,8 @@ impl Socket {
         net::sendmsg(&self.descriptor, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)
     }
 
-    /// Receives what is there into `buffer` (not empty), waiting for it until `deadline`. A descriptor that came along is
-    /// put into `passed`; it takes the place of an earlier one, which is closed.
+    /// Receives what is there into `buffer` (not empty), waiting for it until `deadline`. A descriptor that came
+    /// along is put into `passed`; it takes the place of an earlier one, which is closed.
     pub(super) fn receive(
         &self,
         buffer: &mut [u8],

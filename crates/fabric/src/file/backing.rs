@@ -79,7 +79,8 @@ pub struct BackingFile {
 }
 
 impl BackingFile {
-    /// Opens the file at `path`, or makes it (mode 0600, sparse), for `size_bytes`. A file made here and refused is removed.
+    /// Opens the file at `path`, or makes it (mode 0600, sparse), for `size_bytes`. A file made here and refused is
+    /// removed.
     pub fn prepare(path: &Path, size_bytes: u64) -> Result<Self, BackingError> {
         let (file, is_new) = open(path)?;
         let prepared = prepare_open(path, file, size_bytes);
@@ -90,8 +91,8 @@ impl BackingFile {
         prepared
     }
 
-    /// As [`BackingFile::prepare`], but a file that another process has is waited for, at most `patience`: one that was killed keeps
-    /// its lock until its last write has ended and the kernel has taken its rings apart.
+    /// As [`BackingFile::prepare`], but a file that another process has is waited for, at most `patience`: one that
+    /// was killed keeps its lock until its last write has ended and the kernel has taken its rings apart.
     pub fn prepare_within(path: &Path, size_bytes: u64, patience: Duration) -> Result<Self, BackingError> {
         let give_up = Instant::now() + patience;
         loop {

@@ -5,7 +5,8 @@
 //!
 //! - `backing`: preparing the file, and what is wrong with a bad choice.
 //! - `queue_pair`: single requests, for the I/O threads.
-//! - `writer`: long runs of pages, for the background writer. - `filler`: blocks for all of the file before they are needed.
+//! - `writer`: long runs of pages, for the background writer. - `filler`: blocks for all of the file before they are
+//!   needed.
 
 mod backing;
 mod filler;

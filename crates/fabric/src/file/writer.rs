@@ -49,8 +49,8 @@ impl FileWriter {
         })
     }
 
-    /// Writes `buffers` (at most [`RUN_PIECES_MAX`]), one after another, to byte `file_offset` of the file and on. Until the
-    /// completion with `tag`, the buffers belong to the writer. `Busy`: the depth is reached; poll first.
+    /// Writes `buffers` (at most [`RUN_PIECES_MAX`]), one after another, to byte `file_offset` of the file and on.
+    /// Until the completion with `tag`, the buffers belong to the writer. `Busy`: the depth is reached; poll first.
     pub fn post(
         &mut self,
         file_offset: u64,

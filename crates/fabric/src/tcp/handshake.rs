@@ -124,7 +124,8 @@ fn expect_proof(
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
-/// Settings of a data connection at both ends: pages leave at once, and a full queue of requests fits the kernel's buffers.
+/// Settings of a data connection at both ends: pages leave at once, and a full queue of requests fits the kernel's
+/// buffers.
 pub(super) fn tune(stream: BorrowedFd<'_>) -> io::Result<()> {
     rustix::io::ioctl_fionbio(stream, false)?;
     // Not a TCP socket: nothing delays there.

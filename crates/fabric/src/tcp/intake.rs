@@ -1,8 +1,8 @@
 //! Requests as they arrive at the donor.
 //!
-//! Bytes are received into a small staging buffer, since what comes next is not known. While a write's payload is expected,
-//! the rest of it lands straight in the slab, and only what follows it in the staging buffer. A write to a slab that is not
-//! lent is read and dropped, so that the stream stays in step.
+//! Bytes are received into a small staging buffer, since what comes next is not known. While a write's payload is
+//! expected, the rest of it lands straight in the slab, and only what follows it in the staging buffer. A write to a
+//! slab that is not lent is read and dropped, so that the stream stays in step.
 //!
 //! Invariant: between two receives the staging buffer holds less than one header, or the answers are full.
 

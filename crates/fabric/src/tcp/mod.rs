@@ -1,12 +1,12 @@
 //! The donor is anywhere: one-sided reads and writes over a stream socket (TCP, or UNIX for a donor on this host).
 //!
-//! Pages leave straight from the buffer pool or the slab (vectored sends) and land straight in the buffer or the slab. The
-//! layout of the stream is in [`wire::data`](crate::wire::data).
+//! Pages leave straight from the buffer pool or the slab (vectored sends) and land straight in the buffer or the
+//! slab. The layout of the stream is in [`wire::data`](crate::wire::data).
 //!
 //! - `handshake`: preface and proofs; socket settings.
 //! - `queue_pair`: the borrower's end; `progress` tells whether its donor still answers.
-//! - `serve`: the donor's end, made of `intake` (requests and incoming payloads) and `replies` (answers, sent in batches);
-//!   `traffic` counts what they moved.
+//! - `serve`: the donor's end, made of `intake` (requests and incoming payloads) and `replies` (answers, sent in
+//!   batches); `traffic` counts what they moved.
 
 mod handshake;
 mod intake;

@@ -1,14 +1,16 @@
 //! Whether the donor still answers.
 //!
-//! A deadline for each request from the moment it is posted would count the wait behind others too: on a slow link a full
-//! queue takes longer than any sensible deadline, although bytes flow all the time. Therefore the time counts from the
-//! connection's last sign of progress: it became busy, an answer was complete, or at least a page of an answer came. So a
-//! donor that stops is noticed within its [`Patience`](crate::patience::Patience), however much is queued, and one that answers slowly
-//! is not given up. Fewer bytes are no progress, or a broken peer could keep a request for ever by a byte now and then. Bytes
-//! that our kernel took or the peer's acknowledged are none either: both happen for a process that has stopped.
+//! A deadline for each request from the moment it is posted would count the wait behind others too: on a slow link a
+//! full queue takes longer than any sensible deadline, although bytes flow all the time. Therefore the time counts
+//! from the connection's last sign of progress: it became busy, an answer was complete, or at least a page of an
+//! answer came. So a donor that stops is noticed within its [`Patience`](crate::patience::Patience), however much is
+//! queued, and one that answers slowly is not given up. Fewer bytes are no progress, or a broken peer could keep a
+//! request for ever by a byte now and then. Bytes that our kernel took or the peer's acknowledged are none either:
+//! both happen for a process that has stopped.
 //!
 //! Only time in which somebody looked counts: a look adds what passed since the one before, but no more than
-//! [`LOOK_INTERVAL_MAX`]. A thread that did not get to run, or whose whole machine was stopped, does not blame the donor for that.
+//! [`LOOK_INTERVAL_MAX`]. A thread that did not get to run, or whose whole machine was stopped, does not blame the
+//! donor for that.
 //!
 //! A write is answered when all of it has come, so a link must carry the largest request within the deadline:
 //! half a MiB/s. Sans-I/O: the caller tells what happened and when.
@@ -52,7 +54,8 @@ impl Progress {
         }
     }
 
-    /// Looks at a connection with requests in flight, from which everything that was there has been received. Whether it counts as lost.
+    /// Looks at a connection with requests in flight, from which everything that was there has been received. Whether
+    /// it counts as lost.
     pub(super) fn is_overdue(&mut self, now: Instant, patience: Duration) -> bool {
         self.silence += now.saturating_duration_since(self.looked).min(LOOK_INTERVAL_MAX);
         self.looked = self.looked.max(now);

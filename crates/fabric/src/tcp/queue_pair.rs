@@ -1,13 +1,14 @@
 //! The borrower's end of a data connection.
 //!
-//! Three counters tell where every request stands: `answered <= sent <= posted`. Requests live in a ring, in the order of
-//! their sequence, which is the order of sending and of the answers. What can arrive next is therefore known: receives
-//! scatter the answers to the requests up to `sent` straight into their headers' places and their buffers, several at a
-//! time; sends gather headers and payloads the same way. Both stop and resume at any byte.
+//! Three counters tell where every request stands: `answered <= sent <= posted`. Requests live in a ring, in the
+//! order of their sequence, which is the order of sending and of the answers. What can arrive next is therefore
+//! known: receives scatter the answers to the requests up to `sent` straight into their headers' places and their
+//! buffers, several at a time; sends gather headers and payloads the same way. Both stop and resume at any byte.
 //!
-//! When anything is wrong (a lost peer, a missed deadline, an answer that does not fit) the socket is closed first, so that
-//! nothing lands in a buffer any more, and then every request in flight completes as down. A write that was given up may
-//! still reach the donor's memory: the slabs of a lost connection count as lost with it, and its session is not resumed.
+//! When anything is wrong (a lost peer, a missed deadline, an answer that does not fit) the socket is closed first,
+//! so that nothing lands in a buffer any more, and then every request in flight completes as down. A write that was
+//! given up may still reach the donor's memory: the slabs of a lost connection count as lost with it, and its session
+//! is not resumed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -211,8 +212,8 @@ impl TcpQueuePair {
         }
     }
 
-    /// Bytes that came and bytes that there was room for. Where nothing is expected, one byte is asked for all the same:
-    /// that is how a closed connection shows.
+    /// Bytes that came and bytes that there was room for. Where nothing is expected, one byte is asked for all the
+    /// same: that is how a closed connection shows.
     fn receive_some(&mut self) -> io::Result<(usize, usize)> {
         let mut unexpected = [0];
         let mut list = ReceiveList::new();

@@ -1,8 +1,8 @@
 //! Answers on their way to the borrower.
 //!
-//! Answers leave in the order of the requests, as many as fit with one system call. A read's payload leaves straight from
-//! the slab, so one call carries the payloads of one slab (its memory is held only during the call), with any answers
-//! without slab memory among them.
+//! Answers leave in the order of the requests, as many as fit with one system call. A read's payload leaves straight
+//! from the slab, so one call carries the payloads of one slab (its memory is held only during the call), with any
+//! answers without slab memory among them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -146,8 +146,8 @@ impl<'a> Replies<'a> {
         list.send(socket, Wait::No)
     }
 
-    /// Turns reads that cannot be served into refusals. One that is already on its way cannot be taken back: what follows
-    /// would be taken for its payload, so the connection ends.
+    /// Turns reads that cannot be served into refusals. One that is already on its way cannot be taken back: what
+    /// follows would be taken for its payload, so the connection ends.
     fn refuse_outside(&mut self, run: usize, memory: Option<&Mapping>) -> io::Result<()> {
         let started = self.sent_bytes > 0;
         for (index, reply) in self.waiting.iter_mut().enumerate().take(run) {

@@ -1,8 +1,8 @@
 //! The donor's end of a data connection: a thread that carries out requests until the connection ends.
 //!
-//! One turn takes everything that has arrived, answers it with as few system calls as possible, and receives more. While
-//! answers are stuck because the borrower's side is full, requests are still taken until the answers fill their queue; then
-//! only sending is waited for. The borrower never stops receiving, so the two cannot wait for each other.
+//! One turn takes everything that has arrived, answers it with as few system calls as possible, and receives more.
+//! While answers are stuck because the borrower's side is full, requests are still taken until the answers fill their
+//! queue; then only sending is waited for. The borrower never stops receiving, so the two cannot wait for each other.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,8 +21,8 @@ use super::traffic::Traffic;
 use crate::completion::{HybridWait, Step};
 use crate::limits::STOP_CHECK_INTERVAL;
 
-/// Serves a data connection that was [admitted](super::Greeting::admit), until the borrower closes it or `stop` is set. A
-/// broken or lost connection is an error; its socket is closed in any case.
+/// Serves a data connection that was [admitted](super::Greeting::admit), until the borrower closes it or `stop` is
+/// set. A broken or lost connection is an error; its socket is closed in any case.
 pub fn serve(
     stream: impl Into<OwnedFd>,
     slabs: &dyn SlabDirectory,

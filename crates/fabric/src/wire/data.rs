@@ -1,9 +1,9 @@
 //! The data protocol: what a data connection carries after its handshake.
 //!
-//! The borrower sends requests, a header each, a write's payload right after it. The donor answers in the order of the
-//! requests, a header each, a read's payload right after it. A read's answer carries its payload also when it failed
-//! (zeroes then), so the borrower knows the layout of the stream ahead and receives straight into its buffers. Reads and
-//! writes in flight at the same time are not ordered among each other.
+//! The borrower sends requests, a header each, a write's payload right after it. The donor answers in the order of
+//! the requests, a header each, a read's payload right after it. A read's answer carries its payload also when it
+//! failed (zeroes then), so the borrower knows the layout of the stream ahead and receives straight into its buffers.
+//! Reads and writes in flight at the same time are not ordered among each other.
 //!
 //! Request (20 bytes): operation u8 (1 read, 2 write, 3 discard), zero u8 x 3, sequence u32, slab u32, offset u32,
 //! length u32. Response (16 bytes): status u8 (0 done, 1 not lent, 2 failed), zero u8 x 3, sequence u32, payload length
@@ -168,8 +168,8 @@ impl ResponseHeader {
     }
 }
 
-/// Feeds arbitrary bytes to the decoders, for fuzzing: they must not panic, and what they accept must encode to the same
-/// bytes again. Returns whether anything was accepted.
+/// Feeds arbitrary bytes to the decoders, for fuzzing: they must not panic, and what they accept must encode to the
+/// same bytes again. Returns whether anything was accepted.
 pub fn fuzz_decode(bytes: &[u8]) -> bool {
     let mut accepted = false;
     if let Some(bytes) = bytes.first_chunk()

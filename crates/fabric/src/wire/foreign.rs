@@ -1,4 +1,5 @@
-//! Which other protocol a peer speaks, told from its first bytes, so that a wrong port can be named and not only refused.
+//! Which other protocol a peer speaks, told from its first bytes, so that a wrong port can be named and not only
+//! refused.
 
 use std::fmt;
 
@@ -12,7 +13,8 @@ pub enum ForeignProtocol {
     Tls,
     /// SSH: its identification string (RFC 4253, section 4.2).
     Ssh,
-    /// HTTP: a status line or a request line (RFC 9112, sections 3 and 4), or the preface of version 2 (RFC 9113, section 3.4).
+    /// HTTP: a status line or a request line (RFC 9112, sections 3 and 4), or the preface of version 2 (RFC 9113,
+    /// section 3.4).
     Http,
     /// NBD: the server's greeting, `NBDMAGIC` (the protocol's document, "Handshake").
     Nbd,

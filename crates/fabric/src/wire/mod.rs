@@ -1,8 +1,8 @@
 //! What travels between a borrower and a donor, byte by byte.
 //!
-//! Everything is little-endian and of fixed size unless a length says otherwise. Every connection starts with the same
-//! plaintext [`preface`], so that a peer of another version, or no Spillway at all, is told apart before anything else is
-//! read. Decoders never panic: the bytes come from a peer that may be broken or hostile.
+//! Everything is little-endian and of fixed size unless a length says otherwise. Every connection starts with the
+//! same plaintext [`preface`], so that a peer of another version, or no Spillway at all, is told apart before
+//! anything else is read. Decoders never panic: the bytes come from a peer that may be broken or hostile.
 //!
 //! - [`preface`]: the first bytes of every connection.
 //! - [`proof`]: how both ends of a data connection show that they belong to a session.
@@ -22,8 +22,9 @@ use std::fmt;
 /// borrower's next process. 4: a borrower says how long a donor should wait for it.
 pub const WIRE_VERSION: u16 = 4;
 
-/// Opens data connections of a control session. Random and secret: whoever [proves](proof) to know it may read and write
-/// the session's slabs, so it is handed over encrypted, never travels on a data connection, and nothing prints it.
+/// Opens data connections of a control session. Random and secret: whoever [proves](proof) to know it may read and
+/// write the session's slabs, so it is handed over encrypted, never travels on a data connection, and nothing prints
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SessionToken(pub [u8; SESSION_TOKEN_BYTES]);
 

@@ -1,10 +1,10 @@
 //! How the two ends of a data connection prove to each other that they know a session's token, without showing it.
 //!
 //! The token itself travels only on the encrypted control channel. On a data connection, which anyone on the way can
-//! listen to, it is the key of a message authentication code (BLAKE2s, keyed): over a name, which tells the donor whose
-//! token to take, and over both ends' nonces, which make every proof good for one connection only. What is authenticated
-//! starts with a label of its own for each purpose, so that no proof can be passed off as another, and an end's own proof
-//! sent back to it proves nothing.
+//! listen to, it is the key of a message authentication code (BLAKE2s, keyed): over a name, which tells the donor
+//! whose token to take, and over both ends' nonces, which make every proof good for one connection only. What is
+//! authenticated starts with a label of its own for each purpose, so that no proof can be passed off as another, and
+//! an end's own proof sent back to it proves nothing.
 
 use std::io;
 
@@ -41,7 +41,8 @@ impl Nonce {
     }
 }
 
-/// What only someone who knows the token can send, see the module text. Not comparable: [`Challenge::accepts`] checks it.
+/// What only someone who knows the token can send, see the module text. Not comparable: [`Challenge::accepts`] checks
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub struct Proof(pub [u8; PROOF_BYTES]);
 

@@ -2,11 +2,12 @@
 //!
 //! A page's way: block layer -> loop driver (a kernel worker, direct I/O) -> FUSE -> [`FuseChannel`] of whichever I/O
 //! thread is awake. Order of life: [`LoopFuse::mount`] gives the channels -> the caller starts its I/O threads ->
-//! [`FrontEnd::attach`] binds the loop device, whose set-up already sends requests -> [`FrontEnd::detach`] while the threads
-//! still run -> the channels see [`Closed`](spillway_block::channel::Received::Closed).
+//! [`FrontEnd::attach`] binds the loop device, whose set-up already sends requests -> [`FrontEnd::detach`] while the
+//! threads still run -> the channels see [`Closed`](spillway_block::channel::Received::Closed).
 //!
-//! This value holds no descriptor of the filesystem. So when the I/O threads' channels go, by whatever end of the process,
-//! the kernel aborts the connection, and whoever uses the device gets I/O errors instead of waiting for ever.
+//! This value holds no descriptor of the filesystem. So when the I/O threads' channels go, by whatever end of the
+//! process, the kernel aborts the connection, and whoever uses the device gets I/O errors instead of waiting for
+//! ever.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -72,8 +73,8 @@ impl LoopFuse {
         self.device.as_deref()
     }
 
-    /// Whether the device is claimed: mounted, used as swap, or part of another device. Programs that merely have it open
-    /// do not count here, but they do in [`FrontEnd::detach`].
+    /// Whether the device is claimed: mounted, used as swap, or part of another device. Programs that merely have it
+    /// open do not count here, but they do in [`FrontEnd::detach`].
     pub fn is_open(&self) -> Result<bool, FrontEndError> {
         let Some(device) = &self.device else { return Ok(false) };
         loop_device::is_claimed(device).map_err(FrontEndError::system(format!("cannot open {}", device.display())))

@@ -1,8 +1,8 @@
 //! What a killed process left behind: FUSE mounts and loop devices whose server is gone, and their removal.
 //!
-//! The kernel aborts the FUSE connection of a process that died, so everything on such a device already fails with I/O
-//! errors. What stays is the loop device, the mount and its directory. Only what carries our [`Ownership`] and whose process
-//! is gone is ever touched.
+//! The kernel aborts the FUSE connection of a process that died, so everything on such a device already fails with
+//! I/O errors. What stays is the loop device, the mount and its directory. Only what carries our [`Ownership`] and
+//! whose process is gone is ever touched.
 
 use std::fs;
 use std::io;
@@ -49,8 +49,8 @@ pub fn list() -> Result<Vec<Leftover>, FrontEndError> {
     Ok(leftovers)
 }
 
-/// Removes what [`list`] names, and says what became of each. A loop device that is still in use (swap on it, mounted) is
-/// left, and freed by the kernel when its last user goes.
+/// Removes what [`list`] names, and says what became of each. A loop device that is still in use (swap on it,
+/// mounted) is left, and freed by the kernel when its last user goes.
 pub fn mend() -> Result<Vec<Mended>, FrontEndError> {
     Ok(list()?.into_iter().map(|leftover| Mended { result: remove(&leftover.kind), leftover }).collect())
 }

@@ -1,7 +1,7 @@
 //! The part of the FUSE protocol that a filesystem of one file needs, as functions from bytes to values and back.
 //!
-//! Offsets and sizes are those of `linux/fuse.h`, protocol 7.31 and later; numbers are in the machine's byte order, as the
-//! protocol has them. No I/O and no allocation: replies are built in arrays on the stack.
+//! Offsets and sizes are those of `linux/fuse.h`, protocol 7.31 and later; numbers are in the machine's byte order,
+//! as the protocol has them. No I/O and no allocation: replies are built in arrays on the stack.
 //!
 //! Invariant: [`decode`] reads nothing beyond what was received and never panics, whatever the bytes.
 

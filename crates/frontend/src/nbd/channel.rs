@@ -1,16 +1,17 @@
 //! One stream socket that speaks the transmission phase of NBD: a [`BlockChannel`].
 //!
-//! Life of a request: `receive` decodes its header and takes a free slot, in which a write's data land -> the caller works on
-//! the slot -> `complete` puts the answer into the queue -> `flush` (or the next `receive`) sends all answers that wait, a read's
-//! pages straight from their slots -> the slot is free again. With every slot taken nothing more is read, so a client that
-//! sends faster than it is served, or never reads its answers, waits in its own socket.
+//! Life of a request: `receive` decodes its header and takes a free slot, in which a write's data land -> the caller
+//! works on the slot -> `complete` puts the answer into the queue -> `flush` (or the next `receive`) sends all
+//! answers that wait, a read's pages straight from their slots -> the slot is free again. With every slot taken
+//! nothing more is read, so a client that sends faster than it is served, or never reads its answers, waits in its
+//! own socket.
 //!
-//! Up to [`NBD_AHEAD_BYTES`] are read ahead, so that one system call takes several requests, or one with its page; the rest
-//! of longer data goes straight into the slot.
+//! Up to [`NBD_AHEAD_BYTES`] are read ahead, so that one system call takes several requests, or one with its page;
+//! the rest of longer data goes straight into the slot.
 //!
-//! Invariants: a slot is free, being filled, with the caller, or in the queue of answers, exactly one of them; nothing here
-//! allocates after [`NbdChannel::new`]; a request that is not whole pages inside the device is refused, never cut; a write whose
-//! client went away before its last byte is never seen by the caller.
+//! Invariants: a slot is free, being filled, with the caller, or in the queue of answers, exactly one of them;
+//! nothing here allocates after [`NbdChannel::new`]; a request that is not whole pages inside the device is refused,
+//! never cut; a write whose client went away before its last byte is never seen by the caller.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,17 +1,18 @@
 //! A block device through the kernel's NBD driver: one socket pair for each I/O thread.
 //!
 //! Order of life: [`Nbd::open`] makes the socket pairs and gives the channels -> the caller starts its I/O threads ->
-//! [`FrontEnd::attach`] hands the kernel its ends -> [`FrontEnd::detach`] while the threads still run -> the channels see
-//! [`Closed`](spillway_block::channel::Received::Closed).
+//! [`FrontEnd::attach`] hands the kernel its ends -> [`FrontEnd::detach`] while the threads still run -> the channels
+//! see [`Closed`](spillway_block::channel::Received::Closed).
 //!
 //! A request that is not answered within `timeout` takes its connection down, and goes to another one; with none left
 //! the device fails. So a stopped or dead server means errors after a bounded time, and never a hang. A device made
-//! `recoverable` waits [`NBD_RECOVERY_WAIT`] first: within it another process gives it new sockets ([`Nbd::reconnect`]), and every
-//! request without an answer is sent again (one that the dead process had in hand only after that time).
+//! `recoverable` waits [`NBD_RECOVERY_WAIT`] first: within it another process gives it new sockets
+//! ([`Nbd::reconnect`]), and every request without an answer is sent again (one that the dead process had in hand
+//! only after that time).
 //!
-//! The kernel allocates for its ends from its reserves (`sk_allocation` with `__GFP_MEMALLOC`). What our answers take is
-//! bounded by the sockets' default buffers, which are left as they are on both sides for that reason; it is not taken from
-//! reserves, which is where NBD is weaker than ublk (docs/decisions/nbd.md).
+//! The kernel allocates for its ends from its reserves (`sk_allocation` with `__GFP_MEMALLOC`). What our answers take
+//! is bounded by the sockets' default buffers, which are left as they are on both sides for that reason; it is not
+//! taken from reserves, which is where NBD is weaker than ublk (docs/decisions/nbd.md).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -43,8 +44,8 @@ use crate::ownership::Ownership;
 /// What mends a kernel without the driver.
 const CURE: &str = "load the module with `modprobe nbd` and run as root";
 
-/// A device of the kernel's NBD driver that this process serves; see the module text. Dropping it ends the device as far as
-/// possible.
+/// A device of the kernel's NBD driver that this process serves; see the module text. Dropping it ends the device as
+/// far as possible.
 #[derive(Debug)]
 pub struct Nbd {
     size_bytes: u64,
@@ -80,8 +81,8 @@ impl Nbd {
         ))
     }
 
-    /// Takes over the device of a process that died, with the size and connections that it had. The kernel sends at once, and waits
-    /// for the caller's I/O threads. On an error the device is left as it is.
+    /// Takes over the device of a process that died, with the size and connections that it had. The kernel sends at
+    /// once, and waits for the caller's I/O threads. On an error the device is left as it is.
     pub fn reconnect(
         config: &FrontEndConfig,
         identity: &NbdIdentity,
@@ -239,8 +240,8 @@ fn channel(config: &FrontEndConfig, socket: OwnedFd) -> Result<NbdChannel, Front
     Ok(channel)
 }
 
-/// Gives the kernel a socket in the place of one that died with its process; our end of it. The kernel leaves a socket, without
-/// a word, until it has noticed that one is dead.
+/// Gives the kernel a socket in the place of one that died with its process; our end of it. The kernel leaves a
+/// socket, without a word, until it has noticed that one is dead.
 fn replaced(control: &NbdControl, identity: &NbdIdentity) -> Result<OwnedFd, FrontEndError> {
     let (started, path) = (Instant::now(), identity.path());
     let context = || FrontEndError::system(format!("cannot reconnect {}", path.display()));
@@ -264,7 +265,8 @@ fn is_hung_up(socket: &OwnedFd) -> io::Result<bool> {
     Ok(waits[0].revents().contains(PollFlags::HUP))
 }
 
-/// When the kernel gives up a connection with a request that was not answered: after whatever the service may take for one.
+/// When the kernel gives up a connection with a request that was not answered: after whatever the service may take
+/// for one.
 fn timeout(config: &FrontEndConfig) -> Duration {
     config.answer_deadline + NBD_TIMEOUT_MARGIN
 }

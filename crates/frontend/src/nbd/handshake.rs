@@ -1,12 +1,13 @@
 //! The handshake of the Network Block Device protocol: what an ordinary client asks before it sends requests.
 //!
-//! Sans-I/O: [`Handshake::advance`] takes what was received so far, writes an answer, and says how far it came. "Fixed newstyle"
-//! is spoken: the client names options, one at a time, until it goes over to requests (`EXPORT_NAME`, `GO`) or says goodbye. There
-//! is one export, known by the device's name and as the default (the empty name). Options that are not offered, encryption and
-//! structured replies among them, are refused as the protocol asks, and the client goes on without.
+//! Sans-I/O: [`Handshake::advance`] takes what was received so far, writes an answer, and says how far it came.
+//! "Fixed newstyle" is spoken: the client names options, one at a time, until it goes over to requests
+//! (`EXPORT_NAME`, `GO`) or says goodbye. There is one export, known by the device's name and as the default (the
+//! empty name). Options that are not offered, encryption and structured replies among them, are refused as the
+//! protocol asks, and the client goes on without.
 //!
-//! Invariants: nothing here allocates; at most [`NBD_OPTION_BYTES_MAX`] of an option are waited for, and a client that sends a
-//! longer one, or what is no option, is hung up on.
+//! Invariants: nothing here allocates; at most [`NBD_OPTION_BYTES_MAX`] of an option are waited for, and a client
+//! that sends a longer one, or what is no option, is hung up on.
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
@@ -44,7 +45,8 @@ const OPTION_HEADER_BYTES: usize = 16;
 /// Zeroes that clients of old wait for after an export's description.
 const RESERVED_BYTES: usize = 124;
 
-/// Longest answer to one option: a description of the export and its zeroes, or three replies of at most 20 + 4 + name bytes.
+/// Longest answer to one option: a description of the export and its zeroes, or three replies of at most 20 + 4 +
+/// name bytes.
 const ANSWER_BYTES_MAX: usize = 256;
 
 /// What is exported.

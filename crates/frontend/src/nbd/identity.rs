@@ -1,8 +1,8 @@
 //! Which device of the kernel's NBD driver is meant, who made it, and who serves it.
 //!
-//! The kernel keeps a text for the maker of each device ("backend", Linux 5.14 and later) and demands it from whoever brings new
-//! sockets. Ours is the maker's [`Ownership`]. Who serves the device now, which is another process once it was reconnected, is
-//! written to a file beside our other private ones.
+//! The kernel keeps a text for the maker of each device ("backend", Linux 5.14 and later) and demands it from whoever
+//! brings new sockets. Ours is the maker's [`Ownership`]. Who serves the device now, which is another process once it
+//! was reconnected, is written to a file beside our other private ones.
 
 use std::fs;
 use std::io;

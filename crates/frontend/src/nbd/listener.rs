@@ -1,7 +1,7 @@
 //! Where an NBD server listens for ordinary clients.
 //!
-//! The protocol, as spoken here, has no security of its own: whoever connects reads and writes everything. So a UNIX socket is
-//! for this user only, and of network addresses only loopback ones are taken unless the user insists.
+//! The protocol, as spoken here, has no security of its own: whoever connects reads and writes everything. So a UNIX
+//! socket is for this user only, and of network addresses only loopback ones are taken unless the user insists.
 
 use std::fmt;
 use std::fs;

@@ -1,11 +1,12 @@
 //! The transmission phase of the Network Block Device protocol: bytes of requests and replies, and what may be served.
 //!
-//! Sans-I/O. A request is a header of [`REQUEST_BYTES`], followed by its data if it writes; a reply is [`REPLY_BYTES`],
-//! followed by data if it answers a read. [`judge`] decides about one request: served, refused with an error, or the end of
-//! the connection when nothing after it can be understood. The kernel's client and ordinary ones send the same.
+//! Sans-I/O. A request is a header of [`REQUEST_BYTES`], followed by its data if it writes; a reply is
+//! [`REPLY_BYTES`], followed by data if it answers a read. [`judge`] decides about one request: served, refused with
+//! an error, or the end of the connection when nothing after it can be understood. The kernel's client and ordinary
+//! ones send the same.
 //!
-//! Only simple replies are spoken: structured ones pay for themselves with sparse maps, which the volume does not offer.
-//! Numbers are those of the protocol's description (`doc/proto.md` of the `nbd` project); all are big-endian.
+//! Only simple replies are spoken: structured ones pay for themselves with sparse maps, which the volume does not
+//! offer. Numbers are those of the protocol's description (`doc/proto.md` of the `nbd` project); all are big-endian.
 
 use spillway_block::request::{BlockError, BlockOperation};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
@@ -34,12 +35,14 @@ const FLAG_NO_HOLE: u16 = 1 << 1;
 /// Fail rather than write zeroes slowly: they are never written.
 const FLAG_FAST_ZERO: u16 = 1 << 4;
 
-/// What the export can do: has flags, flush, FUA, trim, write zeroes, several connections, fast zeroes. Several connections may
-/// share it because whatever one was told is written, every other one reads: they serve one volume without caches.
+/// What the export can do: has flags, flush, FUA, trim, write zeroes, several connections, fast zeroes. Several
+/// connections may share it because whatever one was told is written, every other one reads: they serve one volume
+/// without caches.
 pub const TRANSMISSION_FLAGS: u16 = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 11;
 
-/// What the kernel's client is told: has flags, trim, write zeroes (heeded by newer ones), several connections. No flush and no FUA:
-/// what is acknowledged is stored, so the device has no cache to write back, and the kernel need not ask.
+/// What the kernel's client is told: has flags, trim, write zeroes (heeded by newer ones), several connections. No
+/// flush and no FUA: what is acknowledged is stored, so the device has no cache to write back, and the kernel need
+/// not ask.
 pub const KERNEL_FLAGS: u16 = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 8;
 
 /// An error as the protocol numbers it.

@@ -1,7 +1,7 @@
 //! Kernels whose ublk driver is known to harm the machine, by their release, and why.
 //!
-//! Only what is documented is here. A distribution may have mended a kernel without a new number; that kernel is refused
-//! all the same, because the other front ends lose some speed and a bug of the driver loses the machine.
+//! Only what is documented is here. A distribution may have mended a kernel without a new number; that kernel is
+//! refused all the same, because the other front ends lose some speed and a bug of the driver loses the machine.
 
 /// A kernel's release: `6.12.117+deb12-amd64` is 6.12.117, `6.17.0-1015-azure` is 6.17.0 build 1015.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +25,8 @@ const ALL_BUILDS: (u32, u32) = (0, u32::MAX);
 const CANCELLING: &str = "uses freed memory when the serving process dies under load (CVE-2025-22068); \
                           Linux 6.12.23, 6.13.11, 6.14.6 and later have the cure";
 
-/// The NUMA-aware allocation of queues (commit 529d4d632788) without the reordering that it needs (011af85ccd87); versions
-/// from github.com/kvcache-ai/AgentENV/issues/20 and Launchpad bug 2154635.
+/// The NUMA-aware allocation of queues (commit 529d4d632788) without the reordering that it needs (011af85ccd87);
+/// versions from github.com/kvcache-ai/AgentENV/issues/20 and Launchpad bug 2154635.
 const UNORDERED: &str = "crashes when a device is added (commit 529d4d632788 without 011af85ccd87); \
                          Linux 6.18.6 and later have the cure";
 

@@ -1,15 +1,16 @@
 //! One I/O thread's end of a ublk device, which is one hardware queue: a [`BlockChannel`].
 //!
 //! Life of a request: the kernel puts it into a slot that waits (the pages of a write land at the slot's start) ->
-//! `receive` takes it -> the caller works on the slot -> `complete` prepares the answer (the kernel takes a read's pages
-//! straight from the slot) -> `flush`, or the next `receive`, hands over all answers at once, and their slots wait again. With every
-//! slot taken, requests wait in the kernel; no other queue takes them.
+//! `receive` takes it -> the caller works on the slot -> `complete` prepares the answer (the kernel takes a read's
+//! pages straight from the slot) -> `flush`, or the next `receive`, hands over all answers at once, and their slots
+//! wait again. With every slot taken, requests wait in the kernel; no other queue takes them.
 //!
-//! The kernel gives requests to the thread that fetched, and the caller makes channels on another one; so slots are fetched
-//! by the first `receive`.
+//! The kernel gives requests to the thread that fetched, and the caller makes channels on another one; so slots are
+//! fetched by the first `receive`.
 //!
-//! Invariants: a slot is either with the kernel or holds exactly one unanswered request, or it is gone for good; nothing here
-//! allocates after [`UblkChannel::new`]; a request that is not whole pages inside the device is refused, never cut.
+//! Invariants: a slot is either with the kernel or holds exactly one unanswered request, or it is gone for good;
+//! nothing here allocates after [`UblkChannel::new`]; a request that is not whole pages inside the device is refused,
+//! never cut.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -177,7 +177,8 @@ fn a_request_is_completed_once() {
 }
 
 proptest! {
-    /// Whatever the kernel sends, what reaches the caller lies inside the device and fits its slot; all else is refused.
+    /// Whatever the kernel sends, what reaches the caller lies inside the device and fits its slot; all else is
+    /// refused.
     #[test]
     fn what_reaches_the_caller_is_valid(number in 0_u8..8, first_sector in prop_oneof![0..PAGES * 10, any::<u64>()],
                                         sector_count in prop_oneof![0..64_u32, any::<u32>()]) {

@@ -68,8 +68,8 @@ enum Stage {
 }
 
 impl Ublk {
-    /// Adds a device and makes its channels: one for each of the threads, or for each CPU if there are fewer. Nothing is
-    /// left behind on an error.
+    /// Adds a device and makes its channels: one for each of the threads, or for each CPU if there are fewer. Nothing
+    /// is left behind on an error.
     pub fn add(config: &FrontEndConfig) -> Result<(Self, Vec<UblkChannel>), FrontEndError> {
         config.check()?;
         let mut control = driver_for(config.recoverable)?;
@@ -227,8 +227,8 @@ pub(crate) fn driver_for(recoverable: bool) -> Result<Control, FrontEndError> {
     Ok(control)
 }
 
-/// Opens the driver, if this kernel's may be used. It must tell its features, which it does since Linux 6.5: of an older one
-/// nothing is known but by trying, and Linux 6.0 to 6.3 know the commands under other numbers only
+/// Opens the driver, if this kernel's may be used. It must tell its features, which it does since Linux 6.5: of an
+/// older one nothing is known but by trying, and Linux 6.0 to 6.3 know the commands under other numbers only
 /// (docs/decisions/ublk-queue-loop.md).
 pub(super) fn open_driver() -> Result<Control, FrontEndError> {
     if let Some(harm) = bad_kernels::known_harm(&bad_kernels::running_release()) {

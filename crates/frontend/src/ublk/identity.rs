@@ -1,7 +1,7 @@
 //! Which ublk device is meant, and whose it is.
 //!
-//! The kernel keeps 64 bits for the server of each device (`ublksrv_flags`). Ours hold a mark and the process that added the
-//! device, so that another process can tell a device of ours, and whether its maker still lives.
+//! The kernel keeps 64 bits for the server of each device (`ublksrv_flags`). Ours hold a mark and the process that
+//! added the device, so that another process can tell a device of ours, and whether its maker still lives.
 
 use spillway_sys::process::ProcessIdentity;
 

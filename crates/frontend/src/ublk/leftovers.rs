@@ -1,7 +1,7 @@
 //! Ublk devices of ours that nobody serves any more.
 //!
-//! A killed process's device either lost its block device at once, and only its number is left, or it is recoverable, and
-//! its users wait for another process. Which of the latter are waited for in vain, the caller must know.
+//! A killed process's device either lost its block device at once, and only its number is left, or it is recoverable,
+//! and its users wait for another process. Which of the latter are waited for in vain, the caller must know.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,5 @@
-//! What the tests of front ends do in guests: this very program runs there, once for each test, and as a server that is killed.
+//! What the tests of front ends do in guests: this very program runs there, once for each test, and as a server that
+//! is killed.
 //!
 //! One guest serves many tests, because booting it costs more than most of them.
 

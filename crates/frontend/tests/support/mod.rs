@@ -1,4 +1,5 @@
-//! Devices of each front end served from this process's locked memory: here the loop device over FUSE, in [`nbd`] and [`ublk`] the others.
+//! Devices of each front end served from this process's locked memory: here the loop device over FUSE, in [`nbd`] and
+//! [`ublk`] the others.
 
 pub(crate) mod busy;
 pub(crate) mod exercise;

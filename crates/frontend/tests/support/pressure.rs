@@ -1,5 +1,5 @@
-//! A program short of memory, and swap to the device under test. For guests, but for [`fill_and_verify`]: the rest is not safe on
-//! a machine that others use.
+//! A program short of memory, and swap to the device under test. For guests, but for [`fill_and_verify`]: the rest is
+//! not safe on a machine that others use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ impl MemoryGroup {
     pub(crate) fn new(limit_bytes: u64) -> Self {
         let group = Self(PathBuf::from(format!("/sys/fs/cgroup/spillway-test-{}", std::process::id())));
         fs::create_dir(&group.0).unwrap();
-        // Throttled at the limit and killed only well above it: the kernel's reclaim goes by statistics that lag, and would now and
-        // then kill a program whose swap is nearly empty (docs/decisions/limit-guard.md).
+        // Throttled at the limit and killed only well above it: the kernel's reclaim goes by statistics that lag, and
+        // would now and then kill a program whose swap is nearly empty (docs/decisions/limit-guard.md).
         fs::write(group.0.join("memory.high"), limit_bytes.to_string()).unwrap();
         fs::write(group.0.join("memory.max"), (limit_bytes * 3 / 2).to_string()).unwrap();
         group
@@ -81,8 +81,8 @@ pub(crate) fn used_bytes(area: &Path) -> u64 {
     swap::areas().unwrap().iter().find(|one| one.path == area).map_or(0, |one| one.used_bytes)
 }
 
-/// A program twice as large as its memory goes on with what it wrote, while `server`, which serves its swap at `path`, is killed
-/// `deaths` times and followed.
+/// A program twice as large as its memory goes on with what it wrote, while `server`, which serves its swap at
+/// `path`, is killed `deaths` times and followed.
 pub(crate) fn swap_through_deaths(
     mut server: ServerProcess,
     memory: &Memfd,

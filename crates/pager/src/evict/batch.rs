@@ -95,9 +95,9 @@ impl Eviction {
         true
     }
 
-    /// Takes batches over that evictors are done with. Where nobody waits for a batch to end, the evictor gets the next one before the
-    /// table hears of this one; [`SpaceState::batch`](crate::address_space::SpaceState::batch) stays set meanwhile, so nothing is done by what the
-    /// table does not know yet.
+    /// Takes batches over that evictors are done with. Where nobody waits for a batch to end, the evictor gets the
+    /// next one before the table hears of this one; [`SpaceState::batch`](crate::address_space::SpaceState::batch)
+    /// stays set meanwhile, so nothing is done by what the table does not know yet.
     pub(super) fn collect(&mut self, now: Instant) {
         let outcomes = &mut self.own_outcomes;
         self.owning.retain(|space| !lock(&space.evictor).as_mut().is_none_or(|evictor| evictor.poll(outcomes)));
@@ -173,8 +173,8 @@ impl Eviction {
                 // Its space has ended, or will: nothing may come into it any more.
                 batch.outcomes.fill(EvictOutcome::Absent);
             }
-            // Nobody has read the program's messages since the batch began. If there are none, what was not there is gone; else it may
-            // be at another place.
+            // Nobody has read the program's messages since the batch began. If there are none, what was not there is
+            // gone; else it may be at another place.
             let may_have_moved = batch.outcomes.contains(&EvictOutcome::Absent) && batch.space.memory.is_changing();
             let page_indexes = &mut *self.shared.page_indexes();
             for ((page, address, target), outcome) in batch.pages.iter().zip(&batch.outcomes) {
@@ -188,10 +188,12 @@ impl Eviction {
                         self.count_out(*target);
                         state.page_table.left(*address, slot, page_indexes);
                     }
-                    // Its place in the pool and its slot are given back with the run. It is the program's own again when asked for, and new then.
+                    // Its place in the pool and its slot are given back with the run. It is the program's own again
+                    // when asked for, and new then.
                     EvictOutcome::Zero => self.shared.counters.pages_out_zero.add(1),
                     EvictOutcome::Absent if !may_have_moved => {
-                        // The kernel took a page back that MADV_FREE had given up, without a message; its copy is one of its contents.
+                        // The kernel took a page back that MADV_FREE had given up, without a message; its copy is one
+                        // of its contents.
                         if let Target::Copy(slot) = target
                             && state.page_table.state(*address) == PageState::Clean(*slot)
                         {
@@ -232,9 +234,10 @@ impl Eviction {
         self.shared.made_room();
     }
 
-    /// Pages that a fork shared are refused by the kernel until they are written: then they are copied, or, if nobody else has
-    /// them any more, the program's own again. A page that is write-protected stays so, since its copy is worth more; but where
-    /// nobody hears of forks it gives that up, or it would never leave: no fault for it tells that the child is gone.
+    /// Pages that a fork shared are refused by the kernel until they are written: then they are copied, or, if nobody
+    /// else has them any more, the program's own again. A page that is write-protected stays so, since its copy is
+    /// worth more; but where nobody hears of forks it gives that up, or it would never leave: no fault for it tells
+    /// that the child is gone.
     fn own_again(&mut self, batch: &Batch) {
         if !batch.space.has_forked.load(Ordering::Relaxed) {
             return;
@@ -254,7 +257,8 @@ impl Eviction {
         }
     }
 
-    /// The page at `address` is without write protection from now on, and its slot no copy of it any more. False if it cannot be.
+    /// The page at `address` is without write protection from now on, and its slot no copy of it any more. False if
+    /// it cannot be.
     fn give_copy_up(&self, space: &AddressSpace, address: u64) -> bool {
         if !space.has_forked_untold.load(Ordering::Relaxed) {
             return false;
@@ -298,7 +302,8 @@ impl Batch {
         self.runs.clear();
     }
 
-    /// Takes those of `candidates` that may leave; events of the program wait from now on, if there are any. False: faults come first.
+    /// Takes those of `candidates` that may leave; events of the program wait from now on, if there are any. False:
+    /// faults come first.
     fn fill(
         &mut self,
         candidates: &[Candidate],
@@ -321,7 +326,8 @@ impl Batch {
                 // Its program gave it up since it was chosen, and may have something else there by now.
                 continue;
             }
-            // A page of a program that changes its mappings or is to fork, or that the kernel itself needs (rule 4), stays.
+            // A page of a program that changes its mappings or is to fork, or that the kernel itself needs (rule 4),
+            // stays.
             if !state.mapping_events.is_empty() || space.is_held() || kept.binary_search(address).is_ok() {
                 state.page_table.listed_again(*address);
                 policy.refused(*page);

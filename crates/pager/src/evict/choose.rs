@@ -48,8 +48,9 @@ impl Eviction {
         }
     }
 
-    /// Whether an evictor gets another batch behind the one that it has. Only what was [looked ahead for](Self::look_ahead) is given to it,
-    /// and to none whose program has forked: it may be needed for something else first (`own_again`).
+    /// Whether an evictor gets another batch behind the one that it has. Only what was [looked ahead
+    /// for](Self::look_ahead) is given to it, and to none whose program has forked: it may be needed for something
+    /// else first (`own_again`).
     pub(super) fn may_follow(&self) -> bool {
         let [batch] = &self.batches[..] else { return false };
         let is_free = self.is_undisturbed && self.in_a_row < BATCHES_IN_A_ROW_MAX;

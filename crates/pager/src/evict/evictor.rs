@@ -1,6 +1,7 @@
 //! The evictor inside a program, reached through its seat.
 //!
-//! What it evicts lies in the seat, which its program can write to, and is copied to the write-back pool, which no program sees.
+//! What it evicts lies in the seat, which its program can write to, and is copied to the write-back pool, which no
+//! program sees.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,13 +1,15 @@
 //! Keeps programs within their budget: the decisions of the eviction thread.
 //!
-//! One batch: the policy names victims; they are taken in order of address, up to 32 neighbours to a slot of the write-back
-//! pool and to neighbouring slots of the volume (`start`); the evictor takes them out; the page table hears what became of each
-//! (`finish`), and what left dirty is written (`poll_engine`). Unless a fault waited for the last batch, the evictor has its next one
-//! before it is done with this one (`may_follow`), or gets it before anything else is done about this one (`collect`): so it works while
-//! this thread puts down and writes, and victims are chosen meanwhile.
-//! A page that left is staged until its pool slot is used again. Clean pages leave without a write.
+//! One batch: the policy names victims; they are taken in order of address, up to 32 neighbours to a slot of the
+//! write-back pool and to neighbouring slots of the volume (`start`); the evictor takes them out; the page table
+//! hears what became of each (`finish`), and what left dirty is written (`poll_engine`). Unless a fault waited for
+//! the last batch, the evictor has its next one before it is done with this one (`may_follow`), or gets it before
+//! anything else is done about this one (`collect`): so it works while this thread puts down and writes, and victims
+//! are chosen meanwhile. A page that left is staged until its pool slot is used again. Clean pages leave without a
+//! write.
 //!
-//! Between high and low watermark this happens in the background; faults wait only when the budget itself is reached (rule 15).
+//! Between high and low watermark this happens in the background; faults wait only when the budget itself is reached
+//! (rule 15).
 
 mod batch;
 mod choose;
@@ -79,7 +81,8 @@ pub struct Eviction {
 }
 
 impl Eviction {
-    /// Writes through `engine`, whose buffers are the `pool_slots` slots of the write-back pool and one more for discards.
+    /// Writes through `engine`, whose buffers are the `pool_slots` slots of the write-back pool and one more for
+    /// discards.
     pub fn new(
         shared: Arc<PagerState>,
         policy: Box<dyn Replacement>,
@@ -120,8 +123,8 @@ impl Eviction {
         &*self.engine
     }
 
-    /// Does what can be done now, and says what to wait for: [`Waiting::Poll`] while an evictor works, or while the engine wants to be asked
-    /// again at once.
+    /// Does what can be done now, and says what to wait for: [`Waiting::Poll`] while an evictor works, or while the
+    /// engine wants to be asked again at once.
     pub fn turn(&mut self, now: Instant) -> Waiting {
         self.hear();
         self.policy.resize(u32::try_from(self.shared.budget.limit_pages()).unwrap_or(u32::MAX));

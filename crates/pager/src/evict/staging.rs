@@ -1,10 +1,12 @@
 //! The write-back pool: slots of 32 pages that evictors copy victims to, and that are written to the volume from there.
 //!
-//! A page that was written stays *staged* until its pool slot is needed again, the oldest first: a fault on it costs no network. A slot that
-//! was never used takes no memory; so those that were are used again first, once there are enough of them ([`Staging::keep`]).
+//! A page that was written stays *staged* until its pool slot is needed again, the oldest first: a fault on it costs
+//! no network. A slot that was never used takes no memory; so those that were are used again first, once there are
+//! enough of them ([`Staging::keep`]).
 //!
-//! Invariants: a run is free, with an evictor, being written, or written; the pages of a run lie at neighbouring slots of the
-//! volume in the same order; a slot of the volume names a pool page as its staging place only while that page holds its content.
+//! Invariants: a run is free, with an evictor, being written, or written; the pages of a run lie at neighbouring
+//! slots of the volume in the same order; a slot of the volume names a pool page as its staging place only while that
+//! page holds its content.
 
 use std::collections::VecDeque;
 
@@ -105,7 +107,8 @@ impl Staging {
         slot
     }
 
-    /// The evictor is done with `id`; pages that it did not fill are given back. What is to be written now, if anything.
+    /// The evictor is done with `id`; pages that it did not fill are given back. What is to be written now, if
+    /// anything.
     pub fn evictor_ended(&mut self, id: RunId, slots: &mut VolumePages) -> Option<VolumePageRun> {
         let State::WithEvictor(run) = self.runs[id.0 as usize] else { unreachable!("an evictor ends only its runs") };
         let is_filled =

@@ -1,13 +1,14 @@
 //! Takes a batch over from an evictor that is stopped in the middle of it, so that faults of its program can be served.
 //!
-//! A debugger, or a leak check at a program's end, stops all threads of a program, the evictor too, and then reads the program's memory by a task that
-//! shares it. While a batch is under way nobody may read the program's messages (rule 14 of docs/pager.md), so the reader would wait for the evictor, and
-//! the evictor for the reader.
+//! A debugger, or a leak check at a program's end, stops all threads of a program, the evictor too, and then reads
+//! the program's memory by a task that shares it. While a batch is under way nobody may read the program's messages
+//! (rule 14 of docs/pager.md), so the reader would wait for the evictor, and the evictor for the reader.
 //!
-//! The evictor is held ([`Seat::hold`]): it moves nothing more when it goes on, and that is sure if it is stopped at an instruction outside of the few
-//! with which it looks and moves. So each page stays where it is now: in the program, in the staging area, or in the seat when the evictor has copied and dropped it
-//! already. The evictor may go on at any moment and do that with the rest, so the staging area is looked at before and after it is read. What it does then is right, and
-//! nobody reads its results.
+//! The evictor is held ([`Seat::hold`]): it moves nothing more when it goes on, and that is sure if it is stopped at
+//! an instruction outside of the few with which it looks and moves. So each page stays where it is now: in the
+//! program, in the staging area, or in the seat when the evictor has copied and dropped it already. The evictor may
+//! go on at any moment and do that with the rest, so the staging area is looked at before and after it is read. What
+//! it does then is right, and nobody reads its results.
 
 use std::io;
 use std::ops::Range;
@@ -68,7 +69,8 @@ pub struct Rescue<'a> {
 }
 
 impl Rescue<'_> {
-    /// Fills `fates`, and brings what left to where it was to go. False: not now; the batch is as it was, and the evictor may end it early.
+    /// Fills `fates`, and brings what left to where it was to go. False: not now; the batch is as it was, and the
+    /// evictor may end it early.
     pub fn run(&self, outcomes: &mut [EvictOutcome]) -> io::Result<bool> {
         self.seat.hold(true);
         let window = self.seat.move_window();

@@ -26,7 +26,8 @@ impl Faults {
         }
     }
 
-    /// Whether a fault has to wait for the budget (rule 15), until pages have left; those of a program that is to fork do not.
+    /// Whether a fault has to wait for the budget (rule 15), until pages have left; those of a program that is to
+    /// fork do not.
     pub(super) fn holds_back(&self, space: &AddressSpace, fault: Fault) -> bool {
         let budget = &self.shared.budget;
         let may_wait = budget.holds_back() && !space.is_evictor(fault.thread) && !space.is_held();
@@ -54,7 +55,8 @@ impl Faults {
         let page = address..address + PAGE;
         match answer {
             Answer::Wait => Outcome::Done,
-            // What is still to be told may be where the page went (mremap with MREMAP_DONTUNMAP), and nothing is filled here that the kernel would refuse.
+            // What is still to be told may be where the page went (mremap with MREMAP_DONTUNMAP), and nothing is
+            // filled here that the kernel would refuse.
             Answer::Recheck(_) if space.memory.is_changing() => Outcome::PutOff,
             Answer::Recheck(slot) if state.rechecked.is_gone(fault) => {
                 state.page_table.taken_back(address, &mut self.shared.page_indexes());

@@ -23,8 +23,9 @@ impl Faults {
         if range.is_empty() || !self.shared.budget.has_room(2 * ZEROES_AHEAD_MAX as i64) {
             return;
         }
-        // Whatever stops it half way stops the program there too, which then asks. Not into another mapping: one that has no page yet, and of
-        // which the program protects a part just now, would stay in parts (`Survey::register_mapping`).
+        // Whatever stops it half way stops the program there too, which then asks. Not into another mapping: one that
+        // has no page yet, and of which the program protects a part just now, would stay in parts
+        // (`Survey::register_mapping`).
         let count = ((range.end - range.start) / PAGE) as usize;
         let filled = as_far_as_mapped(count, |count| {
             let end = range.start + count as u64 * PAGE;
@@ -72,7 +73,8 @@ impl Faults {
     pub(super) fn not_filled(&mut self, space: &AddressSpace, state: &mut SpaceState, address: u64, error: &PageError) {
         match error {
             PageError::Exists => {
-                // Its own page, found there by an old message; or, if it was thought to be away, what the program sees counts.
+                // Its own page, found there by an old message; or, if it was thought to be away, what the program
+                // sees counts.
                 let page_indexes = &mut self.shared.page_indexes();
                 if let PageState::Away(slot) | PageState::Coming(slot) = state.page_table.state(address)
                     && state.rechecked.was_taken(address, slot)
@@ -94,7 +96,8 @@ impl Faults {
     }
 }
 
-/// Fills a page of the staging area, which a program that locks all its memory waits for. It is nothing of the program's, so nobody takes note of it.
+/// Fills a page of the staging area, which a program that locks all its memory waits for. It is nothing of the
+/// program's, so nobody takes note of it.
 pub(super) fn fill_staging(space: &AddressSpace, page: Range<u64>) -> Outcome {
     if matches!(space.memory.zero(page.clone()), Err(PageError::TryAgain)) {
         return Outcome::PutOff;
@@ -103,8 +106,8 @@ pub(super) fn fill_staging(space: &AddressSpace, page: Range<u64>) -> Outcome {
     Outcome::Done
 }
 
-/// Fills a run of `count` pages, or less of it: the kernel refuses one that a mapping ends in as a whole (rule 8), so it is halved until its beginning
-/// fits. Mappings end in few runs, so most cost one call as ever.
+/// Fills a run of `count` pages, or less of it: the kernel refuses one that a mapping ends in as a whole (rule 8), so
+/// it is halved until its beginning fits. Mappings end in few runs, so most cost one call as ever.
 pub(super) fn as_far_as_mapped(
     mut count: usize,
     mut fill: impl FnMut(usize) -> Result<u64, PageError>,

@@ -1,7 +1,7 @@
 //! Reads what programs have to tell, and follows what changes their mappings: the first fault thread's part.
 //!
-//! One thread reads all messages, so that changes of mappings have one order and what one reading brings is seen as a whole
-//! ([`crate::mappings::events`]).
+//! One thread reads all messages, so that changes of mappings have one order and what one reading brings is seen as a
+//! whole ([`crate::mappings::events`]).
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -54,7 +54,8 @@ impl Messages {
         !self.mapping_events.is_empty()
     }
 
-    /// Reads what `space` has to tell, and has it answered by `faults`. False: that has to wait, and its end will be signalled.
+    /// Reads what `space` has to tell, and has it answered by `faults`. False: that has to wait, and its end will be
+    /// signalled.
     pub fn serve(&mut self, space: &Arc<AddressSpace>, faults: &mut Faults, now: Instant) -> bool {
         let mut state = space.lock_for_faults();
         state.is_awaited = state.batch;
@@ -65,7 +66,8 @@ impl Messages {
         may_read
     }
 
-    /// Does the same where nobody has said that `space` has something to tell: most who had a fault have the next. Whether there was something.
+    /// Does the same where nobody has said that `space` has something to tell: most who had a fault have the next.
+    /// Whether there was something.
     pub fn guess(&mut self, space: &Arc<AddressSpace>, faults: &mut Faults, now: Instant) -> bool {
         let state = space.lock_for_faults();
         state.may_read() && self.read_and_answer(space, state, faults, now)
@@ -82,9 +84,9 @@ impl Messages {
         let state = &mut *guard;
         let mut arrived = std::mem::take(&mut self.arrived);
         let has_read = self.read_events(space, state, &mut arrived, now);
-        // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page that comes back
-        // belongs to the mapping that is there now, so what changes mappings goes first, as far as it was read; while something is not, the kernel
-        // refuses to fill. A fault that is old by then does no harm.
+        // The kernel hands faults out first, whatever came first. A child has the pages as of the fork, and a page
+        // that comes back belongs to the mapping that is there now, so what changes mappings goes first, as far as it
+        // was read; while something is not, the kernel refuses to fill. A fault that is old by then does no harm.
         let own = self.own_part(state, &arrived, now);
         state.untried += (arrived.len() - own) as u32;
         for fault in &arrived[..own] {
@@ -100,7 +102,8 @@ impl Messages {
         has_read
     }
 
-    /// How many of the faults that arrived this thread answers itself: one if they come in crowds and others can take the rest.
+    /// How many of the faults that arrived this thread answers itself: one if they come in crowds and others can take
+    /// the rest.
     fn own_part(&mut self, state: &SpaceState, arrived: &[Fault], now: Instant) -> usize {
         if arrived.len() < 2 || state.is_batch_due || !self.shared.fault_pool.has_helpers() {
             return arrived.len();

@@ -1,14 +1,17 @@
 //! Answers faults: the decisions of the fault threads.
 //!
-//! One fault: [`Messages::serve`] reads the program's messages with its table locked and no batch under way. For each fault the
-//! page table says what it takes ([`Answer`](crate::page_table::Answer)); zeroes and staged pages are filled at once, and so is a page that is away if it lies in memory which is
-//! mapped here. Else it is read from the volume through the thread's own engine and filled when the read ends ([`Faults::poll`]). What cannot be done now (the program
-//! is changing its mappings, rule 11; the budget is exceeded, rule 15; all buffers are in use) is put off and tried again.
+//! One fault: [`Messages::serve`] reads the program's messages with its table locked and no batch under way. For each
+//! fault the page table says what it takes ([`Answer`](crate::page_table::Answer)); zeroes and staged pages are
+//! filled at once, and so is a page that is away if it lies in memory which is mapped here. Else it is read from the
+//! volume through the thread's own engine and filled when the read ends ([`Faults::poll`]). What cannot be done now
+//! (the program is changing its mappings, rule 11; the budget is exceeded, rule 15; all buffers are in use) is put
+//! off and tried again.
 //!
-//! Pages come write-protected for faults that read, so that they can leave without a write, and writable for faults that write.
+//! Pages come write-protected for faults that read, so that they can leave without a write, and writable for faults
+//! that write.
 //!
-//! Nothing here allocates once the lists have grown to what the programs need, except a fork (a table for the child), a page
-//! table that grows, events of ranges, a late event, and a page that the kernel took back.
+//! Nothing here allocates once the lists have grown to what the programs need, except a fork (a table for the child),
+//! a page table that grows, events of ranges, a late event, and a page that the kernel took back.
 //!
 //! - [`messages`]: what programs tell; `answer`: what one fault takes; `fill`: pages into programs' memory.
 //! - `read`: reads from the volume; [`read_ahead`]: what comes along; [`recheck`]: faults on pages that are there.
@@ -89,7 +92,8 @@ impl Faults {
         pool: Arc<BufferPool>,
     ) -> std::io::Result<Self> {
         let zeroes = Mapping::anonymous(ZEROES_AHEAD_MAX * PAGE_SIZE_BYTES)?;
-        // Read only, so that all of it is the kernel's one page of zeroes, which stays in the cache. Not missing when the kernel copies it.
+        // Read only, so that all of it is the kernel's one page of zeroes, which stays in the cache. Not missing when
+        // the kernel copies it.
         let mut touched = [0];
         (0..ZEROES_AHEAD_MAX).for_each(|page| zeroes.read(page * PAGE_SIZE_BYTES, &mut touched));
         const { assert!(FAULT_READS_MAX <= u32::BITS as usize, "a buffer is a bit of a word") };
@@ -123,7 +127,8 @@ impl Faults {
         self.busy != 0 && self.reads.iter().flatten().any(ReadUnderWay::is_awaited)
     }
 
-    /// Who got a page that it waited for and that was read, since this was asked last: it goes on, and may soon miss the next.
+    /// Who got a page that it waited for and that was read, since this was asked last: it goes on, and may soon miss
+    /// the next.
     pub fn take_filled(&mut self) -> Option<SpaceId> {
         self.filled.take()
     }

@@ -1,14 +1,18 @@
 //! What the fault threads of a pager have in common.
 //!
-//! A fault takes the fault thread 12 us of CPU time, most of them outside the program's table, so a program whose threads wait for many
-//! pages at once would be served by one CPU, however many idle ones its waiting threads left. The first thread reads all messages
-//! ([`crate::fault::messages`]); where faults come in crowds it answers one of each crowd, and leaves the others to whichever thread is free
-//! first: to itself too, so that none waits for a thread to wake up. They are tried before the next batch of evictions
-//! ([`SpaceState::untried`](crate::address_space::SpaceState::untried)), as all faults of one reading are; from then on they are like any that was put off.
+//! A fault takes the fault thread 12 us of CPU time, most of them outside the program's table, so a program whose
+//! threads wait for many pages at once would be served by one CPU, however many idle ones its waiting threads left.
+//! The first thread reads all messages ([`crate::fault::messages`]); where faults come in crowds it answers one of
+//! each crowd, and leaves the others to whichever thread is free first: to itself too, so that none waits for a
+//! thread to wake up. They are tried before the next batch of evictions
+//! ([`SpaceState::untried`](crate::address_space::SpaceState::untried)), as all faults of one reading are; from then
+//! on they are like any that was put off.
 //!
-//! Read-ahead follows the streams of all programs wherever their faults are answered, so there is one [`ReadAheadState`].
+//! Read-ahead follows the streams of all programs wherever their faults are answered, so there is one
+//! [`ReadAheadState`].
 //!
-//! Locks: a program's table, then the one for read-ahead, then the page indexes; under the one for pending faults none is taken.
+//! Locks: a program's table, then the one for read-ahead, then the page indexes; under the one for pending faults
+//! none is taken.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};

@@ -1,8 +1,8 @@
 //! Reads for faults, and what comes along with them.
 //!
-//! A page that somebody waits for is read alone and first; what the prefetcher names is asked for when that is under way, in runs of
-//! neighbouring slots, as far as there is room. A read that ends fills the pages that still wait for it. Where the donor's memory can be read in
-//! place, pages are filled from there at once.
+//! A page that somebody waits for is read alone and first; what the prefetcher names is asked for when that is under
+//! way, in runs of neighbouring slots, as far as there is room. A read that ends fills the pages that still wait for
+//! it. Where the donor's memory can be read in place, pages are filled from there at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -107,8 +107,8 @@ impl Faults {
         Some(self.filled(space, state, address, protect, told, result))
     }
 
-    /// Fills `count` neighbours from where they lie, the first of which is the one at `address` with its content in `slot`: whether write-protected, and what
-    /// came of it. `None` if they have to be read.
+    /// Fills `count` neighbours from where they lie, the first of which is the one at `address` with its content in
+    /// `slot`: whether write-protected, and what came of it. `None` if they have to be read.
     fn copy_in_place(
         &mut self,
         space: &AddressSpace,
@@ -130,9 +130,9 @@ impl Faults {
         copied
     }
 
-    /// Begins with what comes along. While the budget is nearly used up that waits for the eviction, and while the program changes its
-    /// mappings for the end of that, but not for long: a program that had to fault for each page of its window meanwhile would have
-    /// lost the stream.
+    /// Begins with what comes along. While the budget is nearly used up that waits for the eviction, and while the
+    /// program changes its mappings for the end of that, but not for long: a program that had to fault for each page
+    /// of its window meanwhile would have lost the stream.
     pub(super) fn bring_all_along(&mut self, now: Instant) {
         let mut is_short = false;
         let mut asks = std::mem::take(&mut self.asks);
@@ -349,8 +349,8 @@ impl Faults {
         self.came_along(space, state, rest, (read.along.coming(), protect), result)
     }
 
-    /// Says in the table what filling pages, of which the first are `pages`, came to that nobody waits for. How many are done with; none if they are
-    /// to be filled later.
+    /// Says in the table what filling pages, of which the first are `pages`, came to that nobody waits for. How many
+    /// are done with; none if they are to be filled later.
     fn came_along(
         &mut self,
         space: &AddressSpace,
@@ -379,8 +379,8 @@ impl Faults {
         }
     }
 
-    /// The pages could not be read. If somebody waits for one its content is lost: its program gets SIGBUS when it touches it,
-    /// never another content. Pages that were to come along are asked for again by whoever needs them.
+    /// The pages could not be read. If somebody waits for one its content is lost: its program gets SIGBUS when it
+    /// touches it, never another content. Pages that were to come along are asked for again by whoever needs them.
     fn not_read(&mut self, buffer: usize, error: BlockError) {
         let ReadUnderWay { space, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
         self.is_over(buffer);
@@ -412,7 +412,8 @@ impl Faults {
     }
 }
 
-/// How many of these pages are neighbours of the first that come like it, as far as `waits` says that they are still to come.
+/// How many of these pages are neighbours of the first that come like it, as far as `waits` says that they are still
+/// to come.
 fn neighbours(pages: &[(u64, VolumePage)], page_table: &PageTable, waits: impl Fn((u64, VolumePage)) -> bool) -> usize {
     let first = pages[0].0;
     let expects_write = page_table.expects_write(first);

@@ -1,12 +1,14 @@
-//! What comes along with a page that a program waits for: the prefetcher's candidates, sorted into what can be done for them.
+//! What comes along with a page that a program waits for: the prefetcher's candidates, sorted into what can be done
+//! for them.
 //!
-//! The page that is waited for always goes first; nothing comes along while the budget is nearly used up. A window's marker
-//! ([`spillway_policy::prefetch`]) stays where it is, so that the fault on it tells how far the program came. It is a page that is away, since
-//! nobody faults on another. Victims leave by groups, so a stream comes to stretches of local pages that are longer than a window: it
-//! looks beyond them.
+//! The page that is waited for always goes first; nothing comes along while the budget is nearly used up. A window's
+//! marker ([`spillway_policy::prefetch`]) stays where it is, so that the fault on it tells how far the program came.
+//! It is a page that is away, since nobody faults on another. Victims leave by groups, so a stream comes to stretches
+//! of local pages that are longer than a window: it looks beyond them.
 //!
-//! A stream waits once a window for its marker, as long as a read takes. So windows are as large as the donors are far (`Distance`): over
-//! shared memory and a near network 256 KiB, and up to 2 MiB, each in reads of 128 KiB behind the page that is waited for.
+//! A stream waits once a window for its marker, as long as a read takes. So windows are as large as the donors are
+//! far (`Distance`): over shared memory and a near network 256 KiB, and up to 2 MiB, each in reads of 128 KiB behind
+//! the page that is waited for.
 
 use std::time::Duration;
 
@@ -68,8 +70,8 @@ impl ReadAheadRun {
     }
 }
 
-/// How long a read of one page takes at least: the donors' distance, without what queues and busy CPUs add. The least of the last 16 to
-/// 32 reads that were under way alone.
+/// How long a read of one page takes at least: the donors' distance, without what queues and busy CPUs add. The least
+/// of the last 16 to 32 reads that were under way alone.
 #[derive(Clone, Copy, Debug, Default)]
 struct Distance {
     /// Of the last 16 reads that were counted whole.
@@ -119,13 +121,14 @@ impl Default for ReadAheadState {
 }
 
 impl ReadAheadState {
-    /// A page was read in this time, while this thread had no other read under way; in none, if it was filled from where it lies.
+    /// A page was read in this time, while this thread had no other read under way; in none, if it was filled from
+    /// where it lies.
     pub fn read_took(&mut self, time: Duration) {
         self.distance.read_took(time);
     }
 
-    /// Thread `thread` waits for the page at `address`: asks the prefetcher what of that which is away comes along. There is `room`
-    /// for so many pages, a window at least.
+    /// Thread `thread` waits for the page at `address`: asks the prefetcher what of that which is away comes along.
+    /// There is `room` for so many pages, a window at least.
     pub fn ask(
         &mut self,
         page_table: &mut PageTable,
@@ -190,10 +193,11 @@ impl ReadAheadState {
             .map(|page| page.0.saturating_mul(PAGE))
     }
 
-    /// The candidates of the last question, as runs of neighbouring slots. What is staged is read like the rest, which costs a run no
-    /// more; only what is still being written cannot be.
+    /// The candidates of the last question, as runs of neighbouring slots. What is staged is read like the rest,
+    /// which costs a run no more; only what is still being written cannot be.
     pub fn reads(&self, page_table: &PageTable, page_indexes: &PageIndexes, mut read: impl FnMut(&ReadAheadRun)) {
-        // No marker will tell whether neighbours are used: they are taken for needed, as the kernel takes what it reads around a fault.
+        // No marker will tell whether neighbours are used: they are taken for needed, as the kernel takes what it
+        // reads around a fault.
         let coming = if self.candidates.comes_around() { Coming::New } else { Coming::ReadAhead };
         let mut run: Option<ReadAheadRun> = None;
         for address in self.wanted() {

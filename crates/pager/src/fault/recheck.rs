@@ -1,8 +1,8 @@
 //! Faults on pages that are there by all that is known.
 //!
-//! Mostly the page came while the fault waited to be read. But the kernel may take a page back that the program gave up with MADV_FREE
-//! (madvise(2)), also one of which we have a copy, and tells nobody: then whoever misses it comes again and again. Such a page is
-//! read from its copy; if it turns out to be there after all, it is what it was.
+//! Mostly the page came while the fault waited to be read. But the kernel may take a page back that the program gave
+//! up with MADV_FREE (madvise(2)), also one of which we have a copy, and tells nobody: then whoever misses it comes
+//! again and again. Such a page is read from its copy; if it turns out to be there after all, it is what it was.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,8 @@ const REMEMBERED: usize = 256;
 /// Pages of one program held for gone that are remembered: as many as one thread can have reads under way.
 const TAKEN_REMEMBERED: usize = FAULT_READS_MAX;
 
-/// So often a thread may miss a page by old messages: it waited for a page, was woken by the end of something else, and waited again.
+/// So often a thread may miss a page by old messages: it waited for a page, was woken by the end of something else,
+/// and waited again.
 const MISSED_MAX: u32 = 8;
 
 /// An address, and the thread that missed its page.

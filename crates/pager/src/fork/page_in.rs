@@ -1,9 +1,10 @@
-//! Brings all pages of programs back before a fork that the kernel tells nobody of ("Forks without messages" in docs/pager.md),
-//! and keeps them until it is over.
+//! Brings all pages of programs back before a fork that the kernel tells nobody of ("Forks without messages" in
+//! docs/pager.md), and keeps them until it is over.
 //!
-//! While a fork page-in is under way, its programs are *held*: no batch of evictions begins for them, and their faults wait for no budget.
-//! Pages are asked of the fault thread, some hundred at a time, until the page table knows of none that is away. Nothing can be
-//! away then: what the program does meanwhile (moves, removes, unmaps) takes no page out of its memory.
+//! While a fork page-in is under way, its programs are *held*: no batch of evictions begins for them, and their
+//! faults wait for no budget. Pages are asked of the fault thread, some hundred at a time, until the page table knows
+//! of none that is away. Nothing can be away then: what the program does meanwhile (moves, removes, unmaps) takes no
+//! page out of its memory.
 //!
 //! They come back only if there is memory for all of them, beside those of other forks ([`crate::fork::reservations`]).
 //!

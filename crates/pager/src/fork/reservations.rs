@@ -1,7 +1,9 @@
-//! Memory that forks may fill with pages that come back: one account for all of them, or each would take the same room for its own.
+//! Memory that forks may fill with pages that come back: one account for all of them, or each would take the same
+//! room for its own.
 //!
-//! A reservation is for pages that are still away, so it becomes less as the machine's room does. One that is over may have filled memory
-//! that its program gives up again soon, so whoever finds no room beside others is told to ask again.
+//! A reservation is for pages that are still away, so it becomes less as the machine's room does. One that is over
+//! may have filled memory that its program gives up again soon, so whoever finds no room beside others is told to ask
+//! again.
 
 use std::sync::{Mutex, PoisonError};
 

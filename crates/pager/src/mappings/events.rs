@@ -1,18 +1,20 @@
 //! Changes of a program's mappings that were told, until it is known in which order they happened.
 //!
 //! The kernel changes mappings under a lock of the address space and tells of it after that lock was given up
-//! (`userfaultfd_unmap_complete`, `mremap_userfaultfd_complete` in fs/userfaultfd.c). A thread that loses its CPU in between tells late, and
-//! meanwhile another thread may have got the addresses that it gave up: "Z moved to X" is read, and then "X is unmapped", of
-//! what was at X before. Taken in the order in which they are read, the pages of Z are forgotten and read as zeroes (seen once
-//! in fifty runs of a test of six seconds with eight threads on two CPUs).
+//! (`userfaultfd_unmap_complete`, `mremap_userfaultfd_complete` in fs/userfaultfd.c). A thread that loses its CPU in
+//! between tells late, and meanwhile another thread may have got the addresses that it gave up: "Z moved to X" is
+//! read, and then "X is unmapped", of what was at X before. Taken in the order in which they are read, the pages of Z
+//! are forgotten and read as zeroes (seen once in fifty runs of a test of six seconds with eight threads on two
+//! CPUs).
 //!
 //! Two facts make the order known:
-//! - While any change was not told, or its thread did not go on since, the kernel fills and moves no page and says so. So
-//!   changes are collected here, and taken over into the page table when nothing is under way: then all were told.
-//! - Pages move only to where nothing is mapped. A move onto memory that is still mapped by all that was told is *in debt*: the
-//!   end of what was there is late, and belongs before the move. If more than one is told of these addresses, it is the first:
-//!   whoever moved the pages waits for a second message to be read, and before that nobody reads for a moment
-//!   ([`crate::mappings::late_event`]), in which the late one is queued.
+//! - While any change was not told, or its thread did not go on since, the kernel fills and moves no page and says
+//!   so. So changes are collected here, and taken over into the page table when nothing is under way: then all were
+//!   told.
+//! - Pages move only to where nothing is mapped. A move onto memory that is still mapped by all that was told is *in
+//!   debt*: the end of what was there is late, and belongs before the move. If more than one is told of these
+//!   addresses, it is the first: whoever moved the pages waits for a second message to be read, and before that
+//!   nobody reads for a moment ([`crate::mappings::late_event`]), in which the late one is queued.
 //!
 //! A late end is the only message that comes too late. All others concern memory that its thread still has.
 
@@ -75,9 +77,9 @@ impl MappingEvents {
         self.told.is_empty() && self.ends_expected.is_empty()
     }
 
-    /// Takes all changes, in the order in which they happened; nothing may be under way. `mapped` gives the parts of a range that
-    /// were known to be mapped and registered when the last changes were applied, `is_mapped` what can be said now of the place of a
-    /// move and a page in it. `None` if nothing can be said now.
+    /// Takes all changes, in the order in which they happened; nothing may be under way. `mapped` gives the parts of
+    /// a range that were known to be mapped and registered when the last changes were applied, `is_mapped` what can
+    /// be said now of the place of a move and a page in it. `None` if nothing can be said now.
     pub fn apply_events(
         &mut self,
         mapped: impl Fn(&Range<u64>) -> Vec<Range<u64>>,
@@ -91,7 +93,8 @@ impl MappingEvents {
                 None => break order.steps,
             }
         };
-        // All starts anew. Ends that are still expected never come: with MREMAP_DONTUNMAP the old place stays mapped, and none is told.
+        // All starts anew. Ends that are still expected never come: with MREMAP_DONTUNMAP the old place stays mapped,
+        // and none is told.
         let mut told: Vec<Option<Change>> = std::mem::take(self).told.into_iter().map(Some).collect();
         let take = |step| match step {
             Step::Whole(index) => told[index].take().expect("each change has one place"),
@@ -129,8 +132,9 @@ impl MappingEvents {
         self.ends_expected.push(from..from + length);
     }
 
-    /// `moves` are under way while the event of the last change may be late. One that was not told yet, and takes something away from where that change
-    /// moved pages to, was made before it: so it is known when it is told, also if whoever moved those pages moved them on meanwhile.
+    /// `moves` are under way while the event of the last change may be late. One that was not told yet, and takes
+    /// something away from where that change moved pages to, was made before it: so it is known when it is told, also
+    /// if whoever moved those pages moved them on meanwhile.
     pub fn seen_under_way(&mut self, moves: &[Move]) {
         let Some(moving) = self.told.len().checked_sub(1) else { return };
         let Change::Remap { to, length, .. } = self.told[moving] else { return };
@@ -149,8 +153,8 @@ impl MappingEvents {
         self.told.iter().any(is_one)
     }
 
-    /// Whether to wait before more is read: an end is still to be told that belongs before a move, and whoever moved those pages
-    /// still waits. `mapped` as for [`MappingEvents::apply_events`].
+    /// Whether to wait before more is read: an end is still to be told that belongs before a move, and whoever moved
+    /// those pages still waits. `mapped` as for [`MappingEvents::apply_events`].
     pub fn is_in_doubt(&mut self, mapped: impl Fn(&Range<u64>) -> Vec<Range<u64>>) -> bool {
         if self.ends_expected.is_empty() || self.doubts >= DOUBTS_MAX {
             return false;
@@ -228,10 +232,11 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
         }
     }
 
-    /// Places whatever ends what is mapped at `target`, to which move number `index` takes pages. False: that was not told.
+    /// Places whatever ends what is mapped at `target`, to which move number `index` takes pages. False: that was not
+    /// told.
     fn free(&mut self, index: usize, target: &Range<u64>) -> bool {
-        // What was told before the move goes before it also when both are: nobody but its own thread, which waited for that, could
-        // take away what it had moved.
+        // What was told before the move goes before it also when both are: nobody but its own thread, which waited
+        // for that, could take away what it had moved.
         (0..index).for_each(|earlier| self.place_end(earlier, target));
         let proved = self.proved;
         let of_this = || proved.iter().filter(|proved| proved.moving == index);
@@ -274,8 +279,8 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
         })
     }
 
-    /// A move and an end of what lies where it went to, in an order by which that would be mapped now and is not, or the other way
-    /// round: what was registered before is not known exactly. `None`: that cannot be said now.
+    /// A move and an end of what lies where it went to, in an order by which that would be mapped now and is not, or
+    /// the other way round: what was registered before is not known exactly. `None`: that cannot be said now.
     #[allow(clippy::option_option, reason = "no answer, and the answer that there is none")]
     fn contradiction(&self, is_mapped: impl Fn(u64, u64) -> Option<Evidence>) -> Option<Option<Proved>> {
         let is_proved = |moving, end| self.proved.iter().any(|proved| (proved.moving, proved.end) == (moving, end));

@@ -45,8 +45,8 @@ fn mapped(content: &Content, range: &Range<u64>) -> Vec<Range<u64>> {
     set.iter().collect()
 }
 
-/// Tells `messages` of pages that have their number as content, after which `now` is mapped; gives what is known then, and after
-/// which of the messages more was to be waited for.
+/// Tells `messages` of pages that have their number as content, after which `now` is mapped; gives what is known
+/// then, and after which of the messages more was to be waited for.
 fn told(known: &[Range<u64>], messages: &[Message], now: &[Range<u64>]) -> (Content, Vec<bool>) {
     let mut content = vec![None; 100];
     for range in known {
@@ -341,7 +341,8 @@ impl Kernel {
     }
 }
 
-/// Who reads: holds back after a doubtful move, until everybody who changed something before has told it or waits to be read.
+/// Who reads: holds back after a doubtful move, until everybody who changed something before has told it or waits to
+/// be read.
 struct Reader {
     mapping_events: MappingEvents,
     known: Content,
@@ -417,7 +418,8 @@ fn run(is_all_known: bool, steps: Vec<(u8, usize, usize)>) {
 }
 
 proptest! {
-    // Always the same cases: one in some 20,000 others has an order that nothing can tell from another one (docs/guarantees.md).
+    // Always the same cases: one in some 20,000 others has an order that nothing can tell from another one
+    // (docs/guarantees.md).
     #![proptest_config(ProptestConfig {
         rng_seed: RngSeed::Fixed(1),
         failure_persistence: None,

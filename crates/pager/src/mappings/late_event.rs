@@ -1,9 +1,9 @@
 //! How long to wait for a thread that is late to tell of its change ([`crate::mappings::events`]).
 //!
-//! That thread has given up the lock of its address space and lost its CPU before it could tell. It needs a microsecond of CPU time, and
-//! on a busy machine it may wait for that much longer than any fixed pause. So the wait lasts until every thread of the program
-//! that could be the late one, because it wanted to run when the wait began, has run or sleeps; but not less than
-//! [`DOUBT_PAUSE`], and not more than [`DOUBT_PAUSE_MAX`].
+//! That thread has given up the lock of its address space and lost its CPU before it could tell. It needs a
+//! microsecond of CPU time, and on a busy machine it may wait for that much longer than any fixed pause. So the wait
+//! lasts until every thread of the program that could be the late one, because it wanted to run when the wait began,
+//! has run or sleeps; but not less than [`DOUBT_PAUSE`], and not more than [`DOUBT_PAUSE_MAX`].
 //!
 //! What a thread does is told by its state ([`ProcessStat`]) and its time on a CPU ([`ThreadTimes`]).
 

@@ -1,5 +1,6 @@
-//! Which memory of a program may be paged, by `/proc/PID/maps`: private, anonymous, readable and writable, and not a stack that
-//! the kernel grows. Everything else stays: files have their own place to go, and what is shared is not one program's.
+//! Which memory of a program may be paged, by `/proc/PID/maps`: private, anonymous, readable and writable, and not a
+//! stack that the kernel grows. Everything else stays: files have their own place to go, and what is shared is not
+//! one program's.
 
 use std::ops::Range;
 
@@ -18,15 +19,16 @@ pub struct Mapped {
     pub is_pageable: bool,
 }
 
-/// Addresses between two mappings of other kinds: all that is mapped there is anonymous, now and while the program maps and
-/// unmaps, unless it puts a file there.
+/// Addresses between two mappings of other kinds: all that is mapped there is anonymous, now and while the program
+/// maps and unmaps, unless it puts a file there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     /// All of it, holes too.
     pub range: Range<u64>,
     /// The mappings in it that may be paged.
     pub mappings: Vec<Range<u64>>,
-    /// Those of them beside which nothing is protected: the others may be parts of one mapping, with a protected one between them.
+    /// Those of them beside which nothing is protected: the others may be parts of one mapping, with a protected one
+    /// between them.
     pub wholes: Vec<Range<u64>>,
 }
 
@@ -48,8 +50,8 @@ fn parse_line(line: &str) -> Option<Mapped> {
 
 /// The spans of a program that touch none of `excluded`.
 ///
-/// Registration must not end inside a mapping, or the program cannot move or grow that mapping any more (rule 3 of docs/pager.md).
-/// Where a mapping ends is known only for the moment of the look; where a span ends changes seldom.
+/// Registration must not end inside a mapping, or the program cannot move or grow that mapping any more (rule 3 of
+/// docs/pager.md). Where a mapping ends is known only for the moment of the look; where a span ends changes seldom.
 pub fn spans(maps: &[Mapped], excluded: &[Range<u64>]) -> Vec<Span> {
     let touches = |range: &Range<u64>| excluded.iter().any(|one| one.start < range.end && range.start < one.end);
     let is_other = |mapped: &Mapped| !mapped.is_anonymous || touches(&mapped.range);
@@ -127,7 +129,8 @@ impl Staying {
     }
 }
 
-/// What stays, by the text of `/proc/PID/smaps`, where pages of zeroes look like merged ones, and the text of `/proc/PID/ksm_merging_pages`.
+/// What stays, by the text of `/proc/PID/smaps`, where pages of zeroes look like merged ones, and the text of
+/// `/proc/PID/ksm_merging_pages`.
 pub fn staying(smaps: &str, merged_pages: &str) -> Staying {
     /// One mapping, as far as it was read.
     #[derive(Default)]

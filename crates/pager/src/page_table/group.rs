@@ -25,9 +25,9 @@ pub enum PageState {
 
 /// Whether pages that come for reading are written before they leave.
 ///
-/// A page that comes write-protected and is written costs a second fault; one that comes writable and is only read is written back for
-/// nothing. Neighbours are mostly treated alike, so each group learns for all of its pages. Pages that come writable teach nothing: now
-/// and then some come write-protected all the same.
+/// A page that comes write-protected and is written costs a second fault; one that comes writable and is only read is
+/// written back for nothing. Neighbours are mostly treated alike, so each group learns for all of its pages. Pages
+/// that come writable teach nothing: now and then some come write-protected all the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WriteTrend {
     score: u8,

@@ -1,17 +1,17 @@
 //! The page table of an address space: where the content of each page is, when it is not in the program's memory.
 //!
-//! A state machine without I/O. Who answers a fault asks [`PageTable::answer`], does what it says, and tells the space what came of
-//! it ([`PageTable::filled`], ...); who evicts asks [`PageTable::victim`] and tells [`PageTable::left`]. The kernel's events are told as
-//! they are read.
+//! A state machine without I/O. Who answers a fault asks [`PageTable::answer`], does what it says, and tells the
+//! space what came of it ([`PageTable::filled`], ...); who evicts asks [`PageTable::victim`] and tells
+//! [`PageTable::left`]. The kernel's events are told as they are read.
 //!
 //! - [`ranges`]: sets of addresses; [`group`]: 32 neighbours.
 //!
 //! Invariants:
-//! - Every reference of a slot is a page that is [`PageState::Clean`], [`PageState::Away`] or [`PageState::Coming`] (and reads
-//!   under way have one of their own).
+//! - Every reference of a slot is a page that is [`PageState::Clean`], [`PageState::Away`] or [`PageState::Coming`]
+//!   (and reads under way have one of their own).
 //! - The policy has heard that a page came exactly when its `listed` bit is set.
-//! - A page that the program removes is not evicted before it was seen absent (rule 10): it is [`PageState::Discarding`], and not
-//!   listed.
+//! - A page that the program removes is not evicted before it was seen absent (rule 10): it is
+//!   [`PageState::Discarding`], and not listed.
 
 pub mod group;
 pub mod page_indexes;
@@ -57,8 +57,8 @@ pub enum Answer {
     Unprotect,
     /// It was answered already; whoever still waits looks again.
     Wake,
-    /// As `Wake`; but if somebody misses it again, the kernel has taken it back: it may take pages that MADV_FREE gave up, and
-    /// tells nobody. Then [`PageTable::taken_back`].
+    /// As `Wake`; but if somebody misses it again, the kernel has taken it back: it may take pages that MADV_FREE
+    /// gave up, and tells nobody. Then [`PageTable::taken_back`].
     Recheck(VolumePage),
 }
 
@@ -90,9 +90,9 @@ pub struct PageTable {
     unused: Vec<u64>,
 }
 
-/// Hashes a group's address by one multiplication (Fibonacci hashing, Knuth, volume 3, 6.4): a page that leaves or comes is looked
-/// up six times, and the standard hash took 8 % of the fault thread's own time. Who chooses the addresses of a program harms its own
-/// table only.
+/// Hashes a group's address by one multiplication (Fibonacci hashing, Knuth, volume 3, 6.4): a page that leaves or
+/// comes is looked up six times, and the standard hash took 8 % of the fault thread's own time. Who chooses the
+/// addresses of a program harms its own table only.
 #[derive(Clone, Copy, Debug, Default)]
 struct AddressHasher(u64);
 
@@ -165,8 +165,8 @@ impl PageTable {
         self.groups.get(&base).map_or(PageState::Own, |group| group.pages[index])
     }
 
-    /// The pages behind the one at `address` that will be touched for the first time soon, if the program goes on as it did: as many as
-    /// were touched just before it, inside a mapping that is known to be registered.
+    /// The pages behind the one at `address` that will be touched for the first time soon, if the program goes on as
+    /// it did: as many as were touched just before it, inside a mapping that is known to be registered.
     pub fn first_touches_ahead(&self, address: u64) -> Range<u64> {
         let look = |page: u64| {
             let (base, index) = place(page);
@@ -277,8 +277,8 @@ impl PageTable {
         page_indexes.volume_pages.release(slot);
     }
 
-    /// The page at `address` was filled as [`PageTable::answer`] said: `clean` if it is write-protected, so that its slot stays
-    /// its copy. Filling it proved that it is registered.
+    /// The page at `address` was filled as [`PageTable::answer`] said: `clean` if it is write-protected, so that its
+    /// slot stays its copy. Filling it proved that it is registered.
     pub fn filled(&mut self, address: u64, clean: bool, coming: Coming, page_indexes: &mut PageIndexes) {
         let page = address..address + PAGE;
         if !self.registered.contain(&page) {
@@ -317,7 +317,8 @@ impl PageTable {
         }
     }
 
-    /// A look at the program's memory found the page at `address` resident. A page that is being removed may still be there.
+    /// A look at the program's memory found the page at `address` resident. A page that is being removed may still be
+    /// there.
     pub fn found(&mut self, address: u64, page_indexes: &mut PageIndexes) {
         if self.shunned.contain(&(address..address + PAGE)) || self.is_guarded(address) {
             return;
@@ -356,8 +357,8 @@ impl PageTable {
         }
     }
 
-    /// The page at `address` left the program's memory; its content is that of `slot`, whose reference it takes (a clean page
-    /// has that reference already).
+    /// The page at `address` left the program's memory; its content is that of `slot`, whose reference it takes (a
+    /// clean page has that reference already).
     pub fn left(&mut self, address: u64, slot: VolumePage, page_indexes: &mut PageIndexes) {
         let (group, index) = self.group(address, page_indexes);
         assert!(
@@ -392,7 +393,8 @@ impl PageTable {
         self.left(address, slot, page_indexes);
     }
 
-    /// The program removes `range` (MADV_DONTNEED): what is away is forgotten, what is there is left alone until it is gone.
+    /// The program removes `range` (MADV_DONTNEED): what is away is forgotten, what is there is left alone until it
+    /// is gone.
     pub fn remove(&mut self, range: &Range<u64>, page_indexes: &mut PageIndexes) {
         if self.unscanned {
             self.shunned.insert(range.clone());
@@ -413,8 +415,8 @@ impl PageTable {
         }
     }
 
-    /// Forgets what is thought to be away in `range` where `is_registered` says that nothing is: only what is registered can be
-    /// away, so that is of a mapping whose end nobody could tell.
+    /// Forgets what is thought to be away in `range` where `is_registered` says that nothing is: only what is
+    /// registered can be away, so that is of a mapping whose end nobody could tell.
     pub fn forget_strays(
         &mut self,
         range: &Range<u64>,
@@ -435,9 +437,10 @@ impl PageTable {
         }
     }
 
-    /// The program may install or remove guard pages in `range` from now on (madvise(2), Linux 6.13): what it has there stays, and nothing is brought
-    /// there, since a page that the kernel copies takes a guard's place (`pte_none_mostly` in mm/userfaultfd.c). False, and nothing changed, while a
-    /// page of it is away: its content would be lost or come back behind a guard.
+    /// The program may install or remove guard pages in `range` from now on (madvise(2), Linux 6.13): what it has
+    /// there stays, and nothing is brought there, since a page that the kernel copies takes a guard's place
+    /// (`pte_none_mostly` in mm/userfaultfd.c). False, and nothing changed, while a page of it is away: its content
+    /// would be lost or come back behind a guard.
     pub fn guard(&mut self, range: &Range<u64>, page_indexes: &mut PageIndexes) -> bool {
         let mut is_away = false;
         self.each_page(range, |group, index| {
@@ -450,7 +453,8 @@ impl PageTable {
         !is_away
     }
 
-    /// There are guards in `range` where `guards` says so, and nowhere else. What is there beside them is looked for anew.
+    /// There are guards in `range` where `guards` says so, and nowhere else. What is there beside them is looked for
+    /// anew.
     pub fn guards_are(&mut self, range: &Range<u64>, guards: &Ranges) {
         let mut free = self.guarded.within(range).into_iter().fold(Ranges::default(), |mut all, part| {
             all.insert(part);
@@ -498,7 +502,8 @@ impl PageTable {
         }
     }
 
-    /// The address space of a child, as of the fork; what lies in `wiped` reads as zeroes there (MADV_WIPEONFORK, rule 5).
+    /// The address space of a child, as of the fork; what lies in `wiped` reads as zeroes there (MADV_WIPEONFORK,
+    /// rule 5).
     pub fn fork(&self, id: SpaceId, wiped: &Ranges, page_indexes: &mut PageIndexes) -> Self {
         let mut child = Self::new(id);
         child.registered = self.registered.clone();

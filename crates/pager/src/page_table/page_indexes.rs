@@ -1,9 +1,10 @@
 //! Which page of which program a [`CachePage`] number stands for, and what the replacement policy is told of it.
 //!
-//! Numbers are handed out by whole groups of neighbours, for all programs of a pager together, since they share one budget.
+//! Numbers are handed out by whole groups of neighbours, for all programs of a pager together, since they share one
+//! budget.
 //!
-//! Invariant: news of a page are in the order in which they happened, also across address spaces that use one number after the
-//! other: a group's number goes back only behind the news that its pages are gone.
+//! Invariant: news of a page are in the order in which they happened, also across address spaces that use one number
+//! after the other: a group's number goes back only behind the news that its pages are gone.
 
 use spillway_policy::replacement::{CachePage, Evidence};
 
@@ -22,7 +23,8 @@ pub struct Home {
     pub base: u64,
 }
 
-/// How a page came (see [`spillway_policy::replacement::Arrival`]; the distance of a refault is known to the eviction thread).
+/// How a page came (see [`spillway_policy::replacement::Arrival`]; the distance of a refault is known to the eviction
+/// thread).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coming {
     /// Found resident, or filled with zeroes.

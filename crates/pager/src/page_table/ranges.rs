@@ -1,4 +1,5 @@
-//! Disjoint ranges of addresses: what of a program is registered with its userfaultfd and was probed (rule 1 of docs/pager.md).
+//! Disjoint ranges of addresses: what of a program is registered with its userfaultfd and was probed (rule 1 of
+//! docs/pager.md).
 
 use std::collections::BTreeMap;
 use std::ops::Range;

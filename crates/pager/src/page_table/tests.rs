@@ -1,5 +1,5 @@
-//! The page table against a plain model of programs' memory: faults, evictions, forks and every event in random order, never a
-//! wrong content, and exact counts of slots.
+//! The page table against a plain model of programs' memory: faults, evictions, forks and every event in random
+//! order, never a wrong content, and exact counts of slots.
 
 use std::collections::BTreeMap;
 

@@ -1,15 +1,17 @@
 //! Slots: pages of the volume, given to pages of programs by counted reference.
 //!
-//! A fork leaves two address spaces with one slot; so does a page that is clean in one and away in the other. A slot whose last
-//! reference goes may be given out again at once. What donors still hold of free slots is discarded in the background, by runs of
-//! 64 that nobody took for a while ([`DISCARD_AFTER_LOOKS`]): programs that write give slots up one by one, at the rate of their faults,
-//! and take them again, and a donor has to allocate anew what it was told to forget.
+//! A fork leaves two address spaces with one slot; so does a page that is clean in one and away in the other. A slot
+//! whose last reference goes may be given out again at once. What donors still hold of free slots is discarded in the
+//! background, by runs of 64 that nobody took for a while ([`DISCARD_AFTER_LOOKS`]): programs that write give slots
+//! up one by one, at the rate of their faults, and take them again, and a donor has to allocate anew what it was told
+//! to forget.
 //!
-//! A slot may be *staged*: its content lies in a page of the write-back pool too ([`crate::evict::staging`]). That is a fact about the
-//! slot and not about any page of a program, so every address space that refers to it finds it there.
+//! A slot may be *staged*: its content lies in a page of the write-back pool too ([`crate::evict::staging`]). That is
+//! a fact about the slot and not about any page of a program, so every address space that refers to it finds it
+//! there.
 //!
-//! Invariants: a slot is given out only when it is free; while it is *busy* (a write of it is under way) or being discarded it is
-//! not free, whatever happens to its references.
+//! Invariants: a slot is given out only when it is free; while it is *busy* (a write of it is under way) or being
+//! discarded it is not free, whatever happens to its references.
 
 use crate::limits::{DISCARD_AFTER_LOOKS, GROUP_PAGES};
 
@@ -37,7 +39,8 @@ impl VolumePageRun {
     }
 }
 
-/// Words of the map that are looked at for one run before a shorter one will do: 4096 words are 1 GiB of slots, about 2 us.
+/// Words of the map that are looked at for one run before a shorter one will do: 4096 words are 1 GiB of slots, about
+/// 2 us.
 const WORDS_LOOKED_AT_MAX: usize = 4096;
 
 const REFERENCES: u64 = 0xff_ffff;
@@ -102,8 +105,8 @@ impl VolumePages {
         self.entries.len() as u64 - self.free
     }
 
-    /// Slots with content that no program has in its memory. Two programs that share a slot after a fork, one of them with the page
-    /// in its memory, count for none.
+    /// Slots with content that no program has in its memory. Two programs that share a slot after a fork, one of them
+    /// with the page in its memory, count for none.
     pub fn lent(&self) -> u64 {
         self.in_use().saturating_sub(self.copies)
     }
@@ -125,8 +128,8 @@ impl VolumePages {
         self.copies -= 1;
     }
 
-    /// Takes up to `wanted` neighbouring slots, each with one reference: the whole number if there is such a run near, a
-    /// shorter run otherwise, none if the volume is full.
+    /// Takes up to `wanted` neighbouring slots, each with one reference: the whole number if there is such a run
+    /// near, a shorter run otherwise, none if the volume is full.
     pub fn take(&mut self, wanted: usize) -> Option<VolumePageRun> {
         assert!((1..=GROUP_PAGES).contains(&wanted), "a run is at most a group");
         let mut length = wanted as u32;
@@ -240,8 +243,8 @@ impl VolumePages {
         }
     }
 
-    /// Takes free slots, whole words of neighbours, whose old content donors may still hold and that were left alone for
-    /// [`DISCARD_AFTER_LOOKS`] looks that found none; then [`VolumePages::end_discard`].
+    /// Takes free slots, whole words of neighbours, whose old content donors may still hold and that were left alone
+    /// for [`DISCARD_AFTER_LOOKS`] looks that found none; then [`VolumePages::end_discard`].
     pub fn begin_discard(&mut self) -> Option<VolumePageRun> {
         let is_stale = |index: usize, slots: &Self| {
             let is_old = slots.looks.wrapping_sub(slots.stale_at[index]) >= DISCARD_AFTER_LOOKS;

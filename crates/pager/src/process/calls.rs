@@ -1,10 +1,12 @@
-//! System calls that wait for the pager: of what they do the kernel tells nobody, or it refuses them because memory is registered
-//! ([`Called`]; "Calls that wait" in docs/pager.md).
+//! System calls that wait for the pager: of what they do the kernel tells nobody, or it refuses them because memory
+//! is registered ([`Called`]; "Calls that wait" in docs/pager.md).
 //!
-//! - A fork, where the kernel does not tell this user of forks, is allowed when every page of its program is there ([`ForkPageIn`]), and pages may
-//!   leave again when it is over. The child has all of them; its memory is registered nowhere, so it is not paged until it executes another program.
-//! - Guard pages: what the program has in the range (in all from the first to the last of several) comes back and stays there, and nothing is brought there; when the call is over, the kernel says
-//!   where guards are ([`PageTable::guard`](crate::page_table::PageTable::guard)).
+//! - A fork, where the kernel does not tell this user of forks, is allowed when every page of its program is there
+//!   ([`ForkPageIn`]), and pages may leave again when it is over. The child has all of them; its memory is registered
+//!   nowhere, so it is not paged until it executes another program.
+//! - Guard pages: what the program has in the range (in all from the first to the last of several) comes back and
+//!   stays there, and nothing is brought there; when the call is over, the kernel says where guards are
+//!   ([`PageTable::guard`](crate::page_table::PageTable::guard)).
 //! - Memory that the program registers with a userfaultfd of its own comes back and is left alone from then on.
 //! - A move of several mappings: they come back, and are left alone until it is over.
 
@@ -89,8 +91,9 @@ impl Calls {
         Self { probe, listeners: Vec::new(), waiting: Vec::new(), under_way: Vec::new() }
     }
 
-    /// Takes in what a program brought, if it did. False: its forks ask nobody that is known here, so it must not go on. One that brings
-    /// nothing asks, before it goes on, whether it is this pager that is asked about its forks, and ends if not.
+    /// Takes in what a program brought, if it did. False: its forks ask nobody that is known here, so it must not go
+    /// on. One that brings nothing asks, before it goes on, whether it is this pager that is asked about its forks,
+    /// and ends if not.
     pub(super) fn take_in(&mut self, brought: Option<OwnedFd>) -> std::io::Result<bool> {
         if let Some(descriptor) = brought {
             self.listen(descriptor, true)?;
@@ -195,8 +198,8 @@ impl Survey {
         self.answer_call(waiting, now);
     }
 
-    /// Whose memory is meant when `process` makes a call: its own, or that of a process which it shares memory with, and of all that
-    /// cannot be told apart from these. Nobody's for a process that is not paged.
+    /// Whose memory is meant when `process` makes a call: its own, or that of a process which it shares memory with,
+    /// and of all that cannot be told apart from these. Nobody's for a process that is not paged.
     fn who_calls(&self, process: u32) -> Vec<Arc<AddressSpace>> {
         let concerned = self.tracked.iter().filter(|tracked| {
             let other = tracked.space.process.load(Ordering::Relaxed);
@@ -240,7 +243,8 @@ impl Survey {
             return false;
         }
         let tracked = self.tracked.iter_mut().find(|tracked| tracked.space.id == space.id);
-        // Also what was registered with its neighbours, and is not known to be: nobody's but ours, or left to the program already.
+        // Also what was registered with its neighbours, and is not known to be: nobody's but ours, or left to the
+        // program already.
         let mut mapped = Ranges::default();
         let text = tracked.as_ref().and_then(|tracked| tracked.process.as_ref()?.maps().ok()).unwrap_or_default();
         for one in maps::parse(&text).iter().filter(|one| one.is_anonymous) {

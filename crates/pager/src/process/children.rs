@@ -1,8 +1,9 @@
 //! Address spaces that come by a fork, and their processes.
 //!
-//! The kernel tells of an address space before its process has a number, and never says which one it is. Their order does not tell either: threads
-//! that fork at once get their messages and their children's numbers in any order, and a child of vfork(2) or posix_spawn(3) that has become another program is a
-//! child with a memory of its own, too. So a page of the head is registered through the address space's userfaultfd for a moment: that parts the head's
+//! The kernel tells of an address space before its process has a number, and never says which one it is. Their order
+//! does not tell either: threads that fork at once get their messages and their children's numbers in any order, and
+//! a child of vfork(2) or posix_spawn(3) that has become another program is a child with a memory of its own, too. So
+//! a page of the head is registered through the address space's userfaultfd for a moment: that parts the head's
 //! mapping there, in the maps of the one process whose memory it is.
 
 use std::collections::HashSet;
@@ -67,7 +68,8 @@ impl Survey {
         self.shared.spaces().into_iter().filter(|space| !is_known(space)).collect()
     }
 
-    /// Residents that never had a process, with their parent's, or none once that has ended. Those whose parent's is still looked for come after it.
+    /// Residents that never had a process, with their parent's, or none once that has ended. Those whose parent's is
+    /// still looked for come after it.
     fn orphans(&self) -> Vec<(SpaceId, Option<u32>)> {
         let without = self.tracked.iter().filter(|tracked| is_orphan(tracked));
         let parents = without.map(|tracked| {
@@ -122,7 +124,8 @@ impl Survey {
         processes.any(|process| process.number() == number)
     }
 
-    /// Process `number` runs another program: what it was is gone, unless a child of vfork(2) still has it, which is served until it has ended.
+    /// Process `number` runs another program: what it was is gone, unless a child of vfork(2) still has it, which is
+    /// served until it has ended.
     pub(super) fn leave_process(&mut self, number: u32) {
         let has_left =
             |tracked: &TrackedProcess| tracked.process.as_ref().is_some_and(|process| process.number() == number);

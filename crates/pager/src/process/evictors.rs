@@ -33,7 +33,8 @@ enum Coming {
 }
 
 impl Survey {
-    /// Tells evictors to end that are all that is left of their programs, which ended their threads by bare system calls.
+    /// Tells evictors to end that are all that is left of their programs, which ended their threads by bare system
+    /// calls.
     pub(super) fn end_evictors_left_alone(&self) {
         for tracked in &self.tracked {
             let (Some(process), Some(seat)) = (&tracked.process, &tracked.seat) else { continue };

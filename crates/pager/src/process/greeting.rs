@@ -186,7 +186,8 @@ impl Survey {
         if ready.status != 0 {
             return self.was_not_started(number, ready.status);
         }
-        // Forks come as messages only while something is registered, so a page is that is never missing. It fails for a program that has ended.
+        // Forks come as messages only while something is registered, so a page is that is never missing. It fails for
+        // a program that has ended.
         let _ = memory.register(hello.head..hello.head.saturating_add(PAGE_SIZE_BYTES as u64), RegisterMode::MISSING);
         let mut tracked = self.tracked_process(number, hello, memory);
         tracked.attempt = attempt;
@@ -198,7 +199,8 @@ impl Survey {
         self.found_process(self.tracked.len() - 1, number);
     }
 
-    /// Whether what a program said of its memory is true: it maps the head there, and the userfaultfd is of this memory. The user is told if not.
+    /// Whether what a program said of its memory is true: it maps the head there, and the userfaultfd is of this
+    /// memory. The user is told if not.
     pub(super) fn is_proved(&self, tracked: &mut TrackedProcess) -> bool {
         let number = tracked.places.process;
         let is_proved =
@@ -233,7 +235,8 @@ impl Survey {
         self.shared.fail(format!("process {number} cannot be paged, so it was not started: {reason}"));
     }
 
-    /// Takes in what tells of forks. A program whose forks nobody would hear of is killed, since its children would read zeroes.
+    /// Takes in what tells of forks. A program whose forks nobody would hear of is killed, since its children would
+    /// read zeroes.
     fn asks_before_forks(&mut self, number: u32, listener: Option<OwnedFd>) -> bool {
         let reason = match self.calls.take_in(listener) {
             Ok(true) => return true,
@@ -312,7 +315,8 @@ fn answer(verdict: Verdict, attempt: u32) -> Welcome {
     Welcome { verdict, attempt, start_evictor: attempt != 0 }
 }
 
-/// The device that makes userfaultfds, for a program that may not open it: one of another user, or in a user namespace. Whoever has it open may use it.
+/// The device that makes userfaultfds, for a program that may not open it: one of another user, or in a user
+/// namespace. Whoever has it open may use it.
 fn open_device() -> Option<File> {
     File::options().read(true).write(true).open("/dev/userfaultfd").ok()
 }
@@ -323,8 +327,8 @@ fn agree(descriptor: OwnedFd, programs_fork: bool) -> io::Result<Userfaultfd> {
     Ok(memory)
 }
 
-/// Whether programs may be traced, so that their evictors can start late (`kernel.yama.ptrace_scope`; 2 and more are for
-/// administrators, and 1 lets the parent do it).
+/// Whether programs may be traced, so that their evictors can start late (`kernel.yama.ptrace_scope`; 2 and more are
+/// for administrators, and 1 lets the parent do it).
 pub(super) fn may_trace() -> bool {
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     scope.trim().parse::<u32>().unwrap_or(0) < 2

@@ -62,12 +62,13 @@ pub trait ProgramMemory: Send + Sync {
     /// Asks for none any more, and wakes whoever waits. All of it must be registered.
     fn unregister(&self, range: Range<u64>) -> Result<(), PageError>;
 
-    /// Asks for faults in `range` or for none any more, which parts the mapping that it is in, or joins it again, in its process's maps. Of memory that all programs
-    /// share, which is never missing.
+    /// Asks for faults in `range` or for none any more, which parts the mapping that it is in, or joins it again, in
+    /// its process's maps. Of memory that all programs share, which is never missing.
     fn mark(&self, range: Range<u64>, is_set: bool) -> Result<(), PageError>;
 
-    /// Whether one registered mapping covers `range` (rule 1); fails while the program changes its mappings. The mapping at its begin is prepared for
-    /// pages, which the program can see if it had none ([`spillway_sys::userfaultfd::Userfaultfd::covers`]).
+    /// Whether one registered mapping covers `range` (rule 1); fails while the program changes its mappings. The
+    /// mapping at its begin is prepared for pages, which the program can see if it had none
+    /// ([`spillway_sys::userfaultfd::Userfaultfd::covers`]).
     fn covers(&self, range: &Range<u64>) -> Result<bool, PageError>;
 
     /// Whether the program changes its mappings: something of that is to be read, or its thread did not go on yet.
@@ -117,23 +118,26 @@ pub struct EvictorSeen {
 
 /// Takes pages out of a program, one batch after the other.
 pub trait Evictor: Send {
-    /// Takes on `errands`, at most [`crate::limits::BATCH_PAGES`], for when it is done with the batch under way, if there is one; there may be
-    /// [`crate::limits::EVICTOR_BATCHES_MAX`] with this one. False: the program is gone, or has no evictor now, or it has enough to do.
+    /// Takes on `errands`, at most [`crate::limits::BATCH_PAGES`], for when it is done with the batch under way, if
+    /// there is one; there may be [`crate::limits::EVICTOR_BATCHES_MAX`] with this one. False: the program is gone,
+    /// or has no evictor now, or it has enough to do.
     fn begin(&mut self, requests: &[EvictRequest]) -> bool;
 
-    /// Makes the pages at `addresses` the program's own again, which a fork shared (rule 2), like a batch whose fates tell nothing.
-    /// They were never write-protected, or are not any more. False as for [`Evictor::begin`], and while a batch is under way.
+    /// Makes the pages at `addresses` the program's own again, which a fork shared (rule 2), like a batch whose fates
+    /// tell nothing. They were never write-protected, or are not any more. False as for [`Evictor::begin`], and while
+    /// a batch is under way.
     fn own(&mut self, addresses: &[u64]) -> bool;
 
-    /// Nothing begins any more, and the evictor is told to end with `status` once no batch is under way: to be called until the program is gone.
+    /// Nothing begins any more, and the evictor is told to end with `status` once no batch is under way: to be called
+    /// until the program is gone.
     fn end(&mut self, status: u8);
 
-    /// Whether the oldest batch ended; then `fates` has the fate of each of its errands. An evictor that died with its program has ended:
-    /// every page is absent.
+    /// Whether the oldest batch ended; then `fates` has the fate of each of its errands. An evictor that died with
+    /// its program has ended: every page is absent.
     fn poll(&mut self, outcomes: &mut [EvictOutcome]) -> bool;
 
-    /// Ends the oldest batch under way without its evictor, which is stopped, and fills `fates` as [`Evictor::poll`] does; the others under way end at the next polls. False: it cannot
-    /// be done now, or is not needed.
+    /// Ends the oldest batch under way without its evictor, which is stopped, and fills `fates` as [`Evictor::poll`]
+    /// does; the others under way end at the next polls. False: it cannot be done now, or is not needed.
     fn withdraw(&mut self, _process: u32, _fates: &mut [EvictOutcome]) -> bool {
         false
     }
@@ -143,7 +147,8 @@ pub trait Evictor: Send {
         std::thread::sleep(patience);
     }
 
-    /// The CPU that it had when it began its last batch, if that is known. Any number: the program can say what it likes.
+    /// The CPU that it had when it began its last batch, if that is known. Any number: the program can say what it
+    /// likes.
     fn cpu(&self) -> Option<usize> {
         None
     }

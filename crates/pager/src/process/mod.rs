@@ -1,12 +1,16 @@
 //! Knows the programs: who says hello, how much memory each has, which of it may be paged, and who has ended.
 //!
-//! Nothing is asked of a program until the budget is nearly reached; then its mappings are registered as a whole and probed
-//! (rules 1 and 3 of docs/pager.md), and what is resident in them is told to the policy. All of /proc is read here, never on the
-//! fault thread (rule 13).
+//! Nothing is asked of a program until the budget is nearly reached; then its mappings are registered as a whole and
+//! probed (rules 1 and 3 of docs/pager.md), and what is resident in them is told to the policy. All of /proc is read
+//! here, never on the fault thread (rule 13).
 //!
-//! - `greeting`: programs and evictors that say hello; `proof`: that they are of the run; `newcomers`: programs that did not wait for an answer; `children`: whose processes are found; `evictors` that start late.
-//! - `common`: pages that a fork shared, which count once; `calls`: system calls that wait until the pager is ready for them.
-//! - `registering`: what of a program may be paged; `sharing` and `staying`: memory that may not, of which the user is told; `unpaged`: programs that never said hello, too; `pausing`: programs that leave no moment for it; `traced`: programs that a debugger has stopped.
+//! - `greeting`: programs and evictors that say hello; `proof`: that they are of the run; `newcomers`: programs that
+//!   did not wait for an answer; `children`: whose processes are found; `evictors` that start late.
+//! - `common`: pages that a fork shared, which count once; `calls`: system calls that wait until the pager is ready
+//!   for them.
+//! - `registering`: what of a program may be paged; `sharing` and `staying`: memory that may not, of which the user
+//!   is told; `unpaged`: programs that never said hello, too; `pausing`: programs that leave no moment for it;
+//!   `traced`: programs that a debugger has stopped.
 
 mod calls;
 mod children;
@@ -66,7 +70,8 @@ use crate::threads::lock::lock;
 /// An address space, as the survey sees it.
 struct TrackedProcess {
     space: Arc<AddressSpace>,
-    /// Not known yet of a child that was just forked; none any more of one that runs another program while a child of vfork(2) has this memory.
+    /// Not known yet of a child that was just forked; none any more of one that runs another program while a child of
+    /// vfork(2) has this memory.
     process: Option<Process>,
     /// It has one of the places that the run has for programs.
     has_place: bool,
@@ -248,7 +253,8 @@ impl Survey {
         &self.guardian
     }
 
-    /// Starts another guardian if somebody killed the one that there was. An error: there is none, and no program may go on without.
+    /// Starts another guardian if somebody killed the one that there was. An error: there is none, and no program may
+    /// go on without.
     pub fn keep_guarded(&mut self) -> io::Result<()> {
         if !self.guardian.has_ended() {
             return Ok(());
@@ -261,7 +267,8 @@ impl Survey {
         self.guardian.start_again()
     }
 
-    /// Looks at everything once; how long to wait until the next look. Programs may wait outside only if it `has_visitors`.
+    /// Looks at everything once; how long to wait until the next look. Programs may wait outside only if it
+    /// `has_visitors`.
     pub fn look(&mut self, now: Instant, has_visitors: bool) -> Duration {
         let is_someone_held = give_back_rest();
         self.take_call_notices();
@@ -352,9 +359,9 @@ impl Survey {
     }
 }
 
-/// Whether the address space has ended; what `/proc` says is about its process, which goes on after an exec, and about that
-/// process's first thread, which may end before the others. Of the head only the first page is registered, so one that exists refuses the page
-/// behind it.
+/// Whether the address space has ended; what `/proc` says is about its process, which goes on after an exec, and
+/// about that process's first thread, which may end before the others. Of the head only the first page is registered,
+/// so one that exists refuses the page behind it.
 fn is_memory_gone(tracked: &TrackedProcess) -> bool {
     let page = PAGE_SIZE_BYTES as u64;
     let second = tracked.places.head + page;

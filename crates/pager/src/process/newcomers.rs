@@ -1,7 +1,8 @@
 //! Programs that did not wait for an answer ([`Note`]): the pager said in advance what it would be.
 //!
-//! Their messages are listened to at once, so that a fork waits for nobody. All else that a program takes (a place among those that are paged, files of `/proc`,
-//! a place in the guardian's list) is made at the next look, and most small programs are over by then.
+//! Their messages are listened to at once, so that a fork waits for nobody. All else that a program takes (a place
+//! among those that are paged, files of `/proc`, a place in the guardian's list) is made at the next look, and most
+//! small programs are over by then.
 
 use spillway_stub::greeting::{GreetingError, Note, Notes};
 use spillway_stub::protocol::HelloKind;
@@ -16,7 +17,8 @@ impl Survey {
         (programs_fork && may_trace()).then_some(FEATURES | Features::FORK)
     }
 
-    /// Says in advance what every program would be told, where that is the same for all. Where it cannot be said, they ask.
+    /// Says in advance what every program would be told, where that is the same for all. Where it cannot be said,
+    /// they ask.
     pub fn let_in(&mut self) {
         if Self::features_in_advance(self.run.programs_fork).is_none() {
             return;
@@ -29,7 +31,8 @@ impl Survey {
         }
     }
 
-    /// Takes in programs that went on. Whether to look at everything now: while memory is far from short, one of many has time.
+    /// Takes in programs that went on. Whether to look at everything now: while memory is far from short, one of many
+    /// has time.
     pub fn read_notes(&mut self) -> bool {
         let known = self.newcomers.len();
         while let Some(note) = self.next_note() {

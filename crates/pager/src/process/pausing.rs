@@ -1,9 +1,11 @@
-//! A program all of whose threads change mappings without a pause is given one: the kernel lets nothing of it be registered or moved while any of them is in
-//! the middle of a change, and with more threads than CPUs one nearly always is.
+//! A program all of whose threads change mappings without a pause is given one: the kernel lets nothing of it be
+//! registered or moved while any of them is in the middle of a change, and with more threads than CPUs one nearly
+//! always is.
 //!
-//! That it is so is seen by what does not happen: the budget is exceeded, nothing leaves, and a program is changing its mappings. Then its threads are
-//! held for as long as it takes to take out what is too much, by the tracer that starts evictors (`spillway_sys::tracee`). What they are in the middle of they end, as
-//! the fault threads go on reading what they tell.
+//! That it is so is seen by what does not happen: the budget is exceeded, nothing leaves, and a program is changing
+//! its mappings. Then its threads are held for as long as it takes to take out what is too much, by the tracer that
+//! starts evictors (`spillway_sys::tracee`). What they are in the middle of they end, as the fault threads go on
+//! reading what they tell.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -31,7 +33,8 @@ fn is_little(pages: u64, excess_pages: i64) -> bool {
 pub(super) struct Restless(Option<(Instant, u64)>);
 
 impl Restless {
-    /// Whether that has lasted for [`RESTLESS_PATIENCE`]: `pages_out` have left by `now`, and `excess_pages` should leave.
+    /// Whether that has lasted for [`RESTLESS_PATIENCE`]: `pages_out` have left by `now`, and `excess_pages` should
+    /// leave.
     fn is_over(&mut self, excess_pages: i64, pages_out: u64, now: Instant) -> bool {
         let (since, then) = *self.0.get_or_insert((now, pages_out));
         let is_little = is_little(pages_out - then, excess_pages);
@@ -42,7 +45,8 @@ impl Restless {
     }
 }
 
-/// When a program may be held: one that it did not help waits twice as long each time, since something else keeps its pages (no donor has room, say).
+/// When a program may be held: one that it did not help waits twice as long each time, since something else keeps its
+/// pages (no donor has room, say).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Respite {
     due_at: Instant,

@@ -15,11 +15,12 @@ use spillway_sys::threads::Threads;
 
 use crate::mappings::maps::{Staying, staying};
 
-/// Bytes before and behind a thread's robust list that stay in memory: the rest of its control block, and its rseq area, which
-/// lie in the same thousands of bytes (glibc: `struct pthread` has 2.3 KiB with both in it).
+/// Bytes before and behind a thread's robust list that stay in memory: the rest of its control block, and its rseq
+/// area, which lie in the same thousands of bytes (glibc: `struct pthread` has 2.3 KiB with both in it).
 const CONTROL_BLOCK_BYTES: u64 = PAGE_SIZE_BYTES as u64;
 
-/// Robust locks of one thread that are looked at; the kernel itself walks 2048 (`ROBUST_LIST_LIMIT`), programs hold one or two.
+/// Robust locks of one thread that are looked at; the kernel itself walks 2048 (`ROBUST_LIST_LIMIT`), programs hold
+/// one or two.
 const ROBUST_LOCKS_MAX: usize = 64;
 
 /// A process of the run.
@@ -63,8 +64,8 @@ impl Process {
         resident_of(&File::open(format!("/proc/{}/task/{thread}/statm", self.number)).ok()?)
     }
 
-    /// How many of its anonymous pages are others' share, where one that two processes have is half of each (a walk of its page tables);
-    /// `None` when it has ended.
+    /// How many of its anonymous pages are others' share, where one that two processes have is half of each (a walk
+    /// of its page tables); `None` when it has ended.
     pub fn others_pages(&self) -> Option<i64> {
         let number = self.number;
         let of_thread = |thread: u32| fs::read_to_string(format!("/proc/{number}/task/{thread}/smaps_rollup")).ok();
@@ -108,8 +109,8 @@ impl Process {
         self.threads.borrow_mut().list()
     }
 
-    /// Whether all its threads have ended but one, and with what status the first did, which stays in the list until the process is over.
-    /// With only its evictor left it stays like that: nobody starts a thread any more.
+    /// Whether all its threads have ended but one, and with what status the first did, which stays in the list until
+    /// the process is over. With only its evictor left it stays like that: nobody starts a thread any more.
     pub fn left_alone(&self) -> Option<u8> {
         // Asked often, and an answer for nearly all: the first thread has its memory.
         if resident_of(&self.statm).is_some() {
@@ -157,21 +158,22 @@ fn resident_of(statm: &File) -> Option<i64> {
     (size > 0).then_some((resident - shared).max(0))
 }
 
-/// Whether `thread` (a process's number is that of its first) has ended, or is ending: it has no memory any more. Files of `/proc`
-/// about such a one belong to root, and it cannot be traced, which looks as if that was forbidden.
+/// Whether `thread` (a process's number is that of its first) has ended, or is ending: it has no memory any more.
+/// Files of `/proc` about such a one belong to root, and it cannot be traced, which looks as if that was forbidden.
 pub fn has_ended(thread: u32) -> bool {
     File::open(format!("/proc/{thread}/statm")).ok().is_none_or(|statm| resident_of(&statm).is_none())
 }
 
-/// See [`Process::others_pages`]; both values are of the same walk, so what comes and goes meanwhile is in both or in none.
+/// See [`Process::others_pages`]; both values are of the same walk, so what comes and goes meanwhile is in both or in
+/// none.
 fn others_pages_of(rollup: &str) -> Option<i64> {
     let others_bytes = bytes_of(rollup, "Anonymous")?.saturating_sub(bytes_of(rollup, "Pss_Anon")?);
     Some((others_bytes / PAGE_SIZE_BYTES as u64).cast_signed())
 }
 
-/// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the thread ends
-/// (`struct robust_list_head` in `linux/futex.h`: the first entry, the distance from entries to locks, the one being taken). Reading
-/// an entry that is away waits for it, so this is not for who serves faults.
+/// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the
+/// thread ends (`struct robust_list_head` in `linux/futex.h`: the first entry, the distance from entries to locks,
+/// the one being taken). Reading an entry that is away waits for it, so this is not for who serves faults.
 fn robust_locks(process: u32, head: u64) -> Vec<u64> {
     let mut locks = Vec::new();
     let mut words = [0; 3 * size_of::<u64>()];

@@ -1,12 +1,14 @@
 //! Who says hello is a process of the run, and what it says of its memory is true.
 //!
-//! The kernel vouches for the process and its user. The run's token, which stands in the environment of its programs, shows that the process was started in
-//! the run. That it maps the head where it says is seen in its maps, and that the userfaultfd is of its memory by a mark that is set through the
-//! userfaultfd and shows in the same maps (`children`).
+//! The kernel vouches for the process and its user. The run's token, which stands in the environment of its programs,
+//! shows that the process was started in the run. That it maps the head where it says is seen in its maps, and that
+//! the userfaultfd is of its memory by a mark that is set through the userfaultfd and shows in the same maps
+//! (`children`).
 //!
-//! A process that executes another program has another memory from then on, maybe with more rights (a set-user-ID program), and does not map the head until
-//! it said hello anew, which such a program never does. So its maps are looked at again whenever one of its threads has stopped, before
-//! anything of that is changed; a stopped thread executes nothing.
+//! A process that executes another program has another memory from then on, maybe with more rights (a set-user-ID
+//! program), and does not map the head until it said hello anew, which such a program never does. So its maps are
+//! looked at again whenever one of its threads has stopped, before anything of that is changed; a stopped thread
+//! executes nothing.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -42,7 +44,8 @@ impl Proof {
         })
     }
 
-    /// Whether a process that says `hello` may be of the run: it has the token, and is of this user, unless that is root, whose programs become others.
+    /// Whether a process that says `hello` may be of the run: it has the token, and is of this user, unless that is
+    /// root, whose programs become others.
     pub(super) fn admits(&self, peer: Peer, hello: &Hello) -> bool {
         let is_root = self.user == 0;
         peer.process != 0 && hello.token == self.token && (is_root || peer.user == self.user) && is_sound(hello)
@@ -65,7 +68,8 @@ impl Proof {
     }
 }
 
-/// Whether the addresses can be those of the stub: its function and its cell lie in its library, and everything at whole pages.
+/// Whether the addresses can be those of the stub: its function and its cell lie in its library, and everything at
+/// whole pages.
 fn is_sound(hello: &Hello) -> bool {
     let library = hello.library_start..hello.library_end;
     let has = |range: Range<u64>| library.start <= range.start && range.start < range.end && range.end <= library.end;

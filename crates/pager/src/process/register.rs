@@ -91,8 +91,9 @@ impl Survey {
         }
     }
 
-    /// Registers one mapping with the span that it is in, and tells the policy of its pages. Events of the program that come meanwhile are read later, and
-    /// so are younger than what is found here. False: it is to be tried again.
+    /// Registers one mapping with the span that it is in, and tells the policy of its pages. Events of the program
+    /// that come meanwhile are read later, and so are younger than what is found here. False: it is to be tried
+    /// again.
     fn register_mapping(
         &mut self,
         space: &AddressSpace,
@@ -145,8 +146,9 @@ impl Survey {
     }
 }
 
-/// Whether an evictor was given a seat and has not said yet where it has mapped that, and where its staging area is: they may come into a hole of what would be registered
-/// just now, and the evictor would wait for a page of them, which nobody gives it while its batch is under way (rules 7 and 14).
+/// Whether an evictor was given a seat and has not said yet where it has mapped that, and where its staging area is:
+/// they may come into a hole of what would be registered just now, and the evictor would wait for a page of them,
+/// which nobody gives it while its batch is under way (rules 7 and 14).
 fn is_evictor_settling(seat: Option<&Seat>) -> bool {
     seat.is_some_and(|seat| matches!(seat.state(), EvictorState::Absent | EvictorState::Starting))
 }
@@ -163,13 +165,15 @@ fn left_alone(all: &mut Ranges, maps: &str) -> Vec<Range<u64>> {
     all.iter().collect()
 }
 
-/// What of a program may be paged by its maps, but for what is ours in it (rule 7), to which an evictor adds its seat and its staging area.
+/// What of a program may be paged by its maps, but for what is ours in it (rule 7), to which an evictor adds its seat
+/// and its staging area.
 fn pageable(maps: &str, own: &[Range<u64>], evictors: impl IntoIterator<Item = Range<u64>>) -> Vec<Span> {
     let excluded: Vec<Range<u64>> = own.iter().cloned().chain(evictors).collect();
     maps::spans(&maps::parse(maps), &excluded)
 }
 
-/// Registers `range`, and notes it only once that is proved: what is noted is moved, and what is moved without being registered is lost (rule 1).
+/// Registers `range`, and notes it only once that is proved: what is noted is moved, and what is moved without being
+/// registered is lost (rule 1).
 fn note_if_registered(
     space: &AddressSpace,
     page_table: &mut PageTable,
@@ -185,9 +189,10 @@ fn note_if_registered(
     is_proved
 }
 
-/// Registers `span`, or `range` alone where the span has memory of another kind in it, and proves that one registered mapping
-/// covers all of `range` (rule 1): what the maps told may have changed since. Nothing becomes registered while the program changes its
-/// mappings, or the end of what was not registered when a change began would be told among those of others.
+/// Registers `span`, or `range` alone where the span has memory of another kind in it, and proves that one registered
+/// mapping covers all of `range` (rule 1): what the maps told may have changed since. Nothing becomes registered
+/// while the program changes its mappings, or the end of what was not registered when a change began would be told
+/// among those of others.
 fn is_registered(
     space: &AddressSpace,
     page_table: &PageTable,
@@ -211,10 +216,11 @@ fn is_registered(
 
 /// Prepares what was registered just now for pages.
 ///
-/// The kernel does that with a mapping before it fills its first page, also with zeroes, and before it says whether it could
-/// (`find_vma_and_prepare_anon` in mm/userfaultfd.c); without us writes alone would do it. A program that protects a part of a mapping (mprotect(2))
-/// makes three of it: if two of them are prepared apart, the three are never one again, and the program can neither move nor grow
-/// them as one. So mappings are prepared before that, and parts beside protected memory by writes alone.
+/// The kernel does that with a mapping before it fills its first page, also with zeroes, and before it says whether
+/// it could (`find_vma_and_prepare_anon` in mm/userfaultfd.c); without us writes alone would do it. A program that
+/// protects a part of a mapping (mprotect(2)) makes three of it: if two of them are prepared apart, the three are
+/// never one again, and the program can neither move nor grow them as one. So mappings are prepared before that, and
+/// parts beside protected memory by writes alone.
 fn prepare(space: &AddressSpace, page_table: &PageTable, span: &Span, prepared: &mut HashSet<Range<u64>>) {
     for whole in span.wholes.iter().filter(|whole| !page_table.surveyed.contain(whole)) {
         if !prepared.contains(whole) && space.memory.covers(whole).is_ok() {
@@ -330,7 +336,8 @@ mod tests {
         }
     }
 
-    /// Looks at [`MAPPING`] once: whether it was taken for registered, and what was asked for that. What is noted must be the same.
+    /// Looks at [`MAPPING`] once: whether it was taken for registered, and what was asked for that. What is noted
+    /// must be the same.
     fn look(kernel: Kernel) -> (bool, Asked) {
         let asked = kernel.asked.clone();
         let space = AddressSpace::new(PageTable::new(SpaceId(1)), Box::new(kernel), None);
@@ -351,7 +358,8 @@ mod tests {
 
     #[test]
     fn nothing_of_ours_may_be_paged() {
-        // Rule 7: by address, since what the library has without a file has no name either, and so has the staging area.
+        // Rule 7: by address, since what the library has without a file has no name either, and so has the staging
+        // area.
         let hello = Hello { library_start: 0x3000, library_end: 0x6000, head: 0x9000, ..HELLO };
         let own = own_ranges(&hello);
         assert_eq!(own, [0x3000..0x6000, 0x9000..0xc000]);

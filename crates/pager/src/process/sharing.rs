@@ -1,5 +1,5 @@
-//! Memory that a program shares with others is not paged, and not counted: it is not one program's. Where that is much, the budget
-//! does not hold what the user thinks it does, so he is told, once for each program.
+//! Memory that a program shares with others is not paged, and not counted: it is not one program's. Where that is
+//! much, the budget does not hold what the user thinks it does, so he is told, once for each program.
 
 use std::time::Instant;
 

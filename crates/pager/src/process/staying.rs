@@ -1,5 +1,6 @@
-//! Memory of programs that cannot leave: protected, on the main stack, changed pages of files, locked, or merged with equal pages. It counts in the
-//! budget, so where it is much the budget is not held, and the user is told which kinds there are; again whenever it has doubled.
+//! Memory of programs that cannot leave: protected, on the main stack, changed pages of files, locked, or merged with
+//! equal pages. It counts in the budget, so where it is much the budget is not held, and the user is told which kinds
+//! there are; again whenever it has doubled.
 
 use std::time::Instant;
 

@@ -1,8 +1,9 @@
 //! Programs that a debugger has stopped: their pages come back, so that it can read and write them.
 //!
-//! `/proc/PID/mem` and ptrace cannot wait for a userfaultfd (`faultin_page` in mm/gup.c), so a page that is away is an error (EIO) there. Nobody tells of such an access;
-//! that a program is traced, and its first thread is stopped for it and has not run between two looks, is what can be seen. A program that is traced and runs (strace) is paged as
-//! ever.
+//! `/proc/PID/mem` and ptrace cannot wait for a userfaultfd (`faultin_page` in mm/gup.c), so a page that is away is
+//! an error (EIO) there. Nobody tells of such an access; that a program is traced, and its first thread is stopped
+//! for it and has not run between two looks, is what can be seen. A program that is traced and runs (strace) is paged
+//! as ever.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -104,7 +105,8 @@ impl Survey {
     }
 }
 
-/// Takes the write protection away from all pages that are there: a debugger's write cannot wait either. False: the program changes its mappings.
+/// Takes the write protection away from all pages that are there: a debugger's write cannot wait either. False: the
+/// program changes its mappings.
 fn unprotect(shared: &PagerState, space: &AddressSpace) -> bool {
     let mut state = space.lock();
     if !shared.apply_events(space, &mut state) {

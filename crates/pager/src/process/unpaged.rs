@@ -1,6 +1,8 @@
-//! Programs of the run that never said hello: they have all their memory beside the budget, so the user is told which, how much, and why; again whenever one has doubled its memory.
+//! Programs of the run that never said hello: they have all their memory beside the budget, so the user is told
+//! which, how much, and why; again whenever one has doubled its memory.
 //!
-//! They are found among the descendants of this process. A program that left its family (a daemon) is not, nor is one that is over before anybody looks.
+//! They are found among the descendants of this process. A program that left its family (a daemon) is not, nor is one
+//! that is over before anybody looks.
 
 use std::collections::HashMap;
 use std::fs;
@@ -42,7 +44,8 @@ impl Survey {
                 continue;
             }
             let Some(cause) = cause(process, &self.run.variable) else { continue };
-            // One that executed another program meanwhile, or ended, had the memory before and the environment after that.
+            // One that executed another program meanwhile, or ended, had the memory before and the environment after
+            // that.
             if let Some((name, bytes)) = much_memory() {
                 self.unpaged.told_bytes.insert(process, bytes);
                 self.shared.fail(format!(
@@ -59,7 +62,8 @@ impl Survey {
     }
 }
 
-/// How much memory outside of the budget, or of the kind that cannot leave, a program may have without the user being told.
+/// How much memory outside of the budget, or of the kind that cannot leave, a program may have without the user being
+/// told.
 pub(super) fn untold_bytes_max(budget: &Budget) -> u64 {
     UNPAGED_BYTES_MIN.max(budget.bytes() / UNPAGED_SHARE)
 }

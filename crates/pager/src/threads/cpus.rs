@@ -1,11 +1,13 @@
 //! Which CPUs the eviction thread and an evictor run on: not on the same one, as long as another one is free.
 //!
-//! The two work at the same time: one takes pages out while the other writes those before. But who sleeps is woken by the other, and the
-//! scheduler may put it on the waker's CPU though another one is idle (docs/decisions/pager-speed.md). Then both take turns on one. So if that was so for some batches, the eviction thread leaves that CPU, and neither may run where
-//! the other was then.
+//! The two work at the same time: one takes pages out while the other writes those before. But who sleeps is woken by
+//! the other, and the scheduler may put it on the waker's CPU though another one is idle
+//! (docs/decisions/pager-speed.md). Then both take turns on one. So if that was so for some batches, the eviction
+//! thread leaves that CPU, and neither may run where the other was then.
 //!
-//! All of that is undone when nothing has left for a while, and when one of them has to wait for a CPU: then others want it, and it is not tried again
-//! soon. Where the kernel does not tell how long threads wait ([`ThreadTimes`]) nothing is done. Nothing of the program's own is bound.
+//! All of that is undone when nothing has left for a while, and when one of them has to wait for a CPU: then others
+//! want it, and it is not tried again soon. Where the kernel does not tell how long threads wait ([`ThreadTimes`])
+//! nothing is done. Nothing of the program's own is bound.
 //!
 //! [`Apart`] decides, without I/O; [`Placement`] does it.
 
@@ -56,8 +58,8 @@ impl Apart {
         Self { evictor: None, shared: 0, away: None, batch_at: now, try_at: now }
     }
 
-    /// A batch of `evictor` has ended, which ran on `evictor_cpu`, and this thread runs on `own_cpu`; `waited` says how long both have waited for a CPU since
-    /// they began.
+    /// A batch of `evictor` has ended, which ran on `evictor_cpu`, and this thread runs on `own_cpu`; `waited` says
+    /// how long both have waited for a CPU since they began.
     fn batch_ended(
         &mut self,
         evictor: Whose,
@@ -204,7 +206,8 @@ impl Bound {
         (is_possible && sched_setaffinity(thread, &now).is_ok()).then_some(Self { thread, before, now })
     }
 
-    /// Gives the thread back the CPUs that it had, unless somebody else has bound it since. One of those that it has now may be off meanwhile.
+    /// Gives the thread back the CPUs that it had, unless somebody else has bound it since. One of those that it has
+    /// now may be off meanwhile.
     fn undo(self) {
         let is_ours = |now: CpuSet| (0..CpuSet::MAX_CPU).all(|cpu| self.now.is_set(cpu) || !now.is_set(cpu));
         if sched_getaffinity(self.thread).is_ok_and(is_ours) {
@@ -330,7 +333,8 @@ mod tests {
         assert!((0..4 * SHARED_BATCHES_MAX).all(|_| apart.batch_ended(EVICTOR, (3, 3), || None, now).is_none()));
     }
 
-    /// Runs `test` on a thread of its own, because it is bound, with what it may run on, and another thread of that name beside it.
+    /// Runs `test` on a thread of its own, because it is bound, with what it may run on, and another thread of that
+    /// name beside it.
     fn with_thread(name: &str, test: impl FnOnce(CpuSet, Pid) + Send) {
         let (tell, told) = channel();
         let (end, ended) = channel::<()>();

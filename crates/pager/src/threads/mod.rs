@@ -33,9 +33,9 @@ use crate::threads::cpus::Placement;
 use crate::threads::spin::{Company, EvictionPauses, Pause, Spin};
 use crate::threads::waiting::{has_events, wait};
 
-/// Starts a thread that runs until the pager stops; one that panics takes the programs down, whose pages it may have lost
-/// track of. None has a real-time policy, whatever the run was started with: it would keep evictors and programs from the CPU that it
-/// waits for (rule 13).
+/// Starts a thread that runs until the pager stops; one that panics takes the programs down, whose pages it may have
+/// lost track of. None has a real-time policy, whatever the run was started with: it would keep evictors and programs
+/// from the CPU that it waits for (rule 13).
 pub(crate) fn start(
     name: &str,
     shared: &Arc<PagerState>,
@@ -62,7 +62,8 @@ pub(crate) fn start(
 /// The number of the fault thread's bell among the descriptors that it waits for; those of address spaces are smaller.
 const BELL: u64 = u64::MAX;
 
-/// Who is served by the fault thread, each under its number in the set of descriptors that it waits for ([`PagerState::served`]).
+/// Who is served by the fault thread, each under its number in the set of descriptors that it waits for
+/// ([`PagerState::served`]).
 struct Served<'a> {
     set: &'a Epoll,
     spaces: HashMap<u32, (Arc<AddressSpace>, bool)>,
@@ -93,7 +94,8 @@ impl<'a> Served<'a> {
             if state.may_read() {
                 self.set.add(space.memory.event(), number.into(), Interest::Readable)?;
                 *listens = true;
-                // Served once even if the message that it waited with is answered meanwhile, or it would count as waiting for ever.
+                // Served once even if the message that it waited with is answered meanwhile, or it would count as
+                // waiting for ever.
                 self.ready.push(number);
             } else {
                 // The end of the batch is signalled to whoever waits for it.
@@ -113,7 +115,8 @@ impl<'a> Served<'a> {
         self.set.wait(Some(patience), note).map(|_| ())
     }
 
-    /// Asks the one who had something to tell last, or goes on since, without a look at who has. Whether that was right.
+    /// Asks the one who had something to tell last, or goes on since, without a look at who has. Whether that was
+    /// right.
     fn guess(&mut self, messages: &mut Messages, faults: &mut Faults, now: Instant) -> bool {
         let asked = self.last.filter(|_| self.guesses < GUESSES_MAX).and_then(|number| self.spaces.get(&number));
         let is_right =
@@ -126,7 +129,8 @@ impl<'a> Served<'a> {
         is_right
     }
 
-    /// Serves whoever has something to tell; how many did. Nobody is asked for this turn if it `is_quiet`: the end of a sleep has just told that nobody has.
+    /// Serves whoever has something to tell; how many did. Nobody is asked for this turn if it `is_quiet`: the end of
+    /// a sleep has just told that nobody has.
     fn serve(
         &mut self,
         shared: &PagerState,
@@ -135,7 +139,8 @@ impl<'a> Served<'a> {
         (is_quiet, now): (bool, Instant),
     ) -> io::Result<usize> {
         if self.ready.is_empty() && !is_quiet {
-            // While somebody waits for a page that is on its way, its thread has no other fault; those of others are found by the look.
+            // While somebody waits for a page that is on its way, its thread has no other fault; those of others are
+            // found by the look.
             if !faults.is_awaited() && self.guess(messages, faults, now) {
                 return Ok(1);
             }

@@ -1,12 +1,13 @@
 //! Whether a thread looks again for what it waits for, or sleeps.
 //!
-//! A program that misses pages one after the other pays for waking the fault thread at each of them: the switch, and on a CPU that has
-//! nothing else to do its way out of idleness. So that thread looks for a while, if the last fault came soon after the one before. A
-//! program that misses a page now and then costs nothing.
+//! A program that misses pages one after the other pays for waking the fault thread at each of them: the switch, and
+//! on a CPU that has nothing else to do its way out of idleness. So that thread looks for a while, if the last fault
+//! came soon after the one before. A program that misses a page now and then costs nothing.
 //!
-//! Nobody looks on a CPU that others want: it is offered at each look, and if somebody takes it, its thread sleeps instead. If that was
-//! for a whole turn, it is not offered again for a while, because who sleeps is woken when there is something to do, and who offered
-//! his CPU waits until the other has had his turn. The pager's own threads take it for less.
+//! Nobody looks on a CPU that others want: it is offered at each look, and if somebody takes it, its thread sleeps
+//! instead. If that was for a whole turn, it is not offered again for a while, because who sleeps is woken when there
+//! is something to do, and who offered his CPU waits until the other has had his turn. The pager's own threads take
+//! it for less.
 
 use std::time::{Duration, Instant};
 
@@ -50,8 +51,8 @@ pub(crate) struct Company {
 }
 
 impl Company {
-    /// Offers the CPU, unless that cost a turn a moment ago. Whether nobody wants it; it was `start` a microsecond ago at most, and `now` is how
-    /// late it is.
+    /// Offers the CPU, unless that cost a turn a moment ago. Whether nobody wants it; it was `start` a microsecond
+    /// ago at most, and `now` is how late it is.
     pub(crate) fn is_alone(&mut self, start: Instant, now: impl Fn() -> Instant, offer: impl FnOnce()) -> bool {
         if self.lost_at.is_some_and(|at| start.saturating_duration_since(at) < COMPANY_PAUSE) {
             return false;
@@ -77,9 +78,9 @@ pub(crate) enum Pause {
 
 /// Which pauses the eviction thread makes.
 ///
-/// While an evictor works it looks, as long as nobody wants its CPU: the evictor may need this very one. What it looks for may also be its own
-/// engine, which goes on when it is asked again (over shared memory) and by nobody else's work: then it never sleeps because others want its
-/// CPU, or that would be idle once they are done.
+/// While an evictor works it looks, as long as nobody wants its CPU: the evictor may need this very one. What it
+/// looks for may also be its own engine, which goes on when it is asked again (over shared memory) and by nobody
+/// else's work: then it never sleeps because others want its CPU, or that would be idle once they are done.
 #[derive(Debug, Default)]
 pub(crate) struct EvictionPauses {
     looks: u32,
@@ -92,7 +93,8 @@ impl EvictionPauses {
         self.company = Company::default();
     }
 
-    /// The next one, after a turn that ended with `waiting`; the CPU is offered and the time asked for as in [`Company::is_alone`].
+    /// The next one, after a turn that ended with `waiting`; the CPU is offered and the time asked for as in
+    /// [`Company::is_alone`].
     pub(crate) fn next(
         &mut self,
         waiting: Waiting,

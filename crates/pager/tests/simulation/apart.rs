@@ -1,4 +1,5 @@
-//! The eviction thread itself, beside a thread that is taken for an evictor: they leave each other, and may run everywhere again once nothing leaves.
+//! The eviction thread itself, beside a thread that is taken for an evictor: they leave each other, and may run
+//! everywhere again once nothing leaves.
 
 use std::sync::mpsc::channel;
 
@@ -23,7 +24,8 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// A world beyond its budget, whose evictor always had the eviction thread's CPU, and is taken for `evictor` of this process.
+/// A world beyond its budget, whose evictor always had the eviction thread's CPU, and is taken for `evictor` of this
+/// process.
 fn world_of(evictor: Pid) -> World {
     let mut world = World::new(10_000);
     (0..PAGES).for_each(|page| world.touch(0, page, true));

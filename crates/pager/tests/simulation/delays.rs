@@ -18,7 +18,8 @@ fn a_fault_that_meets_a_change_is_answered_later() {
     }
 }
 
-/// What the kernel refuses a program that is in the middle of a change, told of or not, is tried once at each look, however long that takes.
+/// What the kernel refuses a program that is in the middle of a change, told of or not, is tried once at each look,
+/// however long that takes.
 fn faults_meet_a_change(mapped_quarters: u64, is_told: bool) {
     let mut world = World::new(200);
     world.map_quarters(mapped_quarters);

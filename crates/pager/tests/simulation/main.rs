@@ -1,12 +1,12 @@
-//! Tests of the real fault and eviction decisions against simulated programs: their memory is a map here, their evictor takes
-//! pages out of it page by page, and the volume is memory of this process.
+//! Tests of the real fault and eviction decisions against simulated programs: their memory is a map here, their
+//! evictor takes pages out of it page by page, and the volume is memory of this process.
 //!
-//! - `engine`: the volume, `neighbours`: and that pages go there and come back together; `forks`: forks that the kernel tells nobody of; `delays`: who waits, and for how long nobody asks again;
-//!   `apart`: on which CPUs.
+//! - `engine`: the volume, `neighbours`: and that pages go there and come back together; `forks`: forks that the
+//!   kernel tells nobody of; `delays`: who waits, and for how long nobody asks again; `apart`: on which CPUs.
 //!
-//! The kernel's rules that matter are kept: nothing is filled or moved while an event waits to be read, an event's own work is
-//! done before it is told (unmap, remap, fork) or after it was read (remove), pages that are not registered are not moved, and nothing is filled
-//! where nothing is mapped.
+//! The kernel's rules that matter are kept: nothing is filled or moved while an event waits to be read, an event's
+//! own work is done before it is told (unmap, remap, fork) or after it was read (remove), pages that are not
+//! registered are not moved, and nothing is filled where nothing is mapped.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

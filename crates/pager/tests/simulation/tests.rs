@@ -350,8 +350,8 @@ fn an_evictor_has_two_batches_only_while_no_fault_waits_for_them() {
     world.end();
 }
 
-/// Faults of a program that writes all its memory in order and then, with room for all of it, reads it, with mappings that end every so many pages:
-/// for what is away, and for fresh memory.
+/// Faults of a program that writes all its memory in order and then, with room for all of it, reads it, with mappings
+/// that end every so many pages: for what is away, and for fresh memory.
 fn faults_of_a_scan(pages_of_a_mapping: u64, mapped_quarters: u64) -> (u64, u64) {
     let mut world = World::new(200);
     world.map_quarters(mapped_quarters);

@@ -6,13 +6,14 @@
 //! | [`read_around`] | the same, and the neighbours of pages in no trend, where those are needed soon after; [`runs`]: how many of them are |
 //! | [`streams`] | one prefetcher for each thread and region, so that concurrent streams do not hide one another |
 //!
-//! Simpler ones that these were compared with (none, next-N, a fixed stride) live with the tests (docs/decisions/prefetching.md).
+//! Simpler ones that these were compared with (none, next-N, a fixed stride) live with the tests
+//! (docs/decisions/prefetching.md).
 //!
-//! A page that is brought along can be shown to the program at once (mapped), and then the pager never learns whether it
-//! was used; or be kept local and unmapped, and then its use costs a cheap fault. As the kernel's read-ahead does, one
-//! page of each window is a *marker*: it is kept unmapped, the others are mapped. The fault on the marker tells that the
-//! program came so far, and is when the next window is asked for, while the program still has the rest of this one to go
-//! through. So a stream costs one cheap fault for each window and waits for the network once.
+//! A page that is brought along can be shown to the program at once (mapped), and then the pager never learns whether
+//! it was used; or be kept local and unmapped, and then its use costs a cheap fault. As the kernel's read-ahead does,
+//! one page of each window is a *marker*: it is kept unmapped, the others are mapped. The fault on the marker tells
+//! that the program came so far, and is when the next window is asked for, while the program still has the rest of
+//! this one to go through. So a stream costs one cheap fault for each window and waits for the network once.
 //!
 //! What the pager tells a prefetcher:
 //! - `on_fault`: a page was waited for that nobody had brought along (one that is still on its way is no such fault);
@@ -20,9 +21,9 @@
 //! - `on_hit`: a marker was reached, whether it was there already or still on its way;
 //! - `on_unused`: pages that were brought along left again before a marker behind them was reached.
 //!
-//! Invariants: candidates are at most [`CANDIDATES_MAX`], never the demanded page, and distinct; nothing allocates after
-//! construction. Whether a candidate exists, is remote, and is worth a read is for the pager to say: it drops the others
-//! ([`Candidates::retain`]).
+//! Invariants: candidates are at most [`CANDIDATES_MAX`], never the demanded page, and distinct; nothing allocates
+//! after construction. Whether a candidate exists, is remote, and is worth a read is for the pager to say: it drops
+//! the others ([`Candidates::retain`]).
 
 pub mod read_ahead;
 pub mod read_around;
@@ -45,8 +46,8 @@ impl VirtualPage {
     }
 }
 
-/// Pages of one window at most, unless donors are far: 256 KiB, two of HPBD's largest requests; the kernel's read-ahead ends at
-/// 128 KiB for files and at 32 pages for swap.
+/// Pages of one window at most, unless donors are far: 256 KiB, two of HPBD's largest requests; the kernel's
+/// read-ahead ends at 128 KiB for files and at 32 pages for swap.
 pub const WINDOW_MAX: usize = 64;
 
 /// Pages of one window from donors that are far: 2 MiB, a huge page of the processor.
@@ -105,8 +106,8 @@ impl Candidates {
         }
     }
 
-    /// Adds those of `other` that are not here yet and for which there is room; its marker counts if there was none. Streams that meet, one
-    /// from below and one from above, name the same pages, and a page is read once.
+    /// Adds those of `other` that are not here yet and for which there is room; its marker counts if there was none.
+    /// Streams that meet, one from below and one from above, name the same pages, and a page is read once.
     pub fn append(&mut self, other: &Self) {
         let own = self.count;
         for page in other.pages() {
@@ -124,8 +125,9 @@ impl Candidates {
         (self.count, self.marker) = (self.count - count, None);
     }
 
-    /// Drops the pages that are not worth a read, because they are local or nobody's. If the marker is one of them, the next
-    /// page that stays takes its place, or else the last: a stream must come to a marker, or it would have to fault to go on.
+    /// Drops the pages that are not worth a read, because they are local or nobody's. If the marker is one of them,
+    /// the next page that stays takes its place, or else the last: a stream must come to a marker, or it would have
+    /// to fault to go on.
     pub fn retain(&mut self, mut is_wanted: impl FnMut(VirtualPage) -> bool) {
         let marker = self.marker.and_then(|marker| self.pages().iter().position(|page| *page == marker));
         let mut kept = 0;
@@ -169,8 +171,8 @@ pub trait Prefetcher: Send {
     /// The program waits for `page`: adds to `candidates`, which are empty, what is worth bringing along.
     fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates);
 
-    /// [`Prefetcher::on_fault`] brought nothing along with `page`: adds what of its neighbours is worth it. `is_away` says which pages could
-    /// come.
+    /// [`Prefetcher::on_fault`] brought nothing along with `page`: adds what of its neighbours is worth it. `is_away`
+    /// says which pages could come.
     fn around(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
         let _ = (page, is_away, candidates);
     }
@@ -178,8 +180,8 @@ pub trait Prefetcher: Send {
     /// The program reached `page`, a marker of this prefetcher: adds what is to come next.
     fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates);
 
-    /// The candidates up to `page`, the last of them, were few when local ones were left out: adds what is behind them. The program
-    /// has not come there yet.
+    /// The candidates up to `page`, the last of them, were few when local ones were left out: adds what is behind
+    /// them. The program has not come there yet.
     fn go_on(&mut self, page: VirtualPage, candidates: &mut Candidates) {
         let _ = (page, candidates);
     }
@@ -187,8 +189,8 @@ pub trait Prefetcher: Send {
     /// `page`, which this prefetcher brought along, left unused.
     fn on_unused(&mut self, page: VirtualPage);
 
-    /// A new stream of the program that `other` is of begins with this one: takes over what that learnt of the program, and nothing of where
-    /// it is.
+    /// A new stream of the program that `other` is of begins with this one: takes over what that learnt of the
+    /// program, and nothing of where it is.
     fn learn_from(&mut self, other: &Self)
     where
         Self: Sized,

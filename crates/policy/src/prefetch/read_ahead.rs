@@ -1,15 +1,16 @@
-//! Read-ahead that adapts: nothing without a trend, twice as much with each window that is used, less with each page that
-//! is not.
+//! Read-ahead that adapts: nothing without a trend, twice as much with each window that is used, less with each page
+//! that is not.
 //!
-//! It follows up to `HEADS` places at once, each with its own distance between faults: one thread often goes through several
-//! arrays in turn, or through one from both ends (quicksort). A fault belongs to the nearest place within `REACH_PAGES`;
-//! without one, the place that has been quiet for longest is given up. A distance that comes twice in a row is a trend; a
-//! neighbouring page, up or down, is one at once. Faults that fit no trend cost nothing but the look: a random program is
-//! left alone, and a stream pays two faults before its first window.
+//! It follows up to `HEADS` places at once, each with its own distance between faults: one thread often goes through
+//! several arrays in turn, or through one from both ends (quicksort). A fault belongs to the nearest place within
+//! `REACH_PAGES`; without one, the place that has been quiet for longest is given up. A distance that comes twice in
+//! a row is a trend; a neighbouring page, up or down, is one at once. Faults that fit no trend cost nothing but the
+//! look: a random program is left alone, and a stream pays two faults before its first window.
 //!
-//! A window begins with `WINDOW_START` pages. Reaching the marker in its middle asks for the next one, of twice the length, up to
-//! [`WINDOW_MAX`], or more if donors are far; its marker is its first page, so the program still has a window before it while it comes. A fault that leaves the
-//! trend takes the window down to a quarter; a page that left unused takes one page off it.
+//! A window begins with `WINDOW_START` pages. Reaching the marker in its middle asks for the next one, of twice the
+//! length, up to [`WINDOW_MAX`], or more if donors are far; its marker is its first page, so the program still has a
+//! window before it while it comes. A fault that leaves the trend takes the window down to a quarter; a page that
+//! left unused takes one page off it.
 
 #[cfg(any(doc, test))]
 use super::WINDOW_MAX;
@@ -18,15 +19,15 @@ use super::{Candidates, Prefetcher, VirtualPage};
 /// Places that are followed: a matrix product goes through three arrays, Barnes-Hut through two and a tree.
 const HEADS: usize = 4;
 
-/// A fault within so many pages of a place belongs to it, or within its window if that is larger: strides to 1 MiB. Larger ones are rare, and far pages of a
-/// random program would use up the places.
+/// A fault within so many pages of a place belongs to it, or within its window if that is larger: strides to 1 MiB.
+/// Larger ones are rare, and far pages of a random program would use up the places.
 const REACH_PAGES: u64 = 256;
 
 /// The first window of a trend: the kernel's read-ahead begins with as many for small reads (`get_init_ra_size`).
 const WINDOW_START: u32 = 4;
 
-/// A fault so many steps further on is still in line: the pages between may have been local, as random or scattered ones
-/// stay after an eviction.
+/// A fault so many steps further on is still in line: the pages between may have been local, as random or scattered
+/// ones stay after an eviction.
 const SKIPPED_MAX: i64 = 8;
 
 /// A fault out of line divides the window by so much: two of them end any window of up to 16 pages.
@@ -124,7 +125,8 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// The `count` pages from `first` on come along with `page`, which was in no trend. If the next fault is beside them, they were the begin of one.
+    /// The `count` pages from `first` on come along with `page`, which was in no trend. If the next fault is beside
+    /// them, they were the begin of one.
     pub(super) fn came_around(&mut self, page: VirtualPage, first: u64, count: u64) {
         if let Some(head) = self.nearest(page) {
             head.around = Some((VirtualPage(first), VirtualPage(first + count - 1)));

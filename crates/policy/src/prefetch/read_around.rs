@@ -1,11 +1,13 @@
 //! Read-ahead, and the neighbours of a page that is in no trend, where programs come back to a neighbourhood soon.
 //!
-//! The kernel's swap brings an aligned block of pages along with each fault (`page-cluster`), used or not. Here it comes only where
-//! experience says that most of it will be used. Of each block in which a fault falls one page that is away is the *probe*: it is left
-//! where it is, and a fault on it before 128 other blocks had theirs says that the neighbourhood was needed. Since probes are
-//! taken whether blocks come along or not, the same count says when to begin and when to end.
+//! The kernel's swap brings an aligned block of pages along with each fault (`page-cluster`), used or not. Here it
+//! comes only where experience says that most of it will be used. Of each block in which a fault falls one page that
+//! is away is the *probe*: it is left where it is, and a fault on it before 128 other blocks had theirs says that the
+//! neighbourhood was needed. Since probes are taken whether blocks come along or not, the same count says when to
+//! begin and when to end.
 //!
-//! Where blocks are not worth it, the next one to three pages come along if programs need as many of them as [`super::runs`] has seen.
+//! Where blocks are not worth it, the next one to three pages come along if programs need as many of them as
+//! [`super::runs`] has seen.
 //!
 //! What comes so is taken for needed: no marker follows that could tell.
 
@@ -16,14 +18,16 @@ use super::{Candidates, Prefetcher, VirtualPage};
 /// Pages of a block: the kernel's default for swap (`page-cluster` is 3).
 pub const BLOCK_PAGES: u64 = 8;
 
-/// Blocks whose probes are watched. What came with them is 1,024 pages: they are still there in all but the smallest budgets.
+/// Blocks whose probes are watched. What came with them is 1,024 pages: they are still there in all but the smallest
+/// budgets.
 const PROBES: usize = 128;
 
 /// A probe that was needed counts for so much ...
 const NEEDED_WEIGHT: u32 = 3;
 
-/// ... and one that was not for so much: the score grows where two in five are needed. A page that comes along takes 2 us, and the
-/// one that leaves for it 2 to 3; a fault that it spares takes 10 and more (docs/decisions/pager-speed.md).
+/// ... and one that was not for so much: the score grows where two in five are needed. A page that comes along takes
+/// 2 us, and the one that leaves for it 2 to 3; a fault that it spares takes 10 and more
+/// (docs/decisions/pager-speed.md).
 const UNNEEDED_WEIGHT: u32 = 2;
 
 const SCORE_MAX: u32 = 40;
@@ -191,8 +195,8 @@ mod tests {
         (*state >> 33) % end
     }
 
-    /// A program that goes to blocks at random and needs `used` pages of each, in no order that is a trend: how many faults it has, and how many
-    /// pages come along.
+    /// A program that goes to blocks at random and needs `used` pages of each, in no order that is a trend: how many
+    /// faults it has, and how many pages come along.
     fn blocks_at_random(policy: &mut ReadAround, used: usize, visits: u64) -> (u64, usize) {
         let (mut state, mut faults, mut brought) = (visits, 0, 0);
         for _ in 0..visits {

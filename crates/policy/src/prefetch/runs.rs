@@ -1,15 +1,17 @@
 //! How many neighbours a program needs at once, learnt by watching it.
 //!
-//! A program that goes to places at random often needs more than one page at each: a record that lies on the edge of two, a block of a
-//! database. Nothing tells such a *run* from the begin of a stream but how it ends. So some of the faults that may begin one are
-//! *watched*: nothing comes along, and the faults on the pages behind count how long the run gets. By the last 16 that were watched it
-//! is chosen how many pages come along with a fault that begins a run.
+//! A program that goes to places at random often needs more than one page at each: a record that lies on the edge of
+//! two, a block of a database. Nothing tells such a *run* from the begin of a stream but how it ends. So some of the
+//! faults that may begin one are *watched*: nothing comes along, and the faults on the pages behind count how long
+//! the run gets. By the last 16 that were watched it is chosen how many pages come along with a fault that begins a
+//! run.
 //!
 //! Only runs upwards: a neighbour below is a stream at once, as before.
 
 use super::VirtualPage;
 
-/// Runs of so many pages and more are streams, and left to read-ahead. A database's block of 16 KiB (InnoDB) has as many.
+/// Runs of so many pages and more are streams, and left to read-ahead. A database's block of 16 KiB (InnoDB) has as
+/// many.
 pub const RUN_MAX: u8 = 4;
 
 /// Runs that are remembered.
@@ -30,7 +32,8 @@ const PATIENCE_FAULTS: u64 = 16;
 /// What a fault costs that is spared, to ...
 const FAULT_WEIGHT: u32 = 2;
 
-/// ... what a page costs that comes along, needed or not: 10 us, and 2 us with 2 to 3 for the one that leaves for it (docs/decisions/pager-speed.md).
+/// ... what a page costs that comes along, needed or not: 10 us, and 2 us with 2 to 3 for the one that leaves for it
+/// (docs/decisions/pager-speed.md).
 const ALONG_WEIGHT: u32 = 1;
 
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +100,8 @@ impl Runs {
         0
     }
 
-    /// The same experience, and nothing under way. One run is forgotten, so that what is handed on and on without being seen again ends.
+    /// The same experience, and nothing under way. One run is forgotten, so that what is handed on and on without
+    /// being seen again ends.
     pub fn experience(&self) -> Self {
         let mut heir = Self { watched: [None; WATCHED], ..*self };
         heir.lengths[heir.next] = 0;

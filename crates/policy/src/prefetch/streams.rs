@@ -4,9 +4,9 @@
 //! work: thread-specific prefetching), and so do two arrays that one thread reads in turn. So faults are kept apart by
 //! address space, thread, and region of addresses; a slot that has not been used for longest is taken for a new stream.
 //!
-//! A stream remembers its last window, and says which pages the program has passed when a marker is reached: those between
-//! the marker before and this one. They were used, though the kernel told nobody. A marker itself, which was waited for, is said when the next one is
-//! reached: by then it is surely there.
+//! A stream remembers its last window, and says which pages the program has passed when a marker is reached: those
+//! between the marker before and this one. They were used, though the kernel told nobody. A marker itself, which was
+//! waited for, is said when the next one is reached: by then it is surely there.
 //!
 //! Looking a stream up compares [`STREAMS_MAX`] keys that lie together: some tens of nanoseconds.
 
@@ -119,8 +119,8 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         }
     }
 
-    /// Of what `faulter` was to have up to `page`, the last of it, too much is local already: goes on behind it. The program has
-    /// reached nothing.
+    /// Of what `faulter` was to have up to `page`, the last of it, too much is local already: goes on behind it. The
+    /// program has reached nothing.
     pub fn go_on(&mut self, faulter: Faulter, page: VirtualPage, candidates: &mut Candidates) {
         candidates.clear();
         if let Some(slot) = self.find(Key::of(faulter, page)) {
@@ -129,7 +129,8 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         }
     }
 
-    /// The pages that the last [`Streams::on_hit`] showed to be used, its marker not among them. Some may have been there all the time.
+    /// The pages that the last [`Streams::on_hit`] showed to be used, its marker not among them. Some may have been
+    /// there all the time.
     pub fn passed(&self) -> &[VirtualPage] {
         self.passed.pages()
     }
@@ -139,7 +140,8 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         self.marker_passed
     }
 
-    /// Moves what the stream in `slot` brought along before `marker` from its window to what is passed. Whether the marker was in that window.
+    /// Moves what the stream in `slot` brought along before `marker` from its window to what is passed. Whether the
+    /// marker was in that window.
     fn pass(&mut self, slot: usize, marker: VirtualPage) -> bool {
         let window = &mut self.windows[slot];
         if let Some(place) = window.pages().iter().position(|page| *page == marker) {

@@ -1,8 +1,8 @@
-//! What every policy has: its lists, its budget, and pages that were brought along in a list of their own. A policy is an [`Order`],
-//! which says only what distinguishes it from the others.
+//! What every policy has: its lists, its budget, and pages that were brought along in a list of their own. A policy
+//! is an [`Order`], which says only what distinguishes it from the others.
 //!
-//! Pages enter the list [`NEW`]; an order has a use of its own for a second one, [`APART`]. What was learnt of a page is counted
-//! in its marks, which the order spends while it looks for a victim.
+//! Pages enter the list [`NEW`]; an order has a use of its own for a second one, [`APART`]. What was learnt of a page
+//! is counted in its marks, which the order spends while it looks for a victim.
 //!
 //! Invariant: a page in `AHEAD` has no marks, as the first evidence takes it out of there.
 
@@ -19,8 +19,9 @@ pub const APART: List = List(2);
 /// The lists of an order.
 pub type OrderLists = Lists<3>;
 
-/// Pages that were brought along and not asked for yet are left alone as long as they are fewer than one in so many of the
-/// budget: time for the program to come to them. What is asked for later than that was brought along too early.
+/// Pages that were brought along and not asked for yet are left alone as long as they are fewer than one in so many
+/// of the budget: time for the program to come to them. What is asked for later than that was brought along too
+/// early.
 pub const AHEAD_SHARE: u32 = 16;
 
 /// Or fewer than this: two windows of `prefetch::WINDOW_MAX`, as the next one comes while the program uses the last.
@@ -31,13 +32,15 @@ pub trait Order: Send {
     /// Evidence for a page is counted to here.
     const EVIDENCE_MAX: u8 = 1;
 
-    /// The list that a page enters, and the evidence that it has from the start; `near` if it was needed soon after it left.
+    /// The list that a page enters, and the evidence that it has from the start; `near` if it was needed soon after
+    /// it left.
     fn entry(near: bool) -> (List, u8) {
         (NEW, u8::from(near).min(Self::EVIDENCE_MAX))
     }
 
-    /// The page that leaves next, one of [`NEW`] or [`APART`] without evidence; `None` if there is no page in them. Pages on
-    /// the way to it lose evidence, so each call ends. The caller takes it, and its neighbours if they have no evidence either.
+    /// The page that leaves next, one of [`NEW`] or [`APART`] without evidence; `None` if there is no page in them.
+    /// Pages on the way to it lose evidence, so each call ends. The caller takes it, and its neighbours if they have
+    /// no evidence either.
     fn next(&mut self, lists: &mut OrderLists, capacity: u32) -> Option<CachePage>;
 
     /// The list that a page enters which was brought along, once it is asked for; without marks.
@@ -45,10 +48,12 @@ pub trait Order: Send {
         NEW
     }
 
-    /// `pages` leave now: what was next, and its neighbours; not those that were brought along and never asked for. What it marks them with they have when they come back.
+    /// `pages` leave now: what was next, and its neighbours; not those that were brought along and never asked for.
+    /// What it marks them with they have when they come back.
     fn left(&mut self, _lists: &mut OrderLists, _pages: &[CachePage], _capacity: u32) {}
 
-    /// A page is here again that had `marks` when it left; it could not leave, or somebody asked for it or what it lies beside.
+    /// A page is here again that had `marks` when it left; it could not leave, or somebody asked for it or what it
+    /// lies beside.
     fn came_back(&mut self, _marks: u8) {}
 
     /// `page` leaves its place for another reason than that it was next.
@@ -77,8 +82,8 @@ impl<Policy: Order> Listed<Policy> {
     }
 }
 
-/// So many pages that were brought along and not asked for are left alone, never half of `capacity`; those beyond leave before all
-/// others. Leap evicts them eagerly for the same reason: nothing speaks for them.
+/// So many pages that were brought along and not asked for are left alone, never half of `capacity`; those beyond
+/// leave before all others. Leap evicts them eagerly for the same reason: nothing speaks for them.
 fn ahead_max(capacity: u32) -> u32 {
     (capacity / AHEAD_SHARE).max(AHEAD_MIN).min(capacity / 2)
 }
@@ -172,7 +177,8 @@ mod tests {
         assert_eq!([ahead_max(5), ahead_max(1), ahead_max(0)], [2, 0, 0], "others have the larger part");
     }
 
-    /// The last one that entered leaves, with a mark; who was displaced is remembered, and with which marks pages came back.
+    /// The last one that entered leaves, with a mark; who was displaced is remembered, and with which marks pages
+    /// came back.
     #[derive(Default)]
     struct Youngest {
         displaced: Vec<u32>,

@@ -1,7 +1,8 @@
 //! Several doubly linked lists over the same pages, in arrays: what policies are made of.
 //!
-//! The links of a page lie at its number, so moving a page between lists allocates nothing and searches nothing. Twelve
-//! bytes a page: two links, its list, a byte of marks that the policy may use as it likes, and when it entered its list.
+//! The links of a page lie at its number, so moving a page between lists allocates nothing and searches nothing.
+//! Twelve bytes a page: two links, its list, a byte of marks that the policy may use as it likes, and when it entered
+//! its list.
 //!
 //! That time is counted in *epochs*, of which a full memory sees `EPOCHS_PER_MEMORY`: a neighbour of a victim that
 //! entered the same list in nearly the same epoch leaves with it, so that both are written as one request.
@@ -199,9 +200,10 @@ impl<const COUNT: usize> Lists<COUNT> {
         self.push(list, page);
     }
 
-    /// Takes `page`, which is in a list, as a victim, and with it, as far as there is room, the neighbours in its list and in its aligned group of `group` numbers
-    /// that entered before it, or nearly at the same time, and are `cold` by their marks. Only what joins `page` without a gap is a
-    /// neighbour: with a gap it would be another request.
+    /// Takes `page`, which is in a list, as a victim, and with it, as far as there is room, the neighbours in its
+    /// list and in its aligned group of `group` numbers that entered before it, or nearly at the same time, and are
+    /// `cold` by their marks. Only what joins `page` without a gap is a neighbour: with a gap it would be another
+    /// request.
     pub fn take(&mut self, page: CachePage, group: u32, cold: impl Fn(u8) -> bool, victims: &mut Victims<'_>) {
         let Entry { list, epoch, .. } = self.entries[page.0 as usize];
         self.remove(page);

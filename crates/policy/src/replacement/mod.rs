@@ -5,7 +5,8 @@
 //! | [`sampled`] | the pager's: what streams have passed, then random victims without evidence |
 //! | [`clock`] | in order of arrival, once more round with evidence; a part of `sampled` |
 //!
-//! FIFO, SIEVE, S3-FIFO and the lists of DCM were compared with it (docs/decisions/replacement.md) and live with the tests.
+//! FIFO, SIEVE, S3-FIFO and the lists of DCM were compared with it (docs/decisions/replacement.md) and live with the
+//! tests.
 //!
 //! Each is an [`listed::Order`] over the [`lists`]; what they share is in [`listed`].
 //!
@@ -13,19 +14,20 @@
 //! learns of a page
 //! - when it *arrives* ([`Arrival`]): by a fault, or ahead of one;
 //! - when a page that left is touched again while still local (*staged*): [`Arrival::Staged`], a cheap fault, and the
-//!   only cheap sign that a page which did not leave for long is in use. So staging is a second chance for every policy,
-//!   and the sensor of those that want one;
+//!   only cheap sign that a page which did not leave for long is in use. So staging is a second chance for every
+//!   policy, and the sensor of those that want one;
 //! - when it is written for the first time since it arrived clean ([`Evidence::Written`]);
 //! - on kernels that tell ([`Evidence::Referenced`]): when a scan finds it referenced.
 //!
 //! Everything else, most of all a hit, is silent. The replayer in `bench` gives a policy these events and no others.
 //!
-//! The life of a page: *absent* -> `inserted` -> *listed* -> `victims` hands it out -> *absent* for the policy (the pager
-//! stages it, then writes it out) -> `inserted` again as [`Arrival::Staged`] or [`Arrival::Refault`]. [`Shadows`] tells
-//! how far back it left.
+//! The life of a page: *absent* -> `inserted` -> *listed* -> `victims` hands it out -> *absent* for the policy (the
+//! pager stages it, then writes it out) -> `inserted` again as [`Arrival::Staged`] or [`Arrival::Refault`].
+//! [`Shadows`] tells how far back it left.
 //!
 //! Events cross: while the eviction thread takes victims, the fault thread still tells of them. So an event about a
-//! page that is not listed is no mistake; it is ignored. A policy has one owner (the eviction thread) and needs no lock.
+//! page that is not listed is no mistake; it is ignored. A policy has one owner (the eviction thread) and needs no
+//! lock.
 //!
 //! Invariants of every policy: a page is listed once or not at all; victims were listed; nothing allocates but
 //! construction and [`Replacement::grow`]; every call takes constant time for each page, amortised.
@@ -40,18 +42,20 @@ pub use shadows::Shadows;
 
 /// A page as the pager counts pages: dense, from 0, given again to another page when one is gone.
 ///
-/// Pages of one aligned group of [`NEIGHBOURS_MAX`] numbers must be neighbours in address in the same order (or unused): the
-/// pager hands numbers out by whole groups. What leaves together can then be written, and come back, as one request.
+/// Pages of one aligned group of [`NEIGHBOURS_MAX`] numbers must be neighbours in address in the same order (or
+/// unused): the pager hands numbers out by whole groups. What leaves together can then be written, and come back, as
+/// one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CachePage(pub u32);
 
 /// Pages of a group of neighbours: a slot of the write-back pool, 128 KiB (docs/pager.md), HPBD's largest request.
 pub const NEIGHBOURS_MAX: u32 = 32;
 
-/// Pages that leave together at most, of one aligned group of so many numbers: four groups of neighbours, the pager's batch. Groups that
-/// were numbered one after the other are neighbours in most cases, and pages that are neighbours move as one run, with one flush of other
-/// CPUs' TLBs (docs/decisions/pager-speed.md). If they are not, the pages that leave along are others that came at the same time and have nothing that speaks
-/// for them, of another program even.
+/// Pages that leave together at most, of one aligned group of so many numbers: four groups of neighbours, the pager's
+/// batch. Groups that were numbered one after the other are neighbours in most cases, and pages that are neighbours
+/// move as one run, with one flush of other CPUs' TLBs (docs/decisions/pager-speed.md). If they are not, the pages
+/// that leave along are others that came at the same time and have nothing that speaks for them, of another program
+/// even.
 pub const LEAVING_MAX: u32 = 4 * NEIGHBOURS_MAX;
 
 /// How a page came into local memory.
@@ -66,14 +70,14 @@ pub enum Arrival {
     },
     /// A fault found it staged: it was handed out as a victim and touched before its staging slot was used again.
     Staged,
-    /// It was brought along with another page; nobody has asked for it yet. Once there are many of those they leave before
-    /// all others, until [`Evidence::PrefetchUsed`] (or any other evidence) comes.
+    /// It was brought along with another page; nobody has asked for it yet. Once there are many of those they leave
+    /// before all others, until [`Evidence::PrefetchUsed`] (or any other evidence) comes.
     Prefetched,
 }
 
 impl Arrival {
-    /// Whether the page was needed soon after it left: it would have stayed in twice a memory of `capacity` pages, so it
-    /// may belong among those that stay in this one (the kernel's test in `workingset_refault`).
+    /// Whether the page was needed soon after it left: it would have stayed in twice a memory of `capacity` pages, so
+    /// it may belong among those that stay in this one (the kernel's test in `workingset_refault`).
     pub fn is_near(self, capacity: u32) -> bool {
         match self {
             Self::Staged => true,
@@ -90,8 +94,8 @@ pub enum Evidence {
     Written,
     /// A page that was brought along was asked for: the marker behind it was reached (see `prefetch`), or it faulted.
     PrefetchUsed,
-    /// A stream went on behind the page, a marker that it had waited for. That speaks for it no more than for those that were brought along
-    /// beside it.
+    /// A stream went on behind the page, a marker that it had waited for. That speaks for it no more than for those
+    /// that were brought along beside it.
     Passed,
     /// A scan found it referenced since the last one. No kernel of today tells an ordinary process (PAGEMAP_SCAN has
     /// written bits only); read-write-protection is announced for Linux 7.2.
@@ -109,8 +113,8 @@ pub trait Replacement: Send {
     /// The program dropped `page` (unmap, MADV_DONTNEED, exit): its number may name another page from now on.
     fn removed(&mut self, page: CachePage);
 
-    /// `page`, handed out by `victims`, could not leave (pinned for DMA, locked, busy after a fork). It is listed again,
-    /// as far from leaving as the policy can, so that it is not tried again and again.
+    /// `page`, handed out by `victims`, could not leave (pinned for DMA, locked, busy after a fork). It is listed
+    /// again, as far from leaving as the policy can, so that it is not tried again and again.
     fn refused(&mut self, page: CachePage);
 
     /// Hands out pages that leave, first those that leave first, at most as many as `victims` has room for; gives their

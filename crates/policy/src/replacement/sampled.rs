@@ -1,17 +1,19 @@
 //! What streams have passed, and then random victims, but for pages with evidence: each of those is passed over once.
 //!
-//! Every order of arrival fails on loops that do not fit: it evicts what comes next, always. A random victim does not; a loop over
-//! four thirds of the memory keeps half of its pages. What random victims cost elsewhere, hot pages that leave by chance, staging
-//! repairs: they come back by a cheap fault and have their evidence.
+//! Every order of arrival fails on loops that do not fit: it evicts what comes next, always. A random victim does
+//! not; a loop over four thirds of the memory keeps half of its pages. What random victims cost elsewhere, hot pages
+//! that leave by chance, staging repairs: they come back by a cheap fault and have their evidence.
 //!
-//! A stream is told by what was brought along for it and used. What it has passed is done with if the program goes through its memory once,
-//! and needed last of all if it is in a loop: both times the best victim (SEQ in Glass and Cao, "Adaptive page replacement based on memory
-//! reference behavior", SIGMETRICS 1997, finds streams in faults, too, and evicts behind them). So a loop that does not fit keeps as much of itself as there is
-//! room for. Some pages behind streams stay, for programs that go back a little (docs/decisions/replacement.md); chance takes them, too.
+//! A stream is told by what was brought along for it and used. What it has passed is done with if the program goes
+//! through its memory once, and needed last of all if it is in a loop: both times the best victim (SEQ in Glass and
+//! Cao, "Adaptive page replacement based on memory reference behavior", SIGMETRICS 1997, finds streams in faults,
+//! too, and evicts behind them). So a loop that does not fit keeps as much of itself as there is room for. Some pages
+//! behind streams stay, for programs that go back a little (docs/decisions/replacement.md); chance takes them, too.
 //!
-//! What streams spare may be of no use any more, and a loop that would fit is kept out by it. Nobody sees that a page is not touched, so that is tried
-//! (`Trial`): now and then pages by chance leave in place of passed ones, as in bimodal insertion (Qureshi et al., "Adaptive insertion policies for high
-//! performance caching", ISCA 2007), and the less of them come back, the more often.
+//! What streams spare may be of no use any more, and a loop that would fit is kept out by it. Nobody sees that a page
+//! is not touched, so that is tried (`Trial`): now and then pages by chance leave in place of passed ones, as in
+//! bimodal insertion (Qureshi et al., "Adaptive insertion policies for high performance caching", ISCA 2007), and the
+//! less of them come back, the more often.
 //!
 //! The numbers come from a seed, so equal events have equal victims.
 
@@ -20,12 +22,12 @@ use super::clock::Clock;
 use super::listed::{AHEAD_SHARE, APART, Listed, NEW, Order, OrderLists};
 use super::lists::List;
 
-/// Looks at page numbers for a listed one without evidence; then the oldest leaves. At one listed page in eight, the sixteenth look fails
-/// in one case of eight.
+/// Looks at page numbers for a listed one without evidence; then the oldest leaves. At one listed page in eight, the
+/// sixteenth look fails in one case of eight.
 const LOOKS_MAX: u32 = 16;
 
-/// One in so many pages of the budget stays behind streams: as many as may come ahead of them. An eighth and a sixty-fourth lose more time in the
-/// replay (docs/decisions/replacement.md).
+/// One in so many pages of the budget stays behind streams: as many as may come ahead of them. An eighth and a
+/// sixty-fourth lose more time in the replay (docs/decisions/replacement.md).
 const BEHIND_SHARE: u32 = AHEAD_SHARE;
 
 /// What streams have passed.
@@ -34,7 +36,8 @@ const PASSED: List = APART;
 /// The mark of a page that left by a trial; one in memory has none or that of evidence.
 const TRIED: u8 = 2;
 
-/// Pages that left by trials were of use if at least one in so many came back: in a loop that does not fit all do, though in one over several memories not soon.
+/// Pages that left by trials were of use if at least one in so many came back: in a loop that does not fit all do,
+/// though in one over several memories not soon.
 const IN_USE_SHARE: u32 = 4;
 
 /// One page leaves by a trial for two to the power of so many passed ones at least.
@@ -63,7 +66,8 @@ impl Sampled {
         ((u64::from(((mixed ^ (mixed >> 31)) >> 32) as u32) * u64::from(end)) >> 32) as u32
     }
 
-    /// What was passed first, if more than `count` pages were; those of which something was learnt since are like others from now on.
+    /// What was passed first, if more than `count` pages were; those of which something was learnt since are like
+    /// others from now on.
     fn passed(lists: &mut OrderLists, count: u32) -> Option<CachePage> {
         while lists.length(PASSED) > count {
             let page = lists.tail(PASSED)?;
@@ -129,7 +133,8 @@ impl Order for Sampled {
     }
 }
 
-/// Whether what streams spare is of use: how often pages by chance leave in place of passed ones, and how many of those came back.
+/// Whether what streams spare is of use: how often pages by chance leave in place of passed ones, and how many of
+/// those came back.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     /// One page for two to the power of so many.
@@ -188,7 +193,8 @@ impl Trial {
 mod tests {
     use super::*;
 
-    /// Ends turns of 1000 pages in which `came_back` says how many came back of those that were tried so far, and gives the rarity after each.
+    /// Ends turns of 1000 pages in which `came_back` says how many came back of those that were tried so far, and
+    /// gives the rarity after each.
     fn rarities(turns: usize, came_back: impl Fn(&[u32]) -> u32) -> Vec<u32> {
         let (mut trial, mut tried) = (Trial::default(), Vec::new());
         let turn = |_| {

@@ -1,7 +1,7 @@
 //! Records events in memory that is taken once.
 //!
-//! [`Recorder::record`] neither allocates nor fails nor looks at a clock, so the fault thread may call it for every fault.
-//! An event takes 1 to 25 bytes, usually 2 to 5. A full recorder only counts.
+//! [`Recorder::record`] neither allocates nor fails nor looks at a clock, so the fault thread may call it for every
+//! fault. An event takes 1 to 25 bytes, usually 2 to 5. A full recorder only counts.
 
 use std::io;
 

@@ -18,8 +18,8 @@ pub fn encode(mut number: u64, room: &mut [u8]) -> usize {
     }
 }
 
-/// The number at the start of `bytes`, and its length; `None` if it does not end there or has more than 64 bits. A number
-/// in more bytes than it needs is taken: it is unusual and does no harm.
+/// The number at the start of `bytes`, and its length; `None` if it does not end there or has more than 64 bits. A
+/// number in more bytes than it needs is taken: it is unusual and does no harm.
 pub fn decode(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut number = 0_u64;
     for (index, byte) in bytes.iter().take(VARINT_BYTES_MAX).enumerate() {

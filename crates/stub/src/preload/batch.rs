@@ -1,16 +1,17 @@
 //! One batch: move pages to the staging area, copy them to the seat, drop them.
 //!
-//! Moving is atomic for the program, which waits at its next touch. It is done with the program's main userfaultfd, because
-//! only then does the kernel refuse it while a message about changed mappings was not read; so the staging area is registered
-//! there too. Dropping registered pages would raise a message that the evictor has to wait for, so the area is unregistered for
-//! that moment (rule 9; docs/pager.md has the figures).
+//! Moving is atomic for the program, which waits at its next touch. It is done with the program's main userfaultfd,
+//! because only then does the kernel refuse it while a message about changed mappings was not read; so the staging
+//! area is registered there too. Dropping registered pages would raise a message that the evictor has to wait for, so
+//! the area is unregistered for that moment (rule 9; docs/pager.md has the figures).
 //!
-//! Linux 6.18 moves pages and does not say so (rule 16): when the program changes a page in the middle of a move (its first write where a page
-//! of zeroes was) the kernel tries again, moves it and maybe neighbours, still has the error of the first try, tries a third time, and finds
-//! its target in use (EEXIST; `move_pages` in its `mm/userfaultfd.c`). So what it says of a page is believed only if it looked at that page's
-//! place ([`is_in_doubt`]); else the place tells: one with anything but zeroes in it holds the page. A page of zeroes may have moved too, and comes
-//! back as what it is, since nobody has anything else for it. (Nobody but the kernel writes there, but a program that locks all its memory fills
-//! it with zeroes.)
+//! Linux 6.18 moves pages and does not say so (rule 16): when the program changes a page in the middle of a move (its
+//! first write where a page of zeroes was) the kernel tries again, moves it and maybe neighbours, still has the error
+//! of the first try, tries a third time, and finds its target in use (EEXIST; `move_pages` in its
+//! `mm/userfaultfd.c`). So what it says of a page is believed only if it looked at that page's place
+//! ([`is_in_doubt`]); else the place tells: one with anything but zeroes in it holds the page. A page of zeroes may
+//! have moved too, and comes back as what it is, since nobody has anything else for it. (Nobody but the kernel writes
+//! there, but a program that locks all its memory fills it with zeroes.)
 
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{Relaxed, Release};
@@ -72,8 +73,8 @@ struct Move {
     done: i64,
 }
 
-/// The memory that pages are moved to, a page of it for each entry of a batch, and the descriptor that moves them. A page on
-/// either side is out of bounds, so that the kernel never merges the area with memory of the program.
+/// The memory that pages are moved to, a page of it for each entry of a batch, and the descriptor that moves them. A
+/// page on either side is out of bounds, so that the kernel never merges the area with memory of the program.
 pub(crate) struct Staging {
     address: usize,
     userfaultfd: Userfaultfd,
@@ -83,12 +84,14 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// A new one, registered; where it is stands in the seat before anybody can ask the pager for its pages, which are none of the program's.
+    /// A new one, registered; where it is stands in the seat before anybody can ask the pager for its pages, which
+    /// are none of the program's.
     pub(crate) fn new(userfaultfd: Userfaultfd, seat: &'static SeatHead) -> Result<Self, i32> {
         let reserved = calls::map(STAGING_BYTES + 2 * PAGE_BYTES, 0, RESERVED, -1)?;
         let staging = Self { address: reserved + PAGE_BYTES, userfaultfd, seat, protection: Cell::new(READ_WRITE) };
         seat.staging.store(staging.address as u64, Release);
-        // A program that locks all its memory has locked this too; locked and other pages do not mix, and are not dropped.
+        // A program that locks all its memory has locked this too; locked and other pages do not mix, and are not
+        // dropped.
         let _ = staging.unlock();
         calls::protect(staging.address, STAGING_BYTES, READ_WRITE)?;
         // SAFETY: the area is new and this library's.
@@ -118,14 +121,14 @@ impl Staging {
         unsafe { calls::control(self.userfaultfd.0, UNREGISTER, &raw mut argument as usize) }.map(|_| ())
     }
 
-    /// Moves pages from `source` of the program to page `index` on. Returns how many were moved; fails when the first was not, with [`AGAIN`] when the
-    /// pager has what was moved so far, since this thread was stopped.
+    /// Moves pages from `source` of the program to page `index` on. Returns how many were moved; fails when the first
+    /// was not, with [`AGAIN`] when the pager has what was moved so far, since this thread was stopped.
     fn take(&self, index: usize, source: u64, pages: usize) -> Result<usize, i32> {
         let target = self.page(index) as u64;
         let length = (pages * PAGE_BYTES) as u64;
         let mut argument = Move { target, source, length, mode: WITHOUT_WAKE, done: 0 };
-        // SAFETY: the argument is the request's structure. Pages leave the program atomically, and whoever touches them waits
-        // for the pager, which asked for this.
+        // SAFETY: the argument is the request's structure. Pages leave the program atomically, and whoever touches
+        // them waits for the pager, which asked for this.
         let result = unsafe {
             calls::control_unless_held(
                 &raw const self.seat.is_held,
@@ -141,8 +144,9 @@ impl Staging {
         }
     }
 
-    /// Takes pages of the other kind from now on: executable ones, or those that are not. Programs without any that are executable
-    /// never get here with pages that could move, and who may not have such memory (SELinux) is refused here as there.
+    /// Takes pages of the other kind from now on: executable ones, or those that are not. Programs without any that
+    /// are executable never get here with pages that could move, and who may not have such memory (SELinux) is
+    /// refused here as there.
     fn change_kind(&self) -> Result<(), i32> {
         let other = self.protection.get() ^ EXECUTE;
         calls::protect(self.address, STAGING_BYTES, other)?;
@@ -175,10 +179,11 @@ impl Staging {
     }
 }
 
-/// Carries out `batch`, which is number `number` of the seat, up to its last phase. Whether it says to end, and with what status.
+/// Carries out `batch`, which is number `number` of the seat, up to its last phase. Whether it says to end, and with
+/// what status.
 pub(crate) fn run(place: Place, number: usize, batch: &Batch, staging: &Staging) -> Result<Option<u8>, i32> {
-    // A program that locks all its memory has locked the staging area too: then its locked pages alone would move, and those that it maps later
-    // would not.
+    // A program that locks all its memory has locked the staging area too: then its locked pages alone would move,
+    // and those that it maps later would not.
     let _ = staging.unlock();
     let count = (batch.count.load(Relaxed) as usize).min(BATCH_ENTRIES_MAX);
     let entries = batch.entries.get(..count).unwrap_or_default();
@@ -196,16 +201,16 @@ fn is_eviction(entry: &Entry) -> bool {
     matches!(operation(entry), Some(Operation::EvictCopy | Operation::EvictDrop))
 }
 
-/// Whether the kernel may have moved the page without saying so, if it stopped at this one or before: it looks at a page's place before it says
-/// anything else.
+/// Whether the kernel may have moved the page without saying so, if it stopped at this one or before: it looks at a
+/// page's place before it says anything else.
 fn is_in_doubt(entry: &Entry) -> bool {
     let is_known =
         matches!(entry.result.load(Relaxed), outcome::DONE | outcome::ZERO | outcome::ABSENT | outcome::BUSY);
     is_eviction(entry) && !is_known
 }
 
-/// Moves all pages, neighbours together, until the kernel says that mappings change. Returns where the kernel first stopped at a page, from where on it
-/// may have done more than it said.
+/// Moves all pages, neighbours together, until the kernel says that mappings change. Returns where the kernel first
+/// stopped at a page, from where on it may have done more than it said.
 fn move_all(entries: &[Entry], staging: &Staging) -> usize {
     let (mut index, mut doubted_from) = (0, entries.len());
     while let Some(entry) = entries.get(index) {
@@ -238,8 +243,9 @@ fn move_all(entries: &[Entry], staging: &Staging) -> usize {
     doubted_from
 }
 
-/// Moves the first of `pages` neighbours, or more of them. The kernel refuses a run that spans two mappings as a whole, and one of
-/// another protection, and does not say which; so a run that it refuses is tried as the other kind, and then halved.
+/// Moves the first of `pages` neighbours, or more of them. The kernel refuses a run that spans two mappings as a
+/// whole, and one of another protection, and does not say which; so a run that it refuses is tried as the other kind,
+/// and then halved.
 fn move_run(staging: &Staging, index: usize, source: u64, mut pages: usize) -> Result<usize, i32> {
     loop {
         match move_as_either(staging, index, source, pages) {
@@ -304,8 +310,8 @@ struct Target {
     batch: usize,
 }
 
-/// Copies page `index`, which was moved, if a copy is wanted. One of zeroes needs none: that is what a page reads as that nobody has. Looking for
-/// that ends with the first word that is not zero, and brings what is copied next.
+/// Copies page `index`, which was moved, if a copy is wanted. One of zeroes needs none: that is what a page reads as
+/// that nobody has. Looking for that ends with the first word that is not zero, and brings what is copied next.
 fn copy(target: &Target, staging: &Staging, index: usize, entry: &Entry) {
     if operation(entry) == Some(Operation::EvictCopy) {
         // SAFETY: the page is in the staging area.
@@ -319,7 +325,8 @@ fn copy(target: &Target, staging: &Staging, index: usize, entry: &Entry) {
     }
 }
 
-/// Does what is no eviction: these may wait for pages, which are served again by now. Whether to end, and with what status.
+/// Does what is no eviction: these may wait for pages, which are served again by now. Whether to end, and with what
+/// status.
 fn others(entries: &[Entry]) -> Option<u8> {
     let mut exit = None;
     for entry in entries.iter().filter(|entry| !is_eviction(entry)) {

@@ -160,8 +160,9 @@ pub(crate) fn thread() -> u32 {
     unsafe { call(186, [0; 6]) }.unwrap_or(0) as u32
 }
 
-/// The CPU that this thread runs on now, without a system call, which a filter of the program could forbid: as the kernel's own `getcpu` of
-/// programs finds it (`vdso_read_cpunode` of its `arch/x86/include/asm/segment.h`), in the limit of a segment that each CPU has for that.
+/// The CPU that this thread runs on now, without a system call, which a filter of the program could forbid: as the
+/// kernel's own `getcpu` of programs finds it (`vdso_read_cpunode` of its `arch/x86/include/asm/segment.h`), in the
+/// limit of a segment that each CPU has for that.
 pub(crate) fn cpu() -> Option<u32> {
     /// `__CPUNODE_SEG`.
     const SEGMENT: u32 = 15 * 8 + 3;
@@ -191,8 +192,8 @@ pub(crate) fn block_signals(mask: u64) -> u64 {
     before
 }
 
-/// Installs a filter of system calls, and returns the descriptor that tells of those it is asked about. The program can gain no
-/// rights by executing others from now on, which users without rights must accept for that.
+/// Installs a filter of system calls, and returns the descriptor that tells of those it is asked about. The program
+/// can gain no rights by executing others from now on, which users without rights must accept for that.
 ///
 /// # Safety
 ///
@@ -220,8 +221,8 @@ pub(crate) fn detach_thread(name: &[u8; 16]) {
     }
 }
 
-/// `ioctl(2)`, but `-EAGAIN` and no call while the word at `is_held` is not 0. Between the look and the call are two instructions: whoever finds this thread stopped
-/// outside of [`move_window`] knows that it looks again first.
+/// `ioctl(2)`, but `-EAGAIN` and no call while the word at `is_held` is not 0. Between the look and the call are two
+/// instructions: whoever finds this thread stopped outside of [`move_window`] knows that it looks again first.
 ///
 /// # Safety
 ///
@@ -286,8 +287,8 @@ pub(crate) fn end_program(status: u8) -> ! {
     }
 }
 
-/// `clone(2)` of a thread that runs `entry(argument)` on the stack that ends at `stack_end` (aligned to 16 bytes). Returns the
-/// thread's number or a negative error number.
+/// `clone(2)` of a thread that runs `entry(argument)` on the stack that ends at `stack_end` (aligned to 16 bytes).
+/// Returns the thread's number or a negative error number.
 ///
 /// # Safety
 ///

@@ -1,7 +1,7 @@
 //! The evictor: a thread with a descriptor table of its own that carries out batches.
 //!
-//! It blocks all signals, has no thread-local storage, its stack is in this library, and it touches only its seat, its staging
-//! area and this library, none of which is ever paged: so it never waits for a page of its own program.
+//! It blocks all signals, has no thread-local storage, its stack is in this library, and it touches only its seat,
+//! its staging area and this library, none of which is ever paged: so it never waits for a page of its own program.
 
 use core::cell::UnsafeCell;
 use core::hint;
@@ -22,8 +22,8 @@ const READ_WRITE: usize = 3;
 const SHARED: usize = 1;
 const NOT_IN_CHILDREN: u32 = 10;
 
-/// What this library has of its own. It stands in the file's data and not behind that, because the kernel would make anonymous memory one mapping with
-/// memory of the program beside it.
+/// What this library has of its own. It stands in the file's data and not behind that, because the kernel would make
+/// anonymous memory one mapping with memory of the program beside it.
 #[repr(C, align(4096))]
 struct Own {
     cell: EvictorCell,
@@ -106,9 +106,9 @@ impl Place {
     }
 }
 
-/// Runs on a thread of the program that was stopped by ptrace, on the call stack of this library: starts the evictor, says that this is
-/// done, and stays in a loop of two instructions until the thread's registers are put back. No breakpoint is needed, whose
-/// signal the program could have been told of.
+/// Runs on a thread of the program that was stopped by ptrace, on the call stack of this library: starts the evictor,
+/// says that this is done, and stays in a loop of two instructions until the thread's registers are put back. No
+/// breakpoint is needed, whose signal the program could have been told of.
 pub(crate) extern "C" fn start_on_borrowed_thread(attempt: usize) -> ! {
     start(attempt as u32);
     OWN.cell.call_returned.store(1, Release);
@@ -184,7 +184,8 @@ fn meet_pager() -> Result<(Place, Userfaultfd), i32> {
     Ok((Place::map(&seat)?, userfaultfd))
 }
 
-/// A socket whose other end the pager takes: the program has another root directory or another user by now, and cannot connect.
+/// A socket whose other end the pager takes: the program has another root directory or another user by now, and
+/// cannot connect.
 fn offer() -> Result<Descriptor, i32> {
     let [own, other] = socket::pair()?;
     OWN.cell.offered.store(other.0 as u32 + 1, Release);
@@ -217,7 +218,8 @@ fn serve(place: Place, staging: &Staging) -> Result<u8, i32> {
     }
 }
 
-/// Waits until the batch with this phase is posted, and takes it: looks a while, then sleeps. The pager takes one back that is not taken here.
+/// Waits until the batch with this phase is posted, and takes it: looks a while, then sleeps. The pager takes one
+/// back that is not taken here.
 fn wait_for(place: Place, phase: &AtomicU32) {
     let claim = || phase.compare_exchange(Phase::Posted as u32, Phase::Claimed as u32, Acquire, Relaxed);
     let is_posted = || phase.load(Relaxed) == Phase::Posted as u32 && claim().is_ok();

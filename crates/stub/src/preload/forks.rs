@@ -1,13 +1,14 @@
 //! Forks that wait until the pager allows them.
 //!
-//! A child's memory is not registered with any userfaultfd unless the pager gets a message about the fork, which the kernel
-//! refuses to users without `CAP_SYS_PTRACE`; pages that were evicted would read as zeroes in the child. So the pager is asked
-//! before the fork, and brings all pages back first. A filter of system calls asks (seccomp(2), user notification): for `fork`,
-//! and for `clone` of a process with memory of its own. The arguments of `clone3` cannot be seen by a filter; it is said to be
-//! missing, and every libc then uses `clone`.
+//! A child's memory is not registered with any userfaultfd unless the pager gets a message about the fork, which the
+//! kernel refuses to users without `CAP_SYS_PTRACE`; pages that were evicted would read as zeroes in the child. So
+//! the pager is asked before the fork, and brings all pages back first. A filter of system calls asks (seccomp(2),
+//! user notification): for `fork`, and for `clone` of a process with memory of its own. The arguments of `clone3`
+//! cannot be seen by a filter; it is said to be missing, and every libc then uses `clone`.
 //!
-//! Children and the programs that they execute inherit the filter, and the descriptor that asks stays the same. But the kernel allows
-//! one such filter only, and it might be that of a sandbox; so who finds one there makes sure that it is its pager who is asked.
+//! Children and the programs that they execute inherit the filter, and the descriptor that asks stays the same. But
+//! the kernel allows one such filter only, and it might be that of a sandbox; so who finds one there makes sure that
+//! it is its pager who is asked.
 
 use crate::calls::{self, BUSY, Descriptor, INTERRUPTED};
 use crate::protocol::{PROBE_FLAGS, PROBE_STACK, probe_answer};
@@ -59,13 +60,13 @@ const ALLOW: u32 = 0x7fff_0000;
 const ASK: u32 = 0x7fc0_0000;
 const MISSING: u32 = 0x0005_0000 | 38;
 
-/// `SECCOMP_FILTER_FLAG_` `TSYNC | SPEC_ALLOW | NEW_LISTENER | TSYNC_ESRCH | WAIT_KILLABLE_RECV`: also for threads that other
-/// libraries started, no cost for speculation, ask by a descriptor, and let no signal start a fork anew that the pager prepares
-/// for (Linux 5.19).
+/// `SECCOMP_FILTER_FLAG_` `TSYNC | SPEC_ALLOW | NEW_LISTENER | TSYNC_ESRCH | WAIT_KILLABLE_RECV`: also for threads
+/// that other libraries started, no cost for speculation, ask by a descriptor, and let no signal start a fork anew
+/// that the pager prepares for (Linux 5.19).
 const FILTER_FLAGS: usize = 1 | 4 | 8 | 0x10 | 0x20;
 
-/// Makes forks of this program wait for the holder of the descriptor; `None` when they do so already, for somebody who asked a
-/// program before this one.
+/// Makes forks of this program wait for the holder of the descriptor; `None` when they do so already, for somebody
+/// who asked a program before this one.
 pub(crate) fn ask_before() -> Result<Option<Descriptor>, i32> {
     let instructions = [
         step(LOAD, MACHINE, 0, 0),
@@ -90,8 +91,8 @@ pub(crate) fn ask_before() -> Result<Option<Descriptor>, i32> {
     }
 }
 
-/// Whether it is the pager at `address` who is asked about forks: by one that he alone answers, and that nobody makes. To be called
-/// when he knows that this program asks him.
+/// Whether it is the pager at `address` who is asked about forks: by one that he alone answers, and that nobody
+/// makes. To be called when he knows that this program asks him.
 pub(crate) fn is_asked(address: &[u8]) -> bool {
     let arguments = [PROBE_FLAGS as usize, PROBE_STACK as usize, 0, 0, 0, 0];
     loop {

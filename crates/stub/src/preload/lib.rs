@@ -1,16 +1,17 @@
-//! The library that programs carry: it says hello to the pager when they start, and holds the evictor that moves pages out.
+//! The library that programs carry: it says hello to the pager when they start, and holds the evictor that moves
+//! pages out.
 //!
-//! It lives in other people's programs, so it brings nothing and touches nothing: no standard library, no libc, no symbols to
-//! see or to bind, no thread-local storage, no variables, no descriptor that stays open, and no memory from the program's
-//! allocator. Everything it knows later stands in a page of its own, in the head and in its seat. Without the environment variable of
-//! [`protocol::ADDRESS_VARIABLE`] it does nothing at all.
+//! It lives in other people's programs, so it brings nothing and touches nothing: no standard library, no libc, no
+//! symbols to see or to bind, no thread-local storage, no variables, no descriptor that stays open, and no memory
+//! from the program's allocator. Everything it knows later stands in a page of its own, in the head and in its seat.
+//! Without the environment variable of [`protocol::ADDRESS_VARIABLE`] it does nothing at all.
 //!
 //! - [`start`]: what runs before the program's first instruction.
 //! - [`evictor`]: the thread that carries out batches, and how it is started.
 //! - [`batch`]: what it does with one.
 //! - [`forks`]: forks that wait for the pager, where the kernel does not tell it of them.
-//! - `whole_fork`: no signal interrupts such forks; in the library for such programs only, which alone has a symbol to see (`_Fork`),
-//!   binds libc's, and has variables.
+//! - `whole_fork`: no signal interrupts such forks; in the library for such programs only, which alone has a symbol
+//!   to see (`_Fork`), binds libc's, and has variables.
 //! - [`calls`]: system calls. [`socket`]: the greeting. [`memory`]: copying.
 
 #![no_std]

@@ -26,8 +26,8 @@ global_asm!(
     ".popsection",
 );
 
-/// Copies `length` bytes, and asks for those behind them, which are copied next: a page is not in the cache, and processors do not look beyond its end.
-/// 0.97 of the time for an eviction.
+/// Copies `length` bytes, and asks for those behind them, which are copied next: a page is not in the cache, and
+/// processors do not look beyond its end. 0.97 of the time for an eviction.
 ///
 /// # Safety
 ///

@@ -1,12 +1,13 @@
 //! What runs before the program: the greeting.
 //!
-//! Where the pager said in advance what it would answer, the program waits for nothing: each of its wake-ups on another CPU, and of ours
-//! by it, costs tens of microseconds, of the few hundred in which a small program is over. Where anything about that is not as
-//! it is to be, the program asks, and its answer says what is wrong.
+//! Where the pager said in advance what it would answer, the program waits for nothing: each of its wake-ups on
+//! another CPU, and of ours by it, costs tens of microseconds, of the few hundred in which a small program is over.
+//! Where anything about that is not as it is to be, the program asks, and its answer says what is wrong.
 //!
-//! The environment is what glibc hands to a library's constructor; other libcs do not, so there, and wherever what is handed does not
-//! look like it, it is read from `/proc/self/environ`. When anything fails, the program ends with a message, unless the pager says that it may run without being paged: a program that
-//! was to be paged must not quietly take the memory that it was not given.
+//! The environment is what glibc hands to a library's constructor; other libcs do not, so there, and wherever what is
+//! handed does not look like it, it is read from `/proc/self/environ`. When anything fails, the program ends with a
+//! message, unless the pager says that it may run without being paged: a program that was to be paged must not
+//! quietly take the memory that it was not given.
 
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
@@ -20,7 +21,8 @@ use crate::protocol::{
 };
 use crate::socket;
 
-/// The exit status of a program that could not be paged; as of a shell's `timeout`, `env` and the like when they themselves fail.
+/// The exit status of a program that could not be paged; as of a shell's `timeout`, `env` and the like when they
+/// themselves fail.
 const REFUSED: u8 = 125;
 
 /// `USERFAULTFD_IOC_NEW`.
@@ -66,7 +68,8 @@ impl<'a> Pager<'a> {
     }
 }
 
-/// The constructor. Its arguments are the program's number of arguments, where they are and where its variables are, or anything.
+/// The constructor. Its arguments are the program's number of arguments, where they are and where its variables are,
+/// or anything.
 pub(crate) extern "C" fn start(count: usize, arguments: usize, variables: usize) {
     let mut space = [0; VALUE_BYTES_MAX];
     let is_handed = is_environment(count, arguments, variables, &raw const space as usize);
@@ -216,7 +219,8 @@ fn join(socket: &Descriptor, pager: Pager<'_>, welcome: &Welcome, file: &Descrip
     Ok(())
 }
 
-/// A userfaultfd by the system call, which is one call, if this user may make it, or through the device, which he may be allowed to open.
+/// A userfaultfd by the system call, which is one call, if this user may make it, or through the device, which he may
+/// be allowed to open.
 fn new_userfaultfd() -> Result<Descriptor, i32> {
     calls::userfaultfd(USERFAULTFD_FLAGS).or_else(|error| {
         let device = match calls::open(b"/dev/userfaultfd\0", true) {
@@ -256,7 +260,8 @@ fn library() -> (u64, u64) {
 /// Bytes of stack that the dynamic loader uses at most, generously.
 const LOADER_STACK_BYTES: usize = 1 << 20;
 
-/// Whether these are the variables that the kernel gave the program: they follow its arguments, on the stack that this runs on.
+/// Whether these are the variables that the kernel gave the program: they follow its arguments, on the stack that
+/// this runs on.
 fn is_environment(count: usize, arguments: usize, variables: usize, here: usize) -> bool {
     const WORD: usize = size_of::<usize>();
     // Of the number, an `int`, half a word is told.

@@ -1,18 +1,20 @@
 //! Forks that no signal interrupts while they wait for the pager.
 //!
-//! A signal that comes before the pager has heard of a fork ends the call, although the filter asks for waits that only a killing
-//! signal ends: that holds once the pager has heard (`seccomp_do_user_notification` in kernel/seccomp.c waits interruptibly before, and
-//! the call ends with `-ERESTARTSYS`). It is made again without a handler or with one that has `SA_RESTART`; with any other handler it
-//! fails with `EINTR`, which no program expects of a fork. So all signals wait until the call is over, as they do anyway while the
-//! kernel copies.
+//! A signal that comes before the pager has heard of a fork ends the call, although the filter asks for waits that
+//! only a killing signal ends: that holds once the pager has heard (`seccomp_do_user_notification` in
+//! kernel/seccomp.c waits interruptibly before, and the call ends with `-ERESTARTSYS`). It is made again without a
+//! handler or with one that has `SA_RESTART`; with any other handler it fails with `EINTR`, which no program expects
+//! of a fork. So all signals wait until the call is over, as they do anyway while the kernel copies.
 //!
-//! glibc tells of its forks (`fork`, and those in `daemon` and `forkpty`): what [`__register_atfork`](pthread_atfork(3)) names first runs
-//! last before the call and first behind it, in both processes. So the program's own handlers of that kind run with the mask that it has;
-//! only those of libraries that name theirs before this one does, which is loaded last, see signals blocked. musl has signals blocked
-//! around the call by itself. `_Fork`, which tells nobody, is taken the place of. Programs that fork by a bare system call go without this.
+//! glibc tells of its forks (`fork`, and those in `daemon` and `forkpty`): what
+//! [`__register_atfork`](pthread_atfork(3)) names first runs last before the call and first behind it, in both
+//! processes. So the program's own handlers of that kind run with the mask that it has; only those of libraries that
+//! name theirs before this one does, which is loaded last, see signals blocked. musl has signals blocked around the
+//! call by itself. `_Fork`, which tells nobody, is taken the place of. Programs that fork by a bare system call go
+//! without this.
 //!
-//! Where the mask was is written down by thread, in variables, since the handlers have no arguments. A child is its parent's copy with the
-//! same thread pointer, by which it finds its own.
+//! Where the mask was is written down by thread, in variables, since the handlers have no arguments. A child is its
+//! parent's copy with the same thread pointer, by which it finds its own.
 
 use core::arch::asm;
 use core::ffi::{CStr, c_char, c_void};

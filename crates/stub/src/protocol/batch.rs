@@ -74,7 +74,8 @@ pub mod entry_word {
 pub enum Phase {
     /// The pager's: nothing asked, or all results taken.
     Idle = 0,
-    /// Whoever takes it: the evictor, or the pager back again, if the evictor is stopped. From now on nobody may read the userfaultfd's messages (rule 14).
+    /// Whoever takes it: the evictor, or the pager back again, if the evictor is stopped. From now on nobody may read
+    /// the userfaultfd's messages (rule 14).
     Posted = 1,
     /// The evictor's: it moves pages.
     Claimed = 2,
@@ -92,8 +93,8 @@ pub enum Operation {
     EvictCopy = 1,
     /// Move the page out of the program, and drop it: its content is elsewhere.
     EvictDrop = 2,
-    /// Make the pages of `argument` bytes the process's own (`MADV_POPULATE_WRITE`), after the evictions of the batch: what a
-    /// page needs that a fork shared (rule 2). Only for pages that were never write-protected by us.
+    /// Make the pages of `argument` bytes the process's own (`MADV_POPULATE_WRITE`), after the evictions of the
+    /// batch: what a page needs that a fork shared (rule 2). Only for pages that were never write-protected by us.
     Populate = 3,
     /// `madvise` of `argument` bytes with advice `detail`, after the evictions of the batch.
     Advise = 4,

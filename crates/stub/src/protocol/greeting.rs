@@ -16,16 +16,18 @@ pub enum HelloKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Verdict {
-    /// The program is paged; the head comes along (for an evictor: the userfaultfd; its seat follows in another such message).
+    /// The program is paged; the head comes along (for an evictor: the userfaultfd; its seat follows in another such
+    /// message).
     Page = 1,
     /// The program runs without being paged.
     RunUnpaged = 2,
     /// The program shall end, with a message.
     Refuse = 3,
-    /// As `Page`; besides, the program's forks wait until the pager allows each, because the kernel does not let this user have
-    /// messages about them. The descriptor for that comes with [`Ready`], unless the program inherited it.
+    /// As `Page`; besides, the program's forks wait until the pager allows each, because the kernel does not let this
+    /// user have messages about them. The descriptor for that comes with [`Ready`], unless the program inherited it.
     PageTellingForks = 4,
-    /// The program may not make a userfaultfd by itself; what comes along is the device that makes one. It says hello again.
+    /// The program may not make a userfaultfd by itself; what comes along is the device that makes one. It says hello
+    /// again.
     TakeDevice = 5,
 }
 
@@ -50,8 +52,8 @@ pub struct Hello {
     pub library_end: u64,
     /// Where its [`EvictorCell`](super::EvictorCell) is.
     pub cell: u64,
-    /// Where a program has mapped the head that goes on without waiting: it has agreed on what [`RunHead::features`](super::RunHead)
-    /// says, and registered the head's first page. 0 if it waits for an answer.
+    /// Where a program has mapped the head that goes on without waiting: it has agreed on what
+    /// [`RunHead::features`](super::RunHead) says, and registered the head's first page. 0 if it waits for an answer.
     pub head: u64,
 }
 

@@ -1,24 +1,28 @@
-//! What the pager and the stub in its programs agree on: the layout of the head and of seats, batches, and the greeting over the socket.
+//! What the pager and the stub in its programs agree on: the layout of the head and of seats, batches, and the
+//! greeting over the socket.
 //!
-//! The stub is built without the standard library, so this file uses `core` only; both sides compile the same file. They are
-//! always of one build, and the magic and version in every message say so.
+//! The stub is built without the standard library, so this file uses `core` only; both sides compile the same file.
+//! They are always of one build, and the magic and version in every message say so.
 //!
-//! *Head*: one memfd per run that nobody can write to ([`RunHead`]), mapped by all programs and inherited by their forks. A process that
-//! maps it is of the run. Its first page is registered with the program's userfaultfd, so that forks are told.
+//! *Head*: one memfd per run that nobody can write to ([`RunHead`]), mapped by all programs and inherited by their
+//! forks. A process that maps it is of the run. Its first page is registered with the program's userfaultfd, so that
+//! forks are told.
 //!
-//! *Seat*: one memfd per address space, shared by its evictor and the pager alone, and not inherited by forks: [`SeatHead`], two
-//! [`Batch`]es, and a page for each entry of both, through which evicted pages go to the pager. Words in shared memory are atomics; a batch
-//! belongs to one side at a time, by its [`Phase`].
+//! *Seat*: one memfd per address space, shared by its evictor and the pager alone, and not inherited by forks:
+//! [`SeatHead`], two [`Batch`]es, and a page for each entry of both, through which evicted pages go to the pager.
+//! Words in shared memory are atomics; a batch belongs to one side at a time, by its [`Phase`].
 //!
-//! *Cell*: [`EvictorCell`], in the memory of the stub's library: what the pager reads from outside while there is no seat yet.
+//! *Cell*: [`EvictorCell`], in the memory of the stub's library: what the pager reads from outside while there is no
+//! seat yet.
 //!
-//! *Greeting* (a `SOCK_SEQPACKET` UNIX socket): the program sends [`Hello`] with its userfaultfd, gets [`Welcome`] with the
-//! head's memfd, maps it, and sends [`Ready`]. A program that may not make a userfaultfd gets the device that makes one
-//! ([`Verdict::TakeDevice`]), and says hello again. An evictor sends `Hello` of its own kind and gets the userfaultfd, then its seat's memfd.
+//! *Greeting* (a `SOCK_SEQPACKET` UNIX socket): the program sends [`Hello`] with its userfaultfd, gets [`Welcome`]
+//! with the head's memfd, maps it, and sends [`Ready`]. A program that may not make a userfaultfd gets the device
+//! that makes one ([`Verdict::TakeDevice`]), and says hello again. An evictor sends `Hello` of its own kind and gets
+//! the userfaultfd, then its seat's memfd.
 //!
-//! Where the pager would say the same to every program, it says so in advance ([`RunHead::features`]): the program opens the head by
-//! its link ([`HEAD_SUFFIX`]), does what it would do after `Welcome`, sends a `Hello` that is complete to a datagram socket
-//! ([`NOTES_SUFFIX`]), and waits for nothing.
+//! Where the pager would say the same to every program, it says so in advance ([`RunHead::features`]): the program
+//! opens the head by its link ([`HEAD_SUFFIX`]), does what it would do after `Welcome`, sends a `Hello` that is
+//! complete to a datagram socket ([`NOTES_SUFFIX`]), and waits for nothing.
 
 /// Makes numbers that came from the other side into what they stand for.
 macro_rules! number_of {
@@ -50,17 +54,18 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"SPILLWAY");
 /// Raised with every change of this file that the other side would notice.
 pub const VERSION: u32 = 5;
 
-/// In the fourth argument of an `ioctl`, of which the kernel takes three: the filter of a run's calls lets `UFFDIO_REGISTER` pass
-/// (`spillway_sys::call_filter::UNASKED`).
+/// In the fourth argument of an `ioctl`, of which the kernel takes three: the filter of a run's calls lets
+/// `UFFDIO_REGISTER` pass (`spillway_sys::call_filter::UNASKED`).
 pub const UNASKED: u32 = 0x5350_4c59;
 
-/// Arguments of a `clone` that every kernel refuses (a thread without common signal handlers): by it a program that inherited a filter
-/// finds out whether it is its own pager who is asked about its forks.
+/// Arguments of a `clone` that every kernel refuses (a thread without common signal handlers): by it a program that
+/// inherited a filter finds out whether it is its own pager who is asked about its forks.
 pub const PROBE_FLAGS: u64 = 0x1_0000;
 /// See [`PROBE_FLAGS`]: the stack.
 pub const PROBE_STACK: u64 = MAGIC;
 
-/// What the pager at `address` lets such a call give: no other one has its address (FNV-1a, less the bit that would make it an error).
+/// What the pager at `address` lets such a call give: no other one has its address (FNV-1a, less the bit that would
+/// make it an error).
 pub const fn probe_answer(address: &[u8]) -> u64 {
     let (mut hash, mut index) = (0xcbf2_9ce4_8422_2325_u64, 0);
     while index < address.len() {
@@ -82,11 +87,12 @@ pub const EVICTOR_NAME: &[u8; 16] = b"spillway-evict\0\0";
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
 
-/// The environment variable that tells a program's stub where the pager is: a path, or `@` and an abstract name; then [`TOKEN_MARK`]
-/// and the run's token in hexadecimal digits.
+/// The environment variable that tells a program's stub where the pager is: a path, or `@` and an abstract name; then
+/// [`TOKEN_MARK`] and the run's token in hexadecimal digits.
 pub const ADDRESS_VARIABLE: &str = "SPILLWAY_PAGER";
 
-/// Between the address and the token. An environment is readable by its own user alone (proc(5)), an address by everybody.
+/// Between the address and the token. An environment is readable by its own user alone (proc(5)), an address by
+/// everybody.
 pub const TOKEN_MARK: u8 = b'#';
 
 /// Digits of a token.
@@ -95,8 +101,8 @@ pub const TOKEN_DIGITS: usize = 16;
 /// The longest address: `sun_path` less its first or last byte (unix(7)).
 pub const ADDRESS_BYTES_MAX: usize = 107;
 
-/// Entries of a batch. Moving costs 0.23 us a page in runs of 32, measured; 512 pages keep a program's faults waiting for
-/// little more than 100 us.
+/// Entries of a batch. Moving costs 0.23 us a page in runs of 32, measured; 512 pages keep a program's faults waiting
+/// for little more than 100 us.
 pub const BATCH_ENTRIES_MAX: usize = 512;
 
 /// Batches of a seat: one with the evictor, one with the engine.
@@ -119,7 +125,8 @@ const TRANSFER_OFFSET: usize = PAGE_BYTES + BATCHES * BATCH_STRIDE_BYTES;
 /// Bytes of a seat's memory; pages of it that are never used take none.
 pub const SEAT_BYTES: usize = TRANSFER_OFFSET + BATCHES * BATCH_ENTRIES_MAX * PAGE_BYTES;
 
-/// Bytes of the head: [`RunHead`], a page that is registered for a moment to find out whose a userfaultfd is, and one behind it.
+/// Bytes of the head: [`RunHead`], a page that is registered for a moment to find out whose a userfaultfd is, and one
+/// behind it.
 pub const HEAD_BYTES: usize = 3 * PAGE_BYTES;
 
 /// What all programs of a run see; nobody can change it.
@@ -152,8 +159,8 @@ const _: () =
     assert!(transfer_offset(BATCHES - 1, BATCH_ENTRIES_MAX) == SEAT_BYTES && SEAT_BYTES.is_multiple_of(PAGE_BYTES));
 const _: () = assert!(size_of::<RunHead>() <= PAGE_BYTES && size_of::<SeatHead>() <= PAGE_BYTES);
 
-/// What the pager reads in the stub's library while an evictor starts. It is private memory: a forked child has a copy of its own, in which
-/// [`EvictorCell::attempt`] is that of its parent.
+/// What the pager reads in the stub's library while an evictor starts. It is private memory: a forked child has a
+/// copy of its own, in which [`EvictorCell::attempt`] is that of its parent.
 #[repr(C)]
 #[derive(Debug)]
 pub struct EvictorCell {
@@ -165,8 +172,8 @@ pub struct EvictorCell {
     pub failure: AtomicI32,
     /// The evictor's thread number as the program sees it.
     pub thread: AtomicU32,
-    /// One more than the evictor's descriptor of a socket that it waits at, because it cannot connect: the pager takes the other end, whose
-    /// descriptor is the next word. 0 if there is none.
+    /// One more than the evictor's descriptor of a socket that it waits at, because it cannot connect: the pager
+    /// takes the other end, whose descriptor is the next word. 0 if there is none.
     pub offered: AtomicU32,
 }
 

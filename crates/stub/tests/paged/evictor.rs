@@ -61,7 +61,8 @@ fn the_evictor_shares_memory_and_nothing_else() {
 fn stack_pointer(process: u32, thread: u32) -> u64 {
     let deadline = far();
     loop {
-        // The call's number, six arguments, the stack pointer, the place in the program (proc(5)); fewer words while it runs.
+        // The call's number, six arguments, the stack pointer, the place in the program (proc(5)); fewer words while
+        // it runs.
         let call = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall")).unwrap();
         if let Some(pointer) = call.split_ascii_whitespace().nth(7) {
             return u64::from_str_radix(pointer.trim_start_matches("0x"), 16).unwrap();

@@ -1,4 +1,5 @@
-//! A pager in miniature: greets programs, evicts what it is told through their evictors, and serves faults from a table.
+//! A pager in miniature: greets programs, evicts what it is told through their evictors, and serves faults from a
+//! table.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 

@@ -4,8 +4,8 @@ use std::ffi::{CString, OsStr, OsString, c_char};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 
-/// A program with its arguments and the environment of this process, made ready beforehand: a copy of a threaded process may make
-/// system calls only.
+/// A program with its arguments and the environment of this process, made ready beforehand: a copy of a threaded
+/// process may make system calls only.
 #[derive(Debug)]
 pub struct Successor {
     program: CString,
@@ -50,9 +50,11 @@ impl Successor {
         })
     }
 
-    /// Makes this process that program, without input and output and with no signal blocked; returns if it cannot be had.
+    /// Makes this process that program, without input and output and with no signal blocked; returns if it cannot be
+    /// had.
     pub(super) fn take_over(&self) {
-        // SAFETY: system calls on memory that this value owns, which lives through them. The process is a copy with one thread.
+        // SAFETY: system calls on memory that this value owns, which lives through them. The process is a copy with
+        // one thread.
         unsafe {
             let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
             if null >= 0 {

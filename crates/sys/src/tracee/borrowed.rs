@@ -89,8 +89,8 @@ impl Borrowed {
         request::go_on(self.thread.thread, 0)?;
         while !is_finished() {
             match self.thread.look()? {
-                // Its process was told to stop (job control): that takes effect when the thread is given back. The one signal for it
-                // that cannot be blocked is passed on, since one that follows may undo it.
+                // Its process was told to stop (job control): that takes effect when the thread is given back. The
+                // one signal for it that cannot be blocked is passed on, since one that follows may undo it.
                 Some(Stop::Asked | Stop::Group) => request::go_on(self.thread.thread, 0)?,
                 Some(Stop::Signal(libc::SIGSTOP)) => request::go_on(self.thread.thread, libc::SIGSTOP)?,
                 Some(Stop::Signal(_)) => return Err(TraceError::Failed),
@@ -118,11 +118,12 @@ impl Borrowed {
         }
     }
 
-    /// Whether there is nothing to give back. What does not stop by itself is asked to once more, which changes nothing if it was.
+    /// Whether there is nothing to give back. What does not stop by itself is asked to once more, which changes
+    /// nothing if it was.
     fn is_no_more(&mut self) -> bool {
         if !self.thread.is_dead() {
-            // Who has its number now is not traced here: another of its process became another program, and took the number of the first. It
-            // may also be this one that took it, in this very moment.
+            // Who has its number now is not traced here: another of its process became another program, and took the
+            // number of the first. It may also be this one that took it, in this very moment.
             return self.ask_to_stop().is_err() && !self.thread.is_dead();
         }
         match self.thread.reap() {
@@ -132,7 +133,8 @@ impl Borrowed {
         }
     }
 
-    /// A thread that executes another program takes the number of its process's first, and is traced there, also before that program has begun.
+    /// A thread that executes another program takes the number of its process's first, and is traced there, also
+    /// before that program has begun.
     fn has_no_successor(&mut self) -> bool {
         let first = Thread { thread: self.thread.process, ..self.thread };
         let is_others = TRACED.with_borrow(|traced| traced.contains(&first));

@@ -1,14 +1,14 @@
-//! One call of a function inside another process, on a thread that is borrowed for a moment (ptrace(2)); and threads that are held for a
-//! moment and do nothing ([`Pause`]).
+//! One call of a function inside another process, on a thread that is borrowed for a moment (ptrace(2)); and threads
+//! that are held for a moment and do nothing ([`Pause`]).
 //!
-//! The thread is in user code, or waits in a system call that begins anew when it is interrupted (`waiting`): any other could
-//! be seen to fail with `EINTR`. Its registers, its floating-point state and its signal mask are put back as they were;
-//! meanwhile it takes no signals. The function runs on a stack that the caller gives, never returns, says by a word in shared
-//! memory that it is done, and then loops until the thread is stopped again: no breakpoint is used, because its signal can
-//! change how the program handles `SIGTRAP`.
+//! The thread is in user code, or waits in a system call that begins anew when it is interrupted (`waiting`): any
+//! other could be seen to fail with `EINTR`. Its registers, its floating-point state and its signal mask are put back
+//! as they were; meanwhile it takes no signals. The function runs on a stack that the caller gives, never returns,
+//! says by a word in shared memory that it is done, and then loops until the thread is stopped again: no breakpoint
+//! is used, because its signal can change how the program handles `SIGTRAP`.
 //!
-//! Stops are looked for and not waited for with wait(2), which could take an end away from whoever waits for the program. A
-//! thread of this process that waits for *any* child may be told of a stopped one; it shall ignore that.
+//! Stops are looked for and not waited for with wait(2), which could take an end away from whoever waits for the
+//! program. A thread of this process that waits for *any* child may be told of a stopped one; it shall ignore that.
 
 mod borrowed;
 mod ends;
@@ -48,7 +48,8 @@ pub struct Call {
 /// Why nothing was called.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The thread is in a system call that would fail, in a restartable sequence, stopped, or not of 64 bits; try another, or later.
+    /// The thread is in a system call that would fail, in a restartable sequence, stopped, or not of 64 bits; try
+    /// another, or later.
     #[error("the thread cannot be borrowed now ({0}); try another one, or later")]
     Unsuitable(&'static str),
     /// The stopped thread is not of the program that was meant.
@@ -87,16 +88,17 @@ impl From<io::Error> for TraceError {
     }
 }
 
-/// Calls `call` on thread `thread` of process `process`, until `is_finished` says so; begins with it by `deadline`. Once the thread has stopped, and
-/// before anything of it is changed, `is_meant` is asked: a process may have become another program until then, and cannot any more.
+/// Calls `call` on thread `thread` of process `process`, until `is_finished` says so; begins with it by `deadline`.
+/// Once the thread has stopped, and before anything of it is changed, `is_meant` is asked: a process may have become
+/// another program until then, and cannot any more.
 ///
-/// A thread that cannot be given back at once (the kernel keeps it from running) is kept, traced, until the calling thread tries again:
-/// [`give_back_rest`].
+/// A thread that cannot be given back at once (the kernel keeps it from running) is kept, traced, until the calling
+/// thread tries again: [`give_back_rest`].
 ///
 /// # Safety
 ///
-/// The function and the stack are in that process and made for this: nothing else uses the stack, and the function keeps what
-/// it was promised there. (The process is another one, but it may share memory with this one.)
+/// The function and the stack are in that process and made for this: nothing else uses the stack, and the function
+/// keeps what it was promised there. (The process is another one, but it may share memory with this one.)
 pub unsafe fn call(
     process: u32,
     thread: u32,
@@ -118,8 +120,8 @@ thread_local! {
     static KEPT: RefCell<Vec<Borrowed>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Gives threads back that could not be when they were borrowed by this thread; without waiting. Whether some are left: it must be called again, soon, since one
-/// that has stopped meanwhile does nothing.
+/// Gives threads back that could not be when they were borrowed by this thread; without waiting. Whether some are
+/// left: it must be called again, soon, since one that has stopped meanwhile does nothing.
 pub fn give_back_rest() -> bool {
     KEPT.with_borrow_mut(|kept| {
         kept.retain_mut(|borrowed| !borrowed.give_back(Duration::ZERO));

@@ -9,16 +9,17 @@ use super::stop::Thread;
 use super::{KEPT, TraceError, is_kept, kept};
 use crate::threads::Threads;
 
-/// Threads that were asked to stop. They go on as they were when this is dropped, which the thread that made it does; those that cannot be given back at once
-/// are kept for [`super::give_back_rest`].
+/// Threads that were asked to stop. They go on as they were when this is dropped, which the thread that made it does;
+/// those that cannot be given back at once are kept for [`super::give_back_rest`].
 pub struct Pause {
     threads: Vec<Borrowed>,
 }
 
 impl Pause {
-    /// Asks the threads of `process` to stop that run or want to, wait for a page, or change their mappings; but not thread `spared`. They stop when they come back
-    /// to user code. Who waits otherwise is left alone: a call of his may end by that. Those who came meanwhile are looked for until there are
-    /// none, or `deadline` is over. `is_meant` is asked of each thread once it is traced: a process may have become another program until then.
+    /// Asks the threads of `process` to stop that run or want to, wait for a page, or change their mappings; but not
+    /// thread `spared`. They stop when they come back to user code. Who waits otherwise is left alone: a call of his
+    /// may end by that. Those who came meanwhile are looked for until there are none, or `deadline` is over.
+    /// `is_meant` is asked of each thread once it is traced: a process may have become another program until then.
     pub fn begin(
         process: u32,
         spared: u32,

@@ -40,8 +40,8 @@ impl Registers {
         self.0.rax.cast_signed()
     }
 
-    /// As they are, but that the system call is made again, unless a handler runs first: then it fails with `EINTR`. The kernel sees
-    /// to that when the thread goes on.
+    /// As they are, but that the system call is made again, unless a handler runs first: then it fails with `EINTR`.
+    /// The kernel sees to that when the thread goes on.
     pub(super) fn with_call_again(&self) -> Self {
         let mut registers = self.0;
         registers.rax = AGAIN_WITHOUT_HANDLER.cast_unsigned();
@@ -173,8 +173,8 @@ struct RseqConfiguration {
     padding: u32,
 }
 
-/// Whether a thread that is at `instruction` is inside a restartable sequence (rseq(2)): it must be restarted and not be
-/// continued later, which the kernel could not see to if its registers were changed meanwhile.
+/// Whether a thread that is at `instruction` is inside a restartable sequence (rseq(2)): it must be restarted and not
+/// be continued later, which the kernel could not see to if its registers were changed meanwhile.
 pub(super) fn is_in_restartable_sequence(process: u32, thread: u32, instruction: u64) -> io::Result<bool> {
     let mut configuration = RseqConfiguration::default();
     let size = size_of::<RseqConfiguration>();

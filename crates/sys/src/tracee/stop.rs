@@ -21,7 +21,8 @@ pub(super) enum Stop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reaped {
     Yes,
-    /// It has not ended, or it is its process's first and others of it have not: its end is told after theirs, and to its parent only when its tracer took notice.
+    /// It has not ended, or it is its process's first and others of it have not: its end is told after theirs, and to
+    /// its parent only when its tracer took notice.
     NotYet,
     /// No thread of that number is traced here: it is gone already, or has another number.
     Nobody,
@@ -45,14 +46,15 @@ impl Thread {
         }
     }
 
-    /// Whether it runs or sleeps such that a request to stop wakes it. One that the kernel keeps (for a disk, a stop of its process, a dump
-    /// of its memory) would be waited for in vain.
+    /// Whether it runs or sleeps such that a request to stop wakes it. One that the kernel keeps (for a disk, a stop
+    /// of its process, a dump of its memory) would be waited for in vain.
     pub(super) fn can_be_stopped(self) -> io::Result<bool> {
         Ok(matches!(ProcessStat::of_thread(self.process, self.thread)?.state(), Some('R' | 'S')))
     }
 
-    /// Whether it may be held: it runs or wants to, waits for a page that user code touched, or waits in a change of its mappings. The wait of any other
-    /// call could end by that, and one that no signal ends would keep it from stopping (for a disk, or for a child that has its memory: vfork(2)).
+    /// Whether it may be held: it runs or wants to, waits for a page that user code touched, or waits in a change of
+    /// its mappings. The wait of any other call could end by that, and one that no signal ends would keep it from
+    /// stopping (for a disk, or for a child that has its memory: vfork(2)).
     pub(super) fn may_be_held(self) -> bool {
         let whereabouts = || Whereabouts::of_thread(self.process, self.thread);
         match ProcessStat::of_thread(self.process, self.thread).ok().and_then(|stat| stat.state()) {
@@ -71,8 +73,8 @@ impl Thread {
         }
     }
 
-    /// A traced thread that ended stays until its tracer has taken notice; a child's end, though, belongs to whoever waits
-    /// for children here.
+    /// A traced thread that ended stays until its tracer has taken notice; a child's end, though, belongs to whoever
+    /// waits for children here.
     pub(super) fn reap(self) -> Reaped {
         if self.thread == self.process && self.is_child() {
             return Reaped::Yes;

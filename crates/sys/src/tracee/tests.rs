@@ -84,8 +84,8 @@ impl Child {
         }
     }
 
-    /// Tries this when the child waits in call `number`. One that has just been given back is on its way into its call once more: it sleeps nowhere, and
-    /// might wait for a page for all that is known, so that it is asked again.
+    /// Tries this when the child waits in call `number`. One that has just been given back is on its way into its
+    /// call once more: it sleeps nowhere, and might wait for a page for all that is known, so that it is asked again.
     fn once_it_waits(&self, number: i64, attempt: impl Fn() -> Result<(), TraceError>) -> Result<(), TraceError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -119,8 +119,8 @@ impl Child {
             stack_end: (self.memory.address() + STACK_END) as u64,
             patience: deadline.saturating_duration_since(Instant::now()),
         };
-        // SAFETY: the child is a copy of this process, with the function and the mapping where they are here; the stack is the
-        // last page of the mapping, which nothing else uses.
+        // SAFETY: the child is a copy of this process, with the function and the mapping where they are here; the
+        // stack is the last page of the mapping, which nothing else uses.
         unsafe { call(self.pid, self.pid, &target, &mut || true, is_finished, deadline) }
     }
 }

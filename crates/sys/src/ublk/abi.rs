@@ -1,7 +1,7 @@
 //! Numbers and layouts that the ublk driver and its server share (`linux/ublk_cmd.h`), as bytes.
 //!
-//! Everything is little pieces of fixed size at fixed places, so it is put into and taken out of byte arrays: no memory of
-//! ours is ever handed to the kernel as a typed structure. Numbers are in the machine's own byte order.
+//! Everything is little pieces of fixed size at fixed places, so it is put into and taken out of byte arrays: no
+//! memory of ours is ever handed to the kernel as a typed structure. Numbers are in the machine's own byte order.
 
 /// Bytes of a sector, in which the block layer counts whatever the device's block size.
 pub const SECTOR_SIZE_BYTES: u64 = 512;

@@ -1,8 +1,9 @@
 //! `/dev/ublk-control`: one command at a time, each with a deadline.
 //!
-//! A command may block in the kernel for as long as it likes: a start waits for every queue, a deletion for the last user.
-//! The kernel runs it on a worker of a ring, so that we wait for its end no longer than we want, and then interrupt it.
-//! One that cannot be interrupted either is left behind with the ring and the buffer that it may still use.
+//! A command may block in the kernel for as long as it likes: a start waits for every queue, a deletion for the last
+//! user. The kernel runs it on a worker of a ring, so that we wait for its end no longer than we want, and then
+//! interrupt it. One that cannot be interrupted either is left behind with the ring and the buffer that it may still
+//! use.
 //!
 //! For threads off the path of pages: rings and buffers are made for it.
 

@@ -1,15 +1,15 @@
 //! `/dev/ublkcN`: one hardware queue's requests and answers, over a ring of its own.
 //!
-//! A slot is *with the kernel* from [`UblkQueue::fetch`] or [`UblkQueue::answer`] until [`UblkQueue::next_event`] names it.
-//! Meanwhile the kernel may write a request's data into its buffer (and takes a read's data out of it within the answer);
-//! so the buffers are a [`RingMemory`] that the queue owns a share of. A queue that is dropped while the kernel has slots
-//! leaks its share: the kernel notices the drop only later.
+//! A slot is *with the kernel* from [`UblkQueue::fetch`] or [`UblkQueue::answer`] until [`UblkQueue::next_event`]
+//! names it. Meanwhile the kernel may write a request's data into its buffer (and takes a read's data out of it
+//! within the answer); so the buffers are a [`RingMemory`] that the queue owns a share of. A queue that is dropped
+//! while the kernel has slots leaks its share: the kernel notices the drop only later.
 //!
 //! The thread that fetches is the queue's server: all slots must be fetched, and are answered, by one thread.
 //!
-//! The ring leaves the thread alone until it enters the kernel by itself (`IORING_SETUP_COOP_TASKRUN`), and says in shared
-//! memory that there is something to enter for; a thread that sleeps in `epoll_wait` or `poll` is woken. Nothing here
-//! allocates after [`UblkDevice::queue`].
+//! The ring leaves the thread alone until it enters the kernel by itself (`IORING_SETUP_COOP_TASKRUN`), and says in
+//! shared memory that there is something to enter for; a thread that sleeps in `epoll_wait` or `poll` is woken.
+//! Nothing here allocates after [`UblkDevice::queue`].
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -40,7 +40,8 @@ impl UblkDevice {
         Ok(Self { file: rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())? })
     }
 
-    /// The queue with the number `number`, of `depth` slots whose buffers lie in `memory`. The queue keeps the device open.
+    /// The queue with the number `number`, of `depth` slots whose buffers lie in `memory`. The queue keeps the device
+    /// open.
     pub fn queue(&self, number: u16, depth: u16, memory: Arc<dyn RingMemory>) -> io::Result<UblkQueue> {
         let ring = IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().build(depth.into())?;
         ring.submitter().register_files(&[self.file.as_raw_fd()])?;
@@ -101,7 +102,8 @@ impl UblkQueue {
         self.unsubmitted += 1;
         let command = io_command(self.number, slot, result, self.address(offset, length));
         let entry = opcode::UringCmd16::new(types::Fixed(REGISTERED_INDEX), operation).cmd(command).build();
-        // SAFETY: the buffer lies in `memory` (checked by `address`), which lives for as long as a slot is with the kernel.
+        // SAFETY: the buffer lies in `memory` (checked by `address`), which lives for as long as a slot is with the
+        // kernel.
         unsafe { self.ring.submission().push(&entry.user_data(slot.into())) }.expect("there is a place for every slot");
     }
 
@@ -202,8 +204,8 @@ impl Descriptors {
         let slot = usize::from(slot);
         assert!(slot < self.count, "slot {slot} of {}", self.count);
         let mut bytes = [0; DESCRIPTOR_BYTES];
-        // SAFETY: the range lies inside the mapping (checked); the kernel wrote it before the completion that the caller
-        // has taken, and writes it again only after the slot was answered.
+        // SAFETY: the range lies inside the mapping (checked); the kernel wrote it before the completion that the
+        // caller has taken, and writes it again only after the slot was answered.
         unsafe {
             let source = self.base.as_ptr().add(slot * DESCRIPTOR_BYTES);
             std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len());

@@ -1,7 +1,7 @@
 //! Numbers and layouts of `linux/userfaultfd.h`.
 //!
-//! Written by hand because no crate that we use has all of them; the tests compare sizes and numbers with what the kernel's
-//! header gives for 64-bit machines.
+//! Written by hand because no crate that we use has all of them; the tests compare sizes and numbers with what the
+//! kernel's header gives for 64-bit machines.
 
 /// `UFFD_API`: the only version of the interface that there is.
 pub(super) const API_VERSION: u64 = 0xaa;

@@ -62,8 +62,8 @@ impl Access {
         Ok(Self { scope, features, follows_forks, scans_pages: crate::pagemap::is_scannable() })
     }
 
-    /// The first thing that keeps a pager from working here: what the kernel lacks before what it only grants to others, since a
-    /// permission is no help on a kernel that is too old.
+    /// The first thing that keeps a pager from working here: what the kernel lacks before what it only grants to
+    /// others, since a permission is no help on a kernel that is too old.
     pub fn obstacle(&self) -> Option<Obstacle> {
         match self.scope {
             None => Some(Obstacle::Absent),

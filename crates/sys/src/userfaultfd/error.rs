@@ -8,8 +8,8 @@ pub enum PageError {
     /// A page is there already (`EEXIST`): somebody else filled it; wake its waiters.
     #[error("the page is there already; wake whoever waits for it")]
     Exists,
-    /// No mapping that is registered here covers the whole range (`ENOENT`): unmapped meanwhile, or it spans two mappings.
-    /// For a move: a page of the source is missing.
+    /// No mapping that is registered here covers the whole range (`ENOENT`): unmapped meanwhile, or it spans two
+    /// mappings. For a move: a page of the source is missing.
     #[error("no single registered mapping covers the range; look at the process's mappings again")]
     NotMapped,
     /// The process is changing its mappings (`EAGAIN`); nothing was done. Read its messages, then try again.
@@ -18,14 +18,15 @@ pub enum PageError {
     /// A page is pinned, shared with a forked process, or otherwise in use (`EBUSY`).
     #[error("a page is pinned or shared with a forked process; leave it where it is")]
     Busy,
-    /// No memory for the page (`ENOMEM`), or the process's limit is reached. For a change of protection: the range is not mapped.
+    /// No memory for the page (`ENOMEM`), or the process's limit is reached. For a change of protection: the range is
+    /// not mapped.
     #[error("the kernel has no memory for the page; free some and try again")]
     NoMemory,
     /// The process ended (`ESRCH`).
     #[error("the process has ended; forget it")]
     Gone,
-    /// The kernel refuses the arguments (`EINVAL`): not page aligned, not registered here, wrong kind of memory, or not this
-    /// process's to move.
+    /// The kernel refuses the arguments (`EINVAL`): not page aligned, not registered here, wrong kind of memory, or
+    /// not this process's to move.
     #[error("the kernel refuses the range: not registered here, not private anonymous memory, or not of this process")]
     Refused,
     /// Anything else.
@@ -34,8 +35,8 @@ pub enum PageError {
 }
 
 impl PageError {
-    /// The meaning of an error number.
-    /// Whether what was to be copied cannot be read (EFAULT): it lies in memory that is broken, or that came from a device which cannot be read.
+    /// The meaning of an error number. Whether what was to be copied cannot be read (EFAULT): it lies in memory that
+    /// is broken, or that came from a device which cannot be read.
     pub fn is_unreadable(&self) -> bool {
         matches!(self, Self::Kernel(error) if error.raw_os_error() == Some(libc::EFAULT))
     }

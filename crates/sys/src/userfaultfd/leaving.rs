@@ -1,5 +1,5 @@
-//! Memory of this process whose pages are taken out of it: what a page that leaves costs at least. A yardstick for measurements, without
-//! replacement, page tables, or another process.
+//! Memory of this process whose pages are taken out of it: what a page that leaves costs at least. A yardstick for
+//! measurements, without replacement, page tables, or another process.
 
 use std::io;
 use std::ops::Range;
@@ -50,7 +50,8 @@ impl LeavingMemory {
         Ok(leaving)
     }
 
-    /// Takes the pages from `first` on that fill `target`, at most a batch: moves them in runs of `run_pages`, copies them, and drops them.
+    /// Takes the pages from `first` on that fill `target`, at most a batch: moves them in runs of `run_pages`, copies
+    /// them, and drops them.
     pub fn take(&self, first: usize, run_pages: usize, target: &Mapping) -> io::Result<()> {
         let pages = target.length() / PAGE_SIZE_BYTES;
         let all = range(&self.staging, 0, pages);

@@ -8,8 +8,8 @@ use super::Userfaultfd;
 /// `sizeof(struct uffd_msg)`.
 pub(super) const MESSAGE_BYTES: usize = 32;
 
-/// One message. All but faults come only when their feature was agreed on; the thread that caused them waits until they were
-/// read.
+/// One message. All but faults come only when their feature was agreed on; the thread that caused them waits until
+/// they were read.
 #[derive(Debug)]
 pub enum Message {
     /// A thread waits for a page.
@@ -58,7 +58,8 @@ const FLAG_WRITE_PROTECTED: u64 = 1 << 1;
 impl Message {
     /// # Safety
     ///
-    /// `bytes` are a message that was just read from a userfaultfd and is decoded once: a descriptor in it becomes owned.
+    /// `bytes` are a message that was just read from a userfaultfd and is decoded once: a descriptor in it becomes
+    /// owned.
     pub(super) unsafe fn decode(bytes: &[u8; MESSAGE_BYTES]) -> Self {
         let word = |offset: usize| u64::from_ne_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"));
         let half = |offset: usize| u32::from_ne_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"));
@@ -70,7 +71,8 @@ impl Message {
                 thread: half(24),
             }),
             EVENT_FORK => {
-                // SAFETY: the kernel installed this descriptor for the reader of the message, who decodes it once (contract).
+                // SAFETY: the kernel installed this descriptor for the reader of the message, who decodes it once
+                // (contract).
                 let descriptor = unsafe { OwnedFd::from_raw_fd(half(8).cast_signed()) };
                 Self::Fork(Userfaultfd::from_kernel(descriptor))
             }

@@ -1,12 +1,14 @@
 //! userfaultfd: page faults of a process, answered by somebody else (userfaultfd(2), ioctl_userfaultfd(2)).
 //!
-//! A descriptor belongs to the memory of the process that made it, and travels to the pager over a socket. All addresses are
-//! addresses in that process, so they are numbers here and never pointers. Filling copies from a [`Mapping`] of ours.
+//! A descriptor belongs to the memory of the process that made it, and travels to the pager over a socket. All
+//! addresses are addresses in that process, so they are numbers here and never pointers. Filling copies from a
+//! [`Mapping`] of ours.
 //!
 //! - [`access`]: what this kernel and this user have, and the command that mends what is missing.
 //! - [`Message`]: what the kernel tells.
 //! - [`PageError`]: what it answers.
-//! - [`served`]: memory whose faults are served with nothing else around, and [`leaving`]: memory that is taken away so, as yardsticks.
+//! - [`served`]: memory whose faults are served with nothing else around, and [`leaving`]: memory that is taken away
+//!   so, as yardsticks.
 
 mod abi;
 pub mod access;
@@ -64,8 +66,9 @@ impl Userfaultfd {
     ///
     /// # Safety
     ///
-    /// Ranges given to the new descriptor's operations, and to those of its children after a fork, are memory that nobody
-    /// refers to by Rust references, such as that of a [`Mapping`]; a descriptor that goes to another process is up to that.
+    /// Ranges given to the new descriptor's operations, and to those of its children after a fork, are memory that
+    /// nobody refers to by Rust references, such as that of a [`Mapping`]; a descriptor that goes to another process
+    /// is up to that.
     pub unsafe fn create(scope: Scope) -> io::Result<Self> {
         let descriptor = match create_by_device(scope) {
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
@@ -100,7 +103,8 @@ impl Userfaultfd {
     }
 
     /// Agrees on `wanted` with the kernel, which is done once, and before anything else. Fails with `EINVAL` when the
-    /// kernel lacks one of them, and with `EPERM` for [`Features::FORK`] without `CAP_SYS_PTRACE` (see [`crate::userfaultfd::tracing_right`]).
+    /// kernel lacks one of them, and with `EPERM` for [`Features::FORK`] without `CAP_SYS_PTRACE` (see
+    /// [`crate::userfaultfd::tracing_right`]).
     pub fn agree(&self, wanted: Features) -> io::Result<Features> {
         let keepers =
             wanted.contains(Features::FORK).then(|| crate::userfaultfd::tracing_right::agree(self.as_fd(), wanted));
@@ -131,8 +135,8 @@ impl Userfaultfd {
         self.page_command(abi::WAKE, &mut argument(&range))
     }
 
-    /// Fills the `length` missing bytes at `target` with those at `source_offset` of `source`, write-protected if asked for.
-    /// Returns the bytes filled; when they are fewer than `length`, another call for the rest says why.
+    /// Fills the `length` missing bytes at `target` with those at `source_offset` of `source`, write-protected if
+    /// asked for. Returns the bytes filled; when they are fewer than `length`, another call for the rest says why.
     pub fn copy(
         &self,
         target: u64,
@@ -157,8 +161,9 @@ impl Userfaultfd {
         self.fill(abi::ZERO_PAGE, &range, wake)
     }
 
-    /// Whether one registered mapping covers `range`, without any effect that the program could see if there are pages in that mapping: the kernel
-    /// looks for the mapping, and prepares it for pages of its own, before it fails to read what it was to copy.
+    /// Whether one registered mapping covers `range`, without any effect that the program could see if there are
+    /// pages in that mapping: the kernel looks for the mapping, and prepares it for pages of its own, before it fails
+    /// to read what it was to copy.
     pub fn covers(&self, range: &Range<u64>) -> Result<bool, PageError> {
         let source = unreadable_page().map_err(|error| PageError::from_number(error.raw_os_error().unwrap_or(0)))?;
         let length = range.end.saturating_sub(range.start);
@@ -179,8 +184,9 @@ impl Userfaultfd {
         self.fill(abi::POISON, &range, wake)
     }
 
-    /// Moves `length` bytes of pages from `source` to `target`, both in the process that the descriptor is of; only that
-    /// process may do so. The result is as for [`Userfaultfd::copy`]. With `allow_holes` missing pages are passed over.
+    /// Moves `length` bytes of pages from `source` to `target`, both in the process that the descriptor is of; only
+    /// that process may do so. The result is as for [`Userfaultfd::copy`]. With `allow_holes` missing pages are
+    /// passed over.
     pub fn move_pages(
         &self,
         target: u64,
@@ -203,8 +209,8 @@ impl Userfaultfd {
         self.page_command(abi::WRITE_PROTECT, &mut WriteProtectArgument { range: argument(&range), mode })
     }
 
-    /// Whether the process changes its mappings: there is a message about that, or one was read and its thread did not go on yet.
-    /// No effect: the kernel looks at this before it looks at what it is asked for.
+    /// Whether the process changes its mappings: there is a message about that, or one was read and its thread did
+    /// not go on yet. No effect: the kernel looks at this before it looks at what it is asked for.
     pub fn is_changing(&self) -> bool {
         matches!(self.zero_page(0..0, Wake::Nobody), Err(PageError::TryAgain))
     }
@@ -216,8 +222,8 @@ impl Userfaultfd {
         Ok(next)
     }
 
-    /// Reads the messages that are there, in order, and hands each to `take`. Returns how many there were; none is no error.
-    /// More than one call may be needed to read them all.
+    /// Reads the messages that are there, in order, and hands each to `take`. Returns how many there were; none is no
+    /// error. More than one call may be needed to read them all.
     pub fn read_messages(&self, take: impl FnMut(Message)) -> io::Result<usize> {
         self.read::<MESSAGES_PER_READ>(take)
     }
@@ -261,9 +267,9 @@ impl Userfaultfd {
 
     /// `Argument` is the structure that belongs to `number`, see `abi`.
     fn command<Argument>(&self, number: u32, argument: &mut Argument) -> io::Result<()> {
-        // SAFETY: the number encodes the argument's size, so the kernel reads and writes `argument` only. What it does to
-        // pages concerns the memory of the process that made the descriptor: another process, whose memory no reference of
-        // ours sees, or this one under the contract of `create`.
+        // SAFETY: the number encodes the argument's size, so the kernel reads and writes `argument` only. What it
+        // does to pages concerns the memory of the process that made the descriptor: another process, whose memory no
+        // reference of ours sees, or this one under the contract of `create`.
         let result =
             unsafe { libc::ioctl(self.descriptor.as_raw_fd(), u64::from(number), std::ptr::from_mut(argument)) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -317,7 +323,8 @@ fn unreadable_page() -> io::Result<u64> {
     if let Some(page) = PAGE.get() {
         return Ok(*page as u64);
     }
-    // SAFETY: a new mapping at an address of the kernel's choice, of which no reference is ever made. It stays for good.
+    // SAFETY: a new mapping at an address of the kernel's choice, of which no reference is ever made. It stays for
+    // good.
     let page = unsafe {
         libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     };
@@ -335,7 +342,8 @@ fn fill_mode(wake: Wake) -> u64 {
     if wake == Wake::Nobody { abi::FILL_WITHOUT_WAKE } else { 0 }
 }
 
-/// The kernel writes the bytes filled, or a negative error number, and fails with `EAGAIN` when it filled some and not all.
+/// The kernel writes the bytes filled, or a negative error number, and fails with `EAGAIN` when it filled some and
+/// not all.
 fn filled(result: io::Result<()>, done: i64) -> Result<u64, PageError> {
     match result {
         _ if done > 0 => Ok(done.unsigned_abs()),

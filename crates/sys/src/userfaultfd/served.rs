@@ -1,5 +1,5 @@
-//! Memory of this process whose missing pages a thread of it fills: what a page fault that is handled in user space costs at
-//! least. A yardstick for measurements, without page tables, eviction, or another process.
+//! Memory of this process whose missing pages a thread of it fills: what a page fault that is handled in user space
+//! costs at least. A yardstick for measurements, without page tables, eviction, or another process.
 
 use std::io;
 use std::ops::Range;
@@ -52,8 +52,8 @@ impl ServedMemory {
         byte[0]
     }
 
-    /// Fills each page that is touched with the page of `source` at the same place, until all have been. On an error whoever waits goes
-    /// on with zeroes.
+    /// Fills each page that is touched with the page of `source` at the same place, until all have been. On an error
+    /// whoever waits goes on with zeroes.
     pub fn serve(&self, source: &Mapping, idle: Idle) -> io::Result<()> {
         let result = self.serve_all(source, idle);
         if result.is_err() {

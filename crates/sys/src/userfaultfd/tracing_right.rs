@@ -1,10 +1,11 @@
-//! `CAP_SYS_PTRACE`, which a program file may give to an ordinary user (`setcap`), is used for one call only: to agree on messages about forks
-//! (`UFFD_FEATURE_EVENT_FORK`).
+//! `CAP_SYS_PTRACE`, which a program file may give to an ordinary user (`setcap`), is used for one call only: to
+//! agree on messages about forks (`UFFD_FEATURE_EVENT_FORK`).
 //!
-//! A process that has the capability and traces others can be made to trace a program of another user: between any look at a process and the trace,
-//! the process may execute a set-user-ID program. So the process gives the capability up before it has threads, and a small process beside it
-//! keeps it, does that one call on userfaultfds that come over a socket, and nothing else. The small process cannot be traced by its own user
-//! (`PR_SET_DUMPABLE`), has the capability in effect around the call only, and ends when its socket does.
+//! A process that has the capability and traces others can be made to trace a program of another user: between any
+//! look at a process and the trace, the process may execute a set-user-ID program. So the process gives the
+//! capability up before it has threads, and a small process beside it keeps it, does that one call on userfaultfds
+//! that come over a socket, and nothing else. The small process cannot be traced by its own user (`PR_SET_DUMPABLE`),
+//! has the capability in effect around the call only, and ends when its socket does.
 //!
 //! A process of root keeps what it has: whoever can change it is root already.
 

@@ -2,8 +2,8 @@
 
 use spillway_policy::prefetch::{Candidates, Prefetcher, VirtualPage};
 
-/// Pages after the demanded one: together 128 KiB, HPBD's largest request. A trial of the pager with this fixed read-ahead served
-/// sequential scans in 2.2 to 3.2 us a page, but strided ones in 36 and random ones in 50.
+/// Pages after the demanded one: together 128 KiB, HPBD's largest request. A trial of the pager with this fixed
+/// read-ahead served sequential scans in 2.2 to 3.2 us a page, but strided ones in 36 and random ones in 50.
 pub const NEXT_PAGES: usize = 31;
 
 /// See the module text.

@@ -53,8 +53,8 @@ impl Policy {
         }
     }
 
-    /// The policy, with room for page numbers below `pages` and a budget of `capacity` listed pages. What is left to chance has
-    /// always the same seed: equal events, equal victims.
+    /// The policy, with room for page numbers below `pages` and a budget of `capacity` listed pages. What is left to
+    /// chance has always the same seed: equal events, equal victims.
     pub fn build(self, pages: u32, capacity: u32) -> Box<dyn Replacement> {
         match self {
             Self::Fifo => Box::new(fifo::Fifo::new(pages, capacity)),

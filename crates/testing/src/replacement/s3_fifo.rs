@@ -1,9 +1,10 @@
 //! S3-FIFO (Yang et al., SOSP 2023): a small queue that most pages only pass, a main queue for those that proved
 //! themselves, and a memory of those that left.
 //!
-//! What differs from the paper: one piece of evidence is enough to leave the small queue for the main one (the paper asks
-//! for two hits, as its first hits come in a burst; a pager sees no bursts). The memory of what left is the pager's
-//! [`Shadows`](spillway_policy::replacement::Shadows): a refault within the budget is what the paper calls a hit in the ghost queue.
+//! What differs from the paper: one piece of evidence is enough to leave the small queue for the main one (the paper
+//! asks for two hits, as its first hits come in a burst; a pager sees no bursts). The memory of what left is the
+//! pager's [`Shadows`](spillway_policy::replacement::Shadows): a refault within the budget is what the paper calls a
+//! hit in the ghost queue.
 
 use spillway_policy::replacement::CachePage;
 use spillway_policy::replacement::listed::{APART, Listed, NEW, Order, OrderLists};

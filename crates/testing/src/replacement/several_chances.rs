@@ -1,12 +1,13 @@
 //! DCM's lists: a page gets several chances before it leaves.
 //!
-//! New and refaulted pages enter the list *new*. At its end those that have proven themselves (touched while staged, back
-//! soon after they left) go on to the list *active*, the others leave; at the end of *active* a page with new evidence
-//! goes round, the others leave. Behind both is staging, which is the pager's: unmapped, still local, the last chance.
-//! A scan passes through *new* and does not touch *active*.
+//! New and refaulted pages enter the list *new*. At its end those that have proven themselves (touched while staged,
+//! back soon after they left) go on to the list *active*, the others leave; at the end of *active* a page with new
+//! evidence goes round, the others leave. Behind both is staging, which is the pager's: unmapped, still local, the
+//! last chance. A scan passes through *new* and does not touch *active*.
 //!
-//! The shares are those of DCM's lineage (EMP: 37.5 % proactive, 50 % active, 12.5 % inactive, which is staging here). What differs:
-//! DCM sees referenced bits in the guest's page tables and moves pages by them; a pager has only evidence.
+//! The shares are those of DCM's lineage (EMP: 37.5 % proactive, 50 % active, 12.5 % inactive, which is staging
+//! here). What differs: DCM sees referenced bits in the guest's page tables and moves pages by them; a pager has only
+//! evidence.
 
 use spillway_policy::replacement::CachePage;
 use spillway_policy::replacement::listed::{APART, Listed, NEW, Order, OrderLists};

@@ -1,5 +1,5 @@
-//! SIEVE (Zhang et al., NSDI 2024): like CLOCK, but a page with evidence stays where it is while the hand passes, so new
-//! pages, which enter before it, are sieved sooner than those that have proven themselves.
+//! SIEVE (Zhang et al., NSDI 2024): like CLOCK, but a page with evidence stays where it is while the hand passes, so
+//! new pages, which enter before it, are sieved sooner than those that have proven themselves.
 //!
 //! Evidence is what a pager has instead of hits: a touch while staged, a near refault, a first write.
 

@@ -1,7 +1,8 @@
-//! Discarding: the pages are forgotten here, and freed at donors and on disk, so that freed swap returns to its lenders.
+//! Discarding: the pages are forgotten here, and freed at donors and on disk, so that freed swap returns to its
+//! lenders.
 //!
-//! The bits are cleared first: from then on the pages read as zeroes, whatever happens to the messages that free memory. Such
-//! a message that fails costs memory until the slab is given back, never a wrong byte.
+//! The bits are cleared first: from then on the pages read as zeroes, whatever happens to the messages that free
+//! memory. Such a message that fails costs memory until the slab is given back, never a wrong byte.
 
 use spillway_fabric::queue_pair::{Operation, PostError};
 use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};

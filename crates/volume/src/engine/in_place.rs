@@ -1,9 +1,11 @@
-//! Reading without a request: where a donor's memory is mapped here (shared memory), whoever needs pages takes them from there himself.
+//! Reading without a request: where a donor's memory is mapped here (shared memory), whoever needs pages takes them
+//! from there himself.
 //!
-//! A request copies them into a buffer first, and a page that is filled from that is copied twice. What makes the one copy safe is what makes
-//! requests safe: the slab's gate is passed before its copy indexes are read, and nothing is detached, nor lent to somebody else, before the gate was
-//! drained ([`crate::slab_map::gate`]); page bits are read after the copy indexes (`read`). A donor's file never becomes another slab, so what is
-//! read of a donor that has just ended is what it had.
+//! A request copies them into a buffer first, and a page that is filled from that is copied twice. What makes the one
+//! copy safe is what makes requests safe: the slab's gate is passed before its copy indexes are read, and nothing is
+//! detached, nor lent to somebody else, before the gate was drained ([`crate::slab_map::gate`]); page bits are read
+//! after the copy indexes (`read`). A donor's file never becomes another slab, so what is read of a donor that has
+//! just ended is what it had.
 //!
 //! Only the plain case: all pages in one slab, and in one copy of it. Everything else is for a request.
 

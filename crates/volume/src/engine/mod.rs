@@ -1,8 +1,9 @@
 //! Decides what happens to a block request: one engine per I/O thread, a state machine that never blocks or allocates.
 //!
-//! One page on its way in: [`Engine::submit`] puts the request into the slot that its buffer has; [`Engine::poll`] starts it:
-//! `read` passes the slab's gate, looks where the page's valid copies are, posts a sub-request to a queue pair ([`queue_pairs`]), and at
-//! the poll that brings the completion leaves the gate and answers. `write` and `discard` own their pages meanwhile.
+//! One page on its way in: [`Engine::submit`] puts the request into the slot that its buffer has; [`Engine::poll`]
+//! starts it: `read` passes the slab's gate, looks where the page's valid copies are, posts a sub-request to a queue
+//! pair ([`queue_pairs`]), and at the poll that brings the completion leaves the gate and answers. `write` and
+//! `discard` own their pages meanwhile.
 //!
 //! - `active`: the state of one request; `in_place`: no request at all.
 //! - [`queue_pairs`]: this thread's queue pairs.
@@ -216,8 +217,9 @@ fn request_deadline(redundancy: Redundancy) -> Duration {
     if redundancy.disk { BLOCK_REQUEST_DEADLINE } else { BLOCK_REQUEST_DEADLINE_SOLE }
 }
 
-/// How long a request takes at most: one that waited so long may have been posted at the last moment. (That a donor with the only copy
-/// stops just then, after another long wait, is not counted: whoever waits this long waits for one silence.)
+/// How long a request takes at most: one that waited so long may have been posted at the last moment. (That a donor
+/// with the only copy stops just then, after another long wait, is not counted: whoever waits this long waits for one
+/// silence.)
 pub fn answer_deadline(redundancy: Redundancy) -> Duration {
     request_deadline(redundancy) + REQUEST_DEADLINE
 }

@@ -1,8 +1,9 @@
 //! One I/O thread's queue pairs: one per donor, one to the backing file, and the sub-requests in flight on them.
 //!
-//! A sub-request is one posted request. Its number is the tag, so a completion finds its owner without a search. When a donor is
-//! replaced or lost, the sub-requests on the old queue pair are orphaned and end with [`RequestError::Down`] at the next poll:
-//! every posted sub-request ends exactly once, or is abandoned by its owner ([`QueuePairSet::abandon`]) and never heard of again.
+//! A sub-request is one posted request. Its number is the tag, so a completion finds its owner without a search. When
+//! a donor is replaced or lost, the sub-requests on the old queue pair are orphaned and end with
+//! [`RequestError::Down`] at the next poll: every posted sub-request ends exactly once, or is abandoned by its owner
+//! ([`QueuePairSet::abandon`]) and never heard of again.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,7 +66,8 @@ impl QueuePairMailbox {
         })
     }
 
-    /// Leaves a change; the I/O thread sees it before it looks at any copy index filled later. Also frees what was retired.
+    /// Leaves a change; the I/O thread sees it before it looks at any copy index filled later. Also frees what was
+    /// retired.
     pub fn leave(&self, change: QueuePairChange) {
         self.sweep();
         let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -173,8 +175,8 @@ impl QueuePairSet {
         }
     }
 
-    /// Whether the manager left something since the last [`QueuePairSet::adopt`]: then copy indexes may name donors by queue pairs that this
-    /// thread does not have yet.
+    /// Whether the manager left something since the last [`QueuePairSet::adopt`]: then copy indexes may name donors
+    /// by queue pairs that this thread does not have yet.
     pub fn has_news(&self) -> bool {
         self.mailbox.changed.load(Ordering::SeqCst)
     }
@@ -199,8 +201,8 @@ impl QueuePairSet {
         }
     }
 
-    /// Lets go of all that `owner` has in flight, which are reads from donors: what still comes touches nothing of it. False if that
-    /// cannot be done with one of them; then `owner` still waits for all of them.
+    /// Lets go of all that `owner` has in flight, which are reads from donors: what still comes touches nothing of
+    /// it. False if that cannot be done with one of them; then `owner` still waits for all of them.
     pub fn abandon(&mut self, owner: usize) -> bool {
         let is_owners = |entry: &Entry| entry.flight != Flight::Free && entry.sub_request.owner == owner;
         let can_be_let_go = |entry: &Entry| {

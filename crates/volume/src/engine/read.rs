@@ -1,12 +1,12 @@
 //! Reading: each page from the first copy that has it, then from the disk, else zeroes.
 //!
 //! The order of looks matters. Copy indexes are read first (in [`Active::enter`]), page bits second: a copy's valid
-//! bits are cleared before its index is used again, so that a valid bit is always of the copy that is there. When a sub-request fails, the whole segment is
-//! read afresh without that location.
+//! bits are cleared before its index is used again, so that a valid bit is always of the copy that is there. When a
+//! sub-request fails, the whole segment is read afresh without that location.
 //!
-//! A segment whose donors let it wait for too long ([`crate::slab_map::donor_latency`]) lets go of its sub-requests and is read afresh from what
-//! else has its pages, if all of them are elsewhere too. What the slow donor still sends is thrown away: the segment's buffer
-//! belongs to somebody else by then (`docs/decisions/slow-donors.md`).
+//! A segment whose donors let it wait for too long ([`crate::slab_map::donor_latency`]) lets go of its sub-requests
+//! and is read afresh from what else has its pages, if all of them are elsewhere too. What the slow donor still sends
+//! is thrown away: the segment's buffer belongs to somebody else by then (`docs/decisions/slow-donors.md`).
 
 use spillway_block::request::BlockError;
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
@@ -42,7 +42,8 @@ pub(super) fn start(active: &mut Active, context: &mut Context<'_>) -> Step {
     advance(active, context)
 }
 
-/// Whether the segment's donors let it wait for too long, all of it can be had elsewhere, and its sub-requests were let go.
+/// Whether the segment's donors let it wait for too long, all of it can be had elsewhere, and its sub-requests were
+/// let go.
 fn is_taken_elsewhere(active: &mut Active, context: &mut Context<'_>) -> bool {
     let waited = context.now.saturating_duration_since(active.entered);
     if active.outstanding == 0 || waited < context.volume.latencies.read_patience() {

@@ -1,9 +1,9 @@
 //! Writing: to every copy of the slab, and into the backlog of the disk.
 //!
-//! The writer owns its pages from before the first byte moves until their bits say what is true. A write is acknowledged when
-//! at least one donor has it (the others are marked stale for these pages, and refilled by the mover). When no donor has it,
-//! a disk copy saves it: the write is acknowledged once its pages are on disk. Without one it is tried again at other donors
-//! until its deadline.
+//! The writer owns its pages from before the first byte moves until their bits say what is true. A write is
+//! acknowledged when at least one donor has it (the others are marked stale for these pages, and refilled by the
+//! mover). When no donor has it, a disk copy saves it: the write is acknowledged once its pages are on disk. Without
+//! one it is tried again at other donors until its deadline.
 //!
 //! From the first byte on until then the pages are marked `Writing`: should the process die, their copies may differ.
 //! A write that finds the backlog full keeps its turn there by a ticket, until it gets in or ends.

@@ -9,7 +9,8 @@ use spillway_fabric::units::SlabHandle;
 use crate::slab_map::Volume;
 use crate::slab_map::slab_entry::DonorSlot;
 
-/// Page I/Os of each slab that `donor` knows by one of `handles`, in their order; zero for those that it does not lend us.
+/// Page I/Os of each slab that `donor` knows by one of `handles`, in their order; zero for those that it does not
+/// lend us.
 pub fn of_slabs(volume: &Volume, donor: DonorSlot, handles: Vec<SlabHandle>) -> Vec<(SlabHandle, u64)> {
     let lent = volume.geometry.slabs().filter_map(|slab| {
         let entry = volume.slab(slab);

@@ -1,8 +1,9 @@
-//! Opens sockets to donors, with one deadline for everything that one attempt needs: the name, each of its addresses, and what
-//! the caller does over the socket. Every failure names what was tried.
+//! Opens sockets to donors, with one deadline for everything that one attempt needs: the name, each of its addresses,
+//! and what the caller does over the socket. Every failure names what was tried.
 //!
-//! The C library looks names up and takes as long as it likes, so a thread of its own does it. An attempt that gives up leaves the
-//! thread behind; the next one waits for the same thread, so that there is never more than one for a donor.
+//! The C library looks names up and takes as long as it likes, so a thread of its own does it. An attempt that gives
+//! up leaves the thread behind; the next one waits for the same thread, so that there is never more than one for a
+//! donor.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -143,8 +144,8 @@ pub fn dial_address(peer: SocketAddr, deadline: Instant) -> Result<TcpStream, Di
     })
 }
 
-/// Connects to a socket of this host, without waiting: a stopped donor whose queue of connections is full would keep this thread
-/// for ever.
+/// Connects to a socket of this host, without waiting: a stopped donor whose queue of connections is full would keep
+/// this thread for ever.
 pub fn dial_unix(path: &Path) -> Result<OwnedFd, DialError> {
     let connected = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -1,8 +1,8 @@
 //! The donors of a device: what is known of each, and asking them for memory.
 //!
-//! One [`DonorEntry`] per address that was given; its place in the table is the donor's slot in slab entries. Its link
-//! thread ([`super::link`]) makes and loses sessions; the manager and the mover call it through [`DonorEntry::lease`] and
-//! the like, which wait for the answer for a bounded time.
+//! One [`DonorEntry`] per address that was given; its place in the table is the donor's slot in slab entries. Its
+//! link thread ([`super::link`]) makes and loses sessions; the manager and the mover call it through
+//! [`DonorEntry::lease`] and the like, which wait for the answer for a bounded time.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -130,7 +130,8 @@ impl DonorEntry {
         self.slabs_held.store(slabs_held, Ordering::SeqCst);
     }
 
-    /// The session ended, or could not be opened; `is_final` if trying again does not help before somebody changes something.
+    /// The session ended, or could not be opened; `is_final` if trying again does not help before somebody changes
+    /// something.
     pub fn disconnected(&self, reason: String, is_final: bool) {
         let mut link = self.link();
         if link.phase == Phase::Connected {
@@ -164,8 +165,8 @@ impl DonorEntry {
         self.link().phase
     }
 
-    /// Why the last attempt at a session failed, and whether another one cannot help; `None` before the first one has ended, and
-    /// while a session is open.
+    /// Why the last attempt at a session failed, and whether another one cannot help; `None` before the first one has
+    /// ended, and while a session is open.
     pub fn refusal(&self) -> Option<(String, bool)> {
         let link = self.link();
         let is_tried = link.session.is_none() && !link.last_error.is_empty();

@@ -1,9 +1,10 @@
 //! Mapping by activity: which slabs are used enough to deserve a donor's memory (Infiniswap, NSDI '17).
 //!
-//! Until then a slab lives on the disk alone, so cold pages take no memory of anybody. The paper keeps, for each slab and
-//! second, `A = alpha * measured + (1 - alpha) * A_old`, and maps a slab whose average is above [`HOT_SLAB_PAGES_PER_S`]. Its
-//! published code added counts without ever normalising them, so that its order was noise after seconds; here an average is
-//! in pages per second, whatever the time between two looks: a look after `t` seconds weighs `1 - (1 - alpha)^t`.
+//! Until then a slab lives on the disk alone, so cold pages take no memory of anybody. The paper keeps, for each slab
+//! and second, `A = alpha * measured + (1 - alpha) * A_old`, and maps a slab whose average is above
+//! [`HOT_SLAB_PAGES_PER_S`]. Its published code added counts without ever normalising them, so that its order was
+//! noise after seconds; here an average is in pages per second, whatever the time between two looks: a look after `t`
+//! seconds weighs `1 - (1 - alpha)^t`.
 //!
 //! No clock and no I/O: the manager passes both.
 
@@ -73,7 +74,8 @@ impl Heat {
 mod tests {
     use super::*;
 
-    /// Looks every `step` for `seconds` at one slab used at a steady rate; its average then, and whether it was ever hot.
+    /// Looks every `step` for `seconds` at one slab used at a steady rate; its average then, and whether it was ever
+    /// hot.
     fn steady(pages_per_s: f64, step: Duration, seconds: u64) -> (f64, bool) {
         let (mut heat, start, mut was_hot) = (Heat::new(1), Instant::now(), false);
         for look in 0..=(seconds * 1000 / step.as_millis() as u64) {

@@ -1,13 +1,15 @@
 //! One donor's thread: opens a session, answers the donor, and cleans up when the session ends.
 //!
 //! A session on this host gets shared memory over the donor's UNIX socket, also when the donor was named by its TCP
-//! address; any other, and every one if the user says so, gets one connection per I/O thread. When it ends, in this order: the
-//! donor counts as disconnected (no new copy index is filled), I/O threads lose their queue pairs (requests in flight end), and
-//! every copy index at the donor is emptied. Only then is the donor tried again: a donor that comes back is a new one, with new slabs. Slabs that it kept for a
-//! process that died are taken over at the beginning of the first session of the next one ([`reunion`]).
+//! address; any other, and every one if the user says so, gets one connection per I/O thread. When it ends, in this
+//! order: the donor counts as disconnected (no new copy index is filled), I/O threads lose their queue pairs
+//! (requests in flight end), and every copy index at the donor is emptied. Only then is the donor tried again: a
+//! donor that comes back is a new one, with new slabs. Slabs that it kept for a process that died are taken over at
+//! the beginning of the first session of the next one ([`reunion`]).
 //!
-//! A donor that is silent while its connection is open is given up after two seconds, unless it has the only copy of some page: then
-//! giving up would lose the page for certain, and it is waited for much longer ([`Patience`](spillway_fabric::patience::Patience)).
+//! A donor that is silent while its connection is open is given up after two seconds, unless it has the only copy of
+//! some page: then giving up would lose the page for certain, and it is waited for much longer
+//! ([`Patience`](spillway_fabric::patience::Patience)).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -66,8 +68,8 @@ pub fn reset(donor: &DonorEntry, reason: &str) {
     }
 }
 
-/// Ends the sessions with all of `donors` for good; they take their slabs back. At once, so that those that do not read what
-/// they are sent cost one deadline together.
+/// Ends the sessions with all of `donors` for good; they take their slabs back. At once, so that those that do not
+/// read what they are sent cost one deadline together.
 pub fn say_goodbye_to_all(donors: &[DonorEntry]) {
     std::thread::scope(|scope| {
         for donor in donors {
@@ -92,7 +94,8 @@ fn say_goodbye(donor: &DonorEntry) {
     donor.abandon_calls();
 }
 
-/// Whether `donor`, which said nothing for so long, is still waited for: soon not any more, unless pages would be lost with it.
+/// Whether `donor`, which said nothing for so long, is still waited for: soon not any more, unless pages would be
+/// lost with it.
 fn is_waited_for(shared: &ManagerState, donor: &DonorEntry, silence: Duration) -> bool {
     if silence < SILENCE_NOTICED {
         return true;

@@ -117,8 +117,8 @@ fn fill_place(
 
 /// Takes the copy in `copy_index` of `slab` away and gives its memory back, if every page of it has another copy.
 pub fn drop_covered_copy(shared: &ManagerState, slab: SlabIndex, copy_index: usize) -> bool {
-    // Held until the slab is given back: a lost donor is not reached again before its copy indexes were emptied under this lock,
-    // so the handle still means what it meant.
+    // Held until the slab is given back: a lost donor is not reached again before its copy indexes were emptied under
+    // this lock, so the handle still means what it meant.
     let _assignment = shared.volume.assignment();
     let alive = |donor: DonorSlot| shared.is_within_reach(donor);
     let pause = || std::thread::sleep(Duration::from_micros(50));

@@ -1,8 +1,9 @@
 //! What happens away from the path of a page: connections to donors, mapping, moving, recovery.
 //!
-//! Threads: one per donor ([`link`]: keeps a session, answers the donor, cleans up after it), the manager (maps slabs that
-//! I/O threads ask for, looks after every slab from time to time: [`slab_scan`]) and the mover (refills and moves copies:
-//! [`mover`]). They share [`ManagerState`]; slab copy indexes change under the volume's assignment lock only.
+//! Threads: one per donor ([`link`]: keeps a session, answers the donor, cleans up after it), the manager (maps slabs
+//! that I/O threads ask for, looks after every slab from time to time: [`slab_scan`]) and the mover (refills and
+//! moves copies: [`mover`]). They share [`ManagerState`]; slab copy indexes change under the volume's assignment lock
+//! only.
 //!
 //! - [`donors`]: what is known of each donor, and asking it for memory.
 //! - [`activity`]: what donors ask before they want slabs back.

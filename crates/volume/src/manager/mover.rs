@@ -1,8 +1,8 @@
 //! The mover's thread: refills copies that miss pages, and moves slabs that a donor wants back.
 //!
-//! A recalled slab is moved to another donor, not dropped to disk. Only when no other donor has room does it fall back to
-//! what else holds its pages: replicas, or the disk once the backlog brought every page there. A slab that nothing else
-//! holds stays where it is, and the donor asks again.
+//! A recalled slab is moved to another donor, not dropped to disk. Only when no other donor has room does it fall
+//! back to what else holds its pages: replicas, or the disk once the backlog brought every page there. A slab that
+//! nothing else holds stays where it is, and the donor asks again.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,7 @@
 //! Opens a session with a donor: connects, says hello, and makes the queue pairs of all threads, before one deadline.
 //!
-//! A donor that keeps slabs of a process before this one ([`super::reunion`]) is given a handshake's time more for handing them
-//! over: only a session that is resumed has them.
+//! A donor that keeps slabs of a process before this one ([`super::reunion`]) is given a handshake's time more for
+//! handing them over: only a session that is resumed has them.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -76,8 +76,9 @@ impl<'a> Attempt<'a> {
         Self { shared, donor, resume, deadline: Instant::now() + CONNECT_DEADLINE }
     }
 
-    /// Connects and says hello, over the UNIX socket if the donor is on this host. Slabs of a session before are asked for over
-    /// the connection that will be used, so one whose transport is not known yet is opened only to learn it.
+    /// Connects and says hello, over the UNIX socket if the donor is on this host. Slabs of a session before are
+    /// asked for over the connection that will be used, so one whose transport is not known yet is opened only to
+    /// learn it.
     pub(super) fn open(&mut self, resolver: &mut Resolver) -> Result<Opened, LinkError> {
         match &self.donor.address {
             DonorAddress::Unix(path) if self.shared.transport == TransportChoice::Tcp => {
@@ -199,8 +200,8 @@ fn silence_in_handshake(error: ControlError) -> LinkError {
     }
 }
 
-/// How long donors are to wait for this process when it says nothing: all of them stop hearing it at the same moment, so other donors'
-/// copies do not help.
+/// How long donors are to wait for this process when it says nothing: all of them stop hearing it at the same moment,
+/// so other donors' copies do not help.
 fn donors_patience(shared: &ManagerState) -> Duration {
     if shared.volume.redundancy.disk { SILENCE_DEADLINE } else { SOLE_COPY_PATIENCE }
 }

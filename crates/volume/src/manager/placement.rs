@@ -1,7 +1,8 @@
 //! Which donor gets the next slab: the power of two choices (Infiniswap, NSDI'17, section 4.3).
 //!
-//! Two donors are drawn at random, among those that hold nothing of this volume while there are any (spreading a volume over
-//! many donors makes the loss of one cheap); the one with more free memory is taken. The cluster manager will deepen this.
+//! Two donors are drawn at random, among those that hold nothing of this volume while there are any (spreading a
+//! volume over many donors makes the loss of one cheap); the one with more free memory is taken. The cluster manager
+//! will deepen this.
 
 use crate::slab_map::slab_entry::DonorSlot;
 

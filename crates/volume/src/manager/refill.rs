@@ -1,7 +1,9 @@
-//! Copies pages from one copy of a slab to another: to a new donor, to a copy that missed writes, or back from the disk.
+//! Copies pages from one copy of a slab to another: to a new donor, to a copy that missed writes, or back from the
+//! disk.
 //!
-//! Works on batches of pages and owns a batch while it moves, exactly as a writer does; so a program's requests for other
-//! pages go on, and one for these waits some microseconds. Runs on the mover's thread with queue pairs of its own.
+//! Works on batches of pages and owns a batch while it moves, exactly as a writer does; so a program's requests for
+//! other pages go on, and one for these waits some microseconds. Runs on the mover's thread with queue pairs of its
+//! own.
 
 use std::io;
 use std::sync::Arc;
@@ -44,8 +46,8 @@ impl Refill {
         Self { volume, queue_pairs, pool }
     }
 
-    /// Brings the copy at `target` in `copy_index` of `slab` up to date with the others. Stops early, with pages missing, when
-    /// the copy was taken away meanwhile.
+    /// Brings the copy at `target` in `copy_index` of `slab` up to date with the others. Stops early, with pages
+    /// missing, when the copy was taken away meanwhile.
     pub fn fill(&mut self, slab: SlabIndex, copy_index: usize, target: Location) -> Pass {
         let mut pass = Pass::default();
         for first in self.volume.geometry.pages(slab).step_by(MOVE_BATCH_PAGES) {

@@ -1,8 +1,9 @@
 //! Taking over the slabs that a donor kept for a process that died.
 //!
-//! What the donor holds and what the volume's copy indexes say may differ by the last steps of the dead process: a slab that was
-//! leased and not yet put into a copy index goes back; a copy index whose slab the donor does not have is emptied, as when a donor is
-//! lost. This happens before I/O threads get queue pairs to the donor, so none of them uses a copy index that is not right.
+//! What the donor holds and what the volume's copy indexes say may differ by the last steps of the dead process: a
+//! slab that was leased and not yet put into a copy index goes back; a copy index whose slab the donor does not have
+//! is emptied, as when a donor is lost. This happens before I/O threads get queue pairs to the donor, so none of them
+//! uses a copy index that is not right.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;

@@ -41,8 +41,8 @@ pub struct VolumeConfig {
     pub transport: TransportChoice,
     /// The backing file for `redundancy.disk`; made, at the volume's size, when it does not exist.
     pub backing: Option<PathBuf>,
-    /// Give the backing file all its blocks before they are needed, and keep them: for the swap of a whole machine, which may
-    /// have no memory for the file system's journal when it writes pages out.
+    /// Give the backing file all its blocks before they are needed, and keep them: for the swap of a whole machine,
+    /// which may have no memory for the file system's journal when it writes pages out.
     pub fill_backing: bool,
     /// How long to wait at the start for the first donor.
     pub donor_wait: Duration,

@@ -11,7 +11,8 @@ pub enum TransportChoice {
     Auto,
     /// Shared memory, or no connection.
     Shm,
-    /// A socket, also to donors on this host: for measurements and tests, and where donors must not map memory to borrowers.
+    /// A socket, also to donors on this host: for measurements and tests, and where donors must not map memory to
+    /// borrowers.
     Tcp,
 }
 

@@ -24,8 +24,8 @@ impl Admission {
         Self { waiting: VecDeque::with_capacity(capacity), next: 0 }
     }
 
-    /// Whether a writer of `pages` may have them of `free` ones; `ticket` is what it got when it was told no before. When
-    /// it may, its ticket is used up; when not, it has one, as far as there is room.
+    /// Whether a writer of `pages` may have them of `free` ones; `ticket` is what it got when it was told no before.
+    /// When it may, its ticket is used up; when not, it has one, as far as there is room.
     pub(super) fn admit(&mut self, pages: usize, free: usize, ticket: &mut Option<Ticket>) -> bool {
         let before = |number: &u64| ticket.is_none_or(|ticket| *number < ticket.0);
         let set_aside: usize =

@@ -1,22 +1,25 @@
 //! Pages on their way to the backing file.
 //!
-//! With disk redundancy a write is acknowledged after the remote write, and its page is copied here; the disk thread writes
-//! it out later (Infiniswap's asynchronous backup). The backlog is bounded: a stream of writes runs at the fabric's speed
-//! until the bound, and at the disk's speed beyond it. A page that is written again while it waits takes no second slot, so
-//! the disk sees only the last content. Who waits for room gets it in the order of arrival ([`admission`](super::admission)).
+//! With disk redundancy a write is acknowledged after the remote write, and its page is copied here; the disk thread
+//! writes it out later (Infiniswap's asynchronous backup). The backlog is bounded: a stream of writes runs at the
+//! fabric's speed until the bound, and at the disk's speed beyond it. A page that is written again while it waits
+//! takes no second slot, so the disk sees only the last content. Who waits for room gets it in the order of arrival
+//! ([`admission`](super::admission)).
 //!
-//! Life of a slot: `Free` -> `Filling` (a writer copies the page in, without the lock) -> `Queued` -> `InFlight` -> `Free`. A
-//! page written again while its old content is in flight gets a slot that is `Held` until the old write ended, because two
-//! writes of one page must not overtake each other; the old one is marked superseded and says nothing about the page when it
-//! ends. A page written again while it is `Queued` or `Held` takes a new slot too, and frees the old one when its content is
-//! in place: a process that dies while it copies must not have spoilt the content that was there.
+//! Life of a slot: `Free` -> `Filling` (a writer copies the page in, without the lock) -> `Queued` -> `InFlight` ->
+//! `Free`. A page written again while its old content is in flight gets a slot that is `Held` until the old write
+//! ended, because two writes of one page must not overtake each other; the old one is marked superseded and says
+//! nothing about the page when it ends. A page written again while it is `Queued` or `Held` takes a new slot too, and
+//! frees the old one when its content is in place: a process that dies while it copies must not have spoilt the
+//! content that was there.
 //!
-//! Writers and the disk thread meet at the lock for each request, so it is held for the lists alone: with the copies under it,
-//! and taken for each page that was written, the disk thread slept at it for a third of its time, and sustained writes took
-//! 1.1 to 1.2 times as long (`docs/measurements.md`, "Sustained writes").
+//! Writers and the disk thread meet at the lock for each request, so it is held for the lists alone: with the copies
+//! under it, and taken for each page that was written, the disk thread slept at it for a third of its time, and
+//! sustained writes took 1.1 to 1.2 times as long (`docs/measurements.md`, "Sustained writes").
 //!
-//! Page bits: `Pending` is set and `Disk` cleared when a page enters; the end of its last write clears `Pending` and sets
-//! `Disk`, or, when the write failed and nothing else is left, `Lost`. The lock orders this against writers and discards.
+//! Page bits: `Pending` is set and `Disk` cleared when a page enters; the end of its last write clears `Pending` and
+//! sets `Disk`, or, when the write failed and nothing else is left, `Lost`. The lock orders this against writers and
+//! discards.
 //!
 //! Contents and their [`Journal`] outlive the process; [`Backlog::recover`] makes the rest anew from them.
 
@@ -147,8 +150,8 @@ impl Backlog {
     }
 
     /// Fills `slots` with places for as many pages, or with none. The caller copies its pages there and then
-    /// [publishes](Backlog::publish) them. Without room the caller gets a ticket, tries again with it, and does not lose its
-    /// turn meanwhile.
+    /// [publishes](Backlog::publish) them. Without room the caller gets a ticket, tries again with it, and does not
+    /// lose its turn meanwhile.
     pub fn reserve(&self, slots: &mut [BacklogSlot], ticket: &mut Option<Ticket>) -> bool {
         let mut inner = self.lock();
         let free = inner.free.len();
@@ -168,8 +171,8 @@ impl Backlog {
         self.lock().admission.leave(ticket);
     }
 
-    /// Hands the pages from `first` on, whose owner the caller is, to the disk thread: the reserved `slots`, in order, hold their
-    /// contents.
+    /// Hands the pages from `first` on, whose owner the caller is, to the disk thread: the reserved `slots`, in
+    /// order, hold their contents.
     pub fn publish(&self, bits: &PageBits, first: u64, slots: &[BacklogSlot], now: Instant) {
         let count = slots.len() as u64;
         let mut inner = self.lock();
@@ -203,8 +206,9 @@ impl Backlog {
         }
     }
 
-    /// Queues what an earlier process recorded and its page bits call pending; forgets the rest. Pages that are pending without
-    /// a content (the process died while it settled a failed write) are left to the caller: they come back as a list.
+    /// Queues what an earlier process recorded and its page bits call pending; forgets the rest. Pages that are
+    /// pending without a content (the process died while it settled a failed write) are left to the caller: they come
+    /// back as a list.
     pub fn recover(&self, bits: &PageBits, now: Instant) -> Vec<u64> {
         let mut inner = self.lock();
         assert!(inner.free.len() == self.capacity, "a backlog is recovered before it is used");
@@ -231,8 +235,8 @@ impl Backlog {
         pages.filter(|page| inner.by_page.get(*page).is_none()).collect()
     }
 
-    /// Waits as `policy` says and takes up to `batch.capacity()` pages, oldest first, sorted by page. False when the backlog
-    /// is closed and empty; nothing that was taken before is in flight then.
+    /// Waits as `policy` says and takes up to `batch.capacity()` pages, oldest first, sorted by page. False when the
+    /// backlog is closed and empty; nothing that was taken before is in flight then.
     pub fn take(&self, policy: TakePolicy, batch: &mut Vec<BacklogPage>) -> bool {
         batch.clear();
         let give_up = Instant::now() + policy.patience;
@@ -267,8 +271,9 @@ impl Backlog {
         !finished
     }
 
-    /// The write of taken pages, neighbours in their order, ended. True when it failed and was the newest content of one of them:
-    /// then the caller must find out whether another copy is left. Of a failed write it is told page by page.
+    /// The write of taken pages, neighbours in their order, ended. True when it failed and was the newest content of
+    /// one of them: then the caller must find out whether another copy is left. Of a failed write it is told page by
+    /// page.
     #[must_use]
     pub fn complete(&self, bits: &PageBits, taken: &[BacklogPage], written: bool, now: Instant) -> bool {
         let mut inner = self.lock();
@@ -289,7 +294,8 @@ impl Backlog {
         is_newest && !written
     }
 
-    /// The write of `page`, whose owner the caller is, failed: lost, unless a donor has it, it was discarded or written again.
+    /// The write of `page`, whose owner the caller is, failed: lost, unless a donor has it, it was discarded or
+    /// written again.
     pub fn settle_failure(&self, bits: &PageBits, page: u64) {
         let inner = self.lock();
         if inner.by_page.get(page).is_some() || !bits.any(Bit::Pending, page, 1) {
@@ -325,8 +331,8 @@ impl Backlog {
     }
 }
 
-/// Says of `pages` that the disk has them. Those that could not be written stay pending until their owner has said whether they
-/// are lost: see [`Backlog::settle_failure`].
+/// Says of `pages` that the disk has them. Those that could not be written stay pending until their owner has said
+/// whether they are lost: see [`Backlog::settle_failure`].
 fn on_disk(bits: &PageBits, pages: Range<u64>, written: bool) {
     let count = pages.end - pages.start;
     if written && count > 0 {
@@ -382,7 +388,8 @@ impl Inner {
         self.slots[old as usize].successor = slot;
     }
 
-    /// Drops a page's newest content; a write in flight goes on, means nothing, and still keeps later ones behind itself.
+    /// Drops a page's newest content; a write in flight goes on, means nothing, and still keeps later ones behind
+    /// itself.
     fn forget(&mut self, page: u64) {
         let Some(slot) = self.by_page.get(page) else { return };
         match self.slots[slot as usize].state {

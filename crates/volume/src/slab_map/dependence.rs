@@ -1,15 +1,15 @@
 //! Whether pages would be lost with a donor: what decides how long a silent one is waited for.
 //!
-//! Looked at without owning the pages, because whoever owns one may be waiting for this very donor. A page that is on its way from one
-//! place to another may therefore seem to have no other copy for a moment; it is looked at twice.
+//! Looked at without owning the pages, because whoever owns one may be waiting for this very donor. A page that is on
+//! its way from one place to another may therefore seem to have no other copy for a moment; it is looked at twice.
 
 use super::Volume;
 use super::page_bits::PageWord;
 use super::slab_entry::{CopyLocations, DonorSlot};
 
 impl Volume {
-    /// Whether some page has its only copy at `donor`: no other donor that is `within_reach` has it, nor the disk, nor the backlog, which
-    /// brings it there.
+    /// Whether some page has its only copy at `donor`: no other donor that is `within_reach` has it, nor the disk,
+    /// nor the backlog, which brings it there.
     pub fn depends_on(&self, donor: DonorSlot, within_reach: &dyn Fn(DonorSlot) -> bool) -> bool {
         self.geometry.slabs().any(|slab| {
             let locations = self.slab(slab).locations();

@@ -1,14 +1,16 @@
-//! How long donors take to answer reads, which of them are slow now, and how long a read waits before another copy is asked.
+//! How long donors take to answer reads, which of them are slow now, and how long a read waits before another copy is
+//! asked.
 //!
-//! A donor may be slow and alive: it swaps, its network drops packets, its process is stopped while heartbeats go on. Such a donor
-//! is not given up, which would lose its copies; what others have too is read from them.
+//! A donor may be slow and alive: it swaps, its network drops packets, its process is stopped while heartbeats go on.
+//! Such a donor is not given up, which would lose its copies; what others have too is read from them.
 //!
-//! - A read waits for ten times the usual 99th percentile, within bounds. Usual is the lowest of all donors that answered often enough
-//!   lately: a slow donor must not make its own slowness usual.
-//! - A donor that let a read wait that long is *avoided* for a pause, then tried again. The pause doubles each time, and starts anew
-//!   after an answer in time.
+//! - A read waits for ten times the usual 99th percentile, within bounds. Usual is the lowest of all donors that
+//!   answered often enough lately: a slow donor must not make its own slowness usual.
+//! - A donor that let a read wait that long is *avoided* for a pause, then tried again. The pause doubles each time,
+//!   and starts anew after an answer in time.
 //!
-//! I/O threads record and ask, with a few atomic operations and no allocation; the manager's thread reckons ([`DonorLatencies::tick`]).
+//! I/O threads record and ask, with a few atomic operations and no allocation; the manager's thread reckons
+//! ([`DonorLatencies::tick`]).
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

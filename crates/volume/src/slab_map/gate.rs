@@ -1,12 +1,13 @@
 //! Lets the manager wait until no request uses a slab's old copy any more.
 //!
-//! A request passes the gate of its slab before it reads where the slab's copies are, and leaves when its last byte has
-//! moved. To take a copy away, the manager first removes its location, then [drains](Gate::drain) the gate: afterwards no
-//! request can still be using that location, and it may be unmapped or lent to somebody else. Requests never wait.
+//! A request passes the gate of its slab before it reads where the slab's copies are, and leaves when its last byte
+//! has moved. To take a copy away, the manager first removes its location, then [drains](Gate::drain) the gate:
+//! afterwards no request can still be using that location, and it may be unmapped or lent to somebody else. Requests
+//! never wait.
 //!
-//! This is sleepable read-copy-update with two counters (Linux `Documentation/RCU`, SRCU). One flip of the phase is not
-//! enough: a request may read the phase, be delayed over a whole drain, and count itself under the old phase afterwards,
-//! where the next drain would not look. So a drain flips twice and waits for each counter once.
+//! This is sleepable read-copy-update with two counters (Linux `Documentation/RCU`, SRCU). One flip of the phase is
+//! not enough: a request may read the phase, be delayed over a whole drain, and count itself under the old phase
+//! afterwards, where the next drain would not look. So a drain flips twice and waits for each counter once.
 
 use crate::sync::{AtomicU32, Ordering, yield_now};
 
@@ -35,8 +36,8 @@ impl Gate {
         assert!(before > 0, "a gate was left more often than entered");
     }
 
-    /// Waits until every request that passed before this call has left. Only one thread drains at a time. `pause` is called
-    /// between looks.
+    /// Waits until every request that passed before this call has left. Only one thread drains at a time. `pause` is
+    /// called between looks.
     pub fn drain(&self, mut pause: impl FnMut()) {
         let drained = self.drain_while(|| {
             pause();

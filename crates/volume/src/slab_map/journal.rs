@@ -1,9 +1,10 @@
 //! Which pages the backlog's slots hold, in words that outlive the process.
 //!
-//! Two words a slot: a number that grows with each content, and the page. A slot counts from the store of its page on, which
-//! comes after its content and number are in place, until the page is set back to none. Several slots may name one page at the
-//! moment of a crash (an older content whose write to the disk was under way, or that was just replaced): the highest number
-//! is the page's content. Whether that is the page's truth at all is said by its `Pending` bit.
+//! Two words a slot: a number that grows with each content, and the page. A slot counts from the store of its page
+//! on, which comes after its content and number are in place, until the page is set back to none. Several slots may
+//! name one page at the moment of a crash (an older content whose write to the disk was under way, or that was just
+//! replaced): the highest number is the page's content. Whether that is the page's truth at all is said by its
+//! `Pending` bit.
 
 use std::collections::HashMap;
 

@@ -1,18 +1,18 @@
 //! The volume: one borrower's linear, sparse array of pages, backed by slabs at donors and perhaps a file.
 //!
-//! Page -> slab -> copies. Everything here is shared by the I/O threads, the manager, the mover and the disk thread, and
-//! none of it waits on the path of a page:
+//! Page -> slab -> copies. Everything here is shared by the I/O threads, the manager, the mover and the disk thread,
+//! and none of it waits on the path of a page:
 //! - [`page_bits`]: which copies of a page are valid, and who owns it.
 //! - [`slab_entry`]: where a slab's copies are.
 //! - [`gate`]: when nobody uses a removed copy any more.
 //! - [`backlog`] (with [`page_table`], [`admission`] and [`journal`]): pages on their way to the backing file.
 //! - [`dependence`]: whether pages would be lost with a donor.
 //! - [`removal`]: taking a copy away without losing track of a page.
-//! - [`words`]: the memory that page bits, copy indexes and journal lie in; [`recovery`]: going on with what a process left there
-//!   that died.
+//! - [`words`]: the memory that page bits, copy indexes and journal lie in; [`recovery`]: going on with what a
+//!   process left there that died.
 //!
-//! Who may change what: the page bits of a page belong to the owner of its `Busy` bit; a slab's copy indexes belong to the holder
-//! of [`Volume::assignment`].
+//! Who may change what: the page bits of a page belong to the owner of its `Busy` bit; a slab's copy indexes belong
+//! to the holder of [`Volume::assignment`].
 
 pub mod admission;
 pub mod backlog;
@@ -131,7 +131,8 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Says that no engine will be used any more; one that was dropped with requests under way left their pages and slabs in use.
+    /// Says that no engine will be used any more; one that was dropped with requests under way left their pages and
+    /// slabs in use.
     pub fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::SeqCst);
     }
@@ -151,7 +152,8 @@ impl Volume {
         PageBits::surviving_words(geometry.page_count()) + geometry.slab_count as usize * COPIES_MAX
     }
 
-    /// The volume that `surviving` holds; zeroes are an empty one. Anything else is [recovered](recovery) before it is used.
+    /// The volume that `surviving` holds; zeroes are an empty one. Anything else is [recovered](recovery) before it
+    /// is used.
     pub fn over(
         geometry: Geometry,
         redundancy: Redundancy,
@@ -189,8 +191,8 @@ impl Volume {
         Self { mapping, ..self }
     }
 
-    /// The same volume, whose backing file keeps the blocks that it has: giving one back changes the file's map, which takes
-    /// memory that a machine may not have.
+    /// The same volume, whose backing file keeps the blocks that it has: giving one back changes the file's map,
+    /// which takes memory that a machine may not have.
     pub fn with_disk_blocks_kept(self, keeps_disk_blocks: bool) -> Self {
         Self { keeps_disk_blocks, ..self }
     }
@@ -212,8 +214,9 @@ impl Volume {
         }
     }
 
-    /// Asks for a donor for the slab after `slab`, which is written to: swap fills a device from its start, and a mapping that
-    /// was made ahead costs no page-out its time (a donor needs 20 ms for a slab that it has not prepared).
+    /// Asks for a donor for the slab after `slab`, which is written to: swap fills a device from its start, and a
+    /// mapping that was made ahead costs no page-out its time (a donor needs 20 ms for a slab that it has not
+    /// prepared).
     pub fn want_next(&self, slab: SlabIndex) {
         if self.mapping == MappingPolicy::ByActivity {
             return;
@@ -259,7 +262,8 @@ impl Volume {
         self.silent.load(Ordering::SeqCst) & (1 << donor.0) != 0
     }
 
-    /// A new session with `donor` begins: what happened in the last one, whose requests have all ended, says nothing of it.
+    /// A new session with `donor` begins: what happened in the last one, whose requests have all ended, says nothing
+    /// of it.
     pub fn begin_session(&self, donor: DonorSlot) {
         self.latencies.begin_session(donor);
         self.trouble.fetch_and(!(1 << donor.0), Ordering::SeqCst);

@@ -1,11 +1,12 @@
 //! One byte of truth per page: which copies are valid, and whether somebody is changing it.
 //!
-//! Infiniswap keeps one bit per page (remote or disk). With several copies there are nine, each a bitmap so that a request
-//! of many pages costs a few word operations:
-//! - `Busy`: a writer, a discard or the mover owns the page. Whoever changes any other bit of a page holds this one, except
-//!   the disk thread, see [`crate::slab_map::backlog`]. The only one that ends with the process, whose threads the owners are.
-//! - `Writing`: a write of the page is under way, so its copies may differ until it ends. Whoever finds it after a crash
-//!   chooses one of them, see [`crate::slab_map::recovery`].
+//! Infiniswap keeps one bit per page (remote or disk). With several copies there are nine, each a bitmap so that a
+//! request of many pages costs a few word operations:
+//! - `Busy`: a writer, a discard or the mover owns the page. Whoever changes any other bit of a page holds this one,
+//!   except the disk thread, see [`crate::slab_map::backlog`]. The only one that ends with the process, whose threads
+//!   the owners are.
+//! - `Writing`: a write of the page is under way, so its copies may differ until it ends. Whoever finds it after a
+//!   crash chooses one of them, see [`crate::slab_map::recovery`].
 //! - `Copy0..Copy3`: the copy in that copy index of the slab entry holds the page's current content.
 //! - `Disk`: the backing file does.
 //! - `Pending`: the backlog does, and will write it to the backing file.
@@ -182,8 +183,8 @@ impl PageBits {
         let copies = std::array::from_fn(|copy_index| load(Bit::Copy(copy_index)));
         let pending = load(Bit::Pending);
         let disk = load(Bit::Disk);
-        // `Lost` before and after: a copy that is taken away is marked lost before its bit goes, a page that is written again
-        // has its copy's bit before the mark goes.
+        // `Lost` before and after: a copy that is taken away is marked lost before its bit goes, a page that is
+        // written again has its copy's bit before the mark goes.
         PageWord { copies, disk, pending, lost: lost | load(Bit::Lost) }
     }
 

@@ -1,13 +1,14 @@
 //! Going on with the volume of a process that died: what it left between two of its stores becomes whole again.
 //!
-//! Page bits, copy indexes, the backlog's contents and journal are as the last store of the dead process left them; who owned which
-//! page, what was in flight and where the queue stood are gone. Two steps bring the rest back:
-//! - [`Volume::recover`], before anything runs: copies that were being taken away stay; bits of copy indexes without a copy go; the
-//!   backlog is queued again.
-//! - [`Volume::settle_writes`], once it is known which donors still have their slabs and before the first request: pages that
-//!   were being written keep one of their contents.
+//! Page bits, copy indexes, the backlog's contents and journal are as the last store of the dead process left them;
+//! who owned which page, what was in flight and where the queue stood are gone. Two steps bring the rest back:
+//! - [`Volume::recover`], before anything runs: copies that were being taken away stay; bits of copy indexes without
+//!   a copy go; the backlog is queued again.
+//! - [`Volume::settle_writes`], once it is known which donors still have their slabs and before the first request:
+//!   pages that were being written keep one of their contents.
 //!
-//! Either may die halfway and be started again by the next process. docs/decisions/crash-recovery.md walks one page through it.
+//! Either may die halfway and be started again by the next process. docs/decisions/crash-recovery.md walks one page
+//! through it.
 
 use std::time::Instant;
 
@@ -67,8 +68,8 @@ impl Volume {
         pages_lost
     }
 
-    /// The second step, see the module text: how many pages there were. Copies at donors that are not `alive` are taken only
-    /// when there is no other. Other threads may take copies away meanwhile.
+    /// The second step, see the module text: how many pages there were. Copies at donors that are not `alive` are
+    /// taken only when there is no other. Other threads may take copies away meanwhile.
     pub fn settle_writes(&self, alive: &dyn Fn(DonorSlot) -> bool, mut pause: impl FnMut()) -> u64 {
         let mut settled = 0;
         for slab in self.geometry.slabs() {
@@ -93,8 +94,8 @@ impl Volume {
         settled
     }
 
-    /// Keeps one content of an owned page. The backlog's is the newest, and the disk's came from the backlog; donors were
-    /// written to after the page was in the backlog.
+    /// Keeps one content of an owned page. The backlog's is the newest, and the disk's came from the backlog; donors
+    /// were written to after the page was in the backlog.
     fn settle_write(&self, page: u64, locations: &CopyLocations, alive: &dyn Fn(DonorSlot) -> bool) {
         let valid = |bit| self.bits.any(bit, page, 1);
         let local = valid(Bit::Pending) || valid(Bit::Disk);

@@ -1,9 +1,9 @@
 //! A process that dies between any two of its stores, and the one that goes on.
 //!
-//! Random requests run against donors and a disk of plain memory. Before a chosen store of the volume's words everything that
-//! outlives a process is copied: words, backlog contents, donors, disk. A new volume is recovered from the copy, and every page
-//! must read as what was last acknowledged, or, where a request was under way, as before or after it, and the same at each
-//! look. Recovery itself dies in the same way.
+//! Random requests run against donors and a disk of plain memory. Before a chosen store of the volume's words
+//! everything that outlives a process is copied: words, backlog contents, donors, disk. A new volume is recovered
+//! from the copy, and every page must read as what was last acknowledged, or, where a request was under way, as
+//! before or after it, and the same at each look. Recovery itself dies in the same way.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -320,8 +320,9 @@ impl World {
         Some(number)
     }
 
-    /// Every page is as promised, and stays so when what can go is gone; from here on it is what was read. A page that was
-    /// being written to a donor that is gone may be lost (two failures at once) until its request comes again.
+    /// Every page is as promised, and stays so when what can go is gone; from here on it is what was read. A page
+    /// that was being written to a donor that is gone may be lost (two failures at once) until its request comes
+    /// again.
     fn check(&mut self, donor_is_gone: bool) {
         // Requests of the dead process are answered by nobody.
         let promises = self.promises.replace(Promises::default());

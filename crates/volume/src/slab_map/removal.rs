@@ -6,10 +6,11 @@
 //! 3. page by page, as their owner: the copy's bits are cleared, and a page with no other copy is marked lost;
 //! 4. the copy index forgets the copy. A process that dies before that finds it again.
 //!
-//! Until step 3 reached a page its bit says "valid" for an empty copy index; readers look at the copy index first and wait.
+//! Until step 3 reached a page its bit says "valid" for an empty copy index; readers look at the copy index first and
+//! wait.
 //!
-//! Every wait ends when the device does by a panic ([`spillway_block::device_failure`]): the thread that is waited for is gone, and nobody
-//! reads these pages any more.
+//! Every wait ends when the device does by a panic ([`spillway_block::device_failure`]): the thread that is waited
+//! for is gone, and nobody reads these pages any more.
 
 use spillway_fabric::units::SlabIndex;
 
@@ -29,17 +30,17 @@ pub struct Removed {
 }
 
 impl Volume {
-    /// Empties `copy_index` of `slab`, see the module text. `None` when it is empty already. The caller holds the assignment lock
-    /// and is not inside the slab's gate; `pause` is called while it waits.
+    /// Empties `copy_index` of `slab`, see the module text. `None` when it is empty already. The caller holds the
+    /// assignment lock and is not inside the slab's gate; `pause` is called while it waits.
     pub fn remove_copy(&self, slab: SlabIndex, copy_index: usize, mut pause: impl FnMut()) -> Option<Removed> {
         let location = self.slab(slab).empty(copy_index)?;
         self.drain(slab, &mut pause, || true);
         Some(Removed { location, pages_lost: self.forget_copies(slab, copy_index, pause) })
     }
 
-    /// As [`Volume::remove_copy`], but only when every page of the copy has another one; otherwise puts it back and says
-    /// `None`. Looking after the drain is what makes it safe: a write that only this copy got has set its bit by then. Copies
-    /// at donors that are not `alive` do not count, though their copy indexes may not be emptied yet.
+    /// As [`Volume::remove_copy`], but only when every page of the copy has another one; otherwise puts it back and
+    /// says `None`. Looking after the drain is what makes it safe: a write that only this copy got has set its bit by
+    /// then. Copies at donors that are not `alive` do not count, though their copy indexes may not be emptied yet.
     pub fn remove_covered_copy(
         &self,
         slab: SlabIndex,
@@ -83,7 +84,8 @@ impl Volume {
         pages_lost
     }
 
-    /// Waits until nobody uses the copies that were in `slab` so far. False when that cannot be known any more, or is not worth the wait.
+    /// Waits until nobody uses the copies that were in `slab` so far. False when that cannot be known any more, or is
+    /// not worth the wait.
     fn drain(&self, slab: SlabIndex, pause: &mut impl FnMut(), is_worth: impl Fn() -> bool) -> bool {
         self.slab(slab).gate.drain_while(|| {
             pause();

@@ -1,12 +1,13 @@
 //! Where the copies of one slab are.
 //!
-//! A slab has [`COPIES_MAX`] copy indexes. A copy index is empty, or names a donor and the handle under which it lends the
-//! memory. I/O threads read copy indexes without locks, behind the slab's [`Gate`]; only the holder of the volume's assignment lock
-//! changes them.
+//! A slab has [`COPIES_MAX`] copy indexes. A copy index is empty, or names a donor and the handle under which it
+//! lends the memory. I/O threads read copy indexes without locks, behind the slab's [`Gate`]; only the holder of the
+//! volume's assignment lock changes them.
 //!
-//! A copy that is taken away leaves its copy index in two steps: it is *leaving* (empty for everybody who looks) while its page
-//! bits are cleared, and gone afterwards. A process that dies in between finds the copy's name in the copy index, so that no page is
-//! forgotten that only this copy has. Copy indexes outlive the process; gate, flags and counters do not.
+//! A copy that is taken away leaves its copy index in two steps: it is *leaving* (empty for everybody who looks)
+//! while its page bits are cleared, and gone afterwards. A process that dies in between finds the copy's name in the
+//! copy index, so that no page is forgotten that only this copy has. Copy indexes outlive the process; gate, flags
+//! and counters do not.
 
 use spillway_fabric::units::SlabHandle;
 
@@ -88,8 +89,8 @@ impl SlabEntry {
         }
     }
 
-    /// All copy indexes. A request reads them after passing the gate, and the page bits after the copy indexes: a copy index that is filled
-    /// anew had its bits cleared before.
+    /// All copy indexes. A request reads them after passing the gate, and the page bits after the copy indexes: a
+    /// copy index that is filled anew had its bits cleared before.
     pub fn locations(&self) -> CopyLocations {
         std::array::from_fn(|copy_index| Location::unpack(self.locations.load(copy_index)))
     }
@@ -100,8 +101,9 @@ impl SlabEntry {
         assert!(before == EMPTY, "a copy was put in the place of another");
     }
 
-    /// Empties a copy index for everybody who looks and says what was there. The caller holds the assignment lock, drains the
-    /// gate, and then either [puts the copy back](Self::stay) or clears its bits and lets it [go](Self::gone).
+    /// Empties a copy index for everybody who looks and says what was there. The caller holds the assignment lock,
+    /// drains the gate, and then either [puts the copy back](Self::stay) or clears its bits and lets it
+    /// [go](Self::gone).
     pub fn empty(&self, copy_index: usize) -> Option<Location> {
         let location = Location::unpack(self.locations.load(copy_index))?;
         self.locations.set_bits(copy_index, LEAVING);
@@ -115,7 +117,8 @@ impl SlabEntry {
         }
     }
 
-    /// A copy that was leaving is gone; its memory may be used for something else once the caller knows the gate drained.
+    /// A copy that was leaving is gone; its memory may be used for something else once the caller knows the gate
+    /// drained.
     pub fn gone(&self, copy_index: usize) {
         let before = self.locations.swap(copy_index, EMPTY);
         assert!(before & LEAVING != 0, "only a leaving copy goes");
@@ -126,8 +129,8 @@ impl SlabEntry {
         self.locations().iter().all(Option::is_none)
     }
 
-    /// The places, and whether they were all there at one moment: not while the first copies of the slab are put in place one
-    /// after another. A write that saw only some of them would be acknowledged with too few copies.
+    /// The places, and whether they were all there at one moment: not while the first copies of the slab are put in
+    /// place one after another. A write that saw only some of them would be acknowledged with too few copies.
     pub fn settled_places(&self) -> (CopyLocations, bool) {
         let before = self.mapping_turns.load(Ordering::SeqCst);
         let locations = self.locations();

@@ -1,9 +1,9 @@
 //! The words that a volume's truth is written in: in memory of this process, or in memory that outlives it.
 //!
-//! Every store of something that must survive the process goes through [`Words`], one word at a time, in an order that leaves
-//! the whole consistent after each of them (docs/decisions/crash-recovery.md). In unit tests each store is a point where the
-//! process may die: `crash_point` calls the test back before it. Under the scheduler of `schedules` the words
-//! are the scheduler's own.
+//! Every store of something that must survive the process goes through [`Words`], one word at a time, in an order
+//! that leaves the whole consistent after each of them (docs/decisions/crash-recovery.md). In unit tests each store
+//! is a point where the process may die: `crash_point` calls the test back before it. Under the scheduler of
+//! `schedules` the words are the scheduler's own.
 
 use std::sync::Arc;
 

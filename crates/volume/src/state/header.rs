@@ -1,7 +1,7 @@
 //! The head of a device's state: what it is, of which version, with which settings.
 //!
-//! Written once, the mark last, so that memory with the mark is a whole state. A checksum tells a damaged or foreign head from
-//! one of other settings; both are refused, each in its own words.
+//! Written once, the mark last, so that memory with the mark is a whole state. A checksum tells a damaged or foreign
+//! head from one of other settings; both are refused, each in its own words.
 
 use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};

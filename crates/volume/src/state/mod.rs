@@ -1,12 +1,13 @@
 //! What of a device outlives its process: one memfd that somebody else holds too ([`keeping`];
 //! docs/decisions/crash-recovery.md).
 //!
-//! In this order: the [`header`] (what this is, whose, and with which settings; donors and front end, [`records`]), page bits
-//! and copy indexes of the volume, the journal of the backlog, and the contents of the backlog's pages. Everything before the
-//! contents is words that change one at a time.
+//! In this order: the [`header`] (what this is, whose, and with which settings; donors and front end, [`records`]),
+//! page bits and copy indexes of the volume, the journal of the backlog, and the contents of the backlog's pages.
+//! Everything before the contents is words that change one at a time.
 //!
-//! A process that is given a memfd of zeroes begins a new device in it; one that is given the memfd of a process that died
-//! goes on with its device. Settings must be the same: a memfd of another version, size or setting is refused in words.
+//! A process that is given a memfd of zeroes begins a new device in it; one that is given the memfd of a process that
+//! died goes on with its device. Settings must be the same: a memfd of another version, size or setting is refused in
+//! words.
 
 pub mod header;
 pub mod keeping;
@@ -59,7 +60,8 @@ pub struct DeviceState {
 }
 
 impl DeviceState {
-    /// Memory for the device that `config` describes, all of it present: zeroes, which [`DeviceState::open`] turns into a state.
+    /// Memory for the device that `config` describes, all of it present: zeroes, which [`DeviceState::open`] turns
+    /// into a state.
     pub fn memory(config: &VolumeConfig) -> Result<Memfd, VolumeError> {
         let settings = Settings::of(config, config.check()?);
         let make = || {

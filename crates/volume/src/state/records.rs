@@ -1,8 +1,8 @@
 //! What a process writes down for the next one besides pages: that it serves, by which block device, and how each donor
 //! knows it.
 //!
-//! A donor's record counts from the store of its mark on, which comes last, and stops counting before it is changed. That is
-//! soon enough: a donor's slabs are put into copy indexes only after its record stands.
+//! A donor's record counts from the store of its mark on, which comes last, and stops counting before it is changed.
+//! That is soon enough: a donor's slabs are put into copy indexes only after its record stands.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -1,4 +1,5 @@
-//! What models of a whole device have in common: what they write, and what the manager and the disk thread do around the engines.
+//! What models of a whole device have in common: what they write, and what the manager and the disk thread do around
+//! the engines.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,7 +111,8 @@ pub(crate) struct Move {
     pub(crate) target: Location,
 }
 
-/// Begins to move a copy of `slab`, as for a recall, to a donor that holds none, `choice` first; `None` if there is no such copy or donor.
+/// Begins to move a copy of `slab`, as for a recall, to a donor that holds none, `choice` first; `None` if there is
+/// no such copy or donor.
 pub(crate) fn begin_move(volume: &Volume, donors: &[SharedStore], slab: SlabIndex, choice: usize) -> Option<Move> {
     let old = volume.slab(slab).locations().iter().position(Option::is_some)?;
     let (new, target) = (0..donors.len()).find_map(|offset| lend(volume, donors, slab, choice + offset))?;

@@ -32,7 +32,8 @@ fn spawn_who_counts(memory: &Mapping, index: usize) {
     });
 }
 
-/// A child of three threads: its first and another count, the last becomes another program, that sleeps, when it is told to.
+/// A child of three threads: its first and another count, the last becomes another program, that sleeps, when it is
+/// told to.
 fn child_that_becomes_another_program() -> Child {
     let child = Child::fork(|memory| {
         spawn_who_counts(memory, 1);

@@ -56,7 +56,8 @@ fn poll(memory: &Mapping) -> i64 {
 
 const NEVER: i32 = -1;
 
-/// A call that waits, as a child makes it; what it returns when it is interrupted for a moment must be what it returns otherwise.
+/// A call that waits, as a child makes it; what it returns when it is interrupted for a moment must be what it
+/// returns otherwise.
 type Wait = fn(&Mapping) -> i64;
 
 /// A child of the child, that ends when something comes.

@@ -1,9 +1,9 @@
 //! The last look at all slabs, shared by those who need one.
 //!
-//! A look reads every page bit: 14 MB for a device of 64 GiB. Status has to be exact, so it always looks, and leaves what it
-//! found here; the manager, which looks all the time and checks again before it acts, takes that instead of looking once more
-//! while it is fresh. And it rests after each look in proportion to what the look took, so that a device of any size costs
-//! at most [`SLAB_SCAN_SHARE`](crate::limits::SLAB_SCAN_SHARE) of a CPU.
+//! A look reads every page bit: 14 MB for a device of 64 GiB. Status has to be exact, so it always looks, and leaves
+//! what it found here; the manager, which looks all the time and checks again before it acts, takes that instead of
+//! looking once more while it is fresh. And it rests after each look in proportion to what the look took, so that a
+//! device of any size costs at most [`SLAB_SCAN_SHARE`](crate::limits::SLAB_SCAN_SHARE) of a CPU.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
