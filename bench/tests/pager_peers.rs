@@ -219,7 +219,7 @@ fn runs_that_did_something_else_are_no_measurements() {
     let result = stage.result();
     assert!(reason(&result, "spillway pager").contains("16384 KiB"), "it had all of its memory");
     assert!(reason(&result, "umap").contains("a word that was not written"), "{}", reason(&result, "umap"));
-    // Nobody was there before its first run to compare it with.
+    // No process was there before its first run to compare it with.
     assert!(reason(&result, "fltrace").contains("WRONG OUTPUT"), "{}", reason(&result, "fltrace"));
     assert!(result.measures.iter().all(|measure| measure.subject == "fltrace" && measure.samples.len() == 1));
 }

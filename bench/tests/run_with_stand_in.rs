@@ -151,7 +151,7 @@ fn the_study_of_costs_takes_memory_and_processor_time_apart() {
     let output = stage.command("cost").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let result = stage.result("cost");
-    // The stand-in's donor has no socket that could be taken away, so nobody knows that TCP would be used.
+    // The stand-in's donor has no socket that could be taken away, so it is unknown that TCP would be used.
     let is_left_out = |skip: &Skip| skip.what == "spillway tcp" && skip.reason.contains("donor.sock");
     assert!(result.skipped.iter().any(is_left_out), "{:?}", result.skipped);
     assert_eq!(result.subjects(), ["spillway shm borrower", "spillway shm donor", "spillway local borrower"]);

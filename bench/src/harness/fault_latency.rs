@@ -3,7 +3,7 @@
 //!
 //! Where the kernel can be asked to record events (tracefs), a sample of the requests is measured one by one
 //! ([`super::read_requests`]): true percentiles. What it records stays in its buffer until the program has ended, so
-//! that nobody reads while it is measured.
+//! that no process reads while it is measured.
 //!
 //! Besides, the kernel gives sums (requests, and milliseconds that they took): the mean of all requests. Looked at
 //! every few hundredths of a second they give a mean for each such window, and where there are no events the
@@ -11,7 +11,7 @@
 //! its part of a window only.
 //!
 //! A page fault waits for such a request, and for what the kernel does before and after it: it enters, looks for
-//! memory, maps the page, switches back to the program. Requests for pages that are read ahead, which nobody waits
+//! memory, maps the page, switches back to the program. Requests for pages that are read ahead, which no process waits
 //! for yet, count too.
 
 use std::path::Path;

@@ -49,7 +49,8 @@ pub struct MemoryGroup {
 /// What a group holds and has been through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupUsage {
-    /// Local memory that it needs: all that is charged to it, page tables included, less file pages that nobody uses.
+    /// Local memory that it needs: all that is charged to it, page tables included, less file pages that no process
+    /// uses.
     pub working_bytes: u64,
     /// Major faults: those that had to wait for a device.
     pub major_faults: u64,
@@ -258,7 +259,7 @@ mod tests {
                 let limit = std::fs::read_to_string(group.path.join("memory.max")).unwrap();
                 assert_eq!(limit.trim(), (48 << 20).to_string());
             }
-            // The machine has the older version, and is told so; or nobody may make groups here.
+            // The machine has the older version, and is told so; or no process may make groups here.
             Err(error) => match MemoryGroup::create(None) {
                 Ok(group) => {
                     assert!(group.version == Version::One && error.to_string().contains("version 2"), "{error}");

@@ -78,7 +78,7 @@ impl ReadRequests {
         }
     }
 
-    /// Nobody waits for these any more; gives when the first of them began to.
+    /// No process waits for these any more; gives when the first of them began to.
     fn remove(&mut self, sectors: Sectors) -> Option<f64> {
         let pages: Vec<u64> = self.waiting.range(sectors.first..sectors.end).map(|(sector, _)| *sector).collect();
         pages.into_iter().filter_map(|sector| self.waiting.remove(&sector)).reduce(f64::min)

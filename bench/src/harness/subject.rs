@@ -264,7 +264,7 @@ impl Workshop {
     }
 }
 
-/// Makes a file without holes, as swap files must be, that nobody else can read.
+/// Makes a file without holes, as swap files must be, that only its owner can read.
 fn allocate(file: &Path, size: Size, interrupt: &Interrupt) -> Result<(), HarnessError> {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = std::fs::OpenOptions::new();

@@ -72,7 +72,8 @@ fn own_bytes(rollup: &str, status: &str) -> Option<u64> {
     Some((bytes_of(rollup, "Pss")? + tables_bytes).saturating_sub(shared_bytes))
 }
 
-/// What the files in memory that `process` has open take, each once. (`Pss_Shmem` leaves out what nobody has mapped.)
+/// What the files in memory that `process` has open take, each once. (`Pss_Shmem` leaves out what no process has
+/// mapped.)
 fn files_bytes(process: Pid) -> u64 {
     let descriptors = std::fs::read_dir(format!("/proc/{}/fd", process.as_raw_nonzero())).into_iter().flatten();
     let in_memory = descriptors.flatten().map(|entry| entry.path()).filter(|path| {

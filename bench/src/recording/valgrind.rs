@@ -55,7 +55,7 @@ struct Prepared {
 
 fn prepare() -> Result<Prepared, HarnessError> {
     let failed = || HarnessError::system::<Errno>("making a pipe");
-    // Without CLOEXEC: the tool is to have it. The reading end is not for it, or nobody would notice when this
+    // Without CLOEXEC: the tool is to have it. The reading end is not for it, or no process would notice when this
     // program is gone.
     let (reader, writer) = rustix::pipe::pipe().map_err(failed())?;
     rustix::io::fcntl_setfd(&reader, rustix::io::FdFlags::CLOEXEC).map_err(failed())?;

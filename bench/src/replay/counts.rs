@@ -65,7 +65,7 @@ impl Counts {
     }
 
     /// By how much more pages were needed from afar than `without` prefetching, as a part of those: they had made
-    /// room for pages that nobody asked for, or asked for later.
+    /// room for pages that was not asked for, or asked for later.
     pub fn pollution(&self, without: &Self) -> f64 {
         part((self.prefetch_used + self.refaults).saturating_sub(without.refaults), without.refaults)
     }

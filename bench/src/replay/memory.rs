@@ -1,7 +1,7 @@
 //! The pager's local memory, as docs/pager.md describes it, in front of a recorded program.
 //!
 //! It keeps what the pager keeps (states of pages, staging, what is under way) and tells policies what the pager
-//! would learn: faults, first writes, markers. A hit on a mapped page tells nobody anything.
+//! would learn: faults, first writes, markers. A hit on a mapped page tells nothing.
 //!
 //! The budget holds resident pages and staging. When more than its part is resident, a batch of victims leaves: they
 //! are staged, and the oldest staged pages become remote. Pages that are brought along are counted from the moment

@@ -2,12 +2,12 @@
 //! and so the yardstick for the product's TCP transport.
 //!
 //! It is made by two threads of one process, with one page that is always in the cache. A donor is another process,
-//! and its pages are not in any cache; who waits for several donors waits by poll(2). What that costs, and nothing
-//! else, is the exchange between processes.
+//! and its pages are not in any cache; a thread that waits for several donors waits by poll(2). What that costs, and
+//! nothing else, is the exchange between processes.
 //!
 //! Threads that sleep on different CPUs pay for waking one another at each exchange, several times what the exchange
-//! itself takes. Those that look again and again instead are the yardstick for whoever does so too: the exchange of
-//! which neither end sleeps.
+//! itself takes. Those that look again and again instead are the yardstick for the process that does so too: the
+//! exchange of which neither end sleeps.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

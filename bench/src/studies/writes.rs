@@ -226,7 +226,7 @@ mod tests {
     }
 
     fn verdicts(result: &StudyResult) -> Vec<&'static str> {
-        // The first half is shared memory's, the other TCP's, which nobody measured here.
+        // The first half is shared memory's, the other TCP's, which no process measured here.
         let (shared, tcp) = result.goals.split_at(result.goals.len() / 2);
         assert!(tcp.iter().all(|goal| goal.met.is_none()));
         shared.iter().map(|goal| goal.verdict()).collect()

@@ -46,8 +46,9 @@ pub struct Fill {
 /// Pages are visited once.
 const ONCE: &[&str] = &["read"];
 
-/// Pages are visited twice, in the same order. At the first visit pages leave that were only filled, so that whoever
-/// stores them makes room, on the same CPUs if it is a program here; the second is what goes on from there.
+/// Pages are visited twice, in the same order. At the first visit pages leave that were only filled, so that the
+/// process that stores them makes room, on the same CPUs if it is a program here; the second is what goes on from
+/// there.
 const TWICE: &[&str] = &["first read", "read"];
 
 impl Fill {

@@ -74,7 +74,7 @@ const JITTER_PAGES: u64 = 64;
 #[derive(Clone, Copy, Debug)]
 pub struct Overflow;
 
-/// The pager, stopped, and what this process had before locked in memory, since nobody would bring it.
+/// The pager, stopped, and what this process had before locked in memory, since no process would bring it.
 struct Stopped {
     pager: Option<Pid>,
 }
@@ -95,7 +95,7 @@ impl Stopped {
         kill_process(pager, Signal::STOP)
             .map_err(|error| WorkloadError::Setting(format!("the pager cannot be stopped: {error}")))?;
         // A thread stops when it comes back from the kernel; until then it may register what this process maps, which
-        // nobody would fill.
+        // no process would fill.
         let begin = Instant::now();
         while !is_stopped(pager) {
             if begin.elapsed() > STOP_DEADLINE {

@@ -3,11 +3,11 @@
 //! The system call (`getppid`, which waits for nothing) marks in a trace where a fault ended: the kernel has no event
 //! for that. The study of a page-in's life reads it.
 //!
-//! All pages twice, each time in another order: the first time pages leave that nobody has yet, and donors make slabs
-//! for them on the same CPUs; the second time is what goes on from there, and for each page that comes one leaves.
-//! Then most of the array is given up, and what is left is touched once more: where half of it was local, pages come
-//! now and none need leave. And again in the same order: that is what the program takes for itself, a third of a
-//! microsecond a touch with its system call and what its caches miss.
+//! All pages twice, each time in another order: the first time pages leave that no process has yet, and donors make
+//! slabs for them on the same CPUs; the second time is what goes on from there, and for each page that comes one
+//! leaves. Then most of the array is given up, and what is left is touched once more: where half of it was local,
+//! pages come now and none need leave. And again in the same order: that is what the program takes for itself, a
+//! third of a microsecond a touch with its system call and what its caches miss.
 //!
 //! A touch counts as a page if it was missing. (Where the kernel's swap maps what it has read ahead, that is a fault
 //! too.)
@@ -41,7 +41,7 @@ pub const AGAIN: &str = "touch again";
 /// an eighth of the array is room then.
 const KEPT_EIGHTHS: u64 = 3;
 
-/// Whoever pages this process hears of what was given up, and is at rest.
+/// The pager of this process hears of what was given up, and is at rest.
 const REST: Duration = Duration::from_millis(100);
 
 /// See the module text.

@@ -2,7 +2,7 @@
 //!
 //! What the thread was doing is unknown: pages stay owned, gates stay passed, bits may say half of the truth. So the
 //! whole device ends, at once and in the open: every request, in flight or to come, at any thread, fails with an I/O
-//! error; nobody waits for what the thread owned; status says what happened. The front end stays attached until the
+//! error; no thread waits for what the thread owned; status says what happened. The front end stays attached until the
 //! device is stopped, because errors are better for programs than a device that vanished. A failed page-out leaves
 //! the page in memory.
 

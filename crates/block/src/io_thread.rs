@@ -122,8 +122,9 @@ impl RequestLoop {
                 continue;
             }
             if open && matches!(waiting, Waiting::Nothing | Waiting::Event) && self.adaptive_polling.spins(now) {
-                // Whoever waits for this CPU goes first: often the very work that brings the next request (the
-                // kernel's end of the last one, the program itself). On a CPU that nobody wants this returns at once.
+                // A thread that waits for this CPU goes first: often the very work that brings the next request (the
+                // kernel's end of the last one, the program itself). On a CPU that no thread wants this returns at
+                // once.
                 std::thread::yield_now();
                 continue;
             }
@@ -167,7 +168,7 @@ impl RequestLoop {
         let polled = catch_unwind(AssertUnwindSafe(|| {
             service.poll(now, &mut |slot, outcome| {
                 answered = true;
-                // Whoever asked may be gone; that ends the request all the same.
+                // A thread that asked may be gone; that ends the request all the same.
                 let _ = channel.complete(slot, outcome);
                 in_flight[slot] = false;
             })
@@ -175,7 +176,7 @@ impl RequestLoop {
         match polled {
             Ok(waiting) => {
                 if answered {
-                    // Whoever asked may be gone; the next `receive` says so.
+                    // A thread that asked may be gone; the next `receive` says so.
                     let _ = channel.flush();
                 }
                 (waiting, answered)
@@ -256,7 +257,7 @@ impl RequestLoop {
     }
 }
 
-/// Puts `event` into `idle`, shared with nobody who sleeps.
+/// Puts `event` into `idle`, shared with no thread that sleeps.
 fn watch(idle: &OwnedFd, event: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
     let mut flags = epoll::EventFlags::empty();
     flags.set(epoll::EventFlags::IN, interest.read);

@@ -98,9 +98,9 @@ fn start_apart(config: DonorConfig) -> Result<Donor, Failure> {
 fn protect(name: &str, owned: bool) -> Option<OwnGroup> {
     // Refused without root, where the kernel's own choice stays.
     let _ = paging_safety::set_out_of_memory_adjustment(OUT_OF_MEMORY_ADJUSTMENT);
-    // Whoever limited the group that a donor is started in meant the donor. Not so for one that `run` starts for
-    // itself: slabs are charged to the group of whoever touches them first, so a limit on the program's shell would
-    // be theirs too.
+    // A limit on the group that a donor is started in is meant for the donor. Not so for one that `run` starts for
+    // itself: slabs are charged to the group of the process that touches them first, so a limit on the program's
+    // shell would be theirs too.
     if !owned && memory_group::available_bytes().is_some() {
         return None;
     }
@@ -168,7 +168,7 @@ fn config(arguments: &DonateArguments, local_socket: &Path) -> Result<DonorConfi
     let texts = if arguments.listen.is_empty() { vec![LISTEN_DEFAULT.to_owned()] } else { arguments.listen.clone() };
     let listen = texts.iter().map(|text| text.parse::<ListenAddress>()).collect::<Result<Vec<_>, _>>();
     let key = match storage::key_file(arguments.key.as_deref()) {
-        // A name that was written wrongly must not become a cluster of its own, so only the file that nobody named is
+        // A name that was written wrongly must not become a cluster of its own, so only the file that was not named is
         // made.
         Some(path) if arguments.key.is_some() => Some(ClusterKey::load(&path).map_err(Failure::failed)?),
         Some(path) => Some(ClusterKey::load_or_create(&path).map_err(Failure::failed)?),
@@ -210,8 +210,8 @@ pub(crate) fn execute(arguments: &DonateArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The run that this donor belonged to died without taking itself down. Whoever else notices may do the same: menders
-/// do not meet.
+/// The run that this donor belonged to died without taking itself down. Another process that notices may do the same:
+/// menders do not meet.
 fn mend_for_dead_run() {
     let mender = std::env::current_exe().and_then(|binary| {
         let mut command = std::process::Command::new(binary);

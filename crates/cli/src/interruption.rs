@@ -47,8 +47,8 @@ impl Interruption {
     }
 }
 
-/// Ends this process as `signal` would have ended it, so that whoever waits for it sees the same. Returns only if the
-/// signal does not end processes.
+/// Ends this process as `signal` would have ended it, so that the process that waits for it sees the same. Returns
+/// only if the signal does not end processes.
 pub(crate) fn end_by(signal: i32) {
     // The program that died of it has left its core; another one of this process would replace it.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };

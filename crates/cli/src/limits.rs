@@ -88,8 +88,8 @@ pub(crate) const STATUS_DEADLINE: Duration = Duration::from_secs(5);
 /// Longest line on a status socket: a status with hundreds of donors is below 200 KiB.
 pub(crate) const STATUS_LINE_BYTES_MAX: u64 = 4 << 20;
 
-/// An empty memory group without an owner is removed when it is older than this: whoever made it moves in within
-/// moments.
+/// An empty memory group without an owner is removed when it is older than this: the process that made it moves in
+/// within moments.
 pub(crate) const STRAY_GROUP_AGE: Duration = Duration::from_secs(60);
 
 /// Longest device or donor name: it becomes part of socket paths, of which the kernel takes 107 bytes.

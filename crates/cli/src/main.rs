@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Ends as the program ended, so that whoever started `run` cannot tell the difference.
+/// Ends as the program ended, so that the process that started `run` cannot tell the difference.
 fn end(ending: Ending) -> ExitCode {
     match ending {
         Ending::Exited(status) => ExitCode::from(status),

@@ -54,8 +54,8 @@ pub(crate) fn mend_all(registry: &Registry) -> Result<Vec<String>, Failure> {
     Ok(lines)
 }
 
-/// Mends one that died, so that its name can be claimed: whoever supervises a process starts it again without a word.
-/// Others' remains are left alone.
+/// Mends one that died, so that its name can be claimed: the process that supervises a process starts it again
+/// without a word. Others' remains are left alone.
 pub(crate) fn mend_predecessor(registry: &Registry, kind: Kind, name: &str) -> Result<(), Failure> {
     let predecessor = registry.find(kind, name).filter(|found| !found.is_alive());
     let mended = predecessor.map(|found| mend_entry(registry, &found)).transpose()?.flatten();
@@ -77,7 +77,7 @@ fn mend_entry(registry: &Registry, found: &Found) -> Result<Option<Result<String
     Ok(Some(Err(format!("the remains of {} could not all be removed: {}", found.title(), errors.join("; ")))))
 }
 
-/// Groups, mounts and devices are made by root only, and so are nobody else's to remove.
+/// Groups, mounts and devices are made by root only, and so are no other process's to remove.
 fn may_mend_kernel() -> bool {
     rustix::process::geteuid().is_root()
 }

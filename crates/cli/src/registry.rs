@@ -3,8 +3,8 @@
 //! `/run/spillway` (for users without root `spillway` in `$XDG_RUNTIME_DIR`, or `spillway-UID` in `$TMPDIR`) holds
 //! `KIND-NAME` directories, each with `owner.json` (who it belongs to) and `status.sock` (where to ask it). An entry
 //! appears by one rename, so it is never seen half made, and a name has at most one living owner. What a dead owner
-//! left is taken over, under a lock, by whoever mends it, so that two menders never work on the same remains and a
-//! living owner's things are never touched.
+//! left is taken over, under a lock, by the process that mends it, so that two menders never work on the same remains
+//! and a living owner's things are never touched.
 
 use std::fs::{self, File};
 use std::io;
@@ -138,7 +138,8 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         if read_owner(&self.path) == Some(self.owner) {
-            // It disappears by one rename: whoever finds half of it would take it for the remains of somebody dead.
+            // It disappears by one rename: the process that finds half of it would take it for the remains of
+            // somebody dead.
             let name = self.path.file_name().unwrap_or_default();
             let going = self.path.with_file_name(format!(".gone-{}", name.display()));
             let is_renamed = fs::rename(&self.path, &going).is_ok();
@@ -203,7 +204,7 @@ impl Registry {
 
     /// One at `root`, made if it does not exist.
     pub(crate) fn at(root: PathBuf) -> Result<Self, RegistryError> {
-        // Root's may be asked by everybody's `status`; a user's is nobody else's.
+        // Root's may be asked by everybody's `status`; a user's is no other process's.
         let mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
         match fs::DirBuilder::new().mode(mode).create(&root) {
             Ok(()) => {}
@@ -223,8 +224,8 @@ impl Registry {
         self.root.join(format!("{}-{name}.log", kind.word()))
     }
 
-    /// Removes the oldest logs of what is not here any more, but for [`limits::LOGS_KEPT_MAX`]. Whoever has a log and
-    /// no entry yet is among the youngest.
+    /// Removes the oldest logs of what is not here any more, but for [`limits::LOGS_KEPT_MAX`]. A process that has a
+    /// log and no entry yet is among the youngest.
     pub(crate) fn forget_old_logs(&self) -> Result<(), RegistryError> {
         let items = fs::read_dir(&self.root).map_err(system(&self.root))?;
         let mut orphans: Vec<_> = items
@@ -259,8 +260,8 @@ impl Registry {
         self.root.join(format!("{}-{name}", kind.word()))
     }
 
-    /// Where programs of run `name` find what they load and where they say hello. Root's lies where whoever they
-    /// become can pass through, and nothing else lies there; its name is none that an entry can have.
+    /// Where programs of run `name` find what they load and where they say hello. Root's lies where the process that
+    /// they become can pass through, and nothing else lies there; its name is none that an entry can have.
     pub(crate) fn programs_path(&self, name: &str) -> PathBuf {
         self.root.join(format!("programs.{name}"))
     }

@@ -80,7 +80,8 @@ pub(crate) fn ask(found: &Found, areas: &[SwapArea]) -> Item {
     }
 }
 
-/// Every entry that `wanted` takes; those of other kinds than `kind` are not even asked, because one may be who asks.
+/// Every entry that `wanted` takes; those of other kinds than `kind` are not even asked, because one may be the
+/// process that asks.
 pub(crate) fn collect(
     registry: &Registry,
     kind: Option<Kind>,

@@ -119,7 +119,7 @@ impl LimitedGroup {
 
 impl Drop for LimitedGroup {
     fn drop(&mut self) {
-        // The kernel may take a moment to see that nobody is in it any more.
+        // The kernel may take a moment to see that no process is in it any more.
         let deadline = Instant::now() + Duration::from_secs(60);
         while std::fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));

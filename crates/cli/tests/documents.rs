@@ -133,7 +133,7 @@ fn every_test_that_the_documents_name_exists() {
 /// Functions of the kernel whose names look like those of tests.
 const KERNEL_FUNCTIONS: [&str; 1] = ["seccomp_do_user_notification"];
 
-/// Names in a document that nobody can run: a test of its own, or a step that is written as "`STEP` in `TEST`".
+/// Names in a document that no process can run: a test of its own, or a step that is written as "`STEP` in `TEST`".
 fn unknown_tests<'a>(document: &'a str, tests: &BTreeSet<&str>, sources: &str) -> Vec<&'a str> {
     let words: Vec<&str> = document.split('`').collect();
     let is_step = |at: usize| {

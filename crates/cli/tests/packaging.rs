@@ -55,7 +55,7 @@ fn a_stop_never_kills_who_serves_pages() {
     assert_eq!(values(&unit, "TimeoutStopSec"), ["infinity"]);
     assert_eq!(values(&unit, "MemorySwapMax"), ["0"]);
     assert_eq!(values(&unit, "LimitMEMLOCK"), ["infinity"]);
-    // Real-time is what opens the kernel's reserves to whoever frees memory.
+    // Real-time is what opens the kernel's reserves to the process that frees memory.
     assert!(values(&unit, "CapabilityBoundingSet")[0].contains("CAP_SYS_NICE"));
     assert_ne!(values(&unit, "RestrictRealtime"), ["yes"]);
     assert!(values(&unit, "After")[0].contains("network-online.target"), "swap goes off before the network does");

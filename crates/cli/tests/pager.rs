@@ -10,13 +10,13 @@
 //! - `pager/emulator.rs`: a guest in QEMU; `pager/forks.rs`: what children share; `pager/hostile.rs`: programs that
 //!   mean harm; `pager/calls.rs`: system calls that the pager has to hear of; `pager/debugged.rs`: programs that a
 //!   debugger stops; `pager/ordinary_user.rs`: without root, `pager/users_forks.rs`: forks that the kernel tells
-//!   nobody of, `pager/users_programs.rs`: programs that start others in unusual ways, `pager/users_shares.rs`: at
+//!   no process of, `pager/users_programs.rs`: programs that start others in unusual ways, `pager/users_shares.rs`: at
 //!   half and a quarter; `pager/descriptors.rs`: many programs at once; `pager/bare_exits.rs`: programs whose ends no
 //!   library hears of; `pager/threads.rs`: what they have more than they started; `pager/back_pressure.rs`: who
 //!   writes faster than pages leave; `pager/told.rs`: what a run tells of its faults; `pager/refused.rs`: programs
 //!   that the pager cannot serve; `pager/sanitizers.rs`: programs whose library wants to be the first.
 //! - `both_ways/chaos.rs`, `both_ways/cut_off.rs`: donors die, stop and come back, cables are pulled and disks are
-//!   full, shared too; `pager/lost_copies.rs`: nobody else had them; `pager/violence.rs`, `pager/families.rs`: the
+//!   full, shared too; `pager/lost_copies.rs`: no other process had them; `pager/violence.rs`, `pager/families.rs`: the
 //!   pager and programs are killed, alone and with forked children; `both_ways/left_behind.rs`: a program alone,
 //!   shared.
 

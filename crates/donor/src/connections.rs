@@ -1,7 +1,7 @@
 //! The open connections: how many there are, and how to end them.
 //!
-//! Each connection is served by a thread that may wait for its peer. Whoever wants a connection to end shuts its socket
-//! down here, which wakes that thread; the thread's own entry closes when it leaves.
+//! Each connection is served by a thread that may wait for its peer. A process that wants a connection to end shuts
+//! its socket down here, which wakes that thread; the thread's own entry closes when it leaves.
 //!
 //! Anyone can connect and then say nothing. Therefore a connection is *unproven* until it belongs to a session, and the
 //! unproven ones have a small share of their own: a new one never waits for old ones, it takes the place of the oldest,
@@ -149,7 +149,7 @@ impl Connections {
         open.entries.values().for_each(Entry::end);
     }
 
-    /// Waits until nobody is connected; whether that came before `timeout`.
+    /// Waits until no process is connected; whether that came before `timeout`.
     pub fn wait_empty(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut open = self.lock();

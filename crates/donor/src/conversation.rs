@@ -158,7 +158,8 @@ fn converse(shared: &DonorState, session: &Session, receiver: &mut ControlReceiv
                 if session.patience.is_some_and(|patience| silence.observed() >= patience) {
                     return Err(SessionEnd::Silence(silence.observed()));
                 }
-                // Who reads nothing for so long finds enough when it goes on, and more would fill its socket.
+                // A borrower that reads nothing for so long finds enough when it goes on, and more would fill its
+                // socket.
                 let is_stopped = silence.observed() >= PATIENCE_MAX;
                 session.is_stopped.store(is_stopped, Ordering::Relaxed);
                 if !is_stopped {

@@ -1,7 +1,7 @@
 //! Which slabs to ask back: Infiniswap's decentralised batch eviction.
 //!
 //! To free E slabs, E + E' of those lent are sampled at random, their owners are asked for the activity of just
-//! those, and the E least active are recalled. Nobody keeps global statistics. Owners that do not answer in time
+//! those, and the E least active are recalled. There are no global statistics. Owners that do not answer in time
 //! count as fully active, so they lose a slab only when the others' do not suffice.
 
 use std::collections::BTreeMap;
@@ -66,7 +66,7 @@ impl Eviction {
         questions
     }
 
-    /// `session` answered request `request`. Answers to other requests, and about slabs nobody asked for, count
+    /// `session` answered request `request`. Answers to other requests, and about slabs that were not asked for, count
     /// nothing.
     pub fn answer(&mut self, request: u32, session: SessionId, values: &[(SlabHandle, u64)]) {
         if request != self.request {

@@ -17,7 +17,7 @@ pub struct MemorySample {
     pub pressure_percent: Option<f64>,
 }
 
-/// What leaves a donor the least memory.
+/// The bound that allows a donor the least memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// The machine's `MemAvailable`.

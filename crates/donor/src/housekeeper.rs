@@ -90,7 +90,7 @@ impl Housekeeper {
 
     /// Makes one slab ahead, whose memory counts as taken already. Whether it could.
     fn prepare(&mut self, size_bytes: u64) -> bool {
-        // Ahead of need: whoever waits for this CPU goes first.
+        // Ahead of need: the process that waits for this CPU goes first.
         let made = SlabMemory::prepare(size_bytes, std::thread::yield_now);
         let mut state = self.shared.lock();
         match made {
@@ -113,7 +113,7 @@ impl Housekeeper {
         let Some(slab) = slab else { return false };
         state.capacity.returned(slab.size_bytes());
         drop(state);
-        // Freeing many pages takes a while; nobody waits for the lock meanwhile.
+        // Freeing many pages takes a while; no process waits for the lock meanwhile.
         drop(slab);
         true
     }

@@ -65,8 +65,8 @@ pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub const LINGER_MAX: Duration = Duration::from_secs(60);
 
 /// Longest time for which a borrower of another machine is waited for that says nothing while its connection stays
-/// open, whatever it asks for: the slabs of one whose machine vanished are nobody's until then. One of this machine
-/// is not told anything more after so long.
+/// open, whatever it asks for: the slabs of one whose machine vanished are no other process's until then. One of this
+/// machine is not told anything more after so long.
 pub const PATIENCE_MAX: Duration = Duration::from_secs(60);
 
 /// How long a borrower that comes back waits until the threads of its old connections have left: they were woken

@@ -1,7 +1,7 @@
 //! The donor's listening sockets.
 //!
-//! A killed donor leaves its UNIX socket's file behind. A file where nobody answers is replaced; one where a donor
-//! answers is an error, and so is anything that is not a socket.
+//! A killed donor leaves its UNIX socket's file behind. A file behind which no donor answers is replaced; one where a
+//! donor answers is an error, and so is anything that is not a socket.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -32,7 +32,7 @@ pub fn sizes(used: impl Iterator<Item = u64>, hint: u64) -> Vec<u64> {
 }
 
 /// The next step towards `wanted` slabs of each of `sizes`, when `prepared` are the sizes of those that are there. What
-/// nobody uses goes first, so that its memory can serve what is used; `preparable_bytes` are there for new ones.
+/// no process uses goes first, so that its memory can serve what is used; `preparable_bytes` are there for new ones.
 pub fn next(sizes: &[u64], wanted: usize, prepared: &[u64], preparable_bytes: u64) -> Step {
     if let Some(other) = prepared.iter().find(|size| !sizes.contains(size)) {
         return Step::GiveUp(*other);

@@ -91,8 +91,8 @@ fn serve_data(shared: &DonorState, opening: Opening, peer: &str, place: &Place<'
     }
 }
 
-/// The session that a data connection belongs to; none if there is no such session. Whoever names one and cannot prove
-/// its token is an error.
+/// The session that a data connection belongs to; none if there is no such session. A process that names one and
+/// cannot prove its token is an error.
 fn admit_data(shared: &DonorState, stream: &OwnedFd, deadline: Instant) -> std::io::Result<Option<Arc<Session>>> {
     let greeting = Greeting::receive(stream, deadline)?;
     let session = shared.find_session(greeting.session);

@@ -112,7 +112,7 @@ impl PreparedSlabs {
 /// The slabs of one session, as its data connections see them.
 ///
 /// The lock is held to find a slab, never while its memory is used: a long discard must not hold up the other
-/// connections. A request that still runs when its slab is released ends on memory that nobody else ever gets.
+/// connections. A request that still runs when its slab is released ends on memory that no other process ever gets.
 #[derive(Debug, Default)]
 pub struct SessionSlabs {
     lent: RwLock<Vec<Option<Arc<SlabMemory>>>>,

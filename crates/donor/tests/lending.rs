@@ -159,7 +159,7 @@ fn borrowers_with_different_slab_sizes_do_not_take_each_others_prepared_slabs() 
     let mut small = donor.borrower_unix();
     let larger = Hello { slab_size_bytes: 4 * SLAB_SIZE_BYTES, ..hello(true) };
     let mut large = Borrower::greet(donor.dial_unix(), None, &larger).unwrap().unwrap();
-    // Two of each size are kept ready, whoever came last.
+    // Two of each size are kept ready, whichever came last.
     let both = 2 * (1 + 4) * SLAB_SIZE_BYTES;
     let ready = |mut borrowers: [&mut Borrower; 2]| {
         let deadline = Instant::now() + PATIENCE;

@@ -1,4 +1,4 @@
-//! Slabs of a borrower that went without a goodbye wait for it, if it asked for that, and for nobody else.
+//! Slabs of a borrower that went without a goodbye wait for it, if it asked for that, and for no other process.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

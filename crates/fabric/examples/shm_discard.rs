@@ -105,7 +105,7 @@ impl Lane {
     }
 }
 
-/// Reads pages of the slab's second half, which nobody discards unless all of it is.
+/// Reads pages of the slab's second half, which no process discards unless all of it is.
 fn read_all(window: &Arc<ShmWindow>) -> Vec<Duration> {
     let mut lane = Lane::new(window);
     lane.fill(SlabHandle(1), 1);

@@ -1,7 +1,7 @@
 //! The cluster key: 32 secret bytes that every machine of a cluster holds.
 //!
-//! Both ends prove it in the control handshake and nobody without it is answered. The key lives in a file that only its
-//! owner may read; the first program that needs it makes it. Nothing ever prints the key.
+//! Both ends prove it in the control handshake and no process without it is answered. The key lives in a file that
+//! only its owner may read; the first program that needs it makes it. Nothing ever prints the key.
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
@@ -53,7 +53,7 @@ pub enum KeyError {
         directory: PathBuf,
         /// Whose the file or the directory is.
         owner: u32,
-        /// Who reads it.
+        /// The user that reads it.
         user: u32,
     },
     /// There is no such file, though it was named.

@@ -95,7 +95,7 @@ pub const RUN_PIECES_MAX: usize = 256;
 
 /// A waiter spins at most so long before it sleeps. Between two page-ins of one program the kernel wakes up to two
 /// halted CPUs (its loop worker's and the program's; measured: 40 to 60 us each) and the program works 15 us: a
-/// waiter that gives up before that always spins in vain, and the next page-in wakes a third CPU, ours.
+/// waiter that gives up before that always spins without success, and the next page-in wakes a third CPU, ours.
 pub const SPIN_DURATION_MAX: Duration = Duration::from_micros(150);
 /// A waiter that spins does so at least this long: a loopback round trip (measured: 5 to 10 us) with some slack.
 pub const SPIN_DURATION_MIN: Duration = Duration::from_micros(20);

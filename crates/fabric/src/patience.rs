@@ -5,8 +5,8 @@
 //! merely slow (its machine is busy, it was stopped for a moment) answers later: so it is waited for much longer. A
 //! connection that is closed is lost at once in every case.
 //!
-//! One value for each donor: whoever knows where copies are sets it, the control channel and every data connection
-//! look at it.
+//! One value for each donor: the process that knows where copies are sets it, the control channel and every data
+//! connection look at it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -108,7 +108,7 @@ pub trait QueuePair: Send {
     fn is_down(&self) -> bool;
 
     /// Where the `length_bytes` at `remote` lie, if this side has them mapped: they can be read there without a
-    /// request. Whoever reads them keeps the slab from being detached meanwhile.
+    /// request. A process that reads them keeps the slab from being detached meanwhile.
     fn mapped(&self, _remote: RemoteAddress, _length_bytes: usize) -> Option<(&Mapping, usize)> {
         None
     }

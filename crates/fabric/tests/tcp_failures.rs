@@ -473,8 +473,8 @@ fn an_unknown_session_makes_no_queue_pair() {
     donor.join().unwrap();
 }
 
-/// Whoever gave up waiting for a read uses its buffer for something else; the answer still comes, and must not land
-/// there.
+/// A process that gave up waiting for a read uses its buffer for something else; the answer still comes, and must not
+/// land there.
 #[test]
 fn an_abandoned_read_touches_its_buffer_no_more() {
     const PAGES: usize = 9;

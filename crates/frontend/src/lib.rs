@@ -7,7 +7,8 @@
 //! - [`fuse`]: a loop device over a FUSE filesystem of one file, for kernels without ublk and NBD.
 //! - [`identity`]: which block device a dead process left.
 //! - [`ownership`]: the names by which mounts and loop devices tell who made them.
-//! - `block_queue`: settings of a block device's queue; `openers`: who has it open; [`limits`]: every bound.
+//! - `block_queue`: settings of a block device's queue; `openers`: the processes that have it open; [`limits`]: every
+//!   bound.
 
 #![forbid(unsafe_code)]
 

@@ -65,7 +65,7 @@ pub const NBD_RECONNECT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A client on the network that says nothing for so long is asked whether it is still there.
 pub const NBD_KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
-/// How often, and how many times in vain, before it is taken for gone: a minute after its last sign.
+/// How often, and how many times without an answer, before it is taken for gone: a minute after its last sign.
 pub const NBD_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// See [`NBD_KEEPALIVE_INTERVAL`].
 pub const NBD_KEEPALIVE_PROBES_MAX: u32 = 3;

@@ -1,5 +1,5 @@
-//! Who has a block device open. Drivers count their users, and not all of them tell; what every process has open is in
-//! `/proc`, for root to see.
+//! The processes that have a block device open. Drivers count their users, and not all of them tell; what every
+//! process has open is in `/proc`, for root to see.
 
 use std::fs;
 use std::io;

@@ -82,7 +82,7 @@ fn a_device_in_use_is_not_detached_and_goes_on() {
     let mut buffer = Aligned::new(4096);
     buffer.write(&file, 4096, &[9; 4096]);
     assert_eq!(buffer.read(&file, 4096, 4096), [9; 4096]);
-    // Whoever asks claims it for a moment himself (a look for remains by somebody else), so one answer proves nothing.
+    // A process that asks claims it for a moment (another look for leftovers), so one answer proves nothing.
     let give_up = Instant::now() + Duration::from_secs(30);
     while server.front.is_open().unwrap() {
         assert!(Instant::now() < give_up, "open, but nobody claims it");

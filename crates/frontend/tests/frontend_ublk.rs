@@ -243,7 +243,7 @@ fn serve_nothing_until_killed() {
     let slots = channel.pool().slot_count();
     while held < slots {
         match channel.receive().unwrap() {
-            // Reads of whoever looks at a new device; the attachment waits for their answers.
+            // Reads of the process that looks at a new device; the attachment waits for their answers.
             Received::Request(request) if !attaching.is_finished() => channel.complete(request.slot, Ok(())).unwrap(),
             Received::Request(_) => held += 1,
             _ if attaching.is_finished() && held == 0 => {
@@ -287,7 +287,7 @@ fn a_server_that_dies_with_every_slot_in_hand_is_followed() {
     await_devices(0);
 }
 
-/// When a test panics, nobody waits for its device any more.
+/// When a test panics, no process waits for its device any more.
 struct GivenUp(UblkIdentity);
 
 impl Drop for GivenUp {

@@ -48,13 +48,13 @@ pub struct AddressSpace {
     /// The fault thread waits for its messages since it was admitted
     /// ([`PagerState::admit_quietly`](crate::pager_state::PagerState::admit_quietly)).
     pub is_listened_to: AtomicBool,
-    /// Pages that could not be read when nobody waited for them.
+    /// Pages that could not be read when no thread waited for them.
     pub unread: AtomicU64,
     /// Pages that stay (rule 4): what the kernel itself touches when a thread ends. Set by the survey.
     pub kept_pages: Mutex<Vec<u64>>,
 }
 
-/// A page that is to come back though nobody waits for it.
+/// A page that is to come back though no thread waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Whose it is.
@@ -130,7 +130,7 @@ impl AddressSpace {
         }
     }
 
-    /// The table, for this moment; fault threads let whoever asks for it so go first.
+    /// The table, for this moment; fault threads let a thread that asks for it this way go first.
     pub fn lock(&self) -> MutexGuard<'_, SpaceState> {
         self.state.lock()
     }
@@ -144,7 +144,7 @@ impl AddressSpace {
         })
     }
 
-    /// Whether `thread` is its evictor, which nobody may keep waiting.
+    /// Whether `thread` is its evictor, which no thread may keep waiting.
     pub fn is_evictor(&self, thread: u32) -> bool {
         thread != 0 && thread == self.evictor_thread.load(Ordering::Relaxed)
     }
@@ -162,7 +162,8 @@ impl AddressSpace {
         lock(&self.seat).as_ref().and_then(Seat::staging)
     }
 
-    /// No batch of evictions begins from now on; one may be under way. The lock orders this with whoever begins one.
+    /// No batch of evictions begins from now on; one may be under way. The lock orders this with the thread that
+    /// begins one.
     pub fn hold(&self) {
         let _table = self.lock();
         self.holds.fetch_add(1, Ordering::SeqCst);

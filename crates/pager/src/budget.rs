@@ -19,7 +19,7 @@ pub struct Budget {
     is_short: AtomicBool,
     /// Pages of programs that are resident: the kernel's count at the last look, and what came and left since.
     resident: AtomicI64,
-    /// Nothing can leave now, so nobody waits for that.
+    /// Nothing can leave now, so no thread waits for that.
     is_stuck: AtomicBool,
 }
 

@@ -39,8 +39,8 @@ pub struct PagerConfig {
     pub lent_bytes_max: u64,
     /// Bytes of local memory for all programs together.
     pub budget_bytes: u64,
-    /// A directory of this run alone; the sockets for hellos are made in it. Whoever a program becomes must be able
-    /// to pass through it.
+    /// A directory of this run alone; the sockets for hellos are made in it. Any user that a program becomes must be
+    /// able to pass through it.
     pub directory: PathBuf,
     /// What proves that a program was started in this run: it stands in its environment, which other users cannot
     /// read. Any number; random.

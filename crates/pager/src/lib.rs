@@ -15,7 +15,7 @@
 //!
 //! Beside the path:
 //! - [`mappings::events`]: changes of mappings whose order is not known yet.
-//! - [`fork`]: forks that the kernel tells nobody of.
+//! - [`fork`]: forks that the kernel does not tell of.
 //! - [`pager_state`]: what the threads share, and the order of locks; [`address_space`]: what is known of one
 //!   program's memory.
 //! - [`pager`]: how everything starts and stops; [`config`], [`statistics`]; [`limits`]: every bound.

@@ -34,12 +34,12 @@ pub const WRITE_PROBE_INTERVAL_IN_DOUBT: u8 = 2;
 /// so a fault waits at most 90 us.
 pub const BATCH_PAGES: usize = 128;
 
-/// Batches that an evictor gets one right behind the other; then the table is free for a moment, for whoever does not
-/// wait as faults do: the survey, which registers new mappings. Half a millisecond of batches: it looks every
-/// millisecond.
+/// Batches that an evictor gets one right behind the other; then the table is free for a moment, for the thread that
+/// does not wait as faults do: the survey, which registers new mappings. Half a millisecond of batches: it looks
+/// every millisecond.
 pub const BATCHES_IN_A_ROW_MAX: u32 = 4;
 
-/// Batches that an evictor has at a time where nobody waits for its program's messages: it need not sleep between
+/// Batches that an evictor has at a time where no thread waits for its program's messages: it need not sleep between
 /// them, and a fault that comes waits for both, 180 us.
 pub const EVICTOR_BATCHES_MAX: usize = BATCHES;
 
@@ -58,7 +58,7 @@ pub const FAULT_READS_MAX: usize = 32;
 /// more of them would wait for one another; each has a connection to every donor.
 pub const FAULT_THREADS_MAX: usize = 4;
 
-/// Fault threads on a machine of so many CPUs, if nobody says how many. Beside the threads that wait for their pages
+/// Fault threads on a machine of so many CPUs, unless told otherwise. Beside the threads that wait for their pages
 /// the eviction thread, the evictor and the survey want CPUs too, so that a second one has nothing to run on with
 /// fewer than four.
 pub fn fault_threads(cpus: usize) -> usize {
@@ -220,7 +220,7 @@ pub const REGISTER_INTERVAL: Duration = Duration::from_millis(20);
 /// little beside that. With several programs as many times that, so that they take a tenth together.
 pub const REGISTER_REST_TIMES: u32 = 9;
 
-/// How often memory that is not paged is looked for: what is told is for the user, who reads no faster.
+/// How often memory that is not paged is looked for: the user reads no faster.
 pub const SHARING_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often it is looked whether a debugger has stopped a program: it needs some tenths of a second before it reads
@@ -261,7 +261,7 @@ pub const SHARING_SHARE: u64 = 8;
 /// Asking after one takes 35 us (measured), so these are asked in the time between two looks.
 pub const FAMILY_MAX: usize = 32;
 
-/// How often page tables are walked for pages in common while nobody comes or goes.
+/// How often page tables are walked for pages in common while no process comes or goes.
 pub const COMMON_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a walk takes of a program that was never walked (measured).
@@ -297,7 +297,7 @@ pub const GUARDIANS_LOST_MAX: u32 = 16;
 pub const SHARED_BATCHES_MAX: u32 = 4;
 
 /// How often it looks, after it has left, how long the two had to wait for a CPU: some turns of the scheduler (3 ms
-/// at most each), so that one that was lost to somebody who is gone again is not what counts.
+/// at most each), so that one that was lost to a thread that is gone again is not what counts.
 pub const APART_CHECK_INTERVAL: Duration = Duration::from_millis(16);
 
 /// It comes back if they had to wait more than this part of the time. Beside one busy thread it would be a half.
@@ -309,7 +309,7 @@ pub const APART_PAUSE: Duration = Duration::from_secs(1);
 /// It comes back when nothing has left for so long.
 pub const APART_REST: Duration = Duration::from_millis(20);
 
-/// How often a fault thread looks whether somebody who waits for a page table has it, before it takes the table
+/// How often a fault thread looks whether a thread that waits for a page table has it, before it takes the table
 /// itself. A look with an offer of the CPU is 0.3 us, and who sleeps on another CPU takes about 3 to come.
 pub const GIVE_WAY_LOOKS_MAX: u32 = 32;
 
@@ -317,7 +317,7 @@ pub const GIVE_WAY_LOOKS_MAX: u32 = 32;
 /// us, a look with an offer of the CPU less than one.
 pub const LOOKS_MAX: u32 = 1000;
 
-/// An offer of the CPU that nobody took is over within less (measured: below 1 us).
+/// An offer of the CPU that no thread took is over within less (measured: below 1 us).
 pub const YIELD_QUICK: Duration = Duration::from_micros(5);
 
 /// Who takes the CPU for so long has used a turn of the scheduler (1 to 3 ms); the survey takes 0.05 ms, an evictor

@@ -244,7 +244,7 @@ impl Pager {
         PagerStatus { device, pager: self.statistics() }
     }
 
-    /// Ends the threads and gives all slabs back. Programs must have ended: whoever is left is killed, since its
+    /// Ends the threads and gives all slabs back. Programs must have ended: a process that is left is killed, since its
     /// pages go.
     pub fn stop(&mut self) {
         self.shared.kill_programs();

@@ -1,10 +1,10 @@
 //! What the threads of a pager share.
 //!
 //! Locks, in the order in which they are taken: an address space's table, then read-ahead ([`crate::fault::pool`]),
-//! then the page indexes. All are held for microseconds, and never across a wait; whoever holds a table may change
-//! what is known of that address space.
+//! then the page indexes. All are held for microseconds, and never across a wait; the thread that holds a table may
+//! change what is known of that address space.
 //!
-//! A batch of evictions is under way without the table's lock, so [`SpaceState::batch`] says so: nobody reads the
+//! A batch of evictions is under way without the table's lock, so [`SpaceState::batch`] says so: no thread reads the
 //! program's events then (rule 14 of docs/pager.md). That keeps every fault and event out of the batch: the kernel
 //! lets no page be moved while an event waits to be read. Nor does a batch begin while events that were read are not
 //! applied ([`crate::mappings::events`]).
@@ -107,11 +107,11 @@ impl PagerState {
         self.survey.signal();
     }
 
-    /// As [`PagerState::admit`], and wakes nobody: the fault thread gets to know it by its first message.
+    /// As [`PagerState::admit`], and wakes no thread: the fault thread gets to know it by its first message.
     pub fn admit_quietly(&self, space: &Arc<AddressSpace>) {
         space.is_listened_to.store(true, Ordering::SeqCst);
         self.push(Arc::clone(space));
-        // It is known by now to whoever looks for whose message it is.
+        // It is known by now to the thread that looks for whose message it is.
         if self.served.add(space.memory.event(), space.id.0.into(), Interest::Readable).is_err() {
             // The fault thread tries again, and says what is wrong.
             space.is_listened_to.store(false, Ordering::SeqCst);
@@ -260,7 +260,7 @@ impl PagerState {
         lock(&self.failures).iter().cloned().collect()
     }
 
-    /// Kills every program whose process is known: nobody serves their pages any more.
+    /// Kills every program whose process is known: their pages are not served any more.
     pub fn kill_programs(&self) {
         self.spaces().iter().for_each(|space| space.kill());
     }

@@ -195,8 +195,8 @@ fn a_program_four_times_its_budget_gives_exact_output() {
     assert!(report.pages_out_dirty > 40_000 && report.fill.count + report.pages_prefetched > 40_000, "{report:#?}");
 }
 
-/// A page of zeroes that is shared costs whoever writes to it another fault, and a program with threads on several
-/// CPUs an interrupt of each.
+/// A page of zeroes that is shared costs the thread that writes to it another fault, and a program with threads on
+/// several CPUs an interrupt of each.
 #[test]
 fn fresh_memory_that_comes_along_is_the_programs_own() {
     let world = World::new(64);
@@ -264,7 +264,7 @@ fn faults_are_answered_while_the_survey_is_held_up() {
     drop(held);
 }
 
-/// Whoever can reach the socket may connect and say nothing.
+/// A process that can reach the socket may connect and say nothing.
 #[test]
 fn callers_that_say_nothing_hold_nothing_up() {
     let world = World::new(64);

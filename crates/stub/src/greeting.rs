@@ -83,7 +83,7 @@ impl Address {
         self.text.as_bytes()
     }
 
-    /// By what programs find out that it is the pager here who is asked about their forks.
+    /// The call by which programs find out that this pager is asked about their forks.
     #[cfg(target_arch = "x86_64")]
     pub fn fork_probe(&self) -> Probe {
         Probe { flags: PROBE_FLAGS, stack: PROBE_STACK, answer: probe_answer(self.as_bytes()) }
@@ -110,7 +110,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address`. A path is made by this, and removed by whoever owns its directory.
+    /// Listens at `address`. A path is made by this, and removed by the thread that owns its directory.
     pub fn bind(address: &Address) -> io::Result<Self> {
         let socket = new_socket()?;
         net::bind(&socket, &address.socket_address()?)?;
@@ -118,7 +118,7 @@ impl Listener {
         Ok(Self { socket })
     }
 
-    /// The next visitor; `None` when nobody waits.
+    /// The next visitor; `None` when no thread waits.
     pub fn accept(&self) -> io::Result<Option<Visitor>> {
         match net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => {
@@ -186,7 +186,7 @@ pub struct Note {
     pub passed: Option<OwnedFd>,
 }
 
-/// Who is at the other end, as the kernel says.
+/// The process at the other end, as the kernel says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
     /// The process, in this process's PID namespace; 0 for one outside of it.

@@ -1,5 +1,5 @@
 //! What one evictor shares with the pager, as the pager sees it: batches, their results, and the pages that the
-//! evictor takes out. Nobody else has this memory, and forks do not inherit it.
+//! evictor takes out. No other thread has this memory, and forks do not inherit it.
 //!
 //! The two batches are used in turn: post 0, post 1, post 0 again, because the evictor looks for them in that order.
 //! A batch is written while its phase is `Idle`, and read while it is `Done`; in between it belongs to the evictor.

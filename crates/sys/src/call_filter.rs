@@ -1,16 +1,16 @@
 //! A filter of system calls that asks before a few of them (seccomp(2), user notification), and of nothing else.
 //!
-//! Whoever installs it gives the descriptor that asks to a pager ([`crate::call_notices`]) and becomes the program.
-//! The program, its children and all that they execute inherit it. A call that is never asked about costs what any
-//! filter costs: the kernel knows these by their numbers alone (`seccomp_cache_prepare` in kernel/seccomp.c), and
-//! runs the filter for `clone`, `ioctl`, `madvise`, `mremap` and `process_madvise` only.
+//! A thread that installs it gives the descriptor that asks to a pager ([`crate::call_notices`]) and becomes the
+//! program. The program, its children and all that they execute inherit it. A call that is never asked about costs
+//! what any filter costs: the kernel knows these by their numbers alone (`seccomp_cache_prepare` in
+//! kernel/seccomp.c), and runs the filter for `clone`, `ioctl`, `madvise`, `mremap` and `process_madvise` only.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use crate::call_notices::GUARD_ADVICES;
 
-/// What stands in the fourth argument of an `ioctl(UFFDIO_REGISTER)` that nobody is to be asked about: the pager's
+/// What stands in the fourth argument of an `ioctl(UFFDIO_REGISTER)` that no thread is to be asked about: the pager's
 /// own. The kernel takes three.
 pub const UNASKED: u32 = 0x5350_4c59;
 
@@ -177,7 +177,7 @@ fn instructions(asked: Asked) -> Vec<libc::sock_filter> {
 /// this gives.
 ///
 /// Without `CAP_SYS_ADMIN` no program gets more rights by being executed from then on (`no_new_privs`), which the
-/// kernel wants of whoever filters. `EBUSY`: somebody else asks already, and the kernel allows one.
+/// kernel wants of the thread that filters. `EBUSY`: somebody else asks already, and the kernel allows one.
 pub fn install(asked: Asked) -> io::Result<OwnedFd> {
     let filter = instructions(asked);
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
@@ -191,7 +191,7 @@ pub fn install(asked: Asked) -> io::Result<OwnedFd> {
         if listener < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor that the kernel made just now, and nobody else has.
+        // SAFETY: a descriptor that the kernel made just now, and no other thread has.
         Ok(unsafe { OwnedFd::from_raw_fd(listener as i32) })
     };
     match set() {
@@ -286,7 +286,7 @@ mod tests {
             send.send(install(Asked { guards: true, ..Asked::default() })).unwrap();
             let place = std::ptr::without_provenance_mut(crate::mapping::PAGE_SIZE_BYTES);
             let advise = || {
-                // SAFETY: nothing is mapped there, and nobody installs guards in no bytes.
+                // SAFETY: nothing is mapped there, and no thread installs guards in no bytes.
                 let result = unsafe { libc::madvise(place, 0, GUARD_ADVICES[0] as i32) };
                 if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
             };

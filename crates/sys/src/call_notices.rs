@@ -20,7 +20,7 @@ use crate::whereabouts::Whereabouts;
 /// `SECCOMP_IOCTL_NOTIF_RECV` and `SECCOMP_IOCTL_NOTIF_SEND`.
 const RECEIVE: u32 = 3 << 30 | (size_of::<Notification>() as u32) << 16 | (b'!' as u32) << 8;
 const SEND: u32 = 3 << 30 | (size_of::<Response>() as u32) << 16 | (b'!' as u32) << 8 | 1;
-/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`: the call is made as if nobody had been asked.
+/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`: the call is made as if no thread had been asked.
 const GO_ON: u32 = 1;
 /// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` (Linux 6.13).
 pub const GUARD_ADVICES: [u32; 2] = [102, 103];
@@ -46,7 +46,7 @@ struct Response {
     flags: u32,
 }
 
-/// A `clone` by which programs find out who is asked about their forks: one that every kernel refuses.
+/// A `clone` by which programs find out which pager is asked about their forks: one that every kernel refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// Its first argument.
@@ -60,7 +60,7 @@ pub struct Probe {
 /// Why a call was not heard of.
 #[derive(Debug, thiserror::Error)]
 pub enum NoticeError {
-    /// Nobody could look at who makes it, so that was told to try again.
+    /// No thread could look at who makes it, so that was told to try again.
     #[error("{0} is refused (EAGAIN), because its process cannot be looked at: {1}; mend that and let it try again")]
     Refused(&'static str, io::Error),
     /// None will be.
@@ -183,7 +183,7 @@ impl CallNotices {
     }
 
     /// The next call that waits. To be called when the descriptor is readable; `None` when the thread was killed
-    /// meanwhile, or only wanted to know who is asked.
+    /// meanwhile, or only wanted to know which pager is asked.
     pub fn next(&self) -> Result<Option<CallNotice>, NoticeError> {
         let mut notification = Notification::default();
         match self.command(RECEIVE, &mut notification) {
@@ -208,7 +208,7 @@ impl CallNotices {
             Ok((process, before)) => return Ok(Some(CallNotice { id, process, thread, called, before })),
             Err(error) => error,
         };
-        // Also for one that seems to have ended: then nobody hears it.
+        // Also for one that seems to have ended: then no thread hears it.
         let response = Response { id, value: 0, error: -libc::EAGAIN, flags: 0 };
         self.respond(response).map_err(NoticeError::Lost)?;
         if is_end(&error) { Ok(None) } else { Err(NoticeError::Refused(name, error)) }

@@ -24,7 +24,7 @@ impl CpuLatencyRequest {
     /// Opens a request.
     ///
     /// # Errors
-    /// Whoever is not root may not open the device unless its mode was changed; some kernels have none.
+    /// A thread that is not root may not open the device unless its mode was changed; some kernels have none.
     pub fn open() -> io::Result<Self> {
         Ok(Self { file: OpenOptions::new().read(true).write(true).open(DEVICE)? })
     }
@@ -102,7 +102,7 @@ mod tests {
         let request = match CpuLatencyRequest::open() {
             Ok(request) => request,
             Err(error) => {
-                // Nothing to test for whoever is not root, or on a kernel without it; said, not hidden.
+                // Nothing to test for the thread that is not root, or on a kernel without it; said, not hidden.
                 crate::skipping::skip(format_args!("{DEVICE} ({error})"));
                 assert!(matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied), "{error}");
                 return;

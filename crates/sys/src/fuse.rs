@@ -171,7 +171,7 @@ pub fn stand_in() -> io::Result<(FuseDevice, OwnedFd)> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: the kernel fills the array of two descriptors, which lives through the call.
     check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) } as isize)?;
-    // SAFETY: both descriptors were just made and belong to nobody else.
+    // SAFETY: both descriptors were just made and belong to no other thread.
     let [device, kernel] = pair.map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) });
     Ok((FuseDevice::from(device), kernel))
 }

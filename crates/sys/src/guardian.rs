@@ -2,9 +2,9 @@
 //!
 //! It shares this process's table of descriptors (`clone` with `CLONE_FILES`), so userfaultfds stay open when this
 //! process is killed, and programs wait for their pages instead of reading zeroes. It kills the programs that are
-//! listed in memory that both share, then whoever maps a file that all programs map (a child that was forked just now
-//! is in no list yet), waits for the ends of those listed, and only then ends itself, or becomes a program that
-//! clears up ([`Successor`]).
+//! listed in memory that both share, then the thread that maps a file that all programs map (a child that was forked
+//! just now is in no list yet), waits for the ends of those listed, and only then ends itself, or becomes a program
+//! that clears up ([`Successor`]).
 //!
 //! Invariants: after the clone it makes system calls only, on memory that was made before: a copy of a threaded
 //! process has its locks and its heap in whatever state they were.
@@ -53,8 +53,8 @@ impl Guardian {
         Self::start_with(programs_max, None, None)
     }
 
-    /// As [`Guardian::start`], and also for whoever maps `programs_file`. When this process was killed and no program
-    /// is left, the guardian becomes `successor`.
+    /// As [`Guardian::start`], and also for the thread that maps `programs_file`. When this process was killed and no
+    /// program is left, the guardian becomes `successor`.
     pub fn start_for_users(
         programs_max: usize,
         programs_file: &Memfd,
@@ -74,7 +74,7 @@ impl Guardian {
         Ok(Self { programs, listed, descriptor, process, parent })
     }
 
-    /// Whether it was killed: nobody takes care of the programs if this process is too.
+    /// Whether it was killed: no thread takes care of the programs if this process is too.
     pub fn has_ended(&self) -> bool {
         let mut wanted = libc::pollfd { fd: self.descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one structure of ours.

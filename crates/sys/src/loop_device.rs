@@ -134,7 +134,8 @@ impl LoopInfo64 {
 }
 
 /// Binds `backing` to a free loop device with direct I/O and logical blocks of `block_size_bytes`; returns its path.
-/// `name` is cut at 63 bytes. Whoever serves `backing` must be running: the kernel asks for its size and block size.
+/// `name` is cut at 63 bytes. A thread that serves `backing` must be running: the kernel asks for its size and block
+/// size.
 pub fn attach(backing: BorrowedFd<'_>, name: &str, block_size_bytes: u32) -> Result<PathBuf, LoopError> {
     let control = open("/dev/loop-control".as_ref(), 0).map_err(LoopError::NoControl)?;
     let mut config = LoopConfig {

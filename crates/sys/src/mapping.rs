@@ -115,7 +115,7 @@ impl Mapping {
         if (length as u64) > file.length_bytes() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "attachment is longer than its memfd"));
         }
-        // SAFETY: the range lies inside this mapping (checked), which nobody refers to by reference; MAP_FIXED swaps
+        // SAFETY: the range lies inside this mapping (checked), which no thread refers to by reference; MAP_FIXED swaps
         // the pages atomically, so the range stays mapped.
         unsafe {
             mm::mmap(
@@ -230,7 +230,7 @@ impl Mapping {
         unsafe { std::ptr::copy(source.at(source_offset), self.at(offset), length) };
     }
 
-    /// As [`Mapping::copy_from`], for ranges that do not overlap and a target that nobody reads soon: whole pages at
+    /// As [`Mapping::copy_from`], for ranges that do not overlap and a target that no thread reads soon: whole pages at
     /// page boundaries go past the caches, which are not read before for that, nor filled with it (`MOVNTDQ`, Intel
     /// 64 and IA-32 Architectures Optimization Reference Manual, 9.4.1.2). Elsewhere than on `x86_64` it is an
     /// ordinary copy.

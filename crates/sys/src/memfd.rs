@@ -31,7 +31,7 @@ impl Memfd {
         Ok(Self { descriptor, length_bytes })
     }
 
-    /// A new file of `length_bytes` that begins with `content`, and that nobody can write to any more.
+    /// A new file of `length_bytes` that begins with `content`, and that no thread can write to any more.
     pub fn create_unchangeable(name: &str, content: &[u8], length_bytes: u64) -> io::Result<Self> {
         let descriptor = fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         fs::ftruncate(&descriptor, length_bytes)?;

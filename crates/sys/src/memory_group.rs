@@ -32,8 +32,8 @@ fn available_between(own: &Path, root: &Path, version: Version) -> Option<u64> {
     own.ancestors().take_while(|group| group.starts_with(root)).filter_map(|group| available_in(group, version)).min()
 }
 
-/// What one group leaves: its limit, without what is used and cannot leave at once. Cached files that nobody looked at
-/// lately can; all other caches would come back from the disk again and again.
+/// What one group leaves: its limit, without what is used and cannot leave at once. Cached files that no thread
+/// looked at lately can; all other caches would come back from the disk again and again.
 fn available_in(group: &Path, version: Version) -> Option<u64> {
     let (limits, used, cached) = match version {
         Version::V1 => (&["memory.limit_in_bytes"][..], "memory.usage_in_bytes", "total_inactive_file"),

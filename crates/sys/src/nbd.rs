@@ -117,7 +117,7 @@ impl NbdControl {
         ask(self.socket.as_fd(), message).map(drop)
     }
 
-    /// Ends device `index`: every request fails from now on, and the number is free once nobody has the device open.
+    /// Ends device `index`: every request fails from now on, and the number is free once no thread has the device open.
     pub fn disconnect(&self, index: u32) -> io::Result<()> {
         let mut message = Message::new(self.family, COMMAND_DISCONNECT);
         message.number32(ATTRIBUTE_INDEX, index);

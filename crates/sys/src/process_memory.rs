@@ -1,8 +1,8 @@
 //! Another process's memory, read from outside (process_vm_readv(2)), and where a thread keeps what the kernel itself
 //! reads.
 //!
-//! Reading a page that is missing and registered with a userfaultfd waits until that is served, so whoever serves it
-//! must not read. Only for processes that one may trace.
+//! Reading a page that is missing and registered with a userfaultfd waits until that is served, so the thread that
+//! serves it must not read. Only for processes that one may trace.
 
 use std::io;
 

@@ -97,7 +97,7 @@ impl ProcessStat {
         self.field(POLICY)
     }
 
-    /// How its first thread ended, in the form of waitpid(2); 0 for whoever may not trace it.
+    /// How its first thread ended, in the form of waitpid(2); 0 for the thread that may not trace it.
     pub fn exit_code(&self) -> Option<i32> {
         self.field(EXIT_CODE)
     }

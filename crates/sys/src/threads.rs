@@ -5,7 +5,8 @@ use std::io;
 
 use rustix::fs::Dir;
 
-/// The list of one process's threads. Kept open for who asks often: opening it takes three times as long as reading it.
+/// The list of one process's threads. Kept open for callers that ask often: opening it takes three times as long as
+/// reading it.
 #[derive(Debug)]
 pub struct Threads {
     directory: Dir,

@@ -1,4 +1,4 @@
-//! Where a thread of another process is: `/proc/PID/task/TID/syscall` (proc(5)), for whoever may trace it.
+//! Where a thread of another process is: `/proc/PID/task/TID/syscall` (proc(5)), for a process that may trace it.
 
 use std::fs;
 use std::io;

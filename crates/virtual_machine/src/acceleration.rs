@@ -38,7 +38,7 @@ impl Acceleration {
     /// The best that works here; `boots` tries whether a guest boots by hardware. The caller has its
     /// [`Turn`](crate::turn::Turn).
     pub fn choose(boots: impl FnOnce() -> bool) -> Result<Self, Failure> {
-        // Whoever cannot open it cannot use it.
+        // A process that cannot open it cannot use it.
         if fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
             return Ok(Self::Emulation);
         }

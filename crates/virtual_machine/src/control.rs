@@ -135,7 +135,7 @@ mod tests {
         let mut line = String::new();
         BufReader::new(reader).read_line(&mut line).unwrap();
         assert_eq!(line, "run 7\n");
-        // Nobody listens any more, which is no error here.
+        // No process listens any more, which is no error here.
         control.say("end");
     }
 }

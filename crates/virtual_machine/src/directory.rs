@@ -1,6 +1,7 @@
 //! A machine's files on the host: its disks, its console, and the folder that it shares with the host.
 //!
-//! They go when the machine goes. What a killed test left is removed by the next machine: whoever lives holds a lock.
+//! They go when the machine goes. What a killed test left is removed by the next machine: the process that lives
+//! holds a lock.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ impl MachineDirectory {
 
     fn make_in(parent: &Path) -> Result<Self, Failure> {
         fs::create_dir_all(parent).map_err(Failure::file(parent))?;
-        // Nobody sweeps while a new one has no lock of its own yet.
+        // No process sweeps while a new one has no lock of its own yet.
         let parent_lock = parent.join(LOCK);
         let sweeping = File::create(&parent_lock).map_err(Failure::file(&parent_lock))?;
         sweeping.lock().map_err(Failure::file(&parent_lock))?;
@@ -67,7 +68,7 @@ impl MachineDirectory {
     }
 }
 
-/// Removes directories whose lock nobody holds.
+/// Removes directories whose lock no process holds.
 fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let Ok(file) = File::open(entry.path().join(LOCK)) else { continue };

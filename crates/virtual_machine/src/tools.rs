@@ -34,7 +34,7 @@ pub const DPKG_DEB: Tool = Tool { name: "dpkg-deb", package: "dpkg" };
 const ALL: [Tool; 9] = [QEMU, BUSYBOX, CPIO, DEPMOD, MODPROBE, MAKE_FILE_SYSTEM, APT_CACHE, APT_GET, DPKG_DEB];
 
 impl Tool {
-    /// Where it is; administrators' directories count too, whoever runs the tests.
+    /// Where it is; administrators' directories count too, whichever user runs the tests.
     pub fn find(self) -> Result<PathBuf, Failure> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&path)

@@ -34,8 +34,8 @@ pub const BACKING_HANDOVER_DEADLINE: Duration = Duration::from_secs(3);
 pub const SUB_REQUESTS_MAX: usize = 1024;
 
 /// How long a silent donor is waited for that has the only copy of a page of a volume *with* a disk (the backing file
-/// failed): requests to such a volume have this much less time, and so does whoever waits for them (the kernel's NBD
-/// client).
+/// failed): requests to such a volume have this much less time, and so does the thread that waits for them (the
+/// kernel's NBD client).
 pub const SOLE_COPY_PATIENCE_WITH_DISK: Duration =
     Duration::from_secs(BLOCK_REQUEST_DEADLINE.as_secs() - REQUEST_DEADLINE.as_secs());
 

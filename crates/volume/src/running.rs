@@ -147,7 +147,7 @@ impl RunningVolume {
         self.volume.settle_writes(&alive, || std::thread::sleep(SETTLE_PAUSE))
     }
 
-    /// Gives all slabs back and ends the threads; nobody uses an engine any more.
+    /// Gives all slabs back and ends the threads; no thread uses an engine any more.
     pub fn stop(&mut self) {
         self.volume.abandon();
         self.manager.stop();

@@ -145,7 +145,8 @@ fn a_discarded_page_is_not_lost_by_a_disk_write_that_failed_before() {
     assert_eq!(one.answers[1], Some(Ok(())), "a discarded page reads as zeroes");
 }
 
-/// What a request may wait for without a disk: a donor that says nothing for a while, but not for room that nobody has.
+/// What a request may wait for without a disk: a donor that says nothing for a while, but not for room that no thread
+/// has.
 #[test]
 fn without_a_disk_a_request_waits_for_a_donor_and_not_for_room() {
     let mut one = One::new(Redundancy::NONE);

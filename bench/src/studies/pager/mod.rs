@@ -2,7 +2,7 @@
 //! swap device.
 //!
 //! Programs go through their memory twice, and the second time counts: the first time donors make slabs for pages
-//! that had none yet, on the same CPUs, which is nobody's cost where donors are other machines. A fault's cost is the
+//! that had none yet, on the same CPUs, which costs nothing where donors are other machines. A fault's cost is the
 //! program's time over its faults while there is room, so that nothing leaves meanwhile, less its time for the same
 //! touches when no page is missing; the floor, a thread of one process that fills pages and does nothing else, is
 //! taken in the same way. At the budget a page leaves for each one that comes, and on one CPU both take their time
@@ -132,7 +132,7 @@ impl Study for PagerStudy {
     }
 }
 
-/// Does all of it: an eviction that nobody saw in one placement must not cost the figures of the next.
+/// Does all of it: an eviction that no process saw in one placement must not cost the figures of the next.
 fn first_error(outcomes: impl Iterator<Item = Result<(), HarnessError>>) -> Result<(), HarnessError> {
     outcomes.fold(Ok(()), Result::and)
 }

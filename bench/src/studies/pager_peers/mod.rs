@@ -157,7 +157,7 @@ fn peer(variable: &str) -> Result<PathBuf, HarnessError> {
     })
 }
 
-/// The workload in such a way that it ends when whoever started it does.
+/// The workload in such a way that it ends when the process that started it does.
 fn bound_workload(size: Size) -> Result<Command, HarnessError> {
     let plain = workload_command(WORKLOAD, size)?;
     let mut command = bound(own_program()?);

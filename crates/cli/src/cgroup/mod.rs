@@ -122,9 +122,9 @@ impl MemoryGroup {
         }
     }
 
-    /// Lets its processes wait where the kernel finds nothing to take from it, in place of killing one: whoever
-    /// watches it raises the limit then ([`GroupUsage::is_stalled`]). Version 2 throttles at the limit, and needs
-    /// none of it.
+    /// Lets its processes wait where the kernel finds nothing to take from it, in place of killing one: the process
+    /// that watches it raises the limit then ([`GroupUsage::is_stalled`]). Version 2 throttles at the limit, and
+    /// needs none of it.
     pub(crate) fn wait_instead_of_kill(&self, waits: bool) -> io::Result<()> {
         match self.version {
             Version::V1 => self.write("memory.oom_control", if waits { "1" } else { "0" }),
@@ -225,7 +225,7 @@ pub(crate) struct OwnGroup {
 }
 
 impl OwnGroup {
-    /// Moves this process, so early that its memory is not charged to whoever started it.
+    /// Moves this process, so early that its memory is not charged to the process that started it.
     pub(crate) fn enter(hierarchy: &Hierarchy, name: &str) -> io::Result<Self> {
         let original = hierarchy.own_group()?;
         let group = MemoryGroup::create(hierarchy, name)?;

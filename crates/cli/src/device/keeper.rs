@@ -244,7 +244,7 @@ impl Keeper {
         }
     }
 
-    /// Ends without taking the entry along: whoever mends it knows what the device left.
+    /// Ends without taking the entry along: the process that mends it knows what the device left.
     fn leave_to_menders(self, reason: &str) -> Result<(), Failure> {
         // Without the group the entry's mender has less to do; a refusal is its work then.
         drop(self.group);

@@ -102,7 +102,7 @@ pub(crate) struct DeviceReport {
     pub(crate) device: DeviceStatus,
 }
 
-/// What the entry of a device, or of a run by the pager, says to whoever mends it.
+/// What the entry of a device, or of a run by the pager, says to the process that mends it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DeviceRecord {
     /// The block device, once there is one.

@@ -19,7 +19,7 @@ enum Served {
     Yes,
     /// Its keeper waits for orders.
     GivenUp,
-    /// Nobody answers just now.
+    /// No process answers just now.
     Silent,
 }
 

@@ -150,7 +150,7 @@ impl Server {
             write(&record)?;
         }
         if resumed {
-            // What cannot outlive its process, and is in nobody's use. The rest waits for `doctor --mend`.
+            // What cannot outlive its process, and is in no other process's use. The rest waits for `doctor --mend`.
             let _ = fuse::leftovers::mend();
         }
         let device = match kept {

@@ -110,7 +110,7 @@ fn check_backing(path: &Path, size_bytes: u64) -> Result<(), Failure> {
 }
 
 /// The key file to use: the one named, none, or the default. Root's is made on first use; a user's must have been
-/// copied from a machine of the cluster, because a key that nobody else has would open nothing.
+/// copied from a machine of the cluster, because a key that no other process has would open nothing.
 pub(crate) fn key_file(named: Option<&Path>) -> Option<PathBuf> {
     match named {
         Some(path) if path == Path::new("none") => None,

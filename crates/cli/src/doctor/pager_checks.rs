@@ -53,7 +53,7 @@ fn user_faults(access: Access, system: &System) -> Check {
 const SANDBOX: &str = "userfaultfd(2) is refused, and this process has a filter of system calls (seccomp), as sandboxes and containers have; \
                        start it outside, or let the filter allow that call";
 
-/// Whether a filter of system calls holds for this process, which it has from whoever started it (proc(5)).
+/// Whether a filter of system calls holds for this process, which it has from the process that started it (proc(5)).
 fn is_filtered(system: &System) -> bool {
     let status = system.text("/proc/self/status").unwrap_or_default();
     let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));

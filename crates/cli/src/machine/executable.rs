@@ -21,7 +21,7 @@ const HEAD_BYTES: u64 = 256;
 /// Why a program cannot have a preloaded library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unpageable {
-    /// Nobody loads libraries into it.
+    /// No process loads libraries into it.
     Static,
     /// A 64-bit library does not fit.
     ThirtyTwoBit,

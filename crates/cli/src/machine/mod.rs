@@ -1,13 +1,13 @@
 //! What the command line asks of the machine it runs on, read from `/proc` and friends.
 //!
 //! - [`memory`]: how much there is.
-//! - [`process`]: who is alive, safely against reused process ids.
+//! - [`process`]: which processes are alive, safely against reused process ids.
 //! - [`reserve`]: free pages that the kernel keeps back while the machine swaps to us.
 //! - [`swap_list`]: which swap areas are on.
 //! - [`filesystem`]: what a path lies on.
 //! - [`executable`]: whether the pager's library can be loaded into a program.
 //! - [`system`]: where such facts are read from.
-//! - [`waiting`]: for what nobody tells of.
+//! - [`waiting`]: for what no process tells of.
 
 pub(crate) mod executable;
 pub(crate) mod filesystem;

@@ -1,4 +1,4 @@
-//! Who is alive.
+//! Which processes are alive.
 //!
 //! A process id alone may have been given to somebody else since it was written down; together with the time the
 //! process started (in clock ticks since boot) it names one process for good. Everything that kills or cleans

@@ -1,5 +1,5 @@
-//! Free pages that the kernel keeps back for whoever frees memory (`vm.min_free_kbytes`), while the machine swaps to
-//! us.
+//! Free pages that the kernel keeps back for the process that frees memory (`vm.min_free_kbytes`), while the machine
+//! swaps to us.
 //!
 //! Sending a page to a donor takes a page. On a machine without a free one all others wait at this reserve, and the
 //! process that serves the swap, real-time for that reason, may take half of it
@@ -9,8 +9,8 @@
 //!
 //! Several devices share it: each writes down in its entry that it needs the reserve, and what was there before the
 //! first of them. The last one to go puts that back, unless somebody else has changed the setting meanwhile; for one
-//! that was killed its mender goes. Whoever finds that an administrator has lowered the setting since, and raises it
-//! again, tells the others what to put back now.
+//! that was killed its mender goes. A process that finds that an administrator has lowered the setting since, and
+//! raises it again, tells the others what to put back now.
 
 use std::fs::{self, File};
 use std::io;
@@ -50,7 +50,8 @@ impl Record {
         fs::rename(new, entry.join(RECORD))
     }
 
-    /// Whether the setting is put back when the owner of `entry` goes: nobody else needs it, and nobody has changed it.
+    /// Whether the setting is put back when the owner of `entry` goes: no other process needs it, and no process has
+    /// changed it.
     fn will_be_put_back(&self, entry: &Path) -> io::Result<bool> {
         let is_needed = sharing(entry).any(|(_, other)| other.setting == self.setting);
         Ok(!is_needed && read(&self.setting)? == self.raised_kib)
@@ -138,7 +139,7 @@ impl Reserve {
 impl Drop for Reserve {
     fn drop(&mut self) {
         if let Err(error) = self.release() {
-            // It harms nobody.
+            // It does no harm.
             tracing::warn!("vm.min_free_kbytes may stay raised: {error}");
         }
     }

@@ -1,4 +1,4 @@
-//! Waiting for what nobody tells of: the end of another's process, an answer that changes.
+//! Waiting for what no process tells of: the end of another's process, an answer that changes.
 
 use std::time::Instant;
 

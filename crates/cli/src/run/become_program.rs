@@ -15,7 +15,7 @@ use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Failure};
 
 /// The hidden command: moves itself into the memory group and becomes the program. Returns only on failure.
 pub(crate) fn become_program(arguments: &BecomeArguments) -> Failure {
-    // Without `run` nobody adjusts its budget or brings its pages back: it goes with it.
+    // Without `run` no process adjusts its budget or brings its pages back: it goes with it.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     if let Some(file) = &arguments.procs_file
         && let Err(error) = fs::write(file, "0")

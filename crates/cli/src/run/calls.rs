@@ -15,7 +15,7 @@ use spillway_sys::passed_descriptor;
 use super::program::Program;
 use crate::failure::Failure;
 
-/// In the run's own folder, which nobody else may enter.
+/// In the run's own folder, which only its user may enter.
 const NAME: &str = "calls.sock";
 
 /// How often it is looked whether the process has ended before it said anything.

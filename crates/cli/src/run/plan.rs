@@ -162,7 +162,7 @@ impl Plan {
             donor_wait: limits::DONOR_WAIT,
             programs_fork,
             fault_threads: self.fault_threads,
-            // As a run's own donors do, whoever of them comes first: menders do not meet.
+            // As a run's own donors do, in whichever order they come: menders do not meet.
             mender: ["spillway", "doctor", "--mend", "--json"].map(OsString::from).to_vec(),
         })
     }

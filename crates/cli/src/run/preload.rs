@@ -13,7 +13,7 @@ pub(crate) fn write(directory: &Path, programs_fork: bool) -> Result<PathBuf, Fa
     let library = if programs_fork { spillway_stub::LIBRARY } else { spillway_stub::LIBRARY_TELLING_FORKS };
     let write = || -> std::io::Result<()> {
         fs::write(&path, library)?;
-        // Mapped and executed by programs, and changed by nobody.
+        // Mapped and executed by programs, and never changed.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o555))
     };
     write().map_err(|error| Failure::during(path.display(), error))?;

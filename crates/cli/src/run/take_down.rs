@@ -26,7 +26,7 @@ pub(crate) trait Leftovers {
     fn stop_device(&mut self) -> Result<(), String>;
     /// Stops the run's own donors.
     fn stop_donors(&mut self) -> Result<(), String>;
-    /// Removes a backing file that nobody named.
+    /// Removes a backing file that was not named.
     fn remove_backing(&mut self);
     /// Removes what programs loaded.
     fn remove_programs_directory(&mut self);

@@ -79,7 +79,7 @@ impl Governed for MemoryGroup {
     }
 
     fn let_kernel_kill(&self) {
-        // One that is gone has nobody to kill.
+        // One that is gone has no process to kill.
         let _ = self.wait_instead_of_kill(false);
     }
 

@@ -42,7 +42,7 @@ pub(crate) trait Governed: Sync {
     /// From now on the kernel may kill a process that finds no memory.
     fn let_kernel_kill(&self) {}
 
-    /// What else there is to say; null if nobody else says it.
+    /// What else there is to say; null if no other process says it.
     fn report(&self) -> Value {
         Value::Null
     }
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(RunReport { is_told_of_files: false, ..report }.thrash_of_files(), None, "no limit");
     }
 
-    /// Somebody who is needed for so many looks.
+    /// A process that is needed for so many looks.
     struct Needed(std::sync::atomic::AtomicU64);
 
     impl Governed for Needed {

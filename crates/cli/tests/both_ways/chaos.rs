@@ -149,8 +149,8 @@ fn chaos_while_a_forked_child_lives_loses_nothing_of_either() {
 /// More than twice as long as a silent donor is waited for whose pages have another copy.
 const STOPPED: Duration = Duration::from_secs(5);
 
-/// Every donor is stopped for a while, so nothing has a copy within reach: whoever needs a page waits. They go on one
-/// after the other, and of each the control channel before its data connections, or after them.
+/// Every donor is stopped for a while, so nothing has a copy within reach: the process that needs a page waits. They
+/// go on one after the other, and of each the control channel before its data connections, or after them.
 fn stop_all_for_a_while(redundancy: &str, transport: &str) {
     let Some(mut stage) = Stage::set(&["gcc"]) else { return };
     let mut running = start(&mut stage, &["--redundancy", redundancy, "--transport", transport], Family::Alone);

@@ -71,7 +71,7 @@ fn dump(stage: &Stage, local: &str) {
     let [present, present_right, away, away_right] = numbers[..] else { panic!("{numbers:?}") };
     assert!(present > 4 * MOVING_PAGES_MAX && away > 4 * MOVING_PAGES_MAX, "{numbers:?}");
     assert!(present_right + MOVING_PAGES_MAX >= present, "local pages are missing: {numbers:?}");
-    // The kernel reads a swap device for a dump, but lets nobody serve faults meanwhile.
+    // The kernel reads a swap device for a dump, but lets no pager serve faults meanwhile.
     let is_as_stated =
         if VIA == "pager" { away_right <= MOVING_PAGES_MAX } else { away_right == away && present_right == present };
     assert!(is_as_stated, "of pages that were away: {numbers:?}");

@@ -164,7 +164,7 @@ impl Stage {
     pub(crate) fn start_donor(&mut self, number: usize) {
         let Donor { name, socket, memory, .. } = &self.donors[number];
         let listen = format!("unix:{}", socket.display());
-        // A killed donor leaves its entry, which nobody else mends in this registry meanwhile.
+        // A killed donor leaves its entry, which no other process mends in this registry meanwhile.
         support::run(&mut self.spillway(&["doctor", "--mend", "--json"]));
         let mut command = self.spillway(&["donate", "--key", "none", "--headroom", "16M", "--slab-size", "4M"]);
         command.args(["--name", name, "--memory", memory, "--listen", &listen]);

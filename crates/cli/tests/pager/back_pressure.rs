@@ -1,4 +1,5 @@
-//! Rule 15: answers wait while the budget is used up, so that nobody who writes faster than pages leave goes beyond it.
+//! Rule 15: answers wait while the budget is used up, so that no process that writes faster than pages leave goes
+//! beyond it.
 
 use crate::both_ways::shares::{assert_held, assert_left};
 use crate::both_ways::stage::Stage;

@@ -14,8 +14,8 @@ const LIMITS: [u64; 2] = [64, 1024];
 /// Programs that live at the same time.
 const PROGRAMS: usize = 40;
 
-/// All programs wait until the last one was started. The pipe is open for reading and writing, so nobody waits for it
-/// to be opened.
+/// All programs wait until the last one was started. The pipe is open for reading and writing, so no process waits
+/// for it to be opened.
 const SCRIPT: &str = r#"
 mkfifo "$1" && exec 3<>"$1" || exit 1
 for number in $(seq "$2"); do { read -r nothing <&3; echo "$number"; } & done

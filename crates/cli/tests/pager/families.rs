@@ -19,7 +19,7 @@ const MEMBERS_MIN: usize = 3;
 /// for 6,144.
 const PAGES_AWAY: usize = 1024;
 
-/// So many pages come back, to all members together, while nobody is killed.
+/// So many pages come back, to all members together, while no process is killed.
 const PAGES_READ: u64 = 10_000;
 
 fn start(stage: &mut Stage, verifier: &Path) -> Running {

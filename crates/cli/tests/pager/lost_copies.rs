@@ -1,4 +1,4 @@
-//! The last copy of pages is lost: who needs one is told by the kernel, and nobody reads a wrong byte.
+//! The last copy of pages is lost: a program that needs one is told by the kernel, and no process reads a wrong byte.
 
 use std::os::unix::process::ExitStatusExt;
 

@@ -105,7 +105,7 @@ fn options_of_block_devices_are_refused() {
     stage.assert_clean();
 }
 
-/// A filter that forbids threads is in nobody's way until memory gets short, since only then an agent starts.
+/// A filter that forbids threads disturbs no process until memory gets short, since only then an agent starts.
 #[test]
 fn a_program_with_a_strict_filter_of_its_own_runs_within_its_budget_and_is_sent_to_the_swap_device_beyond() {
     let Some(stage) = Stage::set(&["gcc"]) else { return };

@@ -52,7 +52,7 @@ fn carry(mut from: UnixStream, mut to: UnixStream, holds_back: &AtomicBool) {
     let _ = to.shutdown(std::net::Shutdown::Both);
 }
 
-/// With a copy elsewhere nobody waits for 20,000 answers that are 300 ms late each: the run ends, has the right
+/// With a copy elsewhere no process waits for 20,000 answers that are 300 ms late each: the run ends, has the right
 /// bytes, and tells of the donor.
 #[test]
 fn what_a_slow_donor_has_is_read_from_the_other_copy_and_the_donor_is_told_of() {

@@ -1,5 +1,5 @@
 //! Forks of programs whose user lacks `CAP_SYS_PTRACE`: the kernel tells the pager of none, so each waits until all
-//! pages of its program are back. A copy that nobody serves would read zeroes for a page that is away.
+//! pages of its program are back. A copy that no process serves would read zeroes for a page that is away.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -226,8 +226,8 @@ const FAMILY_MIB: u64 = 32;
 /// Pages of the paged program that are elsewhere when the run is killed.
 const PAGES_AWAY: usize = 1024;
 
-/// Copies that a user's program forks are not paged, and nobody lists them; they belong to the run all the same, and
-/// end with it, as does a program beside them that has pages elsewhere.
+/// Copies that a user's program forks are not paged, and no process lists them; they belong to the run all the same,
+/// and end with it, as does a program beside them that has pages elsewhere.
 #[test]
 fn a_users_killed_run_takes_copies_along_that_are_not_paged() {
     let Some(stage) = Stage::set(&["gcc", "unshare", "setpriv"]) else { return };

@@ -34,7 +34,7 @@ fn a_killed_pager_takes_its_program_along_and_leaves_nothing() {
     kill_pager(&stage, running);
 }
 
-/// Whoever belongs to a run ends with its pager, and nothing is left.
+/// A process that belongs to a run ends with its pager, and nothing is left.
 fn kill_pager(stage: &Stage, running: Running) {
     let family = children(running.pid());
     assert!(family.len() >= 4, "the program and three donors at least: {family:?}");
@@ -100,13 +100,13 @@ while True:
         os.waitpid(children.pop(0), 0)
 ";
 
-/// Rule 6: nobody has listed the child that was forked last.
+/// Rule 6: no process has listed the child that was forked last.
 #[test]
 fn a_killed_pager_takes_children_along_that_were_forked_a_moment_ago() {
     kill_pager_of(FORKING);
 }
 
-/// Rule 6: nor the program that started last, which waited for nobody.
+/// Rule 6: nor the program that started last, which waited for no process.
 #[test]
 fn a_killed_pager_takes_programs_along_that_started_a_moment_ago() {
     kill_pager_of(STARTING);
@@ -146,7 +146,7 @@ fn a_killed_pager_gives_its_donor_all_memory_back() {
     running.signal("KILL");
     assert_eq!(running.end().status.signal(), Some(9));
     stage.wait_returned();
-    // Nobody else is left to do that: its donor is not the run's own.
+    // No other process is left to do that: its donor is not the run's own.
     wait_until("the guardian to remove what is left", || stage.items("run").is_empty().then_some(()));
     stage.assert_clean();
 }

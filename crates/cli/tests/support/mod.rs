@@ -142,7 +142,7 @@ impl Drop for Running {
 
 /// Sends a signal to a process of ours.
 pub(crate) fn signal(pid: u32, name: &str) {
-    // The process may have ended; then there is nobody to signal.
+    // The process may have ended; then there is no process to signal.
     let _ = Command::new("kill").args(["-s", name, &pid.to_string()]).stderr(Stdio::null()).status();
 }
 

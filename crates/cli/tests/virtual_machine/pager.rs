@@ -1,4 +1,4 @@
-//! The pager on stock kernels: Linux 6.12 has all that it needs, Linux 6.1 has not. As root, and as a user who has no
+//! The pager on stock kernels: Linux 6.12 has all that it needs, Linux 6.1 has not. As root, and as a user without a
 //! right but the one that `vm.unprivileged_userfaultfd` gives to everybody.
 
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use crate::virtual_machine::guest::{Guest, SLABS, builder};
 /// Programs of root that have hardly more than [`SMALLEST`], because each page costs a millisecond in emulation. The
 /// kernel tells of root's forks.
 const PROGRAMS: [&str; 2] = [
-    // Stock kernels give huge pages to whoever has room for them.
+    // Stock kernels give huge pages where there is room for them.
     "exerciser huge 20 /nonexistent",
     // A program of 11 MiB, whose child becomes another one of as many, which forks.
     "exerciser exec 22 /nonexistent",
@@ -150,7 +150,7 @@ pub(crate) fn the_newer_kernel_pages_programs_of_root_and_of_users(guest: &Guest
     assert_eq!(check(&doctor, "ptrace")["state"], "good", "{doctor:#}");
     let forks = check(&doctor, "forks under the pager");
     assert!(forks["state"] == "optional" && forks["detail"].to_string().contains("CAP_SYS_PTRACE"), "{forks:#}");
-    // Nobody told him which way: there is one for him.
+    // The user did not say which way: there is one.
     assert_exact(guest, Who::User, SMALLEST, USERS_PROGRAMS[1]);
     // Yama, which stock kernels have, forbids everybody without capabilities to borrow a thread for the agent.
     guest.said("echo 2 >/proc/sys/kernel/yama/ptrace_scope");
@@ -173,7 +173,7 @@ fn a_user_is_told_the_command_that_grants_it(guest: &Guest) {
     guest.said(command.strip_prefix("sudo ").expect("it is for root"));
 }
 
-/// Linux 6.1: pages can neither be moved nor scanned. Nothing of it starts, whoever asks.
+/// Linux 6.1: pages can neither be moved nor scanned. Nothing of it starts, for every user.
 pub(crate) fn the_older_kernel_has_no_pager_and_says_so(guest: &Guest) {
     make_place(guest);
     for who in [Who::Root, Who::User] {

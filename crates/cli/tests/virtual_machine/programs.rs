@@ -28,7 +28,7 @@ fn programs_find_no_limit_in_their_group(guest: &Guest, front_end: FrontEnd) {
 
 /// The host says what that is: the same programs, many times as fast.
 pub(crate) fn programs_at_half_their_memory_write_what_they_always_write(guest: &Guest, front_end: FrontEnd) {
-    // Their code is read into nobody's memory group by that, and does not go in and out of a group's few MiB later.
+    // Their code is read outside of any memory group by that, and does not go in and out of a group's few MiB later.
     guest.said(SMALL);
     programs_find_no_limit_in_their_group(guest, front_end);
     for program in PROGRAMS {
@@ -38,7 +38,7 @@ pub(crate) fn programs_at_half_their_memory_write_what_they_always_write(guest: 
         assert!(lent == native, "{program} wrote something else: {lent}\ninstead of: {native}");
         let text = std::fs::read(guest.share().join("statistics.json")).expect("the run wrote its statistics");
         let statistics: Value = serde_json::from_slice(&text).expect("statistics are JSON");
-        // Nobody asked for it: root has swap devices, on kernels with a pager and without, and is told so.
+        // It was not asked for: root has swap devices, on kernels with a pager and without, and is told so.
         let via = serde_json::json!({ "way": "swap", "reason": "this user and kernel can swap to a device" });
         assert_eq!(statistics["memory"]["via"], via, "{statistics:#}");
         assert_eq!(statistics["out_of_memory_kills"], 0, "{statistics:#}");

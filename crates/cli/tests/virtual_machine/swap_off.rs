@@ -1,4 +1,4 @@
-//! The end of swap whose process is gone: what can be brought back is, and nobody waits for what cannot.
+//! The end of swap whose process is gone: what can be brought back is, and no process waits for what cannot.
 
 use spillway_virtual_machine::emulated;
 use spillway_virtual_machine::machine::Job;
@@ -74,7 +74,7 @@ fn swap_over_ublk_whose_keeper_died_too_is_given_up(guest: &Guest) {
     let donor = swap_on(guest, UBLK);
     let programs = start_paging(guest);
     guest.said("kill -9 $(pgrep -f serve-device)");
-    // Whoever needs a page waits for a process that will not come; so would `swapoff`.
+    // A process that needs a page waits for a process that will not come; so would `swapoff`.
     guest.said("spillway doctor --mend");
     guest.said("! grep ublkb /proc/swaps");
     // Their pages are lost, so they cannot have found them right.

@@ -1,4 +1,4 @@
-//! How a control message is written as bytes, and read from bytes that nobody vouches for.
+//! How a control message is written as bytes, and read from bytes that no check has passed.
 //!
 //! A kind byte, then the fields in order: integers little-endian, texts and lists with a two-byte count before them.
 //! Decoding checks every bound before it takes memory, refuses what is left over, and never panics. Whatever decodes

@@ -8,7 +8,7 @@
 //! The pattern is `NNpsk0`: already the first message proves the key, so the donor reads it before it says anything
 //! and hangs up on who does not prove it. This layout is the same in every version; therefore a donor can check the
 //! key of a borrower of another version, and then tells it its own version. The borrower's preface is the handshake's
-//! prologue, so nobody in between can change the version. Without a key (same host only) the pre-shared key is all
+//! prologue, so no process in between can change the version. Without a key (same host only) the pre-shared key is all
 //! zeroes: the channel is then private but not authenticated.
 
 use std::os::fd::OwnedFd;

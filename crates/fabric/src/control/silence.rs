@@ -1,8 +1,8 @@
 //! When a peer that says nothing is given up.
 //!
-//! Silence is counted in waits, not read from a clock: whoever was stopped itself (its virtual machine was paused, or
-//! others had its processor) finds the peer silent for as long, although nobody listened. That counts as one wait,
-//! and only after what came meanwhile was looked for.
+//! Silence is counted in waits, not read from a clock: the process that was stopped itself (its virtual machine was
+//! paused, or others had its processor) finds the peer silent for as long, although no process listened. That counts
+//! as one wait, and only after what came meanwhile was looked for.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ impl Silence {
         self.waits = 0;
     }
 
-    /// One more wait of [`HEARTBEAT_INTERVAL`] was in vain.
+    /// One more wait of [`HEARTBEAT_INTERVAL`] was without success.
     pub fn lasts(&mut self) {
         self.waits = self.waits.saturating_add(1);
     }

@@ -140,7 +140,7 @@ impl Socket {
         }
     }
 
-    /// Ends the connection in both directions; whoever waits for it wakes up.
+    /// Ends the connection in both directions; the process that waits for it wakes up.
     pub(super) fn shutdown(&self) {
         // It fails only on a connection that has ended already.
         let _ = net::shutdown(&self.descriptor, net::Shutdown::Both);

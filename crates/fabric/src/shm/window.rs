@@ -1,9 +1,9 @@
 //! One range of address space in which slab handle `h` has its fixed place at `h * slab_size`.
 //!
 //! The manager attaches and detaches memfds; I/O threads copy without a lock. An atomic bit per handle says whether
-//! it is attached. A thread reads it before a copy, so that nothing is touched in vain, and again after it:
+//! it is attached. A thread reads it before a copy, so that nothing is touched without success, and again after it:
 //! [`ShmWindow::detach`] clears the bit *before* it takes the memory away, so a bit that is still set afterwards
-//! proves that the whole copy met the slab's memory. Who is given the memory itself
+//! proves that the whole copy met the slab's memory. A caller that is given the memory itself
 //! ([`mapped`](crate::queue_pair::QueuePair::mapped)) cannot look again, and keeps the slab from being detached
 //! meanwhile. This relies on a handle not being reused while a request for it may run, which [`SlabHandle`] promises.
 

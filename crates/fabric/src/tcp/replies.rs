@@ -283,7 +283,7 @@ mod tests {
         assert!(replies.flush(donor.as_fd(), &slabs).unwrap());
         assert_eq!(receive(&mut borrower).0.status, Status::NotLent);
         slabs.second_is_lent.store(true, Ordering::Relaxed);
-        // The first of these is cut off inside, since nobody receives.
+        // The first of these is cut off inside, since no process receives.
         (1..9).for_each(|sequence| replies.push_read(&read(sequence, 1, 256)));
         assert!(!replies.flush(donor.as_fd(), &slabs).unwrap());
         assert!(replies.sent_bytes > 0);

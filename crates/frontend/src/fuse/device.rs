@@ -6,8 +6,8 @@
 //! threads still run -> the channels see [`Closed`](spillway_block::channel::Received::Closed).
 //!
 //! This value holds no descriptor of the filesystem. So when the I/O threads' channels go, by whatever end of the
-//! process, the kernel aborts the connection, and whoever uses the device gets I/O errors instead of waiting for
-//! ever.
+//! process, the kernel aborts the connection, and the process that uses the device gets I/O errors instead of waiting
+//! for ever.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;

@@ -113,7 +113,7 @@ impl NbdChannel {
         self.socket = Some(socket);
     }
 
-    /// Bytes received before the first request belong to whoever greets the client.
+    /// Bytes received before the first request belong to the process that greets the client.
     pub(super) fn ahead(&mut self) -> &mut Ahead {
         &mut self.ahead
     }

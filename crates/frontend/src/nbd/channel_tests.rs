@@ -23,7 +23,7 @@ fn channel(slots: usize) -> (NbdChannel, UnixStream) {
 
 fn connect(channel: &mut NbdChannel) -> UnixStream {
     let (ours, client) = UnixStream::pair().unwrap();
-    // A test that waits in vain fails.
+    // A test that waits without end fails.
     client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     channel.connect(ours.into());
     client

@@ -106,7 +106,7 @@ impl Nbd {
                 config.size_bytes
             )));
         }
-        // From here on nobody else takes it for abandoned.
+        // From here on no other process takes it for abandoned.
         identity::claim(index, &identity.identifier)
             .map_err(FrontEndError::system(format!("cannot take {} over", path.display())))?;
         let channels = (0..identity.connections).map(|_| channel(config, replaced(&control, identity)?));
@@ -153,7 +153,7 @@ impl Nbd {
         let path = identity::path_of(index);
         let context = || FrontEndError::system(format!("cannot end {}", path.display()));
         let Some(claim) = claim(&path).map_err(context())? else { return Ok(false) };
-        // Only this descriptor may have it open. A device without a node of its name is known to nobody.
+        // Only this descriptor may have it open. A device without a node of its name is known to no process.
         if openers::of(&path).map_err(context())?.len() > 1 {
             return Ok(false);
         }

@@ -1,8 +1,8 @@
 //! Which device of the kernel's NBD driver is meant, who made it, and who serves it.
 //!
-//! The kernel keeps a text for the maker of each device ("backend", Linux 5.14 and later) and demands it from whoever
-//! brings new sockets. Ours is the maker's [`Ownership`]. Who serves the device now, which is another process once it
-//! was reconnected, is written to a file beside our other private ones.
+//! The kernel keeps a text for the maker of each device ("backend", Linux 5.14 and later) and demands it from the
+//! process that brings new sockets. Ours is the maker's [`Ownership`]. Who serves the device now, which is another
+//! process once it was reconnected, is written to a file beside our other private ones.
 
 use std::fs;
 use std::io;
@@ -44,7 +44,7 @@ pub(super) fn forget(index: u32) {
     let _ = fs::remove_file(Path::new(SERVERS_DIRECTORY).join(index.to_string()));
 }
 
-/// The maker of device `index` by its identifier, if it is ours, and whether nobody serves it.
+/// The maker of device `index` by its identifier, if it is ours, and whether no process serves it.
 pub(super) fn examine(index: u32, identifier: &str) -> io::Result<Option<(Ownership, bool)>> {
     examine_in(Path::new(SERVERS_DIRECTORY), index, identifier)
 }

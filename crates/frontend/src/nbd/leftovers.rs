@@ -1,4 +1,4 @@
-//! Devices of the kernel's NBD driver that nobody serves any more.
+//! Devices of the kernel's NBD driver that no process serves any more.
 //!
 //! Their requests already fail, or wait for another process; which of them are waited for, the caller must know.
 
@@ -39,7 +39,7 @@ pub fn list() -> Result<Vec<AbandonedNbd>, FrontEndError> {
     Ok(abandoned)
 }
 
-/// Ends a device; whoever has it open gets I/O errors. Its number is free once nobody has.
+/// Ends a device; the process that has it open gets I/O errors. Its number is free once no process has.
 pub fn end(abandoned: &AbandonedNbd) -> Result<(), FrontEndError> {
     let ended = driver()?.disconnect(abandoned.index);
     ended.map_err(FrontEndError::system(format!("cannot end {}", abandoned.path().display())))?;

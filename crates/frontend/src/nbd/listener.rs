@@ -1,7 +1,8 @@
 //! Where an NBD server listens for ordinary clients.
 //!
-//! The protocol, as spoken here, has no security of its own: whoever connects reads and writes everything. So a UNIX
-//! socket is for this user only, and of network addresses only loopback ones are taken unless the user insists.
+//! The protocol, as spoken here, has no security of its own: the process that connects reads and writes everything.
+//! So a UNIX socket is for this user only, and of network addresses only loopback ones are taken unless the user
+//! insists.
 
 use std::fmt;
 use std::fs;
@@ -133,7 +134,7 @@ impl Listener {
         Ok(Some(socket))
     }
 
-    /// Lets nobody in any more, and takes the file away.
+    /// Lets no process in any more, and takes the file away.
     pub(super) fn close(&self) {
         // It fails only on a socket that was shut down already.
         let _ = shutdown(self, Shutdown::Both);

@@ -344,7 +344,7 @@ impl BlockChannel for NbdServerChannel {
         self.channel.pool()
     }
 
-    /// Closed once the server is; a client's end is nobody's business but its own.
+    /// Closed once the server is; a client's end concerns only the client.
     fn receive(&mut self) -> io::Result<Received> {
         loop {
             let moved = match self.stage {

@@ -161,7 +161,7 @@ impl<Q: RequestQueue> BlockChannel for UblkChannel<Q> {
         if self.slots[0] == Slot::New {
             self.fetch_all();
         }
-        // Answers first: whoever waits for them should not wait for more.
+        // Answers first: the process that waits for them should not wait for more.
         self.queue.submit()?;
         if let Some(request) = self.next_request()? {
             return Ok(Received::Request(request));

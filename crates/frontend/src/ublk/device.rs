@@ -152,7 +152,7 @@ impl Ublk {
     /// Removes the block device, unless somebody uses it.
     fn stop(&mut self, deadline: Duration) -> Result<(), FrontEndError> {
         let path = self.identity.path();
-        // While we hold the claim, nobody can begin to mount it or to swap to it.
+        // While we hold the claim, no process can begin to mount it or to swap to it.
         let claim = claim(&path, deadline)?;
         let stopped = open_driver()?.stop(self.identity.device_id, UBLK_STOP_DEADLINE);
         drop(claim);

@@ -1,7 +1,7 @@
-//! Ublk devices of ours that nobody serves any more.
+//! Ublk devices of ours that no process serves any more.
 //!
 //! A killed process's device either lost its block device at once, and only its number is left, or it is recoverable,
-//! and its users wait for another process. Which of the latter are waited for in vain, the caller must know.
+//! and its users wait for another process. Which of the latter are waited for without end, the caller must know.
 
 use std::fs;
 use std::io;
@@ -38,7 +38,7 @@ pub fn list() -> Result<Vec<AbandonedUblk>, FrontEndError> {
     Ok(devices.into_iter().filter_map(|device| examine(&mut control, device)).collect())
 }
 
-/// Deletes a device; whoever waits for it gets I/O errors.
+/// Deletes a device; the process that waits for it gets I/O errors.
 pub fn delete(identity: UblkIdentity) -> Result<(), FrontEndError> {
     let mut control = open_driver()?;
     let device = identity.device_id;
@@ -74,7 +74,7 @@ fn examine(control: &mut Control, device: u32) -> Option<AbandonedUblk> {
     judge(&info, alive)
 }
 
-/// Whether nobody serves the device, by what the kernel says of it and of processes.
+/// Whether no process serves the device, by what the kernel says of it and of processes.
 fn judge(info: &DeviceInfo, alive: impl Fn(u32) -> Option<ProcessIdentity>) -> Option<AbandonedUblk> {
     let maker_pid = identity::maker(info.tag)?;
     let maker_lives = alive(maker_pid).is_some_and(|process| identity::is_maker(info.tag, process));

@@ -82,7 +82,7 @@ impl Server {
     }
 }
 
-/// A client on a UNIX socket. What waits in vain panics.
+/// A client on a UNIX socket. A wait without end panics.
 pub(crate) struct Client {
     stream: UnixStream,
     cookie: u64,

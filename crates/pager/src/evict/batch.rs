@@ -95,7 +95,7 @@ impl Eviction {
         true
     }
 
-    /// Takes batches over that evictors are done with. Where nobody waits for a batch to end, the evictor gets the
+    /// Takes batches over that evictors are done with. Where no thread waits for a batch to end, the evictor gets the
     /// next one before the table hears of this one; [`SpaceState::batch`](crate::address_space::SpaceState::batch)
     /// stays set meanwhile, so nothing is done by what the table does not know yet.
     pub(super) fn collect(&mut self, now: Instant) {
@@ -113,7 +113,7 @@ impl Eviction {
             let mut evictor = lock(&batch.space.evictor);
             let mut ended = evictor.as_mut().is_none_or(|evictor| evictor.poll(&mut batch.outcomes));
             if !ended && now.saturating_duration_since(batch.begun) > WITHDRAW_PATIENCE && batch.is_waited_for() {
-                // All threads of the program may be stopped by somebody who waits for a page of it.
+                // All threads of the program may be stopped by a thread that waits for a page of it.
                 let process = batch.space.process.load(Ordering::Relaxed);
                 ended = evictor.as_mut().is_some_and(|evictor| evictor.withdraw(process, &mut batch.outcomes));
                 self.shared.counters.batches_withdrawn.add(u64::from(ended));
@@ -128,7 +128,7 @@ impl Eviction {
             if is_broken && !batch.space.is_gone() {
                 let process = batch.space.process.load(Ordering::Relaxed);
                 self.shared.fail(format!("process {process}: its evictor ended while it held pages, so it is killed"));
-                // Its batch ends when its memory is gone; nobody is told of pages until then.
+                // Its batch ends when its memory is gone; no thread is told of pages until then.
                 batch.space.kill();
                 batch.space.is_gone.store(true, Ordering::SeqCst);
             }
@@ -173,7 +173,7 @@ impl Eviction {
                 // Its space has ended, or will: nothing may come into it any more.
                 batch.outcomes.fill(EvictOutcome::Absent);
             }
-            // Nobody has read the program's messages since the batch began. If there are none, what was not there is
+            // No thread has read the program's messages since the batch began. If there are none, what was not there is
             // gone; else it may be at another place.
             let may_have_moved = batch.outcomes.contains(&EvictOutcome::Absent) && batch.space.memory.is_changing();
             let page_indexes = &mut *self.shared.page_indexes();
@@ -234,10 +234,10 @@ impl Eviction {
         self.shared.made_room();
     }
 
-    /// Pages that a fork shared are refused by the kernel until they are written: then they are copied, or, if nobody
-    /// else has them any more, the program's own again. A page that is write-protected stays so, since its copy is
-    /// worth more; but where nobody hears of forks it gives that up, or it would never leave: no fault for it tells
-    /// that the child is gone.
+    /// Pages that a fork shared are refused by the kernel until they are written: then they are copied, or, if no
+    /// thread else has them any more, the program's own again. A page that is write-protected stays so, since its
+    /// copy is worth more; but where no thread hears of forks it gives that up, or it would never leave: no fault for
+    /// it tells that the child is gone.
     fn own_again(&mut self, batch: &Batch) {
         if !batch.space.has_forked.load(Ordering::Relaxed) {
             return;

@@ -73,7 +73,7 @@ impl Eviction {
         let wanted = (budget.resident_pages() - leaving - budget.low_pages()).max(1) as usize;
         let wanted = wanted.min(BATCH_PAGES).min(self.staging.available() * GROUP_PAGES);
         if wanted == 0 {
-            // The pool is full of pages that are being written; if they cannot be, nobody waits for them.
+            // The pool is full of pages that are being written; if they cannot be, no thread waits for them.
             self.shared.budget.set_stuck(!self.retries.is_empty());
             return false;
         }

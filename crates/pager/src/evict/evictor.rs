@@ -29,7 +29,8 @@ pub struct SeatEvictor {
     under_way: usize,
     /// The last of these were withdrawn before the evictor had them.
     withdrawn: usize,
-    /// The next batch is still with the evictor, which was stopped in the middle of it: nobody waits for its results.
+    /// The next batch is still with the evictor, which was stopped in the middle of it: no thread waits for its
+    /// results.
     is_rescued: bool,
     /// The process and the thread, while that was stopped when it was looked at last.
     stopped: Option<(u32, u32)>,

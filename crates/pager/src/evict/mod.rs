@@ -130,7 +130,7 @@ impl Eviction {
         self.policy.resize(u32::try_from(self.shared.budget.limit_pages()).unwrap_or(u32::MAX));
         let mut waiting = self.poll_engine(now);
         if waiting == Waiting::Poll && self.writes == 0 {
-            // What a discard frees is nobody's hurry, and it would take the CPU for tens of milliseconds.
+            // What a discard frees is not urgent, and it would take the CPU for tens of milliseconds.
             waiting = Waiting::Retry;
         }
         self.collect(now);

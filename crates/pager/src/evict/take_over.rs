@@ -1,14 +1,14 @@
 //! Takes a batch over from an evictor that is stopped in the middle of it, so that faults of its program can be served.
 //!
 //! A debugger, or a leak check at a program's end, stops all threads of a program, the evictor too, and then reads
-//! the program's memory by a task that shares it. While a batch is under way nobody may read the program's messages
+//! the program's memory by a task that shares it. While a batch is under way no thread may read the program's messages
 //! (rule 14 of docs/pager.md), so the reader would wait for the evictor, and the evictor for the reader.
 //!
 //! The evictor is held ([`Seat::hold`]): it moves nothing more when it goes on, and that is sure if it is stopped at
 //! an instruction outside of the few with which it looks and moves. So each page stays where it is now: in the
 //! program, in the staging area, or in the seat when the evictor has copied and dropped it already. The evictor may
 //! go on at any moment and do that with the rest, so the staging area is looked at before and after it is read. What
-//! it does then is right, and nobody reads its results.
+//! it does then is right, and no thread reads its results.
 
 use std::io;
 use std::ops::Range;
@@ -37,7 +37,7 @@ pub fn thread_of_evictor(process: u32) -> Option<u32> {
     Threads::of(process).ok()?.list().ok()?.into_iter().find(is_evictor)
 }
 
-/// Whether a thread is stopped, by a signal or by whoever traces it.
+/// Whether a thread is stopped, by a signal or by the thread that traces it.
 pub fn is_stopped(process: u32, thread: u32) -> bool {
     let stat = ProcessStat::of_thread(process, thread);
     stat.ok().and_then(|stat| stat.state()).is_some_and(|state| matches!(state, 't' | 'T'))

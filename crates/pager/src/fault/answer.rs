@@ -34,7 +34,7 @@ impl Faults {
         if may_wait {
             self.shared.put_off_for_room();
         }
-        // What left before that rang nobody.
+        // What left before that woke no thread.
         may_wait && budget.holds_back()
     }
 
@@ -73,7 +73,7 @@ impl Faults {
                     return Outcome::PutOff;
                 }
                 if result.is_err() {
-                    // The mapping was replaced: whoever waits finds the new one.
+                    // The mapping was replaced: the thread that waits finds the new one.
                     space.memory.wake(page);
                 }
                 state.page_table.written(address, &mut self.shared.page_indexes());

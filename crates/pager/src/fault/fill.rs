@@ -97,7 +97,7 @@ impl Faults {
 }
 
 /// Fills a page of the staging area, which a program that locks all its memory waits for. It is nothing of the
-/// program's, so nobody takes note of it.
+/// program's, so no thread takes note of it.
 pub(super) fn fill_staging(space: &AddressSpace, page: Range<u64>) -> Outcome {
     if matches!(space.memory.zero(page.clone()), Err(PageError::TryAgain)) {
         return Outcome::PutOff;

@@ -66,7 +66,7 @@ impl Messages {
         may_read
     }
 
-    /// Does the same where nobody has said that `space` has something to tell: most who had a fault have the next.
+    /// Does the same where no thread has said that `space` has something to tell: most who had a fault have the next.
     /// Whether there was something.
     pub fn guess(&mut self, space: &Arc<AddressSpace>, faults: &mut Faults, now: Instant) -> bool {
         let state = space.lock_for_faults();
@@ -112,7 +112,7 @@ impl Messages {
         if self.crowds.goes_on(now) { 1 } else { arrived.len() }
     }
 
-    /// One by one, so that nobody goes on whose change may be told late. Whether there was something to read.
+    /// One by one, so that no thread goes on whose change may be told late. Whether there was something to read.
     fn read_events(
         &mut self,
         space: &Arc<AddressSpace>,
@@ -189,7 +189,7 @@ impl Messages {
         });
     }
 
-    /// Brings pages back that nobody waits for (rule 4: a control block of a thread that was found late; a fork).
+    /// Brings pages back that no thread waits for (rule 4: a control block of a thread that was found late; a fork).
     pub fn fetch_wanted(&mut self, faults: &mut Faults) {
         let now = Instant::now();
         for Wanted { space, address, is_writable } in self.shared.take_wanted() {

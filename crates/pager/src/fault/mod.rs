@@ -77,7 +77,7 @@ pub struct Faults {
     ended: Vec<(usize, Result<(), BlockError>)>,
     /// Reads were begun since the engine was polled.
     has_begun: bool,
-    /// Who got a page that was read for it, until somebody asks.
+    /// The address space that got a page last, until this is asked for.
     filled: Option<SpaceId>,
     /// What comes along is read when those who wait have their pages.
     asks: Vec<Ask>,
@@ -127,7 +127,7 @@ impl Faults {
         self.busy != 0 && self.reads.iter().flatten().any(ReadUnderWay::is_awaited)
     }
 
-    /// Who got a page that it waited for and that was read, since this was asked last: it goes on, and may soon miss
+    /// The address space that got a page that it waited for, since this was asked last: it goes on, and may soon miss
     /// the next.
     pub fn take_filled(&mut self) -> Option<SpaceId> {
         self.filled.take()
@@ -138,7 +138,7 @@ impl Faults {
         &*self.engine
     }
 
-    /// Answers the next fault that was left to whoever is free. Whether there was one.
+    /// Answers the next fault that was left to the thread that is free. Whether there was one.
     pub fn answer_shared(&mut self) -> bool {
         let Some(Pending { space, fault, arrived, .. }) = self.shared.fault_pool.take() else { return false };
         let mut state = space.lock_for_faults();
@@ -183,7 +183,8 @@ impl Faults {
         waiting
     }
 
-    /// So much at a time that nobody's messages wait for long. Whether there is more that could be done at once.
+    /// So much at a time that no other thread's messages wait for long. Whether there is more that could be done at
+    /// once.
     fn retry(&mut self) -> bool {
         let mut here = self.here;
         while here != 0 {

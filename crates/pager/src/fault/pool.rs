@@ -84,7 +84,7 @@ impl FaultPool {
         !self.bells.is_empty()
     }
 
-    /// Leaves these faults to whoever is free first.
+    /// Leaves these faults to the thread that is free first.
     pub(super) fn share(&self, faults: impl ExactSizeIterator<Item = Pending>) {
         let wakes = faults.len().min(self.bells.len());
         let mut pending = lock(&self.pending);
@@ -94,7 +94,7 @@ impl FaultPool {
         self.bells[..wakes].iter().for_each(Bell::signal);
     }
 
-    /// The next fault that nobody took.
+    /// The next fault that no thread took.
     pub(super) fn take(&self) -> Option<Pending> {
         if self.pending_count.load(Ordering::Relaxed) == 0 {
             return None;
@@ -105,7 +105,7 @@ impl FaultPool {
         next
     }
 
-    /// How many faults nobody took so far.
+    /// How many faults no thread took so far.
     pub fn pending_count(&self) -> usize {
         lock(&self.pending).len()
     }

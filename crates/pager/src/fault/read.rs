@@ -231,7 +231,7 @@ impl Faults {
         fault: Option<Fault>,
         arrived: Instant,
     ) -> bool {
-        // One buffer stays free for whoever waits for his page.
+        // One buffer stays free for the thread that waits for its page.
         let free = self.buffers_free();
         if free == 0 || free == 1 && fault.is_none() {
             return false;
@@ -329,7 +329,7 @@ impl Faults {
         let (space, rest) = (&read.space, &read.along.pages()[read.done..]);
         let (address, slot) = rest[0];
         if space.is_gone() || !state.page_table.awaits(address, slot) {
-            // Removed, moved or unmapped meanwhile: whoever still waits looks again.
+            // Removed, moved or unmapped meanwhile: the thread that still waits looks again.
             space.memory.wake(address..address + PAGE);
             return 1;
         }
@@ -349,7 +349,7 @@ impl Faults {
         self.came_along(space, state, rest, (read.along.coming(), protect), result)
     }
 
-    /// Says in the table what filling pages, of which the first are `pages`, came to that nobody waits for. How many
+    /// Says in the table what filling pages, of which the first are `pages`, came to that no thread waits for. How many
     /// are done with; none if they are to be filled later.
     fn came_along(
         &mut self,
@@ -380,7 +380,8 @@ impl Faults {
     }
 
     /// The pages could not be read. If somebody waits for one its content is lost: its program gets SIGBUS when it
-    /// touches it, never another content. Pages that were to come along are asked for again by whoever needs them.
+    /// touches it, never another content. Pages that were to come along are asked for again by the thread that needs
+    /// them.
     fn not_read(&mut self, buffer: usize, error: BlockError) {
         let ReadUnderWay { space, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
         self.is_over(buffer);
@@ -399,7 +400,7 @@ impl Faults {
 
     fn lost(&self, space: &AddressSpace, fault: Fault, page: Range<u64>, error: BlockError) {
         if fault.thread == NOBODY {
-            // Whoever touches it finds out whether it is.
+            // A thread that touches it finds out whether it is.
             space.unread.fetch_add(1, Ordering::SeqCst);
             return;
         }

@@ -3,8 +3,8 @@
 //!
 //! The page that is waited for always goes first; nothing comes along while the budget is nearly used up. A window's
 //! marker ([`spillway_policy::prefetch`]) stays where it is, so that the fault on it tells how far the program came.
-//! It is a page that is away, since nobody faults on another. Victims leave by groups, so a stream comes to stretches
-//! of local pages that are longer than a window: it looks beyond them.
+//! It is a page that is away, since no thread faults on another. Victims leave by groups, so a stream comes to
+//! stretches of local pages that are longer than a window: it looks beyond them.
 //!
 //! A stream waits once a window for its marker, as long as a read takes. So windows are as large as the donors are
 //! far (`Distance`): over shared memory and a near network 256 KiB, and up to 2 MiB, each in reads of 128 KiB behind

@@ -1,8 +1,9 @@
 //! Faults on pages that are there by all that is known.
 //!
 //! Mostly the page came while the fault waited to be read. But the kernel may take a page back that the program gave
-//! up with MADV_FREE (madvise(2)), also one of which we have a copy, and tells nobody: then whoever misses it comes
-//! again and again. Such a page is read from its copy; if it turns out to be there after all, it is what it was.
+//! up with MADV_FREE (madvise(2)), also one of which we have a copy, and does not tell: then the thread that misses
+//! it comes again and again. Such a page is read from its copy; if it turns out to be there after all, it is what it
+//! was.
 
 use std::collections::VecDeque;
 

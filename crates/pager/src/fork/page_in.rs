@@ -1,4 +1,4 @@
-//! Brings all pages of programs back before a fork that the kernel tells nobody of ("Forks without messages" in
+//! Brings all pages of programs back before a fork that the kernel does not tell of ("Forks without messages" in
 //! docs/pager.md), and keeps them until it is over.
 //!
 //! While a fork page-in is under way, its programs are *held*: no batch of evictions begins for them, and their
@@ -48,7 +48,7 @@ pub struct ForkPageIn {
 struct Part {
     space: Arc<AddressSpace>,
     range: Range<u64>,
-    /// Pages of it that nobody could read, before.
+    /// Pages of it that no thread could read, before.
     unread_before: u64,
     /// Pages that were away at the last look at all, and were not asked for yet.
     missing: Vec<u64>,

@@ -2,8 +2,8 @@
 //! room for its own.
 //!
 //! A reservation is for pages that are still away, so it becomes less as the machine's room does. One that is over
-//! may have filled memory that its program gives up again soon, so whoever finds no room beside others is told to ask
-//! again.
+//! may have filled memory that its program gives up again soon, so a fork that finds no room beside others is told to
+//! ask again.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -35,7 +35,7 @@ pub struct ForkReservations {
 #[derive(Debug, Default)]
 struct Account {
     next: u64,
-    /// Who was granted something, and pages of it that are still away.
+    /// A fork that was granted something, and pages of it that are still away.
     granted: Vec<(ReservationId, usize)>,
 }
 

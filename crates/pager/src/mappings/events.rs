@@ -13,8 +13,8 @@
 //!   told.
 //! - Pages move only to where nothing is mapped. A move onto memory that is still mapped by all that was told is *in
 //!   debt*: the end of what was there is late, and belongs before the move. If more than one is told of these
-//!   addresses, it is the first: whoever moved the pages waits for a second message to be read, and before that
-//!   nobody reads for a moment ([`crate::mappings::late_event`]), in which the late one is queued.
+//!   addresses, it is the first: the thread that moved the pages waits for a second message to be read, and before that
+//!   no thread reads for a moment ([`crate::mappings::late_event`]), in which the late one is queued.
 //!
 //! A late end is the only message that comes too late. All others concern memory that its thread still has.
 
@@ -134,7 +134,7 @@ impl MappingEvents {
 
     /// `moves` are under way while the event of the last change may be late. One that was not told yet, and takes
     /// something away from where that change moved pages to, was made before it: so it is known when it is told, also
-    /// if whoever moved those pages moved them on meanwhile.
+    /// if the thread that moved those pages moved them on meanwhile.
     pub fn seen_under_way(&mut self, moves: &[Move]) {
         let Some(moving) = self.told.len().checked_sub(1) else { return };
         let Change::Remap { to, length, .. } = self.told[moving] else { return };
@@ -153,8 +153,8 @@ impl MappingEvents {
         self.told.iter().any(is_one)
     }
 
-    /// Whether to wait before more is read: an end is still to be told that belongs before a move, and whoever moved
-    /// those pages still waits. `mapped` as for [`MappingEvents::apply_events`].
+    /// Whether to wait before more is read: an end is still to be told that belongs before a move, and the thread
+    /// that moved those pages still waits. `mapped` as for [`MappingEvents::apply_events`].
     pub fn is_in_doubt(&mut self, mapped: impl Fn(&Range<u64>) -> Vec<Range<u64>>) -> bool {
         if self.ends_expected.is_empty() || self.doubts >= DOUBTS_MAX {
             return false;
@@ -235,7 +235,7 @@ impl<'a, Mapped: Fn(&Range<u64>) -> Vec<Range<u64>>> Order<'a, Mapped> {
     /// Places whatever ends what is mapped at `target`, to which move number `index` takes pages. False: that was not
     /// told.
     fn free(&mut self, index: usize, target: &Range<u64>) -> bool {
-        // What was told before the move goes before it also when both are: nobody but its own thread, which waited
+        // What was told before the move goes before it also when both are: only its own thread, which waited
         // for that, could take away what it had moved.
         (0..index).for_each(|earlier| self.place_end(earlier, target));
         let proved = self.proved;

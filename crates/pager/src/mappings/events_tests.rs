@@ -115,7 +115,7 @@ fn the_end_of_an_old_place_forgets_nothing_that_came_there_since() {
 
 #[test]
 fn a_larger_end_that_is_late_spares_what_was_moved_into_its_middle() {
-    // Of 15..20 nobody knows that it was mapped: it was never touched.
+    // Of 15..20 it is unknown that it was mapped: it was never touched.
     let late = [remap(30, 10, 10), Message::Unmap(30..40), Message::Unmap(0..20)];
     let (content, _) = told(&[0..15, 30..40], &late, only(&(10..20)));
     assert_eq!((pages(&content, 0..10), pages(&content, 10..20)), (vec![None; 10], numbers(30..40)));
@@ -257,7 +257,7 @@ impl Kernel {
         self.threads[thread].regions.push(range);
     }
 
-    /// A mapping to move something to; without pages nobody knows that it is registered with its neighbours.
+    /// A mapping to move something to; without pages it is unknown that it is registered with its neighbours.
     fn offer(&mut self, thread: usize, length: u64, is_known: bool) {
         let Some(range) = self.free(length) else { return };
         if self.threads[thread].place.is_none() {
@@ -341,7 +341,7 @@ impl Kernel {
     }
 }
 
-/// Who reads: holds back after a doubtful move, until everybody who changed something before has told it or waits to
+/// The reader: holds back after a doubtful move, until everybody who changed something before has told it or waits to
 /// be read.
 struct Reader {
     mapping_events: MappingEvents,

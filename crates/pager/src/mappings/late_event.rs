@@ -35,7 +35,7 @@ pub struct LateEvent {
 }
 
 impl LateEvent {
-    /// A change of `process` (0: nobody knows which) is not understood yet.
+    /// A change of `process` (0: it is unknown which) is not understood yet.
     pub fn begin(process: u32, now: Instant) -> Self {
         Self {
             process,
@@ -44,7 +44,7 @@ impl LateEvent {
         }
     }
 
-    /// Whether whoever was late has told by now.
+    /// Whether the thread that was late has told by now.
     pub fn is_over(&mut self, now: Instant) -> bool {
         let process = self.process;
         self.is_over_with(now, |thread| runnable(process, thread))

@@ -55,14 +55,14 @@ pub enum Answer {
     Wait,
     /// By taking the write protection away; then [`PageTable::written`].
     Unprotect,
-    /// It was answered already; whoever still waits looks again.
+    /// It was answered already; the thread that still waits looks again.
     Wake,
     /// As `Wake`; but if somebody misses it again, the kernel has taken it back: it may take pages that MADV_FREE
-    /// gave up, and tells nobody. Then [`PageTable::taken_back`].
+    /// gave up, and does not tell. Then [`PageTable::taken_back`].
     Recheck(VolumePage),
 }
 
-/// What leaves, if a page may.
+/// How a page leaves, if it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
     /// Its content is to be written to a slot.
@@ -80,7 +80,7 @@ pub struct PageTable {
     pub registered: Ranges,
     /// Mappings that were registered as a whole; what comes in them from then on comes by faults.
     pub surveyed: Ranges,
-    /// A child whose memory nobody has looked through: it has resident pages that have no group.
+    /// A child whose memory no thread has looked through: it has resident pages that have no group.
     unscanned: bool,
     /// Pages where the program has guards, or may be about to change them ([`PageTable::guard`]).
     guarded: Ranges,
@@ -416,7 +416,7 @@ impl PageTable {
     }
 
     /// Forgets what is thought to be away in `range` where `is_registered` says that nothing is: only what is
-    /// registered can be away, so that is of a mapping whose end nobody could tell.
+    /// registered can be away, so that is of a mapping whose end no thread could tell.
     pub fn forget_strays(
         &mut self,
         range: &Range<u64>,

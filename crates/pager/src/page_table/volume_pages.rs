@@ -2,7 +2,7 @@
 //!
 //! A fork leaves two address spaces with one slot; so does a page that is clean in one and away in the other. A slot
 //! whose last reference goes may be given out again at once. What donors still hold of free slots is discarded in the
-//! background, by runs of 64 that nobody took for a while ([`DISCARD_AFTER_LOOKS`]): programs that write give slots
+//! background, by runs of 64 that no thread took for a while ([`DISCARD_AFTER_LOOKS`]): programs that write give slots
 //! up one by one, at the rate of their faults, and take them again, and a donor has to allocate anew what it was told
 //! to forget.
 //!

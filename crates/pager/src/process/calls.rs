@@ -1,4 +1,4 @@
-//! System calls that wait for the pager: of what they do the kernel tells nobody, or it refuses them because memory
+//! System calls that wait for the pager: of what they do the kernel does not tell, or it refuses them because memory
 //! is registered ([`Called`]; "Calls that wait" in docs/pager.md).
 //!
 //! - A fork, where the kernel does not tell this user of forks, is allowed when every page of its program is there
@@ -41,7 +41,7 @@ const VECTOR_MAX: u64 = 1024;
 
 /// Calls of all programs.
 pub(super) struct Calls {
-    /// By what programs find out who is asked.
+    /// The call by which programs find out which pager is asked.
     probe: Probe,
     /// One for the run, and one for each program that began outside of it, below a program without a stub.
     listeners: Vec<Arc<Listening>>,
@@ -91,7 +91,7 @@ impl Calls {
         Self { probe, listeners: Vec::new(), waiting: Vec::new(), under_way: Vec::new() }
     }
 
-    /// Takes in what a program brought, if it did. False: its forks ask nobody that is known here, so it must not go
+    /// Takes in what a program brought, if it did. False: its forks ask no pager that is known here, so it must not go
     /// on. One that brings nothing asks, before it goes on, whether it is this pager that is asked about its forks,
     /// and ends if not.
     pub(super) fn take_in(&mut self, brought: Option<OwnedFd>) -> std::io::Result<bool> {
@@ -157,7 +157,7 @@ impl Survey {
         let ready = ready(&listener.notices);
         let heard = match ready {
             _ if ready.contains(PollFlags::IN) => listener.notices.next(),
-            // Whoever could ask has ended.
+            // A thread that could ask has ended.
             _ if ready.is_empty() => return false,
             _ => {
                 self.calls.listeners.retain(|other| !Arc::ptr_eq(other, listener));
@@ -172,7 +172,7 @@ impl Survey {
                 self.shared.fail(error.to_string());
             }
             Err(error @ NoticeError::Lost(_)) => {
-                // Calls fail from now on, since nobody listens.
+                // Calls fail from now on, since no thread listens.
                 self.shared.fail(error.to_string());
                 self.calls.listeners.retain(|other| !Arc::ptr_eq(other, listener));
                 return false;
@@ -199,7 +199,7 @@ impl Survey {
     }
 
     /// Whose memory is meant when `process` makes a call: its own, or that of a process which it shares memory with,
-    /// and of all that cannot be told apart from these. Nobody's for a process that is not paged.
+    /// and of all that cannot be told apart from these. None for a process that is not paged.
     fn who_calls(&self, process: u32) -> Vec<Arc<AddressSpace>> {
         let concerned = self.tracked.iter().filter(|tracked| {
             let other = tracked.space.process.load(Ordering::Relaxed);
@@ -243,7 +243,7 @@ impl Survey {
             return false;
         }
         let tracked = self.tracked.iter_mut().find(|tracked| tracked.space.id == space.id);
-        // Also what was registered with its neighbours, and is not known to be: nobody's but ours, or left to the
+        // Also what was registered with its neighbours, and is not known to be: only ours, or left to the
         // program already.
         let mut mapped = Ranges::default();
         let text = tracked.as_ref().and_then(|tracked| tracked.process.as_ref()?.maps().ok()).unwrap_or_default();
@@ -279,7 +279,7 @@ impl Survey {
         let call = match listener.notices.allow(notice) {
             Ok(call) => call,
             Err(error) if called == Called::Fork => {
-                // Nobody knows whether it forks: rather no program than one with wrong bytes.
+                // It is unknown whether it forks: rather no program than one with wrong bytes.
                 self.shared
                     .fail(format!("process {process} cannot be told that it may fork, so it is killed: {error}"));
                 spaces.iter().for_each(|space| space.kill());

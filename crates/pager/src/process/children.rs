@@ -56,7 +56,7 @@ impl Survey {
         }
     }
 
-    /// Takes in children of `parent` that nobody has looked at yet: nobody finds them once their parent is forgotten.
+    /// Takes in children of `parent` that no thread has looked at yet: none finds them once their parent is forgotten.
     pub(super) fn adopt_children_of(&mut self, parent: &TrackedProcess) {
         let children = self.strangers().into_iter().filter(|space| space.parent == Some(parent.space.id));
         self.tracked.extend(children.map(|space| parent.child(space)));
@@ -94,7 +94,7 @@ impl Survey {
         }
     }
 
-    /// Finds those whose parent has ended: they are children of whoever takes such in.
+    /// Finds those whose parent has ended: they are children of the process that adopts orphans.
     fn find_anybodys(&mut self, orphans: impl Iterator<Item = SpaceId>, now: Instant) {
         for orphan in orphans {
             let tracked = self.tracked.iter_mut().find(|tracked| tracked.space.id == orphan);
@@ -160,7 +160,7 @@ pub(super) fn find_process(orphan: &mut TrackedProcess, candidates: &[u32]) -> O
             Err(_) => {}
         }
     }
-    // Fails if it is gone, and there is nobody to find.
+    // Fails if it is gone, and there is no thread to find.
     memory.mark(page.clone(), false).ok()?;
     marked.into_iter().find(|number| {
         let is_marked = ends_at(*number, page.end);

@@ -61,7 +61,7 @@ impl Caller {
 }
 
 impl Survey {
-    /// Lets in whoever waits outside, and goes on with those that came before. None is waited for.
+    /// Lets in the thread that waits outside, and goes on with those that came before. None is waited for.
     pub(super) fn greet(&mut self, now: Instant) {
         while self.callers.len() < GREETINGS_MAX {
             match self.listener.accept() {
@@ -235,7 +235,7 @@ impl Survey {
         self.shared.fail(format!("process {number} cannot be paged, so it was not started: {reason}"));
     }
 
-    /// Takes in what tells of forks. A program whose forks nobody would hear of is killed, since its children would
+    /// Takes in what tells of forks. A program whose forks no thread would hear of is killed, since its children would
     /// read zeroes.
     fn asks_before_forks(&mut self, number: u32, listener: Option<OwnedFd>) -> bool {
         let reason = match self.calls.take_in(listener) {
@@ -316,7 +316,7 @@ fn answer(verdict: Verdict, attempt: u32) -> Welcome {
 }
 
 /// The device that makes userfaultfds, for a program that may not open it: one of another user, or in a user
-/// namespace. Whoever has it open may use it.
+/// namespace. A thread that has it open may use it.
 fn open_device() -> Option<File> {
     File::options().read(true).write(true).open("/dev/userfaultfd").ok()
 }

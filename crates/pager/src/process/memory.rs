@@ -34,7 +34,8 @@ pub enum Event {
 
 /// The memory of one program.
 pub trait ProgramMemory: Send + Sync {
-    /// Fills missing pages from `source`, write-protected if asked for, and wakes whoever waits. Says how many bytes.
+    /// Fills missing pages from `source`, write-protected if asked for, and wakes the threads that wait. Says how
+    /// many bytes.
     fn copy(
         &self,
         target: u64,
@@ -44,22 +45,22 @@ pub trait ProgramMemory: Send + Sync {
         protect: bool,
     ) -> Result<u64, PageError>;
 
-    /// Fills missing pages with zeroes and wakes whoever waits.
+    /// Fills missing pages with zeroes and wakes the threads that wait.
     fn zero(&self, range: Range<u64>) -> Result<u64, PageError>;
 
-    /// Takes write protection away and wakes whoever waits.
+    /// Takes write protection away and wakes the threads that wait.
     fn unprotect(&self, range: Range<u64>) -> Result<(), PageError>;
 
-    /// Lets whoever waits look again.
+    /// Lets the threads that wait look again.
     fn wake(&self, range: Range<u64>);
 
-    /// Whoever touches `range` gets SIGBUS from now on.
+    /// A thread that touches `range` gets SIGBUS from now on.
     fn poison(&self, range: Range<u64>) -> Result<u64, PageError>;
 
     /// Asks for faults in `range`.
     fn register(&self, range: Range<u64>) -> Result<(), PageError>;
 
-    /// Asks for none any more, and wakes whoever waits. All of it must be registered.
+    /// Asks for none any more, and wakes the threads that wait. All of it must be registered.
     fn unregister(&self, range: Range<u64>) -> Result<(), PageError>;
 
     /// Asks for faults in `range` or for none any more, which parts the mapping that it is in, or joins it again, in
@@ -95,7 +96,7 @@ pub struct EvictRequest {
 pub enum EvictOutcome {
     /// It left; its content is where it was to go.
     Moved,
-    /// It left, and had nothing but zeroes, of which there is no copy: whoever asks for it gets zeroes.
+    /// It left, and had nothing but zeroes, of which there is no copy: a fault on it gets zeroes.
     Zero,
     /// It was not there.
     Absent,
@@ -153,7 +154,7 @@ pub trait Evictor: Send {
         None
     }
 
-    /// Whether it ended in the middle of a batch while its program lives: nobody knows which pages it has taken out.
+    /// Whether it ended in the middle of a batch while its program lives: it is unknown which pages it has taken out.
     fn is_broken(&self) -> bool;
 }
 
@@ -178,7 +179,7 @@ impl ProgramMemory for Userfaultfd {
     }
 
     fn wake(&self, range: Range<u64>) {
-        // Nobody may be left to wake.
+        // No thread may be left to wake.
         let _ = self.wake(range);
     }
 

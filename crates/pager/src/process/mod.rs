@@ -1,4 +1,5 @@
-//! Knows the programs: who says hello, how much memory each has, which of it may be paged, and who has ended.
+//! Knows the programs: which processes say hello, how much memory each has, which of it may be paged, and which have
+//! ended.
 //!
 //! Nothing is asked of a program until the budget is nearly reached; then its mappings are registered as a whole and
 //! probed (rules 1 and 3 of docs/pager.md), and what is resident in them is told to the policy. All of /proc is read

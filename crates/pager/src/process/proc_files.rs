@@ -110,7 +110,7 @@ impl Process {
     }
 
     /// Whether all its threads have ended but one, and with what status the first did, which stays in the list until
-    /// the process is over. With only its evictor left it stays like that: nobody starts a thread any more.
+    /// the process is over. With only its evictor left it stays like that: no thread starts a thread any more.
     pub fn left_alone(&self) -> Option<u8> {
         // Asked often, and an answer for nearly all: the first thread has its memory.
         if resident_of(&self.statm).is_some() {

@@ -15,7 +15,7 @@ use crate::budget::Budget;
 use crate::limits::{DESCENDANTS_MAX, UNPAGED_BYTES_MIN, UNPAGED_LOOK_INTERVAL, UNPAGED_SHARE};
 use crate::process::Survey;
 
-/// Who was looked for and told of.
+/// The processes that were looked for and told of.
 #[derive(Debug, Default)]
 pub(super) struct Unpaged {
     looked_at: Option<Instant>,

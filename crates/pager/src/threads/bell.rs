@@ -4,7 +4,7 @@
 //! works, and the fault thread rings for the eviction at every page beyond the watermark. None of these is to be a
 //! system call.
 //!
-//! Invariant: whoever rings after the flag was last cleared is seen, before the next sleep or by its end. A
+//! Invariant: the thread that rings after the flag was last cleared is seen, before the next sleep or by its end. A
 //! descriptor that stays readable because it was written late ends one sleep too early.
 
 use std::io;

@@ -1,9 +1,9 @@
 //! A lock between one thread that needs it nearly all the time and others that need it now and then.
 //!
 //! The fault thread has a program's page table for most of each fault, and takes it again a microsecond after it gave
-//! it back. Whoever sleeps for it is woken then, and finds it taken, again and again: a mutex lets who comes first
-//! have it. Seen for a millisecond and more, in which each fault also paid for waking the other in vain
-//! (docs/decisions/pager-speed.md, "Who waits for a page table"). So the frequent one looks whether somebody waits,
+//! it back. A thread that sleeps for it is woken then, and finds it taken, again and again: a mutex lets who comes
+//! first have it. Seen for a millisecond and more, in which each fault also paid for waking the other without success
+//! (docs/decisions/pager-speed.md, "Waiting for a page table"). So the frequent one looks whether somebody waits,
 //! and lets him go first; not for longer than he takes to wake up, not if the offer of the CPU took a third one, and
 //! once only: his CPU may be busy.
 
@@ -44,7 +44,7 @@ impl<T> CourteousLock<T> {
     }
 
     /// For the frequent one, who offers the CPU between two looks whether those who wait have come; `offer` says
-    /// whether nobody else took it.
+    /// whether no other thread took it.
     pub fn lock_last(&self, mut offer: impl FnMut() -> bool) -> MutexGuard<'_, T> {
         if self.is_wanted() && !self.is_in_vain.load(Ordering::Relaxed) {
             let mut looks = 0;

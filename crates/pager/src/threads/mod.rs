@@ -62,13 +62,14 @@ pub(crate) fn start(
 /// The number of the fault thread's bell among the descriptors that it waits for; those of address spaces are smaller.
 const BELL: u64 = u64::MAX;
 
-/// Who is served by the fault thread, each under its number in the set of descriptors that it waits for
+/// The address spaces that the fault thread serves, each under its number in the set of descriptors that it waits for
 /// ([`PagerState::served`]).
 struct Served<'a> {
     set: &'a Epoll,
     spaces: HashMap<u32, (Arc<AddressSpace>, bool)>,
     ready: Vec<u32>,
-    /// Who had something to tell last, or got a page that was read for it, and was not asked again in vain since.
+    /// Who had something to tell last, or got a page that was read for it, and was not asked again without success
+    /// since.
     last: Option<u32>,
     guesses: u32,
 }
@@ -98,7 +99,7 @@ impl<'a> Served<'a> {
                 // waiting for ever.
                 self.ready.push(number);
             } else {
-                // The end of the batch is signalled to whoever waits for it.
+                // The end of the batch is signalled to the thread that waits for it.
                 state.is_awaited |= state.batch;
             }
         }
@@ -108,14 +109,14 @@ impl<'a> Served<'a> {
         Ok(())
     }
 
-    /// Finds out who has something to tell; sleeps up to `patience` if nobody has.
+    /// Finds out which address spaces have something to tell; sleeps up to `patience` if no thread has.
     fn look(&mut self, patience: Duration) -> io::Result<()> {
         let ready = &mut self.ready;
         let note = |number: u64| ready.extend(u32::try_from(number));
         self.set.wait(Some(patience), note).map(|_| ())
     }
 
-    /// Asks the one who had something to tell last, or goes on since, without a look at who has. Whether that was
+    /// Asks the one who had something to tell last, or goes on since, without a look at the others. Whether that was
     /// right.
     fn guess(&mut self, messages: &mut Messages, faults: &mut Faults, now: Instant) -> bool {
         let asked = self.last.filter(|_| self.guesses < GUESSES_MAX).and_then(|number| self.spaces.get(&number));
@@ -129,8 +130,8 @@ impl<'a> Served<'a> {
         is_right
     }
 
-    /// Serves whoever has something to tell; how many did. Nobody is asked for this turn if it `is_quiet`: the end of
-    /// a sleep has just told that nobody has.
+    /// Serves the thread that has something to tell; how many did. No thread is asked for this turn if it `is_quiet`:
+    /// the end of a sleep has just told that no thread has.
     fn serve(
         &mut self,
         shared: &PagerState,
@@ -213,14 +214,15 @@ pub(crate) fn serve_faults(
         let waiting = faults.poll(now);
         let filled = faults.take_filled();
         served.last = filled.map(|page_table| page_table.0).or(served.last);
-        // Not for messages alone: what is answered here waits for nobody's CPU.
+        // Not for messages alone: what is answered here waits for no other thread's CPU.
         (0..shared.fault_pool.take_demands()).for_each(|_| cpu_idle.asked(now));
         if has_served || has_answered {
             leisure.spin.worked(now);
             continue;
         }
         if filled.is_some() {
-            // Whoever goes on may miss the next page at once. Whether it pays to wait for that is told by faults alone.
+            // A thread that goes on may miss the next page at once. Whether it pays to wait for that is told by
+            // faults alone.
             continue;
         }
         let has_put_off = faults.has_put_off() || messages.are_unsettled();
@@ -303,7 +305,7 @@ pub(crate) fn survey(shared: &PagerState, mut survey: Survey) -> io::Result<()> 
         let is_ready = |wait: &PollFd<'_>| !wait.revents().is_empty();
         has_visitors = match slept {
             Some(Ok(_)) => waits[visitors..others].iter().any(is_ready),
-            // Nobody has looked.
+            // No thread has looked.
             None | Some(Err(rustix::io::Errno::INTR)) => true,
             Some(Err(error)) => return Err(error.into()),
         };

@@ -4,7 +4,7 @@
 //! on a CPU that has nothing else to do its way out of idleness. So that thread looks for a while, if the last fault
 //! came soon after the one before. A program that misses a page now and then costs nothing.
 //!
-//! Nobody looks on a CPU that others want: it is offered at each look, and if somebody takes it, its thread sleeps
+//! No thread looks on a CPU that others want: it is offered at each look, and if somebody takes it, its thread sleeps
 //! instead. If that was for a whole turn, it is not offered again for a while, because who sleeps is woken when there
 //! is something to do, and who offered his CPU waits until the other has had his turn. The pager's own threads take
 //! it for less.
@@ -51,7 +51,7 @@ pub(crate) struct Company {
 }
 
 impl Company {
-    /// Offers the CPU, unless that cost a turn a moment ago. Whether nobody wants it; it was `start` a microsecond
+    /// Offers the CPU, unless that cost a turn a moment ago. Whether no thread wants it; it was `start` a microsecond
     /// ago at most, and `now` is how late it is.
     pub(crate) fn is_alone(&mut self, start: Instant, now: impl Fn() -> Instant, offer: impl FnOnce()) -> bool {
         if self.lost_at.is_some_and(|at| start.saturating_duration_since(at) < COMPANY_PAUSE) {
@@ -78,8 +78,8 @@ pub(crate) enum Pause {
 
 /// Which pauses the eviction thread makes.
 ///
-/// While an evictor works it looks, as long as nobody wants its CPU: the evictor may need this very one. What it
-/// looks for may also be its own engine, which goes on when it is asked again (over shared memory) and by nobody
+/// While an evictor works it looks, as long as no thread wants its CPU: the evictor may need this very one. What it
+/// looks for may also be its own engine, which goes on when it is asked again (over shared memory) and by no thread
 /// else's work: then it never sleeps because others want its CPU, or that would be idle once they are done.
 #[derive(Debug, Default)]
 pub(crate) struct EvictionPauses {
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(pauses.next(Waiting::Poll, true, now, || ()), Pause::None, "nobody wants the CPU");
         assert_eq!(pauses.next(Waiting::Poll, true, now, lose), Pause::Evictor, "somebody took it for a turn");
         assert_eq!(pauses.next(Waiting::Poll, true, now, || panic!("no second offer")), Pause::Evictor);
-        // Others may want the CPU, but nobody else moves what it waits for.
+        // Others may want the CPU, but no other thread moves what it waits for.
         for _ in 0..LOOKS_MAX {
             assert_eq!(pauses.next(Waiting::Poll, false, now, || panic!("no second offer")), Pause::None);
         }

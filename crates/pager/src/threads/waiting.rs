@@ -18,8 +18,8 @@ pub(crate) fn has_events(service: &dyn BlockService) -> bool {
     has_any
 }
 
-/// Sleeps until an event, at most for `patience`. Whether one of the thread's own is there; true also if nobody could
-/// look.
+/// Sleeps until an event, at most for `patience`. Whether one of the thread's own is there; true also if no thread
+/// could look.
 pub(crate) fn wait(own: &[BorrowedFd<'_>], service: &dyn BlockService, patience: Duration) -> io::Result<bool> {
     let mut waits: [PollFd<'_>; DONORS_MAX + 1 + OWN_EVENTS_MAX] =
         std::array::from_fn(|_| PollFd::from_borrowed_fd(own[0], PollFlags::IN));

@@ -1,4 +1,4 @@
-//! Rules 11 and 15: what is put off, who is not, and that nobody asks again and again meanwhile.
+//! Rules 11 and 15: what is put off, what is not, and that no thread asks again and again meanwhile.
 
 use spillway_block::service::Waiting;
 use spillway_pager::fork::page_in::ALL;

@@ -1,4 +1,4 @@
-//! Forks that the kernel tells nobody of: every page comes back first, and stays.
+//! Forks that the kernel does not tell of: every page comes back first, and stays.
 
 use std::sync::atomic::Ordering;
 
@@ -36,7 +36,7 @@ impl World {
         panic!("the fork waits forever");
     }
 
-    /// What a child gets that nobody serves: what is resident, and zeroes.
+    /// What a child gets that no thread serves: what is resident, and zeroes.
     fn check_unpaged_child(&self, program: usize) {
         let memory = self.programs[program].memory.lock();
         for (address, content) in &self.programs[program].truth {
@@ -181,7 +181,7 @@ fn a_fork_whose_pages_cannot_be_read_is_refused_and_nobody_else_is_harmed() {
 fn a_fork_that_makes_no_progress_is_refused() {
     let mut world = paged_world();
     let mut page_in = world.page_in(0);
-    // Nobody runs the fault thread.
+    // No thread runs the fault thread.
     assert_eq!(page_in.look(world.now, &|_| PLENTY), PageInProgress::NotYet);
     let asked = world.shared.take_wanted();
     assert_eq!(asked.len(), limits::FORK_PAGES_ASKED_MAX.min(PAGES as usize - world.count() as usize));

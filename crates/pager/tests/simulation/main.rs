@@ -2,7 +2,7 @@
 //! evictor takes pages out of it page by page, and the volume is memory of this process.
 //!
 //! - `engine`: the volume, `neighbours`: and that pages go there and come back together; `forks`: forks that the
-//!   kernel tells nobody of; `delays`: who waits, and for how long nobody asks again; `apart`: on which CPUs.
+//!   kernel does not tell of; `delays`: what waits, and for how long no thread asks again; `apart`: on which CPUs.
 //!
 //! The kernel's rules that matter are kept: nothing is filled or moved while an event waits to be read, an event's
 //! own work is done before it is told (unmap, remap, fork) or after it was read (remove), pages that are not
@@ -87,7 +87,7 @@ struct Memory {
     steps: usize,
     /// The evictor ended in the middle of a batch.
     is_broken: bool,
-    /// The evictor had the CPU of whoever asks.
+    /// The evictor had the CPU of the thread that asks.
     shares_cpu: bool,
 }
 
@@ -309,7 +309,7 @@ struct World {
     messages: Messages,
     /// One for each fault thread.
     faults: Vec<Faults>,
-    /// Decides who has a CPU.
+    /// Decides which thread has a CPU.
     dice: u64,
     /// Programs are asked before it is known that they have something to tell, by chance.
     guesses: bool,
@@ -630,7 +630,7 @@ impl World {
         self.programs.push(Program { memory: child, space, truth });
     }
 
-    /// Whoever changes mappings waits until that was read.
+    /// A thread that changes mappings waits until that was read.
     fn await_events(&mut self, program: usize) {
         for _ in 0..10_000 {
             if self.programs[program].memory.lock().events.is_empty() {

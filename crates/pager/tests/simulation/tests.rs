@@ -401,7 +401,7 @@ fn what_comes_along_waits_for_room() {
     world.end();
 }
 
-/// A batch under way, more to leave after it, and a page that is away and that nobody has asked for.
+/// A batch under way, more to leave after it, and a page that is away and that no thread has asked for.
 fn with_batch_under_way() -> (World, Arc<AddressSpace>, u64) {
     let mut world = World::new(200);
     (0..PAGES).for_each(|page| world.touch(0, page, true));

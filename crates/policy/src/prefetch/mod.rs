@@ -16,7 +16,7 @@
 //! this one to go through. So a stream costs one cheap fault for each window and waits for the network once.
 //!
 //! What the pager tells a prefetcher:
-//! - `on_fault`: a page was waited for that nobody had brought along (one that is still on its way is no such fault);
+//! - `on_fault`: a page was waited for that had not been brought along (one that is still on its way is no such fault);
 //! - `around`: that brought nothing along; what of the page's neighbours is away is said too;
 //! - `on_hit`: a marker was reached, whether it was there already or still on its way;
 //! - `on_unused`: pages that were brought along left again before a marker behind them was reached.
@@ -73,7 +73,7 @@ impl Default for Candidates {
 }
 
 impl Candidates {
-    /// Windows that are put here end at so many pages; [`WINDOW_MAX`] if nobody says so.
+    /// Windows that are put here end at so many pages; [`WINDOW_MAX`] unless told otherwise.
     pub fn set_window_max(&mut self, pages: usize) {
         self.window_max = pages.min(WINDOW_FAR_MAX);
     }
@@ -125,7 +125,7 @@ impl Candidates {
         (self.count, self.marker) = (self.count - count, None);
     }
 
-    /// Drops the pages that are not worth a read, because they are local or nobody's. If the marker is one of them,
+    /// Drops the pages that are not worth a read, because they are local or do not exist. If the marker is one of them,
     /// the next page that stays takes its place, or else the last: a stream must come to a marker, or it would have
     /// to fault to go on.
     pub fn retain(&mut self, mut is_wanted: impl FnMut(VirtualPage) -> bool) {

@@ -41,7 +41,7 @@ const NONE: u64 = u64::MAX;
 /// Of a block in which a fault fell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Probe {
-    /// If nobody needed it yet.
+    /// If it was not needed yet.
     page: Option<VirtualPage>,
     /// Whether the others of its block came along.
     is_alone: bool,
@@ -132,7 +132,7 @@ impl Prefetcher for ReadAround {
     }
 
     fn learn_from(&mut self, other: &Self) {
-        // What nobody sees again is forgotten by and by.
+        // What is not seen again is forgotten by and by.
         (self.score, self.runs) = (other.score.saturating_sub(UNNEEDED_WEIGHT), other.runs.experience());
     }
 }

@@ -5,7 +5,7 @@
 //! address space, thread, and region of addresses; a slot that has not been used for longest is taken for a new stream.
 //!
 //! A stream remembers its last window, and says which pages the program has passed when a marker is reached: those
-//! between the marker before and this one. They were used, though the kernel told nobody. A marker itself, which was
+//! between the marker before and this one. They were used, though the kernel did not tell. A marker itself, which was
 //! waited for, is said when the next one is reached: by then it is surely there.
 //!
 //! Looking a stream up compares [`STREAMS_MAX`] keys that lie together: some tens of nanoseconds.
@@ -40,7 +40,7 @@ impl Key {
         Self { faulter, region: page.0 >> REGION_BITS }
     }
 
-    /// Whether both are in the same part of the same address space, whoever faults.
+    /// Whether both are in the same part of the same address space, whichever thread faults.
     fn is_beside(&self, other: &Self) -> bool {
         self.region == other.region && self.faulter.space == other.faulter.space
     }
@@ -154,7 +154,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         }
     }
 
-    /// `page` was brought along for address space `space` and left unused. Nobody faulted, so it counts against a
+    /// `page` was brought along for address space `space` and left unused. No thread faulted, so it counts against a
     /// stream of its region.
     pub fn on_unused(&mut self, space: u32, page: VirtualPage) {
         let key = Key::of(Faulter { space, thread: 0 }, page);

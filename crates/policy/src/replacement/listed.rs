@@ -177,7 +177,7 @@ mod tests {
         assert_eq!([ahead_max(5), ahead_max(1), ahead_max(0)], [2, 0, 0], "others have the larger part");
     }
 
-    /// The last one that entered leaves, with a mark; who was displaced is remembered, and with which marks pages
+    /// The last one that entered leaves, with a mark; the displaced page is remembered, and with which marks pages
     /// came back.
     #[derive(Default)]
     struct Youngest {

@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(lists.marks(CachePage(0)), 5);
     }
 
-    /// Pages of a fresh list in their order of entering, and what leaves with `page` into room for `room`.
+    /// Pages of a fresh list in their order of entering, and the pages that leave with `page` into room for `room`.
     fn taken(entered: &[u32], page: u32, room: usize) -> Vec<u32> {
         let mut lists = Lists::<1>::new(2 * LEAVING_MAX);
         entered.iter().for_each(|page| lists.push(List(0), CachePage(*page)));

@@ -43,8 +43,8 @@ pub use shadows::Shadows;
 /// A page as the pager counts pages: dense, from 0, given again to another page when one is gone.
 ///
 /// Pages of one aligned group of [`NEIGHBOURS_MAX`] numbers must be neighbours in address in the same order (or
-/// unused): the pager hands numbers out by whole groups. What leaves together can then be written, and come back, as
-/// one request.
+/// unused): the pager hands numbers out by whole groups. Pages that leave together can then be written, and come
+/// back, as one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CachePage(pub u32);
 
@@ -70,7 +70,7 @@ pub enum Arrival {
     },
     /// A fault found it staged: it was handed out as a victim and touched before its staging slot was used again.
     Staged,
-    /// It was brought along with another page; nobody has asked for it yet. Once there are many of those they leave
+    /// It was brought along with another page; no fault has asked for it yet. Once there are many of those they leave
     /// before all others, until [`Evidence::PrefetchUsed`] (or any other evidence) comes.
     Prefetched,
 }

@@ -10,8 +10,8 @@
 //! of the first try, tries a third time, and finds its target in use (EEXIST; `move_pages` in its
 //! `mm/userfaultfd.c`). So what it says of a page is believed only if it looked at that page's place
 //! ([`is_in_doubt`]); else the place tells: one with anything but zeroes in it holds the page. A page of zeroes may
-//! have moved too, and comes back as what it is, since nobody has anything else for it. (Nobody but the kernel writes
-//! there, but a program that locks all its memory fills it with zeroes.)
+//! have moved too, and comes back as what it is, since no thread has anything else for it. (No thread but the kernel
+//! writes there, but a program that locks all its memory fills it with zeroes.)
 
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{Relaxed, Release};
@@ -44,7 +44,7 @@ const UNREGISTER: u32 = 0x8010_aa01;
 const MOVE: u32 = 0xc028_aa05;
 /// `UFFDIO_REGISTER_MODE_MISSING`.
 const MISSING: u64 = 1;
-/// `UFFDIO_MOVE_MODE_DONTWAKE`: nobody waits for pages of the staging area.
+/// `UFFDIO_MOVE_MODE_DONTWAKE`: no thread waits for pages of the staging area.
 const WITHOUT_WAKE: u64 = 1;
 
 /// `struct uffdio_register`.
@@ -127,8 +127,8 @@ impl Staging {
         let target = self.page(index) as u64;
         let length = (pages * PAGE_BYTES) as u64;
         let mut argument = Move { target, source, length, mode: WITHOUT_WAKE, done: 0 };
-        // SAFETY: the argument is the request's structure. Pages leave the program atomically, and whoever touches
-        // them waits for the pager, which asked for this.
+        // SAFETY: the argument is the request's structure. Pages leave the program atomically, and the thread that
+        // touches them waits for the pager, which asked for this.
         let result = unsafe {
             calls::control_unless_held(
                 &raw const self.seat.is_held,
@@ -292,7 +292,7 @@ fn copy_and_drop(target: &Target, entries: &[Entry], staging: &Staging, doubted_
     }
     let Some((first, last)) = range else { return Ok(()) };
     staging.unregister()?;
-    // Now whoever reads a page that is not there gets zeroes, and nobody is asked.
+    // Now the thread that reads a page that is not there gets zeroes, and no thread is asked.
     for (index, entry) in entries.iter().enumerate().skip(doubted_from).filter(|(_, entry)| is_in_doubt(entry)) {
         // SAFETY: the page is in the staging area.
         if unsafe { memory::is_written(staging.page(index), PAGE_BYTES) } {
@@ -311,7 +311,7 @@ struct Target {
 }
 
 /// Copies page `index`, which was moved, if a copy is wanted. One of zeroes needs none: that is what a page reads as
-/// that nobody has. Looking for that ends with the first word that is not zero, and brings what is copied next.
+/// that no thread has. Looking for that ends with the first word that is not zero, and brings what is copied next.
 fn copy(target: &Target, staging: &Staging, index: usize, entry: &Entry) {
     if operation(entry) == Some(Operation::EvictCopy) {
         // SAFETY: the page is in the staging area.

@@ -130,7 +130,7 @@ pub(crate) fn unlock(address: usize, length: usize) -> Result {
 ///
 /// # Safety
 ///
-/// The advice does nothing to the range that whoever owns it does not want.
+/// The advice does nothing to the range that the thread that owns it does not want.
 pub(crate) unsafe fn advise(address: usize, length: usize, advice: u32) -> Result {
     // SAFETY: the caller's promise.
     unsafe { call(28, [address, length, advice as usize, 0, 0, 0]) }
@@ -222,7 +222,7 @@ pub(crate) fn detach_thread(name: &[u8; 16]) {
 }
 
 /// `ioctl(2)`, but `-EAGAIN` and no call while the word at `is_held` is not 0. Between the look and the call are two
-/// instructions: whoever finds this thread stopped outside of [`move_window`] knows that it looks again first.
+/// instructions: the thread that finds this thread stopped outside of [`move_window`] knows that it looks again first.
 ///
 /// # Safety
 ///

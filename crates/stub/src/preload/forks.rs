@@ -8,7 +8,7 @@
 //!
 //! Children and the programs that they execute inherit the filter, and the descriptor that asks stays the same. But
 //! the kernel allows one such filter only, and it might be that of a sandbox; so who finds one there makes sure that
-//! it is its pager who is asked.
+//! its own pager is asked.
 
 use crate::calls::{self, BUSY, Descriptor, INTERRUPTED};
 use crate::protocol::{PROBE_FLAGS, PROBE_STACK, probe_answer};
@@ -91,8 +91,8 @@ pub(crate) fn ask_before() -> Result<Option<Descriptor>, i32> {
     }
 }
 
-/// Whether it is the pager at `address` who is asked about forks: by one that he alone answers, and that nobody
-/// makes. To be called when he knows that this program asks him.
+/// Whether the pager at `address` is asked about forks: by one that only the pager answers, and that no
+/// thread makes. To be called when he knows that this program asks him.
 pub(crate) fn is_asked(address: &[u8]) -> bool {
     let arguments = [PROBE_FLAGS as usize, PROBE_STACK as usize, 0, 0, 0, 0];
     loop {

@@ -52,6 +52,6 @@ pub(crate) unsafe fn copy(target: usize, source: usize, length: usize) {
 /// The range is mapped, and whole words.
 pub(crate) unsafe fn is_written(address: usize, length: usize) -> bool {
     let (words, count) = (address as *const u64, length / size_of::<u64>());
-    // SAFETY: the caller's promise; nobody else uses memory that this library asks about.
+    // SAFETY: the caller's promise; no other thread uses memory that this library asks about.
     (0..count).any(|index| unsafe { words.add(index).read_volatile() } != 0)
 }

@@ -231,7 +231,7 @@ fn new_userfaultfd() -> Result<Descriptor, i32> {
     })
 }
 
-/// One by the device, which whoever has it open may do.
+/// One by the device, which the thread that has it open may do.
 fn userfaultfd_of(device: &Descriptor) -> Result<Descriptor, i32> {
     // SAFETY: the command takes flags as a number, and touches no memory.
     unsafe { calls::control(device.0, NEW_USERFAULTFD, USERFAULTFD_FLAGS) }

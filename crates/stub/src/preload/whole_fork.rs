@@ -10,7 +10,7 @@
 //! [`__register_atfork`](pthread_atfork(3)) names first runs last before the call and first behind it, in both
 //! processes. So the program's own handlers of that kind run with the mask that it has; only those of libraries that
 //! name theirs before this one does, which is loaded last, see signals blocked. musl has signals blocked around the
-//! call by itself. `_Fork`, which tells nobody, is taken the place of. Programs that fork by a bare system call go
+//! call by itself. `_Fork`, which does not tell, is taken the place of. Programs that fork by a bare system call go
 //! without this.
 //!
 //! Where the mask was is written down by thread, in variables, since the handlers have no arguments. A child is its
@@ -26,7 +26,7 @@ use crate::calls;
 /// `RTLD_NEXT`: behind the library that asks.
 const BEHIND_THIS: *mut c_void = usize::MAX as *mut c_void;
 
-/// SIGILL, SIGTRAP, SIGBUS, SIGFPE and SIGSEGV: whoever has one of them pending and blocked is killed.
+/// SIGILL, SIGTRAP, SIGBUS, SIGFPE and SIGSEGV: the thread that has one of them pending and blocked is killed.
 const OF_FAULTS: u64 = 1 << (4 - 1) | 1 << (5 - 1) | 1 << (7 - 1) | 1 << (8 - 1) | 1 << (11 - 1);
 
 /// Threads of one process that fork at the same time; those beyond may be interrupted.
@@ -34,7 +34,7 @@ const FORKS_MAX: usize = 64;
 
 /// A thread that is about to fork.
 struct Forking {
-    /// Its thread pointer; 0 for nobody.
+    /// Its thread pointer; 0 for no thread.
     thread: AtomicUsize,
     /// Signals that it blocked before.
     blocked: AtomicU64,

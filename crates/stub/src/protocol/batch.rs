@@ -68,14 +68,14 @@ pub mod entry_word {
     pub const RESULT: usize = offset_of!(Entry, result);
 }
 
-/// Who has a batch, and how far it is.
+/// The side that has a batch, and how far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Phase {
     /// The pager's: nothing asked, or all results taken.
     Idle = 0,
-    /// Whoever takes it: the evictor, or the pager back again, if the evictor is stopped. From now on nobody may read
-    /// the userfaultfd's messages (rule 14).
+    /// A thread that takes it: the evictor, or the pager back again, if the evictor is stopped. From now on no thread
+    /// may read the userfaultfd's messages (rule 14).
     Posted = 1,
     /// The evictor's: it moves pages.
     Claimed = 2,

@@ -4,7 +4,7 @@
 //! The stub is built without the standard library, so this file uses `core` only; both sides compile the same file.
 //! They are always of one build, and the magic and version in every message say so.
 //!
-//! *Head*: one memfd per run that nobody can write to ([`RunHead`]), mapped by all programs and inherited by their
+//! *Head*: one memfd per run that no thread can write to ([`RunHead`]), mapped by all programs and inherited by their
 //! forks. A process that maps it is of the run. Its first page is registered with the program's userfaultfd, so that
 //! forks are told.
 //!
@@ -59,7 +59,7 @@ pub const VERSION: u32 = 5;
 pub const UNASKED: u32 = 0x5350_4c59;
 
 /// Arguments of a `clone` that every kernel refuses (a thread without common signal handlers): by it a program that
-/// inherited a filter finds out whether it is its own pager who is asked about its forks.
+/// inherited a filter finds out whether its own pager is asked about its forks.
 pub const PROBE_FLAGS: u64 = 0x1_0000;
 /// See [`PROBE_FLAGS`]: the stack.
 pub const PROBE_STACK: u64 = MAGIC;
@@ -129,7 +129,7 @@ pub const SEAT_BYTES: usize = TRANSFER_OFFSET + BATCHES * BATCH_ENTRIES_MAX * PA
 /// behind it.
 pub const HEAD_BYTES: usize = 3 * PAGE_BYTES;
 
-/// What all programs of a run see; nobody can change it.
+/// What all programs of a run see; no thread can change it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct RunHead {
@@ -194,7 +194,7 @@ pub struct SeatHead {
     pub state: AtomicU32,
     /// The error number with which the evictor failed.
     pub failure: AtomicI32,
-    /// 1 while the evictor sleeps on the phase of its next batch, so that whoever posts it must wake it.
+    /// 1 while the evictor sleeps on the phase of its next batch, so that the thread that posts it must wake it.
     pub evictor_sleeps: AtomicU32,
     /// The [`Phase`] that the pager sleeps for; 0 while it does not sleep.
     pub pager_awaits: AtomicU32,

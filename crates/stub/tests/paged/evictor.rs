@@ -144,7 +144,7 @@ fn pageable(scene: &Scene) -> Vec<Range<u64>> {
 
 #[test]
 fn the_evictor_needs_nothing_that_it_takes_out() {
-    // Rule 7: a fault of its own would be answered by nobody, who all wait for its batch.
+    // Rule 7: a fault of its own would be answered by no thread, since all wait for its batch.
     let mut scene = Scene::new(true);
     let evictor = scene.paged.seat().evictor_thread();
     let ranges = pageable(&scene);
@@ -225,7 +225,7 @@ fn the_evictor_does_not_keep_its_program_alive() {
 
 #[test]
 fn an_evictor_that_waits_for_a_page_does_not_keep_its_program_alive() {
-    // Rule 6, second half: nobody ever answers its fault.
+    // Rule 6, second half: no thread ever answers its fault.
     for command in ["leave", "exit"] {
         let mut scene = Scene::new(true);
         scene.evict(0..PAGES);

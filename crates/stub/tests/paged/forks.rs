@@ -64,7 +64,7 @@ fn a_fork_waits_for_a_pager_that_has_no_messages_about_forks() {
     scene.evict(0..8);
     assert_eq!(scene.ask("check", "bad"), 0);
     assert_eq!(scene.paged.faults.len(), faults, "the child is served by nobody");
-    // Threads are no forks: nobody is asked.
+    // Threads are no forks: no thread is asked.
     scene.ask("spin", "spinning");
     // What the child executes is paged, and asks the same pager.
     scene.conversation.tell("exec");

@@ -23,7 +23,7 @@ fn a_program_waits_for_nobody_and_is_paged_all_the_same() {
     let mut pager = TinyPager::new();
     let notes = pager.let_in();
     let mut conversation = pager.start(program(&pager));
-    // Nobody has read a word of it.
+    // No thread has read a word of it.
     let memory = conversation.number_after("memory ");
     conversation.tell("descriptor");
     assert_eq!(conversation.number_after("descriptor "), 3, "standard streams only");
@@ -100,7 +100,7 @@ fn a_program_whose_link_leads_elsewhere_asks() {
 
 #[test]
 fn a_program_that_cannot_say_hello_in_advance_asks() {
-    // The head is there, and nobody reads notes.
+    // The head is there, and no thread reads notes.
     asks(|pager, _| pager.head.let_in().unwrap());
 }
 

@@ -11,7 +11,7 @@ use spillway_sys::guardian::Guardian;
 use crate::paged::scene::PAGES;
 use crate::support::{self, Conversation, PAGE, TinyPager, compile};
 
-/// The tests of pagers without rights, once more, as a user who has none: only `/dev/userfaultfd` is his.
+/// The tests of pagers without rights, once more, as a user without any: only `/dev/userfaultfd` is theirs.
 #[test]
 fn an_ordinary_user_pages_programs() {
     if !rustix::process::geteuid().is_root() {
@@ -100,7 +100,7 @@ fn a_killed_pager_takes_its_programs_along() {
     assert!(said.contains("memory") && !said.contains("bad"), "it read on without its pager: {said}");
 }
 
-/// The pager that will be killed: its program waits for a page, and nobody serves it.
+/// The pager that will be killed: its program waits for a page, and no thread serves it.
 fn play_pager(output: &str) {
     let mut pager = TinyPager::new();
     let program = compile(pager.directory.path());

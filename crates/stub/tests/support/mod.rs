@@ -36,7 +36,7 @@ pub(crate) fn far() -> Instant {
 /// The program of the tests, compiled into `directory`.
 pub(crate) fn compile(directory: &Path) -> PathBuf {
     let program = directory.join("program");
-    // Whoever runs the tests may not read the tree that they were built from.
+    // A thread that runs the tests may not read the tree that they were built from.
     let source = directory.join("program.c");
     std::fs::write(&source, include_str!("program.c")).unwrap();
     let status = Command::new("cc").args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).status();
@@ -383,7 +383,7 @@ impl Paged {
         self.seat().post(self.batch, tasks);
         let deadline = far();
         assert!(self.seat().wait(self.batch, Phase::Moved, 0, deadline).unwrap(), "the evictor does not move");
-        // Nobody is served meanwhile: a page that leaves is in no table yet.
+        // No thread is served meanwhile: a page that leaves is in no table yet.
         assert!(self.seat().wait(self.batch, Phase::Done, 0, deadline).unwrap(), "the evictor does not finish");
         let results = (0..tasks.len()).map(|index| self.seat().result(self.batch, index)).collect();
         self.taken_batch = self.next_batch();

@@ -1,6 +1,6 @@
 //! Finding the processes that map a file, without memory of one's own: for a copy of a threaded process.
 //!
-//! A child that was forked a moment ago is in nobody's list yet, but it maps what its parent maps.
+//! A child that was forked a moment ago is in no other thread's list yet, but it maps what its parent maps.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -41,7 +41,7 @@ impl MappedFile {
         if pidfd < 0 {
             return false;
         }
-        // The descriptor was opened before the look, so whoever is killed is whoever was looked at.
+        // The descriptor was opened before the look, so the thread that is killed is the thread that was looked at.
         // SAFETY: numbers only; `pidfd` is ours.
         let found = process != unsafe { libc::getpid() } && self.is_used_by(process);
         // SAFETY: as above; the signal goes to the process that was looked at.

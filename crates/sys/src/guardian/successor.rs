@@ -22,7 +22,7 @@ struct Words {
     _texts: Vec<CString>,
 }
 
-// SAFETY: the pointers are to heap memory that the same value owns and nobody changes; they are bound to no thread.
+// SAFETY: the pointers are to heap memory that the same value owns and no thread changes; they are bound to no thread.
 unsafe impl Send for Words {}
 // SAFETY: as above, and all access is by reading.
 unsafe impl Sync for Words {}
@@ -58,7 +58,7 @@ impl Successor {
         unsafe {
             let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
             if null >= 0 {
-                // Whoever reads the output of the process that was killed is not to wait for this one.
+                // A thread that reads the output of the process that was killed is not to wait for this one.
                 (0..3).for_each(|standard| _ = libc::dup2(null, standard));
             }
             let mask = 0_u64;

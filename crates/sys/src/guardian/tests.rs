@@ -133,7 +133,8 @@ fn the_guardian_becomes_its_successor_when_no_program_is_left() {
     let [told, place] = ["told.new", "told"].map(|name| directory.path().join(name));
     let shared = Memfd::create("guardian-test", PAGE_SIZE_BYTES as u64).unwrap();
     let user = fork_until_ready(|| Mapping::shared(&shared, PAGE_SIZE_BYTES).unwrap());
-    // It comes when the user of the file has ended, blocks no signals, and has the environment of whoever was killed.
+    // It comes when the user of the file has ended, blocks no signals, and has the environment of the thread that was
+    // killed.
     let script = "{ grep State: /proc/$1/status || echo State: gone; ls -l /proc/self/fd/0; echo path ${#PATH}; grep SigBlk /proc/self/status; } >$2; mv $2 $3";
     let number = user.as_raw_nonzero().get().to_string();
     let words = ["sh", "-c", script, "sh", &number, told.to_str().unwrap(), place.to_str().unwrap()];

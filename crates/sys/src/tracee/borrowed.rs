@@ -8,7 +8,7 @@ use super::request::{self, Registers};
 use super::stop::{Reaped, Stop, Thread};
 use super::{Call, LOOK_INTERVAL, TraceError, waiting};
 
-/// A thread that is traced until it is [given back](Borrowed::give_back), which nobody may forget.
+/// A thread that is traced until it is [given back](Borrowed::give_back), which no thread may forget.
 pub(super) struct Borrowed {
     thread: Thread,
     /// What is put back; `None` as long as nothing of it was changed.
@@ -22,7 +22,7 @@ impl Borrowed {
         Ok(Self::of(thread))
     }
 
-    /// Of a thread that is traced by the calling one, and that nobody else gives back.
+    /// Of a thread that is traced by the calling one, and that no other thread gives back.
     fn of(thread: Thread) -> Self {
         TRACED.with_borrow_mut(|traced| traced.push(thread));
         Self { thread, saved: None }
@@ -122,8 +122,8 @@ impl Borrowed {
     /// nothing if it was.
     fn is_no_more(&mut self) -> bool {
         if !self.thread.is_dead() {
-            // Who has its number now is not traced here: another of its process became another program, and took the
-            // number of the first. It may also be this one that took it, in this very moment.
+            // The thread that has its number now is not traced here: another of its process became another program,
+            // and took the number of the first. It may also be this one that took it, in this very moment.
             return self.ask_to_stop().is_err() && !self.thread.is_dead();
         }
         match self.thread.reap() {

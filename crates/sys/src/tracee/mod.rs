@@ -7,8 +7,9 @@
 //! says by a word in shared memory that it is done, and then loops until the thread is stopped again: no breakpoint
 //! is used, because its signal can change how the program handles `SIGTRAP`.
 //!
-//! Stops are looked for and not waited for with wait(2), which could take an end away from whoever waits for the
-//! program. A thread of this process that waits for *any* child may be told of a stopped one; it shall ignore that.
+//! Stops are looked for and not waited for with wait(2), which could take an end away from the thread that waits for
+//! the program. A thread of this process that waits for *any* child may be told of a stopped one; it shall ignore
+//! that.
 
 mod borrowed;
 mod ends;

@@ -47,7 +47,7 @@ impl Thread {
     }
 
     /// Whether it runs or sleeps such that a request to stop wakes it. One that the kernel keeps (for a disk, a stop
-    /// of its process, a dump of its memory) would be waited for in vain.
+    /// of its process, a dump of its memory) would be waited for without end.
     pub(super) fn can_be_stopped(self) -> io::Result<bool> {
         Ok(matches!(ProcessStat::of_thread(self.process, self.thread)?.state(), Some('R' | 'S')))
     }
@@ -73,8 +73,8 @@ impl Thread {
         }
     }
 
-    /// A traced thread that ended stays until its tracer has taken notice; a child's end, though, belongs to whoever
-    /// waits for children here.
+    /// A traced thread that ended stays until its tracer has taken notice; a child's end, though, belongs to the
+    /// thread that waits for children here.
     pub(super) fn reap(self) -> Reaped {
         if self.thread == self.process && self.is_child() {
             return Reaped::Yes;

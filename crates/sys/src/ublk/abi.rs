@@ -18,11 +18,11 @@ pub enum ControlOperation {
     GetDeviceInfo = READ | CONTROL | 0x02,
     /// Adds the device of the [`DeviceInfo`] in the buffer, and fills in what was granted.
     AddDevice = READ_WRITE | CONTROL | 0x04,
-    /// Removes a device; waits until nobody has its character device open.
+    /// Removes a device; waits until no thread has its character device open.
     DeleteDevice = READ_WRITE | CONTROL | 0x05,
     /// Makes the block device; waits until every queue was fetched from. The data is the server's process number.
     StartDevice = READ_WRITE | CONTROL | 0x06,
-    /// Removes the block device; whoever still uses it gets errors.
+    /// Removes the block device; the thread that still uses it gets errors.
     StopDevice = READ_WRITE | CONTROL | 0x07,
     /// Sets the [`Parameters`] in the buffer, before the start.
     SetParameters = READ_WRITE | CONTROL | 0x08,

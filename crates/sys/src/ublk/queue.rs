@@ -167,7 +167,7 @@ impl AsFd for UblkQueue {
 
 impl Drop for UblkQueue {
     fn drop(&mut self) {
-        // Answers that were not handed over yet; whoever waits for them should have them.
+        // Answers that were not handed over yet; the thread that waits for them should have them.
         let _ = self.submit();
         while self.next_event().is_some() {}
         if self.with_kernel_count > 0 {

@@ -46,12 +46,12 @@ pub enum Scope {
     UserModeOnly,
 }
 
-/// Who is woken when a page is filled or its protection changes.
+/// The threads that are woken when a page is filled or its protection changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// Everybody who waits for the pages.
+    /// All threads that wait for the pages.
     Waiters,
-    /// Nobody; [`Userfaultfd::wake`] follows.
+    /// No thread; [`Userfaultfd::wake`] follows.
     Nobody,
 }
 
@@ -67,7 +67,7 @@ impl Userfaultfd {
     /// # Safety
     ///
     /// Ranges given to the new descriptor's operations, and to those of its children after a fork, are memory that
-    /// nobody refers to by Rust references, such as that of a [`Mapping`]; a descriptor that goes to another process
+    /// no thread refers to by Rust references, such as that of a [`Mapping`]; a descriptor that goes to another process
     /// is up to that.
     pub unsafe fn create(scope: Scope) -> io::Result<Self> {
         let descriptor = match create_by_device(scope) {
@@ -179,7 +179,8 @@ impl Userfaultfd {
         }
     }
 
-    /// Makes the missing pages of `range` raise SIGBUS in whoever touches them (Linux 6.6): their content is lost.
+    /// Makes the missing pages of `range` raise SIGBUS in the thread that touches them (Linux 6.6): their content is
+    /// lost.
     pub fn poison(&self, range: Range<u64>, wake: Wake) -> Result<u64, PageError> {
         self.fill(abi::POISON, &range, wake)
     }
@@ -202,7 +203,7 @@ impl Userfaultfd {
     /// Protects the pages of `range` against writing, or takes the protection away.
     pub fn write_protect(&self, range: Range<u64>, protect: bool, wake: Wake) -> Result<(), PageError> {
         let mut mode = if protect { abi::PROTECT } else { 0 };
-        // The kernel refuses the flag together with protection, which wakes nobody anyway.
+        // The kernel refuses the flag together with protection, which wakes no thread anyway.
         if wake == Wake::Nobody && !protect {
             mode |= abi::PROTECT_WITHOUT_WAKE;
         }
@@ -313,11 +314,11 @@ fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just made this descriptor for us, and nobody else knows of it.
+    // SAFETY: the kernel just made this descriptor for us, and no other thread knows of it.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
-/// The address of a page of this process that nobody may read.
+/// The address of a page of this process that no thread may read.
 fn unreadable_page() -> io::Result<u64> {
     static PAGE: OnceLock<usize> = OnceLock::new();
     if let Some(page) = PAGE.get() {

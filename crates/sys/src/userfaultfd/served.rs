@@ -29,7 +29,7 @@ pub struct ServedMemory {
 }
 
 impl ServedMemory {
-    /// Memory of `pages` pages that nobody serves yet.
+    /// Memory of `pages` pages that no thread serves yet.
     pub fn new(pages: usize) -> io::Result<Self> {
         let memory = Mapping::anonymous(pages * PAGE_SIZE_BYTES)?;
         // SAFETY: only ranges of the mapping are given to it.
@@ -53,7 +53,7 @@ impl ServedMemory {
     }
 
     /// Fills each page that is touched with the page of `source` at the same place, until all have been. On an error
-    /// whoever waits goes on with zeroes.
+    /// the thread that waits goes on with zeroes.
     pub fn serve(&self, source: &Mapping, idle: Idle) -> io::Result<()> {
         let result = self.serve_all(source, idle);
         if result.is_err() {

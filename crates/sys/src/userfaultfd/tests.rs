@@ -248,9 +248,9 @@ fn a_thread_in_the_middle_of_a_move_shows_where_to() {
     let place = Mapping::anonymous(2 * PAGE_SIZE_BYTES).unwrap();
     let (from, to, length) = (paged.address(0), place.address() as u64, 2 * PAGE);
     let mover = thread::spawn(move || {
-        // The old place stays mapped, so that it is nobody else's when its owner unmaps it.
+        // The old place stays mapped, so that it is no other thread's when its owner unmaps it.
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-        // SAFETY: both ranges are mappings of this test that nobody uses meanwhile.
+        // SAFETY: both ranges are mappings of this test that no thread uses meanwhile.
         let moved = unsafe {
             let (from, to) = (from as *mut libc::c_void, to as *mut libc::c_void);
             libc::mremap(from, 2 * PAGE_SIZE_BYTES, 2 * PAGE_SIZE_BYTES, flags, to)

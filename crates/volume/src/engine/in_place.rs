@@ -1,5 +1,5 @@
-//! Reading without a request: where a donor's memory is mapped here (shared memory), whoever needs pages takes them
-//! from there himself.
+//! Reading without a request: where a donor's memory is mapped here (shared memory), the thread that needs pages
+//! takes them from there himself.
 //!
 //! A request copies them into a buffer first, and a page that is filled from that is copied twice. What makes the one
 //! copy safe is what makes requests safe: the slab's gate is passed before its copy indexes are read, and nothing is

@@ -218,8 +218,8 @@ fn request_deadline(redundancy: Redundancy) -> Duration {
 }
 
 /// How long a request takes at most: one that waited so long may have been posted at the last moment. (That a donor
-/// with the only copy stops just then, after another long wait, is not counted: whoever waits this long waits for one
-/// silence.)
+/// with the only copy stops just then, after another long wait, is not counted: the thread that waits this long waits
+/// for one silence.)
 pub fn answer_deadline(redundancy: Redundancy) -> Duration {
     request_deadline(redundancy) + REQUEST_DEADLINE
 }

@@ -145,7 +145,8 @@ impl DonorEntry {
         self.abandon_calls();
     }
 
-    /// Whoever waits for an answer learns now that none comes. The session has ended: later calls fail by themselves.
+    /// A thread that waits for an answer learns now that none comes. The session has ended: later calls fail by
+    /// themselves.
     pub fn abandon_calls(&self) {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -173,7 +174,7 @@ impl DonorEntry {
         is_tried.then(|| (link.last_error.clone(), link.is_refused_for_good))
     }
 
-    /// Hands an answer to whoever asked.
+    /// Hands an answer to the thread that asked.
     pub fn answer(&self, request: u32, message: Message, descriptor: Option<OwnedFd>) {
         // Sent under the lock: a caller that gives up removes its call first, and then looks once more.
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);

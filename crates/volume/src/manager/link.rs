@@ -115,13 +115,13 @@ fn is_waited_for(shared: &ManagerState, donor: &DonorEntry, silence: Duration) -
 /// Looks whether pages would be lost with `donor`, and sets how long it is waited for.
 fn look_for_sole_copies(shared: &ManagerState, donor: &DonorEntry) -> bool {
     let within_reach = |other: DonorSlot| shared.is_within_reach(other);
-    // While it is heard pages come, and where they have no second copy nobody looks again before it is silent.
+    // While it is heard pages come, and where they have no second copy no thread looks again before it is silent.
     let may_become_sole = !shared.volume.is_silent(donor.slot) && !shared.volume.keeps_several_copies();
     let is_sole = may_become_sole || shared.volume.depends_on(donor.slot, &within_reach);
     let longest = if shared.volume.redundancy.disk { SOLE_COPY_PATIENCE_WITH_DISK } else { SOLE_COPY_PATIENCE };
     donor.patience().wait_for_sole_copies(is_sole.then_some(longest));
     if shared.is_stopping() {
-        // Whoever stops the device may have looked before this was set.
+        // A thread that stops the device may have looked before this was set.
         donor.patience().wait_for_sole_copies(None);
     }
     is_sole

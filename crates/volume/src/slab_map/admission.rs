@@ -1,8 +1,8 @@
-//! Who gets room in a full backlog: whoever came first.
+//! Who gets room in a full backlog: the request that came first.
 //!
 //! A writer that finds too little room takes a ticket and tries again later. What the writers before it wait for is set
 //! aside for them, so a small write never takes the room that a large one has been waiting for; where there is room for
-//! all of them, nobody waits for anybody. Sans-I/O, and nothing allocates after it was made.
+//! all of them, no thread waits for anybody. Sans-I/O, and nothing allocates after it was made.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// Room for `capacity` tickets; whoever comes while all are taken waits without one.
+    /// Room for `capacity` tickets; the thread that comes while all are taken waits without one.
     pub(super) fn new(capacity: usize) -> Self {
         Self { waiting: VecDeque::with_capacity(capacity), next: 0 }
     }
@@ -99,7 +99,7 @@ mod tests {
 
     proptest! {
         /// Writers of random sizes come all the time while room comes back page by page: each gets in before any that
-        /// came later and is not smaller, and nobody waits for ever.
+        /// came later and is not smaller, and no thread waits for ever.
         #[test]
         fn writers_get_in_in_their_order(sizes in prop::collection::vec(1_usize..8, 1..40)) {
             let mut admission = Admission::new(64);

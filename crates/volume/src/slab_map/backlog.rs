@@ -3,8 +3,8 @@
 //! With disk redundancy a write is acknowledged after the remote write, and its page is copied here; the disk thread
 //! writes it out later (Infiniswap's asynchronous backup). The backlog is bounded: a stream of writes runs at the
 //! fabric's speed until the bound, and at the disk's speed beyond it. A page that is written again while it waits
-//! takes no second slot, so the disk sees only the last content. Who waits for room gets it in the order of arrival
-//! ([`admission`](super::admission)).
+//! takes no second slot, so the disk sees only the last content. Requests that wait for room get it in the order of
+//! arrival ([`admission`](super::admission)).
 //!
 //! Life of a slot: `Free` -> `Filling` (a writer copies the page in, without the lock) -> `Queued` -> `InFlight` ->
 //! `Free`. A page written again while its old content is in flight gets a slot that is `Held` until the old write

@@ -1,7 +1,8 @@
 //! Whether pages would be lost with a donor: what decides how long a silent one is waited for.
 //!
-//! Looked at without owning the pages, because whoever owns one may be waiting for this very donor. A page that is on
-//! its way from one place to another may therefore seem to have no other copy for a moment; it is looked at twice.
+//! Looked at without owning the pages, because the thread that owns one may be waiting for this very donor. A page
+//! that is on its way from one place to another may therefore seem to have no other copy for a moment; it is looked
+//! at twice.
 
 use super::Volume;
 use super::page_bits::PageWord;

@@ -46,7 +46,7 @@ impl Gate {
         assert!(drained, "nothing ends the wait but the last request");
     }
 
-    /// As [`Gate::drain`], as long as `goes_on` says so between looks; whether nobody is inside any more.
+    /// As [`Gate::drain`], as long as `goes_on` says so between looks; whether no thread is inside any more.
     pub fn drain_while(&self, mut goes_on: impl FnMut() -> bool) -> bool {
         for _ in 0..2 {
             let old = self.phase.fetch_add(1, Ordering::SeqCst) & 1;

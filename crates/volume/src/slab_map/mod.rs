@@ -4,7 +4,7 @@
 //! and none of it waits on the path of a page:
 //! - [`page_bits`]: which copies of a page are valid, and who owns it.
 //! - [`slab_entry`]: where a slab's copies are.
-//! - [`gate`]: when nobody uses a removed copy any more.
+//! - [`gate`]: when no thread uses a removed copy any more.
 //! - [`backlog`] (with [`page_table`], [`admission`] and [`journal`]): pages on their way to the backing file.
 //! - [`dependence`]: whether pages would be lost with a donor.
 //! - [`removal`]: taking a copy away without losing track of a page.
@@ -137,7 +137,7 @@ impl Volume {
         self.is_abandoned.store(true, Ordering::SeqCst);
     }
 
-    /// Whether whoever uses pages or slabs may still give them back.
+    /// Whether the thread that uses pages or slabs may still give them back.
     fn has_owners(&self) -> bool {
         !self.device_failure.has_come() && !self.is_abandoned.load(Ordering::SeqCst)
     }
@@ -202,7 +202,8 @@ impl Volume {
         &self.slabs[slab.0 as usize]
     }
 
-    /// Held by whoever fills or empties copy indexes of slab entries. Never taken by an I/O thread, nor inside a gate.
+    /// Held by the thread that fills or empties copy indexes of slab entries. Never taken by an I/O thread, nor
+    /// inside a gate.
     pub fn assignment(&self) -> MutexGuard<'_, ()> {
         self.assignment.lock().unwrap_or_else(PoisonError::into_inner)
     }

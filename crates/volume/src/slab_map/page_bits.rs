@@ -2,11 +2,11 @@
 //!
 //! Infiniswap keeps one bit per page (remote or disk). With several copies there are nine, each a bitmap so that a
 //! request of many pages costs a few word operations:
-//! - `Busy`: a writer, a discard or the mover owns the page. Whoever changes any other bit of a page holds this one,
-//!   except the disk thread, see [`crate::slab_map::backlog`]. The only one that ends with the process, whose threads
-//!   the owners are.
-//! - `Writing`: a write of the page is under way, so its copies may differ until it ends. Whoever finds it after a
-//!   crash chooses one of them, see [`crate::slab_map::recovery`].
+//! - `Busy`: a writer, a discard or the mover owns the page. A thread that changes any other bit of a page holds this
+//!   one, except the disk thread, see [`crate::slab_map::backlog`]. The only one that ends with the process, whose
+//!   threads the owners are.
+//! - `Writing`: a write of the page is under way, so its copies may differ until it ends. A thread that finds it
+//!   after a crash chooses one of them, see [`crate::slab_map::recovery`].
 //! - `Copy0..Copy3`: the copy in that copy index of the slab entry holds the page's current content.
 //! - `Disk`: the backing file does.
 //! - `Pending`: the backlog does, and will write it to the backing file.
@@ -20,7 +20,7 @@ use crate::slab_map::words::Words;
 /// The bitmaps, see the module text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bit {
-    /// Owned by whoever changes the page.
+    /// Owned by the thread that changes the page.
     Busy,
     /// Copy `n` of the slab is valid for this page.
     Copy(usize),

@@ -31,7 +31,7 @@ pub struct Recovered {
 }
 
 impl Volume {
-    /// The first step, see the module text. Nobody else uses the volume yet.
+    /// The first step, see the module text. No other thread uses the volume yet.
     pub fn recover(&self, now: Instant) -> Recovered {
         let mut recovered = Recovered::default();
         for slab in self.geometry.slabs() {
@@ -111,7 +111,7 @@ impl Volume {
         self.bits.clear(Bit::Writing, page, 1);
     }
 
-    /// Owns pages that nobody else can own now.
+    /// Owns pages that no other thread can own now.
     fn own(&self, first: u64, count: u64) {
         assert!(self.bits.try_acquire(first, count), "nobody uses a volume that is being recovered");
     }

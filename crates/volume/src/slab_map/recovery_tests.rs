@@ -85,7 +85,7 @@ struct Remains {
 struct World {
     words: Words,
     volume: Arc<Volume>,
-    /// Who is there now; a lost donor's place is taken by a new one.
+    /// The donor that is there now; a lost donor's place is taken by a new one.
     donors: Rc<RefCell<Vec<SharedStore>>>,
     disk: SharedStore,
     mailboxes: Vec<Arc<QueuePairMailbox>>,
@@ -324,7 +324,7 @@ impl World {
     /// that was being written to a donor that is gone may be lost (two failures at once) until its request comes
     /// again.
     fn check(&mut self, donor_is_gone: bool) {
-        // Requests of the dead process are answered by nobody.
+        // Requests of the dead process are answered by no thread.
         let promises = self.promises.replace(Promises::default());
         let mut seen: HashMap<u64, Content> = HashMap::new();
         for page in 0..GEOMETRY.page_count() {

@@ -10,7 +10,7 @@
 //! wait.
 //!
 //! Every wait ends when the device does by a panic ([`spillway_block::device_failure`]): the thread that is waited
-//! for is gone, and nobody reads these pages any more.
+//! for is gone, and no thread reads these pages any more.
 
 use spillway_fabric::units::SlabIndex;
 
@@ -84,8 +84,8 @@ impl Volume {
         pages_lost
     }
 
-    /// Waits until nobody uses the copies that were in `slab` so far. False when that cannot be known any more, or is
-    /// not worth the wait.
+    /// Waits until no thread uses the copies that were in `slab` so far. False when that cannot be known any more, or
+    /// is not worth the wait.
     fn drain(&self, slab: SlabIndex, pause: &mut impl FnMut(), is_worth: impl Fn() -> bool) -> bool {
         self.slab(slab).gate.drain_while(|| {
             pause();

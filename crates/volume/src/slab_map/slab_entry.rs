@@ -153,7 +153,7 @@ impl SlabEntry {
         self.accesses.load(Ordering::Relaxed)
     }
 
-    /// Asks for a donor; true when nobody had asked yet.
+    /// Asks for a donor; true when no thread had asked yet.
     pub fn want(&self) -> bool {
         self.flags.fetch_or(WANTED, Ordering::SeqCst) & WANTED == 0
     }

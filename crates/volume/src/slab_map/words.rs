@@ -106,7 +106,7 @@ pub(crate) mod crash {
         static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
     }
 
-    /// Calls `observer` before each store of this thread, or nobody any more.
+    /// Calls `observer` before each store of this thread, or no thread any more.
     pub(crate) fn observe(observer: Option<Observer>) {
         OBSERVER.with(|current| *current.borrow_mut() = observer);
     }

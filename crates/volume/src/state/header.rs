@@ -16,7 +16,7 @@ use crate::slab_map::words::Words;
 /// Says that memory holds a state: "spillway" in ASCII.
 const MARK: u64 = 0x7370_696c_6c77_6179;
 
-/// The layout of everything in a state. Whoever changes a word's meaning raises it.
+/// The layout of everything in a state. A thread that changes a word's meaning raises it.
 pub const STATE_VERSION: u64 = 1;
 
 const AT_MARK: usize = 0;
@@ -151,7 +151,7 @@ impl Header {
         (0..HEADER_WORDS).all(|index| self.words.load(index) == 0)
     }
 
-    /// Writes a head for an empty device. A process that dies before the mark leaves memory that nobody takes.
+    /// Writes a head for an empty device. A process that dies before the mark leaves memory that no thread takes.
     pub(super) fn begin(&self, settings: &Settings, borrower: BorrowerId) {
         self.words.store(AT_VERSION, STATE_VERSION);
         self.words.store(AT_BORROWER, borrower.0 as u64);

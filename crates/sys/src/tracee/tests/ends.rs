@@ -69,7 +69,7 @@ fn has_become_another_program(child: &Child) -> bool {
     fs::read_to_string(format!("/proc/{}/comm", child.pid)).unwrap() == "sleep\n"
 }
 
-/// It is what it became, and nobody holds it.
+/// It is what it became, and no thread holds it.
 fn assert_sleeps(child: &Child) {
     wait_until("it sleeps", || child.is_in_call(libc::SYS_clock_nanosleep));
     assert!(has_become_another_program(child));

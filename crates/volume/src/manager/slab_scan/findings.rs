@@ -34,7 +34,7 @@ impl Findings {
         findings
     }
 
-    /// What was found after `since`. It is used once: who asks twice wants to know what changed.
+    /// What was found after `since`. It is used once: a caller that asks twice wants to know what changed.
     fn taken_since(&self, since: Option<Instant>) -> Option<Vec<Finding>> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let fresh = last.take_if(|(taken, _)| since.is_some_and(|since| *taken > since));
