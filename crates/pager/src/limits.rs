@@ -177,7 +177,7 @@ pub const DISCARD_PAUSE: Duration = Duration::from_millis(500);
 
 /// So many looks slots stay as they are before donors are told to forget them: five seconds, in which a program that
 /// frees memory and asks for some again finds them with their memory. Pages that took the place of discarded ones
-/// left at 5.8 to 7.0 us each instead of 1.4 to 2.8 (docs/decisions/pager-speed.md).
+/// left at 5.8 to 7.0 us each instead of 1.4 to 2.8 (docs/decisions/pager-eviction.md).
 pub const DISCARD_AFTER_LOOKS: u32 = 10;
 
 /// The next batch waits so long, or until a page has come, if a fault was put off for the one before: twice what a

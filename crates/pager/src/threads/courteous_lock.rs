@@ -3,7 +3,7 @@
 //! The fault thread has a program's page table for most of each fault, and takes it again a microsecond after it gave
 //! it back. A thread that sleeps for it is woken then, and finds it taken, again and again: a mutex lets who comes
 //! first have it. Seen for a millisecond and more, in which each fault also paid for waking the other without success
-//! (docs/decisions/pager-speed.md, "Waiting for a page table"). So the frequent one looks whether somebody waits,
+//! (docs/decisions/pager-fault.md). So the frequent one looks whether somebody waits,
 //! and lets him go first; not for longer than he takes to wake up, not if the offer of the CPU took a third one, and
 //! once only: his CPU may be busy.
 

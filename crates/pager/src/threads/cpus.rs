@@ -2,7 +2,7 @@
 //!
 //! The two work at the same time: one takes pages out while the other writes those before. But who sleeps is woken by
 //! the other, and the scheduler may put it on the waker's CPU though another one is idle
-//! (docs/decisions/pager-speed.md). Then both take turns on one. So if that was so for some batches, the eviction
+//! (docs/decisions/pager-eviction.md). Then both take turns on one. So if that was so for some batches, the eviction
 //! thread leaves that CPU, and neither may run where the other was then.
 //!
 //! All of that is undone when nothing has left for a while, and when one of them has to wait for a CPU: then others

@@ -53,7 +53,7 @@ pub const NEIGHBOURS_MAX: u32 = 32;
 
 /// Pages that leave together at most, of one aligned group of so many numbers: four groups of neighbours, the pager's
 /// batch. Groups that were numbered one after the other are neighbours in most cases, and pages that are neighbours
-/// move as one run, with one flush of other CPUs' TLBs (docs/decisions/pager-speed.md). If they are not, the pages
+/// move as one run, with one flush of other CPUs' TLBs (docs/decisions/pager-eviction.md). If they are not, the pages
 /// that leave along are others that came at the same time and have nothing that speaks for them, of another program
 /// even.
 pub const LEAVING_MAX: u32 = 4 * NEIGHBOURS_MAX;
