@@ -207,3 +207,49 @@ fn circles_are_found_and_what_is_none_is_left() {
         ["virtual_machine"]
     );
 }
+
+/// Modules that decide: no clock, no randomness without a seed, no threads, no files.
+const DECISIONS: [&str; 31] = [
+    "crates/policy/src/lib.rs",
+    "crates/volume/src/manager/heat.rs",
+    "crates/volume/src/manager/placement.rs",
+    "crates/volume/src/slab_map/page_bits.rs",
+    "crates/volume/src/slab_map/slab_entry.rs",
+    "crates/volume/src/slab_map/gate.rs",
+    "crates/volume/src/slab_map/journal.rs",
+    "crates/volume/src/slab_map/page_table.rs",
+    "crates/volume/src/slab_map/removal.rs",
+    "crates/volume/src/slab_map/recovery.rs",
+    "crates/volume/src/slab_map/admission.rs",
+    "crates/volume/src/slab_map/dependence.rs",
+    "crates/volume/src/engine/read.rs",
+    "crates/volume/src/engine/write.rs",
+    "crates/volume/src/engine/discard.rs",
+    "crates/donor/src/leases.rs",
+    "crates/donor/src/eviction.rs",
+    "crates/donor/src/capacity.rs",
+    "crates/donor/src/preparation.rs",
+    "crates/pager/src/page_table/mod.rs",
+    "crates/pager/src/mappings/events.rs",
+    "crates/pager/src/mappings/maps.rs",
+    "crates/pager/src/evict/staging.rs",
+    "crates/pager/src/evict/choose.rs",
+    "crates/pager/src/fork/reservations.rs",
+    "crates/pager/src/fault/read_ahead.rs",
+    "crates/pager/src/fault/recheck.rs",
+    "crates/fabric/src/credit.rs",
+    "crates/fabric/src/patience.rs",
+    "crates/fabric/src/control/silence.rs",
+    "crates/block/src/cpu_idle/burst.rs",
+];
+
+#[test]
+fn modules_that_decide_deny_clocks_and_threads() {
+    for module in DECISIONS {
+        let source = fs::read_to_string(crates().parent().unwrap().join(module)).unwrap();
+        let attribute = "#![cfg_attr(not(test), deny(clippy::disallowed_methods))]";
+        assert!(source.contains(attribute), "{module} has no {attribute}");
+    }
+    let lints = fs::read_to_string(crates().parent().unwrap().join("clippy.toml")).unwrap();
+    assert!(lints.contains("disallowed-methods") && lints.contains("Instant::now"), "clippy.toml says what they deny");
+}

@@ -5,6 +5,8 @@
 //! leases would all be granted from one old sample. Decisions only: samples come from
 //! [`host_memory`](crate::host_memory).
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use crate::host_memory::MemorySample;
 use crate::limits::{AVAILABLE_WEIGHT, PRESSURE_PERCENT_MAX};
 

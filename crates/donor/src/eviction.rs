@@ -4,6 +4,8 @@
 //! those, and the E least active are recalled. There are no global statistics. Owners that do not answer in time
 //! count as fully active, so they lose a slab only when the others' do not suffice.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 

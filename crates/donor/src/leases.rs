@@ -3,6 +3,8 @@
 //! Invariants: a handle belongs to one session and is not given out twice before its release; the byte counts are the
 //! sums over the leases. Nothing here touches memory or sockets.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

@@ -4,6 +4,8 @@
 //! devices of different sizes would make each other wait: each new lease of one would throw the other's away. The
 //! number of sizes is bounded; the ones of the newest sessions count.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use crate::limits::PREPARED_SIZES_MAX;
 
 /// What to do about prepared slabs now.

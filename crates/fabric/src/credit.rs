@@ -5,6 +5,8 @@
 //!
 //! Invariant: credits held plus credits free are [`QUEUE_DEPTH_MAX`].
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use crate::limits::{CREDITS_RESERVED_FOR_DEMAND, CREDITS_RESERVED_FOR_PREFETCH, QUEUE_DEPTH_MAX};
 use crate::units::Priority;
 

@@ -8,6 +8,8 @@
 //! One value for each donor: the process that knows where copies are sets it, the control channel and every data
 //! connection look at it.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 

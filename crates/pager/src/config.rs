@@ -79,20 +79,15 @@ impl PagerConfig {
     }
 
     pub(crate) fn check(&self) -> Result<(), PagerError> {
-        let invalid = |text: String| Err(PagerError::Invalid(text));
         if self.budget_bytes < BUDGET_BYTES_MIN {
-            let budget = self.budget_bytes;
-            return invalid(format!(
-                "a budget of {budget} bytes is too small; give at least {BUDGET_BYTES_MIN} bytes (16M)"
-            ));
+            return Err(PagerError::Budget { bytes: self.budget_bytes });
         }
-        if let Some(threads) = self.fault_threads.filter(|threads| !(1..=FAULT_THREADS_MAX).contains(threads)) {
-            return invalid(format!("{threads} fault threads cannot be; take 1 to {FAULT_THREADS_MAX}"));
+        if let Some(count) = self.fault_threads.filter(|count| !(1..=FAULT_THREADS_MAX).contains(count)) {
+            return Err(PagerError::FaultThreads { count });
         }
-        for path in [&self.preload, &self.directory] {
-            if !path.exists() {
-                return invalid(format!("{} does not exist", path.display()));
-            }
+        let missing = [&self.preload, &self.directory].into_iter().find(|path| !path.exists());
+        if let Some(path) = missing {
+            return Err(PagerError::Missing { path: path.clone() });
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! - [`trace`]: recorded accesses, by which both are chosen and compared.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod prefetch;
 pub mod replacement;

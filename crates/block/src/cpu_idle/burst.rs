@@ -2,6 +2,8 @@
 //!
 //! Sans-I/O: the caller tells of each request that somebody waits for, and asks before it sleeps.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::time::{Duration, Instant};
 
 use crate::limits::{BURST_GAP_MAX, BURST_REQUESTS_MIN};

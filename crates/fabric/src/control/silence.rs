@@ -4,6 +4,8 @@
 //! paused, or others had its processor) finds the peer silent for as long, although no process listened. That counts
 //! as one wait, and only after what came meanwhile was looked for.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::time::Duration;
 
 use crate::limits::HEARTBEAT_INTERVAL;

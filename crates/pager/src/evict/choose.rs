@@ -1,5 +1,7 @@
 //! Which pages leave: the policy hears what happened to pages, and names victims.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::sync::atomic::Ordering;
 
 use spillway_policy::replacement::{Arrival, CachePage};

@@ -8,6 +8,8 @@
 //! slots of the volume in the same order; a slot of the volume names a pool page as its staging place only while that
 //! page holds its content.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::collections::VecDeque;
 
 use crate::limits::GROUP_PAGES;

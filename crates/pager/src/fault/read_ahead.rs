@@ -10,6 +10,8 @@
 //! far (`Distance`): over shared memory and a near network 256 KiB, and up to 2 MiB, each in reads of 128 KiB behind
 //! the page that is waited for.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::time::Duration;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;

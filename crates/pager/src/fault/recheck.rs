@@ -5,6 +5,8 @@
 //! it comes again and again. Such a page is read from its copy; if it turns out to be there after all, it is what it
 //! was.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::collections::VecDeque;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;

@@ -5,6 +5,8 @@
 //! may have filled memory that its program gives up again soon, so a fork that finds no room beside others is told to
 //! ask again.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::sync::{Mutex, PoisonError};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;

@@ -18,6 +18,8 @@
 //!
 //! A late end is the only message that comes too late. All others concern memory that its thread still has.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::ops::Range;
 
 use spillway_sys::moves_under_way::Move;

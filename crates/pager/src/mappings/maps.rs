@@ -2,6 +2,8 @@
 //! stack that the kernel grows. Everything else stays: files have their own place to go, and what is shared is not
 //! one program's.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::ops::Range;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;

@@ -13,6 +13,8 @@
 //! - A page that the program removes is not evicted before it was seen absent (rule 10): it is
 //!   [`PageState::Discarding`], and not listed.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 pub mod group;
 pub mod page_indexes;
 pub mod ranges;

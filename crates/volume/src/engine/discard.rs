@@ -4,6 +4,8 @@
 //! The bits are cleared first: from then on the pages read as zeroes, whatever happens to the messages that free
 //! memory. Such a message that fails costs memory until the slab is given back, never a wrong byte.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use spillway_fabric::queue_pair::{Operation, PostError};
 use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
 

@@ -8,6 +8,8 @@
 //! and is read afresh from what else has its pages, if all of them are elsewhere too. What the slow donor still sends
 //! is thrown away: the segment's buffer belongs to somebody else by then (`docs/decisions/slow-donors.md`).
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use spillway_block::request::BlockError;
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
 use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};

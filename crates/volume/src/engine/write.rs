@@ -8,6 +8,8 @@
 //! From the first byte on until then the pages are marked `Writing`: should the process die, their copies may differ.
 //! A write that finds the backlog full keeps its turn there by a ticket, until it gets in or ends.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use spillway_block::limits::REQUEST_PAGES_MAX;
 use spillway_block::request::BlockError;
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};

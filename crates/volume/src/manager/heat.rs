@@ -8,6 +8,8 @@
 //!
 //! No clock and no I/O: the manager passes both.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::time::{Duration, Instant};
 
 use spillway_fabric::units::SlabIndex;

@@ -4,6 +4,8 @@
 //! volume over many donors makes the loss of one cheap); the one with more free memory is taken. The cluster manager
 //! will deepen this.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use crate::slab_map::slab_entry::DonorSlot;
 
 /// A donor that could be asked.

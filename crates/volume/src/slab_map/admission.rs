@@ -4,6 +4,8 @@
 //! aside for them, so a small write never takes the room that a large one has been waiting for; where there is room for
 //! all of them, no thread waits for anybody. Sans-I/O, and nothing allocates after it was made.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::collections::VecDeque;
 
 /// A writer's place in the queue. It must be used or given up (`Admission::leave`), or its room stays set aside.

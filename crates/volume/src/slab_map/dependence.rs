@@ -4,6 +4,8 @@
 //! that is on its way from one place to another may therefore seem to have no other copy for a moment; it is looked
 //! at twice.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use super::Volume;
 use super::page_bits::PageWord;
 use super::slab_entry::{CopyLocations, DonorSlot};

@@ -9,6 +9,8 @@
 //! not enough: a request may read the phase, be delayed over a whole drain, and count itself under the old phase
 //! afterwards, where the next drain would not look. So a drain flips twice and waits for each counter once.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use crate::sync::{AtomicU32, Ordering, yield_now};
 
 /// The gate of one slab.

@@ -6,6 +6,8 @@
 //! replaced): the highest number is the page's content. Whether that is the page's truth at all is said by its
 //! `Pending` bit.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::collections::HashMap;
 
 use crate::slab_map::words::Words;

@@ -14,6 +14,8 @@
 //!
 //! A page without any bit was never written, or was discarded: it reads as zeroes.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use crate::limits::COPIES_MAX;
 use crate::slab_map::words::Words;
 

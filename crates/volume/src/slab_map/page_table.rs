@@ -2,6 +2,8 @@
 //!
 //! Linear probing with backward-shift deletion (Knuth, TAOCP 3, 6.4, algorithm R), at most half full.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 /// A fixed-capacity map from page number to slot number.
 #[derive(Debug)]
 pub struct PageTable {

@@ -10,6 +10,8 @@
 //! Either may die halfway and be started again by the next process. docs/decisions/crash-recovery.md walks one page
 //! through it.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::time::Instant;
 
 use spillway_fabric::units::SlabIndex;

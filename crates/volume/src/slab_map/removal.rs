@@ -12,6 +12,8 @@
 //! Every wait ends when the device does by a panic ([`spillway_block::device_failure`]): the thread that is waited
 //! for is gone, and no thread reads these pages any more.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use spillway_fabric::units::SlabIndex;
 
 use super::Volume;

@@ -9,6 +9,8 @@
 //! copy index, so that no page is forgotten that only this copy has. Copy indexes outlive the process; gate, flags
 //! and counters do not.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use spillway_fabric::units::SlabHandle;
 
 use crate::limits::{COPIES_MAX, DONORS_MAX};
