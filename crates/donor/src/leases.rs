@@ -114,6 +114,8 @@ impl LeaseBook {
         assert!(self.lent_bytes >= size_bytes, "what comes back was lent");
         self.lent_bytes -= size_bytes;
         if let LeaseState::Recalled { overdue, .. } = state {
+            assert!(self.recalled_bytes >= size_bytes, "what comes back after a recall was recalled");
+            assert!(self.recalls.overdue >= u64::from(overdue), "an overdue slab was counted as overdue");
             self.recalled_bytes -= size_bytes;
             self.recalls.returned += 1;
             self.recalls.overdue -= u64::from(overdue);
@@ -128,6 +130,7 @@ impl LeaseBook {
             _ => return false,
         }
         self.recalled_bytes += leases.slab_size_bytes;
+        assert!(self.recalled_bytes <= self.lent_bytes, "only what is lent is recalled");
         self.recalls.asked += 1;
         true
     }
@@ -141,6 +144,10 @@ impl LeaseBook {
                     && *deadline <= now
                 {
                     self.recalls.overdue += u64::from(!*overdue);
+                    assert!(
+                        self.recalls.returned + self.recalls.overdue <= self.recalls.asked,
+                        "an overdue slab was asked for"
+                    );
                     *deadline = now + grace;
                     *overdue = true;
                     late.push(Lease { session: *session, slab: *slab });

@@ -60,6 +60,8 @@ impl Budget {
 
     /// `pages` of the write-back pool were used.
     pub fn set_pool_pages(&self, pages: u32) {
+        let bytes = u64::from(pages) * PAGE_SIZE_BYTES as u64;
+        assert!(bytes <= self.pool_bytes_max, "no more of the pool is used than there is");
         self.pool_pages.store(pages.into(), Ordering::Relaxed);
     }
 
@@ -76,7 +78,9 @@ impl Budget {
 
     /// And ends here.
     pub fn low_pages(&self) -> i64 {
-        self.high_pages() - self.watermark_pages()
+        let low = self.high_pages() - self.watermark_pages();
+        assert!(low > 0, "programs keep a part of the budget whatever leaves");
+        low
     }
 
     fn watermark_pages(&self) -> i64 {

@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn no_thread_inherits_a_real_time_policy() {
         let page_indexes = PageIndexes { volume_pages: VolumePages::new(1), cache_pages: CachePages::default() };
-        let shared = Arc::new(PagerState::new(page_indexes, Budget::new(1 << 20, 0), 1).unwrap());
+        let shared = Arc::new(PagerState::new(page_indexes, Budget::new(1 << 20, 1 << 17), 1).unwrap());
         let (tell, told) = std::sync::mpsc::channel();
         // A thread of its own, because it keeps the policy.
         let starter = std::thread::spawn(move || {

@@ -341,7 +341,8 @@ impl World {
         let pool = BufferPool::new(POOL_SLOTS + 1, limits::GROUP_SIZE_BYTES as usize).unwrap();
         let page_indexes =
             PageIndexes { volume_pages: VolumePages::new(VOLUME_PAGES), cache_pages: CachePages::default() };
-        let shared = Arc::new(PagerState::new(page_indexes, Budget::new(budget_pages * PAGE, 0), threads).unwrap());
+        let budget = Budget::new(budget_pages * PAGE, POOL_SLOTS as u64 * limits::GROUP_SIZE_BYTES);
+        let shared = Arc::new(PagerState::new(page_indexes, budget, threads).unwrap());
         let volume = Arc::new(Mapping::anonymous(VOLUME_PAGES as usize * PAGE_SIZE_BYTES).unwrap());
         let mapped_quarters = Arc::new(AtomicU64::new(0));
         let (submitted, written) = (Arc::default(), Arc::default());
