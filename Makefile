@@ -6,7 +6,7 @@
 #   make soak    long runs of the failure tests (minutes each; SPILLWAY_SOAK_SECONDS sets their length), and what takes minutes in virtual machines
 #   make vm-test TEST=NAME   one test in virtual machines (all of them without TEST)
 #   make vm-shell            a shell in a virtual machine (KERNEL=6.1 for another kernel)
-#   make check   formatting, lints, documentation, dependencies
+#   make check   subjects of commits, formatting, lints, documentation, dependencies
 
 SHELL := /bin/bash
 CARGO ?= cargo
@@ -44,6 +44,7 @@ vm-shell: packages-machines test-binaries
 	$(CARGO) run -q -p spillway-virtual-machine -- shell --kernel $(or $(KERNEL),6.12)
 
 check:
+	.ci/commits
 	$(CARGO) fmt --all --check
 	rustfmt --check --edition 2024 crates/stub/src/preload/*.rs
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
