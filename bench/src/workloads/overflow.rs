@@ -85,7 +85,7 @@ impl Stopped {
             return Ok(Self { pager: None });
         };
         // What comes back for the lock makes others leave, and a batch that had begun before takes locked pages too
-        // (docs/pager.md, "What the kernel does"). After it nothing leaves behind a lock.
+        // (docs/pager-kernel.md). After it nothing leaves behind a lock.
         for _ in 0..LOCKS {
             std::thread::sleep(REST);
             let unusable = |error| WorkloadError::Setting(format!("the program cannot be locked in memory: {error}"));

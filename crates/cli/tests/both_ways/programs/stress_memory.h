@@ -90,7 +90,7 @@ static int do_free(struct worker *worker, struct region *region) { return advise
 static int do_protect(struct worker *worker, struct region *region) {
     size_t length, start = piece(worker, region, &length);
     char *memory = region->memory + start * PAGE;
-    /* Its parts may stay apart (docs/pager.md, "What a program can see"); the program `peculiarities` checks that they rarely do. */
+    /* Its parts may stay apart (docs/pager-programs.md); the program `peculiarities` checks that they rarely do. */
     region->is_cut = 1;
     if (mprotect(memory, length * PAGE, PROT_READ) != 0) fail("mprotect");
     for (size_t page = start; page < start + length; page++)
