@@ -34,6 +34,25 @@ pub struct Interest {
 }
 
 /// One I/O thread's end of a front end, see the module text.
+/// How an I/O thread uses one:
+///
+/// ```
+/// use std::io;
+///
+/// use spillway_block::channel::{BlockChannel, Received};
+/// use spillway_block::request::BlockError;
+///
+/// /// Answers requests with errors until the device is gone.
+/// fn refuse_all(channel: &mut dyn BlockChannel) -> io::Result<()> {
+///     loop {
+///         match channel.receive()? {
+///             Received::Request(request) => channel.complete(request.slot, Err(BlockError::InputOutput))?,
+///             Received::Nothing => channel.flush()?,
+///             Received::Closed => return Ok(()),
+///         }
+///     }
+/// }
+/// ```
 pub trait BlockChannel: Send {
     /// The buffers of this channel's requests.
     fn pool(&self) -> &Arc<BufferPool>;

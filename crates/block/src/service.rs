@@ -28,6 +28,27 @@ pub enum Waiting {
 }
 
 /// Serves requests that an I/O thread hands over. Never blocks, never allocates.
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Instant;
+///
+/// use spillway_block::local_memory::LocalMemory;
+/// use spillway_block::metrics::Metrics;
+/// use spillway_block::request::{BlockOperation, BlockRequest};
+/// use spillway_block::service::BlockService;
+/// use spillway_fabric::buffer_pool::BufferPool;
+/// use spillway_sys::mapping::Mapping;
+///
+/// let pool = BufferPool::unlocked(1, 4096)?;
+/// let memory = Arc::new(Mapping::anonymous(1 << 20)?);
+/// let mut service = LocalMemory::new(memory, Arc::new(Metrics::default()), pool);
+/// let request = BlockRequest { slot: 0, operation: BlockOperation::Write, offset_bytes: 0, length_bytes: 4096 };
+/// service.submit(request, Instant::now());
+/// let mut ended = Vec::new();
+/// service.poll(Instant::now(), &mut |slot, result| ended.push((slot, result)));
+/// assert_eq!(ended, [(0, Ok(()))]);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub trait BlockService: Send {
     /// Takes a request; its slot was free.
     fn submit(&mut self, request: BlockRequest, now: Instant);

@@ -78,6 +78,45 @@ pub struct Completion {
 }
 
 /// One connection of one I/O thread to one donor, see the module text.
+/// ```
+/// use std::os::fd::BorrowedFd;
+/// use std::time::Instant;
+///
+/// use spillway_fabric::queue_pair::{Completion, PostError, QueuePair, Request, RequestError};
+///
+/// /// A connection whose donor is gone: every request ends, and none is answered.
+/// #[derive(Default)]
+/// struct Lost(Vec<Request>);
+///
+/// impl QueuePair for Lost {
+///     fn post(&mut self, request: Request, _now: Instant) -> Result<(), PostError> {
+///         self.0.push(request);
+///         Ok(())
+///     }
+///
+///     fn poll(&mut self, _now: Instant, complete: &mut dyn FnMut(Completion)) -> usize {
+///         let ended = self.0.len();
+///         self.0.drain(..).for_each(|request| {
+///             complete(Completion { tag: request.tag, result: Err(RequestError::Down) });
+///         });
+///         ended
+///     }
+///
+///     fn in_flight(&self) -> usize {
+///         self.0.len()
+///     }
+///
+///     fn event(&self) -> Option<BorrowedFd<'_>> {
+///         None
+///     }
+///
+///     fn is_down(&self) -> bool {
+///         true
+///     }
+/// }
+///
+/// assert_eq!(Lost::default().poll(Instant::now(), &mut |_| unreachable!("nothing was posted")), 0);
+/// ```
 pub trait QueuePair: Send {
     /// Hands a request over. It may start at once or at the next [`QueuePair::poll`].
     fn post(&mut self, request: Request, now: Instant) -> Result<(), PostError>;

@@ -9,6 +9,15 @@ use crate::limits::{
 };
 
 /// How much memory programs may have.
+/// ```
+/// use spillway_pager::budget::Budget;
+///
+/// let budget = Budget::new(64 << 20, 4 << 20);
+/// budget.set_resident(budget.limit_pages());
+/// assert!(budget.is_exceeded() && budget.holds_back());
+/// budget.count(-budget.limit_pages());
+/// assert!(!budget.holds_back());
+/// ```
 #[derive(Debug)]
 pub struct Budget {
     bytes: AtomicU64,

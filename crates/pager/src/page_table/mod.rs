@@ -74,6 +74,19 @@ pub enum Victim {
 }
 
 /// See the module text.
+/// ```
+/// use spillway_pager::page_table::page_indexes::{CachePages, Coming, SpaceId};
+/// use spillway_pager::page_table::volume_pages::VolumePages;
+/// use spillway_pager::page_table::{Answer, PageIndexes, PageTable};
+///
+/// let mut page_indexes = PageIndexes { volume_pages: VolumePages::new(64), cache_pages: CachePages::default() };
+/// let mut page_table = PageTable::new(SpaceId(1));
+/// page_table.filled(0x1000, false, Coming::New, &mut page_indexes);
+/// let run = page_indexes.volume_pages.take(1).unwrap();
+/// page_table.left(0x1000, run.first, &mut page_indexes);
+/// let answer = page_table.answer(0x1000, false, &page_indexes.volume_pages);
+/// assert!(matches!(answer, Answer::Read(page) if page == run.first));
+/// ```
 #[derive(Debug)]
 pub struct PageTable {
     id: SpaceId,

@@ -164,6 +164,17 @@ impl Candidates {
 }
 
 /// A policy for one stream of faults.
+/// ```
+/// use spillway_policy::prefetch::read_ahead::ReadAhead;
+/// use spillway_policy::prefetch::{Candidates, Prefetcher, VirtualPage};
+///
+/// let (mut prefetcher, mut candidates) = (ReadAhead::default(), Candidates::default());
+/// for page in [10, 11, 12] {
+///     candidates.clear();
+///     prefetcher.on_fault(VirtualPage(page), &mut candidates);
+/// }
+/// assert_eq!(candidates.pages()[0], VirtualPage(13), "the stream goes on");
+/// ```
 pub trait Prefetcher: Send {
     /// Its name on command lines and in tables.
     fn name(&self) -> &'static str;

@@ -103,6 +103,16 @@ pub enum Evidence {
 }
 
 /// A policy: which of the listed pages leaves next.
+/// ```
+/// use spillway_policy::replacement::sampled::Sampled;
+/// use spillway_policy::replacement::{Arrival, CachePage, Replacement};
+///
+/// let mut policy = Sampled::new(4, 4, 1);
+/// (0..4).for_each(|page| policy.inserted(CachePage(page), Arrival::New));
+/// let mut victims = [CachePage(0); 2];
+/// assert_eq!(policy.victims(&mut victims), 2);
+/// assert_eq!(policy.listed(), 2);
+/// ```
 pub trait Replacement: Send {
     /// `page` is in local memory now, in the program's sight. A listed page is taken as touched instead.
     fn inserted(&mut self, page: CachePage, arrival: Arrival);

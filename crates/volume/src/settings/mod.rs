@@ -21,6 +21,28 @@ use crate::limits::{DONORS_MAX, VOLUME_SIZE_BYTES_MAX};
 use crate::slab_map::Geometry;
 
 /// How to start a volume.
+/// ```
+/// use std::time::Duration;
+///
+/// use spillway_volume::settings::mapping::MappingPolicy;
+/// use spillway_volume::settings::transport::TransportChoice;
+/// use spillway_volume::settings::{SettingsError, VolumeConfig};
+///
+/// let config = VolumeConfig {
+///     name: "example".to_owned(),
+///     size_bytes: 1 << 30,
+///     slab_size_bytes: 32 << 20,
+///     donors: vec!["node2:7070".parse().unwrap()],
+///     key_file: None,
+///     redundancy: "replicas=2".parse().unwrap(),
+///     mapping: MappingPolicy::OnDemand,
+///     transport: TransportChoice::Auto,
+///     backing: None,
+///     fill_backing: false,
+///     donor_wait: Duration::ZERO,
+/// };
+/// assert!(matches!(config.check(), Err(SettingsError::TooFewDonors { count: 1, .. })));
+/// ```
 #[derive(Clone, Debug)]
 pub struct VolumeConfig {
     /// Shows in status, mounts and logs; letters, digits and dashes.

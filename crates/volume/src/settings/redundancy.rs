@@ -9,6 +9,12 @@ use serde::{Deserialize, Serialize};
 pub const REPLICAS_MAX: usize = 3;
 
 /// Where copies of a page live.
+/// ```
+/// use spillway_volume::settings::redundancy::Redundancy;
+///
+/// let redundancy: Redundancy = "disk+replicas=2".parse().unwrap();
+/// assert_eq!((redundancy.replicas, redundancy.disk), (2, true));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Redundancy {
     /// Donors that hold each page; 1 to [`REPLICAS_MAX`].
