@@ -6,7 +6,7 @@ use std::time::Instant;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
-use super::fill::fill_staging;
+use super::fill::fill_staging_area;
 use super::{Faults, Outcome, PAGE};
 use crate::address_space::{AddressSpace, SpaceState};
 use crate::fault::pool::Pending;
@@ -85,7 +85,9 @@ impl Faults {
                 self.shared.counters.held_back.add(1);
                 Outcome::HeldBack
             }
-            Answer::Zero if space.staging().is_some_and(|area| area.contains(&address)) => fill_staging(space, page),
+            Answer::Zero if space.staging().is_some_and(|area| area.contains(&address)) => {
+                fill_staging_area(space, page)
+            }
             Answer::Zero => {
                 // Where there are guards the one call that leaves them alone ([`PageTable::guard`]).
                 let is_guarded = state.page_table.is_guarded(address);
@@ -95,9 +97,9 @@ impl Faults {
                     space.memory.zero(page)
                 };
                 let outcome =
-                    self.filled(space, state, address, false, (Coming::New, FaultKind::Zero, arrived), result);
+                    self.record_filled(space, state, address, false, (Coming::New, FaultKind::Zero, arrived), result);
                 if outcome == Outcome::Done && fault.is_write {
-                    self.zero_along(space, state, address);
+                    self.prefetch_zeroes(space, state, address);
                 }
                 outcome
             }
@@ -113,7 +115,7 @@ impl Faults {
                 let protect = !fault.is_write && !state.page_table.comes_writable(address);
                 let result = space.memory.copy(address, self.pool.memory(), offset, PAGE_SIZE_BYTES, protect);
                 drop(page_indexes);
-                self.filled(space, state, address, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
+                self.record_filled(space, state, address, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
             }
             Answer::Read(slot) => self.begin_read(space, state, fault, slot, arrived),
         }

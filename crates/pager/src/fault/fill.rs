@@ -18,7 +18,7 @@ use crate::statistics::FaultKind;
 
 impl Faults {
     /// Gives a program that touches fresh memory page by page the next pages too.
-    pub(super) fn zero_along(&self, space: &AddressSpace, state: &mut SpaceState, address: u64) {
+    pub(super) fn prefetch_zeroes(&self, space: &AddressSpace, state: &mut SpaceState, address: u64) {
         let range = state.page_table.first_touches_ahead(address);
         if range.is_empty() || !self.shared.budget.has_room(2 * ZEROES_AHEAD_MAX as i64) {
             return;
@@ -44,7 +44,7 @@ impl Faults {
     }
 
     /// Says in the table what filling a page came to.
-    pub(super) fn filled(
+    pub(super) fn record_filled(
         &mut self,
         space: &AddressSpace,
         state: &mut SpaceState,
@@ -64,13 +64,19 @@ impl Faults {
             }
             Err(PageError::TryAgain) => Outcome::PutOff,
             Err(error) => {
-                self.not_filled(space, state, address, &error);
+                self.record_not_filled(space, state, address, &error);
                 Outcome::Done
             }
         }
     }
 
-    pub(super) fn not_filled(&mut self, space: &AddressSpace, state: &mut SpaceState, address: u64, error: &PageError) {
+    pub(super) fn record_not_filled(
+        &mut self,
+        space: &AddressSpace,
+        state: &mut SpaceState,
+        address: u64,
+        error: &PageError,
+    ) {
         match error {
             PageError::Exists => {
                 // Its own page, found there by an old message; or, if it was thought to be away, what the program
@@ -98,7 +104,7 @@ impl Faults {
 
 /// Fills a page of the staging area, which a program that locks all its memory waits for. It is nothing of the
 /// program's, so no thread takes note of it.
-pub(super) fn fill_staging(space: &AddressSpace, page: Range<u64>) -> Outcome {
+pub(super) fn fill_staging_area(space: &AddressSpace, page: Range<u64>) -> Outcome {
     if matches!(space.memory.zero(page.clone()), Err(PageError::TryAgain)) {
         return Outcome::PutOff;
     }

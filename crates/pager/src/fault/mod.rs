@@ -13,6 +13,9 @@
 //! Nothing here allocates once the lists have grown to what the programs need, except a fork (a table for the child),
 //! a page table that grows, events of ranges, a late event, and a page that the kernel took back.
 //!
+//! Three verbs: *read* asks the volume for a page, *fill* puts a page into the program, *prefetch* does both for
+//! pages that come along. *record* then says in the page table and the budget what came of it.
+//!
 //! - [`messages`]: what programs tell; `answer`: what one fault takes; `fill`: pages into programs' memory.
 //! - `read`: reads from the volume; [`read_ahead`]: what comes along; [`recheck`]: faults on pages that are there.
 //! - [`pool`]: what several fault threads share.
@@ -38,7 +41,7 @@ use spillway_sys::mapping::Mapping;
 #[cfg(doc)]
 use self::messages::Messages;
 use self::pool::Pending;
-use self::read::{Ask, ReadUnderWay};
+use self::read::{PrefetchRequest, ReadUnderWay};
 use crate::limits::{FAULT_READS_MAX, ZEROES_AHEAD_MAX};
 #[cfg(doc)]
 use crate::page_table::PageTable;
@@ -80,7 +83,7 @@ pub struct Faults {
     /// The address space that got a page last, until this is asked for.
     filled: Option<SpaceId>,
     /// What comes along is read when those who wait have their pages.
-    asks: Vec<Ask>,
+    prefetch_requests: Vec<PrefetchRequest>,
 }
 
 impl Faults {
@@ -112,13 +115,13 @@ impl Faults {
             ended: Vec::with_capacity(FAULT_READS_MAX),
             has_begun: false,
             filled: None,
-            asks: Vec::with_capacity(FAULT_READS_MAX),
+            prefetch_requests: Vec::with_capacity(FAULT_READS_MAX),
         })
     }
 
     /// Whether something is to be tried again soon.
     pub fn has_put_off(&self) -> bool {
-        let has_tasks = !self.put_off.is_empty() || !self.asks.is_empty();
+        let has_tasks = !self.put_off.is_empty() || !self.prefetch_requests.is_empty();
         has_tasks || self.here != 0
     }
 
@@ -156,12 +159,12 @@ impl Faults {
         if self.has_begun {
             waiting = self.poll_engine(now);
         }
-        if !self.asks.is_empty() {
+        if !self.prefetch_requests.is_empty() {
             if waiting == Waiting::Poll {
                 // Over shared memory what somebody waits for is here by now.
                 self.poll_engine(now);
             }
-            self.bring_all_along(now);
+            self.prefetch_all(now);
             waiting = self.poll_engine(now);
         }
         // A read that failed may have been begun again.
@@ -188,7 +191,7 @@ impl Faults {
     fn retry(&mut self) -> bool {
         let mut here = self.here;
         while here != 0 {
-            self.fill_from(here.trailing_zeros() as usize);
+            self.fill_from_buffer(here.trailing_zeros() as usize);
             here &= here - 1;
         }
         let mut answered = 0;

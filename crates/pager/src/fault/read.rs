@@ -48,7 +48,7 @@ impl ReadUnderWay {
 }
 
 /// A page that was read for a fault: others come along with it.
-pub(super) struct Ask {
+pub(super) struct PrefetchRequest {
     space: Arc<AddressSpace>,
     thread: u32,
     address: u64,
@@ -68,7 +68,7 @@ impl Faults {
         arrived: Instant,
     ) -> Outcome {
         let address = fault.address & !(PAGE - 1);
-        let filled = self.fill_in_place(space, state, fault, slot, arrived);
+        let filled = self.fill_from_slab(space, state, fault, slot, arrived);
         let is_near = filled.is_some();
         let outcome = filled.unwrap_or_else(|| {
             let has_begun =
@@ -79,15 +79,21 @@ impl Faults {
             return outcome;
         }
         self.shared.fault_pool.demanded();
-        if self.asks.len() < FAULT_READS_MAX {
+        if self.prefetch_requests.len() < FAULT_READS_MAX {
             let space = Arc::clone(space);
-            self.asks.push(Ask { space, thread: fault.thread, address, is_near, waits_since: None });
+            self.prefetch_requests.push(PrefetchRequest {
+                space,
+                thread: fault.thread,
+                address,
+                is_near,
+                waits_since: None,
+            });
         }
         Outcome::Done
     }
 
     /// Fills the page that somebody waits for from where it lies; `None` if it has to be read.
-    fn fill_in_place(
+    fn fill_from_slab(
         &mut self,
         space: &AddressSpace,
         state: &mut SpaceState,
@@ -96,7 +102,7 @@ impl Faults {
         arrived: Instant,
     ) -> Option<Outcome> {
         let address = fault.address & !(PAGE - 1);
-        let (protect, result) = self.copy_in_place(space, state, (address, slot), 1, fault.is_write)?;
+        let (protect, result) = self.copy_from_slab(space, state, (address, slot), 1, fault.is_write)?;
         if result.as_ref().is_err_and(PageError::is_unreadable) {
             let page = address..address + PAGE;
             self.lost(space, fault, page.clone(), BlockError::InputOutput);
@@ -104,12 +110,12 @@ impl Faults {
             return Some(Outcome::Done);
         }
         let told = (Coming::Back, FaultKind::Fill, arrived);
-        Some(self.filled(space, state, address, protect, told, result))
+        Some(self.record_filled(space, state, address, protect, told, result))
     }
 
     /// Fills `count` neighbours from where they lie, the first of which is the one at `address` with its content in
     /// `slot`: whether write-protected, and what came of it. `None` if they have to be read.
-    fn copy_in_place(
+    fn copy_from_slab(
         &mut self,
         space: &AddressSpace,
         state: &mut SpaceState,
@@ -133,11 +139,11 @@ impl Faults {
     /// Begins with what comes along. While the budget is nearly used up that waits for the eviction, and while the
     /// program changes its mappings for the end of that, but not for long: a program that had to fault for each page
     /// of its window meanwhile would have lost the stream.
-    pub(super) fn bring_all_along(&mut self, now: Instant) {
+    pub(super) fn prefetch_all(&mut self, now: Instant) {
         let mut is_short = false;
-        let mut asks = std::mem::take(&mut self.asks);
-        asks.retain_mut(|ask| {
-            let Ask { space, waits_since, .. } = ask;
+        let mut prefetch_requests = std::mem::take(&mut self.prefetch_requests);
+        prefetch_requests.retain_mut(|ask| {
+            let PrefetchRequest { space, waits_since, .. } = ask;
             let space = Arc::clone(space);
             let state = &mut *space.lock_for_faults();
             // What came along with the one before is counted by now, if it was filled in place.
@@ -147,10 +153,10 @@ impl Faults {
             if !is_ready {
                 return now.saturating_duration_since(*waits_since.get_or_insert(now)) < ASK_PATIENCE;
             }
-            self.bring_along(state, ask, now);
+            self.prefetch(state, ask, now);
             false
         });
-        self.asks = asks;
+        self.prefetch_requests = prefetch_requests;
         if is_short {
             self.shared.eviction.signal();
         }
@@ -166,8 +172,8 @@ impl Faults {
     }
 
     /// Asks for what comes along with a page, and begins with it.
-    fn bring_along(&mut self, state: &mut SpaceState, ask: &Ask, now: Instant) {
-        let Ask { space, thread, address, is_near, .. } = ask;
+    fn prefetch(&mut self, state: &mut SpaceState, ask: &PrefetchRequest, now: Instant) {
+        let PrefetchRequest { space, thread, address, is_near, .. } = ask;
         let budget = &self.shared.budget;
         let reads = self.reads.iter().flatten().take(self.busy.count_ones() as usize);
         let coming: usize = reads.map(|read| read.along.pages().len()).sum();
@@ -192,7 +198,7 @@ impl Faults {
         });
         drop(read_ahead);
         for run in runs.iter().flatten() {
-            let done = self.bring_in_place(space, state, run);
+            let done = self.prefetch_from_slab(space, state, run);
             if let Some(rest) = run.behind(done) {
                 self.read(space, state, &rest, None, now);
             }
@@ -200,17 +206,17 @@ impl Faults {
     }
 
     /// Fills the first pages of a run from where they lie, and says how many.
-    fn bring_in_place(&mut self, space: &AddressSpace, state: &mut SpaceState, run: &ReadAheadRun) -> usize {
+    fn prefetch_from_slab(&mut self, space: &AddressSpace, state: &mut SpaceState, run: &ReadAheadRun) -> usize {
         let mut done = 0;
         while let Some((address, slot)) = run.pages().get(done).copied() {
             let rest = &run.pages()[done..];
             let count = neighbours(rest, &state.page_table, |(address, slot)| {
                 state.page_table.state(address) == PageState::Away(slot)
             });
-            let Some((protect, result)) = self.copy_in_place(space, state, (address, slot), count, false) else {
+            let Some((protect, result)) = self.copy_from_slab(space, state, (address, slot), count, false) else {
                 break;
             };
-            match self.came_along(space, state, rest, (run.coming(), protect), result) {
+            match self.record_prefetched(space, state, rest, (run.coming(), protect), result) {
                 0 => break,
                 count => done += count,
             }
@@ -276,7 +282,7 @@ impl Faults {
                     self.shared.fault_pool.read_ahead().read_took(read.begun.elapsed());
                 }
                 self.here |= 1 << buffer;
-                self.fill_from(buffer);
+                self.fill_from_buffer(buffer);
             }
             Err(BlockError::TimedOut) if read.fault.is_some() && read.attempts < READ_ATTEMPTS_MAX => {
                 read.attempts += 1;
@@ -286,7 +292,7 @@ impl Faults {
             Err(error) => {
                 let (space, along) = (Arc::clone(&read.space), read.along.clone());
                 if self.shared.apply_events(&space, &mut space.lock_for_faults()) {
-                    self.not_read(buffer, error);
+                    self.read_failed(buffer, error);
                 } else {
                     self.submit_read(buffer, &along);
                 }
@@ -295,14 +301,14 @@ impl Faults {
     }
 
     /// Gives the program the pages that lie in `buffer`, neighbours together.
-    pub(super) fn fill_from(&mut self, buffer: usize) {
+    pub(super) fn fill_from_buffer(&mut self, buffer: usize) {
         let mut read = self.reads[buffer].take().expect("a read that is here");
         let space = Arc::clone(&read.space);
         let mut guard = space.lock_for_faults();
         let state = &mut *guard;
         while read.done < read.along.pages().len() {
             let is_settled = self.shared.apply_events(&space, state);
-            let count = if is_settled { self.fill_neighbours(buffer, &read, state) } else { 0 };
+            let count = if is_settled { self.fill_run(buffer, &read, state) } else { 0 };
             if count == 0 {
                 // The program changes its mappings; its events come first.
                 drop(guard);
@@ -325,7 +331,7 @@ impl Faults {
     }
 
     /// Fills the next pages of a read that are neighbours. How many are done with; none if it is to be tried again.
-    fn fill_neighbours(&mut self, buffer: usize, read: &ReadUnderWay, state: &mut SpaceState) -> usize {
+    fn fill_run(&mut self, buffer: usize, read: &ReadUnderWay, state: &mut SpaceState) -> usize {
         let (space, rest) = (&read.space, &read.along.pages()[read.done..]);
         let (address, slot) = rest[0];
         if space.is_gone() || !state.page_table.awaits(address, slot) {
@@ -344,14 +350,14 @@ impl Faults {
             let told = (read.along.coming(), FaultKind::Fill, read.arrived);
             let goes_on = result.is_ok() && read.is_awaited();
             self.filled = goes_on.then_some(space.id).or(self.filled);
-            return usize::from(self.filled(space, state, address, protect, told, result) == Outcome::Done);
+            return usize::from(self.record_filled(space, state, address, protect, told, result) == Outcome::Done);
         }
-        self.came_along(space, state, rest, (read.along.coming(), protect), result)
+        self.record_prefetched(space, state, rest, (read.along.coming(), protect), result)
     }
 
     /// Says in the table what filling pages, of which the first are `pages`, came to that no thread waits for. How many
     /// are done with; none if they are to be filled later.
-    fn came_along(
+    fn record_prefetched(
         &mut self,
         space: &AddressSpace,
         state: &mut SpaceState,
@@ -373,7 +379,7 @@ impl Faults {
             }
             Err(PageError::TryAgain) => 0,
             Err(error) => {
-                self.not_filled(space, state, pages[0].0, &error);
+                self.record_not_filled(space, state, pages[0].0, &error);
                 1
             }
         }
@@ -382,7 +388,7 @@ impl Faults {
     /// The pages could not be read. If somebody waits for one its content is lost: its program gets SIGBUS when it
     /// touches it, never another content. Pages that were to come along are asked for again by the thread that needs
     /// them.
-    fn not_read(&mut self, buffer: usize, error: BlockError) {
+    fn read_failed(&mut self, buffer: usize, error: BlockError) {
         let ReadUnderWay { space, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
         self.is_over(buffer);
         let mut state = space.lock_for_faults();
