@@ -6,9 +6,9 @@
 //! that no process reads while it is measured.
 //!
 //! Besides, the kernel gives sums (requests, and milliseconds that they took): the mean of all requests. Looked at
-//! every few hundredths of a second they give a mean for each such window, and where there are no events the
-//! distribution is that of the requests, each taken as long as its window's mean. So a single slow request shows as
-//! its part of a window only.
+//! every few hundredths of a second they give a mean for each such window. Where there are no events the distribution
+//! is that of the requests, each taken as long as its window's mean. So a single slow request shows as its part of a
+//! window only.
 //!
 //! A page fault waits for such a request, and for what the kernel does before and after it: it enters, looks for
 //! memory, maps the page, switches back to the program. Requests for pages that are read ahead, which no process waits

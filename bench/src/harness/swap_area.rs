@@ -1,7 +1,7 @@
 //! Swap that is on for as long as a value lives.
 //!
 //! Invariants: one area of ours is on at a time on this machine, so a page can only have gone to the device that is
-//! measured (a lock on a file makes other runs of this program wait); its priority is above that of any other area; a
+//! measured. A lock on a file makes other runs of this program wait; its priority is above that of any other area; a
 //! file in memory is never swapped to.
 
 use std::fs::File;

@@ -50,7 +50,7 @@ pub const EVICTION_SAMPLE_FACTOR: u64 = 2;
 pub const SLABS_PREPARED_MAX: usize = 256;
 
 /// Bytes of a slab that are allocated before others are offered the CPU, if it is made ahead: 0.1 ms. A slab of 32
-/// MiB takes 20 ms and more, in turns of the scheduler of 1 to 2 ms, for which a pager on the same CPU waited in the
+/// MiB takes 20 ms and more, in turns of the scheduler of 1 to 2 ms. A pager on the same CPU waited for them in the
 /// middle of its evictions (docs/decisions/pager-eviction.md).
 pub const PREPARE_STEP_BYTES: usize = 256 << 10;
 

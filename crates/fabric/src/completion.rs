@@ -3,8 +3,8 @@
 //! Waking a halted CPU costs more than serving a page (measured here: 60 us), so a waiter first polls for as long as
 //! the next request of a burst may take to come ([`SPIN_DURATION_MAX`]). Where spinning does not pay it stops by
 //! itself: on a machine with one CPU, when the peer needs this very CPU, or when other work wants it (seen as a gap
-//! between two polls), each wait that spun without success doubles the number of waits that sleep at once. So on a busy
-//! machine the spin bound is zero but for one trial in [`WAITS_WITHOUT_SPIN_MAX`].
+//! between two polls). Each wait that spun without success doubles the number of waits that sleep at once. So on a
+//! busy machine the spin bound is zero but for one trial in [`WAITS_WITHOUT_SPIN_MAX`].
 //!
 //! Sans-I/O: the caller passes the time in, polls, and sleeps. One wait: [`begin`](HybridWait::begin), then
 //! [`next`](HybridWait::next) after each fruitless poll, and [`arrived`](HybridWait::arrived) when something came.

@@ -5,8 +5,8 @@
 //! pair belongs to one thread at a time (`Send`, not `Sync`).
 //!
 //! Life of a request: `post` takes a credit (or says `Busy`) -> the transport moves the bytes -> `poll` yields
-//! exactly one [`Completion`] with the request's tag, at the latest when the connection made no progress for as long
-//! as its donor is waited for ([`Patience`](crate::patience::Patience)). Until then the buffer belongs to the
+//! exactly one [`Completion`] with the request's tag. It comes at the latest when the connection made no progress for
+//! as long as its donor is waited for ([`Patience`](crate::patience::Patience)). Until then the buffer belongs to the
 //! transport; after it, the transport never touches the buffer again. When a connection fails, every request in
 //! flight completes with an error and every later `post` says `Down`.
 

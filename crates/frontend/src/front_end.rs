@@ -50,7 +50,7 @@ impl FrontEndConfig {
 }
 
 /// The block device of a front end. Order of life: opening gives the channels -> the caller starts its I/O threads,
-/// one for each channel -> [`FrontEnd::attach`], during which the kernel may already send requests ->
+/// one for each channel; then [`FrontEnd::attach`], during which the kernel may already send requests ->
 /// [`FrontEnd::detach`] while the threads still run -> the channels say
 /// [`Closed`](spillway_block::channel::Received::Closed). Dropping detaches as far as possible.
 pub trait FrontEnd: Send {

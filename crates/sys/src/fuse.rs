@@ -1,9 +1,8 @@
 //! The kernel's end of a filesystem in user space: `/dev/fuse`, its mount, and how requests and replies cross it.
 //!
-//! A request is read in two pieces: its header with the fixed argument into a small array ([`REQUEST_HEAD_BYTES`]),
-//! and whatever follows (for a write, the pages) straight into a [`Mapping`] at an offset that the caller chose, so
-//! that data land page-aligned without a second copy. A reply with data leaves straight from the mapping in the same
-//! way.
+//! A request is read in two pieces: its header with the fixed argument into a small array ([`REQUEST_HEAD_BYTES`]).
+//! Whatever follows (for a write, the pages) straight into a [`Mapping`] at an offset that the caller chose, so that
+//! data land page-aligned without a second copy. A reply with data leaves straight from the mapping in the same way.
 //!
 //! Invariant: descriptors are non-blocking, so nothing here ever waits.
 

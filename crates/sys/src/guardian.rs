@@ -2,9 +2,9 @@
 //!
 //! It shares this process's table of descriptors (`clone` with `CLONE_FILES`), so userfaultfds stay open when this
 //! process is killed, and programs wait for their pages instead of reading zeroes. It kills the programs that are
-//! listed in memory that both share, then the thread that maps a file that all programs map (a child that was forked
-//! just now is in no list yet), waits for the ends of those listed, and only then ends itself, or becomes a program
-//! that clears up ([`Successor`]).
+//! listed in memory that both share. Then it kills every process that maps the file of all programs (a child that
+//! was forked just now is in no list yet). It waits for the ends of those listed, and only then ends itself, or
+//! becomes a program that clears up ([`Successor`]).
 //!
 //! Invariants: after the clone it makes system calls only, on memory that was made before: a copy of a threaded
 //! process has its locks and its heap in whatever state they were.

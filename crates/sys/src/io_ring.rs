@@ -178,8 +178,8 @@ impl IoRing {
         self.unsubmitted += 1;
         let entry = entry.user_data(slot as u64);
         // SAFETY: the entry points into `memory`'s mapping (checked by `address`), which lives until `drop` has
-        // waited for every busy slot, or into the slot's own part of `vectors`, which is not written while the slot
-        // is busy.
+        // waited for every busy slot. Or it points into the slot's own part of `vectors`, which is not written while
+        // the slot is busy.
         unsafe { self.ring.submission().push(&entry) }.expect("the queue has a place for every slot");
     }
 

@@ -1,8 +1,8 @@
 //! The modules that guests need, with all they depend on, out of the thousands of a kernel's package.
 //!
-//! Two sets: those that bring up the guest's root ([`BOOT`], in the initramfs, loaded in order), and those that
-//! machines ask for or the kernel loads by itself ([`MODULES`], in a tree of their own below the host's root, for
-//! `modprobe`).
+//! Two sets: those that bring up the guest's root ([`BOOT`], in the initramfs, loaded in order). The others are those
+//! that machines ask for or the kernel loads by itself ([`MODULES`], in a tree of their own below the host's root,
+//! for `modprobe`).
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -2,10 +2,10 @@
 //! parent is the device's [keeper](super::keeper), which owns the entry and has the memory that outlives this
 //! process.
 //!
-//! It serves page-outs of a machine without memory, so before the device starts it is made safe: it never waits for
-//! its own swap (`PR_SET_IO_FLUSHER`, set first thing in `main`), all its memory is locked, it is in a memory group
-//! of its own without a limit, and the kernel's out-of-memory killer passes it by. What could not be had is a note in
-//! the status.
+//! It serves page-outs of a machine without memory, so before the device starts it is made safe. It never waits for
+//! its own swap (`PR_SET_IO_FLUSHER`, set first thing in `main`), and all its memory is locked. It is in a memory
+//! group of its own without a limit, and the kernel's out-of-memory killer passes it by. What could not be had is a
+//! note in the status.
 
 use std::fs;
 use std::io::Write;

@@ -1,7 +1,7 @@
 //! Whether a program's file can be given a preloaded library, which the pager needs.
 //!
 //! The dynamic loader does that, so there must be one (no static program), it must be ours (neither 32-bit nor of
-//! another processor), and it must not ignore `LD_PRELOAD`, as it does when a program gets rights that its user lacks
+//! another processor), and it must not ignore `LD_PRELOAD`. It does when a program gets rights that its user lacks
 //! (ld.so(8), "secure-execution mode"). A script is judged by its interpreter.
 
 use std::fs::{self, File};

@@ -1,6 +1,6 @@
 //! Which swap areas are on: `/proc/swaps`, and what their priorities mean for ours.
 //!
-//! The kernel fills the area with the highest priority first and shares between those of the same priority, so an
+//! The kernel fills the area with the highest priority first and shares between those of the same priority. So an
 //! area of ours beside an equal one gets only part of the pages that the user wants at donors.
 
 use std::io;

@@ -6,9 +6,9 @@
 //! buffers, several at a time; sends gather headers and payloads the same way. Both stop and resume at any byte.
 //!
 //! When anything is wrong (a lost peer, a missed deadline, an answer that does not fit) the socket is closed first,
-//! so that nothing lands in a buffer any more, and then every request in flight completes as down. A write that was
-//! given up may still reach the donor's memory: the slabs of a lost connection count as lost with it, and its session
-//! is not resumed.
+//! so that nothing lands in a buffer any more. Then every request in flight completes as down. A write that was given
+//! up may still reach the donor's memory: the slabs of a lost connection count as lost with it, and its session is
+//! not resumed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

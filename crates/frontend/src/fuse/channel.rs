@@ -1,9 +1,9 @@
 //! One I/O thread's end of a one-file FUSE filesystem: a [`BlockChannel`].
 //!
 //! Life of a request: `receive` reads it into a free slot (the pages of a write land at the slot's start) -> the
-//! caller works on the slot -> `complete` answers, a read's pages straight from the slot, and the slot is free again.
-//! Requests about names and attributes are answered inside `receive` and never reach the caller. With every slot
-//! taken nothing is read, and requests wait in the kernel, where other threads take them.
+//! caller works on the slot; then `complete` answers, a read's pages straight from the slot, and the slot is free
+//! again. Requests about names and attributes are answered inside `receive` and never reach the caller. With every
+//! slot taken nothing is read, and requests wait in the kernel, where other threads take them.
 //!
 //! Invariants: a slot is either free or holds exactly one unanswered request; nothing here allocates after
 //! [`FuseChannel::new`]; a request that is not whole pages inside the file is refused, never cut.

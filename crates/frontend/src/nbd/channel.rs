@@ -1,7 +1,7 @@
 //! One stream socket that speaks the transmission phase of NBD: a [`BlockChannel`].
 //!
 //! Life of a request: `receive` decodes its header and takes a free slot, in which a write's data land -> the caller
-//! works on the slot -> `complete` puts the answer into the queue -> `flush` (or the next `receive`) sends all
+//! works on the slot; then `complete` puts the answer into the queue -> `flush` (or the next `receive`) sends all
 //! answers that wait, a read's pages straight from their slots -> the slot is free again. With every slot taken
 //! nothing more is read, so a client that sends faster than it is served, or never reads its answers, waits in its
 //! own socket.

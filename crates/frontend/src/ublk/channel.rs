@@ -1,7 +1,7 @@
 //! One I/O thread's end of a ublk device, which is one hardware queue: a [`BlockChannel`].
 //!
 //! Life of a request: the kernel puts it into a slot that waits (the pages of a write land at the slot's start) ->
-//! `receive` takes it -> the caller works on the slot -> `complete` prepares the answer (the kernel takes a read's
+//! `receive` takes it -> the caller works on the slot; then `complete` prepares the answer (the kernel takes a read's
 //! pages straight from the slot) -> `flush`, or the next `receive`, hands over all answers at once, and their slots
 //! wait again. With every slot taken, requests wait in the kernel; no other queue takes them.
 //!

@@ -1,8 +1,8 @@
 //! A block device through the kernel's ublk driver: one ring for each hardware queue, no second driver in between.
 //!
 //! Order of life: [`Ublk::add`] makes the device's character half and gives the channels -> the caller starts its I/O
-//! threads, whose first look at their channels tells the kernel that they serve -> [`FrontEnd::attach`] makes the block
-//! device, which waits for exactly that -> [`FrontEnd::detach`] while the threads still run -> the channels see
+//! threads, whose first look at their channels tells the kernel that they serve; then [`FrontEnd::attach`] makes the
+//! block device, which waits for exactly that -> [`FrontEnd::detach`] while the threads still run -> the channels see
 //! [`Closed`](spillway_block::channel::Received::Closed).
 //!
 //! When the serving process dies, a device made `recoverable` stays, and its users wait: another process takes it over

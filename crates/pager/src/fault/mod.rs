@@ -10,8 +10,8 @@
 //! Pages come write-protected for faults that read, so that they can leave without a write, and writable for faults
 //! that write.
 //!
-//! Nothing here allocates once the lists have grown to what the programs need, except a fork (a table for the child),
-//! a page table that grows, events of ranges, a late event, and a page that the kernel took back.
+//! Nothing here allocates once the lists have grown to what the programs need. Exceptions are a fork (a table for the
+//! child), a page table that grows, events of ranges, a late event, and a page that the kernel took back.
 //!
 //! Three verbs: *read* asks the volume for a page, *fill* puts a page into the program, *prefetch* does both for
 //! pages that come along. *record* then says in the page table and the budget what came of it.

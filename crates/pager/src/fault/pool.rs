@@ -1,6 +1,6 @@
 //! What the fault threads of a pager have in common.
 //!
-//! A fault takes the fault thread 12 us of CPU time, most of them outside the program's table, so a program whose
+//! A fault takes the fault thread 12 us of CPU time, most of them outside the program's table. So a program whose
 //! threads wait for many pages at once would be served by one CPU, however many idle ones its waiting threads left.
 //! The first thread reads all messages ([`crate::fault::messages`]); where faults come in crowds it answers one of
 //! each crowd, and leaves the others to whichever thread is free first: to itself too, so that none waits for a

@@ -2,10 +2,9 @@
 //!
 //! The kernel changes mappings under a lock of the address space and tells of it after that lock was given up
 //! (`userfaultfd_unmap_complete`, `mremap_userfaultfd_complete` in fs/userfaultfd.c). A thread that loses its CPU in
-//! between tells late, and meanwhile another thread may have got the addresses that it gave up: "Z moved to X" is
-//! read, and then "X is unmapped", of what was at X before. Taken in the order in which they are read, the pages of Z
-//! are forgotten and read as zeroes (seen once in fifty runs of a test of six seconds with eight threads on two
-//! CPUs).
+//! between tells late. Meanwhile another thread may have got the addresses that it gave up: "Z moved to X" is read,
+//! and then "X is unmapped", of what was at X before. Taken in the order in which they are read, the pages of Z are
+//! forgotten and read as zeroes (seen once in fifty runs of a test of six seconds with eight threads on two CPUs).
 //!
 //! Two facts make the order known:
 //! - While any change was not told, or its thread did not go on since, the kernel fills and moves no page and says
@@ -80,8 +79,8 @@ impl MappingEvents {
     }
 
     /// Takes all changes, in the order in which they happened; nothing may be under way. `mapped` gives the parts of
-    /// a range that were known to be mapped and registered when the last changes were applied, `is_mapped` what can
-    /// be said now of the place of a move and a page in it. `None` if nothing can be said now.
+    /// a range that were known to be mapped and registered when the last changes were applied. `is_mapped` gives what
+    /// can be said now of the place of a move and a page in it. `None` if nothing can be said now.
     pub fn apply_events(
         &mut self,
         mapped: impl Fn(&Range<u64>) -> Vec<Range<u64>>,

@@ -1,10 +1,10 @@
 //! Address spaces that come by a fork, and their processes.
 //!
 //! The kernel tells of an address space before its process has a number, and never says which one it is. Their order
-//! does not tell either: threads that fork at once get their messages and their children's numbers in any order, and
-//! a child of vfork(2) or posix_spawn(3) that has become another program is a child with a memory of its own, too. So
-//! a page of the head is registered through the address space's userfaultfd for a moment: that parts the head's
-//! mapping there, in the maps of the one process whose memory it is.
+//! does not tell either: threads that fork at once get their messages and their children's numbers in any order. A
+//! child of vfork(2) or posix_spawn(3) that has become another program is a child with a memory of its own, too. So a
+//! page of the head is registered through the address space's userfaultfd for a moment: that parts the head's mapping
+//! there, in the maps of the one process whose memory it is.
 
 use std::collections::HashSet;
 use std::io;

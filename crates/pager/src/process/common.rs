@@ -2,9 +2,9 @@
 //! once.
 //!
 //! How many they are only a walk of page tables tells (`Pss_Anon`, 50 ns a page measured), so that is done now and
-//! then, one program at a time and each paid off before the next: the survey sees nothing else meanwhile, and the
-//! kernel holds the lock of that program's mappings. A program that is too large for that is never walked, and then
-//! no process is of those that may share its pages. In between they become more by forks only, whose pages are all
+//! then, one program at a time, each paid off before the next. the survey sees nothing else meanwhile, and the kernel
+//! holds the lock of that program's mappings. A program that is too large for that is never walked, and then no
+//! process is of those that may share its pages. In between they become more by forks only, whose pages are all
 //! another's too, but for those that were written since; and fewer by pages that are written and copied, each of
 //! which costs a minor fault, or given up, which are then missing from their program's count. All of that is cheap to
 //! ask for, so [`Common::pages`] is too high only by what comes and goes without a trace: memory that is given up

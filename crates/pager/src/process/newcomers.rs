@@ -1,8 +1,8 @@
 //! Programs that did not wait for an answer ([`Note`]): the pager said in advance what it would be.
 //!
 //! Their messages are listened to at once, so that a fork waits for no thread. All else that a program takes (a place
-//! among those that are paged, files of `/proc`, a place in the guardian's list) is made at the next look, and most
-//! small programs are over by then.
+//! among those that are paged, files of `/proc`, a place in the guardian's list) is made at the next look. Most small
+//! programs are over by then.
 
 use spillway_stub::greeting::{GreetingError, Note, Notes};
 use spillway_stub::protocol::HelloKind;

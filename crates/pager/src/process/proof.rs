@@ -1,12 +1,12 @@
 //! Who says hello is a process of the run, and what it says of its memory is true.
 //!
 //! The kernel vouches for the process and its user. The run's token, which stands in the environment of its programs,
-//! shows that the process was started in the run. That it maps the head where it says is seen in its maps, and that
-//! the userfaultfd is of its memory by a mark that is set through the userfaultfd and shows in the same maps
+//! shows that the process was started in the run. That it maps the head where it says is seen in its maps. That the
+//! userfaultfd is of its memory is seen by a mark that is set through the userfaultfd and shows in the same maps
 //! (`children`).
 //!
 //! A process that executes another program has another memory from then on, maybe with more rights (a set-user-ID
-//! program), and does not map the head until it said hello anew, which such a program never does. So its maps are
+//! program). It does not map the head until it said hello anew, which such a program never does. So its maps are
 //! looked at again whenever one of its threads has stopped, before anything of that is changed; a stopped thread
 //! executes nothing.
 

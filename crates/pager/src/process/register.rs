@@ -147,7 +147,7 @@ impl Survey {
 }
 
 /// Whether an evictor was given a seat and has not said yet where it has mapped that, and where its staging area is:
-/// they may come into a hole of what would be registered just now, and the evictor would wait for a page of them,
+/// they may come into a hole of what would be registered just now. The evictor would wait for a page of them,
 /// which no thread gives it while its batch is under way (rules 7 and 14).
 fn is_evictor_settling(seat: Option<&Seat>) -> bool {
     seat.is_some_and(|seat| matches!(seat.state(), EvictorState::Absent | EvictorState::Starting))

@@ -1,8 +1,8 @@
 //! How threads of the pager wake one another: a flag, and an eventfd that is written only if its reader sleeps.
 //!
 //! Each thread looks at its bell at every turn, hundreds of times between two sleeps while it spins or an evictor
-//! works, and the fault thread rings for the eviction at every page beyond the watermark. None of these is to be a
-//! system call.
+//! works. The fault thread rings for the eviction at every page beyond the watermark. None of these is to be a system
+//! call.
 //!
 //! Invariant: the thread that rings after the flag was last cleared is seen, before the next sleep or by its end. A
 //! descriptor that stays readable because it was written late ends one sleep too early.

@@ -4,7 +4,7 @@
 //! - `engine`: the volume, `neighbours`: and that pages go there and come back together; `forks`: forks that the
 //!   kernel does not tell of; `delays`: what waits, and for how long no thread asks again; `apart`: on which CPUs.
 //!
-//! The kernel's rules that matter are kept: nothing is filled or moved while an event waits to be read, an event's
+//! The kernel's rules that matter are kept: nothing is filled or moved while an event waits to be read. An event's
 //! own work is done before it is told (unmap, remap, fork) or after it was read (remove), pages that are not
 //! registered are not moved, and nothing is filled where nothing is mapped.
 

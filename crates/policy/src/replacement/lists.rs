@@ -200,7 +200,7 @@ impl<const COUNT: usize> Lists<COUNT> {
         self.push(list, page);
     }
 
-    /// Takes `page`, which is in a list, as a victim, and with it, as far as there is room, the neighbours in its
+    /// Takes `page`, which is in a list, as a victim. With it come, as far as there is room, the neighbours in its
     /// list and in its aligned group of `group` numbers that entered before it, or nearly at the same time, and are
     /// `cold` by their marks. Only what joins `page` without a gap is a neighbour: with a gap it would be another
     /// request.

@@ -11,9 +11,9 @@
 //! behind streams stay, for programs that go back a little (docs/decisions/replacement.md); chance takes them, too.
 //!
 //! What streams spare may be of no use any more, and a loop that would fit is kept out by it. It is not seen that a
-//! page is not touched, so that is tried (`Trial`): now and then pages by chance leave in place of passed ones, as in
-//! bimodal insertion (Qureshi et al., "Adaptive insertion policies for high performance caching", ISCA 2007), and the
-//! less of them come back, the more often.
+//! page is not touched, so that is tried (`Trial`): now and then pages by chance leave in place of passed ones. This
+//! is as in bimodal insertion (Qureshi et al., "Adaptive insertion policies for high performance caching", ISCA
+//! 2007), and the less of them come back, the more often.
 //!
 //! The numbers come from a seed, so equal events have equal victims.
 

@@ -8,7 +8,7 @@
 //! # Format, version 1
 //! A head of 40 bytes, little-endian: magic `SPWTRACE`, version (u16), kind (u8: 0 touches, 1 faults), zero (5
 //! bytes), events (u64), lost events (u64), bytes of the body (u64). Then the body, for each event
-//! - a varint: bit 0 says whether thread and time follow, bit 1 whether the page was written, the rest is the
+//! - a varint: bit 0 says whether thread and time follow, bit 1 whether the page was written. The rest is the
 //!   distance from the page before in zigzag order (0, -1, 1, -2..), from page 0 for the first;
 //! - if bit 0 is set, two varints: the thread, and the ticks since the event before. Without, the thread is that of
 //!   the event before (0 for the first), and no tick has passed.

@@ -6,8 +6,8 @@
 //! the area is unregistered for that moment (rule 9; docs/pager.md has the figures).
 //!
 //! Linux 6.18 moves pages and does not say so (rule 16): when the program changes a page in the middle of a move (its
-//! first write where a page of zeroes was) the kernel tries again, moves it and maybe neighbours, still has the error
-//! of the first try, tries a third time, and finds its target in use (EEXIST; `move_pages` in its
+//! first write where a page of zeroes was) the kernel tries again, moves it and maybe neighbours, and still has the
+//! error of the first try. It tries a third time, and finds its target in use (EEXIST; `move_pages` in its
 //! `mm/userfaultfd.c`). So what it says of a page is believed only if it looked at that page's place
 //! ([`is_in_doubt`]); else the place tells: one with anything but zeroes in it holds the page. A page of zeroes may
 //! have moved too, and comes back as what it is, since no thread has anything else for it. (No thread but the kernel

@@ -3,15 +3,15 @@
 //! A call that a stop interrupts ends as for a signal (signal(7), "Interruption of system calls and library functions
 //! by signal handlers"). Those below leave one of the kernel's `ERESTART` codes in the result, which the program
 //! never sees: when the thread goes on with the registers that it was stopped with and no handler of the program's
-//! ran, the kernel makes the call again, with what is left of its time (`arch_do_signal_or_restart` in the kernel's
-//! `arch/x86/kernel/signal.c`); a debugger that calls a function in its program relies on the same. Calls that would
-//! end with `EINTR`, or with a part of their work, are not here; of sockets only those that wait for ever are
-//! (`sock_intr_errno` in the kernel's `include/net/sock.h`).
+//! ran. Then the kernel makes the call again, with what is left of its time (`arch_do_signal_or_restart` in the
+//! kernel's `arch/x86/kernel/signal.c`); a debugger that calls a function in its program relies on the same. Calls
+//! that would end with `EINTR`, or with a part of their work, are not here; of sockets only those that wait for ever
+//! are (`sock_intr_errno` in the kernel's `include/net/sock.h`).
 //!
 //! `epoll_wait` is the exception: it ends with `EINTR`, also where no handler runs. Servers wait in it all their
-//! life, so it is borrowed from if it waits for ever, or so shortly that another such wait does no harm, and its
-//! result becomes a code that makes the kernel begin it anew ([`begins_again`]). The same is done of a call of this
-//! list whose code the kernel gave up (`select`, when it could not say how much of its time is left).
+//! life, so it is borrowed from if it waits for ever, or so shortly that another such wait does no harm. Its result
+//! becomes a code that makes the kernel begin it anew ([`begins_again`]). The same is done of a call of this list
+//! whose code the kernel gave up (`select`, when it could not say how much of its time is left).
 //!
 //! Some calls wait with a signal mask of their own, which nothing can put back; a thread that blocks signals there is
 //! left alone. So is one that waits for a page in the middle of a call: that wait goes on, awake, until the page
@@ -157,8 +157,8 @@ fn receives(process: u32, thread: u32, descriptor: u64, flags: u64) -> bool {
     flags & libc::MSG_WAITALL as u64 == 0 && is_socket_that_waits(process, thread, descriptor)
 }
 
-/// Whether this is a socket that waits for ever (`SO_RCVTIMEO`) for whatever comes (`SO_RCVLOWAT`), in both the
-/// thread's table of descriptors and that of its process's first, which is the one that can be looked into.
+/// Whether this is a socket that waits for ever (`SO_RCVTIMEO`) for whatever comes (`SO_RCVLOWAT`), in both tables of
+/// descriptors: the thread's and that of its process's first, which is the one that can be looked into.
 fn is_socket_that_waits(process: u32, thread: u32, descriptor: u64) -> bool {
     let [own, common] = [thread, process].map(|thread| file_of(process, thread, descriptor));
     let socket = || -> rustix::io::Result<OwnedFd> {
@@ -191,7 +191,7 @@ fn is_short_or_endless(timeout: u64) -> bool {
 /// The registers with which a stopped thread's call begins anew; `None` when they need no change.
 ///
 /// All of these have done nothing yet when they end with `EINTR`. `epoll_wait` apart, a thread that waits in one of
-/// them is left alone, so this one has gone into it just before it was stopped, and what is left of its time is
+/// them is left alone. So this one has gone into it just before it was stopped, and what is left of its time is
 /// nearly all of it. Of sockets they are those whose waits have an end (`sock_intr_errno` in the kernel's
 /// `include/net/sock.h`), `connect` waits on (`__inet_stream_connect` in its `net/ipv4/af_inet.c`), and `fallocate`
 /// takes back what it did (shmem).

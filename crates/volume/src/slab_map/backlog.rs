@@ -13,7 +13,7 @@
 //! frees the old one when its content is in place: a process that dies while it copies must not have spoilt the
 //! content that was there.
 //!
-//! Writers and the disk thread meet at the lock for each request, so it is held for the lists alone: with the copies
+//! Writers and the disk thread meet at the lock for each request, so it is held for the lists alone. With the copies
 //! under it, and taken for each page that was written, the disk thread slept at it for a third of its time, and
 //! sustained writes took 1.1 to 1.2 times as long (`docs/measurements.md`, "Sustained writes").
 //!

@@ -2,7 +2,7 @@
 //!
 //! Random requests run against donors and a disk of plain memory. Before a chosen store of the volume's words
 //! everything that outlives a process is copied: words, backlog contents, donors, disk. A new volume is recovered
-//! from the copy, and every page must read as what was last acknowledged, or, where a request was under way, as
+//! from the copy, and every page must read as what was last acknowledged. Or, where a request was under way, as
 //! before or after it, and the same at each look. Recovery itself dies in the same way.
 
 use std::cell::RefCell;

@@ -1,8 +1,8 @@
 //! The manager's thread: maps slabs that are wanted, and looks after all of them from time to time.
 //!
 //! Mapping is on demand (a write to an unmapped slab asks for it) or by activity ([`crate::manager::heat`]). A look
-//! finds slabs with too few copies or with copies that miss pages (and asks the mover to refill them), mapped slabs
-//! without a page (and gives them back), and whether donors have room at all.
+//! finds slabs with too few copies or with copies that miss pages (and asks the mover to refill them). It finds
+//! mapped slabs without a page (and gives them back), and whether donors have room at all.
 
 pub mod findings;
 
