@@ -298,7 +298,7 @@ pub(crate) struct AgentArguments {
 pub(crate) struct ServeArguments {
     /// A `LaunchedDevice`
     pub(crate) launched: String,
-    /// A `Handed`, for the process that serves; without it this is the keeper
+    /// A `KeeperHandover`, for the process that serves; without it this is the keeper
     #[arg(long)]
     pub(crate) kept: Option<String>,
 }

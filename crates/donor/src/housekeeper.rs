@@ -27,9 +27,9 @@ pub(crate) struct Housekeeper {
 }
 
 /// Messages to send once the lock is released.
-type Errands = Vec<(Arc<Session>, Errand)>;
+type Demands = Vec<(Arc<Session>, Demand)>;
 
-enum Errand {
+enum Demand {
     Ask(u32, Vec<SlabHandle>),
     Recall(Vec<SlabHandle>),
 }
@@ -46,8 +46,8 @@ impl Housekeeper {
             let now = Instant::now();
             self.sample(now);
             self.shared.expire_lingering(now);
-            let errands = self.plan_recalls(&mut shared.lock(), now);
-            run_errands(errands);
+            let demands = self.plan_recalls(&mut shared.lock(), now);
+            send_demands(demands);
             if !self.tend_prepared() {
                 let state = shared.lock();
                 // A change that came before the lock is seen at the next sample at the latest.
@@ -119,7 +119,7 @@ impl Housekeeper {
     }
 
     /// Decides what to ask back and whom to ask what.
-    fn plan_recalls(&mut self, state: &mut MutexGuard<'_, State>, now: Instant) -> Errands {
+    fn plan_recalls(&mut self, state: &mut MutexGuard<'_, State>, now: Instant) -> Demands {
         let mut wanted = state.leases.take_overdue(now, RECALL_DEADLINE);
         if !wanted.is_empty() {
             tracing::warn!("{} recalled slabs are overdue; asking for them again", wanted.len());
@@ -132,14 +132,14 @@ impl Housekeeper {
             let chosen = state.eviction.take().map(|eviction| eviction.choose()).unwrap_or_default();
             wanted.extend(recall(state, chosen, now));
         }
-        let mut errands = group(state, &wanted);
+        let mut demands = group(state, &wanted);
         if state.eviction.is_none() && !state.draining {
-            errands.extend(self.start_eviction(state, now));
+            demands.extend(self.start_eviction(state, now));
         }
-        errands
+        demands
     }
 
-    fn start_eviction(&mut self, state: &mut State, now: Instant) -> Errands {
+    fn start_eviction(&mut self, state: &mut State, now: Instant) -> Demands {
         let wanted_bytes = state.capacity.shortage_bytes(state.holdings());
         if wanted_bytes == 0 {
             return Vec::new();
@@ -149,7 +149,7 @@ impl Housekeeper {
         let eviction = Eviction::start(request, wanted_bytes, state.leases.recallable(), now, &mut self.random);
         let questions = eviction.as_ref().map(Eviction::questions).unwrap_or_default();
         state.eviction = eviction;
-        let ask = |(session, slabs)| Some((Arc::clone(state.sessions.get(&session)?), Errand::Ask(request, slabs)));
+        let ask = |(session, slabs)| Some((Arc::clone(state.sessions.get(&session)?), Demand::Ask(request, slabs)));
         questions.into_iter().filter_map(ask).collect()
     }
 }
@@ -160,20 +160,20 @@ fn recall(state: &mut State, leases: Vec<Lease>, now: Instant) -> Vec<Lease> {
 }
 
 /// One recall per session.
-fn group(state: &State, leases: &[Lease]) -> Errands {
+fn group(state: &State, leases: &[Lease]) -> Demands {
     let mut slabs: BTreeMap<SessionId, Vec<SlabHandle>> = BTreeMap::new();
     for lease in leases {
         slabs.entry(lease.session).or_default().push(lease.slab);
     }
-    let errand = |(session, slabs)| Some((Arc::clone(state.sessions.get(&session)?), Errand::Recall(slabs)));
-    slabs.into_iter().filter_map(errand).collect()
+    let demand = |(session, slabs)| Some((Arc::clone(state.sessions.get(&session)?), Demand::Recall(slabs)));
+    slabs.into_iter().filter_map(demand).collect()
 }
 
-fn run_errands(errands: Errands) {
-    for (session, errand) in errands {
-        match errand {
-            Errand::Ask(request, slabs) => session.ask_activity(request, &slabs),
-            Errand::Recall(slabs) => {
+fn send_demands(demands: Demands) {
+    for (session, demand) in demands {
+        match demand {
+            Demand::Ask(request, slabs) => session.ask_activity(request, &slabs),
+            Demand::Recall(slabs) => {
                 tracing::info!("{} slabs of volume {} are recalled", slabs.len(), session.volume);
                 session.recall(&slabs, RECALL_DEADLINE.as_millis() as u32);
             }

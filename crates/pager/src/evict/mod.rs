@@ -72,7 +72,7 @@ pub struct Eviction {
     candidates: Vec<Candidate>,
     put_off: Vec<Candidate>,
     ended: Vec<(usize, Result<(), BlockError>)>,
-    /// Programs whose evictors make pages their own again (rule 2), and room for the fates of that.
+    /// Programs whose evictors make pages their own again (rule 2), and room for the outcomes of that.
     owning: Vec<Arc<AddressSpace>>,
     own_outcomes: Vec<EvictOutcome>,
     /// Batches in a row that took little or nothing out, and when the next may begin.

@@ -69,7 +69,7 @@ pub struct Rescue<'a> {
 }
 
 impl Rescue<'_> {
-    /// Fills `fates`, and brings what left to where it was to go. False: not now; the batch is as it was, and the
+    /// Fills `outcomes`, and brings what left to where it was to go. False: not now; the batch is as it was, and the
     /// evictor may end it early.
     pub fn run(&self, outcomes: &mut [EvictOutcome]) -> io::Result<bool> {
         self.seat.hold(true);

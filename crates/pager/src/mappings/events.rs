@@ -344,7 +344,7 @@ impl Change {
 
 impl std::fmt::Debug for MappingEvents {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Unsettled").field("told", &self.told.len()).finish_non_exhaustive()
+        formatter.debug_struct("MappingEvents").field("told", &self.told.len()).finish_non_exhaustive()
     }
 }
 

@@ -119,27 +119,27 @@ pub struct EvictorSeen {
 
 /// Takes pages out of a program, one batch after the other.
 pub trait Evictor: Send {
-    /// Takes on `errands`, at most [`crate::limits::BATCH_PAGES`], for when it is done with the batch under way, if
+    /// Takes on `requests`, at most [`crate::limits::BATCH_PAGES`], for when it is done with the batch under way, if
     /// there is one; there may be [`crate::limits::EVICTOR_BATCHES_MAX`] with this one. False: the program is gone,
     /// or has no evictor now, or it has enough to do.
     fn begin(&mut self, requests: &[EvictRequest]) -> bool;
 
-    /// Makes the pages at `addresses` the program's own again, which a fork shared (rule 2), like a batch whose fates
-    /// tell nothing. They were never write-protected, or are not any more. False as for [`Evictor::begin`], and while
-    /// a batch is under way.
+    /// Makes the pages at `addresses` the program's own again, which a fork shared (rule 2), like a batch whose
+    /// outcomes tell nothing. They were never write-protected, or are not any more. False as for [`Evictor::begin`],
+    /// and while a batch is under way.
     fn own(&mut self, addresses: &[u64]) -> bool;
 
     /// Nothing begins any more, and the evictor is told to end with `status` once no batch is under way: to be called
     /// until the program is gone.
     fn end(&mut self, status: u8);
 
-    /// Whether the oldest batch ended; then `fates` has the fate of each of its errands. An evictor that died with
-    /// its program has ended: every page is absent.
+    /// Whether the oldest batch ended; then `outcomes` has the outcome of each of its requests. An evictor that died
+    /// with its program has ended: every page is absent.
     fn poll(&mut self, outcomes: &mut [EvictOutcome]) -> bool;
 
-    /// Ends the oldest batch under way without its evictor, which is stopped, and fills `fates` as [`Evictor::poll`]
+    /// Ends the oldest batch under way without its evictor, which is stopped, and fills `outcomes` as [`Evictor::poll`]
     /// does; the others under way end at the next polls. False: it cannot be done now, or is not needed.
-    fn withdraw(&mut self, _process: u32, _fates: &mut [EvictOutcome]) -> bool {
+    fn withdraw(&mut self, _process: u32, _outcomes: &mut [EvictOutcome]) -> bool {
         false
     }
 

@@ -74,7 +74,7 @@ impl Promises {
 }
 
 /// Everything that outlives a process.
-struct Remains {
+struct Surviving {
     words: Vec<u64>,
     contents: Vec<u8>,
     donors: Vec<Store>,
@@ -108,22 +108,22 @@ impl World {
         let donors = (0..DONORS).map(|_| store(SLAB_BYTES).lock().unwrap().clone()).collect();
         let words = vec![0; word_count(redundancy)];
         let contents = vec![0; BACKLOG * PAGE_SIZE_BYTES];
-        Self::over(redundancy, Remains { words, contents, donors, disk, promises: Promises::default() })
+        Self::over(redundancy, Surviving { words, contents, donors, disk, promises: Promises::default() })
     }
 
-    fn over(redundancy: Redundancy, remains: Remains) -> Self {
-        let words = Words::over(AtomicWords::anonymous(remains.words.len()).unwrap());
-        remains.words.iter().enumerate().for_each(|(index, word)| words.store(index, *word));
+    fn over(redundancy: Redundancy, surviving: Surviving) -> Self {
+        let words = Words::over(AtomicWords::anonymous(surviving.words.len()).unwrap());
+        surviving.words.iter().enumerate().for_each(|(index, word)| words.store(index, *word));
         let own = Volume::surviving_words(GEOMETRY);
         let disk_copy = redundancy.disk.then(|| {
             let pool = BufferPool::new(BACKLOG, PAGE_SIZE_BYTES).unwrap();
-            pool.memory().write(0, &remains.contents);
+            pool.memory().write(0, &surviving.contents);
             DiskCopy { backlog: Backlog::over(words.part(own, Journal::words(BACKLOG))), pool }
         });
         let volume = Arc::new(Volume::over(GEOMETRY, redundancy, disk_copy, &words.part(0, own)).unwrap());
         let donors: Vec<SharedStore> =
-            remains.donors.into_iter().map(|donor| Arc::new(std::sync::Mutex::new(donor))).collect();
-        let disk = Arc::new(std::sync::Mutex::new(remains.disk));
+            surviving.donors.into_iter().map(|donor| Arc::new(std::sync::Mutex::new(donor))).collect();
+        let disk = Arc::new(std::sync::Mutex::new(surviving.disk));
         let pools = vec![
             BufferPool::new(SLOTS, SLOT_PAGES as usize * PAGE_SIZE_BYTES).unwrap(),
             BufferPool::new(1, MOVE_BATCH_PAGES * PAGE_SIZE_BYTES).unwrap(),
@@ -136,8 +136,8 @@ impl World {
         let metrics = Arc::new(Metrics::default());
         let engine = Engine::new(Arc::clone(&volume), metrics, Arc::clone(&pools[0]), queue_pairs(0), Instant::now());
         let refill = Refill::new(Arc::clone(&volume), queue_pairs(1), Arc::clone(&pools[1]));
-        let clock = remains.promises.acknowledged.values().max().map_or(0, |newest| newest + 100);
-        let promises = Rc::new(RefCell::new(remains.promises));
+        let clock = surviving.promises.acknowledged.values().max().map_or(0, |newest| newest + 100);
+        let promises = Rc::new(RefCell::new(surviving.promises));
         let donors = Rc::new(RefCell::new(donors));
         let world = Self { words, volume, donors, disk, mailboxes, pools, engine, refill, promises, clock };
         (0..DONORS).for_each(|donor| world.connect(donor));
@@ -158,14 +158,14 @@ impl World {
     }
 
     /// Copies everything before store `number` from now on.
-    fn die_at(&self, number: usize) -> Rc<RefCell<Option<Remains>>> {
-        let left: Rc<RefCell<Option<Remains>>> = Rc::default();
+    fn die_at(&self, number: usize) -> Rc<RefCell<Option<Surviving>>> {
+        let left: Rc<RefCell<Option<Surviving>>> = Rc::default();
         let (found, words, volume) = (Rc::clone(&left), self.words.clone(), Arc::clone(&self.volume));
         let (donors, disk, promises) = (Rc::clone(&self.donors), Arc::clone(&self.disk), Rc::clone(&self.promises));
         let mut stores = 0;
         crash::observe(Some(Box::new(move || {
             if stores == number {
-                *found.borrow_mut() = Some(Remains {
+                *found.borrow_mut() = Some(Surviving {
                     words: (0..words.count()).map(|index| words.load(index)).collect(),
                     contents: volume.disk.as_ref().map(|disk| contents_that_count(disk, &words)).unwrap_or_default(),
                     donors: donors.borrow().iter().map(|donor| donor.lock().unwrap().clone()).collect(),
@@ -391,7 +391,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 /// Runs `actions` until store `number`; what the process leaves there, if it comes so far.
-fn run_and_die(world: &mut World, actions: &[Action], number: usize) -> Option<Remains> {
+fn run_and_die(world: &mut World, actions: &[Action], number: usize) -> Option<Surviving> {
     let left = world.die_at(number);
     for action in actions {
         world.apply(action);
@@ -404,13 +404,13 @@ fn run_and_die(world: &mut World, actions: &[Action], number: usize) -> Option<R
 }
 
 /// Recovers from `remains`, dying at store `again` of that first; checks everything, and that work goes on.
-fn recover_and_check(redundancy: Redundancy, remains: Remains, again: usize, missing: Option<usize>) {
-    let mut world = World::over(redundancy, remains);
+fn recover_and_check(redundancy: Redundancy, surviving: Surviving, again: usize, missing: Option<usize>) {
+    let mut world = World::over(redundancy, surviving);
     let left = world.die_at(again);
     world.recover(missing);
     crash::observe(None);
-    if let Some(remains) = left.take() {
-        world = World::over(redundancy, remains);
+    if let Some(surviving) = left.take() {
+        world = World::over(redundancy, surviving);
         world.recover(missing);
     }
     world.check(missing.is_some());
@@ -427,8 +427,8 @@ fn without_losses(actions: Vec<Action>) -> Vec<Action> {
 fn model(redundancy: Redundancy, actions: &[Action], numbers: (usize, usize), missing: Option<usize>) {
     let mut world = World::new(redundancy);
     world.map(0);
-    if let Some(remains) = run_and_die(&mut world, actions, numbers.0) {
-        recover_and_check(redundancy, remains, numbers.1, missing);
+    if let Some(surviving) = run_and_die(&mut world, actions, numbers.0) {
+        recover_and_check(redundancy, surviving, numbers.1, missing);
     }
 }
 
@@ -491,8 +491,8 @@ fn every_store_of_a_history_may_be_the_last() {
         loop {
             let mut world = World::new(redundancy);
             world.map(0);
-            let Some(remains) = run_and_die(&mut world, &history, deaths) else { break };
-            recover_and_check(redundancy, remains, usize::MAX, None);
+            let Some(surviving) = run_and_die(&mut world, &history, deaths) else { break };
+            recover_and_check(redundancy, surviving, usize::MAX, None);
             deaths += 1;
         }
         assert!(deaths > 20, "the history has stores");
