@@ -137,8 +137,10 @@ fn pages_leave_while_threads_write_to_them() {
         let step = 1 + round % 3;
         let pages: Vec<u64> = (0..40).map(|index| scene.memory + (first + index * step) % PAGES * PAGE).collect();
         for result in scene.paged.evict(&pages) {
-            assert!([outcome::DONE, outcome::ABSENT, outcome::BUSY].contains(&result), "{result}");
-            evicted += usize::from(result == outcome::DONE);
+            // The threads begin with zeroes, so that a page has nothing else for a moment.
+            let has_left = [outcome::DONE, outcome::ZERO].contains(&result);
+            assert!(has_left || [outcome::ABSENT, outcome::BUSY].contains(&result), "{result}");
+            evicted += usize::from(has_left);
         }
         for _ in 0..10 {
             scene.paged.serve_once();

@@ -41,6 +41,12 @@ fn an_ordinary_user_pages_programs() {
 
 const ROLE: &str = "SPILLWAY_STUB_TEST_ROLE";
 
+/// Arguments of this test binary that run one test of this module, wherever the module lies.
+fn only(test: &str) -> [String; 3] {
+    let (_, module) = module_path!().split_once("::").expect("this module lies in a crate");
+    ["--exact".to_owned(), "--nocapture".to_owned(), format!("{module}::{test}")]
+}
+
 /// A program of Rust's standard library: this file's own, started anew with a role.
 #[test]
 fn a_program_of_the_standard_library_is_paged() {
@@ -49,7 +55,7 @@ fn a_program_of_the_standard_library_is_paged() {
     }
     let mut pager = TinyPager::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "--nocapture", "roles::a_program_of_the_standard_library_is_paged"]).env(ROLE, "program");
+    command.args(only("a_program_of_the_standard_library_is_paged")).env(ROLE, "program");
     let mut conversation = pager.start(command);
     let mut paged = pager.greet(true);
     let memory = paged.hear_number_after(&conversation, "memory ");
@@ -83,7 +89,7 @@ fn a_killed_pager_takes_its_programs_along() {
     let directory = tempfile::tempdir().unwrap();
     let output = directory.path().join("output");
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "--nocapture", "roles::a_killed_pager_takes_its_programs_along"]).env(ROLE, &output);
+    command.args(only("a_killed_pager_takes_its_programs_along")).env(ROLE, &output);
     // What a killed pager leaves behind goes with this test's directory.
     command.env("TMPDIR", directory.path());
     let mut pager = Conversation::start(command);
