@@ -205,7 +205,7 @@ pub(crate) struct ServingArguments {
     /// for more
     #[arg(long, value_name = "ADDRESS", conflicts_with = "frontend")]
     pub(crate) listen: Vec<NbdAddress>,
-    /// Listen where other machines can connect, though the process that connects reads and writes everything
+    /// Listen where other machines can connect, though any client that connects can read and write everything
     #[arg(long, requires = "listen")]
     pub(crate) insecure_listen: bool,
     /// NBD clients at a time; each takes 8 MiB of locked memory [default: 8]

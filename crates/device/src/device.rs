@@ -111,8 +111,8 @@ impl Device {
         let geometry = config.check()?;
         let metrics = Arc::new(Metrics::default());
         let kept = state.as_ref().filter(|_| is_kept);
-        // Before a block device is taken over, which the kernel may allow once only: the process that fails after
-        // that has lost it.
+        // Before a block device is taken over, which the kernel may allow once only: a process that fails after that
+        // has lost it.
         let prerequisites = state.as_ref().map(|kept| Prerequisites::find(&config.volume, &kept.state)).transpose()?;
         let (front_end_text, front_end, channels) = open_front_end(&config, geometry, kept)?;
         let goes_on = kept.is_some_and(|kept| kept.outlives_block_device || front_end.outlives_process());

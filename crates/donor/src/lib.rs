@@ -9,8 +9,8 @@
 //! - [`donor`]: starting, stopping, draining.
 //! - [`listen`], `server`, [`connections`]: from a socket to a session. [`complaints`]: what strangers cause in the
 //!   log.
-//! - `session`: one borrower's conversation.
-//! - `shared`: lending a slab and taking it back.
+//! - `conversation`: what is said to one borrower; `session`: the session as all threads see it.
+//! - `donor_state`: lending a slab and taking it back.
 //! - [`leases`]: who holds what. [`capacity`]: how much may be lent. [`eviction`]: what to ask back.
 //! - [`slab_memory`]: the memory itself. [`host_memory`]: what the machine has, and cgroups leave of it.
 //! - `housekeeper`: what happens in the background. [`preparation`]: which slabs to make ahead.

@@ -9,7 +9,7 @@
 //!
 //! One page-out, in order:
 //! 1. [`process`]: how much memory each program has, and which of it may be paged ([`mappings::maps`]).
-//! 2. `evict/choose.rs`: which pages leave; the [`budget`] says how many.
+//! 2. `evict/choose.rs`: which pages leave, by `spillway_policy::replacement`; the [`budget`] says how many.
 //! 3. `evict/batch.rs`: the pages go to the [`evict::evictor`], which takes them out of the program.
 //! 4. `evict/write_back.rs`: what left goes from [`evict::staging`] to the volume.
 //!

@@ -32,7 +32,7 @@ use crate::threads::lock::lock;
 
 /// See the module text.
 pub struct PagerState {
-    /// Slots and numbers of all address spaces.
+    /// Volume pages and numbers of all address spaces.
     pub page_indexes: Mutex<PageIndexes>,
     /// Every address space that is served.
     pub spaces: Mutex<Vec<Arc<AddressSpace>>>,

@@ -1,6 +1,6 @@
 //! Decisions of paging that need no I/O, no clock and no thread; so they run on recorded traces as in a pager.
 //!
-//! - [`replacement`]: which page leaves local memory.
+//! - [`replacement`]: which page leaves local memory ([`replacement::sampled`] is the pager's).
 //! - [`prefetch`]: which pages come along with the one that a program waits for.
 //! - [`trace`]: recorded accesses, by which both are chosen and compared.
 

@@ -110,7 +110,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address`. A path is made by this, and removed by the thread that owns its directory.
+    /// Listens at `address`. A path is made by this, and removed by the owner of its directory.
     pub fn bind(address: &Address) -> io::Result<Self> {
         let socket = new_socket()?;
         net::bind(&socket, &address.socket_address()?)?;

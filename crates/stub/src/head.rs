@@ -1,8 +1,8 @@
 //! What all programs of a run see: the head, made by the pager, mapped by every stub, and inherited by forks. Layout:
 //! [`crate::protocol`].
 //!
-//! No thread can write to it, the pager included. So it carries nothing from one program to another, and the thread
-//! that maps it is a process of the run.
+//! No thread can write to it, the pager included. So it carries nothing from one program to another, and a process
+//! that maps it is of the run.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -30,7 +30,7 @@ impl Head {
     }
 
     /// Programs that may read this process's descriptors find the head from now on by a link beside its address, and
-    /// need not wait. The link ends with this process; the thread that owns the directory removes it.
+    /// need not wait. The link ends with this process; the pager removes it with its directory.
     pub fn let_in(&self) -> io::Result<()> {
         let file = format!("/proc/{}/fd/{}", std::process::id(), self.file.as_fd().as_raw_fd());
         std::os::unix::fs::symlink(file, format!("{}{HEAD_SUFFIX}", self.address))

@@ -1,9 +1,9 @@
 //! Proof that I/O threads do not allocate: an allocator for test binaries that aborts inside a guarded section.
 //!
 //! A thread that serves page-outs must never wait for memory, because the memory it would wait for is freed only by
-//! the page-out itself (DESIGN.md, "Paging must never wait for paging"). Test binaries install [`GuardedAllocator`]
-//! and wrap what I/O threads do in [`forbid_allocation`]; one allocation there ends the test with a message and a
-//! backtrace.
+//! the page-out itself (ARCHITECTURE.md, "A page-in through the swap device"). Test binaries install
+//! [`GuardedAllocator`] and wrap what I/O threads do in [`forbid_allocation`]; one allocation there ends the test
+//! with a message and a backtrace.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

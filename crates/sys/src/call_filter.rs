@@ -95,7 +95,7 @@ enum Step {
     IsNot(u32),
     /// If it is one of these two.
     IsOneOf([u32; 2]),
-    /// The call's fate.
+    /// The verdict on the call.
     End(u32),
 }
 
@@ -137,7 +137,7 @@ fn rule(steps: &[Step]) -> Vec<libc::sock_filter> {
                 length += 1;
                 instruction(IF_EQUAL, one, 1, 0)
             }
-            Step::End(fate) => instruction(RETURN, fate, 0, 0),
+            Step::End(verdict) => instruction(RETURN, verdict, 0, 0),
         };
         backwards.push(one);
         length += 1;
@@ -212,8 +212,8 @@ mod tests {
 
     const PROBE: Probe = Probe { flags: 1 << 16, stack: 7, answer: 5 };
 
-    /// The fate of a call by these instructions, as the kernel runs them.
-    fn fate(filter: &[libc::sock_filter], number: i64, machine: u32, arguments: [u64; 6]) -> u32 {
+    /// The verdict on a call by these instructions, as the kernel runs them.
+    fn verdict(filter: &[libc::sock_filter], number: i64, machine: u32, arguments: [u64; 6]) -> u32 {
         let word = |place: u32| match place {
             NUMBER => number as u32,
             MACHINE => machine,
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn these_calls_are_asked_about_and_no_others() {
         let all = instructions(Asked { forks: true, guards: true, moves: true });
-        let of = |number: i64, arguments| fate(&all, number, X86_64, arguments);
+        let of = |number: i64, arguments| verdict(&all, number, X86_64, arguments);
         assert_eq!(of(libc::SYS_madvise, [1, 2, 102, 0, 0, 0]), ASK);
         assert_eq!(of(libc::SYS_madvise, [1, 2, 103, 0, 0, 0]), ASK);
         assert_eq!(of(libc::SYS_madvise, [1, 2, 4, 0, 0, 0]), ALLOW);
@@ -264,12 +264,12 @@ mod tests {
         assert_eq!(of(libc::SYS_clone3, [0; 6]), fail(libc::ENOSYS));
         assert_eq!(of(libc::SYS_read, [0; 6]), ALLOW);
         assert_eq!(of(libc::SYS_fork | i64::from(X32), [0; 6]), ALLOW);
-        assert_eq!(fate(&all, libc::SYS_fork, 0x4000_0003, [0; 6]), ALLOW, "of another machine");
+        assert_eq!(verdict(&all, libc::SYS_fork, 0x4000_0003, [0; 6]), ALLOW, "of another machine");
         let few = instructions(Asked::default());
         for number in [libc::SYS_fork, libc::SYS_clone, libc::SYS_clone3, libc::SYS_mremap] {
-            assert_eq!(fate(&few, number, X86_64, [1, 8, 8, 3, 0, 0]), ALLOW);
+            assert_eq!(verdict(&few, number, X86_64, [1, 8, 8, 3, 0, 0]), ALLOW);
         }
-        assert_eq!(fate(&few, libc::SYS_madvise, X86_64, [1, 2, 102, 0, 0, 0]), ALLOW);
+        assert_eq!(verdict(&few, libc::SYS_madvise, X86_64, [1, 2, 102, 0, 0, 0]), ALLOW);
     }
 
     #[test]

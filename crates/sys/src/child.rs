@@ -1,8 +1,8 @@
 //! Starting a program with steps that only the new process can take, before its first instruction runs.
 //!
 //! Between fork and exec a process of a threaded parent may only do what is async-signal-safe, so everything is
-//! prepared before: cgroups are entered by writing `0` ("the thread that writes this") to a `cgroup.procs` that is open
-//! already. The program is inside its budget before it allocates anything.
+//! prepared before: cgroups are entered by writing `0` ("the process that writes this") to a `cgroup.procs` that is
+//! open already. The program is inside its budget before it allocates anything.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -24,7 +24,7 @@ impl CpuLatencyRequest {
     /// Opens a request.
     ///
     /// # Errors
-    /// A thread that is not root may not open the device unless its mode was changed; some kernels have none.
+    /// A user other than root may not open the device unless its mode was changed; some kernels have none.
     pub fn open() -> io::Result<Self> {
         Ok(Self { file: OpenOptions::new().read(true).write(true).open(DEVICE)? })
     }

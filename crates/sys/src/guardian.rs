@@ -53,7 +53,7 @@ impl Guardian {
         Self::start_with(programs_max, None, None)
     }
 
-    /// As [`Guardian::start`], and also for the thread that maps `programs_file`. When this process was killed and no
+    /// As [`Guardian::start`], and also for processes that map `programs_file`. When this process was killed and no
     /// program is left, the guardian becomes `successor`.
     pub fn start_for_users(
         programs_max: usize,

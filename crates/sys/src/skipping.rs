@@ -23,7 +23,7 @@ pub fn skip_because(reason: impl Display) {
     let forbidden = std::env::var_os("SPILLWAY_NO_SKIP").is_some_and(|value| value == "1");
     assert!(!forbidden, "{reason}, and SPILLWAY_NO_SKIP=1 forbids to skip");
     let line = line(std::thread::current().name(), &reason);
-    // No thread reads it, perhaps; then no thread misses it.
+    // If it cannot be written, it is not missed.
     let _ = std::io::stderr().lock().write_all(line.as_bytes());
 }
 

@@ -3,7 +3,7 @@
 //! Linux changes its own code while it runs (static keys): it puts a breakpoint over an instruction, and a processor
 //! that runs into it asks who put it there. Emulation with a thread for each processor sometimes lets one run into a
 //! breakpoint that is gone by then, and the kernel ends with `Oops: int3`. Seen once in some thirty machines. A boot
-//! that hangs was seen as rarely (DESIGN.md, "Real kernels", knows of more). Neither says anything of a test, so it
+//! that hangs was seen as rarely. Neither says anything of a test, so it
 //! is made again, and said so.
 //!
 //! A guest can also stop altogether in the middle of a test, without a word from its kernel (whose own watch for

@@ -10,7 +10,7 @@ pub struct DeviceStatus {
     pub name: String,
     /// The block device, such as `/dev/loop0`, or the address of an NBD server.
     pub path: String,
-    /// How it reaches the kernel (`loop+fuse`), and why that one was taken.
+    /// How it reaches the kernel (`loop-fuse`), and why that one was taken.
     pub frontend: String,
     /// Bytes of the device.
     pub size_bytes: u64,
@@ -39,7 +39,7 @@ pub struct DeviceStatus {
     pub traffic: TrafficStatus,
 }
 
-/// Slabs by state (DESIGN.md, "Volume").
+/// Slabs by state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SlabCounts {
     /// No donor holds them; nothing was written, or only the disk has it.

@@ -1,6 +1,6 @@
 //! When a peer that says nothing is given up.
 //!
-//! Silence is counted in waits, not read from a clock: the process that was stopped itself (its virtual machine was
+//! Silence is counted in waits, not read from a clock: a process that was stopped itself (its virtual machine was
 //! paused, or others had its processor) finds the peer silent for as long, although no process listened. That counts
 //! as one wait, and only after what came meanwhile was looked for.
 

@@ -22,7 +22,7 @@ use std::fmt;
 /// borrower's next process. 4: a borrower says how long a donor should wait for it.
 pub const WIRE_VERSION: u16 = 4;
 
-/// Opens data connections of a control session. Random and secret: the process that [proves](proof) to know it may
+/// Opens data connections of a control session. Random and secret: a process that [proves](proof) to know it may
 /// read and write the session's slabs, so it is handed over encrypted, never travels on a data connection, and
 /// nothing prints it.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! A disk for anything that speaks NBD: a server whose clients come and go.
 //!
-//! The server has a fixed number of channels, each with an I/O thread, buffers and lanes of its own, all made before
-//! the first client comes. A channel without a client waits for one, holds its handshake, serves it until it leaves,
-//! and waits for the next; clients beyond that number wait in the listening socket's queue. So nothing is allocated
-//! for a client, and one that is slow, silent or malicious costs only the channel it sits on, and that only for
-//! [`NBD_HANDSHAKE_DEADLINE`] unless it follows the protocol.
+//! The server has a fixed number of channels, each with an I/O thread, buffers and queue pairs of its own, all made
+//! before the first client comes. A channel without a client waits for one, holds its handshake, serves it until it
+//! leaves, and waits for the next; clients beyond that number wait in the listening socket's queue. So nothing is
+//! allocated for a client, and one that is slow, silent or malicious costs only the channel it sits on, and that only
+//! for [`NBD_HANDSHAKE_DEADLINE`] unless it follows the protocol.
 //!
 //! Invariant: `Gate::clients` counts the channels that serve, and no client is served after the gate was closed.
 

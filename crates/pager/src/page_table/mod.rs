@@ -1,7 +1,7 @@
 //! The page table of an address space: where the content of each page is, when it is not in the program's memory.
 //!
-//! A state machine without I/O. Who answers a fault asks [`PageTable::answer`], does what it says, and tells the
-//! space what came of it ([`PageTable::filled`], ...); who evicts asks [`PageTable::victim`] and tells
+//! A state machine without I/O. Who answers a fault asks [`PageTable::answer`], does what it says, and tells the page
+//! table what came of it ([`PageTable::filled`], ...); who evicts asks [`PageTable::victim`] and tells
 //! [`PageTable::left`]. The kernel's events are told as they are read.
 //!
 //! - [`ranges`]: sets of addresses; [`group`]: 32 neighbours.

@@ -2,7 +2,7 @@
 //! once.
 //!
 //! How many they are only a walk of page tables tells (`Pss_Anon`, 50 ns a page measured), so that is done now and
-//! then, one program at a time, each paid off before the next. the survey sees nothing else meanwhile, and the kernel
+//! then, one program at a time, each paid off before the next. The survey sees nothing else meanwhile, and the kernel
 //! holds the lock of that program's mappings. A program that is too large for that is never walked, and then no
 //! process is of those that may share its pages. In between they become more by forks only, whose pages are all
 //! another's too, but for those that were written since; and fewer by pages that are written and copied, each of

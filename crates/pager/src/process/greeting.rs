@@ -251,7 +251,8 @@ impl Survey {
         false
     }
 
-    /// The process of a tracked becomes known, and gets a place: from now on it may have an evictor. There is a place.
+    /// The process of a tracked process becomes known, and gets a place: from now on it may have an evictor. There is
+    /// a place.
     pub(super) fn found_process(&mut self, index: usize, number: u32) {
         self.places_free = self.places_free.checked_sub(1).expect("the caller saw a place");
         let tracked = &mut self.tracked[index];
@@ -283,7 +284,7 @@ impl Survey {
         Ok(Awaited::Nothing)
     }
 
-    /// Gives the evictor of a tracked what it needs: from now on its pages can be taken out.
+    /// Gives the evictor of a tracked process what it needs: from now on its pages can be taken out.
     pub(super) fn give_seat(&mut self, index: usize, evictor: &Visitor) -> Result<(), GreetingError> {
         let seat = Seat::create()?;
         let tracked = &mut self.tracked[index];

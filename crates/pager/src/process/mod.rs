@@ -9,7 +9,7 @@
 //!   did not wait for an answer; `children`: whose processes are found; `evictors` that start late.
 //! - `common`: pages that a fork shared, which count once; `calls`: system calls that wait until the pager is ready
 //!   for them.
-//! - `registering`: what of a program may be paged; `sharing` and `staying`: memory that may not, of which the user
+//! - `register`: what of a program may be paged; `sharing` and `staying`: memory that may not, of which the user
 //!   is told; `unpaged`: programs that never said hello, too; `pausing`: programs that leave no moment for it;
 //!   `traced`: programs that a debugger has stopped.
 
@@ -68,7 +68,7 @@ use crate::pager_state::PagerState;
 use crate::process::proc_files::Process;
 use crate::threads::lock::lock;
 
-/// An address space, as the survey sees it.
+/// A tracked process: an address space and its process.
 struct TrackedProcess {
     space: Arc<AddressSpace>,
     /// Not known yet of a child that was just forked; none any more of one that runs another program while a child of

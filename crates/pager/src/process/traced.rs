@@ -1,9 +1,9 @@
 //! Programs that a debugger has stopped: their pages come back, so that it can read and write them.
 //!
 //! `/proc/PID/mem` and ptrace cannot wait for a userfaultfd (`faultin_page` in mm/gup.c), so a page that is away is
-//! an error (EIO) there. No thread tells of such an access; that a program is traced, and its first thread is stopped
-//! for it and has not run between two looks, is what can be seen. A program that is traced and runs (strace) is paged
-//! as ever.
+//! an error (EIO) there. The kernel does not tell of such an access; that a program is traced, and its first thread
+//! is stopped for it and has not run between two looks, is what can be seen. A program that is traced and runs
+//! (strace) is paged as ever.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -10,7 +10,7 @@
 //! error of the first try. It tries a third time, and finds its target in use (EEXIST; `move_pages` in its
 //! `mm/userfaultfd.c`). So what it says of a page is believed only if it looked at that page's place
 //! ([`is_in_doubt`]); else the place tells: one with anything but zeroes in it holds the page. A page of zeroes may
-//! have moved too, and comes back as what it is, since no thread has anything else for it. (No thread but the kernel
+//! have moved too, and comes back as what it is, since its content is known. (No thread but the kernel
 //! writes there, but a program that locks all its memory fills it with zeroes.)
 
 use core::cell::Cell;

@@ -130,7 +130,7 @@ pub(crate) fn unlock(address: usize, length: usize) -> Result {
 ///
 /// # Safety
 ///
-/// The advice does nothing to the range that the thread that owns it does not want.
+/// The advice does nothing to a range whose owner does not want it.
 pub(crate) unsafe fn advise(address: usize, length: usize, advice: u32) -> Result {
     // SAFETY: the caller's promise.
     unsafe { call(28, [address, length, advice as usize, 0, 0, 0]) }

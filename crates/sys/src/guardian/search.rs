@@ -41,7 +41,7 @@ impl MappedFile {
         if pidfd < 0 {
             return false;
         }
-        // The descriptor was opened before the look, so the thread that is killed is the thread that was looked at.
+        // The descriptor was opened before the look, so the process that is killed is the one that was looked at.
         // SAFETY: numbers only; `pidfd` is ours.
         let found = process != unsafe { libc::getpid() } && self.is_used_by(process);
         // SAFETY: as above; the signal goes to the process that was looked at.

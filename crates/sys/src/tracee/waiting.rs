@@ -51,7 +51,7 @@ pub(super) fn may_be_borrowed(process: u32, thread: u32, whereabouts: Whereabout
         Whereabouts::Runs | Whereabouts::WaitsOutside => true,
         Whereabouts::Call(number, arguments) => {
             let wchan = || fs::read_to_string(format!("/proc/{process}/task/{thread}/wchan"));
-            // No thread tells where the kernel has no names, or hides them: "0".
+            // The kernel does not tell where the kernel has no names, or hides them: "0".
             let waits_for_page = || wchan().map_or(true, |place| place == "0" || place == WAITS_FOR_PAGE);
             let blocks_nothing = || matches!(blocked_signals(process, thread), Ok(0));
             begins_anew(process, thread, number, arguments)

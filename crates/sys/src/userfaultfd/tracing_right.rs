@@ -7,7 +7,7 @@
 //! that come over a socket, and nothing else. The small process cannot be traced by its own user (`PR_SET_DUMPABLE`),
 //! has the capability in effect around the call only, and ends when its socket does.
 //!
-//! A process of root keeps what it has: the thread that can change it is root already.
+//! A process of root keeps what it has: a user that can change it is root already.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

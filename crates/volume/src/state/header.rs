@@ -16,7 +16,7 @@ use crate::slab_map::words::Words;
 /// Says that memory holds a state: "spillway" in ASCII.
 const MARK: u64 = 0x7370_696c_6c77_6179;
 
-/// The layout of everything in a state. A thread that changes a word's meaning raises it.
+/// The layout of everything in a state. Raise it when the meaning of a word changes.
 pub const STATE_VERSION: u64 = 1;
 
 const AT_MARK: usize = 0;

@@ -108,7 +108,7 @@ impl DeviceState {
         self.resumed
     }
 
-    /// The memory, to be handed to the thread that keeps it.
+    /// The memory, to be handed to the process that keeps it.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
