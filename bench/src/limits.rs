@@ -29,7 +29,7 @@ pub const START_DEADLINE: Duration = Duration::from_secs(15);
 /// One measured program may take so long; the slowest, a sort over disk swap at 25 %, took a tenth of it.
 pub const PROGRAM_DEADLINE: Duration = Duration::from_secs(600);
 
-/// One run under a pager of somebody else may take so long: the slowest takes eight seconds on a quiet machine, and
+/// One run under another project's pager may take so long: the slowest takes eight seconds on a quiet machine, and
 /// one that hangs must not cost the rest of the study.
 pub const PEER_DEADLINE: Duration = Duration::from_secs(120);
 

@@ -1,6 +1,6 @@
 //! The bare floor of a page that leaves: one thread moves pages out of memory, copies them to a buffer and from there
 //! to other memory, and drops them, and does nothing else, in batches and runs as long as the pager's. What an
-//! eviction adds is the choice of the pages, where they go, and the way between those who know.
+//! eviction adds is the choice of the pages, where they go, and the way between the two sides.
 
 use std::io;
 use std::time::Instant;

@@ -24,7 +24,7 @@ use super::{HarnessError, tool};
 use crate::limits::{START_DEADLINE, STOP_DEADLINE, TOOL_DEADLINE};
 use crate::size::{MIB, Size};
 
-/// Names the program of the libublk example; a program of the example's name in the search path would be anybody's.
+/// Names the program of the libublk example; a program of the example's name in the search path could be any program.
 pub const RAMDISK_VARIABLE: &str = "SPILLWAY_BENCH_UBLK_RAMDISK";
 
 /// A program in the search path that is taken as the libublk example.

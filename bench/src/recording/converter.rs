@@ -24,7 +24,7 @@ const MAPPING: [&str; 4] = ["sys_mmap", "sys_munmap", "sys_mremap", "sys_brk"];
 pub struct Converter {
     anonymous: Anonymous,
     log: TouchLog,
-    /// Who runs.
+    /// The process that runs.
     thread: u32,
     /// By thread: the system call that is under way.
     under_way: HashMap<u32, (&'static str, Arguments)>,

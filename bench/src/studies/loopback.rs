@@ -148,7 +148,7 @@ fn between_threads(
     serve: impl FnOnce(TcpStream) -> std::io::Result<()> + Send,
     ask: impl FnOnce(TcpStream) -> std::io::Result<f64> + Send,
 ) -> std::io::Result<f64> {
-    // Who ends, ends the connection, and with it the other.
+    // The side that ends closes the connection, and with it the other.
     let (near, far) = connected()?;
     std::thread::scope(|scope| {
         let server = scope.spawn(move || serve(far));

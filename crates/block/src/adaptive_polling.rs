@@ -15,7 +15,7 @@ use spillway_fabric::completion::{HybridWait, Step};
 use crate::cpu_idle::CpuIdleLimit;
 use crate::request::{BlockOperation, BlockRequest};
 
-/// Who of a device's I/O threads may spin: two that spin take two CPUs from the programs that they serve.
+/// Which of a device's I/O threads may spin: two that spin take two CPUs from the programs that they serve.
 #[derive(Clone, Debug, Default)]
 pub struct SpinPermit {
     taken: Arc<AtomicBool>,

@@ -105,10 +105,10 @@ pub(crate) const SWAP_OFF_RESERVE_BYTES: u64 = 64 << 20;
 /// On a small machine, this part of its memory instead.
 pub(crate) const SWAP_OFF_RESERVE_DIVISOR: u64 = 16;
 
-/// Logs of devices that are gone and did not end well: some more than anybody looks at.
+/// Logs of devices that are gone and did not end well: more than a user looks at.
 pub(crate) const LOGS_KEPT_MAX: usize = 16;
 
-/// How long `swap off` waits for somebody else's that brings no page back: longer than a device fails a request in.
+/// How long `swap off` waits for another process's that brings no page back: longer than a device fails a request in.
 pub(crate) const SWAP_OFF_STALL: Duration = Duration::from_secs(60);
 /// How often `swap off` tries again when the kernel was short of memory for a moment.
 pub(crate) const SWAP_OFF_ATTEMPTS: usize = 5;

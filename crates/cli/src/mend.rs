@@ -65,7 +65,7 @@ pub(crate) fn mend_predecessor(registry: &Registry, kind: Kind, name: &str) -> R
     }
 }
 
-/// Mends the entry of a dead owner and says what came of it; nothing if somebody else does.
+/// Mends the entry of a dead owner and says what came of it; nothing if another process does.
 fn mend_entry(registry: &Registry, found: &Found) -> Result<Option<Result<String, String>>, Failure> {
     let Some(entry) = registry.take_over(found).map_err(Failure::failed)? else { return Ok(None) };
     let errors = mend(registry, found);

@@ -81,7 +81,7 @@ pub(crate) struct Registry {
     root: PathBuf,
 }
 
-/// An entry as seen by anybody.
+/// An entry as any process sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     /// What it is.
@@ -111,7 +111,7 @@ impl Found {
     }
 }
 
-/// An entry of this process; removed when dropped, unless somebody else owns it by then.
+/// An entry of this process; removed when dropped, unless another process owns it by then.
 #[derive(Debug)]
 pub(crate) struct Entry {
     path: PathBuf,
@@ -139,7 +139,7 @@ impl Drop for Entry {
     fn drop(&mut self) {
         if read_owner(&self.path) == Some(self.owner) {
             // It disappears by one rename: the process that finds half of it would take it for the remains of
-            // somebody dead.
+            // a dead process.
             let name = self.path.file_name().unwrap_or_default();
             let going = self.path.with_file_name(format!(".gone-{}", name.display()));
             let is_renamed = fs::rename(&self.path, &going).is_ok();
@@ -204,7 +204,7 @@ impl Registry {
 
     /// One at `root`, made if it does not exist.
     pub(crate) fn at(root: PathBuf) -> Result<Self, RegistryError> {
-        // Root's may be asked by everybody's `status`; a user's is no other process's.
+        // Root's may be asked by the `status` of any user; a user's only by its own user.
         let mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
         match fs::DirBuilder::new().mode(mode).create(&root) {
             Ok(()) => {}

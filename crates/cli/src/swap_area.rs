@@ -119,7 +119,7 @@ pub(crate) fn off(path: &Path, show_progress: bool) -> Result<(), SwapError> {
     })
 }
 
-/// The kernel refuses for a moment's lack of memory; its reclaim mends that. And it refuses what somebody else is
+/// The kernel refuses for a moment's lack of memory; its reclaim mends that. And it refuses what another process is
 /// switching off just now (systemd does so with every area at shutdown): its area is still listed then, with pages
 /// that are on their way, and is off when that one has done it, or ours to try again. `used_bytes` is nothing when
 /// the area is off.

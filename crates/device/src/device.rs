@@ -40,7 +40,7 @@ pub enum DeviceError {
     /// The pages behind it cannot be had.
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    /// The kernel cannot reach it, or somebody still uses it.
+    /// The kernel cannot reach it, or it is still in use.
     #[error(transparent)]
     FrontEnd(#[from] FrontEndError),
     /// A system call failed.
@@ -82,7 +82,7 @@ pub struct Device {
     stopped: bool,
 }
 
-/// The memory of a device that outlives its process, if somebody keeps it.
+/// The memory of a device that outlives its process, if a keeper has it.
 #[derive(Debug)]
 pub struct Kept {
     /// The memory.
@@ -223,12 +223,12 @@ impl Device {
     }
 
     /// Detaches the block device, stops the threads and gives all slabs back. Fails with [`FrontEndError::Busy`], and
-    /// leaves everything as it was, while somebody has the device open (swap on, mounted).
+    /// leaves everything as it was, while the device is open (swap on, mounted).
     pub fn stop(&mut self) -> Result<(), DeviceError> {
         self.stop_within(DETACH_DEADLINE)
     }
 
-    /// [`Device::stop`] that does not wait for others to close it: for who tries again and again.
+    /// [`Device::stop`] that does not wait for others to close it, for callers that try again and again.
     pub fn stop_if_unused(&mut self) -> Result<(), DeviceError> {
         self.stop_within(Duration::ZERO)
     }
@@ -257,7 +257,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if let Err(error) = self.stop() {
-            // The threads and the donors' slabs stay until the process ends: somebody still pages to this device.
+            // The threads and the donors' slabs stay until the process ends: the kernel still pages to this device.
             tracing::error!("{} cannot be detached: {error}", self.path.display());
             std::mem::forget(std::mem::take(&mut self.io_threads));
             std::mem::forget(self.remote.take());

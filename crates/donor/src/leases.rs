@@ -1,4 +1,4 @@
-//! Who holds which slab, and what was asked back.
+//! Which borrower holds which slab, and what was asked back.
 //!
 //! Invariants: a handle belongs to one session and is not given out twice before its release; the byte counts are the
 //! sums over the leases. Nothing here touches memory or sockets.
@@ -18,7 +18,7 @@ pub struct SessionId(pub u64);
 /// One slab of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lease {
-    /// Who holds it.
+    /// The borrower that holds it.
     pub session: SessionId,
     /// What it is called there.
     pub slab: SlabHandle,

@@ -150,7 +150,7 @@ fn what_travelled_on_a_data_connection_opens_no_other() {
     let donor = TestDonor::start(4, None);
     let mut borrower = donor.borrower_tcp();
     let (slab, _) = borrower.lease();
-    // Somebody on the way copies everything that a borrower's data connection sends, and says it again.
+    // A listener on the way copies everything that a borrower's data connection sends, and says it again.
     let (near, on_the_way) = std::os::unix::net::UnixStream::pair().unwrap();
     let (mut heard, mut to_donor) = (Vec::new(), donor.dial_tcp());
     let from_donor = to_donor.try_clone().unwrap();

@@ -26,8 +26,8 @@ impl BufferPool {
         Ok(Self::cut(Mapping::locked(length)?, slot_count, slot_size_bytes))
     }
 
-    /// As [`BufferPool::new`], present and not locked: for those who serve single programs and not the whole machine,
-    /// and may have no right to lock much.
+    /// As [`BufferPool::new`], present and not locked: for processes that serve single programs and not the whole
+    /// machine, and may have no right to lock much.
     pub fn unlocked(slot_count: usize, slot_size_bytes: usize) -> io::Result<Arc<Self>> {
         Self::unlocked_over(
             Mapping::anonymous(Self::length_bytes(slot_count, slot_size_bytes)?)?,

@@ -42,7 +42,7 @@ pub enum KeyError {
         /// Its permission bits.
         mode: u32,
     },
-    /// The file, or the directory in which others could replace it, is somebody else's.
+    /// The file, or the directory in which others could replace it, is another user's.
     #[error(
         "{path} belongs to another user ({owner}), or others may write to its directory, so they could replace the cluster key; run: chown {user} {path} && chmod go-w {directory}"
     )]
@@ -164,7 +164,7 @@ impl Drop for ClusterKey {
 /// Refuses a file that another user than root and this one owns, or whose directory lets others put another file in
 /// its place.
 fn check_replaceable(path: &Path, file: &Metadata) -> Result<(), KeyError> {
-    /// Who may write to a directory with this bit may replace their own files only.
+    /// Users that may write to a directory with this bit may replace their own files only.
     const STICKY: u32 = 0o1000;
     let user = rustix::process::geteuid().as_raw();
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

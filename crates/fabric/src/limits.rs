@@ -52,8 +52,8 @@ pub const SILENCE_DEADLINE: Duration = Duration::from_secs(2);
 pub const SOLE_COPY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A data connection's silence is counted from one look to the next, at most so much of it each time: five times as
-/// long as the longest sleep of a thread with requests in flight. Who looks more rarely did not get to run, which is
-/// no fault of the donor's.
+/// long as the longest sleep of a thread with requests in flight. A thread that looks more rarely did not get to run,
+/// which is no fault of the donor's.
 pub const LOOK_INTERVAL_MAX: Duration = Duration::from_millis(100);
 
 /// Longest control message: a recall or an activity report of [`SLABS_PER_SESSION_MAX`] slabs fits in several.

@@ -57,7 +57,7 @@ pub trait FrontEnd: Send {
     /// Makes the block device; returns its path. On an error there is none.
     fn attach(&mut self) -> Result<PathBuf, FrontEndError>;
 
-    /// Removes the block device. While somebody has it open past `deadline`, it fails with [`FrontEndError::Busy`], and
+    /// Removes the block device. While it is open past `deadline`, it fails with [`FrontEndError::Busy`], and
     /// everything stays as it was.
     fn detach(&mut self, deadline: Duration) -> Result<(), FrontEndError>;
 
@@ -81,7 +81,7 @@ pub enum FrontEndError {
     /// The kernel or the user lacks something.
     #[error("{0}")]
     Missing(String),
-    /// Somebody still uses the device.
+    /// The device is still in use.
     #[error("{0}")]
     Busy(String),
     /// A system call failed.

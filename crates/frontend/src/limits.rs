@@ -31,7 +31,7 @@ pub const MOUNT_DEADLINE: Duration = Duration::from_secs(5);
 /// prober such as udev keeps it open.
 pub const DROP_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Pause between attempts while somebody has the device open.
+/// Pause between attempts while the device is open.
 pub const DETACH_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Data of one NBD request: what a slot holds. Told to ordinary clients, and set as the limit of the kernel's queue.

@@ -26,7 +26,7 @@ pub struct AddressSpace {
     pub memory: Box<dyn ProgramMemory>,
     /// What is known of its pages.
     pub state: CourteousLock<SpaceState>,
-    /// Who takes pages out of it; the eviction thread's.
+    /// Takes pages out of it; the eviction thread's.
     pub evictor: Mutex<Option<Box<dyn Evictor>>>,
     /// Whose fork it is.
     pub parent: Option<SpaceId>,
@@ -65,7 +65,7 @@ pub struct Wanted {
     pub is_writable: bool,
 }
 
-/// The page table, and who may use it.
+/// The page table, and the right to use it.
 #[derive(Debug)]
 pub struct SpaceState {
     /// The pages.

@@ -117,7 +117,7 @@ impl Budget {
         self.resident_pages() >= self.limit_pages() && !self.is_stuck.load(Ordering::Relaxed)
     }
 
-    /// Whether `pages` more could come without anybody having to wait.
+    /// Whether `pages` more could come without a wait.
     pub fn has_room(&self, pages: i64) -> bool {
         self.resident_pages() + pages < self.limit_pages()
     }

@@ -310,7 +310,7 @@ pub const APART_PAUSE: Duration = Duration::from_secs(1);
 pub const APART_REST: Duration = Duration::from_millis(20);
 
 /// How often a fault thread looks whether a thread that waits for a page table has it, before it takes the table
-/// itself. A look with an offer of the CPU is 0.3 us, and who sleeps on another CPU takes about 3 to come.
+/// itself. A look with an offer of the CPU is 0.3 us, and a thread that sleeps on another CPU takes about 3 to come.
 pub const GIVE_WAY_LOOKS_MAX: u32 = 32;
 
 /// How often the eviction thread looks whether an evictor or its engine is done before it sleeps; a batch takes 100
@@ -320,12 +320,12 @@ pub const LOOKS_MAX: u32 = 1000;
 /// An offer of the CPU that no thread took is over within less (measured: below 1 us).
 pub const YIELD_QUICK: Duration = Duration::from_micros(5);
 
-/// Who takes the CPU for so long has used a turn of the scheduler (1 to 3 ms); the survey takes 0.05 ms, an evictor
-/// up to 0.3 ms.
+/// A thread that takes the CPU for so long has used a turn of the scheduler (1 to 3 ms); the survey takes 0.05 ms, an
+/// evictor up to 0.3 ms.
 pub const COMPANY_TURN: Duration = Duration::from_micros(500);
 
-/// So long the CPU is not offered again after that, and its thread sleeps instead of looking: who sleeps is back as
-/// soon as he is woken. (Measured beside one busy thread: each batch of an eviction, 0.2 ms, took 1.4 ms.)
+/// So long the CPU is not offered again after that, and its thread sleeps instead of looking: a sleeping thread is
+/// back as soon as he is woken. (Measured beside one busy thread: each batch of an eviction, 0.2 ms, took 1.4 ms.)
 pub const COMPANY_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long the fault thread looks for the next fault, if faults come so soon one after the other, before it sleeps:

@@ -54,7 +54,7 @@ pub struct PagerState {
     waits_for_room: AtomicBool,
     /// Wakes the survey: the budget is exceeded for the first time, a child came.
     pub survey: Bell,
-    /// Everybody is to end.
+    /// All threads are to end.
     pub is_stopping: AtomicBool,
     /// What went wrong, in words.
     failures: Mutex<VecDeque<String>>,
@@ -265,7 +265,7 @@ impl PagerState {
         self.spaces().iter().for_each(|space| space.kill());
     }
 
-    /// Whether everybody is to end.
+    /// Whether all threads are to end.
     pub fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::SeqCst)
     }

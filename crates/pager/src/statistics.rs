@@ -51,7 +51,7 @@ pub struct PagerStatistics {
     /// The largest [`PagerStatistics::local_bytes`] seen.
     pub local_bytes_peak: u64,
     /// The most memory that one program had and that could not leave (protected, main stack, changed pages of files,
-    /// locked, merged), as far as anybody looked: while the programs had more than their budget.
+    /// locked, merged), as far as the survey looked: while the programs had more than their budget.
     #[serde(default)]
     pub staying_bytes_peak: u64,
     /// Bytes whose only copy is not in the programs' memory.

@@ -1,6 +1,6 @@
 //! Programs and evictors that say hello to the pager, over a UNIX socket that keeps messages apart.
 //!
-//! Who connects is any process that can reach the address, so [`Visitor::peer`], which the kernel vouches for, must
+//! What connects is any process that can reach the address, so [`Visitor::peer`], which the kernel vouches for, must
 //! be a process of the run before its hello is believed.
 
 use std::fmt;
@@ -103,7 +103,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Where programs connect to. Readable when somebody waits.
+/// Where programs connect to. Readable when a process waits.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,

@@ -111,7 +111,7 @@ fn without_the_variable_nothing_happens() {
     assert!(conversation.wait().success());
 }
 
-/// A program that begins below another whose calls somebody else is asked about, who lets all of them happen: a
+/// A program that begins below another whose calls a third process is asked about, which lets all of them happen: a
 /// sandbox, or one's own pager further out.
 #[test]
 fn a_program_whose_forks_somebody_else_is_asked_about_does_not_start() {

@@ -29,7 +29,7 @@ fn every_fork_is_answered() {
     let mut conversation = pager.start(command);
     let (_paged, notices) = pager.greet_without_rights(false);
     assert_ne!(conversation.number_after("memory "), 0);
-    // No thread can look at who forks.
+    // No thread can look at what forks.
     conversation.tell("try fork");
     wait_readable(&notices, "the fork waits");
     let heard = without_descriptors(|| notices.next());

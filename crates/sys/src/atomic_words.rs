@@ -1,7 +1,7 @@
 //! Memory made of 64-bit words that threads, and processes one after the other, read and change one word at a time.
 //!
 //! A process that is killed between two instructions leaves the words as its last finished store left them, because
-//! the pages belong to a memfd that somebody else holds too. So a program that orders its stores well finds a
+//! the pages belong to a memfd that another process holds too. So a program that orders its stores well finds a
 //! consistent state again; no flush is needed for memory that outlives its writer.
 //!
 //! Invariants: the range stays mapped, readable and writable, and belongs to this value alone within the process, so

@@ -177,7 +177,7 @@ fn instructions(asked: Asked) -> Vec<libc::sock_filter> {
 /// this gives.
 ///
 /// Without `CAP_SYS_ADMIN` no program gets more rights by being executed from then on (`no_new_privs`), which the
-/// kernel wants of the thread that filters. `EBUSY`: somebody else asks already, and the kernel allows one.
+/// kernel wants of the thread that filters. `EBUSY`: another process asks already, and the kernel allows one.
 pub fn install(asked: Asked) -> io::Result<OwnedFd> {
     let filter = instructions(asked);
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };

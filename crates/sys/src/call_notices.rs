@@ -2,7 +2,7 @@
 //!
 //! - Forks, for pagers of users whom the kernel refuses messages about them: such a child's memory is registered
 //!   nowhere, so every page must be there when the fork happens, and none may be moved away until it has.
-//! - Calls of which the kernel sends no message to anybody, or which it refuses because memory is registered:
+//! - Calls of which the kernel sends no message, or which it refuses because memory is registered:
 //!   [`Called`].
 //!
 //! The filter that asks is [`crate::call_filter`], or for forks one that a program's stub installs. Every call is

@@ -52,7 +52,7 @@ impl CpuLatencyRequest {
         Ok(())
     }
 
-    /// What the kernel keeps at present: the least that anybody asks for.
+    /// What the kernel keeps at present: the least that any process asks for.
     ///
     /// # Errors
     /// As [`CpuLatencyRequest::demand`].

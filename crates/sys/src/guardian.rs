@@ -83,7 +83,7 @@ impl Guardian {
 
     /// Starts another one in place of one that has ended. It has the same list, which lies in memory that all of them
     /// share. What this process changes of its other memory from now on is there twice, so this is for a guardian
-    /// that somebody killed.
+    /// that was killed.
     pub fn start_again(&mut self) -> io::Result<()> {
         let another = clone_with_descriptors(&self.programs, &self.parent)?;
         // It has ended, so this does not wait.

@@ -77,7 +77,7 @@ pub struct LoopStatus {
 pub enum Detached {
     /// The device is free.
     Done,
-    /// Somebody has it open; it stays as it was.
+    /// It is open; it stays as it was.
     Busy,
 }
 
@@ -184,7 +184,7 @@ pub fn status(path: &Path) -> io::Result<Option<LoopStatus>> {
         .map(|info| LoopStatus { name: info.name(), direct_io: info.flags & LO_FLAGS_DIRECT_IO != 0 }))
 }
 
-/// Whether somebody claims the device at `path` for itself: it is mounted, or swap, or part of another device.
+/// Whether the device at `path` is claimed: it is mounted, or swap, or part of another device.
 pub fn is_claimed(path: &Path) -> io::Result<bool> {
     match open(path, libc::O_EXCL) {
         Ok(_) => Ok(false),
@@ -193,7 +193,7 @@ pub fn is_claimed(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Frees the device at `path` unless somebody else has it open. Dirty pages of the device's own cache are written
+/// Frees the device at `path` unless another process has it open. Dirty pages of the device's own cache are written
 /// first, so its server must be running, or be dead for good (then the writes fail).
 pub fn detach(path: &Path) -> io::Result<Detached> {
     let device = match open(path, libc::O_EXCL) {

@@ -69,7 +69,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// The first `length` bytes of `file`, shared with everyone who maps it. `file` must not be able to shrink (a
+    /// The first `length` bytes of `file`, shared with every process that maps it. `file` must not be able to shrink (a
     /// sealed memfd), otherwise a copy can raise SIGBUS; [`Memfd::open`] checks the seals.
     pub fn shared(file: &Memfd, length: usize) -> io::Result<Self> {
         Self::shared_at(file, 0, length)

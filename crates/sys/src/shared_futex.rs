@@ -63,7 +63,7 @@ pub fn wait(word: &AtomicU32, seen: u32, deadline: Option<Instant>) -> io::Resul
     }
 }
 
-/// Wakes everybody who sleeps on `word`, in all processes.
+/// Wakes every thread that sleeps on `word`, in all processes.
 pub fn wake(word: &AtomicU32) {
     // It fails only for addresses that are not mapped, which a reference rules out.
     let _ = futex::wake(word, Flags::empty(), i32::MAX.cast_unsigned());

@@ -1,7 +1,7 @@
 //! Another attempt where the emulator failed, and not what is tested.
 //!
 //! Linux changes its own code while it runs (static keys): it puts a breakpoint over an instruction, and a processor
-//! that runs into it asks who put it there. Emulation with a thread for each processor sometimes lets one run into a
+//! that runs into it asks what put it there. Emulation with a thread for each processor sometimes lets one run into a
 //! breakpoint that is gone by then, and the kernel ends with `Oops: int3`. Seen once in some thirty machines. A boot
 //! that hangs was seen as rarely. Neither says anything of a test, so it
 //! is made again, and said so.

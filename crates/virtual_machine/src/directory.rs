@@ -73,7 +73,7 @@ fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let Ok(file) = File::open(entry.path().join(LOCK)) else { continue };
         if file.try_lock().is_ok() {
-            // Somebody else may remove it at the same time.
+            // Another process may remove it at the same time.
             let _ = fs::remove_dir_all(entry.path());
         }
     }

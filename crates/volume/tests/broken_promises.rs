@@ -281,7 +281,7 @@ fn a_slab_leased_in_a_lost_session_is_not_used_in_the_next() {
     let shared = &shared;
     std::thread::scope(|scope| {
         let first = open_session(scope, &shared.donors[0]);
-        // Somebody (the mover, another donor's link thread) holds the lock and drains a gate.
+        // A thread (the mover, another donor's link thread) holds the lock and drains a gate.
         let lock = shared.volume.assignment();
         let mapping = scope.spawn(|| shared.mapper.add_copy(shared, SlabIndex(0), None, 1));
         while shared.donors[0].slabs_held() == 0 {

@@ -131,7 +131,7 @@ fn a_read_that_waits_too_long_is_asked_of_the_other_copy_and_the_late_answer_tou
     let status = |world: &World| world.volume.latencies.status(DonorSlot(0), world.now);
     assert_eq!(status(&world).reads_taken_elsewhere, 1);
     assert!(status(&world).waiting_us > 0.0, "it still owes the answer");
-    // The buffer is somebody else's when the answer comes; no thread waits for it, and it is received all the same.
+    // The buffer is another request's when the answer comes; no thread waits for it, and it is received all the same.
     world.read(2);
     assert_eq!(world.buffer(), [SECOND, SECOND, UNTOUCHED, UNTOUCHED], "the slow donor is avoided");
     world.donors[0].lock().unwrap().down = true;

@@ -1,6 +1,6 @@
 //! When a burst of page-ins begins and ends.
 //!
-//! Sans-I/O: the caller tells of each request that somebody waits for, and asks before it sleeps.
+//! Sans-I/O: the caller tells of each request that a program waits for, and asks before it sleeps.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -29,7 +29,7 @@ pub enum Rest {
 }
 
 impl Burst {
-    /// Somebody waits for a page; true when that makes it a burst.
+    /// A program waits for a page; true when that makes it a burst.
     pub fn asked(&mut self, now: Instant) -> bool {
         let follows = self.last.is_some_and(|last| now.saturating_duration_since(last) <= BURST_GAP_MAX);
         self.last = Some(now);

@@ -128,7 +128,7 @@ impl CpuIdleLimit {
         Self { burst: Burst::default(), request, figures }
     }
 
-    /// Somebody waits for a page.
+    /// A program waits for a page.
     pub fn asked(&mut self, now: Instant) {
         if let Some((request, latency_us)) = &self.request
             && self.burst.asked(now)

@@ -132,7 +132,7 @@ impl MemoryGroup {
         }
     }
 
-    /// Keeps what it holds out of swap: who serves page-ins must not wait for one.
+    /// Keeps what it holds out of swap: a process that serves page-ins must not wait for one.
     fn forbid_swap(&self) {
         let (file, text) = match self.version {
             Version::V1 => ("memory.swappiness", "0"),

@@ -12,7 +12,7 @@ use crate::machine::waiting::wait_until;
 use crate::registry::Found;
 use crate::status_socket;
 
-/// Whether somebody serves a device.
+/// Whether a process serves a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Served {
     /// A process does.
@@ -31,7 +31,7 @@ fn ask(found: &Found) -> Served {
     }
 }
 
-/// Makes sure that somebody serves the device; one that is served is left alone.
+/// Makes sure that a process serves the device; one that is served is left alone.
 pub(crate) fn revive(found: &Found) -> Result<(), Failure> {
     if ask(found) != Served::GivenUp {
         return Ok(());

@@ -1,6 +1,6 @@
 //! Which processes are alive.
 //!
-//! A process id alone may have been given to somebody else since it was written down; together with the time the
+//! A process id alone may have been given to another process since it was written down; together with the time the
 //! process started (in clock ticks since boot) it names one process for good. Everything that kills or cleans
 //! compares both.
 

@@ -8,7 +8,7 @@
 //! (crates/cli/tests/virtual_machine/two_machines.rs).
 //!
 //! Several devices share it: each writes down in its entry that it needs the reserve, and what was there before the
-//! first of them. The last one to go puts that back, unless somebody else has changed the setting meanwhile; for one
+//! first of them. The last one to go puts that back, unless another process has changed the setting meanwhile; for one
 //! that was killed its mender goes. A process that finds that an administrator has lowered the setting since, and
 //! raises it again, tells the others what to put back now.
 
@@ -157,7 +157,7 @@ fn lock(entry: &Path) -> io::Result<File> {
     Ok(directory)
 }
 
-/// What the other entries say. A dead owner needs it too: its device may go on, until somebody mends it.
+/// What the other entries say. A dead owner needs it too: its device may go on, until it is mended.
 fn sharing(entry: &Path) -> impl Iterator<Item = (PathBuf, Record)> {
     let paths = fs::read_dir(siblings(entry)).into_iter().flatten().flatten().map(|item| item.path());
     paths.filter(move |path| path != entry).filter_map(|path| Record::read(&path).map(|record| (path, record)))

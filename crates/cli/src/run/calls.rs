@@ -45,7 +45,7 @@ pub(crate) enum Told {
 pub(crate) struct Waits(UnixStream);
 
 impl Waits {
-    /// Somebody hears of its calls now.
+    /// A process hears of its calls now.
     pub(crate) fn goes_on(mut self) -> Result<(), Failure> {
         self.0.write_all(&[0]).map_err(failed)
     }

@@ -1,7 +1,7 @@
 //! How many files may be open: more for a pager, which has several descriptors for each program that it pages (its
 //! userfaultfd, its page table, its size, and itself), and what it was for the program.
 //!
-//! The usual limit, 1024, is meant for programs that use select(2), and everybody may raise his own to the hard one
+//! The usual limit, 1024, is meant for programs that use select(2), and every process may raise its own to the hard one
 //! (getrlimit(2)). A pager without a descriptor for a program can but kill it.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

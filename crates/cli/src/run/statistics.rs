@@ -27,7 +27,7 @@ pub(crate) struct Statistics {
     paging: Paging,
 }
 
-/// What those who paged tell at the end.
+/// What the pager or the devices tell at the end.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Paging {
     /// Faults that waited for a page to come in.
@@ -41,7 +41,7 @@ pub(crate) struct Paging {
 }
 
 impl Statistics {
-    /// Puts together what everybody said while they were still there.
+    /// Puts together what every part said while it was still there.
     pub(crate) fn new(
         memory: &RunReport,
         wall: Duration,

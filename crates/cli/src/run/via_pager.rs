@@ -69,7 +69,7 @@ struct Run {
     pager: Option<Paged>,
     donors: OwnDonors,
     down: bool,
-    // Dropped last: until then the run is alive for everybody else.
+    // Dropped last: until then the run is alive for other processes.
     entry: Entry,
 }
 

@@ -36,7 +36,7 @@ struct Run {
     device: Option<RunningDevice>,
     donors: OwnDonors,
     down: bool,
-    // Dropped last: until then the run is alive for everybody else.
+    // Dropped last: until then the run is alive for other processes.
     entry: Entry,
 }
 

@@ -19,7 +19,7 @@ enum Event {
 /// Between two events: time to fill slabs again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Who verifies pages: what a verifier is told, but for where each test begins.
+/// The verifier of pages: what a verifier is told, but for where each test begins.
 #[derive(Clone, Copy)]
 enum Family {
     /// One program.

@@ -24,9 +24,9 @@ pub(crate) enum Kind {
     /// One process that maps more while it is at its budget, and fills that at full speed: it goes beyond while the
     /// pager has not seen the new mapping yet.
     Growing,
-    /// Processes that share pages, none of which leaves before it is somebody's own again (rule 2 of docs/pager.md),
-    /// or threads that change their mappings all at once, between which little can leave (rule 11): they go beyond
-    /// their budget for a while, and what they have together is another in each run.
+    /// Processes that share pages, none of which leaves before it belongs to one process again (rule 2 of
+    /// docs/pager.md), or threads that change their mappings all at once, between which little can leave (rule 11):
+    /// they go beyond their budget for a while, and what they have together is another in each run.
     Several,
 }
 

@@ -77,7 +77,7 @@ impl Stage {
             return None;
         }
         let turn = take_turn();
-        // One path for everybody, wherever their temporary files go: the machine has one swap, which the pager does
+        // One path for every test, wherever their temporary files go: the machine has one swap, which the pager does
         // not use.
         let file_lock = (VIA == "swap").then(|| {
             let file = File::create("/tmp/spillway-end-to-end.lock").expect("the lock file can be made");

@@ -35,7 +35,7 @@ fn a_killed_run_is_taken_down_by_others() {
     running.signal("KILL");
     let said = running.end();
     assert_eq!(said.status.signal(), Some(9));
-    // Its device's process notices, and everything goes without anybody's doing.
+    // Its device's process notices, and everything goes without a command.
     wait_until("the remains to go", || {
         let status = stage.status();
         status["items"].as_array().unwrap().is_empty().then_some(())

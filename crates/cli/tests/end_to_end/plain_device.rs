@@ -65,7 +65,7 @@ fn fio_finds_what_it_wrote() {
     device_off(&stage);
 }
 
-/// Who names no donor gets donors of the device's own, is told so, and is rid of them with the device.
+/// A user who names no donor gets donors of the device's own, is told so, and is rid of them with the device.
 #[test]
 fn a_device_without_named_donors_starts_its_own() {
     let Some(stage) = Stage::set(&["fio"]) else { return };

@@ -16,7 +16,7 @@ use crate::both_ways::stage::Stage;
 use crate::pager::ordinary_user::{self, Place};
 use crate::support::{self, skip, soak_seconds};
 
-/// The bait, its addresses, and the directory for marks; all can be reached by everybody.
+/// The bait, its addresses, and the directory for marks; all can be reached by every user.
 struct Trap {
     bait: PathBuf,
     taken: String,

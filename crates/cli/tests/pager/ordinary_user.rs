@@ -2,7 +2,7 @@
 //! names to him.
 //!
 //! The test makes a user's view of the machine: a mount namespace of its own, in which the device's node may be
-//! opened by everybody. Nothing of the machine itself is changed.
+//! opened by every user. Nothing of the machine itself is changed.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -50,7 +50,7 @@ impl Place {
         self.directory.path()
     }
 
-    /// A program of the place as the user, for whom the device's node has other permissions than for everybody else.
+    /// A program of the place as the user, for whom the device's node has other permissions than for other users.
     fn as_user(&self, program: &str, arguments: &[&str]) -> Command {
         let become_user = format!("setpriv --reuid={USER} --regid={USER} --clear-groups");
         let script = format!("mount --bind \"$0\" /dev/userfaultfd && exec {become_user} -- \"$@\"");

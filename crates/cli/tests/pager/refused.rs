@@ -130,8 +130,8 @@ fn a_program_with_a_strict_filter_of_its_own_runs_within_its_budget_and_is_sent_
     stage.assert_clean();
 }
 
-/// Listens on this host and sends `answer` to everybody; nothing for an empty one. Its thread waits in `accept` until
-/// the test's process ends.
+/// Listens on this host and sends `answer` to every visitor; nothing for an empty one. Its thread waits in `accept`
+/// until the test's process ends.
 fn listen_as(answer: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

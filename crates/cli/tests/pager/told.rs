@@ -48,8 +48,8 @@ fn faults_are_told_by_kind_with_what_they_took() {
     let refaults: Vec<f64> =
         pager["refaults"].as_array().unwrap().iter().filter_map(serde_json::Value::as_f64).collect();
     assert!(refaults.iter().sum::<f64>() <= number("/fill/count"), "{pager:#}");
-    // Who goes round finds a page after all that are away have come, in whose place others left: 4^6 = 4096, 4^7 =
-    // 16384.
+    // A program that goes round finds a page after all that are away have come, in whose place others left: 4^6 =
+    // 4096, 4^7 = 16384.
     assert!(refaults[6] > 0.5 * number("/fill/count"), "{pager:#}");
     let line = said.errors.lines().find(|line| line.contains("faults:")).expect("a summary").to_owned();
     assert!(line.contains(&format!("{} fill", number("/fill/count"))) && line.contains("lost in them"), "{line}");

@@ -1,5 +1,5 @@
 //! The pager on stock kernels: Linux 6.12 has all that it needs, Linux 6.1 has not. As root, and as a user without a
-//! right but the one that `vm.unprivileged_userfaultfd` gives to everybody.
+//! right but the one that `vm.unprivileged_userfaultfd` gives to every user.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -74,7 +74,7 @@ fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
     checks.iter().find(|check| check["name"] == name).expect("it is looked at")
 }
 
-/// A directory for everybody, with the programs that a user needs.
+/// A directory for every user, with the programs that a user needs.
 fn make_place(guest: &Guest) {
     // As they are, not copies, which take seconds.
     guest.said(
@@ -133,7 +133,7 @@ fn assert_a_killed_pager_takes_its_program_along(guest: &Guest, who: Who) {
     guest.wait_for("! pgrep -x 'verifier|spillway'");
     // The verifier tells of a word that it did not write.
     guest.said("! grep -v 'no --donor was named' /run/place/errors");
-    // Its guardian or its donors remove what it had, without anybody's word.
+    // Its guardian or its donors remove what it had, without a command.
     wait_until("the remains to go", || who.items(guest).is_empty().then_some(()));
 }
 
@@ -152,7 +152,7 @@ pub(crate) fn the_newer_kernel_pages_programs_of_root_and_of_users(guest: &Guest
     assert!(forks["state"] == "optional" && forks["detail"].to_string().contains("CAP_SYS_PTRACE"), "{forks:#}");
     // The user did not say which way: there is one.
     assert_exact(guest, Who::User, SMALLEST, USERS_PROGRAMS[1]);
-    // Yama, which stock kernels have, forbids everybody without capabilities to borrow a thread for the agent.
+    // Yama, which stock kernels have, forbids processes without capabilities to borrow a thread for the evictor.
     guest.said("echo 2 >/proc/sys/kernel/yama/ptrace_scope");
     assert_eq!(check(&Who::User.doctor(guest), "ptrace")["state"], "optional");
     assert_exact(guest, Who::User, &format!("--via pager {SMALLEST}"), USERS_PROGRAMS[0]);

@@ -6,10 +6,10 @@
 //! | donor | preface (8 bytes), Noise message 2 (48 bytes) |
 //!
 //! The pattern is `NNpsk0`: already the first message proves the key, so the donor reads it before it says anything
-//! and hangs up on who does not prove it. This layout is the same in every version; therefore a donor can check the
-//! key of a borrower of another version, and then tells it its own version. The borrower's preface is the handshake's
-//! prologue, so no process in between can change the version. Without a key (same host only) the pre-shared key is all
-//! zeroes: the channel is then private but not authenticated.
+//! and hangs up on a peer that does not prove it. This layout is the same in every version; therefore a donor can
+//! check the key of a borrower of another version, and then tells it its own version. The borrower's preface is the
+//! handshake's prologue, so no process in between can change the version. Without a key (same host only) the
+//! pre-shared key is all zeroes: the channel is then private but not authenticated.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -29,7 +29,7 @@ const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 /// Both messages of the pattern: an ephemeral key of 32 bytes and a tag of 16 on an empty payload.
 const NOISE_MESSAGE_BYTES: usize = 48;
 
-/// The key of those who have none.
+/// The key of processes that have none.
 const NO_KEY: [u8; KEY_BYTES] = [0; KEY_BYTES];
 
 /// A connection whose preface was read: what an accepting side has to look at before it knows who should go on.

@@ -32,7 +32,7 @@ pub enum ControlError {
     /// The peer is another program or another version.
     #[error(transparent)]
     Preface(#[from] PrefaceError),
-    /// The peer hung up during the handshake, as a donor does on those who do not prove its key.
+    /// The peer hung up during the handshake, as a donor does if they do not prove its key.
     #[error(
         "the peer closed the connection without an answer; most likely its cluster key differs from ours, or only one of us has a key: copy the same key file to both machines, and check that a donor listens at this port"
     )]

@@ -27,7 +27,7 @@ impl Silence {
         self.waits = self.waits.saturating_add(1);
     }
 
-    /// How long it has lasted, as far as somebody listened.
+    /// How long it has lasted, as far as this side listened.
     pub fn observed(&self) -> Duration {
         HEARTBEAT_INTERVAL.saturating_mul(self.waits)
     }

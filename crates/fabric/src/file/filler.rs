@@ -1,7 +1,7 @@
 //! Writes zeroes wherever the backing file has no blocks of its own yet, as one does before swapping to a file.
 //!
 //! The first write to a block that a file system has only reserved changes the file's map, through a journal whose
-//! threads take memory like everybody else's. On a machine without a free page that memory comes from a page-out,
+//! threads take memory like all others. On a machine without a free page that memory comes from a page-out,
 //! which may wait for just that write: seen as a machine that stood still in `ext4_convert_unwritten_extents` and
 //! `jbd2_alloc`. A write to a block that was written before changes no map.
 //!

@@ -5,10 +5,10 @@
 //! | borrower | [preface], session's name (16 bytes), nonce (32 bytes) |
 //! | donor | preface, verdict (1 byte: 1 known, 2 unknown session), nonce (32 bytes, zeroes if unknown) |
 //! | borrower | its [proof] (32 bytes) |
-//! | donor | its proof (32 bytes); it hangs up instead on one who proved nothing |
+//! | donor | its proof (32 bytes); it hangs up instead if the peer proved nothing |
 //!
 //! The donor has read the preface already, to tell control from data. The borrower proves first, so that a donor never
-//! answers for a token to someone who does not have it. Everything happens before one deadline, whatever the peer does.
+//! answers for a token to a peer that does not have it. Everything happens before one deadline, whatever the peer does.
 //! What follows is not encrypted: see the README for what that means.
 
 use std::io;

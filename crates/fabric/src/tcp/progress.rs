@@ -8,7 +8,7 @@
 //! request for ever by a byte now and then. Bytes that our kernel took or the peer's acknowledged are none either:
 //! both happen for a process that has stopped.
 //!
-//! Only time in which somebody looked counts: a look adds what passed since the one before, but no more than
+//! Only time in which this side looked counts: a look adds what passed since the one before, but no more than
 //! [`LOOK_INTERVAL_MAX`]. A thread that did not get to run, or whose whole machine was stopped, does not blame the
 //! donor for that.
 //!
@@ -25,7 +25,7 @@ use crate::units::PAGE_SIZE_BYTES;
 pub(super) struct Progress {
     /// When the connection was last looked at.
     looked: Instant,
-    /// How long nothing came, as far as somebody looked.
+    /// How long nothing came, as far as this side looked.
     silence: Duration,
     /// What came since the last progress.
     bytes: usize,

@@ -358,7 +358,7 @@ impl QueuePair for TcpQueuePair {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 
-    /// Also while the socket has room, so that a caller who sleeps instead of polling is woken to send the rest.
+    /// Also while the socket has room, so that a caller that sleeps instead of polling is woken to send the rest.
     fn wants_write(&self) -> bool {
         self.sent < self.posted
     }

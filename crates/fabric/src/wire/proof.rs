@@ -41,7 +41,7 @@ impl Nonce {
     }
 }
 
-/// What only someone who knows the token can send, see the module text. Not comparable: [`Challenge::accepts`] checks
+/// What only a peer that knows the token can send, see the module text. Not comparable: [`Challenge::accepts`] checks
 /// it.
 #[derive(Clone, Copy, Debug)]
 pub struct Proof(pub [u8; PROOF_BYTES]);

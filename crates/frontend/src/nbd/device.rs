@@ -148,7 +148,7 @@ impl Nbd {
         Ok(index)
     }
 
-    /// Ends the device unless somebody uses it. Its dirty pages are written first.
+    /// Ends the device unless it is in use. Its dirty pages are written first.
     fn disconnect(&self, index: u32) -> Result<bool, FrontEndError> {
         let path = identity::path_of(index);
         let context = || FrontEndError::system(format!("cannot end {}", path.display()));

@@ -20,7 +20,7 @@ pub(super) fn path_of(index: u32) -> PathBuf {
     format!("/dev/nbd{index}").into()
 }
 
-/// The text that the kernel keeps for device `index`, if anybody gave it one.
+/// The text that the kernel keeps for device `index`, if it was given one.
 pub(super) fn identifier_of(index: u32) -> Option<String> {
     let text = fs::read_to_string(format!("/sys/block/nbd{index}/backend")).ok()?;
     Some(text.trim_end_matches('\n').to_owned())

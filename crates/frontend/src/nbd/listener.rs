@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert!(matches!(unix(&path), Err(FrontEndError::Busy(_))));
         let _client = UnixStream::connect(&path).unwrap();
-        // Looking whether somebody listens was a client too.
+        // A check whether a server listens was a client too.
         while let Some(socket) = listeners[0].accept().unwrap() {
             drop(socket);
         }

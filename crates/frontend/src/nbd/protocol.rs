@@ -106,7 +106,7 @@ pub enum Verdict {
     Refuse(NbdError, u64),
     /// The client says goodbye.
     Goodbye,
-    /// Its data is more than anybody would send: the connection ends.
+    /// Its data is more than any client would send: the connection ends.
     HangUp,
 }
 

@@ -149,7 +149,7 @@ impl Ublk {
         )))
     }
 
-    /// Removes the block device, unless somebody uses it.
+    /// Removes the block device, unless it is in use.
     fn stop(&mut self, deadline: Duration) -> Result<(), FrontEndError> {
         let path = self.identity.path();
         // While we hold the claim, no process can begin to mount it or to swap to it.
@@ -343,7 +343,7 @@ fn channels(info: &DeviceInfo, size_bytes: u64) -> Result<Vec<UblkChannel>, Fron
     make().map_err(FrontEndError::system(format!("cannot open the queues of ublk device {}", info.device)))
 }
 
-/// Opens the device for us alone. [`FrontEndError::Busy`] while somebody has it open past `deadline`.
+/// Opens the device for us alone. [`FrontEndError::Busy`] while it is open past `deadline`.
 fn claim(path: &Path, deadline: Duration) -> Result<Option<File>, FrontEndError> {
     let give_up = Instant::now() + deadline;
     loop {

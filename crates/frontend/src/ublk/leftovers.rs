@@ -43,7 +43,7 @@ pub fn delete(identity: UblkIdentity) -> Result<(), FrontEndError> {
     let mut control = open_driver()?;
     let device = identity.device_id;
     match control.stop(device, UBLK_STOP_DEADLINE) {
-        // Somebody else was faster.
+        // Another process was faster.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => return Ok(()),
         result => result.map_err(FrontEndError::system(format!("cannot stop {}", identity.path().display())))?,
     }

@@ -283,7 +283,7 @@ impl Eviction {
 }
 
 impl Batch {
-    /// Whether somebody waits for its end: a fault of its program, or who brings all its pages back.
+    /// Whether its end is waited for: by a fault of its program, or by a fork page-in.
     fn is_waited_for(&self) -> bool {
         let state = self.space.lock();
         state.is_awaited || state.is_hurried || self.space.is_held()

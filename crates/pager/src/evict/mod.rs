@@ -61,7 +61,7 @@ pub struct Eviction {
     moved: Vec<Batch>,
     /// Batches that followed one another without the table being free in between.
     in_a_row: u32,
-    /// An evictor whose batch has ended, until somebody asks.
+    /// An evictor whose batch has ended, until a thread asks.
     evictor_seen: Option<EvictorSeen>,
     /// No fault waited for the last batch.
     is_undisturbed: bool,

@@ -66,8 +66,8 @@ impl Messages {
         may_read
     }
 
-    /// Does the same where no thread has said that `space` has something to tell: most who had a fault have the next.
-    /// Whether there was something.
+    /// Does the same where no thread has said that `space` has something to tell: most programs that had a fault have
+    /// the next. Whether there was something.
     pub fn guess(&mut self, space: &Arc<AddressSpace>, faults: &mut Faults, now: Instant) -> bool {
         let state = space.lock_for_faults();
         state.may_read() && self.read_and_answer(space, state, faults, now)

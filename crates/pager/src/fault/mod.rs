@@ -82,7 +82,7 @@ pub struct Faults {
     has_begun: bool,
     /// The address space that got a page last, until this is asked for.
     filled: Option<SpaceId>,
-    /// What comes along is read when those who wait have their pages.
+    /// What comes along is read when the programs that wait have their pages.
     prefetch_requests: Vec<PrefetchRequest>,
 }
 
@@ -125,7 +125,7 @@ impl Faults {
         has_tasks || self.here != 0
     }
 
-    /// Whether somebody waits for a page that is being read.
+    /// Whether a program waits for a page that is being read.
     pub fn is_awaited(&self) -> bool {
         self.busy != 0 && self.reads.iter().flatten().any(ReadUnderWay::is_awaited)
     }
@@ -161,7 +161,7 @@ impl Faults {
         }
         if !self.prefetch_requests.is_empty() {
             if waiting == Waiting::Poll {
-                // Over shared memory what somebody waits for is here by now.
+                // Over shared memory what a program waits for is here by now.
                 self.poll_engine(now);
             }
             self.prefetch_all(now);

@@ -46,7 +46,7 @@ impl Pending {
 pub struct FaultPool {
     read_ahead: Mutex<ReadAheadState>,
     pending: Mutex<VecDeque<Pending>>,
-    /// How many there are, for who looks and finds none.
+    /// How many there are, for a thread that looks and finds none.
     pending_count: AtomicUsize,
     /// One for each thread but the first.
     bells: Box<[Bell]>,
@@ -66,7 +66,7 @@ impl FaultPool {
         })
     }
 
-    /// What wakes each thread but the first: there are faults to answer, or everybody is to end.
+    /// What wakes each thread but the first: there are faults to answer, or all threads are to end.
     pub fn bells(&self) -> &[Bell] {
         &self.bells
     }

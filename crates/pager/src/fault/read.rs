@@ -1,6 +1,6 @@
 //! Reads for faults, and what comes along with them.
 //!
-//! A page that somebody waits for is read alone and first; what the prefetcher names is asked for when that is under
+//! A page that a program waits for is read alone and first; what the prefetcher names is asked for when that is under
 //! way, in runs of neighbouring slots, as far as there is room. A read that ends fills the pages that still wait for
 //! it. Where the donor's memory can be read in place, pages are filled from there at once.
 
@@ -92,7 +92,7 @@ impl Faults {
         Outcome::Done
     }
 
-    /// Fills the page that somebody waits for from where it lies; `None` if it has to be read.
+    /// Fills the page that a program waits for from where it lies; `None` if it has to be read.
     fn fill_from_slab(
         &mut self,
         space: &AddressSpace,
@@ -385,7 +385,7 @@ impl Faults {
         }
     }
 
-    /// The pages could not be read. If somebody waits for one its content is lost: its program gets SIGBUS when it
+    /// The pages could not be read. If a program waits for one its content is lost: its program gets SIGBUS when it
     /// touches it, never another content. Pages that were to come along are asked for again by the thread that needs
     /// them.
     fn read_failed(&mut self, buffer: usize, error: BlockError) {

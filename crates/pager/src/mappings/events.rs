@@ -4,7 +4,7 @@
 //! (`userfaultfd_unmap_complete`, `mremap_userfaultfd_complete` in fs/userfaultfd.c). A thread that loses its CPU in
 //! between tells late. Meanwhile another thread may have got the addresses that it gave up: "Z moved to X" is read,
 //! and then "X is unmapped", of what was at X before. Taken in the order in which they are read, the pages of Z are
-//! forgotten and read as zeroes (seen once in fifty runs of a test of six seconds with eight threads on two CPUs).
+//! forgotten and read as zeroes. A test of six seconds with eight threads on two CPUs saw it once in fifty runs.
 //!
 //! Two facts make the order known:
 //! - While any change was not told, or its thread did not go on since, the kernel fills and moves no page and says

@@ -341,8 +341,8 @@ impl Kernel {
     }
 }
 
-/// The reader: holds back after a doubtful move, until everybody who changed something before has told it or waits to
-/// be read.
+/// The reader: holds back after a doubtful move, until every thread that changed something before has told it or
+/// waits to be read.
 struct Reader {
     mapping_events: MappingEvents,
     known: Content,

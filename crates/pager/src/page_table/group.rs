@@ -112,7 +112,7 @@ impl Group {
         }
     }
 
-    /// The page leaves: whether it had come along for nothing, as far as anybody knows.
+    /// The page leaves: whether it had come along for nothing, as far as the pager knows.
     pub(super) fn leaves_unproven(&mut self, index: usize) -> bool {
         let was_unproven = self.unproven >> index & 1 == 1;
         self.unproven &= !(1 << index);

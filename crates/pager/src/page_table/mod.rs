@@ -1,8 +1,8 @@
 //! The page table of an address space: where the content of each page is, when it is not in the program's memory.
 //!
-//! A state machine without I/O. Who answers a fault asks [`PageTable::answer`], does what it says, and tells the page
-//! table what came of it ([`PageTable::filled`], ...); who evicts asks [`PageTable::victim`] and tells
-//! [`PageTable::left`]. The kernel's events are told as they are read.
+//! A state machine without I/O. The thread that answers a fault asks [`PageTable::answer`], does what it says, and
+//! tells the page table what came of it ([`PageTable::filled`], ...); the thread that evicts asks
+//! [`PageTable::victim`] and tells [`PageTable::left`]. The kernel's events are told as they are read.
 //!
 //! - [`ranges`]: sets of addresses; [`group`]: 32 neighbours.
 //!
@@ -59,7 +59,7 @@ pub enum Answer {
     Unprotect,
     /// It was answered already; the thread that still waits looks again.
     Wake,
-    /// As `Wake`; but if somebody misses it again, the kernel has taken it back: it may take pages that MADV_FREE
+    /// As `Wake`; but if a program misses it again, the kernel has taken it back: it may take pages that MADV_FREE
     /// gave up, and does not tell. Then [`PageTable::taken_back`].
     Recheck(VolumePage),
 }
@@ -106,8 +106,8 @@ pub struct PageTable {
 }
 
 /// Hashes a group's address by one multiplication (Fibonacci hashing, Knuth, volume 3, 6.4): a page that leaves or
-/// comes is looked up six times, and the standard hash took 8 % of the fault thread's own time. Who chooses the
-/// addresses of a program harms its own table only.
+/// comes is looked up six times, and the standard hash took 8 % of the fault thread's own time. The thread that
+/// chooses the addresses of a program harms its own table only.
 #[derive(Clone, Copy, Debug, Default)]
 struct AddressHasher(u64);
 

@@ -82,7 +82,7 @@ impl CachePages {
         self.free.push(number);
     }
 
-    /// The address space and address of `page`, if somebody has that number.
+    /// The address space and address of `page`, if a page has that number.
     pub fn home(&self, page: CachePage) -> Option<Home> {
         let home = self.homes.get(page.0 as usize / GROUP_PAGES).copied().flatten()?;
         let offset = (page.0 as usize % GROUP_PAGES * spillway_fabric::units::PAGE_SIZE_BYTES) as u64;

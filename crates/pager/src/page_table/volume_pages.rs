@@ -402,7 +402,7 @@ mod tests {
             }
         }
 
-        /// Against plain counts: no slot is given out while somebody refers to it, and none is ever forgotten.
+        /// Against plain counts: no slot is given out while a page refers to it, and none is ever forgotten.
         #[test]
         fn counts_are_exact(steps in proptest::collection::vec((0_u8..4, any::<u16>()), 1..200)) {
             let mut slots = VolumePages::new(130);

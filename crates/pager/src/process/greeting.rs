@@ -78,7 +78,7 @@ impl Survey {
                 Ok(()) if matches!(caller.awaited, Awaited::Nothing) => {}
                 Ok(()) => self.callers.push(caller),
                 Err(GreetingError::TimedOut) if now < caller.deadline => self.callers.push(caller),
-                // One that ended while it started took nothing that anybody misses.
+                // One that ended while it started took nothing that a program misses.
                 Err(GreetingError::Closed) => {}
                 Err(error) => self.tell_of_caller(caller.visitor.process(), &error),
             }

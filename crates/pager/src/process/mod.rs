@@ -249,12 +249,12 @@ impl Survey {
         self.calls.listeners()
     }
 
-    /// Who kills the programs if this process dies.
+    /// Kills the programs if this process dies.
     pub fn guardian(&self) -> &Guardian {
         &self.guardian
     }
 
-    /// Starts another guardian if somebody killed the one that there was. An error: there is none, and no program may
+    /// Starts another guardian if the one that there was is dead. An error: there is none, and no program may
     /// go on without.
     pub fn keep_guarded(&mut self) -> io::Result<()> {
         if !self.guardian.has_ended() {

@@ -173,7 +173,7 @@ fn others_pages_of(rollup: &str) -> Option<i64> {
 
 /// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the
 /// thread ends (`struct robust_list_head` in `linux/futex.h`: the first entry, the distance from entries to locks,
-/// the one being taken). Reading an entry that is away waits for it, so this is not for who serves faults.
+/// the one being taken). Reading an entry that is away waits for it, so this is not for threads that serve faults.
 fn robust_locks(process: u32, head: u64) -> Vec<u64> {
     let mut locks = Vec::new();
     let mut words = [0; 3 * size_of::<u64>()];

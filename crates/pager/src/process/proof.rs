@@ -1,4 +1,4 @@
-//! Who says hello is a process of the run, and what it says of its memory is true.
+//! What says hello is a process of the run, and what it says of its memory is true.
 //!
 //! The kernel vouches for the process and its user. The run's token, which stands in the environment of its programs,
 //! shows that the process was started in the run. That it maps the head where it says is seen in its maps. That the

@@ -2,7 +2,7 @@
 //! which, how much, and why; again whenever one has doubled its memory.
 //!
 //! They are found among the descendants of this process. A program that left its family (a daemon) is not, nor is one
-//! that is over before anybody looks.
+//! that is over before a look.
 
 use std::collections::HashMap;
 use std::fs;

@@ -42,7 +42,7 @@ impl Bell {
 
     /// Runs `sleep`, which waits for the descriptor among others; `None` if it has rung already.
     pub fn sleep<T>(&self, sleep: impl FnOnce() -> T) -> Option<T> {
-        // Either this sees that it has rung, or who rings sees that we sleep.
+        // Either this sees that it has rung, or the thread that rings sees that we sleep.
         self.sleeps.store(true, Ordering::SeqCst);
         let slept = (!self.has_rung.load(Ordering::SeqCst)).then(sleep);
         self.sleeps.store(false, Ordering::SeqCst);

@@ -3,7 +3,7 @@
 //! The fault thread has a program's page table for most of each fault, and takes it again a microsecond after it gave
 //! it back. A thread that sleeps for it is woken then, and finds it taken, again and again: a mutex lets who comes
 //! first have it. Seen for a millisecond and more, in which each fault also paid for waking the other without success
-//! (docs/decisions/pager-fault.md). So the frequent one looks whether somebody waits,
+//! (docs/decisions/pager-fault.md). So the frequent thread looks whether a thread waits,
 //! and lets him go first; not for longer than he takes to wake up, not if the offer of the CPU took a third one, and
 //! once only: his CPU may be busy.
 
@@ -19,7 +19,7 @@ pub struct CourteousLock<T> {
     value: Mutex<T>,
     /// Threads that wait for it and are to be let in.
     waiting: AtomicU32,
-    /// Somebody was let go first, and did not come in time; true until one has had it.
+    /// A thread was let go first, and did not come in time; true until one has had it.
     is_in_vain: AtomicBool,
 }
 
@@ -29,7 +29,7 @@ impl<T> CourteousLock<T> {
         Self { value: Mutex::new(value), waiting: AtomicU32::new(0), is_in_vain: AtomicBool::new(false) }
     }
 
-    /// For those who need it now and then: the frequent one lets them in.
+    /// For threads that need it now and then: the frequent thread lets them in.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         match self.value.try_lock() {
             Ok(guard) => return guard,
@@ -43,8 +43,8 @@ impl<T> CourteousLock<T> {
         guard
     }
 
-    /// For the frequent one, who offers the CPU between two looks whether those who wait have come; `offer` says
-    /// whether no other thread took it.
+    /// For the frequent thread, which offers the CPU between two looks whether the waiting threads have come; `offer`
+    /// says whether no other thread took it.
     pub fn lock_last(&self, mut offer: impl FnMut() -> bool) -> MutexGuard<'_, T> {
         if self.is_wanted() && !self.is_in_vain.load(Ordering::Relaxed) {
             let mut looks = 0;
@@ -114,7 +114,7 @@ mod tests {
         drop(counted.lock_last(look));
         assert_eq!(looks.get(), GIVE_WAY_LOOKS_MAX, "not for ever");
         drop(counted.lock_last(|| panic!("and once")));
-        // Somebody has had it: the next is let in again.
+        // A thread has had it: the next is let in again.
         scope(|threads| {
             let held = counted.lock_last(|| panic!("and once"));
             threads.spawn(|| drop(counted.lock()));

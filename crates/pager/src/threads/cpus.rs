@@ -1,7 +1,7 @@
 //! Which CPUs the eviction thread and an evictor run on: not on the same one, as long as another one is free.
 //!
-//! The two work at the same time: one takes pages out while the other writes those before. But who sleeps is woken by
-//! the other, and the scheduler may put it on the waker's CPU though another one is idle
+//! The two work at the same time: one takes pages out while the other writes those before. But a sleeping thread is
+//! woken by the other, and the scheduler may put it on the waker's CPU though another one is idle
 //! (docs/decisions/pager-eviction.md). Then both take turns on one. So if that was so for some batches, the eviction
 //! thread leaves that CPU, and neither may run where the other was then.
 //!
@@ -206,7 +206,7 @@ impl Bound {
         (is_possible && sched_setaffinity(thread, &now).is_ok()).then_some(Self { thread, before, now })
     }
 
-    /// Gives the thread back the CPUs that it had, unless somebody else has bound it since. One of those that it has
+    /// Gives the thread back the CPUs that it had, unless another program has bound it since. One of those that it has
     /// now may be off meanwhile.
     fn undo(self) {
         let is_ours = |now: CpuSet| (0..CpuSet::MAX_CPU).all(|cpu| self.now.is_set(cpu) || !now.is_set(cpu));

@@ -68,8 +68,8 @@ struct Served<'a> {
     set: &'a Epoll,
     spaces: HashMap<u32, (Arc<AddressSpace>, bool)>,
     ready: Vec<u32>,
-    /// Who had something to tell last, or got a page that was read for it, and was not asked again without success
-    /// since.
+    /// The program that had something to tell last, or got a page that was read for it, and was not asked again
+    /// without success since.
     last: Option<u32>,
     guesses: u32,
 }
@@ -81,7 +81,7 @@ impl<'a> Served<'a> {
         Ok(Self { set, spaces: HashMap::with_capacity(64), ready: Vec::with_capacity(64), last: None, guesses: 0 })
     }
 
-    /// Takes in who came, leaves out who went, and listens again to those whose batch has ended.
+    /// Takes in programs that came, leaves out programs that went, and listens again to those whose batch has ended.
     fn follow(&mut self, shared: &PagerState) -> io::Result<()> {
         let current = shared.spaces();
         for space in &current {
@@ -116,8 +116,8 @@ impl<'a> Served<'a> {
         self.set.wait(Some(patience), note).map(|_| ())
     }
 
-    /// Asks the one who had something to tell last, or goes on since, without a look at the others. Whether that was
-    /// right.
+    /// Asks the program that had something to tell last, or goes on since, without a look at the others. Whether that
+    /// was right.
     fn guess(&mut self, messages: &mut Messages, faults: &mut Faults, now: Instant) -> bool {
         let asked = self.last.filter(|_| self.guesses < GUESSES_MAX).and_then(|number| self.spaces.get(&number));
         let is_right =
@@ -140,7 +140,7 @@ impl<'a> Served<'a> {
         (is_quiet, now): (bool, Instant),
     ) -> io::Result<usize> {
         if self.ready.is_empty() && !is_quiet {
-            // While somebody waits for a page that is on its way, its thread has no other fault; those of others are
+            // While a program waits for a page that is on its way, its thread has no other fault; those of others are
             // found by the look.
             if !faults.is_awaited() && self.guess(messages, faults, now) {
                 return Ok(1);
@@ -148,7 +148,7 @@ impl<'a> Served<'a> {
             self.look(Duration::ZERO)?;
         }
         if self.ready.iter().any(|number| !self.spaces.contains_key(number)) {
-            // Somebody came quietly.
+            // A program came quietly.
             self.follow(shared)?;
         }
         let count = self.ready.len();

@@ -4,10 +4,10 @@
 //! on a CPU that has nothing else to do its way out of idleness. So that thread looks for a while, if the last fault
 //! came soon after the one before. A program that misses a page now and then costs nothing.
 //!
-//! No thread looks on a CPU that others want: it is offered at each look, and if somebody takes it, its thread sleeps
-//! instead. If that was for a whole turn, it is not offered again for a while, because who sleeps is woken when there
-//! is something to do, and who offered his CPU waits until the other has had his turn. The pager's own threads take
-//! it for less.
+//! No thread looks on a CPU that others want. Each look offers the CPU (`sched_yield`), and if another thread takes
+//! it, the looking thread sleeps instead. If the other thread took a whole turn, the CPU is not offered again for a
+//! while: a thread that sleeps is woken when there is something to do, but one that offered its CPU waits for the
+//! other's turn to end. The pager's own threads take it for less.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ impl Spin {
     }
 }
 
-/// Who else wants this thread's CPU.
+/// Which other threads want this thread's CPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Company {
     lost_at: Option<Instant>,

@@ -398,7 +398,7 @@ impl World {
     fn run(&mut self) {
         for program in 0..self.programs.len() {
             let space = Arc::clone(&self.programs[program].space);
-            // Who had something to tell is asked first, whether there is something or not.
+            // The program that had something to tell is asked first, whether there is something or not.
             let guesses = self.guesses && self.dice >> 63 == 0;
             if !(guesses && self.messages.guess(&space, &mut self.faults[0], self.now)) {
                 self.serve(&space);

@@ -63,7 +63,7 @@ impl Default for Runs {
 }
 
 impl Runs {
-    /// Somebody waits for `page`. Whether it belongs to a run that is watched, and is to come alone.
+    /// A program waits for `page`. Whether it belongs to a run that is watched, and is to come alone.
     pub fn on_fault(&mut self, page: VirtualPage) -> bool {
         self.faults += 1;
         let (now, mut is_part) = (self.faults, false);

@@ -20,7 +20,7 @@ pub const STREAMS_MAX: usize = 64;
 /// which costs it one fault in 16,384 pages.
 const REGION_BITS: u32 = 14;
 
-/// Who faults: the pager's numbers for an address space and a thread in it.
+/// What faults: the pager's numbers for an address space and a thread in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Faulter {
     /// The address space.

@@ -52,7 +52,7 @@ pub trait Order: Send {
     /// What it marks them with they have when they come back.
     fn left(&mut self, _lists: &mut OrderLists, _pages: &[CachePage], _capacity: u32) {}
 
-    /// A page is here again that had `marks` when it left; it could not leave, or somebody asked for it or what it
+    /// A page is here again that had `marks` when it left; it could not leave, or a program asked for it or what it
     /// lies beside.
     fn came_back(&mut self, _marks: u8) {}
 

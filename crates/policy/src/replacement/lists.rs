@@ -200,10 +200,10 @@ impl<const COUNT: usize> Lists<COUNT> {
         self.push(list, page);
     }
 
-    /// Takes `page`, which is in a list, as a victim. With it come, as far as there is room, the neighbours in its
-    /// list and in its aligned group of `group` numbers that entered before it, or nearly at the same time, and are
-    /// `cold` by their marks. Only what joins `page` without a gap is a neighbour: with a gap it would be another
-    /// request.
+    /// Takes `page`, which is in a list, as a victim. With it come, as far as there is room, its neighbours in the
+    /// same list and the same aligned group of `group` numbers. A neighbour comes if it entered before `page` or
+    /// nearly at the same time, and is `cold` by its marks. Only what joins `page` without a gap is a neighbour: with
+    /// a gap it would be another request.
     pub fn take(&mut self, page: CachePage, group: u32, cold: impl Fn(u8) -> bool, victims: &mut Victims<'_>) {
         let Entry { list, epoch, .. } = self.entries[page.0 as usize];
         self.remove(page);

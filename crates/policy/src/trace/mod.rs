@@ -59,7 +59,7 @@ pub enum Kind {
 pub struct Event {
     /// The page.
     pub page: VirtualPage,
-    /// Who touched it, in numbers of the recording side.
+    /// What touched it, in numbers of the recording side.
     pub thread: u32,
     /// Whether it was written.
     pub write: bool,

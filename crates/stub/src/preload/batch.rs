@@ -5,9 +5,9 @@
 //! area is registered there too. Dropping registered pages would raise a message that the evictor has to wait for, so
 //! the area is unregistered for that moment (rule 9; docs/pager.md has the figures).
 //!
-//! Linux 6.18 moves pages and does not say so (rule 16): when the program changes a page in the middle of a move (its
-//! first write where a page of zeroes was) the kernel tries again, moves it and maybe neighbours, and still has the
-//! error of the first try. It tries a third time, and finds its target in use (EEXIST; `move_pages` in its
+//! Linux 6.18 moves pages and does not say so (rule 16). The program may change a page in the middle of a move, by its
+//! first write where a page of zeroes was. The kernel then tries again, moves the page and maybe neighbours, and still
+//! has the error of the first try. It tries a third time, and finds its target in use (EEXIST; `move_pages` in its
 //! `mm/userfaultfd.c`). So what it says of a page is believed only if it looked at that page's place
 //! ([`is_in_doubt`]); else the place tells: one with anything but zeroes in it holds the page. A page of zeroes may
 //! have moved too, and comes back as what it is, since its content is known. (No thread but the kernel
@@ -84,7 +84,7 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// A new one, registered; where it is stands in the seat before anybody can ask the pager for its pages, which
+    /// A new one, registered; where it is stands in the seat before any process can ask the pager for its pages, which
     /// are none of the program's.
     pub(crate) fn new(userfaultfd: Userfaultfd, seat: &'static SeatHead) -> Result<Self, i32> {
         let reserved = calls::map(STAGING_BYTES + 2 * PAGE_BYTES, 0, RESERVED, -1)?;
@@ -145,8 +145,8 @@ impl Staging {
     }
 
     /// Takes pages of the other kind from now on: executable ones, or those that are not. Programs without any that
-    /// are executable never get here with pages that could move, and who may not have such memory (SELinux) is
-    /// refused here as there.
+    /// are executable never get here with pages that could move, and a program that may not have such memory
+    /// (SELinux) is refused here as there.
     fn change_kind(&self) -> Result<(), i32> {
         let other = self.protection.get() ^ EXECUTE;
         calls::protect(self.address, STAGING_BYTES, other)?;

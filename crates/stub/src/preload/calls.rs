@@ -142,7 +142,7 @@ pub(crate) fn sleep_on(word: &AtomicU32, seen: u32) {
     let _ = unsafe { call(202, [word.as_ptr() as usize, 0, seen as usize, 0, 0, 0]) };
 }
 
-/// Wakes everybody who sleeps on `word`, in all processes.
+/// Wakes every thread that sleeps on `word`, in all processes.
 pub(crate) fn wake(word: &AtomicU32) {
     // SAFETY: FUTEX_WAKE reads nothing.
     let _ = unsafe { call(202, [word.as_ptr() as usize, 1, i32::MAX as usize, 0, 0, 0]) };

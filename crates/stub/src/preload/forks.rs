@@ -7,8 +7,8 @@
 //! cannot be seen by a filter; it is said to be missing, and every libc then uses `clone`.
 //!
 //! Children and the programs that they execute inherit the filter, and the descriptor that asks stays the same. But
-//! the kernel allows one such filter only, and it might be that of a sandbox; so who finds one there makes sure that
-//! its own pager is asked.
+//! the kernel allows one such filter only, and it might be that of a sandbox; so a program that finds one there makes
+//! sure that its own pager is asked.
 
 use crate::calls::{self, BUSY, Descriptor, INTERRUPTED};
 use crate::protocol::{PROBE_FLAGS, PROBE_STACK, probe_answer};
@@ -65,8 +65,8 @@ const MISSING: u32 = 0x0005_0000 | 38;
 /// that the pager prepares for (Linux 5.19).
 const FILTER_FLAGS: usize = 1 | 4 | 8 | 0x10 | 0x20;
 
-/// Makes forks of this program wait for the holder of the descriptor; `None` when they do so already, for somebody
-/// who asked a program before this one.
+/// Makes forks of this program wait for the holder of the descriptor; `None` when they do so already, for the
+/// pager of a program before this one.
 pub(crate) fn ask_before() -> Result<Option<Descriptor>, i32> {
     let instructions = [
         step(LOAD, MACHINE, 0, 0),

@@ -92,7 +92,7 @@ pub const PAGE_BYTES: usize = 4096;
 pub const ADDRESS_VARIABLE: &str = "SPILLWAY_PAGER";
 
 /// Between the address and the token. An environment is readable by its own user alone (proc(5)), an address by
-/// everybody.
+/// every user.
 pub const TOKEN_MARK: u8 = b'#';
 
 /// Digits of a token.

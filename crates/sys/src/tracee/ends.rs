@@ -1,8 +1,8 @@
 //! Traced threads that end while another one of their process is seized.
 //!
 //! A thread that executes another program waits for the ends of its process's others, each of which stays until its
-//! tracer has taken notice; and who seizes one of them meanwhile waits for that thread (`cred_guard_mutex`, in
-//! `de_thread` of the kernel's `fs/exec.c` and `ptrace_attach` of its `kernel/ptrace.c`). Each would wait for the
+//! tracer has taken notice; and a tracer that seizes one of them meanwhile waits for that thread (`cred_guard_mutex`,
+//! in `de_thread` of the kernel's `fs/exec.c` and `ptrace_attach` of its `kernel/ptrace.c`). Each would wait for the
 //! other, but that any thread of the tracer's process may take notice.
 
 use std::io;

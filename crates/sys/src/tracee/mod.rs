@@ -110,7 +110,7 @@ pub unsafe fn call(
 ) -> Result<(), TraceError> {
     let target = stop::Thread { process, thread };
     match borrow_and_call(target, call, is_meant, &mut is_finished, deadline) {
-        // The kernel answers for a thread that ended as if it were somebody else's.
+        // The kernel answers for a thread that ended as if it were another tracer's.
         Err(_) if target.is_dead() => Err(TraceError::Gone),
         result => result,
     }

@@ -18,7 +18,7 @@ pub struct Pause {
 impl Pause {
     /// Asks the threads of `process` to stop that run or want to, wait for a page, or change their mappings; but not
     /// thread `spared`. They stop when they come back to user code. A thread that waits otherwise is left alone: a
-    /// call of it may end by that. Those who came meanwhile are looked for until there are none, or `deadline` is
+    /// call of it may end by that. Those that came meanwhile are looked for until there are none, or `deadline` is
     /// over. `is_meant` is asked of each thread once it is traced: a process may have become another program until
     /// then.
     pub fn begin(

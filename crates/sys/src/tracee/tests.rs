@@ -144,7 +144,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Who traces it: 0 for no thread.
+/// The thread that traces it: 0 for none.
 fn tracer(process: u32, thread: u32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));

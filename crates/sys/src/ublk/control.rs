@@ -89,7 +89,7 @@ impl Control {
         self.run(ControlOperation::StopDevice, device, 0, &mut [], patience)
     }
 
-    /// Deletes `device`. When `patience` ends while somebody still has it open, the error is
+    /// Deletes `device`. When `patience` ends while it is still open, the error is
     /// [`io::ErrorKind::TimedOut`], and it goes when they do.
     pub fn delete(&mut self, device: u32, patience: Duration) -> io::Result<()> {
         self.run(ControlOperation::DeleteDevice, device, 0, &mut [], patience)

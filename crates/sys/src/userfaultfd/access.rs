@@ -6,7 +6,7 @@ use std::io;
 
 use super::{Features, Scope, Userfaultfd};
 
-/// The device whose permissions say who may serve all faults of his processes (Linux 6.1).
+/// The device whose permissions say which users may serve all faults of their processes (Linux 6.1).
 pub const DEVICE_PATH: &str = "/dev/userfaultfd";
 
 /// What there is for a pager.

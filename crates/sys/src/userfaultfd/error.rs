@@ -5,7 +5,7 @@ use std::io;
 /// Why pages were not filled, moved or protected.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
-    /// A page is there already (`EEXIST`): somebody else filled it; wake its waiters.
+    /// A page is there already (`EEXIST`): another thread filled it; wake its waiters.
     #[error("the page is there already; wake whoever waits for it")]
     Exists,
     /// No mapping that is registered here covers the whole range (`ENOENT`): unmapped meanwhile, or it spans two

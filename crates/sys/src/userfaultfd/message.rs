@@ -71,7 +71,7 @@ impl Message {
                 thread: half(24),
             }),
             EVENT_FORK => {
-                // SAFETY: the kernel installed this descriptor for the reader of the message, who decodes it once
+                // SAFETY: the kernel installed this descriptor for the reader of the message, which decodes it once
                 // (contract).
                 let descriptor = unsafe { OwnedFd::from_raw_fd(half(8).cast_signed()) };
                 Self::Fork(Userfaultfd::from_kernel(descriptor))

@@ -1,4 +1,4 @@
-//! userfaultfd: page faults of a process, answered by somebody else (userfaultfd(2), ioctl_userfaultfd(2)).
+//! userfaultfd: page faults of a process, answered by another process (userfaultfd(2), ioctl_userfaultfd(2)).
 //!
 //! A descriptor belongs to the memory of the process that made it, and travels to the pager over a socket. All
 //! addresses are addresses in that process, so they are numbers here and never pointers. Filling copies from a

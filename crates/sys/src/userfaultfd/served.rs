@@ -57,7 +57,7 @@ impl ServedMemory {
     pub fn serve(&self, source: &Mapping, idle: Idle) -> io::Result<()> {
         let result = self.serve_all(source, idle);
         if result.is_err() {
-            // Nothing else can be done for those who wait, and there is nothing to serve any more if it fails.
+            // Nothing else can be done for threads that wait, and there is nothing to serve any more if it fails.
             let _ = self.userfaultfd.unregister(self.range());
         }
         result

@@ -1,7 +1,7 @@
 //! One block request on its way through the engine.
 //!
 //! A request is served one segment at a time: the part of it that lies in one slab. A segment that cannot go on (a
-//! page is being changed by somebody else, no donor yet, the backlog is full) is parked: it owns no page, is inside
+//! page is being changed by another thread, no donor yet, the backlog is full) is parked: it owns no page, is inside
 //! no gate, and is started afresh at the next look. So a parked request can hold nothing up.
 
 use std::time::Instant;

@@ -3,7 +3,7 @@
 //!
 //! A request copies them into a buffer first, and a page that is filled from that is copied twice. What makes the one
 //! copy safe is what makes requests safe: the slab's gate is passed before its copy indexes are read, and nothing is
-//! detached, nor lent to somebody else, before the gate was drained ([`crate::slab_map::gate`]); page bits are read
+//! detached, nor lent to another borrower, before the gate was drained ([`crate::slab_map::gate`]); page bits are read
 //! after the copy indexes (`read`). A donor's file never becomes another slab, so what is read of a donor that has
 //! just ended is what it had.
 //!

@@ -6,7 +6,7 @@
 //!
 //! A segment whose donors let it wait for too long ([`crate::slab_map::donor_latency`]) lets go of its sub-requests
 //! and is read afresh from what else has its pages, if all of them are elsewhere too. What the slow donor still sends
-//! is thrown away: the segment's buffer belongs to somebody else by then (`docs/decisions/slow-donors.md`).
+//! is thrown away: the segment's buffer belongs to another request by then (`docs/decisions/slow-donors.md`).
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

@@ -164,7 +164,7 @@ pub(super) fn await_disk(active: &Active, volume: &Volume) -> Step {
         return Step::Pending;
     }
     let on_disk = volume.bits.all(Bit::Disk, first, count);
-    // Somebody may have written the pages again, to a donor: that write's result is the one that counts.
+    // Another request may have written the pages again, to a donor: that write's result is the one that counts.
     let safe = on_disk || !volume.bits.any(Bit::Lost, first, count);
     Step::Finished(if safe { Ok(()) } else { Err(BlockError::NoSpace) })
 }

@@ -130,7 +130,7 @@ impl DonorEntry {
         self.slabs_held.store(slabs_held, Ordering::SeqCst);
     }
 
-    /// The session ended, or could not be opened; `is_final` if trying again does not help before somebody changes
+    /// The session ended, or could not be opened; `is_final` if trying again does not help before an operator changes
     /// something.
     pub fn disconnected(&self, reason: String, is_final: bool) {
         let mut link = self.link();

@@ -1,6 +1,6 @@
 //! Mapping by activity: which slabs are used enough to deserve a donor's memory (Infiniswap, NSDI '17).
 //!
-//! Until then a slab lives on the disk alone, so cold pages take no memory of anybody. The paper keeps, for each slab
+//! Until then a slab lives on the disk alone, so cold pages take no memory of a donor. The paper keeps, for each slab
 //! and second, `A = alpha * measured + (1 - alpha) * A_old`, and maps a slab whose average is above
 //! [`HOT_SLAB_PAGES_PER_S`]. Its published code added counts without ever normalising them, so that its order was
 //! noise after seconds; here an average is in pages per second, whatever the time between two looks: a look after `t`

@@ -44,7 +44,7 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    /// Whether trying again cannot help before somebody changes something.
+    /// Whether trying again cannot help before an operator changes something.
     pub(super) fn is_final(&self) -> bool {
         matches!(self, Self::Control(ControlError::Preface(_) | ControlError::WrongKey) | Self::NoSharedMemory)
     }

@@ -47,7 +47,7 @@ impl Mapper {
                     if shared.copies(slab) < copies_max {
                         return fill_place(shared, slab, entry, &session, location);
                     }
-                    // Somebody was faster, or put a copy back that was nearly given up.
+                    // Another thread was faster, or put a copy back that was nearly given up.
                     return_unused(entry, &session, location);
                     return None;
                 }

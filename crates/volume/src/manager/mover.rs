@@ -33,7 +33,7 @@ pub struct WorkQueue {
 }
 
 impl WorkQueue {
-    /// Adds work, unless it waits already. Recalls pass refills: somebody needs that memory.
+    /// Adds work, unless it waits already. Recalls pass refills: the donor's machine needs that memory.
     pub fn add(&self, work: Work) {
         let mut waiting = self.lock();
         if waiting.contains(&work) {

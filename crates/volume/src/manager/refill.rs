@@ -25,7 +25,7 @@ use crate::slab_map::slab_entry::{CopyLocations, Location};
 pub struct Pass {
     /// Pages copied.
     pub copied: u64,
-    /// Pages that the target still misses: their only copies could not be read now, or somebody kept owning them.
+    /// Pages that the target still misses: their only copies could not be read now, or another thread kept owning them.
     pub missing: u64,
 }
 

@@ -1,8 +1,8 @@
-//! Who gets room in a full backlog: the request that came first.
+//! Which request gets room in a full backlog: the request that came first.
 //!
 //! A writer that finds too little room takes a ticket and tries again later. What the writers before it wait for is set
 //! aside for them, so a small write never takes the room that a large one has been waiting for; where there is room for
-//! all of them, no thread waits for anybody. Sans-I/O, and nothing allocates after it was made.
+//! all of them, no thread waits for another. Sans-I/O, and nothing allocates after it was made.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

@@ -2,7 +2,7 @@
 //!
 //! A request passes the gate of its slab before it reads where the slab's copies are, and leaves when its last byte
 //! has moved. To take a copy away, the manager first removes its location, then [drains](Gate::drain) the gate:
-//! afterwards no request can still be using that location, and it may be unmapped or lent to somebody else. Requests
+//! afterwards no request can still be using that location, and it may be unmapped or lent to another borrower. Requests
 //! never wait.
 //!
 //! This is sleepable read-copy-update with two counters (Linux `Documentation/RCU`, SRCU). One flip of the phase is

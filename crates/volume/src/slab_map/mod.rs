@@ -2,7 +2,7 @@
 //!
 //! Page -> slab -> copies. Everything here is shared by the I/O threads, the manager, the mover and the disk thread,
 //! and none of it waits on the path of a page:
-//! - [`page_bits`]: which copies of a page are valid, and who owns it.
+//! - [`page_bits`]: which copies of a page are valid, and which thread owns it.
 //! - [`slab_entry`]: where a slab's copies are.
 //! - [`gate`]: when no thread uses a removed copy any more.
 //! - [`backlog`] (with [`page_table`], [`admission`] and [`journal`]): pages on their way to the backing file.
@@ -11,7 +11,7 @@
 //! - [`words`]: the memory that page bits, copy indexes and journal lie in; [`recovery`]: going on with what a
 //!   process left there that died.
 //!
-//! Who may change what: the page bits of a page belong to the owner of its `Busy` bit; a slab's copy indexes belong
+//! What may change what: the page bits of a page belong to the owner of its `Busy` bit; a slab's copy indexes belong
 //! to the holder of [`Volume::assignment`].
 
 pub mod admission;

@@ -1,4 +1,4 @@
-//! One byte of truth per page: which copies are valid, and whether somebody is changing it.
+//! One byte of truth per page: which copies are valid, and whether a thread is changing it.
 //!
 //! Infiniswap keeps one bit per page (remote or disk). With several copies there are nine, each a bitmap so that a
 //! request of many pages costs a few word operations:

@@ -1,7 +1,7 @@
 //! Going on with the volume of a process that died: what it left between two of its stores becomes whole again.
 //!
 //! Page bits, copy indexes, the backlog's contents and journal are as the last store of the dead process left them;
-//! who owned which page, what was in flight and where the queue stood are gone. Two steps bring the rest back:
+//! which thread owned which page, what was in flight and where the queue stood are gone. Two steps bring the rest back:
 //! - [`Volume::recover`], before anything runs: copies that were being taken away stay; bits of copy indexes without
 //!   a copy go; the backlog is queued again.
 //! - [`Volume::settle_writes`], once it is known which donors still have their slabs and before the first request:

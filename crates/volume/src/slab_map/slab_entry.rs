@@ -4,7 +4,7 @@
 //! lends the memory. I/O threads read copy indexes without locks, behind the slab's [`Gate`]; only the holder of the
 //! volume's assignment lock changes them.
 //!
-//! A copy that is taken away leaves its copy index in two steps: it is *leaving* (empty for everybody who looks)
+//! A copy that is taken away leaves its copy index in two steps: it is *leaving* (empty for every thread that looks)
 //! while its page bits are cleared, and gone afterwards. A process that dies in between finds the copy's name in the
 //! copy index, so that no page is forgotten that only this copy has. Copy indexes outlive the process; gate, flags
 //! and counters do not.
@@ -103,7 +103,7 @@ impl SlabEntry {
         assert!(before == EMPTY, "a copy was put in the place of another");
     }
 
-    /// Empties a copy index for everybody who looks and says what was there. The caller holds the assignment lock,
+    /// Empties a copy index for every thread that looks and says what was there. The caller holds the assignment lock,
     /// drains the gate, and then either [puts the copy back](Self::stay) or clears its bits and lets it
     /// [go](Self::gone).
     pub fn empty(&self, copy_index: usize) -> Option<Location> {

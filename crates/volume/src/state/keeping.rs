@@ -1,6 +1,6 @@
 //! The other holder of a device's memory: a process that does nothing else, and so outlives the one that serves.
 //!
-//! Memory of a memfd may be swapped out unless somebody has it locked, in the worst case to the very device that
+//! Memory of a memfd may be swapped out unless a process has it locked, in the worst case to the very device that
 //! no thread serves any more. So the keeper maps all of it and locks it, and the serving process opens it through the
 //! keeper's entry in `/proc`.
 

@@ -1,4 +1,4 @@
-//! What of a device outlives its process: one memfd that somebody else holds too ([`keeping`];
+//! What of a device outlives its process: one memfd that another process holds too ([`keeping`];
 //! docs/decisions/crash-recovery.md).
 //!
 //! In this order: the [`header`] (what this is, whose, and with which settings; donors and front end, [`records`]),

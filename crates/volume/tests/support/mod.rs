@@ -41,7 +41,7 @@ impl Store {
         handle
     }
 
-    /// Takes a slab back and fills it with somebody else's bytes: the thread that still reads it is found out.
+    /// Takes a slab back and fills it with another borrower's bytes: the thread that still reads it is found out.
     pub(crate) fn take_back(&mut self, handle: SlabHandle) {
         self.slabs.get_mut(&handle).expect("lent").fill(0xEE);
     }

@@ -1,4 +1,4 @@
-//! The last look at all slabs, shared by those who need one.
+//! The last look at all slabs, shared by the threads that need one.
 //!
 //! A look reads every page bit: 14 MB for a device of 64 GiB. Status has to be exact, so it always looks, and leaves
 //! what it found here; the manager, which looks all the time and checks again before it acts, takes that instead of
@@ -24,7 +24,7 @@ impl Findings {
         self.remember(shared.volume.geometry.slabs().map(|slab| examine(shared, slab)).collect(), Instant::now())
     }
 
-    /// As [`Findings::look`], unless somebody else looked a moment ago.
+    /// As [`Findings::look`], unless another thread looked a moment ago.
     pub fn recent(&self, shared: &ManagerState) -> Vec<Finding> {
         self.taken_since(Instant::now().checked_sub(SLAB_SCAN_INTERVAL)).unwrap_or_else(|| self.look(shared))
     }
