@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use spillway_fabric::file::{FileFiller, FileWriter};
 use spillway_fabric::queue_pair::{Completion, PostError, RequestError};
-use spillway_fabric::units::{PAGE_SIZE_BYTES, Tag};
+use spillway_fabric::units::Tag;
 
 use crate::limits::{
     BACKLOG_BATCH_PAGES, BACKLOG_DELAY, BACKLOG_EAGER_PAGES, DISK_RUN_PAGES_MAX, DISK_WRITES_MAX, SLAB_SCAN_INTERVAL,
@@ -184,7 +184,7 @@ impl DiskLoop<'_> {
 
     fn write(&mut self, batch: &[BacklogPage], number: usize) {
         let (first, count) = self.runs[number];
-        let offset = batch[first].page * PAGE_SIZE_BYTES as u64;
+        let offset = batch[first].page.offset_bytes();
         loop {
             let pool = &self.disk.pool;
             let buffers = batch[first..first + count].iter().map(|page| pool.slot(page.slot.0 as usize));
@@ -260,12 +260,14 @@ const _: () = {
 mod tests {
     use super::*;
     use crate::slab_map::backlog::BacklogSlot;
+    use crate::slab_map::page_index::PageIndex;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
         fn runs_cover_the_batch_in_neighbours(pages in prop::collection::btree_set(0u64..2000, 0..600)) {
-            let batch: Vec<_> = pages.iter().map(|page| BacklogPage { page: *page, slot: BacklogSlot(0) }).collect();
+            let taken = |page: &u64| BacklogPage { page: PageIndex(*page), slot: BacklogSlot(0) };
+            let batch: Vec<_> = pages.iter().map(taken).collect();
             let mut runs = Vec::new();
             find_runs(&batch, &mut runs);
             let mut next = 0;

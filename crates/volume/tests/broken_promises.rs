@@ -31,6 +31,7 @@ use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::slab_map::backlog::Backlog;
 use spillway_volume::slab_map::page_bits::Bit;
+use spillway_volume::slab_map::page_index::PageIndex;
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
 use spillway_volume::slab_map::{DiskCopy, Geometry, Volume};
 use spillway_volume::state::records::Records;
@@ -113,7 +114,7 @@ fn a_write_whose_only_copy_failed_on_disk_is_not_acknowledged() {
     one.submit(1, BlockOperation::Read, 5);
     one.poll();
     let (write, read) = (one.answers[0], one.answers[1]);
-    one.volume.disk_write_failed(5, || {});
+    one.volume.disk_write_failed(PageIndex(5), || {});
     assert_ne!(read, Some(Ok(())), "the page is nowhere, and reads as zeroes");
     assert_ne!(write, Some(Ok(())), "nothing holds the page, and its write was acknowledged");
 }
@@ -139,7 +140,7 @@ fn a_discarded_page_is_not_lost_by_a_disk_write_that_failed_before() {
     one.submit(1, BlockOperation::Discard, 5);
     one.poll();
     assert_eq!(one.answers[1], Some(Ok(())));
-    one.volume.disk_write_failed(5, || {});
+    one.volume.disk_write_failed(PageIndex(5), || {});
     one.submit(1, BlockOperation::Read, 5);
     one.poll();
     assert_eq!(one.answers[1], Some(Ok(())), "a discarded page reads as zeroes");
@@ -152,7 +153,7 @@ fn without_a_disk_a_request_waits_for_a_donor_and_not_for_room() {
     let mut one = One::new(Redundancy::NONE);
     one.volume.set_mapping_possible(false);
     one.volume.slab(SlabIndex(0)).fill(0, Location { donor: DonorSlot(0), handle: SlabHandle(0) });
-    one.volume.bits.set(Bit::Copy(0), 5, 1);
+    one.volume.bits.set(Bit::Copy(0), PageIndex(5), 1);
     one.submit(0, BlockOperation::Read, 5);
     one.submit(1, BlockOperation::Write, 6);
     let mut after = |waited| {
@@ -175,8 +176,8 @@ fn what_a_silent_donor_has_is_read_from_others_that_have_it() {
         one.mailbox.leave(QueuePairChange { donor: DonorSlot(donor), queue_pair });
         one.volume.slab(SlabIndex(0)).fill(donor.into(), Location { donor: DonorSlot(donor), handle });
     }
-    one.volume.bits.set(Bit::Copy(0), 5, 2);
-    one.volume.bits.set(Bit::Copy(1), 5, 1);
+    one.volume.bits.set(Bit::Copy(0), PageIndex(5), 2);
+    one.volume.bits.set(Bit::Copy(1), PageIndex(5), 1);
     stores[0].lock().unwrap().delay_polls = u32::MAX;
     one.volume.set_silent(DonorSlot(0), true);
     one.submit(0, BlockOperation::Read, 5);

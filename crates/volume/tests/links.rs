@@ -26,6 +26,7 @@ use spillway_volume::manager::{ManagerState, SessionResumption, link};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
 use spillway_volume::slab_map::page_bits::Bit;
+use spillway_volume::slab_map::page_index::PageIndex;
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
 use spillway_volume::slab_map::{Geometry, Volume};
 use spillway_volume::state::records::Records;
@@ -270,7 +271,7 @@ fn a_silent_donor_with_the_only_copy_of_a_page_is_waited_for() {
     linked.wait_until("the session", |donor| donor.phase() == Phase::Connected);
     let volume = &linked.shared.volume;
     volume.slab(SlabIndex(2)).fill(0, Location { donor: DonorSlot(0), handle: SlabHandle(9) });
-    let page = 2 * GEOMETRY.slab_pages + 3;
+    let page = PageIndex(2 * GEOMETRY.slab_pages + 3);
     volume.bits.set(Bit::Copy(0), page, 1);
     speaks.store(false, Ordering::SeqCst);
     linked.wait_until("the silence to be noticed", |donor| volume.is_silent(donor.slot));
@@ -309,10 +310,11 @@ fn a_donor_that_hangs_up_is_lost_at_once_whatever_it_has() {
     linked.wait_until("the session", |donor| donor.phase() == Phase::Connected);
     let volume = &linked.shared.volume;
     volume.slab(SlabIndex(1)).fill(0, Location { donor: DonorSlot(0), handle: SlabHandle(9) });
-    volume.bits.set(Bit::Copy(0), GEOMETRY.slab_pages, 1);
+    let page = PageIndex(GEOMETRY.slab_pages);
+    volume.bits.set(Bit::Copy(0), page, 1);
     leave.send(()).unwrap();
     linked.wait_until("the next session", |_| donor.sessions() > 1);
-    linked.wait_until("the page to be told", |_| volume.bits.any(Bit::Lost, GEOMETRY.slab_pages, 1));
+    linked.wait_until("the page to be told", |_| volume.bits.any(Bit::Lost, page, 1));
 }
 
 #[test]

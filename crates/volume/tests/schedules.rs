@@ -15,6 +15,7 @@ use spillway_fabric::units::{SlabHandle, SlabIndex};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::slab_map::gate::Gate;
 use spillway_volume::slab_map::page_bits::{Bit, PageBits};
+use spillway_volume::slab_map::page_index::PageIndex;
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location, SlabEntry};
 use spillway_volume::slab_map::{Geometry, Volume};
 
@@ -69,7 +70,7 @@ fn pages_have_one_owner() {
         || {
             let bits = Arc::new(PageBits::new(192));
             let inside: Arc<Vec<AtomicU64>> = Arc::new((0..192).map(|_| AtomicU64::new(0)).collect());
-            let ranges = [(60u64, 10u64), (65, 70), (130, 5)];
+            let ranges = [(PageIndex(60), 10), (PageIndex(65), 70), (PageIndex(130), 5)];
             let owners: Vec<_> = ranges
                 .into_iter()
                 .map(|(first, count)| {
@@ -79,11 +80,11 @@ fn pages_have_one_owner() {
                             while !bits.try_acquire(first, count) {
                                 thread::yield_now();
                             }
-                            for page in [first, first + count - 1] {
-                                assert_eq!(inside[page as usize].fetch_add(1, Ordering::SeqCst), 0, "two owners");
+                            for page in [first, first + (count - 1)] {
+                                assert_eq!(inside[page.0 as usize].fetch_add(1, Ordering::SeqCst), 0, "two owners");
                             }
-                            for page in [first, first + count - 1] {
-                                inside[page as usize].fetch_sub(1, Ordering::SeqCst);
+                            for page in [first, first + (count - 1)] {
+                                inside[page.0 as usize].fetch_sub(1, Ordering::SeqCst);
                             }
                             bits.release(first, count);
                         }
@@ -91,7 +92,7 @@ fn pages_have_one_owner() {
                 })
                 .collect();
             owners.into_iter().for_each(|owner| owner.join().unwrap());
-            assert!(bits.try_acquire(0, 192), "everything was given back");
+            assert!(bits.try_acquire(PageIndex(0), 192), "everything was given back");
         },
         ROUNDS,
     );
@@ -103,14 +104,14 @@ fn a_page_on_its_way_to_disk_is_never_nowhere() {
     shuttle::check_random(
         || {
             let bits = Arc::new(PageBits::new(64));
-            bits.set(Bit::Pending, 7, 1);
+            bits.set(Bit::Pending, PageIndex(7), 1);
             let reader = Arc::clone(&bits);
             let reader = thread::spawn(move || {
-                assert_ne!(reader.word(7).stored() & (1 << 7), 0, "the page was nowhere for a moment");
+                assert_ne!(reader.word(PageIndex(7)).stored() & (1 << 7), 0, "the page was nowhere for a moment");
             });
             // The order of the disk thread, see `Backlog::complete`.
-            bits.set(Bit::Disk, 7, 1);
-            bits.clear(Bit::Pending, 7, 1);
+            bits.set(Bit::Disk, PageIndex(7), 1);
+            bits.clear(Bit::Pending, PageIndex(7), 1);
             reader.join().unwrap();
         },
         ROUNDS,
@@ -125,13 +126,13 @@ fn a_page_that_is_being_lost_never_reads_as_zeroes() {
             let geometry = Geometry { slab_pages: 64, slab_count: 1 };
             let volume = Arc::new(Volume::new(geometry, Redundancy::NONE, None).unwrap());
             volume.slab(SlabIndex(0)).fill(0, Location { donor: DonorSlot(0), handle: SlabHandle(0) });
-            volume.bits.set(Bit::Copy(0), 7, 1);
+            volume.bits.set(Bit::Copy(0), PageIndex(7), 1);
             let reader = Arc::clone(&volume);
             let reader = thread::spawn(move || {
                 // As `engine::read` does: the gate, then the copy indexes, then the bits.
                 let pass = reader.slab(SlabIndex(0)).gate.enter();
                 let _places = reader.slab(SlabIndex(0)).locations();
-                let word = reader.bits.word(7);
+                let word = reader.bits.word(PageIndex(7));
                 reader.slab(SlabIndex(0)).gate.leave(pass);
                 assert_ne!((word.stored() | word.lost) & (1 << 7), 0, "the page reads as zeroes");
             });

@@ -19,6 +19,7 @@ use spillway_volume::limits::{AVOIDANCE_MIN, READ_PATIENCE_DEFAULT};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::slab_map::backlog::Backlog;
 use spillway_volume::slab_map::page_bits::Bit;
+use spillway_volume::slab_map::page_index::PageIndex;
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
 use spillway_volume::slab_map::{DiskCopy, Geometry, Volume};
 
@@ -80,7 +81,7 @@ impl World {
     }
 
     fn set(&self, bit: Bit, pages: u64) {
-        self.volume.bits.set(bit, 0, pages);
+        self.volume.bits.set(bit, PageIndex(0), pages);
     }
 
     /// Requests that a donor gets from now on are answered at the next poll.

@@ -14,6 +14,7 @@ use super::queue_pairs::QueuePairSet;
 use crate::limits::COPIES_MAX;
 use crate::slab_map::admission::Ticket;
 use crate::slab_map::gate::Pass;
+use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::slab_entry::{CopyLocations, Location};
 use crate::slab_map::{Geometry, Volume};
 
@@ -30,7 +31,7 @@ pub(super) struct Context<'a> {
 pub(super) struct Segment {
     pub(super) slab: SlabIndex,
     /// First page, of the volume.
-    pub(super) first: u64,
+    pub(super) first: PageIndex,
     /// Pages.
     pub(super) count: u64,
     /// Where its data lies in the request's buffer.
@@ -91,7 +92,7 @@ pub(super) struct Active {
     /// A page cannot be read at all.
     pub(super) error: Option<BlockError>,
     /// The first page not posted (reads).
-    pub(super) next_page: u64,
+    pub(super) next_page: PageIndex,
     /// A page's only source is out of reach now (reads).
     pub(super) must_wait: bool,
     /// Copy indexes whose sub-request is not posted (writes, discards); the last is the disk.
@@ -112,7 +113,7 @@ impl Active {
             request,
             arrived: now,
             stage: Stage::Free,
-            segment: Segment { slab: SlabIndex(0), first: 0, count: 0, buffer_offset_bytes: 0 },
+            segment: Segment { slab: SlabIndex(0), first: PageIndex(0), count: 0, buffer_offset_bytes: 0 },
             segment_since: now,
             pass: None,
             locations: [None; COPIES_MAX],
@@ -125,7 +126,7 @@ impl Active {
             outstanding: 0,
             failed: false,
             error: None,
-            next_page: 0,
+            next_page: PageIndex(0),
             must_wait: false,
             unposted: [false; COPIES_MAX + 1],
             succeeded: [false; COPIES_MAX],
@@ -193,23 +194,23 @@ impl Active {
     }
 
     /// Where page `page` of the segment lies in the slot's buffer, for `count` pages.
-    pub(super) fn buffer(&self, pool: &BufferPool, page: u64, count: u64) -> BufferRange {
+    pub(super) fn buffer(&self, pool: &BufferPool, page: PageIndex, count: u64) -> BufferRange {
         let offset = self.segment.buffer_offset_bytes + (page - self.segment.first) * PAGE_SIZE_BYTES as u64;
         pool.slot(self.slot).part(offset as usize, count as usize * PAGE_SIZE_BYTES)
     }
 
     /// Where page `page` of the segment lies in the copy at `location`.
-    pub(super) fn remote(&self, geometry: Geometry, location: Location, page: u64) -> RemoteAddress {
+    pub(super) fn remote(&self, geometry: Geometry, location: Location, page: PageIndex) -> RemoteAddress {
         RemoteAddress { slab: location.handle, offset_bytes: geometry.offset_in_slab_bytes(page) }
     }
 }
 
 /// The segment of `request` that starts `done_bytes` into it.
 fn segment_at(request: &BlockRequest, geometry: Geometry, done_bytes: u64) -> Segment {
-    let first = (request.offset_bytes + done_bytes) / PAGE_SIZE_BYTES as u64;
+    let first = PageIndex::at_offset(request.offset_bytes + done_bytes);
     let left = (request.length_bytes - done_bytes) / PAGE_SIZE_BYTES as u64;
-    let slab = geometry.slab_of(first.min(geometry.page_count() - 1));
-    let count = left.min(geometry.pages(slab).end.saturating_sub(first));
+    let slab = geometry.slab_of(first.min(PageIndex(geometry.page_count() - 1)));
+    let count = left.min(geometry.pages(slab).end.0.saturating_sub(first.0));
     Segment { slab, first, count, buffer_offset_bytes: done_bytes }
 }
 
@@ -232,17 +233,17 @@ mod tests {
             let now = Instant::now();
             let mut active = Active::free(0, now);
             active.accept(request, geometry, now);
-            let mut next = first;
+            let mut next = PageIndex(first);
             loop {
                 let segment = active.segment;
                 prop_assert_eq!(segment.first, next);
-                prop_assert_eq!(segment.buffer_offset_bytes, (next - first) * page);
+                prop_assert_eq!(segment.buffer_offset_bytes, (next - PageIndex(first)) * page);
                 let pages = geometry.pages(segment.slab);
                 prop_assert!(segment.count > 0 && pages.contains(&next) && next + segment.count <= pages.end);
                 next += segment.count;
                 if !active.next_segment(geometry, now) { break }
             }
-            prop_assert_eq!(next, first + count);
+            prop_assert_eq!(next, PageIndex(first + count));
         }
     }
 }

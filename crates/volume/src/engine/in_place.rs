@@ -21,6 +21,7 @@ use super::queue_pairs::QueuePairSet;
 use crate::limits::COPIES_MAX;
 use crate::slab_map::Volume;
 use crate::slab_map::page_bits::Bit;
+use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::slab_entry::CopyLocations;
 
 impl Engine {
@@ -28,7 +29,7 @@ impl Engine {
     pub(super) fn use_mapped(&mut self, offset_bytes: u64, length_bytes: u64, use_memory: UseMemory<'_>) -> bool {
         let request = BlockRequest { slot: 0, operation: BlockOperation::Read, offset_bytes, length_bytes };
         let page = PAGE_SIZE_BYTES as u64;
-        let (first, count) = (offset_bytes / page, length_bytes / page);
+        let (first, count) = (PageIndex::at_offset(offset_bytes), length_bytes / page);
         let slab = self.volume.geometry.slab_of(first);
         if !self.is_valid(&request) || first + count > self.volume.geometry.pages(slab).end {
             return false;
@@ -58,7 +59,7 @@ fn find<'a>(
     volume: &Volume,
     queue_pairs: &'a QueuePairSet,
     locations: CopyLocations,
-    first: u64,
+    first: PageIndex,
     count: u64,
 ) -> Option<(&'a Mapping, usize)> {
     let offset_bytes = volume.geometry.offset_in_slab_bytes(first);
@@ -181,7 +182,7 @@ mod tests {
         let next = SlabHandle(HANDLE.0 + 1);
         world.window.attach(next, &Memfd::create("next", GEOMETRY.slab_size_bytes()).unwrap()).unwrap();
         world.volume.slab(SlabIndex(1)).fill(0, Location { donor: DONOR, handle: next });
-        world.volume.bits.set(Bit::Copy(0), 40, 88);
+        world.volume.bits.set(Bit::Copy(0), PageIndex(40), 88);
         assert_eq!((world.read(60, 4), world.read(64, 2)), (Some(vec![0; 4]), Some(vec![0; 2])));
         assert_eq!(world.read(60, 8), None, "two slabs");
         assert_eq!(world.read(127, 2), None, "beyond the volume");
@@ -189,7 +190,7 @@ mod tests {
         world.volume.set_silent(DONOR, true);
         assert_eq!(world.read(7, 1), None, "others may have it who answer");
         world.volume.set_silent(DONOR, false);
-        world.volume.bits.clear(Bit::Copy(0), 7, 1);
+        world.volume.bits.clear(Bit::Copy(0), PageIndex(7), 1);
         assert_eq!(world.read(7, 1), None, "the copy is old");
         assert_eq!(world.read(8, 1), Some(vec![9]));
         world.window.close();
@@ -199,7 +200,7 @@ mod tests {
     #[test]
     fn a_copy_that_is_mapped_comes_before_one_that_is_not() {
         let mut world = world();
-        world.volume.bits.clear(Bit::Copy(0), 0, 40);
+        world.volume.bits.clear(Bit::Copy(0), PageIndex(0), 40);
         assert_eq!(world.read(8, 1), None);
         // The same memory, as a second copy; the first one is with a donor that is nowhere.
         let entry = world.volume.slab(SlabIndex(0));
@@ -207,7 +208,7 @@ mod tests {
         entry.gone(0);
         entry.fill(0, Location { donor: DonorSlot(DONOR.0 + 1), handle: HANDLE });
         entry.fill(1, Location { donor: DONOR, handle: HANDLE });
-        (0..2).for_each(|copy_index| world.volume.bits.set(Bit::Copy(copy_index), 0, 40));
+        (0..2).for_each(|copy_index| world.volume.bits.set(Bit::Copy(copy_index), PageIndex(0), 40));
         assert_eq!(world.read(8, 1), Some(vec![9]));
         world.mailbox.leave(QueuePairChange { donor: DONOR, queue_pair: None });
         assert_eq!(world.read(8, 1), None, "nobody lends it any more");

@@ -18,6 +18,7 @@ use super::active::{Active, Context, Stage, Step};
 use super::queue_pairs::{SubRequest, Target};
 use crate::limits::COPIES_MAX;
 use crate::slab_map::page_bits::PageWord;
+use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::slab_entry::Location;
 
 /// Where a page is read from.
@@ -57,9 +58,9 @@ fn is_taken_elsewhere(active: &mut Active, context: &mut Context<'_>) -> bool {
         active.late[copy_index] = active.locations[copy_index];
     }
     let end = active.segment.first + active.segment.count;
-    let has_others = (active.segment.first..end).all(|page| {
+    let has_others = active.segment.first.up_to(end).all(|page| {
         let word = context.volume.bits.word(page);
-        match source_of(active, context, &word, 1 << (page % 64)) {
+        match source_of(active, context, &word, 1 << (page.0 % 64)) {
             // Another slow donor, or a silent one, is no better.
             Source::Copy(copy_index) => {
                 let location = active.usable(copy_index, context.queue_pairs);
@@ -135,16 +136,16 @@ fn conclude(active: &mut Active, context: &mut Context<'_>) -> Step {
 }
 
 /// The source of the next page, and how many pages in a row share it.
-fn next_run(active: &Active, context: &Context<'_>, end: u64) -> (Source, u64) {
+fn next_run(active: &Active, context: &Context<'_>, end: PageIndex) -> (Source, u64) {
     let mut word_first = u64::MAX;
     let mut word = PageWord::default();
     let mut run: Option<Source> = None;
-    for page in active.next_page..end {
-        if word_first != page / 64 {
-            word_first = page / 64;
+    for page in active.next_page.up_to(end) {
+        if word_first != page.0 / 64 {
+            word_first = page.0 / 64;
             word = context.volume.bits.word(page);
         }
-        let source = source_of(active, context, &word, 1 << (page % 64));
+        let source = source_of(active, context, &word, 1 << (page.0 % 64));
         match run {
             None => run = Some(source),
             Some(first) if first != source => return (first, page - active.next_page),

@@ -18,6 +18,7 @@ use crate::engine::queue_pairs::{QueuePairSet, SubRequest, Target};
 use crate::limits::{COPIES_MAX, MOVE_BATCH_PAGES};
 use crate::slab_map::Volume;
 use crate::slab_map::page_bits::{Bit, PageWord};
+use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::slab_entry::{CopyLocations, Location};
 
 /// What one pass over a slab achieved.
@@ -50,7 +51,8 @@ impl Refill {
     /// missing, when the copy was taken away meanwhile.
     pub fn fill(&mut self, slab: SlabIndex, copy_index: usize, target: Location) -> Pass {
         let mut pass = Pass::default();
-        for first in self.volume.geometry.pages(slab).step_by(MOVE_BATCH_PAGES) {
+        let pages = self.volume.geometry.pages(slab);
+        for first in pages.start.up_to(pages.end).step_by(MOVE_BATCH_PAGES) {
             let word = self.volume.bits.word(first);
             if word.stored() & !word.copies[copy_index] == 0 {
                 continue;
@@ -62,7 +64,7 @@ impl Refill {
         pass
     }
 
-    fn fill_batch(&mut self, slab: SlabIndex, first: u64, copy_index: usize, target: Location) -> u64 {
+    fn fill_batch(&mut self, slab: SlabIndex, first: PageIndex, copy_index: usize, target: Location) -> u64 {
         let volume = Arc::clone(&self.volume);
         if !self.acquire(first) {
             return 0;
@@ -81,7 +83,7 @@ impl Refill {
         copied
     }
 
-    fn acquire(&self, first: u64) -> bool {
+    fn acquire(&self, first: PageIndex) -> bool {
         let give_up = Instant::now() + OWNER_PATIENCE;
         while !self.volume.bits.try_acquire(first, MOVE_BATCH_PAGES as u64) {
             if Instant::now() > give_up {
@@ -96,7 +98,7 @@ impl Refill {
     fn move_runs(
         &mut self,
         slab: SlabIndex,
-        first: u64,
+        first: PageIndex,
         copy_index: usize,
         target: Location,
         locations: &CopyLocations,

@@ -31,6 +31,7 @@ use crate::limits::WRITERS_WAITING_MAX;
 use crate::slab_map::admission::{Admission, Ticket};
 use crate::slab_map::journal::Journal;
 use crate::slab_map::page_bits::{Bit, PageBits};
+use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::page_table::PageTable;
 use crate::slab_map::words::Words;
 
@@ -42,7 +43,7 @@ pub struct BacklogSlot(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BacklogPage {
     /// Page of the volume.
-    pub page: u64,
+    pub page: PageIndex,
     /// Its content.
     pub slot: BacklogSlot,
 }
@@ -58,7 +59,7 @@ enum State {
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    page: u64,
+    page: PageIndex,
     state: State,
     /// Neighbours in the queue.
     previous: u32,
@@ -69,7 +70,7 @@ struct Slot {
 }
 
 impl Slot {
-    fn new(page: u64, state: State) -> Self {
+    fn new(page: PageIndex, state: State) -> Self {
         Self { page, state, previous: NONE, next: NONE, predecessor: NONE, successor: NONE }
     }
 }
@@ -122,7 +123,7 @@ impl Backlog {
     pub fn over(words: Words) -> Self {
         let journal = Journal::over(words);
         let capacity = journal.capacity();
-        let slot = Slot::new(0, State::Free);
+        let slot = Slot::new(PageIndex(0), State::Free);
         let inner = Inner {
             slots: vec![slot; capacity].into_boxed_slice(),
             free: (0..capacity as u32).rev().collect(),
@@ -173,10 +174,10 @@ impl Backlog {
 
     /// Hands the pages from `first` on, whose owner the caller is, to the disk thread: the reserved `slots`, in
     /// order, hold their contents.
-    pub fn publish(&self, bits: &PageBits, first: u64, slots: &[BacklogSlot], now: Instant) {
+    pub fn publish(&self, bits: &PageBits, first: PageIndex, slots: &[BacklogSlot], now: Instant) {
         let count = slots.len() as u64;
         let mut inner = self.lock();
-        for (page, slot) in (first..).zip(slots) {
+        for (page, slot) in first.up_to(first + count).zip(slots) {
             inner.publish(page, slot.0);
         }
         // In this order a reader, or a process that comes after this one, finds one of them.
@@ -192,7 +193,7 @@ impl Backlog {
     }
 
     /// Drops pages `[first, first + count)`, whose owner the caller is: they are discarded.
-    pub fn discard(&self, bits: &PageBits, first: u64, count: u64) {
+    pub fn discard(&self, bits: &PageBits, first: PageIndex, count: u64) {
         // The disk thread sets `Disk` before it clears `Pending`, so looking in this order misses nothing.
         if !bits.any(Bit::Pending, first, count) && !bits.any(Bit::Disk, first, count) {
             return;
@@ -201,7 +202,7 @@ impl Backlog {
         // The bits first: a pending page has a slot.
         bits.clear(Bit::Pending, first, count);
         bits.clear(Bit::Disk, first, count);
-        for page in first..first + count {
+        for page in first.up_to(first + count) {
             inner.forget(page);
         }
     }
@@ -209,11 +210,11 @@ impl Backlog {
     /// Queues what an earlier process recorded and its page bits call pending; forgets the rest. Pages that are
     /// pending without a content (the process died while it settled a failed write) are left to the caller: they come
     /// back as a list.
-    pub fn recover(&self, bits: &PageBits, now: Instant) -> Vec<u64> {
+    pub fn recover(&self, bits: &PageBits, now: Instant) -> Vec<PageIndex> {
         let mut inner = self.lock();
         assert!(inner.free.len() == self.capacity, "a backlog is recovered before it is used");
         let newest = inner.journal.newest();
-        let kept = |page: u64| page < bits.page_count() && bits.any(Bit::Pending, page, 1);
+        let kept = |page: PageIndex| page.0 < bits.page_count() && bits.any(Bit::Pending, page, 1);
         inner.free.clear();
         for recorded in newest.iter().filter(|recorded| kept(recorded.page)) {
             inner.slots[recorded.slot as usize] = Slot::new(recorded.page, State::Filling);
@@ -228,7 +229,7 @@ impl Backlog {
                 inner.release(slot);
             }
         }
-        let pages = (0..bits.page_count()).step_by(64).flat_map(|first| {
+        let pages = PageIndex(0).up_to(PageIndex(bits.page_count())).step_by(64).flat_map(|first| {
             let pending = bits.word(first).pending;
             (0..64).filter(move |page| pending & (1 << page) != 0).map(move |page| first + page)
         });
@@ -277,7 +278,7 @@ impl Backlog {
     #[must_use]
     pub fn complete(&self, bits: &PageBits, taken: &[BacklogPage], written: bool, now: Instant) -> bool {
         let mut inner = self.lock();
-        let mut newest = 0..0;
+        let mut newest = PageIndex(0)..PageIndex(0);
         for taken in taken {
             if inner.complete(*taken, now) {
                 if taken.page != newest.end {
@@ -296,14 +297,14 @@ impl Backlog {
 
     /// The write of `page`, whose owner the caller is, failed: lost, unless a donor has it, it was discarded or
     /// written again.
-    pub fn settle_failure(&self, bits: &PageBits, page: u64) {
+    pub fn settle_failure(&self, bits: &PageBits, page: PageIndex) {
         let inner = self.lock();
         if inner.by_page.get(page).is_some() || !bits.any(Bit::Pending, page, 1) {
             return;
         }
         let word = bits.word(page);
         let elsewhere = word.copies.iter().fold(word.disk, |all, copy| all | copy);
-        if elsewhere & (1 << (page % 64)) == 0 {
+        if elsewhere & (1 << (page.0 % 64)) == 0 {
             bits.set(Bit::Lost, page, 1);
         }
         bits.clear(Bit::Pending, page, 1);
@@ -333,7 +334,7 @@ impl Backlog {
 
 /// Says of `pages` that the disk has them. Those that could not be written stay pending until their owner has said
 /// whether they are lost: see [`Backlog::settle_failure`].
-fn on_disk(bits: &PageBits, pages: Range<u64>, written: bool) {
+fn on_disk(bits: &PageBits, pages: Range<PageIndex>, written: bool) {
     let count = pages.end - pages.start;
     if written && count > 0 {
         bits.set(Bit::Disk, pages.start, count);
@@ -343,7 +344,7 @@ fn on_disk(bits: &PageBits, pages: Range<u64>, written: bool) {
 
 impl Inner {
     /// From now on `slot`, whose content is in place, is the newest content of `page`.
-    fn publish(&mut self, page: u64, slot: u32) {
+    fn publish(&mut self, page: PageIndex, slot: u32) {
         assert!(self.slots[slot as usize].state == State::Filling, "a published slot was reserved");
         self.slots[slot as usize] = Slot::new(page, State::Filling);
         self.journal.record(slot, page);
@@ -390,7 +391,7 @@ impl Inner {
 
     /// Drops a page's newest content; a write in flight goes on, means nothing, and still keeps later ones behind
     /// itself.
-    fn forget(&mut self, page: u64) {
+    fn forget(&mut self, page: PageIndex) {
         let Some(slot) = self.by_page.get(page) else { return };
         match self.slots[slot as usize].state {
             State::Queued => {

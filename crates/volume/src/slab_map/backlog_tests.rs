@@ -15,9 +15,9 @@ struct World {
     /// Content of the backlog's buffers.
     buffers: HashMap<BacklogSlot, u32>,
     in_flight: Vec<(BacklogPage, u32)>,
-    disk: HashMap<u64, u32>,
+    disk: HashMap<PageIndex, u32>,
     /// What a reader must see; absent when discarded.
-    model: HashMap<u64, u32>,
+    model: HashMap<PageIndex, u32>,
     clock: u32,
 }
 
@@ -34,7 +34,7 @@ impl World {
         }
     }
 
-    fn write(&mut self, first: u64, count: u64) -> bool {
+    fn write(&mut self, first: PageIndex, count: u64) -> bool {
         self.clock += 1;
         let (mut ticket, mut slots) = (None, vec![BacklogSlot(0); count as usize]);
         if !self.backlog.reserve(&mut slots, &mut ticket) {
@@ -43,15 +43,15 @@ impl World {
         }
         self.buffers.extend(slots.iter().map(|slot| (*slot, self.clock)));
         self.backlog.publish(&self.bits, first, &slots, Instant::now());
-        (first..first + count).for_each(|page| {
+        first.up_to(first + count).for_each(|page| {
             self.model.insert(page, self.clock);
         });
         true
     }
 
-    fn discard(&mut self, first: u64, count: u64) {
+    fn discard(&mut self, first: PageIndex, count: u64) {
         self.backlog.discard(&self.bits, first, count);
-        (first..first + count).for_each(|page| {
+        first.up_to(first + count).for_each(|page| {
             self.model.remove(&page);
         });
     }
@@ -90,7 +90,7 @@ impl World {
     }
 
     fn check(&self) {
-        for page in 0..PAGES {
+        for page in PageIndex(0).up_to(PageIndex(PAGES)) {
             let (disk, pending) = (self.bits.any(Bit::Disk, page, 1), self.bits.any(Bit::Pending, page, 1));
             if disk {
                 assert_eq!(self.disk.get(&page), self.model.get(&page), "page {page}: the disk is said to be current");
@@ -111,8 +111,8 @@ proptest! {
         let mut world = World::new(24);
         for (kind, first, count, flag) in steps {
             match kind {
-                0 | 1 => { world.write(first % 12, count); }
-                2 => world.discard(first % 12, count),
+                0 | 1 => { world.write(PageIndex(first % 12), count); }
+                2 => world.discard(PageIndex(first % 12), count),
                 3 => world.take(count as usize),
                 _ => world.end(first as usize, count as usize, flag || count > 2),
             }
@@ -132,33 +132,33 @@ proptest! {
 #[test]
 fn a_full_backlog_takes_nothing() {
     let mut world = World::new(4);
-    assert!(world.write(0, 3));
-    assert!(!world.write(10, 2), "all or nothing");
+    assert!(world.write(PageIndex(0), 3));
+    assert!(!world.write(PageIndex(10), 2), "all or nothing");
     assert_eq!(world.backlog.length(), 3);
-    assert!(!world.bits.any(Bit::Pending, 10, 2));
+    assert!(!world.bits.any(Bit::Pending, PageIndex(10), 2));
 }
 
 #[test]
 fn a_page_written_again_takes_no_second_slot() {
     let mut world = World::new(4);
-    (0..100).for_each(|_| assert!(world.write(7, 1)));
+    (0..100).for_each(|_| assert!(world.write(PageIndex(7), 1)));
     assert_eq!(world.backlog.length(), 1);
 }
 
 #[test]
 fn a_write_behind_a_discarded_one_in_flight_waits_for_it() {
     let mut world = World::new(4);
-    world.write(5, 1);
+    world.write(PageIndex(5), 1);
     world.take(1);
-    world.discard(5, 1);
-    world.write(5, 1);
+    world.discard(PageIndex(5), 1);
+    world.write(PageIndex(5), 1);
     world.take(1);
     assert_eq!(world.in_flight.len(), 1, "the new content is held");
     world.end(0, 1, true);
-    assert!(!world.bits.any(Bit::Disk, 5, 1), "the old content means nothing");
+    assert!(!world.bits.any(Bit::Disk, PageIndex(5), 1), "the old content means nothing");
     world.take(1);
     world.end(0, 1, true);
-    assert!(world.bits.any(Bit::Disk, 5, 1));
+    assert!(world.bits.any(Bit::Disk, PageIndex(5), 1));
     world.check();
 }
 
@@ -169,7 +169,7 @@ fn closing_ends_the_disk_thread_after_the_last_page() {
     let mut batch = Vec::with_capacity(4);
     let mut slots = [BacklogSlot(0)];
     assert!(world.backlog.reserve(&mut slots, &mut None));
-    world.backlog.publish(&world.bits, 3, &slots, Instant::now());
+    world.backlog.publish(&world.bits, PageIndex(3), &slots, Instant::now());
     world.backlog.close();
     assert!(world.backlog.take(policy, &mut batch));
     assert_eq!(batch.len(), 1);
@@ -181,7 +181,7 @@ fn closing_ends_the_disk_thread_after_the_last_page() {
 fn a_page_that_its_writer_never_finished_does_not_keep_the_disk_thread() {
     let mut world = World::new(4);
     assert!(world.backlog.reserve(&mut [BacklogSlot(0)], &mut None));
-    assert!(world.write(0, 1));
+    assert!(world.write(PageIndex(0), 1));
     world.backlog.close();
     let policy = TakePolicy { eager_pages: 4, delay: Duration::ZERO, patience: Duration::ZERO };
     let mut batch = Vec::with_capacity(4);

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 
+use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::words::Words;
 
 /// The journal of one backlog, see the module text.
@@ -25,7 +26,7 @@ pub struct Recorded {
     /// Grows with each content.
     pub number: u64,
     /// Whose content it is.
-    pub page: u64,
+    pub page: PageIndex,
     /// Where it is.
     pub slot: u32,
 }
@@ -54,10 +55,10 @@ impl Journal {
     }
 
     /// From now on `slot`, whose content is in place, is the newest content of `page`.
-    pub fn record(&mut self, slot: u32, page: u64) {
+    pub fn record(&mut self, slot: u32, page: PageIndex) {
         let first = slot as usize * WORDS_PER_SLOT;
         self.words.store(first + NUMBER, self.next);
-        self.words.store(first + PAGE, page + 1);
+        self.words.store(first + PAGE, page.0 + 1);
         self.next += 1;
     }
 
@@ -71,7 +72,7 @@ impl Journal {
 
     /// The newest content of each page, oldest first.
     pub fn newest(&self) -> Vec<Recorded> {
-        let mut newest: HashMap<u64, Recorded> = HashMap::new();
+        let mut newest: HashMap<PageIndex, Recorded> = HashMap::new();
         for entry in self.entries() {
             let known = newest.entry(entry.page).or_insert(entry);
             *known = (*known).max(entry);
@@ -84,7 +85,7 @@ impl Journal {
     fn entries(&self) -> impl Iterator<Item = Recorded> {
         (0..self.capacity()).filter_map(|slot| {
             let first = slot * WORDS_PER_SLOT;
-            let page = self.words.load(first + PAGE).checked_sub(1)?;
+            let page = PageIndex(self.words.load(first + PAGE).checked_sub(1)?);
             Some(Recorded { number: self.words.load(first + NUMBER), page, slot: slot as u32 })
         })
     }
@@ -99,18 +100,18 @@ mod tests {
     fn the_newest_content_of_each_page_is_found_again() {
         let words = Words::new(Journal::words(4));
         let mut journal = Journal::over(words.clone());
-        journal.record(0, 7);
-        journal.record(3, 0);
-        journal.record(1, 7);
+        journal.record(0, PageIndex(7));
+        journal.record(3, PageIndex(0));
+        journal.record(1, PageIndex(7));
         let found =
             |journal: &Journal| journal.newest().iter().map(|found| (found.page, found.slot)).collect::<Vec<_>>();
-        assert_eq!(found(&journal), [(0, 3), (7, 1)]);
+        assert_eq!(found(&journal), [(PageIndex(0), 3), (PageIndex(7), 1)]);
         let mut later = Journal::over(words);
-        later.record(2, 7);
-        assert_eq!(found(&later), [(0, 3), (7, 2)], "numbers go on after a crash");
+        later.record(2, PageIndex(7));
+        assert_eq!(found(&later), [(PageIndex(0), 3), (PageIndex(7), 2)], "numbers go on after a crash");
         later.forget(2);
         later.forget(3);
-        assert_eq!(found(&later), [(7, 1)]);
+        assert_eq!(found(&later), [(PageIndex(7), 1)]);
         assert_eq!(later.capacity(), 4);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Page -> slab -> copies. Everything here is shared by the I/O threads, the manager, the mover and the disk thread,
 //! and none of it waits on the path of a page:
-//! - [`page_bits`]: which copies of a page are valid, and which thread owns it.
+//! - [`page_bits`]: which copies of a page are valid, and which thread owns it. [`page_index`]: the number of a page.
 //! - [`slab_entry`]: where a slab's copies are.
 //! - [`gate`]: when no thread uses a removed copy any more.
 //! - [`backlog`] (with [`page_table`], [`admission`] and [`journal`]): pages on their way to the backing file.
@@ -21,6 +21,7 @@ pub mod donor_latency;
 pub mod gate;
 pub mod journal;
 pub mod page_bits;
+pub mod page_index;
 pub mod page_table;
 pub mod recovery;
 pub mod removal;
@@ -39,6 +40,7 @@ use spillway_sys::event::EventFd;
 use self::backlog::Backlog;
 use self::donor_latency::DonorLatencies;
 use self::page_bits::PageBits;
+use self::page_index::PageIndex;
 use self::slab_entry::{DonorSlot, SlabEntry};
 use self::words::Words;
 use crate::limits::{COPIES_MAX, DONORS_MAX};
@@ -66,18 +68,18 @@ impl Geometry {
     }
 
     /// The slab that holds `page`.
-    pub fn slab_of(self, page: u64) -> SlabIndex {
-        SlabIndex((page / self.slab_pages) as u32)
+    pub fn slab_of(self, page: PageIndex) -> SlabIndex {
+        SlabIndex((page.0 / self.slab_pages) as u32)
     }
 
     /// Bytes of `page` from the start of its slab.
-    pub fn offset_in_slab_bytes(self, page: u64) -> u32 {
-        ((page % self.slab_pages) * PAGE_SIZE_BYTES as u64) as u32
+    pub fn offset_in_slab_bytes(self, page: PageIndex) -> u32 {
+        ((page.0 % self.slab_pages) * PAGE_SIZE_BYTES as u64) as u32
     }
 
     /// The pages of `slab`.
-    pub fn pages(self, slab: SlabIndex) -> Range<u64> {
-        let first = u64::from(slab.0) * self.slab_pages;
+    pub fn pages(self, slab: SlabIndex) -> Range<PageIndex> {
+        let first = PageIndex(u64::from(slab.0) * self.slab_pages);
         first..first + self.slab_pages
     }
 

@@ -17,6 +17,7 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use crate::limits::COPIES_MAX;
+use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::words::Words;
 
 /// The bitmaps, see the module text.
@@ -85,8 +86,8 @@ fn bitmap_words(page_count: u64) -> usize {
 type WordPart = (usize, u64);
 
 /// Cuts pages `[first, first + count)` at word boundaries.
-fn word_parts(first: u64, count: u64) -> impl Iterator<Item = WordPart> + Clone {
-    let end = first + count;
+fn word_parts(first: PageIndex, count: u64) -> impl Iterator<Item = WordPart> + Clone {
+    let (first, end) = (first.0, first.0 + count);
     (first / WORD_PAGES..end.div_ceil(WORD_PAGES)).map(move |word| {
         let low = first.max(word * WORD_PAGES) - word * WORD_PAGES;
         let high = end.min((word + 1) * WORD_PAGES) - word * WORD_PAGES;
@@ -119,7 +120,7 @@ impl PageBits {
     }
 
     /// Takes ownership of all of `[first, first + count)`, or of none.
-    pub fn try_acquire(&self, first: u64, count: u64) -> bool {
+    pub fn try_acquire(&self, first: PageIndex, count: u64) -> bool {
         let busy = &self.words[Bit::Busy.index()];
         for (taken, (word, mask)) in self.parts(first, count).enumerate() {
             let before = busy.set_bits(word, mask);
@@ -135,7 +136,7 @@ impl PageBits {
     }
 
     /// Gives ownership of `[first, first + count)` back.
-    pub fn release(&self, first: u64, count: u64) {
+    pub fn release(&self, first: PageIndex, count: u64) {
         for (word, mask) in self.parts(first, count) {
             let before = self.words[Bit::Busy.index()].clear_bits(word, mask);
             assert!(before & mask == mask, "released pages that were not owned");
@@ -143,14 +144,14 @@ impl PageBits {
     }
 
     /// Sets `bit` of `[first, first + count)`.
-    pub fn set(&self, bit: Bit, first: u64, count: u64) {
+    pub fn set(&self, bit: Bit, first: PageIndex, count: u64) {
         for (word, mask) in self.parts(first, count) {
             self.words[bit.index()].set_bits(word, mask);
         }
     }
 
     /// Clears `bit` of `[first, first + count)`.
-    pub fn clear(&self, bit: Bit, first: u64, count: u64) {
+    pub fn clear(&self, bit: Bit, first: PageIndex, count: u64) {
         for (word, mask) in self.parts(first, count) {
             let bitmap = &self.words[bit.index()];
             // Most clears find nothing set; a look keeps the line shared between the threads.
@@ -161,24 +162,24 @@ impl PageBits {
     }
 
     /// Whether `bit` is set for any page of `[first, first + count)`.
-    pub fn any(&self, bit: Bit, first: u64, count: u64) -> bool {
+    pub fn any(&self, bit: Bit, first: PageIndex, count: u64) -> bool {
         self.parts(first, count).any(|(word, mask)| self.words[bit.index()].load(word) & mask != 0)
     }
 
     /// Whether `bit` is set for every page of `[first, first + count)`.
-    pub fn all(&self, bit: Bit, first: u64, count: u64) -> bool {
+    pub fn all(&self, bit: Bit, first: PageIndex, count: u64) -> bool {
         self.parts(first, count).all(|(word, mask)| self.words[bit.index()].load(word) & mask == mask)
     }
 
     /// Pages of `[first, first + count)` with `bit` set.
-    pub fn count(&self, bit: Bit, first: u64, count: u64) -> u64 {
+    pub fn count(&self, bit: Bit, first: PageIndex, count: u64) -> u64 {
         let ones = |(word, mask): WordPart| self.words[bit.index()].load(word) & mask;
         self.parts(first, count).map(|part| u64::from(ones(part).count_ones())).sum()
     }
 
     /// The bits of the pages of the word that holds `page`, which is bit `page % 64`.
-    pub fn word(&self, page: u64) -> PageWord {
-        let word = (page / WORD_PAGES) as usize;
+    pub fn word(&self, page: PageIndex) -> PageWord {
+        let word = (page.0 / WORD_PAGES) as usize;
         let load = |bit: Bit| self.words[bit.index()].load(word);
         // `Pending` before `Disk`: the disk thread sets the second before it clears the first, so one of them is seen.
         let lost = load(Bit::Lost);
@@ -190,8 +191,8 @@ impl PageBits {
         PageWord { copies, disk, pending, lost: lost | load(Bit::Lost) }
     }
 
-    fn parts(&self, first: u64, count: u64) -> impl Iterator<Item = WordPart> + Clone + use<> {
-        assert!(count > 0 && first + count <= self.page_count, "pages {first}+{count} of {}", self.page_count);
+    fn parts(&self, first: PageIndex, count: u64) -> impl Iterator<Item = WordPart> + Clone + use<> {
+        assert!(count > 0 && first.0 + count <= self.page_count, "pages {first}+{count} of {}", self.page_count);
         word_parts(first, count)
     }
 }
@@ -211,27 +212,27 @@ mod tests {
     #[test]
     fn ownership_is_all_or_nothing() {
         let bits = PageBits::new(256);
-        assert!(bits.try_acquire(60, 10));
-        assert!(!bits.try_acquire(0, 61), "overlaps in the first word");
-        assert!(!bits.try_acquire(69, 100), "overlaps in the second word");
-        assert!(bits.try_acquire(0, 60), "what a failed attempt took was given back");
-        assert!(bits.try_acquire(70, 100));
-        bits.release(60, 10);
-        assert!(bits.try_acquire(60, 10));
+        assert!(bits.try_acquire(PageIndex(60), 10));
+        assert!(!bits.try_acquire(PageIndex(0), 61), "overlaps in the first word");
+        assert!(!bits.try_acquire(PageIndex(69), 100), "overlaps in the second word");
+        assert!(bits.try_acquire(PageIndex(0), 60), "what a failed attempt took was given back");
+        assert!(bits.try_acquire(PageIndex(70), 100));
+        bits.release(PageIndex(60), 10);
+        assert!(bits.try_acquire(PageIndex(60), 10));
     }
 
     #[test]
     #[should_panic(expected = "not owned")]
     fn releasing_what_is_not_owned_is_a_bug() {
-        PageBits::new(64).release(3, 1);
+        PageBits::new(64).release(PageIndex(3), 1);
     }
 
     #[test]
     fn a_word_shows_what_was_set() {
         let bits = PageBits::new(128);
-        bits.set(Bit::Copy(2), 65, 2);
-        bits.set(Bit::Disk, 66, 1);
-        let word = bits.word(70);
+        bits.set(Bit::Copy(2), PageIndex(65), 2);
+        bits.set(Bit::Disk, PageIndex(66), 1);
+        let word = bits.word(PageIndex(70));
         assert_eq!((word.copies[2], word.disk, word.lost), (0b110, 0b100, 0));
         assert_eq!(word.stored(), 0b110);
     }
@@ -243,6 +244,7 @@ mod tests {
             let mut model = [false; 500];
             for (kind, first, count) in steps {
                 let range = first as usize..(first + count) as usize;
+                let first = PageIndex(first);
                 match kind {
                     0 => { bits.set(Bit::Lost, first, count); model[range.clone()].fill(true); }
                     1 => { bits.clear(Bit::Lost, first, count); model[range.clone()].fill(false); }
@@ -252,7 +254,7 @@ mod tests {
                 prop_assert_eq!(bits.all(Bit::Lost, first, count), !model[range.clone()].contains(&false));
                 let ones = model[range].iter().filter(|set| **set).count() as u64;
                 prop_assert_eq!(bits.count(Bit::Lost, first, count), ones);
-                prop_assert_eq!(bits.count(Bit::Copy(0), 0, 500), 0);
+                prop_assert_eq!(bits.count(Bit::Copy(0), PageIndex(0), 500), 0);
             }
         }
     }

@@ -4,10 +4,12 @@
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+use crate::slab_map::page_index::PageIndex;
+
 /// A fixed-capacity map from page number to slot number.
 #[derive(Debug)]
 pub struct PageTable {
-    entries: Box<[Option<(u64, u32)>]>,
+    entries: Box<[Option<(PageIndex, u32)>]>,
     length: usize,
 }
 
@@ -19,12 +21,12 @@ impl PageTable {
     }
 
     /// The slot of `page`.
-    pub fn get(&self, page: u64) -> Option<u32> {
+    pub fn get(&self, page: PageIndex) -> Option<u32> {
         self.entries[self.find(page)].map(|(_, slot)| slot)
     }
 
     /// Sets the slot of `page`, and returns the one before.
-    pub fn insert(&mut self, page: u64, slot: u32) -> Option<u32> {
+    pub fn insert(&mut self, page: PageIndex, slot: u32) -> Option<u32> {
         let position = self.find(page);
         let before = self.entries[position].replace((page, slot)).map(|(_, slot)| slot);
         if before.is_none() {
@@ -35,7 +37,7 @@ impl PageTable {
     }
 
     /// Forgets `page`, and returns its slot.
-    pub fn remove(&mut self, page: u64) -> Option<u32> {
+    pub fn remove(&mut self, page: PageIndex) -> Option<u32> {
         let mut hole = self.find(page);
         let (_, slot) = self.entries[hole].take()?;
         self.length -= 1;
@@ -56,7 +58,7 @@ impl PageTable {
     }
 
     /// Where `page` is, or the empty place where it would go.
-    fn find(&self, page: u64) -> usize {
+    fn find(&self, page: PageIndex) -> usize {
         let mut position = self.home(page);
         while self.entries[position].is_some_and(|(other, _)| other != page) {
             position = self.next(position);
@@ -64,10 +66,10 @@ impl PageTable {
         position
     }
 
-    fn home(&self, page: u64) -> usize {
+    fn home(&self, page: PageIndex) -> usize {
         // Fibonacci hashing (Knuth, 6.4): neighbouring pages spread over the whole table.
         let bits = self.entries.len().trailing_zeros();
-        (page.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - bits)) as usize
+        (page.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - bits)) as usize
     }
 
     fn next(&self, position: usize) -> usize {
@@ -87,6 +89,7 @@ mod tests {
             let mut table = PageTable::new(16);
             let mut model = HashMap::new();
             for (kind, page, slot) in steps {
+                let page = PageIndex(page);
                 match kind {
                     0 if model.len() < 16 || model.contains_key(&page) => {
                         prop_assert_eq!(table.insert(page, slot), model.insert(page, slot));
@@ -94,7 +97,7 @@ mod tests {
                     1 => prop_assert_eq!(table.remove(page), model.remove(&page)),
                     _ => {}
                 }
-                for page in 0..24 {
+                for page in (0..24).map(PageIndex) {
                     prop_assert_eq!(table.get(page), model.get(&page).copied());
                 }
             }
@@ -105,6 +108,6 @@ mod tests {
     #[should_panic(expected = "half full")]
     fn overfilling_is_a_bug() {
         let mut table = PageTable::new(2);
-        (0..3).for_each(|page| assert!(table.insert(page, 0).is_none()));
+        (0..3).for_each(|page| assert!(table.insert(PageIndex(page), 0).is_none()));
     }
 }

@@ -18,6 +18,7 @@ use spillway_fabric::units::SlabIndex;
 
 use super::Volume;
 use super::page_bits::Bit;
+use super::page_index::PageIndex;
 use super::slab_entry::{CopyLocations, DonorSlot};
 use crate::limits::COPIES_MAX;
 
@@ -58,8 +59,9 @@ impl Volume {
     /// Clears bits that vouch for an empty copy index.
     fn forget_empty_places(&self, slab: SlabIndex, locations: &CopyLocations) -> u64 {
         let mut pages_lost = 0;
+        let pages = self.geometry.pages(slab);
         for copy_index in (0..COPIES_MAX).filter(|copy_index| locations[*copy_index].is_none()) {
-            for first in self.geometry.pages(slab).step_by(64) {
+            for first in pages.start.up_to(pages.end).step_by(64) {
                 if self.bits.any(Bit::Copy(copy_index), first, 64) {
                     self.own(first, 64);
                     pages_lost += self.forget_copy(first, copy_index);
@@ -75,7 +77,8 @@ impl Volume {
     pub fn settle_writes(&self, alive: &dyn Fn(DonorSlot) -> bool, mut pause: impl FnMut()) -> u64 {
         let mut settled = 0;
         for slab in self.geometry.slabs() {
-            for first in self.geometry.pages(slab).step_by(64) {
+            let pages = self.geometry.pages(slab);
+            for first in pages.start.up_to(pages.end).step_by(64) {
                 if !self.bits.any(Bit::Writing, first, 64) {
                     continue;
                 }
@@ -84,7 +87,7 @@ impl Volume {
                     pause();
                 }
                 let locations = self.slab(slab).locations();
-                for page in first..first + 64 {
+                for page in first.up_to(first + 64) {
                     if self.bits.any(Bit::Writing, page, 1) {
                         self.settle_write(page, &locations, alive);
                         settled += 1;
@@ -98,7 +101,7 @@ impl Volume {
 
     /// Keeps one content of an owned page. The backlog's is the newest, and the disk's came from the backlog; donors
     /// were written to after the page was in the backlog.
-    fn settle_write(&self, page: u64, locations: &CopyLocations, alive: &dyn Fn(DonorSlot) -> bool) {
+    fn settle_write(&self, page: PageIndex, locations: &CopyLocations, alive: &dyn Fn(DonorSlot) -> bool) {
         let valid = |bit| self.bits.any(bit, page, 1);
         let local = valid(Bit::Pending) || valid(Bit::Disk);
         let copies =
@@ -114,7 +117,7 @@ impl Volume {
     }
 
     /// Owns pages that no other thread can own now.
-    fn own(&self, first: u64, count: u64) {
+    fn own(&self, first: PageIndex, count: u64) {
         assert!(self.bits.try_acquire(first, count), "nobody uses a volume that is being recovered");
     }
 }

@@ -27,6 +27,7 @@ use crate::settings::redundancy::Redundancy;
 use crate::slab_map::backlog::Backlog;
 use crate::slab_map::journal::Journal;
 use crate::slab_map::page_bits::Bit;
+use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::words::{Words, crash};
 use crate::slab_map::{DiskCopy, Geometry, Volume};
 
@@ -350,7 +351,7 @@ impl World {
         }
         let settled = Promises { acknowledged: seen.into_iter().collect(), ..Promises::default() };
         *self.promises.borrow_mut() = settled;
-        assert!(!self.volume.bits.any(Bit::Writing, 0, GEOMETRY.page_count()), "nothing is under way");
+        assert!(!self.volume.bits.any(Bit::Writing, PageIndex(0), GEOMETRY.page_count()), "nothing is under way");
     }
 }
 

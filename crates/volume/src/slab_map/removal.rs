@@ -18,6 +18,7 @@ use spillway_fabric::units::SlabIndex;
 
 use super::Volume;
 use super::page_bits::Bit;
+use super::page_index::PageIndex;
 use super::slab_entry::{DonorSlot, Location};
 use crate::limits::COPIES_MAX;
 use crate::sync::yield_now;
@@ -65,7 +66,8 @@ impl Volume {
     /// Whether every page of the copy in `copy_index` has another copy, at a donor that is `alive` or on disk.
     fn is_covered(&self, slab: SlabIndex, copy_index: usize, alive: &dyn Fn(DonorSlot) -> bool) -> bool {
         let locations = self.slab(slab).locations().map(|other| other.filter(|location| alive(location.donor)));
-        self.geometry.pages(slab).step_by(64).all(|first| {
+        let pages = self.geometry.pages(slab);
+        pages.start.up_to(pages.end).step_by(64).all(|first| {
             let word = self.bits.word(first);
             let others = (0..COPIES_MAX).filter(|other| *other != copy_index && locations[*other].is_some());
             let elsewhere = others.fold(word.disk, |all, other| all | word.copies[other]);
@@ -75,7 +77,8 @@ impl Volume {
 
     fn forget_copies(&self, slab: SlabIndex, copy_index: usize, mut pause: impl FnMut()) -> u64 {
         let mut pages_lost = 0;
-        for first in self.geometry.pages(slab).step_by(64) {
+        let pages = self.geometry.pages(slab);
+        for first in pages.start.up_to(pages.end).step_by(64) {
             if !self.acquire(first, 64, &mut pause) {
                 break;
             }
@@ -96,7 +99,7 @@ impl Volume {
     }
 
     /// Waits to own pages. False when their owner is gone for good.
-    fn acquire(&self, first: u64, count: u64, pause: &mut impl FnMut()) -> bool {
+    fn acquire(&self, first: PageIndex, count: u64, pause: &mut impl FnMut()) -> bool {
         while !self.bits.try_acquire(first, count) {
             if !self.has_owners() {
                 return false;
@@ -108,7 +111,7 @@ impl Volume {
     }
 
     /// Clears the bits of `copy_index` for the 64 owned pages from `first` on, and marks what is lost by it.
-    pub(super) fn forget_copy(&self, first: u64, copy_index: usize) -> u64 {
+    pub(super) fn forget_copy(&self, first: PageIndex, copy_index: usize) -> u64 {
         let word = self.bits.word(first);
         let mut rest = word;
         rest.copies[copy_index] = 0;
@@ -122,7 +125,7 @@ impl Volume {
     }
 
     /// A page's write to the disk failed and no newer content is on its way: lost, unless a donor has it.
-    pub fn disk_write_failed(&self, page: u64, mut pause: impl FnMut()) {
+    pub fn disk_write_failed(&self, page: PageIndex, mut pause: impl FnMut()) {
         if !self.acquire(page, 1, &mut pause) {
             return;
         }
@@ -145,7 +148,7 @@ mod tests {
     fn volume() -> Volume {
         let volume = Volume::new(Geometry { slab_pages: 256, slab_count: 1 }, Redundancy::NONE, None).unwrap();
         volume.slab(SLAB).fill(0, Location { donor: DonorSlot(0), handle: SlabHandle(0) });
-        volume.bits.set(Bit::Copy(0), 0, 256);
+        volume.bits.set(Bit::Copy(0), PageIndex(0), 256);
         volume
     }
 
@@ -170,7 +173,7 @@ mod tests {
     #[test]
     fn a_copy_is_not_said_to_be_covered_when_its_users_are_unknown() {
         let volume = volume();
-        volume.bits.clear(Bit::Copy(0), 0, 256);
+        volume.bits.clear(Bit::Copy(0), PageIndex(0), 256);
         let _inside = volume.slab(SLAB).gate.enter();
         assert_eq!(volume.remove_covered_copy(SLAB, 0, &|_| true, ends_by_device_failure(&volume)), None);
         assert!(!volume.slab(SLAB).is_unmapped());
@@ -180,7 +183,7 @@ mod tests {
     fn nobody_waits_for_a_donor_that_says_nothing_to_give_a_copy_back() {
         let volume = volume();
         volume.slab(SLAB).fill(1, Location { donor: DonorSlot(1), handle: SlabHandle(0) });
-        volume.bits.set(Bit::Copy(1), 0, 256);
+        volume.bits.set(Bit::Copy(1), PageIndex(0), 256);
         let _inside = volume.slab(SLAB).gate.enter();
         let silent = std::sync::atomic::AtomicBool::new(false);
         let mut looks = 0;
@@ -209,9 +212,9 @@ mod tests {
     #[test]
     fn nobody_waits_for_pages_of_a_thread_that_panicked() {
         let volume = volume();
-        assert!(volume.bits.try_acquire(100, 1));
+        assert!(volume.bits.try_acquire(PageIndex(100), 1));
         let removed = volume.remove_copy(SLAB, 0, ends_by_device_failure(&volume)).unwrap();
         assert_eq!(removed.pages_lost, 64, "the pages before it");
-        volume.disk_write_failed(100, || panic!("it has come already"));
+        volume.disk_write_failed(PageIndex(100), || panic!("it has come already"));
     }
 }

@@ -12,6 +12,7 @@ use crate::settings::redundancy::Redundancy;
 use crate::settings::transport::TransportChoice;
 use crate::slab_map::backlog::{BacklogSlot, TakePolicy};
 use crate::slab_map::page_bits::Bit;
+use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::slab_entry::{DonorSlot, Location};
 use crate::state::records::DonorRecord;
 
@@ -46,7 +47,7 @@ fn what_a_process_left_is_there_for_the_next() {
     assert!(!state.is_resumed());
     let location = Location { donor: DonorSlot(1), handle: SlabHandle(9) };
     let volume = state.volume(config().redundancy).unwrap();
-    volume.bits.set(Bit::Copy(2), 300, 5);
+    volume.bits.set(Bit::Copy(2), PageIndex(300), 5);
     volume.slab(SlabIndex(1)).fill(2, location);
     let record = DonorRecord { donor: DonorId(u128::MAX - 7), token: SessionToken([0xa7; 32]) };
     state.records().set_donor(DonorSlot(63), &record);
@@ -67,7 +68,7 @@ fn what_a_process_left_is_there_for_the_next() {
     assert_eq!((state.records().front_end(), state.records().donor(DonorSlot(0))), (Some(identity), None));
     assert_eq!(state.records().donor(DonorSlot(63)), Some(record));
     let volume = state.volume(config().redundancy).unwrap();
-    assert_eq!(volume.bits.count(Bit::Copy(2), 0, volume.geometry.page_count()), 5);
+    assert_eq!(volume.bits.count(Bit::Copy(2), PageIndex(0), volume.geometry.page_count()), 5);
     assert_eq!(volume.slab(SlabIndex(1)).locations()[2], Some(location));
     assert!(volume.slab(SlabIndex(0)).is_unmapped());
 }
@@ -81,7 +82,7 @@ fn contents_on_their_way_to_the_disk_are_there_too() {
     let mut slots = [BacklogSlot(0)];
     assert!(disk.backlog.reserve(&mut slots, &mut None));
     disk.pool.memory().write(disk.pool.slot(slots[0].0 as usize).offset_bytes as usize, b"content");
-    disk.backlog.publish(&volume.bits, 70, &slots, std::time::Instant::now());
+    disk.backlog.publish(&volume.bits, PageIndex(70), &slots, std::time::Instant::now());
     let memory = kept(&state);
     drop((volume, state));
     let volume = DeviceState::open(memory, &config).unwrap().volume(config.redundancy).unwrap();
@@ -93,7 +94,7 @@ fn contents_on_their_way_to_the_disk_are_there_too() {
     assert!(disk.backlog.take(policy, &mut batch));
     let mut found = [0; 7];
     disk.pool.memory().read(disk.pool.slot(batch[0].slot.0 as usize).offset_bytes as usize, &mut found);
-    assert_eq!((batch[0].page, &found), (70, b"content"));
+    assert_eq!((batch[0].page, &found), (PageIndex(70), b"content"));
 }
 
 fn refusal(memory: Memfd, change: impl FnOnce(&mut VolumeConfig)) -> String {

@@ -127,7 +127,7 @@ pub(crate) fn give_back(donors: &[SharedStore], location: Location) {
 /// Writes a page of the backlog to the disk.
 pub(crate) fn write_out(volume: &Volume, copy: &DiskCopy, disk: &mut Store, page: &BacklogPage) {
     let source = copy.pool.slot(page.slot.0 as usize).offset_bytes as usize;
-    let offset = (page.page % volume.geometry.slab_pages) as usize * PAGE_SIZE_BYTES;
+    let offset = (page.page.0 % volume.geometry.slab_pages) as usize * PAGE_SIZE_BYTES;
     let slab = disk.slab(SlabHandle(volume.geometry.slab_of(page.page).0));
     copy.pool.memory().read(source, &mut slab[offset..offset + PAGE_SIZE_BYTES]);
 }
