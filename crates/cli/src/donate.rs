@@ -226,7 +226,7 @@ fn answer(question: Question, service: &DonorService) -> Answer {
     match question {
         Question::Ping => Answer::done(),
         Question::Status => Answer::status(&json!({ "donor": service.status() })),
-        Question::Stop => Answer::refused("a donor ends by SIGTERM, so that whoever supervises it knows"),
+        Question::Stop => Answer::refused("a donor ends by SIGTERM, so that its supervisor knows"),
     }
 }
 

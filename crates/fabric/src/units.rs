@@ -5,10 +5,6 @@ use std::fmt;
 /// Bytes of a page, the unit of the borrower's volume.
 pub const PAGE_SIZE_BYTES: usize = 4096;
 
-/// A page of a volume, counted from its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PageIndex(pub u64);
-
 /// A slab of a volume, counted from its start: pages `[index * pages per slab, (index + 1) * pages per slab)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlabIndex(pub u32);
@@ -82,4 +78,4 @@ macro_rules! display_number {
         }
     })* };
 }
-display_number!(PageIndex, SlabIndex, SlabHandle, Tag);
+display_number!(SlabIndex, SlabHandle, Tag);

@@ -61,7 +61,7 @@ fn answer(question: Question, donor: Option<&DonorService>) -> Answer {
     match question {
         Question::Ping => Answer::done(),
         Question::Status => Answer::status(&serde_json::json!({ "donor": donor.map(DonorService::status) })),
-        Question::Stop => Answer::refused("the agent ends by SIGTERM, so that whoever supervises it knows"),
+        Question::Stop => Answer::refused("the agent ends by SIGTERM, so that its supervisor knows"),
     }
 }
 

@@ -209,7 +209,7 @@ impl Server {
             }
         }
         if self.owner != Owner::Gone && rustix::process::getppid() != self.keeper {
-            tracing::error!("the keeper of this device died: it ends when nobody uses it any more");
+            tracing::error!("the keeper of this device died: it ends when it is no longer in use");
             self.owner = Owner::Gone;
         }
     }

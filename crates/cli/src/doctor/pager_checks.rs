@@ -41,7 +41,7 @@ fn user_faults(access: Access, system: &System) -> Check {
     let detail = match obstacle {
         // The permission can be had for good, too.
         Obstacle::UserModeOnly => format!(
-            "{obstacle}: the kernel gives this user only faults of user mode. The command gives everybody all of them until the next \
+            "{obstacle}: the kernel gives this user only faults of user mode. The command gives every user all of them until the next \
              boot; packaging/udev has a rule that gives them to a group for good"
         ),
         _ => obstacle.to_string(),
