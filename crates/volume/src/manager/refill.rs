@@ -17,7 +17,7 @@ use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddre
 use crate::engine::queue_pairs::{QueuePairSet, SubRequest, Target};
 use crate::limits::{COPIES_MAX, MOVE_BATCH_PAGES};
 use crate::slab_map::Volume;
-use crate::slab_map::page_bits::{Bit, PageWord};
+use crate::slab_map::page_bits::{Bit, PageWord, WORD_PAGES};
 use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::slab_entry::{CopyLocations, Location};
 
@@ -37,6 +37,8 @@ pub struct Refill {
     pool: Arc<BufferPool>,
 }
 
+const _: () = assert!(MOVE_BATCH_PAGES as u64 == WORD_PAGES, "a batch is a word of page bits");
+
 /// How long a batch waits for the owner of one of its pages before it is skipped.
 const OWNER_PATIENCE: Duration = Duration::from_millis(50);
 
@@ -51,8 +53,7 @@ impl Refill {
     /// missing, when the copy was taken away meanwhile.
     pub fn fill(&mut self, slab: SlabIndex, copy_index: usize, target: Location) -> Pass {
         let mut pass = Pass::default();
-        let pages = self.volume.geometry.pages(slab);
-        for first in pages.start.up_to(pages.end).step_by(MOVE_BATCH_PAGES) {
+        for first in self.volume.geometry.words(slab) {
             let word = self.volume.bits.word(first);
             if word.stored() & !word.copies[copy_index] == 0 {
                 continue;

@@ -13,9 +13,9 @@
 //! frees the old one when its content is in place: a process that dies while it copies must not have spoilt the
 //! content that was there.
 //!
-//! Writers and the disk thread meet at the lock for each request, so it is held for the lists alone. Once it
-//! was also held for the copies, and taken for each page that was written. The disk thread then slept at it for a third
-//! of its time, and sustained writes took 1.1 to 1.2 times as long (`docs/measurements.md`, "Sustained writes").
+//! Writers and the disk thread meet at the lock for each request, so it is held for the lists alone. An earlier
+//! version held it for the copies too, and took it for each page that was written: the disk thread slept at it for a
+//! third of its time, and sustained writes took 1.1 to 1.2 times as long (`docs/measurements.md`, "Sustained writes").
 //!
 //! Page bits: `Pending` is set and `Disk` cleared when a page enters; the end of its last write clears `Pending` and
 //! sets `Disk`, or, when the write failed and nothing else is left, `Lost`. The lock orders this against writers and
@@ -229,7 +229,7 @@ impl Backlog {
                 inner.release(slot);
             }
         }
-        let pages = PageIndex(0).up_to(PageIndex(bits.page_count())).step_by(64).flat_map(|first| {
+        let pages = (0..bits.page_count()).step_by(64).map(PageIndex).flat_map(|first| {
             let pending = bits.word(first).pending;
             (0..64).filter(move |page| pending & (1 << page) != 0).map(move |page| first + page)
         });

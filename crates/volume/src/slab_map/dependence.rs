@@ -17,9 +17,8 @@ impl Volume {
         self.geometry.slabs().any(|slab| {
             let locations = self.slab(slab).locations();
             let is_there = locations.iter().flatten().any(|location| location.donor == donor);
-            let pages = self.geometry.pages(slab);
             is_there
-                && pages.start.up_to(pages.end).step_by(64).any(|first| {
+                && self.geometry.words(slab).any(|first| {
                     let is_sole = || sole_pages(&self.bits.word(first), &locations, donor, within_reach) != 0;
                     is_sole() && is_sole()
                 })

@@ -39,7 +39,7 @@ use spillway_sys::event::EventFd;
 
 use self::backlog::Backlog;
 use self::donor_latency::DonorLatencies;
-use self::page_bits::PageBits;
+use self::page_bits::{PageBits, WORD_PAGES};
 use self::page_index::PageIndex;
 use self::slab_entry::{DonorSlot, SlabEntry};
 use self::words::Words;
@@ -81,6 +81,12 @@ impl Geometry {
     pub fn pages(self, slab: SlabIndex) -> Range<PageIndex> {
         let first = PageIndex(u64::from(slab.0) * self.slab_pages);
         first..first + self.slab_pages
+    }
+
+    /// The first page of each word of [`PageBits`] that has pages of `slab`.
+    pub fn words(self, slab: SlabIndex) -> impl Iterator<Item = PageIndex> {
+        let pages = self.pages(slab);
+        (pages.start.0..pages.end.0).step_by(WORD_PAGES as usize).map(PageIndex)
     }
 
     /// Every slab.

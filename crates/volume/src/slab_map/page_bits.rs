@@ -40,7 +40,8 @@ pub enum Bit {
 const BITMAPS: usize = COPIES_MAX + 5;
 /// Bitmaps that outlive the process: all but `Busy`, which comes first.
 const SURVIVING_BITMAPS: usize = BITMAPS - 1;
-const WORD_PAGES: u64 = 64;
+/// Pages of a word, whose bits are read and changed at once.
+pub const WORD_PAGES: u64 = 64;
 
 impl Bit {
     fn index(self) -> usize {

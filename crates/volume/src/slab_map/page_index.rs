@@ -1,7 +1,7 @@
 //! The number of a page as a type, so that a byte offset, a count of pages or a place in a slab is not passed for one.
 
 use std::fmt;
-use std::ops::{Add, AddAssign, Range, Sub};
+use std::ops::{Add, AddAssign, Sub};
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
@@ -22,33 +22,7 @@ impl PageIndex {
 
     /// The pages from this one on, without `end`.
     pub fn up_to(self, end: PageIndex) -> impl DoubleEndedIterator<Item = PageIndex> + Clone {
-        Pages(self.0..end.0)
-    }
-}
-
-/// As `(first..end).map(PageIndex)`, but a step over many pages costs no more than one.
-#[derive(Clone)]
-struct Pages(Range<u64>);
-
-impl Iterator for Pages {
-    type Item = PageIndex;
-
-    fn next(&mut self) -> Option<PageIndex> {
-        self.0.next().map(PageIndex)
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        self.0.size_hint()
-    }
-
-    fn nth(&mut self, count: usize) -> Option<PageIndex> {
-        self.0.nth(count).map(PageIndex)
-    }
-}
-
-impl DoubleEndedIterator for Pages {
-    fn next_back(&mut self) -> Option<PageIndex> {
-        self.0.next_back().map(PageIndex)
+        (self.0..end.0).map(PageIndex)
     }
 }
 
@@ -84,7 +58,10 @@ impl fmt::Display for PageIndex {
 
 #[cfg(test)]
 mod tests {
+    use spillway_fabric::units::SlabIndex;
+
     use super::*;
+    use crate::slab_map::Geometry;
 
     #[test]
     fn every_byte_of_a_page_is_in_it() {
@@ -95,8 +72,8 @@ mod tests {
 
     #[test]
     fn steps_leave_no_page_out() {
-        let pages = PageIndex(64).up_to(PageIndex(200));
-        assert!(pages.clone().step_by(64).eq([64, 128, 192].map(PageIndex)));
-        assert!(pages.rev().eq((64..200).rev().map(PageIndex)));
+        let geometry = Geometry { slab_pages: 192, slab_count: 2 };
+        assert!(geometry.words(SlabIndex(1)).eq([192, 256, 320].map(PageIndex)));
+        assert!(PageIndex(64).up_to(PageIndex(200)).rev().eq((64..200).rev().map(PageIndex)));
     }
 }

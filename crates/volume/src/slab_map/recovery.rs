@@ -59,9 +59,8 @@ impl Volume {
     /// Clears bits that vouch for an empty copy index.
     fn forget_empty_places(&self, slab: SlabIndex, locations: &CopyLocations) -> u64 {
         let mut pages_lost = 0;
-        let pages = self.geometry.pages(slab);
         for copy_index in (0..COPIES_MAX).filter(|copy_index| locations[*copy_index].is_none()) {
-            for first in pages.start.up_to(pages.end).step_by(64) {
+            for first in self.geometry.words(slab) {
                 if self.bits.any(Bit::Copy(copy_index), first, 64) {
                     self.own(first, 64);
                     pages_lost += self.forget_copy(first, copy_index);
@@ -77,8 +76,7 @@ impl Volume {
     pub fn settle_writes(&self, alive: &dyn Fn(DonorSlot) -> bool, mut pause: impl FnMut()) -> u64 {
         let mut settled = 0;
         for slab in self.geometry.slabs() {
-            let pages = self.geometry.pages(slab);
-            for first in pages.start.up_to(pages.end).step_by(64) {
+            for first in self.geometry.words(slab) {
                 if !self.bits.any(Bit::Writing, first, 64) {
                     continue;
                 }

@@ -66,8 +66,7 @@ impl Volume {
     /// Whether every page of the copy in `copy_index` has another copy, at a donor that is `alive` or on disk.
     fn is_covered(&self, slab: SlabIndex, copy_index: usize, alive: &dyn Fn(DonorSlot) -> bool) -> bool {
         let locations = self.slab(slab).locations().map(|other| other.filter(|location| alive(location.donor)));
-        let pages = self.geometry.pages(slab);
-        pages.start.up_to(pages.end).step_by(64).all(|first| {
+        self.geometry.words(slab).all(|first| {
             let word = self.bits.word(first);
             let others = (0..COPIES_MAX).filter(|other| *other != copy_index && locations[*other].is_some());
             let elsewhere = others.fold(word.disk, |all, other| all | word.copies[other]);
@@ -77,8 +76,7 @@ impl Volume {
 
     fn forget_copies(&self, slab: SlabIndex, copy_index: usize, mut pause: impl FnMut()) -> u64 {
         let mut pages_lost = 0;
-        let pages = self.geometry.pages(slab);
-        for first in pages.start.up_to(pages.end).step_by(64) {
+        for first in self.geometry.words(slab) {
             if !self.acquire(first, 64, &mut pause) {
                 break;
             }

@@ -38,8 +38,7 @@ pub fn examine(shared: &ManagerState, slab: SlabIndex) -> Finding {
     let alive = |location: &Location| shared.donors[usize::from(location.donor.0)].phase() == Phase::Connected;
     let locations = shared.volume.slab(slab).locations().map(|copy_index| copy_index.filter(alive));
     let mut finding = Finding { copies: locations.iter().flatten().count(), ..Finding::default() };
-    let pages = shared.volume.geometry.pages(slab);
-    for first in pages.start.up_to(pages.end).step_by(64) {
+    for first in shared.volume.geometry.words(slab) {
         let word = shared.volume.bits.word(first);
         let stored = word.stored();
         let missed =
