@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
-}
+use tree::{files, root};
+
+mod tree;
 
 /// Words in backquotes that look like paths of this tree.
 fn paths(text: &str) -> Vec<String> {
@@ -23,14 +23,7 @@ fn paths(text: &str) -> Vec<String> {
 }
 
 fn documents() -> Vec<PathBuf> {
-    let top = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md"];
-    let in_directory = |directory: &str| {
-        let entries = std::fs::read_dir(root().join(directory)).unwrap();
-        let paths = entries.map(|entry| entry.unwrap().path());
-        paths.filter(|path| path.extension().is_some_and(|end| end == "md")).collect::<Vec<_>>()
-    };
-    let below = ["docs", "docs/decisions"].into_iter().flat_map(in_directory);
-    top.iter().map(|name| root().join(name)).chain(below).collect()
+    files(&root(), ".md")
 }
 
 #[test]
@@ -112,7 +105,7 @@ fn names_that_are_not_in_their_file_are_noticed() {
 
 #[test]
 fn every_test_that_the_documents_name_exists() {
-    let sources = all_sources(&root());
+    let sources = all_sources();
     let tests = tests_in(&sources);
     let mut count = 0;
     for name in ["docs/SPECIFICATION.md", "docs/guarantees.md", "docs/pager.md", "bench/README.md"] {
@@ -195,18 +188,7 @@ fn tables_are_whole() {
     }
 }
 
-fn all_sources(root: &Path) -> String {
-    let mut text = String::new();
-    let mut waiting = vec![root.join("crates"), root.join("bench")];
-    while let Some(directory) = waiting.pop() {
-        for entry in std::fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                waiting.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                text.push_str(&std::fs::read_to_string(path).unwrap());
-            }
-        }
-    }
-    text
+fn all_sources() -> String {
+    let below = ["crates", "bench"].map(|directory| files(&root().join(directory), ".rs"));
+    below.iter().flatten().map(|path| std::fs::read_to_string(path).unwrap()).collect()
 }

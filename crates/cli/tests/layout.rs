@@ -7,6 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tree::{files, root};
+
+mod tree;
+
 /// Every crate, the floor first. A crate imports only crates before it.
 const ORDER: [&str; 13] = [
     "sys",
@@ -28,7 +32,7 @@ const ORDER: [&str; 13] = [
 const NEVER_SHIPPED: [&str; 2] = ["virtual_machine", "testing"];
 
 fn crates() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    root().join("crates")
 }
 
 /// The crates of this workspace that a manifest names under `[dependencies]`.
@@ -63,17 +67,13 @@ fn crates_import_in_one_direction() {
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 /// Source files below `directory`, each with its module path.
-fn modules(root: &Path, directory: &Path, found: &mut BTreeMap<String, PathBuf>) {
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            modules(root, &path, found);
-        } else if path.extension().is_some_and(|end| end == "rs") {
-            let name = path.strip_prefix(root).unwrap().with_extension("");
-            let parts: Vec<_> = name.iter().map(|part| part.to_str().unwrap()).filter(|part| *part != "mod").collect();
-            found.insert(parts.join("::"), path);
-        }
-    }
+fn modules(directory: &Path) -> BTreeMap<String, PathBuf> {
+    let named = |path: PathBuf| {
+        let name = path.strip_prefix(directory).unwrap().with_extension("");
+        let parts: Vec<_> = name.iter().map(|part| part.to_str().unwrap()).filter(|part| *part != "mod").collect();
+        (parts.join("::"), path)
+    };
+    files(directory, ".rs").into_iter().map(named).collect()
 }
 
 /// Whether a module is compiled for tests only, by its name.
@@ -173,9 +173,7 @@ fn circle(mut imports: Imports) -> Option<Vec<String>> {
 fn no_modules_of_a_crate_import_each_other_in_a_circle() {
     let mut count = 0;
     for name in ORDER {
-        let root = crates().join(name).join("src");
-        let mut files = BTreeMap::new();
-        modules(&root, &root, &mut files);
+        let mut files = modules(&crates().join(name).join("src"));
         files.retain(|module, _| !is_test(module) && !["lib", "main"].contains(&module.as_str()));
         let sources = files.into_iter().map(|(module, path)| (module, fs::read_to_string(path).unwrap())).collect();
         let imports = imports(&sources);
@@ -246,10 +244,10 @@ const DECISIONS: [&str; 31] = [
 #[test]
 fn modules_that_decide_deny_clocks_and_threads() {
     for module in DECISIONS {
-        let source = fs::read_to_string(crates().parent().unwrap().join(module)).unwrap();
+        let source = fs::read_to_string(root().join(module)).unwrap();
         let attribute = "#![cfg_attr(not(test), deny(clippy::disallowed_methods))]";
         assert!(source.contains(attribute), "{module} has no {attribute}");
     }
-    let lints = fs::read_to_string(crates().parent().unwrap().join("clippy.toml")).unwrap();
+    let lints = fs::read_to_string(root().join("clippy.toml")).unwrap();
     assert!(lints.contains("disallowed-methods") && lints.contains("Instant::now"), "clippy.toml says what they deny");
 }

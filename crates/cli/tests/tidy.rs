@@ -7,6 +7,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tree::{files, root};
+
+mod tree;
+
 /// Columns of a line of a comment or a document; tables, code and links may be wider.
 const COLUMNS_MAX: usize = 120;
 
@@ -31,25 +35,6 @@ const BANNED: [&str; 15] = [
     "anybody",
     "everybody",
 ];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
-}
-
-/// Files below `directory` that end in `ending`, but for what is built or measured.
-fn files(directory: &Path, ending: &str, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if path.is_dir() {
-            if !["target", "results"].contains(&name.as_str()) && !name.starts_with('.') {
-                files(&path, ending, found);
-            }
-        } else if name.ends_with(ending) {
-            found.push(path);
-        }
-    }
-}
 
 /// One line of prose: where it is, how wide its line is, and its words without the marks of a comment.
 #[derive(Debug, PartialEq, Eq)]
@@ -124,10 +109,7 @@ type Faults = BTreeMap<String, Vec<String>>;
 fn for_each_paragraph(mut visit: impl FnMut(&str, &[Line])) {
     let root = root();
     for ending in [".rs", ".md"] {
-        let mut found = Vec::new();
-        files(&root, ending, &mut found);
-        found.sort();
-        for path in found {
+        for path in files(&root, ending) {
             let name = path.strip_prefix(&root).unwrap().display().to_string();
             let source = fs::read_to_string(&path).unwrap();
             paragraphs(&source, ending == ".md").iter().for_each(|paragraph| visit(&name, paragraph));
@@ -179,8 +161,8 @@ fn threads_and_donors_are_named_and_not_asked_for() {
 
 #[test]
 fn every_document_is_in_the_index() {
-    let (root, mut found) = (root(), Vec::new());
-    files(&root, ".md", &mut found);
+    let root = root();
+    let found = files(&root, ".md");
     let index = fs::read_to_string(root.join("docs/README.md")).unwrap();
     let is_listed = |path: &&PathBuf| {
         let name = path.strip_prefix(root.join("docs")).map_or_else(
@@ -204,17 +186,15 @@ fn readme_and_decisions_are_short() {
     let root = root();
     let lines = |path: &Path| fs::read_to_string(path).unwrap().lines().count();
     assert!(lines(&root.join("README.md")) <= README_LINES_MAX, "README.md has more than {README_LINES_MAX} lines");
-    let mut decisions = Vec::new();
-    files(&root.join("docs/decisions"), ".md", &mut decisions);
+    let decisions = files(&root.join("docs/decisions"), ".md");
     let long: Vec<_> = decisions.iter().filter(|path| lines(path) > DECISION_LINES_MAX).collect();
     assert!(long.is_empty() && !decisions.is_empty(), "more than {DECISION_LINES_MAX} lines: {long:?}");
 }
 
 #[test]
 fn links_between_documents_lead_somewhere() {
-    let (root, mut found, mut links) = (root(), Vec::new(), 0);
-    files(&root, ".md", &mut found);
-    for path in found {
+    let mut links = 0;
+    for path in files(&root(), ".md") {
         let text = fs::read_to_string(&path).unwrap();
         for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
             let target = target.split('#').next().unwrap();
@@ -230,8 +210,7 @@ fn links_between_documents_lead_somewhere() {
 
 #[test]
 fn every_public_unit_type_is_used() {
-    let (root, mut found) = (root(), Vec::new());
-    files(&root.join("crates"), ".rs", &mut found);
+    let found = files(&root().join("crates"), ".rs");
     let sources: Vec<String> = found.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
     let all = sources.join("\n");
     let names = sources.iter().flat_map(|source| source.lines()).filter_map(|line| {
