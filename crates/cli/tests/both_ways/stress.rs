@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::VIA;
 use crate::both_ways::shares::assert_share;
 use crate::both_ways::stage::Stage;
 use crate::support::{self, soak_seconds};
@@ -18,11 +19,29 @@ pub(crate) fn stress_with(options: &[&str], local: &str, threads: &str, seed: u6
     let seconds = soak_seconds(6).to_string();
     let (statistics, said) = exact("stress", options, local, &|disk| {
         let file = disk.join("file").to_str().unwrap().to_owned();
-        vec!["96".into(), seconds.clone(), seed.to_string(), threads.into(), file]
+        let mut arguments = vec!["96".into(), seconds.clone(), seed.to_string(), threads.into(), file];
+        arguments.extend(registered_buffers_are_written().then(|| "write".into()));
+        arguments
     })?;
     assert_share(&statistics);
     assert_did_everything(&said);
     Some(statistics)
+}
+
+/// Whether a program must write to the pages of a registered buffer, lest the kernel loses what is read into them: Linux
+/// drops such a page of any swap device, a plain disk included, if the program has only read it since it came back
+/// (docs/guarantees.md).
+fn registered_buffers_are_written() -> bool {
+    VIA == "swap"
+}
+
+/// Buffers that io_uring has registered keep what is read into them.
+#[test]
+fn registered_buffers_keep_what_is_read_into_them() {
+    let how = if registered_buffers_are_written() { "write" } else { "read" };
+    let arguments = |disk: &Path| vec![disk.join("file").to_str().unwrap().to_owned(), how.to_owned()];
+    let Some((statistics, _)) = exact("registered", &[], "50%", &arguments) else { return };
+    assert_share(&statistics);
 }
 
 /// Kinds of operations of the stress program.

@@ -1,10 +1,12 @@
 /* Many threads that do everything to their memory at random, and know what each word of it must be.
  *
- *   stress MIB SECONDS SEED THREADS FILE
+ *   stress MIB SECONDS SEED THREADS FILE [write]
  *
  * Each thread has regions of its own, and knows what each of their pages holds; all threads share one region, of which each owns one
  * word of every page, so that faults on one page meet. Prints "stress wrong 0" at its end, and tells on standard error how often it did
  * what, or why the machine refuses that; any wrong word ends it at once with status 1 and says what happened to that page last.
+ *
+ * With `write` the pages of registered buffers are written to before something is read into them.
  *
  * What is done lies in headers: to mappings, with devices, in other processes, and by threads. Each kind is done at least once, however
  * short the time is.
@@ -164,10 +166,11 @@ static void tell(void) {
 
 int main(int count, char **arguments) {
     if (count == 3 && strcmp(arguments[1], "child") == 0) return be_child(arguments[2]);
-    if (count != 6) {
-        fprintf(stderr, "usage: stress MIB SECONDS SEED THREADS FILE\n");
+    if (count != 6 && (count != 7 || strcmp(arguments[6], "write") != 0)) {
+        fprintf(stderr, "usage: stress MIB SECONDS SEED THREADS FILE [write]\n");
         return 2;
     }
+    registered_is_written = count == 7;
     size_t pages = strtoul(arguments[1], NULL, 10) << 20 >> 12;
     unsigned threads = (unsigned)strtoul(arguments[4], NULL, 10);
     if (threads == 0 || threads > THREADS_MAX) return 2;

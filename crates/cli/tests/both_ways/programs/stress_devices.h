@@ -14,6 +14,10 @@ static int file, written_file;
 /* Whether files are read and written past the page cache here; if not, why. */
 static int direct_refused;
 
+/* Whether the pages of a registered buffer are written to once they are pinned: over swap the kernel drops what is read into a page that
+ * came back by a read and was not written since (the program `registered`). */
+static int registered_is_written;
+
 static uint64_t file_seed(size_t page) { return 2 + page * 2 * WORDS; }
 
 static size_t area_offset(const struct worker *worker) { return worker->number * AREA_PAGES * PAGE; }
@@ -137,6 +141,10 @@ static int do_registered(struct worker *worker, struct region *region) {
         if (region->seeds[page] & MAYBE) verify(worker, region, page);
     int refused = ring_register(worker->ring, &buffer, 1);
     if (refused != 0) return refused;
+    for (size_t page = start; page < start + length && registered_is_written; page++) {
+        volatile char *byte = region->memory + page * PAGE;
+        *byte = *byte;
+    }
     for (int turn = 0; turn < 4; turn++) {
         struct region *other = any_region(worker);
         if (other != region) do_words(worker, other);
