@@ -28,9 +28,9 @@ pub(crate) fn stress_with(options: &[&str], local: &str, threads: &str, seed: u6
     Some(statistics)
 }
 
-/// Whether a program must write to the pages of a registered buffer, lest the kernel loses what is read into them: Linux
-/// drops such a page of any swap device, a plain disk included, if the program has only read it since it came back
-/// (docs/guarantees.md).
+/// Whether a program must write to the pages of a registered buffer, lest the kernel loses what is read into them.
+/// Linux drops such a page of any swap device, a plain disk included, if the program has only read it since it came
+/// back (docs/guarantees.md).
 fn registered_buffers_are_written() -> bool {
     VIA == "swap"
 }
