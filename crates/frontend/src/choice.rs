@@ -2,7 +2,7 @@
 //!
 //! The order of [`FrontEndKind::BEST_FIRST`] is by the work of one request: ublk passes it through a shared ring, NBD
 //! through a socket, loop over FUSE through two drivers and a kernel worker (docs/measurements.md, "ublk and NBD, in
-//! an emulated guest").
+//! an emulated guest"). Rings spare loop over FUSE system calls (docs/decisions/fuse-rings.md).
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,19 +23,22 @@ pub enum FrontEndKind {
     Ublk,
     /// The kernel's client for network block devices, over socket pairs.
     Nbd,
+    /// A loop device with direct I/O over a FUSE filesystem of one file whose requests pass through rings.
+    LoopFuseRing,
     /// A loop device with direct I/O over a FUSE filesystem of one file: every kernel has it.
     LoopFuse,
 }
 
 impl FrontEndKind {
     /// Every kind, the fastest first.
-    pub const BEST_FIRST: [Self; 3] = [Self::Ublk, Self::Nbd, Self::LoopFuse];
+    pub const BEST_FIRST: [Self; 4] = [Self::Ublk, Self::Nbd, Self::LoopFuseRing, Self::LoopFuse];
 
     /// The name that users write and read.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ublk => "ublk",
             Self::Nbd => "nbd",
+            Self::LoopFuseRing => "loop-fuse-ring",
             Self::LoopFuse => "loop-fuse",
         }
     }
@@ -45,6 +48,7 @@ impl FrontEndKind {
         match self {
             Self::Ublk => "the shortest way into the kernel",
             Self::Nbd => "one socket from the kernel",
+            Self::LoopFuseRing => "a ring for each CPU, of Linux 6.14 and later",
             Self::LoopFuse => "works on every kernel",
         }
     }
@@ -126,6 +130,7 @@ pub fn probe(kind: FrontEndKind) -> Result<(), FrontEndError> {
     match kind {
         FrontEndKind::Ublk => ublk::device::driver_for(true).map(drop),
         FrontEndKind::Nbd => nbd::device::driver().map(drop),
+        FrontEndKind::LoopFuseRing => fuse::device::driver_with_rings(),
         FrontEndKind::LoopFuse => fuse::device::driver().map(drop),
     }
 }
@@ -155,6 +160,10 @@ fn open_one(kind: FrontEndKind, config: &FrontEndConfig) -> Result<Parts, FrontE
         }
         FrontEndKind::Nbd => {
             let (front_end, channels) = Nbd::open(config)?;
+            Ok((Box::new(front_end), boxed(channels)))
+        }
+        FrontEndKind::LoopFuseRing => {
+            let (front_end, channels) = LoopFuse::mount_with_rings(config)?;
             Ok((Box::new(front_end), boxed(channels)))
         }
         FrontEndKind::LoopFuse => {

@@ -9,6 +9,14 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 /// Pages of one FUSE request: the kernel's own bound (`fs.fuse.max_pages_limit`), 1 MiB.
 pub const FUSE_PAGES_MAX: u16 = 256;
 
+/// Queues of the kernel that one I/O thread serves at most, where requests pass through rings. More CPUs get more
+/// threads.
+pub const RING_QUEUES_PER_THREAD_MAX: usize = 4;
+
+/// CPUs of a machine whose requests pass through rings. Each queue has slots of its own, of 1 MiB each, whether its
+/// CPU has requests or not, and larger machines have kernels with ublk or NBD.
+pub const RING_CPUS_MAX: u16 = 16;
+
 /// Largest request that the loop device's queue may build. A request has at most 128 segments (`BLK_MAX_SEGMENTS`),
 /// each of which may start in the middle of a page and then touches one page more than it has bytes for: 512 KiB of
 /// them touch at most 128 + 128 = [`FUSE_PAGES_MAX`] pages, so FUSE never cuts a request, least of all in the middle
@@ -110,6 +118,8 @@ const _: () = {
     assert!(NBD_CONNECTIONS_DEFAULT <= THREADS_MAX && NBD_SERVER_SLOTS <= SLOTS_PER_THREAD_MAX);
     assert!(NBD_REQUEST_BYTES_MAX as u64 <= NBD_SKIPPED_BYTES_MAX);
     assert!(FUSE_PAGES_MAX as usize * PAGE_SIZE_BYTES == REQUEST_SIZE_BYTES_MAX);
+    assert!(RING_CPUS_MAX as usize / RING_QUEUES_PER_THREAD_MAX <= THREADS_MAX);
+    assert!(RING_QUEUES_PER_THREAD_MAX < SLOTS_PER_THREAD);
     assert!(QUEUE_REQUEST_KIB_MAX * 1024 <= REQUEST_SIZE_BYTES_MAX);
     assert!(SLOTS_PER_THREAD <= SLOTS_PER_THREAD_MAX);
     assert!(SLOTS_PER_THREAD_MAX * REQUEST_SIZE_BYTES_MAX < u32::MAX as usize);

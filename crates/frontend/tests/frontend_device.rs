@@ -23,16 +23,19 @@ use spillway_testing::block_devices::{Aligned, can_run, open_direct, swap_lock};
 
 use support::exercise::exercise;
 use support::pressure::{self, SwappedOn};
-use support::{PATIENCE, Server, is_bound, is_bound_to, queue_setting};
+use support::{PATIENCE, Server, Way, is_bound, is_bound_to, queue_setting, ways};
 
 const MIB: u64 = 1 << 20;
 
 #[test]
 fn several_threads_see_what_they_wrote_and_discards_read_as_zeroes() {
-    if !can_run() {
-        return;
+    if can_run() {
+        ways().into_iter().for_each(see_what_several_threads_wrote);
     }
-    let server = Server::start("random", 32 * MIB, 2);
+}
+
+fn see_what_several_threads_wrote(way: Way) {
+    let server = Server::start(way, "random", 32 * MIB, 2);
     let device = Arc::new(server.path.clone());
     let threads: Vec<_> = (0..4_u64)
         .map(|number| {
@@ -48,13 +51,17 @@ fn several_threads_see_what_they_wrote_and_discards_read_as_zeroes() {
 
 #[test]
 fn the_queue_is_set_up_for_paging() {
-    if !can_run() {
-        return;
+    if can_run() {
+        ways().into_iter().for_each(look_at_the_queue);
     }
-    let server = Server::start("queue", 8 * MIB, 1);
+}
+
+fn look_at_the_queue(way: Way) {
+    let server = Server::start(way, "queue", 8 * MIB, 1);
     let device = &server.path;
     assert!(queue_setting(device, "max_sectors_kb").parse::<u32>().unwrap() <= 512);
     assert_eq!(queue_setting(device, "read_ahead_kb"), "0");
+    assert_eq!(queue_setting(device, "rq_affinity"), "2");
     assert_eq!(queue_setting(device, "rotational"), "0");
     assert_eq!(queue_setting(device, "logical_block_size"), "4096");
     assert!(queue_setting(device, "scheduler").contains("[none]") || queue_setting(device, "scheduler") == "none");
@@ -73,10 +80,13 @@ fn the_queue_is_set_up_for_paging() {
 
 #[test]
 fn a_device_in_use_is_not_detached_and_goes_on() {
-    if !can_run() {
-        return;
+    if can_run() {
+        ways().into_iter().for_each(detach_a_device_in_use);
     }
-    let mut server = Server::start("busy", 8 * MIB, 1);
+}
+
+fn detach_a_device_in_use(way: Way) {
+    let mut server = Server::start(way, "busy", 8 * MIB, 1);
     let file = open_direct(&server.path);
     assert!(matches!(server.detach(), Err(FrontEndError::Busy(_))));
     let mut buffer = Aligned::new(4096);
@@ -104,10 +114,13 @@ fn a_device_in_use_is_not_detached_and_goes_on() {
 
 #[test]
 fn a_dropped_device_leaves_nothing() {
-    if !can_run() {
-        return;
+    if can_run() {
+        ways().into_iter().for_each(drop_a_device);
     }
-    let server = Server::start("dropped", 8 * MIB, 1);
+}
+
+fn drop_a_device(way: Way) {
+    let server = Server::start(way, "dropped", 8 * MIB, 1);
     let (device, directory) = (server.path.clone(), server.directory().to_owned());
     drop(server);
     assert!(!is_bound_to(&device, &directory));
@@ -160,14 +173,17 @@ impl Drop for Mounted {
 
 #[test]
 fn a_filesystem_keeps_its_files() {
-    if !can_run() {
-        return;
+    if can_run() {
+        ways().into_iter().for_each(keep_files);
     }
+}
+
+fn keep_files(way: Way) {
     if Command::new("mkfs.ext4").arg("-V").output().is_err() {
         skip("mkfs.ext4");
         return;
     }
-    let server = Server::start("files", 32 * MIB, 2);
+    let server = Server::start(way, "files", 32 * MIB, 2);
     let device = server.path.to_str().unwrap().to_owned();
     run("mkfs.ext4", &["-q", "-F", &device]);
     let directory = tempfile::tempdir().unwrap();
@@ -200,7 +216,8 @@ fn serve_until_killed() {
     let name = std::env::var("SPILLWAY_TEST_SERVER").expect("another test starts this one");
     let size_mib: u64 = std::env::var("SPILLWAY_TEST_MIB").map_or(8, |text| text.parse().unwrap());
     let threads = std::env::var("SPILLWAY_TEST_THREADS").map_or(1, |text| text.parse().unwrap());
-    let server = Server::start(&name, size_mib * MIB, threads);
+    let way = if std::env::var_os("SPILLWAY_TEST_RINGS").is_some() { Way::Rings } else { Way::Device };
+    let server = Server::start(way, &name, size_mib * MIB, threads);
     println!("\nserving {} {}", server.path.display(), server.directory().display());
     let mut line = String::new();
     let _ = std::io::stdin().read_line(&mut line);
@@ -208,11 +225,18 @@ fn serve_until_killed() {
 
 #[test]
 fn a_killed_server_leaves_errors_and_mendable_remains() {
-    if !can_run() {
-        return;
+    if can_run() {
+        ways().into_iter().for_each(kill_a_server);
     }
+}
+
+fn kill_a_server(way: Way) {
     let name = format!("killed-{}", std::process::id());
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    if way == Way::Rings {
+        command.env("SPILLWAY_TEST_RINGS", "1");
+    }
+    let mut child = command
         .args(["--exact", "serve_until_killed", "--ignored", "--nocapture"])
         .env("SPILLWAY_TEST_SERVER", &name)
         .stdin(Stdio::piped())
@@ -279,14 +303,17 @@ fn fill_and_verify() {
 
 #[test]
 fn a_limited_program_swaps_to_the_device_and_reads_back_what_it_wrote() {
-    if !can_run() {
-        return;
+    if can_run() {
+        ways().into_iter().for_each(swap_a_limited_program);
     }
+}
+
+fn swap_a_limited_program(way: Way) {
     let Some(group) = MemoryGroup::new(24 << 20) else {
         return skip("a memory cgroup (version 1)");
     };
     let procs = File::options().write(true).open(group.0.join("cgroup.procs")).unwrap();
-    let server = Server::start("swap", 96 * MIB, 2);
+    let server = Server::start(way, "swap", 96 * MIB, 2);
     let _alone = swap_lock();
     swap::make(&server.path, "test", [2; 16]).unwrap();
     swap::on(&server.path, Some(100), SwapDiscard::Pages).unwrap();

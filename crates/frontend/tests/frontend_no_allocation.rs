@@ -11,9 +11,9 @@ use spillway_sys::allocation_guard::GuardedAllocator;
 use spillway_sys::mapping::Mapping;
 use spillway_testing::block_devices::can_run;
 
-use support::PATIENCE;
 use support::exercise::write_and_read_back;
 use support::guarded::serve_guarded;
+use support::{PATIENCE, Way, ways};
 
 #[global_allocator]
 static ALLOCATOR: GuardedAllocator = GuardedAllocator;
@@ -22,9 +22,12 @@ const SIZE_BYTES: usize = 8 << 20;
 
 #[test]
 fn receive_and_complete_do_not_allocate() {
-    if !can_run() {
-        return;
+    if can_run() {
+        ways().into_iter().for_each(serve_without_allocation);
     }
+}
+
+fn serve_without_allocation(way: Way) {
     let directory = tempfile::tempdir().unwrap();
     let config = FrontEndConfig {
         name: "guarded".to_owned(),
@@ -35,10 +38,19 @@ fn receive_and_complete_do_not_allocate() {
         answer_deadline: std::time::Duration::from_secs(12),
         directory: directory.path().to_owned(),
     };
-    let (mut front, channels) = LoopFuse::mount(&config).unwrap();
     let memory = Mapping::locked(SIZE_BYTES).unwrap();
-    let channel = channels.into_iter().next().unwrap();
-    let server = std::thread::spawn(move || serve_guarded(channel, &memory));
+    let (mut front, server) = match way {
+        Way::Device => {
+            let (front, channels) = LoopFuse::mount(&config).unwrap();
+            let channel = channels.into_iter().next().unwrap();
+            (front, std::thread::spawn(move || serve_guarded(channel, &memory)))
+        }
+        Way::Rings => {
+            let (front, channels) = LoopFuse::mount_with_rings(&config).unwrap();
+            let channel = channels.into_iter().next().unwrap();
+            (front, std::thread::spawn(move || serve_guarded(channel, &memory)))
+        }
+    };
     let device = front.attach().unwrap();
     write_and_read_back(&device, |_| {});
     front.detach(PATIENCE).unwrap();

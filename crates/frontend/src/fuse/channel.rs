@@ -28,6 +28,8 @@ pub struct FileShape {
     pub size_bytes: u64,
     /// Requests of direct I/O that the kernel may have in flight: all slots of all channels.
     pub in_flight_max: u16,
+    /// Whether requests pass through rings, if the kernel offers that.
+    pub wants_rings: bool,
 }
 
 /// See the module text.
@@ -62,6 +64,18 @@ impl FuseChannel {
             in_flight: vec![None; slot_count],
             features: None,
         })
+    }
+
+    /// Takes no request from the descriptor into slots from `slot_count` on, which belong to a ring from now on. No
+    /// request may be in flight.
+    pub(super) fn leave_slots_from(&mut self, slot_count: usize) {
+        assert!(self.in_flight.iter().all(Option::is_none), "the slots are free");
+        self.free = (0..slot_count).rev().collect();
+    }
+
+    /// The file's shape.
+    pub(super) fn shape(&self) -> FileShape {
+        self.shape
     }
 
     /// What the kernel offered, once this channel has answered its first request.
@@ -101,7 +115,7 @@ impl FuseChannel {
         operation: BlockOperation,
         range: Range,
     ) -> io::Result<Option<BlockRequest>> {
-        if !self.is_valid(operation, range) {
+        if !self.shape.holds(operation, range) {
             self.device.reply(Reply::failed(header.unique, BlockError::Invalid.errno()).bytes())?;
             return Ok(None);
         }
@@ -116,7 +130,21 @@ impl FuseChannel {
         Ok(Some(BlockRequest { slot, operation, offset_bytes: range.offset_bytes, length_bytes: range.length_bytes }))
     }
 
-    fn is_valid(&self, operation: BlockOperation, range: Range) -> bool {
+    /// Answers what does not concern the caller.
+    fn answer(&mut self, header: RequestHeader, request: FuseRequest) -> io::Result<()> {
+        if let FuseRequest::Initialise(features) = request {
+            self.features = Some(features);
+        }
+        match self.shape.reply_to(header, request) {
+            Some(reply) => self.device.reply(reply.bytes()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl FileShape {
+    /// Whether a request is whole pages inside the file, and no longer than a slot.
+    pub(super) fn holds(&self, operation: BlockOperation, range: Range) -> bool {
         let page = PAGE_SIZE_BYTES as u64;
         match operation {
             BlockOperation::Flush => return true,
@@ -128,22 +156,18 @@ impl FuseChannel {
         range.length_bytes > 0
             && range.offset_bytes.is_multiple_of(page)
             && range.length_bytes.is_multiple_of(page)
-            && end.is_some_and(|end| end <= self.shape.size_bytes)
+            && end.is_some_and(|end| end <= self.size_bytes)
     }
 
-    /// Answers what does not concern the caller.
-    fn answer(&mut self, header: RequestHeader, request: FuseRequest) -> io::Result<()> {
-        let (unique, size_bytes) = (header.unique, self.shape.size_bytes);
-        let reply = match request {
-            FuseRequest::Silent => return Ok(()),
-            FuseRequest::Initialise(features) => {
-                self.features = Some(features);
-                if features.suffice() {
-                    Reply::initialised(unique, &features, self.shape.in_flight_max)
-                } else {
-                    Reply::failed(unique, rustix::io::Errno::PROTO.raw_os_error())
-                }
+    /// The reply to a request about names and attributes; some want none.
+    pub(super) fn reply_to(&self, header: RequestHeader, request: FuseRequest) -> Option<Reply> {
+        let (unique, size_bytes) = (header.unique, self.size_bytes);
+        Some(match request {
+            FuseRequest::Silent => return None,
+            FuseRequest::Initialise(features) if features.suffice() => {
+                Reply::initialised(unique, &features, self.in_flight_max, self.wants_rings)
             }
+            FuseRequest::Initialise(_) => Reply::failed(unique, rustix::io::Errno::PROTO.raw_os_error()),
             FuseRequest::Lookup(true) => Reply::entry(unique, size_bytes),
             FuseRequest::Lookup(false) => Reply::failed(unique, rustix::io::Errno::NOENT.raw_os_error()),
             FuseRequest::GetAttributes => Reply::attributes_of(unique, header.node, size_bytes),
@@ -151,8 +175,7 @@ impl FuseChannel {
             FuseRequest::StatFilesystem => Reply::filesystem(unique, size_bytes),
             FuseRequest::Accept => Reply::done(unique),
             _ => Reply::failed(unique, rustix::io::Errno::NOSYS.raw_os_error()),
-        };
-        self.device.reply(reply.bytes())
+        })
     }
 }
 

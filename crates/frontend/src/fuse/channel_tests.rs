@@ -8,7 +8,7 @@ use spillway_sys::fuse::stand_in;
 
 use super::*;
 
-const SHAPE: FileShape = FileShape { size_bytes: 16 * 4096, in_flight_max: 2 };
+const SHAPE: FileShape = FileShape { size_bytes: 16 * 4096, in_flight_max: 2, wants_rings: false };
 
 fn channel(slots: usize) -> (FuseChannel, OwnedFd) {
     let (device, kernel) = stand_in().unwrap();

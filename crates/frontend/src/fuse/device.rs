@@ -1,7 +1,7 @@
 //! A block device on kernels without ublk and NBD: a loop device with direct I/O over a FUSE filesystem of one file.
 //!
 //! A page's way: block layer -> loop driver (a kernel worker, direct I/O) -> FUSE -> [`FuseChannel`] of whichever I/O
-//! thread is awake. Order of life: [`LoopFuse::mount`] gives the channels -> the caller starts its I/O threads ->
+//! thread is awake, or [`RingChannel`] of the worker's CPU. Order of life: [`LoopFuse::mount`] gives the channels -> the caller starts its I/O threads ->
 //! [`FrontEnd::attach`] binds the loop device, whose set-up already sends requests -> [`FrontEnd::detach`] while the
 //! threads still run -> the channels see [`Closed`](spillway_block::channel::Received::Closed).
 //!
@@ -26,7 +26,11 @@ use crate::block_queue;
 use crate::front_end::{FrontEnd, FrontEndConfig, FrontEndError};
 use crate::fuse::channel::{FileShape, FuseChannel};
 use crate::fuse::protocol::FILE_NAME;
-use crate::limits::{DETACH_RETRY_INTERVAL, DROP_DEADLINE, MOUNT_DEADLINE, QUEUE_REQUEST_KIB_MAX};
+use crate::fuse::ring_channel::{DEVICE_SLOTS, RingChannel};
+use crate::fuse::ring_switch::{self, RingsOn};
+use crate::limits::{
+    DETACH_RETRY_INTERVAL, DROP_DEADLINE, MOUNT_DEADLINE, QUEUE_REQUEST_KIB_MAX, RING_QUEUES_PER_THREAD_MAX,
+};
 use crate::ownership::Ownership;
 
 /// A mounted, and perhaps attached, device; see the module text. Dropping it detaches and unmounts as far as possible.
@@ -41,12 +45,47 @@ impl LoopFuse {
     /// Mounts the filesystem and makes the channels. Nothing is left behind on an error.
     pub fn mount(config: &FrontEndConfig) -> Result<(Self, Vec<FuseChannel>), FrontEndError> {
         config.check()?;
-        let in_flight_max = (config.threads * config.slots_per_thread) as u16;
-        let shape = FileShape { size_bytes: config.size_bytes, in_flight_max };
+        let (mounted, first) = Self::mount_with(config, config.threads, config.slots_per_thread, false)?;
+        let mut channels = vec![first];
+        for _ in 1..config.threads {
+            channels.push(another(&channels[0], config.slots_per_thread)?);
+        }
+        Ok((mounted, channels))
+    }
+
+    /// As [`LoopFuse::mount`], with requests that pass through rings (Linux 6.14).
+    pub fn mount_with_rings(config: &FrontEndConfig) -> Result<(Self, Vec<RingChannel>), FrontEndError> {
+        config.check()?;
+        let rings_on = RingsOn::new()?;
+        let queue_count = ring_switch::queue_count().map_err(FrontEndError::system("cannot count CPUs"))?;
+        let threads = config.threads.max(usize::from(queue_count).div_ceil(RING_QUEUES_PER_THREAD_MAX));
+        let queues_of = |thread| (0..queue_count).filter(move |queue| usize::from(*queue) % threads == thread);
+        let slots = config.slots_per_thread.max(queues_of(0).count()) + DEVICE_SLOTS;
+        let (mounted, mut channel) = Self::mount_with(config, threads, slots, true)?;
+        drop(rings_on);
+        if !channel.features().is_some_and(|features| features.has_rings()) {
+            return Err(FrontEndError::Missing("the kernel offered no rings to this FUSE filesystem".to_owned()));
+        }
+        let mut channels = Vec::new();
+        for thread in 0..threads.min(queue_count.into()) {
+            let next = another(&channel, slots)?;
+            let ring = RingChannel::new(std::mem::replace(&mut channel, next), queues_of(thread).collect());
+            channels.push(ring.map_err(FrontEndError::system("cannot make a ring for FUSE"))?);
+        }
+        Ok((mounted, channels))
+    }
+
+    /// Mounts the filesystem, for so many channels with so many slots each, and makes the first channel.
+    fn mount_with(
+        config: &FrontEndConfig,
+        threads: usize,
+        slots: usize,
+        wants_rings: bool,
+    ) -> Result<(Self, FuseChannel), FrontEndError> {
+        let shape = FileShape { size_bytes: config.size_bytes, in_flight_max: (threads * slots) as u16, wants_rings };
         let ownership = Ownership::of_this_process(&config.name)?;
         let device = driver()?;
-        let mut first = FuseChannel::new(device, config.slots_per_thread, shape)
-            .map_err(FrontEndError::system("cannot make buffers"))?;
+        let mut first = FuseChannel::new(device, slots, shape).map_err(FrontEndError::system("cannot make buffers"))?;
         let directory = make_directory(config, &ownership)?;
         // From here on dropping `mounted` cleans up.
         let mut mounted = Self { ownership, mount: None, device: None };
@@ -56,16 +95,7 @@ impl LoopFuse {
         }
         mounted.mount = Some(directory);
         shake_hands(&mut first)?;
-        let mut channels = vec![first];
-        for _ in 1..config.threads {
-            let channel = channels[0]
-                .device()
-                .clone_device()
-                .and_then(|device| FuseChannel::new(device, config.slots_per_thread, shape))
-                .map_err(FrontEndError::system("cannot make another channel of the FUSE filesystem"))?;
-            channels.push(channel);
-        }
-        Ok((mounted, channels))
+        Ok((mounted, first))
     }
 
     /// The loop device, once attached.
@@ -151,6 +181,20 @@ impl Drop for LoopFuse {
     }
 }
 
+/// Another channel of the filesystem of `first`, with `slots` slots.
+fn another(first: &FuseChannel, slots: usize) -> Result<FuseChannel, FrontEndError> {
+    let device = first.device().clone_device();
+    device
+        .and_then(|device| FuseChannel::new(device, slots, first.shape()))
+        .map_err(FrontEndError::system("cannot make another channel of the FUSE filesystem"))
+}
+
+/// Whether requests can pass through rings, or what is missing for that.
+pub(crate) fn driver_with_rings() -> Result<(), FrontEndError> {
+    driver()?;
+    ring_switch::probe()
+}
+
 /// The FUSE driver, or what is missing for it.
 pub(crate) fn driver() -> Result<FuseDevice, FrontEndError> {
     FuseDevice::open().map_err(|error| {
@@ -227,5 +271,6 @@ fn set_up(device: &Path) -> Result<(), FrontEndError> {
         fs::write(&limit, QUEUE_REQUEST_KIB_MAX.to_string()).map_err(context())?;
     }
     block_queue::tune(device);
+    block_queue::end_where_made(device);
     Ok(())
 }

@@ -6,6 +6,7 @@
 //! Invariant: [`decode`] reads nothing beyond what was received and never panics, whatever the bytes.
 
 use spillway_sys::fuse::REQUEST_HEAD_BYTES;
+use spillway_sys::fuse::ring::REPLY_HEADER_BYTES;
 
 use crate::limits::FUSE_PAGES_MAX;
 
@@ -17,15 +18,13 @@ pub const FILE_NODE: u64 = 2;
 pub const FILE_NAME: &str = "volume";
 
 /// `fuse_in_header`.
-const REQUEST_HEADER_BYTES: usize = 40;
-/// `fuse_out_header`.
-const REPLY_HEADER_BYTES: usize = 16;
+pub(super) const REQUEST_HEADER_BYTES: usize = 40;
 /// The longest reply body that we build: `fuse_entry_out`.
 const REPLY_BODY_BYTES_MAX: usize = 128;
 
 /// The newest protocol version whose layouts stand here.
 const PROTOCOL_MAJOR: u32 = 7;
-const PROTOCOL_MINOR: u32 = 40;
+const PROTOCOL_MINOR: u32 = 42;
 /// Linux 5.4, which has everything used here.
 const PROTOCOL_MINOR_MIN: u32 = 31;
 
@@ -33,6 +32,10 @@ const FLAG_ASYNC_READ: u32 = 1 << 0;
 const FLAG_BIG_WRITES: u32 = 1 << 5;
 const FLAG_ASYNC_DIRECT_IO: u32 = 1 << 15;
 const FLAG_MAX_PAGES: u32 = 1 << 22;
+/// There is a second word of flags (`FUSE_INIT_EXT`, protocol 7.36).
+const FLAG_INIT_EXTENDED: u32 = 1 << 30;
+/// In the second word: requests may pass through rings (`FUSE_OVER_IO_URING`, protocol 7.42, Linux 6.14).
+const FLAG_2_OVER_IO_URING: u32 = 1 << (41 - 32);
 
 /// Without asynchronous direct I/O one request at a time would reach us; without MAX_PAGES requests end at 128 KiB.
 const FLAGS_REQUIRED: u32 = FLAG_ASYNC_DIRECT_IO | FLAG_MAX_PAGES;
@@ -42,6 +45,8 @@ const FLAGS_WANTED: u32 = FLAGS_REQUIRED | FLAG_ASYNC_READ | FLAG_BIG_WRITES;
 const OPEN_DIRECT_IO: u32 = 1 << 0;
 const OPEN_KEEP_CACHE: u32 = 1 << 1;
 const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+
+const OPCODE_LOOKUP: u32 = 1;
 
 const FALLOCATE_PUNCH_HOLE: u32 = 2;
 const FALLOCATE_ZERO_RANGE: u32 = 16;
@@ -106,6 +111,7 @@ pub struct Features {
     /// Protocol version.
     pub minor: u32,
     flags: u32,
+    flags_2: u32,
     read_ahead_bytes_max: u32,
 }
 
@@ -121,6 +127,21 @@ impl Features {
             && self.minor >= PROTOCOL_MINOR_MIN
             && self.flags & FLAGS_REQUIRED == FLAGS_REQUIRED
     }
+
+    /// Whether requests can pass through rings: the kernel has that, and the administrator allows it.
+    pub fn has_rings(&self) -> bool {
+        self.flags & FLAG_INIT_EXTENDED != 0 && self.flags_2 & FLAG_2_OVER_IO_URING != 0
+    }
+}
+
+/// The whole length of a request that begins with `head`, as its header has it.
+pub(super) fn length_of(head: &[u8; REQUEST_HEAD_BYTES]) -> usize {
+    u32_at(head, 0) as usize
+}
+
+/// Whether a request that begins with `head` has no fixed argument: what follows its header is a name.
+pub(super) fn is_about_a_name(head: &[u8; REQUEST_HEAD_BYTES]) -> bool {
+    u32_at(head, 4) == OPCODE_LOOKUP
 }
 
 /// Reads a request of `received` bytes whose first bytes are `head`.
@@ -140,7 +161,9 @@ pub fn decode(head: &[u8; REQUEST_HEAD_BYTES], received: usize) -> Result<(Reque
 /// The request, and how long its body must be for the values taken from it to be real.
 fn decode_body(head: &[u8; REQUEST_HEAD_BYTES], opcode: u32, node: u64, body: usize) -> (usize, FuseRequest) {
     match opcode {
-        1 => (1, FuseRequest::Lookup(node == ROOT_NODE && is_file_name(&head[REQUEST_HEADER_BYTES..], body))),
+        OPCODE_LOOKUP => {
+            (1, FuseRequest::Lookup(node == ROOT_NODE && is_file_name(&head[REQUEST_HEADER_BYTES..], body)))
+        }
         // FORGET, BATCH_FORGET.
         2 | 42 => (0, FuseRequest::Silent),
         // GETATTR, and SETATTR: nothing can be set, so it answers with what is.
@@ -175,6 +198,8 @@ fn features_at(head: &[u8; REQUEST_HEAD_BYTES]) -> Features {
         minor: u32_at(head, 44),
         read_ahead_bytes_max: u32_at(head, 48),
         flags: u32_at(head, 52),
+        // Beyond an older kernel's request there are zeroes.
+        flags_2: u32_at(head, 56),
     }
 }
 
@@ -233,13 +258,16 @@ impl Reply {
         Self::start(unique, 0).u64(0).u32(flags).u32(0).finish(0)
     }
 
-    /// Versions and features (`fuse_init_out`), with at most `background` requests of direct I/O in flight.
-    pub fn initialised(unique: u64, features: &Features, background: u16) -> Self {
+    /// Versions and features (`fuse_init_out`), with at most `background` requests of direct I/O in flight, and rings
+    /// if they are wanted and offered.
+    pub fn initialised(unique: u64, features: &Features, background: u16, wants_rings: bool) -> Self {
+        let has_rings = wants_rings && features.has_rings();
+        let (extended, flags_2) = if has_rings { (FLAG_INIT_EXTENDED, FLAG_2_OVER_IO_URING) } else { (0, 0) };
         Self::start(unique, 0)
             .u32(PROTOCOL_MAJOR)
             .u32(features.minor.min(PROTOCOL_MINOR))
             .u32(features.read_ahead_bytes_max)
-            .u32(features.flags & FLAGS_WANTED)
+            .u32(features.flags & FLAGS_WANTED | extended)
             .u16(background)
             // Congestion at the bound itself: nothing of ours throttles earlier.
             .u16(background)
@@ -247,7 +275,8 @@ impl Reply {
             .u32(1)
             .u16(FUSE_PAGES_MAX)
             .u16(0)
-            .pad(32)
+            .u32(flags_2)
+            .pad(28)
             .finish(0)
     }
 
@@ -287,6 +316,16 @@ impl Reply {
     /// The bytes to send.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
+    }
+
+    /// What stands before the body (`fuse_out_header`).
+    pub fn header(&self) -> &[u8; REPLY_HEADER_BYTES] {
+        self.bytes.first_chunk().expect("a reply has a header")
+    }
+
+    /// What follows the header.
+    pub fn body(&self) -> &[u8] {
+        &self.bytes[REPLY_HEADER_BYTES..self.length]
     }
 
     /// `fuse_attr`.

@@ -63,21 +63,35 @@ fn kernels_without_what_we_need_are_refused() {
     assert!(!features(45, u64::from(!FLAG_ASYNC_DIRECT_IO)).suffice());
     assert!(!features(45, u64::from(!FLAG_MAX_PAGES)).suffice());
     let newer = features(45, 0xffff_ffff);
-    let reply = Reply::initialised(1, &newer, 32);
+    let reply = Reply::initialised(1, &newer, 32, false);
     assert_eq!(u32_at(reply.bytes(), 16 + 4), PROTOCOL_MINOR, "no newer layout than ours is promised");
     assert_eq!(u32_at(reply.bytes(), 16 + 12), FLAGS_WANTED, "nothing that we do not know");
     assert_eq!(u32_at(reply.bytes(), 16 + 20), 1 << 20, "max_write");
 }
 
 #[test]
+fn rings_are_taken_where_they_are_wanted_and_offered() {
+    let flags = |flags: u32, flags_2: u32, wants_rings| {
+        let features = Features { major: 7, minor: 45, flags, flags_2, read_ahead_bytes_max: 0 };
+        let reply = Reply::initialised(1, &features, 32, wants_rings);
+        (u32_at(reply.bytes(), 16 + 12), u32_at(reply.bytes(), 16 + 32))
+    };
+    let all = FLAGS_WANTED | FLAG_INIT_EXTENDED;
+    assert_eq!(flags(all, FLAG_2_OVER_IO_URING, true), (all, FLAG_2_OVER_IO_URING));
+    assert_eq!(flags(all, FLAG_2_OVER_IO_URING, false), (FLAGS_WANTED, 0));
+    assert_eq!(flags(all, !FLAG_2_OVER_IO_URING, true), (FLAGS_WANTED, 0));
+    assert_eq!(flags(FLAGS_WANTED, FLAG_2_OVER_IO_URING, true), (FLAGS_WANTED, 0), "the second word means nothing");
+}
+
+#[test]
 fn replies_have_the_sizes_of_the_header_file() {
-    let features = Features { major: 7, minor: 40, flags: !0, read_ahead_bytes_max: 0 };
+    let features = Features { major: 7, minor: 40, flags: !0, flags_2: !0, read_ahead_bytes_max: 0 };
     let replies = [
         (Reply::done(5), 0),
         (Reply::failed(5, 5), 0),
         (Reply::written(5, 4096), 8),
         (Reply::opened(5), 16),
-        (Reply::initialised(5, &features, 1), 64),
+        (Reply::initialised(5, &features, 1, true), 64),
         (Reply::entry(5, 4096), 128),
         (Reply::attributes_of(5, FILE_NODE, 4096), 104),
         (Reply::filesystem(5, 4096), 80),

@@ -17,9 +17,31 @@ use std::sync::Arc;
 
 #[allow(unused_imports)]
 pub(crate) use served::{PATIENCE, Served};
+use spillway_frontend::choice::{self, FrontEndKind};
 use spillway_frontend::front_end::FrontEndConfig;
 use spillway_frontend::fuse::device::LoopFuse;
 use spillway_sys::mapping::Mapping;
+use spillway_sys::skipping::skip;
+
+/// How requests of a FUSE filesystem reach this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Over `/dev/fuse`.
+    Device,
+    /// Through rings (Linux 6.14).
+    Rings,
+}
+
+/// The ways that this kernel has; says what it lacks.
+pub(crate) fn ways() -> Vec<Way> {
+    match choice::probe(FrontEndKind::LoopFuseRing) {
+        Ok(()) => vec![Way::Device, Way::Rings],
+        Err(error) => {
+            skip(&format!("rings for FUSE ({error})"));
+            vec![Way::Device]
+        }
+    }
+}
 
 /// A running loop device over FUSE.
 pub(crate) struct Server {
@@ -28,7 +50,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn start(name: &str, size_bytes: u64, threads: usize) -> Self {
+    pub(crate) fn start(way: Way, name: &str, size_bytes: u64, threads: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let config = FrontEndConfig {
             name: name.to_owned(),
@@ -39,9 +61,18 @@ impl Server {
             answer_deadline: std::time::Duration::from_secs(12),
             directory: directory.path().to_owned(),
         };
-        let (front, channels) = LoopFuse::mount(&config).unwrap();
         let memory = Arc::new(Mapping::locked(size_bytes as usize).unwrap());
-        Self { served: Served::start(front, channels, &memory), directory }
+        let served = match way {
+            Way::Device => {
+                let (front, channels) = LoopFuse::mount(&config).unwrap();
+                Served::start(front, channels, &memory)
+            }
+            Way::Rings => {
+                let (front, channels) = LoopFuse::mount_with_rings(&config).unwrap();
+                Served::start(front, channels, &memory)
+            }
+        };
+        Self { served, directory }
     }
 
     /// Detaches, and checks that nothing is left.

@@ -6,6 +6,8 @@
 //!
 //! Invariant: descriptors are non-blocking, so nothing here ever waits.
 
+pub mod ring;
+
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
