@@ -53,6 +53,41 @@ impl FrontEndConfig {
 /// one for each channel; then [`FrontEnd::attach`], during which the kernel may already send requests ->
 /// [`FrontEnd::detach`] while the threads still run -> the channels say
 /// [`Closed`](spillway_block::channel::Received::Closed). Dropping detaches as far as possible.
+///
+/// The NBD server makes no block device, so it needs no root. It goes through the same life:
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use spillway_block::channel::{BlockChannel, Received};
+/// use spillway_frontend::front_end::{FrontEnd, FrontEndConfig};
+/// use spillway_frontend::nbd::listener::NbdAddress;
+/// use spillway_frontend::nbd::server::{NbdListen, NbdServer};
+///
+/// let directory = tempfile::tempdir()?;
+/// let socket = directory.path().join("disk.socket");
+/// let config = FrontEndConfig {
+///     name: "disk".to_owned(),
+///     size_bytes: 1 << 20,
+///     threads: 1,
+///     slots_per_thread: 1,
+///     recoverable: false,
+///     answer_deadline: Duration::from_secs(30),
+///     directory: directory.path().to_owned(),
+/// };
+/// let listen = NbdListen { addresses: vec![NbdAddress::Unix(socket)], exposed: false };
+///
+/// // A device starts one I/O thread for each channel here.
+/// let (mut front_end, mut channels) = NbdServer::open(&config, &listen)?;
+/// let path = front_end.attach()?;
+/// assert!(path.to_string_lossy().ends_with("disk.socket"));
+/// assert_eq!(channels[0].receive()?, Received::Nothing);
+///
+/// // No client is connected, so the server need not wait.
+/// front_end.detach(Duration::ZERO)?;
+/// assert_eq!(channels[0].receive()?, Received::Closed);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait FrontEnd: Send {
     /// Makes the block device; returns its path. On an error there is none.
     fn attach(&mut self) -> Result<PathBuf, FrontEndError>;

@@ -33,6 +33,116 @@ pub enum Event {
 }
 
 /// The memory of one program.
+///
+/// A fake program with one page shows how the pager answers a fault. A real one is a [`Userfaultfd`]:
+///
+/// ```
+/// use std::io;
+/// use std::ops::Range;
+/// use std::os::fd::{AsFd, BorrowedFd};
+/// use std::sync::Mutex;
+///
+/// use spillway_pager::process::memory::{Event, ProgramMemory};
+/// use spillway_sys::event::EventFd;
+/// use spillway_sys::mapping::Mapping;
+/// use spillway_sys::userfaultfd::{Fault, PageError};
+///
+/// const PAGE: u64 = 4096;
+///
+/// /// A program whose only page is missing until the pager fills it.
+/// struct OnePage {
+///     fault: Mutex<Option<Fault>>,
+///     content: Mutex<Option<Vec<u8>>>,
+///     event: EventFd,
+/// }
+///
+/// impl OnePage {
+///     fn fill(&self, bytes: Vec<u8>) -> Result<u64, PageError> {
+///         let mut content = self.content.lock().unwrap();
+///         if content.is_some() {
+///             return Err(PageError::Exists);
+///         }
+///         *content = Some(bytes);
+///         Ok(PAGE)
+///     }
+/// }
+///
+/// impl ProgramMemory for OnePage {
+///     fn copy(&self, _: u64, source: &Mapping, offset: usize, length: usize, _: bool) -> Result<u64, PageError> {
+///         let mut bytes = vec![0; length];
+///         source.read(offset, &mut bytes);
+///         self.fill(bytes)
+///     }
+///
+///     fn zero(&self, _: Range<u64>) -> Result<u64, PageError> {
+///         self.fill(vec![0; PAGE as usize])
+///     }
+///
+///     fn read_event(&self) -> io::Result<Option<Event>> {
+///         Ok(self.fault.lock().unwrap().take().map(Event::Fault))
+///     }
+///
+///     fn event(&self) -> BorrowedFd<'_> {
+///         self.event.as_fd()
+///     }
+///
+///     // This program neither changes its mappings nor has write-protected pages.
+///     fn unprotect(&self, _: Range<u64>) -> Result<(), PageError> {
+///         Ok(())
+///     }
+///
+///     fn wake(&self, _: Range<u64>) {}
+///
+///     fn poison(&self, _: Range<u64>) -> Result<u64, PageError> {
+///         Err(PageError::Refused)
+///     }
+///
+///     fn register(&self, _: Range<u64>) -> Result<(), PageError> {
+///         Ok(())
+///     }
+///
+///     fn unregister(&self, _: Range<u64>) -> Result<(), PageError> {
+///         Ok(())
+///     }
+///
+///     fn mark(&self, _: Range<u64>, _: bool) -> Result<(), PageError> {
+///         Ok(())
+///     }
+///
+///     fn covers(&self, _: &Range<u64>) -> Result<bool, PageError> {
+///         Ok(true)
+///     }
+///
+///     fn is_changing(&self) -> bool {
+///         false
+///     }
+/// }
+///
+/// /// Fills each page that a thread waits for from the start of `pool`; returns the bytes filled.
+/// fn answer_faults(memory: &dyn ProgramMemory, pool: &Mapping) -> Result<u64, Box<dyn std::error::Error>> {
+///     let mut filled = 0;
+///     while let Some(event) = memory.read_event()? {
+///         let Event::Fault(fault) = event else { continue };
+///         match memory.copy(fault.address, pool, 0, PAGE as usize, false) {
+///             Ok(bytes) => filled += bytes,
+///             // Another thread filled the page first.
+///             Err(PageError::Exists) => memory.wake(fault.address..fault.address + PAGE),
+///             Err(error) => return Err(error.into()),
+///         }
+///     }
+///     Ok(filled)
+/// }
+///
+/// let fault = Fault { address: 0x7000_0000, is_write: false, is_write_protected: false, thread: 0 };
+/// let program = OnePage { fault: Mutex::new(Some(fault)), content: Mutex::new(None), event: EventFd::new()? };
+/// let pool = Mapping::anonymous(PAGE as usize)?;
+/// pool.write(0, b"content");
+///
+/// assert_eq!(answer_faults(&program, &pool)?, PAGE);
+/// assert!(program.content.lock().unwrap().as_ref().is_some_and(|bytes| bytes.starts_with(b"content")));
+/// assert_eq!(answer_faults(&program, &pool)?, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait ProgramMemory: Send + Sync {
     /// Fills missing pages from `source`, write-protected if asked for, and wakes the threads that wait. Says how
     /// many bytes.
@@ -118,6 +228,72 @@ pub struct EvictorSeen {
 }
 
 /// Takes pages out of a program, one batch after the other.
+///
+/// A fake evictor shows a batch from begin to end. Its program is a set of pages without content:
+///
+/// ```
+/// use std::collections::{BTreeSet, VecDeque};
+/// use std::time::Duration;
+///
+/// use spillway_pager::limits::EVICTOR_BATCHES_MAX;
+/// use spillway_pager::page_table::volume_pages::PoolPage;
+/// use spillway_pager::process::memory::{EvictOutcome, EvictRequest, Evictor};
+///
+/// /// The pages of a program, and the outcomes of batches that were not polled yet.
+/// struct Pages {
+///     resident: BTreeSet<u64>,
+///     batches: VecDeque<Vec<EvictOutcome>>,
+/// }
+///
+/// impl Evictor for Pages {
+///     fn begin(&mut self, requests: &[EvictRequest]) -> bool {
+///         if self.batches.len() == EVICTOR_BATCHES_MAX {
+///             return false;
+///         }
+///         let evict = |request: &EvictRequest| {
+///             let was_resident = self.resident.remove(&request.address);
+///             if was_resident { EvictOutcome::Moved } else { EvictOutcome::Absent }
+///         };
+///         self.batches.push_back(requests.iter().map(evict).collect());
+///         true
+///     }
+///
+///     fn own(&mut self, _: &[u64]) -> bool {
+///         self.batches.is_empty()
+///     }
+///
+///     fn end(&mut self, _: u8) {}
+///
+///     fn poll(&mut self, outcomes: &mut [EvictOutcome]) -> bool {
+///         let batch = self.batches.pop_front().expect("a batch is under way");
+///         outcomes.copy_from_slice(&batch);
+///         true
+///     }
+///
+///     fn is_broken(&self) -> bool {
+///         false
+///     }
+/// }
+///
+/// /// Evicts pages into the first pages of the write-back pool; `None` if the evictor takes no batch now.
+/// fn evict(evictor: &mut dyn Evictor, addresses: &[u64]) -> Option<Vec<EvictOutcome>> {
+///     let request = |(page, address): (u32, &u64)| EvictRequest { address: *address, target: Some(PoolPage(page)) };
+///     let requests: Vec<_> = (0..).zip(addresses).map(request).collect();
+///     if !evictor.begin(&requests) {
+///         return None;
+///     }
+///     let mut outcomes = vec![EvictOutcome::Changing; requests.len()];
+///     while !evictor.poll(&mut outcomes) {
+///         evictor.wait(Duration::from_millis(1));
+///     }
+///     Some(outcomes)
+/// }
+///
+/// let mut evictor = Pages { resident: BTreeSet::from([0x1000, 0x2000]), batches: VecDeque::new() };
+/// let outcomes = evict(&mut evictor, &[0x1000, 0x5000]);
+/// assert_eq!(outcomes, Some(vec![EvictOutcome::Moved, EvictOutcome::Absent]));
+/// assert_eq!(evictor.resident, BTreeSet::from([0x2000]));
+/// ```
 pub trait Evictor: Send {
     /// Takes on `requests`, at most [`crate::limits::BATCH_PAGES`], for when it is done with the batch under way, if
     /// there is one; there may be [`crate::limits::EVICTOR_BATCHES_MAX`] with this one. False: the program is gone,
