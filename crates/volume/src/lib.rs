@@ -9,12 +9,9 @@
 //! - [`settings`]: what a volume is started with; [`error`]: why it is not.
 //! - [`running`]: everything put together; [`state`]: what of it outlives its process.
 //! - [`status`]: what it says of itself; [`health`]: in one line; [`limits`]: every bound.
+//! - `test_support`: donors and a disk for tests, behind the feature `test-support`.
 
 #![forbid(unsafe_code)]
-
-// Tests in here and beside `src` share `tests/support`, which names this crate as others do.
-#[cfg(test)]
-extern crate self as spillway_volume;
 
 pub mod disk_writer;
 pub mod engine;
@@ -28,3 +25,5 @@ pub mod slab_map;
 pub mod state;
 pub mod status;
 mod sync;
+#[cfg(feature = "test-support")]
+pub mod test_support;

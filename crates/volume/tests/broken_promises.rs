@@ -1,9 +1,7 @@
 //! Promises that were once broken: each test is an order of events that broke one, found by reading.
 
 #![cfg(not(feature = "schedules"))]
-#![allow(clippy::unwrap_used, dead_code, reason = "a test may panic")]
-
-mod support;
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -35,9 +33,8 @@ use spillway_volume::slab_map::page_index::PageIndex;
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
 use spillway_volume::slab_map::{DiskCopy, Geometry, Volume};
 use spillway_volume::state::records::Records;
-
-use support::model::{self, AT_ONCE};
-use support::{StoreQueuePair, store};
+use spillway_volume::test_support::model::{self, AT_ONCE};
+use spillway_volume::test_support::{SharedStore, StoreQueuePair, store};
 
 const GEOMETRY: Geometry = Geometry { slab_pages: 256, slab_count: 2 };
 const SLAB_BYTES: usize = 256 * PAGE_SIZE_BYTES;
@@ -195,7 +192,7 @@ fn what_a_silent_donor_has_is_read_from_others_that_have_it() {
 fn a_write_that_failed_goes_to_the_fresh_copy_of_the_same_name() {
     let mut one = One::new(Redundancy::NONE);
     let location = Location { donor: DonorSlot(0), handle: SlabHandle(0) };
-    let connect = |one: &One, store: &support::SharedStore| {
+    let connect = |one: &One, store: &SharedStore| {
         let queue_pair = Some(StoreQueuePair::boxed(store, &one.pool, 4));
         one.mailbox.leave(QueuePairChange { donor: DonorSlot(0), queue_pair });
     };
@@ -334,7 +331,7 @@ type LateWrite = (SlabHandle, usize, Vec<u8>);
 /// A queue pair as TCP is when the donor's thread for it is held up (reclaim, a long discard) beyond the deadline:
 /// the borrower gives the request up, and the donor's thread carries it out later, from its socket's buffer.
 struct HeldUp {
-    store: support::SharedStore,
+    store: SharedStore,
     pool: Arc<BufferPool>,
     buffered: Arc<std::sync::Mutex<Vec<LateWrite>>>,
     waiting: Vec<spillway_fabric::units::Tag>,

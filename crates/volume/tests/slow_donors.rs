@@ -1,9 +1,7 @@
 //! Donors that are slow and alive: what others have too is read from them, and no late answer reaches a buffer.
 
 #![cfg(not(feature = "schedules"))]
-#![allow(clippy::unwrap_used, dead_code, reason = "a test may panic")]
-
-mod support;
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,8 +20,7 @@ use spillway_volume::slab_map::page_bits::Bit;
 use spillway_volume::slab_map::page_index::PageIndex;
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
 use spillway_volume::slab_map::{DiskCopy, Geometry, Volume};
-
-use support::{StoreQueuePair, model, store};
+use spillway_volume::test_support::{SharedStore, StoreQueuePair, model, store};
 
 const GEOMETRY: Geometry = Geometry { slab_pages: 256, slab_count: 1 };
 const SLAB_BYTES: usize = 256 * PAGE_SIZE_BYTES;
@@ -39,8 +36,7 @@ struct World {
     volume: Arc<Volume>,
     engine: Engine,
     pool: Arc<BufferPool>,
-    donors: [support::SharedStore; 2],
-    mailbox: Arc<QueuePairMailbox>,
+    donors: [SharedStore; 2],
     now: Instant,
     answer: Option<Result<(), BlockError>>,
 }
@@ -77,7 +73,7 @@ impl World {
             mailbox.leave(QueuePairChange { donor: DonorSlot(slot), queue_pair });
             volume.slab(SlabIndex(0)).fill(slot.into(), Location { donor: DonorSlot(slot), handle: SlabHandle(0) });
         }
-        Self { volume, engine, pool, donors, mailbox, now, answer: None }
+        Self { volume, engine, pool, donors, now, answer: None }
     }
 
     fn set(&self, bit: Bit, pages: u64) {

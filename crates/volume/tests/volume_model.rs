@@ -6,8 +6,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,9 +26,8 @@ use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::slab_map::backlog::Backlog;
 use spillway_volume::slab_map::page_bits::Bit;
 use spillway_volume::slab_map::{DiskCopy, Geometry, Volume};
-
-use support::model::{self, AT_ONCE, Move, QueuePairEnds, content};
-use support::{SharedStore, StoreQueuePair, store};
+use spillway_volume::test_support::model::{self, AT_ONCE, Move, QueuePairEnds, content};
+use spillway_volume::test_support::{SharedStore, StoreQueuePair, store};
 
 #[global_allocator]
 static ALLOCATOR: GuardedAllocator = GuardedAllocator;

@@ -30,11 +30,8 @@ use crate::slab_map::page_bits::Bit;
 use crate::slab_map::page_index::PageIndex;
 use crate::slab_map::words::{Words, crash};
 use crate::slab_map::{DiskCopy, Geometry, Volume};
-
-#[path = "../../tests/support/mod.rs"]
-mod support;
-use support::model::{self, AT_ONCE, Move, QueuePairEnds, content};
-use support::{SharedStore, Store, StoreQueuePair, store};
+use crate::test_support::model::{self, AT_ONCE, Move, QueuePairEnds, content};
+use crate::test_support::{SharedStore, Store, StoreQueuePair, store};
 
 const GEOMETRY: Geometry = Geometry { slab_pages: 64, slab_count: 3 };
 const SLAB_BYTES: usize = 64 * PAGE_SIZE_BYTES;

@@ -7,25 +7,25 @@ use std::time::Duration;
 use spillway_block::request::{BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
-use spillway_volume::engine::queue_pairs::{QueuePairChange, QueuePairMailbox};
-use spillway_volume::limits::COPIES_MAX;
-use spillway_volume::slab_map::backlog::{BacklogPage, TakePolicy};
-use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
-use spillway_volume::slab_map::{DiskCopy, Volume};
 
-use super::{SharedStore, Store, StoreQueuePair};
+use crate::engine::queue_pairs::{QueuePairChange, QueuePairMailbox};
+use crate::limits::COPIES_MAX;
+use crate::slab_map::backlog::{BacklogPage, TakePolicy};
+use crate::slab_map::slab_entry::{DonorSlot, Location};
+use crate::slab_map::{DiskCopy, Volume};
+use crate::test_support::{SharedStore, Store, StoreQueuePair};
 
 /// The disk thread takes what there is, and waits for nothing.
-pub(crate) const AT_ONCE: TakePolicy = TakePolicy { eager_pages: 1, delay: Duration::ZERO, patience: Duration::ZERO };
+pub const AT_ONCE: TakePolicy = TakePolicy { eager_pages: 1, delay: Duration::ZERO, patience: Duration::ZERO };
 
 /// A request for `count` pages from page `first` on.
-pub(crate) fn request(slot: usize, operation: BlockOperation, first: u64, count: u64) -> BlockRequest {
+pub fn request(slot: usize, operation: BlockOperation, first: u64, count: u64) -> BlockRequest {
     let page = PAGE_SIZE_BYTES as u64;
     BlockRequest { slot, operation, offset_bytes: first * page, length_bytes: count * page }
 }
 
 /// What write `number` gives `page`: no other page, and no other write, has it.
-pub(crate) fn content(page: u64, number: u32) -> Vec<u8> {
+pub fn content(page: u64, number: u32) -> Vec<u8> {
     let mut bytes = vec![number as u8; PAGE_SIZE_BYTES];
     bytes[..8].copy_from_slice(&page.to_le_bytes());
     bytes[PAGE_SIZE_BYTES - 4..].copy_from_slice(&number.to_le_bytes());
@@ -34,14 +34,16 @@ pub(crate) fn content(page: u64, number: u32) -> Vec<u8> {
 
 /// Queue pairs to donors, each with the pool that its bytes are in.
 #[derive(Clone, Copy)]
-pub(crate) struct QueuePairEnds<'world> {
-    pub(crate) mailboxes: &'world [Arc<QueuePairMailbox>],
-    pub(crate) pools: &'world [Arc<BufferPool>],
+pub struct QueuePairEnds<'world> {
+    /// Where engines find them, one for each engine.
+    pub mailboxes: &'world [Arc<QueuePairMailbox>],
+    /// The pool of each engine.
+    pub pools: &'world [Arc<BufferPool>],
 }
 
 impl QueuePairEnds<'_> {
     /// A new session with the donor in slot `donor`: over sockets with every second one.
-    pub(crate) fn connect(self, volume: &Volume, donor: usize, store: &SharedStore, depth: usize) {
+    pub fn connect(self, volume: &Volume, donor: usize, store: &SharedStore, depth: usize) {
         let donor = DonorSlot(donor as u16);
         volume.begin_session(donor);
         for (mailbox, pool) in self.mailboxes.iter().zip(self.pools) {
@@ -51,14 +53,14 @@ impl QueuePairEnds<'_> {
     }
 
     /// The end of the session.
-    pub(crate) fn disconnect(self, donor: usize) {
+    pub fn disconnect(self, donor: usize) {
         let donor = DonorSlot(donor as u16);
         self.mailboxes.iter().for_each(|mailbox| mailbox.leave(QueuePairChange { donor, queue_pair: None }));
     }
 }
 
 /// Every copy: its slab, its copy index, and where it is.
-pub(crate) fn copies(volume: &Volume) -> Vec<(SlabIndex, usize, Location)> {
+pub fn copies(volume: &Volume) -> Vec<(SlabIndex, usize, Location)> {
     let of_slab = |slab: SlabIndex| {
         let locations = volume.slab(slab).locations();
         (0..COPIES_MAX).filter_map(move |copy_index| Some((slab, copy_index, locations[copy_index]?)))
@@ -67,7 +69,7 @@ pub(crate) fn copies(volume: &Volume) -> Vec<(SlabIndex, usize, Location)> {
 }
 
 /// Copies at the donor in slot `donor`.
-pub(crate) fn copies_at(volume: &Volume, donor: usize) -> Vec<(SlabIndex, usize)> {
+pub fn copies_at(volume: &Volume, donor: usize) -> Vec<(SlabIndex, usize)> {
     let there = |(slab, copy_index, location): (_, _, Location)| {
         (usize::from(location.donor.0) == donor).then_some((slab, copy_index))
     };
@@ -75,7 +77,7 @@ pub(crate) fn copies_at(volume: &Volume, donor: usize) -> Vec<(SlabIndex, usize)
 }
 
 /// Brings every slab to as many copies as asked for; donor `first_choice` is asked first.
-pub(crate) fn map(volume: &Volume, donors: &[SharedStore], first_choice: usize) {
+pub fn map(volume: &Volume, donors: &[SharedStore], first_choice: usize) {
     for slab in volume.geometry.slabs() {
         volume.slab(slab).take_want();
         for choice in 0..donors.len() {
@@ -102,30 +104,30 @@ fn lend(volume: &Volume, donors: &[SharedStore], slab: SlabIndex, choice: usize)
 
 /// A copy that moves.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Move {
+pub struct Move {
     /// The copy index that it leaves.
-    pub(crate) old: usize,
+    pub old: usize,
     /// The copy index that it gets, still to be filled.
-    pub(crate) new: usize,
+    pub new: usize,
     /// Where that is.
-    pub(crate) target: Location,
+    pub target: Location,
 }
 
 /// Begins to move a copy of `slab`, as for a recall, to a donor that holds none, `choice` first; `None` if there is
 /// no such copy or donor.
-pub(crate) fn begin_move(volume: &Volume, donors: &[SharedStore], slab: SlabIndex, choice: usize) -> Option<Move> {
+pub fn begin_move(volume: &Volume, donors: &[SharedStore], slab: SlabIndex, choice: usize) -> Option<Move> {
     let old = volume.slab(slab).locations().iter().position(Option::is_some)?;
     let (new, target) = (0..donors.len()).find_map(|offset| lend(volume, donors, slab, choice + offset))?;
     Some(Move { old, new, target })
 }
 
 /// A donor gets its memory back.
-pub(crate) fn give_back(donors: &[SharedStore], location: Location) {
+pub fn give_back(donors: &[SharedStore], location: Location) {
     donors[usize::from(location.donor.0)].lock().expect("no test thread panicked").take_back(location.handle);
 }
 
 /// Writes a page of the backlog to the disk.
-pub(crate) fn write_out(volume: &Volume, copy: &DiskCopy, disk: &mut Store, page: &BacklogPage) {
+pub fn write_out(volume: &Volume, copy: &DiskCopy, disk: &mut Store, page: &BacklogPage) {
     let source = copy.pool.slot(page.slot.0 as usize).offset_bytes as usize;
     let offset = (page.page.0 % volume.geometry.slab_pages) as usize * PAGE_SIZE_BYTES;
     let slab = disk.slab(SlabHandle(volume.geometry.slab_of(page.page).0));

@@ -1,6 +1,9 @@
 //! Donors and a disk made of plain memory, which fail when a test says so.
+//!
+//! Unit tests and the tests beside `src` use this module. So it is a part of the crate, behind the feature
+//! `test-support`, which only the crate's own tests ask for.
 
-pub(crate) mod model;
+pub mod model;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,27 +17,29 @@ use spillway_sys::event::EventFd;
 
 /// What a donor (or the disk) holds.
 #[derive(Clone, Default)]
-pub(crate) struct Store {
+pub struct Store {
     slabs: HashMap<SlabHandle, Vec<u8>>,
     slab_size_bytes: usize,
     next_handle: u32,
     /// Connections fail from now on.
-    pub(crate) down: bool,
+    pub down: bool,
     /// Requests complete with an I/O error (a full disk).
-    pub(crate) failing: bool,
+    pub failing: bool,
     /// Polls before a request's bytes move.
-    pub(crate) delay_polls: u32,
+    pub delay_polls: u32,
 }
 
-pub(crate) type SharedStore = Arc<Mutex<Store>>;
+/// A store that a test and its queue pairs share.
+pub type SharedStore = Arc<Mutex<Store>>;
 
-pub(crate) fn store(slab_size_bytes: usize) -> SharedStore {
+/// A store with slabs of `slab_size_bytes`.
+pub fn store(slab_size_bytes: usize) -> SharedStore {
     Arc::new(Mutex::new(Store { slab_size_bytes, ..Store::default() }))
 }
 
 impl Store {
     /// Lends a slab full of zeroes.
-    pub(crate) fn lend(&mut self) -> SlabHandle {
+    pub fn lend(&mut self) -> SlabHandle {
         let handle = SlabHandle(self.next_handle);
         self.next_handle += 1;
         self.slabs.insert(handle, vec![0; self.slab_size_bytes]);
@@ -42,12 +47,12 @@ impl Store {
     }
 
     /// Takes a slab back and fills it with another borrower's bytes: the thread that still reads it is found out.
-    pub(crate) fn take_back(&mut self, handle: SlabHandle) {
+    pub fn take_back(&mut self, handle: SlabHandle) {
         self.slabs.get_mut(&handle).expect("lent").fill(0xEE);
     }
 
     /// A slab under a given handle, for the disk.
-    pub(crate) fn slab(&mut self, handle: SlabHandle) -> &mut Vec<u8> {
+    pub fn slab(&mut self, handle: SlabHandle) -> &mut Vec<u8> {
         let size = self.slab_size_bytes;
         self.slabs.entry(handle).or_insert_with(|| vec![0; size])
     }
@@ -69,7 +74,7 @@ impl Store {
 }
 
 /// A queue pair to a [`Store`]; requests are carried out in order, some polls after they were posted.
-pub(crate) struct StoreQueuePair {
+pub struct StoreQueuePair {
     store: SharedStore,
     pool: Arc<BufferPool>,
     posted: VecDeque<(Request, u32)>,
@@ -82,12 +87,13 @@ pub(crate) struct StoreQueuePair {
 }
 
 impl StoreQueuePair {
-    pub(crate) fn boxed(store: &SharedStore, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
+    /// One like that over shared memory or to a file, whose reads cannot be abandoned.
+    pub fn boxed(store: &SharedStore, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
         Box::new(Self::new(store, pool, depth, None))
     }
 
     /// One like those over sockets, whose reads can be abandoned.
-    pub(crate) fn over_socket(store: &SharedStore, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
+    pub fn over_socket(store: &SharedStore, pool: &Arc<BufferPool>, depth: usize) -> Box<dyn QueuePair> {
         Box::new(Self::new(store, pool, depth, Some(EventFd::new().expect("an event can be made"))))
     }
 
