@@ -14,6 +14,7 @@ use crate::mappings::events::MappingEvents;
 use crate::mappings::late_event::LateEvent;
 use crate::page_table::PageTable;
 use crate::page_table::page_indexes::SpaceId;
+use crate::page_table::virtual_page::VirtualPage;
 use crate::process::memory::{Evictor, ProgramMemory};
 use crate::threads::courteous_lock::CourteousLock;
 use crate::threads::lock::lock;
@@ -51,7 +52,7 @@ pub struct AddressSpace {
     /// Pages that could not be read when no thread waited for them.
     pub unread: AtomicU64,
     /// Pages that stay (rule 4): what the kernel itself touches when a thread ends. Set by the survey.
-    pub kept_pages: Mutex<Vec<u64>>,
+    pub kept_pages: Mutex<Vec<VirtualPage>>,
 }
 
 /// A page that is to come back though no thread waits for it.
@@ -60,7 +61,7 @@ pub struct Wanted {
     /// Whose it is.
     pub space: SpaceId,
     /// The page.
-    pub address: u64,
+    pub page: VirtualPage,
     /// It comes as if it was written: without protection, and its slot is given up.
     pub is_writable: bool,
 }

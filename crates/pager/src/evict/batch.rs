@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use spillway_policy::replacement::{CachePage, Replacement};
 
-use super::{Candidate, Eviction, PAGE};
+use super::{Candidate, Eviction};
 use crate::address_space::AddressSpace;
 use crate::evict::staging::{RunId, Staging};
 use crate::limits::{
@@ -15,6 +15,7 @@ use crate::limits::{
 };
 use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::SpaceId;
+use crate::page_table::virtual_page::VirtualPage;
 use crate::page_table::volume_pages::VolumePage;
 use crate::page_table::{PageIndexes, Victim};
 use crate::pager_state::PagerState;
@@ -33,7 +34,7 @@ pub(super) enum Target {
 /// Pages that an evictor takes out of one program.
 pub(super) struct Batch {
     pub(super) space: Arc<AddressSpace>,
-    pub(super) pages: Vec<(CachePage, u64, Target)>,
+    pub(super) pages: Vec<(CachePage, VirtualPage, Target)>,
     requests: Vec<EvictRequest>,
     outcomes: Vec<EvictOutcome>,
     runs: Vec<RunId>,
@@ -177,16 +178,16 @@ impl Eviction {
             // gone; else it may be at another place.
             let may_have_moved = batch.outcomes.contains(&EvictOutcome::Absent) && batch.space.memory.is_changing();
             let page_indexes = &mut *self.shared.page_indexes();
-            for ((page, address, target), outcome) in batch.pages.iter().zip(&batch.outcomes) {
+            for ((number, page, target), outcome) in batch.pages.iter().zip(&batch.outcomes) {
                 match outcome {
                     EvictOutcome::Moved => {
-                        self.shadows.left(*page);
+                        self.shadows.left(*number);
                         let slot = match target {
                             Target::Copy(slot) => *slot,
                             Target::Pool(id, index) => self.staging.filled(*id, *index, &mut page_indexes.volume_pages),
                         };
                         self.count_out(*target);
-                        state.page_table.left(*address, slot, page_indexes);
+                        state.page_table.left(*page, slot, page_indexes);
                     }
                     // Its place in the pool and its slot are given back with the run. It is the program's own again
                     // when asked for, and new then.
@@ -195,15 +196,15 @@ impl Eviction {
                         // The kernel took a page back that MADV_FREE had given up, without a message; its copy is one
                         // of its contents.
                         if let Target::Copy(slot) = target
-                            && state.page_table.state(*address) == PageState::Clean(*slot)
+                            && state.page_table.state(*page) == PageState::Clean(*slot)
                         {
-                            state.page_table.left(*address, *slot, page_indexes);
+                            state.page_table.left(*page, *slot, page_indexes);
                         }
                     }
                     EvictOutcome::Refused | EvictOutcome::Changing | EvictOutcome::Absent => {
                         self.shared.counters.refused.add(1);
-                        state.page_table.listed_again(*address);
-                        self.policy.refused(*page);
+                        state.page_table.listed_again(*page);
+                        self.policy.refused(*number);
                     }
                 }
             }
@@ -242,24 +243,23 @@ impl Eviction {
         if !batch.space.has_forked.load(Ordering::Relaxed) {
             return;
         }
-        let (mut addresses, mut count) = ([0; BATCH_PAGES], 0);
-        for ((_, address, target), outcome) in batch.pages.iter().zip(&batch.outcomes) {
+        let (mut pages, mut count) = ([VirtualPage::at(0); BATCH_PAGES], 0);
+        for ((_, page, target), outcome) in batch.pages.iter().zip(&batch.outcomes) {
             let is_its_own = matches!(target, Target::Pool(..));
-            if *outcome == EvictOutcome::Refused && (is_its_own || self.give_copy_up(&batch.space, *address)) {
-                addresses[count] = *address;
+            if *outcome == EvictOutcome::Refused && (is_its_own || self.give_copy_up(&batch.space, *page)) {
+                pages[count] = *page;
                 count += 1;
             }
         }
         let begun =
-            count > 0 && lock(&batch.space.evictor).as_mut().is_some_and(|evictor| evictor.own(&addresses[..count]));
+            count > 0 && lock(&batch.space.evictor).as_mut().is_some_and(|evictor| evictor.own(&pages[..count]));
         if begun {
             self.owning.push(Arc::clone(&batch.space));
         }
     }
 
-    /// The page at `address` is without write protection from now on, and its slot no copy of it any more. False if
-    /// it cannot be.
-    fn give_copy_up(&self, space: &AddressSpace, address: u64) -> bool {
+    /// `page` is without write protection from now on, and its slot no copy of it any more. False if it cannot be.
+    fn give_copy_up(&self, space: &AddressSpace, page: VirtualPage) -> bool {
         if !space.has_forked_untold.load(Ordering::Relaxed) {
             return false;
         }
@@ -267,11 +267,11 @@ impl Eviction {
         if !state.mapping_events.is_empty() {
             return false;
         }
-        let is_clean = matches!(state.page_table.victim(address), Some(Victim::Clean(_)));
-        if is_clean && space.memory.unprotect(address..address + PAGE).is_ok() {
-            state.page_table.written(address, &mut self.shared.page_indexes());
+        let is_clean = matches!(state.page_table.victim(page), Some(Victim::Clean(_)));
+        if is_clean && space.memory.unprotect(page.range()).is_ok() {
+            state.page_table.written(page, &mut self.shared.page_indexes());
         }
-        matches!(state.page_table.victim(address), Some(Victim::Dirty))
+        matches!(state.page_table.victim(page), Some(Victim::Dirty))
     }
 
     fn count_out(&self, target: Target) {
@@ -320,32 +320,32 @@ impl Batch {
         }
         let kept = lock(&space.kept_pages);
         let page_indexes = &mut *shared.page_indexes();
-        let mut dirty: Vec<(CachePage, u64)> = Vec::with_capacity(candidates.len());
-        for (_, address, page) in candidates {
-            if state.page_table.number(*address) != Some(*page) {
+        let mut dirty: Vec<(CachePage, VirtualPage)> = Vec::with_capacity(candidates.len());
+        for (_, page, number) in candidates {
+            if state.page_table.number(*page) != Some(*number) {
                 // Its program gave it up since it was chosen, and may have something else there by now.
                 continue;
             }
             // A page of a program that changes its mappings or is to fork, or that the kernel itself needs (rule 4),
             // stays.
-            if !state.mapping_events.is_empty() || space.is_held() || kept.binary_search(address).is_ok() {
-                state.page_table.listed_again(*address);
-                policy.refused(*page);
+            if !state.mapping_events.is_empty() || space.is_held() || kept.binary_search(page).is_ok() {
+                state.page_table.listed_again(*page);
+                policy.refused(*number);
                 continue;
             }
-            state.page_table.unlisted(*address);
+            state.page_table.unlisted(*page);
             // Given up and come back since it was chosen, it may be listed again, and would be in two batches.
-            policy.removed(*page);
-            match state.page_table.victim(*address) {
-                Some(Victim::Dirty) => dirty.push((*page, *address)),
-                Some(Victim::Clean(slot)) => self.push(*page, *address, Target::Copy(slot)),
+            policy.removed(*number);
+            match state.page_table.victim(*page) {
+                Some(Victim::Dirty) => dirty.push((*number, *page)),
+                Some(Victim::Clean(slot)) => self.push(*number, *page, Target::Copy(slot)),
                 // Away already, being removed, or in memory that is not known to be registered.
                 None => {}
             }
         }
-        self.place(&dirty, staging, page_indexes, |page, address| {
-            state.page_table.listed_again(address);
-            policy.refused(page);
+        self.place(&dirty, staging, page_indexes, |number, page| {
+            state.page_table.listed_again(page);
+            policy.refused(number);
         });
         state.batch |= !self.requests.is_empty();
         true
@@ -354,10 +354,10 @@ impl Batch {
     /// Gives pages that are to be written neighbouring slots of the volume, by runs of the pool.
     fn place(
         &mut self,
-        mut dirty: &[(CachePage, u64)],
+        mut dirty: &[(CachePage, VirtualPage)],
         staging: &mut Staging,
         page_indexes: &mut PageIndexes,
-        mut refuse: impl FnMut(CachePage, u64),
+        mut refuse: impl FnMut(CachePage, VirtualPage),
     ) {
         while !dirty.is_empty() {
             let Some(run) = page_indexes.volume_pages.take(dirty.len().min(GROUP_PAGES)) else { break };
@@ -367,17 +367,17 @@ impl Batch {
             };
             self.runs.push(id);
             let (now, later) = dirty.split_at(run.count as usize);
-            for (index, (page, address)) in now.iter().enumerate() {
-                self.push(*page, *address, Target::Pool(id, index));
+            for (index, (number, page)) in now.iter().enumerate() {
+                self.push(*number, *page, Target::Pool(id, index));
             }
             dirty = later;
         }
-        dirty.iter().for_each(|(page, address)| refuse(*page, *address));
+        dirty.iter().for_each(|(number, page)| refuse(*number, *page));
     }
 
-    fn push(&mut self, page: CachePage, address: u64, target: Target) {
-        self.pages.push((page, address, target));
+    fn push(&mut self, number: CachePage, page: VirtualPage, target: Target) {
+        self.pages.push((number, page, target));
         let target = if let Target::Pool(id, index) = target { Some(id.page(index)) } else { None };
-        self.requests.push(EvictRequest { address, target });
+        self.requests.push(EvictRequest { page, target });
     }
 }

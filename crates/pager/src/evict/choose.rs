@@ -82,8 +82,9 @@ impl Eviction {
         let mut victims = [CachePage(0); BATCH_PAGES];
         let count = self.policy.victims(&mut victims[..wanted]);
         let page_indexes = self.shared.page_indexes();
-        let homes = victims[..count].iter().filter_map(|page| Some((page_indexes.cache_pages.home(*page)?, *page)));
-        self.candidates.extend(homes.map(|(home, page)| (home.space, home.base, page)));
+        let homes =
+            victims[..count].iter().filter_map(|number| Some((page_indexes.cache_pages.home(*number)?, *number)));
+        self.candidates.extend(homes.map(|(home, number)| (home.space, home.page, number)));
         self.candidates.sort_unstable();
         true
     }

@@ -14,6 +14,7 @@ use spillway_stub::seat::{Seat, Task};
 
 use crate::evict::take_over::{Rescue, is_stopped, thread_of_evictor};
 use crate::limits::{BATCH_PAGES, EVICTOR_BATCHES_MAX};
+use crate::page_table::virtual_page::VirtualPage;
 use crate::process::memory::{EvictOutcome, EvictRequest, Evictor};
 
 /// See the module text.
@@ -108,8 +109,8 @@ impl Evictor for SeatEvictor {
         }
         self.tasks.clear();
         self.tasks.extend(requests.iter().map(|request| match request.target {
-            Some(_) => Task::evict_copy(request.address),
-            None => Task::evict_drop(request.address),
+            Some(_) => Task::evict_copy(request.page.address()),
+            None => Task::evict_drop(request.page.address()),
         }));
         let next = self.next();
         self.requests[next].clear();
@@ -117,12 +118,12 @@ impl Evictor for SeatEvictor {
         self.post()
     }
 
-    fn own(&mut self, addresses: &[u64]) -> bool {
+    fn own(&mut self, pages: &[VirtualPage]) -> bool {
         if !self.is_ready(0) {
             return false;
         }
         self.tasks.clear();
-        self.tasks.extend(addresses.iter().map(|address| Task::populate(*address, PAGE_SIZE_BYTES as u64)));
+        self.tasks.extend(pages.iter().map(|page| Task::populate(page.address(), PAGE_SIZE_BYTES as u64)));
         let next = self.next();
         self.requests[next].clear();
         self.post()
@@ -234,7 +235,7 @@ mod tests {
     #[test]
     fn without_a_running_evictor_nothing_begins() {
         let mut evictor = evictor();
-        assert!(!evictor.begin(&[EvictRequest { address: 4096, target: Some(PoolPage(0)) }]));
+        assert!(!evictor.begin(&[EvictRequest { page: VirtualPage::at(4096), target: Some(PoolPage(0)) }]));
     }
 
     #[test]

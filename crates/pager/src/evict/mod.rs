@@ -31,6 +31,7 @@ use crate::address_space::AddressSpace;
 use crate::evict::staging::{RunId, Staging};
 use crate::limits::{BATCH_PAGES, FRUITLESS_BATCHES_MAX, FRUITLESS_PAUSE};
 use crate::page_table::page_indexes::{News, SpaceId};
+use crate::page_table::virtual_page::VirtualPage;
 use crate::page_table::volume_pages::VolumePageRun;
 use crate::pager_state::PagerState;
 use crate::process::memory::{EvictOutcome, EvictorSeen};
@@ -39,7 +40,7 @@ use crate::threads::lock::lock;
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
 /// A page that is to leave.
-type Candidate = (SpaceId, u64, CachePage);
+type Candidate = (SpaceId, VirtualPage, CachePage);
 
 /// See the module text.
 pub struct Eviction {

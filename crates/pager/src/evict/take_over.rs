@@ -82,7 +82,7 @@ impl Rescue<'_> {
         let pagemap = Pagemap::open(self.process)?;
         let mut seen = vec![Seen::default(); self.requests.len()];
         for (one, request) in seen.iter_mut().zip(self.requests) {
-            one.in_place = is_there(&pagemap, request.address)?;
+            one.in_place = is_there(&pagemap, request.page.address())?;
         }
         let mut contents = vec![0; self.requests.len() * PAGE_SIZE_BYTES];
         let place = |index: usize| staging.start + index as u64 * PAGE;
@@ -121,7 +121,8 @@ impl Rescue<'_> {
     }
 }
 
-/// Whether a page has a content.
+/// Whether the page at `address` has a content. Where its staging area is the program says, and that may be the address
+/// of no page.
 fn is_there(pagemap: &Pagemap, address: u64) -> io::Result<bool> {
     let there =
         Query { any_of: Categories::PRESENT | Categories::SWAPPED, report: Categories::PRESENT, ..Query::default() };
@@ -132,12 +133,13 @@ fn is_there(pagemap: &Pagemap, address: u64) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::page_table::virtual_page::VirtualPage;
     use crate::page_table::volume_pages::PoolPage;
 
     #[test]
     fn a_page_is_where_it_is_seen_and_else_where_the_evictor_says() {
         let (seat, pool) = (Seat::create().unwrap(), Mapping::anonymous(4 * PAGE_SIZE_BYTES).unwrap());
-        let request = |target| EvictRequest { address: 0x1000, target };
+        let request = |target| EvictRequest { page: VirtualPage::at(0x1000), target };
         let requests = [request(Some(PoolPage(2))), request(None)];
         let rescue = Rescue { seat: &seat, batch: 0, process: 0, thread: 0, requests: &requests, pool: &pool };
         let (content, zeroes) = ([7; PAGE_SIZE_BYTES], [0; PAGE_SIZE_BYTES]);

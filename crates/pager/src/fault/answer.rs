@@ -7,13 +7,14 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
 use super::fill::fill_staging_area;
-use super::{Faults, Outcome, PAGE};
+use super::{Faults, Outcome};
 use crate::address_space::{AddressSpace, SpaceState};
 use crate::fault::pool::Pending;
 use crate::page_table::Answer;
 #[cfg(doc)]
 use crate::page_table::PageTable;
 use crate::page_table::page_indexes::Coming;
+use crate::page_table::virtual_page::VirtualPage;
 use crate::statistics::FaultKind;
 
 impl Faults {
@@ -49,34 +50,32 @@ impl Faults {
         if !self.shared.apply_events(space, state) {
             return Outcome::PutOff;
         }
-        let address = fault.address & !(PAGE - 1);
-        let answer =
-            state.page_table.answer(address, fault.is_write_protected, &self.shared.page_indexes().volume_pages);
-        let page = address..address + PAGE;
+        let page = VirtualPage::containing(fault.address);
+        let answer = state.page_table.answer(page, fault.is_write_protected, &self.shared.page_indexes().volume_pages);
         match answer {
             Answer::Wait => Outcome::Done,
             // What is still to be told may be where the page went (mremap with MREMAP_DONTUNMAP), and nothing is
             // filled here that the kernel would refuse.
             Answer::Recheck(_) if space.memory.is_changing() => Outcome::PutOff,
             Answer::Recheck(slot) if state.rechecked.is_gone(fault) => {
-                state.page_table.taken_back(address, &mut self.shared.page_indexes());
-                state.rechecked.took(address, slot);
+                state.page_table.taken_back(page, &mut self.shared.page_indexes());
+                state.rechecked.took(page, slot);
                 self.fault(space, state, fault, arrived)
             }
             Answer::Wake | Answer::Recheck(_) => {
-                space.memory.wake(page);
+                space.memory.wake(page.range());
                 Outcome::Done
             }
             Answer::Unprotect => {
-                let result = space.memory.unprotect(page.clone());
+                let result = space.memory.unprotect(page.range());
                 if matches!(result, Err(PageError::TryAgain)) {
                     return Outcome::PutOff;
                 }
                 if result.is_err() {
                     // The mapping was replaced: the thread that waits finds the new one.
-                    space.memory.wake(page);
+                    space.memory.wake(page.range());
                 }
-                state.page_table.written(address, &mut self.shared.page_indexes());
+                state.page_table.written(page, &mut self.shared.page_indexes());
                 self.shared.counters.fault(FaultKind::Write, arrived.elapsed());
                 Outcome::Done
             }
@@ -85,37 +84,37 @@ impl Faults {
                 self.shared.counters.held_back.add(1);
                 Outcome::HeldBack
             }
-            Answer::Zero if space.staging().is_some_and(|area| area.contains(&address)) => {
+            Answer::Zero if space.staging().is_some_and(|area| area.contains(&page.address())) => {
                 fill_staging_area(space, page)
             }
             Answer::Zero => {
                 // Where there are guards the one call that leaves them alone ([`PageTable::guard`]).
-                let is_guarded = state.page_table.is_guarded(address);
+                let is_guarded = state.page_table.is_guarded(page);
                 let result = if fault.is_write && !is_guarded {
-                    space.memory.copy(address, &self.zeroes, 0, PAGE_SIZE_BYTES, false)
+                    space.memory.copy(page, &self.zeroes, 0, PAGE_SIZE_BYTES, false)
                 } else {
-                    space.memory.zero(page)
+                    space.memory.zero(page.range())
                 };
                 let outcome =
-                    self.record_filled(space, state, address, false, (Coming::New, FaultKind::Zero, arrived), result);
+                    self.record_filled(space, state, page, false, (Coming::New, FaultKind::Zero, arrived), result);
                 if outcome == Outcome::Done && fault.is_write {
-                    self.prefetch_zeroes(space, state, address);
+                    self.prefetch_zeroes(space, state, page);
                 }
                 outcome
             }
             Answer::Staged(_, pool_page) => {
                 // The page indexes stay locked, so that the pool page is not used for another meanwhile.
                 let page_indexes = self.shared.page_indexes();
-                let Answer::Staged(slot, again) = state.page_table.answer(address, false, &page_indexes.volume_pages)
+                let Answer::Staged(slot, again) = state.page_table.answer(page, false, &page_indexes.volume_pages)
                 else {
                     return Outcome::PutOff;
                 };
                 debug_assert!(slot.0 < u32::MAX && again == pool_page);
                 let offset = again.0 as usize * PAGE_SIZE_BYTES;
-                let protect = !fault.is_write && !state.page_table.comes_writable(address);
-                let result = space.memory.copy(address, self.pool.memory(), offset, PAGE_SIZE_BYTES, protect);
+                let protect = !fault.is_write && !state.page_table.comes_writable(page);
+                let result = space.memory.copy(page, self.pool.memory(), offset, PAGE_SIZE_BYTES, protect);
                 drop(page_indexes);
-                self.record_filled(space, state, address, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
+                self.record_filled(space, state, page, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
             }
             Answer::Read(slot) => self.begin_read(space, state, fault, slot, arrived),
         }

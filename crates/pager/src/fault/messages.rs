@@ -192,8 +192,9 @@ impl Messages {
     /// Brings pages back that no thread waits for (rule 4: a control block of a thread that was found late; a fork).
     pub fn fetch_wanted(&mut self, faults: &mut Faults) {
         let now = Instant::now();
-        for Wanted { space, address, is_writable } in self.shared.take_wanted() {
+        for Wanted { space, page, is_writable } in self.shared.take_wanted() {
             if let Some(space) = self.shared.space(space) {
+                let address = page.address();
                 let fault = Fault { address, is_write: is_writable, is_write_protected: false, thread: NOBODY };
                 faults.put_off(Pending::new(space, fault, now));
             }

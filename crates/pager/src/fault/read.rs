@@ -4,7 +4,6 @@
 //! way, in runs of neighbouring slots, as far as there is room. A read that ends fills the pages that still wait for
 //! it. Where the donor's memory can be read in place, pages are filled from there at once.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -22,6 +21,7 @@ use crate::limits::{ASK_PATIENCE, FAULT_READS_MAX, GROUP_PAGES, READ_ATTEMPTS_MA
 use crate::page_table::PageTable;
 use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::Coming;
+use crate::page_table::virtual_page::VirtualPage;
 use crate::page_table::volume_pages::VolumePage;
 use crate::statistics::FaultKind;
 
@@ -51,7 +51,7 @@ impl ReadUnderWay {
 pub(super) struct PrefetchRequest {
     space: Arc<AddressSpace>,
     thread: u32,
-    address: u64,
+    page: VirtualPage,
     /// The page was read where it lies.
     is_near: bool,
     /// When it was found that there is no room.
@@ -67,12 +67,11 @@ impl Faults {
         slot: VolumePage,
         arrived: Instant,
     ) -> Outcome {
-        let address = fault.address & !(PAGE - 1);
+        let page = VirtualPage::containing(fault.address);
         let filled = self.fill_from_slab(space, state, fault, slot, arrived);
         let is_near = filled.is_some();
         let outcome = filled.unwrap_or_else(|| {
-            let has_begun =
-                self.read(space, state, &ReadAheadRun::one(address, slot, Coming::Back), Some(fault), arrived);
+            let has_begun = self.read(space, state, &ReadAheadRun::one(page, slot, Coming::Back), Some(fault), arrived);
             if has_begun { Outcome::Done } else { Outcome::PutOff }
         });
         if outcome != Outcome::Done || fault.thread == NOBODY {
@@ -84,7 +83,7 @@ impl Faults {
             self.prefetch_requests.push(PrefetchRequest {
                 space,
                 thread: fault.thread,
-                address,
+                page,
                 is_near,
                 waits_since: None,
             });
@@ -101,33 +100,32 @@ impl Faults {
         slot: VolumePage,
         arrived: Instant,
     ) -> Option<Outcome> {
-        let address = fault.address & !(PAGE - 1);
-        let (protect, result) = self.copy_from_slab(space, state, (address, slot), 1, fault.is_write)?;
+        let page = VirtualPage::containing(fault.address);
+        let (protect, result) = self.copy_from_slab(space, state, (page, slot), 1, fault.is_write)?;
         if result.as_ref().is_err_and(PageError::is_unreadable) {
-            let page = address..address + PAGE;
-            self.lost(space, fault, page.clone(), BlockError::InputOutput);
-            space.memory.wake(page);
+            self.lost(space, fault, page, BlockError::InputOutput);
+            space.memory.wake(page.range());
             return Some(Outcome::Done);
         }
         let told = (Coming::Back, FaultKind::Fill, arrived);
-        Some(self.record_filled(space, state, address, protect, told, result))
+        Some(self.record_filled(space, state, page, protect, told, result))
     }
 
-    /// Fills `count` neighbours from where they lie, the first of which is the one at `address` with its content in
-    /// `slot`: whether write-protected, and what came of it. `None` if they have to be read.
+    /// Fills `count` neighbours from where they lie, the first of which is `first` with its content in `slot`: whether
+    /// write-protected, and what came of it. `None` if they have to be read.
     fn copy_from_slab(
         &mut self,
         space: &AddressSpace,
         state: &mut SpaceState,
-        (address, slot): (u64, VolumePage),
+        (first, slot): (VirtualPage, VolumePage),
         count: usize,
         is_for_write: bool,
     ) -> Option<(bool, Result<u64, PageError>)> {
         let mut copied = None;
         self.engine.read_in_place(u64::from(slot.0) * PAGE, count as u64 * PAGE, &mut |memory, offset| {
-            let protect = !is_for_write && !state.page_table.comes_writable(address);
+            let protect = !is_for_write && !state.page_table.comes_writable(first);
             let result = as_far_as_mapped(count, |count| {
-                space.memory.copy(address, memory, offset, count * PAGE_SIZE_BYTES, protect)
+                space.memory.copy(first, memory, offset, count * PAGE_SIZE_BYTES, protect)
             });
             let used_bytes = *result.as_ref().unwrap_or(&0);
             copied = Some((protect, result));
@@ -173,7 +171,7 @@ impl Faults {
 
     /// Asks for what comes along with a page, and begins with it.
     fn prefetch(&mut self, state: &mut SpaceState, ask: &PrefetchRequest, now: Instant) {
-        let PrefetchRequest { space, thread, address, is_near, .. } = ask;
+        let PrefetchRequest { space, thread, page, is_near, .. } = ask;
         let budget = &self.shared.budget;
         let reads = self.reads.iter().flatten().take(self.busy.count_ones() as usize);
         let coming: usize = reads.map(|read| read.along.pages().len()).sum();
@@ -184,7 +182,7 @@ impl Faults {
         if *is_near {
             read_ahead.read_took(Duration::ZERO);
         }
-        read_ahead.ask(&mut state.page_table, *thread, *address, room, &mut self.shared.page_indexes());
+        read_ahead.ask(&mut state.page_table, *thread, *page, room, &mut self.shared.page_indexes());
         if !read_ahead.has_found() {
             return;
         }
@@ -208,12 +206,12 @@ impl Faults {
     /// Fills the first pages of a run from where they lie, and says how many.
     fn prefetch_from_slab(&mut self, space: &AddressSpace, state: &mut SpaceState, run: &ReadAheadRun) -> usize {
         let mut done = 0;
-        while let Some((address, slot)) = run.pages().get(done).copied() {
+        while let Some(first) = run.pages().get(done).copied() {
             let rest = &run.pages()[done..];
-            let count = neighbours(rest, &state.page_table, |(address, slot)| {
-                state.page_table.state(address) == PageState::Away(slot)
+            let count = neighbours(rest, &state.page_table, |(page, slot)| {
+                state.page_table.state(page) == PageState::Away(slot)
             });
-            let Some((protect, result)) = self.copy_from_slab(space, state, (address, slot), count, false) else {
+            let Some((protect, result)) = self.copy_from_slab(space, state, first, count, false) else {
                 break;
             };
             match self.record_prefetched(space, state, rest, (run.coming(), protect), result) {
@@ -246,7 +244,7 @@ impl Faults {
         self.busy |= 1 << buffer;
         {
             let page_indexes = &mut self.shared.page_indexes();
-            along.pages().iter().for_each(|(address, slot)| state.page_table.reading(*address, *slot, page_indexes));
+            along.pages().iter().for_each(|(page, slot)| state.page_table.reading(*page, *slot, page_indexes));
         }
         self.reads[buffer] = Some(ReadUnderWay {
             space: Arc::clone(space),
@@ -316,8 +314,8 @@ impl Faults {
                 return;
             }
             let page_indexes = &mut self.shared.page_indexes();
-            for (address, slot) in &read.along.pages()[read.done..read.done + count] {
-                state.page_table.read_ended(*address, *slot, page_indexes);
+            for (page, slot) in &read.along.pages()[read.done..read.done + count] {
+                state.page_table.read_ended(*page, *slot, page_indexes);
             }
             read.done += count;
         }
@@ -333,24 +331,24 @@ impl Faults {
     /// Fills the next pages of a read that are neighbours. How many are done with; none if it is to be tried again.
     fn fill_run(&mut self, buffer: usize, read: &ReadUnderWay, state: &mut SpaceState) -> usize {
         let (space, rest) = (&read.space, &read.along.pages()[read.done..]);
-        let (address, slot) = rest[0];
-        if space.is_gone() || !state.page_table.awaits(address, slot) {
+        let (first, slot) = rest[0];
+        if space.is_gone() || !state.page_table.awaits(first, slot) {
             // Removed, moved or unmapped meanwhile: the thread that still waits looks again.
-            space.memory.wake(address..address + PAGE);
+            space.memory.wake(first.range());
             return 1;
         }
-        let count = neighbours(rest, &state.page_table, |(address, slot)| state.page_table.awaits(address, slot));
+        let count = neighbours(rest, &state.page_table, |(page, slot)| state.page_table.awaits(page, slot));
         let offset = self.buffers.slot(buffer).offset_bytes as usize + read.done * PAGE_SIZE_BYTES;
         let is_for_write = read.fault.is_some_and(|fault| fault.is_write);
-        let protect = !is_for_write && !state.page_table.comes_writable(address);
+        let protect = !is_for_write && !state.page_table.comes_writable(first);
         let result = as_far_as_mapped(count, |count| {
-            space.memory.copy(address, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect)
+            space.memory.copy(first, self.buffers.memory(), offset, count * PAGE_SIZE_BYTES, protect)
         });
         if read.fault.is_some() {
             let told = (read.along.coming(), FaultKind::Fill, read.arrived);
             let goes_on = result.is_ok() && read.is_awaited();
             self.filled = goes_on.then_some(space.id).or(self.filled);
-            return usize::from(self.record_filled(space, state, address, protect, told, result) == Outcome::Done);
+            return usize::from(self.record_filled(space, state, first, protect, told, result) == Outcome::Done);
         }
         self.record_prefetched(space, state, rest, (read.along.coming(), protect), result)
     }
@@ -361,7 +359,7 @@ impl Faults {
         &mut self,
         space: &AddressSpace,
         state: &mut SpaceState,
-        pages: &[(u64, VolumePage)],
+        pages: &[(VirtualPage, VolumePage)],
         (coming, protect): (Coming, bool),
         result: Result<u64, PageError>,
     ) -> usize {
@@ -371,7 +369,7 @@ impl Faults {
                 let page_indexes = &mut self.shared.page_indexes();
                 pages[..count]
                     .iter()
-                    .for_each(|(address, _)| state.page_table.filled(*address, protect, coming, page_indexes));
+                    .for_each(|(page, _)| state.page_table.filled(*page, protect, coming, page_indexes));
                 self.shared.budget.count(count as i64);
                 self.shared.counters.pages_prefetched.add(count as u64);
                 self.shared.call_eviction();
@@ -392,40 +390,43 @@ impl Faults {
         let ReadUnderWay { space, along, fault, .. } = self.reads[buffer].take().expect("a read that failed");
         self.is_over(buffer);
         let mut state = space.lock_for_faults();
-        for (address, slot) in along.pages() {
-            let page = *address..address + PAGE;
+        for (page, slot) in along.pages().iter().copied() {
             if let Some(fault) = fault
-                && state.page_table.awaits(*address, *slot)
+                && state.page_table.awaits(page, slot)
             {
-                self.lost(&space, fault, page.clone(), error);
+                self.lost(&space, fault, page, error);
             }
-            state.page_table.read_ended(*address, *slot, &mut self.shared.page_indexes());
-            space.memory.wake(page);
+            state.page_table.read_ended(page, slot, &mut self.shared.page_indexes());
+            space.memory.wake(page.range());
         }
     }
 
-    fn lost(&self, space: &AddressSpace, fault: Fault, page: Range<u64>, error: BlockError) {
+    fn lost(&self, space: &AddressSpace, fault: Fault, page: VirtualPage, error: BlockError) {
         if fault.thread == NOBODY {
             // A thread that touches it finds out whether it is.
             space.unread.fetch_add(1, Ordering::SeqCst);
             return;
         }
         self.shared.counters.pages_lost.add(1);
-        let (process, address) = (space.process.load(Ordering::Relaxed), page.start);
-        self.shared.fail(format!("process {process}: the page at {address:#x} is lost ({error}); it gets SIGBUS"));
-        if let Err(error) = space.memory.poison(page) {
-            self.shared.fail(format!("process {process}: the lost page at {address:#x} stays missing: {error}"));
+        let process = space.process.load(Ordering::Relaxed);
+        self.shared.fail(format!("process {process}: the page at {page:#x} is lost ({error}); it gets SIGBUS"));
+        if let Err(error) = space.memory.poison(page.range()) {
+            self.shared.fail(format!("process {process}: the lost page at {page:#x} stays missing: {error}"));
         }
     }
 }
 
 /// How many of these pages are neighbours of the first that come like it, as far as `waits` says that they are still
 /// to come.
-fn neighbours(pages: &[(u64, VolumePage)], page_table: &PageTable, waits: impl Fn((u64, VolumePage)) -> bool) -> usize {
+fn neighbours(
+    pages: &[(VirtualPage, VolumePage)],
+    page_table: &PageTable,
+    waits: impl Fn((VirtualPage, VolumePage)) -> bool,
+) -> usize {
     let first = pages[0].0;
     let expects_write = page_table.expects_write(first);
-    let follows = |(index, page): &(usize, &(u64, VolumePage))| {
-        page.0 == first + *index as u64 * PAGE && waits(**page) && page_table.expects_write(page.0) == expects_write
+    let follows = |(index, page): &(usize, &(VirtualPage, VolumePage))| {
+        page.0 == first + *index as u64 && waits(**page) && page_table.expects_write(page.0) == expects_write
     };
     pages.iter().enumerate().take_while(follows).count()
 }

@@ -17,12 +17,13 @@ use std::time::Duration;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_policy::prefetch::read_around::ReadAround;
 use spillway_policy::prefetch::streams::{Faulter, Streams};
-use spillway_policy::prefetch::{Candidates, VirtualPage, WINDOW_FAR_MAX, WINDOW_MAX};
+use spillway_policy::prefetch::{Candidates, VirtualPage as PageNumber, WINDOW_FAR_MAX, WINDOW_MAX};
 use spillway_policy::replacement::Evidence;
 
 use crate::limits::{DISTANCE_READS, GROUP_PAGES, MARKERS_MAX, WINDOW_PAGE, WINDOWS_MAX};
 use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::Coming;
+use crate::page_table::virtual_page::VirtualPage;
 use crate::page_table::volume_pages::VolumePage;
 use crate::page_table::{PageIndexes, PageTable};
 
@@ -31,15 +32,15 @@ const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 /// Neighbouring slots that are read at once, whose content they are, and why they come.
 #[derive(Clone, Debug)]
 pub struct ReadAheadRun {
-    pages: [(u64, VolumePage); GROUP_PAGES],
+    pages: [(VirtualPage, VolumePage); GROUP_PAGES],
     count: usize,
     coming: Coming,
 }
 
 impl ReadAheadRun {
     /// One page.
-    pub fn one(address: u64, slot: VolumePage, coming: Coming) -> Self {
-        Self { pages: [(address, slot); GROUP_PAGES], count: 1, coming }
+    pub fn one(page: VirtualPage, slot: VolumePage, coming: Coming) -> Self {
+        Self { pages: [(page, slot); GROUP_PAGES], count: 1, coming }
     }
 
     /// Why they come.
@@ -47,8 +48,8 @@ impl ReadAheadRun {
         self.coming
     }
 
-    /// The pages' addresses and slots, in order of slots.
-    pub fn pages(&self) -> &[(u64, VolumePage)] {
+    /// The pages and their slots, in order of slots.
+    pub fn pages(&self) -> &[(VirtualPage, VolumePage)] {
         &self.pages[..self.count]
     }
 
@@ -56,16 +57,16 @@ impl ReadAheadRun {
     pub fn behind(&self, count: usize) -> Option<Self> {
         let (first, rest) = self.pages().get(count..)?.split_first()?;
         let mut run = Self::one(first.0, first.1, self.coming);
-        rest.iter().for_each(|(address, slot)| assert!(run.add(*address, *slot), "its slots are neighbours"));
+        rest.iter().for_each(|(page, slot)| assert!(run.add(*page, *slot), "its slots are neighbours"));
         Some(run)
     }
 
     /// Adds a page whose slot is the next one, if there is room.
-    fn add(&mut self, address: u64, slot: VolumePage) -> bool {
+    fn add(&mut self, page: VirtualPage, slot: VolumePage) -> bool {
         let last = self.pages[self.count - 1].1;
         let fits = self.count < GROUP_PAGES && slot.0 == last.0 + 1;
         if fits {
-            self.pages[self.count] = (address, slot);
+            self.pages[self.count] = (page, slot);
             self.count += 1;
         }
         fits
@@ -100,6 +101,9 @@ impl Distance {
     }
 }
 
+/// In place of a marker: no address space has this number.
+const NO_MARKER: (u32, VirtualPage) = (u32::MAX, VirtualPage::at(0));
+
 /// See the module text.
 pub struct ReadAheadState {
     streams: Streams<ReadAround>,
@@ -108,7 +112,7 @@ pub struct ReadAheadState {
     /// Room for one window.
     window: Candidates,
     /// Markers that were not reached yet, the oldest overwritten first.
-    markers: [(u32, u64); MARKERS_MAX],
+    markers: [(u32, VirtualPage); MARKERS_MAX],
     next_marker: usize,
     distance: Distance,
 }
@@ -117,7 +121,7 @@ impl Default for ReadAheadState {
     fn default() -> Self {
         let streams = Streams::new(ReadAround::default());
         let (candidates, window) = (Candidates::default(), Candidates::default());
-        let markers = [(u32::MAX, 0); MARKERS_MAX];
+        let markers = [NO_MARKER; MARKERS_MAX];
         Self { streams, candidates, window, markers, next_marker: 0, distance: Distance::default() }
     }
 }
@@ -129,37 +133,37 @@ impl ReadAheadState {
         self.distance.read_took(time);
     }
 
-    /// Thread `thread` waits for the page at `address`: asks the prefetcher what of that which is away comes along.
-    /// There is `room` for so many pages, a window at least.
+    /// Thread `thread` waits for `page`: asks the prefetcher what of that which is away comes along. There is `room`
+    /// for so many pages, a window at least.
     pub fn ask(
         &mut self,
         page_table: &mut PageTable,
         thread: u32,
-        address: u64,
+        page: VirtualPage,
         room: usize,
         page_indexes: &mut PageIndexes,
     ) {
         let faulter = Faulter { space: page_table.id().0, thread };
-        page_table.take_unused(|address| self.streams.on_unused(faulter.space, VirtualPage(address / PAGE)));
+        page_table.take_unused(|unused| self.streams.on_unused(faulter.space, number_of(unused)));
         self.window.set_window_max(self.distance.window_max().min(room / 2).max(WINDOW_MAX));
-        let page = VirtualPage(address / PAGE);
-        let marker = self.markers.iter_mut().find(|marker| **marker == (faulter.space, address));
+        let number = number_of(page);
+        let marker = self.markers.iter_mut().find(|marker| **marker == (faulter.space, page));
         if let Some(marker) = marker {
-            *marker = (u32::MAX, 0);
-            self.streams.on_hit(faulter, page, &mut self.window);
+            *marker = NO_MARKER;
+            self.streams.on_hit(faulter, number, &mut self.window);
             self.streams
                 .passed()
                 .iter()
-                .for_each(|page| page_table.learnt(page.0 * PAGE, Evidence::PrefetchUsed, page_indexes));
-            if let Some(page) = self.streams.marker_passed() {
-                page_table.learnt(page.0 * PAGE, Evidence::Passed, page_indexes);
+                .for_each(|number| page_table.learnt(page_of(*number), Evidence::PrefetchUsed, page_indexes));
+            if let Some(number) = self.streams.marker_passed() {
+                page_table.learnt(page_of(number), Evidence::Passed, page_indexes);
             }
         } else {
-            self.streams.on_fault(faulter, page, &|page| is_away(page_table, page), &mut self.window);
+            self.streams.on_fault(faulter, number, &|number| is_away(page_table, number), &mut self.window);
         }
         self.gather(faulter, page_table, room);
         if let Some(marker) = self.candidates.marker() {
-            self.markers[self.next_marker] = (faulter.space, marker.0 * PAGE);
+            self.markers[self.next_marker] = (faulter.space, page_of(marker));
             self.next_marker = (self.next_marker + 1) % MARKERS_MAX;
         }
     }
@@ -171,7 +175,7 @@ impl ReadAheadState {
             let last = self.window.pages().last().copied();
             let length = self.window.pages().len();
             let is_full = length >= WINDOW_MAX;
-            self.window.retain(|page| is_away(page_table, page));
+            self.window.retain(|number| is_away(page_table, number));
             self.candidates.append(&self.window);
             let count = self.candidates.pages().len();
             match last.filter(|_| is_full && count < WINDOW_MAX && count + length <= room) {
@@ -186,13 +190,9 @@ impl ReadAheadState {
         !self.candidates.pages().is_empty()
     }
 
-    fn wanted(&self) -> impl Iterator<Item = u64> + '_ {
+    fn wanted(&self) -> impl Iterator<Item = VirtualPage> + '_ {
         let marker = self.candidates.marker();
-        self.candidates
-            .pages()
-            .iter()
-            .filter(move |page| Some(**page) != marker)
-            .map(|page| page.0.saturating_mul(PAGE))
+        self.candidates.pages().iter().copied().filter(move |number| Some(*number) != marker).map(page_of)
     }
 
     /// The candidates of the last question, as runs of neighbouring slots. What is staged is read like the rest,
@@ -202,12 +202,12 @@ impl ReadAheadState {
         // reads around a fault.
         let coming = if self.candidates.comes_around() { Coming::New } else { Coming::ReadAhead };
         let mut run: Option<ReadAheadRun> = None;
-        for address in self.wanted() {
-            let PageState::Away(slot) = page_table.state(address) else { continue };
-            if page_indexes.volume_pages.is_busy(slot) || run.as_mut().is_some_and(|run| run.add(address, slot)) {
+        for page in self.wanted() {
+            let PageState::Away(slot) = page_table.state(page) else { continue };
+            if page_indexes.volume_pages.is_busy(slot) || run.as_mut().is_some_and(|run| run.add(page, slot)) {
                 continue;
             }
-            if let Some(run) = run.replace(ReadAheadRun::one(address, slot, coming)) {
+            if let Some(run) = run.replace(ReadAheadRun::one(page, slot, coming)) {
                 read(&run);
             }
         }
@@ -222,8 +222,18 @@ impl ReadAheadState {
     }
 }
 
-fn is_away(page_table: &PageTable, page: VirtualPage) -> bool {
-    matches!(page_table.state(page.0.saturating_mul(PAGE)), PageState::Away(_))
+/// A page as the prefetcher names it: its address over the page size.
+fn number_of(page: VirtualPage) -> PageNumber {
+    PageNumber(page.address() / PAGE)
+}
+
+/// The page that the prefetcher names so; the last one for a number behind it.
+fn page_of(number: PageNumber) -> VirtualPage {
+    VirtualPage::containing(number.0.saturating_mul(PAGE))
+}
+
+fn is_away(page_table: &PageTable, number: PageNumber) -> bool {
+    matches!(page_table.state(page_of(number)), PageState::Away(_))
 }
 
 #[cfg(test)]
@@ -233,6 +243,10 @@ mod tests {
     use crate::page_table::volume_pages::{PoolPage, VolumePages};
     use spillway_policy::prefetch::CANDIDATES_MAX;
 
+    fn page_at(number: u64) -> VirtualPage {
+        page_of(PageNumber(number))
+    }
+
     /// A space whose first `pages` pages are away, in neighbouring slots, and a mapping of twice as many.
     fn away(pages: u64) -> (PageTable, PageIndexes) {
         let mut page_indexes = PageIndexes { volume_pages: VolumePages::new(4096), cache_pages: CachePages::default() };
@@ -241,10 +255,10 @@ mod tests {
         let run: Vec<VolumePage> =
             (0..pages).flat_map(|_| page_indexes.volume_pages.take(1).unwrap().slots()).collect();
         for (index, slot) in run.into_iter().enumerate() {
-            let address = PAGE * (index as u64 + 1);
-            page_table.filled(address, false, Coming::New, &mut page_indexes);
-            page_table.unlisted(address);
-            page_table.left(address, slot, &mut page_indexes);
+            let page = page_at(index as u64 + 1);
+            page_table.filled(page, false, Coming::New, &mut page_indexes);
+            page_table.unlisted(page);
+            page_table.left(page, slot, &mut page_indexes);
         }
         (page_table, page_indexes)
     }
@@ -255,7 +269,7 @@ mod tests {
         page_indexes: &mut PageIndexes,
         pages: &[u64],
     ) {
-        pages.iter().for_each(|page| read_ahead.ask(page_table, 7, PAGE * page, CANDIDATES_MAX, page_indexes));
+        pages.iter().for_each(|page| read_ahead.ask(page_table, 7, page_at(*page), CANDIDATES_MAX, page_indexes));
     }
 
     #[test]
@@ -265,7 +279,7 @@ mod tests {
         faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[1, 2, 3]);
         let mut found = Vec::new();
         read_ahead.reads(&page_table, &page_indexes, |run| found.push(run.pages().to_vec()));
-        let pages: Vec<u64> = found.iter().flatten().map(|(address, _)| address / PAGE).collect();
+        let pages: Vec<u64> = found.iter().flatten().map(|(page, _)| number_of(*page).0).collect();
         let marker = read_ahead.candidates.marker().unwrap().0;
         assert!(!pages.is_empty() && !pages.contains(&marker) && pages.iter().all(|page| *page > 3), "{pages:?}");
         for run in &found {
@@ -297,8 +311,8 @@ mod tests {
         let first = last - WINDOW_MAX as u64 + 1;
         for page in (first..=last).filter(|page| *page != marker).take(WINDOW_MAX * 3 / 4) {
             let slot = slot_of(&page_table, page);
-            page_table.filled(PAGE * page, true, Coming::ReadAhead, &mut page_indexes);
-            page_table.left(PAGE * page, slot, &mut page_indexes);
+            page_table.filled(page_at(page), true, Coming::ReadAhead, &mut page_indexes);
+            page_table.left(page_at(page), slot, &mut page_indexes);
         }
         faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[marker]);
         assert_eq!(read_ahead.candidates.pages().len(), WINDOW_MAX / 2, "a quarter was used, and that doubled");
@@ -321,7 +335,7 @@ mod tests {
     }
 
     fn slot_of(page_table: &PageTable, page: u64) -> VolumePage {
-        let PageState::Away(slot) = page_table.state(PAGE * page) else { panic!("page {page} is there") };
+        let PageState::Away(slot) = page_table.state(page_at(page)) else { panic!("page {page} is there") };
         slot
     }
 
@@ -344,15 +358,15 @@ mod tests {
         let marker = read_ahead.candidates.marker().unwrap().0;
         // The next window is there, and so are two pages of the one behind it.
         for page in last + 1..=last + window + 2 {
-            page_table.filled(PAGE * page, true, Coming::ReadAhead, &mut page_indexes);
+            page_table.filled(page_at(page), true, Coming::ReadAhead, &mut page_indexes);
         }
         faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[marker]);
-        let expected: Vec<_> = (last + window + 3..=last + 3 * window).map(VirtualPage).collect();
+        let expected: Vec<_> = (last + window + 3..=last + 3 * window).map(PageNumber).collect();
         assert_eq!(read_ahead.candidates.pages(), expected);
         assert_eq!(read_ahead.candidates.marker(), Some(expected[0]), "nobody faults on what is there");
         let (found, end) = (read_ahead.candidates.pages().len(), last + 3 * window);
         faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[last + window + 3]);
-        assert_eq!(read_ahead.candidates.pages()[0], VirtualPage(end + 1), "behind the {found} pages");
+        assert_eq!(read_ahead.candidates.pages()[0], PageNumber(end + 1), "behind the {found} pages");
     }
 
     #[test]
@@ -362,8 +376,8 @@ mod tests {
         let last = full_stream(&mut read_ahead, &mut page_table, &mut page_indexes);
         let marker = read_ahead.candidates.marker().unwrap().0;
         (last + 1..last + 3)
-            .for_each(|page| page_table.filled(PAGE * page, true, Coming::ReadAhead, &mut page_indexes));
-        read_ahead.ask(&mut page_table, 7, PAGE * marker, 2 * WINDOW_MAX - 3, &mut page_indexes);
+            .for_each(|page| page_table.filled(page_at(page), true, Coming::ReadAhead, &mut page_indexes));
+        read_ahead.ask(&mut page_table, 7, page_at(marker), 2 * WINDOW_MAX - 3, &mut page_indexes);
         assert_eq!(read_ahead.candidates.pages().len(), WINDOW_MAX - 2);
     }
 
@@ -374,7 +388,7 @@ mod tests {
         let last = full_stream(&mut read_ahead, &mut page_table, &mut page_indexes);
         let marker = read_ahead.candidates.marker().unwrap().0;
         for page in last + 1..=last + (WINDOWS_MAX * WINDOW_MAX) as u64 {
-            page_table.filled(PAGE * page, true, Coming::ReadAhead, &mut page_indexes);
+            page_table.filled(page_at(page), true, Coming::ReadAhead, &mut page_indexes);
         }
         faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[marker]);
         assert!(!read_ahead.has_found() && read_ahead.candidates.marker().is_none());
@@ -391,7 +405,7 @@ mod tests {
         let mut lengths = Vec::new();
         for _ in 0..9 {
             let marker = read_ahead.candidates.marker().unwrap().0;
-            read_ahead.ask(&mut page_table, 7, PAGE * marker, room, &mut page_indexes);
+            read_ahead.ask(&mut page_table, 7, page_at(marker), room, &mut page_indexes);
             lengths.push(read_ahead.candidates.pages().len());
         }
         lengths
@@ -414,7 +428,7 @@ mod tests {
         let marker = read_ahead.candidates.marker().unwrap().0;
         faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[marker]);
         assert!(read_ahead.candidates.pages().iter().all(|page| page.0 > marker), "the next window");
-        assert!(!read_ahead.markers.contains(&(1, marker * PAGE)));
+        assert!(!read_ahead.markers.contains(&(1, page_at(marker))));
     }
 
     #[test]
@@ -425,12 +439,12 @@ mod tests {
         let mut news = Vec::new();
         let markers = [(); 3].map(|()| {
             let marker = read_ahead.candidates.marker().unwrap().0;
-            page_table.filled(PAGE * marker, true, Coming::Back, &mut page_indexes);
+            page_table.filled(page_at(marker), true, Coming::Back, &mut page_indexes);
             faults(&mut read_ahead, &mut page_table, &mut page_indexes, &[marker]);
             marker
         });
         page_indexes.cache_pages.take_news(&mut news);
-        let number = |marker| page_table.number(PAGE * marker).unwrap();
+        let number = |marker| page_table.number(page_at(marker)).unwrap();
         let passed = news.iter().filter(|news| matches!(news, News::Learnt(_, Evidence::Passed)));
         let expected = [markers[0], markers[1]].map(|marker| News::Learnt(number(marker), Evidence::Passed));
         assert!(passed.eq(&expected), "{news:?}");

@@ -9,10 +9,10 @@
 
 use std::collections::VecDeque;
 
-use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::userfaultfd::Fault;
 
 use crate::limits::FAULT_READS_MAX;
+use crate::page_table::virtual_page::VirtualPage;
 use crate::page_table::volume_pages::VolumePage;
 
 /// Faults of one program that are remembered: so many threads can miss such pages at one time and none is forgotten.
@@ -35,7 +35,7 @@ pub struct Rechecked {
     missed: Vec<(Missed, u32)>,
     next_missed: usize,
     /// The oldest first.
-    taken: VecDeque<(u64, VolumePage)>,
+    taken: VecDeque<(VirtualPage, VolumePage)>,
 }
 
 impl Rechecked {
@@ -59,23 +59,23 @@ impl Rechecked {
         false
     }
 
-    /// The page at `address` came: what was missed before was not this, and it was gone if it was held for that.
-    pub fn came(&mut self, address: u64) {
-        self.taken.retain(|(taken, _)| *taken != address);
-        self.missed.retain(|((at, _), _)| *at & !(PAGE_SIZE_BYTES as u64 - 1) != address);
+    /// `page` came: what was missed before was not this, and it was gone if it was held for that.
+    pub fn came(&mut self, page: VirtualPage) {
+        self.taken.retain(|(taken, _)| *taken != page);
+        self.missed.retain(|((address, _), _)| VirtualPage::containing(*address) != page);
     }
 
-    /// The page at `address` is held for gone; `slot` has its content.
-    pub fn took(&mut self, address: u64, slot: VolumePage) {
+    /// `page` is held for gone; `slot` has its content.
+    pub fn took(&mut self, page: VirtualPage, slot: VolumePage) {
         if self.taken.len() == TAKEN_REMEMBERED {
             self.taken.pop_front();
         }
-        self.taken.push_back((address, slot));
+        self.taken.push_back((page, slot));
     }
 
-    /// Whether the page at `address`, with its content in `slot`, was held for gone a while ago.
-    pub fn was_taken(&mut self, address: u64, slot: VolumePage) -> bool {
-        let index = self.taken.iter().position(|taken| *taken == (address, slot));
+    /// Whether `page`, with its content in `slot`, was held for gone a while ago.
+    pub fn was_taken(&mut self, page: VirtualPage, slot: VolumePage) -> bool {
+        let index = self.taken.iter().position(|taken| *taken == (page, slot));
         index.is_some_and(|index| self.taken.remove(index).is_some())
     }
 }
@@ -83,6 +83,8 @@ impl Rechecked {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PAGE: u64 = spillway_fabric::units::PAGE_SIZE_BYTES as u64;
 
     #[test]
     fn a_page_that_is_missed_again_and_again_is_gone() {
@@ -92,11 +94,11 @@ mod tests {
             (1..MISSED_MAX).for_each(|_| assert!(!rechecked.is_gone(fault(4096))));
             assert!(!rechecked.is_gone(Fault { thread: 8, ..fault(4096) }), "another thread");
             assert!(rechecked.is_gone(fault(4096)), "and then it starts anew");
-            rechecked.came(4096);
+            rechecked.came(VirtualPage::at(4096));
         }
         assert!(rechecked.missed.is_empty());
         (1..MISSED_MAX).for_each(|_| assert!(!rechecked.is_gone(fault(4096))));
-        rechecked.came(4096);
+        rechecked.came(VirtualPage::at(4096));
         assert!(!rechecked.is_gone(fault(4096)), "it came meanwhile");
         (2..2 * REMEMBERED as u64).for_each(|page| assert!(!rechecked.is_gone(fault(page))));
         assert_eq!(rechecked.missed.len(), REMEMBERED);
@@ -105,13 +107,14 @@ mod tests {
     #[test]
     fn what_was_held_for_gone_is_known_once() {
         let mut rechecked = Rechecked::default();
-        rechecked.took(4096, VolumePage(5));
-        assert!(!rechecked.was_taken(4096, VolumePage(6)) && !rechecked.was_taken(8192, VolumePage(5)));
-        assert!(rechecked.was_taken(4096, VolumePage(5)));
-        assert!(!rechecked.was_taken(4096, VolumePage(5)));
-        (0..=TAKEN_REMEMBERED as u64).for_each(|page| rechecked.took(page, VolumePage(1)));
+        let page = |number| VirtualPage::at(PAGE * number);
+        rechecked.took(page(1), VolumePage(5));
+        assert!(!rechecked.was_taken(page(1), VolumePage(6)) && !rechecked.was_taken(page(2), VolumePage(5)));
+        assert!(rechecked.was_taken(page(1), VolumePage(5)));
+        assert!(!rechecked.was_taken(page(1), VolumePage(5)));
+        (0..=TAKEN_REMEMBERED as u64).for_each(|number| rechecked.took(page(number), VolumePage(1)));
         assert!(
-            !rechecked.was_taken(0, VolumePage(1)) && rechecked.was_taken(1, VolumePage(1)),
+            !rechecked.was_taken(page(0), VolumePage(1)) && rechecked.was_taken(page(1), VolumePage(1)),
             "the oldest is forgotten"
         );
     }

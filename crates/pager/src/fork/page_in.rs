@@ -18,6 +18,7 @@ use std::time::Instant;
 use crate::address_space::{AddressSpace, Wanted};
 use crate::fork::reservations::{Answer, ReservationId};
 use crate::limits::{FORK_ASK_AGAIN, FORK_PAGES_ASKED_MAX, FORK_PATIENCE, FORK_ROOM_PATIENCE, FORK_ROOM_PAUSE};
+use crate::page_table::virtual_page::VirtualPage;
 use crate::pager_state::PagerState;
 
 /// How far a fork page-in is.
@@ -51,9 +52,9 @@ struct Part {
     /// Pages of it that no thread could read, before.
     unread_before: u64,
     /// Pages that were away at the last look at all, and were not asked for yet.
-    missing: Vec<u64>,
+    missing: Vec<VirtualPage>,
     /// Pages that were asked for and are still away.
-    asked: Vec<u64>,
+    asked: Vec<VirtualPage>,
     asked_at: Instant,
     progress_at: Instant,
 }
@@ -187,7 +188,7 @@ impl Part {
         let space = Arc::clone(&self.space);
         let state = space.lock();
         let asked_before = self.asked.len();
-        self.asked.retain(|address| state.page_table.is_away(*address));
+        self.asked.retain(|page| state.page_table.is_away(*page));
         if self.asked.len() < asked_before {
             self.progress_at = now;
         }
@@ -223,11 +224,8 @@ impl Part {
     }
 
     fn ask(&mut self, shared: &PagerState, now: Instant) {
-        shared.want(self.asked.iter().map(|address| Wanted {
-            space: self.space.id,
-            address: *address,
-            is_writable: true,
-        }));
+        let space = self.space.id;
+        shared.want(self.asked.iter().map(|page| Wanted { space, page: *page, is_writable: true }));
         self.asked_at = now;
     }
 }

@@ -4,7 +4,7 @@
 //! tells the page table what came of it ([`PageTable::filled`], ...); the thread that evicts asks
 //! [`PageTable::victim`] and tells [`PageTable::left`]. The kernel's events are told as they are read.
 //!
-//! - [`ranges`]: sets of addresses; [`group`]: 32 neighbours.
+//! - [`virtual_page`]: the address of a page; [`ranges`]: sets of addresses; [`group`]: 32 neighbours.
 //!
 //! Invariants:
 //! - Every reference of a slot is a page that is [`PageState::Clean`], [`PageState::Away`] or [`PageState::Coming`]
@@ -18,22 +18,21 @@
 pub mod group;
 pub mod page_indexes;
 pub mod ranges;
+pub mod virtual_page;
 pub mod volume_pages;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 
-use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_policy::replacement::{CachePage, Evidence};
 
 use self::group::{Group, PageState};
 use self::ranges::Ranges;
 use crate::limits::{GROUP_PAGES, GROUP_SIZE_BYTES, UNUSED_MAX, ZEROES_AHEAD_MAX};
 use crate::page_table::page_indexes::{CachePages, Coming, Home, SpaceId};
+use crate::page_table::virtual_page::VirtualPage;
 use crate::page_table::volume_pages::{PoolPage, VolumePage, VolumePages};
-
-const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
 /// What all address spaces of a pager share.
 #[derive(Debug)]
@@ -76,21 +75,24 @@ pub enum Victim {
 /// See the module text.
 /// ```
 /// use spillway_pager::page_table::page_indexes::{CachePages, Coming, SpaceId};
+/// use spillway_pager::page_table::virtual_page::VirtualPage;
 /// use spillway_pager::page_table::volume_pages::VolumePages;
 /// use spillway_pager::page_table::{Answer, PageIndexes, PageTable};
 ///
 /// let mut page_indexes = PageIndexes { volume_pages: VolumePages::new(64), cache_pages: CachePages::default() };
 /// let mut page_table = PageTable::new(SpaceId(1));
-/// page_table.filled(0x1000, false, Coming::New, &mut page_indexes);
+/// let page = VirtualPage::at(0x1000);
+/// page_table.filled(page, false, Coming::New, &mut page_indexes);
 /// let run = page_indexes.volume_pages.take(1).unwrap();
-/// page_table.left(0x1000, run.first, &mut page_indexes);
-/// let answer = page_table.answer(0x1000, false, &page_indexes.volume_pages);
-/// assert!(matches!(answer, Answer::Read(page) if page == run.first));
+/// page_table.left(page, run.first, &mut page_indexes);
+/// let answer = page_table.answer(page, false, &page_indexes.volume_pages);
+/// assert!(matches!(answer, Answer::Read(slot) if slot == run.first));
 /// ```
 #[derive(Debug)]
 pub struct PageTable {
     id: SpaceId,
-    groups: HashMap<u64, Group, BuildHasherDefault<AddressHasher>>,
+    /// By their first pages.
+    groups: HashMap<VirtualPage, Group, BuildHasherDefault<AddressHasher>>,
     /// Registered, and seen to be (rule 1).
     pub registered: Ranges,
     /// Mappings that were registered as a whole; what comes in them from then on comes by faults.
@@ -101,8 +103,8 @@ pub struct PageTable {
     guarded: Ranges,
     /// What an unscanned child removed: a look may find pages there that are about to go.
     shunned: Ranges,
-    /// Addresses of pages that came along for nothing, see [`PageTable::take_unused`].
-    unused: Vec<u64>,
+    /// Pages that came along for nothing, see [`PageTable::take_unused`].
+    unused: Vec<VirtualPage>,
 }
 
 /// Hashes a group's address by one multiplication (Fibonacci hashing, Knuth, volume 3, 6.4): a page that leaves or
@@ -174,80 +176,79 @@ impl PageTable {
         known.iter().collect()
     }
 
-    /// The state of the page at `address`.
-    pub fn state(&self, address: u64) -> PageState {
-        let (base, index) = place(address);
+    /// The state of `page`.
+    pub fn state(&self, page: VirtualPage) -> PageState {
+        let (base, index) = place(page);
         self.groups.get(&base).map_or(PageState::Own, |group| group.pages[index])
     }
 
-    /// The pages behind the one at `address` that will be touched for the first time soon, if the program goes on as
-    /// it did: as many as were touched just before it, inside a mapping that is known to be registered.
-    pub fn first_touches_ahead(&self, address: u64) -> Range<u64> {
-        let look = |page: u64| {
-            let (base, index) = place(page);
+    /// The pages behind `page` that will be touched for the first time soon, if the program goes on as it did: as many
+    /// as were touched just before it, inside a mapping that is known to be registered.
+    pub fn first_touches_ahead(&self, page: VirtualPage) -> Range<u64> {
+        let look = |other: VirtualPage| {
+            let (base, index) = place(other);
             self.groups.get(&base).map_or((PageState::Own, false), |group| (group.pages[index], group.is_listed(index)))
         };
-        let is_listed = |page: u64| look(page).1;
-        let was_untouched = |page: u64| look(page) == (PageState::Own, false);
-        let pages = |count: usize| (1..=count as u64).map(|page| page * PAGE);
-        let touched =
-            pages(ZEROES_AHEAD_MAX).take_while(|back| address.checked_sub(*back).is_some_and(is_listed)).count();
-        let start = address + PAGE;
-        let is_known = |page: u64| self.surveyed.contain(&(page..page + PAGE)) && !self.is_guarded(page);
+        let is_listed = |other: VirtualPage| look(other).1;
+        let was_untouched = |other: VirtualPage| look(other) == (PageState::Own, false);
+        let steps = |count: usize| 1..=count as u64;
+        let touched = steps(ZEROES_AHEAD_MAX).take_while(|back| page.checked_sub(*back).is_some_and(is_listed)).count();
+        let start = page + 1;
+        let is_known = |other: VirtualPage| self.surveyed.contain(&other.range()) && !self.is_guarded(other);
         let read_ahead =
-            pages(touched).map(|forth| address + forth).take_while(|page| was_untouched(*page) && is_known(*page));
-        start..start + read_ahead.count() as u64 * PAGE
+            steps(touched).map(|forth| page + forth).take_while(|other| was_untouched(*other) && is_known(*other));
+        start.address()..(start + read_ahead.count() as u64).address()
     }
 
-    /// Whether the content of the page at `address` is not in the program's memory.
-    pub fn is_away(&self, address: u64) -> bool {
-        matches!(self.state(address), PageState::Away(_) | PageState::Coming(_))
+    /// Whether the content of `page` is not in the program's memory.
+    pub fn is_away(&self, page: VirtualPage) -> bool {
+        matches!(self.state(page), PageState::Away(_) | PageState::Coming(_))
     }
 
     /// All such pages in `range`, in order.
-    pub fn away(&self, range: &Range<u64>) -> Vec<u64> {
+    pub fn away(&self, range: &Range<u64>) -> Vec<VirtualPage> {
         self.pages_that(range, |state| matches!(state, PageState::Away(_) | PageState::Coming(_)))
     }
 
     /// All pages of `range` that are there with a copy, which are write-protected, in order.
-    pub fn clean(&self, range: &Range<u64>) -> Vec<u64> {
+    pub fn clean(&self, range: &Range<u64>) -> Vec<VirtualPage> {
         self.pages_that(range, |state| matches!(state, PageState::Clean(_)))
     }
 
-    fn pages_that(&self, range: &Range<u64>, is_meant: fn(&PageState) -> bool) -> Vec<u64> {
-        let in_group = |base: u64| {
+    fn pages_that(&self, range: &Range<u64>, is_meant: fn(&PageState) -> bool) -> Vec<VirtualPage> {
+        let in_group = |base: VirtualPage| {
             let group = &self.groups[&base];
             let indexes = (0..GROUP_PAGES).filter(move |index| is_meant(&group.pages[*index]));
-            indexes.map(move |index| base + index as u64 * PAGE)
+            indexes.map(move |index| base + index as u64)
         };
-        let mut pages: Vec<u64> =
-            self.bases(range).flat_map(in_group).filter(|address| range.contains(address)).collect();
+        let mut pages: Vec<VirtualPage> =
+            self.bases(range).flat_map(in_group).filter(|page| range.contains(&page.address())).collect();
         pages.sort_unstable();
         pages
     }
 
-    /// The number of the page at `address`, if it was given one.
-    pub fn number(&self, address: u64) -> Option<CachePage> {
-        let (base, index) = place(address);
+    /// The number of `page`, if it was given one.
+    pub fn number(&self, page: VirtualPage) -> Option<CachePage> {
+        let (base, index) = place(page);
         self.groups.get(&base).map(|group| group.page(index))
     }
 
-    /// A stream shows something of the page at `address`.
-    pub fn learnt(&mut self, address: u64, evidence: Evidence, page_indexes: &mut PageIndexes) {
-        let (base, index) = place(address);
+    /// A stream shows something of `page`.
+    pub fn learnt(&mut self, page: VirtualPage, evidence: Evidence, page_indexes: &mut PageIndexes) {
+        let (base, index) = place(page);
         if let Some(group) = self.groups.get_mut(&base) {
             group.learnt(index, evidence, &mut page_indexes.cache_pages);
         }
     }
 
     /// Tells of pages that came along and left again without a sign that they were used, each once.
-    pub fn take_unused(&mut self, unused: impl FnMut(u64)) {
+    pub fn take_unused(&mut self, unused: impl FnMut(VirtualPage)) {
         self.unused.drain(..).for_each(unused);
     }
 
-    fn group(&mut self, address: u64, page_indexes: &mut PageIndexes) -> (&mut Group, usize) {
-        let (base, index) = place(address);
-        let home = Home { space: self.id, base };
+    fn group(&mut self, page: VirtualPage, page_indexes: &mut PageIndexes) -> (&mut Group, usize) {
+        let (base, index) = place(page);
+        let home = Home { space: self.id, page: base };
         if self.groups.capacity() == 0 {
             // Most small programs end before any page of theirs is looked at.
             self.groups.reserve(GROUPS_EXPECTED);
@@ -256,9 +257,9 @@ impl PageTable {
         (group, index)
     }
 
-    /// How a fault at `address` is answered now.
-    pub fn answer(&self, address: u64, is_write_protected: bool, slots: &VolumePages) -> Answer {
-        match (self.state(address), is_write_protected) {
+    /// How a fault on `page` is answered now.
+    pub fn answer(&self, page: VirtualPage, is_write_protected: bool, slots: &VolumePages) -> Answer {
+        match (self.state(page), is_write_protected) {
             (PageState::Own | PageState::Discarding | PageState::Clean(_), true) => Answer::Unprotect,
             (PageState::Away(_) | PageState::Coming(_), true) => Answer::Wake,
             (PageState::Own | PageState::Discarding, false) => Answer::Zero,
@@ -271,35 +272,34 @@ impl PageTable {
         }
     }
 
-    /// A read of `slot` for the page at `address` begins; the read has a reference of its own.
-    pub fn reading(&mut self, address: u64, slot: VolumePage, page_indexes: &mut PageIndexes) {
+    /// A read of `slot` for `page` begins; the read has a reference of its own.
+    pub fn reading(&mut self, page: VirtualPage, slot: VolumePage, page_indexes: &mut PageIndexes) {
         page_indexes.volume_pages.retain(slot);
-        let (group, index) = self.group(address, page_indexes);
+        let (group, index) = self.group(page, page_indexes);
         assert!(group.pages[index] == PageState::Away(slot), "only what is away is read");
         group.pages[index] = PageState::Coming(slot);
     }
 
-    /// Whether the page at `address` still waits for the read of `slot`.
-    pub fn awaits(&self, address: u64, slot: VolumePage) -> bool {
-        self.state(address) == PageState::Coming(slot)
+    /// Whether `page` still waits for the read of `slot`.
+    pub fn awaits(&self, page: VirtualPage, slot: VolumePage) -> bool {
+        self.state(page) == PageState::Coming(slot)
     }
 
-    /// A read of `slot` for the page at `address` ended; if the page was not filled by it, it is away as before.
-    pub fn read_ended(&mut self, address: u64, slot: VolumePage, page_indexes: &mut PageIndexes) {
-        if self.awaits(address, slot) {
-            self.group(address, page_indexes).0.pages[place(address).1] = PageState::Away(slot);
+    /// A read of `slot` for `page` ended; if the page was not filled by it, it is away as before.
+    pub fn read_ended(&mut self, page: VirtualPage, slot: VolumePage, page_indexes: &mut PageIndexes) {
+        if self.awaits(page, slot) {
+            self.group(page, page_indexes).0.pages[place(page).1] = PageState::Away(slot);
         }
         page_indexes.volume_pages.release(slot);
     }
 
-    /// The page at `address` was filled as [`PageTable::answer`] said: `clean` if it is write-protected, so that its
-    /// slot stays its copy. Filling it proved that it is registered.
-    pub fn filled(&mut self, address: u64, clean: bool, coming: Coming, page_indexes: &mut PageIndexes) {
-        let page = address..address + PAGE;
-        if !self.registered.contain(&page) {
-            self.registered.insert(page.clone());
+    /// `page` was filled as [`PageTable::answer`] said: `clean` if it is write-protected, so that its slot stays its
+    /// copy. Filling it proved that it is registered.
+    pub fn filled(&mut self, page: VirtualPage, clean: bool, coming: Coming, page_indexes: &mut PageIndexes) {
+        if !self.registered.contain(&page.range()) {
+            self.registered.insert(page.range());
         }
-        let (group, index) = self.group(address, page_indexes);
+        let (group, index) = self.group(page, page_indexes);
         match group.pages[index] {
             PageState::Away(slot) | PageState::Coming(slot) if clean => {
                 group.pages[index] = PageState::Clean(slot);
@@ -312,16 +312,16 @@ impl PageTable {
             PageState::Own | PageState::Discarding => group.pages[index] = PageState::Own,
             PageState::Clean(_) => unreachable!("a page that is there is not filled"),
         }
-        if self.guarded.contain(&page) {
+        if self.guarded.contain(&page.range()) {
             return;
         }
-        let (group, index) = self.group(address, page_indexes);
+        let (group, index) = self.group(page, page_indexes);
         group.list(index, coming, &mut page_indexes.cache_pages);
     }
 
-    /// The page at `address` may be written from now on: its slot is no copy of it any more.
-    pub fn written(&mut self, address: u64, page_indexes: &mut PageIndexes) {
-        let (base, index) = place(address);
+    /// `page` may be written from now on: its slot is no copy of it any more.
+    pub fn written(&mut self, page: VirtualPage, page_indexes: &mut PageIndexes) {
+        let (base, index) = place(page);
         let Some(group) = self.groups.get_mut(&base) else { return };
         if let PageState::Clean(slot) = group.pages[index] {
             group.pages[index] = PageState::Own;
@@ -332,50 +332,49 @@ impl PageTable {
         }
     }
 
-    /// A look at the program's memory found the page at `address` resident. A page that is being removed may still be
-    /// there.
-    pub fn found(&mut self, address: u64, page_indexes: &mut PageIndexes) {
-        if self.shunned.contain(&(address..address + PAGE)) || self.is_guarded(address) {
+    /// A look at the program's memory found `page` resident. A page that is being removed may still be there.
+    pub fn found(&mut self, page: VirtualPage, page_indexes: &mut PageIndexes) {
+        if self.shunned.contain(&page.range()) || self.is_guarded(page) {
             return;
         }
-        let (group, index) = self.group(address, page_indexes);
+        let (group, index) = self.group(page, page_indexes);
         if matches!(group.pages[index], PageState::Own | PageState::Clean(_)) && !group.is_listed(index) {
             group.list(index, Coming::New, &mut page_indexes.cache_pages);
         }
     }
 
-    /// What would leave with the page at `address`; `None` if it may not.
-    pub fn victim(&self, address: u64) -> Option<Victim> {
-        if !self.registered.contain(&(address..address + PAGE)) || self.is_guarded(address) {
+    /// What would leave with `page`; `None` if it may not.
+    pub fn victim(&self, page: VirtualPage) -> Option<Victim> {
+        if !self.registered.contain(&page.range()) || self.is_guarded(page) {
             return None;
         }
-        match self.state(address) {
+        match self.state(page) {
             PageState::Own => Some(Victim::Dirty),
             PageState::Clean(slot) => Some(Victim::Clean(slot)),
             PageState::Discarding | PageState::Away(_) | PageState::Coming(_) => None,
         }
     }
 
-    /// The policy handed the page at `address` out as a victim: it does not list it any more.
-    pub fn unlisted(&mut self, address: u64) {
-        let (base, index) = place(address);
+    /// The policy handed `page` out as a victim: it does not list it any more.
+    pub fn unlisted(&mut self, page: VirtualPage) {
+        let (base, index) = place(page);
         if let Some(group) = self.groups.get_mut(&base) {
             group.listed &= !(1 << index);
         }
     }
 
-    /// The policy lists the page at `address` again.
-    pub fn listed_again(&mut self, address: u64) {
-        let (base, index) = place(address);
+    /// The policy lists `page` again.
+    pub fn listed_again(&mut self, page: VirtualPage) {
+        let (base, index) = place(page);
         if let Some(group) = self.groups.get_mut(&base) {
             group.listed |= 1 << index;
         }
     }
 
-    /// The page at `address` left the program's memory; its content is that of `slot`, whose reference it takes (a
-    /// clean page has that reference already).
-    pub fn left(&mut self, address: u64, slot: VolumePage, page_indexes: &mut PageIndexes) {
-        let (group, index) = self.group(address, page_indexes);
+    /// `page` left the program's memory; its content is that of `slot`, whose reference it takes (a clean page has
+    /// that reference already).
+    pub fn left(&mut self, page: VirtualPage, slot: VolumePage, page_indexes: &mut PageIndexes) {
+        let (group, index) = self.group(page, page_indexes);
         assert!(
             matches!(group.pages[index], PageState::Own) || group.pages[index] == PageState::Clean(slot),
             "only a resident page leaves"
@@ -386,26 +385,26 @@ impl PageTable {
         }
         group.pages[index] = PageState::Away(slot);
         if group.leaves_unproven(index) && self.unused.len() < UNUSED_MAX {
-            self.unused.push(address);
+            self.unused.push(page);
         }
     }
 
-    /// Whether pages around `address` that come for reading are likely to be written before they leave.
-    pub fn expects_write(&self, address: u64) -> bool {
-        self.groups.get(&place(address).0).is_some_and(|group| group.writes.is_up())
+    /// Whether pages around `page` that come for reading are likely to be written before they leave.
+    pub fn expects_write(&self, page: VirtualPage) -> bool {
+        self.groups.get(&place(page).0).is_some_and(|group| group.writes.is_up())
     }
 
-    /// The page at `address`, and maybe others with it, comes for reading: whether writable.
-    pub fn comes_writable(&mut self, address: u64) -> bool {
-        self.groups.get_mut(&place(address).0).is_some_and(|group| group.writes.comes_writable())
+    /// `page`, and maybe others with it, comes for reading: whether writable.
+    pub fn comes_writable(&mut self, page: VirtualPage) -> bool {
+        self.groups.get_mut(&place(page).0).is_some_and(|group| group.writes.comes_writable())
     }
 
-    /// The clean page at `address` is not there: its slot has one of the contents that it may have after MADV_FREE.
-    pub fn taken_back(&mut self, address: u64, page_indexes: &mut PageIndexes) {
-        let PageState::Clean(slot) = self.state(address) else { return };
-        let (group, index) = self.group(address, page_indexes);
+    /// `page`, which is clean, is not there: its slot has one of the contents that it may have after MADV_FREE.
+    pub fn taken_back(&mut self, page: VirtualPage, page_indexes: &mut PageIndexes) {
+        let PageState::Clean(slot) = self.state(page) else { return };
+        let (group, index) = self.group(page, page_indexes);
         group.unlist(index, &mut page_indexes.cache_pages);
-        self.left(address, slot, page_indexes);
+        self.left(page, slot, page_indexes);
     }
 
     /// The program removes `range` (MADV_DONTNEED): what is away is forgotten, what is there is left alone until it
@@ -423,7 +422,7 @@ impl PageTable {
             set.remove(range);
         }
         self.each_page(range, |group, index| group.forget(index, page_indexes));
-        let empty: Vec<u64> = self.bases(range).filter(|base| self.groups[base].is_blank()).collect();
+        let empty: Vec<VirtualPage> = self.bases(range).filter(|base| self.groups[base].is_blank()).collect();
         for base in empty {
             let group = self.groups.remove(&base).expect("just listed");
             page_indexes.cache_pages.close_group(group.number);
@@ -441,13 +440,12 @@ impl PageTable {
         let mut away = Ranges::default();
         self.each_page(range, |group, index| {
             if matches!(group.pages[index], PageState::Away(_) | PageState::Coming(_)) {
-                let address = group_address(group, index, page_indexes);
-                away.insert(address..address + PAGE);
+                away.insert(page_of(group, index, page_indexes).range());
             }
         });
         for run in away.iter().filter(|run| !is_registered(run)) {
             // More than one mapping may have parts of it.
-            let pages = run.step_by(PAGE_SIZE_BYTES).map(|address| address..address + PAGE);
+            let pages = VirtualPage::all_in(run).map(VirtualPage::range);
             pages.filter(|page| !is_registered(page)).for_each(|page| self.unmap(&page, page_indexes));
         }
     }
@@ -482,9 +480,9 @@ impl PageTable {
         }
     }
 
-    /// Whether the page at `address` is or may become a guard.
-    pub fn is_guarded(&self, address: u64) -> bool {
-        !self.guarded.is_empty() && self.guarded.contain(&(address..address + PAGE))
+    /// Whether `page` is or may become a guard.
+    pub fn is_guarded(&self, page: VirtualPage) -> bool {
+        !self.guarded.is_empty() && self.guarded.contain(&page.range())
     }
 
     /// `length` bytes moved from `from` to `to` with their pages (mremap). Reads under way do not follow them.
@@ -498,18 +496,18 @@ impl PageTable {
         }
         let mut moved = Vec::new();
         self.each_page(&source, |group, index| {
-            let address = group_address(group, index, page_indexes);
-            moved.push((address - from + to, group.take(index, page_indexes)));
+            let page = page_of(group, index, page_indexes);
+            moved.push((VirtualPage::at(page.address() - from + to), group.take(index, page_indexes)));
         });
         self.unmap(&source, page_indexes);
-        for (address, (state, was_listed)) in moved {
+        for (page, (state, was_listed)) in moved {
             if state == PageState::Own && !was_listed {
                 continue;
             }
             if let PageState::Clean(_) = state {
                 page_indexes.volume_pages.copy_made();
             }
-            let (group, index) = self.group(address, page_indexes);
+            let (group, index) = self.group(page, page_indexes);
             group.pages[index] = state;
             if was_listed {
                 group.list(index, Coming::New, &mut page_indexes.cache_pages);
@@ -528,11 +526,11 @@ impl PageTable {
         child.unscanned = true;
         for (base, group) in &self.groups {
             for (index, state) in group.pages.iter().enumerate() {
-                let address = base + index as u64 * PAGE;
+                let page = *base + index as u64;
                 let (PageState::Away(slot) | PageState::Coming(slot) | PageState::Clean(slot)) = *state else {
                     continue;
                 };
-                if wiped.contain(&(address..address + PAGE)) {
+                if wiped.contain(&page.range()) {
                     continue;
                 }
                 page_indexes.volume_pages.retain(slot);
@@ -540,7 +538,7 @@ impl PageTable {
                 if is_clean {
                     page_indexes.volume_pages.copy_made();
                 }
-                let (group, index) = child.group(address, page_indexes);
+                let (group, index) = child.group(page, page_indexes);
                 group.pages[index] = if is_clean { PageState::Clean(slot) } else { PageState::Away(slot) };
             }
         }
@@ -552,23 +550,24 @@ impl PageTable {
         self.unmap(&(0..u64::MAX), page_indexes);
     }
 
-    /// The addresses of groups in `range`, in no order.
-    fn bases(&self, range: &Range<u64>) -> impl Iterator<Item = u64> + '_ {
+    /// The first pages of groups in `range`, in no order.
+    fn bases(&self, range: &Range<u64>) -> impl Iterator<Item = VirtualPage> + '_ {
         let (start, end) = (range.start & !(GROUP_SIZE_BYTES - 1), range.end.max(range.start));
         let few = (end - start) / GROUP_SIZE_BYTES < self.groups.len() as u64;
-        let by_address = few.then(|| (start..end).step_by(GROUP_SIZE_BYTES as usize));
-        let by_group = (!few).then(|| self.groups.keys().copied().filter(move |base| (start..end).contains(base)));
+        let by_address = few.then(|| (start..end).step_by(GROUP_SIZE_BYTES as usize).map(VirtualPage::at));
+        let is_within = move |base: &VirtualPage| (start..end).contains(&base.address());
+        let by_group = (!few).then(|| self.groups.keys().copied().filter(is_within));
         let by_address = by_address.into_iter().flatten().filter(|base| self.groups.contains_key(base));
         by_address.chain(by_group.into_iter().flatten())
     }
 
     /// Visits the pages of `range` that have a group.
     fn each_page(&mut self, range: &Range<u64>, mut visit: impl FnMut(&mut Group, usize)) {
-        let bases: Vec<u64> = self.bases(range).collect();
+        let bases: Vec<VirtualPage> = self.bases(range).collect();
         for base in bases {
             let group = self.groups.get_mut(&base).expect("just listed");
             for index in 0..GROUP_PAGES {
-                if range.contains(&(base + index as u64 * PAGE)) {
+                if range.contains(&(base + index as u64).address()) {
                     visit(group, index);
                 }
             }
@@ -576,14 +575,15 @@ impl PageTable {
     }
 }
 
-fn group_address(group: &Group, index: usize, page_indexes: &PageIndexes) -> u64 {
-    page_indexes.cache_pages.home(group.page(index)).expect("an open group has a home").base
+/// The page with this index in its group.
+fn page_of(group: &Group, index: usize, page_indexes: &PageIndexes) -> VirtualPage {
+    page_indexes.cache_pages.home(group.page(index)).expect("an open group has a home").page
 }
 
-/// The group's address and the index in it.
-fn place(address: u64) -> (u64, usize) {
-    let base = address & !(GROUP_SIZE_BYTES - 1);
-    (base, ((address - base) / PAGE) as usize)
+/// The first page of its group, and the index in that.
+fn place(page: VirtualPage) -> (VirtualPage, usize) {
+    let base = VirtualPage::at(page.address() & !(GROUP_SIZE_BYTES - 1));
+    (base, (page - base) as usize)
 }
 
 #[cfg(test)]

@@ -9,18 +9,19 @@
 use spillway_policy::replacement::{CachePage, Evidence};
 
 use crate::limits::GROUP_PAGES;
+use crate::page_table::virtual_page::VirtualPage;
 
 /// An address space, as the pager counts them; never given again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(pub u32);
 
-/// Where a group of neighbours lies.
+/// Where a page is, or a group of neighbours, which its first page stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Home {
     /// The address space.
     pub space: SpaceId,
-    /// The address of the group's first page.
-    pub base: u64,
+    /// The page.
+    pub page: VirtualPage,
 }
 
 /// How a page came (see [`spillway_policy::replacement::Arrival`]; the distance of a refault is known to the eviction
@@ -82,11 +83,10 @@ impl CachePages {
         self.free.push(number);
     }
 
-    /// The address space and address of `page`, if a page has that number.
-    pub fn home(&self, page: CachePage) -> Option<Home> {
-        let home = self.homes.get(page.0 as usize / GROUP_PAGES).copied().flatten()?;
-        let offset = (page.0 as usize % GROUP_PAGES * spillway_fabric::units::PAGE_SIZE_BYTES) as u64;
-        Some(Home { base: home.base + offset, ..home })
+    /// The address space and the page that `number` stands for, if a page has that number.
+    pub fn home(&self, number: CachePage) -> Option<Home> {
+        let home = self.homes.get(number.0 as usize / GROUP_PAGES).copied().flatten()?;
+        Some(Home { page: home.page + u64::from(number.0) % GROUP_PAGES as u64, ..home })
     }
 
     /// Numbers of pages are below this.
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn numbers_lead_home_and_are_given_again() {
         let mut directory = CachePages::default();
-        let home = |base| Home { space: SpaceId(3), base };
+        let home = |address| Home { space: SpaceId(3), page: VirtualPage::at(address) };
         assert_eq!(directory.open_group(home(0x20_0000)), 0);
         assert_eq!(directory.open_group(home(0x40_0000)), 1);
         assert_eq!(directory.home(CachePage(33)), Some(home(0x40_1000)));

@@ -4,25 +4,27 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::*;
 use crate::fork::page_in::ALL;
 use crate::page_table::page_indexes::News;
 use crate::page_table::volume_pages::VolumePageRun;
 
+const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 const PAGES: u64 = 96;
-const BASE: u64 = 7 * PAGE;
+const BASE: VirtualPage = VirtualPage::at(7 * PAGE);
 
 fn page_indexes() -> PageIndexes {
     PageIndexes { volume_pages: VolumePages::new(4096), cache_pages: CachePages::default() }
 }
 
-fn address(page: u64) -> u64 {
-    BASE + page * PAGE
+fn virtual_page(page: u64) -> VirtualPage {
+    BASE + page
 }
 
 fn range(page: u64, pages: u64) -> Range<u64> {
-    address(page)..address(page + pages)
+    virtual_page(page).address()..virtual_page(page + pages).address()
 }
 
 /// One program: what its memory holds, and what it must hold.
@@ -35,7 +37,7 @@ struct Program {
     /// Removed by the program, not gone yet.
     going: Option<Range<u64>>,
     /// Reads under way.
-    reads: Vec<(u64, VolumePage)>,
+    reads: Vec<(VirtualPage, VolumePage)>,
 }
 
 struct World {
@@ -83,7 +85,7 @@ impl World {
     }
 
     fn fault(&mut self, program: usize, page: u64, is_write: bool, is_write_protected: bool) {
-        let (page_indexes, one, at) = (&mut self.page_indexes, &mut self.programs[program], address(page));
+        let (page_indexes, one, at) = (&mut self.page_indexes, &mut self.programs[program], virtual_page(page));
         match one.page_table.answer(at, is_write_protected, &page_indexes.volume_pages) {
             Answer::Zero => {
                 one.resident.insert(page, (0, false));
@@ -111,7 +113,7 @@ impl World {
         let (page_indexes, one) = (&mut self.page_indexes, &mut self.programs[program]);
         for (at, slot) in std::mem::take(&mut one.reads) {
             if one.page_table.awaits(at, slot) {
-                one.resident.insert((at - BASE) / PAGE, (self.volume[&slot], true));
+                one.resident.insert(at - BASE, (self.volume[&slot], true));
                 one.page_table.filled(at, true, Coming::Back, page_indexes);
             }
             one.page_table.read_ended(at, slot, page_indexes);
@@ -120,7 +122,7 @@ impl World {
 
     /// Begins a read that ends later.
     fn begin_read(&mut self, program: usize, page: u64) {
-        let (page_indexes, one, at) = (&mut self.page_indexes, &mut self.programs[program], address(page));
+        let (page_indexes, one, at) = (&mut self.page_indexes, &mut self.programs[program], virtual_page(page));
         if let Answer::Read(slot) = one.page_table.answer(at, false, &page_indexes.volume_pages)
             && !one.resident.contains_key(&page)
         {
@@ -130,7 +132,7 @@ impl World {
     }
 
     fn evict(&mut self, program: usize, page: u64, stays_staged: bool) {
-        let (page_indexes, one, at) = (&mut self.page_indexes, &mut self.programs[program], address(page));
+        let (page_indexes, one, at) = (&mut self.page_indexes, &mut self.programs[program], virtual_page(page));
         let Some(victim) = one.page_table.victim(at) else { return };
         let Some((content, _)) = one.resident.get(&page).copied() else { return };
         let slot = match victim {
@@ -187,7 +189,7 @@ impl World {
         }
         self.end_remove(program);
         let one = &mut self.programs[program];
-        one.page_table.remap(address(from), address(to), pages * PAGE, &mut self.page_indexes);
+        one.page_table.remap(range(from, pages).start, range(to, pages).start, pages * PAGE, &mut self.page_indexes);
         one.page_table.registered.insert(range(from, pages));
         for page in 0..pages {
             let moved = one.truth.remove(&(from + page));
@@ -216,7 +218,7 @@ impl World {
             going: None,
             reads: Vec::new(),
         };
-        child.resident.keys().for_each(|page| child.page_table.found(address(*page), &mut self.page_indexes));
+        child.resident.keys().for_each(|page| child.page_table.found(virtual_page(*page), &mut self.page_indexes));
         child.page_table.scanned();
         self.programs.push(child);
     }
@@ -227,13 +229,13 @@ impl World {
         for program in &self.programs {
             for page in 0..PAGES {
                 if let PageState::Clean(slot) | PageState::Away(slot) | PageState::Coming(slot) =
-                    program.page_table.state(address(page))
+                    program.page_table.state(virtual_page(page))
                 {
                     *counts.entry(slot).or_default() += 1;
                 }
             }
             program.reads.iter().for_each(|(_, slot)| *counts.entry(*slot).or_default() += 1);
-            let states = (0..PAGES).map(|page| program.page_table.state(address(page)));
+            let states = (0..PAGES).map(|page| program.page_table.state(virtual_page(page)));
             copies += states.filter(|state| matches!(state, PageState::Clean(_))).count() as u64;
         }
         assert_eq!(self.page_indexes.volume_pages.copies(), copies);
@@ -281,17 +283,18 @@ fn pages_that_are_away_are_listed_in_order() {
     let mut page_indexes = page_indexes();
     let mut page_table = PageTable::new(SpaceId(1));
     assert!(page_table.away(&ALL).is_empty());
-    for address in [9 * GROUP_SIZE_BYTES + PAGE, 3 * PAGE, PAGE] {
+    let [first, third, far] = [PAGE, 3 * PAGE, 9 * GROUP_SIZE_BYTES + PAGE].map(VirtualPage::at);
+    for page in [far, third, first] {
         let slot = page_indexes.volume_pages.take(1).unwrap().first;
-        page_table.found(address, &mut page_indexes);
-        page_table.left(address, slot, &mut page_indexes);
+        page_table.found(page, &mut page_indexes);
+        page_table.left(page, slot, &mut page_indexes);
     }
-    assert_eq!(page_table.away(&ALL), [PAGE, 3 * PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
-    let PageState::Away(slot) = page_table.state(PAGE) else { panic!("it left") };
-    page_table.reading(PAGE, slot, &mut page_indexes);
+    assert_eq!(page_table.away(&ALL), [first, third, far]);
+    let PageState::Away(slot) = page_table.state(first) else { panic!("it left") };
+    page_table.reading(first, slot, &mut page_indexes);
     assert_eq!(page_table.away(&ALL).len(), 3, "what is still to come is away");
-    page_table.filled(3 * PAGE, false, Coming::Back, &mut page_indexes);
-    assert_eq!(page_table.away(&ALL), [PAGE, 9 * GROUP_SIZE_BYTES + PAGE]);
+    page_table.filled(third, false, Coming::Back, &mut page_indexes);
+    assert_eq!(page_table.away(&ALL), [first, far]);
 }
 
 proptest! {
@@ -338,8 +341,9 @@ proptest! {
                 _ => world.remap(0, page, PAGES - pages, pages),
             }
         }
+        let one = &world.programs[0];
         let resident: std::collections::BTreeSet<_> =
-            world.programs[0].resident.keys().map(|page| world.programs[0].page_table.number(address(*page)).unwrap()).collect();
+            one.resident.keys().map(|page| one.page_table.number(virtual_page(*page)).unwrap()).collect();
         prop_assert_eq!(listed(&mut world.page_indexes), resident);
     }
 }
@@ -349,14 +353,14 @@ fn a_page_that_is_being_removed_is_no_victim_until_it_was_seen_absent() {
     // Rule 10 of docs/pager.md.
     let mut world = World::new();
     world.touch(0, 3, true);
-    assert_eq!(world.programs[0].page_table.victim(address(3)), Some(Victim::Dirty));
+    assert_eq!(world.programs[0].page_table.victim(virtual_page(3)), Some(Victim::Dirty));
     world.begin_remove(0, 3, 1);
-    assert_eq!(world.programs[0].page_table.victim(address(3)), None);
-    world.programs[0].page_table.found(address(3), &mut world.page_indexes);
+    assert_eq!(world.programs[0].page_table.victim(virtual_page(3)), None);
+    world.programs[0].page_table.found(virtual_page(3), &mut world.page_indexes);
     assert!(listed(&mut world.page_indexes).is_empty(), "a look that still finds it proves nothing");
     world.end_remove(0);
     world.touch(0, 3, false);
-    assert_eq!(world.programs[0].page_table.victim(address(3)), Some(Victim::Dirty));
+    assert_eq!(world.programs[0].page_table.victim(virtual_page(3)), Some(Victim::Dirty));
 }
 
 #[test]
@@ -366,7 +370,7 @@ fn what_an_unscanned_child_removes_is_not_listed_by_a_later_look() {
     let mut child = world.programs[0].page_table.fork(SpaceId(1), &Ranges::default(), &mut world.page_indexes);
     listed(&mut world.page_indexes);
     child.remove(&range(1, 2), &mut world.page_indexes);
-    (0..4).for_each(|page| child.found(address(page), &mut world.page_indexes));
+    (0..4).for_each(|page| child.found(virtual_page(page), &mut world.page_indexes));
     assert_eq!(listed(&mut world.page_indexes).len(), 2);
     child.end(&mut world.page_indexes);
 }
@@ -377,10 +381,10 @@ fn a_page_outside_probed_memory_is_no_victim() {
     let mut world = World::new();
     world.touch(0, 3, true);
     world.programs[0].page_table.registered.remove(&range(0, PAGES));
-    assert_eq!(world.programs[0].page_table.victim(address(3)), None);
+    assert_eq!(world.programs[0].page_table.victim(virtual_page(3)), None);
     // A fault that could be answered is a proof as good as a probe.
-    world.programs[0].page_table.filled(address(3), false, Coming::New, &mut world.page_indexes);
-    assert_eq!(world.programs[0].page_table.victim(address(3)), Some(Victim::Dirty));
+    world.programs[0].page_table.filled(virtual_page(3), false, Coming::New, &mut world.page_indexes);
+    assert_eq!(world.programs[0].page_table.victim(virtual_page(3)), Some(Victim::Dirty));
 }
 
 #[test]
@@ -390,16 +394,16 @@ fn stale_messages_only_wake() {
     world.evict(0, 1, false);
     world.touch(0, 1, false);
     let page_table = &world.programs[0].page_table;
-    let answer = page_table.answer(address(1), false, &world.page_indexes.volume_pages);
+    let answer = page_table.answer(virtual_page(1), false, &world.page_indexes.volume_pages);
     assert!(
-        matches!(answer, Answer::Recheck(slot) if page_table.state(address(1)) == PageState::Clean(slot)),
+        matches!(answer, Answer::Recheck(slot) if page_table.state(virtual_page(1)) == PageState::Clean(slot)),
         "answered already"
     );
-    assert_eq!(page_table.answer(address(1), true, &world.page_indexes.volume_pages), Answer::Unprotect);
+    assert_eq!(page_table.answer(virtual_page(1), true, &world.page_indexes.volume_pages), Answer::Unprotect);
     world.evict(0, 1, false);
     let page_table = &world.programs[0].page_table;
     assert_eq!(
-        page_table.answer(address(1), true, &world.page_indexes.volume_pages),
+        page_table.answer(virtual_page(1), true, &world.page_indexes.volume_pages),
         Answer::Wake,
         "it left meanwhile"
     );
@@ -410,18 +414,18 @@ fn as_many_pages_come_along_as_were_touched_before_as_far_as_they_are_known_and_
     let (mut page_table, mut page_indexes) = (PageTable::new(SpaceId(0)), page_indexes());
     page_table.surveyed.insert(range(0, 100));
     let mut fill = |page_table: &mut PageTable, pages: Range<u64>| {
-        pages.for_each(|page| page_table.filled(address(page), false, Coming::New, &mut page_indexes));
+        pages.for_each(|page| page_table.filled(virtual_page(page), false, Coming::New, &mut page_indexes));
     };
     fill(&mut page_table, 10..11);
-    assert_eq!(page_table.first_touches_ahead(address(10)), range(11, 0), "the first page of all");
+    assert_eq!(page_table.first_touches_ahead(virtual_page(10)), range(11, 0), "the first page of all");
     fill(&mut page_table, 11..12);
-    assert_eq!(page_table.first_touches_ahead(address(11)), range(12, 1));
+    assert_eq!(page_table.first_touches_ahead(virtual_page(11)), range(12, 1));
     fill(&mut page_table, 12..60);
-    assert_eq!(page_table.first_touches_ahead(address(59)), range(60, 32));
+    assert_eq!(page_table.first_touches_ahead(virtual_page(59)), range(60, 32));
     fill(&mut page_table, 70..71);
-    assert_eq!(page_table.first_touches_ahead(address(59)), range(60, 10), "up to the next one that was touched");
+    assert_eq!(page_table.first_touches_ahead(virtual_page(59)), range(60, 10), "up to the next one that was touched");
     fill(&mut page_table, 71..99);
-    assert_eq!(page_table.first_touches_ahead(address(98)), range(99, 1), "up to the end of the mapping");
+    assert_eq!(page_table.first_touches_ahead(virtual_page(98)), range(99, 1), "up to the end of the mapping");
 }
 
 #[test]
@@ -432,45 +436,47 @@ fn where_guards_may_be_nothing_leaves_and_nothing_comes_along() {
     let (page_table, page_indexes) = (&mut world.programs[0].page_table, &mut world.page_indexes);
     page_table.surveyed.insert(range(0, PAGES));
     assert!(!page_table.guard(&range(1, 3), page_indexes), "a page of it is away: its content would be lost");
-    assert!(!page_table.is_guarded(address(1)));
+    assert!(!page_table.is_guarded(virtual_page(1)));
     world.touch(0, 2, false);
     let (page_table, page_indexes) = (&mut world.programs[0].page_table, &mut world.page_indexes);
-    assert!(matches!(page_table.state(address(2)), PageState::Clean(_)));
+    assert!(matches!(page_table.state(virtual_page(2)), PageState::Clean(_)));
     assert!(page_table.guard(&range(1, 3), page_indexes));
-    assert_eq!(page_table.victim(address(2)), None);
-    assert_eq!(page_table.victim(address(4)), Some(Victim::Dirty));
+    assert_eq!(page_table.victim(virtual_page(2)), None);
+    assert_eq!(page_table.victim(virtual_page(4)), Some(Victim::Dirty));
     assert_eq!(
-        page_table.answer(address(2), false, &page_indexes.volume_pages),
+        page_table.answer(virtual_page(2), false, &page_indexes.volume_pages),
         Answer::Zero,
         "what a guard took away comes back as zeroes"
     );
     assert_eq!(
-        page_table.answer(address(2), true, &page_indexes.volume_pages),
+        page_table.answer(virtual_page(2), true, &page_indexes.volume_pages),
         Answer::Unprotect,
         "it was protected and is still there"
     );
     // Pages before and behind it were touched one after the other.
     page_table.guard(&range(9, 1), page_indexes);
-    assert_eq!(page_table.first_touches_ahead(address(7)), range(8, 1), "not into a guard");
+    assert_eq!(page_table.first_touches_ahead(virtual_page(7)), range(8, 1), "not into a guard");
     let mut child = page_table.fork(SpaceId(1), &Ranges::default(), page_indexes);
-    assert!(child.is_guarded(address(3)));
+    assert!(child.is_guarded(virtual_page(3)));
     child.end(page_indexes);
-    page_table.remap(address(1), address(20), 3 * PAGE, page_indexes);
-    assert!(page_table.is_guarded(address(20)) && !page_table.is_guarded(address(1)));
+    page_table.remap(range(1, 3).start, range(20, 3).start, 3 * PAGE, page_indexes);
+    assert!(page_table.is_guarded(virtual_page(20)) && !page_table.is_guarded(virtual_page(1)));
     // Only the middle of it has a guard when the call is over.
     let mut guards = Ranges::default();
     guards.insert(range(21, 1));
     page_table.guards_are(&range(20, 3), &guards);
     assert!(
-        page_table.is_guarded(address(21))
-            && !page_table.is_guarded(address(20))
-            && !page_table.is_guarded(address(22))
+        page_table.is_guarded(virtual_page(21))
+            && !page_table.is_guarded(virtual_page(20))
+            && !page_table.is_guarded(virtual_page(22))
     );
     assert!(!page_table.surveyed.contain(&range(20, 1)), "what is there is looked for again");
-    page_table.found(address(20), page_indexes);
-    page_table.found(address(21), page_indexes);
-    assert!(page_table.number(address(20)).is_some() && page_table.victim(address(20)) == Some(Victim::Dirty));
-    assert_eq!(page_table.victim(address(21)), None);
+    page_table.found(virtual_page(20), page_indexes);
+    page_table.found(virtual_page(21), page_indexes);
+    assert!(
+        page_table.number(virtual_page(20)).is_some() && page_table.victim(virtual_page(20)) == Some(Victim::Dirty)
+    );
+    assert_eq!(page_table.victim(virtual_page(21)), None);
     page_table.unmap(&range(20, 3), page_indexes);
-    assert!(!page_table.is_guarded(address(21)), "another mapping has none");
+    assert!(!page_table.is_guarded(virtual_page(21)), "another mapping has none");
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, Message, PageError, RegisterMode, Userfaultfd, Wake};
 
+use crate::page_table::virtual_page::VirtualPage;
 use crate::page_table::volume_pages::PoolPage;
 
 /// What a program's memory tells.
@@ -144,11 +145,11 @@ pub enum Event {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait ProgramMemory: Send + Sync {
-    /// Fills missing pages from `source`, write-protected if asked for, and wakes the threads that wait. Says how
-    /// many bytes.
+    /// Fills missing pages from `first` on with bytes of `source`, write-protected if asked for, and wakes the threads
+    /// that wait. Says how many bytes.
     fn copy(
         &self,
-        target: u64,
+        first: VirtualPage,
         source: &Mapping,
         offset: usize,
         length: usize,
@@ -196,7 +197,7 @@ pub trait ProgramMemory: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvictRequest {
     /// The page.
-    pub address: u64,
+    pub page: VirtualPage,
     /// Where its content goes; `None`: nowhere, there is a copy.
     pub target: Option<PoolPage>,
 }
@@ -300,10 +301,10 @@ pub trait Evictor: Send {
     /// or has no evictor now, or it has enough to do.
     fn begin(&mut self, requests: &[EvictRequest]) -> bool;
 
-    /// Makes the pages at `addresses` the program's own again, which a fork shared (rule 2), like a batch whose
-    /// outcomes tell nothing. They were never write-protected, or are not any more. False as for [`Evictor::begin`],
-    /// and while a batch is under way.
-    fn own(&mut self, addresses: &[u64]) -> bool;
+    /// Makes `pages` the program's own again, which a fork shared (rule 2), like a batch whose outcomes tell nothing.
+    /// They were never write-protected, or are not any more. False as for [`Evictor::begin`], and while a batch is
+    /// under way.
+    fn own(&mut self, pages: &[VirtualPage]) -> bool;
 
     /// Nothing begins any more, and the evictor is told to end with `status` once no batch is under way: to be called
     /// until the program is gone.
@@ -337,13 +338,13 @@ pub trait Evictor: Send {
 impl ProgramMemory for Userfaultfd {
     fn copy(
         &self,
-        target: u64,
+        first: VirtualPage,
         source: &Mapping,
         offset: usize,
         length: usize,
         protect: bool,
     ) -> Result<u64, PageError> {
-        self.copy(target, source, offset, length, protect, Wake::Waiters)
+        self.copy(first.address(), source, offset, length, protect, Wake::Waiters)
     }
 
     fn zero(&self, range: Range<u64>) -> Result<u64, PageError> {

@@ -353,8 +353,8 @@ impl Survey {
             let Some(Ok(kept)) = tracked.process.as_ref().map(Process::kept_pages) else { continue };
             let state = tracked.space.lock();
             let space = tracked.space.id;
-            let away = kept.iter().filter(|address| state.page_table.is_away(**address));
-            self.shared.want(away.map(|address| Wanted { space, address: *address, is_writable: false }));
+            let away = kept.iter().filter(|page| state.page_table.is_away(**page));
+            self.shared.want(away.map(|page| Wanted { space, page: *page, is_writable: false }));
             *lock(&tracked.space.kept_pages) = kept;
         }
     }

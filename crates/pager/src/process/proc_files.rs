@@ -14,6 +14,7 @@ use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
 
 use crate::mappings::maps::{Staying, staying};
+use crate::page_table::virtual_page::VirtualPage;
 
 /// Bytes before and behind a thread's robust list that stay in memory: the rest of its control block, and its rseq
 /// area, which lie in the same thousands of bytes (glibc: `struct pthread` has 2.3 KiB with both in it).
@@ -124,8 +125,7 @@ impl Process {
     }
 
     /// Pages that the kernel itself touches when one of its threads ends (rule 4), in order.
-    pub fn kept_pages(&self) -> io::Result<Vec<u64>> {
-        let page = PAGE_SIZE_BYTES as u64;
+    pub fn kept_pages(&self) -> io::Result<Vec<VirtualPage>> {
         let mut pages = Vec::new();
         // A listing may leave threads out while others end (proc(5)), so those of the last look are asked for too.
         let mut threads = self.known.borrow_mut();
@@ -136,9 +136,10 @@ impl Process {
             // A thread that ended meanwhile needs nothing.
             let Ok(head) = robust_list(*thread) else { return false };
             if let Some(head) = head {
-                let first = head.saturating_sub(CONTROL_BLOCK_BYTES) & !(page - 1);
-                pages.extend((first..=head + CONTROL_BLOCK_BYTES).step_by(PAGE_SIZE_BYTES));
-                pages.extend(robust_locks(self.number, head).into_iter().map(|address| address & !(page - 1)));
+                let first = VirtualPage::containing(head.saturating_sub(CONTROL_BLOCK_BYTES));
+                let addresses = (first.address()..=head + CONTROL_BLOCK_BYTES).step_by(PAGE_SIZE_BYTES);
+                pages.extend(addresses.map(VirtualPage::at));
+                pages.extend(robust_locks(self.number, head).into_iter().map(VirtualPage::containing));
             }
             true
         });
@@ -229,7 +230,7 @@ mod tests {
             let kept = process.kept_pages().unwrap();
             assert!(kept.windows(2).all(|pair| pair[0] < pair[1]));
             // Other tests' threads end meanwhile, and a listing may leave this one out.
-            if kept.contains(&(head & !4095)) {
+            if kept.contains(&VirtualPage::containing(head)) {
                 break;
             }
             assert!(std::time::Instant::now() < deadline, "this thread's control block is never found");

@@ -15,6 +15,7 @@ use crate::mappings::maps;
 use crate::mappings::maps::Span;
 use crate::page_table::PageTable;
 use crate::page_table::ranges::Ranges;
+use crate::page_table::virtual_page::VirtualPage;
 use crate::process::proc_files::Process;
 use crate::process::{Survey, TrackedProcess};
 
@@ -136,9 +137,8 @@ impl Survey {
             }
             let page_indexes = &mut self.shared.page_indexes();
             for region in regions {
-                (region.start..region.end)
-                    .step_by(PAGE_SIZE_BYTES)
-                    .for_each(|address| state.page_table.found(address, page_indexes));
+                VirtualPage::all_in(region.start..region.end)
+                    .for_each(|page| state.page_table.found(page, page_indexes));
             }
             start = scan.end.max(start + PAGE_SIZE_BYTES as u64);
         }
@@ -303,7 +303,7 @@ mod tests {
             self.is_changing
         }
 
-        fn copy(&self, _: u64, _: &Mapping, _: usize, _: usize, _: bool) -> Result<u64, PageError> {
+        fn copy(&self, _: VirtualPage, _: &Mapping, _: usize, _: usize, _: bool) -> Result<u64, PageError> {
             unreachable!("nothing is filled before it is registered")
         }
 

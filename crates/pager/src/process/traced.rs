@@ -9,8 +9,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use spillway_fabric::units::PAGE_SIZE_BYTES;
-
 use crate::address_space::AddressSpace;
 use crate::fork::page_in::{ALL, ForkPageIn, PageInProgress};
 use crate::limits::TRACED_LOOK_INTERVAL;
@@ -112,9 +110,9 @@ fn unprotect(shared: &PagerState, space: &AddressSpace) -> bool {
     if !shared.apply_events(space, &mut state) {
         return false;
     }
-    for address in state.page_table.clean(&ALL) {
-        if space.memory.unprotect(address..address + PAGE_SIZE_BYTES as u64).is_ok() {
-            state.page_table.written(address, &mut shared.page_indexes());
+    for page in state.page_table.clean(&ALL) {
+        if space.memory.unprotect(page.range()).is_ok() {
+            state.page_table.written(page, &mut shared.page_indexes());
         }
     }
     true

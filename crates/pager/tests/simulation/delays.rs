@@ -31,7 +31,7 @@ fn faults_meet_a_change(mapped_quarters: u64, is_told: bool) {
     assert!(missing.len() > limits::FAULT_READS_MAX, "more than are answered at one look");
     memory.lock().agains = u32::MAX;
     memory.lock().events.extend(is_told.then(|| Event::Remove(address(PAGES)..address(PAGES + 1))));
-    memory.lock().events.extend(missing.iter().map(|address| missed(*address, 1)));
+    memory.lock().events.extend(missing.iter().map(|page| missed(*page, 1)));
     let asked = |look: usize| {
         let mut memory = memory.lock();
         let (fills, all) = (std::mem::take(&mut memory.refused_fills), std::mem::take(&mut memory.refusals));
@@ -48,10 +48,10 @@ fn faults_meet_a_change(mapped_quarters: u64, is_told: bool) {
         all += asked(look);
     }
     assert!(all > 40 && world.has_put_off(), "they are tried again: {all}");
-    assert!(missing.iter().all(|address| !memory.lock().resident.contains_key(address)));
+    assert!(missing.iter().all(|page| !memory.lock().resident.contains_key(&page.address())));
     memory.lock().agains = 0;
     world.apply_events();
-    assert!(missing.iter().all(|address| memory.lock().resident.contains_key(address)));
+    assert!(missing.iter().all(|page| memory.lock().resident.contains_key(&page.address())));
     world.shared.budget.set_resident(world.count());
     world.end();
 }
@@ -87,9 +87,9 @@ fn batches_that_meet_a_change_become_rare() {
     world.end();
 }
 
-/// A fault of thread `thread` at `address`, which reads.
-fn missed(address: u64, thread: u32) -> Event {
-    Event::Fault(Fault { address, is_write: false, is_write_protected: false, thread })
+/// A fault of thread `thread` on `page`, which reads.
+fn missed(page: VirtualPage, thread: u32) -> Event {
+    Event::Fault(Fault { address: page.address(), is_write: false, is_write_protected: false, thread })
 }
 
 /// Rule 15: the program's threads wait for room, and the evictor, which makes it, never does.
@@ -110,11 +110,12 @@ fn the_evictors_own_faults_do_not_wait_for_the_budget() {
         assert!(world.serve(&space));
         // Nothing leaves meanwhile.
         (0..20).for_each(|_| world.poll(0));
-        assert!(memory.lock().resident.contains_key(&evictors), "the evictor waits for the budget");
-        assert!(!memory.lock().resident.contains_key(&others) && world.has_put_off(), "nobody waits for it");
+        let is_there = |page: VirtualPage| memory.lock().resident.contains_key(&page.address());
+        assert!(is_there(evictors), "the evictor waits for the budget");
+        assert!(!is_there(others) && world.has_put_off(), "nobody waits for it");
         world.shared.budget.set_resident(10);
         (0..20).for_each(|_| world.poll(0));
-        assert!(memory.lock().resident.contains_key(&others));
+        assert!(is_there(others));
         world.shared.budget.set_resident(world.count());
         world.apply_events();
         world.end();

@@ -36,6 +36,7 @@ use spillway_pager::fault::messages::Messages;
 use spillway_pager::limits;
 use spillway_pager::page_table::page_indexes::CachePages;
 use spillway_pager::page_table::ranges::Ranges;
+use spillway_pager::page_table::virtual_page::VirtualPage;
 use spillway_pager::page_table::volume_pages::VolumePages;
 use spillway_pager::page_table::{PageIndexes, PageTable};
 use spillway_pager::pager_state::PagerState;
@@ -143,12 +144,13 @@ impl Simulated {
         let mut memory = self.lock();
         let next = memory.batches.front().and_then(|batch| batch.get(memory.steps)).copied();
         let Some((request, _)) = next else { return };
-        let outcome = match memory.resident.get(&request.address).copied() {
+        let address = request.page.address();
+        let outcome = match memory.resident.get(&address).copied() {
             _ if waits => EvictOutcome::Changing,
             None => EvictOutcome::Absent,
-            Some(_) if memory.pinned.contains(&request.address) => EvictOutcome::Refused,
+            Some(_) if memory.pinned.contains(&address) => EvictOutcome::Refused,
             Some((content, _)) => {
-                memory.resident.remove(&request.address);
+                memory.resident.remove(&address);
                 if let (Some(target), Some(pool)) = (request.target, &memory.pool) {
                     pool.memory().write(target.0 as usize * PAGE_SIZE_BYTES, &content.to_ne_bytes());
                 }
@@ -164,18 +166,19 @@ impl Simulated {
 impl ProgramMemory for Simulated {
     fn copy(
         &self,
-        target: u64,
+        first: VirtualPage,
         source: &Mapping,
         offset: usize,
         length: usize,
         protect: bool,
     ) -> Result<u64, PageError> {
-        self.within_one_mapping(target..target + length as u64)?;
+        let first = first.address();
+        self.within_one_mapping(first..first + length as u64)?;
         let mut done = 0;
         while done < length as u64 {
             let mut content = [0; 8];
             source.read(offset + done as usize, &mut content);
-            match self.fill(target + done, u64::from_ne_bytes(content), protect) {
+            match self.fill(first + done, u64::from_ne_bytes(content), protect) {
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break,
                 Ok(bytes) => done += bytes,
@@ -257,12 +260,12 @@ impl Evictor for Simulated {
         has_room
     }
 
-    fn own(&mut self, addresses: &[u64]) -> bool {
+    fn own(&mut self, pages: &[VirtualPage]) -> bool {
         let mut memory = self.lock();
         if !memory.batches.is_empty() {
             return false;
         }
-        memory.pinned.retain(|address| !addresses.contains(address));
+        memory.pinned.retain(|address| !pages.contains(&VirtualPage::at(*address)));
         true
     }
 
@@ -330,6 +333,10 @@ struct World {
 
 fn address(page: u64) -> u64 {
     BASE + page * PAGE
+}
+
+fn virtual_page(page: u64) -> VirtualPage {
+    VirtualPage::at(address(page))
 }
 
 impl World {
@@ -623,8 +630,8 @@ impl World {
         *lock(&space.evictor) = Some(Box::new(child.clone()));
         {
             let mut state = space.lock();
-            let resident: Vec<u64> = child.lock().resident.keys().copied().collect();
-            resident.iter().for_each(|address| state.page_table.found(*address, &mut self.shared.page_indexes()));
+            let resident: Vec<_> = child.lock().resident.keys().copied().map(VirtualPage::at).collect();
+            resident.iter().for_each(|page| state.page_table.found(*page, &mut self.shared.page_indexes()));
             state.page_table.scanned();
         }
         self.shared.budget.set_resident(self.count());

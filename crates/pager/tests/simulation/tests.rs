@@ -99,7 +99,7 @@ fn only_pages_from_elsewhere_that_a_thread_waits_for_are_demands() {
     assert_eq!(world.shared.fault_pool.take_demands(), 0, "it was in the pool");
     let far = (0..PAGES).filter(|page| gone(&world, page)).step_by(40).take(2).collect::<Vec<u64>>();
     let space = world.programs[0].space.id;
-    world.shared.want([Wanted { space, address: address(far[0]), is_writable: false }]);
+    world.shared.want([Wanted { space, page: virtual_page(far[0]), is_writable: false }]);
     world.fetch_wanted();
     let comes = (0..10_000).any(|_| {
         world.run();
@@ -172,7 +172,7 @@ fn kept_pages_never_leave() {
     // Rule 4.
     let mut world = World::new(96);
     let kept: Vec<u64> = [3, 17, 200].map(address).to_vec();
-    *lock(&world.programs[0].space.kept_pages) = kept.clone();
+    *lock(&world.programs[0].space.kept_pages) = kept.iter().copied().map(VirtualPage::at).collect();
     for page in 0..PAGES {
         world.touch(0, page, true);
         let memory = world.programs[0].memory.lock();
@@ -241,7 +241,7 @@ fn a_page_that_moved_away_from_a_batch_is_not_taken_for_gone() {
     let clean =
         memory.lock().batches[0].iter().position(|(request, _)| request.target.is_none()).expect("a clean page leaves");
     (0..clean).for_each(|_| memory.step());
-    let page = (memory.lock().batches[0][clean].0.address - BASE) / PAGE;
+    let page = (memory.lock().batches[0][clean].0.page.address() - BASE) / PAGE;
     let to = (page + PAGES / 2) % PAGES;
     let gone = address(to)..address(to + 1);
     world.programs[0].truth.remove(&gone.start);
@@ -300,7 +300,7 @@ fn world_after_a_batch() -> (World, Arc<AddressSpace>, u64) {
 
 fn away(space: &AddressSpace) -> u64 {
     let state = space.lock();
-    (0..PAGES).filter(|page| state.page_table.is_away(address(*page))).count() as u64
+    (0..PAGES).filter(|page| state.page_table.is_away(virtual_page(*page))).count() as u64
 }
 
 #[test]
@@ -402,7 +402,7 @@ fn what_comes_along_waits_for_room() {
 }
 
 /// A batch under way, more to leave after it, and a page that is away and that no thread has asked for.
-fn with_batch_under_way() -> (World, Arc<AddressSpace>, u64) {
+fn with_batch_under_way() -> (World, Arc<AddressSpace>, VirtualPage) {
     let mut world = World::new(200);
     (0..PAGES).for_each(|page| world.touch(0, page, true));
     world.apply_events();
@@ -425,7 +425,7 @@ fn exceed(world: &World) {
 #[test]
 fn a_fault_that_was_put_off_is_answered_between_two_batches() {
     let (mut world, space, away) = with_batch_under_way();
-    world.shared.want([Wanted { space: space.id, address: away, is_writable: false }]);
+    world.shared.want([Wanted { space: space.id, page: away, is_writable: false }]);
     world.fetch_wanted();
     world.poll(0);
     assert!(space.lock().is_hurried && world.has_put_off());
@@ -463,7 +463,7 @@ fn pages_that_leave_ring_for_a_fault_that_waits_for_room() {
         world.shared.faults.clear()
     };
     world.shared.budget.set_resident(world.shared.budget.limit_pages());
-    world.shared.want([Wanted { space: space.id, address: away, is_writable: false }]);
+    world.shared.want([Wanted { space: space.id, page: away, is_writable: false }]);
     world.fetch_wanted();
     // The first look finds the batch; while it is there, room is not asked for.
     world.poll(0);
@@ -559,7 +559,7 @@ fn pages_that_nobody_waits_for_come_a_few_at_a_time() {
     world.shared.budget.set_resident(10);
     let space = Arc::clone(&world.programs[0].space);
     let away = space.lock().page_table.away(&ALL);
-    let wanted = away.iter().map(|address| Wanted { space: space.id, address: *address, is_writable: false });
+    let wanted = away.iter().map(|page| Wanted { space: space.id, page: *page, is_writable: false });
     world.shared.want(wanted);
     world.fetch_wanted();
     let mut left = away.len();
