@@ -10,7 +10,7 @@
 
 use std::sync::Mutex;
 
-use spillway_policy::prefetch::VirtualPage;
+use spillway_policy::prefetch::PageNumber;
 use spillway_policy::trace::{Event, Kind, Recorder};
 
 use crate::size::PAGE_SIZE_BYTES;
@@ -63,7 +63,7 @@ impl Probe for Recording<'_> {
         let mut log = self.0.lock().expect("nobody panics while recording");
         let page_size = PAGE_SIZE_BYTES as usize;
         let last = (start + length_bytes.max(1) - 1) / page_size;
-        (start / page_size..=last).for_each(|page| log.touch(VirtualPage(page as u64), 0, write));
+        (start / page_size..=last).for_each(|page| log.touch(PageNumber(page as u64), 0, write));
     }
 }
 
@@ -72,7 +72,7 @@ impl Probe for Recording<'_> {
 pub struct TouchLog {
     recorder: Recorder,
     /// The last pages that were touched and whether a write to them is recorded, the latest first.
-    recent: [(VirtualPage, bool); RECENT_PAGES],
+    recent: [(PageNumber, bool); RECENT_PAGES],
     touches: u64,
 }
 
@@ -80,11 +80,11 @@ impl TouchLog {
     /// With room for a trace of `room_bytes`.
     pub fn new(room_bytes: usize) -> Self {
         let recorder = Recorder::new(Kind::Touches, room_bytes);
-        Self { recorder, recent: [(VirtualPage(u64::MAX), true); RECENT_PAGES], touches: 0 }
+        Self { recorder, recent: [(PageNumber(u64::MAX), true); RECENT_PAGES], touches: 0 }
     }
 
     /// `thread` touches `page`.
-    pub fn touch(&mut self, page: VirtualPage, thread: u32, write: bool) {
+    pub fn touch(&mut self, page: PageNumber, thread: u32, write: bool) {
         self.touches += 1;
         let (latest, written) = self.recent[0];
         if latest == page && (written || !write) {
@@ -121,7 +121,7 @@ mod tests {
     /// Pages and writes that are recorded of touches.
     fn recorded(touches: &[(u64, bool)]) -> Vec<(u64, bool)> {
         let mut log = TouchLog::new(100_000);
-        touches.iter().for_each(|(page, write)| log.touch(VirtualPage(*page), 0, *write));
+        touches.iter().for_each(|(page, write)| log.touch(PageNumber(*page), 0, *write));
         let mut bytes = Vec::new();
         log.into_recorder().write_to(&mut bytes).unwrap();
         Reader::new(&bytes).unwrap().map(|event| event.map(|event| (event.page.0, event.write)).unwrap()).collect()

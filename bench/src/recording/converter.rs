@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use spillway_policy::prefetch::VirtualPage;
+use spillway_policy::prefetch::PageNumber;
 use spillway_policy::trace::Recorder;
 
 use super::anonymous::Anonymous;
@@ -83,7 +83,7 @@ impl Converter {
         let Some(last) = address.checked_add(bytes - 1) else { return };
         for page in address / PAGE_SIZE_BYTES..=last / PAGE_SIZE_BYTES {
             if self.anonymous.holds(page) {
-                self.log.touch(VirtualPage(page), self.thread, write);
+                self.log.touch(PageNumber(page), self.thread, write);
             } else {
                 self.log.pass();
             }
@@ -130,7 +130,7 @@ SYSCALL[1,2](11) sys_munmap ( 0x4000000, 16384 )[sync] --> Success(0x0)
     fn touches_of_anonymous_memory_are_recorded() {
         let mut converter = Converter::new(10_000);
         assert_eq!(converter.take(LOG), LOG.len());
-        let event = |page: u64, thread, write, time| Event { page: VirtualPage(0x4000 + page), thread, write, time };
+        let event = |page: u64, thread, write, time| Event { page: PageNumber(0x4000 + page), thread, write, time };
         let expected = [
             event(0, 1, false, 2),
             event(1, 1, false, 3),

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use spillway_policy::prefetch::VirtualPage;
+use spillway_policy::prefetch::PageNumber;
 use spillway_policy::replacement::{CachePage, NEIGHBOURS_MAX};
 use spillway_policy::trace::{Reader, TraceError};
 
@@ -50,7 +50,7 @@ impl Accesses {
     }
 
     /// The number of `page`, given now if it had none.
-    fn number(&mut self, page: VirtualPage) -> CachePage {
+    fn number(&mut self, page: PageNumber) -> CachePage {
         let (group, place) = (page.0 / u64::from(NEIGHBOURS_MAX), page.0 % u64::from(NEIGHBOURS_MAX));
         let next = self.addresses.len() as u32;
         let number = *self.groups.entry(group).or_insert(next);
@@ -76,15 +76,15 @@ impl Accesses {
     }
 
     /// The number of `page`, if its group has one.
-    pub fn find(&self, page: VirtualPage) -> Option<CachePage> {
+    pub fn find(&self, page: PageNumber) -> Option<CachePage> {
         let group = self.groups.get(&(page.0 / u64::from(NEIGHBOURS_MAX)))?;
         Some(CachePage(group * NEIGHBOURS_MAX + (page.0 % u64::from(NEIGHBOURS_MAX)) as u32))
     }
 
     /// The page of a number.
-    pub fn virtual_page(&self, page: CachePage) -> VirtualPage {
+    pub fn virtual_page(&self, page: CachePage) -> PageNumber {
         let group = self.addresses[(page.0 / NEIGHBOURS_MAX) as usize];
-        VirtualPage(group * u64::from(NEIGHBOURS_MAX) + u64::from(page.0 % NEIGHBOURS_MAX))
+        PageNumber(group * u64::from(NEIGHBOURS_MAX) + u64::from(page.0 % NEIGHBOURS_MAX))
     }
 }
 
@@ -98,7 +98,7 @@ pub(crate) mod tests {
     pub(crate) fn accesses(pages: &[(u64, bool)]) -> Accesses {
         let mut recorder = Recorder::new(Kind::Touches, 100 + 30 * pages.len());
         for (time, (page, write)) in pages.iter().enumerate() {
-            assert!(recorder.record(Event { page: VirtualPage(*page), thread: 0, write: *write, time: time as u64 }));
+            assert!(recorder.record(Event { page: PageNumber(*page), thread: 0, write: *write, time: time as u64 }));
         }
         let mut bytes = Vec::new();
         recorder.write_to(&mut bytes).unwrap();
@@ -111,16 +111,16 @@ pub(crate) mod tests {
         let numbers: Vec<u32> = all.as_slice().iter().map(|access| access.page.0).collect();
         assert_eq!(numbers, [8, NEIGHBOURS_MAX + 5, 9, NEIGHBOURS_MAX + 5]);
         assert_eq!((all.pages(), all.page_end()), (3, 2 * NEIGHBOURS_MAX));
-        assert_eq!(all.virtual_page(CachePage(9)), VirtualPage(1001));
-        assert_eq!(all.find(VirtualPage(6)), Some(CachePage(NEIGHBOURS_MAX + 6)), "unused, in a known group");
-        assert_eq!(all.find(VirtualPage(500)), None);
+        assert_eq!(all.virtual_page(CachePage(9)), PageNumber(1001));
+        assert_eq!(all.find(PageNumber(6)), Some(CachePage(NEIGHBOURS_MAX + 6)), "unused, in a known group");
+        assert_eq!(all.find(PageNumber(500)), None);
         assert!(all.as_slice()[1].write && all.as_slice()[1].ticks == 1);
     }
 
     #[test]
     fn damage_is_passed_on() {
         let mut recorder = Recorder::new(Kind::Touches, 100);
-        recorder.record(Event { page: VirtualPage(77), thread: 0, write: false, time: 0 });
+        recorder.record(Event { page: PageNumber(77), thread: 0, write: false, time: 0 });
         let mut bytes = Vec::new();
         recorder.write_to(&mut bytes).unwrap();
         *bytes.last_mut().unwrap() |= 0x80;

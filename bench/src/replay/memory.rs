@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 
 use spillway_policy::prefetch::streams::{Faulter, Streams};
-use spillway_policy::prefetch::{Candidates, VirtualPage};
+use spillway_policy::prefetch::{Candidates, PageNumber};
 use spillway_policy::replacement::{Arrival, CachePage, Evidence, Replacement, Shadows};
 use spillway_testing::prefetch::AnyPrefetcher;
 use spillway_testing::replacement::Policy;
@@ -282,7 +282,7 @@ impl<'trace> Memory<'trace> {
     }
 }
 
-fn is_remote(accesses: &Accesses, pages: &[Page], page: VirtualPage) -> bool {
+fn is_remote(accesses: &Accesses, pages: &[Page], page: PageNumber) -> bool {
     accesses.find(page).is_some_and(|page| pages[page.0 as usize].state == State::Remote)
 }
 

@@ -1,6 +1,6 @@
 //! Accesses by rule, for what no workload shows alone.
 
-use spillway_policy::prefetch::VirtualPage;
+use spillway_policy::prefetch::PageNumber;
 use spillway_policy::trace::{Event, Kind, Recorder};
 
 use crate::permutation::Permutation;
@@ -105,7 +105,7 @@ impl Writer {
 
     fn access(&mut self, page: u64, thread: u32, write: bool) {
         self.time += TICKS;
-        let fits = self.recorder.record(Event { page: VirtualPage(BASE + page), thread, write, time: self.time });
+        let fits = self.recorder.record(Event { page: PageNumber(BASE + page), thread, write, time: self.time });
         assert!(fits, "there is room for every pattern");
     }
 

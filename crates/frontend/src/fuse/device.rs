@@ -1,9 +1,10 @@
 //! A block device on kernels without ublk and NBD: a loop device with direct I/O over a FUSE filesystem of one file.
 //!
 //! A page's way: block layer -> loop driver (a kernel worker, direct I/O) -> FUSE -> [`FuseChannel`] of whichever I/O
-//! thread is awake, or [`RingChannel`] of the worker's CPU. Order of life: [`LoopFuse::mount`] gives the channels -> the caller starts its I/O threads ->
-//! [`FrontEnd::attach`] binds the loop device, whose set-up already sends requests -> [`FrontEnd::detach`] while the
-//! threads still run -> the channels see [`Closed`](spillway_block::channel::Received::Closed).
+//! thread is awake, or [`RingChannel`] of the worker's CPU. Order of life: [`LoopFuse::mount`] gives the channels ->
+//! the caller starts its I/O threads -> [`FrontEnd::attach`] binds the loop device, whose set-up already sends
+//! requests -> [`FrontEnd::detach`] while the threads still run -> the channels see
+//! [`Closed`](spillway_block::channel::Received::Closed).
 //!
 //! This value holds no descriptor of the filesystem. So when the I/O threads' channels go, by whatever end of the
 //! process, the kernel aborts the connection, and the process that uses the device gets I/O errors instead of waiting

@@ -9,7 +9,7 @@
 //! pages straight from the slot) -> `flush`, or the next `receive`, hands over all answers at once.
 //!
 //! Requests wait until every queue has a slot. A few that want no answer (FORGET) or hardly one (INTERRUPT) come over
-//! `/dev/fuse` all the same, so a channel looks at the descriptor too, with [`DEVICE_SLOTS`] of its slots
+//! `/dev/fuse` all the same, so a channel looks at the descriptor too, with `DEVICE_SLOTS` of its slots
 //! ([`FuseChannel`]).
 //!
 //! Invariants: those of [`FuseChannel`]; and a slot of the ring is either with the kernel, or holds exactly one
@@ -95,7 +95,7 @@ pub struct RingChannel<R = FuseRing> {
     ring: R,
     /// The kernel's queues that this channel serves: CPUs.
     queues: Box<[u16]>,
-    /// Slots of the ring: the pool's slot [`DEVICE_SLOTS`] is the first.
+    /// Slots of the ring: the pool's slot `DEVICE_SLOTS` is the first.
     slots: Box<[Slot]>,
     gone_count: usize,
     /// Watches ring and descriptor.
@@ -114,7 +114,7 @@ impl RingChannel {
 }
 
 impl<R: RequestRing> RingChannel<R> {
-    /// A channel on `ring`, which has a slot for each of `device` but the first [`DEVICE_SLOTS`].
+    /// A channel on `ring`, which has a slot for each of `device` but the first `DEVICE_SLOTS`.
     fn over(ring: R, mut device: FuseChannel, queues: Box<[u16]>) -> io::Result<Self> {
         let slot_count = device.pool().slot_count() - DEVICE_SLOTS;
         assert!((1..=slot_count).contains(&queues.len()), "each queue has a slot");

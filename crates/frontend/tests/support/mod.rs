@@ -37,7 +37,7 @@ pub(crate) fn ways() -> Vec<Way> {
     match choice::probe(FrontEndKind::LoopFuseRing) {
         Ok(()) => vec![Way::Device, Way::Rings],
         Err(error) => {
-            skip(&format!("rings for FUSE ({error})"));
+            skip(format!("rings for FUSE ({error})"));
             vec![Way::Device]
         }
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_policy::prefetch::read_around::ReadAround;
 use spillway_policy::prefetch::streams::{Faulter, Streams};
-use spillway_policy::prefetch::{Candidates, VirtualPage as PageNumber, WINDOW_FAR_MAX, WINDOW_MAX};
+use spillway_policy::prefetch::{Candidates, PageNumber, WINDOW_FAR_MAX, WINDOW_MAX};
 use spillway_policy::replacement::Evidence;
 
 use crate::limits::{DISTANCE_READS, GROUP_PAGES, MARKERS_MAX, WINDOW_PAGE, WINDOWS_MAX};

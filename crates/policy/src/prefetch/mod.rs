@@ -32,9 +32,9 @@ pub mod streams;
 
 /// A page of a program's address space: its address over the page size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VirtualPage(pub u64);
+pub struct PageNumber(pub u64);
 
-impl VirtualPage {
+impl PageNumber {
     /// The page `delta` further on, if there is one.
     pub fn offset(self, delta: i64) -> Option<Self> {
         self.0.checked_add_signed(delta).map(Self)
@@ -59,16 +59,16 @@ pub const CANDIDATES_MAX: usize = 2 * WINDOW_FAR_MAX;
 /// Pages to bring along, the most urgent first, and which of them is the marker.
 #[derive(Clone, Debug)]
 pub struct Candidates {
-    pages: [VirtualPage; CANDIDATES_MAX],
+    pages: [PageNumber; CANDIDATES_MAX],
     count: usize,
-    marker: Option<VirtualPage>,
+    marker: Option<PageNumber>,
     around: bool,
     window_max: usize,
 }
 
 impl Default for Candidates {
     fn default() -> Self {
-        Self { pages: [VirtualPage(0); CANDIDATES_MAX], count: 0, marker: None, around: false, window_max: WINDOW_MAX }
+        Self { pages: [PageNumber(0); CANDIDATES_MAX], count: 0, marker: None, around: false, window_max: WINDOW_MAX }
     }
 }
 
@@ -89,17 +89,17 @@ impl Candidates {
     }
 
     /// The pages.
-    pub fn pages(&self) -> &[VirtualPage] {
+    pub fn pages(&self) -> &[PageNumber] {
         &self.pages[..self.count]
     }
 
     /// The page that stays unmapped, one of [`Candidates::pages`].
-    pub fn marker(&self) -> Option<VirtualPage> {
+    pub fn marker(&self) -> Option<PageNumber> {
         self.marker
     }
 
     /// Adds `page` if there is room.
-    pub fn push(&mut self, page: VirtualPage) {
+    pub fn push(&mut self, page: PageNumber) {
         if let Some(room) = self.pages.get_mut(self.count) {
             *room = page;
             self.count += 1;
@@ -128,7 +128,7 @@ impl Candidates {
     /// Drops the pages that are not worth a read, because they are local or do not exist. If the marker is one of them,
     /// the next page that stays takes its place, or else the last: a stream must come to a marker, or it would have
     /// to fault to go on.
-    pub fn retain(&mut self, mut is_wanted: impl FnMut(VirtualPage) -> bool) {
+    pub fn retain(&mut self, mut is_wanted: impl FnMut(PageNumber) -> bool) {
         let marker = self.marker.and_then(|marker| self.pages().iter().position(|page| *page == marker));
         let mut kept = 0;
         for index in 0..self.count {
@@ -166,39 +166,39 @@ impl Candidates {
 /// A policy for one stream of faults.
 /// ```
 /// use spillway_policy::prefetch::read_ahead::ReadAhead;
-/// use spillway_policy::prefetch::{Candidates, Prefetcher, VirtualPage};
+/// use spillway_policy::prefetch::{Candidates, Prefetcher, PageNumber};
 ///
 /// let (mut prefetcher, mut candidates) = (ReadAhead::default(), Candidates::default());
 /// for page in [10, 11, 12] {
 ///     candidates.clear();
-///     prefetcher.on_fault(VirtualPage(page), &mut candidates);
+///     prefetcher.on_fault(PageNumber(page), &mut candidates);
 /// }
-/// assert_eq!(candidates.pages()[0], VirtualPage(13), "the stream goes on");
+/// assert_eq!(candidates.pages()[0], PageNumber(13), "the stream goes on");
 /// ```
 pub trait Prefetcher: Send {
     /// Its name on command lines and in tables.
     fn name(&self) -> &'static str;
 
     /// The program waits for `page`: adds to `candidates`, which are empty, what is worth bringing along.
-    fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates);
+    fn on_fault(&mut self, page: PageNumber, candidates: &mut Candidates);
 
     /// [`Prefetcher::on_fault`] brought nothing along with `page`: adds what of its neighbours is worth it. `is_away`
     /// says which pages could come.
-    fn around(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
+    fn around(&mut self, page: PageNumber, is_away: &dyn Fn(PageNumber) -> bool, candidates: &mut Candidates) {
         let _ = (page, is_away, candidates);
     }
 
     /// The program reached `page`, a marker of this prefetcher: adds what is to come next.
-    fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates);
+    fn on_hit(&mut self, page: PageNumber, candidates: &mut Candidates);
 
     /// The candidates up to `page`, the last of them, were few when local ones were left out: adds what is behind
     /// them. The program has not come there yet.
-    fn go_on(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn go_on(&mut self, page: PageNumber, candidates: &mut Candidates) {
         let _ = (page, candidates);
     }
 
     /// `page`, which this prefetcher brought along, left unused.
-    fn on_unused(&mut self, page: VirtualPage);
+    fn on_unused(&mut self, page: PageNumber);
 
     /// A new stream of the program that `other` is of begins with this one: takes over what that learnt of the
     /// program, and nothing of where it is.
@@ -217,10 +217,10 @@ mod tests {
     #[test]
     fn candidates_end_where_their_room_does() {
         let mut candidates = Candidates::default();
-        (0..2 * CANDIDATES_MAX as u64).for_each(|page| candidates.push(VirtualPage(page)));
+        (0..2 * CANDIDATES_MAX as u64).for_each(|page| candidates.push(PageNumber(page)));
         assert_eq!(candidates.pages().len(), CANDIDATES_MAX);
         candidates.mark(3);
-        assert_eq!(candidates.marker(), Some(VirtualPage(3)));
+        assert_eq!(candidates.marker(), Some(PageNumber(3)));
         candidates.clear();
         assert_eq!((candidates.pages(), candidates.marker()), (&[][..], None));
     }
@@ -229,19 +229,19 @@ mod tests {
     fn pages_that_two_windows_name_are_candidates_once() {
         let window = |pages: &[u64]| {
             let mut window = Candidates::default();
-            pages.iter().for_each(|page| window.push(VirtualPage(*page)));
+            pages.iter().for_each(|page| window.push(PageNumber(*page)));
             window
         };
         let mut candidates = window(&[10, 11, 12, 13]);
         candidates.append(&window(&[12, 11, 10, 9]));
-        assert_eq!(candidates.pages(), [10, 11, 12, 13, 9].map(VirtualPage));
+        assert_eq!(candidates.pages(), [10, 11, 12, 13, 9].map(PageNumber));
     }
 
     #[test]
     fn a_marker_that_is_dropped_moves_on() {
         let retained = |marker: usize, wanted: &[u64]| {
             let mut candidates = Candidates::default();
-            (10..16).for_each(|page| candidates.push(VirtualPage(page)));
+            (10..16).for_each(|page| candidates.push(PageNumber(page)));
             candidates.mark(marker);
             candidates.retain(|page| wanted.contains(&page.0));
             assert!(candidates.pages().iter().map(|page| page.0).eq(wanted.iter().copied()));

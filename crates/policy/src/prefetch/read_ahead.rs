@@ -14,7 +14,7 @@
 
 #[cfg(any(doc, test))]
 use super::WINDOW_MAX;
-use super::{Candidates, Prefetcher, VirtualPage};
+use super::{Candidates, PageNumber, Prefetcher};
 
 /// Places that are followed: a matrix product goes through three arrays, Barnes-Hut through two and a tree.
 const HEADS: usize = 4;
@@ -37,31 +37,31 @@ const OUT_OF_LINE_DIVISOR: u32 = 4;
 #[derive(Clone, Copy, Debug)]
 struct Head {
     /// The last fault or marker.
-    last: VirtualPage,
+    last: PageNumber,
     /// The last page that was brought along, or the last fault.
-    end: VirtualPage,
+    end: PageNumber,
     /// The distance between the last two faults; 0 for a place with one.
     delta: i64,
     /// Pages of the next window, before it grows.
     window: u32,
     /// The pages that came with the last fault without a trend: first and last.
-    around: Option<(VirtualPage, VirtualPage)>,
+    around: Option<(PageNumber, PageNumber)>,
     used_at: u64,
 }
 
 impl Head {
-    fn new(page: VirtualPage, used_at: u64) -> Self {
+    fn new(page: PageNumber, used_at: u64) -> Self {
         Self { last: page, end: page, delta: 0, window: 0, around: None, used_at }
     }
 
     /// How far `page` is from what this place has seen or brought along.
-    fn distance(&self, page: VirtualPage) -> u64 {
+    fn distance(&self, page: PageNumber) -> u64 {
         page.0.abs_diff(self.last.0).min(page.0.abs_diff(self.end.0))
     }
 
     /// Whether a fault at `page` goes on as before; pages that are skipped may have been local.
-    fn is_in_line(&self, page: VirtualPage) -> bool {
-        let goes_on = |from: VirtualPage| {
+    fn is_in_line(&self, page: PageNumber) -> bool {
+        let goes_on = |from: PageNumber| {
             let distance = page.distance_from(from);
             distance.wrapping_rem(self.delta) == 0 && (1..=SKIPPED_MAX).contains(&distance.wrapping_div(self.delta))
         };
@@ -72,13 +72,13 @@ impl Head {
     }
 
     /// Whether `page` is next to those that came with the last one, and on which side.
-    fn is_beside(&self, page: VirtualPage) -> Option<i64> {
+    fn is_beside(&self, page: PageNumber) -> Option<i64> {
         let (first, last) = self.around?;
         let distances = [page.distance_from(last), page.distance_from(first)];
         [1, -1].into_iter().zip(distances).find_map(|(side, distance)| (side == distance).then_some(side))
     }
 
-    fn fault(&mut self, page: VirtualPage, comes_alone: bool, candidates: &mut Candidates) {
+    fn fault(&mut self, page: PageNumber, comes_alone: bool, candidates: &mut Candidates) {
         let beside = self.is_beside(page);
         self.delta = beside.unwrap_or(self.delta);
         self.around = None;
@@ -97,7 +97,7 @@ impl Head {
     }
 
     /// Whether `page` was brought along and the program has not come to it yet, as far as is known.
-    fn is_ahead(&self, page: VirtualPage) -> bool {
+    fn is_ahead(&self, page: PageNumber) -> bool {
         let (first, last) = if self.delta < 0 { (self.end, self.last) } else { (self.last, self.end) };
         self.end != self.last && (first..=last).contains(&page)
     }
@@ -127,19 +127,19 @@ pub struct ReadAhead {
 impl ReadAhead {
     /// The `count` pages from `first` on come along with `page`, which was in no trend. If the next fault is beside
     /// them, they were the begin of one.
-    pub(super) fn came_around(&mut self, page: VirtualPage, first: u64, count: u64) {
+    pub(super) fn came_around(&mut self, page: PageNumber, first: u64, count: u64) {
         if let Some(head) = self.nearest(page) {
-            head.around = Some((VirtualPage(first), VirtualPage(first + count - 1)));
+            head.around = Some((PageNumber(first), PageNumber(first + count - 1)));
         }
     }
 
     /// Whether `page` is next to the last page of a place that is followed.
-    pub(super) fn is_beside(&self, page: VirtualPage) -> bool {
+    pub(super) fn is_beside(&self, page: PageNumber) -> bool {
         self.heads.iter().flatten().any(|head| head.last.0.abs_diff(page.0) <= 1 || head.is_beside(page).is_some())
     }
 
     /// As [`Prefetcher::on_fault`]; nothing comes along if the page `comes_alone`, whatever trend it is in.
-    pub(super) fn follow(&mut self, page: VirtualPage, comes_alone: bool, candidates: &mut Candidates) {
+    pub(super) fn follow(&mut self, page: PageNumber, comes_alone: bool, candidates: &mut Candidates) {
         self.clock += 1;
         let clock = self.clock;
         if let Some(head) = self.nearest(page) {
@@ -151,7 +151,7 @@ impl ReadAhead {
     }
 
     /// The place nearest to `page`, if one is near.
-    fn nearest(&mut self, page: VirtualPage) -> Option<&mut Head> {
+    fn nearest(&mut self, page: PageNumber) -> Option<&mut Head> {
         let near = self.heads.iter_mut().flatten().min_by_key(|head| head.distance(page));
         near.filter(|head| head.distance(page) <= REACH_PAGES.max(u64::from(head.window)))
     }
@@ -162,11 +162,11 @@ impl Prefetcher for ReadAhead {
         "read-ahead"
     }
 
-    fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn on_fault(&mut self, page: PageNumber, candidates: &mut Candidates) {
         self.follow(page, false, candidates);
     }
 
-    fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn on_hit(&mut self, page: PageNumber, candidates: &mut Candidates) {
         self.clock += 1;
         let clock = self.clock;
         if let Some(head) = self.heads.iter_mut().flatten().find(|head| head.is_ahead(page)) {
@@ -176,13 +176,13 @@ impl Prefetcher for ReadAhead {
         }
     }
 
-    fn go_on(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn go_on(&mut self, page: PageNumber, candidates: &mut Candidates) {
         if let Some(head) = self.heads.iter_mut().flatten().find(|head| head.end == page && head.window > 0) {
             head.bring(0, candidates);
         }
     }
 
-    fn on_unused(&mut self, page: VirtualPage) {
+    fn on_unused(&mut self, page: PageNumber) {
         if let Some(head) = self.nearest(page) {
             head.window = head.window.saturating_sub(1);
         }
@@ -198,13 +198,13 @@ mod tests {
     /// What a fault brings along, and the marker.
     fn fault(policy: &mut ReadAhead, page: u64) -> (Vec<u64>, Option<u64>) {
         let mut candidates = Candidates::default();
-        policy.on_fault(VirtualPage(page), &mut candidates);
+        policy.on_fault(PageNumber(page), &mut candidates);
         (candidates.pages().iter().map(|page| page.0).collect(), candidates.marker().map(|page| page.0))
     }
 
     fn hit(policy: &mut ReadAhead, page: u64) -> (Vec<u64>, Option<u64>) {
         let mut candidates = Candidates::default();
-        policy.on_hit(VirtualPage(page), &mut candidates);
+        policy.on_hit(PageNumber(page), &mut candidates);
         (candidates.pages().iter().map(|page| page.0).collect(), candidates.marker().map(|page| page.0))
     }
 
@@ -255,10 +255,10 @@ mod tests {
         fault(&mut policy, 0);
         fault(&mut policy, 1);
         let mut candidates = Candidates::default();
-        policy.go_on(VirtualPage(3), &mut candidates);
+        policy.go_on(PageNumber(3), &mut candidates);
         assert!(candidates.pages().is_empty(), "not the last of the window");
-        policy.go_on(VirtualPage(5), &mut candidates);
-        assert_eq!(candidates.pages(), [6, 7, 8, 9].map(VirtualPage));
+        policy.go_on(PageNumber(5), &mut candidates);
+        assert_eq!(candidates.pages(), [6, 7, 8, 9].map(PageNumber));
         assert_eq!(hit(&mut policy, 4).0, (10..18).collect::<Vec<_>>(), "the first window's marker still counts");
     }
 
@@ -280,7 +280,7 @@ mod tests {
         assert!(fault(&mut policy, 41).0.is_empty(), "a new distance is not a trend yet");
         assert_eq!(fault(&mut policy, 42).0, [43, 44, 45, 46], "and then begins small");
         hit(&mut policy, 45);
-        (47..55).for_each(|page| policy.on_unused(VirtualPage(page)));
+        (47..55).for_each(|page| policy.on_unused(PageNumber(page)));
         assert_eq!(hit(&mut policy, 47).0.len(), WINDOW_START as usize, "a window that was wasted begins anew");
     }
 
@@ -306,7 +306,7 @@ mod tests {
                 let page = base + page;
                 let (mut pages, marker) = match what {
                     0 => hit(&mut policy, page),
-                    1 => { policy.on_unused(VirtualPage(page)); continue }
+                    1 => { policy.on_unused(PageNumber(page)); continue }
                     _ => fault(&mut policy, page),
                 };
                 prop_assert!(marker.is_none_or(|marker| pages.contains(&marker)));

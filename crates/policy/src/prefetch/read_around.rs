@@ -13,7 +13,7 @@
 
 use super::read_ahead::ReadAhead;
 use super::runs::{RUN_MAX, Runs};
-use super::{Candidates, Prefetcher, VirtualPage};
+use super::{Candidates, PageNumber, Prefetcher};
 
 /// Pages of a block: the kernel's default for swap (`page-cluster` is 3).
 pub const BLOCK_PAGES: u64 = 8;
@@ -42,7 +42,7 @@ const NONE: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Probe {
     /// If it was not needed yet.
-    page: Option<VirtualPage>,
+    page: Option<PageNumber>,
     /// Whether the others of its block came along.
     is_alone: bool,
 }
@@ -70,7 +70,7 @@ impl Default for ReadAround {
 }
 
 impl ReadAround {
-    fn find(&self, page: VirtualPage) -> Option<usize> {
+    fn find(&self, page: PageNumber) -> Option<usize> {
         let block = page.0 / BLOCK_PAGES;
         self.blocks.iter().position(|known| *known == block)
     }
@@ -87,9 +87,9 @@ impl ReadAround {
 }
 
 /// The other pages of the block of `page`: those behind it first, as far as there are any.
-fn others(page: VirtualPage) -> impl Iterator<Item = VirtualPage> {
+fn others(page: PageNumber) -> impl Iterator<Item = PageNumber> {
     let (first, place) = (page.0 / BLOCK_PAGES * BLOCK_PAGES, page.0 % BLOCK_PAGES);
-    (place + 1..BLOCK_PAGES).chain((0..place).rev()).map(move |other| VirtualPage(first + other))
+    (place + 1..BLOCK_PAGES).chain((0..place).rev()).map(move |other| PageNumber(first + other))
 }
 
 impl Prefetcher for ReadAround {
@@ -97,7 +97,7 @@ impl Prefetcher for ReadAround {
         "read-around"
     }
 
-    fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn on_fault(&mut self, page: PageNumber, candidates: &mut Candidates) {
         let is_watched = self.runs.on_fault(page);
         self.is_begin = false;
         if let Some(index) = self.find(page).filter(|index| self.probes[*index].page == Some(page)) {
@@ -112,22 +112,22 @@ impl Prefetcher for ReadAround {
         self.ahead.follow(page, is_watched, candidates);
     }
 
-    fn around(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
+    fn around(&mut self, page: PageNumber, is_away: &dyn Fn(PageNumber) -> bool, candidates: &mut Candidates) {
         self.block_around(page, is_away, candidates);
         if candidates.pages().is_empty() && self.is_begin {
             self.run_behind(page, is_away, candidates);
         }
     }
 
-    fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn on_hit(&mut self, page: PageNumber, candidates: &mut Candidates) {
         self.ahead.on_hit(page, candidates);
     }
 
-    fn go_on(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn go_on(&mut self, page: PageNumber, candidates: &mut Candidates) {
         self.ahead.go_on(page, candidates);
     }
 
-    fn on_unused(&mut self, page: VirtualPage) {
+    fn on_unused(&mut self, page: PageNumber) {
         self.ahead.on_unused(page);
     }
 
@@ -139,7 +139,7 @@ impl Prefetcher for ReadAround {
 
 impl ReadAround {
     /// The rest of the page's block, if blocks are worth it.
-    fn block_around(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
+    fn block_around(&mut self, page: PageNumber, is_away: &dyn Fn(PageNumber) -> bool, candidates: &mut Candidates) {
         if self.find(page).is_some() {
             return;
         }
@@ -158,7 +158,7 @@ impl ReadAround {
     }
 
     /// The next pages, as many as runs have that begin so.
-    fn run_behind(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
+    fn run_behind(&mut self, page: PageNumber, is_away: &dyn Fn(PageNumber) -> bool, candidates: &mut Candidates) {
         let behind = || (1..i64::from(RUN_MAX)).map_while(|step| page.offset(step)).take_while(|page| is_away(*page));
         if behind().next().is_none() {
             // Nothing could be seen of a run that goes on in pages that are here.
@@ -180,11 +180,11 @@ mod tests {
     use super::*;
 
     /// What a fault brings along where `is_away` says which pages are elsewhere.
-    fn fault(policy: &mut ReadAround, page: u64, is_away: &dyn Fn(VirtualPage) -> bool) -> Candidates {
+    fn fault(policy: &mut ReadAround, page: u64, is_away: &dyn Fn(PageNumber) -> bool) -> Candidates {
         let mut candidates = Candidates::default();
-        policy.on_fault(VirtualPage(page), &mut candidates);
+        policy.on_fault(PageNumber(page), &mut candidates);
         if candidates.pages().is_empty() {
-            policy.around(VirtualPage(page), is_away, &mut candidates);
+            policy.around(PageNumber(page), is_away, &mut candidates);
         }
         candidates
     }
@@ -269,7 +269,7 @@ mod tests {
         for visit in 0..2_000 {
             let page = 2 * random(&mut state, 1 << 13);
             let brought = fault(&mut policy, page, &|_| true);
-            let has_second = brought.pages().contains(&VirtualPage(page + 1));
+            let has_second = brought.pages().contains(&PageNumber(page + 1));
             let others = brought.pages().len() - usize::from(has_second);
             if !has_second {
                 wasted += fault(&mut policy, page + 1, &|_| true).pages().len();
@@ -304,7 +304,7 @@ mod tests {
             let probe = policy.probes[0].page.unwrap();
             assert!(fault(&mut policy, probe.0, &|_| true).pages().is_empty(), "the rest is here");
             let window = fault(&mut policy, next, &|_| true);
-            assert_eq!(window.pages().first(), Some(&VirtualPage(first)));
+            assert_eq!(window.pages().first(), Some(&PageNumber(first)));
             assert!(window.marker().is_some(), "a stream");
         }
     }
@@ -318,13 +318,13 @@ mod tests {
         ) {
             let mut policy = ReadAround { score, ..ReadAround::default() };
             for (page, away) in pages {
-                let is_away = |page: VirtualPage| away >> (page.0 % 64) & 1 == 1;
+                let is_away = |page: PageNumber| away >> (page.0 % 64) & 1 == 1;
                 let candidates = fault(&mut policy, page, &is_away);
                 prop_assert!(policy.score <= SCORE_MAX);
                 if candidates.comes_around() {
                     prop_assert!(candidates.marker().is_none());
                     let mut found: Vec<u64> = candidates.pages().iter().map(|page| page.0).collect();
-                    prop_assert!(found.iter().all(|other| is_away(VirtualPage(*other)) && *other != page));
+                    prop_assert!(found.iter().all(|other| is_away(PageNumber(*other)) && *other != page));
                     prop_assert!(found.iter().all(|other| other / BLOCK_PAGES == page / BLOCK_PAGES));
                     found.sort_unstable();
                     let count = found.len();

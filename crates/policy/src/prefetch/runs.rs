@@ -8,7 +8,7 @@
 //!
 //! Only runs upwards: a neighbour below is a stream at once, as before.
 
-use super::VirtualPage;
+use super::PageNumber;
 
 /// Runs of so many pages and more are streams, and left to read-ahead. A database's block of 16 KiB (InnoDB) has as
 /// many.
@@ -38,7 +38,7 @@ const ALONG_WEIGHT: u32 = 1;
 
 #[derive(Clone, Copy, Debug)]
 struct Watched {
-    next: VirtualPage,
+    next: PageNumber,
     length: u8,
     /// The number of its last fault.
     fault: u64,
@@ -64,13 +64,13 @@ impl Default for Runs {
 
 impl Runs {
     /// A program waits for `page`. Whether it belongs to a run that is watched, and is to come alone.
-    pub fn on_fault(&mut self, page: VirtualPage) -> bool {
+    pub fn on_fault(&mut self, page: PageNumber) -> bool {
         self.faults += 1;
         let (now, mut is_part) = (self.faults, false);
         for index in 0..WATCHED {
             let Some(run) = &mut self.watched[index] else { continue };
             if run.next == page {
-                (run.length, run.fault, run.next) = (run.length + 1, now, VirtualPage(page.0.saturating_add(1)));
+                (run.length, run.fault, run.next) = (run.length + 1, now, PageNumber(page.0.saturating_add(1)));
                 is_part = run.length < RUN_MAX;
             }
             if run.length == RUN_MAX || now - run.fault > PATIENCE_FAULTS {
@@ -83,7 +83,7 @@ impl Runs {
     }
 
     /// A fault on `page` may begin a run; how many of the pages behind it come along.
-    pub fn on_begin(&mut self, page: VirtualPage) -> u8 {
+    pub fn on_begin(&mut self, page: PageNumber) -> u8 {
         self.begins += 1;
         // Any of them, so that none stands for a pattern of the program.
         let chance = self.begins.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -93,7 +93,7 @@ impl Runs {
         }
         let oldest = (0..WATCHED).min_by_key(|index| self.watched[*index].map_or(0, |run| run.fault));
         let place = oldest.expect("there are places");
-        let watched = Watched { next: VirtualPage(page.0.saturating_add(1)), length: 1, fault: self.faults };
+        let watched = Watched { next: PageNumber(page.0.saturating_add(1)), length: 1, fault: self.faults };
         if let Some(run) = self.watched[place].replace(watched) {
             self.ended(run.length);
         }
@@ -147,10 +147,10 @@ mod tests {
             let (mut page, mut is_begin) = (place, true);
             while page < place + length {
                 faults += 1;
-                let comes_alone = runs.on_fault(VirtualPage(page));
+                let comes_alone = runs.on_fault(PageNumber(page));
                 page += 1;
                 if is_begin && !comes_alone {
-                    let along = u64::from(runs.on_begin(VirtualPage(place)));
+                    let along = u64::from(runs.on_begin(PageNumber(place)));
                     let used = along.min(length - 1);
                     (page, wasted) = (page + used, wasted + along - used);
                 }
@@ -195,10 +195,10 @@ mod tests {
         for round in 0..200 {
             let places = [round * 1000, 1_000_000 + round * 1000];
             let begun =
-                places.map(|place| (place, policy.on_fault(VirtualPage(place)), policy.on_begin(VirtualPage(place))));
+                places.map(|place| (place, policy.on_fault(PageNumber(place)), policy.on_begin(PageNumber(place))));
             for (place, _, along) in begun {
                 if along == 0 {
-                    policy.on_fault(VirtualPage(place + 1));
+                    policy.on_fault(PageNumber(place + 1));
                 }
             }
         }
@@ -212,7 +212,7 @@ mod tests {
         fn what_is_chosen_has_bounds(pages in proptest::collection::vec((0_u64..40, any::<bool>()), 1..400), end in any::<bool>()) {
             let mut policy = Runs::default();
             for (page, begins) in pages {
-                let page = VirtualPage(if end { u64::MAX - page } else { page });
+                let page = PageNumber(if end { u64::MAX - page } else { page });
                 let is_part = policy.on_fault(page);
                 let along = if begins && !is_part { policy.on_begin(page) } else { 0 };
                 prop_assert!(along < RUN_MAX);

@@ -10,7 +10,7 @@
 //!
 //! Looking a stream up compares [`STREAMS_MAX`] keys that lie together: some tens of nanoseconds.
 
-use super::{Candidates, Prefetcher, VirtualPage};
+use super::{Candidates, PageNumber, Prefetcher};
 
 /// Streams that are kept apart: threads that fault at once times arrays that each goes through, 16 x 4. Leap's kernel
 /// code keeps one history for the whole machine.
@@ -36,7 +36,7 @@ struct Key {
 }
 
 impl Key {
-    fn of(faulter: Faulter, page: VirtualPage) -> Self {
+    fn of(faulter: Faulter, page: PageNumber) -> Self {
         Self { faulter, region: page.0 >> REGION_BITS }
     }
 
@@ -56,9 +56,9 @@ pub struct Streams<Policy> {
     /// The last window of each stream: what was brought along and not passed yet.
     windows: Vec<Candidates>,
     /// The last marker that each stream reached, if it goes on by markers.
-    markers: Vec<Option<VirtualPage>>,
+    markers: Vec<Option<PageNumber>>,
     passed: Candidates,
-    marker_passed: Option<VirtualPage>,
+    marker_passed: Option<PageNumber>,
     clock: u64,
 }
 
@@ -87,8 +87,8 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
     pub fn on_fault(
         &mut self,
         faulter: Faulter,
-        page: VirtualPage,
-        is_away: &dyn Fn(VirtualPage) -> bool,
+        page: PageNumber,
+        is_away: &dyn Fn(PageNumber) -> bool,
         candidates: &mut Candidates,
     ) {
         let slot = self.slot(Key::of(faulter, page));
@@ -106,7 +106,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
 
     /// `faulter` reached the marker `page`; see [`Prefetcher::on_hit`]. The stream that brought it along may be another
     /// thread's; without one that still lives there is nothing to bring along.
-    pub fn on_hit(&mut self, faulter: Faulter, page: VirtualPage, candidates: &mut Candidates) {
+    pub fn on_hit(&mut self, faulter: Faulter, page: PageNumber, candidates: &mut Candidates) {
         candidates.clear();
         self.passed.clear();
         self.marker_passed = None;
@@ -121,7 +121,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
 
     /// Of what `faulter` was to have up to `page`, the last of it, too much is local already: goes on behind it. The
     /// program has reached nothing.
-    pub fn go_on(&mut self, faulter: Faulter, page: VirtualPage, candidates: &mut Candidates) {
+    pub fn go_on(&mut self, faulter: Faulter, page: PageNumber, candidates: &mut Candidates) {
         candidates.clear();
         if let Some(slot) = self.find(Key::of(faulter, page)) {
             self.policies[slot].go_on(page, candidates);
@@ -131,18 +131,18 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
 
     /// The pages that the last [`Streams::on_hit`] showed to be used, its marker not among them. Some may have been
     /// there all the time.
-    pub fn passed(&self) -> &[VirtualPage] {
+    pub fn passed(&self) -> &[PageNumber] {
         self.passed.pages()
     }
 
     /// The marker that was reached before that of the last [`Streams::on_hit`], if the stream came from there.
-    pub fn marker_passed(&self) -> Option<VirtualPage> {
+    pub fn marker_passed(&self) -> Option<PageNumber> {
         self.marker_passed
     }
 
     /// Moves what the stream in `slot` brought along before `marker` from its window to what is passed. Whether the
     /// marker was in that window.
-    fn pass(&mut self, slot: usize, marker: VirtualPage) -> bool {
+    fn pass(&mut self, slot: usize, marker: PageNumber) -> bool {
         let window = &mut self.windows[slot];
         if let Some(place) = window.pages().iter().position(|page| *page == marker) {
             window.pages()[..place].iter().for_each(|page| self.passed.push(*page));
@@ -156,7 +156,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
 
     /// `page` was brought along for address space `space` and left unused. No thread faulted, so it counts against a
     /// stream of its region.
-    pub fn on_unused(&mut self, space: u32, page: VirtualPage) {
+    pub fn on_unused(&mut self, space: u32, page: PageNumber) {
         let key = Key::of(Faulter { space, thread: 0 }, page);
         if let Some(slot) = self.find(key) {
             self.policies[slot].on_unused(page);
@@ -230,17 +230,17 @@ mod tests {
             "counting"
         }
 
-        fn on_fault(&mut self, _page: VirtualPage, candidates: &mut Candidates) {
+        fn on_fault(&mut self, _page: PageNumber, candidates: &mut Candidates) {
             self.faults += 1;
-            candidates.push(VirtualPage(self.faults));
+            candidates.push(PageNumber(self.faults));
         }
 
-        fn on_hit(&mut self, _page: VirtualPage, candidates: &mut Candidates) {
+        fn on_hit(&mut self, _page: PageNumber, candidates: &mut Candidates) {
             self.hits += 1;
-            candidates.push(VirtualPage(100 * self.hits));
+            candidates.push(PageNumber(100 * self.hits));
         }
 
-        fn on_unused(&mut self, _page: VirtualPage) {
+        fn on_unused(&mut self, _page: PageNumber) {
             self.unused += 1;
         }
 
@@ -255,7 +255,7 @@ mod tests {
 
     fn fault(streams: &mut Streams<Counting>, faulter: Faulter, page: u64) -> u64 {
         let mut candidates = Candidates::default();
-        streams.on_fault(faulter, VirtualPage(page), &|_| true, &mut candidates);
+        streams.on_fault(faulter, PageNumber(page), &|_| true, &mut candidates);
         assert_eq!(candidates.pages().len(), 1, "what was there before is cleared");
         candidates.pages()[0].0
     }
@@ -296,12 +296,12 @@ mod tests {
     fn a_hit_by_another_thread_goes_to_the_stream_beside() {
         let mut streams = Streams::new(Counting::default());
         let mut candidates = Candidates::default();
-        streams.on_hit(faulter(0, 5), VirtualPage(3), &mut candidates);
+        streams.on_hit(faulter(0, 5), PageNumber(3), &mut candidates);
         assert!(candidates.pages().is_empty(), "nobody brought anything along");
         fault(&mut streams, faulter(0, 0), 0);
-        streams.on_hit(faulter(0, 5), VirtualPage(3), &mut candidates);
-        assert_eq!(candidates.pages(), [VirtualPage(100)]);
-        streams.on_hit(faulter(1, 0), VirtualPage(3), &mut candidates);
+        streams.on_hit(faulter(0, 5), PageNumber(3), &mut candidates);
+        assert_eq!(candidates.pages(), [PageNumber(100)]);
+        streams.on_hit(faulter(1, 0), PageNumber(3), &mut candidates);
         assert!(candidates.pages().is_empty(), "not across address spaces");
     }
 
@@ -309,11 +309,11 @@ mod tests {
     fn markers_tell_what_was_passed() {
         let mut streams = Streams::new(ReadAhead::default());
         let (mut candidates, who) = (Candidates::default(), faulter(0, 0));
-        [0, 1].iter().for_each(|page| streams.on_fault(who, VirtualPage(*page), &|_| true, &mut candidates));
+        [0, 1].iter().for_each(|page| streams.on_fault(who, PageNumber(*page), &|_| true, &mut candidates));
         let mut passed = Vec::new();
         for marker in [4, 6, 14] {
-            assert_eq!(candidates.marker(), Some(VirtualPage(marker)));
-            streams.on_hit(who, VirtualPage(marker), &mut candidates);
+            assert_eq!(candidates.marker(), Some(PageNumber(marker)));
+            streams.on_hit(who, PageNumber(marker), &mut candidates);
             let marker = streams.marker_passed().map(|page| page.0);
             passed.push((marker, streams.passed().iter().map(|page| page.0).collect::<Vec<_>>()));
         }
@@ -328,7 +328,7 @@ mod tests {
         streams.on_hit(who, marker, &mut candidates);
         streams.on_hit(who, next, &mut candidates);
         assert_eq!(streams.passed().len(), count - 1, "the rest of its window");
-        streams.on_hit(who, VirtualPage(1000), &mut candidates);
+        streams.on_hit(who, PageNumber(1000), &mut candidates);
         assert!(streams.passed().is_empty() && streams.marker_passed().is_none(), "what is no marker passes nothing");
     }
 
@@ -336,8 +336,8 @@ mod tests {
     fn waste_is_told_and_the_dead_are_forgotten() {
         let mut streams = Streams::new(Counting::default());
         fault(&mut streams, faulter(3, 7), 9);
-        streams.on_unused(3, VirtualPage(10));
-        streams.on_unused(4, VirtualPage(10));
+        streams.on_unused(3, PageNumber(10));
+        streams.on_unused(4, PageNumber(10));
         assert_eq!(streams.policies.iter().map(|policy| policy.unused).sum::<u32>(), 1);
         streams.forget(3);
         assert_eq!(fault(&mut streams, faulter(3, 7), 9), 1);

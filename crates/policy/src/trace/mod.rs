@@ -22,7 +22,7 @@ pub mod reader;
 pub mod recorder;
 pub mod varint;
 
-use crate::prefetch::VirtualPage;
+use crate::prefetch::PageNumber;
 pub use reader::Reader;
 pub use recorder::Recorder;
 
@@ -58,7 +58,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The page.
-    pub page: VirtualPage,
+    pub page: PageNumber,
     /// What touched it, in numbers of the recording side.
     pub thread: u32,
     /// Whether it was written.
@@ -121,7 +121,7 @@ mod tests {
         let mut time = 0;
         let event = |(page, thread, write, ticks): &(u64, u32, bool, u64)| {
             time += ticks;
-            Event { page: VirtualPage(*page), thread: *thread, write: *write, time }
+            Event { page: PageNumber(*page), thread: *thread, write: *write, time }
         };
         parts.iter().map(event).collect()
     }

@@ -6,7 +6,7 @@ use super::varint::decode;
 use super::{
     Event, FLAG_BITS, HAS_CONTEXT, HEAD_BYTES, IS_WRITE, Kind, MAGIC, PAGE_END, TraceError, VERSION, unzigzag,
 };
-use crate::prefetch::VirtualPage;
+use crate::prefetch::PageNumber;
 
 /// The events of a trace, in order.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ impl<'bytes> Reader<'bytes> {
         if events > length {
             return Err(TraceError::Damaged("it cannot hold as many events as its head says"));
         }
-        let last = Event { page: VirtualPage(0), thread: 0, write: false, time: 0 };
+        let last = Event { page: PageNumber(0), thread: 0, write: false, time: 0 };
         Ok(Self { kind, events, lost, body, left: events, last })
     }
 
@@ -110,7 +110,7 @@ mod tests {
     fn trace(pages: &[u64]) -> Vec<u8> {
         let mut recorder = Recorder::new(Kind::Touches, 1000);
         for page in pages {
-            recorder.record(Event { page: VirtualPage(*page), thread: 0, write: false, time: 0 });
+            recorder.record(Event { page: PageNumber(*page), thread: 0, write: false, time: 0 });
         }
         let mut bytes = Vec::new();
         recorder.write_to(&mut bytes).unwrap();

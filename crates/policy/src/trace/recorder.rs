@@ -7,7 +7,7 @@ use std::io;
 
 use super::varint::{VARINT_BYTES_MAX, encode};
 use super::{Event, FLAG_BITS, HAS_CONTEXT, HEAD_BYTES, IS_WRITE, Kind, MAGIC, PAGE_END, VERSION, zigzag};
-use crate::prefetch::VirtualPage;
+use crate::prefetch::PageNumber;
 
 /// Bytes of the longest event.
 const EVENT_BYTES_MAX: usize = 3 * VARINT_BYTES_MAX;
@@ -26,7 +26,7 @@ pub struct Recorder {
 impl Recorder {
     /// With room for a body of `room_bytes`, taken now. What is not used of it costs address space only.
     pub fn new(kind: Kind, room_bytes: usize) -> Self {
-        let last = Event { page: VirtualPage(0), thread: 0, write: false, time: 0 };
+        let last = Event { page: PageNumber(0), thread: 0, write: false, time: 0 };
         Self { kind, body: Vec::with_capacity(room_bytes), room_bytes, events: 0, lost: 0, last }
     }
 
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     fn event(page: u64, time: u64) -> Event {
-        Event { page: VirtualPage(page), thread: 0, write: true, time }
+        Event { page: PageNumber(page), thread: 0, write: true, time }
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub mod stride;
 
 use spillway_policy::prefetch::read_ahead::ReadAhead;
 use spillway_policy::prefetch::read_around::ReadAround;
-use spillway_policy::prefetch::{Candidates, Prefetcher, VirtualPage};
+use spillway_policy::prefetch::{Candidates, PageNumber, Prefetcher};
 
 use self::next_n::NextN;
 use self::none::NoPrefetch;
@@ -74,23 +74,23 @@ impl Prefetcher for AnyPrefetcher {
         self.policy().name()
     }
 
-    fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn on_fault(&mut self, page: PageNumber, candidates: &mut Candidates) {
         self.policy_mut().on_fault(page, candidates);
     }
 
-    fn around(&mut self, page: VirtualPage, is_away: &dyn Fn(VirtualPage) -> bool, candidates: &mut Candidates) {
+    fn around(&mut self, page: PageNumber, is_away: &dyn Fn(PageNumber) -> bool, candidates: &mut Candidates) {
         self.policy_mut().around(page, is_away, candidates);
     }
 
-    fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn on_hit(&mut self, page: PageNumber, candidates: &mut Candidates) {
         self.policy_mut().on_hit(page, candidates);
     }
 
-    fn go_on(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn go_on(&mut self, page: PageNumber, candidates: &mut Candidates) {
         self.policy_mut().go_on(page, candidates);
     }
 
-    fn on_unused(&mut self, page: VirtualPage) {
+    fn on_unused(&mut self, page: PageNumber) {
         self.policy_mut().on_unused(page);
     }
 
@@ -113,8 +113,8 @@ mod tests {
             let mut candidates = Candidates::default();
             for page in [10, 11, 12] {
                 candidates.clear();
-                policy.on_fault(VirtualPage(page), &mut candidates);
-                policy.on_unused(VirtualPage(10_000));
+                policy.on_fault(PageNumber(page), &mut candidates);
+                policy.on_unused(PageNumber(10_000));
             }
             let first = candidates.pages().len();
             let marker = candidates.marker();

@@ -1,6 +1,6 @@
 //! No prefetching: the baseline.
 
-use spillway_policy::prefetch::{Candidates, Prefetcher, VirtualPage};
+use spillway_policy::prefetch::{Candidates, PageNumber, Prefetcher};
 
 /// Brings nothing along.
 #[derive(Clone, Copy, Debug, Default)]
@@ -11,9 +11,9 @@ impl Prefetcher for NoPrefetch {
         "none"
     }
 
-    fn on_fault(&mut self, _page: VirtualPage, _candidates: &mut Candidates) {}
+    fn on_fault(&mut self, _page: PageNumber, _candidates: &mut Candidates) {}
 
-    fn on_hit(&mut self, _page: VirtualPage, _candidates: &mut Candidates) {}
+    fn on_hit(&mut self, _page: PageNumber, _candidates: &mut Candidates) {}
 
-    fn on_unused(&mut self, _page: VirtualPage) {}
+    fn on_unused(&mut self, _page: PageNumber) {}
 }

@@ -2,7 +2,7 @@
 //!
 //! One fault out of line ends a stride, which is what Leap's majority is for.
 
-use spillway_policy::prefetch::{Candidates, Prefetcher, VirtualPage};
+use spillway_policy::prefetch::{Candidates, PageNumber, Prefetcher};
 
 /// Pages along the stride: Leap's largest window.
 pub const STRIDE_WINDOW: usize = 8;
@@ -10,15 +10,15 @@ pub const STRIDE_WINDOW: usize = 8;
 /// See the module text.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stride {
-    last: Option<VirtualPage>,
+    last: Option<PageNumber>,
     delta: i64,
     /// The last page that was brought along.
-    end: Option<VirtualPage>,
+    end: Option<PageNumber>,
 }
 
 impl Stride {
     /// Adds the pages along the stride after `last`; the one at `marker` is the marker.
-    fn bring(&mut self, last: VirtualPage, marker: usize, candidates: &mut Candidates) {
+    fn bring(&mut self, last: PageNumber, marker: usize, candidates: &mut Candidates) {
         let along = (1..=STRIDE_WINDOW as i64).map_while(|step| last.offset(step.checked_mul(self.delta)?));
         along.for_each(|page| candidates.push(page));
         self.end = candidates.pages().last().copied();
@@ -33,7 +33,7 @@ impl Prefetcher for Stride {
         "stride"
     }
 
-    fn on_fault(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn on_fault(&mut self, page: PageNumber, candidates: &mut Candidates) {
         let delta = self.last.map_or(0, |last| page.distance_from(last));
         let is_stride = delta != 0 && delta == self.delta;
         (self.last, self.delta) = (Some(page), delta);
@@ -42,14 +42,14 @@ impl Prefetcher for Stride {
         }
     }
 
-    fn on_hit(&mut self, page: VirtualPage, candidates: &mut Candidates) {
+    fn on_hit(&mut self, page: PageNumber, candidates: &mut Candidates) {
         if let Some(end) = self.end {
             self.last = Some(page);
             self.bring(end, 0, candidates);
         }
     }
 
-    fn on_unused(&mut self, _page: VirtualPage) {}
+    fn on_unused(&mut self, _page: PageNumber) {}
 }
 
 #[cfg(test)]
@@ -58,7 +58,7 @@ mod tests {
 
     fn fault(policy: &mut Stride, page: u64) -> Vec<u64> {
         let mut candidates = Candidates::default();
-        policy.on_fault(VirtualPage(page), &mut candidates);
+        policy.on_fault(PageNumber(page), &mut candidates);
         candidates.pages().iter().map(|page| page.0).collect()
     }
 
@@ -82,9 +82,9 @@ mod tests {
         assert!([0, 3].iter().all(|page| fault(&mut policy, *page).is_empty()));
         assert_eq!(fault(&mut policy, 6).last(), Some(&30));
         let mut candidates = Candidates::default();
-        policy.on_hit(VirtualPage(18), &mut candidates);
-        assert_eq!(candidates.pages()[..2], [VirtualPage(33), VirtualPage(36)]);
-        assert_eq!(candidates.marker(), Some(VirtualPage(33)));
+        policy.on_hit(PageNumber(18), &mut candidates);
+        assert_eq!(candidates.pages()[..2], [PageNumber(33), PageNumber(36)]);
+        assert_eq!(candidates.marker(), Some(PageNumber(33)));
     }
 
     #[test]
