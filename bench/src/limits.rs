@@ -46,6 +46,11 @@ pub const GUARD_INTERVAL: Duration = Duration::from_millis(20);
 /// that time, of thousands: the kernel's count of inactive ones is never wrong enough to stop its reclaim. As
 /// `spillway run`.
 pub const GUARD_INTERVAL_AT_LIMIT: Duration = Duration::from_millis(1);
+/// So many bytes of a limit make that interval a millisecond longer, up to [`GUARD_INTERVAL_AT_LIMIT_MAX`]. As
+/// `spillway run`.
+pub const GUARD_BYTES_PER_INTERVAL: u64 = 16 << 20;
+/// See [`GUARD_BYTES_PER_INTERVAL`].
+pub const GUARD_INTERVAL_AT_LIMIT_MAX: Duration = Duration::from_millis(10);
 
 /// "At its limit" is within this part of it. As `spillway run`.
 pub const GUARD_NEAR_LIMIT_DIVISOR: u64 = 16;

@@ -16,7 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::limits::{GUARD_INTERVAL, GUARD_INTERVAL_AT_LIMIT, GUARD_NEAR_LIMIT_DIVISOR};
+use crate::limits::{
+    GUARD_BYTES_PER_INTERVAL, GUARD_INTERVAL, GUARD_INTERVAL_AT_LIMIT, GUARD_INTERVAL_AT_LIMIT_MAX,
+    GUARD_NEAR_LIMIT_DIVISOR,
+};
 
 /// Reads a group's statistics until it is dropped.
 #[derive(Debug)]
@@ -29,7 +32,11 @@ pub struct ReclaimGuard {
 /// How long until the next look, when a group with this limit holds so much.
 fn interval(charged_bytes: u64, limit_bytes: u64) -> Duration {
     let near = limit_bytes - limit_bytes / GUARD_NEAR_LIMIT_DIVISOR;
-    if charged_bytes >= near { GUARD_INTERVAL_AT_LIMIT } else { GUARD_INTERVAL }
+    if charged_bytes < near {
+        return GUARD_INTERVAL;
+    }
+    let intervals = u32::try_from(limit_bytes / GUARD_BYTES_PER_INTERVAL).unwrap_or(u32::MAX);
+    GUARD_INTERVAL_AT_LIMIT.saturating_mul(intervals).clamp(GUARD_INTERVAL_AT_LIMIT, GUARD_INTERVAL_AT_LIMIT_MAX)
 }
 
 impl ReclaimGuard {
@@ -77,8 +84,12 @@ mod tests {
     #[test]
     fn only_near_the_limit_it_looks_often() {
         let limit = 64 << 20;
-        assert_eq!(interval(limit, limit), GUARD_INTERVAL_AT_LIMIT);
-        assert_eq!(interval(limit - limit / GUARD_NEAR_LIMIT_DIVISOR, limit), GUARD_INTERVAL_AT_LIMIT);
+        assert_eq!(interval(limit, limit), 4 * GUARD_INTERVAL_AT_LIMIT);
+        assert_eq!(interval(limit - limit / GUARD_NEAR_LIMIT_DIVISOR, limit), 4 * GUARD_INTERVAL_AT_LIMIT);
+        assert_eq!(
+            [8 << 20, 1 << 40].map(|limit| interval(limit, limit)),
+            [GUARD_INTERVAL_AT_LIMIT, GUARD_INTERVAL_AT_LIMIT_MAX]
+        );
         assert_eq!(interval(limit / 2, limit), GUARD_INTERVAL);
         assert_eq!(interval(0, 0), GUARD_INTERVAL_AT_LIMIT);
     }

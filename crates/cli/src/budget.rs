@@ -92,13 +92,23 @@ impl Budget {
         self.limit_bytes
     }
 
-    /// When to look again: soon while the group is at its limit, see [`limits::BUDGET_INTERVAL_AT_LIMIT`].
-    pub(crate) fn interval(&self, usage: &GroupUsage) -> Duration {
+    /// When to look again: soon while the group is at its limit, for which `at_limit` gives the interval, and sooner
+    /// while it cannot go on.
+    pub(crate) fn interval(&self, usage: &GroupUsage, at_limit: impl Fn(u64) -> Duration) -> Duration {
         match self.limit_bytes {
-            Some(limit) if usage.charged_bytes >= limit - limit / SHRINK_DIVISOR => limits::BUDGET_INTERVAL_AT_LIMIT,
+            Some(_) if usage.is_stalled => limits::BUDGET_INTERVAL_AT_LIMIT,
+            Some(limit) if usage.charged_bytes >= limit - limit / SHRINK_DIVISOR => at_limit(limit),
             _ => limits::BUDGET_INTERVAL,
         }
     }
+}
+
+/// How often a memory group at this limit is looked at, so that its statistics are never so old that the kernel finds
+/// nothing to page out.
+pub(crate) fn interval_at_limit(limit_bytes: u64) -> Duration {
+    let intervals = limit_bytes / limits::BUDGET_BYTES_PER_INTERVAL;
+    let interval = limits::BUDGET_INTERVAL_AT_LIMIT.saturating_mul(u32::try_from(intervals).unwrap_or(u32::MAX));
+    interval.clamp(limits::BUDGET_INTERVAL_AT_LIMIT, limits::BUDGET_INTERVAL_AT_LIMIT_MAX)
 }
 
 #[cfg(test)]
@@ -213,14 +223,27 @@ mod tests {
         let mut budget = percent(100.0);
         let usage = sample(&budget, 1000 * MIB);
         assert_eq!((budget.limit_bytes(), budget.observe(&usage)), (None, None));
-        assert_eq!(budget.interval(&usage), limits::BUDGET_INTERVAL);
+        assert_eq!(budget.interval(&usage, interval_at_limit), limits::BUDGET_INTERVAL);
     }
 
     #[test]
     fn the_kernel_is_watched_closely_at_the_limit_only() {
         let mut budget = percent(50.0);
         settle(&mut budget, 400 * MIB);
-        assert_eq!(budget.interval(&sample(&budget, 400 * MIB)), limits::BUDGET_INTERVAL_AT_LIMIT);
-        assert_eq!(budget.interval(&sample(&budget, 100 * MIB)), limits::BUDGET_INTERVAL);
+        let at_limit = sample(&budget, 400 * MIB);
+        assert_eq!(budget.interval(&at_limit, interval_at_limit), limits::BUDGET_INTERVAL_AT_LIMIT_MAX);
+        let stalled = GroupUsage { is_stalled: true, ..at_limit };
+        assert_eq!(
+            budget.interval(&stalled, interval_at_limit),
+            limits::BUDGET_INTERVAL_AT_LIMIT,
+            "it waits for the next look"
+        );
+        assert_eq!(budget.interval(&sample(&budget, 100 * MIB), interval_at_limit), limits::BUDGET_INTERVAL);
+    }
+
+    #[test]
+    fn small_groups_are_watched_most_closely() {
+        let milliseconds = |limit: u64| interval_at_limit(limit).as_millis();
+        assert_eq!([0, 8, 31, 64, 160, 1 << 20].map(|mib| milliseconds(mib * MIB)), [1, 1, 1, 4, 10, 10]);
     }
 }

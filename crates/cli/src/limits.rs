@@ -48,6 +48,12 @@ pub(crate) const WATCH_NICENESS: i32 = -15;
 /// How often the statistics of a cgroup at its limit are read, which makes the kernel bring them up to date. With stale
 /// ones its reclaim gives up and its out-of-memory killer comes while swap is free (seen on Linux 6.18, cgroup v1).
 pub(crate) const BUDGET_INTERVAL_AT_LIMIT: Duration = Duration::from_millis(1);
+/// Each look costs the kernel 100 us. The larger a group, the longer its pages take to become active, so a group is
+/// looked at a millisecond later for so many bytes of its limit: 17 MiB were safe with 2 ms
+/// (docs/decisions/limit-guard.md).
+pub(crate) const BUDGET_BYTES_PER_INTERVAL: u64 = 16 << 20;
+/// The longest such interval. A program that cannot go on waits so long for the first look that sees it.
+pub(crate) const BUDGET_INTERVAL_AT_LIMIT_MAX: Duration = Duration::from_millis(10);
 
 /// The same for the pager, whose count is never stale: often enough that a program growing at 1 GiB/s is 5 MiB ahead.
 pub(crate) const PAGER_BUDGET_INTERVAL: Duration = Duration::from_millis(5);

@@ -130,6 +130,23 @@ fn drop_a_device(way: Way) {
 }
 
 #[test]
+fn the_kernels_switch_for_rings_stays_as_it_was() {
+    if !can_run() || !ways().contains(&Way::Rings) {
+        return;
+    }
+    // Under the lock, so that no other test is just mounting.
+    let switch = || {
+        let file = File::open("/sys/module/fuse/parameters/enable_uring").unwrap();
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        std::io::read_to_string(file).unwrap()
+    };
+    let before = switch();
+    let servers = ["switch-0", "switch-1"].map(|name| Server::start(Way::Rings, name, 8 * MIB, 1));
+    assert_eq!(switch(), before);
+    servers.into_iter().for_each(Server::stop);
+}
+
+#[test]
 fn settings_that_make_no_sense_are_refused_and_leave_nothing() {
     use spillway_frontend::front_end::FrontEndConfig;
     use spillway_frontend::fuse::device::LoopFuse;

@@ -192,7 +192,7 @@ impl Governed for Paged {
         now.programs_now.max(now.is_asked_before_forks.into())
     }
 
-    fn interval_min(&self) -> Duration {
+    fn interval_at_limit(&self, _: u64) -> Duration {
         limits::PAGER_BUDGET_INTERVAL
     }
 

@@ -4,7 +4,7 @@
 //! The order is always the same: donors, device, swap, memory group, program; and back in the opposite order, on
 //! every way out.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use spillway_sys::memory_hierarchy::Hierarchy;
@@ -16,7 +16,7 @@ use super::take_down::take_down_run;
 use super::via::Choice;
 use super::watch::{self, Governed};
 use crate::arguments::RunArguments;
-use crate::budget::Budget;
+use crate::budget::{self, Budget};
 use crate::cgroup::MemoryGroup;
 use crate::cgroup::usage::GroupUsage;
 use crate::device::launch::{RunningDevice, launch};
@@ -76,6 +76,10 @@ fn check_machine() -> Result<Hierarchy, Failure> {
 impl Governed for MemoryGroup {
     fn usage(&self) -> std::io::Result<GroupUsage> {
         MemoryGroup::usage(self)
+    }
+
+    fn interval_at_limit(&self, limit_bytes: u64) -> Duration {
+        budget::interval_at_limit(limit_bytes)
     }
 
     fn let_kernel_kill(&self) {

@@ -34,10 +34,8 @@ pub(crate) trait Governed: Sync {
         0
     }
 
-    /// How soon a look after the last one tells something new.
-    fn interval_min(&self) -> Duration {
-        Duration::ZERO
-    }
+    /// How often to look while the program is at its limit.
+    fn interval_at_limit(&self, limit_bytes: u64) -> Duration;
 
     /// From now on the kernel may kill a process that finds no memory.
     fn let_kernel_kill(&self) {}
@@ -178,7 +176,7 @@ fn adjust(governed: &dyn Governed, budget: &mut Budget, report: &Mutex<RunReport
     if let Some(told) = report.thrash_of_files() {
         eprintln!("spillway: {told}");
     }
-    budget.interval(&usage).max(governed.interval_min())
+    budget.interval(&usage, |limit_bytes| governed.interval_at_limit(limit_bytes))
 }
 
 /// Whether the machine has nothing to give to a group that cannot go on.
@@ -238,6 +236,10 @@ mod tests {
 
         fn set_limit(&self, _: Option<u64>) -> io::Result<()> {
             Ok(())
+        }
+
+        fn interval_at_limit(&self, _: u64) -> Duration {
+            limits::BUDGET_INTERVAL_AT_LIMIT
         }
 
         fn dependents(&self) -> u64 {
