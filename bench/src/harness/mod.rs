@@ -64,6 +64,14 @@ pub enum HarnessError {
         /// What it said.
         detail: String,
     },
+    /// It gave other data than it must.
+    #[error("{what} failed: {detail}")]
+    Wrong {
+        /// What.
+        what: String,
+        /// What differs.
+        detail: String,
+    },
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
@@ -83,6 +91,11 @@ impl HarnessError {
     /// Something ended badly.
     pub fn failed(what: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::Failed { what: what.into(), detail: detail.into() }
+    }
+
+    /// Something gave other data than it must.
+    pub fn wrong(what: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::Wrong { what: what.into(), detail: detail.into() }
     }
 
     /// Whether everything is to stop, rather than only the part that met it.

@@ -389,6 +389,14 @@ impl Spillway {
 }
 
 impl RunReport {
+    /// Pages that came back from donors or disk, those that came along with others included.
+    pub fn pages_in(&self) -> u64 {
+        match &self.pager {
+            Some(pager) => pager.fill.count + pager.pages_prefetched,
+            None => self.device.traffic.pages_in,
+        }
+    }
+
     /// Reads what `run --stats` wrote.
     pub fn read(path: &Path) -> Result<Self, HarnessError> {
         let what = || format!("reading the statistics in {}", path.display());
@@ -560,6 +568,9 @@ mod tests {
             read(r#"{"device": {"traffic": {}}, "pager": {"fill": {"count": 4}, "pages_out_clean": 2}}"#).unwrap();
         let pager = paged.pager.unwrap();
         assert_eq!((pager.fill.count, pager.staged.count, pager.pages_out_clean), (4, 0, 2));
+        let told =
+            read(r#"{"device": {"traffic": {"pages_in": 3}}, "pager": {"fill": {"count": 4}, "pages_prefetched": 5}}"#);
+        assert_eq!(told.unwrap().pages_in(), 9, "what the volume read ahead is not what the program got");
         for nonsense in ["nonsense", "{}", "{\"device\": {}}"] {
             assert!(read(nonsense).unwrap_err().to_string().contains("reading the statistics"), "{nonsense}");
         }

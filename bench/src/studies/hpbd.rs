@@ -6,7 +6,8 @@
 use std::process::Command;
 
 use super::job::Job;
-use super::program_run::{Place, ProgramRunner, own_program, place_name, run_storage, start_donors};
+use super::places::{Place, place_name, run_storage, start_donors};
+use super::program_run::{ProgramRunner, own_program};
 use super::{Context, Study};
 use crate::harness::HarnessError;
 use crate::harness::memory_group::MemoryGroup;

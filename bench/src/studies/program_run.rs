@@ -13,40 +13,19 @@ use std::time::Duration;
 
 use super::Context;
 use super::job::{Job, Prints};
+use super::places::{Place, Places};
 use crate::demo::compare::Output;
 use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::process::{Collected, Running};
-use crate::harness::spillway::{Donor, PagerReport, RunReport, Storage, Transport, Via};
-use crate::harness::subject::Subject;
-use crate::harness::swap_area::SwapArea;
+use crate::harness::spillway::{PagerReport, RunReport};
 use crate::limits::{PROGRAM_DEADLINE, with_slack};
 use crate::size::Size;
 use crate::workloads::WorkloadReport;
 
 /// The seed of all studies' workloads: any will do, as long as all runs have the same.
 pub const SEED: u64 = 20_261_121;
-
-/// Where a program's memory is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// All of it in local memory.
-    AllLocal,
-    /// So much in local memory, the rest on a swap device.
-    Swap(Subject, Size),
-    /// So much in local memory, the rest with so many donors.
-    Spillway(Via, Size, usize),
-}
-
-/// How a place is called in results.
-pub fn place_name(place: Place) -> String {
-    match place {
-        Place::AllLocal => "all local".to_owned(),
-        Place::Swap(subject, _) => format!("{} swap", subject.name()),
-        Place::Spillway(via, ..) => format!("spillway {}", via.name()),
-    }
-}
 
 /// This program's own workload as a command.
 pub fn workload_command(name: &str, size: Size) -> Result<Command, HarnessError> {
@@ -93,29 +72,19 @@ pub fn run_within(
 #[derive(Debug)]
 pub struct ProgramRunner<'context> {
     context: &'context Context,
-    redundancy: &'static str,
+    /// Where they run.
+    pub places: Places<'context>,
     checksums: HashMap<(String, u64), String>,
     outputs: HashMap<&'static str, PathBuf>,
-    /// Those of the last run with donors: they serve the next one, so that none begins while memory is made ready to
-    /// lend.
-    donors: Vec<Donor>,
-    lent_by_donors: Size,
-    /// What the pager of the last run did, if it had one.
-    pager: Option<PagerReport>,
+    /// What `spillway run` told of the last run, if it was one.
+    told: Option<RunReport>,
 }
 
 impl<'context> ProgramRunner<'context> {
     /// A runner that has seen no checksum yet; what it lends is kept with `redundancy`.
     pub fn new(context: &'context Context, redundancy: &'static str) -> Self {
-        Self {
-            context,
-            redundancy,
-            checksums: HashMap::new(),
-            outputs: HashMap::new(),
-            donors: Vec::new(),
-            lent_by_donors: Size(0),
-            pager: None,
-        }
+        let places = Places::new(context, redundancy);
+        Self { context, places, checksums: HashMap::new(), outputs: HashMap::new(), told: None }
     }
 
     /// The most memory that `job` really uses, from a run with all memory local.
@@ -135,54 +104,22 @@ impl<'context> ProgramRunner<'context> {
 
     /// Runs `job` in `place`; gives its own time in seconds.
     pub fn seconds(&mut self, job: &Job, place: Place) -> Result<f64, HarnessError> {
-        self.pager = None;
-        match place {
-            Place::AllLocal => self.run_in_group(job, None),
-            Place::Swap(subject, local) => {
-                let device = subject.attach(&self.context.shop, job.room, None)?;
-                let _swap = SwapArea::on(&device.path, &self.context.shop.interrupt)?;
-                self.run_in_group(job, Some(local))
-            }
-            Place::Spillway(via, local, donors) => self.run_over_donors(job, (via, local), donors),
-        }
+        self.told = None;
+        let mut ready = self.places.ready(&job.command(), place, job.room)?;
+        let seconds = self.run(job, &mut ready.command)?;
+        self.told = ready.told(job.name)?;
+        let own_seconds = self.told.as_ref().and_then(|told| told.seconds);
+        Ok(own_seconds.filter(|_| job.prints == Prints::Result).unwrap_or(seconds))
+    }
+
+    /// What `spillway run` told of the last run of [`ProgramRunner::seconds`]; nothing if it was elsewhere.
+    pub fn told(&self) -> Option<&RunReport> {
+        self.told.as_ref()
     }
 
     /// What the pager did in the last run of [`ProgramRunner::seconds`]; nothing if that was not by the pager.
     pub fn pager(&self) -> Option<&PagerReport> {
-        self.pager.as_ref()
-    }
-
-    fn run_in_group(&mut self, job: &Job, local: Option<Size>) -> Result<f64, HarnessError> {
-        let group = MemoryGroup::create(local.map(|local| local.0))?;
-        self.run(job, &mut group.enter(&job.command()))
-    }
-
-    fn run_over_donors(&mut self, job: &Job, (via, local): (Via, Size), count: usize) -> Result<f64, HarnessError> {
-        let shop = &self.context.shop;
-        self.have_donors(count, job.room)?;
-        let storage = run_storage(self.context, &self.donors, self.redundancy, job.room);
-        let stats = shop.directory.path().join("stats.json");
-        let product = shop.product()?;
-        let mut command = product.run_via(via, None, &local.to_string(), &storage, &stats, &job.command());
-        let seconds = self.run(job, &mut command)?;
-        let told = RunReport::read(&stats)?;
-        self.pager = told.pager;
-        match told.device.pages_lost {
-            0 if job.prints == Prints::Result => Ok(told.seconds.unwrap_or(seconds)),
-            0 => Ok(seconds),
-            lost => Err(HarnessError::failed(job.name, format!("{lost} pages were lost"))),
-        }
-    }
-
-    /// `count` donors that lend `room` together, started unless the last run had such.
-    fn have_donors(&mut self, count: usize, room: Size) -> Result<(), HarnessError> {
-        let all_run = self.donors.iter_mut().all(|donor| donor.running.is_running());
-        if !all_run || self.donors.len() != count || self.lent_by_donors < room {
-            self.donors.clear();
-            self.donors = start_donors(self.context, count, room)?;
-            self.lent_by_donors = room;
-        }
-        Ok(())
+        self.told()?.pager.as_ref()
     }
 
     /// Runs `command`, which is `job` somewhere; gives the time that it tells, or that it took as a whole.
@@ -210,10 +147,9 @@ impl<'context> ProgramRunner<'context> {
         self.outputs.entry(name).or_insert(file);
         match wrong_bytes {
             0 => Ok(finished.elapsed.as_secs_f64()),
-            _ => Err(HarnessError::failed(
-                name,
-                format!("WRONG OUTPUT: {wrong_bytes} bytes differ from the first run's"),
-            )),
+            _ => {
+                Err(HarnessError::wrong(name, format!("WRONG OUTPUT: {wrong_bytes} bytes differ from the first run's")))
+            }
         }
     }
 
@@ -224,34 +160,14 @@ impl<'context> ProgramRunner<'context> {
             return Ok(());
         }
         let detail = format!("WRONG OUTPUT: checksum {} where the first run had {first}", report.checksum);
-        Err(HarnessError::failed(report.workload.clone(), detail))
+        Err(HarnessError::wrong(report.workload.clone(), detail))
     }
-}
-
-/// What a run over `donors` is made of.
-pub fn run_storage(context: &Context, donors: &[Donor], redundancy: &str, lend: Size) -> Storage {
-    Storage {
-        donors: donors.iter().map(|donor| donor.address.clone()).collect(),
-        redundancy: redundancy.to_owned(),
-        backing: (redundancy == "disk").then(|| context.shop.directory.path().join("backing")),
-        slab_size: None,
-        mapping: None,
-        front_end: None,
-        keep_awake: None,
-        lend: Some(lend),
-    }
-}
-
-/// `count` donors over shared memory that lend `memory` together, with some room for uneven placement.
-pub fn start_donors(context: &Context, count: usize, memory: Size) -> Result<Vec<Donor>, HarnessError> {
-    let each = Size((memory.0 / count as u64).max(256 << 20));
-    let shop = &context.shop;
-    (0..count).map(|_| shop.product()?.donor(each, Transport::SharedMemory, None, &shop.interrupt)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::spillway::Via;
     use crate::studies::tests::context;
 
     fn report(checksum: &str) -> WorkloadReport {
@@ -283,23 +199,6 @@ mod tests {
         assert!(error.contains("quicksort") && error.contains("wrong result"), "{error}");
         let error = run_workload("quicksort", &mut Command::new("true"), &Interrupt::never()).unwrap_err();
         assert!(error.to_string().contains("reading the report"), "{error}");
-    }
-
-    #[test]
-    fn places_have_names() {
-        let local = Size(1);
-        let lent = [Via::Swap, Via::Pager].map(|via| Place::Spillway(via, local, 1)).map(place_name);
-        assert_eq!(lent, ["spillway swap", "spillway pager"]);
-        assert_eq!([Place::AllLocal, Place::Swap(Subject::Zram, local)].map(place_name), ["all local", "zram swap"]);
-    }
-
-    #[test]
-    fn only_a_copy_on_disk_needs_a_file() {
-        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        let context = context(directory.path(), 1);
-        let file = |redundancy| run_storage(&context, &[], redundancy, Size(1 << 30)).backing;
-        assert!(file("disk").is_some_and(|file| file.starts_with(directory.path())));
-        assert_eq!((file("none"), file("replicas=2")), (None, None));
     }
 
     #[test]

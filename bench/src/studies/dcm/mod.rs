@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::program_run::{run_storage, run_workload, start_donors};
+use super::places::{run_storage, start_donors};
+use super::program_run::run_workload;
 use super::{Context, Study};
 use crate::harness::HarnessError;
 use crate::harness::memory_group::MemoryGroup;

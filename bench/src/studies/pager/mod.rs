@@ -20,7 +20,8 @@ mod within_budget;
 use spillway_sys::userfaultfd::served::Idle;
 
 use super::pinning::{Pinning, Placement};
-use super::program_run::{own_program, run_storage, run_workload, workload_command};
+use super::places::run_storage;
+use super::program_run::{own_program, run_workload, workload_command};
 use super::{Context, Study, loopback};
 use crate::harness::HarnessError;
 use crate::harness::spillway::{RunReport, Transport, Via, pinned};

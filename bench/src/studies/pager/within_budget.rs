@@ -19,7 +19,8 @@ use crate::limits::PROGRAM_DEADLINE;
 use crate::result::{Better, MICROSECONDS, SECONDS, StudyResult, Unit};
 use crate::size::{MIB, Size};
 use crate::studies::Context;
-use crate::studies::program_run::{run_storage, run_workload, workload_command};
+use crate::studies::places::run_storage;
+use crate::studies::program_run::{run_workload, workload_command};
 
 /// Local memory: several times what each of the programs uses.
 const LOCAL: Size = Size(1024 * MIB);

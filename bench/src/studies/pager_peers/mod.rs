@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::pinning::{Pinning, Placement};
-use super::program_run::{SEED, own_program, run_storage, run_within, workload_command};
+use super::places::run_storage;
+use super::program_run::{SEED, own_program, run_within, workload_command};
 use super::{Context, Study};
 use crate::harness::HarnessError;
 use crate::harness::process::bound;

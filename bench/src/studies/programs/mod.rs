@@ -12,26 +12,15 @@ mod faults;
 use self::faults::{Bounds, record_faults};
 use super::dcm;
 use super::job::Job;
-use super::program_run::{Place, ProgramRunner, place_name};
+use super::kind::{self, Kind, SHARES_PERCENT, case};
+use super::program_run::ProgramRunner;
 use super::{Context, Study};
 use crate::demo::programs::prepare;
 use crate::demo::text::Lines;
 use crate::demo::{Scale, redis_job};
 use crate::harness::HarnessError;
-use crate::harness::spillway::Via;
-use crate::harness::subject::Subject;
-use crate::plot::lines::{Line, LineChart};
 use crate::result::{SECONDS, StudyResult};
 use crate::size::{MIB, Size};
-
-/// The shares of the working set that fit local memory.
-const SHARES_PERCENT: [u64; 4] = [100, 75, 50, 25];
-
-/// The only one of disk swap and zram in a quick run.
-const SHARE_PERCENT_OF_PEERS: [u64; 1] = [50];
-
-/// Donors of the runs over Spillway.
-const DONORS: usize = 3;
 
 const WORKLOADS: [&str; 6] = ["quicksort", "barnes-hut", "page-rank", "key-value", "matrix", "fill-modify"];
 
@@ -56,45 +45,9 @@ const JAVA_SIZE_QUICK: Size = Size(16 * MIB);
 #[derive(Clone, Copy, Debug)]
 pub struct ProgramsStudy;
 
-/// Which kind of place, before the limit is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    AllLocal,
-    Disk,
-    Zram,
-    Spillway(Via),
-}
-
-impl Kind {
-    const ALL: [Self; 5] =
-        [Self::AllLocal, Self::Spillway(Via::Pager), Self::Spillway(Via::Swap), Self::Zram, Self::Disk];
-
-    fn place(self, local: Size) -> Place {
-        match self {
-            Self::AllLocal => Place::AllLocal,
-            Self::Disk => Place::Swap(Subject::DiskFile, local),
-            Self::Zram => Place::Swap(Subject::Zram, local),
-            Self::Spillway(via) => Place::Spillway(via, local, DONORS),
-        }
-    }
-
-    fn name(self) -> String {
-        place_name(self.place(Size(0)))
-    }
-}
-
 /// Names of all programs, in the order of their runs.
 fn names() -> Vec<&'static str> {
     REAL.map(|(name, _)| name).into_iter().chain([JAVA.0]).chain(WORKLOADS).collect()
-}
-
-/// The shares that `kind` is measured at. A quick run spends half of its time on what is not ours, unless it looks at
-/// that once only.
-fn shares(kind: Kind, quick: bool) -> &'static [u64] {
-    match kind {
-        Kind::Disk | Kind::Zram if quick => &SHARE_PERCENT_OF_PEERS,
-        _ => &SHARES_PERCENT,
-    }
 }
 
 /// Program `name` with its input.
@@ -137,10 +90,6 @@ fn trials(
     Ok(trials)
 }
 
-fn case(program: &str, percent: u64) -> String {
-    format!("{program} L({percent})")
-}
-
 impl Study for ProgramsStudy {
     fn name(&self) -> &'static str {
         "programs"
@@ -173,22 +122,19 @@ impl Study for ProgramsStudy {
     }
 
     fn plots(&self, result: &StudyResult) -> Vec<(String, String)> {
-        names().into_iter().map(|program| (format!("programs-{program}"), plot(result, program))).collect()
+        let plot = |program: &str| {
+            kind::plot(result, format!("{program}: seconds by local memory"), |percent| case(program, percent))
+        };
+        names().into_iter().map(|program| (format!("programs-{program}"), plot(program))).collect()
     }
 }
 
-/// Relative to all-local whatever was measured; the pager relative to the swap device, and both to the others under
-/// the same limit.
+/// Relative to all-local whatever was measured, and the kinds under the same limit.
 fn compare(result: &mut StudyResult) {
     result.compare_with(&Kind::AllLocal.name());
-    let [pager, device] = [Via::Pager, Via::Swap].map(Kind::Spillway);
     for program in names() {
         for case in SHARES_PERCENT.map(|percent| case(program, percent)) {
-            let others = [Kind::Disk, Kind::Zram];
-            let pairs = [(pager, device)].into_iter().chain(others.map(|other| (pager, other)));
-            for (one, other) in pairs.chain(others.map(|other| (device, other))) {
-                result.compare(&case, &one.name(), &other.name());
-            }
+            kind::compare(result, &case);
             faults::compare(result, &case);
         }
     }
@@ -203,7 +149,7 @@ fn measure(
 ) -> Result<(), HarnessError> {
     // All-local does not depend on the share: it is measured once and stands in each case.
     let mut all_local = None;
-    for percent in shares(kind, result.quick).iter().copied() {
+    for percent in kind.shares(result.quick).iter().copied() {
         let seconds = match all_local {
             Some(seconds) => seconds,
             None => runner.seconds(job, kind.place(footprint.percent(percent)))?,
@@ -218,29 +164,12 @@ fn measure(
     Ok(())
 }
 
-fn plot(result: &StudyResult, program: &str) -> String {
-    let line = |kind: Kind| {
-        let value = |percent| result.measure(&case(program, percent), &kind.name())?.summary;
-        Line { name: kind.name(), values: SHARES_PERCENT.map(value).to_vec() }
-    };
-    LineChart {
-        title: format!("{program}: seconds by local memory"),
-        steps_title: "local memory, % of the working set".to_owned(),
-        steps: SHARES_PERCENT.map(|percent| percent.to_string()).to_vec(),
-        lines: Kind::ALL.map(line).to_vec(),
-    }
-    .svg()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::demo::programs::NAMES;
     use crate::machine::Machine;
     use crate::studies::tests::context;
-
-    const PAGER: Kind = Kind::Spillway(Via::Pager);
-    const DEVICE: Kind = Kind::Spillway(Via::Swap);
 
     #[test]
     fn programs_are_workloads_or_of_the_demo() {
@@ -252,36 +181,15 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_to_all_local_and_under_the_same_limit() {
+    fn ratios_are_to_all_local_and_of_kinds() {
         let mut result = StudyResult::new("programs", "", true, Machine::default());
-        for (percent, factor) in [(50, 1.0), (25, 2.0)] {
-            for (kind, seconds) in Kind::ALL.into_iter().zip([1.0, 1.5, 3.0, 2.0, 6.0]) {
-                result.record(0, &case("matrix", percent), &kind.name(), SECONDS, seconds * factor);
-            }
+        for (kind, seconds) in Kind::ALL.into_iter().zip([1.0, 1.5, 3.0, 2.0, 6.0]) {
+            result.record(0, &case("matrix", 50), &kind.name(), SECONDS, seconds);
         }
         compare(&mut result);
-        let ratio = |percent, one: Kind, other: Kind| {
-            let matches = |found: &&crate::result::Comparison| {
-                found.case == case("matrix", percent) && found.subject == one.name() && found.baseline == other.name()
-            };
-            result.comparisons.iter().find(matches).map(|found| found.ratio.median)
-        };
-        assert_eq!((ratio(50, DEVICE, Kind::AllLocal), ratio(50, PAGER, Kind::AllLocal)), (Some(3.0), Some(1.5)));
-        assert_eq!((ratio(25, DEVICE, Kind::Disk), ratio(25, DEVICE, Kind::Zram)), (Some(0.5), Some(1.5)));
-        assert_eq!((ratio(25, PAGER, Kind::Disk), ratio(25, PAGER, Kind::Zram)), (Some(0.25), Some(0.75)));
-        assert_eq!((ratio(25, PAGER, DEVICE), ratio(25, DEVICE, PAGER)), (Some(0.5), None), "one direction is enough");
-        assert_eq!(ratio(75, DEVICE, Kind::Disk), None, "what was not measured has no ratio");
-    }
-
-    #[test]
-    fn each_kind_takes_the_share_that_is_asked_for() {
-        let local = Size(5 * MIB);
-        assert_eq!(Kind::Zram.place(local), Place::Swap(Subject::Zram, local));
-        assert_eq!(Kind::Disk.place(local), Place::Swap(Subject::DiskFile, local));
-        assert_eq!(PAGER.place(local), Place::Spillway(Via::Pager, local, DONORS));
-        assert_eq!(Kind::AllLocal.place(local), Place::AllLocal);
-        let names: std::collections::HashSet<_> = Kind::ALL.map(Kind::name).into_iter().collect();
-        assert_eq!(names.len(), Kind::ALL.len());
+        // Each of four to all-local, and five pairs under the same limit.
+        assert_eq!(result.comparisons.len(), 9, "{:?}", result.comparisons);
+        assert_eq!(ProgramsStudy.plots(&result).len(), names().len());
     }
 
     #[test]
@@ -294,25 +202,5 @@ mod tests {
                 Err(error) => assert!(matches!(error, HarnessError::Missing(_)), "{name}: {error}"),
             }
         }
-    }
-
-    #[test]
-    fn only_a_quick_run_leaves_shares_out_and_none_of_ours() {
-        assert!(Kind::ALL.iter().all(|kind| shares(*kind, false) == SHARES_PERCENT));
-        let short: Vec<_> = Kind::ALL.into_iter().filter(|kind| shares(*kind, true) != SHARES_PERCENT).collect();
-        assert_eq!(short, [Kind::Zram, Kind::Disk]);
-        assert!(SHARE_PERCENT_OF_PEERS.iter().all(|share| SHARES_PERCENT.contains(share)));
-    }
-
-    #[test]
-    fn a_plot_has_a_line_for_each_kind() {
-        let mut result = StudyResult::new("programs", "", true, Machine::default());
-        for kind in Kind::ALL {
-            result.record(0, &case("quicksort", 50), &kind.name(), SECONDS, 2.0);
-        }
-        let svg = plot(&result, "quicksort");
-        assert_eq!(svg.matches("<circle").count(), Kind::ALL.len());
-        assert!(svg.contains(">disk file swap<") && svg.contains(">spillway pager<"));
-        assert_eq!(ProgramsStudy.plots(&result).len(), names().len());
     }
 }
