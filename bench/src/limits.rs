@@ -26,6 +26,13 @@ pub const STOP_DEADLINE: Duration = Duration::from_secs(30);
 /// How long a server (donor, nbdkit, Redis) may take until it answers.
 pub const START_DEADLINE: Duration = Duration::from_secs(15);
 
+/// How long a server under a limit may take until it answers: under `spillway run` its device is set up first.
+pub const SERVER_START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A server under a limit may take so long for one answer: over a slow disk it reads thousands of pages at random
+/// while it loads a table or moves it.
+pub const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+
 /// One measured program may take so long; the slowest, a sort over disk swap at 25 %, took a tenth of it.
 pub const PROGRAM_DEADLINE: Duration = Duration::from_secs(600);
 

@@ -43,6 +43,8 @@ pub const MIB_PER_SECOND: Unit = Unit { sign: "MiB/s", better: Better::Higher };
 pub const MEBIBYTES: Unit = Unit { sign: "MiB", better: Better::Lower };
 /// Requests in a second.
 pub const REQUESTS_PER_SECOND: Unit = Unit { sign: "IOPS", better: Better::Higher };
+/// Requests of a server's clients in a second.
+pub const OPERATIONS_PER_SECOND: Unit = Unit { sign: "op/s", better: Better::Higher };
 /// Pages in a second.
 pub const PAGES_PER_SECOND: Unit = Unit { sign: "pages/s", better: Better::Higher };
 /// CPU seconds for each GiB moved.

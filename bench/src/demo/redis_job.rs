@@ -30,7 +30,7 @@ pub const PAGE_VALUE: Size = Size(4088);
 
 /// What Redis takes for a value besides the value, measured with `MEMORY USAGE`: 17 for the key, and entry, object
 /// and rounding.
-const ENTRY_BYTES: u64 = 128;
+pub const ENTRY_BYTES: u64 = 128;
 
 /// Commands sent before their replies are read: `redis-cli --pipe` works alike.
 const PIPELINE: u64 = 500;
@@ -107,8 +107,8 @@ fn failed(what: &str) -> impl FnOnce(std::io::Error) -> HarnessError {
     HarnessError::system(format!("Redis, while {what}"))
 }
 
-fn key(index: u64) -> Vec<u8> {
-    // The form that redis-benchmark asks for.
+/// The name of key number `index`, in the form that redis-benchmark asks for.
+pub fn key(index: u64) -> Vec<u8> {
     format!("key:{index:012}").into_bytes()
 }
 
@@ -126,13 +126,19 @@ fn last_version(index: u64) -> u64 {
     u64::from(index.is_multiple_of(OVERWRITE_STEP as u64))
 }
 
+/// A server that listens at `socket` only, keeps its files in `directory`, and saves only when it is told to.
+pub fn server_command(socket: &Path, directory: &Path) -> Result<Command, HarnessError> {
+    let mut command = bound(tool::need("redis-server")?);
+    command.args(["--port", "0", "--save", "", "--appendonly", "no", "--loglevel", "warning", "--unixsocket"]);
+    command.arg(socket).arg("--dir").arg(directory);
+    Ok(command)
+}
+
 impl Server {
     fn start(settings: &RedisSettings, interrupt: &Interrupt) -> Result<Self, HarnessError> {
         let directory = PrivateDirectory::on_disk(settings.directory.as_deref())?;
         let socket = directory.path().join("redis.sock");
-        let mut command = bound(tool::need("redis-server")?);
-        command.args(["--port", "0", "--save", "", "--appendonly", "no", "--loglevel", "warning", "--unixsocket"]);
-        command.arg(&socket).arg("--dir").arg(directory.path());
+        let mut command = server_command(&socket, directory.path())?;
         let mut running = Running::start("redis-server", &mut command, Collected::default())?;
         let client = interrupt.poll("the start of redis-server", START_DEADLINE, || {
             if running.is_running() { Client::connect(&socket).ok().map(Some) } else { Some(None) }

@@ -29,7 +29,12 @@ impl Client<UnixStream> {
     /// Connects to the server at `socket`.
     pub fn connect(socket: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
-        Ok(Self { reader: BufReader::new(stream.try_clone()?), writer: BufWriter::new(stream) })
+        Ok(Self::over(stream.try_clone()?, stream))
+    }
+
+    /// A connection that reads from `one` and writes to `other`.
+    pub fn over(one: UnixStream, other: UnixStream) -> Self {
+        Self { reader: BufReader::new(one), writer: BufWriter::new(other) }
     }
 }
 

@@ -11,7 +11,7 @@ use super::process::{Collected, Running};
 use crate::limits::TOOL_DEADLINE;
 
 /// Programs and the Debian packages that have them.
-const PACKAGES: [(&str, &str); 16] = [
+const PACKAGES: [(&str, &str); 17] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("nbdfuse", "libnbd-bin"),
@@ -22,6 +22,7 @@ const PACKAGES: [(&str, &str); 16] = [
     ("mkswap", "util-linux"),
     ("swapon", "mount"),
     ("swapoff", "mount"),
+    ("memcached", "memcached"),
     ("redis-server", "redis-server"),
     ("redis-benchmark", "redis-tools"),
     ("taskset", "util-linux"),

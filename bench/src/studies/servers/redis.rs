@@ -1,0 +1,103 @@
+//! Redis, asked by clients of ours over a UNIX socket; it saves nothing.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::load::{self, Connection, Load, Served};
+use super::mix::Mix;
+use super::server::{Server, Session, await_answer, connect};
+use crate::demo::redis_job::{ENTRY_BYTES, server_command};
+use crate::demo::resp::{Client, Reply};
+use crate::harness::HarnessError;
+use crate::harness::process::Running;
+use crate::size::{MIB, Size};
+use crate::studies::program_run::SEED;
+
+/// Memory beside the values: a table that doubles while the old one is still there, buffers.
+const ROOM_BESIDE_VALUES: Size = Size(128 * MIB);
+
+/// Redis with values of a mix.
+#[derive(Clone, Debug)]
+pub struct Redis {
+    name: String,
+    load: Load,
+    size: Size,
+}
+
+impl Redis {
+    /// With values that fill about `size`.
+    pub fn new(mix: Mix, size: Size) -> Self {
+        let keys = mix.keys(SEED, size.0, ENTRY_BYTES);
+        let load = Load { server: "Redis", mix, keys, seed: SEED };
+        Self { name: format!("redis {}", mix.name), load, size }
+    }
+}
+
+fn socket(directory: &Path) -> PathBuf {
+    directory.join("redis.sock")
+}
+
+impl Server for Redis {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn room(&self) -> Size {
+        Size(self.size.0 * 2 + ROOM_BESIDE_VALUES.0)
+    }
+
+    fn command(&self, session: &Session<'_>) -> Result<Command, HarnessError> {
+        server_command(&socket(session.directory), session.directory)
+    }
+
+    fn serve(&self, running: &mut Running, session: &Session<'_>) -> Result<Served, HarnessError> {
+        let socket = socket(session.directory);
+        await_answer("redis-server", running, session, || connect(&socket).ok())?;
+        let link = |(one, other)| Client::over(one, other);
+        load::run(self.load, session.times, session.interrupt, || connect(&socket).map(link))
+    }
+}
+
+impl Connection for Client<UnixStream> {
+    fn queue_write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        self.queue(&[b"SET", key, value])
+    }
+
+    fn queue_read(&mut self, key: &[u8]) -> io::Result<()> {
+        self.queue(&[b"GET", key])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Self::flush(self)
+    }
+
+    fn written(&mut self) -> io::Result<()> {
+        match self.reply()? {
+            Reply::Status(status) if status == "OK" => Ok(()),
+            other => Err(io::Error::other(format!("Redis answered SET with {other:?}"))),
+        }
+    }
+
+    fn value(&mut self) -> io::Result<Option<Vec<u8>>> {
+        match self.reply()? {
+            Reply::Bulk(value) => Ok(value),
+            other => Err(io::Error::other(format!("Redis answered GET with {other:?}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mix::{ETC, ZIPF};
+    use super::super::server::tests::serves_all_local;
+    use super::*;
+
+    #[test]
+    fn it_serves_mixes_with_all_memory_local() {
+        for mix in [ZIPF, ETC] {
+            serves_all_local(&Redis::new(mix, Size(4 * MIB)), "redis-server");
+        }
+    }
+}
