@@ -68,7 +68,7 @@ impl Server for Memcached {
 
     fn serve(&self, running: &mut Running, session: &Session<'_>) -> Result<Served, HarnessError> {
         let socket = socket(session.directory);
-        await_answer("memcached", running, session, || connect(&socket).ok())?;
+        await_answer("memcached", running, session.interrupt, || connect(&socket).ok())?;
         load::run(self.load, session.times, session.interrupt, || connect(&socket).map(Link::new))
     }
 }

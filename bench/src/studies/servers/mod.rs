@@ -5,147 +5,44 @@
 //! |---|---|
 //! | [`memcached`] | memcached with the mixes `zipf`, `etc` and `sys` |
 //! | [`redis`] | Redis with the mix `zipf` |
+//! | [`postgres`] | PostgreSQL by the queries of `pgbench -S`; not by the pager |
 //! | [`sort`] | no server but a program that is known from other work: GNU sort, in seconds |
+//! | [`candidate`] | all of them by their names, and how each is measured |
 //! | [`mix`], [`load`] | what the clients of the first two ask for, and how |
 //! | [`server`] | one run of one server |
 //!
 //! Each server is loaded, warmed up, and asked for a fixed time by [`load::CLIENTS`] connections. What is lent has a
 //! copy on disk, as is the product's default. Values are random bytes, of which zram gains nothing. Pages that came
-//! in are those of the whole run, its loading included. A faster server answers more in the same time, and so more
-//! pages come in.
+//! in are those of the whole run, its loading included. From zram and disk they are the kernel's count, which is of
+//! the whole machine. A faster server answers more in the same time, and so more pages come in.
 //!
 //! Invariant: every value that a client reads is checked. A wrong one ends its run, and at its end the study fails.
 
+pub mod candidate;
 pub mod load;
 pub mod memcached;
 pub mod mix;
+pub mod postgres;
 pub mod redis;
 pub mod server;
 pub mod sort;
 
-use std::time::Duration;
-
-use self::load::Times;
-use self::memcached::Memcached;
-use self::mix::{ETC, SYS, ZIPF};
-use self::redis::Redis;
-use self::server::Server;
-use self::sort::sort_job;
-use super::job::Job;
+use self::candidate::{Candidate, Figures, NAMES, candidate};
 use super::kind::{self, Kind, SHARES_PERCENT, case};
-use super::places::Place;
 use super::program_run::ProgramRunner;
 use super::{Context, Study};
 use crate::harness::HarnessError;
-use crate::harness::usage::SwapCount;
-use crate::limits::with_slack;
-use crate::result::{MICROSECONDS, OPERATIONS_PER_SECOND, PAGES, SECONDS, StudyResult, Unit};
-use crate::size::{MIB, Size};
-
-/// Values of a server in a full run: that of study `programs` four times, as much as its programs are small.
-const SIZE: Size = Size(256 * MIB);
-
-/// And in a quick one: a quarter of it has to exceed the least local memory that `spillway run` gives a program, 8 MiB.
-const SIZE_QUICK: Size = Size(40 * MIB);
-
-/// A full run's times: long enough that each page of the values has its chance to come and go several times.
-const TIMES: Times = Times { warm_up: Duration::from_secs(4), measured: Duration::from_secs(20) };
-/// See [`TIMES`].
-const TIMES_QUICK: Times = Times { warm_up: Duration::from_secs(1), measured: Duration::from_secs(4) };
+use crate::result::{MICROSECONDS, PAGES, StudyResult, Unit};
+use crate::size::Size;
 
 /// The study of servers.
 #[derive(Clone, Copy, Debug)]
 pub struct ServersStudy;
 
-/// What is measured.
-enum Candidate {
-    Server(Box<dyn Server>),
-    Program(Job),
-}
-
 /// A candidate, and the most memory that it used with all of it local.
 struct Trial {
     candidate: Candidate,
     peak: Size,
-}
-
-/// What one run showed.
-#[derive(Clone, Copy, Debug)]
-struct Figures {
-    score: f64,
-    p99_us: Option<f64>,
-    pages_in: u64,
-}
-
-/// All of them, in the order of their runs, and why one cannot be had.
-fn candidates(context: &Context) -> Vec<(&'static str, Result<Candidate, HarnessError>)> {
-    let size = context.choose(SIZE, SIZE_QUICK);
-    let memcached = |name, mix| (name, Ok(Candidate::Server(Box::new(Memcached::new(mix, size)))));
-    vec![
-        memcached("memcached zipf", ZIPF),
-        memcached("memcached etc", ETC),
-        memcached("memcached sys", SYS),
-        ("redis zipf", Ok(Candidate::Server(Box::new(Redis::new(ZIPF, size))))),
-        (sort::NAME, sort_job(context).map(Candidate::Program)),
-    ]
-}
-
-impl Candidate {
-    fn name(&self) -> &str {
-        match self {
-            Self::Server(server) => server.name(),
-            Self::Program(job) => job.name,
-        }
-    }
-
-    /// The unit of what it is measured by.
-    fn unit(&self) -> Unit {
-        match self {
-            Self::Server(_) => OPERATIONS_PER_SECOND,
-            Self::Program(_) => SECONDS,
-        }
-    }
-
-    fn impossible(&self, kind: Kind) -> Option<&'static str> {
-        match (self, kind) {
-            (Self::Server(server), Kind::Spillway(via)) => server.impossible(via),
-            _ => None,
-        }
-    }
-
-    fn peak(&self, context: &Context, runner: &mut ProgramRunner<'_>) -> Result<Size, HarnessError> {
-        match self {
-            Self::Program(job) => runner.footprint(job),
-            Self::Server(server) => {
-                let at = (Place::AllLocal, TIMES_QUICK);
-                let turn = server::run(context, &mut runner.places, server.as_ref(), at)?;
-                Ok(with_slack(turn.peak.unwrap_or(server.room())))
-            }
-        }
-    }
-
-    fn measure(
-        &self,
-        context: &Context,
-        runner: &mut ProgramRunner<'_>,
-        place: Place,
-    ) -> Result<Figures, HarnessError> {
-        match self {
-            Self::Server(server) => {
-                let at = (place, context.choose(TIMES, TIMES_QUICK));
-                let turn = server::run(context, &mut runner.places, server.as_ref(), at)?;
-                let (score, p99_us) = (turn.served.operations_per_second, Some(turn.served.p99_us));
-                Ok(Figures { score, p99_us, pages_in: turn.pages_in })
-            }
-            Self::Program(job) => {
-                let before = SwapCount::now();
-                let score = runner.seconds(job, place)?;
-                let swapped = SwapCount::now().since(before).pages_in;
-                let pages_in = runner.told().map_or(swapped, |told| told.pages_in());
-                Ok(Figures { score, p99_us: None, pages_in })
-            }
-        }
-    }
 }
 
 /// All candidates that this machine has.
@@ -155,9 +52,9 @@ fn trials(
     result: &mut StudyResult,
 ) -> Result<Vec<Trial>, HarnessError> {
     let mut trials = Vec::new();
-    for (name, candidate) in candidates(context) {
+    for name in NAMES {
         eprintln!("servers: the peak memory of {name}");
-        match candidate.and_then(|candidate| Ok((candidate.peak(context, runner)?, candidate))) {
+        match candidate(context, name).and_then(|candidate| Ok((candidate.peak(context, runner)?, candidate))) {
             Ok((peak, candidate)) => trials.push(Trial { candidate, peak }),
             Err(error) if error.is_interrupt() => return Err(error),
             Err(error @ HarnessError::Wrong { .. }) => return Err(error),
@@ -207,7 +104,7 @@ impl Study for ServersStudy {
     }
 
     fn seconds_per_round(&self) -> (u64, u64) {
-        (2500, 600)
+        (2500, 480)
     }
 
     fn run(&self, context: &Context, result: &mut StudyResult) -> Result<(), HarnessError> {
@@ -282,7 +179,9 @@ fn record(result: &mut StudyResult, (round, case, subject): (usize, &str, &str),
     if let Some(p99_us) = figures.p99_us {
         result.record(round, &latency_case(case), subject, MICROSECONDS, p99_us);
     }
-    result.record(round, &pages_case(case), subject, PAGES, figures.pages_in as f64);
+    if let Some(pages_in) = figures.pages_in {
+        result.record(round, &pages_case(case), subject, PAGES, pages_in as f64);
+    }
 }
 
 #[cfg(test)]
@@ -290,12 +189,13 @@ mod tests {
     use super::*;
     use crate::harness::spillway::Via;
     use crate::machine::Machine;
-    use crate::studies::tests::context;
+    use crate::result::OPERATIONS_PER_SECOND;
 
     fn with_figures() -> StudyResult {
         let mut result = StudyResult::new("servers", "", true, Machine::default());
         for (index, kind) in Kind::ALL.into_iter().enumerate() {
-            let figures = Figures { score: 1000.0 / (index + 1) as f64, p99_us: Some(50.0), pages_in: index as u64 };
+            let pages_in = (kind != Kind::AllLocal).then_some(100 * index as u64);
+            let figures = Figures { score: 1000.0 / (index + 1) as f64, p99_us: Some(50.0), pages_in };
             for percent in SHARES_PERCENT {
                 let case = case("memcached zipf", percent);
                 record(&mut result, (0, &case, &kind.name()), OPERATIONS_PER_SECOND, figures);
@@ -312,7 +212,7 @@ mod tests {
         let ratio = |case: &str| result.comparisons.iter().find(|one| one.case == case && one.subject == pager);
         assert_eq!(ratio("memcached zipf L(50)").map(|one| one.ratio.median), Some(0.5), "half of all local");
         assert!(ratio("memcached zipf L(50), p99").is_some());
-        // No page came in with all memory local: that ratio would be one by zero.
+        // With all memory local no page comes in: that ratio would be one by zero.
         assert!(ratio("memcached zipf L(50), pages in").is_some_and(|one| one.baseline != "all local"));
     }
 
@@ -321,16 +221,5 @@ mod tests {
         let plots = ServersStudy.plots(&with_figures());
         assert_eq!(plots.len(), 1);
         assert!(plots[0].0 == "servers-memcached-zipf" && plots[0].1.contains("memcached zipf: op/s"));
-    }
-
-    #[test]
-    fn candidates_have_the_names_they_are_skipped_by() {
-        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        for (name, candidate) in candidates(&context(directory.path(), 1)) {
-            match candidate {
-                Ok(candidate) => assert_eq!(candidate.name(), name),
-                Err(error) => assert!(matches!(error, HarnessError::Missing(_)), "{name}: {error}"),
-            }
-        }
     }
 }

@@ -54,7 +54,7 @@ impl Server for Redis {
 
     fn serve(&self, running: &mut Running, session: &Session<'_>) -> Result<Served, HarnessError> {
         let socket = socket(session.directory);
-        await_answer("redis-server", running, session, || connect(&socket).ok())?;
+        await_answer("redis-server", running, session.interrupt, || connect(&socket).ok())?;
         let link = |(one, other)| Client::over(one, other);
         load::run(self.load, session.times, session.interrupt, || connect(&socket).map(link))
     }

@@ -14,7 +14,7 @@ use crate::harness::HarnessError;
 use crate::harness::interrupt::Interrupt;
 use crate::harness::memory_group::MemoryGroup;
 use crate::harness::process::{Collected, Running};
-use crate::harness::spillway::Via;
+use crate::harness::spillway::{RunReport, Via};
 use crate::harness::storage::PrivateDirectory;
 use crate::harness::usage::SwapCount;
 use crate::limits::{ANSWER_DEADLINE, POLL_INTERVAL, SERVER_START_DEADLINE};
@@ -58,8 +58,8 @@ pub trait Server {
 pub struct Turn {
     /// What the clients saw.
     pub served: Served,
-    /// Pages that came in from donors or from swap, loading included. Those from swap are of the whole machine.
-    pub pages_in: u64,
+    /// See [`pages_in`].
+    pub pages_in: Option<u64>,
     /// The most local memory seen; `None` under `spillway run`.
     pub peak: Option<Size>,
 }
@@ -68,10 +68,10 @@ pub struct Turn {
 pub fn await_answer<Value>(
     name: &str,
     running: &mut Running,
-    session: &Session<'_>,
+    interrupt: &Interrupt,
     mut attempt: impl FnMut() -> Option<Value>,
 ) -> Result<Value, HarnessError> {
-    let answer = session.interrupt.poll(&format!("the start of {name}"), SERVER_START_DEADLINE, || {
+    let answer = interrupt.poll(&format!("the start of {name}"), SERVER_START_DEADLINE, || {
         if running.is_running() { attempt().map(Some) } else { Some(None) }
     })?;
     answer.ok_or_else(|| HarnessError::failed(name, running.last_words()))
@@ -99,9 +99,18 @@ pub fn run(
     let mut ready = places.ready(&command, place, server.room())?;
     let before = SwapCount::now();
     let (served, peak) = serve(server, &mut ready, &session)?;
-    let swapped = SwapCount::now().since(before).pages_in;
     let told = ready.told(server.name())?;
-    Ok(Turn { served, pages_in: told.map_or(swapped, |told| told.pages_in()), peak })
+    Ok(Turn { served, pages_in: pages_in(place, before, told.as_ref()), peak })
+}
+
+/// Pages that came in during a run in `place`, its loading included: as `spillway run` told, or what the kernel
+/// counted on the whole machine since `before`. `None` with all memory local, where that count is of others only.
+pub fn pages_in(place: Place, before: SwapCount, told: Option<&RunReport>) -> Option<u64> {
+    match (place, told) {
+        (Place::AllLocal, _) => None,
+        (_, Some(told)) => Some(told.pages_in()),
+        (_, None) => Some(SwapCount::now().since(before).pages_in),
+    }
 }
 
 /// Starts the server, asks it, and ends it.
@@ -179,6 +188,16 @@ pub(super) mod tests {
         assert_eq!(left, 0, "the private directory is gone");
     }
 
+    #[test]
+    fn pages_come_from_the_report_or_from_the_kernels_count() {
+        let told = RunReport::default();
+        let now = SwapCount::now();
+        let swap = Place::Swap(crate::harness::subject::Subject::Zram, Size(1));
+        assert_eq!(pages_in(Place::AllLocal, now, None), None);
+        assert_eq!(pages_in(Place::Spillway(Via::Swap, Size(1), 1), now, Some(&told)), Some(0));
+        assert!(pages_in(swap, now, None).is_some());
+    }
+
     /// A server that is a script.
     struct Script(&'static str);
 
@@ -198,7 +217,9 @@ pub(super) mod tests {
         }
 
         fn serve(&self, running: &mut Running, session: &Session<'_>) -> Result<Served, HarnessError> {
-            await_answer("a script", running, session, || session.directory.join("socket").exists().then_some(()))?;
+            await_answer("a script", running, session.interrupt, || {
+                session.directory.join("socket").exists().then_some(())
+            })?;
             Ok(Served { operations_per_second: 1.0, p99_us: 1.0 })
         }
     }

@@ -3,6 +3,7 @@
 //! Its buffer is twice the text, so that it needs no temporary file. Its output is compared byte by byte with that of
 //! its first run.
 
+use super::candidate::SIZE_QUICK;
 use crate::demo::Scale;
 use crate::demo::programs::prepare;
 use crate::demo::text::Lines;
@@ -16,12 +17,9 @@ pub const NAME: &str = "sort";
 
 /// Text of a full run: several times that of study `programs`.
 const TEXT: Size = Size(275 * MIB);
-/// See [`TEXT`].
-const TEXT_QUICK: Size = Size(40 * MIB);
-
 /// The sort with its text.
 pub fn sort_job(context: &Context) -> Result<Job, HarnessError> {
-    job(context, context.choose(TEXT, TEXT_QUICK))
+    job(context, context.choose(TEXT, SIZE_QUICK))
 }
 
 fn job(context: &Context, text: Size) -> Result<Job, HarnessError> {
