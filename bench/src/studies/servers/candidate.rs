@@ -26,7 +26,7 @@ use crate::studies::program_run::ProgramRunner;
 const SIZE: Size = Size(256 * MIB);
 
 /// Values in a quick run, and text to sort: the pager must accept a quarter of it as a budget.
-pub const SIZE_QUICK: Size = Size(72 * MIB);
+const SIZE_QUICK: Size = Size(72 * MIB);
 
 const _: () = assert!(SIZE_QUICK.0 / 4 >= BUDGET_BYTES_MIN);
 
@@ -67,7 +67,7 @@ pub fn candidate(context: &Context, name: &str) -> Result<Candidate, HarnessErro
         "memcached sys" => Box::new(Memcached::new(SYS, size)),
         "redis zipf" => Box::new(Redis::new(ZIPF, size)),
         postgres::NAME => Box::new(Postgres::prepare(context, size)?),
-        _ => return sort_job(context).map(Candidate::Program),
+        _ => return sort_job(context, context.choose(sort::TEXT, SIZE_QUICK)).map(Candidate::Program),
     };
     Ok(Candidate::Server(server))
 }

@@ -3,7 +3,6 @@
 //! Its buffer is twice the text, so that it needs no temporary file. Its output is compared byte by byte with that of
 //! its first run.
 
-use super::candidate::SIZE_QUICK;
 use crate::demo::Scale;
 use crate::demo::programs::prepare;
 use crate::demo::text::Lines;
@@ -16,13 +15,10 @@ use crate::studies::job::Job;
 pub const NAME: &str = "sort";
 
 /// Text of a full run: several times that of study `programs`.
-const TEXT: Size = Size(275 * MIB);
-/// The sort with its text.
-pub fn sort_job(context: &Context) -> Result<Job, HarnessError> {
-    job(context, context.choose(TEXT, SIZE_QUICK))
-}
+pub const TEXT: Size = Size(275 * MIB);
 
-fn job(context: &Context, text: Size) -> Result<Job, HarnessError> {
+/// The sort with so much text.
+pub fn sort_job(context: &Context, text: Size) -> Result<Job, HarnessError> {
     let scale = Scale { text, lines: Lines::Paragraphs, ..Scale::FULL };
     Ok(Job::real(NAME, text, &prepare("sort", &context.shop, scale)?))
 }
@@ -39,7 +35,7 @@ mod tests {
     fn it_sorts_with_all_memory_local() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let context = context(directory.path(), 1);
-        let job = match MemoryGroup::create(None).and_then(|_| job(&context, Size(2 * MIB))) {
+        let job = match MemoryGroup::create(None).and_then(|_| sort_job(&context, Size(2 * MIB))) {
             Ok(job) => job,
             Err(error) => return spillway_sys::skipping::skip_because(error),
         };
