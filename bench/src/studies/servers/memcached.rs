@@ -15,8 +15,8 @@ use crate::harness::{HarnessError, tool};
 use crate::size::{MIB, Size};
 use crate::studies::program_run::SEED;
 
-/// What memcached takes for a value beside it: 56 for the item with its check and its key of 16, and the rounding to
-/// the next of its sizes, which are 25 % apart, measured as the growth of its process.
+/// What memcached takes for a value beside it, about: 56 for the item with its check, 16 for the key, and a part of the
+/// rounding to the next of its sizes, which are 25 % apart. It only decides how many keys there are.
 const ENTRY_BYTES: u64 = 100;
 
 /// Memory beside the values: hash table, buffers of connections, a slab of a megabyte for each size of values.

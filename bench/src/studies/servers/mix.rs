@@ -9,6 +9,7 @@
 //! `etc` and `sys` are in the manner of two of Facebook's pools (Atikoglu et al., "Workload analysis of a large-scale
 //! key-value store", SIGMETRICS 2012). What is simplified:
 //!
+//! - `etc` has no values of less than 15 bytes; the paper has a table of their own for these.
 //! - Keys have 16 bytes; those of Facebook have 16 to 40.
 //! - Keys are asked for by Zipf's law with exponent 0.99, as in YCSB; the paper gives no law.
 //! - No key is deleted or expires, none is asked for that is not there, and the load is the same all the time.
@@ -23,10 +24,10 @@ use crate::random::{Random, word_at};
 pub const SKEW: f64 = 0.99;
 
 /// The generalized Pareto distribution of value sizes in `etc`, as the paper's authors fitted it: location in bytes,
-/// scale in bytes, shape. The load generator `mutilate` has the same numbers.
+/// scale in bytes, shape.
 const PARETO: (f64, f64, f64) = (15.0, 214.476, 0.348_238);
 
-/// Sizes in `etc` are cut here: one value in about 3000 is larger, and all larger ones together would decide how much
+/// Sizes in `etc` are cut here: one value in about 2000 is larger, and all larger ones together would decide how much
 /// memory a mix needs.
 const PARETO_BYTES_MAX: f64 = 8192.0;
 

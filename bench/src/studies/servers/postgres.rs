@@ -37,7 +37,7 @@ const ORDINARY_USER: u32 = 65_534;
 /// Rows of pgbench for each step of its scale.
 const ROWS_PER_SCALE: u64 = 100_000;
 
-/// What they take with their index, measured.
+/// What they take, about: 13 MB of rows and 2 MB of index.
 const SCALE_BYTES: u64 = 15 * MIB;
 
 /// Programs that have to be in one directory; Debian has them below one of the version.
