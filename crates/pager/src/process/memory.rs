@@ -43,6 +43,7 @@ pub enum Event {
 /// use std::os::fd::{AsFd, BorrowedFd};
 /// use std::sync::Mutex;
 ///
+/// use spillway_pager::page_table::virtual_page::VirtualPage;
 /// use spillway_pager::process::memory::{Event, ProgramMemory};
 /// use spillway_sys::event::EventFd;
 /// use spillway_sys::mapping::Mapping;
@@ -69,7 +70,7 @@ pub enum Event {
 /// }
 ///
 /// impl ProgramMemory for OnePage {
-///     fn copy(&self, _: u64, source: &Mapping, offset: usize, length: usize, _: bool) -> Result<u64, PageError> {
+///     fn copy(&self, _: VirtualPage, source: &Mapping, offset: usize, length: usize, _: bool) -> Result<u64, PageError> {
 ///         let mut bytes = vec![0; length];
 ///         source.read(offset, &mut bytes);
 ///         self.fill(bytes)
@@ -124,7 +125,7 @@ pub enum Event {
 ///     let mut filled = 0;
 ///     while let Some(event) = memory.read_event()? {
 ///         let Event::Fault(fault) = event else { continue };
-///         match memory.copy(fault.address, pool, 0, PAGE as usize, false) {
+///         match memory.copy(VirtualPage::containing(fault.address), pool, 0, PAGE as usize, false) {
 ///             Ok(bytes) => filled += bytes,
 ///             // Another thread filled the page first.
 ///             Err(PageError::Exists) => memory.wake(fault.address..fault.address + PAGE),
@@ -237,12 +238,13 @@ pub struct EvictorSeen {
 /// use std::time::Duration;
 ///
 /// use spillway_pager::limits::EVICTOR_BATCHES_MAX;
+/// use spillway_pager::page_table::virtual_page::VirtualPage;
 /// use spillway_pager::page_table::volume_pages::PoolPage;
 /// use spillway_pager::process::memory::{EvictOutcome, EvictRequest, Evictor};
 ///
 /// /// The pages of a program, and the outcomes of batches that were not polled yet.
 /// struct Pages {
-///     resident: BTreeSet<u64>,
+///     resident: BTreeSet<VirtualPage>,
 ///     batches: VecDeque<Vec<EvictOutcome>>,
 /// }
 ///
@@ -252,14 +254,14 @@ pub struct EvictorSeen {
 ///             return false;
 ///         }
 ///         let evict = |request: &EvictRequest| {
-///             let was_resident = self.resident.remove(&request.address);
+///             let was_resident = self.resident.remove(&request.page);
 ///             if was_resident { EvictOutcome::Moved } else { EvictOutcome::Absent }
 ///         };
 ///         self.batches.push_back(requests.iter().map(evict).collect());
 ///         true
 ///     }
 ///
-///     fn own(&mut self, _: &[u64]) -> bool {
+///     fn own(&mut self, _: &[VirtualPage]) -> bool {
 ///         self.batches.is_empty()
 ///     }
 ///
@@ -277,9 +279,9 @@ pub struct EvictorSeen {
 /// }
 ///
 /// /// Evicts pages into the first pages of the write-back pool; `None` if the evictor takes no batch now.
-/// fn evict(evictor: &mut dyn Evictor, addresses: &[u64]) -> Option<Vec<EvictOutcome>> {
-///     let request = |(page, address): (u32, &u64)| EvictRequest { address: *address, target: Some(PoolPage(page)) };
-///     let requests: Vec<_> = (0..).zip(addresses).map(request).collect();
+/// fn evict(evictor: &mut dyn Evictor, pages: &[VirtualPage]) -> Option<Vec<EvictOutcome>> {
+///     let request = |(target, page): (u32, &VirtualPage)| EvictRequest { page: *page, target: Some(PoolPage(target)) };
+///     let requests: Vec<_> = (0..).zip(pages).map(request).collect();
 ///     if !evictor.begin(&requests) {
 ///         return None;
 ///     }
@@ -290,10 +292,11 @@ pub struct EvictorSeen {
 ///     Some(outcomes)
 /// }
 ///
-/// let mut evictor = Pages { resident: BTreeSet::from([0x1000, 0x2000]), batches: VecDeque::new() };
-/// let outcomes = evict(&mut evictor, &[0x1000, 0x5000]);
+/// let [one, two, missing] = [0x1000, 0x2000, 0x5000].map(VirtualPage::at);
+/// let mut evictor = Pages { resident: BTreeSet::from([one, two]), batches: VecDeque::new() };
+/// let outcomes = evict(&mut evictor, &[one, missing]);
 /// assert_eq!(outcomes, Some(vec![EvictOutcome::Moved, EvictOutcome::Absent]));
-/// assert_eq!(evictor.resident, BTreeSet::from([0x2000]));
+/// assert_eq!(evictor.resident, BTreeSet::from([two]));
 /// ```
 pub trait Evictor: Send {
     /// Takes on `requests`, at most [`crate::limits::BATCH_PAGES`], for when it is done with the batch under way, if
