@@ -7,7 +7,7 @@
 //! | [`redis`] | Redis with the mix `zipf` |
 //! | [`postgres`] | PostgreSQL by the queries of `pgbench -S`; not by the pager |
 //! | [`sort`] | no server but a program that is known from other work: GNU sort, in seconds |
-//! | [`candidate`] | all of them by their names, and how each is measured |
+//! | [`mod@candidate`] | all of them by their names, and how each is measured |
 //! | [`mix`], [`load`] | what the clients of the first two ask for, and how |
 //! | [`server`] | one run of one server |
 //!

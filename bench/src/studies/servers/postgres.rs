@@ -7,7 +7,7 @@
 //! The query of `pgbench -S` is extended: it computes from each row whether it is what pgbench stored under its key.
 //! If it is not, the query divides by zero.
 //!
-//! The server refuses root. Root runs it as the user that owns nothing else, [`ORDINARY_USER`].
+//! The server refuses root. Root runs it as the user that owns nothing else, `ORDINARY_USER`.
 
 use std::ffi::OsStr;
 use std::fs;
