@@ -4,15 +4,17 @@
 //! Invariant: when a session is dropped its instance, and its mount of tracefs if it made one, are gone.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use super::HarnessError;
 use super::cleanup::Cleanup;
 use super::interrupt::Interrupt;
 use super::storage::PrivateDirectory;
 use super::tool;
-use crate::limits::TOOL_DEADLINE;
+use crate::limits::{POLL_INTERVAL, TOOL_DEADLINE};
 
 /// Kilobytes of each CPU's buffer: some hundred thousand events.
 const BUFFER_KIB: u32 = 32 * 1024;
@@ -84,7 +86,7 @@ impl TraceSession {
         cleanup.push(format!("rmdir {}", made.display()), move || {
             // Stopped first: an instance whose events are on is busy.
             let _ = fs::write(made.join("events/enable"), "0");
-            fs::remove_dir(&made).map_err(HarnessError::system(format!("removing {}", made.display())))
+            remove(&made).map_err(HarnessError::system(format!("removing {}", made.display())))
         });
         let session = Self { instance, _cleanup: cleanup };
         session.write("trace_clock", "mono")?;
@@ -171,6 +173,20 @@ fn places(mounts: &str) -> impl Iterator<Item = PathBuf> {
         let (place, kind) = (fields.next()?, fields.next()?);
         (kind == "tracefs").then(|| PathBuf::from(place))
     })
+}
+
+/// Removes an instance. A process that another thread is just starting has its files open until it becomes its own
+/// program, and meanwhile the instance is busy.
+fn remove(instance: &Path) -> std::io::Result<()> {
+    let begin = Instant::now();
+    loop {
+        match fs::remove_dir(instance) {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy && begin.elapsed() < TOOL_DEADLINE => {
+                std::thread::sleep(POLL_INTERVAL);
+            }
+            other => return other,
+        }
+    }
 }
 
 #[cfg(test)]

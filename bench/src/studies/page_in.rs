@@ -384,7 +384,13 @@ mod tests {
     fn threads_are_found_in_a_process_and_in_its_children() {
         let own = std::process::id() as i32;
         let (leave, wait) = std::sync::mpsc::channel::<()>();
-        let thread = std::thread::Builder::new().name("io-test".to_owned()).spawn(move || wait.recv());
+        let (began, is_named) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().name("io-test".to_owned()).spawn(move || {
+            began.send(()).unwrap();
+            wait.recv()
+        });
+        // A thread takes its name when it runs first.
+        is_named.recv().unwrap();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let family = family(own);
         let found = (family.contains(&(child.id() as i32)), family.contains(&own), threads_named(own, "io-test").len());
