@@ -70,9 +70,9 @@ pub enum Event {
 /// }
 ///
 /// impl ProgramMemory for OnePage {
-///     fn copy(&self, _: VirtualPage, source: &Mapping, offset: usize, length: usize, _: bool) -> Result<u64, PageError> {
+///     fn copy(&self, _: VirtualPage, source: &Mapping, at: usize, length: usize, _: bool) -> Result<u64, PageError> {
 ///         let mut bytes = vec![0; length];
-///         source.read(offset, &mut bytes);
+///         source.read(at, &mut bytes);
 ///         self.fill(bytes)
 ///     }
 ///
@@ -280,7 +280,8 @@ pub struct EvictorSeen {
 ///
 /// /// Evicts pages into the first pages of the write-back pool; `None` if the evictor takes no batch now.
 /// fn evict(evictor: &mut dyn Evictor, pages: &[VirtualPage]) -> Option<Vec<EvictOutcome>> {
-///     let request = |(target, page): (u32, &VirtualPage)| EvictRequest { page: *page, target: Some(PoolPage(target)) };
+///     let request =
+///         |(target, page): (u32, &VirtualPage)| EvictRequest { page: *page, target: Some(PoolPage(target)) };
 ///     let requests: Vec<_> = (0..).zip(pages).map(request).collect();
 ///     if !evictor.begin(&requests) {
 ///         return None;
