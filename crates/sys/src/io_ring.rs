@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
 
 use crate::mapping::Mapping;
 
@@ -241,6 +241,35 @@ impl Drop for IoRing {
         // Best effort: refused, the file stays open for that while.
         let _ = self.ring.submitter().unregister_files();
     }
+}
+
+/// Hands `unsubmitted` entries over, in one system call, and lets the kernel do what waits for this thread to enter it:
+/// for rings whose entries wait for requests of the kernel's (ublk, FUSE).
+pub(crate) fn hand_over<Entry: squeue::EntryMarker>(
+    ring: &mut IoUring<Entry>,
+    unsubmitted: &mut usize,
+) -> io::Result<()> {
+    while *unsubmitted > 0 {
+        match ring.submit() {
+            Ok(count) => *unsubmitted -= count,
+            // Interrupted, or the kernel is short of memory for the moment.
+            Err(error) if is_passing(&error) => std::thread::yield_now(),
+            Err(error) => return Err(error),
+        }
+    }
+    if ring.submission().taskrun() {
+        // SAFETY: without arguments nothing of ours is handed over.
+        let entered = unsafe { ring.submitter().enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None) };
+        return match entered {
+            Err(error) if !is_passing(&error) => Err(error),
+            _ => Ok(()),
+        };
+    }
+    Ok(())
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }
 
 /// Registers the memory, if the kernel takes it (limits on locked memory may forbid it).

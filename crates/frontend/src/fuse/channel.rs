@@ -96,14 +96,9 @@ impl FuseChannel {
                 "the kernel sent a request that is no FUSE request",
             ));
         };
-        match request {
-            FuseRequest::Read(range) => self.begin(slot, header, BlockOperation::Read, range),
-            FuseRequest::Write(range) => self.begin(slot, header, BlockOperation::Write, range),
-            FuseRequest::Discard(range) => self.begin(slot, header, BlockOperation::Discard, range),
-            FuseRequest::Synchronise => {
-                self.begin(slot, header, BlockOperation::Flush, Range { offset_bytes: 0, length_bytes: 0 })
-            }
-            other => self.answer(header, other).map(|()| None),
+        match block_request(request) {
+            Some((operation, range)) => self.begin(slot, header, operation, range),
+            None => self.answer(header, request).map(|()| None),
         }
     }
 
@@ -140,6 +135,17 @@ impl FuseChannel {
             None => Ok(()),
         }
     }
+}
+
+/// What a request asks of the block service; nothing if it is about names or attributes.
+pub(super) fn block_request(request: FuseRequest) -> Option<(BlockOperation, Range)> {
+    Some(match request {
+        FuseRequest::Read(range) => (BlockOperation::Read, range),
+        FuseRequest::Write(range) => (BlockOperation::Write, range),
+        FuseRequest::Discard(range) => (BlockOperation::Discard, range),
+        FuseRequest::Synchronise => (BlockOperation::Flush, Range { offset_bytes: 0, length_bytes: 0 }),
+        _ => return None,
+    })
 }
 
 impl FileShape {

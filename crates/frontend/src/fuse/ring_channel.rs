@@ -26,10 +26,8 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_sys::fuse::REQUEST_HEAD_BYTES;
 use spillway_sys::fuse::ring::{FuseRing, REPLY_HEADER_BYTES, RingEvent};
 
-use crate::fuse::channel::FuseChannel;
-use crate::fuse::protocol::{
-    FuseRequest, REQUEST_HEADER_BYTES, Range, Reply, RequestHeader, decode, is_about_a_name, length_of,
-};
+use crate::fuse::channel::{FuseChannel, block_request};
+use crate::fuse::protocol::{REQUEST_HEADER_BYTES, Range, Reply, RequestHeader, decode, is_about_a_name, length_of};
 
 /// Slots of a channel into which requests from `/dev/fuse` are read. The others wait in the ring.
 pub(super) const DEVICE_SLOTS: usize = 1;
@@ -182,17 +180,11 @@ impl<R: RequestRing> RingChannel<R> {
         }
         let (header, request) = decode(&head, length_of(&head))
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-        let (operation, range) = match request {
-            FuseRequest::Read(range) => (BlockOperation::Read, range),
-            FuseRequest::Write(range) => (BlockOperation::Write, range),
-            FuseRequest::Discard(range) => (BlockOperation::Discard, range),
-            FuseRequest::Synchronise => (BlockOperation::Flush, Range { offset_bytes: 0, length_bytes: 0 }),
-            other => {
-                let reply = self.device.shape().reply_to(header, other);
-                // Each slot is answered, whatever it held.
-                self.reply(slot, &reply.unwrap_or_else(|| Reply::done(header.unique)));
-                return Ok(None);
-            }
+        let Some((operation, range)) = block_request(request) else {
+            let reply = self.device.shape().reply_to(header, request);
+            // Each slot is answered, whatever it held.
+            self.reply(slot, &reply.unwrap_or_else(|| Reply::done(header.unique)));
+            return Ok(None);
         };
         Ok(self.begin(slot, header, operation, range))
     }

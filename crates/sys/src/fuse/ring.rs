@@ -17,10 +17,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use super::{FuseDevice, REQUEST_HEAD_BYTES, part};
-use crate::io_ring::RingMemory;
+use crate::io_ring::{RingMemory, hand_over};
 use crate::mapping::Mapping;
 
 /// `FUSE_IO_URING_CMD_REGISTER`: a slot waits for its first request.
@@ -153,24 +153,7 @@ impl FuseRing {
 
     /// Hands everything over that was pushed, in one system call, and lets the kernel put waiting requests into slots.
     pub fn submit(&mut self) -> io::Result<()> {
-        while self.unsubmitted > 0 {
-            match self.ring.submit() {
-                Ok(count) => self.unsubmitted -= count,
-                // Interrupted, or the kernel is short of memory for the moment.
-                Err(error) if is_passing(&error) => std::thread::yield_now(),
-                Err(error) => return Err(error),
-            }
-        }
-        if self.ring.submission().taskrun() {
-            // SAFETY: without arguments nothing of ours is handed over.
-            let entered =
-                unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None) };
-            return match entered {
-                Err(error) if !is_passing(&error) => Err(error),
-                _ => Ok(()),
-            };
-        }
-        Ok(())
+        hand_over(&mut self.ring, &mut self.unsubmitted)
     }
 
     /// The next slot that the kernel gave back. No system call.
@@ -193,10 +176,6 @@ fn set_length(entry: &mut squeue::Entry128, length: u32) {
     const _: () = assert!(size_of::<squeue::Entry128>() == 128);
     // SAFETY: an entry is 128 bytes of plain data, laid out as the kernel has them, and borrowed exclusively.
     unsafe { (&raw mut *entry).cast::<u8>().add(LENGTH_OFFSET).cast::<u32>().write(length) };
-}
-
-fn is_passing(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }
 
 /// Readable while slots wait to be taken.

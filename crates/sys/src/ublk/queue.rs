@@ -16,12 +16,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use io_uring::{EnterFlags, IoUring, opcode, types};
+use io_uring::{IoUring, opcode, types};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::abi::{COMMIT_AND_FETCH, DESCRIPTOR_BYTES, Descriptor, FETCH, QUEUE_DEPTH_MAX, io_command};
-use crate::io_ring::RingMemory;
+use crate::io_ring::{RingMemory, hand_over};
 use crate::mapping::PAGE_SIZE_BYTES;
 
 /// The only registered file: the character device.
@@ -116,24 +116,7 @@ impl UblkQueue {
 
     /// Hands everything over that was pushed, in one system call, and lets the kernel put waiting requests into slots.
     pub fn submit(&mut self) -> io::Result<()> {
-        while self.unsubmitted > 0 {
-            match self.ring.submit() {
-                Ok(count) => self.unsubmitted -= count,
-                // Interrupted, or the kernel is short of memory for the moment.
-                Err(error) if is_passing(&error) => std::thread::yield_now(),
-                Err(error) => return Err(error),
-            }
-        }
-        if self.ring.submission().taskrun() {
-            // SAFETY: without arguments nothing of ours is handed over.
-            let entered =
-                unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None) };
-            return match entered {
-                Err(error) if !is_passing(&error) => Err(error),
-                _ => Ok(()),
-            };
-        }
-        Ok(())
+        hand_over(&mut self.ring, &mut self.unsubmitted)
     }
 
     /// The next slot that the kernel gave back. No system call.
@@ -151,10 +134,6 @@ impl UblkQueue {
         };
         Some((slot, event))
     }
-}
-
-fn is_passing(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }
 
 /// Readable while slots wait to be taken.
