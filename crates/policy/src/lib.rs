@@ -3,10 +3,12 @@
 //! - [`replacement`]: which page leaves local memory ([`replacement::sampled`] is the pager's).
 //! - [`prefetch`]: which pages come along with the one that a program waits for.
 //! - [`trace`]: recorded accesses, by which both are chosen and compared.
+//! - [`replay`]: recorded accesses in front of a memory that the policies manage.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod prefetch;
 pub mod replacement;
+pub mod replay;
 pub mod trace;

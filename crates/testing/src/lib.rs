@@ -2,9 +2,11 @@
 //!
 //! - [`block_devices`]: block devices of this machine, and direct I/O with them.
 //! - [`replacement`], [`prefetch`]: policies that no command can choose, and all of them by name.
+//! - [`svg`]: whether a picture is well-formed.
 
 #![forbid(unsafe_code)]
 
 pub mod block_devices;
 pub mod prefetch;
 pub mod replacement;
+pub mod svg;

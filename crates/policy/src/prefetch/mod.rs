@@ -3,8 +3,12 @@
 //! | file | policy |
 //! |---|---|
 //! | [`read_ahead`] | along a stride, in windows that grow with use and shrink with waste |
+//! | `head`, `experience` | the places that it follows, and what it remembers beside them |
 //! | [`read_around`] | the same, and the neighbours of pages in no trend, where those are needed soon after; [`runs`]: how many of them are |
-//! | [`streams`] | one prefetcher for each thread and region, so that concurrent streams do not hide one another |
+//! | [`leap`] | Leap's, by a majority of the last deltas ([`history`]): the one to compare with |
+//! | [`linux_cluster`], [`linux_vma`] | the kernel's, for swap: to compare with |
+//! | [`selection`] | those that a user may choose by name |
+//! | [`streams`] | one prefetcher for each thread, so that concurrent streams do not hide one another |
 //!
 //! Simpler ones that these were compared with (none, next-N, a fixed stride) live with the tests
 //! (docs/decisions/prefetching.md).
@@ -13,25 +17,34 @@
 //! it was used; or be kept local and unmapped, and then its use costs a cheap fault. As the kernel's read-ahead does,
 //! one page of each window is a *marker*: it is kept unmapped, the others are mapped. The fault on the marker tells
 //! that the program came so far, and is when the next window is asked for, while the program still has the rest of
-//! this one to go through. So a stream costs one cheap fault for each window and waits for the network once.
+//! this one to go through. So a stream costs one cheap fault for each window and waits for the network once. A policy
+//! may want the other way, as Leap does: then every page stays unmapped, and its first use is a hit
+//! ([`Prefetcher::keeps_unmapped`]).
 //!
 //! What the pager tells a prefetcher:
 //! - `on_fault`: a page was waited for that had not been brought along (one that is still on its way is no such fault);
 //! - `around`: that brought nothing along; what of the page's neighbours is away is said too;
-//! - `on_hit`: a marker was reached, whether it was there already or still on its way;
+//! - `on_hit`: a marker, or a page that was kept unmapped, was reached, whether it was there or still on its way;
 //! - `on_unused`: pages that were brought along left again before a marker behind them was reached.
 //!
 //! Invariants: candidates are at most [`CANDIDATES_MAX`], never the demanded page, and distinct; nothing allocates
 //! after construction. Whether a candidate exists, is remote, and is worth a read is for the pager to say: it drops
 //! the others ([`Candidates::retain`]).
 
+mod experience;
+mod head;
+pub mod history;
+pub mod leap;
+pub mod linux_cluster;
+pub mod linux_vma;
 pub mod read_ahead;
 pub mod read_around;
 pub mod runs;
+pub mod selection;
 pub mod streams;
 
 /// A page of a program's address space: its address over the page size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageNumber(pub u64);
 
 impl PageNumber {
@@ -106,13 +119,46 @@ impl Candidates {
         }
     }
 
+    /// Adds `pages` as far as there is room.
+    pub fn extend(&mut self, pages: &[PageNumber]) {
+        let count = pages.len().min(CANDIDATES_MAX - self.count);
+        self.pages[self.count..self.count + count].copy_from_slice(&pages[..count]);
+        self.count += count;
+    }
+
+    /// Adds `count` pages from `from` on, `delta` apart and without `from`, as far as there are so many and room.
+    pub fn push_line(&mut self, from: PageNumber, delta: i64, count: usize) {
+        let count = count.min(CANDIDATES_MAX - self.count);
+        let has_all = (count as i64).checked_mul(delta).is_some_and(|length| from.offset(length).is_some());
+        if has_all {
+            let room = &mut self.pages[self.count..self.count + count];
+            let mut page = from.0;
+            for place in room {
+                page = page.wrapping_add_signed(delta);
+                *place = PageNumber(page);
+            }
+            self.count += count;
+        } else {
+            let mut page = from;
+            for _ in 0..count {
+                let Some(next) = page.offset(delta) else { break };
+                self.push(next);
+                page = next;
+            }
+        }
+    }
+
     /// Adds those of `other` that are not here yet and for which there is room; its marker counts if there was none.
     /// Streams that meet, one from below and one from above, name the same pages, and a page is read once.
     pub fn append(&mut self, other: &Self) {
         let own = self.count;
-        for page in other.pages() {
-            if !self.pages()[..own].contains(page) {
-                self.push(*page);
+        if own == 0 {
+            self.extend(other.pages());
+        } else {
+            for page in other.pages() {
+                if !self.pages()[..own].contains(page) {
+                    self.push(*page);
+                }
             }
         }
         self.marker = self.marker.or(other.marker).filter(|marker| self.pages().contains(marker));
@@ -163,6 +209,17 @@ impl Candidates {
     }
 }
 
+/// Whose faults one policy sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keying {
+    /// All of an address space.
+    Process,
+    /// Those of a thread.
+    Thread,
+    /// Those of a thread in one region of addresses.
+    ThreadAndRegion,
+}
+
 /// A policy for one stream of faults.
 /// ```
 /// use spillway_policy::prefetch::read_ahead::ReadAhead;
@@ -178,6 +235,23 @@ impl Candidates {
 pub trait Prefetcher: Send {
     /// Its name on command lines and in tables.
     fn name(&self) -> &'static str;
+
+    /// Whose faults it wants to see together.
+    fn keying(&self) -> Keying {
+        Keying::ThreadAndRegion
+    }
+
+    /// Whether all that it brings along stays unmapped, so that the first use of each page is a cheap fault and a hit.
+    /// It has no markers then.
+    fn keeps_unmapped(&self) -> bool {
+        false
+    }
+
+    /// Whether `page` is among what it brought along and the program has not come to it yet, as far as it can say.
+    fn has_ahead(&self, page: PageNumber) -> bool {
+        let _ = page;
+        true
+    }
 
     /// The program waits for `page`: adds to `candidates`, which are empty, what is worth bringing along.
     fn on_fault(&mut self, page: PageNumber, candidates: &mut Candidates);

@@ -13,7 +13,7 @@
 
 use super::read_ahead::ReadAhead;
 use super::runs::{RUN_MAX, Runs};
-use super::{Candidates, PageNumber, Prefetcher};
+use super::{Candidates, Keying, PageNumber, Prefetcher};
 
 /// Pages of a block: the kernel's default for swap (`page-cluster` is 3).
 pub const BLOCK_PAGES: u64 = 8;
@@ -36,7 +36,10 @@ const SCORE_MAX: u32 = 40;
 const SCORE_WORTH: u32 = 20;
 
 /// In place of a block that there is not.
-const NONE: u64 = u64::MAX;
+const NONE: u32 = u32::MAX;
+
+/// Numbers that are compared at once.
+const LANES: usize = 16;
 
 /// Of a block in which a fault fell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,39 +54,49 @@ struct Probe {
 #[derive(Clone, Copy, Debug)]
 pub struct ReadAround {
     ahead: ReadAhead,
-    /// First pages over [`BLOCK_PAGES`], together, as all are looked through at a fault.
-    blocks: [u64; PROBES],
+    /// Numbers of blocks, together and short, as all are looked through at a fault.
+    blocks: [u32; PROBES],
     probes: [Probe; PROBES],
     next: usize,
     score: u32,
     runs: Runs,
     /// Whether the last fault was beside no other.
     is_begin: bool,
+    /// Whether the block of the last fault is known.
+    is_known: bool,
 }
 
 impl Default for ReadAround {
     fn default() -> Self {
         let probes = [Probe::default(); PROBES];
         let (ahead, runs) = (ReadAhead::default(), Runs::default());
-        Self { ahead, blocks: [NONE; PROBES], probes, next: 0, score: 0, runs, is_begin: false }
+        Self { ahead, blocks: [NONE; PROBES], probes, next: 0, score: 0, runs, is_begin: false, is_known: false }
     }
 }
 
 impl ReadAround {
+    /// The place of the block of `page`. Without a branch for each, which takes half of the time.
     fn find(&self, page: PageNumber) -> Option<usize> {
-        let block = page.0 / BLOCK_PAGES;
-        self.blocks.iter().position(|known| *known == block)
+        let number = block_number(page);
+        let has = |lanes: &[u32]| lanes.iter().fold(false, |found, known| found | (*known == number));
+        let group = self.blocks.chunks_exact(LANES).position(has)?;
+        self.blocks[group * LANES..].iter().position(|known| *known == number).map(|place| group * LANES + place)
     }
 
     /// Remembers a block in place of the oldest, whose probe was not needed if it is still there.
-    fn remember(&mut self, block: u64, probe: Probe) {
-        self.blocks[self.next] = block;
+    fn remember(&mut self, page: PageNumber, probe: Probe) {
+        self.blocks[self.next] = block_number(page);
         let oldest = std::mem::replace(&mut self.probes[self.next], probe);
         self.next = (self.next + 1) % PROBES;
         if oldest.page.is_some() {
             self.score = self.score.saturating_sub(UNNEEDED_WEIGHT);
         }
     }
+}
+
+/// The number of the block of `page`; blocks that are 128 TiB apart share theirs.
+fn block_number(page: PageNumber) -> u32 {
+    (page.0 / BLOCK_PAGES) as u32
 }
 
 /// The other pages of the block of `page`: those behind it first, as far as there are any.
@@ -97,10 +110,20 @@ impl Prefetcher for ReadAround {
         "read-around"
     }
 
+    fn keying(&self) -> Keying {
+        Keying::Thread
+    }
+
+    fn has_ahead(&self, page: PageNumber) -> bool {
+        self.ahead.has_ahead(page)
+    }
+
     fn on_fault(&mut self, page: PageNumber, candidates: &mut Candidates) {
         let is_watched = self.runs.on_fault(page);
         self.is_begin = false;
-        if let Some(index) = self.find(page).filter(|index| self.probes[*index].page == Some(page)) {
+        let found = self.find(page);
+        self.is_known = found.is_some();
+        if let Some(index) = found.filter(|index| self.probes[*index].page == Some(page)) {
             self.probes[index].page = None;
             self.score = (self.score + NEEDED_WEIGHT).min(SCORE_MAX);
             if self.probes[index].is_alone {
@@ -133,6 +156,7 @@ impl Prefetcher for ReadAround {
 
     fn learn_from(&mut self, other: &Self) {
         // What is not seen again is forgotten by and by.
+        self.ahead = ReadAhead::heir(&other.ahead);
         (self.score, self.runs) = (other.score.saturating_sub(UNNEEDED_WEIGHT), other.runs.experience());
     }
 }
@@ -140,7 +164,7 @@ impl Prefetcher for ReadAround {
 impl ReadAround {
     /// The rest of the page's block, if blocks are worth it.
     fn block_around(&mut self, page: PageNumber, is_away: &dyn Fn(PageNumber) -> bool, candidates: &mut Candidates) {
-        if self.find(page).is_some() {
+        if self.is_known {
             return;
         }
         let away = || others(page).filter(|page| is_away(*page));
@@ -154,7 +178,7 @@ impl ReadAround {
             candidates.are_around();
             self.ahead.came_around(page, block * BLOCK_PAGES, BLOCK_PAGES);
         }
-        self.remember(block, Probe { page: Some(probe), is_alone });
+        self.remember(page, Probe { page: Some(probe), is_alone });
     }
 
     /// The next pages, as many as runs have that begin so.

@@ -1,8 +1,11 @@
-//! One prefetcher for each thread and region, in a bounded number of slots.
+//! One prefetcher for each thread, in a bounded number of slots.
 //!
 //! Two threads that read two arrays in turn look like noise when their faults are put together (Leap's stated future
-//! work: thread-specific prefetching), and so do two arrays that one thread reads in turn. So faults are kept apart by
-//! address space, thread, and region of addresses; a slot that has not been used for longest is taken for a new stream.
+//! work: thread-specific prefetching). So faults are kept apart by address space, and by thread and region of
+//! addresses as far as the policy wants it ([`Keying`]): one that tells strides of any length apart itself wants all
+//! of a thread. A slot that has not been used for longest is taken for a new stream.
+//!
+//! What came along is told to the stream that brought it ([`Prefetcher::has_ahead`]), whichever thread comes to it.
 //!
 //! A stream remembers its last window, and says which pages the program has passed when a marker is reached: those
 //! between the marker before and this one. They were used, though the kernel did not tell. A marker itself, which was
@@ -10,7 +13,7 @@
 //!
 //! Looking a stream up compares [`STREAMS_MAX`] keys that lie together: some tens of nanoseconds.
 
-use super::{Candidates, PageNumber, Prefetcher};
+use super::{Candidates, Keying, PageNumber, Prefetcher};
 
 /// Streams that are kept apart: threads that fault at once times arrays that each goes through, 16 x 4. Leap's kernel
 /// code keeps one history for the whole machine.
@@ -36,8 +39,13 @@ struct Key {
 }
 
 impl Key {
-    fn of(faulter: Faulter, page: PageNumber) -> Self {
-        Self { faulter, region: page.0 >> REGION_BITS }
+    /// The key of `faulter` and `page`, for a policy that keeps faults apart by `keying`.
+    fn of(keying: Keying, faulter: Faulter, page: PageNumber) -> Self {
+        match keying {
+            Keying::Process => Self { faulter: Faulter { thread: 0, ..faulter }, region: 0 },
+            Keying::Thread => Self { faulter, region: 0 },
+            Keying::ThreadAndRegion => Self { faulter, region: page.0 >> REGION_BITS },
+        }
     }
 
     /// Whether both are in the same part of the same address space, whichever thread faults.
@@ -60,6 +68,8 @@ pub struct Streams<Policy> {
     passed: Candidates,
     marker_passed: Option<PageNumber>,
     clock: u64,
+    /// The slot that was used last, which most often is the next one too.
+    latest: usize,
 }
 
 impl<Policy: Prefetcher + Clone> Streams<Policy> {
@@ -74,6 +84,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
             passed: Candidates::default(),
             marker_passed: None,
             clock: 0,
+            latest: 0,
             fresh,
         }
     }
@@ -91,7 +102,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         is_away: &dyn Fn(PageNumber) -> bool,
         candidates: &mut Candidates,
     ) {
-        let slot = self.slot(Key::of(faulter, page));
+        let slot = self.slot(self.key(faulter, page));
         candidates.clear();
         self.policies[slot].on_fault(page, candidates);
         if candidates.pages().is_empty() {
@@ -110,12 +121,16 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         candidates.clear();
         self.passed.clear();
         self.marker_passed = None;
-        if let Some(slot) = self.find(Key::of(faulter, page)) {
+        if let Some(slot) = self.find(self.key(faulter, page), page) {
             self.renew(slot);
+            if self.fresh.keeps_unmapped() {
+                // Each page tells for itself.
+                return self.policies[slot].on_hit(page, candidates);
+            }
             let came_from_last = self.pass(slot, page);
             self.marker_passed = self.markers[slot].replace(page).filter(|last| came_from_last && *last != page);
             self.policies[slot].on_hit(page, candidates);
-            candidates.pages().iter().for_each(|page| self.windows[slot].push(*page));
+            self.windows[slot].extend(candidates.pages());
         }
     }
 
@@ -123,9 +138,9 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
     /// program has reached nothing.
     pub fn go_on(&mut self, faulter: Faulter, page: PageNumber, candidates: &mut Candidates) {
         candidates.clear();
-        if let Some(slot) = self.find(Key::of(faulter, page)) {
+        if let Some(slot) = self.find(self.key(faulter, page), page) {
             self.policies[slot].go_on(page, candidates);
-            candidates.pages().iter().for_each(|page| self.windows[slot].push(*page));
+            self.windows[slot].extend(candidates.pages());
         }
     }
 
@@ -145,7 +160,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
     fn pass(&mut self, slot: usize, marker: PageNumber) -> bool {
         let window = &mut self.windows[slot];
         if let Some(place) = window.pages().iter().position(|page| *page == marker) {
-            window.pages()[..place].iter().for_each(|page| self.passed.push(*page));
+            self.passed.extend(&window.pages()[..place]);
             window.drop_first(place + 1);
             true
         } else {
@@ -155,10 +170,10 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
     }
 
     /// `page` was brought along for address space `space` and left unused. No thread faulted, so it counts against a
-    /// stream of its region.
+    /// stream of its address space.
     pub fn on_unused(&mut self, space: u32, page: PageNumber) {
-        let key = Key::of(Faulter { space, thread: 0 }, page);
-        if let Some(slot) = self.find(key) {
+        let key = self.key(Faulter { space, thread: 0 }, page);
+        if let Some(slot) = self.find(key, page).or_else(|| self.latest_of(space)) {
             self.policies[slot].on_unused(page);
         }
     }
@@ -172,16 +187,36 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
         }
     }
 
-    fn renew(&mut self, slot: usize) {
-        self.clock += 1;
-        self.used_at[slot] = self.clock;
+    fn key(&self, faulter: Faulter, page: PageNumber) -> Key {
+        Key::of(self.fresh.keying(), faulter, page)
     }
 
-    /// The stream of `key`, or else the one beside it that was used last.
-    fn find(&self, key: Key) -> Option<usize> {
-        let exact = self.keys.iter().position(|known| *known == Some(key));
+    /// Whether all that comes along stays unmapped ([`Prefetcher::keeps_unmapped`]).
+    pub fn keeps_unmapped(&self) -> bool {
+        self.fresh.keeps_unmapped()
+    }
+
+    fn renew(&mut self, slot: usize) {
+        self.clock += 1;
+        (self.used_at[slot], self.latest) = (self.clock, slot);
+    }
+
+    fn exact(&self, key: Key) -> Option<usize> {
+        if self.keys[self.latest] == Some(key) {
+            return Some(self.latest);
+        }
+        self.keys.iter().position(|known| *known == Some(key))
+    }
+
+    /// The stream that brought `page` along: that of `key`, or else the one beside it that was used last.
+    fn find(&self, key: Key, page: PageNumber) -> Option<usize> {
+        let has_ahead = |slot: &usize| self.policies[*slot].has_ahead(page);
+        let exact = self.exact(key).filter(has_ahead);
         let beside = |slot: &usize| self.keys[*slot].is_some_and(|known| known.is_beside(&key));
-        exact.or_else(|| (0..STREAMS_MAX).filter(beside).max_by_key(|slot| self.used_at[*slot]))
+        exact.or_else(|| {
+            let others = (0..STREAMS_MAX).filter(beside).filter(has_ahead);
+            others.max_by_key(|slot| self.used_at[*slot])
+        })
     }
 
     /// The stream of the address space that was used last.
@@ -192,8 +227,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
 
     /// The stream of `key`, made if there is none.
     fn slot(&mut self, key: Key) -> usize {
-        let found = self.keys.iter().position(|known| *known == Some(key));
-        let slot = found.unwrap_or_else(|| {
+        let slot = self.exact(key).unwrap_or_else(|| {
             let age = |slot: &usize| (self.keys[*slot].is_some(), self.used_at[*slot]);
             let oldest = (0..STREAMS_MAX).min_by_key(age).expect("there is a slot");
             let mut policy = self.fresh.clone();
@@ -214,6 +248,7 @@ impl<Policy: Prefetcher + Clone> Streams<Policy> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prefetch::leap::Leap;
     use crate::prefetch::read_ahead::ReadAhead;
 
     /// Tells its faults and hits through what it proposes.
@@ -268,6 +303,49 @@ mod tests {
             assert_eq!(fault(&mut streams, who, page), 1);
         }
         assert_eq!(fault(&mut streams, faulter(0, 0), far - 1), 2);
+    }
+
+    #[test]
+    fn a_policy_sees_what_it_wants_to_see_together() {
+        let page = |number: u64| PageNumber(number << REGION_BITS);
+        let key = |keying, thread, number| Key::of(keying, faulter(1, thread), page(number));
+        assert_eq!(key(Keying::Process, 1, 0), key(Keying::Process, 2, 9));
+        assert_ne!(key(Keying::Thread, 1, 0), key(Keying::Thread, 2, 0));
+        assert_eq!(key(Keying::Thread, 1, 0), key(Keying::Thread, 1, 9));
+        assert_ne!(key(Keying::ThreadAndRegion, 1, 0), key(Keying::ThreadAndRegion, 1, 9));
+    }
+
+    #[test]
+    fn what_comes_along_is_told_to_the_stream_that_brought_it() {
+        let mut streams = Streams::new(ReadAhead::default());
+        let mut candidates = Candidates::default();
+        for thread in 0..3 {
+            let base = u64::from(thread) * 10_000;
+            (0..2).for_each(|page| {
+                streams.on_fault(faulter(0, thread), PageNumber(base + page), &|_| true, &mut candidates);
+            });
+        }
+        streams.on_hit(faulter(0, 9), PageNumber(10_004), &mut candidates);
+        assert_eq!(candidates.pages()[0], PageNumber(10_006), "another thread came to the second's marker");
+        (6..14).for_each(|page| streams.on_unused(0, PageNumber(10_000 + page)));
+        streams.on_hit(faulter(0, 0), PageNumber(4), &mut candidates);
+        assert_eq!(candidates.pages().len(), 8, "the first's windows grow");
+        streams.on_hit(faulter(0, 1), PageNumber(10_006), &mut candidates);
+        assert_eq!(candidates.pages().len(), 4, "the second's were wasted");
+    }
+
+    #[test]
+    fn pages_that_stay_unmapped_tell_for_themselves() {
+        let mut streams = Streams::new(Leap::by_process());
+        let (mut candidates, who) = (Candidates::default(), faulter(0, 0));
+        for page in [50, 51, 52] {
+            streams.on_fault(who, PageNumber(page), &|_| true, &mut candidates);
+        }
+        assert_eq!(candidates.pages(), [PageNumber(53)]);
+        streams.on_hit(who, PageNumber(53), &mut candidates);
+        assert!(candidates.pages().is_empty() && streams.passed().is_empty() && streams.marker_passed().is_none());
+        streams.on_fault(who, PageNumber(54), &|_| true, &mut candidates);
+        assert_eq!(candidates.pages(), [PageNumber(55), PageNumber(56)], "it was a hit");
     }
 
     #[test]

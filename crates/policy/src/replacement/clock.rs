@@ -16,14 +16,15 @@ impl Clock {
         Listed::new(pages, capacity, Self)
     }
 
-    /// The hand, which is the tail of [`NEW`]: pages with evidence on the way to the victim lose that and go round.
+    /// The hand, which is the tail of [`NEW`]: pages with evidence on the way to the victim lose a
+    /// part of it and go round.
     pub fn hand(lists: &mut OrderLists) -> Option<CachePage> {
         loop {
             let page = lists.tail(NEW)?;
             if lists.marks(page) == 0 {
                 return Some(page);
             }
-            lists.set_marks(page, 0);
+            lists.set_marks(page, lists.marks(page) - 1);
             lists.renew(NEW, page);
         }
     }

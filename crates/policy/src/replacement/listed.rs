@@ -32,11 +32,17 @@ pub trait Order: Send {
     /// Evidence for a page is counted to here.
     const EVIDENCE_MAX: u8 = 1;
 
-    /// The list that a page enters, and the evidence that it has from the start; `near` if it was needed soon after
-    /// it left.
-    fn entry(near: bool) -> (List, u8) {
-        (NEW, u8::from(near).min(Self::EVIDENCE_MAX))
+    /// Bytes for each page number, beside the lists.
+    const BYTES_PER_PAGE: usize = 0;
+
+    /// The list that `page` enters, which was not brought along, and the evidence that it has from the start: some if
+    /// it was needed soon after it left. `capacity` is the budget in pages.
+    fn entry(&mut self, _page: CachePage, arrival: Arrival, capacity: u32) -> (List, u8) {
+        (NEW, u8::from(arrival.is_near(capacity)).min(Self::EVIDENCE_MAX))
     }
+
+    /// Page numbers below `pages` are in use from now on: the only call that allocates.
+    fn grow(&mut self, _pages: u32) {}
 
     /// The page that leaves next, one of [`NEW`] or [`APART`] without evidence; `None` if there is no page in them.
     /// Pages on the way to it lose evidence, so each call ends. The caller takes it, and its neighbours if they have
@@ -44,7 +50,7 @@ pub trait Order: Send {
     fn next(&mut self, lists: &mut OrderLists, capacity: u32) -> Option<CachePage>;
 
     /// The list that a page enters which was brought along, once it is asked for; without marks.
-    fn entry_used() -> List {
+    fn entry_used(&self) -> List {
         NEW
     }
 
@@ -93,26 +99,27 @@ impl<Policy: Order> Replacement for Listed<Policy> {
         if self.lists.list_of(page).is_some() {
             return self.touched(page, Evidence::Referenced);
         }
-        let (list, evidence) = match arrival {
-            Arrival::Prefetched => (AHEAD, 0),
-            _ => Policy::entry(arrival.is_near(self.capacity)),
-        };
         // The number of a new page was another's.
         if arrival != Arrival::New {
             self.order.came_back(self.lists.marks(page));
         }
+        let (list, evidence) = match arrival {
+            Arrival::Prefetched => (AHEAD, 0),
+            _ => self.order.entry(page, arrival, self.capacity),
+        };
         self.lists.set_marks(page, evidence);
         self.lists.push(list, page);
     }
 
     fn touched(&mut self, page: CachePage, evidence: Evidence) {
         match self.lists.list_of(page) {
-            Some(AHEAD) => self.lists.renew(Policy::entry_used(), page),
+            Some(AHEAD) => self.lists.renew(self.order.entry_used(), page),
             Some(list) if evidence == Evidence::Passed => {
                 let is_plain = list == NEW && self.lists.marks(page) == 0;
-                if is_plain && Policy::entry_used() != NEW {
+                let entry = self.order.entry_used();
+                if is_plain && entry != NEW {
                     self.order.displaced(&self.lists, page);
-                    self.lists.renew(Policy::entry_used(), page);
+                    self.lists.renew(entry, page);
                 }
             }
             Some(_) => self.lists.set_marks(page, (self.lists.marks(page) + 1).min(Policy::EVIDENCE_MAX)),
@@ -159,10 +166,11 @@ impl<Policy: Order> Replacement for Listed<Policy> {
 
     fn grow(&mut self, pages: u32) {
         self.lists.grow(pages);
+        self.order.grow(pages);
     }
 
     fn bytes_per_page(&self) -> usize {
-        OrderLists::BYTES_PER_PAGE
+        OrderLists::BYTES_PER_PAGE + Policy::BYTES_PER_PAGE
     }
 }
 
@@ -239,7 +247,7 @@ mod tests {
                 None
             }
 
-            fn entry_used() -> List {
+            fn entry_used(&self) -> List {
                 APART
             }
         }

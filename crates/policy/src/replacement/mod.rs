@@ -2,13 +2,14 @@
 //!
 //! | file | policy |
 //! |---|---|
-//! | [`sampled`] | the pager's: what streams have passed, then random victims without evidence |
+//! | [`sampled`] | the pager's: what streams have passed, then random victims that were not needed soon after they left |
 //! | [`clock`] | in order of arrival, once more round with evidence; a part of `sampled` |
 //!
 //! FIFO, SIEVE, S3-FIFO and the lists of DCM were compared with it (docs/decisions/replacement.md) and live with the
 //! tests.
 //!
-//! Each is an [`listed::Order`] over the [`lists`]; what they share is in [`listed`].
+//! Each is an [`listed::Order`] over the [`lists`]; what they share is in [`listed`]. How soon pages are needed again
+//! is in [`rates`].
 //!
 //! A user-space pager sees little of what a program does with resident pages: there are no referenced bits for it. It
 //! learns of a page
@@ -35,6 +36,7 @@
 pub mod clock;
 pub mod listed;
 pub mod lists;
+pub mod rates;
 pub mod sampled;
 pub mod shadows;
 
@@ -68,6 +70,11 @@ pub enum Arrival {
         /// Pages that left in between.
         distance: u32,
     },
+    /// It came along with a neighbour in no trend, and is taken for needed: no marker will tell whether it is.
+    Around {
+        /// Pages that left since it did; `u32::MAX` if it never left.
+        distance: u32,
+    },
     /// A fault found it staged: it was handed out as a victim and touched before its staging slot was used again.
     Staged,
     /// It was brought along with another page; no fault has asked for it yet. Once there are many of those they leave
@@ -82,7 +89,7 @@ impl Arrival {
         match self {
             Self::Staged => true,
             Self::Refault { distance } => distance <= capacity,
-            Self::New | Self::Prefetched => false,
+            Self::New | Self::Around { .. } | Self::Prefetched => false,
         }
     }
 }

@@ -1,8 +1,9 @@
-//! What streams have passed, and then random victims, but for pages with evidence: each of those is passed over once.
+//! What streams have passed, and then random victims; each page is passed over as often as it was needed soon after it
+//! left ([`super::rates`]).
 //!
 //! Every order of arrival fails on loops that do not fit: it evicts what comes next, always. A random victim does
 //! not; a loop over four thirds of the memory keeps half of its pages. What random victims cost elsewhere, hot pages
-//! that leave by chance, staging repairs: they come back by a cheap fault and have their evidence.
+//! that leave by chance, their rates repair: those come back soon, and are passed over from then on.
 //!
 //! A stream is told by what was brought along for it and used. What it has passed is done with if the program goes
 //! through its memory once, and needed last of all if it is in a loop: both times the best victim (SEQ in Glass and
@@ -15,16 +16,20 @@
 //! is as in bimodal insertion (Qureshi et al., "Adaptive insertion policies for high performance caching", ISCA
 //! 2007), and the less of them come back, the more often.
 //!
+//! That is *eager eviction*, as Leap calls it. It may be switched off or made absolute ([`EagerEviction`]), to see
+//! what it brings alone (docs/decisions/eager-eviction.md).
+//!
 //! The numbers come from a seed, so equal events have equal victims.
 
-use super::CachePage;
 use super::clock::Clock;
 use super::listed::{AHEAD_SHARE, APART, Listed, NEW, Order, OrderLists};
 use super::lists::List;
+use super::rates::{RATE_MAX, Rates};
+use super::{Arrival, CachePage};
 
-/// Looks at page numbers for a listed one without evidence; then the oldest leaves. At one listed page in eight, the
-/// sixteenth look fails in one case of eight.
-const LOOKS_MAX: u32 = 16;
+/// Looks at page numbers for a listed one without evidence; then the oldest leaves. At one page in 32 that is listed
+/// and has none, the last look fails in one case of eight.
+const LOOKS_MAX: u32 = 64;
 
 /// One in so many pages of the budget stays behind streams: as many as may come ahead of them. An eighth and a
 /// sixty-fourth lose more time in the replay (docs/decisions/replacement.md).
@@ -34,7 +39,7 @@ const BEHIND_SHARE: u32 = AHEAD_SHARE;
 const PASSED: List = APART;
 
 /// The mark of a page that left by a trial; one in memory has none or that of evidence.
-const TRIED: u8 = 2;
+const TRIED: u8 = u8::MAX;
 
 /// Pages that left by trials were of use if at least one in so many came back: in a loop that does not fit all do,
 /// though in one over several memories not soon.
@@ -43,19 +48,39 @@ const IN_USE_SHARE: u32 = 4;
 /// One page leaves by a trial for two to the power of so many passed ones at least.
 const RARITY_MAX: u32 = 6;
 
+/// When pages leave that a stream brought along and the program has used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EagerEviction {
+    /// By chance, as all others.
+    No,
+    /// Before others, but for some that stay behind streams, and trials.
+    #[default]
+    Yes,
+    /// Before others, all of them: Leap frees such a page from its cache at once.
+    All,
+}
+
 /// See the module text.
 #[derive(Clone, Debug)]
 pub struct Sampled {
+    eager: EagerEviction,
     random: u64,
     trial: Trial,
     /// The page that was next is by chance, though there were enough that a stream has passed.
     is_trial: bool,
+    rates: Rates,
 }
 
 impl Sampled {
     /// With room for page numbers below `pages`, a budget of `capacity` pages, and a seed.
     pub fn new(pages: u32, capacity: u32, seed: u64) -> Listed<Self> {
-        Listed::new(pages, capacity, Self { random: seed, trial: Trial::default(), is_trial: false })
+        Self::with(EagerEviction::default(), pages, capacity, seed)
+    }
+
+    /// The same, and when pages leave that streams have passed.
+    pub fn with(eager: EagerEviction, pages: u32, capacity: u32, seed: u64) -> Listed<Self> {
+        let (trial, rates) = (Trial::default(), Rates::new(pages));
+        Listed::new(pages, capacity, Self { eager, random: seed, trial, is_trial: false, rates })
     }
 
     /// A number below `end`: SplitMix64 (Steele, Lea and Flood 2014), by multiplication.
@@ -90,20 +115,32 @@ impl Sampled {
             if lists.marks(page) == 0 {
                 return Some(page);
             }
-            lists.set_marks(page, 0);
+            lists.set_marks(page, lists.marks(page) - 1);
         }
         None
     }
 }
 
 impl Order for Sampled {
-    fn entry_used() -> List {
-        PASSED
+    const EVIDENCE_MAX: u8 = RATE_MAX;
+    const BYTES_PER_PAGE: usize = Rates::BYTES_PER_PAGE;
+
+    fn entry(&mut self, page: CachePage, arrival: Arrival, capacity: u32) -> (List, u8) {
+        (NEW, self.rates.arrived(page, arrival, capacity))
+    }
+
+    fn grow(&mut self, pages: u32) {
+        self.rates.grow(pages);
+    }
+
+    fn entry_used(&self) -> List {
+        if self.eager == EagerEviction::No { NEW } else { PASSED }
     }
 
     fn next(&mut self, lists: &mut OrderLists, capacity: u32) -> Option<CachePage> {
-        let behind = capacity / BEHIND_SHARE;
-        let is_due = lists.length(PASSED) > behind && self.trial.is_due();
+        let takes_all = self.eager == EagerEviction::All;
+        let behind = if takes_all { 0 } else { capacity / BEHIND_SHARE };
+        let is_due = !takes_all && lists.length(PASSED) > behind && self.trial.is_due();
         let tried = if is_due { self.by_chance(lists, |list| list == NEW) } else { None };
         self.is_trial = tried.is_some();
         tried
@@ -192,6 +229,7 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replacement::{Evidence, Replacement};
 
     /// Ends turns of 1000 pages in which `came_back` says how many came back of those that were tried so far, and
     /// gives the rarity after each.
@@ -210,6 +248,27 @@ mod tests {
             trial.rarity
         };
         (0..turns).map(turn).collect()
+    }
+
+    /// Pages 0 to 9 came by faults, pages 32 to 41 along with others and were used; the first victim of each kind of
+    /// eager eviction, and how many of those that were passed are among the first ten.
+    #[test]
+    fn what_was_passed_leaves_first_unless_that_is_switched_off() {
+        let passed_of = |eager| {
+            let mut policy = Sampled::with(eager, 64, 64, 1);
+            for page in 0..10 {
+                policy.inserted(CachePage(3 * page), Arrival::New);
+                policy.inserted(CachePage(32 + 3 * page), Arrival::Prefetched);
+                policy.touched(CachePage(32 + 3 * page), Evidence::PrefetchUsed);
+            }
+            let mut victims = [CachePage(0); 10];
+            assert_eq!(policy.victims(&mut victims), 10);
+            victims.iter().filter(|page| page.0 >= 32).count()
+        };
+        assert_eq!(passed_of(EagerEviction::All), 10);
+        // A sixteenth of the budget stays behind the stream: chance takes some of those.
+        assert!((6..10).contains(&passed_of(EagerEviction::Yes)), "{}", passed_of(EagerEviction::Yes));
+        assert!((1..9).contains(&passed_of(EagerEviction::No)), "{}", passed_of(EagerEviction::No));
     }
 
     #[test]

@@ -1,23 +1,28 @@
 //! Recorded page accesses: what the offline replayers of replacement and prefetching run on
-//! (`spillway-bench run --only replacement`).
+//! (`spillway trace replay`, `spillway-bench run --only replacement`).
 //!
 //! - [`recorder`]: takes events in bounded memory; may be called by the fault thread.
+//! - [`fault_log`]: faults of programs as events: numbers for threads and address spaces, and times that never go back.
 //! - [`reader`]: gives them back, and refuses what is not a trace.
 //! - [`varint`]: numbers in as few bytes as they need.
 //!
 //! # Format, version 1
-//! A head of 40 bytes, little-endian: magic `SPWTRACE`, version (u16), kind (u8: 0 touches, 1 faults), zero (5
-//! bytes), events (u64), lost events (u64), bytes of the body (u64). Then the body, for each event
+//! A head of 40 bytes, little-endian: magic `SPWTRACE`, version (u16), kind (u8: 0 touches, 1 faults, 2
+//! faults on pages that had left), zero (5 bytes), events (u64), lost events (u64), bytes of the body (u64). Then the
+//! body, for each event
 //! - a varint: bit 0 says whether thread and time follow, bit 1 whether the page was written. The rest is the
 //!   distance from the page before in zigzag order (0, -1, 1, -2..), from page 0 for the first;
 //! - if bit 0 is set, two varints: the thread, and the ticks since the event before. Without, the thread is that of
 //!   the event before (0 for the first), and no tick has passed.
 //!
-//! Sequential touches take a byte each. A page is an address over 4096 and below 2^52; a trace of several address
-//! spaces keeps them apart in the thread number, which is any number that the recording side chooses.
+//! Sequential touches take a byte each. A page is below 2^52: its lower 36 bits are an address over 4096, its upper 16
+//! bits the address space, which [`page_in`] puts together. The first address space is 0. A thread is any number that
+//! the recording side chooses, and no two address spaces share one.
 //!
-//! Invariant: a trace has no gap. What found no room is counted as lost, and so is everything after it.
+//! Invariant: what found no room is counted as lost, and so is everything after it: that leaves no gap. A recording
+//! side that misses events before they reach the recorder says so ([`Recorder::missed`]), and they count as lost too.
 
+pub mod fault_log;
 pub mod reader;
 pub mod recorder;
 pub mod varint;
@@ -38,6 +43,10 @@ const HEAD_BYTES: usize = 40;
 /// Pages end here: addresses have 64 bits, pages 4096 bytes.
 const PAGE_END: u64 = 1 << 52;
 
+/// Bits of a page's number within its address space: x86-64 and 64-bit ARM have addresses below 2^48 unless a program
+/// asks for more.
+const SPACE_SHIFT: u32 = 36;
+
 /// Bit 0 of an event's first number.
 const HAS_CONTEXT: u64 = 1;
 /// Bit 1 of an event's first number.
@@ -50,8 +59,54 @@ const FLAG_BITS: u32 = 2;
 pub enum Kind {
     /// Touches of a program that records itself, but for those of pages touched just before. A tick is a touch.
     Touches,
-    /// Faults that the pager served: what was resident left no trace. A tick is a microsecond.
+    /// All faults: first touches of fresh memory, first writes, and pages that had left. What was resident left no
+    /// trace. A tick is a microsecond.
     Faults,
+    /// Faults on pages that had left, and no others: so each page was local once before its first event. A tick is a
+    /// microsecond.
+    MajorFaults,
+}
+
+impl Kind {
+    /// Nanoseconds of a tick. A touch that may miss the caches takes about two.
+    pub fn tick_ns(self) -> u64 {
+        match self {
+            Self::Touches => 2,
+            Self::Faults | Self::MajorFaults => 1000,
+        }
+    }
+
+    /// Its name for users.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Touches => "touches",
+            Self::Faults => "faults",
+            Self::MajorFaults => "major-faults",
+        }
+    }
+
+    fn code(self) -> u8 {
+        match self {
+            Self::Touches => 0,
+            Self::Faults => 1,
+            Self::MajorFaults => 2,
+        }
+    }
+
+    fn of_code(code: u8) -> Option<Self> {
+        [Self::Touches, Self::Faults, Self::MajorFaults].into_iter().find(|kind| kind.code() == code)
+    }
+}
+
+/// A page of address space `space` by its number there; `None` if either is beyond what a trace can tell.
+pub fn page_in(space: u32, page: PageNumber) -> Option<PageNumber> {
+    let number = u64::from(space).checked_shl(SPACE_SHIFT)? | page.0;
+    (page.0 < 1 << SPACE_SHIFT && number < PAGE_END).then_some(PageNumber(number))
+}
+
+/// The address space of an event's page, and the page's number there.
+pub fn space_of(page: PageNumber) -> (u32, PageNumber) {
+    ((page.0 >> SPACE_SHIFT) as u32, PageNumber(page.0 & ((1 << SPACE_SHIFT) - 1)))
 }
 
 /// A page was touched.
@@ -79,6 +134,9 @@ pub enum TraceError {
     /// The head contradicts itself or the body.
     #[error("the trace is damaged: {0}; copy or record it again")]
     Damaged(&'static str),
+    /// Its pages are too many, or too far apart, to be replayed.
+    #[error("the trace has pages in more groups of 32 neighbours than can be replayed; record a smaller program")]
+    TooManyPages,
 }
 
 /// 0, -1, 1, -2, 2.. as 0, 1, 2, 3, 4..
@@ -187,6 +245,23 @@ mod tests {
             prop_assert_eq!(Reader::new(&bytes).err().is_some(), true, "more events than bytes");
             bytes[16..24].copy_from_slice(&(noise.len() as u64).to_le_bytes());
             prop_assert!(Reader::new(&bytes).unwrap().count() <= noise.len() + 1);
+        }
+    }
+
+    #[test]
+    fn a_page_tells_its_address_space() {
+        let page = page_in(7, PageNumber(0x7_fff0_0123)).unwrap();
+        assert_eq!(space_of(page), (7, PageNumber(0x7_fff0_0123)));
+        assert_eq!(page_in(0, PageNumber(5)), Some(PageNumber(5)), "the first one changes nothing");
+        assert_eq!(page_in(0, PageNumber(1 << SPACE_SHIFT)), None);
+        assert_eq!(page_in(1 << 16, PageNumber(5)), None);
+        assert_eq!(page_in(0xffff, PageNumber((1 << SPACE_SHIFT) - 1)), Some(PageNumber(PAGE_END - 1)));
+    }
+
+    #[test]
+    fn kinds_have_codes_of_their_own() {
+        for kind in [Kind::Touches, Kind::Faults, Kind::MajorFaults] {
+            assert_eq!(Reader::new(&recorded(kind, &[], 0)).unwrap().kind(), kind);
         }
     }
 

@@ -30,11 +30,7 @@ impl<'bytes> Reader<'bytes> {
         if version != VERSION {
             return Err(TraceError::Version(version));
         }
-        let kind = match head[10] {
-            0 => Kind::Touches,
-            1 => Kind::Faults,
-            _ => return Err(TraceError::Damaged("its kind is unknown")),
-        };
+        let kind = Kind::of_code(head[10]).ok_or(TraceError::Damaged("its kind is unknown"))?;
         if head[11..16].iter().any(|byte| *byte != 0) {
             return Err(TraceError::Damaged("its head holds more than this version has"));
         }
@@ -60,7 +56,7 @@ impl<'bytes> Reader<'bytes> {
         self.events
     }
 
-    /// Events after the last that found no room.
+    /// Events after the last that found no room, and those that were missed ([`Recorder::missed`](super::Recorder)).
     pub fn lost(&self) -> u64 {
         self.lost
     }

@@ -20,6 +20,7 @@ pub struct Recorder {
     room_bytes: usize,
     events: u64,
     lost: u64,
+    missed: u64,
     last: Event,
 }
 
@@ -27,7 +28,7 @@ impl Recorder {
     /// With room for a body of `room_bytes`, taken now. What is not used of it costs address space only.
     pub fn new(kind: Kind, room_bytes: usize) -> Self {
         let last = Event { page: PageNumber(0), thread: 0, write: false, time: 0 };
-        Self { kind, body: Vec::with_capacity(room_bytes), room_bytes, events: 0, lost: 0, last }
+        Self { kind, body: Vec::with_capacity(room_bytes), room_bytes, events: 0, lost: 0, missed: 0, last }
     }
 
     /// Events that are recorded.
@@ -38,6 +39,16 @@ impl Recorder {
     /// Events that found no room, and all after them.
     pub fn lost(&self) -> u64 {
         self.lost
+    }
+
+    /// The time of the last event.
+    pub fn last_time(&self) -> u64 {
+        self.last.time
+    }
+
+    /// `count` events did not come here, so there is a gap.
+    pub fn missed(&mut self, count: u64) {
+        self.missed += count;
     }
 
     /// Records `event`, whose time is not before that of the last one; says whether there was room.
@@ -72,12 +83,9 @@ impl Recorder {
         let mut head = [0; HEAD_BYTES];
         head[..8].copy_from_slice(&MAGIC);
         head[8..10].copy_from_slice(&VERSION.to_le_bytes());
-        head[10] = match self.kind {
-            Kind::Touches => 0,
-            Kind::Faults => 1,
-        };
+        head[10] = self.kind.code();
         head[16..24].copy_from_slice(&self.events.to_le_bytes());
-        head[24..32].copy_from_slice(&self.lost.to_le_bytes());
+        head[24..32].copy_from_slice(&(self.lost + self.missed).to_le_bytes());
         head[32..40].copy_from_slice(&(self.body.len() as u64).to_le_bytes());
         target.write_all(&head)?;
         target.write_all(&self.body)

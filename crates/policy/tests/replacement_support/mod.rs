@@ -31,7 +31,7 @@ impl Model {
         match arrival {
             Arrival::Staged => true,
             Arrival::Refault { distance } => distance <= self.capacity,
-            Arrival::New | Arrival::Prefetched => false,
+            Arrival::New | Arrival::Around { .. } | Arrival::Prefetched => false,
         }
     }
 
@@ -95,7 +95,7 @@ impl Model {
                 let new_is_full = model.lists[1].len() as u32 * 7 > model.capacity * 3;
                 model.of_two(new_is_full)
             }),
-            Policy::Sampled => panic!("chance has no model"),
+            Policy::Sampled | Policy::SampledInTurn | Policy::SampledAtOnce => panic!("chance has no model"),
         };
         let page = page.or(self.lists[0].first().copied())?;
         self.removed(page);

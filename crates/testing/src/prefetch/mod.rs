@@ -5,6 +5,8 @@
 //! | [`none`] | the demanded page alone |
 //! | [`next_n`] | the next pages, always |
 //! | [`stride`] | along a stride, once seen twice |
+//! | [`linux_cluster`](spillway_policy::prefetch::linux_cluster), [`linux_vma`](spillway_policy::prefetch::linux_vma) | the kernel's, for swap |
+//! | [`leap`](spillway_policy::prefetch::leap) | Leap's, by process, by thread, and with pages mapped |
 //! | [`read_ahead`](spillway_policy::prefetch::read_ahead) | along a stride, in windows that grow with use and shrink with waste |
 //! | [`read_around`](spillway_policy::prefetch::read_around) | the pager's |
 
@@ -12,9 +14,12 @@ pub mod next_n;
 pub mod none;
 pub mod stride;
 
+use spillway_policy::prefetch::leap::Leap;
+use spillway_policy::prefetch::linux_cluster::LinuxCluster;
+use spillway_policy::prefetch::linux_vma::LinuxVma;
 use spillway_policy::prefetch::read_ahead::ReadAhead;
 use spillway_policy::prefetch::read_around::ReadAround;
-use spillway_policy::prefetch::{Candidates, PageNumber, Prefetcher};
+use spillway_policy::prefetch::{Candidates, Keying, PageNumber, Prefetcher};
 
 use self::next_n::NextN;
 use self::none::NoPrefetch;
@@ -30,6 +35,12 @@ pub enum AnyPrefetcher {
     NextN(NextN),
     /// [`stride`].
     Stride(Stride),
+    /// [`linux_cluster`](spillway_policy::prefetch::linux_cluster).
+    LinuxCluster(LinuxCluster),
+    /// [`linux_vma`](spillway_policy::prefetch::linux_vma).
+    LinuxVma(LinuxVma),
+    /// [`leap`](spillway_policy::prefetch::leap).
+    Leap(Leap),
     /// [`read_ahead`](spillway_policy::prefetch::read_ahead).
     ReadAhead(ReadAhead),
     /// [`read_around`](spillway_policy::prefetch::read_around).
@@ -38,11 +49,16 @@ pub enum AnyPrefetcher {
 
 impl AnyPrefetcher {
     /// All of them, without a past.
-    pub fn all() -> [Self; 5] {
+    pub fn all() -> [Self; 10] {
         [
             Self::None(NoPrefetch),
             Self::NextN(NextN::default()),
             Self::Stride(Stride::default()),
+            Self::LinuxCluster(LinuxCluster::default()),
+            Self::LinuxVma(LinuxVma::default()),
+            Self::Leap(Leap::by_process()),
+            Self::Leap(Leap::by_thread()),
+            Self::Leap(Leap::mapped()),
             Self::ReadAhead(ReadAhead::default()),
             Self::ReadAround(ReadAround::default()),
         ]
@@ -53,6 +69,9 @@ impl AnyPrefetcher {
             Self::None(policy) => policy,
             Self::NextN(policy) => policy,
             Self::Stride(policy) => policy,
+            Self::LinuxCluster(policy) => policy,
+            Self::LinuxVma(policy) => policy,
+            Self::Leap(policy) => policy,
             Self::ReadAhead(policy) => policy,
             Self::ReadAround(policy) => policy,
         }
@@ -63,6 +82,9 @@ impl AnyPrefetcher {
             Self::None(policy) => policy,
             Self::NextN(policy) => policy,
             Self::Stride(policy) => policy,
+            Self::LinuxCluster(policy) => policy,
+            Self::LinuxVma(policy) => policy,
+            Self::Leap(policy) => policy,
             Self::ReadAhead(policy) => policy,
             Self::ReadAround(policy) => policy,
         }
@@ -72,6 +94,18 @@ impl AnyPrefetcher {
 impl Prefetcher for AnyPrefetcher {
     fn name(&self) -> &'static str {
         self.policy().name()
+    }
+
+    fn keying(&self) -> Keying {
+        self.policy().keying()
+    }
+
+    fn keeps_unmapped(&self) -> bool {
+        self.policy().keeps_unmapped()
+    }
+
+    fn has_ahead(&self, page: PageNumber) -> bool {
+        self.policy().has_ahead(page)
     }
 
     fn on_fault(&mut self, page: PageNumber, candidates: &mut Candidates) {
@@ -108,7 +142,19 @@ mod tests {
     #[test]
     fn policies_have_distinct_names_and_do_what_they_are_called_after() {
         let names = AnyPrefetcher::all().map(|policy| policy.name());
-        assert_eq!(names, ["none", "next-n", "stride", "read-ahead", "read-around"]);
+        let expected = [
+            "none",
+            "next-n",
+            "stride",
+            "linux-cluster",
+            "linux-vma",
+            "leap",
+            "leap-thread",
+            "leap-mapped",
+            "read-ahead",
+            "read-around",
+        ];
+        assert_eq!(names, expected);
         let brought = AnyPrefetcher::all().map(|mut policy| {
             let mut candidates = Candidates::default();
             for page in [10, 11, 12] {
@@ -122,6 +168,12 @@ mod tests {
             marker.into_iter().for_each(|marker| policy.on_hit(marker, &mut candidates));
             (first, candidates.pages().len())
         });
-        assert_eq!(brought, [(0, 0), (31, 31), (8, 8), (8, 16), (8, 16)]);
+        let leap = (1, 0);
+        let linux = [(1, 0), (1, 0)];
+        let ours = (8, 16);
+        assert_eq!(brought[..3], [(0, 0), (31, 31), (8, 8)]);
+        assert_eq!(brought[3..5], linux);
+        assert_eq!(brought[5..7], [leap, leap]);
+        assert_eq!(brought[7..], [(1, 2), ours, ours]);
     }
 }

@@ -6,9 +6,9 @@
 //! pager's [`Shadows`](spillway_policy::replacement::Shadows): a refault within the budget is what the paper calls a
 //! hit in the ghost queue.
 
-use spillway_policy::replacement::CachePage;
 use spillway_policy::replacement::listed::{APART, Listed, NEW, Order, OrderLists};
 use spillway_policy::replacement::lists::List;
+use spillway_policy::replacement::{Arrival, CachePage};
 
 /// The small queue.
 const SMALL: List = NEW;
@@ -33,7 +33,8 @@ impl Order for S3Fifo {
     /// The paper's two bits.
     const EVIDENCE_MAX: u8 = 3;
 
-    fn entry(near: bool) -> (List, u8) {
+    fn entry(&mut self, _page: CachePage, arrival: Arrival, capacity: u32) -> (List, u8) {
+        let near = arrival.is_near(capacity);
         (if near { MAIN } else { SMALL }, 0)
     }
 
