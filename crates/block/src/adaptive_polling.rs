@@ -100,6 +100,8 @@ impl Drop for AdaptivePolling {
 
 #[cfg(test)]
 mod tests {
+    use spillway_fabric::units::Priority;
+
     use super::*;
     use crate::limits::BURST_REQUESTS_MIN;
 
@@ -123,7 +125,8 @@ mod tests {
         let mut adaptive_polling = AdaptivePolling::new(SpinPermit::default(), cpu_idle);
         let now = Instant::now();
         for operation in [BlockOperation::Discard, BlockOperation::Flush] {
-            let request = BlockRequest { operation, slot: 0, offset_bytes: 0, length_bytes: 4096 };
+            let request =
+                BlockRequest { operation, slot: 0, offset_bytes: 0, length_bytes: 4096, priority: Priority::Demand };
             (0..BURST_REQUESTS_MIN).for_each(|_| adaptive_polling.asked(&request, now));
         }
         assert_eq!((figures.bursts(), adaptive_polling.rest(now)), (0, None));

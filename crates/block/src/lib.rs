@@ -6,7 +6,7 @@
 //! - [`io_thread`]: the loop between the two; [`adaptive_polling`]: how it waits; [`cpu_idle`]: how idle CPUs are
 //!   kept from deep sleep.
 //! - [`device_failure`]: when an I/O thread panics.
-//! - [`metrics`]: counters and latencies; [`limits`]: every bound.
+//! - [`metrics`]: counters; [`latency`]: distributions of latencies; [`limits`]: every bound.
 
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ pub mod channel;
 pub mod cpu_idle;
 pub mod device_failure;
 pub mod io_thread;
+pub mod latency;
 pub mod limits;
 pub mod local_memory;
 pub mod metrics;

@@ -1,5 +1,7 @@
 //! One block request: what the kernel asks of a device, and how it fails.
 
+use spillway_fabric::units::Priority;
+
 /// What the kernel asks of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockOperation {
@@ -24,6 +26,9 @@ pub struct BlockRequest {
     pub offset_bytes: u64,
     /// Bytes; at most the slot's size, except for a discard. 0 for a flush.
     pub length_bytes: u64,
+    /// Whether a thread waits for it. Block devices are not told which reads are read-ahead: ublk, NBD and FUSE have
+    /// no word for it, so what comes from them is [`Priority::Demand`].
+    pub priority: Priority,
 }
 
 /// How a request failed, as the kernel is told.

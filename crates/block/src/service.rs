@@ -37,12 +37,14 @@ pub enum Waiting {
 /// use spillway_block::request::{BlockOperation, BlockRequest};
 /// use spillway_block::service::BlockService;
 /// use spillway_fabric::buffer_pool::BufferPool;
+/// use spillway_fabric::units::Priority;
 /// use spillway_sys::mapping::Mapping;
 ///
 /// let pool = BufferPool::unlocked(1, 4096)?;
 /// let memory = Arc::new(Mapping::anonymous(1 << 20)?);
 /// let mut service = LocalMemory::new(memory, Arc::new(Metrics::default()), pool);
-/// let request = BlockRequest { slot: 0, operation: BlockOperation::Write, offset_bytes: 0, length_bytes: 4096 };
+/// let (operation, priority) = (BlockOperation::Write, Priority::Demand);
+/// let request = BlockRequest { slot: 0, operation, offset_bytes: 0, length_bytes: 4096, priority };
 /// service.submit(request, Instant::now());
 /// let mut ended = Vec::new();
 /// service.poll(Instant::now(), &mut |slot, result| ended.push((slot, result)));
@@ -52,6 +54,12 @@ pub enum Waiting {
 pub trait BlockService: Send {
     /// Takes a request; its slot was free.
     fn submit(&mut self, request: BlockRequest, now: Instant);
+
+    /// A thread waits for what the request in `slot` brings now: it is [`Priority::Demand`] from here on. A service
+    /// without queues has nothing to do.
+    ///
+    /// [`Priority::Demand`]: spillway_fabric::units::Priority::Demand
+    fn promote(&mut self, _slot: usize) {}
 
     /// Lets `use_memory` have the memory in which the `length_bytes` at `offset_bytes` lie and their offset in it, if
     /// they can be had without a request. False: they have to be read.

@@ -15,6 +15,7 @@ use spillway_block::io_thread::IoThread;
 use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_block::service::{BlockService, Completed, Waiting};
 use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::Priority;
 use spillway_sys::event::EventFd;
 
 /// What the test and the I/O thread share.
@@ -31,7 +32,7 @@ impl Desk {
     }
 
     fn hand_in(&self, slot: usize, operation: BlockOperation) {
-        let request = BlockRequest { slot, operation, offset_bytes: 0, length_bytes: 4096 };
+        let request = BlockRequest { slot, operation, offset_bytes: 0, length_bytes: 4096, priority: Priority::Demand };
         self.requests.lock().unwrap().push_back(Received::Request(request));
         self.event.signal();
     }

@@ -17,6 +17,7 @@ use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
+use spillway_volume::settings::wrapper::QueuePairWrapper;
 
 fn config(name: &str) -> DeviceConfig {
     DeviceConfig {
@@ -32,6 +33,7 @@ fn config(name: &str) -> DeviceConfig {
             transport: TransportChoice::Auto,
             fill_backing: false,
             donor_wait: Duration::from_secs(60),
+            wrapper: QueuePairWrapper::default(),
         },
         keep_awake: KeepAwake::default(),
         front_end: FrontEndChoice::Auto,

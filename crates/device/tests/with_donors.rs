@@ -16,12 +16,13 @@ use spillway_donor::{Donor, DonorConfig};
 use spillway_fabric::key::ClusterKey;
 use spillway_frontend::choice::FrontEndChoice;
 use spillway_testing::block_devices::{Aligned, can_run, open_direct};
-use spillway_volume::manager::placement::{Random, XorShift};
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
+use spillway_volume::settings::wrapper::QueuePairWrapper;
 use spillway_volume::status::DeviceStatus;
+use spillway_volume::steward::placement::{Random, XorShift};
 
 const MEBIBYTE: u64 = 1 << 20;
 const SLAB: u64 = 2 * MEBIBYTE;
@@ -99,6 +100,7 @@ impl World {
                 // With random writes at the same time.
                 fill_backing: redundancy.disk && mapping == MappingPolicy::OnDemand,
                 donor_wait: Duration::from_secs(60),
+                wrapper: QueuePairWrapper::default(),
             },
             keep_awake: KeepAwake::default(),
             front_end: FrontEndChoice::Auto,

@@ -15,10 +15,12 @@
 //! - [`swap`]: swap areas.
 //! - [`paging_safety`]: never waiting for the memory that one frees.
 //! - [`memory_hierarchy`]: which memory cgroups there are. [`memory_group`]: what they leave a process.
-//! - [`cpu_latency`]: how fast idle CPUs wake up.
+//! - [`cpu_latency`]: how fast idle CPUs wake up. [`cpu_list`]: which CPUs there are.
 //! - [`child`], [`process`]: starting programs, which process is meant, and how often it waited for pages.
 //! - [`process_stat`], [`threads`], [`machine_memory`]: what `/proc` tells of processes and of the machine.
 //! - [`userfaultfd`], [`pagemap`]: page faults of other processes, and what their memory is made of.
+//! - [`page_faults`], [`process_advice`]: page faults of other programs as they happen, and pages that they will need
+//!   (perf events, process_madvise).
 //! - [`process_memory`], [`tracee`]: reading another process's memory, and calling a function in it.
 //! - [`taken_descriptor`]: a copy of another process's descriptor; [`passed_descriptor`]: one that a message brings.
 //!   [`userfaultfd::tracing_right`]: `CAP_SYS_PTRACE` for one call only.
@@ -38,6 +40,7 @@ pub mod call_filter;
 pub mod call_notices;
 pub mod child;
 pub mod cpu_latency;
+pub mod cpu_list;
 pub mod epoll;
 pub mod event;
 pub mod fuse;
@@ -51,10 +54,12 @@ pub mod memory_group;
 pub mod memory_hierarchy;
 pub mod moves_under_way;
 pub mod nbd;
+pub mod page_faults;
 pub mod pagemap;
 pub mod paging_safety;
 pub mod passed_descriptor;
 pub mod process;
+pub mod process_advice;
 pub mod process_memory;
 pub mod process_stat;
 pub mod shared_futex;

@@ -96,6 +96,16 @@ impl Mapping {
         Self::of_pages(base.cast(), length)
     }
 
+    /// The first `length` bytes that a descriptor of the kernel's own offers to be mapped, such as a ring of a counter;
+    /// unlike a file it never shrinks.
+    pub(crate) fn of_descriptor(descriptor: BorrowedFd<'_>, length: usize) -> io::Result<Self> {
+        check_length(length)?;
+        let flags = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address the kernel chooses replaces nothing.
+        let base = unsafe { mm::mmap(std::ptr::null_mut(), length, flags, MapFlags::SHARED, descriptor, 0)? };
+        Self::of_pages(base.cast(), length)
+    }
+
     /// Bytes mapped.
     pub fn length(&self) -> usize {
         self.length

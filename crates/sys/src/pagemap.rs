@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io;
 use std::ops::{BitOr, Range};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
 /// What a page is (`PAGE_IS_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,6 +140,28 @@ impl Pagemap {
     }
 }
 
+/// Bit 62 of an entry of `/proc/PID/pagemap`: the page is in a swap area, or in the cache of one and not mapped.
+const ENTRY_SWAPPED: u64 = 1 << 62;
+
+/// Bytes of such an entry.
+const ENTRY_BYTES: usize = 8;
+
+impl Pagemap {
+    /// Which pages from number `first` on are in swap, for each place of `swapped`; what is not mapped is not. Returns
+    /// how many pages there were to look at: none when the process has ended or become another program. As old as the
+    /// file itself, so also for kernels that cannot scan.
+    pub fn read_swapped(&self, first: u64, swapped: &mut [bool]) -> io::Result<usize> {
+        let mut bytes = vec![0; swapped.len() * ENTRY_BYTES];
+        // Short at the end of the address space.
+        let count = self.file.read_at(&mut bytes, first * ENTRY_BYTES as u64)? / ENTRY_BYTES;
+        swapped.fill(false);
+        for (entry, is_swapped) in bytes.as_chunks::<ENTRY_BYTES>().0.iter().zip(&mut swapped[..count]) {
+            *is_swapped = u64::from_ne_bytes(*entry) & ENTRY_SWAPPED != 0;
+        }
+        Ok(count)
+    }
+}
+
 /// Whether this kernel can scan.
 pub fn is_scannable() -> bool {
     Pagemap::open(std::process::id())
@@ -197,6 +220,29 @@ mod tests {
         let pagemap = Pagemap::open(std::process::id()).unwrap();
         assert_eq!(pagemap.scan(range, &query, &mut regions).unwrap().regions, 1);
         assert_eq!(regions[0].categories, Categories::ZERO);
+    }
+
+    #[test]
+    fn present_and_unmapped_pages_are_not_in_swap() {
+        let memory = Mapping::anonymous(PAGE_SIZE_BYTES).unwrap();
+        memory.write(0, b"here");
+        let mut swapped = [true; 4];
+        let pagemap = Pagemap::open(std::process::id()).unwrap();
+        assert_eq!(pagemap.read_swapped(0, &mut swapped).unwrap(), 4);
+        assert_eq!(swapped, [false; 4], "nothing is mapped at address 0");
+        let first = (memory.address() / PAGE_SIZE_BYTES) as u64;
+        pagemap.read_swapped(first, &mut swapped[..1]).unwrap();
+        assert!(!swapped[0], "it was written just now");
+    }
+
+    #[test]
+    fn a_process_that_has_ended_has_no_pages() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pagemap = Pagemap::open(child.id()).unwrap();
+        assert_eq!(pagemap.read_swapped(0, &mut [false]).unwrap(), 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(pagemap.read_swapped(0, &mut [false]).unwrap(), 0);
     }
 
     #[test]

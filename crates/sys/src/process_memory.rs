@@ -27,12 +27,54 @@ pub fn read_exact(pid: u32, address: u64, target: &mut [u8]) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::EFAULT))
 }
 
+/// Words that a record of [`read_records`] has.
+pub const RECORD_WORDS: usize = 3;
+
+/// Records that one call reads: `UIO_MAXIOV` of the kernel (`linux/uio.h`).
+const RECORDS_MAX: usize = 1024;
+
+/// Reads [`RECORD_WORDS`] words at each of `addresses` of process `pid`; `None` for an address that cannot be read.
+/// One call of the kernel where all can be.
+pub fn read_records(pid: u32, addresses: &[u64]) -> Vec<Option<[u64; RECORD_WORDS]>> {
+    let mut records = vec![[0; RECORD_WORDS]; addresses.len()];
+    let mut found = Vec::with_capacity(addresses.len());
+    while found.len() < addresses.len() {
+        let first = found.len();
+        let end = addresses.len().min(first + RECORDS_MAX);
+        let complete = read_some(pid, &addresses[first..end], &mut records[first..end]);
+        found.extend(records[first..first + complete].iter().copied().map(Some));
+        if first + complete < end {
+            // The kernel ends at the first address that it cannot read.
+            found.push(None);
+        }
+    }
+    found
+}
+
+/// Reads records until one cannot be read; how many were.
+fn read_some(pid: u32, addresses: &[u64], records: &mut [[u64; RECORD_WORDS]]) -> usize {
+    const RECORD_BYTES: usize = size_of::<[u64; RECORD_WORDS]>();
+    let remote: Vec<libc::iovec> = addresses.iter().map(|address| part(*address, RECORD_BYTES)).collect();
+    // Of a record in two pages, of which the second cannot be read, a part may have come.
+    read_parts(pid, &remote, records.as_mut_ptr().cast(), size_of_val(records)).map_or(0, |bytes| bytes / RECORD_BYTES)
+}
+
 fn read_to(pid: u32, address: u64, target: *mut libc::c_void, length: usize) -> io::Result<usize> {
+    read_parts(pid, &[part(address, length)], target, length)
+}
+
+/// A piece of another process's memory.
+fn part(address: u64, length: usize) -> libc::iovec {
+    libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length }
+}
+
+/// Copies `parts` of process `pid`, one behind the other, until one cannot be read or `length` bytes came.
+fn read_parts(pid: u32, parts: &[libc::iovec], target: *mut libc::c_void, length: usize) -> io::Result<usize> {
     let local = libc::iovec { iov_base: target, iov_len: length };
-    let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length };
-    // SAFETY: both callers pass memory of their own that is `length` long and writable; the other address is the
+    let (pid, count) = (pid.cast_signed(), parts.len() as libc::c_ulong);
+    // SAFETY: all callers pass memory of their own that is `length` long and writable; the other addresses are the
     // kernel's to check.
-    let read = unsafe { libc::process_vm_readv(pid.cast_signed(), &raw const local, 1, &raw const remote, 1, 0) };
+    let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, parts.as_ptr(), count, 0) };
     if read < 0 { Err(io::Error::last_os_error()) } else { Ok(read.unsigned_abs()) }
 }
 
@@ -66,6 +108,23 @@ mod tests {
         assert_eq!(&bytes, b"remote");
         assert!(read_exact(pid, 8, &mut bytes).is_err(), "nothing is mapped there");
         assert!(read_exact(u32::MAX >> 1, 8, &mut bytes).is_err(), "no such process");
+    }
+
+    #[test]
+    fn records_are_read_around_those_that_cannot_be() {
+        let pid = std::process::id();
+        let words: Vec<u64> = (0..3 * RECORDS_MAX as u64 + 9).collect();
+        let at = |index: u64| words.as_ptr() as u64 + index * 8;
+        let expected = |index: u64| Some([index, index + 1, index + 2]);
+        assert_eq!(
+            read_records(pid, &[8, at(0), at(5), 16, 24, at(6), 8]),
+            [None, expected(0), expected(5), None, None, expected(6), None]
+        );
+        let many: Vec<u64> = (0..3 * RECORDS_MAX as u64).collect();
+        let found = read_records(pid, &many.iter().map(|index| at(*index)).collect::<Vec<_>>());
+        assert!(many.iter().zip(found).all(|(index, found)| found == expected(*index)), "more than one call reads");
+        assert_eq!(read_records(pid, &[]), []);
+        assert_eq!(read_records(u32::MAX >> 1, &[at(0)]), [None], "no such process");
     }
 
     #[test]

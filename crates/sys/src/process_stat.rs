@@ -10,6 +10,8 @@ const PARENT: usize = 4;
 const MINOR_FAULTS: usize = 10;
 const USER_TICKS: usize = 14;
 const KERNEL_TICKS: usize = 15;
+const REAPED_USER_TICKS: usize = 16;
+const REAPED_KERNEL_TICKS: usize = 17;
 const THREADS: usize = 20;
 const START_TICKS: usize = 22;
 const POLICY: usize = 41;
@@ -40,9 +42,9 @@ impl ProcessStat {
         Self::parse(text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path} has no name in it")))
     }
 
-    /// The name (field 2) may hold anything, spaces and parentheses too, so fields are counted from its last
-    /// parenthesis.
-    fn parse(text: String) -> Option<Self> {
+    /// Of what the kernel wrote; `None` if there is no name in it. The name (field 2) may hold anything, spaces and
+    /// parentheses too, so fields are counted from its last parenthesis.
+    pub fn parse(text: String) -> Option<Self> {
         let state_at = text.rfind(')')? + 1;
         Some(Self { text, state_at })
     }
@@ -50,6 +52,12 @@ impl ProcessStat {
     /// The field with this number, from the third on.
     fn field<T: FromStr>(&self, number: usize) -> Option<T> {
         self.text[self.state_at..].split_ascii_whitespace().nth(number.checked_sub(STATE)?)?.parse().ok()
+    }
+
+    /// Its name, which may hold anything.
+    pub fn name(&self) -> Option<&str> {
+        let (_, name) = self.text[..self.state_at - 1].split_once('(')?;
+        Some(name)
     }
 
     /// What it does: `R` for one that runs or waits for a CPU.
@@ -80,6 +88,11 @@ impl ProcessStat {
     /// Time that it used, in clock ticks: in user mode and in the kernel.
     pub fn cpu_ticks(&self) -> Option<u64> {
         Some(self.user_ticks()? + self.field::<u64>(KERNEL_TICKS)?)
+    }
+
+    /// As [`ProcessStat::cpu_ticks`], of its children that ended and that it has waited for.
+    pub fn reaped_ticks(&self) -> Option<u64> {
+        Some(self.field::<u64>(REAPED_USER_TICKS)? + self.field::<u64>(REAPED_KERNEL_TICKS)?)
     }
 
     /// How many threads it has; the first counts as long as the process is there, also when it has ended.
@@ -166,7 +179,9 @@ mod tests {
             prop_assert_eq!(stat.state(), Some('S'));
             prop_assert_eq!(stat.parent().map(u64::from), Some(at(4)));
             prop_assert_eq!(stat.minor_faults(), Some(at(10)));
+            prop_assert_eq!(stat.name(), Some(name.as_str()));
             prop_assert_eq!(stat.cpu_ticks(), Some(at(14) + at(15)));
+            prop_assert_eq!(stat.reaped_ticks(), Some(at(16) + at(17)));
             prop_assert_eq!(stat.threads().map(u64::from), Some(at(20)));
             prop_assert_eq!(stat.start_ticks(), Some(at(22)));
             prop_assert_eq!(stat.policy().map(|policy| policy as u64), Some(at(41)));

@@ -16,7 +16,7 @@ use spillway_block::channel::{BlockChannel, Received};
 use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::limits::REQUEST_SIZE_BYTES_MAX;
-use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
 use spillway_sys::fuse::{FuseDevice, Incoming, REQUEST_HEAD_BYTES};
 
 use crate::fuse::protocol::{Features, FuseRequest, Range, Reply, RequestHeader, decode};
@@ -122,7 +122,8 @@ impl FuseChannel {
             length_bytes: range.length_bytes,
         });
         assert!(earlier.is_none(), "slot {slot} was free and held a request");
-        Ok(Some(BlockRequest { slot, operation, offset_bytes: range.offset_bytes, length_bytes: range.length_bytes }))
+        let Range { offset_bytes, length_bytes } = range;
+        Ok(Some(BlockRequest { slot, operation, offset_bytes, length_bytes, priority: Priority::Demand }))
     }
 
     /// Answers what does not concern the caller.

@@ -38,7 +38,13 @@ fn answer(kernel: &OwnedFd) -> (i32, u64, Vec<u8>) {
 fn a_write_lands_in_its_slot_and_a_read_leaves_from_it() {
     let (mut channel, kernel) = channel(2);
     send(&kernel, 16, 1, &[0, 4096, 4096, 0, 0], &[7; 4096]);
-    let expected = BlockRequest { slot: 0, operation: BlockOperation::Write, offset_bytes: 4096, length_bytes: 4096 };
+    let expected = BlockRequest {
+        slot: 0,
+        operation: BlockOperation::Write,
+        offset_bytes: 4096,
+        length_bytes: 4096,
+        priority: Priority::Demand,
+    };
     assert_eq!(channel.receive().unwrap(), Received::Request(expected));
     let mut seen = [0; 4096];
     channel.pool().memory().read(0, &mut seen);

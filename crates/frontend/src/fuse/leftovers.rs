@@ -50,13 +50,14 @@ pub fn list() -> Result<Vec<Leftover>, FrontEndError> {
 }
 
 /// Removes what [`list`] names, and says what became of each. A loop device that is still in use (swap on it,
-/// mounted) is left, and freed by the kernel when its last user goes.
+/// mounted) is left, and freed by the kernel when its last user goes. The caller switches swap off first.
 pub fn mend() -> Result<Vec<Mended>, FrontEndError> {
-    Ok(list()?.into_iter().map(|leftover| Mended { result: remove(&leftover.kind), leftover }).collect())
+    Ok(list()?.into_iter().map(|leftover| Mended { result: remove(&leftover), leftover }).collect())
 }
 
-fn remove(kind: &LeftoverKind) -> Result<(), FrontEndError> {
-    match kind {
+/// Removes one thing that [`list`] named, as [`mend`] does.
+pub fn remove(leftover: &Leftover) -> Result<(), FrontEndError> {
+    match &leftover.kind {
         LeftoverKind::LoopDevice(path) => remove_loop_device(path),
         LeftoverKind::Mount(path) => {
             let result = unmount(path, Unmount::Abort).and_then(|()| fs::remove_dir(path));

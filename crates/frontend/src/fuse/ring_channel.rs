@@ -23,6 +23,7 @@ use rustix::event::epoll;
 use spillway_block::channel::{BlockChannel, Received};
 use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::Priority;
 use spillway_sys::fuse::REQUEST_HEAD_BYTES;
 use spillway_sys::fuse::ring::{FuseRing, REPLY_HEADER_BYTES, RingEvent};
 
@@ -203,7 +204,8 @@ impl<R: RequestRing> RingChannel<R> {
         }
         let Range { offset_bytes, length_bytes } = range;
         self.slots[slot] = Slot::Taken { unique, operation, length_bytes };
-        Some(BlockRequest { slot: slot + DEVICE_SLOTS, operation, offset_bytes, length_bytes })
+        let (slot, priority) = (slot + DEVICE_SLOTS, Priority::Demand);
+        Some(BlockRequest { slot, operation, offset_bytes, length_bytes, priority })
     }
 }
 

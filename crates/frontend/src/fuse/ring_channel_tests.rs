@@ -117,10 +117,22 @@ fn each_queue_has_slots_and_a_slot_waits_again_once_it_is_answered() {
     let mut bench = Bench::new();
     assert_eq!(bench.kernel().waiting, [Some(4), Some(6)]);
     bench.send(1, 16, 9, &[0, 4096, 4096, 0, 0], 4096);
-    let write = BlockRequest { slot: 2, operation: BlockOperation::Write, offset_bytes: 4096, length_bytes: 4096 };
+    let write = BlockRequest {
+        slot: 2,
+        operation: BlockOperation::Write,
+        offset_bytes: 4096,
+        length_bytes: 4096,
+        priority: Priority::Demand,
+    };
     assert_eq!(bench.channel.receive().unwrap(), Received::Request(write));
     bench.send(0, 15, 10, &[0, 8192, 8192, 0, 0], 0);
-    let read = BlockRequest { slot: 1, operation: BlockOperation::Read, offset_bytes: 8192, length_bytes: 8192 };
+    let read = BlockRequest {
+        slot: 1,
+        operation: BlockOperation::Read,
+        offset_bytes: 8192,
+        length_bytes: 8192,
+        priority: Priority::Demand,
+    };
     assert_eq!(bench.channel.receive().unwrap(), Received::Request(read));
     bench.channel.complete(1, Ok(())).unwrap();
     bench.channel.complete(2, Ok(())).unwrap();

@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
+use spillway_sys::cpu_list;
 
 use crate::front_end::FrontEndError;
 use crate::limits::RING_CPUS_MAX;
@@ -17,22 +18,10 @@ use crate::limits::RING_CPUS_MAX;
 /// The switch (kernel document `filesystems/fuse/fuse-io-uring.rst`).
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// CPUs that the kernel may have: it makes a queue for each.
-const POSSIBLE_CPUS: &str = "/sys/devices/system/cpu/possible";
-
-/// The kernel's queues: CPUs that are possible, present or not.
+/// The kernel's queues, one for each CPU that is possible, present or not.
 pub(super) fn queue_count() -> io::Result<u16> {
-    let text = fs::read_to_string(POSSIBLE_CPUS)?;
-    count_of(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{POSSIBLE_CPUS} holds '{text}'")))
-}
-
-/// The CPUs in a list of ranges such as `0-3,8`.
-fn count_of(list: &str) -> Option<u16> {
-    list.trim().split(',').try_fold(0_u16, |count, range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last) = (first.parse::<u16>().ok()?, last.parse::<u16>().ok()?);
-        count.checked_add(last.checked_sub(first)?.checked_add(1)?)
-    })
+    let count = cpu_list::read(cpu_list::POSSIBLE)?.len();
+    u16::try_from(count).map_err(|_| io::Error::other(format!("{count} CPUs are more than there are numbers for")))
 }
 
 /// Whether a filesystem of this process can have rings, or what is missing for them.
@@ -96,21 +85,6 @@ impl Drop for RingsOn {
         let Some(mut switch) = self.switch.take() else { return };
         if let Err(error) = switch.write_all(b"N") {
             tracing::error!("{SWITCH} stays on: {error}");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cpus_are_counted() {
-        assert_eq!(count_of("0\n"), Some(1));
-        assert_eq!(count_of("0-1\n"), Some(2));
-        assert_eq!(count_of("0-3,8,10-11\n"), Some(7));
-        for nonsense in ["", "3-1", "a", "0-70000", "-"] {
-            assert_eq!(count_of(nonsense), None, "{nonsense}");
         }
     }
 }

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use spillway_block::channel::{BlockChannel, Interest, Received};
 use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::Priority;
 use spillway_sys::vectored::{ReceiveList, SendList, Wait};
 
 use crate::limits::{NBD_AHEAD_BYTES, NBD_REQUEST_BYTES_MAX};
@@ -209,6 +210,7 @@ impl NbdChannel {
             operation,
             offset_bytes: if flush { 0 } else { request.offset_bytes },
             length_bytes: length_bytes as u64,
+            priority: Priority::Demand,
         })
     }
 

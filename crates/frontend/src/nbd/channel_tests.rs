@@ -71,7 +71,13 @@ fn slot_bytes(channel: &NbdChannel, slot: usize, length: usize) -> Vec<u8> {
 fn a_write_lands_in_its_slot_and_a_read_leaves_from_it() {
     let (mut channel, mut client) = channel(2);
     client.write_all(&write_request(1, 4096, &[7; 4096])).unwrap();
-    let expected = BlockRequest { slot: 0, operation: BlockOperation::Write, offset_bytes: 4096, length_bytes: 4096 };
+    let expected = BlockRequest {
+        slot: 0,
+        operation: BlockOperation::Write,
+        offset_bytes: 4096,
+        length_bytes: 4096,
+        priority: Priority::Demand,
+    };
     assert_eq!(expect_request(&mut channel), expected);
     assert_eq!(slot_bytes(&channel, 0, 4096), [7; 4096]);
 

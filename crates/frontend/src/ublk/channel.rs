@@ -19,7 +19,7 @@ use std::sync::Arc;
 use spillway_block::channel::{BlockChannel, Received};
 use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
 use spillway_sys::ublk::abi::{Descriptor, IoOperation, SECTOR_SIZE_BYTES};
 use spillway_sys::ublk::queue::{SlotEvent, UblkQueue};
 
@@ -124,14 +124,17 @@ impl<Q: RequestQueue> UblkChannel<Q> {
 
     /// The request in `slot`, and what it is answered with when it succeeds: the bytes moved.
     fn decode(&self, slot: usize, descriptor: Descriptor) -> Result<(BlockRequest, i32), BlockError> {
+        let priority = Priority::Demand;
         let operation = match descriptor.operation {
             IoOperation::Read => BlockOperation::Read,
             IoOperation::Write => BlockOperation::Write,
             // A discarded page reads as zeroes.
             IoOperation::Discard | IoOperation::WriteZeroes => BlockOperation::Discard,
             IoOperation::Flush => {
-                let request = BlockRequest { slot, operation: BlockOperation::Flush, offset_bytes: 0, length_bytes: 0 };
-                return Ok((request, 0));
+                return Ok((
+                    BlockRequest { slot, operation: BlockOperation::Flush, offset_bytes: 0, length_bytes: 0, priority },
+                    0,
+                ));
             }
             IoOperation::Other(_) => return Err(BlockError::Invalid),
         };
@@ -148,7 +151,7 @@ impl<Q: RequestQueue> UblkChannel<Q> {
             return Err(BlockError::Invalid);
         }
         let success = if moves_data { length_bytes as i32 } else { 0 };
-        Ok((BlockRequest { slot, operation, offset_bytes, length_bytes }, success))
+        Ok((BlockRequest { slot, operation, offset_bytes, length_bytes, priority }, success))
     }
 }
 

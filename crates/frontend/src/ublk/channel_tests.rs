@@ -95,7 +95,7 @@ fn requests_arrive_in_their_slots_and_answers_leave_together() {
         (3, BlockOperation::Flush, 0, 0),
     ];
     for (slot, operation, offset_bytes, length_bytes) in expected {
-        let expected = BlockRequest { slot, operation, offset_bytes, length_bytes };
+        let expected = BlockRequest { slot, operation, offset_bytes, length_bytes, priority: Priority::Demand };
         assert_eq!(channel.receive().unwrap(), Received::Request(expected));
     }
     assert_eq!(channel.receive().unwrap(), Received::Nothing);
