@@ -6,14 +6,18 @@ use std::time::Duration;
 
 use spillway_block::cpu_idle::KeepAwake;
 use spillway_fabric::address::DonorAddress;
+use spillway_policy::prefetch::selection::PrefetchPolicy;
+use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_stub::protocol::TOKEN_MARK;
 use spillway_sys::guardian::Successor;
 use spillway_volume::settings::VolumeConfig;
 use spillway_volume::settings::mapping::MappingPolicy;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
+use spillway_volume::settings::wrapper::QueuePairWrapper;
 
 use crate::error::PagerError;
+use crate::fault::recording::RecordingConfig;
 use crate::limits::{BUDGET_BYTES_MIN, FAULT_THREADS_MAX};
 
 /// How to start a pager.
@@ -54,6 +58,14 @@ pub struct PagerConfig {
     pub programs_fork: bool,
     /// Threads that answer faults, from 1 on; [`crate::limits::fault_threads`] if `None`.
     pub fault_threads: Option<usize>,
+    /// Which pages come along with those that programs wait for.
+    pub prefetch: PrefetchPolicy,
+    /// When pages leave that came along and were used.
+    pub eager_eviction: EagerEviction,
+    /// What is put around queue pairs to donors: nothing, but in measurements.
+    pub wrapper: QueuePairWrapper,
+    /// The faults to record, if any.
+    pub recording: Option<RecordingConfig>,
     /// The name and arguments with which this very program (`/proc/self/exe`) removes what is left if this process is
     /// killed; its guardian becomes that when no program of the run is left. None without any.
     pub mender: Vec<OsString>,
@@ -106,6 +118,7 @@ impl PagerConfig {
             backing: self.backing.clone(),
             fill_backing: false,
             donor_wait: self.donor_wait,
+            wrapper: self.wrapper.clone(),
         }
     }
 }

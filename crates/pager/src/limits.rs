@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use spillway_block::limits::BLOCK_REQUEST_DEADLINE_SOLE;
-use spillway_fabric::limits::REQUEST_DEADLINE;
+use spillway_fabric::limits::{CREDITS_RESERVED_FOR_DEMAND, QUEUE_DEPTH_MAX, REQUEST_DEADLINE};
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_policy::prefetch::WINDOW_MAX;
 use spillway_policy::replacement::{LEAVING_MAX, NEIGHBOURS_MAX};
@@ -54,6 +54,9 @@ pub const WITHDRAW_PATIENCE: Duration = Duration::from_millis(20);
 /// Reads that a fault thread has under way: more threads than that wait for their turn.
 pub const FAULT_READS_MAX: usize = 32;
 
+/// Of them, those that only faults may take: an eighth, as of the credits of a queue pair.
+pub const FAULT_READS_RESERVED: usize = FAULT_READS_MAX * CREDITS_RESERVED_FOR_DEMAND / QUEUE_DEPTH_MAX;
+
 /// Fault threads at most. Filling a page takes 3 of the 12 us of a fault, under the lock of its program's table, so
 /// more of them would wait for one another; each has a connection to every donor.
 pub const FAULT_THREADS_MAX: usize = 4;
@@ -96,6 +99,19 @@ pub const GROWTH_BYTES_PER_SECOND: u64 = 4 << 30;
 pub const LOOK_INTERVAL_MIN: Duration = Duration::from_millis(1);
 /// See [`LOOK_INTERVAL_MIN`].
 pub const LOOK_INTERVAL_MAX: Duration = Duration::from_millis(20);
+
+/// Programs that did not grow are looked at so seldom that at full speed they pass the budget by this part of it: as
+/// much as every test of a program's peak allows.
+pub const CALM_SHARE: i64 = 16;
+/// So many pages more than expected are growth: fewer may be in flight while they are counted.
+pub const GROWTH_PAGES: i64 = BATCH_PAGES as i64;
+/// Programs that grew are looked at often for so long: ten times the longest time between two looks.
+pub const GROWING: Duration = Duration::from_millis(200);
+
+/// While programs are within their budget all that is known of them is looked at again after so many times what that
+/// took, up to [`LOOK_INTERVAL_MAX`]: a fifth of one CPU at most. In between only their memory is counted. With 19 a
+/// server gained 7 % (docs/decisions/pager-survey.md), but a program in new namespaces had too few pages out once.
+pub const WHOLE_LOOK_REST_TIMES: u32 = 4;
 
 /// Mappings begin to be registered when so much of the budget is left, a part of it and at most so many bytes: from
 /// then on a program's growth is seen page by page. Below, a page touched for the first time costs what it costs

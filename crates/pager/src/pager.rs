@@ -14,6 +14,7 @@ use spillway_block::cpu_idle::CpuIdleLimit;
 use spillway_block::metrics::Metrics;
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_policy::replacement::sampled::Sampled;
+use spillway_policy::trace::fault_log::FaultLog;
 use spillway_stub::greeting::{Address, Listener};
 use spillway_stub::head::Head;
 use spillway_stub::protocol::NOTES_SUFFIX;
@@ -31,6 +32,8 @@ use crate::error::PagerError;
 use crate::evict::Eviction;
 use crate::fault::Faults;
 use crate::fault::messages::Messages;
+use crate::fault::pool::FaultPool;
+use crate::fault::recording::FaultRecording;
 use crate::limits::{
     BUDGET_BYTES_MIN, FAULT_READS_MAX, GROUP_SIZE_BYTES, POOL_SHARE, POOL_SLOTS_MAX, POOL_SLOTS_MIN, PROGRAMS_MAX,
     fault_threads,
@@ -128,7 +131,10 @@ impl Pager {
             volume_pages: VolumePages::new(u32::try_from(volume_pages).unwrap_or(u32::MAX)),
             cache_pages: CachePages::default(),
         };
-        let shared = Arc::new(PagerState::new(page_indexes, budget, fault_threads).map_err(system())?);
+        let fault_pool = FaultPool::new(fault_threads, config.prefetch).map_err(system())?;
+        let mut shared = PagerState::new(page_indexes, budget, fault_pool).map_err(system())?;
+        shared.recording = config.recording.map(|recording| FaultRecording::new(recording, Instant::now()));
+        let shared = Arc::new(shared);
         let donors_missing = Vec::new();
         let mut pager =
             Self { config, volume_config, metrics, shared, threads: Vec::new(), remote: Some(remote), donors_missing };
@@ -137,7 +143,7 @@ impl Pager {
         let writer = engines.pop().expect("an engine for each pool");
         let shared = &pager.shared;
         let capacity = u32::try_from(shared.budget.limit_pages()).unwrap_or(u32::MAX);
-        let policy = Box::new(Sampled::new(0, capacity, POLICY_SEED));
+        let policy = Box::new(Sampled::with(pager.config.eager_eviction, 0, capacity, POLICY_SEED));
         let eviction = Eviction::new(Arc::clone(shared), policy, Box::new(writer), slots, Instant::now());
         let faults = engines.into_iter().zip(&pools).map(|(reader, buffers)| {
             Faults::new(Arc::clone(shared), Box::new(reader), Arc::clone(buffers), Arc::clone(&pool))
@@ -221,6 +227,11 @@ impl Pager {
     /// What was done so far.
     pub fn statistics(&self) -> PagerStatistics {
         self.shared.report()
+    }
+
+    /// Hands over the faults that were recorded so far, if they are.
+    pub fn with_fault_log<Result>(&self, look: impl FnOnce(&FaultLog) -> Result) -> Option<Result> {
+        self.shared.recording.as_ref().map(|recording| recording.with_log(look))
     }
 
     /// What is going on, with the volume behind the pager.

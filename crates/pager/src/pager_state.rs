@@ -1,8 +1,8 @@
 //! What the threads of a pager share.
 //!
 //! Locks, in the order in which they are taken: an address space's table, then read-ahead ([`crate::fault::pool`]),
-//! then the page indexes. All are held for microseconds, and never across a wait; the thread that holds a table may
-//! change what is known of that address space.
+//! then the page indexes, then the recorded faults. All are held for microseconds, and never across a wait; the thread
+//! that holds a table may change what is known of that address space.
 //!
 //! A batch of evictions is under way without the table's lock, so [`SpaceState::batch`] says so: no thread reads the
 //! program's events then (rule 14 of docs/pager.md). That keeps every fault and event out of the batch: the kernel
@@ -21,6 +21,7 @@ use spillway_sys::userfaultfd::PageError;
 use crate::address_space::{AddressSpace, SpaceState, Wanted};
 use crate::budget::Budget;
 use crate::fault::pool::FaultPool;
+use crate::fault::recording::FaultRecording;
 use crate::fork::reservations::ForkReservations;
 use crate::limits::FAILURES_MAX;
 use crate::mappings::events::{Change, Evidence};
@@ -63,11 +64,13 @@ pub struct PagerState {
     wanted: Mutex<Vec<Wanted>>,
     /// Descriptors that tell of programs' calls, for the survey; whether of forks, too.
     pub call_notices: Mutex<Vec<(OwnedFd, bool)>>,
+    /// Records faults, if that is wanted.
+    pub recording: Option<FaultRecording>,
 }
 
 impl PagerState {
-    /// For a volume and a budget, with so many fault threads.
-    pub fn new(page_indexes: PageIndexes, budget: Budget, fault_threads: usize) -> std::io::Result<Self> {
+    /// For a volume and a budget, with these fault threads.
+    pub fn new(page_indexes: PageIndexes, budget: Budget, fault_pool: FaultPool) -> std::io::Result<Self> {
         let counters = Counters::default();
         counters.budget_bytes_peak.set(budget.bytes());
         Ok(Self {
@@ -77,7 +80,7 @@ impl PagerState {
             fork_reservations: ForkReservations::default(),
             counters,
             faults: Bell::new()?,
-            fault_pool: FaultPool::new(fault_threads)?,
+            fault_pool,
             served: Epoll::new()?,
             eviction: Bell::new()?,
             waits_for_room: AtomicBool::new(false),
@@ -87,6 +90,7 @@ impl PagerState {
             next_space: AtomicU32::new(0),
             wanted: Mutex::default(),
             call_notices: Mutex::default(),
+            recording: None,
         })
     }
 

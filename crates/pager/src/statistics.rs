@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use spillway_block::metrics::LatencyHistogram;
-use spillway_block::metrics::LatencyStatus;
+use spillway_block::latency::{LatencyHistogram, LatencyStatus};
 
 /// What a fault needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +72,10 @@ pub struct PagerStatistics {
     pub pages_out_zero: u64,
     /// Pages that came along with another one before they were asked for.
     pub pages_prefetched: u64,
+    /// Of these, pages of streams that left again before anything told that they were used. Some may have been: only
+    /// markers and first writes tell.
+    #[serde(default)]
+    pub pages_prefetched_unused: u64,
     /// Evictions that the kernel refused (pinned, shared after a fork, changing).
     pub refused: u64,
     /// Faults that waited because the budget was exceeded.
@@ -148,6 +151,7 @@ pub(crate) struct Counters {
     pub(crate) pages_out_clean: Counter,
     pub(crate) pages_out_zero: Counter,
     pub(crate) pages_prefetched: Counter,
+    pub(crate) pages_prefetched_unused: Counter,
     pub(crate) refused: Counter,
     pub(crate) held_back: Counter,
     pub(crate) faults_helped: Counter,
@@ -202,6 +206,7 @@ impl Counters {
             pages_out_clean: self.pages_out_clean.get(),
             pages_out_zero: self.pages_out_zero.get(),
             pages_prefetched: self.pages_prefetched.get(),
+            pages_prefetched_unused: self.pages_prefetched_unused.get(),
             refused: self.refused.get(),
             held_back: self.held_back.get(),
             faults_helped: self.faults_helped.get(),

@@ -18,8 +18,11 @@ use spillway_donor::{Donor, DonorConfig};
 use spillway_pager::config::PagerConfig;
 use spillway_pager::pager::Pager;
 use spillway_pager::statistics::PagerStatistics;
+use spillway_policy::prefetch::selection::PrefetchPolicy;
+use spillway_policy::replacement::sampled::EagerEviction;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
+use spillway_volume::settings::wrapper::QueuePairWrapper;
 
 const MEBIBYTE: u64 = 1 << 20;
 
@@ -75,6 +78,10 @@ impl World {
             donor_wait: Duration::from_secs(20),
             programs_fork: true,
             fault_threads: None,
+            prefetch: PrefetchPolicy::default(),
+            eager_eviction: EagerEviction::default(),
+            wrapper: QueuePairWrapper::default(),
+            recording: None,
             mender: Vec::new(),
         })
         .unwrap();

@@ -187,7 +187,8 @@ impl Eviction {
                             Target::Pool(id, index) => self.staging.filled(*id, *index, &mut page_indexes.volume_pages),
                         };
                         self.count_out(*target);
-                        state.page_table.left(*page, slot, page_indexes);
+                        let is_unused = state.page_table.left(*page, slot, page_indexes);
+                        self.shared.counters.pages_prefetched_unused.add(is_unused.into());
                     }
                     // Its place in the pool and its slot are given back with the run. It is the program's own again
                     // when asked for, and new then.

@@ -42,6 +42,7 @@ impl Eviction {
             Coming::New => Arrival::New,
             Coming::Staged => Arrival::Staged,
             Coming::ReadAhead => Arrival::Prefetched,
+            Coming::Around => Arrival::Around { distance: self.shadows.distance(page).unwrap_or(u32::MAX) },
             Coming::Back => {
                 let distance = self.shadows.distance(page).unwrap_or(u32::MAX);
                 self.shared.counters.refault(distance);

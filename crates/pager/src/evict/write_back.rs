@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_block::service::Waiting;
+use spillway_fabric::units::Priority;
 
 use super::{Eviction, PAGE};
 use crate::evict::staging::RunId;
@@ -51,6 +52,7 @@ impl Eviction {
             operation: BlockOperation::Write,
             offset_bytes: u64::from(run.first.0) * PAGE,
             length_bytes: u64::from(run.count) * PAGE,
+            priority: Priority::Demand,
         };
         self.writes += 1;
         self.engine.submit(request, now);
@@ -70,6 +72,7 @@ impl Eviction {
             operation: BlockOperation::Discard,
             offset_bytes: u64::from(run.first.0) * PAGE,
             length_bytes: u64::from(run.count) * PAGE,
+            priority: Priority::Demand,
         };
         self.engine.submit(request, now);
     }

@@ -53,7 +53,10 @@ impl Faults {
         let page = VirtualPage::containing(fault.address);
         let answer = state.page_table.answer(page, fault.is_write_protected, &self.shared.page_indexes().volume_pages);
         match answer {
-            Answer::Wait => Outcome::Done,
+            Answer::Wait => {
+                self.await_read(space, page);
+                Outcome::Done
+            }
             // What is still to be told may be where the page went (mremap with MREMAP_DONTUNMAP), and nothing is
             // filled here that the kernel would refuse.
             Answer::Recheck(_) if space.memory.is_changing() => Outcome::PutOff,
@@ -77,6 +80,7 @@ impl Faults {
                 }
                 state.page_table.written(page, &mut self.shared.page_indexes());
                 self.shared.counters.fault(FaultKind::Write, arrived.elapsed());
+                self.trace(space, fault, FaultKind::Write, arrived);
                 Outcome::Done
             }
             _ if self.holds_back(space, fault) => {
@@ -97,8 +101,11 @@ impl Faults {
                 };
                 let outcome =
                     self.record_filled(space, state, page, false, (Coming::New, FaultKind::Zero, arrived), result);
-                if outcome == Outcome::Done && fault.is_write {
-                    self.prefetch_zeroes(space, state, page);
+                if outcome == Outcome::Done {
+                    self.trace(space, fault, FaultKind::Zero, arrived);
+                    if fault.is_write {
+                        self.prefetch_zeroes(space, state, page);
+                    }
                 }
                 outcome
             }
@@ -114,7 +121,12 @@ impl Faults {
                 let protect = !fault.is_write && !state.page_table.comes_writable(page);
                 let result = space.memory.copy(page, self.pool.memory(), offset, PAGE_SIZE_BYTES, protect);
                 drop(page_indexes);
-                self.record_filled(space, state, page, protect, (Coming::Staged, FaultKind::Staged, arrived), result)
+                let told = (Coming::Staged, FaultKind::Staged, arrived);
+                let outcome = self.record_filled(space, state, page, protect, told, result);
+                if outcome == Outcome::Done {
+                    self.trace(space, fault, FaultKind::Staged, arrived);
+                }
+                outcome
             }
             Answer::Read(slot) => self.begin_read(space, state, fault, slot, arrived),
         }

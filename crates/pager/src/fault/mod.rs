@@ -18,7 +18,7 @@
 //!
 //! - [`messages`]: what programs tell; `answer`: what one fault takes; `fill`: pages into programs' memory.
 //! - `read`: reads from the volume; [`read_ahead`]: what comes along; [`recheck`]: faults on pages that are there.
-//! - [`pool`]: what several fault threads share.
+//! - [`pool`]: what several fault threads share; [`recording`]: the faults for a trace, if one is recorded.
 
 mod answer;
 mod fill;
@@ -27,6 +27,7 @@ pub mod pool;
 mod read;
 pub mod read_ahead;
 pub mod recheck;
+pub mod recording;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,16 +38,19 @@ use spillway_block::service::{BlockService, Waiting};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::mapping::Mapping;
+use spillway_sys::userfaultfd::Fault;
 
 #[cfg(doc)]
 use self::messages::Messages;
 use self::pool::Pending;
 use self::read::{PrefetchRequest, ReadUnderWay};
+use crate::address_space::AddressSpace;
 use crate::limits::{FAULT_READS_MAX, ZEROES_AHEAD_MAX};
 #[cfg(doc)]
 use crate::page_table::PageTable;
 use crate::page_table::page_indexes::SpaceId;
 use crate::pager_state::PagerState;
+use crate::statistics::FaultKind;
 
 const PAGE: u64 = PAGE_SIZE_BYTES as u64;
 
@@ -226,5 +230,15 @@ impl Faults {
 
     fn put_off(&mut self, pending: Pending) {
         self.put_off.push_back(pending);
+    }
+
+    /// Puts a fault into the trace, if one is recorded: a page of this kind came, or comes.
+    fn trace(&self, space: &AddressSpace, fault: Fault, answered: FaultKind, arrived: Instant) {
+        if let Some(recording) = &self.shared.recording
+            && fault.thread != NOBODY
+            && !space.is_evictor(fault.thread)
+        {
+            recording.note(space.id, fault, answered, arrived);
+        }
     }
 }

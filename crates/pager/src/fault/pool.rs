@@ -26,6 +26,7 @@ use crate::fault::read_ahead::ReadAheadState;
 use crate::limits::MESSAGES_MAX;
 use crate::threads::bell::Bell;
 use crate::threads::lock::lock;
+use spillway_policy::prefetch::selection::PrefetchPolicy;
 
 /// A fault that is not answered yet.
 pub(super) struct Pending {
@@ -55,10 +56,10 @@ pub struct FaultPool {
 }
 
 impl FaultPool {
-    /// Of so many threads.
-    pub fn new(threads: usize) -> std::io::Result<Self> {
+    /// Of so many threads, with pages that come along by `prefetch`.
+    pub fn new(threads: usize, prefetch: PrefetchPolicy) -> std::io::Result<Self> {
         Ok(Self {
-            read_ahead: Mutex::default(),
+            read_ahead: Mutex::new(ReadAheadState::new(prefetch)),
             pending: Mutex::new(VecDeque::with_capacity(2 * MESSAGES_MAX)),
             pending_count: AtomicUsize::new(0),
             bells: (1..threads).map(|_| Bell::new()).collect::<Result<_, _>>()?,

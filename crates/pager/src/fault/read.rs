@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
-use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
 use spillway_policy::prefetch::WINDOW_MAX;
 use spillway_sys::userfaultfd::{Fault, PageError};
 
@@ -17,7 +17,7 @@ use crate::address_space::{AddressSpace, SpaceState};
 use crate::fault::fill::as_far_as_mapped;
 use crate::fault::read_ahead::ReadAheadRun;
 use crate::fault::{Faults, NOBODY, Outcome, PAGE};
-use crate::limits::{ASK_PATIENCE, FAULT_READS_MAX, GROUP_PAGES, READ_ATTEMPTS_MAX};
+use crate::limits::{ASK_PATIENCE, FAULT_READS_MAX, FAULT_READS_RESERVED, GROUP_PAGES, READ_ATTEMPTS_MAX};
 use crate::page_table::PageTable;
 use crate::page_table::group::PageState;
 use crate::page_table::page_indexes::Coming;
@@ -77,6 +77,7 @@ impl Faults {
         if outcome != Outcome::Done || fault.thread == NOBODY {
             return outcome;
         }
+        self.trace(space, fault, FaultKind::Fill, arrived);
         self.shared.fault_pool.demanded();
         if self.prefetch_requests.len() < FAULT_READS_MAX {
             let space = Arc::clone(space);
@@ -177,7 +178,7 @@ impl Faults {
         let coming: usize = reads.map(|read| read.along.pages().len()).sum();
         let room = usize::try_from(budget.limit_pages() - budget.resident_pages()).unwrap_or(0).saturating_sub(coming);
         // A run takes a buffer, unless it is read in place.
-        let room = room.min(self.buffers_free() * GROUP_PAGES);
+        let room = room.min(self.buffers_for_prefetches() * GROUP_PAGES);
         let mut read_ahead = self.shared.fault_pool.read_ahead();
         if *is_near {
             read_ahead.read_took(Duration::ZERO);
@@ -222,6 +223,27 @@ impl Faults {
         done
     }
 
+    /// A thread waits for `page`, which a read brings. If it is a read of this thread that only brings what comes
+    /// along, it goes ahead of the others from here on.
+    pub(super) fn await_read(&mut self, space: &Arc<AddressSpace>, page: VirtualPage) {
+        let brings = |read: &ReadUnderWay| {
+            let has_page = || read.along.pages().iter().any(|(coming, _)| *coming == page);
+            read.fault.is_none() && Arc::ptr_eq(&read.space, space) && has_page()
+        };
+        let in_engine = self.busy & !self.here;
+        let buffer = self.reads.iter().position(|read| read.as_ref().is_some_and(brings));
+        if let Some(buffer) = buffer.filter(|buffer| in_engine & 1 << buffer != 0) {
+            self.engine.promote(buffer);
+            self.has_begun = true;
+        }
+    }
+
+    /// Some buffers stay free for threads that wait for their pages.
+    fn buffers_for_prefetches(&self) -> usize {
+        let reserved = (self.reads.len() * FAULT_READS_RESERVED / FAULT_READS_MAX).max(1);
+        self.buffers_free().saturating_sub(reserved)
+    }
+
     fn buffers_free(&self) -> usize {
         self.reads.len() - self.busy.count_ones() as usize
     }
@@ -235,9 +257,8 @@ impl Faults {
         fault: Option<Fault>,
         arrived: Instant,
     ) -> bool {
-        // One buffer stays free for the thread that waits for its page.
         let free = self.buffers_free();
-        if free == 0 || free == 1 && fault.is_none() {
+        if free == 0 || fault.is_none() && self.buffers_for_prefetches() == 0 {
             return false;
         }
         let buffer = (!self.busy).trailing_zeros() as usize;
@@ -256,17 +277,19 @@ impl Faults {
             attempts: 1,
             done: 0,
         });
-        self.submit_read(buffer, along);
+        let priority = if fault.is_some() { Priority::Demand } else { Priority::Prefetch };
+        self.submit_read(buffer, along, priority);
         true
     }
 
-    fn submit_read(&mut self, buffer: usize, along: &ReadAheadRun) {
+    fn submit_read(&mut self, buffer: usize, along: &ReadAheadRun, priority: Priority) {
         let (_, first) = along.pages()[0];
         let request = BlockRequest {
             slot: buffer,
             operation: BlockOperation::Read,
             offset_bytes: u64::from(first.0) * PAGE,
             length_bytes: along.pages().len() as u64 * PAGE,
+            priority,
         };
         self.has_begun = true;
         self.engine.submit(request, Instant::now());
@@ -285,14 +308,15 @@ impl Faults {
             Err(BlockError::TimedOut) if read.fault.is_some() && read.attempts < READ_ATTEMPTS_MAX => {
                 read.attempts += 1;
                 let along = read.along.clone();
-                self.submit_read(buffer, &along);
+                self.submit_read(buffer, &along, Priority::Demand);
             }
             Err(error) => {
                 let (space, along) = (Arc::clone(&read.space), read.along.clone());
                 if self.shared.apply_events(&space, &mut space.lock_for_faults()) {
                     self.read_failed(buffer, error);
                 } else {
-                    self.submit_read(buffer, &along);
+                    // A thread may have come to wait for it.
+                    self.submit_read(buffer, &along, Priority::Demand);
                 }
             }
         }

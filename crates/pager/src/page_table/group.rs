@@ -26,11 +26,14 @@ pub enum PageState {
 /// Whether pages that come for reading are written before they leave.
 ///
 /// A page that comes write-protected and is written costs a second fault; one that comes writable and is only read is
-/// written back for nothing. Neighbours are mostly treated alike, so each group learns for all of its pages. Pages
-/// that come writable teach nothing: now and then some come write-protected all the same.
+/// written back for nothing. Neighbours are mostly treated alike, so each group learns for all of its pages. Until
+/// it has learnt anything, the trend of the whole address space holds. Pages that come writable teach nothing: now
+/// and then some come write-protected all the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WriteTrend {
     score: u8,
+    /// Something was learnt.
+    pub(super) is_taught: bool,
     /// Runs of pages that came writable since some did not.
     unproven: u8,
 }
@@ -38,11 +41,13 @@ pub(crate) struct WriteTrend {
 impl WriteTrend {
     /// A page that had come write-protected was written.
     pub(super) fn written(&mut self) {
+        self.is_taught = true;
         self.score = (self.score + WRITE_WEIGHT).min(WRITE_SCORE_MAX);
     }
 
     /// A page left as it had come.
     pub(super) fn left_clean(&mut self) {
+        self.is_taught = true;
         self.score = self.score.saturating_sub(1);
     }
 

@@ -15,6 +15,7 @@
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod address_hasher;
 pub mod group;
 pub mod page_indexes;
 pub mod ranges;
@@ -22,12 +23,13 @@ pub mod virtual_page;
 pub mod volume_pages;
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::ops::Range;
 
 use spillway_policy::replacement::{CachePage, Evidence};
 
-use self::group::{Group, PageState};
+use self::address_hasher::AddressHasher;
+use self::group::{Group, PageState, WriteTrend};
 use self::ranges::Ranges;
 use crate::limits::{GROUP_PAGES, GROUP_SIZE_BYTES, UNUSED_MAX, ZEROES_AHEAD_MAX};
 use crate::page_table::page_indexes::{CachePages, Coming, Home, SpaceId};
@@ -93,6 +95,8 @@ pub struct PageTable {
     id: SpaceId,
     /// By their first pages.
     groups: HashMap<VirtualPage, Group, BuildHasherDefault<AddressHasher>>,
+    /// Of all groups together.
+    writes: WriteTrend,
     /// Registered, and seen to be (rule 1).
     pub registered: Ranges,
     /// Mappings that were registered as a whole; what comes in them from then on comes by faults.
@@ -107,28 +111,6 @@ pub struct PageTable {
     unused: Vec<VirtualPage>,
 }
 
-/// Hashes a group's address by one multiplication (Fibonacci hashing, Knuth, volume 3, 6.4): a page that leaves or
-/// comes is looked up six times, and the standard hash took 8 % of the fault thread's own time. The thread that
-/// chooses the addresses of a program harms its own table only.
-#[derive(Clone, Copy, Debug, Default)]
-struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        let mixed = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // The table takes its place from the low bits, and those of an address are all alike.
-        self.0 = mixed ^ (mixed >> 32);
-    }
-}
-
 /// Groups that an address space has room for without allocating, once it has one: 128 MiB of memory that was paged.
 const GROUPS_EXPECTED: usize = 1024;
 
@@ -138,6 +120,7 @@ impl PageTable {
         Self {
             id,
             groups: HashMap::default(),
+            writes: WriteTrend::default(),
             registered: Ranges::default(),
             surveyed: Ranges::default(),
             guarded: Ranges::default(),
@@ -326,6 +309,7 @@ impl PageTable {
         if let PageState::Clean(slot) = group.pages[index] {
             group.pages[index] = PageState::Own;
             group.writes.written();
+            self.writes.written();
             page_indexes.volume_pages.copy_ended();
             page_indexes.volume_pages.release(slot);
             group.learnt(index, Evidence::Written, &mut page_indexes.cache_pages);
@@ -372,31 +356,39 @@ impl PageTable {
     }
 
     /// `page` left the program's memory; its content is that of `slot`, whose reference it takes (a clean page has
-    /// that reference already).
-    pub fn left(&mut self, page: VirtualPage, slot: VolumePage, page_indexes: &mut PageIndexes) {
+    /// that reference already). Says whether it had come along for nothing, as far as the pager knows.
+    pub fn left(&mut self, page: VirtualPage, slot: VolumePage, page_indexes: &mut PageIndexes) -> bool {
         let (group, index) = self.group(page, page_indexes);
         assert!(
             matches!(group.pages[index], PageState::Own) || group.pages[index] == PageState::Clean(slot),
             "only a resident page leaves"
         );
-        if let PageState::Clean(_) = group.pages[index] {
+        let is_clean = matches!(group.pages[index], PageState::Clean(_));
+        if is_clean {
             group.writes.left_clean();
             page_indexes.volume_pages.copy_ended();
         }
         group.pages[index] = PageState::Away(slot);
-        if group.leaves_unproven(index) && self.unused.len() < UNUSED_MAX {
+        let is_unused = group.leaves_unproven(index);
+        if is_clean {
+            self.writes.left_clean();
+        }
+        if is_unused && self.unused.len() < UNUSED_MAX {
             self.unused.push(page);
         }
+        is_unused
     }
 
     /// Whether pages around `page` that come for reading are likely to be written before they leave.
     pub fn expects_write(&self, page: VirtualPage) -> bool {
-        self.groups.get(&place(page).0).is_some_and(|group| group.writes.is_up())
+        let group = self.groups.get(&place(page).0).filter(|group| group.writes.is_taught);
+        group.map_or(self.writes, |group| group.writes).is_up()
     }
 
     /// `page`, and maybe others with it, comes for reading: whether writable.
     pub fn comes_writable(&mut self, page: VirtualPage) -> bool {
-        self.groups.get_mut(&place(page).0).is_some_and(|group| group.writes.comes_writable())
+        let group = self.groups.get_mut(&place(page).0).filter(|group| group.writes.is_taught);
+        group.map_or(&mut self.writes, |group| &mut group.writes).comes_writable()
     }
 
     /// `page`, which is clean, is not there: its slot has one of the contents that it may have after MADV_FREE.

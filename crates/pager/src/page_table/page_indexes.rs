@@ -32,6 +32,8 @@ pub enum Coming {
     New,
     /// From afar.
     Back,
+    /// From afar, with a neighbour in no trend, and taken for needed.
+    Around,
     /// From the write-back pool.
     Staged,
     /// With another page.

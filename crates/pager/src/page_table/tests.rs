@@ -388,6 +388,30 @@ fn a_page_outside_probed_memory_is_no_victim() {
 }
 
 #[test]
+fn where_nothing_is_known_pages_come_writable_if_they_do_elsewhere() {
+    const ELSEWHERE: u64 = 40;
+    let mut world = World::new();
+    let comes_writable = |world: &mut World| {
+        let page_table = &mut world.programs[0].page_table;
+        (page_table.expects_write(virtual_page(ELSEWHERE)), page_table.comes_writable(virtual_page(ELSEWHERE)))
+    };
+    assert_eq!(comes_writable(&mut world), (false, false));
+    for page in 0..4 {
+        world.touch(0, page, true);
+        world.evict(0, page, false);
+        world.touch(0, page, false);
+        world.touch(0, page, true);
+    }
+    assert_eq!(comes_writable(&mut world), (true, true));
+    // What is known of the place itself counts for more.
+    world.touch(0, ELSEWHERE + 1, true);
+    world.evict(0, ELSEWHERE + 1, false);
+    world.touch(0, ELSEWHERE + 1, false);
+    world.evict(0, ELSEWHERE + 1, false);
+    assert_eq!(comes_writable(&mut world), (false, false));
+}
+
+#[test]
 fn stale_messages_only_wake() {
     let mut world = World::new();
     world.touch(0, 1, true);

@@ -9,17 +9,22 @@
 //!   did not wait for an answer; `children`: whose processes are found; `evictors` that start late.
 //! - `common`: pages that a fork shared, which count once; `calls`: system calls that wait until the pager is ready
 //!   for them.
-//! - `register`: what of a program may be paged; `sharing` and `staying`: memory that may not, of which the user
-//!   is told; `unpaged`: programs that never said hello, too; `pausing`: programs that leave no moment for it;
-//!   `traced`: programs that a debugger has stopped.
+//! - `control_blocks`: pages that the kernel itself touches, which stay (rule 4).
+//! - `register`: what of a program may be paged; `pace`: how often that and whole looks are done; `growth`: how often
+//!   memory is counted; `sharing` and `staying`: memory that may not, of which the user is told; `unpaged`: programs
+//!   that never said hello, too; `pausing`: programs that leave no moment for it; `traced`: programs that a debugger
+//!   has stopped.
 
 mod calls;
 mod children;
 mod common;
+mod control_blocks;
 mod evictors;
 mod greeting;
+mod growth;
 pub mod memory;
 mod newcomers;
+mod pace;
 mod pausing;
 pub mod proc_files;
 mod proof;
@@ -51,17 +56,18 @@ use self::calls::Calls;
 use self::children::Search;
 use self::common::Common;
 use self::greeting::Caller;
+use self::growth::{Growth, interval};
+use self::pace::Pace;
 use self::pausing::{Respite, Restless};
 use self::proof::Proof;
-use self::register::Registered;
 use self::staying::StayingLook;
 use self::traced::Traced;
 use self::unpaged::Unpaged;
 use crate::address_space::{AddressSpace, Wanted};
 use crate::budget::Budget;
 use crate::limits::{
-    ALERT_BYTES_MAX, ALERT_SHARE, GREETINGS_MAX, GROWTH_BYTES_PER_SECOND, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX,
-    LOOK_INTERVAL_MIN, PROGRAMS_MAX, REGIONS_MAX,
+    ALERT_BYTES_MAX, ALERT_SHARE, GREETINGS_MAX, GUARDIANS_LOST_MAX, LOOK_INTERVAL_MAX, LOOK_INTERVAL_MIN,
+    PROGRAMS_MAX, REGIONS_MAX, WHOLE_LOOK_REST_TIMES,
 };
 use crate::page_table::ranges::Ranges;
 use crate::pager_state::PagerState;
@@ -90,7 +96,8 @@ struct TrackedProcess {
     left_alone: Ranges,
     /// Where the stub is; its process is the parent's as long as its own is not known.
     places: ProgramPlaces,
-    registered: Registered,
+    /// Of looks for its new mappings.
+    register_pace: Pace,
     /// Mappings that were prepared for pages and had none yet when it was last looked at.
     prepared: HashSet<Range<u64>>,
     /// When an evictor may be started.
@@ -123,7 +130,7 @@ impl TrackedProcess {
             excluded,
             left_alone: Ranges::default(),
             places,
-            registered: Registered::default(),
+            register_pace: Pace::default(),
             prepared: HashSet::new(),
             evictor_at,
             search: Search::new(evictor_at),
@@ -192,6 +199,11 @@ pub struct Survey {
     /// Pages that the kernel counts more than once.
     common: Common,
     restless: Restless,
+    /// Of whole looks.
+    pace: Pace,
+    growth: Growth,
+    /// A thread that was borrowed could not be given back yet.
+    is_someone_held: bool,
 }
 
 impl Survey {
@@ -229,6 +241,9 @@ impl Survey {
             traced: Traced::default(),
             common: Common::default(),
             restless: Restless::default(),
+            pace: Pace::default(),
+            growth: Growth::default(),
+            is_someone_held: false,
         })
     }
 
@@ -268,10 +283,36 @@ impl Survey {
         self.guardian.start_again()
     }
 
-    /// Looks at everything once; how long to wait until the next look. Programs may wait outside only if it
-    /// `has_visitors`.
-    pub fn look(&mut self, now: Instant, has_visitors: bool) -> Duration {
-        let is_someone_held = give_back_rest();
+    /// Looks at the programs once; how long to wait until the next look. `is_called`: something is known to have
+    /// happened. Programs may wait outside only if it `has_visitors`.
+    ///
+    /// Each look counts their memory, which is what must be known soon. A whole look takes ten times as long, so it
+    /// is made when it is called for, while something is under way or the budget is exceeded, and else at its `Pace`.
+    pub fn look(&mut self, now: Instant, is_called: bool, has_visitors: bool) -> Duration {
+        let is_exceeded = self.shared.budget.resident_pages() > self.shared.budget.limit_pages();
+        let is_wanted = is_called || has_visitors || self.is_busy(now) || is_exceeded || !self.is_paging;
+        if is_wanted || self.pace.is_due(Some(WHOLE_LOOK_REST_TIMES), LOOK_INTERVAL_MAX, now) {
+            self.look_at_all(now, has_visitors);
+            self.pace.ended(now, Instant::now());
+        } else {
+            self.count_memory(now);
+        }
+        self.shared.call_eviction();
+        let budget = &self.shared.budget;
+        if self.is_busy(now) || budget.holds_back() {
+            return LOOK_INTERVAL_MIN;
+        }
+        let room = interval(budget.high_pages() - budget.resident_pages());
+        room.max(self.growth.interval_min(budget.limit_pages(), now))
+    }
+
+    /// Whether something is under way that whole looks take on.
+    fn is_busy(&self, now: Instant) -> bool {
+        self.calls.is_busy(now) || self.traced.is_busy() || self.is_someone_held
+    }
+
+    fn look_at_all(&mut self, now: Instant, has_visitors: bool) {
+        self.is_someone_held = give_back_rest();
         self.take_call_notices();
         if has_visitors || !self.callers.is_empty() {
             self.greet(now);
@@ -280,14 +321,8 @@ impl Survey {
         self.settle_newcomers();
         self.follow_calls(now);
         self.adopt_children(now);
-        let counted = self.count();
-        let resident = counted - self.common_pages(counted, now) + self.seats_pages();
-        self.shared.budget.set_resident(resident);
-        let counters = &self.shared.counters;
-        let local_bytes = resident.unsigned_abs() * PAGE_SIZE_BYTES as u64 + self.shared.budget.pool_bytes();
-        counters.local_bytes.set(local_bytes);
-        counters.local_bytes_peak.set_max(local_bytes);
-        counters.lent_pages.set(self.shared.page_indexes().volume_pages.lent());
+        let resident = self.count_memory(now);
+        self.shared.counters.lent_pages.set(self.shared.page_indexes().volume_pages.lent());
         if resident > self.shared.budget.high_pages() - alert_pages(&self.shared.budget) {
             self.is_paging = true;
         }
@@ -302,11 +337,19 @@ impl Survey {
         self.end_evictors_left_alone();
         self.tell_of_sharing(now);
         self.tell_of_unpaged(now);
-        self.shared.call_eviction();
-        if self.calls.is_busy(now) || self.traced.is_busy() || is_someone_held {
-            return LOOK_INTERVAL_MIN;
-        }
-        interval(self.shared.budget.high_pages() - resident)
+    }
+
+    /// Counts the pages of all programs, and tells the budget.
+    fn count_memory(&mut self, now: Instant) -> i64 {
+        let counted = self.count();
+        let resident = counted - self.common_pages(counted, now) + self.seats_pages();
+        self.growth.counted(resident, self.shared.budget.resident_pages(), now);
+        self.shared.budget.set_resident(resident);
+        let counters = &self.shared.counters;
+        let local_bytes = resident.unsigned_abs() * PAGE_SIZE_BYTES as u64 + self.shared.budget.pool_bytes();
+        counters.local_bytes.set(local_bytes);
+        counters.local_bytes_peak.set_max(local_bytes);
+        resident
     }
 
     /// Hears of the calls that wait, and nothing else; how long to wait until the next look.
@@ -372,23 +415,4 @@ fn is_memory_gone(tracked: &TrackedProcess) -> bool {
 /// How far below the watermark mappings begin to be registered.
 fn alert_pages(budget: &Budget) -> i64 {
     budget.limit_pages().min((ALERT_BYTES_MAX / PAGE_SIZE_BYTES as u64).cast_signed() * ALERT_SHARE) / ALERT_SHARE
-}
-
-/// How long programs can grow at full speed until `room_pages` are used up.
-fn interval(room_pages: i64) -> Duration {
-    let bytes = room_pages.max(0).unsigned_abs() * PAGE_SIZE_BYTES as u64;
-    Duration::from_secs_f64(bytes as f64 / GROWTH_BYTES_PER_SECOND as f64).clamp(LOOK_INTERVAL_MIN, LOOK_INTERVAL_MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_are_looked_at_more_often_when_little_room_is_left() {
-        assert_eq!(interval(-5), LOOK_INTERVAL_MIN);
-        assert_eq!(interval(i64::from(u32::MAX)), LOOK_INTERVAL_MAX);
-        let pages = i64::try_from(GROWTH_BYTES_PER_SECOND / PAGE_SIZE_BYTES as u64 / 100).unwrap();
-        assert!((interval(pages).as_secs_f64() - 0.01).abs() < 0.001);
-    }
 }

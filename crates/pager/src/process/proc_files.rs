@@ -9,20 +9,12 @@ use std::os::unix::fs::FileExt;
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_sys::machine_memory::bytes_of;
 use spillway_sys::pagemap::{Categories, Pagemap, Query, Region};
-use spillway_sys::process_memory::{read_exact, robust_list};
 use spillway_sys::process_stat::ProcessStat;
 use spillway_sys::threads::Threads;
 
 use crate::mappings::maps::{Staying, staying};
 use crate::page_table::virtual_page::VirtualPage;
-
-/// Bytes before and behind a thread's robust list that stay in memory: the rest of its control block, and its rseq
-/// area, which lie in the same thousands of bytes (glibc: `struct pthread` has 2.3 KiB with both in it).
-const CONTROL_BLOCK_BYTES: u64 = PAGE_SIZE_BYTES as u64;
-
-/// Robust locks of one thread that are looked at; the kernel itself walks 2048 (`ROBUST_LIST_LIMIT`), programs hold
-/// one or two.
-const ROBUST_LOCKS_MAX: usize = 64;
+use crate::process::control_blocks::ControlBlocks;
 
 /// A process of the run.
 #[derive(Debug)]
@@ -30,8 +22,7 @@ pub struct Process {
     number: u32,
     statm: File,
     threads: RefCell<Threads>,
-    /// Threads of the last look at them.
-    known: RefCell<Vec<u32>>,
+    control_blocks: RefCell<ControlBlocks>,
     /// Its page table.
     pub pagemap: Pagemap,
 }
@@ -44,7 +35,7 @@ impl Process {
             number,
             statm,
             threads: RefCell::new(Threads::of(number)?),
-            known: RefCell::default(),
+            control_blocks: RefCell::new(ControlBlocks::of(number)),
             pagemap: Pagemap::open(number)?,
         })
     }
@@ -126,26 +117,8 @@ impl Process {
 
     /// Pages that the kernel itself touches when one of its threads ends (rule 4), in order.
     pub fn kept_pages(&self) -> io::Result<Vec<VirtualPage>> {
-        let mut pages = Vec::new();
-        // A listing may leave threads out while others end (proc(5)), so those of the last look are asked for too.
-        let mut threads = self.known.borrow_mut();
-        threads.extend(self.threads()?);
-        threads.sort_unstable();
-        threads.dedup();
-        threads.retain(|thread| {
-            // A thread that ended meanwhile needs nothing.
-            let Ok(head) = robust_list(*thread) else { return false };
-            if let Some(head) = head {
-                let first = VirtualPage::containing(head.saturating_sub(CONTROL_BLOCK_BYTES));
-                let addresses = (first.address()..=head + CONTROL_BLOCK_BYTES).step_by(PAGE_SIZE_BYTES);
-                pages.extend(addresses.map(VirtualPage::at));
-                pages.extend(robust_locks(self.number, head).into_iter().map(VirtualPage::containing));
-            }
-            true
-        });
-        pages.sort_unstable();
-        pages.dedup();
-        Ok(pages)
+        let listed = self.threads()?;
+        Ok(self.control_blocks.borrow_mut().pages(listed))
     }
 }
 
@@ -172,36 +145,6 @@ fn others_pages_of(rollup: &str) -> Option<i64> {
     Some((others_bytes / PAGE_SIZE_BYTES as u64).cast_signed())
 }
 
-/// Where the robust locks are that a thread holds, and one that it is just taking: the kernel marks them when the
-/// thread ends (`struct robust_list_head` in `linux/futex.h`: the first entry, the distance from entries to locks,
-/// the one being taken). Reading an entry that is away waits for it, so this is not for threads that serve faults.
-fn robust_locks(process: u32, head: u64) -> Vec<u64> {
-    let mut locks = Vec::new();
-    let mut words = [0; 3 * size_of::<u64>()];
-    if read_exact(process, head, &mut words).is_err() {
-        return locks;
-    }
-    let word = |index: usize| u64::from_ne_bytes(words[index * 8..][..8].try_into().expect("a word has eight bytes"));
-    let (mut entry, distance, taking) = (word(0), word(1), word(2));
-    let mut note = |entry: u64| {
-        // The lowest bit says of what kind the lock is.
-        let entry = entry & !1;
-        locks.extend([entry, entry.wrapping_add(distance)]);
-        entry
-    };
-    if taking != 0 {
-        note(taking);
-    }
-    for _ in 0..ROBUST_LOCKS_MAX {
-        let mut next = [0; size_of::<u64>()];
-        if entry & !1 == head || read_exact(process, note(entry), &mut next).is_err() {
-            break;
-        }
-        entry = u64::from_ne_bytes(next);
-    }
-    locks
-}
-
 /// The maps of process `number`.
 pub fn maps_of(number: u32) -> io::Result<String> {
     fs::read_to_string(format!("/proc/{number}/maps"))
@@ -223,18 +166,7 @@ mod tests {
         assert!(process.maps().unwrap().contains("[stack]"));
         assert!(process.shared_bytes().is_some());
         assert!(process.others_pages().is_some() && process.minor_faults().unwrap() > 0);
-        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
-        let head = robust_list(thread).unwrap().unwrap();
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        loop {
-            let kept = process.kept_pages().unwrap();
-            assert!(kept.windows(2).all(|pair| pair[0] < pair[1]));
-            // Other tests' threads end meanwhile, and a listing may leave this one out.
-            if kept.contains(&VirtualPage::containing(head)) {
-                break;
-            }
-            assert!(std::time::Instant::now() < deadline, "this thread's control block is never found");
-        }
+        assert!(!process.kept_pages().unwrap().is_empty());
     }
 
     #[test]
@@ -242,25 +174,6 @@ mod tests {
         let status = "RssFile:\t    16 kB\nRssShmem:\t    2048 kB\nVmData:\t 1 kB\n";
         let rollup = "Pss_Anon:          36716 kB\nAnonymous:         72492 kB\n";
         assert_eq!((others_pages_of(rollup), others_pages_of(status)), (Some((72492 - 36716) / 4), None));
-    }
-
-    #[test]
-    fn locks_are_found_through_their_list() {
-        // A list as a thread would have it: two locks at their distance, one being taken, and the way back to the head.
-        let mut list = Box::new([0_u64; 8]);
-        let base = list.as_ptr() as u64;
-        let at = |index: u64| base + index * 8;
-        *list = [at(4), 8, at(6) | 1, 0, at(5) | 1, base, 0, 0];
-        let own = std::process::id();
-        let mut found = robust_locks(own, base);
-        found.sort_unstable();
-        assert_eq!(found, [at(4), at(5), at(5), at(6), at(6), at(7)]);
-        // One that leads nowhere, or in a circle, comes to an end.
-        list[4] = 8;
-        assert_eq!(robust_locks(own, base).len(), 6);
-        list[4] = at(4);
-        assert!(robust_locks(own, base).len() <= 2 * ROBUST_LOCKS_MAX + 2);
-        assert!(robust_locks(own, 8).is_empty());
     }
 
     #[test]

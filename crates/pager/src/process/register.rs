@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 use spillway_stub::protocol::EvictorState;
@@ -19,27 +19,6 @@ use crate::page_table::virtual_page::VirtualPage;
 use crate::process::proc_files::Process;
 use crate::process::{Survey, TrackedProcess};
 
-/// When a program's new mappings are to be looked for.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Registered {
-    /// The end of the last look, and how long it took.
-    last: Option<(Instant, Duration)>,
-}
-
-impl Registered {
-    /// After [`REGISTER_INTERVAL`], or after so many times what the last look took, if that is less.
-    fn is_due(self, rest_times: Option<u32>, now: Instant) -> bool {
-        self.last.is_none_or(|(at, took)| {
-            let rest = rest_times.map_or(REGISTER_INTERVAL, |times| took.saturating_mul(times));
-            now.saturating_duration_since(at) >= rest.min(REGISTER_INTERVAL)
-        })
-    }
-
-    fn looked(&mut self, begin: Instant, end: Instant) {
-        self.last = Some((end, end.saturating_duration_since(begin)));
-    }
-}
-
 impl Survey {
     pub(super) fn register_all(&mut self, now: Instant) {
         // By more than what may be on its way out: the fault threads fill nothing then.
@@ -48,7 +27,8 @@ impl Survey {
         let mut tracked = std::mem::take(&mut self.tracked);
         let programs = tracked.len() as u32;
         let rest_times = is_exceeded.then_some(REGISTER_REST_TIMES.saturating_mul(programs));
-        for tracked in tracked.iter_mut().filter(|tracked| tracked.registered.is_due(rest_times, now)) {
+        let is_due = |tracked: &&mut TrackedProcess| tracked.register_pace.is_due(rest_times, REGISTER_INTERVAL, now);
+        for tracked in tracked.iter_mut().filter(is_due) {
             self.look_for_mappings(tracked);
         }
         self.tracked = tracked;
@@ -66,7 +46,7 @@ impl Survey {
     fn look_for_mappings(&mut self, tracked: &mut TrackedProcess) {
         let begin = Instant::now();
         self.register(tracked);
-        tracked.registered.looked(begin, Instant::now());
+        tracked.register_pace.ended(begin, Instant::now());
     }
 
     fn register(&mut self, tracked: &mut TrackedProcess) {
@@ -381,24 +361,6 @@ mod tests {
             own.iter().chain([&staging]).all(|own| spans.iter().all(|span| !touches(own, &span.range))),
             "{spans:x?}"
         );
-    }
-
-    #[test]
-    fn mappings_are_looked_for_more_often_while_the_budget_is_exceeded() {
-        let begin = Instant::now();
-        let mut registered = Registered::default();
-        let often = Some(REGISTER_REST_TIMES);
-        assert!(registered.is_due(None, begin), "never looked");
-        let (took, large) = (Duration::from_micros(100), Duration::from_millis(50));
-        let end = begin + took;
-        registered.looked(begin, end);
-        let rest = took * REGISTER_REST_TIMES;
-        assert!(
-            !registered.is_due(often, end + rest - Duration::from_nanos(1)) && registered.is_due(often, end + rest)
-        );
-        assert!(!registered.is_due(None, end + rest) && registered.is_due(None, end + REGISTER_INTERVAL));
-        registered.looked(begin, begin + large);
-        assert!(registered.is_due(often, begin + large + REGISTER_INTERVAL), "no less often than else");
     }
 
     #[test]

@@ -285,12 +285,13 @@ pub fn evict(shared: &PagerState, mut eviction: Eviction) -> io::Result<()> {
 
 /// The survey thread.
 pub(crate) fn survey(shared: &PagerState, mut survey: Survey) -> io::Result<()> {
-    let (mut has_visitors, mut looks_at) = (true, Instant::now());
+    let (mut is_called, mut has_visitors, mut looks_at) = (true, true, Instant::now());
     while !shared.is_stopping() {
         let now = Instant::now();
-        if shared.survey.clear() || has_visitors || looks_at <= now {
+        is_called |= shared.survey.clear();
+        if is_called || has_visitors || looks_at <= now {
             survey.keep_guarded()?;
-            looks_at = now + survey.look(now, has_visitors);
+            looks_at = now + survey.look(now, is_called, has_visitors);
         }
         let patience = looks_at.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
@@ -309,10 +310,11 @@ pub(crate) fn survey(shared: &PagerState, mut survey: Survey) -> io::Result<()> 
             None | Some(Err(rustix::io::Errno::INTR)) => true,
             Some(Err(error)) => return Err(error.into()),
         };
-        let is_called = waits[..listeners].iter().any(is_ready) || has_visitors;
+        is_called = waits[..listeners].iter().any(is_ready) || has_visitors;
         let (has_calls, has_notes) =
             (waits[listeners..visitors].iter().any(is_ready), waits[others..].iter().any(is_ready));
-        if is_called || has_notes && survey.read_notes() {
+        is_called |= has_notes && survey.read_notes();
+        if is_called {
             looks_at = Instant::now();
         } else if has_calls {
             // Their programs wait, and a look at everything takes longer than most of them.
@@ -325,12 +327,14 @@ pub(crate) fn survey(shared: &PagerState, mut survey: Survey) -> io::Result<()> 
 
 #[cfg(test)]
 mod tests {
+    use spillway_policy::prefetch::selection::PrefetchPolicy;
     use spillway_sys::paging_safety::use_memory_reserves;
     use spillway_sys::process_stat::ProcessStat;
     use spillway_sys::skipping::skip;
 
     use super::*;
     use crate::budget::Budget;
+    use crate::fault::pool::FaultPool;
     use crate::page_table::PageIndexes;
     use crate::page_table::page_indexes::CachePages;
     use crate::page_table::volume_pages::VolumePages;
@@ -345,7 +349,8 @@ mod tests {
     #[test]
     fn no_thread_inherits_a_real_time_policy() {
         let page_indexes = PageIndexes { volume_pages: VolumePages::new(1), cache_pages: CachePages::default() };
-        let shared = Arc::new(PagerState::new(page_indexes, Budget::new(1 << 20, 1 << 17), 1).unwrap());
+        let fault_pool = FaultPool::new(1, PrefetchPolicy::default()).unwrap();
+        let shared = Arc::new(PagerState::new(page_indexes, Budget::new(1 << 20, 1 << 17), fault_pool).unwrap());
         let (tell, told) = std::sync::mpsc::channel();
         // A thread of its own, because it keeps the policy.
         let starter = std::thread::spawn(move || {

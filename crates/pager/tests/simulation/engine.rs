@@ -1,7 +1,7 @@
 //! The volume of a simulated world: memory of this process.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -10,6 +10,7 @@ use spillway_block::metrics::Metrics;
 use spillway_block::request::BlockRequest;
 use spillway_block::service::{BlockService, Completed, UseMemory, Waiting};
 use spillway_fabric::buffer_pool::BufferPool;
+use spillway_fabric::units::Priority;
 use spillway_pager::threads::lock::lock;
 use spillway_sys::mapping::Mapping;
 
@@ -23,6 +24,8 @@ pub(super) struct SimulatedEngine {
     mapped_quarters: Arc<AtomicU64>,
     /// Requests that came.
     submitted: Arc<Mutex<Vec<BlockRequest>>>,
+    /// Nothing is answered.
+    is_stalled: Arc<AtomicBool>,
     dice: u64,
 }
 
@@ -33,10 +36,18 @@ impl SimulatedEngine {
         buffers: &Arc<BufferPool>,
         mapped_quarters: &Arc<AtomicU64>,
         submitted: &Arc<Mutex<Vec<BlockRequest>>>,
+        is_stalled: &Arc<AtomicBool>,
     ) -> Self {
         let requests = LocalMemory::new(Arc::clone(volume), Arc::new(Metrics::default()), Arc::clone(buffers));
         let (mapped_quarters, submitted) = (Arc::clone(mapped_quarters), Arc::clone(submitted));
-        Self { requests, volume: Arc::clone(volume), mapped_quarters, submitted, dice: 1 }
+        Self {
+            requests,
+            volume: Arc::clone(volume),
+            mapped_quarters,
+            submitted,
+            is_stalled: Arc::clone(is_stalled),
+            dice: 1,
+        }
     }
 }
 
@@ -46,7 +57,16 @@ impl BlockService for SimulatedEngine {
         self.requests.submit(request, now);
     }
 
+    fn promote(&mut self, slot: usize) {
+        let mut submitted = lock(&self.submitted);
+        let request = submitted.iter_mut().rfind(|request| request.slot == slot);
+        request.expect("only what was submitted is promoted").priority = Priority::Demand;
+    }
+
     fn poll(&mut self, now: Instant, completed: Completed<'_>) -> Waiting {
+        if self.is_stalled.load(Ordering::Relaxed) {
+            return Waiting::Event;
+        }
         self.requests.poll(now, completed)
     }
 

@@ -20,7 +20,7 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,7 @@ use spillway_pager::budget::Budget;
 use spillway_pager::evict::Eviction;
 use spillway_pager::fault::Faults;
 use spillway_pager::fault::messages::Messages;
+use spillway_pager::fault::pool::FaultPool;
 use spillway_pager::limits;
 use spillway_pager::page_table::page_indexes::CachePages;
 use spillway_pager::page_table::ranges::Ranges;
@@ -42,6 +43,7 @@ use spillway_pager::page_table::{PageIndexes, PageTable};
 use spillway_pager::pager_state::PagerState;
 use spillway_pager::process::memory::{Event, EvictOutcome, EvictRequest, Evictor, ProgramMemory};
 use spillway_pager::threads::lock::lock;
+use spillway_policy::prefetch::selection::PrefetchPolicy;
 use spillway_sys::event::EventFd;
 use spillway_sys::mapping::Mapping;
 use spillway_sys::userfaultfd::{Fault, PageError};
@@ -326,6 +328,8 @@ struct World {
     submitted: Arc<Mutex<Vec<BlockRequest>>>,
     /// And of the eviction thread.
     written: Arc<Mutex<Vec<BlockRequest>>>,
+    /// No read is answered.
+    is_stalled: Arc<AtomicBool>,
     clock: u64,
     /// The pager's time: a moment more with each of its turns.
     now: Instant,
@@ -349,11 +353,12 @@ impl World {
         let page_indexes =
             PageIndexes { volume_pages: VolumePages::new(VOLUME_PAGES), cache_pages: CachePages::default() };
         let budget = Budget::new(budget_pages * PAGE, POOL_SLOTS as u64 * limits::GROUP_SIZE_BYTES);
-        let shared = Arc::new(PagerState::new(page_indexes, budget, threads).unwrap());
+        let fault_pool = FaultPool::new(threads, PrefetchPolicy::default()).unwrap();
+        let shared = Arc::new(PagerState::new(page_indexes, budget, fault_pool).unwrap());
         let volume = Arc::new(Mapping::anonymous(VOLUME_PAGES as usize * PAGE_SIZE_BYTES).unwrap());
         let mapped_quarters = Arc::new(AtomicU64::new(0));
         let (submitted, written) = (Arc::default(), Arc::default());
-        let engine = SimulatedEngine::new(&volume, &pool, &mapped_quarters, &written);
+        let engine = SimulatedEngine::new(&volume, &pool, &mapped_quarters, &written, &Arc::default());
         let now = Instant::now();
         let eviction = Eviction::new(
             Arc::clone(&shared),
@@ -377,6 +382,7 @@ impl World {
             mapped_quarters,
             submitted,
             written,
+            is_stalled: Arc::default(),
             clock: 0,
             now,
         };
@@ -520,7 +526,7 @@ impl World {
 
     fn fault_thread(&self, volume: &Arc<Mapping>, buffers: usize) -> Faults {
         let buffers = BufferPool::new(buffers, limits::GROUP_SIZE_BYTES as usize).unwrap();
-        let engine = SimulatedEngine::new(volume, &buffers, &self.mapped_quarters, &self.submitted);
+        let engine = SimulatedEngine::new(volume, &buffers, &self.mapped_quarters, &self.submitted, &self.is_stalled);
         Faults::new(Arc::clone(&self.shared), Box::new(engine), buffers, Arc::clone(&self.pool)).unwrap()
     }
 
