@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{Shutdown, shutdown};
 
-use crate::leases::SessionId;
+use crate::lender::leases::SessionId;
 use crate::limits::{CONNECTIONS_MAX, UNPROVEN_MAX, UNPROVEN_PER_SOURCE_MAX};
 
 /// Where connections come from, as far as it tells one peer from another.
@@ -129,19 +129,6 @@ impl Connections {
         self.lock().entries.values().filter(of_session).for_each(Entry::end);
     }
 
-    /// Waits until no connection belongs to `session` any more; whether that came before `deadline`.
-    pub fn wait_session_gone(&self, session: SessionId, deadline: Instant) -> bool {
-        let mut open = self.lock();
-        while open.entries.values().any(|entry| entry.standing == Standing::Proven(session)) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            open = self.left.wait_timeout(open, left).expect("no thread panics with the connections locked").0;
-        }
-        true
-    }
-
     /// Ends all connections and lets no new ones in.
     pub fn end_all(&self) {
         let mut open = self.lock();
@@ -212,6 +199,17 @@ impl Place<'_> {
             }
             _ => false,
         }
+    }
+
+    /// Gives the place back. The session of which this was the last connection, if it was.
+    pub fn leave(self) -> Option<SessionId> {
+        let mut open = self.connections.lock();
+        let standing = open.entries.remove(&self.number)?.standing;
+        let Standing::Proven(session) = standing else { return None };
+        let is_last = open.entries.values().all(|entry| entry.standing != standing);
+        // Dropping `self` takes the lock again.
+        drop(open);
+        is_last.then_some(session)
     }
 }
 
@@ -294,11 +292,13 @@ mod tests {
     #[test]
     fn a_session_is_gone_with_its_last_connection() {
         let connections = Connections::default();
-        let mut crowd = crowd(&connections, 2, |_| HERE);
-        assert!(crowd[0].0.belongs_to(SessionId(1)) && crowd[1].0.belongs_to(SessionId(2)));
-        assert!(!connections.wait_session_gone(SessionId(1), Instant::now()));
-        drop(crowd.remove(0));
-        assert!(connections.wait_session_gone(SessionId(1), Instant::now()));
+        let mut crowd = crowd(&connections, 4, |_| HERE);
+        let sessions = [1, 2, 1].map(SessionId);
+        assert!(crowd.iter().zip(sessions).all(|((place, ..), session)| place.belongs_to(session)));
+        let mut leave = || crowd.remove(0).0.leave();
+        assert_eq!([leave(), leave(), leave()], [None, Some(SessionId(2)), Some(SessionId(1))]);
+        assert_eq!(leave(), None, "an unproven connection is of no session");
+        assert!(connections.wait_empty(Duration::ZERO));
     }
 
     #[test]

@@ -11,17 +11,16 @@ use spillway_fabric::control::host::{boot_id, random_bytes};
 use spillway_fabric::tcp::Traffic;
 use spillway_fabric::units::DonorId;
 
-use crate::capacity::Capacity;
 use crate::config::{DonorConfig, DonorError, ListenAddress};
-use crate::donor_state::{DonorState, State};
+use crate::donor_state::DonorState;
 use crate::host_memory;
-use crate::housekeeper::Housekeeper;
-use crate::leases::SessionId;
+use crate::housekeeper;
+use crate::lender::{Input, Lender, LenderConfig};
 use crate::limits::{SAMPLE_INTERVAL, SLABS_PREPARED_MAX, STOP_DEADLINE};
 use crate::listen::Listener;
 use crate::server::accept_connections;
 use crate::session::Session;
-use crate::status::{DonorStatus, SessionStatus};
+use crate::status::{Counters, DonorStatus, SessionStatus};
 
 /// Lends this machine's memory until it is stopped or dropped.
 #[derive(Debug)]
@@ -38,22 +37,20 @@ impl Donor {
         config.check(sample)?;
         let listeners = listen(&config)?;
         let unix_path = listeners.iter().find_map(|listener| listener.unix_path()).map(Path::to_owned);
-        let capacity = Capacity::new(config.memory_bytes, config.headroom_bytes, sample);
-        let state = State::new(capacity, config.slab_size_hint_bytes);
+        let lender = Lender::new(lender_config(&config)?, sample);
         let id = DonorId(u128::from_le_bytes(random_bytes()?));
-        let shared = Arc::new(DonorState::new(id, config.key, boot_id()?, unix_path, state));
+        let shared = Arc::new(DonorState::new(id, config.key, boot_id()?, unix_path, lender));
         let mut donor = Self { shared, listeners, threads: Vec::new() };
         // On a failure, dropping `donor` stops what was started.
-        donor.start_threads(config.slab_prepared_count.min(SLABS_PREPARED_MAX))?;
+        donor.start_threads()?;
         let addresses = donor.status().addresses.join(", ");
         tracing::info!("donor {id} lends up to {} bytes at {addresses}", config.memory_bytes);
         Ok(donor)
     }
 
-    fn start_threads(&mut self, prepared_count: usize) -> Result<(), DonorError> {
-        let seed = u64::from_le_bytes(random_bytes()?);
-        let housekeeper = Housekeeper::new(Arc::clone(&self.shared), prepared_count, seed);
-        self.threads.push(spawn("donor-keeper", move || housekeeper.run())?);
+    fn start_threads(&mut self) -> Result<(), DonorError> {
+        let shared = Arc::clone(&self.shared);
+        self.threads.push(spawn("donor-keeper", move || housekeeper::run(&shared))?);
         for listener in &self.listeners {
             let (shared, listener) = (Arc::clone(&self.shared), Arc::clone(listener));
             self.threads.push(spawn("donor-listener", move || accept_connections(&shared, &listener))?);
@@ -83,47 +80,48 @@ impl Donor {
             (None, path) => path.map(|path| format!("unix:{}", path.display())),
         };
         let addresses = self.listeners.iter().filter_map(address).collect();
-        let state = self.shared.lock();
-        let holdings = state.holdings();
-        let mut counters = state.counters;
-        counters.connections_refused = self.shared.connections_refused.load(Ordering::Relaxed);
+        let shell = self.shared.lock();
+        let lender = &shell.lender;
+        let (holdings, capacity) = (lender.holdings(), lender.capacity());
+        let sessions = lender.open_sessions().filter_map(|id| shell.sessions.get(&id));
         DonorStatus {
             id: self.shared.id.to_string(),
             addresses,
-            quota_bytes: state.capacity.quota_bytes(),
+            quota_bytes: capacity.quota_bytes(),
             lent_bytes: holdings.lent_bytes,
             prepared_bytes: holdings.prepared_bytes,
-            headroom_bytes: state.capacity.headroom_bytes(),
-            available_bytes: state.capacity.available_bytes(),
-            free_to_lend_bytes: state.free_to_lend_bytes(),
-            draining: state.draining,
-            sessions_lingering: state.lingering.len() as u64,
-            sessions: state.sessions.iter().map(|(id, session)| session_status(&state, *id, session)).collect(),
-            recalls: state.leases.recalls(),
-            counters,
+            headroom_bytes: capacity.headroom_bytes(),
+            available_bytes: capacity.available_bytes(),
+            free_to_lend_bytes: lender.free_to_lend_bytes(),
+            draining: lender.is_draining(),
+            sessions_lingering: lender.lingering_count() as u64,
+            sessions: sessions.map(|session| session_status(lender, session)).collect(),
+            recalls: lender.recalls(),
+            counters: Counters {
+                connections_refused: self.shared.connections_refused.load(Ordering::Relaxed),
+                slabs_unlocked: shell.slabs_unlocked,
+                ..lender.counters()
+            },
         }
     }
 
     /// Changes the quota. What is lent beyond it is asked back.
     pub fn set_memory(&self, bytes: u64) {
-        self.shared.lock().capacity.set_quota(bytes);
-        self.shared.notify();
+        self.shared.feed(Input::Quota { bytes });
     }
 
     /// Lends nothing any more, asks for everything back, and waits for it at most `timeout`. Slabs that are not back
     /// then stay lent, and are asked for again and again.
     pub fn drain(&self, timeout: Duration) -> Result<(), DonorError> {
         let deadline = Instant::now() + timeout;
-        let mut state = self.shared.lock();
-        state.draining = true;
-        self.shared.notify();
-        while state.leases.lent_bytes() > 0 {
+        self.shared.feed(Input::Drain);
+        let mut shell = self.shared.lock();
+        while shell.lender.slabs_lent() > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let slabs = state.sessions.keys().map(|session| state.leases.slabs_held(*session) as u64).sum();
-                return Err(DonorError::DrainIncomplete { slabs });
+                return Err(DonorError::DrainIncomplete { slabs: shell.lender.slabs_lent() as u64 });
             }
-            state = self.shared.wait(state, left.min(SAMPLE_INTERVAL));
+            shell = self.shared.wait(shell, left.min(SAMPLE_INTERVAL));
         }
         Ok(())
     }
@@ -134,14 +132,13 @@ impl Donor {
     }
 
     fn halt(&mut self) {
-        if self.shared.stopping.swap(true, Ordering::AcqRel) {
+        if self.shared.stop() {
             return;
         }
         let sessions: Vec<Arc<Session>> = self.shared.lock().sessions.values().cloned().collect();
         say_goodbye_to_all(&sessions);
         self.listeners.iter().for_each(|listener| listener.close());
         self.shared.connections.end_all();
-        self.shared.notify();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the donor had panicked");
@@ -196,8 +193,18 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
     Ok(thread::Builder::new().name(name.to_owned()).spawn(run)?)
 }
 
-fn session_status(state: &State, id: SessionId, session: &Session) -> SessionStatus {
-    let slabs = state.leases.slabs_held(id);
+fn lender_config(config: &DonorConfig) -> Result<LenderConfig, DonorError> {
+    Ok(LenderConfig {
+        quota_bytes: config.memory_bytes,
+        headroom_bytes: config.headroom_bytes,
+        prepared_count: config.slab_prepared_count.min(SLABS_PREPARED_MAX),
+        slab_size_hint_bytes: config.slab_size_hint_bytes,
+        seed: u64::from_le_bytes(random_bytes()?),
+    })
+}
+
+fn session_status(lender: &Lender, session: &Session) -> SessionStatus {
+    let slabs = lender.slabs_held(session.id);
     let counted = (!session.shares_memory).then_some(&session.traffic);
     SessionStatus {
         borrower: session.borrower.to_string(),

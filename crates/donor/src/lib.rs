@@ -1,40 +1,39 @@
 //! The donor: lends this machine's idle memory, slab by slab.
 //!
 //! Borrowers connect, prove the cluster key, and lease slabs. Over shared memory they map a slab themselves and the
-//! donor's CPU does nothing; over TCP a thread per data connection carries out their requests. Decisions (capacity,
-//! leases, eviction) are plain state machines; threads, sockets and memory stand around them.
+//! donor's CPU does nothing; over TCP a thread per data connection carries out their requests. All decisions are one
+//! state machine, the [`lender`], without I/O; threads, sockets and memory stand around it.
 //!
 //! In reading order:
 //! - [`config`]: what a donor is told.
+//! - [`lender`]: what is decided, and the life of a slab. In it [`lender::capacity`]: how much may be lent;
+//!   [`lender::leases`]: which borrower holds what; [`lender::eviction`]: what to ask back; [`lender::preparation`]:
+//!   which slabs to make ahead.
 //! - [`donor`]: starting, stopping, draining.
 //! - [`listen`], `server`, [`connections`]: from a socket to a session. [`complaints`]: what strangers cause in the
 //!   log.
-//! - `conversation`: what is said to one borrower; `session`: the session as all threads see it.
-//! - `donor_state`: lending a slab and taking it back.
-//! - [`leases`]: who holds what. [`capacity`]: how much may be lent. [`eviction`]: what to ask back.
+//! - `conversation`: the control thread of one borrower; `session`: the session as all threads see it.
+//! - `donor_state`: what threads share; `shell`: from the Lender's outputs to what is done.
+//! - `housekeeper`: what happens in the background.
 //! - [`slab_memory`]: the memory itself. [`host_memory`]: what the machine has, and cgroups leave of it.
-//! - `housekeeper`: what happens in the background. [`preparation`]: which slabs to make ahead.
-//! - [`status`]: what a donor tells. [`limits`]: every bound. [`random`]: seeded randomness.
+//! - [`status`]: what a donor tells. [`limits`]: every bound.
 
 #![forbid(unsafe_code)]
 
-pub mod capacity;
 pub mod complaints;
 pub mod config;
 pub mod connections;
 mod conversation;
 pub mod donor;
 mod donor_state;
-pub mod eviction;
 pub mod host_memory;
 mod housekeeper;
-pub mod leases;
+pub mod lender;
 pub mod limits;
 pub mod listen;
-pub mod preparation;
-pub mod random;
 mod server;
 mod session;
+mod shell;
 pub mod slab_memory;
 pub mod status;
 

@@ -13,6 +13,7 @@ use spillway_fabric::wire::preface::Role;
 use crate::connections::Place;
 use crate::conversation::{self, SessionEnd};
 use crate::donor_state::DonorState;
+use crate::lender::Input;
 use crate::limits::{ACCEPT_PAUSE, ROOM_PATIENCE};
 use crate::listen::{Listener, Peer};
 use crate::session::Session;
@@ -53,19 +54,28 @@ fn serve_connection(shared: &DonorState, stream: OwnedFd, peer: &Peer) {
         shared.connections_refused.fetch_add(1, Ordering::Relaxed);
         return;
     };
+    serve_at(shared, stream, peer, &place);
+    if let Some(session) = place.leave() {
+        shared.feed(Input::Gone { session });
+    }
+}
+
+fn serve_at(shared: &DonorState, stream: OwnedFd, peer: &str, place: &Place<'_>) {
     let opening = match Opening::receive(stream) {
         Ok(opening) => opening,
         Err(error) => return refuse(shared, peer, &error),
     };
     match opening.role() {
-        Role::Control => match conversation::serve(shared, opening, peer, &place) {
+        Role::Control => match conversation::serve(shared, opening, peer, place) {
             Ok(()) => {}
-            Err(end @ (SessionEnd::Goodbye(_) | SessionEnd::Stopping)) => tracing::info!("{peer} left: {end}"),
+            Err(end @ (SessionEnd::Goodbye(_) | SessionEnd::Stopping | SessionEnd::Replaced)) => {
+                tracing::info!("{peer} left: {end}");
+            }
             Err(end @ (SessionEnd::Handshake(_) | SessionEnd::Rejected(_))) => refuse(shared, peer, &end),
             // It has the cluster's key, so its end is no stranger's doing.
             Err(end) => tracing::warn!("{peer} is gone: {end}"),
         },
-        Role::Data => serve_data(shared, opening, peer, &place),
+        Role::Data => serve_data(shared, opening, peer, place),
     }
 }
 

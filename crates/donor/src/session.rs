@@ -1,17 +1,23 @@
 //! One borrower's session, as all threads of a donor see it; [`conversation`](crate::conversation) is its control
 //! thread.
+//!
+//! Any thread may have something to say to a borrower. Messages are queued under the lock of the
+//! [`Shell`](crate::shell), so in the order of its decisions, and sent after that lock is released. One thread sends at
+//! a time; it sends what others queue meanwhile.
 
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock, TryLockError};
 
 use spillway_fabric::control::ControlSender;
 use spillway_fabric::control::message::Message;
-use spillway_fabric::limits::SLABS_PER_MESSAGE_MAX;
 use spillway_fabric::tcp::Traffic;
-use spillway_fabric::units::{BorrowerId, SlabHandle};
+use spillway_fabric::units::BorrowerId;
 use spillway_fabric::wire::SessionToken;
 
-use crate::leases::SessionId;
+use crate::lender::EndReason;
+use crate::lender::leases::SessionId;
 use crate::slab_memory::SessionSlabs;
 
 /// One borrower.
@@ -25,19 +31,30 @@ pub(crate) struct Session {
     /// Whether the borrower maps slabs itself.
     pub(crate) shares_memory: bool,
     pub(crate) slabs: SessionSlabs,
-    /// For how long it may say nothing; `None`: as long as its connection is open.
-    pub(crate) patience: Option<Duration>,
-    /// It has read nothing for longer than [`PATIENCE_MAX`].
-    pub(crate) is_stopped: AtomicBool,
-    /// For how long they are kept when the borrower goes without a goodbye.
-    pub(crate) linger: Duration,
-    /// What it shows to get them back.
-    pub(crate) resume: SessionToken,
     /// What its data connections moved; stays zero if it maps slabs itself.
     pub(crate) traffic: Traffic,
     /// Its data connections stop when this is set.
     pub(crate) ended: AtomicBool,
+    /// Why it is over, or never began.
+    pub(crate) ending: OnceLock<Ending>,
     pub(crate) sender: ControlSender,
+    pub(crate) outbox: Outbox,
+}
+
+/// How a session came to its end.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    /// It was open.
+    Ended(EndReason),
+    /// It was not let in, for this reason.
+    Rejected(String),
+}
+
+/// Messages that wait to be sent, see the module text.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    queue: Mutex<VecDeque<Message>>,
+    sending: Mutex<()>,
 }
 
 impl std::fmt::Debug for Session {
@@ -46,30 +63,59 @@ impl std::fmt::Debug for Session {
     }
 }
 
+impl Outbox {
+    pub(crate) fn push(&self, message: Message) {
+        self.queue.lock().expect("no thread panics with messages locked").push_back(message);
+    }
+
+    fn pop(&self) -> Option<Message> {
+        self.queue.lock().expect("no thread panics with messages locked").pop_front()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue.lock().expect("no thread panics with messages locked").is_empty()
+    }
+
+    /// Has all messages sent by `send`; by the thread that sends already, if one does.
+    fn flush(&self, send: impl Fn(&Message)) {
+        while !self.is_empty() {
+            let _sending = match self.sending.try_lock() {
+                Ok(sending) => sending,
+                // That thread looks again after it has released the lock.
+                Err(TryLockError::WouldBlock) => return,
+                Err(TryLockError::Poisoned(_)) => panic!("a thread panicked while it sent"),
+            };
+            while let Some(message) = self.pop() {
+                send(&message);
+            }
+        }
+    }
+
+    /// The same, and waits for the thread that sends.
+    fn flush_and_wait(&self, send: impl Fn(&Message)) {
+        let sending = self.sending.lock().expect("no thread panics while it sends");
+        while let Some(message) = self.pop() {
+            send(&message);
+        }
+        drop(sending);
+        self.flush(send);
+    }
+}
+
 impl Session {
-    /// Asks for slabs back.
-    pub(crate) fn recall(&self, slabs: &[SlabHandle], deadline_ms: u32) {
-        self.tell_of(slabs, |slabs| Message::Recall { slabs, deadline_ms });
+    /// Has queued messages sent.
+    pub(crate) fn flush(&self) {
+        self.outbox.flush(|message| self.send(message));
     }
 
-    /// Asks how active slabs are.
-    pub(crate) fn ask_activity(&self, request: u32, slabs: &[SlabHandle]) {
-        self.tell_of(slabs, |slabs| Message::ActivityQuery { request, slabs });
-    }
-
-    /// Says something of slabs, to one that is not stopped.
-    fn tell_of(&self, slabs: &[SlabHandle], message: impl Fn(Vec<SlabHandle>) -> Message) {
-        if self.is_stopped.load(Ordering::Relaxed) {
-            return;
-        }
-        for part in slabs.chunks(SLABS_PER_MESSAGE_MAX) {
-            self.tell(&message(part.to_vec()));
-        }
+    /// The same, and waits until they are sent: a borrower that asks and does not read waits for itself.
+    pub(crate) fn flush_and_wait(&self) {
+        self.outbox.flush_and_wait(|message| self.send(message));
     }
 
     /// Says that the session ends.
     pub(crate) fn say_goodbye(&self, reason: &str) {
-        self.tell(&Message::Goodbye { reason: reason.to_owned() });
+        self.send(&Message::Goodbye { reason: reason.to_owned() });
     }
 
     /// Data connections stop, and the control thread leaves.
@@ -78,10 +124,75 @@ impl Session {
         self.sender.close();
     }
 
-    fn tell(&self, message: &Message) {
-        if let Err(error) = self.sender.send(message, None) {
+    /// Sends a message; a slab's file with it, to a borrower that maps slabs itself.
+    fn send(&self, message: &Message) {
+        let lent = match message {
+            Message::Leased { slab, .. } | Message::Held { slab } if self.shares_memory => self.slabs.find(*slab),
+            _ => None,
+        };
+        let file: Option<BorrowedFd<'_>> = lent.as_ref().map(|memory| memory.file());
+        if let Err(error) = self.sender.send(message, file) {
             // A failed send closes the channel, so the session's own thread ends it.
             tracing::debug!("{} of {}: {error}", self.volume, self.peer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn request(message: &Message) -> u32 {
+        let Message::Query { request } = message else { panic!("{message:?}") };
+        *request
+    }
+
+    #[test]
+    fn messages_are_sent_in_the_order_in_which_they_were_queued_whichever_thread_sends() {
+        let (outbox, sent) = (Outbox::default(), Mutex::new(Vec::new()));
+        let send = |message: &Message| sent.lock().unwrap().push(request(message));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..250 {
+                        let mut queue = outbox.queue.lock().unwrap();
+                        let next = COUNT.fetch_add(1, Ordering::Relaxed);
+                        queue.push_back(Message::Query { request: next });
+                        drop(queue);
+                        outbox.flush(send);
+                    }
+                });
+            }
+        });
+        assert_eq!(sent.into_inner().unwrap(), (0..1000).collect::<Vec<_>>(), "none is left behind");
+    }
+
+    static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+
+    #[test]
+    fn a_thread_does_not_wait_for_one_that_sends_and_that_one_sends_for_it() {
+        let (outbox, sent) = (Outbox::default(), Mutex::new(Vec::new()));
+        let (began, begun) = mpsc::channel();
+        let (go_on, wait) = mpsc::channel::<()>();
+        outbox.push(Message::Query { request: 1 });
+        std::thread::scope(|scope| {
+            let (outbox, sent) = (&outbox, &sent);
+            scope.spawn(move || {
+                outbox.flush(|message| {
+                    if request(message) == 1 {
+                        began.send(()).unwrap();
+                        wait.recv().unwrap();
+                    }
+                    sent.lock().unwrap().push(request(message));
+                });
+            });
+            begun.recv().unwrap();
+            outbox.push(Message::Query { request: 2 });
+            outbox.flush(|_| panic!("the other thread sends"));
+            go_on.send(()).unwrap();
+        });
+        assert_eq!(sent.into_inner().unwrap(), [1, 2]);
     }
 }

@@ -9,8 +9,8 @@
 //! under a borrower that may still read (one that was stopped for a while and does not know yet that its session has
 //! ended).
 
-use std::collections::VecDeque;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, RwLock};
 
 use spillway_fabric::tcp::SlabDirectory;
@@ -54,58 +54,9 @@ impl SlabMemory {
         self.is_locked
     }
 
-    /// Bytes of the slab.
-    pub fn size_bytes(&self) -> u64 {
-        self.file.length_bytes()
-    }
-
-    /// A descriptor of the file, for a borrower on this host that maps it itself.
-    pub fn file(&self) -> io::Result<Memfd> {
-        self.file.try_clone()
-    }
-}
-
-/// Slabs made ahead, oldest first.
-#[derive(Debug, Default)]
-pub struct PreparedSlabs {
-    slabs: VecDeque<SlabMemory>,
-    bytes: u64,
-}
-
-impl PreparedSlabs {
-    /// A slab of this size, if one is prepared.
-    pub fn take(&mut self, size_bytes: u64) -> Option<SlabMemory> {
-        let index = self.slabs.iter().position(|slab| slab.size_bytes() == size_bytes)?;
-        let slab = self.slabs.remove(index)?;
-        self.bytes -= slab.size_bytes();
-        Some(slab)
-    }
-
-    /// Whether a slab of this size is prepared.
-    pub fn has(&self, size_bytes: u64) -> bool {
-        self.slabs.iter().any(|slab| slab.size_bytes() == size_bytes)
-    }
-
-    /// Keeps `slab` for a later lease.
-    pub fn put(&mut self, slab: SlabMemory) {
-        self.bytes += slab.size_bytes();
-        self.slabs.push_back(slab);
-    }
-
-    /// Gives up the oldest slab.
-    pub fn take_any(&mut self) -> Option<SlabMemory> {
-        let size_bytes = self.slabs.front()?.size_bytes();
-        self.take(size_bytes)
-    }
-
-    /// The size of each, oldest first.
-    pub fn sizes(&self) -> Vec<u64> {
-        self.slabs.iter().map(SlabMemory::size_bytes).collect()
-    }
-
-    /// Bytes of all of them.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    /// The file, for a borrower on this host that maps it itself.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 
@@ -120,14 +71,14 @@ pub struct SessionSlabs {
 
 impl SessionSlabs {
     /// From now on `handle` is served over data connections.
-    pub fn insert(&self, handle: SlabHandle, slab: SlabMemory) {
+    pub fn insert(&self, handle: SlabHandle, slab: Arc<SlabMemory>) {
         let mut lent = self.lent.write().expect("no thread panics with the slabs locked");
         let index = handle.0 as usize;
         if lent.len() <= index {
             lent.resize_with(index + 1, || None);
         }
         assert!(lent[index].is_none(), "a handle names one slab");
-        lent[index] = Some(Arc::new(slab));
+        lent[index] = Some(slab);
     }
 
     /// `handle` is not lent any more.
@@ -139,18 +90,10 @@ impl SessionSlabs {
         drop(slab);
     }
 
-    /// Takes over all that `other` lends, which then lends nothing.
-    pub fn adopt(&self, other: &Self) {
-        let slabs = std::mem::take(&mut *other.lent.write().expect("no thread panics with the slabs locked"));
-        let mut lent = self.lent.write().expect("no thread panics with the slabs locked");
-        assert!(lent.is_empty(), "a session adopts slabs before it lends any");
-        *lent = slabs;
-    }
-
-    /// What `handle` names, for a borrower on this host; none if it is not lent.
-    pub fn file(&self, handle: SlabHandle) -> Option<io::Result<Memfd>> {
+    /// What `handle` names; none if it is not lent.
+    pub fn find(&self, handle: SlabHandle) -> Option<Arc<SlabMemory>> {
         let lent = self.lent.read().expect("no thread panics with the slabs locked");
-        lent.get(handle.0 as usize)?.as_ref().map(|slab| slab.file())
+        lent.get(handle.0 as usize)?.clone()
     }
 
     /// Nothing is lent any more.
@@ -162,10 +105,7 @@ impl SessionSlabs {
 
 impl SlabDirectory for SessionSlabs {
     fn with_slab(&self, slab: SlabHandle, use_memory: &mut dyn FnMut(&Mapping)) -> bool {
-        let lent = self.lent.read().expect("no thread panics with the slabs locked");
-        let found = lent.get(slab.0 as usize).and_then(Option::clone);
-        drop(lent);
-        let Some(memory) = found else { return false };
+        let Some(memory) = self.find(slab) else { return false };
         use_memory(&memory.mapping);
         true
     }
@@ -176,6 +116,10 @@ mod tests {
     use super::*;
 
     const SIZE: u64 = 1 << 20;
+
+    fn made() -> Arc<SlabMemory> {
+        Arc::new(SlabMemory::prepare(SIZE, || {}).unwrap())
+    }
 
     #[test]
     fn a_prepared_slab_is_present_and_zero() {
@@ -189,27 +133,12 @@ mod tests {
     }
 
     #[test]
-    fn prepared_slabs_are_found_by_size() {
-        let mut prepared = PreparedSlabs::default();
-        for size_bytes in [SIZE, 2 * SIZE, SIZE] {
-            prepared.put(SlabMemory::prepare(size_bytes, || {}).unwrap());
-        }
-        assert_eq!((prepared.sizes(), prepared.bytes()), (vec![SIZE, 2 * SIZE, SIZE], 4 * SIZE));
-        assert!(prepared.take(4 * SIZE).is_none());
-        assert!(prepared.has(2 * SIZE) && !prepared.has(4 * SIZE));
-        assert_eq!(prepared.take(2 * SIZE).unwrap().size_bytes(), 2 * SIZE);
-        assert!(prepared.take(2 * SIZE).is_none());
-        assert!(prepared.take_any().is_some() && prepared.take(SIZE).is_some() && prepared.take_any().is_none());
-        assert_eq!(prepared.bytes(), 0);
-    }
-
-    #[test]
     fn only_slabs_that_are_lent_are_served() {
         let slabs = SessionSlabs::default();
         let served = |handle| slabs.with_slab(SlabHandle(handle), &mut |memory| memory.write(0, &[7]));
         assert!(!served(0));
-        slabs.insert(SlabHandle(3), SlabMemory::prepare(SIZE, || {}).unwrap());
-        slabs.insert(SlabHandle(1), SlabMemory::prepare(SIZE, || {}).unwrap());
+        slabs.insert(SlabHandle(3), made());
+        slabs.insert(SlabHandle(1), made());
         assert!(served(3) && !served(2) && served(1));
         slabs.remove(SlabHandle(3));
         slabs.remove(SlabHandle(9));
@@ -219,25 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn slabs_go_over_to_the_session_that_resumes() {
-        let (old, new) = (SessionSlabs::default(), SessionSlabs::default());
-        old.insert(SlabHandle(1), SlabMemory::prepare(SIZE, || {}).unwrap());
-        old.with_slab(SlabHandle(1), &mut |memory| memory.write(7, b"page"));
-        new.adopt(&old);
-        assert!(old.file(SlabHandle(1)).is_none() && new.file(SlabHandle(0)).is_none());
-        let file = new.file(SlabHandle(1)).unwrap().unwrap();
-        let mut seen = [0; 4];
-        Mapping::shared(&file, SIZE as usize).unwrap().read(7, &mut seen);
-        assert_eq!(&seen, b"page");
-    }
-
-    #[test]
     fn a_request_that_runs_while_its_slab_is_released_holds_nobody_up() {
         let slabs = SessionSlabs::default();
-        slabs.insert(SlabHandle(0), SlabMemory::prepare(SIZE, || {}).unwrap());
+        slabs.insert(SlabHandle(0), made());
         let found = slabs.with_slab(SlabHandle(0), &mut |memory| {
             slabs.remove(SlabHandle(0));
-            slabs.insert(SlabHandle(0), SlabMemory::prepare(SIZE, || {}).unwrap());
+            slabs.insert(SlabHandle(0), made());
             memory.write(0, &[9; 16]);
         });
         assert!(found);
@@ -249,7 +165,7 @@ mod tests {
     #[test]
     fn a_passed_file_shows_the_same_bytes_and_stays_present_without_the_donor() {
         let slab = SlabMemory::prepare(SIZE, || {}).unwrap();
-        let file = slab.file().unwrap();
+        let file = Memfd::open(slab.file().try_clone_to_owned().unwrap()).unwrap();
         slab.mapping.write(5, b"page");
         drop(slab);
         assert_eq!(file.resident_bytes().unwrap(), SIZE);

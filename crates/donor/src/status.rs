@@ -2,8 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::leases::RecallCounts;
-
 /// A donor's state at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DonorStatus {
@@ -76,4 +74,15 @@ pub struct Counters {
     pub leases_unprepared: u64,
     /// Slabs lent that are not locked in memory: this machine may swap them out.
     pub slabs_unlocked: u64,
+}
+
+/// How recalls went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecallCounts {
+    /// Slabs asked back; a repeated request counts once.
+    pub asked: u64,
+    /// Of those, released or lost with their session.
+    pub returned: u64,
+    /// Of those not returned, past their deadline now.
+    pub overdue: u64,
 }

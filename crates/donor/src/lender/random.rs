@@ -1,5 +1,7 @@
 //! Randomness for decisions, seeded from outside so that a test can repeat them.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 /// A small generator (xorshift64*); not for secrets.
 #[derive(Clone, Debug)]
 pub struct Random(u64);

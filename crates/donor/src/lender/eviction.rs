@@ -11,9 +11,9 @@ use std::time::Instant;
 
 use spillway_fabric::units::SlabHandle;
 
-use crate::leases::{Lease, SessionId};
+use super::leases::{Lease, SessionId};
+use super::random::Random;
 use crate::limits::{ACTIVITY_DEADLINE, EVICTION_SAMPLE_FACTOR};
-use crate::random::Random;
 
 /// One eviction in progress.
 #[derive(Clone, Debug)]
@@ -57,6 +57,11 @@ impl Eviction {
     /// The number by which answers are known.
     pub fn request(&self) -> u32 {
         self.request
+    }
+
+    /// When it is time to choose, whatever is known then.
+    pub fn deadline(&self) -> Instant {
+        self.deadline
     }
 
     /// Whom to ask about which slabs.

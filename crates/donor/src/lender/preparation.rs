@@ -6,6 +6,10 @@
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+use std::collections::VecDeque;
+
+use super::lending::Making;
+use super::{Lender, Make, Output, SlabId};
 use crate::limits::PREPARED_SIZES_MAX;
 
 /// What to do about prepared slabs now.
@@ -45,6 +49,87 @@ pub fn next(sizes: &[u64], wanted: usize, prepared: &[u64], preparable_bytes: u6
     lacking.min_by_key(|size| count(size)).map_or(Step::Nothing, |size| Step::Prepare(*size))
 }
 
+/// Slabs made ahead, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct PreparedSlabs {
+    slabs: VecDeque<(SlabId, u64)>,
+    bytes: u64,
+}
+
+impl PreparedSlabs {
+    /// A slab of this size, if one is prepared.
+    pub(super) fn take(&mut self, size_bytes: u64) -> Option<SlabId> {
+        let index = self.slabs.iter().position(|(_, size)| *size == size_bytes)?;
+        self.remove(index).map(|(slab, _)| slab)
+    }
+
+    /// The slab that [`take`](Self::take) would take.
+    pub(super) fn peek(&self, size_bytes: u64) -> Option<SlabId> {
+        self.slabs.iter().find(|(_, size)| *size == size_bytes).map(|(slab, _)| *slab)
+    }
+
+    /// The oldest slab, and its size.
+    fn take_any(&mut self) -> Option<(SlabId, u64)> {
+        self.remove(0)
+    }
+
+    fn remove(&mut self, index: usize) -> Option<(SlabId, u64)> {
+        let (slab, size_bytes) = self.slabs.remove(index)?;
+        assert!(self.bytes >= size_bytes, "the bytes are those of the slabs");
+        self.bytes -= size_bytes;
+        Some((slab, size_bytes))
+    }
+
+    /// Keeps `slab` for a later lease.
+    pub(super) fn put(&mut self, slab: SlabId, size_bytes: u64) {
+        self.bytes += size_bytes;
+        self.slabs.push_back((slab, size_bytes));
+    }
+
+    /// The size of each, oldest first.
+    fn sizes(&self) -> Vec<u64> {
+        self.slabs.iter().map(|(_, size_bytes)| *size_bytes).collect()
+    }
+
+    /// Bytes of all of them.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Lender {
+    /// Gives up what is too much, and has the next slab made ahead: one at a time, so that a shortage that comes
+    /// meanwhile finds little under way.
+    pub(super) fn tend_prepared(&mut self) {
+        while let Some((slab, size_bytes)) = self.excess_slab() {
+            self.free(slab, size_bytes);
+        }
+        if self.is_draining || self.making.values().any(Making::is_ahead) {
+            return;
+        }
+        let preparable_bytes = if self.is_exhausted { 0 } else { self.capacity.preparable_bytes(self.holdings()) };
+        let step = next(&self.sizes_in_use(), self.prepared_count, &self.prepared.sizes(), preparable_bytes);
+        if let Step::Prepare(size_bytes) = step {
+            let slab = self.start_making(Making::ahead(size_bytes));
+            self.outputs.push(Output::Make(Make { slab, size_bytes, wanted_by: None }));
+        }
+    }
+
+    /// A prepared slab that has to go.
+    fn excess_slab(&mut self) -> Option<(SlabId, u64)> {
+        if self.is_draining || self.capacity.prepared_excess_bytes(self.holdings()) > 0 {
+            return self.prepared.take_any();
+        }
+        let Step::GiveUp(size_bytes) = next(&self.sizes_in_use(), 0, &self.prepared.sizes(), 0) else { return None };
+        self.prepared.take(size_bytes).map(|slab| (slab, size_bytes))
+    }
+
+    fn sizes_in_use(&self) -> Vec<u64> {
+        let used = self.sessions.open.values().rev().map(|session| session.slab_size_bytes);
+        sizes(used, self.slab_size_hint_bytes)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -57,6 +142,16 @@ mod tests {
         assert_eq!(sizes([2, 1, 2, 2].into_iter(), 4), [2, 1]);
         let many: Vec<u64> = (0..20).collect();
         assert_eq!(sizes(many.iter().copied(), 4), many[..PREPARED_SIZES_MAX]);
+    }
+
+    #[test]
+    fn prepared_slabs_are_found_by_size() {
+        let mut prepared = PreparedSlabs::default();
+        (0..3).zip([1, 2, 1]).for_each(|(slab, size_bytes)| prepared.put(SlabId(slab), size_bytes));
+        assert_eq!((prepared.sizes(), prepared.bytes()), (vec![1, 2, 1], 4));
+        assert_eq!((prepared.take(4), prepared.take(2), prepared.take(2)), (None, Some(SlabId(1)), None));
+        assert_eq!((prepared.take_any(), prepared.take(1)), (Some((SlabId(0), 1)), Some(SlabId(2))));
+        assert_eq!((prepared.take_any(), prepared.bytes()), (None, 0));
     }
 
     #[test]

@@ -1,0 +1,77 @@
+//! When slabs are asked back: to drain, under pressure, and again when a borrower is late.
+
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use spillway_fabric::control::message::Message;
+use spillway_fabric::limits::SLABS_PER_MESSAGE_MAX;
+use spillway_fabric::units::SlabHandle;
+
+use super::eviction::Eviction;
+use super::leases::{Lease, SessionId};
+use super::{Lender, Note, Output};
+use crate::limits::RECALL_DEADLINE;
+
+impl Lender {
+    /// Asks for what is overdue, for what an eviction has chosen, and starts the next one.
+    pub(super) fn plan_recalls(&mut self, now: Instant) {
+        let mut wanted = self.leases.take_overdue(now, RECALL_DEADLINE);
+        if !wanted.is_empty() {
+            self.outputs.push(Output::Note(Note::Overdue(wanted.len())));
+        }
+        if self.is_draining {
+            self.eviction = None;
+            let all = self.leases.recallable().into_iter().map(|(lease, _)| lease).collect();
+            wanted.extend(self.note_recalled(all, now));
+        } else if let Some(eviction) = self.eviction.take_if(|eviction| eviction.is_ready(now)) {
+            wanted.extend(self.note_recalled(eviction.choose(), now));
+        }
+        for (session, slabs) in by_session(&wanted) {
+            let deadline_ms = RECALL_DEADLINE.as_millis() as u32;
+            self.tell_of(session, &slabs, |slabs| Message::Recall { slabs, deadline_ms });
+        }
+        if self.eviction.is_none() && !self.is_draining {
+            self.start_eviction(now);
+        }
+    }
+
+    fn start_eviction(&mut self, now: Instant) {
+        let wanted_bytes = self.capacity.shortage_bytes(self.holdings());
+        if wanted_bytes == 0 {
+            return;
+        }
+        let request = self.evictions_next;
+        let lent = self.leases.recallable();
+        let Some(eviction) = Eviction::start(request, wanted_bytes, lent, now, &mut self.random) else { return };
+        self.evictions_next = request.wrapping_add(1);
+        for (session, slabs) in eviction.questions() {
+            self.tell_of(session, &slabs, |slabs| Message::ActivityQuery { request, slabs });
+        }
+        self.eviction = Some(eviction);
+    }
+
+    /// Notes that these are asked back; those that were not already.
+    fn note_recalled(&mut self, leases: Vec<Lease>, now: Instant) -> Vec<Lease> {
+        leases.into_iter().filter(|lease| self.leases.recall(*lease, now + RECALL_DEADLINE)).collect()
+    }
+
+    /// Says something of slabs to a session that is open and not stopped.
+    fn tell_of(&mut self, session: SessionId, slabs: &[SlabHandle], message: impl Fn(Vec<SlabHandle>) -> Message) {
+        if self.sessions.open.get(&session).is_none_or(|open| open.is_stopped) {
+            return;
+        }
+        for part in slabs.chunks(SLABS_PER_MESSAGE_MAX) {
+            self.send(session, message(part.to_vec()));
+        }
+    }
+}
+
+fn by_session(leases: &[Lease]) -> BTreeMap<SessionId, Vec<SlabHandle>> {
+    let mut slabs: BTreeMap<SessionId, Vec<SlabHandle>> = BTreeMap::new();
+    for lease in leases {
+        slabs.entry(lease.session).or_default().push(lease.slab);
+    }
+    slabs
+}
