@@ -17,6 +17,7 @@
 //! - [`wire`]: the first bytes of every connection, and the data protocol.
 //! - [`key`]: the cluster's shared secret.
 //! - [`control`]: the encrypted channel on which slabs are leased and recalled.
+//! - [`membership`]: which machines belong to the cluster.
 
 #![forbid(unsafe_code)]
 
@@ -28,6 +29,7 @@ pub mod credit;
 pub mod file;
 pub mod key;
 pub mod limits;
+pub mod membership;
 pub mod patience;
 pub mod queue_pair;
 pub mod shm;

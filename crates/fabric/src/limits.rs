@@ -106,6 +106,66 @@ pub const SPIN_GAP_MAX: Duration = Duration::from_micros(200);
 
 /// Where spinning does not pay, one wait in so many tries it again: 150 us in 1024 waits is lost in the noise.
 pub const WAITS_WITHOUT_SPIN_MAX: u32 = 1023;
+
+/// Longest datagram of the membership: what IPv6 carries unbroken everywhere (1280 bytes, RFC 8200) without the headers
+/// of IPv6 and UDP.
+pub const DATAGRAM_BYTES_MAX: usize = 1280 - 40 - 8;
+/// Before the message of a datagram: mark, version, kind (8 bytes) and the nonce (24).
+pub const DATAGRAM_HEADER_BYTES: usize = 8 + 24;
+/// Behind it: the tag of Poly1305.
+pub const DATAGRAM_TAG_BYTES: usize = 16;
+/// Longest message of foca's, after the byte that says its kind; pages are as long.
+pub const MEMBERSHIP_MESSAGE_BYTES_MAX: usize = DATAGRAM_BYTES_MAX - DATAGRAM_HEADER_BYTES - DATAGRAM_TAG_BYTES - 1;
+
+/// Machines of a cluster, living and dead: four times the thousand that the simulation is made for.
+pub const MEMBERS_MAX: usize = 4096;
+/// Senders whose repeated datagrams are known: every machine of the largest cluster.
+pub const SENDERS_REMEMBERED_MAX: usize = MEMBERS_MAX;
+/// Seeds: one datagram is sent to each at the start.
+pub const SEEDS_MAX: usize = 64;
+/// Members in one page: those without an announcement fill a datagram with as many.
+pub const PAGE_ENTRIES_MAX: usize = 32;
+/// Longest name, zone, rack and release in an announcement.
+pub const LABEL_BYTES_MAX: usize = 32;
+
+/// Every machine probes one other per period: SWIM's and memberlist's second.
+pub const PROBE_PERIOD: Duration = Duration::from_secs(1);
+/// A probe without an answer goes through others after so long: memberlist's half second, less the way back.
+pub const PROBE_PATIENCE: Duration = Duration::from_millis(400);
+/// So many others (memberlist's three).
+pub const PROBES_INDIRECT: usize = 3;
+/// As long as there are rumors, so many members hear them at each interval: four datagrams a second, against
+/// memberlist's fifteen, as probes and their answers carry rumors too.
+pub const GOSSIP_INTERVAL: Duration = Duration::from_millis(500);
+/// See [`GOSSIP_INTERVAL`].
+pub const GOSSIP_FANOUT: usize = 2;
+/// A member that is taken for dead is greeted so often, one at a time: after a partition, all machines have met one of
+/// the other side within a few intervals.
+pub const DOWN_ANNOUNCE_INTERVAL: Duration = Duration::from_secs(10);
+/// A dead member is remembered for a day (foca's own choice): no late rumor brings it back.
+pub const DOWN_REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+
+/// A machine tells changes of itself at most so often...
+pub const ANNOUNCE_INTERVAL_MIN: Duration = Duration::from_secs(5);
+/// ... and more rarely in a large cluster, by so much for each member and each repetition of a rumor: with 32 machines
+/// every five seconds, with 1000 every 300.
+pub const ANNOUNCE_INTERVAL_PER_REPETITION: Duration = Duration::from_millis(23);
+/// Pages are pulled so often while they bring new members: a list of 1000 is there after some ten seconds.
+pub const PULL_INTERVAL_FAST: Duration = Duration::from_millis(200);
+/// And so often when they do not.
+pub const PULL_INTERVAL_SLOW: Duration = Duration::from_secs(2);
+
+/// A machine that knows no member greets its seeds so often at first...
+pub const JOIN_INTERVAL_MIN: Duration = Duration::from_secs(1);
+/// ... and so often in the end.
+pub const JOIN_INTERVAL_MAX: Duration = Duration::from_secs(10);
+/// A machine that knows members greets one seed that is none of them so often.
+pub const SEED_INTERVAL: Duration = Duration::from_secs(30);
+/// Names are looked up again after so long: a usual lifetime of DNS records in clusters (Kubernetes: 30 s).
+pub const RESOLVE_INTERVAL: Duration = Duration::from_secs(30);
+/// A machine that was taken for dead returns with a generation so much higher. Generations are milliseconds of the
+/// clock at the start, so one whose clock is an hour behind its predecessor's at that address wins after 60 steps.
+pub const GENERATION_STEP: u64 = 60_000;
 const _: () = {
     assert!(SPIN_DURATION_MIN.as_micros() < SPIN_DURATION_MAX.as_micros());
     assert!(SPIN_DURATION_MAX.as_micros() < SPIN_GAP_MAX.as_micros());
@@ -121,4 +181,7 @@ const _: () = {
     assert!(SOLE_COPY_PATIENCE.as_millis() > SILENCE_DEADLINE.as_millis());
     assert!(SOLE_COPY_PATIENCE.as_millis() > REQUEST_DEADLINE.as_millis());
     assert!(REQUEST_DEADLINE.as_millis() >= 10 * LOOK_INTERVAL_MAX.as_millis());
+    assert!(2 * PROBE_PATIENCE.as_millis() < PROBE_PERIOD.as_millis());
+    assert!(PAGE_ENTRIES_MAX <= u8::MAX as usize && LABEL_BYTES_MAX <= u8::MAX as usize);
+    assert!(SENDERS_REMEMBERED_MAX >= MEMBERS_MAX);
 };

@@ -185,22 +185,87 @@ fn a_discard_may_be_longer_than_the_pool() {
     });
 }
 
+/// Posts reads of that class as long as it has credits; how many were taken.
+fn take_all(pair: &mut dyn QueuePair, pool: &BufferPool, priority: Priority) -> usize {
+    let page = pool.slot(0).part(0, PAGE);
+    let of_class = |tag| Request { priority, ..request(Operation::Read, 0, 0, page, tag) };
+    let taken = (0..).take_while(|&tag| pair.post(of_class(tag), Instant::now()).is_ok()).count();
+    assert_eq!(pair.post(of_class(9999), Instant::now()), Err(PostError::Busy));
+    taken
+}
+
 #[test]
-fn write_back_never_takes_the_credits_of_demand() {
-    on_each(1, |pair, pool| {
-        let background = |tag| Request {
-            priority: Priority::WriteBack,
-            ..request(Operation::Read, 0, 0, pool.slot(0).part(0, PAGE), tag)
+fn lower_classes_never_take_the_credits_of_demand() {
+    for priority in [Priority::Prefetch, Priority::WriteBack] {
+        on_each(2, |pair, pool| {
+            let taken = take_all(pair, pool, priority);
+            assert!(taken <= QUEUE_DEPTH_MAX - CREDITS_RESERVED_FOR_DEMAND);
+            for demand in 0..CREDITS_RESERVED_FOR_DEMAND as u32 {
+                let demand = request(Operation::Read, 1, 0, pool.slot(1).part(0, PAGE), 5000 + demand);
+                assert_eq!(pair.post(demand, Instant::now()), Ok(()));
+            }
+            assert_eq!(pair.in_flight(), taken + CREDITS_RESERVED_FOR_DEMAND);
+            let ended = complete(pair, taken + CREDITS_RESERVED_FOR_DEMAND);
+            let demands = ended.iter().filter(|ended| ended.tag.0 >= 5000).count();
+            assert_eq!(demands, CREDITS_RESERVED_FOR_DEMAND);
+            assert_eq!(take_all(pair, pool, priority), taken);
+            complete(pair, taken);
+        });
+    }
+}
+
+/// A discard that waits to be sent must not come after a write that was posted later: it would take that away.
+#[test]
+fn over_sockets_nothing_passes_what_changes_pages() {
+    let buffers = pool(2, PAGE);
+    let slabs = Slabs::with_count(SLAB_COUNT);
+    let check = |pair: &mut dyn QueuePair| {
+        fill(&buffers, buffers.slot(0), 7);
+        let post = |pair: &mut dyn QueuePair, operation, slot: usize, priority| {
+            let posted = Request { priority, ..request(operation, 0, 0, buffers.slot(slot), slot as u32) };
+            pair.post(posted, Instant::now()).unwrap();
         };
-        let taken = (0..).take_while(|&tag| pair.post(background(tag), Instant::now()).is_ok()).count();
-        assert!(taken < QUEUE_DEPTH_MAX - CREDITS_RESERVED_FOR_DEMAND);
-        assert_eq!(pair.post(background(9999), Instant::now()), Err(PostError::Busy));
-        let demand = request(Operation::Read, 1, 0, pool.slot(0).part(0, PAGE), 5555);
-        assert_eq!(pair.post(demand, Instant::now()), Ok(()));
-        assert_eq!(pair.in_flight(), taken + 1);
-        let ended = complete(pair, taken + 1);
-        assert_eq!(ended.iter().filter(|ended| ended.tag.0 == 5555).count(), 1);
-        assert_eq!(pair.post(background(0), Instant::now()), Ok(()));
-        complete(pair, 1);
-    });
+        // The first goes at once, the others with the next poll.
+        post(pair, Operation::Read, 1, Priority::Prefetch);
+        post(pair, Operation::Discard, 1, Priority::WriteBack);
+        post(pair, Operation::Write, 0, Priority::Demand);
+        post(pair, Operation::Read, 1, Priority::Demand);
+        complete(pair, 4);
+        assert_eq!(content(&buffers, buffers.slot(1)), vec![7; PAGE]);
+    };
+    let (mut pair, _serving) = over_tcp(&slabs, &buffers);
+    check(&mut pair);
+    let (mut pair, _serving) = over_unix(&slabs, &buffers);
+    check(&mut pair);
+}
+
+/// What is in the queue to be sent gives way; what was begun to be sent does not.
+#[test]
+fn over_sockets_demand_goes_ahead_of_prefetches_that_were_not_sent() {
+    let buffers = pool(8, PAGE);
+    let slabs = Slabs::with_count(SLAB_COUNT);
+    let check = |pair: &mut dyn QueuePair| {
+        for page in 0..8 {
+            fill(&buffers, buffers.slot(page), page as u8 + 1);
+            let write = request(Operation::Write, 0, page * PAGE, buffers.slot(page), page as u32);
+            assert_eq!(carry_out(pair, write), Ok(()));
+            fill(&buffers, buffers.slot(page), 0);
+        }
+        use Priority::{Demand, Prefetch, WriteBack};
+        // The first goes at once, the others with the next poll.
+        let classes = [Prefetch, WriteBack, Prefetch, Demand, Prefetch, Demand, WriteBack, Demand];
+        for (page, priority) in classes.into_iter().enumerate() {
+            let read = request(Operation::Read, 0, page * PAGE, buffers.slot(page), page as u32);
+            pair.post(Request { priority, ..read }, Instant::now()).unwrap();
+        }
+        let order: Vec<u32> = complete(pair, 8).iter().map(|ended| ended.tag.0).collect();
+        assert_eq!(order, [0, 3, 5, 7, 2, 4, 1, 6]);
+        for page in 0..8 {
+            assert_eq!(content(&buffers, buffers.slot(page)), vec![page as u8 + 1; PAGE], "page {page}");
+        }
+    };
+    let (mut pair, _serving) = over_tcp(&slabs, &buffers);
+    check(&mut pair);
+    let (mut pair, _serving) = over_unix(&slabs, &buffers);
+    check(&mut pair);
 }

@@ -132,7 +132,8 @@ pub enum Message {
     Activity {
         /// Of the query.
         request: u32,
-        /// Each slab's activity in a unit of the borrower's; only the order counts.
+        /// Each slab's activity: page I/Os a second, averaged over some seconds, in thousandths. It is compared with
+        /// that of other borrowers.
         values: Vec<(SlabHandle, u64)>,
     },
     /// Either: are you there?

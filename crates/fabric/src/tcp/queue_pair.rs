@@ -1,7 +1,9 @@
 //! The borrower's end of a data connection.
 //!
 //! Three counters tell where every request stands: `answered <= sent <= posted`. Requests live in a ring, in the
-//! order of their sequence, which is the order of sending and of the answers. What can arrive next is therefore
+//! order of their sequence, which is the order of sending and of the answers. A read that is posted goes ahead of
+//! reads of lower classes of which nothing was sent. It passes no write and no discard, and these pass nothing: what
+//! was posted first on a page is done first, also when its owner has given it up. What can arrive next is therefore
 //! known: receives scatter the answers to the requests up to `sent` straight into their headers' places and their
 //! buffers, several at a time; sends gather headers and payloads the same way. Both stop and resume at any byte.
 //!
@@ -26,16 +28,14 @@ use crate::credit::Credits;
 use crate::limits::{HANDSHAKE_DEADLINE, QUEUE_DEPTH_MAX, REQUEST_SIZE_BYTES_MAX};
 use crate::patience::Patience;
 use crate::queue_pair::{Completion, Operation, PostError, QueuePair, Request, RequestError};
-use crate::units::{BufferRange, Tag};
+use crate::units::{BufferRange, Priority, RemoteAddress, SlabHandle, Tag};
 use crate::wire::SessionToken;
 use crate::wire::data::{DataError, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, RequestHeader, ResponseHeader};
 
 /// What the ring remembers of a request.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    operation: Operation,
-    buffer: BufferRange,
-    tag: Tag,
+    request: Request,
     /// Its data goes to the sink.
     is_abandoned: bool,
 }
@@ -43,12 +43,12 @@ struct Pending {
 impl Pending {
     /// Bytes after the request's header.
     fn outgoing_bytes(&self) -> usize {
-        if self.operation == Operation::Write { self.buffer.length_bytes as usize } else { 0 }
+        if self.request.operation == Operation::Write { self.request.buffer.length_bytes as usize } else { 0 }
     }
 
     /// Bytes after the answer's header.
     fn incoming_bytes(&self) -> usize {
-        if self.operation == Operation::Read { self.buffer.length_bytes as usize } else { 0 }
+        if self.request.operation == Operation::Read { self.request.buffer.length_bytes as usize } else { 0 }
     }
 }
 
@@ -105,12 +105,14 @@ impl TcpQueuePair {
         handshake::introduce_until(&socket, token, deadline)?;
         // A connection that is given up takes what it has not sent with it. A UNIX socket has no such setting.
         let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
-        let nothing = Pending {
+        let request = Request {
             operation: Operation::Discard,
+            remote: RemoteAddress { slab: SlabHandle(0), offset_bytes: 0 },
             buffer: BufferRange { offset_bytes: 0, length_bytes: 0 },
             tag: Tag(0),
-            is_abandoned: false,
+            priority: Priority::Demand,
         };
+        let nothing = Pending { request, is_abandoned: false };
         let sink = Mapping::anonymous(SINK_BYTES)?;
         // Present from now on, like all that pages need on their way.
         sink.zero(0, SINK_BYTES);
@@ -133,18 +135,28 @@ impl TcpQueuePair {
         })
     }
 
-    fn enqueue(&mut self, request: &Request) {
-        let place = place_of(self.posted);
-        self.pending[place] =
-            Pending { operation: request.operation, buffer: request.buffer, tag: request.tag, is_abandoned: false };
-        self.request_headers[place] = RequestHeader {
-            operation: request.operation,
-            sequence: self.posted as u32,
-            remote: request.remote,
-            length_bytes: request.buffer.length_bytes,
+    /// Puts the request behind those that were sent, those that are as urgent, and those that change pages.
+    fn enqueue(&mut self, request: Request) {
+        let unsent = self.sent + u64::from(self.sent_bytes > 0);
+        let mut sequence = self.posted;
+        while sequence > unsent {
+            let before = self.pending[place_of(sequence - 1)];
+            let are_reads = request.operation == Operation::Read && before.request.operation == Operation::Read;
+            if !are_reads || before.request.priority <= request.priority {
+                break;
+            }
+            self.put(sequence, before);
+            sequence -= 1;
         }
-        .encode();
+        self.put(sequence, Pending { request, is_abandoned: false });
         self.posted += 1;
+    }
+
+    fn put(&mut self, sequence: u64, pending: Pending) {
+        let Request { operation, remote, buffer, .. } = pending.request;
+        let header = RequestHeader { operation, sequence: sequence as u32, remote, length_bytes: buffer.length_bytes };
+        self.request_headers[place_of(sequence)] = header.encode();
+        self.pending[place_of(sequence)] = pending;
     }
 
     /// Sends until everything went or the socket is full.
@@ -172,7 +184,7 @@ impl TcpQueuePair {
             let gone = skip.saturating_sub(REQUEST_HEADER_BYTES);
             let pending = &self.pending[place];
             if pending.outgoing_bytes() > 0 {
-                let offset = pending.buffer.offset_bytes as usize;
+                let offset = pending.request.buffer.offset_bytes as usize;
                 list.push_memory(self.pool.memory(), offset + gone, pending.outgoing_bytes() - gone);
             }
             skip = 0;
@@ -234,7 +246,7 @@ impl TcpQueuePair {
                     break;
                 }
             } else if incoming_bytes > 0 {
-                let offset = pending.buffer.offset_bytes as usize;
+                let offset = pending.request.buffer.offset_bytes as usize;
                 list.push_memory(self.pool.memory(), offset + come, incoming_bytes);
             }
             skip = 0;
@@ -266,7 +278,7 @@ impl TcpQueuePair {
                 self.answered += 1;
                 self.progress.answered(now);
                 self.credits.give_back();
-                complete(Completion { tag: pending.tag, result });
+                complete(Completion { tag: pending.request.tag, result });
             }
         }
         Ok(())
@@ -289,7 +301,7 @@ impl TcpQueuePair {
         self.socket = None;
         let ended = (self.posted - self.answered) as usize;
         while self.answered < self.posted {
-            let tag = self.pending[place_of(self.answered)].tag;
+            let tag = self.pending[place_of(self.answered)].request.tag;
             self.answered += 1;
             self.credits.give_back();
             complete(Completion { tag, result: Err(RequestError::Down) });
@@ -313,7 +325,7 @@ impl QueuePair for TcpQueuePair {
         if idle {
             self.progress.became_busy(now);
         }
-        self.enqueue(&request);
+        self.enqueue(request);
         // A lone request goes at once; the ones that follow it go together with the next poll.
         if idle {
             self.failed = self.flush().is_err();
@@ -341,7 +353,7 @@ impl QueuePair for TcpQueuePair {
     }
 
     fn abandon(&mut self, tag: Tag) -> bool {
-        let is_it = |pending: &Pending| pending.tag == tag && pending.operation == Operation::Read;
+        let is_it = |pending: &Pending| pending.request.tag == tag && pending.request.operation == Operation::Read;
         let place = (self.answered..self.posted).map(place_of).find(|place| is_it(&self.pending[*place]));
         if let Some(place) = place {
             // Only `poll` receives, so the buffer is not written to from here on.
