@@ -104,7 +104,7 @@ mod tests {
         };
         assert_eq!(with(DonorLatencyStatus { waiting_us: 9000.0, ..DonorLatencyStatus::default() }), "ok");
         let slow = DonorLatencyStatus { is_slow: true, reads_taken_elsewhere: 7, ..DonorLatencyStatus::default() };
-        assert!(with(slow).contains("donor a:1 is slow") && with(slow).contains("7 reads waited"));
+        assert!(with(slow.clone()).contains("donor a:1 is slow") && with(slow.clone()).contains("7 reads waited"));
         let stalled = with(DonorLatencyStatus { waiting_us: 1.5e6, ..slow });
         assert!(stalled.contains("donor a:1 is alive and has owed an answer for 1500 ms"), "{stalled}");
     }

@@ -3,7 +3,8 @@
 //! In the order of a request:
 //! - [`engine`]: what happens to a request, one state machine per I/O thread.
 //! - [`slab_map`]: which copies of a page are valid, shared by all threads.
-//! - [`manager`]: connections to donors, placement, moving, recovery; [`disk_writer`]: the asynchronous copy on disk.
+//! - [`steward`]: where copies go and when they move, decided without I/O; [`manager`]: the threads that do it, and
+//!   connections to donors. [`disk_writer`]: the asynchronous copy on disk.
 //!
 //! Around them:
 //! - [`settings`]: what a volume is started with; [`error`]: why it is not.
@@ -24,6 +25,7 @@ pub mod settings;
 pub mod slab_map;
 pub mod state;
 pub mod status;
+pub mod steward;
 mod sync;
 #[cfg(feature = "test-support")]
 pub mod test_support;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use spillway_block::limits::{BLOCK_REQUEST_DEADLINE, EVENT_WAIT_MAX, EVENTS_MAX, REQUEST_PAGES_MAX, SLOTS_PER_THREAD};
 use spillway_fabric::limits::{
-    HEARTBEAT_INTERVAL, QUEUE_DEPTH_MAX, REQUEST_DEADLINE, SILENCE_DEADLINE, SLAB_SIZE_BYTES_MIN,
+    CREDITS_RESERVED_FOR_DEMAND, HEARTBEAT_INTERVAL, QUEUE_DEPTH_MAX, REQUEST_DEADLINE, SILENCE_DEADLINE,
+    SLAB_SIZE_BYTES_MIN,
 };
 use spillway_fabric::units::PAGE_SIZE_BYTES;
 
@@ -32,6 +33,19 @@ pub const BACKING_HANDOVER_DEADLINE: Duration = Duration::from_secs(3);
 /// Pieces in flight per I/O thread: what its queue pairs can hold together is more, but a thread has few requests at
 /// once.
 pub const SUB_REQUESTS_MAX: usize = 1024;
+
+/// Pieces that only demand requests may take, as with credits.
+pub const SUB_REQUESTS_RESERVED: usize = CREDITS_RESERVED_FOR_DEMAND;
+
+/// What a network of 10 Gbit/s carries.
+pub const NETWORK_BYTES_PER_US: u64 = 1250;
+
+/// A prefetch is posted while those in flight on its queue pair bring less than this. A fault finds so much, and one
+/// request, ahead of it on a connection: 0.9 ms on a network of 10 Gbit/s (docs/decisions/prefetch-priority.md).
+pub const PREFETCHED_BYTES_NEAR: u64 = 1 << 20;
+/// The same for donors that are farther than that: the longest window of a stream, which is never held back there
+/// (`spillway_policy::prefetch::WINDOW_FAR_MAX`).
+pub const PREFETCHED_BYTES_FAR: u64 = 2 << 20;
 
 /// How long a silent donor is waited for that has the only copy of a page of a volume *with* a disk (the backing file
 /// failed): requests to such a volume have this much less time, and so does the thread that waits for them (the
@@ -130,6 +144,19 @@ pub const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(100);
 /// See [`RECONNECT_PAUSE_MIN`].
 pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(2);
 
+/// Donors are asked for their room so often, as long as some donor has any; the answer of a placement comes on top.
+pub const FREE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The same while no donor has room: writes may wait for memory then.
+pub const FREE_INTERVAL_FULL: Duration = Duration::from_millis(200);
+
+/// Placements that go on at one time. More would draw by answers that the other placements are about to change.
+pub const PLACEMENTS_MAX: usize = 4;
+
+/// A recalled slab that could not leave its donor is tried again so often: the disk thread, which often is what it
+/// waits for, empties a full backlog in about this time.
+pub const RECALL_RETRY_PAUSE: Duration = Duration::from_secs(1);
+
 /// After a donor refused a slab it is not asked again for so long, unless no other is left.
 pub const REFUSAL_PAUSE: Duration = Duration::from_millis(500);
 
@@ -138,7 +165,7 @@ pub const VOLUME_SIZE_BYTES_MAX: u64 = 1 << 44;
 
 const _: () = {
     assert!(COPIES_MAX == 4, "page_bits has room for four copies");
-    assert!(SUB_REQUESTS_MAX >= QUEUE_DEPTH_MAX);
+    assert!(SUB_REQUESTS_MAX >= QUEUE_DEPTH_MAX && SUB_REQUESTS_RESERVED < SUB_REQUESTS_MAX);
     assert!(SLAB_SIZE_BYTES_MIN.is_multiple_of(64 * PAGE_SIZE_BYTES as u64), "a word of page bits lies in one slab");
     assert!(SILENCE_NOTICED.as_millis() >= 2 * HEARTBEAT_INTERVAL.as_millis());
     assert!(2 * SILENCE_NOTICED.as_millis() <= SILENCE_DEADLINE.as_millis());

@@ -19,13 +19,14 @@ use crate::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use crate::error::VolumeError;
 use crate::limits::{BACKING_HANDOVER_DEADLINE, BACKING_RELEASE_DEADLINE, DISK_WRITES_MAX, MOVE_BATCH_PAGES};
 use crate::manager::donors::{DonorEntry, Phase};
-use crate::manager::{Manager, ManagerParts, QueuePairHolder, SessionResumption, slab_scan};
+use crate::manager::{Manager, ManagerParts, QueuePairHolder, SessionResumption};
 use crate::settings::VolumeConfig;
 use crate::settings::mapping::MappingPolicy;
 use crate::slab_map::Volume;
 use crate::slab_map::slab_entry::DonorSlot;
 use crate::state::DeviceState;
 use crate::status::{DeviceStatus, DiskStatus, DonorLinkStatus, SlabCounts};
+use crate::steward::care::Finding;
 
 /// Pause between looks at a write that another thread is settling: as long as a page takes on a slow network.
 const SETTLE_PAUSE: Duration = Duration::from_micros(50);
@@ -101,6 +102,7 @@ impl RunningVolume {
             name: config.name.clone(),
             key,
             transport: config.transport,
+            wrapper: config.wrapper.clone(),
         });
         Ok((engines, Self { volume, manager: manager.map_err(system())?, disk }))
     }
@@ -164,8 +166,9 @@ impl RunningVolume {
         let shared = &self.manager.shared;
         let now = Instant::now();
         let latency = |donor: &DonorEntry| self.volume.latencies.status(donor.slot, now);
+        let link = |donor: &DonorEntry| donor.status(shared.decisions.donor(donor.slot));
         status.donors =
-            shared.donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..donor.status() }).collect();
+            shared.donors.iter().map(|donor| DonorLinkStatus { latency: latency(donor), ..link(donor) }).collect();
         for (slab, finding) in self.volume.geometry.slabs().zip(shared.slab_findings.look(shared)) {
             status.pages_stored += finding.stored;
             status.pages_lost += finding.lost;
@@ -193,12 +196,7 @@ fn line_of_missing(donor: &DonorEntry, patience: Duration) -> String {
 }
 
 /// The counter of the state that a slab is in.
-fn state_of<'a>(
-    finding: &slab_scan::Finding,
-    migrating: bool,
-    config: &VolumeConfig,
-    counts: &'a mut SlabCounts,
-) -> &'a mut u64 {
+fn state_of<'a>(finding: &Finding, migrating: bool, config: &VolumeConfig, counts: &'a mut SlabCounts) -> &'a mut u64 {
     let replicas = config.redundancy.replicas;
     match finding.copies {
         _ if finding.lost > 0 => &mut counts.lost,

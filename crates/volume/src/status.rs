@@ -1,7 +1,8 @@
 //! What a device says of itself: the content of `spillway status`, `swap status` and `run --stats`.
 
 use serde::{Deserialize, Serialize};
-use spillway_block::metrics::{LatencyStatus, TrafficStatus};
+use spillway_block::latency::LatencyStatus;
+use spillway_block::metrics::TrafficStatus;
 
 /// A device and everything behind it, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -77,7 +78,7 @@ pub struct DonorLinkStatus {
 }
 
 /// How fast one donor answers this device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DonorLatencyStatus {
     /// Reads of the last ten to twenty seconds, from post to answer. Nothing of a donor whose memory is mapped here.
     pub reads: LatencyStatus,

@@ -13,26 +13,28 @@ use spillway_block::metrics::Metrics;
 use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_block::service::BlockService;
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::control::ControlChannel;
 use spillway_fabric::control::message::Message;
-use spillway_fabric::units::{BorrowerId, DonorId, PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
+use spillway_fabric::control::{ControlChannel, ControlReceiver};
+use spillway_fabric::units::{BorrowerId, DonorId, PAGE_SIZE_BYTES, Priority, SlabHandle, SlabIndex};
 use spillway_volume::engine::Engine;
 use spillway_volume::engine::queue_pairs::{QueuePairChange, QueuePairMailbox, QueuePairSet};
 use spillway_volume::manager::ManagerState as Managed;
 use spillway_volume::manager::SessionResumption;
+use spillway_volume::manager::decisions::Decisions;
 use spillway_volume::manager::donors::{DonorEntry, Session};
-use spillway_volume::manager::mapping::Mapper;
-use spillway_volume::manager::mover::WorkQueue;
+use spillway_volume::manager::mapping::place;
 use spillway_volume::manager::slab_scan;
 use spillway_volume::manager::slab_scan::findings::Findings;
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
+use spillway_volume::settings::wrapper::QueuePairWrapper;
 use spillway_volume::slab_map::backlog::Backlog;
 use spillway_volume::slab_map::page_bits::Bit;
 use spillway_volume::slab_map::page_index::PageIndex;
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
 use spillway_volume::slab_map::{DiskCopy, Geometry, Volume};
 use spillway_volume::state::records::Records;
+use spillway_volume::steward::Lease;
 use spillway_volume::test_support::model::{self, AT_ONCE};
 use spillway_volume::test_support::{SharedStore, StoreQueuePair, store};
 
@@ -221,6 +223,7 @@ fn a_write_that_failed_goes_to_the_fresh_copy_of_the_same_name() {
 
 fn managed(donors: usize) -> Managed {
     let volume = Arc::new(Volume::new(GEOMETRY, Redundancy::NONE, None).unwrap());
+    let decisions = Decisions::new(&volume, 1);
     Managed {
         volume,
         donors: (0..donors)
@@ -233,71 +236,45 @@ fn managed(donors: usize) -> Managed {
         name: "test".to_owned(),
         key: None,
         transport: TransportChoice::Auto,
-        work: WorkQueue::default(),
-        mapper: Mapper::new(1),
+        wrapper: QueuePairWrapper::default(),
+        decisions,
         slab_findings: Findings::default(),
         stopping: AtomicBool::new(false),
     }
 }
 
-/// Opens a session of `donor`, whose other end lends handle 0 first, as every new session does.
-fn open_session<'scope>(scope: &'scope std::thread::Scope<'scope, '_>, donor: &'scope DonorEntry) -> Arc<Session> {
+/// Opens a session of `donor`, and the donor's end of it.
+fn open_session(donor: &DonorEntry) -> (Arc<Session>, ControlReceiver) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    scope.spawn(move || {
-        let (sender, mut receiver) = ControlChannel::accept(theirs, None).unwrap().split();
-        let mut next = 0;
-        while let Ok((message, _)) = receiver.receive(Duration::from_secs(60)) {
-            let answer = match message {
-                Message::Query { request } => Message::Free { request, free_bytes: 1 << 30, slabs_held: 0 },
-                Message::Lease { request } => {
-                    next += 1;
-                    Message::Leased { request, slab: SlabHandle(next - 1) }
-                }
-                _ => continue,
-            };
-            let _ = sender.send(&answer, None);
-        }
-    });
-    let (sender, mut receiver) = ControlChannel::connect(ours, None).unwrap().split();
-    let session = Arc::new(Session { donor: DonorId(1), sender, window: None });
-    donor.connected(Arc::clone(&session), "tcp", 1 << 30, 0);
-    scope.spawn(move || {
-        while let Ok((message, descriptor)) = receiver.receive(Duration::from_secs(60)) {
-            if let Message::Free { request, .. } | Message::Leased { request, .. } = message {
-                donor.answer(request, message, descriptor);
-            }
-        }
-    });
-    session
+    let theirs = std::thread::spawn(move || ControlChannel::accept(theirs, None).unwrap().split().1);
+    let sender = ControlChannel::connect(ours, None).unwrap().split().0;
+    let session = Arc::new(Session { number: donor.number_session(), donor: DonorId(1), sender, window: None });
+    donor.connected(Arc::clone(&session), "tcp");
+    (session, theirs.join().unwrap())
 }
 
-/// Between `lease` and the assignment lock, the session may end and the next one begin. Its handles begin at 0 again:
-/// two slabs of the volume then share one slab of the donor.
+/// Before a leased slab is put in place, the session may end and the next one begin. Its handles begin at 0 again: two
+/// slabs of the volume would then share one slab of the donor.
 #[test]
 fn a_slab_leased_in_a_lost_session_is_not_used_in_the_next() {
     let shared = managed(1);
-    let shared = &shared;
+    let donor = &shared.donors[0];
+    let (first, _theirs) = open_session(donor);
+    let location = Location { donor: DonorSlot(0), handle: SlabHandle(0) };
+    let stale = Lease { location, session: first.number };
     std::thread::scope(|scope| {
-        let first = open_session(scope, &shared.donors[0]);
         // A thread (the mover, another donor's link thread) holds the lock and drains a gate.
         let lock = shared.volume.assignment();
-        let mapping = scope.spawn(|| shared.mapper.add_copy(shared, SlabIndex(0), None, 1));
-        while shared.donors[0].slabs_held() == 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let placing = scope.spawn(|| place(&shared, SlabIndex(0), &[stale], 1));
         std::thread::sleep(Duration::from_millis(50));
         // The link thread: the session ends, nothing is there to forget, and the donor is reached again.
-        first.sender.close();
-        shared.donors[0].disconnected("lost".to_owned(), false);
-        let second = open_session(scope, &shared.donors[0]);
+        donor.disconnected("lost".to_owned(), false);
+        let (second, _theirs) = open_session(donor);
         drop(lock);
-        let stale = mapping.join().unwrap();
-        let fresh = shared.mapper.add_copy(shared, SlabIndex(1), None, 1);
-        second.sender.close();
-        assert!(
-            stale.map(|(_, location)| location) != fresh.map(|(_, location)| location),
-            "slabs 0 and 1 both live at {fresh:?}"
-        );
+        assert_eq!(placing.join().unwrap(), [None]);
+        let fresh = Lease { location, session: second.number };
+        assert_eq!(place(&shared, SlabIndex(1), &[fresh], 1), [Some(0)]);
+        assert!(shared.volume.slab(SlabIndex(0)).is_unmapped());
     });
 }
 
@@ -307,7 +284,7 @@ fn trouble_with_the_last_session_does_not_end_the_next() {
     let shared = managed(1);
     let shared = &shared;
     std::thread::scope(|scope| {
-        let first = open_session(scope, &shared.donors[0]);
+        let (first, _theirs) = open_session(&shared.donors[0]);
         first.sender.close();
         shared.donors[0].disconnected("lost".to_owned(), false);
         // An I/O thread's sub-requests end as orphans while the manager's thread is busy (it waits half a second for
@@ -315,7 +292,7 @@ fn trouble_with_the_last_session_does_not_end_the_next() {
         shared.volume.report_trouble(DonorSlot(0));
         // As the link thread does.
         shared.volume.begin_session(DonorSlot(0));
-        let second = open_session(scope, &shared.donors[0]);
+        let (second, _theirs) = open_session(&shared.donors[0]);
         scope.spawn(|| slab_scan::run(shared));
         std::thread::sleep(Duration::from_millis(300));
         shared.stopping.store(true, Ordering::SeqCst);
@@ -413,7 +390,10 @@ fn a_write_that_was_given_up_does_not_overwrite_a_later_one() {
     let mut run = |holder: usize, operation: BlockOperation, byte: u8| {
         let (engine, pool) = &mut queue_pairs[holder];
         pool.memory().write(0, &[byte; PAGE_SIZE_BYTES]);
-        engine.submit(BlockRequest { slot: 0, operation, offset_bytes: 0, length_bytes: PAGE }, Instant::now());
+        engine.submit(
+            BlockRequest { slot: 0, operation, offset_bytes: 0, length_bytes: PAGE, priority: Priority::Demand },
+            Instant::now(),
+        );
         let mut answer = None;
         while answer.is_none() {
             engine.poll(Instant::now(), &mut |_, result| answer = Some(result));

@@ -18,18 +18,19 @@ use spillway_fabric::control::{ControlChannel, ControlReceiver, ControlSender};
 use spillway_fabric::limits::{SILENCE_DEADLINE, SOLE_COPY_PATIENCE};
 use spillway_fabric::units::{BorrowerId, DonorId, SlabHandle, SlabIndex};
 use spillway_fabric::wire::{SessionToken, WIRE_VERSION};
+use spillway_volume::manager::decisions::Decisions;
 use spillway_volume::manager::donors::{DonorEntry, Phase};
-use spillway_volume::manager::mapping::Mapper;
-use spillway_volume::manager::mover::WorkQueue;
 use spillway_volume::manager::slab_scan::findings::Findings;
 use spillway_volume::manager::{ManagerState, SessionResumption, link};
 use spillway_volume::settings::redundancy::Redundancy;
 use spillway_volume::settings::transport::TransportChoice;
+use spillway_volume::settings::wrapper::QueuePairWrapper;
 use spillway_volume::slab_map::page_bits::Bit;
 use spillway_volume::slab_map::page_index::PageIndex;
 use spillway_volume::slab_map::slab_entry::{DonorSlot, Location};
 use spillway_volume::slab_map::{Geometry, Volume};
 use spillway_volume::state::records::Records;
+use spillway_volume::steward::SessionNumber;
 
 const GEOMETRY: Geometry = Geometry { slab_pages: 256, slab_count: 4 };
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -94,6 +95,7 @@ struct Linked {
 impl Linked {
     fn to(donor: &ScriptedDonor, transport: TransportChoice) -> Self {
         let volume = Arc::new(Volume::new(GEOMETRY, Redundancy::NONE, None).unwrap());
+        let decisions = Decisions::new(&volume, 1);
         let shared = Arc::new(ManagerState {
             volume,
             donors: vec![DonorEntry::new(DonorSlot(0), donor.address.parse().unwrap())],
@@ -104,8 +106,8 @@ impl Linked {
             name: "links".to_owned(),
             key: None,
             transport,
-            work: WorkQueue::default(),
-            mapper: Mapper::new(1),
+            wrapper: QueuePairWrapper::default(),
+            decisions,
             slab_findings: Findings::default(),
             stopping: AtomicBool::new(false),
         });
@@ -121,7 +123,7 @@ impl Linked {
     fn wait_until(&self, what: &str, done: impl Fn(&DonorEntry) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !done(self.donor()) {
-            assert!(Instant::now() < deadline, "{what}: {:?}", self.donor().status());
+            assert!(Instant::now() < deadline, "{what}: {:?}", self.donor().status(None));
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -185,10 +187,12 @@ fn a_rejection_is_told_in_the_donors_words_and_tried_again() {
         }
     });
     let linked = Linked::to(&donor, TransportChoice::Auto);
-    linked.wait_until("the reason", |donor| donor.status().last_error.contains("the house is full"));
+    linked.wait_until("the reason", |donor| donor.status(None).last_error.contains("the house is full"));
     linked.wait_until("the third attempt", |donor| donor.phase() == Phase::Connected);
-    assert_eq!(linked.donor().status().last_error, "", "a success ends the complaint");
-    assert_eq!(linked.donor().room(Instant::now()), Some((5 << 20, false)));
+    assert_eq!(linked.donor().status(None).last_error, "", "a success ends the complaint");
+    linked.wait_until("the Steward to know", |donor| linked.shared.decisions.donor(donor.slot).is_some());
+    let view = linked.shared.decisions.donor(DonorSlot(0)).unwrap();
+    assert_eq!((view.free_bytes, view.refused_until), (5 << 20, None));
 }
 
 #[test]
@@ -199,7 +203,7 @@ fn donors_that_speak_out_of_turn_are_left_and_the_reason_is_told() {
             sender.send(&too_early, None).unwrap();
         });
         let linked = Linked::to(&donor, TransportChoice::Auto);
-        linked.wait_until("the reason", |donor| donor.status().last_error.contains("instead of a welcome"));
+        linked.wait_until("the reason", |donor| donor.status(None).last_error.contains("instead of a welcome"));
         assert!(linked.donor().session().is_none());
     }
     let donor = ScriptedDonor::over_unix(|_, sender, receiver| {
@@ -208,7 +212,7 @@ fn donors_that_speak_out_of_turn_are_left_and_the_reason_is_told() {
         stay(sender, receiver);
     });
     let linked = Linked::to(&donor, TransportChoice::Auto);
-    linked.wait_until("the reason", |donor| donor.status().last_error.contains("spoke out of turn"));
+    linked.wait_until("the reason", |donor| donor.status(None).last_error.contains("spoke out of turn"));
 }
 
 #[test]
@@ -230,7 +234,9 @@ fn a_farewell_loses_the_donor_with_its_places_and_the_next_session_is_a_new_one(
     slab.fill(0, Location { donor: DonorSlot(0), handle: SlabHandle(9) });
     linked.shared.volume.report_trouble(DonorSlot(0));
     leave.send(()).unwrap();
-    linked.wait_until("the second session", |donor| donor.phase() == Phase::Connected && donor.slabs_held() == 0);
+    linked.wait_until("the second session", |donor| {
+        donor.session().is_some_and(|session| session.number == SessionNumber(1))
+    });
     linked.wait_until("the place is emptied", |_| slab.is_unmapped());
     linked.wait_until("the new session", |donor| donor.session().is_some());
     assert!(donor.sessions() >= 2);
@@ -247,7 +253,11 @@ fn a_donor_that_falls_silent_is_lost() {
     let linked = Linked::to(&donor, TransportChoice::Auto);
     linked.wait_until("the session", |donor| donor.phase() == Phase::Connected);
     linked.wait_until("the loss", |donor| donor.phase() == Phase::Lost);
-    assert!(linked.donor().status().last_error.contains("sent nothing in time"), "{:?}", linked.donor().status());
+    assert!(
+        linked.donor().status(None).last_error.contains("sent nothing in time"),
+        "{:?}",
+        linked.donor().status(None)
+    );
 }
 
 /// A donor that says nothing more once it greeted, until it is told to answer again.
@@ -368,7 +378,7 @@ fn on_one_host_shared_memory_is_taken_unless_a_socket_is_asked_for() {
         let (remote, local) = donor_on_this_host();
         let linked = Linked::to(&remote, transport);
         linked.wait_until("the session", |donor| donor.phase() == Phase::Connected);
-        assert_eq!(linked.donor().status().transport, expected, "{transport}");
+        assert_eq!(linked.donor().status(None).transport, expected, "{transport}");
         assert_eq!(local.sessions() > 0, is_local, "{transport}");
     }
 }
@@ -382,7 +392,7 @@ fn a_socket_can_be_asked_for_at_a_unix_address_too() {
     });
     let linked = Linked::to(&donor, TransportChoice::Tcp);
     linked.wait_until("the session", |donor| donor.phase() == Phase::Connected);
-    assert_eq!(linked.donor().status().transport, "tcp");
+    assert_eq!(linked.donor().status(None).transport, "tcp");
 }
 
 #[test]
@@ -394,10 +404,10 @@ fn shared_memory_that_cannot_be_had_is_an_error_where_nothing_else_is_wanted() {
     };
     let donor = ScriptedDonor::over_tcp(elsewhere);
     let linked = Linked::to(&donor, TransportChoice::Shm);
-    linked.wait_until("the reason", |donor| donor.status().last_error.contains("--transport auto"));
+    linked.wait_until("the reason", |donor| donor.status(None).last_error.contains("--transport auto"));
     assert!(linked.donor().session().is_none());
     let donor = ScriptedDonor::over_tcp(elsewhere);
     let linked = Linked::to(&donor, TransportChoice::Auto);
     linked.wait_until("a socket", |donor| donor.phase() == Phase::Connected);
-    assert_eq!(linked.donor().status().transport, "tcp");
+    assert_eq!(linked.donor().status(None).transport, "tcp");
 }

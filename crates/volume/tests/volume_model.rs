@@ -496,7 +496,7 @@ fn requests_outside_the_device_or_of_odd_size_are_invalid() {
     let bytes = GEOMETRY.page_count() * PAGE_SIZE_BYTES as u64;
     for (offset_bytes, length_bytes) in [(bytes, 4096), (0, 100), (7, 4096), (bytes - 4096, 8192), (u64::MAX - 1, 4096)]
     {
-        let request = BlockRequest { slot: 0, operation: BlockOperation::Read, offset_bytes, length_bytes };
+        let request = BlockRequest { offset_bytes, length_bytes, ..model::request(0, BlockOperation::Read, 0, 1) };
         world.answers[0][0] = None;
         world.engines[0].submit(request, Instant::now());
         assert_eq!(world.run(0, 0), Err(BlockError::Invalid));

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use spillway_block::request::{BlockError, BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, RemoteAddress, SlabIndex};
+use spillway_fabric::units::{BufferRange, PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabIndex};
 
 use super::queue_pairs::QueuePairSet;
 use crate::limits::COPIES_MAX;
@@ -67,6 +67,8 @@ pub(super) enum Step {
 pub(super) struct Active {
     pub(super) slot: usize,
     pub(super) request: BlockRequest,
+    /// Counts the requests of its engine.
+    pub(super) number: u64,
     pub(super) arrived: Instant,
     pub(super) stage: Stage,
     pub(super) segment: Segment,
@@ -95,6 +97,8 @@ pub(super) struct Active {
     pub(super) next_page: PageIndex,
     /// A page's only source is out of reach now (reads).
     pub(super) must_wait: bool,
+    /// It found no credit while it had no sub-request in flight (reads).
+    pub(super) awaits_credit: bool,
     /// Copy indexes whose sub-request is not posted (writes, discards); the last is the disk.
     pub(super) unposted: [bool; COPIES_MAX + 1],
     /// Copy indexes that have the new content (writes).
@@ -107,10 +111,12 @@ pub(super) struct Active {
 
 impl Active {
     pub(super) fn free(slot: usize, now: Instant) -> Self {
-        let request = BlockRequest { slot, operation: BlockOperation::Flush, offset_bytes: 0, length_bytes: 0 };
+        let (operation, priority) = (BlockOperation::Flush, Priority::Demand);
+        let request = BlockRequest { slot, operation, offset_bytes: 0, length_bytes: 0, priority };
         Self {
             slot,
             request,
+            number: 0,
             arrived: now,
             stage: Stage::Free,
             segment: Segment { slab: SlabIndex(0), first: PageIndex(0), count: 0, buffer_offset_bytes: 0 },
@@ -128,6 +134,7 @@ impl Active {
             error: None,
             next_page: PageIndex(0),
             must_wait: false,
+            awaits_credit: false,
             unposted: [false; COPIES_MAX + 1],
             succeeded: [false; COPIES_MAX],
             disk_pages: 0,
@@ -136,12 +143,20 @@ impl Active {
     }
 
     /// Takes a request over; it starts parked.
-    pub(super) fn accept(&mut self, request: BlockRequest, geometry: Geometry, now: Instant) {
+    pub(super) fn accept(&mut self, request: BlockRequest, number: u64, geometry: Geometry, now: Instant) {
         assert!(self.stage == Stage::Free, "a request slot is used by one request at a time");
         *self = Self::free(self.slot, now);
         self.request = request;
+        self.number = number;
         self.stage = Stage::Parked;
         self.segment = segment_at(&request, geometry, 0);
+    }
+
+    /// A request of lower classes, by when it has its turn: by class, then the oldest first. `None` for one that a
+    /// thread waits for, and for none.
+    pub(super) fn turn(&self) -> Option<(Priority, u64)> {
+        let has_turn = self.stage != Stage::Free && self.request.priority != Priority::Demand;
+        has_turn.then_some((self.request.priority, self.number))
     }
 
     /// Moves to the next segment; false when there is none.
@@ -174,6 +189,7 @@ impl Active {
         self.in_use = [false; COPIES_MAX];
         self.error = None;
         self.must_wait = false;
+        self.awaits_credit = false;
         self.next_page = self.segment.first;
         self.unposted = [false; COPIES_MAX + 1];
         self.succeeded = [false; COPIES_MAX];
@@ -229,10 +245,11 @@ mod tests {
                 operation: BlockOperation::Discard,
                 offset_bytes: first * page,
                 length_bytes: count * page,
+                priority: Priority::Demand,
             };
             let now = Instant::now();
             let mut active = Active::free(0, now);
-            active.accept(request, geometry, now);
+            active.accept(request, 0, geometry, now);
             let mut next = PageIndex(first);
             loop {
                 let segment = active.segment;

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use spillway_block::request::{BlockOperation, BlockRequest};
 use spillway_block::service::UseMemory;
-use spillway_fabric::units::{PAGE_SIZE_BYTES, RemoteAddress};
+use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress};
 use spillway_sys::mapping::Mapping;
 
 use super::Engine;
@@ -27,7 +27,13 @@ use crate::slab_map::slab_entry::CopyLocations;
 impl Engine {
     /// See [`spillway_block::service::BlockService::read_in_place`].
     pub(super) fn use_mapped(&mut self, offset_bytes: u64, length_bytes: u64, use_memory: UseMemory<'_>) -> bool {
-        let request = BlockRequest { slot: 0, operation: BlockOperation::Read, offset_bytes, length_bytes };
+        let request = BlockRequest {
+            slot: 0,
+            operation: BlockOperation::Read,
+            offset_bytes,
+            length_bytes,
+            priority: Priority::Demand,
+        };
         let page = PAGE_SIZE_BYTES as u64;
         let (first, count) = (PageIndex::at_offset(offset_bytes), length_bytes / page);
         let slab = self.volume.geometry.slab_of(first);
@@ -118,7 +124,13 @@ mod tests {
             world.pool.memory().write(page as usize * PAGE_SIZE_BYTES, &[page as u8 + 1; PAGE_SIZE_BYTES]);
         }
         world.engine.submit(
-            BlockRequest { slot: 0, operation: BlockOperation::Write, offset_bytes: 0, length_bytes: 40 * PAGE },
+            BlockRequest {
+                slot: 0,
+                operation: BlockOperation::Write,
+                offset_bytes: 0,
+                length_bytes: 40 * PAGE,
+                priority: Priority::Demand,
+            },
             Instant::now(),
         );
         let mut answer = None;

@@ -5,6 +5,9 @@
 //! pair ([`queue_pairs`]), and at the poll that brings the completion leaves the gate and answers. `write` and
 //! `discard` own their pages meanwhile.
 //!
+//! Each poll moves the requests that a thread waits for first ([`Priority::Demand`]), then the others, by class and
+//! the oldest first. So what is free of a queue pair goes to them first, and a prefetch waits for no later one.
+//!
 //! - `active`: the state of one request; `in_place`: no request at all.
 //! - [`queue_pairs`]: this thread's queue pairs.
 
@@ -26,7 +29,7 @@ use spillway_block::service::{BlockService, Completed, UseMemory, Waiting};
 use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::limits::REQUEST_DEADLINE;
 use spillway_fabric::queue_pair::RequestError;
-use spillway_fabric::units::PAGE_SIZE_BYTES;
+use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
 
 use self::active::{Active, Context, Stage, Step};
 use self::queue_pairs::{QueuePairSet, SubRequest, Target};
@@ -42,6 +45,10 @@ pub struct Engine {
     requests: Box<[Active]>,
     /// Requests that are not answered yet.
     under_way: usize,
+    /// Of them, those that no thread waits for.
+    not_awaited: usize,
+    /// Requests so far.
+    submitted: u64,
 }
 
 impl Engine {
@@ -54,7 +61,7 @@ impl Engine {
         now: Instant,
     ) -> Self {
         let requests = (0..pool.slot_count()).map(|slot| Active::free(slot, now)).collect();
-        Self { volume, metrics, pool, queue_pairs, requests, under_way: 0 }
+        Self { volume, metrics, pool, queue_pairs, requests, under_way: 0, not_awaited: 0, submitted: 0 }
     }
 
     fn is_valid(&self, request: &BlockRequest) -> bool {
@@ -71,8 +78,17 @@ impl Engine {
 
 impl BlockService for Engine {
     fn submit(&mut self, request: BlockRequest, now: Instant) {
-        self.requests[request.slot].accept(request, self.volume.geometry, now);
+        self.requests[request.slot].accept(request, self.submitted, self.volume.geometry, now);
+        self.submitted += 1;
         self.under_way += 1;
+        self.not_awaited += usize::from(request.priority != Priority::Demand);
+    }
+
+    fn promote(&mut self, slot: usize) {
+        let active = &mut self.requests[slot];
+        assert!(active.stage != Stage::Free, "a request that is promoted was submitted and has not ended");
+        self.not_awaited -= usize::from(active.turn().is_some());
+        active.request.priority = Priority::Demand;
     }
 
     fn read_in_place(&mut self, offset_bytes: u64, length_bytes: u64, use_memory: UseMemory<'_>) -> bool {
@@ -88,15 +104,17 @@ impl BlockService for Engine {
         self.queue_pairs.poll(now, &mut |sub_request, result| piece_ended(requests, volume, sub_request, result));
         let mut waiting = Waiting::Nothing;
         for slot in 0..self.requests.len() {
-            if self.requests[slot].stage == Stage::Free {
-                continue;
+            let active = &self.requests[slot];
+            if active.stage != Stage::Free && active.turn().is_none() {
+                waiting = waiting.max(self.look_at(slot, now, completed));
             }
-            if let Some(result) = self.step(slot, now) {
-                self.finish(slot, result, now);
-                completed(slot, result);
-            } else {
-                waiting = waiting.max(wait_of(&self.requests[slot]));
-            }
+        }
+        let mut last = None;
+        while self.not_awaited > 0
+            && let Some((turn, slot)) = self.next_turn(last)
+        {
+            waiting = waiting.max(self.look_at(slot, now, completed));
+            last = Some(turn);
         }
         if self.queue_pairs.needs_polling() {
             waiting = Waiting::Poll;
@@ -110,6 +128,20 @@ impl BlockService for Engine {
 }
 
 impl Engine {
+    /// Moves one request, and says what it waits for.
+    fn look_at(&mut self, slot: usize, now: Instant, completed: Completed<'_>) -> Waiting {
+        let Some(result) = self.step(slot, now) else { return wait_of(&self.requests[slot]) };
+        self.finish(slot, result, now);
+        completed(slot, result);
+        Waiting::Nothing
+    }
+
+    /// The request that no thread waits for whose turn is next, after `last`.
+    fn next_turn(&self, last: Option<(Priority, u64)>) -> Option<((Priority, u64), usize)> {
+        let turns = self.requests.iter().filter_map(|active| Some((active.turn()?, active.slot)));
+        turns.filter(|(turn, _)| last.is_none_or(|last| *turn > last)).min()
+    }
+
     /// Takes one request as far as it goes now; its result when it is over.
     fn step(&mut self, slot: usize, now: Instant) -> Option<Result<(), BlockError>> {
         if self.requests[slot].stage == Stage::Parked
@@ -150,6 +182,7 @@ impl Engine {
         give_up_turn(&mut self.requests[slot], &self.volume);
         let active = &mut self.requests[slot];
         assert!(active.pass.is_none() && active.outstanding == 0, "a finished request uses nothing");
+        self.not_awaited -= usize::from(active.turn().is_some());
         active.stage = Stage::Free;
         self.under_way -= 1;
         let latency = now.saturating_duration_since(active.arrived);
@@ -228,6 +261,8 @@ fn wait_of(active: &Active) -> Waiting {
     match active.stage {
         Stage::Moving if active.unposted.contains(&true) => Waiting::Retry,
         Stage::Moving => Waiting::Event,
+        // A sub-request that has one ends with an event.
+        Stage::Parked if active.awaits_credit => Waiting::Event,
         Stage::Parked | Stage::AwaitingDisk => Waiting::Retry,
         Stage::Free => Waiting::Nothing,
     }

@@ -4,17 +4,23 @@
 //! a donor is replaced or lost, the sub-requests on the old queue pair are orphaned and end with
 //! [`RequestError::Down`] at the next poll: every posted sub-request ends exactly once, or is abandoned by its owner
 //! ([`QueuePairSet::abandon`]) and never heard of again.
+//!
+//! Prefetches in flight on a queue pair are bounded twice: by its credits, and by their bytes. A donor answers a
+//! connection in order, so a fault waits for what was asked for before it.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spillway_fabric::queue_pair::{Operation, PostError, QueuePair, Request, RequestError};
 use spillway_fabric::units::{BufferRange, Priority, RemoteAddress, Tag};
 use spillway_sys::mapping::Mapping;
 
-use crate::limits::{DONORS_MAX, SUB_REQUESTS_MAX};
+use crate::limits::{
+    DONORS_MAX, NETWORK_BYTES_PER_US, PREFETCHED_BYTES_FAR, PREFETCHED_BYTES_NEAR, SUB_REQUESTS_MAX,
+    SUB_REQUESTS_RESERVED,
+};
 use crate::slab_map::donor_latency::{DonorLatencies, QueuePairWaits};
 use crate::slab_map::slab_entry::DonorSlot;
 
@@ -97,6 +103,21 @@ impl QueuePairMailbox {
     }
 }
 
+/// A queue pair's place in what is counted by queue pair.
+fn place_of(target: Target) -> usize {
+    match target {
+        Target::Donor(donor) => usize::from(donor.0),
+        Target::Disk => DONORS_MAX,
+    }
+}
+
+/// How many bytes prefetches in flight may bring over a queue pair before no other is posted: twice what a network
+/// carries while its fastest read takes.
+fn prefetched_bytes_max(fastest_read: Option<Duration>) -> u64 {
+    let microseconds = fastest_read.map_or(0, |time| time.as_micros() as u64);
+    microseconds.saturating_mul(2 * NETWORK_BYTES_PER_US).clamp(PREFETCHED_BYTES_NEAR, PREFETCHED_BYTES_FAR)
+}
+
 /// Retired queue pairs between two sweeps: at most one change of each donor is adopted between two calls of `leave`.
 const RETIRED_MAX: usize = 4 * DONORS_MAX;
 
@@ -115,6 +136,8 @@ struct Entry {
     flight: Flight,
     posted: Instant,
     is_read: bool,
+    /// Bytes that it brings ahead of need.
+    prefetched_bytes: u64,
 }
 
 /// The queue pairs of one I/O thread, see the module text.
@@ -123,6 +146,10 @@ pub struct QueuePairSet {
     disk: Option<Box<dyn QueuePair>>,
     entries: Box<[Entry]>,
     free: Vec<u32>,
+    /// What prefetches in flight bring, by queue pair; the last is the disk's.
+    prefetched_bytes: [u64; DONORS_MAX + 1],
+    /// How long the fastest read took, by queue pair: how far its donor is.
+    fastest_reads: [Option<Duration>; DONORS_MAX + 1],
     orphans: usize,
     mailbox: Arc<QueuePairMailbox>,
     watch: Option<Watch>,
@@ -142,11 +169,19 @@ impl QueuePairSet {
             donors: (0..DONORS_MAX).map(|_| None).collect(),
             disk,
             entries: vec![
-                Entry { sub_request, flight: Flight::Free, posted: Instant::now(), is_read: false };
+                Entry {
+                    sub_request,
+                    flight: Flight::Free,
+                    posted: Instant::now(),
+                    is_read: false,
+                    prefetched_bytes: 0
+                };
                 SUB_REQUESTS_MAX
             ]
             .into_boxed_slice(),
             free: (0..SUB_REQUESTS_MAX as u32).rev().collect(),
+            prefetched_bytes: [0; DONORS_MAX + 1],
+            fastest_reads: [None; DONORS_MAX + 1],
             orphans: 0,
             mailbox,
             watch: None,
@@ -168,6 +203,7 @@ impl QueuePairSet {
         let mut changes = mailbox.changes.lock().unwrap_or_else(PoisonError::into_inner);
         for change in changes.drain(..) {
             self.orphan(change.donor);
+            self.fastest_reads[usize::from(change.donor.0)] = None;
             let old = std::mem::replace(&mut self.donors[usize::from(change.donor.0)], change.queue_pair);
             if let Some(old) = old {
                 mailbox.retired.lock().unwrap_or_else(PoisonError::into_inner).push(old);
@@ -192,6 +228,7 @@ impl QueuePairSet {
                 Flight::Abandoned => {
                     entry.flight = Flight::Free;
                     self.free.push(number as u32);
+                    self.prefetched_bytes[place_of(entry.sub_request.target)] -= entry.prefetched_bytes;
                 }
                 Flight::Free | Flight::Orphaned => {}
             }
@@ -251,6 +288,14 @@ impl QueuePairSet {
             Target::Disk => self.disk.as_mut(),
         };
         let queue_pair = queue_pair.ok_or(PostError::Down)?;
+        let place = place_of(sub_request.target);
+        let is_prefetch = sub_request.priority == Priority::Prefetch;
+        let prefetched_bytes = if is_prefetch { u64::from(buffer.length_bytes) } else { 0 };
+        if is_prefetch && self.prefetched_bytes[place] >= prefetched_bytes_max(self.fastest_reads[place])
+            || sub_request.priority != Priority::Demand && self.free.len() <= SUB_REQUESTS_RESERVED
+        {
+            return Err(PostError::Busy);
+        }
         let number = self.free.pop().ok_or(PostError::Busy)?;
         let was_idle = queue_pair.in_flight() == 0;
         let request = Request { operation, remote, buffer, tag: Tag(number), priority: sub_request.priority };
@@ -259,7 +304,9 @@ impl QueuePairSet {
             return Err(error);
         }
         let is_read = operation == Operation::Read;
-        self.entries[number as usize] = Entry { sub_request, flight: Flight::Posted, posted: now, is_read };
+        self.entries[number as usize] =
+            Entry { sub_request, flight: Flight::Posted, posted: now, is_read, prefetched_bytes };
+        self.prefetched_bytes[place] += prefetched_bytes;
         if let (true, Target::Donor(donor), Some(watch)) = (was_idle, sub_request.target, &self.watch) {
             watch.waits.owes(donor, now);
         }
@@ -272,12 +319,19 @@ impl QueuePairSet {
             return;
         }
         let (entries, free, watch) = (&mut self.entries, &mut self.free, &self.watch);
+        let (prefetched_bytes, fastest_reads) = (&mut self.prefetched_bytes, &mut self.fastest_reads);
         let mut complete = |completion: spillway_fabric::queue_pair::Completion, is_watched: bool| {
             let entry = &mut entries[completion.tag.0 as usize];
             assert!(matches!(entry.flight, Flight::Posted | Flight::Abandoned), "a sub-request ends once");
             let is_heard = entry.flight == Flight::Posted;
             entry.flight = Flight::Free;
             free.push(completion.tag.0);
+            let place = place_of(entry.sub_request.target);
+            prefetched_bytes[place] -= entry.prefetched_bytes;
+            let time = now.saturating_duration_since(entry.posted);
+            if entry.is_read && completion.result.is_ok() && fastest_reads[place].is_none_or(|fastest| time < fastest) {
+                fastest_reads[place] = Some(time);
+            }
             if let (true, true, Target::Donor(donor), Some(watch)) =
                 (is_watched, entry.is_read, entry.sub_request.target, watch)
                 && completion.result.is_ok()
@@ -315,6 +369,7 @@ impl QueuePairSet {
             if entry.flight == Flight::Orphaned {
                 entry.flight = Flight::Free;
                 self.free.push(number as u32);
+                self.prefetched_bytes[place_of(entry.sub_request.target)] -= entry.prefetched_bytes;
                 ended(entry.sub_request, Err(RequestError::Down));
             }
         }

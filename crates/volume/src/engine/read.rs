@@ -12,7 +12,7 @@
 
 use spillway_block::request::BlockError;
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
-use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, RemoteAddress, SlabHandle};
+use spillway_fabric::units::{PAGE_SIZE_BYTES, RemoteAddress, SlabHandle};
 
 use super::active::{Active, Context, Stage, Step};
 use super::queue_pairs::{SubRequest, Target};
@@ -97,8 +97,8 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
         match post_run(active, context, source, count) {
             Ok(()) => active.next_page += count,
             Err(PostError::Busy) if active.outstanding > 0 => return Step::Pending,
-            // Without a sub-request of ours in flight, those of others hold the credits: look again soon.
-            Err(PostError::Busy) => active.must_wait = true,
+            // Without a sub-request of ours in flight, those of others hold the credits: looks again when one ends.
+            Err(PostError::Busy) => (active.must_wait, active.awaits_credit) = (true, true),
             Err(PostError::Down) => exclude(active, source),
         }
     }
@@ -220,7 +220,7 @@ fn post_run(active: &mut Active, context: &mut Context<'_>, source: Source, coun
             return Ok(());
         }
     };
-    let sub_request = SubRequest { owner: active.slot, copy_index, target, priority: Priority::Demand };
+    let sub_request = SubRequest { owner: active.slot, copy_index, target, priority: active.request.priority };
     context.queue_pairs.post(sub_request, Operation::Read, remote, buffer, context.now)?;
     active.outstanding += 1;
     if matches!(target, Target::Donor(_)) {

@@ -13,7 +13,7 @@
 use spillway_block::limits::REQUEST_PAGES_MAX;
 use spillway_block::request::BlockError;
 use spillway_fabric::queue_pair::{Operation, PostError, RequestError};
-use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority};
+use spillway_fabric::units::PAGE_SIZE_BYTES;
 
 use super::active::{Active, Context, Stage, Step};
 use super::queue_pairs::{SubRequest, Target};
@@ -98,7 +98,7 @@ pub(super) fn advance(active: &mut Active, context: &mut Context<'_>) -> Step {
             owner: active.slot,
             copy_index,
             target: Target::Donor(location.donor),
-            priority: Priority::Demand,
+            priority: active.request.priority,
         };
         let remote = active.remote(context.volume.geometry, location, first);
         let buffer = active.buffer(context.pool, first, count);

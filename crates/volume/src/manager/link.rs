@@ -22,12 +22,10 @@ use spillway_fabric::limits::{HEARTBEAT_INTERVAL, SILENCE_DEADLINE, SLABS_PER_SE
 use spillway_fabric::shm::ShmWindow;
 
 use super::ManagerState;
-use super::activity;
 use super::dialing::Resolver;
 use super::donors::{DonorEntry, Session};
 use super::link_error::LinkError;
 use super::mapping::forget_donor;
-use super::mover::Work;
 use super::opening::{Attempt, Transport};
 use super::reunion;
 use crate::engine::queue_pairs::QueuePairChange;
@@ -36,6 +34,7 @@ use crate::limits::{
 };
 use crate::slab_map::slab_entry::DonorSlot;
 use crate::state::records::DonorRecord;
+use crate::steward::{Input, Link};
 
 /// Keeps the donor in `slot` connected until the device stops.
 pub fn run(shared: &ManagerState, slot: usize) {
@@ -91,7 +90,6 @@ fn say_goodbye(donor: &DonorEntry) {
             .send(&Message::Goodbye { reason: "the device stops".to_owned() }, None);
         session.sender.close();
     }
-    donor.abandon_calls();
 }
 
 /// Whether `donor`, which said nothing for so long, is still waited for: soon not any more, unless pages would be
@@ -100,7 +98,7 @@ fn is_waited_for(shared: &ManagerState, donor: &DonorEntry, silence: Duration) -
     if silence < SILENCE_NOTICED {
         return true;
     }
-    shared.volume.set_silent(donor.slot, true);
+    set_silent(shared, donor.slot, true);
     let is_sole = look_for_sole_copies(shared, donor);
     if is_sole && silence == SILENCE_DEADLINE {
         let most = donor.patience().silence().as_secs();
@@ -110,6 +108,13 @@ fn is_waited_for(shared: &ManagerState, donor: &DonorEntry, silence: Duration) -
         );
     }
     silence < donor.patience().silence()
+}
+
+fn set_silent(shared: &ManagerState, donor: DonorSlot, is_silent: bool) {
+    if shared.volume.is_silent(donor) != is_silent {
+        shared.volume.set_silent(donor, is_silent);
+        shared.decide(Input::Silent { donor, is_silent });
+    }
 }
 
 /// Looks whether pages would be lost with `donor`, and sets how long it is waited for.
@@ -145,14 +150,16 @@ fn session(shared: &ManagerState, donor: &DonorEntry, resolver: &mut Resolver) -
     let record = DonorRecord { donor: opened.welcome.donor, token: opened.welcome.resume };
     shared.resumption.records.set_donor(donor.slot, &record);
     let sender = opened.sender.with_patience(donor.patience().silence());
-    let session = Arc::new(Session { donor: opened.welcome.donor, sender, window: window.clone() });
+    let (number, identity) = (donor.number_session(), opened.welcome.donor);
+    let session = Arc::new(Session { number, donor: identity, sender, window: window.clone() });
     let transport = if window.is_some() { "shm" } else { "tcp" };
     tracing::info!("donor {} at {} is connected over {transport}", session.donor, donor.address);
     shared.volume.begin_session(donor.slot);
-    donor.connected(Arc::clone(&session), transport, opened.welcome.free_bytes, held.kept);
+    donor.connected(Arc::clone(&session), transport);
+    let link = Link { session: number, identity, free_bytes: opened.welcome.free_bytes, slabs_held: held.kept };
+    shared.decide(Input::Up { donor: donor.slot, link });
     // Leased by a process that died before it put them to use.
-    held.unused.into_iter().for_each(|slab| donor.return_unused(slab));
-    shared.volume.set_mapping_possible(true);
+    held.unused.into_iter().for_each(|slab| session.release(slab));
     let mut receiver = opened.receiver;
     let mut silence = Silence::default();
     let mut look_again: Option<Instant> = None;
@@ -165,7 +172,7 @@ fn session(shared: &ManagerState, donor: &DonorEntry, resolver: &mut Resolver) -
             Ok((message, descriptor)) => {
                 silence.is_broken();
                 if shared.volume.is_silent(donor.slot) {
-                    shared.volume.set_silent(donor.slot, false);
+                    set_silent(shared, donor.slot, false);
                     look_again = Some(Instant::now() + SOLE_COPY_LOOK_INTERVAL);
                 }
                 handle(shared, donor, &session, message, descriptor)?;
@@ -191,15 +198,21 @@ fn handle(
     descriptor: Option<OwnedFd>,
 ) -> Result<(), LinkError> {
     match message {
-        Message::Free { request, .. } | Message::Leased { request, .. } | Message::Refused { request, .. } => {
-            donor.answer(request, message, descriptor);
+        Message::Leased { request, slab } => {
+            if let Err(error) = session.attach(slab, descriptor) {
+                tracing::warn!("slab {slab} of {}: {error}", donor.address);
+                session.release(slab);
+                shared.decide(Input::Unusable { donor: donor.slot, session: session.number, request });
+                return Ok(());
+            }
+            tell(shared, donor, session, message);
         }
-        Message::Recall { slabs, .. } => {
-            slabs.into_iter().for_each(|slab| shared.work.add(Work::Recall(donor.slot, slab)));
+        Message::Refused { ref reason, .. } => {
+            donor.refused(reason);
+            tell(shared, donor, session, message);
         }
-        Message::ActivityQuery { request, slabs } => {
-            let values = activity::of_slabs(&shared.volume, donor.slot, slabs);
-            session.sender.send(&Message::Activity { request, values }, None)?;
+        Message::Free { .. } | Message::Recall { .. } | Message::ActivityQuery { .. } => {
+            tell(shared, donor, session, message);
         }
         Message::Ping => session.sender.send(&Message::Pong, None)?,
         Message::Pong | Message::Released { .. } => {}
@@ -207,6 +220,10 @@ fn handle(
         other => return Err(LinkError::Protocol(format!("{other:?}"))),
     }
     Ok(())
+}
+
+fn tell(shared: &ManagerState, donor: &DonorEntry, session: &Session, message: Message) {
+    shared.decide(Input::Message { donor: donor.slot, session: session.number, message });
 }
 
 fn clean_up(shared: &ManagerState, donor: &DonorEntry, error: &LinkError) {
@@ -221,6 +238,7 @@ fn clean_up(shared: &ManagerState, donor: &DonorEntry, error: &LinkError) {
         return;
     };
     session.sender.close();
+    shared.decide(Input::Down { donor: donor.slot });
     for holder in &shared.queue_pairs {
         holder.mailbox.leave(QueuePairChange { donor: donor.slot, queue_pair: None });
     }

@@ -1,28 +1,25 @@
 //! What happens away from the path of a page: connections to donors, mapping, moving, recovery.
 //!
-//! Threads: one per donor ([`link`]: keeps a session, answers the donor, cleans up after it), the manager (maps slabs
-//! that I/O threads ask for, looks after every slab from time to time: [`slab_scan`]) and the mover (refills and
-//! moves copies: [`mover`]). They share [`ManagerState`]; slab copy indexes change under the volume's assignment lock
-//! only.
+//! What is to be done is decided by the [`Steward`](crate::steward); the threads here bring it what happened and carry
+//! out what follows ([`decisions`]). One thread per donor ([`link`]) keeps a session, answers the donor, and cleans up
+//! after it. The manager's thread looks after every slab from time to time and puts leases in place ([`slab_scan`]).
+//! The mover's thread fills and drops copies ([`mover`]). They share [`ManagerState`]; slab copy indexes change under
+//! the volume's assignment lock only.
 //!
-//! - [`donors`]: what is known of each donor, and asking it for memory.
-//! - [`activity`]: what donors ask before they want slabs back.
-//! - `dialing` and `opening`: connecting to a donor, and everything before its first slab.
-//! - [`heat`]: which slabs deserve a donor, when mapping follows activity.
+//! - [`donors`]: the link to each donor. - `dialing` and `opening`: connecting to one, and everything before its first
+//!   slab.
 //! - [`reunion`]: slabs that donors kept for a process that died.
-//! - [`placement`]: the power of two choices. - [`mapping`]: adding and dropping copies. - [`refill`]: copying pages.
+//! - [`mapping`]: copy indexes filled and emptied. - [`refill`]: copying pages.
 //! - [`slab_scan::findings`]: the last look at all slabs.
 
-pub mod activity;
+pub mod decisions;
 pub mod dialing;
 pub mod donors;
-pub mod heat;
 pub mod link;
 pub mod link_error;
 pub mod mapping;
 pub mod mover;
 mod opening;
-pub mod placement;
 pub mod refill;
 pub mod reunion;
 pub mod slab_scan;
@@ -38,13 +35,13 @@ use spillway_fabric::buffer_pool::BufferPool;
 use spillway_fabric::key::ClusterKey;
 use spillway_fabric::units::{BorrowerId, SlabIndex};
 
+use self::decisions::Decisions;
 use self::donors::DonorEntry;
-use self::mapping::Mapper;
-use self::mover::WorkQueue;
 use self::slab_scan::findings::Findings;
 use crate::engine::queue_pairs::{QueuePairMailbox, QueuePairSet};
 use crate::limits::LINGER;
 use crate::settings::transport::TransportChoice;
+use crate::settings::wrapper::QueuePairWrapper;
 use crate::slab_map::Volume;
 use crate::slab_map::slab_entry::DonorSlot;
 use crate::state::records::Records;
@@ -78,10 +75,10 @@ pub struct ManagerState {
     pub key: Option<ClusterKey>,
     /// How pages travel.
     pub transport: TransportChoice,
-    /// What the mover is asked to do.
-    pub work: WorkQueue,
-    /// Where copies go.
-    pub mapper: Mapper,
+    /// What is put around queue pairs to donors.
+    pub wrapper: QueuePairWrapper,
+    /// What is to be done with copies.
+    pub decisions: Decisions,
     /// The last look at all slabs.
     pub slab_findings: Findings,
     /// The device stops.
@@ -118,6 +115,8 @@ pub struct ManagerParts {
     pub key: Option<ClusterKey>,
     /// How pages travel.
     pub transport: TransportChoice,
+    /// What is put around queue pairs to donors.
+    pub wrapper: QueuePairWrapper,
 }
 
 /// The running threads.
@@ -134,6 +133,7 @@ impl Manager {
         let mut queue_pairs = parts.io_holders;
         queue_pairs.push(parts.mover_holder);
         let donors = parts.addresses.into_iter().enumerate();
+        let decisions = Decisions::new(&parts.volume, parts.borrower.0 as u64);
         let shared = Arc::new(ManagerState {
             volume: parts.volume,
             donors: donors.map(|(slot, address)| DonorEntry::new(DonorSlot(slot as u16), address)).collect(),
@@ -144,8 +144,8 @@ impl Manager {
             name: parts.name,
             key: parts.key,
             transport: parts.transport,
-            work: WorkQueue::default(),
-            mapper: Mapper::new(parts.borrower.0 as u64),
+            wrapper: parts.wrapper,
+            decisions,
             slab_findings: Findings::default(),
             stopping: AtomicBool::new(false),
         });
@@ -172,7 +172,7 @@ impl Manager {
         // What is under way to a silent one is not waited for any more: the volume goes.
         self.shared.donors.iter().for_each(|donor| donor.patience().wait_for_sole_copies(None));
         self.shared.volume.manager_event.signal();
-        self.shared.work.wake();
+        self.shared.decisions.wake();
         for thread in self.threads.drain(..) {
             // A panicked thread has said so on stderr; the device is going away.
             let _ = thread.join();

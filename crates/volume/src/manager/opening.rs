@@ -180,7 +180,8 @@ impl<'a> Attempt<'a> {
             });
         }
         for (holder, queue_pair) in self.shared.queue_pairs.iter().zip(queue_pairs) {
-            holder.mailbox.leave(QueuePairChange { donor: self.donor.slot, queue_pair: Some(queue_pair) });
+            let queue_pair = Some(self.shared.wrapper.wrap(queue_pair));
+            holder.mailbox.leave(QueuePairChange { donor: self.donor.slot, queue_pair });
         }
         Ok(())
     }

@@ -1,11 +1,12 @@
 //! What a volume is started with, and what a user may get wrong about it.
 //!
 //! - [`redundancy`]: how many copies of a page there are, and where; [`mapping`]: when slabs get their donor;
-//!   [`transport`]: how pages travel.
+//!   [`transport`]: how pages travel; [`wrapper`]: what a measurement puts around queue pairs.
 
 pub mod mapping;
 pub mod redundancy;
 pub mod transport;
+pub mod wrapper;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use spillway_fabric::units::PAGE_SIZE_BYTES;
 use self::mapping::MappingPolicy;
 use self::redundancy::Redundancy;
 use self::transport::TransportChoice;
+use self::wrapper::QueuePairWrapper;
 use crate::limits::{DONORS_MAX, VOLUME_SIZE_BYTES_MAX};
 use crate::slab_map::Geometry;
 
@@ -26,6 +28,7 @@ use crate::slab_map::Geometry;
 ///
 /// use spillway_volume::settings::mapping::MappingPolicy;
 /// use spillway_volume::settings::transport::TransportChoice;
+/// use spillway_volume::settings::wrapper::QueuePairWrapper;
 /// use spillway_volume::settings::{SettingsError, VolumeConfig};
 ///
 /// let config = VolumeConfig {
@@ -40,6 +43,7 @@ use crate::slab_map::Geometry;
 ///     backing: None,
 ///     fill_backing: false,
 ///     donor_wait: Duration::ZERO,
+///     wrapper: QueuePairWrapper::default(),
 /// };
 /// assert!(matches!(config.check(), Err(SettingsError::TooFewDonors { count: 1, .. })));
 /// ```
@@ -68,6 +72,8 @@ pub struct VolumeConfig {
     pub fill_backing: bool,
     /// How long to wait at the start for the first donor.
     pub donor_wait: Duration,
+    /// What is put around queue pairs to donors: nothing, but in measurements.
+    pub wrapper: QueuePairWrapper,
 }
 
 /// A setting that cannot be. The text says what to write instead.
@@ -190,6 +196,7 @@ mod tests {
             backing: None,
             fill_backing: false,
             donor_wait: Duration::ZERO,
+            wrapper: QueuePairWrapper::default(),
         }
     }
 

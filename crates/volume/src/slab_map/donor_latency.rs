@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use spillway_block::metrics::LatencyHistogram;
+use spillway_block::latency::LatencyHistogram;
 
 use super::slab_entry::DonorSlot;
 use crate::limits::{

@@ -10,6 +10,7 @@ use super::*;
 use crate::settings::mapping::MappingPolicy;
 use crate::settings::redundancy::Redundancy;
 use crate::settings::transport::TransportChoice;
+use crate::settings::wrapper::QueuePairWrapper;
 use crate::slab_map::backlog::{BacklogSlot, TakePolicy};
 use crate::slab_map::page_bits::Bit;
 use crate::slab_map::page_index::PageIndex;
@@ -29,6 +30,7 @@ fn config() -> VolumeConfig {
         mapping: MappingPolicy::OnDemand,
         fill_backing: false,
         donor_wait: Duration::ZERO,
+        wrapper: QueuePairWrapper::default(),
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Store {
     pub failing: bool,
     /// Polls before a request's bytes move.
     pub delay_polls: u32,
+    /// What was posted, in that order, if a test wants to know.
+    pub posted: Option<Vec<Request>>,
 }
 
 /// A store that a test and its queue pairs share.
@@ -112,7 +114,7 @@ impl StoreQueuePair {
 
 impl QueuePair for StoreQueuePair {
     fn post(&mut self, request: Request, _now: Instant) -> Result<(), PostError> {
-        let store = self.store.lock().expect("no test thread panicked");
+        let mut store = self.store.lock().expect("no test thread panicked");
         if self.down {
             return Err(PostError::Down);
         }
@@ -120,6 +122,9 @@ impl QueuePair for StoreQueuePair {
             return Err(PostError::Busy);
         }
         self.posted.push_back((request, store.delay_polls));
+        if let Some(posted) = &mut store.posted {
+            posted.push(request);
+        }
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use spillway_block::request::{BlockOperation, BlockRequest};
 use spillway_fabric::buffer_pool::BufferPool;
-use spillway_fabric::units::{PAGE_SIZE_BYTES, SlabHandle, SlabIndex};
+use spillway_fabric::units::{PAGE_SIZE_BYTES, Priority, SlabHandle, SlabIndex};
 
 use crate::engine::queue_pairs::{QueuePairChange, QueuePairMailbox};
 use crate::limits::COPIES_MAX;
@@ -21,7 +21,7 @@ pub const AT_ONCE: TakePolicy = TakePolicy { eager_pages: 1, delay: Duration::ZE
 /// A request for `count` pages from page `first` on.
 pub fn request(slot: usize, operation: BlockOperation, first: u64, count: u64) -> BlockRequest {
     let page = PAGE_SIZE_BYTES as u64;
-    BlockRequest { slot, operation, offset_bytes: first * page, length_bytes: count * page }
+    BlockRequest { slot, operation, offset_bytes: first * page, length_bytes: count * page, priority: Priority::Demand }
 }
 
 /// What write `number` gives `page`: no other page, and no other write, has it.

@@ -8,9 +8,10 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use super::{Finding, examine};
+use super::examine;
 use crate::limits::SLAB_SCAN_INTERVAL;
 use crate::manager::ManagerState;
+use crate::steward::care::Finding;
 
 /// The findings of one look, by slab, and its end.
 #[derive(Debug, Default)]

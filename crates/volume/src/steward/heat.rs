@@ -1,6 +1,8 @@
-//! Mapping by activity: which slabs are used enough to deserve a donor's memory (Infiniswap, NSDI '17).
+//! How much each slab is used: an average in pages a second (Infiniswap, NSDI '17).
 //!
-//! Until then a slab lives on the disk alone, so cold pages take no memory of a donor. The paper keeps, for each slab
+//! Donors ask for it before they want slabs back, and compare it with that of other borrowers. With mapping by activity
+//! it also says which slabs are used enough to deserve a donor's memory; until then a slab lives on the disk alone, so
+//! cold pages take no memory of a donor. The paper keeps, for each slab
 //! and second, `A = alpha * measured + (1 - alpha) * A_old`, and maps a slab whose average is above
 //! [`HOT_SLAB_PAGES_PER_S`]. Its published code added counts without ever normalising them, so that its order was
 //! noise after seconds; here an average is in pages per second, whatever the time between two looks: a look after `t`
@@ -45,6 +47,11 @@ impl Heat {
     /// Whether [`HEAT_INTERVAL`] has passed since the last look.
     pub fn is_due(&self, now: Instant) -> bool {
         self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= HEAT_INTERVAL)
+    }
+
+    /// When that is; none before the first look.
+    pub fn due(&self) -> Option<Instant> {
+        self.looked.map(|looked| looked + HEAT_INTERVAL)
     }
 
     /// Takes every slab's page I/Os since the start, and names the hot ones.

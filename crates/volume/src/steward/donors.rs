@@ -1,0 +1,166 @@
+//! What the Steward knows of each donor: its session, its room, and when it refused.
+//!
+//! A donor is asked for its room from time to time ([`FREE_INTERVAL`]), more often while no donor has any
+//! ([`FREE_INTERVAL_FULL`]): writes wait for memory then. One question is under way to each at a time.
+
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use spillway_fabric::control::message::Message;
+use spillway_fabric::units::DonorId;
+
+use super::{Link, Output, SessionNumber};
+use crate::limits::{CONTROL_REPLY_DEADLINE, FREE_INTERVAL, FREE_INTERVAL_FULL, REFUSAL_PAUSE};
+use crate::slab_map::slab_entry::DonorSlot;
+
+/// A donor with a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DonorView {
+    /// Its session.
+    pub session: SessionNumber,
+    /// Who it is, whatever its address.
+    pub identity: DonorId,
+    /// What it could lend when it last spoke of that, less what it lent since.
+    pub free_bytes: u64,
+    /// Slabs of this volume that it holds.
+    pub slabs_held: u64,
+    /// It refused a slab, or did not answer, and is passed over until then.
+    pub refused_until: Option<Instant>,
+    /// Its session is open, but it says nothing.
+    pub is_silent: bool,
+    /// When it was last asked for its room, or spoke of it.
+    asked: Instant,
+}
+
+/// The donors with a session, by slot.
+#[derive(Clone, Debug, Default)]
+pub struct Donors {
+    open: BTreeMap<DonorSlot, DonorView>,
+    next_request: u32,
+    /// What [`Donors::has_room`] said last: decides how often donors are asked.
+    is_room_known: bool,
+}
+
+impl Donors {
+    /// A session was opened, and the donor has said what it could lend.
+    pub fn up(&mut self, now: Instant, donor: DonorSlot, link: Link) {
+        let Link { session, identity, free_bytes, slabs_held } = link;
+        let (refused_until, is_silent, asked) = (None, false, now);
+        let view = DonorView { session, identity, free_bytes, slabs_held, refused_until, is_silent, asked };
+        self.open.insert(donor, view);
+    }
+
+    /// The session is over.
+    pub fn down(&mut self, donor: DonorSlot) {
+        self.open.remove(&donor);
+    }
+
+    /// It says nothing, or was heard again.
+    pub fn silent(&mut self, donor: DonorSlot, is_silent: bool) {
+        if let Some(view) = self.open.get_mut(&donor) {
+            view.is_silent = is_silent;
+        }
+    }
+
+    /// Its open session.
+    pub fn session(&self, donor: DonorSlot) -> Option<SessionNumber> {
+        self.open.get(&donor).map(|view| view.session)
+    }
+
+    /// What is known of it, while it has a session.
+    pub fn view(&self, donor: DonorSlot) -> Option<DonorView> {
+        self.open.get(&donor).copied()
+    }
+
+    /// All that have a session.
+    pub fn open(&self) -> impl Iterator<Item = (DonorSlot, &DonorView)> {
+        self.open.iter().map(|(slot, view)| (*slot, view))
+    }
+
+    /// A number for a question, which comes back in its answer.
+    pub fn number(&mut self) -> u32 {
+        self.next_request = self.next_request.wrapping_add(1);
+        self.next_request
+    }
+
+    /// It said how much it could lend.
+    pub fn told_free(&mut self, now: Instant, donor: DonorSlot, free_bytes: u64) {
+        if let Some(view) = self.open.get_mut(&donor) {
+            view.free_bytes = free_bytes;
+            view.asked = now;
+        }
+    }
+
+    /// It lent a slab.
+    pub fn lent(&mut self, donor: DonorSlot, slab_size_bytes: u64) {
+        if let Some(view) = self.open.get_mut(&donor) {
+            view.slabs_held += 1;
+            view.free_bytes = view.free_bytes.saturating_sub(slab_size_bytes);
+        }
+    }
+
+    /// It got a slab back.
+    pub fn returned(&mut self, donor: DonorSlot) {
+        if let Some(view) = self.open.get_mut(&donor) {
+            view.slabs_held = view.slabs_held.saturating_sub(1);
+        }
+    }
+
+    /// It refused, or did not answer: passed over for a while.
+    pub fn refuses(&mut self, now: Instant, donor: DonorSlot) {
+        if let Some(view) = self.open.get_mut(&donor) {
+            view.refused_until = Some(now + REFUSAL_PAUSE);
+        }
+    }
+
+    /// Asks those for their room that were not asked for a while.
+    pub fn ask_free(&mut self, now: Instant, outputs: &mut Vec<Output>) {
+        let interval = self.interval();
+        for (donor, view) in &mut self.open {
+            let is_due = now.saturating_duration_since(view.asked) >= interval;
+            if !is_due || view.is_refused(now) {
+                continue;
+            }
+            view.asked = now;
+            self.next_request = self.next_request.wrapping_add(1);
+            let message = Message::Query { request: self.next_request };
+            outputs.push(Output::Send { donor: *donor, session: view.session, message });
+        }
+    }
+
+    /// When that is to be done next.
+    pub fn due(&self) -> Option<Instant> {
+        let next = |view: &DonorView| {
+            let due = view.asked + self.interval();
+            view.refused_until.map_or(due, |until| due.max(until))
+        };
+        self.open.values().map(next).min()
+    }
+
+    fn interval(&self) -> std::time::Duration {
+        if self.is_room_known { FREE_INTERVAL } else { FREE_INTERVAL_FULL }
+    }
+
+    /// Whether a donor may have room for a slab. Without a disk a write can only wait for a donor that says nothing for
+    /// a moment, so that counts as room.
+    pub fn has_room(&mut self, now: Instant, slab_size_bytes: u64, has_disk: bool) -> bool {
+        let may_lend = |view: &DonorView| {
+            let is_waited_for = !has_disk && view.is_silent;
+            view.free_bytes >= slab_size_bytes && (!view.is_refused(now) || is_waited_for)
+        };
+        self.is_room_known = self.open.values().any(may_lend);
+        self.is_room_known
+    }
+}
+
+impl DonorView {
+    /// Whether it refused a moment ago.
+    pub fn is_refused(&self, now: Instant) -> bool {
+        self.refused_until.is_some_and(|until| until > now)
+    }
+}
+
+const _: () = assert!(FREE_INTERVAL_FULL.as_nanos() <= FREE_INTERVAL.as_nanos());
+const _: () = assert!(CONTROL_REPLY_DEADLINE.as_nanos() <= FREE_INTERVAL.as_nanos(), "one question at a time");

@@ -1,0 +1,179 @@
+//! One slab after the other, from its first write to its end.
+
+use std::time::Duration;
+
+use spillway_fabric::control::message::Message;
+
+use super::world::World;
+use crate::limits::{CONTROL_REPLY_DEADLINE, EMPTY_SLAB_INTERVAL, PLACEMENTS_MAX, REFUSAL_PAUSE};
+use crate::slab_map::slab_entry::DonorSlot;
+
+fn mapped(world: &mut World, slab: u32) {
+    world.write(slab);
+    world.settle();
+    world.write(slab);
+}
+
+#[test]
+fn a_wanted_slab_gets_all_its_copies_at_once_at_different_donors() {
+    let mut world = World::new(2, false, 1, &[5, 5, 5]);
+    world.write(0);
+    while world.places.is_empty() {
+        assert!(world.holders(0).is_empty(), "a writer would see one copy of two");
+        world.answer(0);
+    }
+    assert_eq!(world.places[0].1.len(), 2);
+    world.settle();
+    let holders = world.holders(0);
+    assert!(holders.len() == 2 && holders[0] != holders[1], "{holders:?}");
+    world.check_settled();
+}
+
+#[test]
+fn of_two_that_were_drawn_the_one_with_more_room_lends() {
+    let mut world = World::new(1, false, 8, &[2, 20]);
+    (0..8).for_each(|slab| mapped(&mut world, slab));
+    let at_second = (0..8).filter(|slab| world.holders(*slab) == [1]).count();
+    // The first slab of each goes to a donor that holds nothing yet.
+    assert!(at_second >= 7, "{at_second} of 8");
+}
+
+#[test]
+fn two_addresses_of_one_donor_count_once() {
+    let mut world = World::new(2, false, 1, &[9, 9]);
+    world.lose(1);
+    world.donors[1].identity = world.donors[0].identity;
+    world.connect(1);
+    mapped(&mut world, 0);
+    assert_eq!(world.holders(0).len(), 1, "the second copy would be lost with the first");
+}
+
+#[test]
+fn full_and_silent_donors_are_passed_over() {
+    let mut world = World::new(1, false, 2, &[0, 5, 5]);
+    world.donors[1].is_mute = true;
+    world.write(0);
+    world.settle();
+    assert!(world.holders(0).is_empty() || world.holders(0) == [2]);
+    world.now += CONTROL_REPLY_DEADLINE;
+    world.feed(super::super::Input::Tick);
+    world.settle();
+    // One that says nothing to a lease is given a little longer than to a question.
+    world.pass(CONTROL_REPLY_DEADLINE);
+    assert_eq!(world.holders(0), [2]);
+    let silent = world.steward.donor(DonorSlot(1)).unwrap();
+    assert!(silent.refused_until.is_some(), "the silent one was asked");
+}
+
+#[test]
+fn a_slab_that_is_lent_after_all_goes_back() {
+    let mut world = World::new(1, false, 1, &[1, 0]);
+    world.write(0);
+    let lease =
+        |world: &World| world.messages.iter().position(|(.., message)| matches!(message, Message::Lease { .. }));
+    while lease(&world).is_none() {
+        world.answer(0);
+    }
+    let late = world.messages.remove(lease(&world).unwrap());
+    world.pass(Duration::from_secs(1));
+    assert!(world.holders(0).is_empty());
+    world.messages.push(late);
+    world.answer(0);
+    assert_eq!(world.donors[0].lent.len(), 0, "it was given back");
+    // And the donor is asked again later.
+    world.pass(REFUSAL_PAUSE * 2);
+    mapped(&mut world, 0);
+    assert_eq!(world.holders(0), [0]);
+    world.check_settled();
+}
+
+/// A donor makes one slab after the other: the last of four that were asked for together comes four times as late.
+#[test]
+fn a_donor_has_more_time_for_leases_that_wait_for_others() {
+    let mut world = World::new(1, false, PLACEMENTS_MAX, &[9]);
+    (0..PLACEMENTS_MAX as u32).for_each(|slab| world.write(slab));
+    assert_eq!(world.messages.len(), PLACEMENTS_MAX, "all are asked for");
+    for _ in 0..PLACEMENTS_MAX {
+        // Each takes nearly as long as one may.
+        world.now += CONTROL_REPLY_DEADLINE - Duration::from_millis(20);
+        world.feed(super::super::Input::Tick);
+        world.answer(0);
+    }
+    world.settle();
+    assert!((0..PLACEMENTS_MAX as u32).all(|slab| world.holders(slab) == [0]), "none was given up");
+    world.check_settled();
+}
+
+#[test]
+fn a_lost_donor_is_replaced_and_the_hottest_slab_is_first() {
+    let mut world = World::new(2, false, 12, &[20, 20]);
+    (0..12).for_each(|slab| mapped(&mut world, slab));
+    world.pass(Duration::from_secs(2));
+    for _ in 0..20 {
+        world.volume.0.borrow_mut()[9].accesses += 1000;
+        world.pass(Duration::from_millis(500));
+    }
+    world.lose(0);
+    assert!((0..12).all(|slab| world.holders(slab) == [1]));
+    world.donors[0].identity = 99;
+    world.connect(0);
+    world.now += Duration::from_millis(200);
+    world.look();
+    let mut order = Vec::new();
+    while order.len() < 12 {
+        if let Some((slab, ..)) = world.places.first() {
+            order.push(slab.0);
+            world.place();
+        } else {
+            world.answer(0);
+        }
+    }
+    let first = order.iter().position(|slab| *slab == 9).unwrap();
+    assert!(first < PLACEMENTS_MAX, "{order:?}");
+    world.settle();
+    assert!((0..12).all(|slab| world.holders(slab).len() == 2));
+    assert!((0..12).all(|slab| world.slab(slab).has_pages.iter().filter(|has| **has).count() == 2), "filled");
+    world.check_settled();
+}
+
+#[test]
+fn a_slab_without_a_page_goes_back_after_a_while() {
+    let mut world = World::new(1, false, 3, &[5]);
+    mapped(&mut world, 1);
+    world.volume.0.borrow_mut()[1].is_stored = false;
+    world.pass(EMPTY_SLAB_INTERVAL / 2);
+    assert_eq!(world.holders(1).len(), 1);
+    world.pass(EMPTY_SLAB_INTERVAL);
+    assert!(world.holders(1).is_empty() && world.donors[0].lent.is_empty());
+    world.check_settled();
+}
+
+#[test]
+fn without_room_mapping_is_not_possible_until_there_is() {
+    let mut world = World::new(1, true, 2, &[1]);
+    assert!(world.mapping_possible);
+    mapped(&mut world, 0);
+    world.pass(Duration::from_secs(1));
+    assert!(!world.mapping_possible);
+    world.donors[0].room_slabs = 3;
+    world.pass(Duration::from_secs(1));
+    assert!(world.mapping_possible);
+    world.lose(0);
+    assert!(!world.mapping_possible);
+}
+
+#[test]
+fn what_was_leased_in_a_lost_session_is_not_used_in_the_next() {
+    let mut world = World::new(1, false, 1, &[5]);
+    world.write(0);
+    while world.places.is_empty() {
+        world.answer(0);
+    }
+    world.lose(0);
+    world.connect(0);
+    world.settle();
+    assert!(world.holders(0).is_empty(), "its handle means another slab now");
+    mapped(&mut world, 0);
+    assert_eq!(world.holders(0), [0]);
+    world.check_settled();
+}

@@ -1,0 +1,6 @@
+//! The Steward against a world of values: donors that lend and a mover that copies, without threads and sockets.
+
+mod life;
+mod random_inputs;
+mod recalls;
+mod world;

@@ -1,0 +1,126 @@
+//! Donors want slabs back.
+
+use std::time::Duration;
+
+use spillway_fabric::units::{SlabHandle, SlabIndex};
+
+use super::super::Note;
+use super::world::World;
+use crate::limits::RECALL_RETRY_PAUSE;
+use crate::slab_map::slab_entry::DonorSlot;
+
+/// A volume of `slabs` slabs with pages.
+fn filled(replicas: usize, has_disk: bool, slabs: u32, rooms: &[u64]) -> World {
+    let mut world = World::new(replicas, has_disk, slabs as usize, rooms);
+    for slab in 0..slabs {
+        world.write(slab);
+        world.settle();
+        world.write(slab);
+    }
+    world.pass(Duration::from_secs(1));
+    world
+}
+
+fn recall_from(world: &mut World, donor: usize) {
+    let handles: Vec<SlabHandle> = world.donors[donor].lent.iter().copied().collect();
+    handles.into_iter().for_each(|handle| world.recall(donor, handle));
+}
+
+#[test]
+fn a_recalled_slab_is_moved_with_its_pages() {
+    let mut world = filled(1, false, 4, &[9, 9, 9]);
+    let donor = usize::from(world.holders(2)[0]);
+    recall_from(&mut world, donor);
+    assert!(world.migrating.contains(&SlabIndex(2)));
+    world.settle();
+    assert!(world.donors[donor].lent.is_empty() && world.migrating.is_empty());
+    assert!((0..4).all(|slab| world.slab(slab).is_stored && world.slab(slab).has_pages.contains(&true)));
+    assert_eq!(world.steward.recalls_under_way(), 0);
+    world.check_settled();
+}
+
+#[test]
+fn without_another_donor_the_disk_has_to_do() {
+    let mut world = filled(1, true, 2, &[9]);
+    recall_from(&mut world, 0);
+    world.settle();
+    assert!(world.donors[0].lent.is_empty() && world.slab(0).is_on_disk);
+    world.check_settled();
+}
+
+#[test]
+fn a_slab_that_nothing_else_holds_stays_and_leaves_as_soon_as_there_is_room() {
+    let mut world = filled(1, false, 2, &[9, 0]);
+    recall_from(&mut world, 0);
+    world.settle();
+    assert_eq!(world.donors[0].lent.len(), 2, "no page is lost for a donor that wants its memory");
+    let stuck = |slab| Note::Stuck { slab: SlabIndex(slab), donor: DonorSlot(0) };
+    let told: Vec<Note> = (0..2).map(stuck).collect();
+    assert_eq!(world.notes, told);
+    world.pass(10 * RECALL_RETRY_PAUSE);
+    assert_eq!(world.notes, told, "told once");
+    assert_eq!(world.migrating.len(), 2, "and seen in the status");
+    world.donors[1].room_slabs = 2;
+    world.pass(3 * RECALL_RETRY_PAUSE);
+    assert!(world.donors[0].lent.is_empty() && world.donors[1].lent.len() == 2);
+    world.check_settled();
+}
+
+#[test]
+fn two_donors_that_want_their_copies_of_a_slab_do_not_get_them_together() {
+    let mut world = filled(2, false, 1, &[9, 9, 9, 9]);
+    let holders = world.holders(0);
+    for donor in &holders {
+        recall_from(&mut world, usize::from(*donor));
+    }
+    while !world.messages.is_empty() || !world.places.is_empty() || world.job.is_some() {
+        if !world.places.is_empty() {
+            world.place();
+        } else if world.job.is_some() {
+            world.move_on();
+        } else {
+            world.answer(0);
+        }
+        assert!(world.slab(0).has_pages.iter().filter(|has| **has).count() >= 2, "one copy less than promised");
+    }
+    assert!(world.holders(0).iter().all(|donor| !holders.contains(donor)), "{:?}", world.holders(0));
+    world.check_settled();
+}
+
+#[test]
+fn a_donor_that_is_lost_wants_nothing_back() {
+    let mut world = filled(1, true, 3, &[9, 0]);
+    recall_from(&mut world, 0);
+    world.lose(0);
+    world.settle();
+    assert!(world.migrating.is_empty() && world.steward.recalls_under_way() == 0);
+    world.connect(0);
+    world.pass(Duration::from_secs(2));
+    assert!((0..3).all(|slab| world.holders(slab).is_empty() || world.holders(slab) == [0]));
+    world.check_settled();
+}
+
+#[test]
+fn a_copy_that_cannot_leave_is_copied_once() {
+    let mut world = filled(1, false, 1, &[9, 9, 9, 9]);
+    let first = usize::from(world.holders(0)[0]);
+    world.keeps_copies = true;
+    recall_from(&mut world, first);
+    world.settle();
+    world.pass(5 * RECALL_RETRY_PAUSE);
+    assert_eq!(world.holders(0).len(), 2, "every try made one more");
+    world.keeps_copies = false;
+    world.pass(2 * RECALL_RETRY_PAUSE);
+    assert!(world.holders(0).len() == 1 && world.donors[first].lent.is_empty());
+    world.check_settled();
+}
+
+/// A process that dies in the middle of a move leaves two copies to the next one, which knows of no recall.
+#[test]
+fn a_copy_too_many_goes_back() {
+    let mut world = filled(1, false, 1, &[9, 9, 9]);
+    world.copy_unasked(0);
+    assert_eq!(world.holders(0).len(), 2);
+    world.pass(Duration::from_secs(2));
+    assert!(world.holders(0).len() == 1 && world.slab(0).has_pages.contains(&true));
+}
