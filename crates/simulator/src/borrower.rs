@@ -1,0 +1,86 @@
+//! The borrower's side of a machine: a Steward, a volume, and the slots of the donors that it knows.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use spillway_fabric::units::{SlabHandle, SlabIndex};
+use spillway_volume::manager::decisions::PlaceJob;
+use spillway_volume::settings::mapping::MappingPolicy;
+use spillway_volume::slab_map::slab_entry::DonorSlot;
+use spillway_volume::steward::{Input, Output, SessionNumber, Steward, StewardConfig};
+
+use crate::links::LinkId;
+use crate::settings::Settings;
+use crate::volume::ModelVolume;
+
+/// A donor that a borrower knows.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    /// Its machine.
+    pub(crate) machine: usize,
+    /// The link to it, open or being opened.
+    pub(crate) link: Option<LinkId>,
+    sessions: u64,
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub(crate) struct Borrower {
+    /// It lives once: its machine's next life has another one.
+    pub(crate) identity: u64,
+    /// Where it runs: the machine of the same number. `false`: that is switched off.
+    pub(crate) is_alive: bool,
+    /// What decides.
+    pub(crate) steward: Steward,
+    /// What it stores.
+    pub(crate) volume: ModelVolume,
+    /// The donors.
+    pub(crate) slots: Vec<Slot>,
+    /// Of the manager's thread.
+    pub(crate) places: VecDeque<PlaceJob>,
+    /// When the Steward wants to be asked again.
+    pub(crate) wake_at: Option<Instant>,
+}
+
+impl Borrower {
+    /// One that knows these donors, and has stored nothing.
+    pub(crate) fn new(settings: &Settings, identity: u64, donors: &[usize], volume_slabs: u32) -> Self {
+        let config = StewardConfig {
+            replicas: settings.replicas.into(),
+            has_disk: settings.has_disk,
+            mapping: MappingPolicy::OnDemand,
+            seed: settings.seed ^ identity.wrapping_mul(0x9E37_79B9_7F4A_7C15),
+        };
+        Self {
+            identity,
+            is_alive: true,
+            steward: Steward::new(config, volume_slabs),
+            volume: ModelVolume::new(volume_slabs),
+            slots: donors.iter().map(|machine| Slot { machine: *machine, link: None, sessions: 0 }).collect(),
+            places: VecDeque::new(),
+            wake_at: None,
+        }
+    }
+
+    /// The number of the next session with the donor in `slot`.
+    pub(crate) fn number_session(&mut self, slot: usize) -> SessionNumber {
+        let number = SessionNumber(self.slots[slot].sessions);
+        self.slots[slot].sessions += 1;
+        number
+    }
+
+    /// The Steward decides.
+    pub(crate) fn feed(&mut self, now: Instant, input: Input) -> Vec<Output> {
+        self.steward.on(now, input, &self.volume)
+    }
+
+    /// Slabs at the donor in `slot`, by what it calls them.
+    pub(crate) fn named_at(&self, slot: usize) -> Vec<(SlabIndex, SlabHandle)> {
+        let slabs = self.volume.slabs.borrow();
+        let here = |(slab, entry): (u32, &crate::volume::Slab)| {
+            let location = entry.locations.into_iter().flatten().find(|other| other.donor == DonorSlot(slot as u16))?;
+            Some((SlabIndex(slab), location.handle))
+        };
+        (0..).zip(slabs.iter()).filter_map(here).collect()
+    }
+}

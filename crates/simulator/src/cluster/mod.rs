@@ -1,0 +1,337 @@
+//! The machines of a cluster, and what happens next.
+//!
+//! One event after the other is taken from the queue; a state machine decides, and its outputs become events. Machine
+//! `i` has a donor and borrower `i`.
+
+mod calm;
+mod copies;
+mod faults;
+mod program;
+mod sessions;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use spillway_donor::lender::leases::SessionId;
+use spillway_donor::lender::{Input as LenderInput, Output as LenderOutput};
+use spillway_donor::limits::SAMPLE_INTERVAL;
+use spillway_fabric::control::message::Message;
+use spillway_volume::manager::decisions::{MoveJob, PlaceJob};
+use spillway_volume::slab_map::slab_entry::DonorSlot;
+use spillway_volume::steward::placement::{Random, XorShift};
+use spillway_volume::steward::{Input, Note, Output};
+
+use crate::borrower::Borrower;
+use crate::events::{Event, Events};
+use crate::links::{Link, LinkId, Parcel};
+use crate::machine::Machine;
+use crate::report::Report;
+use crate::settings::{
+    CALM, COPY_TIME, DELAY_MAX, LOOK_INTERVAL, MAKE_TIME, PLACE_TIME, REST, Settings, WORK_INTERVAL,
+};
+
+/// What a machine has to do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    /// Memory of its own programs.
+    pub(crate) local_bytes: u64,
+    /// What they have elsewhere.
+    pub(crate) volume_slabs: u32,
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub struct Cluster {
+    pub(crate) settings: Settings,
+    pub(crate) random: XorShift,
+    start: Instant,
+    /// Since the start.
+    pub(crate) time: Duration,
+    pub(crate) events: Events,
+    pub(crate) machines: Vec<Machine>,
+    pub(crate) borrowers: Vec<Borrower>,
+    pub(crate) links: BTreeMap<LinkId, Link>,
+    pub(crate) links_next: u64,
+    identities_next: u64,
+    pub(crate) report: Report,
+    /// Programs write each slab once, and nothing else.
+    pub(crate) is_filled_only: bool,
+    /// Real time that Lenders and Stewards took.
+    pub(crate) decided_in: Duration,
+    /// How often they decided.
+    pub(crate) decisions: u64,
+}
+
+impl Cluster {
+    /// Every machine is on, and nothing is stored. `start` is any time: only what passes since counts.
+    pub fn new(settings: Settings, start: Instant) -> Self {
+        let loads = vec![Load { local_bytes: 0, volume_slabs: settings.volume_slabs }; settings.machines as usize];
+        let mut cluster = Self::with_loads(settings, &loads, start);
+        cluster.plan_in(settings.fault_interval, Event::Fault);
+        cluster
+    }
+
+    /// Nothing goes wrong, and each machine has a load of its own.
+    pub(crate) fn with_loads(settings: Settings, loads: &[Load], start: Instant) -> Self {
+        let mut cluster = Self {
+            settings,
+            random: XorShift::new(settings.seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
+            start,
+            time: Duration::ZERO,
+            events: Events::default(),
+            machines: (0..settings.machines).map(|_| Machine::new(&settings)).collect(),
+            borrowers: Vec::new(),
+            links: BTreeMap::new(),
+            links_next: 0,
+            identities_next: 0,
+            report: Report::default(),
+            is_filled_only: false,
+            decided_in: Duration::ZERO,
+            decisions: 0,
+        };
+        for (machine, load) in loads.iter().enumerate() {
+            cluster.machines[machine].local_bytes = load.local_bytes;
+            let borrower = cluster.new_borrower(machine, load.volume_slabs);
+            cluster.borrowers.push(borrower);
+            cluster.begin_life(machine);
+            let first = cluster.draw_up_to(SAMPLE_INTERVAL);
+            cluster.plan_in(first, Event::Sample { machine });
+        }
+        cluster
+    }
+
+    /// The whole storm and the calm after it.
+    ///
+    /// # Panics
+    /// When a rule of the crate's text is broken.
+    pub fn run(&mut self) -> Report {
+        self.run_until(self.settings.storm);
+        self.calm_down();
+        self.run_until(self.settings.storm + CALM);
+        self.check_calm();
+        self.report.clone()
+    }
+
+    pub(crate) fn run_until(&mut self, until: Duration) {
+        while let Some((at, event)) = self.events.next(until) {
+            self.time = at;
+            self.report.events += 1;
+            self.happen(event);
+        }
+        self.time = until;
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Connect { borrower, slot } => self.connect(borrower, slot),
+            Event::Arrive { link, parcel } => self.arrive(link, parcel),
+            Event::Heartbeat { link } => self.heartbeat(link),
+            Event::Sample { machine } => {
+                self.plan_in(SAMPLE_INTERVAL, Event::Sample { machine });
+                self.sample(machine);
+            }
+            Event::Made { machine, life, slab } if self.machines[machine].life == life => {
+                let input = if self.machines[machine].has_memory() {
+                    LenderInput::Made { slab }
+                } else {
+                    LenderInput::MakeFailed { slab, reason: "no memory".to_owned() }
+                };
+                self.feed_lender(machine, input);
+            }
+            Event::WakeLender { machine, life } if self.machines[machine].life == life => self.wake_lender(machine),
+            Event::Made { .. } | Event::WakeLender { .. } => {}
+            Event::WakeSteward { borrower } => self.wake_steward(borrower),
+            Event::Place { borrower } => self.place(borrower),
+            Event::Moved { borrower, identity, job } => {
+                if self.borrowers[borrower].identity == identity && self.borrowers[borrower].is_alive {
+                    self.moved(borrower, job);
+                }
+            }
+            Event::Look { borrower } => {
+                self.plan_in(LOOK_INTERVAL, Event::Look { borrower });
+                if self.borrowers[borrower].is_alive {
+                    let findings = self.borrowers[borrower].volume.findings();
+                    self.feed_steward(borrower, Input::Looked { findings });
+                }
+            }
+            Event::Work { borrower } => {
+                let pause = self.draw_up_to(WORK_INTERVAL * 2);
+                self.plan_in(pause, Event::Work { borrower });
+                let is_over = self.time >= self.settings.storm + CALM - REST;
+                if self.borrowers[borrower].is_alive && !is_over {
+                    self.work(borrower);
+                }
+            }
+            Event::Fault => self.fault(),
+            Event::Heal { machine } => self.heal(machine),
+            Event::Restart { machine } => self.restart(machine),
+        }
+    }
+
+    pub(crate) fn plan_in(&mut self, delay: Duration, event: Event) {
+        self.events.plan(self.time + delay, event);
+    }
+
+    pub(crate) fn draw_up_to(&mut self, longest: Duration) -> Duration {
+        Duration::from_micros(self.random.below(longest.as_micros() as usize + 1) as u64)
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.start + self.time
+    }
+
+    fn new_borrower(&mut self, machine: usize, volume_slabs: u32) -> Borrower {
+        let count = self.machines.len();
+        let mut donors = Vec::new();
+        while donors.len() < self.settings.donors.min(count - 1) {
+            let drawn = self.random.below(count);
+            if drawn != machine && !donors.contains(&drawn) {
+                donors.push(drawn);
+            }
+        }
+        self.identities_next += 1;
+        Borrower::new(&self.settings, self.identities_next, &donors, volume_slabs)
+    }
+
+    /// Donor and borrower of a machine start.
+    fn begin_life(&mut self, machine: usize) {
+        let seed = self.settings.seed ^ self.identities_next;
+        let settings = self.settings;
+        self.machines[machine].switch_on(&settings, seed);
+        for slot in 0..self.borrowers[machine].slots.len() {
+            let pause = self.draw_up_to(DELAY_MAX);
+            self.plan_in(pause, Event::Connect { borrower: machine, slot });
+        }
+        if self.machines[machine].life == 1 {
+            self.plan_in(LOOK_INTERVAL, Event::Look { borrower: machine });
+            self.plan_in(WORK_INTERVAL, Event::Work { borrower: machine });
+        }
+    }
+
+    pub(crate) fn restart(&mut self, machine: usize) {
+        if self.machines[machine].lender.is_none() {
+            let volume_slabs = self.settings.volume_slabs;
+            self.borrowers[machine] = self.new_borrower(machine, volume_slabs);
+            self.begin_life(machine);
+        }
+    }
+
+    pub(crate) fn feed_lender(&mut self, machine: usize, input: LenderInput) {
+        let before = self.machines[machine].wake_at;
+        let now = self.now();
+        let began = Instant::now();
+        let outputs = self.machines[machine].feed(now, input);
+        self.decided_in += began.elapsed();
+        self.decisions += 1;
+        for output in outputs {
+            self.follow_lender(machine, output);
+        }
+        let life = self.machines[machine].life;
+        let wakes_in = self.machines[machine].wakes_in(now);
+        if let Some(wakes_in) = wakes_in.filter(|_| self.machines[machine].wake_at != before) {
+            self.plan_in(wakes_in, Event::WakeLender { machine, life });
+        }
+    }
+
+    fn wake_lender(&mut self, machine: usize) {
+        // A later wish replaced the one of this event.
+        if self.machines[machine].wake_at.is_some_and(|at| at <= self.now()) {
+            self.feed_lender(machine, LenderInput::Tick);
+        }
+    }
+
+    fn follow_lender(&mut self, machine: usize, output: LenderOutput) {
+        match output {
+            LenderOutput::Welcome { session, free_bytes, .. } => {
+                let id = self.machines[machine].sessions[&session];
+                self.send(id, Parcel::Welcome { free_bytes });
+            }
+            LenderOutput::Send { session, message } => {
+                if let Some(id) = self.machines[machine].sessions.get(&session).copied() {
+                    self.send(id, Parcel::ToBorrower(message));
+                }
+            }
+            LenderOutput::Reject { session, .. } => self.end_at_donor(machine, session, Parcel::Rejected),
+            LenderOutput::End { session, .. } => {
+                self.end_at_donor(machine, session, Parcel::ClosedByDonor);
+                self.feed_lender(machine, LenderInput::Gone { session });
+            }
+            LenderOutput::Make(make) => {
+                let life = self.machines[machine].life;
+                self.plan_in(MAKE_TIME, Event::Made { machine, life, slab: make.slab });
+            }
+            LenderOutput::Attach { .. }
+            | LenderOutput::Detach { .. }
+            | LenderOutput::Free { .. }
+            | LenderOutput::WakeAt(_)
+            | LenderOutput::Note(_) => {}
+        }
+    }
+
+    pub(crate) fn end_at_donor(&mut self, machine: usize, session: SessionId, parcel: Parcel) {
+        let Some(id) = self.machines[machine].sessions.remove(&session) else { return };
+        self.send(id, parcel);
+        if let Some(link) = self.links.get_mut(&id) {
+            link.at_donor = None;
+        }
+        self.bury(id);
+    }
+
+    pub(crate) fn feed_steward(&mut self, borrower: usize, input: Input) {
+        let before = self.borrowers[borrower].wake_at;
+        let now = self.now();
+        let began = Instant::now();
+        let outputs = self.borrowers[borrower].feed(now, input);
+        self.decided_in += began.elapsed();
+        self.decisions += 1;
+        for output in outputs {
+            self.follow_steward(borrower, output);
+        }
+        if let Some(at) = self.borrowers[borrower].wake_at.filter(|at| Some(*at) != before) {
+            self.plan_in(at.saturating_duration_since(now), Event::WakeSteward { borrower });
+        }
+    }
+
+    fn wake_steward(&mut self, borrower: usize) {
+        let is_due = self.borrowers[borrower].wake_at.is_some_and(|at| at <= self.now());
+        if is_due && self.borrowers[borrower].is_alive {
+            self.feed_steward(borrower, Input::Tick);
+        }
+    }
+
+    fn follow_steward(&mut self, borrower: usize, output: Output) {
+        match output {
+            Output::Send { donor, message, .. } => self.tell_donor(borrower, donor, message),
+            Output::GiveBack { lease } => {
+                self.tell_donor(borrower, lease.location.donor, Message::Release { slab: lease.location.handle });
+            }
+            Output::Place { slab, leases, copies_max } => {
+                self.borrowers[borrower].places.push_back(PlaceJob { slab, leases, copies_max });
+                self.plan_in(PLACE_TIME, Event::Place { borrower });
+            }
+            Output::Fill { slab, copies } => {
+                self.plan_move(borrower, COPY_TIME, MoveJob::Fill(slab, copies));
+            }
+            Output::Drop { slab, location } => {
+                self.plan_move(borrower, PLACE_TIME, MoveJob::Drop(slab, location));
+            }
+            Output::WakeAt(at) => self.borrowers[borrower].wake_at = at,
+            Output::Note(Note::Stuck { .. }) => self.report.stuck += 1,
+            Output::Migrating { is_migrating, .. } => self.report.moves += u64::from(!is_migrating),
+            Output::MappingPossible(_) | Output::HurryDisk => {}
+        }
+    }
+
+    fn plan_move(&mut self, borrower: usize, time: Duration, job: MoveJob) {
+        let identity = self.borrowers[borrower].identity;
+        self.plan_in(time, Event::Moved { borrower, identity, job });
+    }
+
+    pub(crate) fn tell_donor(&mut self, borrower: usize, donor: DonorSlot, message: Message) {
+        let slot = &self.borrowers[borrower].slots[usize::from(donor.0)];
+        let link = slot.link.filter(|link| self.links[link].at_borrower.is_some());
+        if let Some(link) = link {
+            self.send(link, Parcel::ToDonor(message));
+        }
+    }
+}

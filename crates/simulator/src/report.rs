@@ -1,0 +1,54 @@
+//! What a run came to.
+
+use std::fmt;
+
+/// Counts of one run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Events that happened.
+    pub events: u64,
+    /// Control messages that arrived.
+    pub messages: u64,
+    /// Writes and reads that were checked.
+    pub accesses: u64,
+    /// Accesses that waited for a donor, or for a first copy.
+    pub waits: u64,
+    /// Faults, by what they are.
+    pub cuts: u64,
+    /// Machines that were switched off.
+    pub crashes: u64,
+    /// Sudden needs of a machine's own programs.
+    pub squeezes: u64,
+    /// Sessions that borrowers lost.
+    pub sessions_lost: u64,
+    /// Slabs that lost every copy, with as many copies lost as they were promised to survive, or more.
+    pub slabs_lost: u64,
+    /// Copies that were filled.
+    pub fills: u64,
+    /// Slabs that left a donor because it wanted them back.
+    pub moves: u64,
+    /// Recalled slabs that could not leave at first.
+    pub stuck: u64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "{} events, {} messages; {} accesses, {} waits; {} cuts, {} crashes, {} squeezes; {} sessions lost, {} \
+             slabs lost; {} fills, {} moves, {} stuck",
+            self.events,
+            self.messages,
+            self.accesses,
+            self.waits,
+            self.cuts,
+            self.crashes,
+            self.squeezes,
+            self.sessions_lost,
+            self.slabs_lost,
+            self.fills,
+            self.moves,
+            self.stuck
+        )
+    }
+}

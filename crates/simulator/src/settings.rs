@@ -1,0 +1,83 @@
+//! How large a simulated cluster is, and how rough its life.
+
+use std::time::Duration;
+
+/// Bytes of a slab, as in the product.
+pub const SLAB_SIZE_BYTES: u64 = 32 << 20;
+
+/// What a cluster is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Decides everything.
+    pub seed: u64,
+    /// Machines; each lends, and each borrows.
+    pub machines: u32,
+    /// Memory of a machine, in slabs.
+    pub memory_slabs: u64,
+    /// What a donor leaves to the programs of its machine, in slabs.
+    pub headroom_slabs: u64,
+    /// Slabs of each borrower's volume.
+    pub volume_slabs: u32,
+    /// Donors that a borrower knows, drawn from all.
+    pub donors: usize,
+    /// Copies of a slab at donors.
+    pub replicas: u8,
+    /// Whether each volume has a copy on disk.
+    pub has_disk: bool,
+    /// How long things go wrong.
+    pub storm: Duration,
+    /// Mean time between two faults of the whole cluster.
+    pub fault_interval: Duration,
+}
+
+impl Settings {
+    /// A small cluster with a rough life.
+    pub fn storm(seed: u64) -> Self {
+        Self {
+            seed,
+            machines: 8,
+            memory_slabs: 64,
+            headroom_slabs: 6,
+            volume_slabs: 14,
+            donors: 6,
+            replicas: 1 + (seed % 3) as u8,
+            has_disk: (seed / 3).is_multiple_of(2),
+            storm: Duration::from_secs(60),
+            fault_interval: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Time of a message on the way, at least.
+pub const DELAY_MIN: Duration = Duration::from_micros(30);
+
+/// The same, at most; one in [`DELAY_RARE`] takes up to twenty times as long.
+pub const DELAY_MAX: Duration = Duration::from_millis(1);
+
+/// See [`DELAY_MAX`].
+pub const DELAY_RARE: usize = 100;
+
+/// Time that a donor takes to make a slab, as measured for one of 32 MiB.
+pub const MAKE_TIME: Duration = Duration::from_millis(20);
+
+/// Time that the manager's thread takes to put leases in place.
+pub const PLACE_TIME: Duration = Duration::from_micros(50);
+
+/// Time that the mover takes to copy a slab: 32 MiB at 10 Gbit/s.
+pub const COPY_TIME: Duration = Duration::from_millis(27);
+
+/// Time between two looks of a borrower at its slabs, as in the product.
+pub const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Mean time between two accesses of a program to its remote memory; each stands for many pages.
+pub const WORK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// What a borrower waits before it tries a donor again, as its pause grows to in the product.
+pub const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long everything has to be well again after the storm: the longest patience, a deadline of recalls, and time to
+/// copy.
+pub const CALM: Duration = Duration::from_secs(150);
+
+/// Programs rest so long before all is checked: what they wrote last is copied by then.
+pub const REST: Duration = Duration::from_secs(20);

@@ -1,0 +1,41 @@
+//! Clusters under faults, by many seeds.
+
+use std::time::Instant;
+
+use spillway_simulator::cluster::Cluster;
+use spillway_simulator::report::Report;
+use spillway_simulator::settings::Settings;
+
+/// Seeds: each combination of replicas and disk several times.
+const SEEDS: u64 = 24;
+
+fn run(seed: u64) -> Report {
+    let outcome = std::panic::catch_unwind(|| Cluster::new(Settings::storm(seed), Instant::now()).run());
+    let Ok(report) = outcome else {
+        panic!(
+            "seed {seed} breaks a rule; see it again with: cargo run --release -p spillway-simulator -- --seed {seed}"
+        )
+    };
+    assert!(report.accesses > 10_000 && report.cuts + report.crashes > 0, "too calm: {report}");
+    report
+}
+
+#[test]
+fn no_rule_is_broken_in_any_storm() {
+    let reports: Vec<Report> = (0..SEEDS).map(run).collect();
+    // Each kind of trouble comes in some storm, and is mended.
+    for (what, of) in [
+        ("sessions lost", (|report| report.sessions_lost) as fn(&Report) -> u64),
+        ("copies filled", |report| report.fills),
+        ("slabs moved", |report| report.moves),
+        ("slabs stuck", |report| report.stuck),
+        ("slabs lost", |report| report.slabs_lost),
+    ] {
+        assert!(reports.iter().map(of).sum::<u64>() > 0, "no {what} in {SEEDS} storms");
+    }
+}
+
+#[test]
+fn a_seed_repeats_a_run() {
+    assert_eq!(run(1), run(1));
+}
